@@ -1,0 +1,66 @@
+"""What every layer may raise or return: the user's mistakes, run statuses and exit statuses."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from enum import IntEnum, StrEnum
+
+
+class UserError(ValueError):
+    """A mistake that the user can mend.
+
+    The message is one line that says what is wrong, where, and what to type instead. The command
+    line prints it alone, without a traceback, and exits with status 2.
+    """
+
+
+class ExitStatus(IntEnum):
+    """Exit statuses of the ``elman`` command."""
+
+    OK = 0
+    FAILED = 1
+    USER_ERROR = 2
+    NON_FINITE = 3
+    OUT_OF_MEMORY = 4
+    TIMEOUT = 5
+    INTERRUPTED = 130
+
+
+class RunStatus(StrEnum):
+    """How a run ended, as written to ``result.json``."""
+
+    OK = "ok"
+    NAN = "nan"
+    OOM = "oom"
+    CRASH = "crash"
+    TIMEOUT = "timeout"
+    INTERRUPTED = "interrupted"
+
+    @property
+    def exit_status(self) -> ExitStatus:
+        """The exit status of a command whose run ended so."""
+        return _EXIT_STATUS[self]
+
+
+_EXIT_STATUS = {
+    RunStatus.OK: ExitStatus.OK,
+    RunStatus.NAN: ExitStatus.NON_FINITE,
+    RunStatus.OOM: ExitStatus.OUT_OF_MEMORY,
+    RunStatus.CRASH: ExitStatus.FAILED,
+    RunStatus.TIMEOUT: ExitStatus.TIMEOUT,
+    RunStatus.INTERRUPTED: ExitStatus.INTERRUPTED,
+}
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the member of ``known`` that ``name`` most resembles, or None if none is close."""
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    return by_lower[found[0]] if found else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `` (did you mean X?)``, or an empty string if nothing in ``known`` is close."""
+    best = nearest(name, known)
+    return f" (did you mean {best}?)" if best else ""
