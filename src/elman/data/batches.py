@@ -1,0 +1,287 @@
+"""What a run trains on: its data, divided, and its batches.
+
+NumPy only; no torch. The same seed gives the same order of data whatever the model.
+
+Shapes: B rows, b rows at most B, T predicted bytes a row (``chunk_size``); a row holds T + 1 bytes,
+so that every predicted byte has its predecessor beside it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from elman.config import DataConfig
+from elman.data.corpus import default_corpus
+from elman.data.files import Bytes, ByteSource, Offsets
+from elman.errors import UserError
+
+VAL_PERCENT = 5
+VAL_BYTES_LIMIT = 4 * 2**20
+
+
+@dataclass(frozen=True)
+class Data:
+    """A source whose tail is held out: training reads [0, train_bytes), validation the rest."""
+
+    source: ByteSource
+    train_bytes: int
+
+    @property
+    def val_bytes(self) -> int:
+        """Length of the held-out tail."""
+        return len(self.source) - self.train_bytes
+
+    def describe(self) -> dict[str, Any]:
+        """Return :meth:`ByteSource.describe` with ``train_bytes`` and ``val_bytes``."""
+        split = {"train_bytes": self.train_bytes, "val_bytes": self.val_bytes}
+        return self.source.describe() | split
+
+    def close(self) -> None:
+        """Close the files. Close the batches that read them first."""
+        self.source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def open_data(config: DataConfig, chunk_size: int, announce: Callable[[str], None]) -> Data:
+    """Open the data of a run and divide it.
+
+    Args:
+        config: Group ``data``.
+        chunk_size: T; training part and tail must each hold one row of T + 1 bytes.
+        announce: Called with one line if the default data has to be built.
+
+    Raises:
+        UserError: a file cannot be used, or there is too little text for ``chunk_size``.
+    """
+    source = ByteSource(default_corpus(announce) if config.path is None else config.path)
+    try:
+        val_bytes = _held_out(source, config.val_bytes, chunk_size)
+    except BaseException:
+        source.close()
+        raise
+    return Data(source, len(source) - val_bytes)
+
+
+def _held_out(source: ByteSource, val_bytes: int | None, chunk_size: int) -> int:
+    """Return the length of the tail, checked against the size of the text."""
+    row, size = chunk_size + 1, len(source)
+    where = f"{source.setting}={source.label}: {size} bytes"
+    if size < 2 * row:
+        longest = size // 2 - 1
+        shorter = f"set train.chunk_size={longest} or less, or " if longest > 0 else ""
+        raise UserError(
+            f"{where}, but train.chunk_size={chunk_size} needs at least {2 * row} "
+            f"({row} to train on, {row} held out); {shorter}name more text"
+        )
+    if val_bytes is None:
+        return max(row, min(size * VAL_PERCENT // 100, VAL_BYTES_LIMIT))
+    if val_bytes < row:
+        raise UserError(
+            f"data.val_bytes={val_bytes}: shorter than one row of train.chunk_size={chunk_size}; "
+            f"set data.val_bytes={row} or more"
+        )
+    if val_bytes > size - row:
+        raise UserError(
+            f"{where}, and data.val_bytes={val_bytes} leaves {max(0, size - val_bytes)} to train "
+            f"on, but train.chunk_size={chunk_size} needs {row}; "
+            f"set data.val_bytes={size - row} or less, or name more text"
+        )
+    return val_bytes
+
+
+class Batches(ABC):
+    """Training batches, read one ahead in the background so that a cold disk stalls no step.
+
+    Attributes:
+        restarted: Whether the rows of the last batch continue no earlier batch: carried states
+            must be reset before it. Always true of random positions.
+    """
+
+    kind: str
+
+    def __init__(self, data: Data, batch_size: int, chunk_size: int, seed: int) -> None:
+        self.restarted = True
+        self._source = data.source
+        self._chunk_size = chunk_size
+        self._batch_size = batch_size
+        self._generator = np.random.Generator(np.random.PCG64(seed))
+        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="elman-data")
+        self._pending: Future[Bytes]
+
+    def next(self) -> Bytes:
+        """Return the next batch: uint8 [B, T+1], a new array that the caller may keep.
+
+        Raises:
+            UserError: a file became shorter than it was when opened.
+        """
+        batch = self._pending.result()
+        self.restarted = self._pending_restarts
+        self._prepare()
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state from which the next batch is the one that :meth:`next` gives next.
+
+        Plain ints, strings and dicts, as ``torch.load(weights_only=True)`` accepts them.
+        """
+        return self._state_before_pending
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where :meth:`state_dict` was taken; the batch read ahead is dropped.
+
+        Raises:
+            UserError: the state is of the other kind of batches, or does not fit these streams.
+        """
+        if state["kind"] != self.kind:
+            was_tbptt = str(state["kind"] == StreamBatches.kind).lower()
+            raise UserError(
+                f"train.tbptt: the run to resume read its data as {state['kind']}, not as "
+                f"{self.kind}; resume with train.tbptt={was_tbptt}"
+            )
+        self._restore(state)
+        self._generator.bit_generator.state = state["generator"]
+        self._prepare()
+
+    def close(self) -> None:
+        """Stop reading ahead and wait for the read under way."""
+        self._reader.shutdown(wait=True, cancel_futures=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _prepare(self) -> None:
+        """Draw the positions of the batch after this one and start to read it."""
+        generator = dict(self._generator.bit_generator.state)
+        self._state_before_pending = {"kind": self.kind, "generator": generator} | self._state()
+        offsets_b, self._pending_restarts = self._draw()
+        row = self._chunk_size + 1
+        self._pending = self._reader.submit(self._source.gather, offsets_b, row)
+
+    @abstractmethod
+    def _draw(self) -> tuple[Offsets, bool]:
+        """Return the offsets of the next rows and whether they start anew."""
+
+    @abstractmethod
+    def _state(self) -> dict[str, Any]:
+        """Return the state that is not the generator's."""
+
+    @abstractmethod
+    def _restore(self, state: dict[str, Any]) -> None:
+        """Take over what :meth:`_state` returned, if it fits."""
+
+
+class RandomBatches(Batches):
+    """Rows at random positions, uniform over every place where T + 1 training bytes fit.
+
+    lm-and-training specification, section 3: rows are independent, and the separator between
+    documents is a byte like any other.
+
+    Args:
+        data: The run's data; rows stay inside its training part.
+        batch_size: B.
+        chunk_size: T.
+        seed: Seed of the positions.
+    """
+
+    kind = "random positions"
+
+    def __init__(self, data: Data, batch_size: int, chunk_size: int, seed: int) -> None:
+        super().__init__(data, batch_size, chunk_size, seed)
+        self._n_starts = data.train_bytes - chunk_size
+        assert self._n_starts > 0, "open_data makes sure that one row fits"
+        self._prepare()
+
+    def _draw(self) -> tuple[Offsets, bool]:
+        return self._generator.integers(self._n_starts, size=self._batch_size), True
+
+    def _state(self) -> dict[str, Any]:
+        return {}
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class StreamBatches(Batches):
+    """B contiguous streams for truncated backpropagation through time with carried states.
+
+    The training part is cut into B equal segments. Row i walks through segment i: T bytes a batch,
+    T + 1 read, so that each byte is predicted once. All rows start at the same random place in the
+    first tenth of their segments (at least the first T bytes, as far as they go) and come to the
+    end together; then they start anew at another such place, and ``restarted`` is true.
+
+    Args:
+        data: The run's data; streams stay inside its training part.
+        batch_size: B.
+        chunk_size: T.
+        seed: Seed of the starting places.
+
+    Raises:
+        UserError: the training part is too short for B segments of T + 1 bytes.
+    """
+
+    kind = "streams"
+
+    def __init__(self, data: Data, batch_size: int, chunk_size: int, seed: int) -> None:
+        self._segment = data.train_bytes // batch_size
+        if self._segment < chunk_size + 1:
+            raise UserError(
+                f"{data.source.setting}={data.source.label}: {data.train_bytes} bytes to train on, "
+                f"but {batch_size} streams of train.chunk_size={chunk_size} need "
+                f"{batch_size * (chunk_size + 1)}; set train.batch_size="
+                f"{data.train_bytes // (chunk_size + 1)} or less, or name more text"
+            )
+        super().__init__(data, batch_size, chunk_size, seed)
+        self._bases_b = np.arange(batch_size, dtype=np.int64) * self._segment
+        self._position = self._segment
+        self._prepare()
+
+    def _draw(self) -> tuple[Offsets, bool]:
+        last_start = self._segment - self._chunk_size - 1
+        if restarts := self._position > last_start:
+            n_places = min(max(self._segment // 10, self._chunk_size), last_start + 1)
+            self._position = int(self._generator.integers(n_places))
+        offsets_b = self._bases_b + self._position
+        self._position += self._chunk_size
+        return offsets_b, restarts
+
+    def _state(self) -> dict[str, Any]:
+        return {"position": self._position, "streams": self._batch_size, "segment": self._segment}
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        if state["streams"] != self._batch_size:
+            raise UserError(
+                f"train.batch_size={self._batch_size}: the run to resume carries the states of "
+                f"{state['streams']} streams; resume with train.batch_size={state['streams']}"
+            )
+        if state["segment"] != self._segment:
+            raise UserError(
+                f"{self._source.setting}={self._source.label}: streams of {self._segment} bytes, "
+                f"but the run to resume had {state['segment']}; name the data that it had, "
+                f"or start a new run"
+            )
+        self._position = state["position"]

@@ -1,0 +1,343 @@
+"""One or several files of raw bytes, read as one long text.
+
+Reads are positional (``pread``) on descriptors that stay open, not a memory map: a file that
+shrinks under a running job is then one clear line, not a SIGBUS. NumPy only; no torch.
+
+Shapes: b rows, n bytes.
+"""
+
+from __future__ import annotations
+
+import errno
+import glob
+import hashlib
+import itertools
+import os
+import resource
+import stat
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from elman.errors import UserError, did_you_mean
+
+Bytes = npt.NDArray[np.uint8]
+Offsets = npt.NDArray[np.int64]
+
+FULL_HASH_LIMIT = 256 * 2**20
+SAMPLE_BLOCKS = 1024
+SAMPLE_BLOCK = 4096
+_HASH_STEP = 4 * 2**20
+# Descriptors left for everything else in the process: logs, libraries, devices.
+_SPARE_DESCRIPTORS = 256
+
+
+class ByteSource:
+    """Files concatenated in the order of their absolute paths, without separators.
+
+    Args:
+        names: A file, a glob (``**`` descends into folders) or a list of either. ``~`` is the home
+            folder; relative names start at the current folder. A file named twice, also by links,
+            counts once. Folders that a glob matches are passed over; empty files that it matches
+            add nothing.
+        setting: The configuration key that named them, for error lines.
+
+    Raises:
+        UserError: a name is missing, matches nothing, or is a folder, an empty file, unreadable
+            or not a regular file.
+    """
+
+    def __init__(
+        self,
+        names: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        setting: str = "data.path",
+    ) -> None:
+        self.setting = setting
+        self.paths: tuple[str, ...] = ()
+        self._descriptors: list[int] = []
+        self._sha256: tuple[str | None, str | None] | None = None
+        sizes: list[int] = []
+        try:
+            for path, size, descriptor in _open_all(_expand(setting, names), setting):
+                self._descriptors.append(descriptor)
+                self.paths += (path,)
+                sizes.append(size)
+            if not sizes:
+                raise UserError(f"{setting}={names}: matches empty files only; name others")
+        except BaseException:
+            self.close()
+            raise
+        # File i holds the positions from _borders[i] to _borders[i + 1].
+        self._borders = list(itertools.accumulate(sizes, initial=0))
+        self._starts = np.array(self._borders[:-1], dtype=np.int64)
+        self._ends = np.array(self._borders[1:], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return self._borders[-1]
+
+    def __enter__(self) -> ByteSource:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files; a second call does nothing."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+    @property
+    def label(self) -> str:
+        """The path, or the first of the paths and how many more there are."""
+        more = len(self.paths) - 1
+        return self.paths[0] + (f" and {more} more" if more else "")
+
+    def read(self, offset: int, length: int) -> Bytes:
+        """Return ``length`` bytes from position ``offset`` on: uint8 [n].
+
+        Raises:
+            UserError: a file became shorter than it was when opened.
+        """
+        window_n = np.empty(length, dtype=np.uint8)
+        self.read_into(offset, window_n)
+        return window_n
+
+    def read_into(self, offset: int, window_n: Bytes) -> None:
+        """Fill a contiguous uint8 array from position ``offset`` on; errors as :meth:`read`."""
+        assert self._descriptors, "read from a closed source"
+        assert offset >= 0 and offset + len(window_n) <= len(self), (offset, len(window_n))
+        view = window_n.data
+        while len(view):
+            index = bisect_right(self._borders, offset) - 1
+            inside = min(len(view), self._borders[index + 1] - offset)
+            self._read_file(index, offset - self._borders[index], view[:inside])
+            view = view[inside:]
+            offset += inside
+
+    def gather(self, offsets_b: Offsets, length: int) -> Bytes:
+        """Return the windows of ``length`` bytes at ``offsets_b``: uint8 [b, n], writable.
+
+        Raises:
+            UserError: a file became shorter than it was when opened.
+        """
+        assert self._descriptors, "read from a closed source"
+        assert offsets_b.min() >= 0 and offsets_b.max() + length <= len(self)
+        if (joined := self._gather_whole(offsets_b, length)) is not None:
+            return np.frombuffer(joined, dtype=np.uint8).reshape(-1, length)
+        rows_bn = np.empty((len(offsets_b), length), dtype=np.uint8)
+        for row_n, offset in zip(rows_bn, offsets_b.tolist(), strict=True):
+            self.read_into(offset, row_n)
+        return rows_bn
+
+    def describe(self) -> dict[str, Any]:
+        """Return ``paths``, ``bytes``, ``sha256`` and ``sample_sha256``; computed once.
+
+        Up to 256 MiB ``sha256`` is that of all bytes in order and ``sample_sha256`` is None; above,
+        ``sha256`` is None and ``sample_sha256`` covers the files' sizes (decimal, comma-separated)
+        and 1024 evenly spaced blocks of 4 KiB.
+        """
+        if self._sha256 is None:
+            whole = len(self) <= FULL_HASH_LIMIT
+            self._sha256 = (self._hash(), None) if whole else (None, self._sample_hash())
+        full, sample = self._sha256
+        return {
+            "paths": list(self.paths),
+            "bytes": len(self),
+            "sha256": full,
+            "sample_sha256": sample,
+        }
+
+    def _gather_whole(self, offsets_b: Offsets, length: int) -> bytearray | None:
+        """Return all windows joined, or None if one crosses files, comes short or fails."""
+        index_b = np.searchsorted(self._ends, offsets_b, side="right")
+        if (offsets_b + length > self._ends[index_b]).any():
+            return None
+        files = [self._descriptors[index] for index in index_b.tolist()]
+        places = (offsets_b - self._starts[index_b]).tolist()
+        try:
+            joined = bytearray().join(map(os.pread, files, itertools.repeat(length), places))
+        except OSError:
+            return None
+        # No part is longer than asked for, so the sum is right only if every part is whole.
+        return joined if len(joined) == len(offsets_b) * length else None
+
+    def _hash(self) -> str:
+        digest = hashlib.sha256()
+        for offset in range(0, len(self), _HASH_STEP):
+            digest.update(self.read(offset, min(_HASH_STEP, len(self) - offset)).data)
+        return digest.hexdigest()
+
+    def _sample_hash(self) -> str:
+        sizes = [after - before for before, after in itertools.pairwise(self._borders)]
+        digest = hashlib.sha256(",".join(map(str, sizes)).encode())
+        last = len(self) - SAMPLE_BLOCK
+        for block in range(SAMPLE_BLOCKS):
+            offset = block * last // (SAMPLE_BLOCKS - 1)
+            digest.update(self.read(offset, SAMPLE_BLOCK).data)
+        return digest.hexdigest()
+
+    def _read_file(self, index: int, offset: int, view: memoryview) -> None:
+        """Fill ``view`` from one file, however few bytes each read delivers."""
+        descriptor = self._descriptors[index]
+        while len(view):
+            try:
+                part = os.pread(descriptor, len(view), offset)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, self.paths[index]) from error
+            if not part:
+                self._shrank(index)
+            view[: len(part)] = part
+            view = view[len(part) :]
+            offset += len(part)
+
+    def _shrank(self, index: int) -> NoReturn:
+        expected = self._borders[index + 1] - self._borders[index]
+        now = os.fstat(self._descriptors[index]).st_size
+        raise UserError(
+            f"{self.setting}={self.paths[index]}: shrank from {expected} bytes to {now} while "
+            f"being read; put the whole file back and resume, or start a new run on it as it is"
+        )
+
+
+def _open_all(
+    candidates: Iterable[tuple[str, bool]], setting: str
+) -> Iterator[tuple[str, int, int]]:
+    """Yield path, size and descriptor of each distinct file, sorted by absolute path."""
+    explicit: dict[str, bool] = {}
+    for path, named in candidates:
+        explicit[path] = named or explicit.get(path, False)
+    _allow_descriptors(len(explicit))
+    seen: set[tuple[int, int]] = set()
+    for path in sorted(explicit):
+        status = _checked_status(path, setting)
+        identity = (status.st_dev, status.st_ino)
+        if identity in seen:
+            continue
+        seen.add(identity)
+        if status.st_size > 0:
+            yield path, status.st_size, _open(path, setting, len(explicit))
+        elif explicit[path]:
+            raise UserError(f"{setting}={path}: the file is empty; name one that holds text")
+
+
+def _open(path: str, setting: str, n_files: int) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            _refuse(path, setting, error)
+        raise UserError(
+            f"{setting}: {n_files} files, more than this process may hold open; join them into "
+            f"one (cat), or type: ulimit -n {n_files + _SPARE_DESCRIPTORS}"
+        ) from None
+
+
+def _allow_descriptors(n_files: int) -> None:
+    """Raise the soft limit on open files as far as ``n_files`` need and the hard limit allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = n_files + _SPARE_DESCRIPTORS
+    wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _checked_status(path: str, setting: str) -> os.stat_result:
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        _refuse(path, setting, error)
+    if stat.S_ISREG(status.st_mode):
+        return status
+    if stat.S_ISDIR(status.st_mode):
+        everything = os.path.join(path, "**", "*")
+        raise UserError(
+            f"{setting}={path}: a folder; for every file in it type '{setting}={everything}'"
+        )
+    kind = "a pipe" if stat.S_ISFIFO(status.st_mode) else "a device or socket"
+    raise UserError(
+        f"{setting}={path}: {kind}, not a regular file; save its bytes in a file and name that"
+    )
+
+
+def _refuse(path: str, setting: str, error: OSError) -> NoReturn:
+    """Raise the line for a path that cannot be opened."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise UserError(f"{setting}={path}: {_what_is_missing(path)}") from None
+    if isinstance(error, PermissionError):
+        closed = path if os.path.lexists(path) else os.path.dirname(path)
+        raise UserError(
+            f"{setting}={path}: you may not read it; type: chmod u+rX {closed}, or name another"
+        ) from None
+    raise UserError(f"{setting}={path}: {error.strerror}; name another file") from None
+
+
+def _what_is_missing(path: str) -> str:
+    """Say which part of the path does not exist, and the nearest name that stands beside it."""
+    if os.path.islink(path):
+        return f"a link to {os.readlink(path)}, which does not exist; name another file"
+    missing = Path(path)
+    while not (os.path.exists(missing.parent) or missing.parent == missing):
+        missing = missing.parent
+    folder = missing.parent
+    if not os.path.isdir(folder):
+        return f"{folder} is a file, not a folder; name that file"
+    kind = "file" if missing == Path(path) else f"folder {missing.name}"
+    hint = did_you_mean(missing.name, _names_in(folder)) or "; name a file that exists"
+    return f"no such {kind} in {folder}{hint}"
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def _expand(
+    setting: str, names: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+) -> Iterator[tuple[str, bool]]:
+    """Yield the absolute path of every candidate and whether it was named itself, not by a glob."""
+    listed = [names] if isinstance(names, str | os.PathLike) else list(names)
+    if not listed or "" in listed:
+        raise UserError(f"{setting}: names no file; type {setting}=FILE")
+    for name in [os.fspath(item) for item in listed]:
+        path = os.path.abspath(os.path.expanduser(name))
+        if os.path.lexists(path) or not glob.has_magic(name):
+            yield path, True
+        else:
+            yield from ((match, False) for match in _matches(setting, name, path))
+
+
+def _matches(setting: str, name: str, pattern: str) -> list[str]:
+    """Return the files, not the folders, that a glob matches."""
+    found = glob.glob(pattern, recursive=True)
+    files = [match for match in found if not os.path.isdir(match)]
+    if files:
+        return files
+    if found:
+        raise UserError(
+            f"{setting}={name}: matches folders only; for every file in them type "
+            f"'{setting}={os.path.join(name, '**', '*')}'"
+        )
+    folder = Path(pattern)
+    while glob.has_magic(str(folder)):
+        folder = folder.parent
+    if not os.path.isdir(folder):
+        raise UserError(f"{setting}={name}: {_what_is_missing(os.path.join(folder, '*'))}")
+    listing = f"ls {folder}" if folder != Path.cwd() else "ls"
+    raise UserError(
+        f"{setting}={name}: matches no file under {folder}; to see what is there type: {listing}"
+    )

@@ -1,0 +1,102 @@
+"""Where bytes are scored: validation windows and windows or chunks of any text.
+
+NumPy only; no torch.
+
+Shapes: b rows, at most B; T predicted bytes a row (``chunk_size``); a row holds T + 1 bytes, so
+that every predicted byte has its predecessor beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from elman.data.batches import Data
+from elman.data.files import Bytes, ByteSource, Offsets
+from elman.errors import UserError
+
+
+def validation_windows(data: Data, chunk_size: int, sample_bytes: int) -> Offsets:
+    """Return the offsets of the validation rows: the same in every run on this data.
+
+    ceil(sample_bytes / T) rows of T + 1 bytes, evenly spaced over the held-out tail and never
+    overlapping: fewer if no more fit.
+    """
+    row = chunk_size + 1
+    count = min(-(-sample_bytes // chunk_size), data.val_bytes // row)
+    last = data.val_bytes - row
+    places = [index * last // max(count - 1, 1) for index in range(count)]
+    return data.train_bytes + np.array(places, dtype=np.int64)
+
+
+def validation_batches(
+    data: Data, chunk_size: int, sample_bytes: int, batch_size: int
+) -> Iterator[Bytes]:
+    """Yield the rows of :func:`validation_windows` in batches: uint8 [b, T+1]."""
+    offsets = validation_windows(data, chunk_size, sample_bytes)
+    for first in range(0, len(offsets), batch_size):
+        yield data.source.gather(offsets[first : first + batch_size], chunk_size + 1)
+
+
+def scoring_batches(
+    source: ByteSource, chunk_size: int, batch_size: int, max_bytes: int | None = None
+) -> Iterator[Bytes]:
+    """Yield windows in which every byte but the first is predicted exactly once: uint8 [b, t+1].
+
+    Neighbouring windows share one byte: the last one predicted is the next one's first input. t is
+    T, except for a last batch of one row with the bytes that remain.
+
+    Args:
+        source: Bytes to score.
+        chunk_size: T.
+        batch_size: B, the most rows a batch has.
+        max_bytes: Predict at most so many bytes, in evenly spaced windows; None is all.
+
+    Raises:
+        UserError: the source holds a single byte, so that there is nothing to predict.
+    """
+    targets = _targets(source)
+    limit = targets if max_bytes is None else min(targets, max_bytes)
+    length = min(chunk_size, limit)
+    rest = targets % length if limit == targets else 0
+    return _windows(source, length, (limit // length, targets // length), rest, batch_size)
+
+
+def _windows(
+    source: ByteSource, length: int, chosen_of: tuple[int, int], rest: int, batch_size: int
+) -> Iterator[Bytes]:
+    """Yield the chosen among the whole windows of ``length`` bytes, then the shorter rest."""
+    chosen, whole = chosen_of
+    for first in range(0, chosen, batch_size):
+        indices = range(first, min(first + batch_size, chosen))
+        offsets = [index * whole // chosen * length for index in indices]
+        yield source.gather(np.array(offsets, dtype=np.int64), length + 1)
+    if rest:
+        yield source.read(whole * length, rest + 1)[None]
+
+
+def contiguous_chunks(
+    source: ByteSource, chunk_size: int, max_bytes: int | None = None
+) -> Iterator[Bytes]:
+    """Yield one text in order, to score it with carried state: uint8 [1, t+1].
+
+    Every byte but the first is predicted exactly once; with ``max_bytes``, so many from the start.
+    t is T, but for the last chunk with what remains.
+
+    Raises:
+        UserError: the source holds a single byte, so that there is nothing to predict.
+    """
+    targets = _targets(source)
+    end = targets if max_bytes is None else min(targets, max_bytes)
+    chunks = ((start, min(chunk_size, end - start)) for start in range(0, end, chunk_size))
+    return (source.read(start, length + 1)[None] for start, length in chunks)
+
+
+def _targets(source: ByteSource) -> int:
+    if len(source) < 2:
+        raise UserError(
+            f"{source.setting}={source.label}: a single byte leaves nothing to predict; "
+            f"name at least 2 bytes"
+        )
+    return len(source) - 1

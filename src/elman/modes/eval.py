@@ -1,0 +1,108 @@
+"""``mode=eval``: bits per byte of a checkpoint, on its own held-out bytes or on any file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from elman.config import EvalConfig, RunConfig
+from elman.data.batches import open_data
+from elman.data.files import ByteSource
+from elman.data.windows import (
+    contiguous_chunks,
+    scoring_batches,
+    validation_batches,
+    validation_windows,
+)
+from elman.errors import ExitStatus, UserError
+from elman.models.language_model import LanguageModel
+from elman.training.checkpoints import find_checkpoint
+from elman.training.environment import choose_device
+from elman.training.loading import load, saved_config
+from elman.training.metrics import DEFINITIONS
+from elman.training.validation import score, score_in_order
+
+
+def run(config: RunConfig, folder: Path | None) -> ExitStatus:
+    """Print bits per byte and what exactly was measured.
+
+    Raises:
+        UserError: no such checkpoint, data or device.
+    """
+    assert config.eval is not None and folder is None
+    settings = config.eval
+    checkpoint = find_checkpoint(settings.checkpoint)
+    trained = saved_config(checkpoint)
+    device = choose_device(settings.device)
+    model = load(checkpoint.path, device=device, backend=config.kernels.backend)
+    console = Console()
+    if settings.path is None:
+        bpb, predicted, meaning = _held_out(settings, trained, model, device, console)
+    else:
+        bpb, predicted, meaning = _file(settings, trained, model, device, console)
+    table = Table("measure", "value", "meaning")
+    table.add_row("bits per byte", f"{bpb:.4f}", meaning)
+    table.add_row("bytes predicted", f"{predicted:,}", "")
+    table.add_row("checkpoint", f"step {checkpoint.step:,}", str(checkpoint.path))
+    table.add_row("model", trained.model.name, f"{model.num_params():,} parameters")
+    console.print(table)
+    return ExitStatus.OK
+
+
+def _held_out(
+    settings: EvalConfig,
+    trained: RunConfig,
+    model: LanguageModel,
+    device: torch.device,
+    console: Console,
+) -> tuple[float, int, str]:
+    """Score the run's own held-out windows: the definition of ``val_bpb``."""
+    for key in ("max_bytes", "carry_state"):
+        if getattr(settings, key) not in (None, False):
+            raise UserError(f"eval.{key}: read only with eval.path; add eval.path=<file>")
+    train, data_config = trained.train, trained.data
+    rows = settings.batch_size or train.batch_size
+    with open_data(data_config, train.chunk_size, console.print) as data:
+        windows = validation_windows(data, train.chunk_size, data_config.val_sample)
+        batches = validation_batches(data, train.chunk_size, data_config.val_sample, rows)
+        with _progress(console, len(windows) * train.chunk_size) as show:
+            bpb, predicted = score(model, batches, device, train.precision, show)
+    return bpb, predicted, DEFINITIONS["val_bpb"]
+
+
+def _file(
+    settings: EvalConfig,
+    trained: RunConfig,
+    model: LanguageModel,
+    device: torch.device,
+    console: Console,
+) -> tuple[float, int, str]:
+    """Score any bytes, in windows from zero state or in order with carried state."""
+    assert settings.path is not None
+    train, limit = trained.train, settings.max_bytes
+    rows = settings.batch_size or train.batch_size
+    with ByteSource(settings.path, setting="eval.path") as source:
+        total = min(len(source) - 1, limit or len(source))
+        with _progress(console, total) as show:
+            if settings.carry_state:
+                chunks = contiguous_chunks(source, train.chunk_size, limit)
+                bpb, predicted = score_in_order(model, chunks, device, train.precision, show)
+                return bpb, predicted, f"{source.label} in order, state carried throughout"
+            batches = scoring_batches(source, train.chunk_size, rows, limit)
+            bpb, predicted = score(model, batches, device, train.precision, show)
+    return bpb, predicted, f"{source.label} in windows of {train.chunk_size}, each from zero state"
+
+
+@contextmanager
+def _progress(console: Console, total: int) -> Iterator[Callable[[int], None]]:
+    """Show a bar on a terminal; yield the function that takes the bytes predicted so far."""
+    columns = (TextColumn("scoring"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("scoring", total=total)
+        yield lambda predicted: bar.update(task, completed=predicted)

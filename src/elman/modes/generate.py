@@ -1,0 +1,41 @@
+"""``mode=generate``: a checkpoint continues a prompt, byte by byte."""
+
+from __future__ import annotations
+
+import codecs
+import sys
+from pathlib import Path
+
+from elman.config import RunConfig
+from elman.errors import ExitStatus
+from elman.models.generation import generate
+from elman.training.loading import load
+from elman.training.environment import choose_device
+
+
+def run(config: RunConfig, folder: Path | None) -> ExitStatus:
+    """Print the prompt and its continuation to standard output as it is drawn.
+
+    Raises:
+        UserError: there is no such checkpoint or device.
+    """
+    assert config.generate is not None and folder is None
+    settings = config.generate
+    model = load(settings.checkpoint, device=choose_device(settings.device))
+    prompt = settings.prompt.encode()
+    sys.stdout.write(settings.prompt)
+    # Bytes arrive one by one, characters of several bytes only when they are whole.
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    for byte in generate(
+        model,
+        prompt,
+        settings.max_bytes,
+        temperature=settings.temperature,
+        top_k=settings.top_k,
+        top_p=settings.top_p,
+        seed=settings.seed,
+    ):
+        sys.stdout.write(decoder.decode(bytes([byte])))
+        sys.stdout.flush()
+    sys.stdout.write(decoder.decode(b"", final=True) + "\n")
+    return ExitStatus.OK

@@ -1,0 +1,235 @@
+"""``mode=train``: one run, from an empty folder (or a resumed one) to its result."""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import closing
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elman.config import RunConfig
+from elman.data.batches import Data, open_data
+from elman.errors import ExitStatus, RunStatus, UserError
+from elman.kernels.backends import choose_backend
+from elman.launch.run_folder import CONFIG_FILE, RunLock, config_hash, write_config
+from elman.models import registry
+from elman.report.plots import plot_losses
+from elman.report.summary import print_summary
+from elman.training.checkpoints import CheckpointStore
+from elman.training.display import Display
+from elman.training.environment import choose_device, describe_environment
+from elman.training.memory import available_memory, estimate_memory, largest_batch
+from elman.training.metrics import DEFINITIONS
+from elman.training.recorder import Recorder, write_result
+from elman.training.trainer import Trainer
+
+_log = logging.getLogger("elman.train")
+
+
+def run(config: RunConfig, folder: Path | None) -> ExitStatus:
+    """Train ``config`` in ``folder`` and return the exit status of the run.
+
+    Raises:
+        UserError: the run cannot start: data, device, checkpoint or a package is at fault.
+    """
+    assert folder is not None, "training always has a run folder"
+    display = Display()
+    device = choose_device(config.train.device)
+    _prepare(config)
+    with RunLock(folder), open_data(config.data, config.train.chunk_size, display.say) as data:
+        session = _Session(config, folder, data, device, display)
+        return session.run()
+
+
+class _Session:
+    """One process's share of a run: everything around the training itself."""
+
+    def __init__(
+        self, config: RunConfig, folder: Path, data: Data, device: torch.device, display: Display
+    ) -> None:
+        self._config, self._folder, self._data = config, folder, data
+        self._device, self._display = device, display
+        self._started = datetime.now().astimezone()
+        self._trainer: Trainer | None = None
+        self._error: str | None = None
+        self._estimate: int | None = None
+        cell = registry.cell(config.model.cell)
+        self._backend = choose_backend(cell, config.kernels.backend, device.type)
+
+    def run(self) -> ExitStatus:
+        """Train and report; every way of ending leaves a ``result.json``."""
+        write_config(self._folder, self._config)
+        try:
+            status = self._train()
+        except UserError as error:
+            if self._trainer is None:
+                raise
+            status = self._crashed(error)
+        except KeyboardInterrupt:
+            status = RunStatus.INTERRUPTED
+            self._error = "interrupted again before the weights were saved"
+        except Exception as error:
+            _log.error("the run ended with this error", exc_info=True)
+            status = self._out_of_memory(error) if _is_out_of_memory(error) else None
+            status = status or self._crashed(error)
+        finally:
+            self._display.stop()
+        self._report(status)
+        return status.exit_status
+
+    def _train(self) -> RunStatus:
+        config, folder = self._config, self._folder
+        if (short := self._too_large()) is not None:
+            return short
+        store = CheckpointStore(
+            folder / "checkpoints",
+            config.train.keep_checkpoints,
+            (folder / CONFIG_FILE).read_text(encoding="utf-8"),
+        )
+        trainer = Trainer(config, folder, self._data, self._device, store, self._display)
+        self._restore(trainer, store)
+        self._announce(trainer)
+        self._trainer = trainer
+        self._display.start()
+        with closing(Recorder(folder, config)) as recorder:
+            return trainer.run(recorder)
+
+    def _restore(self, trainer: Trainer, store: CheckpointStore) -> None:
+        train = self._config.train
+        if train.resume is not None:
+            store.remove_unfinished()
+            newest = store.newest()
+            if newest is None:
+                self._display.say("no checkpoint was saved yet: starting from the first step")
+            else:
+                trainer.resume(newest)
+                self._display.say(f"resuming after step {newest.step}")
+        elif train.init_from is not None:
+            trainer.start_from(train.init_from)
+
+    def _too_large(self) -> RunStatus | None:
+        """Refuse, before anything is allocated, a step that would get the process killed."""
+        if self._device.type != "cpu":
+            return None  # a GPU says so itself, and nothing is killed
+        self._display.activity("estimating memory")
+        available = available_memory(self._device)
+        self._estimate = estimate_memory(self._config).total
+        if self._estimate <= available:
+            return None
+        self._error = self._advice(available)
+        return RunStatus.OOM
+
+    def _advice(self, available: int) -> str:
+        train = self._config.train
+        rows = largest_batch(self._config, available)
+        need = f"a step of {train.batch_size} rows of {train.chunk_size} bytes"
+        if self._estimate is not None:
+            need += f" needs about {self._estimate / 1e9:.1f} GB"
+        else:
+            need += " does not fit"
+        need += f" and {available / 1e9:.1f} GB are free; "
+        if rows is not None and rows < train.batch_size:
+            accum = -(-train.batch_size * train.grad_accum // rows)
+            return need + (
+                f"train.batch_size={rows} fits "
+                f"(add train.grad_accum={accum} to keep the bytes per step)"
+            )
+        remedies = ["a smaller train.chunk_size", "a smaller model"]
+        if not train.activation_checkpointing:
+            remedies.insert(0, "train.activation_checkpointing=true")
+        return need + f"try {' or '.join(remedies)}"
+
+    def _out_of_memory(self, error: Exception) -> RunStatus:
+        self._trainer_memory_released()
+        self._error = f"{_first_line(error)}; {self._advice(available_memory(self._device))}"
+        return RunStatus.OOM
+
+    def _trainer_memory_released(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _crashed(self, error: Exception) -> RunStatus:
+        self._error = f"{type(error).__name__}: {_first_line(error)}"
+        return RunStatus.CRASH
+
+    # ------------------------------------------------------------------ what is said about it
+
+    def _announce(self, trainer: Trainer) -> None:
+        config, model = self._config, self._config.model
+        memory = f", about {self._estimate / 1e9:.1f} GB" if self._estimate else ""
+        self._display.say(
+            f"{model.name}: {model.cell} {model.dim}x{model.depth}, "
+            f"{trainer.model.num_params():,} parameters, backend {self._backend} on {self._device}{memory}"
+        )
+        source = self._data.describe()
+        self._display.say(f"data: {source['bytes']:,} bytes of {', '.join(source['paths'][:3])}")
+        self._display.say(f"run folder: {self._folder}")
+        _log.info("configuration %s", config_hash(config))
+
+    def _report(self, status: RunStatus) -> None:
+        result = self._result(status)
+        try:
+            plot_losses(self._folder)
+        except Exception as error:  # a picture is no reason to lose a result
+            _log.warning("no loss curve", exc_info=True)
+            self._display.say(f"warning: no loss curve ({_first_line(error)})")
+        write_result(self._folder, result)
+        if self._error:
+            self._display.say(f"elman: {status.value}: {self._error}")
+        print_summary(self._display.console, self._folder, result)
+
+    def _result(self, status: RunStatus) -> dict[str, Any]:
+        """Assemble ``result.json``; every number in it has its definition beside it."""
+        config, trainer = self._config, self._trainer
+        result: dict[str, Any] = {
+            "status": status.value,
+            "error": self._error,
+            "contended": False,
+            "model": config.model.name,
+            "cell": config.model.cell,
+            "config_hash": config_hash(config),
+            "started": self._started.isoformat(timespec="seconds"),
+            "ended": datetime.now().astimezone().isoformat(timespec="seconds"),
+            "memory_estimate_bytes": self._estimate,
+        }
+        if trainer is not None:
+            stepper = trainer.stepper
+            result |= trainer.ledger.numbers(
+                trainer.model.num_params(), stepper.step, stepper.tokens, stepper.data_wait
+            )
+            result["reload_difference_bpb"] = trainer.reload_difference
+            result["backend"] = self._backend
+        result["data"] = self._data.describe()
+        result["environment"] = describe_environment(self._device)
+        result["definitions"] = DEFINITIONS
+        return result
+
+
+def _prepare(config: RunConfig) -> None:
+    """Process-wide settings and packages that the run needs, checked before any work."""
+    if config.log.wandb and find_spec("wandb") is None:
+        raise UserError("log.wandb=true: wandb is not installed; pip install 'elman[wandb]'")
+    if config.train.deterministic:
+        # cuBLAS reads it when its first handle is made, so before anything runs on the GPU.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    if torch.cuda.is_available():
+        torch.set_float32_matmul_precision("high")
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+

@@ -1,0 +1,71 @@
+"""The table at the end of a run, and what to type next."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from elman.training.display import duration
+
+_COLOURS = {"ok": "green", "interrupted": "yellow"}
+
+
+def print_summary(console: Console, folder: Path, result: dict[str, Any]) -> None:
+    """Print the defined numbers of ``result`` and the commands that follow from them."""
+    status = result["status"]
+    table = Table(title=f"{result['model']}: {status}", title_style=_COLOURS.get(status, "red"))
+    table.add_column("measure")
+    table.add_column("value", justify="right")
+    table.add_column("meaning", style="dim")
+    for row in _rows(result):
+        table.add_row(*row)
+    console.print(table)
+    place = os.path.relpath(folder)
+    place = place if len(place) < len(str(folder)) else str(folder)
+    console.print(f"everything about it: {place}", markup=False, soft_wrap=True)
+    if result.get("steps"):
+        _print_next(console, place, status)
+
+
+def _print_next(console: Console, place: str, status: str) -> None:
+    steps = [("sample it", f"elman mode=generate generate.checkpoint={place}")]
+    steps.append(("score it", f"elman mode=eval eval.checkpoint={place}"))
+    if status == "interrupted":
+        steps.insert(0, ("continue", f"elman train.resume={place}"))
+    for label, command in steps:
+        console.print(f"  {label:<10} {command}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _rows(result: dict[str, Any]) -> list[tuple[str, str, str]]:
+    if "params" not in result:
+        return [("error", "", str(result.get("error")))]
+    seconds = result["seconds"]
+    times = f"{duration(seconds['validation'])} validating, {duration(seconds['checkpoint'])} saving"
+    rows = [
+        ("parameters", f"{result['params']:,}", f"backend {result['backend']}"),
+        ("steps", f"{result['steps']:,}", f"{result['tokens']:,} bytes predicted"),
+        ("time", duration(seconds["train"]), f"training; besides {times}"),
+        ("loss", _number(result["loss"]), f"nats per byte, last {result['loss_steps']} steps"),
+        ("bpb", _number(result["bpb"]), "bits per byte, the same steps"),
+    ]
+    if result["val_bpb"] is not None:
+        meaning = f"bits per byte on {result['val_tokens']:,} held-out bytes"
+        if result["val_step"] != result["steps"]:
+            meaning += f", at step {result['val_step']:,}"
+        rows.append(("val_bpb", _number(result["val_bpb"]), meaning))
+    rate = result["tok_s"]
+    rows.append(("tok/s", f"{rate:,.0f}" if rate else "-", "predicted bytes a second"))
+    rows.append(("peak memory", f"{result['peak_memory_bytes'] / 1e9:.2f} GB", ""))
+    if (share := result["data_wait_share"]) is not None:
+        rows.append(("data wait", f"{share:.2%}", "of training time"))
+    if result["mfu"] is not None:
+        rows.append(("mfu", f"{result['mfu']:.1%}", "of the device's bf16 peak"))
+    return rows
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

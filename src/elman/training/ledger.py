@@ -1,0 +1,170 @@
+"""The books of a run: losses, rates, times, and where they are written and shown."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from elman.config import RunConfig
+from elman.training.display import Display, Progress
+from elman.training.environment import device_name, peak_memory
+from elman.training.metrics import (
+    LossMeter,
+    Throughput,
+    TrainingClock,
+    bits_per_byte,
+    model_flops_utilisation,
+)
+from elman.training.recorder import Recorder
+from elman.training.stepper import Step
+
+
+class Ledger:
+    """Turns optimizer steps into the defined numbers.
+
+    Losses stay on the device until :meth:`flush`, so that a GPU is not waited for at every step.
+    """
+
+    def __init__(self, config: RunConfig, display: Display, device: torch.device) -> None:
+        self._config, self._display, self._device = config, display, device
+        self._recorder: Recorder | None = None
+        self.clock, self.losses, self.throughput = TrainingClock(), LossMeter(), Throughput()
+        self.val_bpb: float | None = None
+        self.best_val_bpb: float | None = None
+        self.val_tokens = 0
+        self.validated_step: int | None = None
+        self._pending: list[Step] = []
+
+    def share(self, step: int) -> float:
+        """Return the share of the budget used at ``step``: minutes or steps, the larger."""
+        train = self._config.train
+        shares = [0.0]
+        if train.steps is not None:
+            shares.append(step / train.steps)
+        if train.budget_minutes is not None:
+            shares.append(self.clock.seconds() / (60 * train.budget_minutes))
+        return min(max(shares), 1.0)
+
+    @property
+    def recorder(self) -> Recorder:
+        """Where the numbers of this session are written."""
+        assert self._recorder is not None, "the session has not begun"
+        return self._recorder
+
+    def begin(self, recorder: Recorder, step: int, tokens: int) -> None:
+        """Start a session: its records go to ``recorder``, and its clock runs from here."""
+        self._recorder = recorder
+        train = self._config.train
+        values = {"batch_size": train.batch_size, "chunk_size": train.chunk_size}
+        recorder.event("session", step, values)
+        self.throughput.begin(tokens, self.clock.seconds())
+        self.clock.start()
+
+    def book(self, taken: Step, tokens: int) -> None:
+        """Book one optimizer step."""
+        self._pending.append(taken)
+        self.throughput.step(tokens, self.clock.seconds())
+
+    def flush(self, applied: int, data_wait: float) -> None:
+        """Fetch, record and show the steps booked since the last flush.
+
+        Args:
+            applied: The last step whose update was applied; later ones are recorded as not.
+            data_wait: Seconds spent waiting for data so far.
+        """
+        if not self._pending:
+            return
+        values = torch.stack([torch.stack((s.loss, s.grad_norm)) for s in self._pending]).tolist()
+        records: list[dict[str, Any]] = []
+        good: list[float] = []
+        for taken, (loss, norm) in zip(self._pending, values, strict=True):
+            record = {"step": taken.step, "loss": _number(loss), "lr": taken.lr}
+            record["grad_norm"] = _number(norm)
+            if taken.step <= applied:
+                self.losses.add(loss)
+                good.append(loss)
+            else:
+                record["applied"] = False
+            records.append(record)
+        lr = self._pending[-1].lr
+        self._pending.clear()
+        self.recorder.steps(records)
+        if good:
+            self._window(applied, sum(good) / len(good), lr, data_wait)
+
+    def validated(self, step: int, val_bpb: float, predicted: int) -> bool:
+        """Book a validation; return whether it is the best so far."""
+        self.val_bpb, self.val_tokens, self.validated_step = val_bpb, predicted, step
+        self.recorder.event("validation", step, {"val_bpb": val_bpb, "val_tokens": predicted})
+        self._display.say(f"step {step:>6} | val_bpb {val_bpb:.4f}")
+        improved = self.best_val_bpb is None or val_bpb < self.best_val_bpb
+        self.best_val_bpb = val_bpb if improved else self.best_val_bpb
+        return improved
+
+    def numbers(self, params: int, step: int, tokens: int, data_wait: float) -> dict[str, Any]:
+        """Return every defined number of the run so far."""
+        loss, rate = self.losses.mean, self.throughput.rate()
+        seconds = self.clock.seconds()
+        mfu = None
+        if rate is not None and self._device.type == "cuda":
+            mfu = model_flops_utilisation(params, rate, device_name(self._device))
+        return {
+            "params": params,
+            "steps": step,
+            "tokens": tokens,
+            "loss": loss,
+            "loss_steps": self.losses.count,
+            "bpb": None if loss is None else bits_per_byte(loss),
+            "val_bpb": self.val_bpb,
+            "val_tokens": self.val_tokens,
+            "val_step": self.validated_step,
+            "best_val_bpb": self.best_val_bpb,
+            "tok_s": rate,
+            "peak_memory_bytes": peak_memory(self._device),
+            "data_wait_share": data_wait / seconds if seconds > 0 else None,
+            "mfu": mfu,
+            "seconds": {"train": seconds, **self.clock.pauses},
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the books, for a resumed run."""
+        return {
+            "clock": self.clock.state_dict(),
+            "losses": self.losses.state_dict(),
+            "throughput": self.throughput.state_dict(),
+            "validation": [
+                self.val_bpb,
+                self.best_val_bpb,
+                self.val_tokens,
+                self.validated_step,
+            ],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the books of an earlier session."""
+        self.clock.load_state_dict(state["clock"])
+        self.losses.load_state_dict(state["losses"])
+        self.throughput.load_state_dict(state["throughput"])
+        self.val_bpb, self.best_val_bpb, self.val_tokens, self.validated_step = state["validation"]
+
+    def _window(self, step: int, loss: float, lr: float, data_wait: float) -> None:
+        rate, seconds = self.throughput.window(), self.clock.seconds()
+        share, memory, bpb = self.share(step), peak_memory(self._device), bits_per_byte(loss)
+        values = {
+            "loss": loss,
+            "bpb": bpb,
+            "tok_s": rate,
+            "train_seconds": seconds,
+            "data_wait_seconds": data_wait,
+            "peak_memory_bytes": memory,
+        }
+        self.recorder.event("window", step, values)
+        left = seconds * (1 - share) / share if share > 0 else None
+        self._display.update(Progress(step, share, loss, bpb, lr, rate, left, memory))
+
+
+def _number(value: float) -> float | None:
+    """JSON has no NaN: a number that is not finite is written as null."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,49 @@
+"""From a run folder back to a model: what ``elman.load``, ``mode=eval`` and ``generate`` share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import yaml
+
+from elman.config import RunConfig, validate
+from elman.errors import UserError
+from elman.models.build import build_model
+from elman.models.language_model import LanguageModel
+from elman.training.checkpoints import CONFIG, Checkpoint, find_checkpoint
+
+
+def load(
+    place: str | Path, device: str | torch.device = "cpu", backend: str = "auto"
+) -> LanguageModel:
+    """Return the trained model of a run, in evaluation mode.
+
+    Nothing in the folder is executed: names in its configuration go through the registry of
+    cells, and weights are safetensors.
+
+    Args:
+        place: Run folder (its newest checkpoint is meant) or one checkpoint's folder.
+        device: Where the model goes.
+        backend: As ``kernels.backend``.
+
+    Raises:
+        UserError: there is no checkpoint, or it is damaged.
+    """
+    checkpoint = find_checkpoint(place)
+    config = saved_config(checkpoint)
+    model = build_model(config.model, backend=backend, device=device)
+    checkpoint.load_weights(model)
+    return model.eval()
+
+
+def saved_config(checkpoint: Checkpoint) -> RunConfig:
+    """Return the configuration of the run that saved ``checkpoint``."""
+    path = checkpoint.path / CONFIG
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); name another checkpoint") from None
+    if not isinstance(tree, dict):
+        raise UserError(f"{path}: is no configuration; name another checkpoint")
+    return validate(tree)

@@ -1,0 +1,203 @@
+"""What every number means. Trainer, reports and benchmarks take their figures from here alone."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+LOSS_WINDOW = 100
+WARMUP_STEPS = 10
+SHORT_RUN_STEPS = 20
+
+DEFINITIONS = {
+    "params": "parameters of the instantiated model, tied weights counted once",
+    "steps": "optimizer steps whose update was applied",
+    "tokens": "predicted bytes in those steps",
+    "loss": (
+        f"mean nats per predicted byte over the last {LOSS_WINDOW} optimizer steps "
+        "(over loss_steps of them if the run was shorter)"
+    ),
+    "bpb": "loss / ln 2: bits per predicted byte, training data",
+    "val_bpb": (
+        "bits per predicted byte on val_tokens bytes of the held-out tail of the data: "
+        "evenly spaced fixed windows of chunk_size bytes, each from zero state"
+    ),
+    "best_val_bpb": "smallest val_bpb of all validations of the run",
+    "tok_s": (
+        "predicted bytes per second of training time after the first 10 steps of each session "
+        "(after the first step in a run of fewer than 20), without validation and checkpoints"
+    ),
+    "peak_memory_bytes": (
+        "GPU: largest memory held by tensors; CPU: largest resident size of the process"
+    ),
+    "data_wait_share": "share of training time spent waiting for the next batch",
+    "mfu": "6 * params * tok_s over the device's dense bf16 peak; null where the peak is unknown",
+    "seconds.train": (
+        "training time: wall time after one discarded step, without validation and checkpoints"
+    ),
+    "contended": "another process used the device during the run",
+}
+
+# Dense bf16 tensor-core peaks in FLOP/s, from NVIDIA's data sheets; matched by substring.
+_PEAK_FLOPS = {
+    "B200": 2250e12,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "RTX 6000 Ada": 364e12,
+    "RTX 4090": 165e12,
+}
+
+
+def bits_per_byte(nats: float) -> float:
+    """Return nats per byte as bits per byte."""
+    return nats / math.log(2)
+
+
+def model_flops_utilisation(params: int, tok_s: float, device_name: str) -> float | None:
+    """Return the share of the device's bf16 peak that 6 * params FLOP per byte amount to."""
+    for name, peak in _PEAK_FLOPS.items():
+        if name in device_name:
+            return 6 * params * tok_s / peak
+    return None
+
+
+class LossMeter:
+    """The losses of the last 100 optimizer steps, nats per predicted byte."""
+
+    def __init__(self) -> None:
+        self._last: deque[float] = deque(maxlen=LOSS_WINDOW)
+
+    def add(self, loss: float) -> None:
+        """Record one optimizer step."""
+        self._last.append(loss)
+
+    @property
+    def count(self) -> int:
+        """How many steps the mean is over."""
+        return len(self._last)
+
+    @property
+    def mean(self) -> float | None:
+        """The defined ``loss``; None before the first step."""
+        return sum(self._last) / len(self._last) if self._last else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the losses, oldest first."""
+        return {"last": list(self._last)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from ``state``."""
+        self._last = deque(state["last"], maxlen=LOSS_WINDOW)
+
+
+class TrainingClock:
+    """Wall time split into training and the pauses that do not count as training.
+
+    It stands still until :meth:`start`; a resumed run continues from the saved totals.
+    """
+
+    def __init__(self) -> None:
+        self._before = 0.0
+        self._started: float | None = None
+        self._paused_at: float | None = None
+        self.pauses: dict[str, float] = {"validation": 0.0, "checkpoint": 0.0}
+
+    def start(self) -> None:
+        """Start (or continue) counting."""
+        self._started = time.perf_counter()
+
+    def seconds(self) -> float:
+        """Return the training time so far."""
+        if self._started is None:
+            return self._before
+        now = self._paused_at if self._paused_at is not None else time.perf_counter()
+        return self._before + now - self._started
+
+    @contextmanager
+    def pause(self, reason: str) -> Iterator[None]:
+        """Stop the training clock and book the time under ``reason``."""
+        began = self._paused_at = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - began
+            self._paused_at = None
+            if self._started is not None:
+                self._started += spent
+            self.pauses[reason] += spent
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the totals."""
+        return {"seconds": self.seconds(), "pauses": dict(self.pauses)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from ``state``; the clock still waits for :meth:`start`."""
+        self._before = state["seconds"]
+        self.pauses = dict(state["pauses"])
+
+
+class Throughput:
+    """Predicted bytes per second of training time, over the run and over the last window.
+
+    The first ten steps of every session are left out (caches, clocks, allocators settle); a run
+    of fewer than twenty steps leaves out one.
+    """
+
+    def __init__(self) -> None:
+        self._measured = (0, 0.0)
+        self._steps = 0
+        self._marks: dict[int, tuple[int, float]] = {}
+        self._now = (0, 0.0)
+        self._window_start = (0, 0.0)
+
+    def begin(self, tokens: int, seconds: float) -> None:
+        """Start a session at the totals ``tokens`` and ``seconds``."""
+        self._marks = {0: (tokens, seconds)}
+        self._now = self._window_start = (tokens, seconds)
+
+    def step(self, tokens: int, seconds: float) -> None:
+        """Record the totals after one more step of this session."""
+        self._steps += 1
+        self._now = (tokens, seconds)
+        if self._steps in (1, WARMUP_STEPS):
+            self._marks[self._steps] = self._now
+
+    def marks_next(self) -> bool:
+        """Whether the totals after the next step open the measurement (a GPU must wait then)."""
+        return self._steps + 1 in (1, WARMUP_STEPS)
+
+    def _session(self) -> tuple[int, float]:
+        skipped = WARMUP_STEPS if self._steps >= SHORT_RUN_STEPS else min(1, self._steps - 1)
+        tokens, seconds = self._marks[max(0, skipped)]
+        return self._now[0] - tokens, self._now[1] - seconds
+
+    def rate(self) -> float | None:
+        """Return the defined ``tok_s``; None before the first step."""
+        if self._steps == 0 and self._measured[1] == 0.0:
+            return None
+        tokens, seconds = self._session() if self._steps else (0, 0.0)
+        tokens, seconds = tokens + self._measured[0], seconds + self._measured[1]
+        return tokens / seconds if seconds > 0 else None
+
+    def window(self) -> float | None:
+        """Return the rate since the last call, and start the next window."""
+        tokens = self._now[0] - self._window_start[0]
+        seconds = self._now[1] - self._window_start[1]
+        self._window_start = self._now
+        return tokens / seconds if seconds > 0 else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what earlier sessions and this one measured."""
+        tokens, seconds = self._session() if self._steps else (0, 0.0)
+        return {"measured": [self._measured[0] + tokens, self._measured[1] + seconds]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Add to what earlier sessions measured."""
+        self._measured = (int(state["measured"][0]), float(state["measured"][1]))

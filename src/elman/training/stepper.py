@@ -1,0 +1,193 @@
+"""One optimizer step after another: forward, backward, clipping, a masked update.
+
+Shapes: b rows, t predicted bytes; a batch is [b, t+1] bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from elman.config import RunConfig
+from elman.data.batches import Data, RandomBatches, StreamBatches
+from elman.models.language_model import LanguageModel
+from elman.models.state import State
+from elman.training.optimizers import TrainingOptimizer
+from elman.training.validation import autocast, to_device
+
+
+class Step(NamedTuple):
+    """What one optimizer step leaves behind; the tensors stay on the device until asked for."""
+
+    step: int
+    loss: Tensor
+    grad_norm: Tensor
+    lr: float
+
+
+class Stepper:
+    """Owns the model, the optimiser and the data of a run, and takes its optimizer steps.
+
+    A non-finite loss or gradient blocks its own update and every later one on the device;
+    :meth:`blocked` tells, one step late on a GPU so that nothing waits for it.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        data: Data,
+        model: LanguageModel,
+        optimizer: TrainingOptimizer,
+        device: torch.device,
+    ) -> None:
+        train = config.train
+        self._train, self.model, self.optimizer, self._device = train, model, optimizer, device
+        source = StreamBatches if train.tbptt else RandomBatches
+        self.batches: RandomBatches | StreamBatches = source(
+            data, train.batch_size, train.chunk_size, train.seed
+        )
+        self._loss = torch.compile(model.loss) if train.compile else model.loss
+        self._states: list[State] | None = None
+        self._blocked = torch.zeros((), dtype=torch.bool, device=device)
+        self._flags: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
+        self.step = 0
+        self.data_wait = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """Predicted bytes so far."""
+        train = self._train
+        return self.step * train.batch_size * train.chunk_size * train.grad_accum
+
+    def take(self, share: float) -> Step:
+        """Take one optimizer step at ``share`` of the budget."""
+        self.model.begin_step()
+        lr = self.optimizer.set_rate(self.step, share)
+        self.optimizer.zero_grad()
+        loss = self._accumulate()
+        limit = self._train.grad_clip or math.inf
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        # Sticky: once a number is not finite, no later update may reach the weights either.
+        self._blocked = self._blocked | ~(torch.isfinite(loss) & torch.isfinite(norm))
+        self.optimizer.step(self._blocked)
+        self.step += 1
+        self._flags.append((self.step, *self._fetch(self._blocked)))
+        return Step(self.step, loss, norm, lr)
+
+    def discarded(self) -> None:
+        """Run one forward and backward pass that leaves no trace but built kernels.
+
+        It also proves that the step fits into memory before the clock starts.
+        """
+        train = self._train
+        rng = rng_state(self._device)
+        shape = (train.batch_size, train.chunk_size + 1)
+        tokens = torch.zeros(shape, dtype=torch.uint8, device=self._device)
+        with autocast(self._device, train.precision):
+            loss, _ = self._loss(tokens, self._states)
+        loss.backward()
+        self.optimizer.zero_grad()
+        self.synchronize()
+        set_rng_state(rng, self._device)
+
+    def blocked(self, drain: bool = False) -> bool:
+        """Whether a step was blocked; if so, only the applied steps count from now on.
+
+        Args:
+            drain: Read the flag of the newest step too, at the end of a run.
+        """
+        late = 1 if self._device.type == "cuda" and not drain else 0
+        while len(self._flags) > late:
+            step, flag, event = self._flags.popleft()
+            if event is not None:
+                event.synchronize()
+            if bool(flag):
+                self.step = step - 1
+                return True
+        return False
+
+    def synchronize(self) -> None:
+        """Wait until the device has done everything asked of it."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the next step depends on, the kept weights excepted."""
+        trained = None
+        if self.optimizer.keeps_average:
+            trained = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
+        return {
+            "step": self.step,
+            "data_wait": self.data_wait,
+            "optimizer": self.optimizer.state_dict(),
+            "batches": self.batches.state_dict(),
+            "states": self._states,
+            "rng": rng_state(self._device),
+            "trained": trained,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from ``state``; the kept weights are already in the model."""
+        if state["trained"] is not None:
+            self.model.load_state_dict(state["trained"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.batches.load_state_dict(state["batches"])
+        if state["states"] is not None:
+            self._states = [_on(carried, self._device) for carried in state["states"]]
+        self.step, self.data_wait = state["step"], state["data_wait"]
+        set_rng_state(state["rng"], self._device)
+
+    def _accumulate(self) -> Tensor:
+        """Forward and backward over the micro-batches; return the mean loss, nats per byte."""
+        total = torch.zeros((), device=self._device)
+        for _ in range(self._train.grad_accum):
+            tokens = self._next_tokens()
+            with autocast(self._device, self._train.precision):
+                loss, states = self._loss(tokens, self._states)
+            (loss / self._train.grad_accum).backward()
+            total += loss.detach()
+            if self._train.tbptt:
+                self._states = [{k: v.detach() for k, v in state.items()} for state in states]
+        return total / self._train.grad_accum
+
+    def _next_tokens(self) -> Tensor:
+        began = time.perf_counter()
+        rows = self.batches.next()
+        self.data_wait += time.perf_counter() - began
+        if isinstance(self.batches, StreamBatches) and self.batches.restarted:
+            self._states = None
+        return to_device(rows, self._device)
+
+    def _fetch(self, flag: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+        """Start copying a device flag to the host; the event says when it has arrived."""
+        if self._device.type != "cuda":
+            return flag, None
+        host = torch.empty((), dtype=torch.bool, pin_memory=True)
+        host.copy_(flag, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        return host, event
+
+
+def rng_state(device: torch.device) -> dict[str, Tensor]:
+    """Return the states of torch's generators that a step may use."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def set_rng_state(states: dict[str, Tensor], device: torch.device) -> None:
+    """Put the generators back to ``states``."""
+    torch.set_rng_state(states["cpu"])
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)
+
+
+def _on(state: State, device: torch.device) -> State:
+    return {key: value.to(device) for key, value in state.items()}

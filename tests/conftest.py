@@ -1,0 +1,92 @@
+"""What every test shares: a private cache, and the rule that required tests are never skipped."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elman.errors import ExitStatus
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """In continuous integration, a skip of a test marked ``required`` is a failure."""
+    report = yield
+    if os.environ.get("CI") == "true" and report.skipped and item.get_closest_marker("required"):
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} is required and was skipped: {report.longrepr}"
+    return report
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    """Return a file of 64 KiB of learnable text."""
+    path = tmp_path / "text.txt"
+    line = b"def add(left, right):\n    return left + right\n\n\n"
+    path.write_bytes((line * (1 + 65536 // len(line)))[:65536])
+    return path
+
+
+# The smallest run that still has every part: a layer, a schedule, a validation.
+TINY = (
+    "model.dim=128",
+    "model.depth=1",
+    "model.n_heads=2",
+    "model.n_state=8",
+    "train.batch_size=4",
+    "train.chunk_size=16",
+    "train.steps=6",
+    "train.val_every=3",
+    "data.val_sample=256",
+    "optim.warmup_steps=2",
+    "log.every=2",
+    "log.tensorboard=false",
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run of the trainer: its folder, exit status and result."""
+
+    folder: Path
+    status: ExitStatus
+    result: dict[str, Any]
+
+    def weights(self) -> dict[str, Any]:
+        """Return the newest kept weights."""
+        from safetensors.torch import load_file
+
+        newest = sorted((self.folder / "checkpoints").glob("step-*"))[-1]
+        return load_file(newest / "model.safetensors")
+
+    def records(self, kind: str) -> list[dict[str, Any]]:
+        """Return the records of one kind in metrics.jsonl."""
+        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+        return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+@pytest.fixture
+def train(tmp_path: Path, text_file: Path) -> Callable[..., Run]:
+    """Return a function that trains the tiny run with more overrides, in this process."""
+    from elman.compose import compose_config
+    from elman.modes.train import run
+
+    def start(*overrides: str, folder: str = "run") -> Run:
+        place = tmp_path / folder
+        place.mkdir(exist_ok=True)
+        named = {override.split("=")[0] for override in overrides}
+        tiny = [setting for setting in TINY if setting.split("=")[0] not in named]
+        if "data.path" not in named:
+            tiny.append(f"data.path={text_file}")
+        status = run(compose_config([*tiny, *overrides]), place)
+        return Run(place, status, json.loads((place / "result.json").read_text()))
+
+    return start

@@ -1,0 +1,161 @@
+"""Scoring and sampling a checkpoint, and ``elman.load``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import elman
+from elman.compose import compose_config
+from elman.errors import ExitStatus, UserError
+from elman.models.generation import choose, generate
+from elman.modes import eval as eval_mode
+from elman.modes import generate as generate_mode
+
+
+def scored(output: str) -> float:
+    row = next(line for line in output.splitlines() if "bits per byte" in line)
+    return float(row.replace("│", "|").split("|")[2])
+
+
+@pytest.mark.parametrize("optim", ["adamw", "schedulefree"])
+def test_eval_of_a_run_reproduces_its_val_bpb(train, capsys, optim: str) -> None:
+    run = train(f"optim={optim}")
+    capsys.readouterr()
+    config = compose_config(["mode=eval", f"eval.checkpoint={run.folder}"])
+    assert eval_mode.run(config, None) == ExitStatus.OK
+    assert scored(capsys.readouterr().out) == pytest.approx(run.result["val_bpb"], abs=5e-5)
+
+
+def test_eval_of_a_file_counts_every_byte_once(train, tmp_path: Path, capsys) -> None:
+    run = train()
+    text = tmp_path / "other.txt"
+    text.write_bytes(bytes(range(256)) * 3 + b"tail")
+    overrides = ["mode=eval", f"eval.checkpoint={run.folder}", f"eval.path={text}"]
+    eval_mode.run(compose_config(overrides), None)
+    windows = capsys.readouterr().out
+    assert "771" in windows
+    eval_mode.run(compose_config([*overrides, "eval.carry_state=true"]), None)
+    carried = capsys.readouterr().out
+    assert "771" in carried and "state carried" in carried
+    assert scored(carried) != scored(windows)
+
+
+def test_carried_state_scores_a_text_as_one_long_forward_does(train, tmp_path: Path, capsys) -> None:
+    run = train()
+    text = b"def add(left, right): return left + right # " * 4
+    (tmp_path / "text").write_bytes(text)
+    overrides = ["mode=eval", f"eval.checkpoint={run.folder}", f"eval.path={tmp_path / 'text'}"]
+    eval_mode.run(compose_config([*overrides, "eval.carry_state=true"]), None)
+    model = elman.load(run.folder)
+    with torch.no_grad():
+        loss, _ = model.loss(torch.tensor([list(text)]))
+    whole = loss.item() / torch.log(torch.tensor(2.0)).item()
+    assert scored(capsys.readouterr().out) == pytest.approx(whole, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("eval.max_bytes=5", "read only with eval.path"),
+        ("eval.path=/nowhere/at/all", "eval.path=/nowhere/at/all"),
+        ("eval.checkpoint=/nowhere", "no such folder"),
+    ],
+)
+def test_wrong_settings_of_eval_are_named(train, override: str, message: str) -> None:
+    run = train()
+    overrides = ["mode=eval", f"eval.checkpoint={run.folder}", override]
+    with pytest.raises(UserError, match=message):
+        eval_mode.run(compose_config(overrides), None)
+
+
+def test_generate_prints_the_prompt_and_streams_its_continuation(train, capsys) -> None:
+    run = train("train.steps=60", "optim.lr=0.01")
+    overrides = ["mode=generate", f"generate.checkpoint={run.folder}", "generate.prompt='def a'"]
+    config = compose_config([*overrides, "generate.max_bytes=40"])
+    assert generate_mode.run(config, None) == ExitStatus.OK
+    first = capsys.readouterr().out
+    assert first.startswith("def a")
+    generate_mode.run(config, None)
+    assert capsys.readouterr().out == first
+    generate_mode.run(compose_config([*overrides, "generate.seed=1"]), None)
+    assert capsys.readouterr().out != first
+
+
+def test_a_byte_costs_the_same_late_as_early(train) -> None:
+    model = elman.load(train().folder)
+    calls: list[int] = []
+    forward = model.forward
+
+    def counting(tokens_bt, states=None):
+        calls.append(tokens_bt.shape[1])
+        return forward(tokens_bt, states)
+
+    model.forward = counting  # type: ignore[method-assign]
+    assert len(list(generate(model, b"prompt", 30))) == 30
+    assert calls == [6] + [1] * 29
+
+
+def test_generation_equals_forward_over_the_whole_text(train) -> None:
+    model = elman.load(train("model.use_conv=true", "train.steps=40", "optim.lr=0.01").folder)
+    text = list(b"def ") + list(generate(model, b"def ", 25, temperature=0))
+    with torch.no_grad():
+        logits_btv, _ = model(torch.tensor([text]))
+    assert logits_btv[0, 3:-1].argmax(-1).tolist() == text[4:]
+
+
+def test_characters_of_several_bytes_come_out_whole(train, capsys, monkeypatch) -> None:
+    run = train()
+    monkeypatch.setattr(generate_mode, "generate", lambda *_, **__: iter("é→\n".encode() + b"\xff"))
+    config = compose_config(["mode=generate", f"generate.checkpoint={run.folder}"])
+    generate_mode.run(config, None)
+    assert capsys.readouterr().out == "é→\n\ufffd\n"
+
+
+class TestChoose:
+    """The filters of sampling, on logits whose probabilities are known."""
+
+    logits_v = torch.log(torch.tensor([0.1, 0.4, 0.2, 0.3]))
+
+    def drawn(self, **settings: float) -> set[int]:
+        generator = torch.Generator().manual_seed(0)
+        given = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} | settings
+        return {
+            choose(self.logits_v, given["temperature"], int(given["top_k"]), given["top_p"], generator)
+            for _ in range(300)
+        }
+
+    def test_everything_can_be_drawn(self) -> None:
+        assert self.drawn() == {0, 1, 2, 3}
+
+    def test_temperature_zero_is_greedy(self) -> None:
+        assert self.drawn(temperature=0) == {1}
+
+    def test_top_k(self) -> None:
+        assert self.drawn(top_k=2) == {1, 3}
+
+    def test_top_p_keeps_the_byte_that_crosses_it(self) -> None:
+        assert self.drawn(top_p=0.5) == {1, 3}
+        assert self.drawn(top_p=0.01) == {1}
+
+
+def test_load_gives_an_ordinary_module_in_evaluation_mode(train) -> None:
+    run = train()
+    model = elman.load(run.folder)
+    assert isinstance(model, torch.nn.Module) and not model.training
+    assert model.num_params() == run.result["params"]
+
+
+def test_elman_imports_without_torch_and_unknown_names_fail() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys, elman; assert 'torch' not in sys.modules; print(elman.__version__)"
+    assert subprocess.run([sys.executable, "-c", code], check=True).returncode == 0
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = elman.nothing
+
+

@@ -1,0 +1,292 @@
+"""Whole runs of the trainer: numbers, stops, resumption, non-finite values, memory."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from elman.errors import ExitStatus, UserError
+from elman.models.language_model import LanguageModel
+from elman.modes import train as train_mode
+from elman.training import trainer as trainer_module
+
+Train = Callable[..., object]
+
+
+def same_weights(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
+
+
+def test_a_run_leaves_everything_about_it(train) -> None:
+    run = train("log.tensorboard=true")
+    assert run.status == ExitStatus.OK
+    names = {path.name for path in run.folder.iterdir()}
+    assert names >= {
+        "config.yaml",
+        "metrics.jsonl",
+        "result.json",
+        "checkpoints",
+        "tensorboard",
+        "loss.png",
+    }
+    assert (run.folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert list((run.folder / "tensorboard").glob("events.*"))
+    result = run.result
+    assert (result["status"], result["error"], result["contended"]) == ("ok", None, False)
+    assert (result["steps"], result["tokens"]) == (6, 6 * 4 * 16)
+    assert result["loss_steps"] == 6
+    losses = [record["loss"] for record in run.records("step")]
+    assert result["loss"] == pytest.approx(sum(losses) / 6)
+    assert result["bpb"] == pytest.approx(result["loss"] / math.log(2))
+    assert result["val_tokens"] == 256
+    assert result["params"] == sum(w.numel() for w in run.weights().values())
+    assert len(result["data"]["sha256"]) == 64
+    assert result["environment"]["packages"]["torch"] == torch.__version__
+    assert result["backend"] == "reference"
+
+
+def test_every_number_has_its_definition(train) -> None:
+    result = train().result
+    plain = {"loss_steps", "val_tokens", "val_step", "memory_estimate_bytes", "contended"}
+    defined = set(result["definitions"]) | plain | {"reload_difference_bpb"}
+    numbers = {key for key, value in result.items() if isinstance(value, int | float)}
+    assert numbers <= defined
+
+
+def test_the_loss_falls(train) -> None:
+    run = train("train.steps=80", "optim.lr=0.01", "train.val_every=null")
+    losses = [record["loss"] for record in run.records("step")]
+    assert sum(losses[-10:]) / 10 < 0.5 * losses[0]
+    assert run.result["val_bpb"] < 0.5 * 8
+
+
+def test_same_seed_same_run_bit_for_bit_and_another_seed_another(train) -> None:
+    first, again = train(folder="a"), train(folder="b")
+    other = train("train.seed=7", folder="c")
+    assert first.records("step") == again.records("step")
+    assert same_weights(first.weights(), again.weights())
+    assert first.records("step") != other.records("step")
+
+
+RESUMED = {
+    "adamw": [],
+    "constant": ["optim.schedule=constant"],
+    "schedulefree": ["optim=schedulefree"],
+    "legacy": ["optim=legacy"],
+    "tbptt": ["train.tbptt=true", "model.use_conv=true"],
+    "accumulation": ["train.grad_accum=2"],
+    "dropout": ["model.dropout=0.3"],
+    "recomputation": ["train.activation_checkpointing=true", "model.dropout=0.3"],
+}
+
+
+@pytest.mark.required
+@pytest.mark.parametrize("overrides", RESUMED.values(), ids=RESUMED)
+def test_resuming_is_bitwise_the_same_run(train, overrides: list[str]) -> None:
+    whole = train("train.steps=9", *overrides, folder="whole")
+    half = train("train.steps=9", *overrides, folder="half")
+    _cut_back(half.folder, train, overrides)
+    resumed = train("train.steps=9", f"train.resume={half.folder}", *overrides, folder="half")
+    after = [record for record in resumed.records("step") if record["step"] > 4]
+    expected = [record for record in whole.records("step") if record["step"] > 4]
+    assert after[-len(expected) :] == expected
+    assert same_weights(whole.weights(), resumed.weights())
+    assert resumed.result["loss"] == whole.result["loss"]
+    assert resumed.result["val_bpb"] == whole.result["val_bpb"]
+
+
+def _cut_back(folder: Path, train, overrides: list[str]) -> None:
+    """Leave in ``folder`` what a run of nine steps that was stopped after the fourth leaves."""
+    import shutil
+
+    shutil.rmtree(folder)
+
+    class Stop(trainer_module.Trainer):
+        def _after_step(self) -> None:
+            super()._after_step()
+            if self.stepper.step == 4:
+                self._save()
+                raise RuntimeError("stopped by the test")
+
+    original = train_mode.Trainer
+    train_mode.Trainer = Stop
+    try:
+        stopped = train("train.steps=9", *overrides, folder=folder.name)
+    finally:
+        train_mode.Trainer = original
+    assert stopped.status == ExitStatus.FAILED
+    assert stopped.result["status"] == "crash"
+    assert "stopped by the test" in stopped.result["error"]
+
+
+def test_earlier_results_are_kept_numbered(train) -> None:
+    run = train("train.steps=3")
+    again = train("train.steps=5", f"train.resume={run.folder}")
+    assert again.result["steps"] == 5
+    assert json.loads((run.folder / "result-001.json").read_text())["steps"] == 3
+    assert [record["step"] for record in again.records("session")] == [0, 3]
+
+
+def test_resuming_a_finished_run_says_what_to_name(train) -> None:
+    run = train()
+    with pytest.raises(UserError, match=r"budget is used up .* larger train\.steps"):
+        train(f"train.resume={run.folder}")
+
+
+def test_init_from_takes_the_weights_and_nothing_else(train) -> None:
+    source = train(folder="source")
+    run = train(f"train.init_from={source.folder}", "train.steps=1", "optim.lr=1e-30", folder="new")
+    assert run.result["steps"] == 1
+    for name, weight in run.weights().items():
+        assert torch.allclose(weight, source.weights()[name], atol=1e-12)
+
+
+def test_minutes_bound_a_run_and_validation_does_not_count(train) -> None:
+    run = train("~train.steps", "train.minutes=0.05", "train.val_every=20")
+    assert run.status == ExitStatus.OK
+    assert 3.0 <= run.result["seconds"]["train"] < 4.0
+    assert run.result["seconds"]["validation"] > 0
+
+
+def test_accumulated_loss_is_a_mean_per_byte(train) -> None:
+    one = train("train.steps=1", folder="one").result["loss"]
+    four = train("train.steps=1", "train.grad_accum=4", folder="four").result["loss"]
+    assert four == pytest.approx(one, rel=0.1)
+
+
+def test_a_non_finite_step_never_reaches_the_weights(train) -> None:
+    # One step at this rate is finite and ruins the weights; the second step's loss is not finite.
+    huge = ["optim.lr=1e30", "optim.warmup_steps=0", "optim.schedule=constant"]
+    run = train(*huge, "train.steps=50", folder="huge")
+    before = train(*huge, "train.steps=1", "data.val_sample=16", folder="one")
+    assert run.status == ExitStatus.NON_FINITE
+    assert run.result["status"] == "nan"
+    assert run.result["steps"] == 1
+    assert same_weights(run.weights(), before.weights())
+    refused = run.records("step")[-1]
+    assert (refused["step"], refused["applied"]) == (2, False)
+
+
+@pytest.mark.parametrize("name", ["adamw", "schedulefree", "legacy"])
+def test_a_nan_gradient_stops_the_run_with_the_weights_of_before(
+    train, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    taken: list[int] = []
+    begin = LanguageModel.begin_step
+
+    def spoil(model: LanguageModel) -> None:
+        taken.append(1)
+        if len(taken) == 4:
+            model.embedding.register_hook(lambda grad: grad * float("nan"))
+        begin(model)
+
+    good = train(f"optim={name}", "train.steps=3", "optim.warmup_steps=1", folder="good")
+    monkeypatch.setattr(LanguageModel, "begin_step", spoil)
+    bad = train(f"optim={name}", "train.steps=9", "optim.warmup_steps=1", folder="bad")
+    assert (bad.status, bad.result["steps"]) == (ExitStatus.NON_FINITE, 3)
+    if name == "legacy" or name == "schedulefree":  # a cosine depends on the number of steps
+        assert same_weights(good.weights(), bad.weights())
+    assert all(torch.isfinite(weight).all() for weight in bad.weights().values())
+
+
+def test_a_step_that_cannot_fit_ends_before_anything_is_allocated(
+    train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from elman.compose import compose_config
+    from elman.training.memory import estimate_memory
+
+    monkeypatch.setattr(train_mode, "available_memory", lambda device: 700 << 20)
+    overrides = ("train.batch_size=512", "train.chunk_size=64")
+    run = train(*overrides)
+    assert run.status == ExitStatus.OUT_OF_MEMORY
+    assert (run.result["status"], "steps" in run.result) == ("oom", False)
+    message = run.result["error"]
+    assert "a step of 512 rows of 64 bytes needs about" in message
+    fits = int(message.split("train.batch_size=")[1].split()[0])
+    assert 1 <= fits < 512
+    tiny = ["model.dim=128", "model.depth=1", "model.n_heads=2", "model.n_state=8"]
+    config = compose_config([*tiny, "train.chunk_size=64", f"train.batch_size={fits}"])
+    assert estimate_memory(config).total <= 700 << 20
+
+
+def test_running_out_of_memory_on_the_way_is_no_crash(
+    train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*args: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+
+    monkeypatch.setattr(trainer_module.Stepper, "take", exhausted)
+    run = train()
+    assert run.status == ExitStatus.OUT_OF_MEMORY
+    assert "Tried to allocate" in run.result["error"]
+
+
+def test_data_that_shrinks_under_a_run_is_one_clear_line(
+    train, text_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = LanguageModel.begin_step
+
+    def shrink(model: LanguageModel) -> None:
+        with text_file.open("r+b") as stream:
+            stream.truncate(100)
+        begin(model)
+
+    monkeypatch.setattr(LanguageModel, "begin_step", shrink)
+    run = train()
+    assert (run.status, run.result["status"]) == (ExitStatus.FAILED, "crash")
+    assert "text.txt" in run.result["error"] and "100" in run.result["error"]
+
+
+def test_a_full_disk_at_the_end_is_not_called_ok(train, monkeypatch: pytest.MonkeyPatch) -> None:
+    from elman.training import checkpoints
+
+    usage = type("usage", (), {"free": 0})
+    monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda folder: usage)
+    run = train()
+    assert (run.status, run.result["status"]) == (ExitStatus.FAILED, "crash")
+    assert "0 MB free" in run.result["error"]
+    assert run.result["steps"] == 6
+
+
+def test_saved_weights_that_predict_otherwise_are_a_failure(
+    train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = trainer_module.Checkpoint.load_weights
+
+    def wrong(checkpoint: trainer_module.Checkpoint, model: LanguageModel) -> None:
+        kept(checkpoint, model)
+        with torch.no_grad():
+            model.embedding.add_(1.0)
+
+    monkeypatch.setattr(trainer_module.Checkpoint, "load_weights", wrong)
+    run = train()
+    assert run.result["status"] == "crash"
+    assert "the saved weights score" in run.result["error"]
+
+
+def test_reloaded_weights_predict_exactly_the_same(train) -> None:
+    assert train("optim=schedulefree").result["reload_difference_bpb"] == 0.0
+
+
+def test_profile_writes_a_trace(train) -> None:
+    run = train("train.profile=true", "train.steps=8")
+    assert json.loads((run.folder / "profile.json").read_text())["traceEvents"]
+
+
+def test_too_little_memory_for_one_row_names_other_remedies(
+    train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_mode, "available_memory", lambda device: 1 << 20)
+    assert "try train.activation_checkpointing=true or a smaller" in train().result["error"]
+
+
+def test_resuming_on_other_bytes_is_refused(train, text_file: Path) -> None:
+    run = train("train.steps=3")
+    text_file.write_bytes(text_file.read_bytes()[::-1])
+    with pytest.raises(UserError, match=r"data\.path: .*text\.txt is not what the run was trained"):
+        train("train.steps=5", f"train.resume={run.folder}")
