@@ -1,0 +1,78 @@
+"""From a model's configuration to the model."""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+from torch import nn
+
+from elman.config import VOCAB_SIZE, ModelConfig
+from elman.errors import UserError
+from elman.models import registry
+from elman.models.language_model import LanguageModel
+from elman.models.registry.spec import Cell
+
+
+def build_model(
+    config: ModelConfig,
+    *,
+    backend: str = "auto",
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> LanguageModel:
+    """Build the language model of a configuration, with weights from torch's global generator.
+
+    Args:
+        config: Group ``model``.
+        backend: As ``kernels.backend``.
+        device: Where the weights are made; ``meta`` makes none.
+        dtype: Dtype of the weights; None is torch's default.
+
+    Raises:
+        UserError: the cell has no such backend, or the parameter count is not
+            ``config.expected_params``.
+    """
+    cell = registry.cell(config.cell)
+    layer = layer_class(cell)
+    layers = [
+        layer(config.dim, **config.options, backend=backend, device=device, dtype=dtype)
+        for _ in range(config.depth)
+    ]
+    model = LanguageModel(
+        config.dim, layers, config.wrapper, VOCAB_SIZE, device=device, dtype=dtype
+    )
+    check_params(config, model.num_params())
+    return model
+
+
+def layer_class(cell: Cell) -> type[nn.Module]:
+    """Import and return the layer of a cell.
+
+    Raises:
+        UserError: the declaration names no importable class (a cell of another package).
+    """
+    module_name, _, class_name = cell.layer.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(
+            f"cell {cell.name}: its layer {cell.layer} cannot be imported ({error}); "
+            "mend or reinstall the package that declares it"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise UserError(
+            f"cell {cell.name}: its layer {cell.layer} is not an nn.Module class; "
+            "mend the package that declares it"
+        )
+    return found
+
+
+def check_params(config: ModelConfig, params: int) -> None:
+    """Raise UserError unless ``params`` is what the model's YAML expects, if it says."""
+    expected = config.expected_params
+    if expected is not None and params != expected:
+        raise UserError(
+            f"model.expected_params={expected}: {config.name} has {params} parameters; "
+            f"use model.expected_params={params} or model.expected_params=null"
+        )

@@ -1,0 +1,66 @@
+"""Depthwise causal convolution over time whose history is carried between calls.
+
+Shape legend: b batch, t time, c channels, k taps, p = k - 1 past steps.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class CausalConv(nn.Module):
+    """y_t = bias + sum_j w_j * x_{t-(k-1)+j}: the last tap multiplies the current step.
+
+    Initial values U(-1/sqrt(k), 1/sqrt(k)), PyTorch's own for a depthwise convolution
+    (matrix-state specification 2, vector-state specification 2.2).
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        taps: int,
+        *,
+        bias: bool,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels, taps, device=device, dtype=dtype))
+        self.bias = (
+            nn.Parameter(torch.empty(channels, device=device, dtype=dtype)) if bias else None
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the taps and the bias."""
+        bound = 1 / math.sqrt(self.weight.shape[1])
+        nn.init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, x_btc: Tensor, history_bpc: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Convolve one stretch of time.
+
+        Args:
+            x_btc: Input.
+            history_bpc: The k - 1 inputs before it; None is zeros.
+
+        Returns:
+            The output and the history of the next stretch.
+        """
+        channels, taps = self.weight.shape
+        if history_bpc is None:
+            history_bpc = x_btc.new_zeros(x_btc.shape[0], taps - 1, channels)
+        padded = torch.cat([history_bpc.to(x_btc.dtype), x_btc], dim=1)
+        y_bct = functional.conv1d(padded.mT, self.weight.unsqueeze(1), self.bias, groups=channels)
+        # A copy: a view would keep the whole padded input alive between calls.
+        return y_bct.mT, padded[:, x_btc.shape[1] :].clone()
+
+    def extra_repr(self) -> str:
+        """Return the sizes, for printing."""
+        channels, taps = self.weight.shape
+        return f"{channels}, taps={taps}, bias={self.bias is not None}"

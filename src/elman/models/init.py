@@ -1,0 +1,91 @@
+"""Initial values of weights, in place, from torch's global generator.
+
+Every function works on the meta device, where it draws nothing. Bounds and distributions:
+vector-state specification 2.3, matrix-state specification 2 and 12.1.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+def xavier_(weight: Tensor, gain: float = 1.0) -> None:
+    """Fill a matrix [out, in] from U(-l, l), l = gain * sqrt(6 / (in + out))."""
+    nn.init.xavier_uniform_(weight, gain=gain)
+
+
+def xavier_blocks_(weight: Tensor, blocks: int) -> None:
+    """Fill ``blocks`` equal row blocks of a matrix, each with the Xavier bound of its own shape."""
+    assert weight.shape[0] % blocks == 0
+    for block in weight.chunk(blocks):
+        xavier_(block)
+
+
+def xavier_column_blocks_(weight: Tensor, blocks: int) -> None:
+    """Fill ``blocks`` equal column blocks of a matrix, each with its own shape's Xavier bound."""
+    assert weight.shape[1] % blocks == 0
+    for block in weight.chunk(blocks, dim=1):
+        xavier_(block)
+
+
+def normal_(weight: Tensor, std: float = 0.02) -> None:
+    """Fill a tensor from N(0, std^2)."""
+    nn.init.normal_(weight, std=std)
+
+
+def linear_default_(weight: Tensor) -> None:
+    """Fill a matrix [out, in] as PyTorch's Linear does: U(-1/sqrt(in), 1/sqrt(in))."""
+    bound = 1 / math.sqrt(weight.shape[1])
+    nn.init.uniform_(weight, -bound, bound)
+
+
+@torch.no_grad()
+def orthogonal_(weight: Tensor, gain: float = 1.0) -> None:
+    """Fill a square matrix with ``gain`` times a random orthogonal matrix."""
+    weight.copy_(gain * _random_orthogonal(weight))
+
+
+@torch.no_grad()
+def s4d_(weight: Tensor) -> None:
+    """Fill a square matrix with Q diag(l) Q^T, Q random orthogonal, l linear in [0.99, 0.9999].
+
+    Symmetric with positive eigenvalues, hence no oscillating modes.
+    """
+    q = _random_orthogonal(weight)
+    eigenvalues = torch.linspace(0.99, 0.9999, weight.shape[0], dtype=q.dtype, device=q.device)
+    weight.copy_((q * eigenvalues) @ q.T)
+
+
+@torch.no_grad()
+def mamba_decay_(a_log: Tensor, dt_bias: Tensor) -> None:
+    """Fill the parameters of decay = exp(-exp(a_log) * softplus(logit + dt_bias)).
+
+    exp(a_log) is uniform in (0, 16); softplus(dt_bias) is log-uniform in [0.001, 0.1].
+    """
+    a_log.copy_(_positive_uniform(a_log, 16.0).log())
+    low, high = math.log(0.001), math.log(0.1)
+    unit = torch.rand(dt_bias.shape, dtype=torch.float32, device=dt_bias.device)
+    dt = (low + (high - low) * unit).exp().clamp(min=1e-4)
+    dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))
+
+
+def _positive_uniform(like: Tensor, high: float) -> Tensor:
+    """Draw from U(0, high) without 0, whose logarithm would be -inf."""
+    unit = torch.rand(like.shape, dtype=torch.float32, device=like.device)
+    return high * unit.clamp(min=2.0**-24)
+
+
+def _random_orthogonal(like: Tensor) -> Tensor:
+    """Draw an orthogonal matrix, uniformly, in fp32 or wider."""
+    rows, columns = like.shape
+    assert rows == columns
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    gaussian = torch.randn(like.shape, dtype=dtype, device=like.device)
+    q: Tensor
+    r: Tensor
+    q, r = torch.linalg.qr(gaussian)
+    # QR alone fixes the signs of R's diagonal; putting them into Q makes Q uniform.
+    return q * r.diagonal().sign()

@@ -1,0 +1,134 @@
+"""The one language model that every cell is trained in.
+
+Shape legend: b batch, t time, d model width, v vocabulary; bt1 is [B, T + 1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from elman.models import init
+from elman.models.layers.mixer import Mixer
+from elman.models.norm import LayerNorm, RMSNorm
+from elman.models.state import State
+from elman.ops.precision import compute_dtype, wide_dtype
+
+Wrapper = Literal["rms", "legacy_ln"]
+_NORMS: dict[Wrapper, type[RMSNorm] | type[LayerNorm]] = {"rms": RMSNorm, "legacy_ln": LayerNorm}
+
+
+class LanguageModel(nn.Module):
+    """Byte embedding, norm and mixer per layer, final norm, head tied to the embedding.
+
+    lm-and-training specification 1.1 and 1.2. ``rms``: RMSNorm, the sum of all mixer outputs held
+    in fp32, the last output added at the final norm. ``legacy_ln``: LayerNorm with bias and a
+    residual in the model's compute dtype, the wrapper of counts before 2026-01-11.
+
+    Args:
+        dim: Model width.
+        layers: Mixers ``(x [B, T, dim], state) -> (y [B, T, dim], state)``.
+        wrapper: ``rms`` or ``legacy_ln``.
+        vocab_size: Number of tokens; 256 for bytes.
+        device: Device of the embedding and the norms.
+        dtype: Their dtype.
+
+    Attributes:
+        activation_checkpointing: Recompute each mixer in the backward pass of a training step.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        layers: Sequence[nn.Module],
+        wrapper: Wrapper = "rms",
+        vocab_size: int = 256,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.wrapper = wrapper
+        self.activation_checkpointing = False
+        self.embedding = nn.Parameter(torch.empty(vocab_size, dim, device=device, dtype=dtype))
+        init.normal_(self.embedding)
+        norm = _NORMS[wrapper]
+        self.norms = nn.ModuleList(norm(dim, device=device, dtype=dtype) for _ in layers)
+        self.layers = nn.ModuleList(layers)
+        self.final_norm = norm(dim, device=device, dtype=dtype)
+
+    def forward(
+        self, tokens_bt: Tensor, states: Sequence[State] | None = None
+    ) -> tuple[Tensor, list[State]]:
+        """Predict the next token at every position.
+
+        Args:
+            tokens_bt: Tokens, any integer dtype.
+            states: One state per layer, as returned before; None starts a sequence.
+
+        Returns:
+            Logits [B, T, vocabulary] in the compute dtype, and the states after the last token.
+        """
+        x_btd = functional.embedding(tokens_bt.long(), self.embedding)
+        run = self._rms if self.wrapper == "rms" else self._legacy
+        x_btd, carried = run(x_btd, [None] * len(self.layers) if states is None else states)
+        return functional.linear(x_btd, self.embedding), carried
+
+    def loss(
+        self, tokens_bt1: Tensor, states: Sequence[State] | None = None
+    ) -> tuple[Tensor, list[State]]:
+        """Predict the last T of T + 1 tokens from those before.
+
+        Args:
+            tokens_bt1: Tokens, any integer dtype, T >= 1.
+            states: As in :meth:`forward`.
+
+        Returns:
+            Mean cross entropy in nats per predicted token, a scalar in fp32 (fp64 for an fp64
+            model), and the states after the T-th token.
+        """
+        logits_btv, carried = self(tokens_bt1[:, :-1], states)
+        wide = logits_btv.to(wide_dtype(logits_btv.dtype))
+        targets_bt = tokens_bt1[:, 1:].long()
+        return functional.cross_entropy(wide.flatten(0, 1), targets_bt.flatten()), carried
+
+    def begin_step(self) -> None:
+        """Advance every power iteration once; the trainer calls this once per optimizer step."""
+        for module in self.modules():
+            if isinstance(module, Mixer):
+                module.begin_step()
+
+    def num_params(self) -> int:
+        """Return the number of parameters, the tied head counted once, frozen ones included."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def _rms(self, x_btd: Tensor, states: Iterable[State | None]) -> tuple[Tensor, list[State]]:
+        carried = []
+        stream_btd = x_btd.to(wide_dtype(x_btd.dtype))
+        for norm, layer, state in zip(self.norms, self.layers, states, strict=True):
+            x_btd, new_state = self._mix(layer, norm(stream_btd), state)
+            stream_btd = stream_btd + x_btd
+            carried.append(new_state)
+        return self.final_norm(stream_btd), carried
+
+    def _legacy(self, x_btd: Tensor, states: Iterable[State | None]) -> tuple[Tensor, list[State]]:
+        carried = []
+        dtype = compute_dtype(x_btd, x_btd.dtype)
+        x_btd = x_btd.to(dtype)
+        for norm, layer, state in zip(self.norms, self.layers, states, strict=True):
+            y_btd, new_state = self._mix(layer, norm(x_btd), state)
+            x_btd = x_btd + y_btd.to(dtype)
+            carried.append(new_state)
+        return self.final_norm(x_btd), carried
+
+    def _mix(self, layer: nn.Module, x_btd: Tensor, state: State | None) -> tuple[Tensor, State]:
+        if self.activation_checkpointing and self.training and torch.is_grad_enabled():
+            y_btd, new_state = checkpoint(layer, x_btd, state, use_reentrant=False)
+        else:
+            y_btd, new_state = layer(x_btd, state)
+        return y_btd, new_state

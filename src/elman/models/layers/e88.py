@@ -1,0 +1,225 @@
+"""Layer E88: a delta rule on a matrix state per head, with tanh around the state.
+
+Shape legend: b batch, t time, d model width, c projected channels, h heads, n key width of a
+head, v value width of a head, i = h*v.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from elman.models import init
+from elman.models.conv import CausalConv
+from elman.models.layers.decay import ConstantDecay, Decay, MambaDecay, SigmoidDecay
+from elman.models.layers.gates import self_gate, unit
+from elman.models.layers.mixer import Mixer
+from elman.models.norm import rms_norm
+from elman.models.registry.e88 import CELL
+from elman.models.registry.spec import Value
+from elman.models.state import State
+from elman.ops.matrix_state.op import delta_rule
+from elman.ops.precision import wide_dtype
+
+
+class E88(Mixer):
+    """S' = tanh(decay S + (v - S k) k^T), y = S' q, per head (matrix-state specification 12).
+
+    State: ``S`` [B, H, v, n] (value rows, key columns; the specification writes its transpose) in
+    fp32 or wider, and with use_conv ``conv``, the last d_conv - 1 inputs of the convolution.
+
+    Every projection of the input is a row block of one matrix, hence one GEMM: q, k, [v],
+    [decay], [write], [mix], [gate], in this order.
+    """
+
+    cell = CELL
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Value,
+    ) -> None:
+        super().__init__(dim, backend=backend, **options)
+        to: dict[str, Any] = {"device": device, "dtype": dtype}
+        given = self.settings
+        self.heads = given.count("n_heads")
+        self.key_width = given.count("n_state")
+        self.width = int(self.heads * self.key_width * given.number("expansion"))
+        self.value_width = self.width // self.heads
+        self.rows = self._row_blocks()
+        self.in_proj = nn.Parameter(torch.empty(sum(self.rows.values()), dim, **to))
+        self.conv = (
+            CausalConv(self._qkv_channels, given.count("d_conv"), bias=False, **to)
+            if given.flag("use_conv")
+            else None
+        )
+        self.decay = self._make_decay(to)
+        self.value_residual = self._parameter("use_value_residual", self.heads, to)
+        self.norm_gain = self._parameter("use_output_norm", None, to)
+        if given.flag("phantom_norm_gain"):
+            self.phantom_gain = nn.Parameter(torch.empty(self.value_width, **to), False)
+        self.mix = given.word("head_mix")
+        if self.mix == "weighted_sum":
+            self.head_weights = nn.Parameter(torch.empty(self.heads, **to))
+        kept = self.width if self.mix in ("concat", "per_head") else self.value_width
+        self.out_proj = nn.Parameter(torch.empty(dim, kept, **to))
+        self.dropout = nn.Dropout(given.number("dropout"))
+        self.reset_parameters()
+
+    @property
+    def _qkv_channels(self) -> int:
+        keys = 2 * self.heads * self.key_width
+        return keys if self.settings.flag("tie_kv") else keys + self.width
+
+    def _row_blocks(self) -> dict[str, int]:
+        """Return the row blocks of the input projection and their heights, in order."""
+        given = self.settings
+        blocks = {"qkv": self._qkv_channels}
+        if given.word("decay_mode") in ("mamba", "simple"):
+            blocks["decay"] = self.heads
+        if given.flag("use_write_gate"):
+            blocks["write"] = self.heads
+        if given.word("head_mix") == "input_weighted":
+            blocks["mix"] = self.heads
+        if given.flag("use_gate"):
+            blocks["gate"] = self.width
+        return blocks
+
+    def _make_decay(self, to: dict[str, Any]) -> Decay | None:
+        mode = self.settings.word("decay_mode")
+        if mode == "mamba":
+            return MambaDecay(self.heads, **to)
+        if mode == "constant":
+            return ConstantDecay(self.heads, **to)
+        return SigmoidDecay() if mode == "simple" else None
+
+    def _parameter(self, option: str, heads: int | None, to: dict[str, Any]) -> nn.Parameter | None:
+        """Return an unfilled parameter [heads, v] or [v] if ``option`` is on."""
+        if not self.settings.flag(option):
+            return None
+        shape = (self.value_width,) if heads is None else (heads, self.value_width)
+        return nn.Parameter(torch.empty(shape, **to))
+
+    def reset_parameters(self) -> None:
+        """Draw every weight anew, block by block with each block's own bound."""
+        with torch.no_grad():
+            blocks = self._split(self.in_proj, dim=0)
+            self._reset_qkv(blocks.pop("qkv"))
+            for name, block in blocks.items():
+                if name == "write":
+                    init.linear_default_(block)
+                else:
+                    init.xavier_(block)
+        if self.conv is not None:
+            self.conv.reset_parameters()
+        if self.decay is not None:
+            self.decay.reset_parameters()
+        for gain in (self.value_residual, self.norm_gain, getattr(self, "phantom_gain", None)):
+            if gain is not None:
+                nn.init.ones_(gain)
+        if self.mix == "weighted_sum":
+            nn.init.constant_(self.head_weights, 1 / self.heads)
+        if self.mix == "per_head":
+            init.xavier_column_blocks_(self.out_proj, self.heads)
+        else:
+            init.xavier_(self.out_proj)
+
+    def _split(self, stacked: Tensor, dim: int) -> dict[str, Tensor]:
+        """Return the row blocks, of the input projection or of what it yields, by name."""
+        parts = torch.split(stacked, list(self.rows.values()), dim=dim)
+        return dict(zip(self.rows, parts, strict=True))
+
+    def _reset_qkv(self, weight: Tensor) -> None:
+        given = self.settings
+        if given.flag("tie_kv") or given.word("qkv_init") == "separate":
+            keys = self.heads * self.key_width
+            for block in torch.split(weight, [keys, keys, weight.shape[0] - 2 * keys]):
+                if block.shape[0]:
+                    init.xavier_(block)
+        else:
+            init.xavier_(weight)
+
+    def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
+        state = state or {}
+        projected_btc = functional.linear(x_btd, self.in_proj)
+        parts = self._split(projected_btc, dim=-1)
+        carried: State = {}
+        qkv_btc = parts["qkv"]
+        if self.conv is not None:
+            qkv_btc, carried["conv"] = self.conv(qkv_btc, state.get("conv"))
+        q_bthn, k_bthn, v_bthv = self._heads(qkv_btc)
+        y_bthv, carried["S"] = delta_rule(
+            q_bthn,
+            k_bthn,
+            v_bthv,
+            decay_bthr=self._decay(parts.get("decay"), x_btd),
+            write_bth=torch.sigmoid(parts["write"]) if "write" in parts else None,
+            state_bhvn=self._matrix(state.get("S"), q_bthn),
+            linear_state=self.settings.flag("linear_state"),
+            backend=self.backend_for(x_btd),
+        )
+        y_bthv = self._finish(y_bthv, v_bthv, parts.get("gate"))
+        mixed_bti = self._mix(y_bthv, parts.get("mix")).to(projected_btc.dtype)
+        return self.dropout(functional.linear(mixed_bti, self.out_proj)), carried
+
+    def _heads(self, qkv_btc: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, k [.., h, n] and v [.., h, v], activated and normalised."""
+        given = self.settings
+        if given.flag("use_silu"):
+            qkv_btc = functional.silu(qkv_btc)
+        qkv_btc = qkv_btc.to(wide_dtype(qkv_btc.dtype))
+        keys = self.heads * self.key_width
+        q_bthn, k_bthn = (
+            torch.unflatten(part, -1, (self.heads, self.key_width))
+            for part in (qkv_btc[..., :keys], qkv_btc[..., keys : 2 * keys])
+        )
+        v_bthv = k_bthn
+        if not given.flag("tie_kv"):
+            v_bthv = torch.unflatten(qkv_btc[..., 2 * keys :], -1, (self.heads, self.value_width))
+        if given.flag("use_l2_norm"):
+            q_bthn, k_bthn = unit(q_bthn), unit(k_bthn)
+        return q_bthn, k_bthn, v_bthv
+
+    def _decay(self, logits_bth: Tensor | None, x_btd: Tensor) -> Tensor | None:
+        """Return the decay [b, t, h, 1] in fp32 or wider, or None where there is none."""
+        if self.decay is None:
+            return None
+        decay_bth: Tensor = self.decay(x_btd if logits_bth is None else logits_bth)
+        return decay_bth.unsqueeze(-1)
+
+    def _matrix(self, s_bhvn: Tensor | None, q_bthn: Tensor) -> Tensor:
+        if s_bhvn is not None:
+            return s_bhvn
+        return q_bthn.new_zeros(q_bthn.shape[0], self.heads, self.value_width, self.key_width)
+
+    def _finish(self, y_bthv: Tensor, v_bthv: Tensor, gate_bti: Tensor | None) -> Tensor:
+        """Apply value residual, self gate, output norm and gate, in this order."""
+        if self.value_residual is not None:
+            y_bthv = y_bthv + self.value_residual * v_bthv
+        if self.settings.flag("use_self_gate"):
+            y_bthv = self_gate(y_bthv)
+        if self.norm_gain is not None:
+            y_bthv = rms_norm(y_bthv, self.norm_gain)
+        if gate_bti is not None:
+            silu = self.settings.word("gate_activation") == "silu"
+            gate_bti = functional.silu(gate_bti) if silu else torch.sigmoid(gate_bti)
+            y_bthv = y_bthv * torch.unflatten(gate_bti, -1, y_bthv.shape[-2:])
+        return y_bthv
+
+    def _mix(self, y_bthv: Tensor, mix_bth: Tensor | None) -> Tensor:
+        """Return what the output projection reads: heads side by side, or their weighted sum."""
+        if self.mix in ("concat", "per_head"):
+            return y_bthv.flatten(-2)
+        if self.mix == "sum":
+            return y_bthv.sum(-2)
+        logits = self.head_weights if mix_bth is None else mix_bth
+        weights = torch.softmax(logits.to(y_bthv.dtype), dim=-1)
+        return (weights.unsqueeze(-1) * y_bthv).sum(-2)

@@ -1,0 +1,127 @@
+"""What every layer shares: options checked by the cell's declaration, and a choice of backend."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from elman.errors import UserError
+from elman.kernels.backends import check_backend, choose_backend
+from elman.models.registry.spec import Cell, Value
+from elman.models.state import State
+
+
+class Settings:
+    """The checked and complete options of one layer, read by type."""
+
+    def __init__(self, values: Mapping[str, Value]) -> None:
+        self.values = dict(values)
+
+    def flag(self, name: str) -> bool:
+        """Return a true-or-false option."""
+        value = self.values[name]
+        assert isinstance(value, bool)
+        return value
+
+    def count(self, name: str) -> int:
+        """Return a whole-number option."""
+        value = self.values[name]
+        assert type(value) is int
+        return value
+
+    def number(self, name: str) -> float:
+        """Return a real-number option."""
+        value = self.values[name]
+        assert isinstance(value, float)
+        return value
+
+    def word(self, name: str) -> str:
+        """Return a string option."""
+        value = self.values[name]
+        assert isinstance(value, str)
+        return value
+
+
+class Mixer(nn.Module):
+    """A layer ``(x [B, T, dim], state) -> (y [B, T, dim], state)`` of one cell.
+
+    Args:
+        dim: Model width, at least 1.
+        backend: As ``kernels.backend``.
+        options: The cell's options; those not given have the declared defaults.
+
+    Raises:
+        UserError: an option or the backend is unknown, wrong, or impossible with the others.
+    """
+
+    cell: ClassVar[Cell]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "cell" in vars(cls):
+            cls.__signature__ = _signature(cls.cell)  # type: ignore[attr-defined]
+
+    def __init__(self, dim: int, *, backend: str = "auto", **options: Value) -> None:
+        super().__init__()
+        if type(dim) is not int or dim < 1:
+            raise UserError(f"dim={dim}: expected a whole number of at least 1, as in dim=512")
+        self.dim = dim
+        self.settings = Settings(self.cell.parse_options(dim, options))
+        self.backend = check_backend(self.cell, backend)
+
+    def reset_parameters(self) -> None:
+        """Draw every weight anew from torch's global generator."""
+        raise NotImplementedError
+
+    def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Continue the sequence.
+
+        Args:
+            x_btd: Input, T >= 1 steps.
+            state: What the previous call returned; None starts a sequence.
+
+        Returns:
+            The output, in the dtype of the projections, and the state after the last step.
+        """
+        raise NotImplementedError
+
+    def begin_step(self) -> None:
+        """Advance what moves once per optimizer step (power iterations); most cells have none."""
+
+    def backend_for(self, x_btd: Tensor) -> str:
+        """Return the backend that runs this call."""
+        return choose_backend(self.cell, self.backend, x_btd.device.type)
+
+    def extra_repr(self) -> str:
+        """Return the options that differ from their defaults, for printing."""
+        options = self.cell.options
+        changed = (
+            f"{name}={value}"
+            for name, value in self.settings.values.items()
+            if value != options[name].default
+        )
+        return ", ".join((str(self.dim), *changed))
+
+
+def _signature(cell: Cell) -> inspect.Signature:
+    """Return the constructor's signature with the cell's options spelled out, for help()."""
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    options = [
+        inspect.Parameter(name, keyword, default=option.default, annotation=type(option.default))
+        for name, option in cell.options.items()
+    ]
+    return inspect.Signature(
+        [
+            inspect.Parameter("dim", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=int),
+            *options,
+            inspect.Parameter("backend", keyword, default="auto", annotation=str),
+            inspect.Parameter(
+                "device", keyword, default=None, annotation=torch.device | str | None
+            ),
+            inspect.Parameter("dtype", keyword, default=None, annotation=torch.dtype | None),
+        ]
+    )

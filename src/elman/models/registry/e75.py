@@ -1,0 +1,33 @@
+"""Cell E75: delta rule with a forget gate for each value row, and a self gate."""
+
+from __future__ import annotations
+
+from elman.models.registry.spec import Cell, Option
+from elman.models.registry.width import wide_enough
+
+_OPTIONS = {
+    "n_heads": Option(
+        4, "heads, each with its own state; 1 is the single-head form", minimum=1, size=True
+    ),
+    "n_state": Option(32, "rows and columns of a head's state", minimum=1, size=True),
+    "expansion": Option(1.0, "width of the first projection over dim", above=0, size=True),
+    "use_conv": Option(False, "causal convolution before the first silu", size=True),
+    "d_conv": Option(4, "taps of the convolution", minimum=2, size=True, needs={"use_conv": True}),
+    "dropout": Option(
+        0.0,
+        "dropout of the layer's output (n_heads=1: of the cell's output)",
+        minimum=0,
+        maximum=1,
+    ),
+}
+
+
+CELL = Cell(
+    name="e75",
+    engine="matrix_state",
+    layer="elman.models.layers.e75:E75",
+    equation="S' = tanh(beta > S + (v - S k) k^T), y = S' q, out = y silu(y)",
+    source="seed 004; matrix-state specification 10 and 11",
+    options=_OPTIONS,
+    rule=wide_enough,
+)

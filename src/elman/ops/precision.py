@@ -1,0 +1,29 @@
+"""Which dtype computes what: autocast's for products, fp32 or wider for states and statistics."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of states and statistics beside ``dtype``: fp32, or fp64 for fp64."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def compute_dtype(x: Tensor, model_dtype: torch.dtype) -> torch.dtype:
+    """Return autocast's dtype where it is on for the device of ``x``, else the model's own."""
+    device_type = x.device.type
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
+    return model_dtype
+
+
+def no_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """Return a context in which operations on the device of ``x`` keep their inputs' dtypes."""
+    device_type = x.device.type
+    if torch.amp.is_autocast_available(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return nullcontext()

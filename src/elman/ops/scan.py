@@ -1,0 +1,57 @@
+"""The reference time loop: segments of time, recomputed in the backward pass when they are large.
+
+Shape legend: t time (first axis of every sequence here); the other axes belong to the caller.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+SAVED_STATES_LIMIT = 256 * 2**20
+"""Bytes of states that one call may keep for its backward pass without recomputation.
+
+Below it a call runs as one segment at full speed; above it only the states between segments of
+about sqrt(T) steps are kept, at the price of a second forward pass. The limit is per call, that
+is per layer and micro-batch."""
+
+Segment = Callable[..., tuple[Tensor, Tensor]]
+"""``segment(state, *inputs_t) -> (outputs_t, state)``: the plain loop over some steps of time."""
+
+
+def segment_length(steps: int, step_bytes: int) -> int:
+    """Return how many steps a segment has when each step keeps ``step_bytes`` bytes of state."""
+    if steps * step_bytes <= SAVED_STATES_LIMIT:
+        return steps
+    return math.ceil(math.sqrt(steps))
+
+
+def scan(segment: Segment, state: Tensor, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Run ``segment`` over all of time; its gradient comes from autograd.
+
+    Args:
+        segment: The loop over consecutive steps. It must be a pure function of its arguments.
+        state: State before the first step; one step's saved state has its size.
+        inputs: Sequences of equal length T >= 1, time first.
+
+    Returns:
+        Outputs of all steps, time first, and the state after the last one. With gradients enabled
+        and more than SAVED_STATES_LIMIT bytes of states, each segment is computed again in the
+        backward pass and peak memory grows with sqrt(T) states instead of T.
+    """
+    steps = inputs[0].shape[0]
+    length = segment_length(steps, state.numel() * state.element_size())
+    if length == steps or not torch.is_grad_enabled():
+        return segment(state, *inputs)
+    outputs = []
+    # split, not indexing: the gradient of all slices is then one concatenation.
+    for slices in zip(*(torch.split(sequence, length) for sequence in inputs), strict=True):
+        output, state = checkpoint(
+            segment, state, *slices, use_reentrant=False, preserve_rng_state=False
+        )
+        outputs.append(output)
+    return torch.cat(outputs), state

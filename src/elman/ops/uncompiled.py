@@ -1,0 +1,20 @@
+"""Keeping torch.compile out of loops over time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import torch
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def uncompiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Make torch.compile run ``function`` as it is; what stands around it still compiles.
+
+    A compiler would unroll the loop, thousands of operations for one layer.
+    """
+    disabled: Callable[_P, _R] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return disabled
