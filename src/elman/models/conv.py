@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from elman.models.init import no_decay
+
 
 class CausalConv(nn.Module):
     """y_t = bias + sum_j w_j * x_{t-(k-1)+j}: the last tap multiplies the current step.
@@ -29,7 +31,7 @@ class CausalConv(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(channels, taps, device=device, dtype=dtype))
+        self.weight = no_decay(torch.empty(channels, taps, device=device, dtype=dtype))
         self.bias = (
             nn.Parameter(torch.empty(channels, device=device, dtype=dtype)) if bias else None
         )

@@ -12,6 +12,13 @@ import torch
 from torch import Tensor, nn
 
 
+def no_decay(values: Tensor) -> nn.Parameter:
+    """Return a parameter that weight decay leaves alone: no matrix, although it has two axes."""
+    parameter = nn.Parameter(values)
+    parameter.no_weight_decay = True  # type: ignore[attr-defined]
+    return parameter
+
+
 def xavier_(weight: Tensor, gain: float = 1.0) -> None:
     """Fill a matrix [out, in] from U(-l, l), l = gain * sqrt(6 / (in + out))."""
     nn.init.xavier_uniform_(weight, gain=gain)

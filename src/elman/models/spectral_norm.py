@@ -1,10 +1,12 @@
-"""Spectral normalisation of a recurrent matrix, with an explicit power iteration.
+"""Spectral normalisation of a recurrent matrix or a product, with an explicit power iteration.
 
 The iteration advances only in :meth:`SpectralNorm.advance`, which the trainer causes once per
 optimizer step. Forward passes, evaluation and recomputation all see the same vectors.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +23,9 @@ class SpectralNorm(nn.Module):
 
     ``W_eff = W * radius / (sigma + 1e-8)`` with ``sigma = |u^T W v|``, differentiable in W with
     u and v constant. The estimate sigma approaches from below while the iteration converges.
+
+    W may be given as factors, W = F_1 F_2 ..., each differentiable; their product is never formed
+    (vector-state specification 3.3).
 
     Args:
         size: Rows and columns of the matrix.
@@ -45,26 +50,34 @@ class SpectralNorm(nn.Module):
         self.register_buffer("v", torch.zeros(size, device=device, dtype=wide))
 
     @torch.no_grad()
-    def reset(self, weight: Tensor) -> None:
+    def reset(self, *factors: Tensor) -> None:
         """Draw a new direction and advance once, so that sigma is defined before training."""
         self.u.copy_(functional.normalize(torch.randn_like(self.u), dim=0))
-        self.advance(weight)
+        self.advance(*factors)
 
     @torch.no_grad()
-    def advance(self, weight: Tensor) -> None:
-        """Run three power iterations with the current weight."""
-        with no_autocast(weight):
-            matrix = weight.detach().to(self.u.dtype)
+    def advance(self, *factors: Tensor) -> None:
+        """Run three power iterations with the current matrix, given whole or as its factors."""
+        with no_autocast(self.u):
+            wide = [factor.detach().to(self.u.dtype) for factor in factors]
             for _ in range(ITERATIONS):
-                self.v.copy_(_unit(self.u @ matrix))
-                self.u.copy_(_unit(matrix @ self.v))
+                self.v.copy_(_unit(_times_product(self.u, wide)))
+                self.u.copy_(_unit(_product_times(wide, self.v)))
+
+    def scale(self, *factors: Tensor) -> Tensor:
+        """Return radius / (sigma + 1e-8), a scalar in fp32 or wider, with its gradient."""
+        with no_autocast(self.u):
+            wide = [factor.to(self.u.dtype) for factor in factors]
+            return self.radius / ((self.u @ _product_times(wide, self.v)).abs() + EPS)
 
     def forward(self, weight: Tensor) -> Tensor:
         """Return the matrix that the recurrence uses, in fp32 or wider."""
-        with no_autocast(weight):
-            matrix = weight.to(self.u.dtype)
-            sigma = (self.u @ (matrix @ self.v)).abs()
-            return matrix * (self.radius / (sigma + EPS))
+        return weight.to(self.u.dtype) * self.scale(weight)
+
+    def factors(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        """Return two factors whose product is the rescaled one, each by the root of the scale."""
+        root = self.scale(left, right).sqrt()
+        return left.to(root.dtype) * root, right.to(root.dtype) * root
 
     def extra_repr(self) -> str:
         """Return the settings, for printing."""
@@ -74,3 +87,17 @@ class SpectralNorm(nn.Module):
 def _unit(vector: Tensor) -> Tensor:
     norm: Tensor = torch.linalg.vector_norm(vector)
     return vector / (norm + EPS)
+
+
+def _product_times(factors: Sequence[Tensor], vector: Tensor) -> Tensor:
+    """Return F_1 (F_2 (... vector))."""
+    for factor in reversed(factors):
+        vector = factor @ vector
+    return vector
+
+
+def _times_product(vector: Tensor, factors: Sequence[Tensor]) -> Tensor:
+    """Return ((vector F_1) F_2) ..."""
+    for factor in factors:
+        vector = vector @ factor
+    return vector

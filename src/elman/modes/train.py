@@ -189,7 +189,7 @@ class _Session:
         result: dict[str, Any] = {
             "status": status.value,
             "error": self._error,
-            "contended": False,
+            "contended": None,
             "model": config.model.name,
             "cell": config.model.cell,
             "config_hash": config_hash(config),

@@ -39,7 +39,7 @@ DEFINITIONS = {
     "seconds.train": (
         "training time: wall time after one discarded step, without validation and checkpoints"
     ),
-    "contended": "another process used the device during the run",
+    "contended": "another process used the device during the run; null: nobody watched",
 }
 
 # Dense bf16 tensor-core peaks in FLOP/s, from NVIDIA's data sheets; matched by substring.

@@ -60,7 +60,7 @@ class E75(Mixer):
         )
         # Rows: k, v, q, beta; in each, one block of n rows for every head.
         self.cell_proj = nn.Parameter(torch.empty(4 * width, inner, device=device, dtype=dtype))
-        self.forget_bias = nn.Parameter(
+        self.forget_bias = init.no_decay(
             torch.empty(self.heads, self.size, device=device, dtype=dtype)
         )
         self.out_proj = nn.Parameter(torch.empty(dim, width, device=device, dtype=dtype))

@@ -105,7 +105,7 @@ class E88(Mixer):
         if not self.settings.flag(option):
             return None
         shape = (self.value_width,) if heads is None else (heads, self.value_width)
-        return nn.Parameter(torch.empty(shape, **to))
+        return init.no_decay(torch.empty(shape, **to))
 
     def reset_parameters(self) -> None:
         """Draw every weight anew, block by block with each block's own bound."""

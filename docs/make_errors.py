@@ -1,0 +1,246 @@
+"""Writes docs/errors.md: wrong commands and the one line that each prints.
+
+Run it after a change to a message: ``python docs/make_errors.py``. A test runs every command of
+the page and compares.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import os
+import shlex
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from elman.cli import main
+from elman.compose import compose_config
+from elman.launch.run_folder import write_config
+
+PAGE = Path(__file__).with_name("errors.md")
+# What the page shows in place of the folder that the commands ran in.
+HOME = "/home/you"
+INTRODUCTION = """\
+# What a wrong command prints
+
+Every mistake in a command is one line on the terminal, exit status 2, before torch is imported and
+before anything is written to the disk. The line says what is wrong, where, and what to type.
+Written by `docs/make_errors.py`; a test runs every command below.
+"""
+CASES: dict[str, list[str]] = {
+    "Settings that do not exist": [
+        "train.minute=3",
+        "+train.minute=3",
+        "++train.minute=3",
+        "train.bacth_size=8",
+        "steps=100",
+        "lr=1e-3",
+        "train.steps.x=3",
+        "+foo=bar",
+        "+train.seed=3",
+        "~train.minutes",
+        "~optim",
+        "hydra.rnu.dir=x",
+    ],
+    "Groups and their choices": [
+        "modle=e1",
+        "model=e88f_h32n61",
+        "model=E88f_h32n16",
+        "model=transformer",
+        "model=",
+        "model=null",
+        "'model=[e1,e42]'",
+        "train=foo",
+        "'train={steps:3}'",
+        "optim=adam",
+        "mode=evaluate",
+        "mode=foo",
+        "kernels=cpu",
+        "+optim=legacy",
+        "++optim=legacy",
+        "model@x=e1",
+        "modle/x=e1",
+        "cell=e1",
+    ],
+    "Wrong types and impossible values": [
+        "train.steps=abc",
+        "train.steps=1.5",
+        "train.steps=0",
+        "train.steps=",
+        "'train.steps=[1,2]'",
+        "'train.steps={a:1}'",
+        "train.minutes=-5",
+        "train.batch_size=null",
+        "train.tbptt=maybe",
+        "train.device=gpu",
+        "train.seed=-1",
+        "kernels.backend=cdua",
+        "optim.lr=fast",
+        "optim.lr=nan",
+        "optim.final_lr_ratio=2",
+        "optim.name=foo",
+        "optim.name=legacy",
+        "data.path=3",
+        "data.val_bytes=0",
+        "model.dim=100",
+        "model.dim=abc",
+        "model.n_state=0",
+        "model.wrapper=ln",
+        "model.cell=e1",
+        "'train.steps=${foo}'",
+        "'train.steps=${foo:1}'",
+    ],
+    "Settings that nothing would read": [
+        "eval.checkpoint=run",
+        "eval=foo",
+        "optim=schedulefree optim.schedule=cosine",
+        "model=e1 model.n_heads=4",
+        "mode=eval eval.checkpoint=run train.minutes=3",
+        "mode=eval eval.checkpoint=run model=e1",
+        "mode=generate generate.checkpoint=run eval.batch_size=4",
+        "mode=eval eval.checkpoint=run hydra.run.dir=x",
+    ],
+    "Missing settings and files": [
+        "mode=eval",
+        "mode=generate",
+        "mode=eval eval.checkpoint=nowhere",
+        "mode=eval eval=foo",
+        "train.init_from=nowhere",
+        "data.path=nowhere.txt",
+        "'data.path=*.nowhere'",
+        "data.path=notes",
+        "data.path=empty.txt",
+        "data.path=short.txt",
+    ],
+    "Commands that cannot be read": [
+        "foo",
+        "evl",
+        "train.steps",
+        "train.steps==3",
+        "'train.steps=[1,2'",
+        '"data.path=\'a"',
+        "=3",
+        "train..steps=3",
+        "'a b=3'",
+        "data.path=a=b.txt",
+        "'train.steps=int(abc)'",
+        "'train.steps=twice(3)'",
+        "train.steps=3 foo",
+    ],
+    "Flags": [
+        "--foo",
+        "--multrun",
+        "--steps=100",
+        "--batch-size 4",
+        "--cfg jbo",
+        "--cfg",
+        "--cfg job -p tarin",
+        "-m --cfg job",
+        "--resolve",
+        "-p train",
+        "-sc",
+        "--help=me",
+        "--config-dir nowhere",
+        "--config-name nowhere",
+        "--config-path nowhere",
+        "'hydra.searchpath=[file://nowhere]'",
+    ],
+    "Sweeps": [
+        "model=e1,e42",
+        "'train.steps=range(1,4)'",
+        "data.path=book.txt,notes",
+        "-m train.steps=3,abc",
+        "-m model=e1,e43 train.steps=3",
+        "-m train.minute=1,2",
+        "-m model=e1,e88_tiny model.n_heads=4",
+        "-m 'train.steps=interval(1,5)'",
+        "-m 'model=glob(zz*)'",
+        "-m hydra.job.name=a,b",
+        "-m hydra.mode=RUN model=e1,e42",
+        "-m hydra.run.dir=x model=e1,e42",
+        "-m hydra.sweep.dir=notes model=e1,e42",
+        "-m train.resume=run,run",
+        "-m foo",
+    ],
+    "Run folders": [
+        "hydra.run.dir=run",
+        "hydra.run.dir=notes",
+        "hydra.run.dir=book.txt",
+        "train.resume=nowhere",
+        "train.resume=notes",
+        "train.resume=run/checkpoints",
+        "train.resume=busy",
+        "train.resume=run model=e1",
+        "train.resume=run model.dim=512",
+        "train.resume=run optim=legacy",
+        "train.resume=run train.seed=7",
+        "train.resume=run optim.schedule=constant",
+        "train.resume=run train.steps=0",
+        "train.resume=run hydra.run.dir=x",
+    ],
+    "Your own YAML files": [
+        "--config-dir mine model=broken",
+        "--config-dir mine model=misspelled",
+        "--config-dir mine model=lost",
+        "--config-dir mine model=mien",
+    ],
+}
+
+
+def make_files(folder: Path) -> None:
+    """Make the files that the commands of the page name."""
+    (folder / "notes").mkdir()
+    (folder / "notes" / "todo.txt").write_text("nothing\n")
+    (folder / "book.txt").write_text("It was a dark and stormy night.\n" * 10_000)
+    (folder / "short.txt").write_text("It was a dark and stormy night.\n")
+    (folder / "empty.txt").touch()
+    for name in ("run", "busy"):
+        (folder / name / "checkpoints").mkdir(parents=True)
+        write_config(folder / name, compose_config(["optim=schedulefree", "train.steps=100"]))
+    (folder / "busy" / ".lock").write_text("4242\n")
+    models = folder / "mine" / "model"
+    models.mkdir(parents=True)
+    (models / "broken.yaml").write_text("dim: 256\ndepth: [2\n")
+    cell = "defaults: [/cell/e88@_here_, _self_]\ndim: 256\ndepth: 2\n"
+    (models / "misspelled.yaml").write_text(cell + "n_haeds: 4\n")
+    (models / "lost.yaml").write_text(cell.replace("e88@", "e888@"))
+    (models / "mine.yaml").write_text(cell)
+
+
+@contextlib.contextmanager
+def surroundings(folder: Path) -> Iterator[None]:
+    """Make ``folder`` the current one, with the files of the page and a run that is under way."""
+    before = Path.cwd()
+    make_files(folder)
+    os.chdir(folder)
+    try:
+        with (folder / "busy" / ".lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+    finally:
+        os.chdir(before)
+
+
+def outcome(command: str) -> tuple[int, str, str]:
+    """Run one command here and return its exit status, its output and what it said of errors."""
+    output, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        status = main(shlex.split(command))
+    here = str(Path.cwd())
+    return status, output.getvalue(), errors.getvalue().replace(here, HOME)
+
+
+def page() -> str:
+    """Return the whole page."""
+    parts = [INTRODUCTION]
+    with tempfile.TemporaryDirectory() as folder, surroundings(Path(folder).resolve()):
+        for title, commands in CASES.items():
+            entries = [f"$ elman {command}\n{outcome(command)[2]}" for command in commands]
+            parts.append(f"## {title}\n\n```text\n" + "\n".join(entries) + "```\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,36 @@
+"""Cell E23: Elman recurrence beside a tape of memory slots, read and written by attention."""
+
+from __future__ import annotations
+
+from elman.models.registry.gated import EXPANSION, PROJECTIONS
+from elman.models.registry.spec import Cell, Option
+from elman.models.registry.width import wide_enough
+
+CELL = Cell(
+    name="e23",
+    engine="tape",
+    layer="elman.models.layers.e23:E23",
+    equation="h' = tanh(W_h h + W_x u + r M + b), M' = (1 - w) M + w (W_r h'), out = h' silu(z)",
+    source="seed 003; vector-state specification 3.4",
+    options={
+        "n_slots": Option(8, "memory slots of the tape", minimum=1, size=True),
+        "initial_tape": Option(
+            "seeded",
+            "tape that a sequence starts from: seeded fixed N(0, 1) values, kept in checkpoints; "
+            "zero the published one, whose slots stay identical for ever",
+            choices=("seeded", "zero"),
+        ),
+        "tape_seed": Option(
+            0, "seed of the initial tape", minimum=0, needs={"initial_tape": "seeded"}
+        ),
+        "write": Option(
+            "full",
+            "value that the tape is written with: full W_r h'; identity h'; shared W_h h'",
+            choices=("full", "identity", "shared"),
+            size=True,
+        ),
+        **EXPANSION,
+        **PROJECTIONS,
+    },
+    rule=wide_enough,
+)

@@ -1,0 +1,20 @@
+"""Cell E60: a residual step of learned size, normalised after each step."""
+
+from __future__ import annotations
+
+from elman.models.registry.gated import SKELETON
+from elman.models.registry.spec import Cell, Option
+from elman.models.registry.width import wide_enough
+
+CELL = Cell(
+    name="e60",
+    engine="dense",
+    layer="elman.models.layers.e60:E60",
+    equation="h' = rmsnorm(h + alpha tanh(W_h h + W_x u + b)), out = h' silu(h')",
+    source="vector-state specification 3.12",
+    options={
+        "tied": Option(False, "one Xavier matrix for input and state, W_x = W_h", size=True),
+        **SKELETON,
+    },
+    rule=wide_enough,
+)

@@ -1,0 +1,17 @@
+"""Cell E66: gated mix of the state and a candidate that reads it through a low-rank product."""
+
+from __future__ import annotations
+
+from elman.models.registry.gated import SKELETON, rank_option
+from elman.models.registry.spec import Cell
+from elman.models.registry.width import wide_enough
+
+CELL = Cell(
+    name="e66",
+    engine="dense",
+    layer="elman.models.layers.e66:E66",
+    equation="h' = al h + (1 - al) tanh(U V h + W_x u + b), al = sigma(W_a u + b_a)",
+    source="seed 004; vector-state specification 4.6",
+    options={**rank_option("max(D // 4, 16)"), **SKELETON},
+    rule=wide_enough,
+)
