@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hydra import compose, initialize_config_module
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from elman.config import RunConfig, validate
 from elman.models import registry
+
+if TYPE_CHECKING:  # pydantic costs 0.1 s, which completion and --help need not pay
+    from elman.config import RunConfig
 
 CONFIG_MODULE = "elman.conf"
 CONFIG_NAME = "config"
@@ -32,7 +34,7 @@ def register_cells() -> None:
     """
     store = ConfigStore.instance()
     for cell in registry.cells().values():
-        node = {
+        node: dict[str, Any] = {
             "name": None,
             "cell": cell.name,
             "dim": "???",
@@ -49,31 +51,78 @@ def compose_config(overrides: Sequence[str] = ()) -> RunConfig:
     """Return the typed configuration of ``elman <overrides>``.
 
     Raises:
-        UserError: a setting is unknown, of the wrong type or impossible.
-        hydra.errors.HydraException: the overrides cannot be parsed or composed.
+        UserError: an override cannot be read, or a setting is unknown, of the wrong type or
+            impossible.
     """
+    from elman.messages import in_our_words
+
+    with in_our_words(overrides):
+        tree = compose_tree(overrides)
+        return typed_config(tree, tree.hydra.runtime.choices["model"], named_keys(overrides))
+
+
+def compose_tree(overrides: Sequence[str] = ()) -> DictConfig:
+    """Return the untyped tree of ``elman <overrides>``, Hydra's own section included."""
     register_cells()
+    # Not the global state of a command line that may be running around this call.
+    outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
-    with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
-        tree = compose(CONFIG_NAME, overrides=list(overrides), return_hydra_config=True)
-    return typed_config(tree, tree.hydra.runtime.choices["model"], named_keys(overrides))
+    try:
+        with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+            return compose(CONFIG_NAME, overrides=list(overrides), return_hydra_config=True)
+    finally:
+        GlobalHydra.instance().hydra = outer
 
 
 def typed_config(tree: DictConfig, model_name: str, named: frozenset[str]) -> RunConfig:
     """Validate a composed tree; ``named`` are the dotted keys that the user named."""
-    plain: dict[str, Any] = {
-        str(key): OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-        for key, node in tree.items()
-        if key not in OTHER_SECTIONS
-    }
+    from elman.config import validate
+
+    return validate(plain_tree(tree, model_name), named)
+
+
+def plain_tree(tree: DictConfig, model_name: str) -> dict[str, Any]:
+    """Return a composed tree as plain containers, interpolations resolved, without ``hydra``.
+
+    Raises:
+        omegaconf.errors.OmegaConfBaseException: an interpolation leads nowhere, or a mandatory
+            value is missing.
+    """
+    plain: dict[str, Any] = {}
+    for key in tree:
+        if key in OTHER_SECTIONS:
+            continue
+        node = tree[key]
+        plain[str(key)] = (
+            OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
+            if OmegaConf.is_config(node)
+            else node
+        )
     if isinstance(model := plain.get("model"), dict) and model.get("name") is None:
         model["name"] = model_name
-    return validate(plain, named)
+    return plain
 
 
 def named_keys(overrides: Sequence[str]) -> frozenset[str]:
-    """Return the keys of ``key=value`` overrides, without Hydra's ``+`` and ``~`` marks."""
-    return frozenset(override.split("=", 1)[0].lstrip("+~") for override in overrides)
+    """Return the keys of ``key=value`` overrides, without Hydra's ``+`` and ``~`` marks.
+
+    Hydra's own settings are left out.
+    """
+    keys = (override.split("=", 1)[0].lstrip("+~") for override in overrides)
+    return frozenset(key for key in keys if not is_hydra_key(key))
+
+
+def typed_overrides(tree: DictConfig, kind: Literal["task", "hydra"]) -> list[str]:
+    """Return the overrides of a composed tree as typed: the job's own, or those of Hydra."""
+    # Unresolved: what a person typed may hold ${...}.
+    typed = OmegaConf.to_container(tree.hydra.overrides[kind], resolve=False)
+    assert isinstance(typed, list)
+    return [str(text) for text in typed]
+
+
+def is_hydra_key(key: str) -> bool:
+    """Whether a key or group belongs to Hydra itself."""
+    return key == "hydra" or key.startswith(("hydra.", "hydra/"))
 
 
 def as_tree(container: Mapping[str, Any]) -> DictConfig:

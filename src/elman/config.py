@@ -6,12 +6,14 @@ raises one :class:`~elman.errors.UserError` that names the key. Nothing here imp
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from elman.errors import UserError, did_you_mean
+from elman.errors import UserError, did_you_mean, nearest
 from elman.models import registry
 from elman.models.registry.spec import Value
 
@@ -255,6 +257,43 @@ class RunConfig(Section):
 
 
 _MODEL_KEYS = tuple(key for key in ModelConfig.model_fields if key != "options")
+_OPTIMISERS: dict[str, type[Section]] = {
+    "adamw": AdamWConfig,
+    "schedulefree": ScheduleFreeConfig,
+    "legacy": LegacyConfig,
+}
+# Sections without a group of files: the file of their mode brings them.
+_MODE_SECTIONS = ("eval", "generate")
+_SECTIONS: dict[str, type[Section]] = {
+    "data": DataConfig,
+    "train": TrainConfig,
+    "kernels": KernelsConfig,
+    "log": LogConfig,
+    "eval": EvalConfig,
+    "generate": GenerateConfig,
+}
+
+
+@dataclass(frozen=True)
+class Mode:
+    """What the rest of the program knows of a mode before its module is imported.
+
+    Args:
+        reads: Sections of the configuration that it reads; naming a key of another is an error.
+        makes_folder: Whether a job of this mode gets a run folder.
+    """
+
+    reads: frozenset[str]
+    makes_folder: bool = False
+
+
+MODES: dict[str, Mode] = {
+    "train": Mode(
+        frozenset({"model", "data", "optim", "train", "kernels", "log"}), makes_folder=True
+    ),
+    "eval": Mode(frozenset({"eval", "kernels"})),
+    "generate": Mode(frozenset({"generate", "kernels"})),
+}
 
 
 def validate(tree: Mapping[str, Any], named: frozenset[str] = frozenset()) -> RunConfig:
@@ -268,13 +307,17 @@ def validate(tree: Mapping[str, Any], named: frozenset[str] = frozenset()) -> Ru
     Raises:
         UserError: one line with the key, what is wrong with it, and what to type.
     """
-    sections = {key: value for key, value in tree.items()}
+    sections = dict(tree)
+    for key in sorted(named):
+        if unread := _unread(key, sections.get("mode")):
+            raise UserError(unread)
+    _refuse_optimiser_by_key(sections.get("optim"), named)
     if isinstance(model := sections.get("model"), Mapping):
         sections["model"] = _split_model(model, named)
     try:
         return RunConfig.model_validate(sections)
     except ValidationError as error:
-        raise UserError(_first_problem(error)) from None
+        raise UserError(_first_problem(error, sections)) from None
 
 
 def flatten(config: RunConfig) -> dict[str, Any]:
@@ -291,22 +334,107 @@ def size_keys(cell_name: str) -> frozenset[str]:
     return frozenset(f"model.{key}" for key in sizes | {"cell", "dim", "depth", "wrapper"})
 
 
+def known_keys(tree: Mapping[str, Any] | None = None) -> list[str]:
+    """Return every dotted key: all cells, optimisers and modes, or those that ``tree`` chose."""
+    chosen = tree or {}
+    mode, cell, optim = (_chosen(chosen, path) for path in ("mode", "model.cell", "optim.name"))
+    cells = [registry.cells()[cell]] if cell in registry.cells() else registry.cells().values()
+    optims = [_OPTIMISERS[optim]] if optim in _OPTIMISERS else _OPTIMISERS.values()
+    keys = [f"model.{key}" for key in _MODEL_KEYS]
+    keys += [f"model.{name}" for declared in cells for name in declared.options]
+    keys += [f"optim.{key}" for section in optims for key in section.model_fields]
+    keys += [f"{name}.{key}" for name, part in _SECTIONS.items() for key in part.model_fields]
+    read = MODES[mode].reads if mode in MODES else {key.split(".")[0] for key in keys}
+    return ["mode", *dict.fromkeys(key for key in keys if key.split(".")[0] in read)]
+
+
+def unknown_key(key: str, value: str, tree: Mapping[str, Any] | None = None) -> str:
+    """Word the error of a key that composition does not know, given what the tree chose.
+
+    Args:
+        key: Dotted key or group as the user typed it, without ``+``.
+        value: Its value as typed.
+        tree: The sections that compose without it, if they do.
+    """
+    section, _, name = key.partition(".")
+    if unread := _unread(key, (tree or {}).get("mode", "train")):
+        return unread
+    if key in known_keys():
+        return _known_elsewhere(key, section, tree or {})
+    if key in RunConfig.model_fields:
+        return whole_section(key, value)
+    if section == "model" and name and (cell := _chosen(tree or {}, "model.cell")):
+        return _not_an_option(name, cell)
+    keys = known_keys(tree)
+    groups = [group for group in RunConfig.model_fields if group not in _MODE_SECTIONS]
+    # `steps=100` and `lr=1e-3` mean the one key that ends so; `modle=e1` means a group.
+    best = next((known for known in keys if known.split(".")[-1] == key), None)
+    best = best or nearest(key, keys if name else groups) or nearest(key, known_keys())
+    hint = f"did you mean {best}={value}?" if best else "`elman --cfg job` prints every setting"
+    return f"{key}={value}: no such setting; {hint}"
+
+
+def _known_elsewhere(key: str, section: str, tree: Mapping[str, Any]) -> str:
+    if section == "optim":
+        owners = [name for name, part in _OPTIMISERS.items() if key[6:] in part.model_fields]
+        return (
+            f"{key}: optim={_chosen(tree, 'optim.name')} does not read it; "
+            f"drop it or choose optim={' or optim='.join(owners)}"
+        )
+    if section == "model" and (cell := _chosen(tree, "model.cell")):
+        return _not_an_option(key.removeprefix("model."), cell)
+    return f"{key}: not a setting of the groups chosen here; `elman --cfg job` prints those"
+
+
+def whole_section(section: str, value: str) -> str:
+    """Word the error of a value given to a whole section."""
+    example = next(known for known in known_keys() if known.startswith(f"{section}."))
+    return (
+        f"{section}={value}: {section} is a group of settings; set one of them, as in {example}=..."
+    )
+
+
+def _unread(key: str, mode: Any) -> str | None:
+    """Return the error line if a known mode does not read the section of ``key``."""
+    section = re.split(r"[./@]", key)[0]
+    readers = [name for name, declared in MODES.items() if section in declared.reads]
+    if mode not in MODES or not readers or mode in readers:
+        return None
+    ways = " or ".join(f"mode={reader}" for reader in readers)
+    drop = f"drop it or use {ways}" if mode != "train" else f"add {ways} or drop it"
+    return f"{key}: read only with {ways}, not with mode={mode}; {drop}"
+
+
+def _refuse_optimiser_by_key(optim: Any, named: frozenset[str]) -> None:
+    if "optim.name" not in named or not isinstance(optim, Mapping):
+        return
+    name = optim.get("name")
+    known = _OPTIMISERS.get(name) if isinstance(name, str) else None
+    if known is None or set(optim) != set(known.model_fields):
+        best = nearest(str(name), _OPTIMISERS) or "adamw"
+        raise UserError(
+            f"optim.name={_shown(name)}: choose the optimiser, with its settings, by "
+            f"optim={best}; choices: {', '.join(_OPTIMISERS)}"
+        )
+
+
 def _split_model(model: Mapping[str, Any], named: frozenset[str]) -> dict[str, Any]:
     """Move the cell's options out of the flat ``model`` section, checked and completed."""
     if not isinstance(cell_name := model.get("cell"), str):
         raise UserError("model.cell: missing; choose a model, as in model=e88_tiny")
     cell = registry.cell(cell_name)
-    dim = model.get("dim")
-    if type(dim) is not int:
-        raise UserError(f"model.dim={dim}: expected a whole number, as in model.dim=512")
     given = {key: value for key, value in model.items() if key not in _MODEL_KEYS}
     unknown = [key for key in given if key not in cell.options]
-    if unknown:
-        hint = did_you_mean(unknown[0], (*_MODEL_KEYS, *cell.options))
+    if unknown and "model.cell" in named:
         raise UserError(
-            f"model.{unknown[0]}: cell {cell.name} does not read it{hint}; "
-            f"its options: {', '.join(cell.options)}"
+            f"model.cell={cell_name}: the other settings are those of another cell; "
+            "choose a model of that cell by model=<name>"
         )
+    if unknown:
+        raise UserError(_not_an_option(unknown[0], cell_name))
+    dim = model.get("dim")
+    if type(dim) is not int:
+        raise UserError(f"model.dim={_shown(dim)}: expected a whole number, as in model.dim=512")
     named_options = frozenset(key.removeprefix("model.") for key in named)
     split = {key: model[key] for key in _MODEL_KEYS if key in model}
     split["options"] = cell.parse_options(dim, given, named_options)
@@ -315,48 +443,71 @@ def _split_model(model: Mapping[str, Any], named: frozenset[str]) -> dict[str, A
     return split
 
 
-def _first_problem(error: ValidationError) -> str:
+def _not_an_option(name: str, cell_name: str) -> str:
+    cell = registry.cell(cell_name)
+    hint = did_you_mean(name, (*_MODEL_KEYS, *cell.options))
+    return (
+        f"model.{name}: cell {cell_name} does not read it{hint}; "
+        f"its options: {', '.join(cell.options)}"
+    )
+
+
+def _chosen(tree: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a dotted path, or None."""
+    node: Any = tree
+    for part in path.split("."):
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return node
+
+
+_TYPE_WORDS = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "text or a list of texts",
+    "finite_number": "a finite number",
+}
+_BOUND_WORDS = {
+    "greater_than": ("gt", "greater than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
+
+
+def _first_problem(error: ValidationError, tree: Mapping[str, Any]) -> str:
     """Word the first of pydantic's findings as one line."""
     problem = error.errors()[0]
-    tags = {"adamw", "schedulefree", "legacy"}
-    location = [str(part) for part in problem["loc"] if part not in tags and part != "list[str]"]
-    if location and location[-1] == "str":
-        location = location[:-1]
-    key = ".".join(location)
-    given = problem.get("input")
-    kind = problem["type"]
+    parts = [str(part) for part in problem["loc"]]
+    # pydantic adds the branches of unions, which are no keys: optim.adamw.lr, data.path.str.
+    parts = [
+        p for n, p in enumerate(parts) if n == 0 or p not in (*_OPTIMISERS, "str", "list[str]")
+    ]
+    key, given, kind = ".".join(parts), problem.get("input"), problem["type"]
+    context = problem.get("ctx", {})
     if kind == "extra_forbidden":
-        return f"{key}: no such setting{did_you_mean(key, known_keys())}"
+        return unknown_key(key, _shown(given), tree)
     if kind == "missing":
         return f"{key}: missing; add {key}=..."
-    wording = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     if kind == "value_error":
-        return wording
+        return problem["msg"].removeprefix("Value error, ")
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return whole_section(key, _shown(given))
+    if kind == "literal_error":
+        choices = str(context["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
+        hint = did_you_mean(str(given), choices)
+        return f"{key}={_shown(given)}: expected one of {', '.join(choices)}{hint}"
+    if kind in _BOUND_WORDS:
+        name, words = _BOUND_WORDS[kind]
+        return f"{key}={_shown(given)}: must be {words} {context[name]:g}"
+    wording = _TYPE_WORDS.get(kind, problem["msg"].removeprefix("Input should be "))
     return f"{key}={_shown(given)}: expected {wording}"
 
 
 def _shown(value: Any) -> str:
-    text = str(value).lower() if isinstance(value, bool) else str(value)
+    """Return a value as a person types it, shortened."""
+    text = "null" if value is None else str(value)
+    text = text.lower() if isinstance(value, bool) else text
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def known_keys() -> list[str]:
-    """Return every dotted key of the configuration, all cells and modes included."""
-    keys = ["mode"]
-    keys += [f"model.{key}" for key in _MODEL_KEYS]
-    for cell in registry.cells().values():
-        keys += [f"model.{name}" for name in cell.options]
-    for name, section in _sections():
-        keys += [f"{name}.{key}" for key in section.model_fields]
-    return list(dict.fromkeys(keys))
-
-
-def _sections() -> Iterator[tuple[str, type[Section]]]:
-    yield "data", DataConfig
-    for optim in (AdamWConfig, ScheduleFreeConfig, LegacyConfig):
-        yield "optim", optim
-    yield "train", TrainConfig
-    yield "kernels", KernelsConfig
-    yield "log", LogConfig
-    yield "eval", EvalConfig
-    yield "generate", GenerateConfig

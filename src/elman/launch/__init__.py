@@ -1,0 +1,1 @@
+"""From a composed configuration to running jobs: run folders, sweeps and launchers. No torch."""

@@ -1,0 +1,9 @@
+"""``python -m elman``: the same as the command ``elman``."""
+
+from __future__ import annotations
+
+import sys
+
+from elman.cli import main
+
+sys.exit(main())

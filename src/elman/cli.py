@@ -1,0 +1,237 @@
+"""The command ``elman``: compose, validate, dispatch on mode. Imports no torch.
+
+Hydra runs in the middle; whatever it or the program says about a person's mistake comes out of
+:func:`main` as one line, with exit status 2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from elman import flags
+from elman._version import __version__
+from elman.errors import ExitStatus, UserError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from omegaconf import DictConfig
+
+    from elman.launch.session import Job
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit status.
+
+    Args:
+        argv: Arguments without the program's name; those of the process if None.
+    """
+    try:
+        arguments = flags.parse(sys.argv[1:] if argv is None else argv)
+        if "--version" in arguments.flags:
+            print(f"elman {__version__}")
+            return int(ExitStatus.OK)
+        if "--help" in arguments.flags:
+            from elman.help import help_text
+
+            print(help_text(arguments.flags.get("--config-dir")), end="")
+            return int(ExitStatus.OK)
+        status = _run_hydra(arguments)
+        sys.stdout.flush()
+        return status
+    except UserError as error:
+        return _refuse(error)
+    except KeyboardInterrupt:
+        print("elman: interrupted", file=sys.stderr)
+        return int(ExitStatus.INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output went away (elman --help | head); nobody is left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(ExitStatus.FAILED)
+    except Exception as error:
+        return _report_internal(error, None)
+
+
+def run_task(tree: DictConfig) -> int:
+    """Run the job that the callback prepared; Hydra calls this.
+
+    Nothing but an interruption is raised: Hydra would add lines of its own to an error's.
+    """
+    from elman.launch import session
+
+    state = session.current()
+    try:
+        status = _run_job(state.job or _adopted(tree))
+    except UserError as error:
+        status = _refuse(error)
+    state.status = ExitStatus(status)
+    return status
+
+
+def _adopted(tree: DictConfig) -> Job:
+    """Prepare a job that one of Hydra's own launchers runs: those know no callback before it."""
+    from elman.launch.prepare import adopt
+
+    return adopt(tree)
+
+
+def _run_job(job: Job) -> int:
+    """Run one job in its mode; a new run that could not begin leaves no folder."""
+    from importlib import import_module
+
+    from elman.launch.run_folder import discard_folder
+
+    fresh = job.folder if not job.resumed else None
+    try:
+        # The first place that imports torch.
+        mode = import_module(f"elman.modes.{job.config.mode}")
+        return int(mode.run(job.config, job.folder))
+    except UserError as error:
+        if fresh is not None:
+            discard_folder(fresh)
+        return _refuse(error)
+    except KeyboardInterrupt:
+        if fresh is not None:
+            discard_folder(fresh)
+        raise
+    except Exception as error:
+        return _report_internal(error, job.folder)
+
+
+def _run_hydra(arguments: flags.Arguments) -> int:
+    """Let Hydra compose and dispatch, and return what the job or the sweep left in the session."""
+    import hydra
+
+    from elman.compose import CONFIG_MODULE, CONFIG_NAME, register_cells
+    from elman.launch import session
+    from elman.messages import in_our_words
+
+    register_cells()
+    _register_plugins()
+    state = session.begin(arguments.search_flags)
+    command = hydra.main(f"pkg://{CONFIG_MODULE}", CONFIG_NAME, version_base="1.3")(run_task)
+    try:
+        with _hydra_surroundings(arguments), in_our_words(arguments.overrides, _compose(arguments)):
+            command()
+    except session.Halt as halt:
+        raise halt.cause from None
+    except SystemExit as exited:
+        return exited.code if isinstance(exited.code, int) else int(exited.code is not None)
+    finally:
+        if state.job is not None and state.job.lock is not None:
+            state.job.lock.release()
+    return int(state.status)
+
+
+def _register_plugins() -> None:
+    """Show Hydra our plugins: its own search does not see into an editable install."""
+    from hydra.core.plugins import Plugins
+
+    plugins = Plugins.instance()
+
+    from hydra_plugins.elman_launcher import LocalLauncher
+    from hydra_plugins.elman_sweeper import ElmanSweeper
+
+    for plugin in (LocalLauncher, ElmanSweeper):
+        plugins.register(plugin)
+
+
+@contextlib.contextmanager
+def _hydra_surroundings(arguments: flags.Arguments) -> Iterator[None]:
+    """Give Hydra its arguments and have it raise its errors instead of printing them."""
+    argv, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv = [argv[0], *arguments.for_hydra]
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    # --info is logged, and logging would print a traceback for each line that `| head` cuts off.
+    logging.raiseExceptions = "--info" not in arguments.flags
+    if "--shell-completion" in arguments.flags:
+        _order_completion_line()
+    try:
+        with warnings.catch_warnings(), _package_errors(arguments):
+            # Two mistakes that Hydra only warns of.
+            warnings.filterwarnings("error", message=r"\s*Running Hydra app with --multirun")
+            warnings.filterwarnings("error", message=r"provider=hydra\.searchpath")
+            yield
+    finally:
+        sys.argv = argv
+        del os.environ["HYDRA_FULL_ERROR"]
+        if full is not None:
+            os.environ["HYDRA_FULL_ERROR"] = full
+
+
+@contextlib.contextmanager
+def _package_errors(arguments: flags.Arguments) -> Iterator[None]:
+    """Reword what ``--cfg job -p typo`` prints before it exits."""
+    if "--package" not in arguments.flags:
+        yield
+        return
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            yield
+    except SystemExit:
+        if "not found in config" not in said.getvalue():
+            raise
+        package = arguments.flags["--package"]
+        raise UserError(
+            f"--package {package}: no such group; `elman --cfg job` prints them"
+        ) from None
+    finally:
+        if "not found in config" not in said.getvalue():
+            sys.stderr.write(said.getvalue())
+
+
+def _order_completion_line() -> None:
+    """Put the flags of a line that is being completed first, where Hydra's parser wants them."""
+    line = os.environ.get("COMP_LINE", "")
+    program, *words = line.split() or [""]
+    try:
+        ordered = " ".join([program, *flags.parse(words).for_hydra])
+    except UserError:
+        return
+    os.environ["COMP_LINE"] = ordered + " " * line.endswith(" ")
+
+
+def _compose(arguments: flags.Arguments) -> Callable[[Sequence[str]], DictConfig]:
+    """Return the composition that sees the same YAML files as this command."""
+    from elman.compose import compose_tree
+
+    folder = arguments.flags.get("--config-dir")
+    search = [f"hydra.searchpath=['file://{os.path.abspath(folder)}']"] if folder else []
+    return lambda overrides: compose_tree([*overrides, *search])
+
+
+def _refuse(error: UserError) -> int:
+    from elman.messages import one_line
+
+    print(f"elman: error: {one_line(str(error))}", file=sys.stderr)
+    return int(ExitStatus.USER_ERROR)
+
+
+def _report_internal(error: Exception, folder: Path | None) -> int:
+    """Write the traceback where it can be read later, and say so in one line."""
+    import traceback
+
+    from elman.messages import one_line
+
+    text = "".join(traceback.format_exception(error))
+    if folder is not None:
+        path = str(folder / "train.log")
+        with open(path, "a", encoding="utf-8") as stream:
+            stream.write(text)
+    else:
+        import tempfile
+
+        descriptor, path = tempfile.mkstemp(prefix="elman-", suffix=".log")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+    what = one_line(f"{type(error).__name__}: {error}")
+    print(f"elman: internal error: {what} (traceback in {path})", file=sys.stderr)
+    return int(ExitStatus.FAILED)

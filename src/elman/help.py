@@ -1,0 +1,67 @@
+"""What ``elman --help`` prints. Hydra's own help takes twice as long and lists Hydra's inside."""
+
+from __future__ import annotations
+
+import textwrap
+from importlib.resources import files
+from pathlib import Path
+
+_TEXT = """\
+elman: sequential nonlinear recurrent language models, trained and compared from one command.
+
+usage: elman [-m] [group=choice ...] [group.key=value ...]
+
+  elman                                           a first small run: one minute, on this machine
+  elman model=e88f_h32n16 train.minutes=10        another model, ten minutes
+  elman -m model=e75h4n16,e42 train.steps=500     a sweep: a job for each value, then one table
+  elman train.resume=<run folder>                 continue a stopped run, in its own folder
+  elman mode=eval eval.checkpoint=<run folder>    bits per byte of its newest checkpoint
+
+Every run makes a folder of its own below outputs/: config.yaml, metrics, checkpoints, result.json.
+
+Groups (group=choice picks a file of settings):
+
+{groups}
+
+Keys (group.key=value changes one setting):
+
+  elman --cfg job                   every key with its value; model=... and the like may follow
+  elman --cfg job -p train          those of one group
+  {folder}
+                                    the files behind it, with a comment at every key
+
+Flags:
+
+  -m, --multirun                    sweep: every combination of values separated by commas
+  -c, --cfg job|hydra|all           print the configuration instead of running
+  -p, --package GROUP               with --cfg: only this group
+  --resolve                         with --cfg: values in place of ${{references}}
+  -i, --info [searchpath|...]       where files and plugins were found
+  -cd, --config-dir DIR             your own YAML: DIR/model/mine.yaml is then model=mine
+  -sc install=bash|zsh|fish         shell completion: eval "$(elman -sc install=bash)"
+  --version, --help, --hydra-help
+
+Exit status: 0 ok, 1 crash or failed job, 2 wrong command, 3 non-finite, 4 out of memory,
+5 timeout, 130 interrupted.
+"""
+
+
+def help_text(config_dir: str | None = None) -> str:
+    """Return the help, with the choices of every group.
+
+    Args:
+        config_dir: Value of ``--config-dir``: a folder with more choices.
+    """
+    shipped = Path(str(files("elman.conf")))
+    folders = [shipped, *([Path(config_dir)] if config_dir else [])]
+    choices: dict[str, set[str]] = {}
+    for path in (path for folder in folders for path in folder.glob("*/*.yaml")):
+        choices.setdefault(path.parent.name, set()).add(path.stem)
+    lines = [_entry(name, sorted(choices[name])) for name in sorted(choices) if name != "hydra"]
+    return _TEXT.format(groups="\n".join(lines), folder=shipped)
+
+
+def _entry(name: str, choices: list[str]) -> str:
+    """Return one group and its choices, wrapped."""
+    first, rest = f"  {name:<10}", " " * 12
+    return textwrap.fill(", ".join(choices), 100, initial_indent=first, subsequent_indent=rest)

@@ -1,0 +1,160 @@
+"""From Hydra's composed tree to a job that is ready to run: validated, checked, with a folder.
+
+Imports no torch: everything that a person can have typed wrong is found here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from elman.compose import named_keys, plain_tree, typed_config, typed_overrides
+from elman.config import MODES, RunConfig, flatten
+from elman.errors import UserError
+from elman.launch.resume import is_resume, resumed_config, resumed_folder
+from elman.launch.run_folder import RunLock, claim_folder, make_folder, run_name
+from elman.launch.session import Job
+
+_SILENT_LOG: dict[str, Any] = {"version": 1, "root": None, "disable_existing_loggers": False}
+
+
+def checked_config(tree: DictConfig) -> RunConfig:
+    """Return the typed configuration of a composed tree after every check that needs no torch.
+
+    Raises:
+        UserError: a setting is wrong, or a file or package that it names is not there.
+    """
+    overrides = typed_overrides(tree, "task")
+    named, model_name = named_keys(overrides), str(tree.hydra.runtime.choices["model"])
+    try:
+        config = typed_config(tree, model_name, named)
+    except UserError as error:
+        raise UserError(_with_place(str(error), named, tree.hydra.runtime.choices)) from None
+    if is_resume(config):
+        config = resumed_config(config, plain_tree(tree, model_name), named)
+    _check_files(config)
+    return _anchored(config)
+
+
+def _with_place(line: str, named: frozenset[str], choices: Mapping[str, Any]) -> str:
+    """Add which file a wrong setting stands in, if the user named no such key."""
+    match = re.match(r"((\w+)\.\w+)(=[^:]*)?", line)
+    if match is None or match[1] in named or match[2] not in choices:
+        return line
+    return f"{match[0]} (in {match[2]}={choices[match[2]]}){line[match.end() :]}"
+
+
+def prepare(tree: DictConfig) -> Job:
+    """Check a composed job, make its folder and point Hydra there."""
+    HydraConfig.instance().set_config(tree)
+    config = checked_config(tree)
+    given = _named_run_dir(tree)
+    if not MODES[config.mode].makes_folder:
+        if given is not None:
+            raise UserError(f"hydra.run.dir: mode={config.mode} makes no run folder; drop it")
+        _point_hydra(tree, Path(), output_subdir=None, silent=True)
+        return Job(config)
+    if is_resume(config):
+        return _resumed(tree, config, given)
+    if given is not None:
+        folder = claim_folder(Path(given), "hydra.run.dir")
+    else:
+        folder = make_folder(Path(str(tree.hydra.run.dir)), run_name(config))
+    _point_hydra(tree, folder, output_subdir=tree.hydra.output_subdir)
+    return Job(config, folder, _locked(folder))
+
+
+def _resumed(tree: DictConfig, config: RunConfig, given: str | None) -> Job:
+    if given is not None:
+        raise UserError("hydra.run.dir: train.resume goes on in the run's own folder; drop it")
+    folder = resumed_folder(config)
+    lock = _locked(folder)
+    number = 1 + len(list((folder / ".hydra").glob("resume-*")))
+    with read_write(tree), open_dict(tree):
+        for key, section in flatten(config).items():
+            tree[key] = section
+    _point_hydra(tree, folder, output_subdir=f".hydra/resume-{number:03d}")
+    return Job(config, folder, lock, resumed=True)
+
+
+def _locked(folder: Path) -> RunLock:
+    lock = RunLock(folder)
+    lock.acquire()
+    return lock
+
+
+def _named_run_dir(tree: DictConfig) -> str | None:
+    """Return hydra.run.dir if the user named it."""
+    typed = typed_overrides(tree, "hydra")
+    named = any(text.startswith("hydra.run.dir=") for text in typed)
+    return str(tree.hydra.run.dir) if named else None
+
+
+def _point_hydra(
+    tree: DictConfig, folder: Path, *, output_subdir: str | None, silent: bool = False
+) -> None:
+    """Tell Hydra where the job runs, so that its own files and log land there too."""
+    with read_write(tree.hydra), open_dict(tree.hydra):
+        with read_write(tree.hydra.run):
+            tree.hydra.run.dir = str(folder)
+        tree.hydra.output_subdir = output_subdir
+        if silent:
+            tree.hydra.job_logging = OmegaConf.create(_SILENT_LOG)
+
+
+def _anchored(config: RunConfig) -> RunConfig:
+    """Make the data's paths absolute: a run may be resumed or evaluated from another folder."""
+    path = config.data.path
+    if path is None:
+        return config
+    absolute = _absolute(path) if isinstance(path, str) else [_absolute(name) for name in path]
+    data = config.data.model_copy(update={"path": absolute})
+    return config.model_copy(update={"data": data})
+
+
+def _absolute(name: str) -> str:
+    return os.path.abspath(os.path.expanduser(name)) if name else name
+
+
+def _check_files(config: RunConfig) -> None:
+    """Refuse what the mode would find missing only after torch is imported."""
+    reads = MODES[config.mode].reads
+    if "data" in reads and config.data.path is not None:
+        from elman.data.batches import open_data
+
+        open_data(config.data, config.train.chunk_size, lambda line: None).close()
+    if "log" in reads and config.log.wandb and find_spec("wandb") is None:
+        raise UserError("log.wandb=true: wandb is not installed; type pip install 'elman[wandb]'")
+    places = {
+        "train.init_from": config.train.init_from if "train" in reads else None,
+        "eval.checkpoint": config.eval.checkpoint if config.eval else None,
+        "generate.checkpoint": config.generate.checkpoint if config.generate else None,
+    }
+    for key, place in places.items():
+        if place is not None and not Path(place).expanduser().exists():
+            raise UserError(
+                f"{key}={place}: no such folder; name a run folder (outputs/...) or a checkpoint"
+            )
+
+
+def adopt(sections: DictConfig) -> Job:
+    """Prepare a job inside Hydra's own job runner, which has made its folder already.
+
+    Hydra's basic launcher and those of clusters call the task so.
+    """
+    hydra = HydraConfig.get()
+    tree = sections.copy()
+    with open_dict(tree):
+        tree.hydra = hydra
+    config = checked_config(tree)
+    if not MODES[config.mode].makes_folder:
+        return Job(config)
+    folder = Path(str(hydra.runtime.output_dir))
+    return Job(config, folder, _locked(folder))

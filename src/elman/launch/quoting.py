@@ -1,0 +1,20 @@
+"""Any text, such as a path, as a value of Hydra's override grammar, and back."""
+
+from __future__ import annotations
+
+import re
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+
+def quoted(text: str) -> str:
+    """Return ``text`` as a quoted string of Hydra's override grammar."""
+    # Backslashes count as escapes only before a quote, the closing one included.
+    escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), text)
+    return f"'{escaped}'"
+
+
+def unquoted(override: str) -> str:
+    """Return the value of an override as the text that it stands for."""
+    value = OverridesParser.create().parse_override(override).value()
+    return str(getattr(value, "text", value))

@@ -1,0 +1,205 @@
+"""Run folders: one for each run, made by an exclusive mkdir, locked while a process works in it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar
+
+import yaml
+
+from elman.config import RunConfig, flatten
+from elman.errors import UserError
+
+CONFIG_FILE = "config.yaml"
+LOCK_FILE = ".lock"
+LOG_FILE = "train.log"
+_ATTEMPTS = 1000
+
+
+def config_hash(config: RunConfig) -> str:
+    """Return eight hexadecimal digits that identify a run: the same after ``train.resume``."""
+    tree = flatten(config)
+    tree["train"].pop("resume")
+    text = json.dumps(tree, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def run_name(config: RunConfig) -> str:
+    """Return ``<model>_<hash>``, safe as part of a file name."""
+    return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', config.model.name)}_{config_hash(config)}"
+
+
+def make_folder(root: Path, name: str, now: Callable[[], datetime] = datetime.now) -> Path:
+    """Make and return ``root/<date>/<time with microseconds>_<name>``, which is nobody else's.
+
+    Raises:
+        UserError: the folder cannot be made there.
+    """
+    for _ in range(_ATTEMPTS):
+        time = now()
+        folder = root / f"{time:%Y-%m-%d}" / f"{time:%H-%M-%S-%f}_{name}"
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir()
+        except FileExistsError as error:
+            if not folder.is_dir():
+                raise _cannot_make(folder, error) from None
+            continue  # another run took this microsecond
+        except FileNotFoundError:
+            continue  # another run has just removed the date's folder, which it left empty
+        except OSError as error:
+            raise _cannot_make(folder, error) from None
+        return folder.absolute()
+    raise UserError(f"{root}: no free folder name after {_ATTEMPTS} attempts; check the clock")
+
+
+def claim_folder(folder: Path, key: str) -> Path:
+    """Make ``folder``, or take it if it is empty; the user named it with the setting ``key``.
+
+    Raises:
+        UserError: it holds something already, or cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Of two processes that find the same empty folder, one makes the file.
+        os.close(os.open(folder / LOCK_FILE, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+    except FileExistsError:
+        raise _occupied(folder, key) from None
+    except OSError as error:
+        raise _cannot_make(folder, error) from None
+    if any(path.name != LOCK_FILE for path in folder.iterdir()):
+        (folder / LOCK_FILE).unlink()
+        raise _occupied(folder, key)
+    return folder.absolute()
+
+
+def discard_folder(folder: Path) -> None:
+    """Remove a folder whose run never began, and the folders above it that this leaves empty.
+
+    A folder with a result, a checkpoint or a single metric in it is kept.
+    """
+    metrics = folder / "metrics.jsonl"
+    begun = [folder / "result.json", folder / "checkpoints"]
+    if any(path.exists() for path in begun) or (metrics.exists() and metrics.stat().st_size):
+        return
+    shutil.rmtree(folder)
+    date, root = folder.parent, folder.parent.parent
+    if re.fullmatch(r"\d{4}-\d\d-\d\d", date.name) and root.name == "outputs":
+        with contextlib.suppress(OSError):  # not empty
+            date.rmdir()
+            root.rmdir()
+
+
+def _occupied(folder: Path, key: str) -> UserError:
+    if not folder.is_dir():
+        return UserError(f"{key}={folder}: a file stands there; name another folder")
+    if (folder / CONFIG_FILE).exists():
+        return UserError(
+            f"{key}={folder}: holds another run; name a new folder, drop {key}, "
+            f"or continue that run with train.resume={folder}"
+        )
+    return UserError(f"{key}={folder}: is not empty; name a new folder or drop {key}")
+
+
+def _cannot_make(folder: Path, error: OSError) -> UserError:
+    return UserError(
+        f"{folder}: cannot make the run folder ({error.strerror}); "
+        "start elman where you may write, or name a folder with hydra.run.dir=<folder>"
+    )
+
+
+class RunLock:
+    """Exclusive hold on a run folder by this process, released when the process ends.
+
+    Reentrant within a process: the command line holds it from before the run until after it, and
+    a trainer that is called directly takes it itself. Use as a context manager or with
+    :meth:`acquire` and :meth:`release`.
+    """
+
+    _held: ClassVar[dict[Path, tuple[int, int]]] = {}
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+
+    def acquire(self) -> None:
+        """Take the lock, or raise UserError naming the process that has it."""
+        descriptor, count = self._held.get(self.folder, (-1, 0))
+        if count == 0:
+            descriptor = self._open()
+        self._held[self.folder] = (descriptor, count + 1)
+
+    def release(self) -> None:
+        """Give the lock back once as many times as it was taken."""
+        descriptor, count = self._held.pop(self.folder)
+        if count > 1:
+            self._held[self.folder] = (descriptor, count - 1)
+        else:
+            os.close(descriptor)
+
+    def _open(self) -> int:
+        descriptor = os.open(self.folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
+            os.close(descriptor)
+            raise UserError(
+                f"{self.folder}: another process (pid {owner}) is running in it; "
+                "wait for it to end or stop it first"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        return descriptor
+
+    def __enter__(self) -> RunLock:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+def write_config(folder: Path, config: RunConfig) -> None:
+    """Write ``config.yaml``, from which ``train.resume`` restores the run."""
+    text = yaml.safe_dump(flatten(config), sort_keys=False)
+    temporary = folder / f"{CONFIG_FILE}.tmp"
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, folder / CONFIG_FILE)
+
+
+def read_config(folder: Path, key: str) -> dict[str, Any]:
+    """Return the tree in ``folder/config.yaml``; the user named the folder with ``key``.
+
+    Raises:
+        UserError: there is no such folder, or it is not a run folder.
+    """
+    path = folder / CONFIG_FILE
+    if not folder.exists():
+        raise UserError(f"{key}={folder}: no such folder; runs are below outputs/")
+    if not path.is_file():
+        inside = next((above for above in folder.parents if (above / CONFIG_FILE).is_file()), None)
+        hint = f"name {inside}" if inside else "name a folder that elman made below outputs/"
+        raise UserError(f"{key}={folder}: not a run folder (no {CONFIG_FILE} in it); {hint}")
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path}: cannot be read ({reason}); restore the file") from None
+    if not isinstance(tree, Mapping):
+        raise UserError(f"{path}: not a configuration; restore the file or start a new run")
+    return dict(tree)

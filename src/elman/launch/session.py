@@ -1,0 +1,69 @@
+"""What Hydra's plugins and callbacks hand to the command line: Hydra itself passes nothing on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from elman.errors import ExitStatus
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from elman.config import RunConfig
+    from elman.launch.run_folder import RunLock
+
+
+class Halt(SystemExit):
+    """Carries an exception out of a Hydra callback, which would turn it into a warning."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(int(ExitStatus.USER_ERROR))
+        self.cause = cause
+
+
+@dataclass
+class Job:
+    """One validated job, ready to run.
+
+    Args:
+        config: Its typed configuration.
+        folder: Its run folder, or None for a mode that makes none.
+        lock: The held lock of ``folder``.
+        resumed: Whether the folder holds an earlier part of the same run.
+    """
+
+    config: RunConfig
+    folder: Path | None = None
+    lock: RunLock | None = None
+    resumed: bool = False
+
+
+@dataclass
+class Session:
+    """One invocation of the command line.
+
+    Args:
+        config_flags: Flags that every process of a sweep needs to find the same YAML files.
+        job: The job of this process, once validated.
+        status: Exit status so far.
+    """
+
+    config_flags: list[str] = field(default_factory=list)
+    job: Job | None = None
+    status: ExitStatus = ExitStatus.OK
+
+
+_current = Session()
+
+
+def begin(config_flags: list[str]) -> Session:
+    """Start a new session and return it."""
+    global _current
+    _current = Session(config_flags)
+    return _current
+
+
+def current() -> Session:
+    """Return the session of this process."""
+    return _current

@@ -1,0 +1,137 @@
+"""The table at the end of a sweep, from the jobs' result files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from elman.config import RunConfig, flatten
+from elman.errors import RunStatus
+
+# Settings that make two jobs' losses incomparable unless they are what is compared.
+_COMPARED = (
+    "train.batch_size",
+    "train.chunk_size",
+    "train.grad_accum",
+    "train.steps",
+    "train.minutes",
+    "train.tbptt",
+    "data.path",
+    "data.val_bytes",
+)
+_COMPARED_SECTIONS = ("optim",)
+# Optimizer steps of which the loss is the mean; a smaller number is shown beside it.
+_LOSS_STEPS = 100
+_WIDTH_OF_A_FILE = 160
+
+
+@dataclass(frozen=True)
+class SweepRow:
+    """One job.
+
+    Args:
+        number: Its place in the sweep, from 1.
+        overrides: The overrides that tell it from the others.
+        status: How it ended, in a word or two.
+        result: Its ``result.json``, or None if it wrote none.
+    """
+
+    number: int
+    overrides: Sequence[str]
+    status: str
+    result: Mapping[str, Any] | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended otherwise than well."""
+        return self.status != RunStatus.OK
+
+
+def print_sweep(
+    rows: Sequence[SweepRow], configs: Sequence[RunConfig], folder: Path | None
+) -> None:
+    """Print the table, its notes, and where the sweep's folder is."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH_OF_A_FILE)
+    console.print(sweep_table(rows))
+    for note in notes(rows, configs):
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
+    if folder is not None:
+        console.print(f"sweep folder: {folder}", highlight=False, markup=False, soft_wrap=True)
+
+
+def sweep_table(rows: Sequence[SweepRow]) -> Table:
+    """Return one line for each job; without any result file, only how each ended."""
+    table = Table(show_edge=False, header_style="bold")
+    table.add_column("job", justify="right")
+    table.add_column("overrides", overflow="fold")
+    with_results = any(row.result for row in rows)
+    if with_results:
+        for name in ("params", "steps", "loss", "val_bpb", "tok/s"):
+            table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("status", no_wrap=True)
+    for row in rows:
+        numbers = _numbers(row.result or {}) if with_results else []
+        table.add_row(str(row.number), Text(" ".join(row.overrides)), *numbers, _status(row))
+    return table
+
+
+def notes(rows: Sequence[SweepRow], configs: Sequence[RunConfig]) -> list[str]:
+    """Return what a reader must know before comparing the lines."""
+    found = []
+    if unfinished := [str(row.number) for row in rows if row.status == "not started"]:
+        found.append(f"not started: {', '.join(unfinished)}")
+    swept = {text.split("=", 1)[0] for row in rows for text in row.overrides}
+    for key, values in _differences(configs).items():
+        if key not in swept and key.split(".")[0] not in swept & set(_COMPARED_SECTIONS):
+            listing = ", ".join(f"{n}: {value}" for n, value in values.items())
+            found.append(f"note: the jobs differ in {key}, which was not swept ({listing})")
+    return found
+
+
+def _differences(configs: Sequence[RunConfig]) -> dict[str, dict[int, Any]]:
+    """Return the value in each job of every compared setting that is not the same in all."""
+    trees = [flatten(config) for config in configs if config.mode == "train"]
+    if not trees:
+        return {}
+    keys = list(_COMPARED)
+    for section in _COMPARED_SECTIONS:
+        names = dict.fromkeys(name for tree in trees for name in tree[section])
+        keys += [f"{section}.{name}" for name in names]
+    found = {}
+    for key in keys:
+        section, name = key.split(".")
+        values = {number: tree[section].get(name) for number, tree in enumerate(trees, 1)}
+        if any(value != values[1] for value in values.values()):
+            found[key] = values
+    return found
+
+
+def _numbers(result: Mapping[str, Any]) -> list[str]:
+    loss = _shown(result.get("loss"), ".4f")
+    count = result.get("loss_steps")
+    if result.get("loss") is not None and isinstance(count, int) and count < _LOSS_STEPS:
+        loss += f" (last {count})"
+    return [
+        _shown(result.get("params"), ","),
+        _shown(result.get("steps"), ","),
+        loss,
+        _shown(result.get("val_bpb"), ".4f"),
+        _shown(result.get("tok_s"), ",.0f"),
+    ]
+
+
+def _shown(value: Any, form: str) -> str:
+    return format(value, form) if isinstance(value, int | float) else "-"
+
+
+def _status(row: SweepRow) -> str:
+    contended = row.result is not None and row.result.get("contended")
+    return f"{row.status}, contended" if contended else row.status

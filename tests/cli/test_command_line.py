@@ -1,0 +1,137 @@
+"""The command as a shell sees it: what it prints, what it imports, where its files are found."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+WATCHED = """
+import sys
+from elman.cli import main
+status = main(sys.argv[1:])
+heavy = sorted({"torch", "matplotlib", "tensorboard", "safetensors"} & set(sys.modules))
+print(f"imported {heavy}", file=sys.stderr)
+sys.exit(status)
+"""
+CELL = """
+from elman.models.registry.spec import Cell, Option
+
+CELL = Cell(
+    name="mine",
+    engine="dense",
+    layer="my_cell:Mine",
+    equation="h = x",
+    source="tests",
+    options={"gain": Option(1.5, "A number.", minimum=0)},
+)
+"""
+
+
+def elman(
+    *arguments: str, cwd: Path, code: str | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the command in a fresh process."""
+    program = ["-m", "elman"] if code is None else ["-c", code]
+    return subprocess.run(
+        [sys.executable, *program, *arguments],
+        cwd=cwd,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "printed"),
+    [
+        (["--version"], "elman 0."),
+        (["--help"], "elman model=e88f_h32n16 train.minutes=10"),
+        (["--cfg", "job"], "batch_size: 16"),
+        (["model=e1", "--cfg", "job", "-p", "model"], "cell: e1"),
+        (["--info", "searchpath"], "pkg://elman.conf"),
+        (["-sc", "install=bash"], "complete"),
+        (["-sc", "query=bash"], "train.batch_size="),
+        (["--hydra-help"], "Hydra"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_answers_that_need_no_torch_import_none(
+    tmp_path: Path, arguments: list[str], printed: str
+) -> None:
+    started = time.perf_counter()
+    line = {"COMP_LINE": "elman model=e1 -m train.", "COMP_POINT": "24"}
+    ended = elman(*arguments, cwd=tmp_path, code=WATCHED, **line)
+    print(f"{time.perf_counter() - started:.2f} s for elman {' '.join(arguments)}")
+    assert (ended.returncode, ended.stderr) == (0, "imported []\n")
+    assert printed in ended.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [["train.minute=3"], ["-m", "train.steps=1,abc"]])
+def test_mistakes_are_found_before_torch_is_imported(tmp_path: Path, arguments: list[str]) -> None:
+    ended = elman(*arguments, cwd=tmp_path, code=WATCHED)
+    error, imported = ended.stderr.splitlines()
+    assert error.startswith("elman: error: ")
+    assert (ended.returncode, ended.stdout, imported) == (2, "", "imported []")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("elman mo", {"model=", "mode="}),
+        ("elman optim=s", {"optim=schedulefree"}),
+        ("elman model=e1 -m optim=s", {"optim=schedulefree"}),
+        ("elman mode=eval eval.ch", {"eval.checkpoint="}),
+        ("elman --nonsense mo", set()),
+    ],
+)
+def test_completion(tmp_path: Path, line: str, expected: set[str]) -> None:
+    ended = elman("-sc", "query=bash", cwd=tmp_path, COMP_LINE=line, COMP_POINT=str(len(line)))
+    assert expected <= set(ended.stdout.split())
+    assert "Traceback" not in ended.stderr
+
+
+def test_help_lists_every_group_and_choice(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "model").mkdir(parents=True)
+    (tmp_path / "mine" / "model" / "own.yaml").touch()
+    text = elman("--help", "--config-dir", "mine", cwd=tmp_path).stdout
+    assert "adamw, legacy, schedulefree" in text
+    assert " own" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_help_into_a_closed_pipe_is_silent(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m elman --info | head -1"
+    ended = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=tmp_path)
+    assert ended.stderr == ""
+
+
+def test_a_model_file_of_the_users_own(tmp_path: Path) -> None:
+    models = tmp_path / "mine" / "model"
+    models.mkdir(parents=True)
+    (models / "own.yaml").write_text("defaults: [/cell/e1@_here_, _self_]\ndim: 384\ndepth: 3\n")
+    ended = elman("--config-dir", "mine", "model=own", "--cfg", "job", cwd=tmp_path)
+    assert "dim: 384" in ended.stdout
+
+
+def test_a_cell_of_another_package(tmp_path: Path) -> None:
+    (tmp_path / "my_cell.py").write_text(CELL)
+    metadata = tmp_path / "my_cell-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my-cell\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[elman.cells]\nmine = my_cell:CELL\n")
+    models = tmp_path / "mine" / "model"
+    models.mkdir(parents=True)
+    (models / "own.yaml").write_text("defaults: [/cell/mine@_here_, _self_]\ndim: 384\ndepth: 3\n")
+    common = ["--config-dir", "mine", "model=own"]
+    path = {"PYTHONPATH": str(tmp_path)}
+    ended = elman(*common, "model.gain=2", "--cfg", "job", cwd=tmp_path, **path)
+    assert "gain: 2" in ended.stdout
+    wrong = elman(*common, "model.gain=-1", cwd=tmp_path, **path)
+    assert wrong.stderr == "elman: error: model.gain=-1.0: must be at least 0\n"
