@@ -237,3 +237,32 @@ def test_gru_resets_before_the_matrix() -> None:
     torch.testing.assert_close(run("gru", [inputs, weights, [changed]])[1], wanted)
     changed[:, 1] += 1
     assert not torch.allclose(run("gru", [inputs, weights, [changed]])[1], wanted)
+
+
+@steps
+def test_gradients_of_half_precision_weights_are_rounded_once(step) -> None:
+    """The originals of E4, E37, E56, GRU and LSTM summed them over time in bf16."""
+    drawn = draw(step, (2, 512))
+    with torch.no_grad():
+        for weight in drawn[1]:
+            weight.copy_((weight / 2).bfloat16())
+    exact = torch.autograd.grad(run(step, drawn)[0].sum(), drawn[1])
+    half = [weight.detach().bfloat16().requires_grad_() for weight in drawn[1]]
+    single = [[x.detach().float() for x in drawn[k]] for k in (0, 2)]
+    found = torch.autograd.grad(run(step, [single[0], half, single[1]])[0].sum(), half)
+    for one, other in zip(found, exact, strict=True):
+        assert (one.double() - other).norm() < 0.003 * other.norm()
+
+
+def test_a_sum_over_time_in_half_precision_is_worse_than_that() -> None:
+    drawn = draw("tanh", (2, 512))
+    h, weight = plain("tanh", drawn)["h"], drawn[1][0].detach() / 2
+    delta, _ = by_hand.one_matrix(
+        h, weight, torch.ones_like(h[:, 1:]), torch.zeros_like(h[:, 0]), False
+    )
+    terms = torch.einsum("bto,bti->toi", delta, h[:, :-1])
+    total = torch.zeros_like(weight, dtype=torch.bfloat16)
+    for term in terms:
+        total += term.bfloat16()
+    exact = terms.sum(0)
+    assert (total.double() - exact).norm() > 0.006 * exact.norm()

@@ -64,6 +64,7 @@ class _Session:
     def run(self) -> ExitStatus:
         """Train and report; every way of ending leaves a ``result.json``."""
         write_config(self._folder, self._config)
+        self._display.start()
         try:
             status = self._train()
         except UserError as error:
@@ -95,7 +96,6 @@ class _Session:
         self._restore(trainer, store)
         self._announce(trainer)
         self._trainer = trainer
-        self._display.start()
         with closing(Recorder(folder, config)) as recorder:
             return trainer.run(recorder)
 

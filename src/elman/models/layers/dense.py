@@ -120,12 +120,11 @@ class DenseMixer(DenseSkeleton):
 
     The class attributes say which cell it is: ``linear`` whether phi is the identity instead of
     tanh, ``drive`` what stands beside the recurrence (``matrix`` W_x u + b, ``tied`` W u + b,
-    ``input`` u alone), ``orthogonal_gain`` the singular values of W under mamba2_init=normal.
+    ``input`` u alone).
     """
 
     linear: ClassVar[bool] = False
     drive: ClassVar[Literal["matrix", "tied", "input"]] = "matrix"
-    orthogonal_gain: ClassVar[float] = 0.999
 
     def __init__(
         self,
@@ -181,7 +180,7 @@ class DenseMixer(DenseSkeleton):
 
     def orthogonal_start(self) -> float:
         """Return the singular values of the recurrent matrix under mamba2_init=normal."""
-        return self.orthogonal_gain
+        return 0.999
 
     def begin_step(self) -> None:
         """Advance the power iteration with the weight of this optimizer step."""

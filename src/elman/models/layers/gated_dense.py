@@ -7,6 +7,7 @@ r rank.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,15 +32,19 @@ class Plan:
     Args:
         step: Name of the step.
         biases: Initial bias of each block.
-        products: Gain of the orthogonal recurrent matrix of each block that reads the state,
-            or of both its factors.
+        products: Gain of the orthogonal recurrent matrix of each block that reads the state; of a
+            low-rank product, the gain of both its factors.
         rank: Rank of the recurrent product; None keeps it dense.
+        tied: Whether the recurrent matrix, drawn from the Xavier bound, is the input matrix too.
+        alpha: Initial value of the step's learned size exp(log_alpha); None has none.
     """
 
     step: Step
     biases: tuple[float, ...]
     products: tuple[float, ...]
     rank: int | None = None
+    tied: bool = False
+    alpha: float | None = None
 
 
 class GatedDense(Mixer):
@@ -76,21 +81,85 @@ class GatedDense(Mixer):
             if given.flag("use_conv")
             else None
         )
-        self.make_input(to)
-        # One bias per channel of a block, block after block, like the rows of the matrices.
-        self.bias = nn.Parameter(torch.empty(len(plan.biases) * width, **to))
-        rows = len(plan.products) * width
-        shapes = (
-            {"recurrent": (rows, width)}
-            if plan.rank is None
-            else {"recurrent_up": (rows, plan.rank), "recurrent_down": (plan.rank, width)}
+        blocks, products = len(plan.biases), len(plan.products)
+        # Rows: one block of i after another; those that read the state stand first.
+        self.input = None if plan.tied else nn.Parameter(torch.empty(blocks * width, width, **to))
+        self.bias = nn.Parameter(torch.empty(blocks * width, **to))
+        inner = width if plan.rank is None else plan.rank
+        self.recurrent = nn.Parameter(torch.empty(products * width, inner, **to))
+        self.recurrent_down = (
+            None if plan.rank is None else nn.Parameter(torch.empty(plan.rank, width, **to))
         )
-        for name, shape in shapes.items():
-            self.register_parameter(name, nn.Parameter(torch.empty(shape, **to)))
+        self.log_alpha = None if plan.alpha is None else nn.Parameter(torch.empty(1, **to))
         self.out_proj = nn.Parameter(torch.empty(dim, width, **to))
         self.dropout = nn.Dropout(given.number("dropout"))
         self.reset_parameters()
 
     def plan(self) -> Plan:
-        """Return the recurrence that the options ask for; ``self.width`` is known."""
+        """Return the recurrence that the options ask for; ``self.width`` is known by then."""
         raise NotImplementedError
+
+    def reset_parameters(self) -> None:
+        """Draw every weight anew."""
+        for projection in (self.in_proj, self.out_proj):
+            if self.settings.word("mamba2_init") == "none":
+                init.xavier_(projection)
+            else:
+                init.normal_(projection)
+        if self.conv is not None:
+            self.conv.reset_parameters()
+        for bias, start in zip(self._blocks(self.bias), self.recurrence.biases, strict=True):
+            nn.init.constant_(bias, start)
+        if self.input is not None:
+            init.xavier_blocks_(self.input, len(self.recurrence.biases))
+        self._reset_recurrence()
+
+    def _reset_recurrence(self) -> None:
+        plan = self.recurrence
+        if plan.tied:
+            init.xavier_(self.recurrent)
+        else:
+            for block, gain in zip(self._blocks(self.recurrent), plan.products, strict=True):
+                _orthogonal_(block, gain)
+        if self.recurrent_down is not None:
+            _orthogonal_(self.recurrent_down, *plan.products)
+        if self.log_alpha is not None:
+            assert plan.alpha is not None
+            nn.init.constant_(self.log_alpha, math.log(plan.alpha))
+
+    def _blocks(self, rows: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(rows.detach(), self.width)
+
+    def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
+        state = state or {}
+        carried: State = {}
+        p_bti = functional.linear(x_btd, self.in_proj)
+        if self.conv is not None:
+            p_bti, carried["conv"] = self.conv(p_bti, state.get("conv"))
+        u_bti = functional.silu(p_bti)
+        inputs_btk = functional.linear(u_bti, self.recurrent if self.input is None else self.input)
+        wide = wide_dtype(inputs_btk.dtype)
+        h_bi = state.get("h")
+        h_bti, carried["h"] = gated(
+            self.recurrence.step,
+            # Gates saturate: their biases are added, and they are applied, in fp32 or wider.
+            inputs_btk.to(wide) + self.bias,
+            self._recurrent_factors(),
+            [] if self.log_alpha is None else [self.log_alpha.to(wide).exp()],
+            u_bti.new_zeros(len(u_bti), self.width, dtype=wide) if h_bi is None else h_bi,
+            backend=self.backend_for(x_btd),
+        )
+        gated_bti = self_gate(h_bti).to(u_bti.dtype)
+        return functional.linear(self.dropout(gated_bti), self.out_proj), carried
+
+    def _recurrent_factors(self) -> list[Tensor]:
+        down = self.recurrent_down
+        return [self.recurrent] if down is None else [self.recurrent, down]
+
+
+@torch.no_grad()
+def _orthogonal_(weight: Tensor, gain: float) -> None:
+    """Fill a matrix, square or not, so that every singular value is ``gain``."""
+    wide = torch.empty_like(weight, dtype=wide_dtype(weight.dtype))
+    weight.copy_(nn.init.orthogonal_(wide, gain))

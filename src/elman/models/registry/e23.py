@@ -21,7 +21,11 @@ CELL = Cell(
             choices=("seeded", "zero"),
         ),
         "tape_seed": Option(
-            0, "seed of the initial tape", minimum=0, needs={"initial_tape": "seeded"}
+            0,
+            "seed of the initial tape",
+            minimum=0,
+            maximum=999_999,
+            needs={"initial_tape": "seeded"},
         ),
         "write": Option(
             "full",

@@ -10,12 +10,27 @@ _OPTIONS = {
         4, "heads, each with its own state; 1 is the single-head form", minimum=1, size=True
     ),
     "n_state": Option(32, "rows and columns of a head's state", minimum=1, size=True),
-    "expansion": Option(1.0, "width of the first projection over dim", above=0, size=True),
-    "use_conv": Option(False, "causal convolution before the first silu", size=True),
+    "expansion": Option(
+        1.0,
+        "width of the first projection over dim",
+        above=0,
+        size=True,
+        needs={"conv_mode": "pre"},
+    ),
+    "use_conv": Option(False, "causal convolution", size=True),
     "d_conv": Option(4, "taps of the convolution", minimum=2, size=True, needs={"use_conv": True}),
+    "conv_mode": Option(
+        "pre",
+        "place of the convolution: pre before the first silu; post on k, v and q, projected "
+        "from the layer's input without a first projection",
+        choices=("pre", "post"),
+        size=True,
+        needs={"use_conv": True},
+    ),
+    "linear_state": Option(False, "leave out the tanh around the new state (the vector gate)"),
     "dropout": Option(
         0.0,
-        "dropout of the layer's output (n_heads=1: of the cell's output)",
+        "dropout of the layer's output (n_heads=1 and conv_mode=pre: of the cell's output)",
         minimum=0,
         maximum=1,
     ),

@@ -6,6 +6,8 @@ r = 1 or v (rows with a decay of their own).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 from elman.ops.matrix_state import reference
@@ -13,6 +15,7 @@ from elman.ops.precision import no_autocast
 from elman.ops.uncompiled import uncompiled
 
 _DELTA_RULE = {"reference": reference.delta_rule}
+_RECURRENCE = {"reference": reference.recurrence}
 
 
 @uncompiled
@@ -59,4 +62,42 @@ def delta_rule(
             write_bth,
             state_bhvn,
             linear_state,
+        )
+
+
+@uncompiled
+def recurrence(
+    step: str,
+    sequences: Mapping[str, Tensor],
+    parameters: Mapping[str, Tensor],
+    state_bhvn: Tensor,
+    *,
+    nonlinearity: str,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    """Run one of the matrix-state steps over time, from a given state to the final one.
+
+    With S [v, n] per head: ``S' = f(step(S, r, inputs))``, ``y = S' q``, where r = S k or, given
+    ``read``, S read. Gradients reach every sequence, every parameter and the first state.
+
+    Args:
+        step: Name in :data:`elman.ops.matrix_state.steps.STEPS`.
+        sequences: ``q`` and what the step takes, over columns [b, t, h, n] or rows [b, t, h, v].
+        parameters: What the step takes that does not change over time.
+        state_bhvn: State before the first step.
+        nonlinearity: f, a name in :data:`elman.ops.matrix_state.steps.NONLINEARITIES`.
+        backend: Name of the implementation, as chosen by ``elman.kernels.backends``.
+
+    Returns:
+        Reads y_bthv and the state after the last step. Both, and all of the computation, have the
+        dtype of ``state_bhvn`` (fp32 or wider), whatever autocast says.
+    """
+    dtype = state_bhvn.dtype
+    with no_autocast(state_bhvn):
+        return _RECURRENCE[backend](
+            step,
+            {name: sequence.to(dtype) for name, sequence in sequences.items()},
+            {name: parameter.to(dtype) for name, parameter in parameters.items()},
+            state_bhvn,
+            nonlinearity,
         )
