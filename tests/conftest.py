@@ -46,6 +46,7 @@ TINY = (
     "train.steps=6",
     "train.val_every=3",
     "data.val_sample=256",
+    "data.val_window=16",
     "optim.warmup_steps=2",
     "log.every=2",
     "log.tensorboard=false",

@@ -68,11 +68,14 @@ class DataConfig(Section):
         path: A file, a glob, or a list of them; null is the Python standard library's own text.
         val_bytes: Length of the held-out tail in bytes; null is 5 % of the data, at most 4 MiB.
         val_sample: Bytes predicted at each validation, at fixed positions of the tail.
+        val_window: Bytes predicted from each of those positions, starting from zero state. It does
+            not follow ``train.chunk_size``, so that runs of different chunks are compared alike.
     """
 
     path: str | list[str] | None = None
     val_bytes: Count | None = None
     val_sample: Count = 65536
+    val_window: Count = 512
 
 
 class AdamWConfig(Section):

@@ -61,7 +61,7 @@ def make(tmp_path: Path) -> Callable[..., Data]:
     def build(size: int, chunk_size: int = 8, val_bytes: int | None = None) -> Data:
         path = tmp_path / "text.bin"
         path.write_bytes(np.random.default_rng(0).bytes(size))
-        return open_data(DataConfig(path=str(path), val_bytes=val_bytes), chunk_size, print)
+        return open_data(DataConfig(path=str(path), val_bytes=val_bytes, val_window=chunk_size), chunk_size, print)
 
     return build
 
@@ -90,7 +90,7 @@ def test_held_out_tail_is_at_most_4_mib(tmp_path: Path) -> None:
     path = tmp_path / "large.bin"
     path.touch()
     os.truncate(path, 2**30)
-    with open_data(DataConfig(path=str(path)), 8, print) as data:
+    with open_data(DataConfig(path=str(path), val_window=8), 8, print) as data:
         assert data.val_bytes == 4 * 2**20
 
 
@@ -146,7 +146,7 @@ def test_error_line_of_several_files_names_the_first(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / name).write_bytes(b"x")
     with pytest.raises(UserError, match=rf"data\.path={tmp_path}/a and 2 more: 3 bytes, but"):
-        open_data(DataConfig(path=str(tmp_path / "*")), 8, print)
+        open_data(DataConfig(path=str(tmp_path / "*"), val_window=8), 8, print)
 
 
 def test_no_path_is_the_default_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,7 +397,7 @@ def test_validation_windows_are_the_same_in_another_process(make: Callable[..., 
         code = (
             "import sys; from elman.config import DataConfig; from elman.data.batches import open_data\n"
             "from elman.data.windows import validation_windows\n"
-            "data = open_data(DataConfig(path=sys.argv[1]), 16, print)\n"
+            "data = open_data(DataConfig(path=sys.argv[1], val_window=16), 16, print)\n"
             "print(validation_windows(data, 16, 1000).tolist(), 'torch' in sys.modules)"
         )
         command = [sys.executable, "-c", code, data.source.paths[0]]

@@ -64,7 +64,8 @@ def open_data(config: DataConfig, chunk_size: int, announce: Callable[[str], Non
 
     Args:
         config: Group ``data``.
-        chunk_size: T; training part and tail must each hold one row of T + 1 bytes.
+        chunk_size: T; the training part must hold a row of T + 1 bytes, the tail one validation
+            window and a byte.
         announce: Called with one line if the default data has to be built.
 
     Raises:
@@ -72,38 +73,39 @@ def open_data(config: DataConfig, chunk_size: int, announce: Callable[[str], Non
     """
     source = ByteSource(default_corpus(announce) if config.path is None else config.path)
     try:
-        val_bytes = _held_out(source, config.val_bytes, chunk_size)
+        val_bytes = _held_out(source, config, chunk_size)
     except BaseException:
         source.close()
         raise
     return Data(source, len(source) - val_bytes)
 
 
-def _held_out(source: ByteSource, val_bytes: int | None, chunk_size: int) -> int:
+def _held_out(source: ByteSource, config: DataConfig, chunk_size: int) -> int:
     """Return the length of the tail, checked against the size of the text."""
-    row, size = chunk_size + 1, len(source)
+    row, window, size = chunk_size + 1, config.val_window + 1, len(source)
     where = f"{source.setting}={source.label}: {size} bytes"
-    if size < 2 * row:
+    if size < row + window:
         longest = size // 2 - 1
-        shorter = f"set train.chunk_size={longest} or less, or " if longest > 0 else ""
+        shorter = f"set both to {longest} or less, or " if longest > 0 else ""
         raise UserError(
-            f"{where}, but train.chunk_size={chunk_size} needs at least {2 * row} "
-            f"({row} to train on, {row} held out); {shorter}name more text"
+            f"{where}, but train.chunk_size={chunk_size} and data.val_window={config.val_window} "
+            f"need at least {row + window} ({row} to train on, {window} held out); "
+            f"{shorter}name more text"
         )
-    if val_bytes is None:
-        return max(row, min(size * VAL_PERCENT // 100, VAL_BYTES_LIMIT))
-    if val_bytes < row:
+    if config.val_bytes is None:
+        return min(max(window, min(size * VAL_PERCENT // 100, VAL_BYTES_LIMIT)), size - row)
+    if config.val_bytes < window:
         raise UserError(
-            f"data.val_bytes={val_bytes}: shorter than one row of train.chunk_size={chunk_size}; "
-            f"set data.val_bytes={row} or more"
+            f"data.val_bytes={config.val_bytes}: shorter than one row of data.val_window="
+            f"{config.val_window}; set data.val_bytes={window} or more"
         )
-    if val_bytes > size - row:
+    if config.val_bytes > size - row:
         raise UserError(
-            f"{where}, and data.val_bytes={val_bytes} leaves {max(0, size - val_bytes)} to train "
-            f"on, but train.chunk_size={chunk_size} needs {row}; "
-            f"set data.val_bytes={size - row} or less, or name more text"
+            f"{where}, and data.val_bytes={config.val_bytes} leaves "
+            f"{max(0, size - config.val_bytes)} to train on, but train.chunk_size={chunk_size} "
+            f"needs {row}; set data.val_bytes={size - row} or less, or name more text"
         )
-    return val_bytes
+    return config.val_bytes
 
 
 class Batches(ABC):

@@ -2,8 +2,8 @@
 
 NumPy only; no torch.
 
-Shapes: b rows, at most B; T predicted bytes a row (``chunk_size``); a row holds T + 1 bytes, so
-that every predicted byte has its predecessor beside it.
+Shapes: b rows, at most B; T predicted bytes a row (``window``); a row holds T + 1 bytes, so that
+every predicted byte has its predecessor beside it.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from elman.data.files import Bytes, ByteSource, Offsets
 from elman.errors import UserError
 
 
-def validation_windows(data: Data, chunk_size: int, sample_bytes: int) -> Offsets:
+def validation_windows(data: Data, window: int, sample_bytes: int) -> Offsets:
     """Return the offsets of the validation rows: the same in every run on this data.
 
     ceil(sample_bytes / T) rows of T + 1 bytes, evenly spaced over the held-out tail and never
     overlapping: fewer if no more fit.
     """
-    row = chunk_size + 1
-    count = min(-(-sample_bytes // chunk_size), data.val_bytes // row)
+    row = window + 1
+    count = min(-(-sample_bytes // window), data.val_bytes // row)
     last = data.val_bytes - row
     places = [index * last // max(count - 1, 1) for index in range(count)]
     return data.train_bytes + np.array(places, dtype=np.int64)
 
 
 def validation_batches(
-    data: Data, chunk_size: int, sample_bytes: int, batch_size: int
+    data: Data, window: int, sample_bytes: int, batch_size: int
 ) -> Iterator[Bytes]:
     """Yield the rows of :func:`validation_windows` in batches: uint8 [b, T+1]."""
-    offsets = validation_windows(data, chunk_size, sample_bytes)
+    offsets = validation_windows(data, window, sample_bytes)
     for first in range(0, len(offsets), batch_size):
-        yield data.source.gather(offsets[first : first + batch_size], chunk_size + 1)
+        yield data.source.gather(offsets[first : first + batch_size], window + 1)
 
 
 def scoring_batches(
-    source: ByteSource, chunk_size: int, batch_size: int, max_bytes: int | None = None
+    source: ByteSource, window: int, batch_size: int, max_bytes: int | None = None
 ) -> Iterator[Bytes]:
     """Yield windows in which every byte but the first is predicted exactly once: uint8 [b, t+1].
 
@@ -49,7 +49,7 @@ def scoring_batches(
 
     Args:
         source: Bytes to score.
-        chunk_size: T.
+        window: T.
         batch_size: B, the most rows a batch has.
         max_bytes: Predict at most so many bytes, in evenly spaced windows; None is all.
 
@@ -58,7 +58,7 @@ def scoring_batches(
     """
     targets = _targets(source)
     limit = targets if max_bytes is None else min(targets, max_bytes)
-    length = min(chunk_size, limit)
+    length = min(window, limit)
     rest = targets % length if limit == targets else 0
     return _windows(source, length, (limit // length, targets // length), rest, batch_size)
 

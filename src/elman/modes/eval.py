@@ -66,12 +66,12 @@ def _held_out(
     for key in ("max_bytes", "carry_state"):
         if getattr(settings, key) not in (None, False):
             raise UserError(f"eval.{key}: read only with eval.path; add eval.path=<file>")
-    train, data_config = trained.train, trained.data
+    train, held_out = trained.train, trained.data
     rows = settings.batch_size or train.batch_size
-    with open_data(data_config, train.chunk_size, console.print) as data:
-        windows = validation_windows(data, train.chunk_size, data_config.val_sample)
-        batches = validation_batches(data, train.chunk_size, data_config.val_sample, rows)
-        with _progress(console, len(windows) * train.chunk_size) as show:
+    with open_data(held_out, train.chunk_size, console.print) as data:
+        windows = validation_windows(data, held_out.val_window, held_out.val_sample)
+        batches = validation_batches(data, held_out.val_window, held_out.val_sample, rows)
+        with _progress(console, len(windows) * held_out.val_window) as show:
             bpb, predicted = score(model, batches, device, train.precision, show)
     return bpb, predicted, DEFINITIONS["val_bpb"]
 
@@ -94,9 +94,10 @@ def _file(
                 chunks = contiguous_chunks(source, train.chunk_size, limit)
                 bpb, predicted = score_in_order(model, chunks, device, train.precision, show)
                 return bpb, predicted, f"{source.label} in order, state carried throughout"
-            batches = scoring_batches(source, train.chunk_size, rows, limit)
+            window = trained.data.val_window
+            batches = scoring_batches(source, window, rows, limit)
             bpb, predicted = score(model, batches, device, train.precision, show)
-    return bpb, predicted, f"{source.label} in windows of {train.chunk_size}, each from zero state"
+    return bpb, predicted, f"{source.label} in windows of {window}, each from zero state"
 
 
 @contextmanager

@@ -24,7 +24,7 @@ DEFINITIONS = {
     "bpb": "loss / ln 2: bits per predicted byte, training data",
     "val_bpb": (
         "bits per predicted byte on val_tokens bytes of the held-out tail of the data: "
-        "evenly spaced fixed windows of chunk_size bytes, each from zero state"
+        "evenly spaced fixed windows of data.val_window bytes, each from zero state"
     ),
     "best_val_bpb": "smallest val_bpb of all validations of the run",
     "tok_s": (

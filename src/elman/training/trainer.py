@@ -165,7 +165,9 @@ class Trainer:
         def show(predicted: int) -> None:
             self._display.activity(f"validating {min(1.0, predicted / sample):.0%}")
 
-        batches = validation_batches(self._data, train.chunk_size, sample, train.batch_size)
+        batches = validation_batches(
+            self._data, self.config.data.val_window, sample, train.batch_size
+        )
         return score(model, batches, self._device, train.precision, show)
 
     def _save(self, final: bool = False) -> None:
@@ -203,8 +205,9 @@ class Trainer:
         Raises:
             CheckpointError: they do not predict what the model in memory predicts.
         """
-        train = self.config.train
-        sample = min(self.config.data.val_sample, train.batch_size * train.chunk_size)
+        config = self.config
+        one_batch = config.train.batch_size * config.data.val_window
+        sample = min(config.data.val_sample, one_batch)
         newest = self._store.newest()
         assert newest is not None, "the final save was just written"
         with self.ledger.clock.pause("checkpoint"):

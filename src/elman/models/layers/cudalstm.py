@@ -1,0 +1,73 @@
+"""Layer CudaLSTM: an LSTM with one bias per gate, between two projections.
+
+Shape legend: b batch, t time, d model width, i = int(d * expansion) channels of the state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from elman.models import init
+from elman.models.layers.dense import DenseSkeleton
+from elman.models.registry.cudalstm import CELL
+from elman.models.registry.spec import Value
+from elman.models.state import State
+from elman.ops.dense.op import dense_recurrence
+
+FORGET_BIAS = 1.0
+
+
+class CudaLSTM(DenseSkeleton):
+    """c' = f c + i q, q = tanh(W_q x + U_q h + b_q), h' = o tanh(c'), y = W_out h'.
+
+    x = W_in input, [f; i; o] = sigmoid(W x + U h + b) (vector-state specification 5.2). W_out
+    starts at zero: every block starts as the identity. State: ``h`` and ``c``, [B, i] each, in
+    fp32 or wider.
+    """
+
+    cell = CELL
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Value,
+    ) -> None:
+        super().__init__(dim, backend=backend, device=device, dtype=dtype, **options)
+        to: dict[str, Any] = {"device": device, "dtype": dtype}
+        i = self.width
+        # Rows of every matrix: f, i, o, q.
+        self.cell_proj = nn.Parameter(torch.empty(4 * i, i, **to))
+        self.cell_bias = nn.Parameter(torch.empty(4 * i, **to))
+        self.recurrent = nn.Parameter(torch.empty(4 * i, i, **to))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw every weight anew; the recurrent matrix gate by gate."""
+        init.normal_(self.in_proj)
+        nn.init.zeros_(self.out_proj)
+        init.normal_(self.cell_proj)
+        nn.init.zeros_(self.cell_bias)
+        nn.init.constant_(self.cell_bias[: self.width], FORGET_BIAS)
+        for gate in self.recurrent.chunk(4):
+            init.orthogonal_(gate)
+
+    def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
+        state = state or {}
+        p_bti = functional.linear(x_btd, self.in_proj)
+        h_bti, (final_bi, cell_bi) = dense_recurrence(
+            "lstm",
+            [functional.linear(p_bti, self.cell_proj, self.cell_bias)],
+            [self.recurrent],
+            [self.first(state.get("h"), p_bti), self.first(state.get("c"), p_bti)],
+            backend=self.backend_for(x_btd),
+        )
+        return self.project_out(h_bti.to(p_bti.dtype)), {"h": final_bi, "c": cell_bi}

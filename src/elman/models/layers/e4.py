@@ -1,0 +1,95 @@
+"""Layer E4: Elman recurrence through a product of two thin matrices.
+
+Shape legend: b batch, t time, d model width, i = int(d * expansion) channels of the state, r rank.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from elman.models.layers.dense import DenseSkeleton
+from elman.models.registry.e4 import CELL, rank_of
+from elman.models.registry.spec import Value
+from elman.models.spectral_norm import SpectralNorm
+from elman.ops.dense.op import dense_recurrence
+from elman.ops.precision import wide_dtype
+
+FACTOR_GAIN = 0.3
+"""Singular values of both factors at the start: 0.09 for their product, before any constraint."""
+
+
+class E4(DenseSkeleton):
+    """[p; z] = W_in x, u = silu(p), h' = tanh(W_x u + U V h + b), y = W_out (h' silu(z)).
+
+    Vector-state specification 3.3. The spectral norm is that of the product U V; both factors
+    are scaled by the root of its scale, and the product is never formed.
+    """
+
+    cell = CELL
+    branches = 2
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Value,
+    ) -> None:
+        super().__init__(dim, backend=backend, device=device, dtype=dtype, **options)
+        to: dict[str, Any] = {"device": device, "dtype": dtype}
+        given, i = self.settings, self.width
+        self.rank = rank_of(dim, given.number("expansion"), given.count("rank"))
+        self.input = nn.Parameter(torch.empty(i, i, **to))
+        self.left = nn.Parameter(torch.empty(i, self.rank, **to))
+        self.right = nn.Parameter(torch.empty(self.rank, i, **to))
+        self.bias = nn.Parameter(torch.empty(i, **to))
+        self.norm = (
+            SpectralNorm(i, given.number("spectral_radius"), **to)
+            if given.word("recurrent_norm") == "spectral"
+            else None
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw every weight anew."""
+        self.reset_projections()
+        self.reset_projection(self.input)
+        for factor in (self.left, self.right):
+            _semi_orthogonal_(factor, FACTOR_GAIN)
+        nn.init.zeros_(self.bias)
+        if self.norm is not None:
+            self.norm.reset(self.left, self.right)
+
+    def begin_step(self) -> None:
+        """Advance the power iteration with the factors of this optimizer step."""
+        if self.norm is not None:
+            self.norm.advance(self.left, self.right)
+
+    def recurrent_factors(self) -> tuple[Tensor, Tensor]:
+        """Return U and V as the recurrence uses them."""
+        if self.norm is None:
+            return self.left, self.right
+        return self.norm.factors(self.left, self.right)
+
+    def recur(self, u_bti: Tensor, h_bi: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+        """Return the states of all steps and the last one, in fp32 or wider."""
+        a_bti = functional.linear(u_bti, self.input, self.bias)
+        h_bti, (final_bi,) = dense_recurrence(
+            "low_rank", [a_bti], self.recurrent_factors(), [h_bi], backend=backend
+        )
+        return h_bti, final_bi
+
+
+@torch.no_grad()
+def _semi_orthogonal_(weight: Tensor, gain: float) -> None:
+    """Fill a matrix of any shape with singular values that all equal ``gain``."""
+    # QR knows no half precision.
+    wide = torch.empty_like(weight, dtype=wide_dtype(weight.dtype))
+    nn.init.orthogonal_(wide, gain)
+    weight.copy_(wide)

@@ -1,0 +1,58 @@
+"""Layer E56: Elman recurrence with one matrix over input and state, drawn as one.
+
+Shape legend: b batch, t time, d model width, i = int(d * expansion) channels of the state.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from elman.models import init
+from elman.models.layers.dense import DenseSkeleton
+from elman.models.registry.e56 import CELL
+from elman.models.registry.spec import Value
+from elman.ops.dense.op import elman
+
+
+class E56(DenseSkeleton):
+    """[p; z] = W_in x, u = silu(p), h' = tanh(W [u; h] + b), y = W_out (h' silu(z)).
+
+    Vector-state specification 3.11. The function of E1; what differs is the start (Xavier over
+    the whole [i, 2 i] matrix) and that no constraint ever holds. The half of W on u is applied to
+    all steps at once.
+    """
+
+    cell = CELL
+    branches = 2
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Value,
+    ) -> None:
+        super().__init__(dim, backend=backend, device=device, dtype=dtype, **options)
+        i = self.width
+        # Columns: those on u, then those on h.
+        self.cell_proj = nn.Parameter(torch.empty(i, 2 * i, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(i, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw every weight anew."""
+        self.reset_projections()
+        self.reset_projection(self.cell_proj)
+        if self.settings.word("mamba2_init") == "normal":
+            init.orthogonal_(self.cell_proj[:, self.width :], 0.999)
+        nn.init.zeros_(self.bias)
+
+    def recur(self, u_bti: Tensor, h_bi: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+        """Return the states of all steps and the last one, in fp32 or wider."""
+        input_ii, recurrent_ii = self.cell_proj.chunk(2, dim=1)
+        a_bti = functional.linear(u_bti, input_ii, self.bias)
+        return elman(a_bti, recurrent_ii, h_bi, linear=False, backend=backend)

@@ -1,0 +1,115 @@
+"""Layer E63m: a matrix of slots whose values are computed from what is read.
+
+Shape legend: b batch, t time, h = 1 head, i inner channels (columns of the state), n slots (its
+rows), c channels that the output projection reads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from elman.models import init
+from elman.models.layers.matrix import MatrixMixer, Parts
+from elman.models.registry.e63m import CELL
+from elman.models.state import State
+from elman.ops.dense.op import elman
+from elman.ops.matrix_state.op import recurrence
+from elman.ops.precision import compute_dtype
+
+MIX_GAIN = 0.5
+OUTPUT_GAIN = 0.3
+LITE_SLOTS = 32
+"""Smallest default number of slots of the lite variant."""
+
+
+class E63m(MatrixMixer):
+    """v = tanh(W_r tanh(S k) + W_x c + b), S' = a > S + (1 - a) > v k^T, out = tanh(S' q).
+
+    a = sigmoid(W_a c + b_a) scales the slots (rows) of S; k is not normalised (matrix-state
+    specification 4). rnn: out = tanh(S' q + R out_before). lite: out passes through one more
+    projection.
+
+    State: ``S`` [B, 1, n, i] and for rnn ``out`` [B, n], in fp32 or wider; with use_conv ``conv``.
+    """
+
+    cell = CELL
+    gate_bias: nn.Parameter
+    value_bias: nn.Parameter
+
+    @property
+    def variant(self) -> str:
+        """Name of the variant."""
+        return self.settings.word("variant")
+
+    def state_shape(self) -> tuple[int, int]:
+        """Return the number of slots and of inner channels."""
+        inner = int(self.dim * self.settings.number("expansion"))
+        default = max(LITE_SLOTS, math.isqrt(inner)) if self.variant == "lite" else inner
+        return self.settings.count("n_state") or default, inner
+
+    def output_channels(self) -> int:
+        """Return how many channels the output projection reads."""
+        slots, inner = self.state_shape()
+        return inner if self.variant == "lite" else slots
+
+    def row_blocks(self) -> dict[str, int]:
+        """Return key, query, the value's input and the gate's logits."""
+        slots, inner = self.state_shape()
+        return {"k": inner, "q": inner, "input": slots, "row": slots}
+
+    def constants(self) -> Mapping[str, tuple[int, float]]:
+        """Return the biases of the gate (a = 0.88) and of the value."""
+        slots = self.state_shape()[0]
+        return {"gate_bias": (slots, 2.0), "value_bias": (slots, 0.0)}
+
+    def add_parameters(self, inner: int, to: Mapping[str, Any]) -> None:
+        """Register W_r and the matrices of the variants."""
+        slots = self.state_shape()[0]
+        self.mix = nn.Parameter(torch.empty(slots, slots, **to))
+        if self.variant == "rnn":
+            self.recurrent = nn.Parameter(torch.empty(slots, slots, **to))
+        if self.variant == "lite":
+            self.slot_proj = nn.Parameter(torch.empty(inner, slots, **to))
+
+    def reset_parameters(self) -> None:
+        """Draw every weight anew."""
+        super().reset_parameters()
+        init.orthogonal_(self.mix, MIX_GAIN)
+        if self.variant == "rnn":
+            init.orthogonal_(self.recurrent, OUTPUT_GAIN)
+        if self.variant == "lite":
+            init.xavier_(self.slot_proj)
+
+    def recur(self, parts: Parts, s_bhvn: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+        """Run the recurrence."""
+        gates = {
+            "input": parts["input"] + self.value_bias,
+            "row": torch.sigmoid(parts["row"] + self.gate_bias),
+        }
+        mix = {"mix": self.mix.unsqueeze(0)}
+        return recurrence(
+            "e63m", parts | gates, mix, s_bhvn, nonlinearity="linear", backend=backend
+        )
+
+    def gate(self, y_bthv: Tensor, parts: Parts, state: State, carried: State) -> Tensor:
+        """Apply tanh and what the variant adds."""
+        if self.variant == "rnn":
+            y_btn = y_bthv.squeeze(-2)
+            before_bn = state.get("out")
+            if before_bn is None:
+                before_bn = y_btn.new_zeros(y_btn.shape[0], y_btn.shape[2])
+            out_btn, carried["out"] = elman(
+                y_btn, self.recurrent, before_bn, linear=False, backend=self.backend_for(y_btn)
+            )
+            return out_btn.unsqueeze(-2)
+        out_bthv = torch.tanh(y_bthv)
+        if self.variant == "lite":
+            narrow = compute_dtype(out_bthv, self.slot_proj.dtype)
+            out_bthv = functional.linear(out_bthv.to(narrow), self.slot_proj)
+        return out_bthv

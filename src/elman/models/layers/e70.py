@@ -1,0 +1,104 @@
+"""Layer E70: a matrix of decaying outer products.
+
+Shape legend: b batch, t time, h = 1 head, n rows and columns of the state, v its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from elman.models.layers.matrix import MatrixMixer, Parts
+from elman.models.registry.e70 import CELL
+from elman.models.spectral_norm import SpectralNorm
+from elman.ops.matrix_state.op import recurrence
+from elman.ops.precision import wide_dtype
+
+MAX_DECAY = 0.999
+
+
+class ProjectionNorm(SpectralNorm):
+    """A spectral norm of a matrix that is not square (matrix-state specification 5).
+
+    Args:
+        rows: Rows of the matrix.
+        columns: Its columns.
+        radius: Largest singular value of the result.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        columns: int,
+        radius: float,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(rows, radius, device=device, dtype=dtype)
+        self.register_buffer("v", self.u.new_zeros(columns))
+
+
+class E70(MatrixMixer):
+    """S' = tanh(decay S + v k^T), y = S' q, out = y silu(y) (matrix-state specification 5).
+
+    The decay is one learned number, held in [0, 0.999]; k is not normalised. linear_state and
+    projection_norm=spectral together are the form of 2026-01-15.
+    """
+
+    cell = CELL
+    decay: nn.Parameter
+
+    def row_blocks(self) -> dict[str, int]:
+        """Return k, v and q."""
+        return dict.fromkeys(("k", "v", "q"), self.size)
+
+    def constants(self) -> Mapping[str, tuple[int, float]]:
+        """Return the decay."""
+        return {"decay": (1, 0.9)}
+
+    def add_parameters(self, inner: int, to: Mapping[str, Any]) -> None:
+        """Register the norms of W_k and W_v."""
+        self.norms = nn.ModuleList()
+        if self.settings.word("projection_norm") == "spectral":
+            radius = self.settings.number("spectral_radius")
+            self.norms.extend(ProjectionNorm(self.size, inner, radius, **to) for _ in range(2))
+
+    def reset_parameters(self) -> None:
+        """Draw every weight and every norm's direction anew."""
+        super().reset_parameters()
+        for norm, weight_ni in self._normed():
+            norm.reset(weight_ni)
+
+    def begin_step(self) -> None:
+        """Advance the power iterations with the weights of this optimizer step."""
+        for norm, weight_ni in self._normed():
+            norm.advance(weight_ni)
+
+    def _normed(self) -> list[tuple[ProjectionNorm, Tensor]]:
+        """Return each norm with its matrix: W_k and W_v, or none at all."""
+        pairs = zip(self.norms, torch.split(self.cell_proj, self.size), strict=False)
+        return [(norm, weight) for norm, weight in pairs if isinstance(norm, ProjectionNorm)]
+
+    def cell_matrix(self) -> Tensor:
+        """Return W_k, W_v and W_q, the first two normalised if they are to be."""
+        if not self.norms:
+            return self.cell_proj
+        w_k_ni, w_v_ni = (norm(weight_ni) for norm, weight_ni in self._normed())
+        w_q_ni = self.cell_proj[2 * self.size :].to(w_k_ni.dtype)
+        return torch.cat([w_k_ni, w_v_ni, w_q_ni])
+
+    def recur(self, parts: Parts, s_bhvn: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+        """Run the recurrence; the decay receives its gradient through the clamp."""
+        decay = self.decay.to(wide_dtype(self.decay.dtype)).clamp(0, MAX_DECAY)
+        return recurrence(
+            "outer",
+            parts,
+            {"decay": decay},
+            s_bhvn,
+            nonlinearity="linear" if self.settings.flag("linear_state") else "tanh",
+            backend=backend,
+        )

@@ -1,0 +1,17 @@
+"""Cell CudaGRU: GRU whose reset gate acts before the matrix."""
+
+from __future__ import annotations
+
+from elman.models.registry.dense import DROPOUT, EXPANSION
+from elman.models.registry.spec import Cell
+from elman.models.registry.width import wide_enough
+
+CELL = Cell(
+    name="cudagru",
+    engine="dense",
+    layer="elman.models.layers.cudagru:CudaGRU",
+    equation=("[z; r] = sigmoid(W x + U h + b), h' = (1 - z) h + z tanh(W_n x + U_n (r h) + b_n)"),
+    source="seed 004; vector-state specification 5.1",
+    options={"expansion": EXPANSION, "dropout": DROPOUT},
+    rule=wide_enough,
+)

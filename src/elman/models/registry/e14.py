@@ -1,0 +1,23 @@
+"""Cell E14: a matrix of outer products, one forget gate for each row, gated by a second branch."""
+
+from __future__ import annotations
+
+from elman.models.registry.spec import Cell, Option
+from elman.models.registry.width import wide_enough
+
+_OPTIONS = {
+    "n_state": Option(0, "columns of the state; 0 is as many as it has rows", minimum=0, size=True),
+    "expansion": Option(1.0, "rows of the state over dim", above=0, size=True),
+    "decay_init": Option(3.0, "initial bias of the forget gate; 3 is a decay of 0.953"),
+    "dropout": Option(0.0, "dropout of the cell's output", minimum=0, maximum=1),
+}
+
+CELL = Cell(
+    name="e14",
+    engine="matrix_state",
+    layer="elman.models.layers.e14:E14",
+    equation="S' = decay > S + tanh(W_key c) (x) W_val c, out = (S' q) silu(z)",
+    source="seed 000; matrix-state specification 3",
+    options=_OPTIONS,
+    rule=wide_enough,
+)

@@ -1,0 +1,17 @@
+"""Cell E34: one recurrent coefficient for each channel, held within 0.99."""
+
+from __future__ import annotations
+
+from elman.models.registry.channel import channel_options
+from elman.models.registry.spec import Cell
+from elman.models.registry.width import wide_enough
+
+CELL = Cell(
+    name="e34",
+    engine="channel",
+    layer="elman.models.layers.e34:E34",
+    equation="h' = tanh(W u + c h + b), c within 0.99, out = h' silu(h')",
+    source="seed 004; vector-state specification 3.6",
+    options=channel_options(", as the cell's matrix; coefficients 0.99"),
+    rule=wide_enough,
+)

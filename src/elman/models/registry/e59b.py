@@ -1,0 +1,17 @@
+"""Cell E59b: as E59, each input weighted by a gate of its own."""
+
+from __future__ import annotations
+
+from elman.models.registry.channel import channel_options
+from elman.models.registry.spec import Cell
+from elman.models.registry.width import wide_enough
+
+CELL = Cell(
+    name="e59b",
+    engine="channel",
+    layer="elman.models.layers.e59b:E59b",
+    equation="h' = rmsnorm(h + g (W u + b)), g = sigmoid(W_g u + b_g), out = h' silu(h')",
+    source="vector-state specification 3.12",
+    options=channel_options(),
+    rule=wide_enough,
+)

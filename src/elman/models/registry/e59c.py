@@ -1,0 +1,17 @@
+"""Cell E59c: as E59, with a small dense term of the state."""
+
+from __future__ import annotations
+
+from elman.models.registry.channel import channel_options
+from elman.models.registry.spec import Cell
+from elman.models.registry.width import wide_enough
+
+CELL = Cell(
+    name="e59c",
+    engine="channel",
+    layer="elman.models.layers.e59c:E59c",
+    equation="h' = rmsnorm(h + alpha (W u + b) + beta W' h), out = h' silu(h')",
+    source="vector-state specification 3.12",
+    options=channel_options(),
+    rule=wide_enough,
+)

@@ -1,0 +1,17 @@
+"""Cell E64: gated update whose candidate adds the state as it is."""
+
+from __future__ import annotations
+
+from elman.models.registry.channel import channel_options
+from elman.models.registry.spec import Cell
+from elman.models.registry.width import wide_enough
+
+CELL = Cell(
+    name="e64",
+    engine="channel",
+    layer="elman.models.layers.e64:E64",
+    equation="h' = a h + (1 - a) tanh(h + W u + b), a = sigmoid(W u + b), out = h' silu(h')",
+    source="seed 004; vector-state specification 4.4",
+    options=channel_options(),
+    rule=wide_enough,
+)

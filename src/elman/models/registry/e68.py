@@ -1,0 +1,24 @@
+"""Cell E68: gated update whose candidate is gated by the state of its own channel."""
+
+from __future__ import annotations
+
+from elman.models.registry.channel import channel_options
+from elman.models.registry.spec import Cell, Option
+from elman.models.registry.width import wide_enough
+
+CELL = Cell(
+    name="e68",
+    engine="channel",
+    layer="elman.models.layers.e68:E68",
+    equation="h' = a h + (1 - a) tanh(W u + b) sigmoid(c h + b), out = h' silu(h')",
+    source="seed 004; vector-state specification 4.8",
+    options=channel_options()
+    | {
+        "variant": Option(
+            "plain",
+            "the candidate's gate: plain sigmoid(c h + b); inverse sigmoid(-c |h| + b)",
+            choices=("plain", "inverse"),
+        ),
+    },
+    rule=wide_enough,
+)

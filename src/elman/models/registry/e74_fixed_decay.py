@@ -1,0 +1,25 @@
+"""Cell E74 with a fixed decay: a linear delta rule that forgets at one rate."""
+
+from __future__ import annotations
+
+from elman.models.registry.matrix import matrix_options
+from elman.models.registry.spec import Cell, Option
+from elman.models.registry.width import wide_enough
+
+_OPTIONS = matrix_options(mamba2_init=False) | {
+    "learned_decay": Option(False, "learn the decay as sigmoid(l), l = 2.2 at first", size=True),
+    "decay": Option(
+        0.9, "decay of the state in a step", minimum=0, maximum=1, needs={"learned_decay": False}
+    ),
+    "dropout": Option(0.0, "dropout of the layer's output", minimum=0, maximum=1),
+}
+
+CELL = Cell(
+    name="e74_fixed_decay",
+    engine="matrix_state",
+    layer="elman.models.layers.e74_fixed_decay:E74FixedDecay",
+    equation="S' = decay S + (v - S k) k^T, y = S' q, out = y silu(y)",
+    source="matrix-state specification 9",
+    options=_OPTIONS,
+    rule=wide_enough,
+)

@@ -1,0 +1,17 @@
+"""Cell E74 with a low-rank state: only the left factor learns."""
+
+from __future__ import annotations
+
+from elman.models.registry.e74_reduced import reduced_options
+from elman.models.registry.spec import Cell, Option
+from elman.models.registry.width import wide_enough
+
+CELL = Cell(
+    name="e74_lowrank",
+    engine="matrix_state",
+    layer="elman.models.layers.e74_lowrank:E74LowRank",
+    equation="U' = tanh(U + (v - U R^T k) (W_r k)^T), y = U' R^T q, R fixed, out = y silu(y)",
+    source="matrix-state specification 9",
+    options=reduced_options() | {"rank": Option(8, "columns of U and R", minimum=1, size=True)},
+    rule=wide_enough,
+)

@@ -1,0 +1,17 @@
+"""Cell minLSTM: an LSTM whose normalised gates and candidate do not see the state."""
+
+from __future__ import annotations
+
+from elman.models.registry.channel import minimal_options
+from elman.models.registry.spec import Cell
+from elman.models.registry.width import wide_enough
+
+CELL = Cell(
+    name="minlstm",
+    engine="channel",
+    layer="elman.models.layers.minlstm:MinLSTM",
+    equation="h' = (f h + i g(W x)) / (f + i), f and i sigmoid(W x), g > 0, out = h'",
+    source="vector-state specification 5.4; lm-and-training specification 5.4",
+    options=minimal_options(),
+    rule=wide_enough,
+)

@@ -1,0 +1,66 @@
+"""The tape recurrence as the layer calls it: shapes, dtypes, choice of implementation.
+
+Shape legend: b batch, t time, i channels of the state, n slots of the tape.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from elman.ops.precision import no_autocast
+from elman.ops.tape import reference
+from elman.ops.uncompiled import uncompiled
+
+Write = Literal["full", "identity", "shared"]
+"""Which value the tape is written with: W_r h, h, or W_h h."""
+
+_DUAL_MEMORY = {"reference": reference.dual_memory}
+
+
+@uncompiled
+def dual_memory(
+    input_bti: Tensor,
+    recurrent_ii: Tensor,
+    write_ii: Tensor | None,
+    tape_bni: Tensor,
+    state_bi: Tensor,
+    *,
+    write: Write,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run an Elman recurrence that reads and writes a tape by attention, over time.
+
+    With M the tape, h the state and s = softmax over slots of <M_n, .> / sqrt(i)
+    (vector-state specification 3.4)::
+
+        h' = tanh(W_h h + input + sum_n s_n(h) M_n)
+        M_n' = (1 - s_n(h')) M_n + s_n(h') q,    q = W_r h', h' or W_h h'
+
+    Both reads see the tape M of before the step. Gradients reach every tensor argument.
+
+    Args:
+        input_bti: The part of the pre-activation that depends on neither state, bias included.
+        recurrent_ii: Matrix W_h [out, in].
+        write_ii: Matrix W_r [out, in]; None unless ``write`` is ``full``.
+        tape_bni: Tape before the first step.
+        state_bi: State before the first step.
+        write: Which value q is.
+        backend: Name of the implementation, as chosen by ``elman.kernels.backends``.
+
+    Returns:
+        All states h_bti, the last tape and the last state. All three, and all of the computation,
+        have the dtype of ``state_bi`` (fp32 or wider), whatever autocast says.
+    """
+    assert (write_ii is not None) == (write == "full")
+    dtype = state_bi.dtype
+    with no_autocast(state_bi):
+        return _DUAL_MEMORY[backend](
+            input_bti.to(dtype),
+            recurrent_ii.to(dtype),
+            None if write_ii is None else write_ii.to(dtype),
+            tape_bni.to(dtype),
+            state_bi,
+            write,
+        )

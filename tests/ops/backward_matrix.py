@@ -1,0 +1,334 @@
+"""The matrix-state steps and their hand-derived backward formulas, in plain PyTorch.
+
+Written from matrix-state specification 3 to 9, with states the natural way round: S [.., v, n],
+i value rows, j key columns. What is on rows is [.., v], what is on columns [.., n].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Named = dict[str, Tensor]
+
+
+def outer(a: Tensor, b: Tensor) -> Tensor:
+    return a[..., :, None] * b[..., None, :]
+
+
+def times(s: Tensor, x: Tensor) -> Tensor:
+    """Return S x."""
+    return (s * x[..., None, :]).sum(-1)
+
+
+def transposed_times(s: Tensor, x: Tensor) -> Tensor:
+    """Return S^T x."""
+    return (s * x[..., :, None]).sum(-2)
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    return 1 / (1 + torch.exp(-x))
+
+
+def scale_of(x: Named) -> Tensor:
+    """Return the factor of S in the outer-product step."""
+    factor = x["v"].new_ones(())
+    if "row" in x:
+        factor = factor * x["row"][..., :, None]
+    if "column" in x:
+        factor = factor * x["column"][..., None, :]
+    return factor * x["decay"][..., None] if "decay" in x else factor
+
+
+def energy_gate(s: Tensor, x: Named) -> Tensor:
+    return sigmoid(x["slope"] * s.square().mean(-1) + x["bias"])
+
+
+def read_gate(r: Tensor, x: Named, inverse: bool) -> Tensor:
+    return sigmoid((-x["slope"] * r.abs() if inverse else x["slope"] * r) + x["bias"])
+
+
+def error_gate(delta: Tensor, x: Named) -> Tensor:
+    return sigmoid(x["logit"] + delta.square().mean(-1, keepdim=True))
+
+
+def slots(r: Tensor, x: Named) -> Tensor:
+    return torch.tanh(x["input"] + times(x["mix"], torch.tanh(r)))
+
+
+def forward_e71(s: Tensor, r: Tensor, x: Named) -> Tensor:
+    alpha = sigmoid(x["logit"] + x["slope"] * r)
+    return alpha[..., None] * s + outer((1 - alpha) * x["v"], x["k"])
+
+
+def forward_error_gate(s: Tensor, r: Tensor, x: Named) -> Tensor:
+    delta = x["v"] - r
+    return s + outer(error_gate(delta, x) * delta, x["k"])
+
+
+FORWARD: dict[str, Callable[[Tensor, Tensor, Named], Tensor]] = {
+    "outer": lambda s, r, x: scale_of(x) * s + outer(x["v"], x["k"]),
+    "delta": lambda s, r, x: s + outer(x["v"] - x.get("row", 1) * r, x["k"]),
+    "e71": forward_e71,
+    "e72": lambda s, r, x: x["row"][..., None] * s + outer(x["v"] * read_gate(r, x, False), x["k"]),
+    "e72_inverse": lambda s, r, x: (
+        x["row"][..., None] * s + outer(x["v"] * read_gate(r, x, True), x["k"])
+    ),
+    "e74_retain": lambda s, r, x: s + outer((1 - energy_gate(s, x)) * (x["v"] - r), x["k"]),
+    "e74_state": lambda s, r, x: s + outer(energy_gate(s, x) * (x["v"] - r), x["k"]),
+    "e74_residual": lambda s, r, x: (
+        s + x["scale"][..., None] * torch.tanh(outer(x["v"] - r, x["k"]))
+    ),
+    "e74_ntm": lambda s, r, x: s * (1 - outer(x["erase"], x["k"])) + outer(x["v"], x["k"]),
+    "e74_retrieved_gate": lambda s, r, x: s + outer(x["write"] * (x["v"] - r), x["k"]),
+    "e74_error_gate": forward_error_gate,
+    "e63m": lambda s, r, x: x["row"][..., None] * s + outer((1 - x["row"]) * slots(r, x), x["k"]),
+}
+"""``(S, r, inputs) -> new state before its nonlinearity``."""
+
+
+# Backward rules: (P, S, r, inputs) -> gradients of the inputs, of r (if read) and of S beside r.
+# P is the gradient of the new state before its nonlinearity.
+
+
+def back_outer(p: Tensor, s: Tensor, r: Tensor, x: Named) -> tuple[Named, Tensor | None, Tensor]:
+    found = {"v": times(p, x["k"]), "k": transposed_times(p, x["v"])}
+    for name in {"row", "column", "decay"} & set(x):
+        others = scale_of({key: value for key, value in x.items() if key != name})
+        product = p * s * others
+        sums = {"row": product.sum(-1), "column": product.sum(-2)}
+        found[name] = sums[name] if name in sums else product.sum((-2, -1))[..., None]
+    return found, None, p * scale_of(x)
+
+
+def back_delta(p: Tensor, s: Tensor, r: Tensor, x: Named) -> tuple[Named, Tensor | None, Tensor]:
+    row = x.get("row", torch.ones_like(r))
+    d_delta = times(p, x["k"])
+    found = {"v": d_delta, "k": transposed_times(p, x["v"] - row * r)}
+    if "row" in x:
+        found["row"] = -r * d_delta
+    return found, -row * d_delta, p
+
+
+def back_e71(p: Tensor, s: Tensor, r: Tensor, x: Named) -> tuple[Named, Tensor | None, Tensor]:
+    alpha = sigmoid(x["logit"] + x["slope"] * r)
+    d_alpha = (p * (s - outer(x["v"], x["k"]))).sum(-1)
+    e = d_alpha * alpha * (1 - alpha)
+    found = {
+        "logit": e,
+        "slope": e * r,
+        "v": (1 - alpha) * times(p, x["k"]),
+        "k": transposed_times(p, (1 - alpha) * x["v"]),
+    }
+    return found, x["slope"] * e, alpha[..., None] * p
+
+
+def back_e72(
+    p: Tensor, s: Tensor, r: Tensor, x: Named, inverse: bool = False
+) -> tuple[Named, Tensor | None, Tensor]:
+    g = read_gate(r, x, inverse)
+    dw = times(p, x["k"])
+    c = dw * x["v"] * g * (1 - g)
+    found = {
+        "row": (p * s).sum(-1),
+        "v": dw * g,
+        "k": transposed_times(p, x["v"] * g),
+        "slope": -c * r.abs() if inverse else c * r,
+        "bias": c,
+    }
+    dr = -x["slope"] * r.sign() * c if inverse else x["slope"] * c
+    return found, dr, x["row"][..., None] * p
+
+
+def back_e72_inverse(
+    p: Tensor, s: Tensor, r: Tensor, x: Named
+) -> tuple[Named, Tensor | None, Tensor]:
+    return back_e72(p, s, r, x, inverse=True)
+
+
+def back_energy(
+    p: Tensor, s: Tensor, r: Tensor, x: Named, sign: int
+) -> tuple[Named, Tensor | None, Tensor]:
+    a = energy_gate(s, x)
+    m = a if sign > 0 else 1 - a
+    delta = x["v"] - r
+    q = m[..., None] * p
+    d_delta = times(q, x["k"])
+    c = sign * (p * outer(delta, x["k"])).sum(-1) * a * (1 - a)
+    energy = s.square().mean(-1)
+    found = {"v": d_delta, "k": transposed_times(q, delta), "slope": c * energy, "bias": c}
+    ds = p + 2 / s.shape[-1] * (c * x["slope"])[..., None] * s
+    return found, -d_delta, ds
+
+
+def back_retain(p: Tensor, s: Tensor, r: Tensor, x: Named) -> tuple[Named, Tensor | None, Tensor]:
+    return back_energy(p, s, r, x, -1)
+
+
+def back_state(p: Tensor, s: Tensor, r: Tensor, x: Named) -> tuple[Named, Tensor | None, Tensor]:
+    return back_energy(p, s, r, x, 1)
+
+
+def back_residual(p: Tensor, s: Tensor, r: Tensor, x: Named) -> tuple[Named, Tensor | None, Tensor]:
+    delta = x["v"] - r
+    theta = torch.tanh(outer(delta, x["k"]))
+    q = x["scale"][..., None] * p * (1 - theta**2)
+    d_delta = times(q, x["k"])
+    found = {
+        "v": d_delta,
+        "k": transposed_times(q, delta),
+        "scale": (p * theta).sum(-1),
+    }
+    return found, -d_delta, p
+
+
+def back_ntm(p: Tensor, s: Tensor, r: Tensor, x: Named) -> tuple[Named, Tensor | None, Tensor]:
+    found = {
+        "v": times(p, x["k"]),
+        "erase": -times(p * s, x["k"]),
+        "k": transposed_times(p, x["v"]) - transposed_times(p * s, x["erase"]),
+    }
+    return found, None, p * (1 - outer(x["erase"], x["k"]))
+
+
+def back_retrieved_gate(
+    p: Tensor, s: Tensor, r: Tensor, x: Named
+) -> tuple[Named, Tensor | None, Tensor]:
+    delta, g = x["v"] - r, x["write"]
+    h = times(p, x["k"])
+    found = {"write": h * delta, "v": g * h, "k": transposed_times(p, g * delta)}
+    return found, -g * h, p
+
+
+def back_error_gate(
+    p: Tensor, s: Tensor, r: Tensor, x: Named
+) -> tuple[Named, Tensor | None, Tensor]:
+    delta = x["v"] - r
+    g = error_gate(delta, x)
+    h = times(p, x["k"])
+    c = h * delta * g * (1 - g)
+    d_delta = g * h + 2 / delta.shape[-1] * delta * c.sum(-1, keepdim=True)
+    found = {"logit": c, "v": d_delta, "k": transposed_times(p, g * delta)}
+    return found, -d_delta, p
+
+
+def back_e63m(p: Tensor, s: Tensor, r: Tensor, x: Named) -> tuple[Named, Tensor | None, Tensor]:
+    rho, value = torch.tanh(r), slots(r, x)
+    d_input = (1 - x["row"]) * times(p, x["k"]) * (1 - value**2)
+    found = {
+        "input": d_input,
+        "mix": outer(d_input, rho),
+        "row": (p * (s - outer(value, x["k"]))).sum(-1),
+        "k": transposed_times(p, (1 - x["row"]) * value),
+    }
+    dr = transposed_times(x["mix"], d_input) * (1 - rho**2)
+    return found, dr, x["row"][..., None] * p
+
+
+BACKWARD: dict[
+    str, Callable[[Tensor, Tensor, Tensor, Named], tuple[Named, Tensor | None, Tensor]]
+] = {
+    "outer": back_outer,
+    "delta": back_delta,
+    "e71": back_e71,
+    "e72": back_e72,
+    "e72_inverse": back_e72_inverse,
+    "e74_retain": back_retain,
+    "e74_state": back_state,
+    "e74_residual": back_residual,
+    "e74_ntm": back_ntm,
+    "e74_retrieved_gate": back_retrieved_gate,
+    "e74_error_gate": back_error_gate,
+    "e63m": back_e63m,
+}
+
+
+def activate(name: str, pre: Tensor) -> Tensor:
+    """Apply a nonlinearity to the new state."""
+    if name == "tanh":
+        return torch.tanh(pre)
+    if name == "linear":
+        return pre
+    squares = pre.square().sum((-2, -1), keepdim=True)
+    count = pre.shape[-1] * pre.shape[-2] if name == "rmsnorm" else 1
+    return pre / ((squares / count).sqrt() + 1e-6)
+
+
+def activate_back(name: str, g: Tensor, pre: Tensor, new: Tensor) -> Tensor:
+    """Return the gradient before the nonlinearity from the one after it."""
+    if name == "tanh":
+        return g * (1 - new**2)
+    if name == "linear":
+        return g
+    count = pre.shape[-1] * pre.shape[-2] if name == "rmsnorm" else 1
+    size = (pre.square().sum((-2, -1), keepdim=True) / count).sqrt()
+    inner = (g * pre).sum((-2, -1), keepdim=True)
+    return g / (size + 1e-6) - pre * inner / (count * size * (size + 1e-6) ** 2)
+
+
+def run(
+    step: str, nonlinearity: str, sequences: Named, parameters: Named, start: Tensor
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """Return the states before and after every nonlinearity, the first one included, and y."""
+    states, pres, reads = [start], [], []
+    for t in range(sequences["q"].shape[1]):
+        x = {name: sequence[:, t] for name, sequence in sequences.items()} | parameters
+        r = times(states[-1], x.get("read", x["k"]))
+        pres.append(FORWARD[step](states[-1], r, x))
+        states.append(activate(nonlinearity, pres[-1]))
+        reads.append(times(states[-1], x["q"]))
+    return states, pres, torch.stack(reads, dim=1)
+
+
+def gradients(
+    step: str,
+    nonlinearity: str,
+    sequences: Named,
+    parameters: Named,
+    start: Tensor,
+    dy: Tensor,
+    d_final: Tensor,
+) -> Named:
+    """Return the gradients of sequences, parameters and the first state (as ``start``)."""
+    states, pres, _ = run(step, nonlinearity, sequences, parameters, start)
+    found = {name: torch.zeros_like(tensor) for name, tensor in sequences.items()}
+    sums: Named = {name: torch.zeros_like(tensor) for name, tensor in parameters.items()}
+    ds = d_final
+    for t in reversed(range(len(pres))):
+        old, new = states[t], states[t + 1]
+        x = {name: sequence[:, t] for name, sequence in sequences.items()} | parameters
+        read = "read" if "read" in x else "k"
+        g = ds + outer(dy[:, t], x["q"])
+        found["q"][:, t] = transposed_times(new, dy[:, t])
+        p = activate_back(nonlinearity, g, pres[t], new)
+        grads, dr, ds = BACKWARD[step](p, old, times(old, x[read]), x)
+        for name, grad in grads.items():
+            if name in sums:
+                sums[name] += grad.sum(0) if sums[name].ndim == 2 else grad.sum((0, 1))
+            else:
+                found[name][:, t] = grad
+        if dr is not None:
+            found[read][:, t] += transposed_times(old, dr)
+            ds = ds + outer(dr, x[read])
+    return found | sums | {"start": ds}
+
+
+def key_norm_back(k: Tensor, g: Tensor) -> Tensor:
+    """Return N(k, g), the gradient through k / (norm(k) + 1e-6) (specification 2)."""
+    norm = k.square().sum(-1, keepdim=True).sqrt()
+    m = norm + 1e-6
+    return g / m - k * (k * g).sum(-1, keepdim=True) / (norm * m**2)
+
+
+def self_gate_back(y: Tensor, g: Tensor) -> Tensor:
+    """Return the gradient through y silu(y) (specification 2)."""
+    return g * y * sigmoid(y) * (2 + y * (1 - sigmoid(y)))
+
+
+def spectral_norm_back(w: Tensor, a: Tensor, b: Tensor, radius: float, g: Tensor) -> Tensor:
+    """Return the gradient through W radius / (|a^T W b| + 1e-8) (specification 5)."""
+    signed = a @ w @ b
+    s = signed.abs() + 1e-8
+    return radius / s * (g - (g * w).sum() / s * signed.sign() * torch.outer(a, b))
