@@ -68,7 +68,7 @@ def measure(overrides: list[str]) -> dict[str, float]:
     originals = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
     for owner, name, part in patches:
         setattr(owner, name, timed(book, part, getattr(owner, name)))
-    Trainer._loop = counted  # type: ignore[method-assign]
+    Trainer._loop = counted  # type: ignore[method-assign, assignment]
     final: dict[str, float] = {}
     validate = Trainer._validate
 
@@ -76,7 +76,7 @@ def measure(overrides: list[str]) -> dict[str, float]:
         final.update(book)  # what validation does afterwards is not the loop's
         return validate(trainer)
 
-    Trainer._validate = keep  # type: ignore[method-assign]
+    Trainer._validate = keep  # type: ignore[method-assign, assignment]
     try:
         with tempfile.TemporaryDirectory() as folder:
             run(compose_config(overrides), Path(folder))

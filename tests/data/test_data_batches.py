@@ -86,6 +86,13 @@ def test_held_out_tail(
         assert data.describe()["bytes"] == size
 
 
+def test_the_tail_holds_one_window_where_that_is_longer_than_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "short.bin"
+    path.write_bytes(bytes(200))
+    with open_data(DataConfig(path=str(path), val_window=100), 8, print) as data:
+        assert data.val_bytes == 101
+
+
 def test_held_out_tail_is_at_most_4_mib(tmp_path: Path) -> None:
     path = tmp_path / "large.bin"
     path.touch()
@@ -100,21 +107,21 @@ def test_held_out_tail_is_at_most_4_mib(tmp_path: Path) -> None:
         pytest.param(
             17,
             None,
-            "data.path={p}: 17 bytes, but train.chunk_size=8 needs at least 18 (9 to train on, "
-            "9 held out); set train.chunk_size=7 or less, or name more text",
+            "data.path={p}: 17 bytes, but train.chunk_size=8 and data.val_window=8 need at least 18 "
+            "(9 to train on, 9 held out); set both to 7 or less, or name more text",
             id="too short",
         ),
         pytest.param(
             3,
             None,
-            "data.path={p}: 3 bytes, but train.chunk_size=8 needs at least 18 (9 to train on, "
-            "9 held out); name more text",
+            "data.path={p}: 3 bytes, but train.chunk_size=8 and data.val_window=8 need at least 18 "
+            "(9 to train on, 9 held out); name more text",
             id="too short for any chunk",
         ),
         pytest.param(
             100,
             8,
-            "data.val_bytes=8: shorter than one row of train.chunk_size=8; "
+            "data.val_bytes=8: shorter than one row of data.val_window=8; "
             "set data.val_bytes=9 or more",
             id="tail too short",
         ),

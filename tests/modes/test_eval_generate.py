@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -40,11 +39,14 @@ def test_eval_of_a_file_counts_every_byte_once(train, tmp_path: Path, capsys) ->
     assert "771" in windows
     eval_mode.run(compose_config([*overrides, "eval.carry_state=true"]), None)
     carried = capsys.readouterr().out
-    assert "771" in carried and "state carried" in carried
+    assert "771" in carried
+    assert "state carried" in carried
     assert scored(carried) != scored(windows)
 
 
-def test_carried_state_scores_a_text_as_one_long_forward_does(train, tmp_path: Path, capsys) -> None:
+def test_carried_state_scores_a_text_as_one_long_forward_does(
+    train, tmp_path: Path, capsys
+) -> None:
     run = train()
     text = b"def add(left, right): return left + right # " * 4
     (tmp_path / "text").write_bytes(text)
@@ -124,7 +126,9 @@ class TestChoose:
         generator = torch.Generator().manual_seed(0)
         given = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} | settings
         return {
-            choose(self.logits_v, given["temperature"], int(given["top_k"]), given["top_p"], generator)
+            choose(
+                self.logits_v, given["temperature"], int(given["top_k"]), given["top_p"], generator
+            )
             for _ in range(300)
         }
 
@@ -145,7 +149,8 @@ class TestChoose:
 def test_load_gives_an_ordinary_module_in_evaluation_mode(train) -> None:
     run = train()
     model = elman.load(run.folder)
-    assert isinstance(model, torch.nn.Module) and not model.training
+    assert isinstance(model, torch.nn.Module)
+    assert not model.training
     assert model.num_params() == run.result["params"]
 
 
@@ -157,5 +162,3 @@ def test_elman_imports_without_torch_and_unknown_names_fail() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=True).returncode == 0
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = elman.nothing
-
-

@@ -109,7 +109,8 @@ def test_a_killed_run_resumes_from_its_last_checkpoint(start: Start, tmp_path: P
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     saved = max(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*"))
-    assert saved >= 2 and not (run / "result.json").exists()
+    assert saved >= 2
+    assert not (run / "result.json").exists()
 
     again = start(f"train.resume={run}", f"train.steps={saved + 3}")
     _, said = again.communicate(timeout=60)
@@ -124,7 +125,9 @@ def test_a_run_in_progress_cannot_be_resumed_beside_itself(start: Start, tmp_pat
     second = start(f"train.resume={run}")
     _, said = second.communicate(timeout=60)
     assert second.returncode == 2
-    assert said.count("\n") == 1 and "another process" in said and str(process.pid) in said
+    assert said.count("\n") == 1
+    assert "another process" in said
+    assert str(process.pid) in said
     assert process.poll() is None
 
 

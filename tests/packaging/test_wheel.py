@@ -64,13 +64,18 @@ def test_every_file_is_in_the_wheel(installed: Path, tmp_path: Path) -> None:
     for source, home in homes.items():
         wanted = {path.relative_to(ROOT / source) for path in _files(ROOT / source)}
         missing = {path for path in wanted if not (home / path).is_file()}
-        assert wanted and not missing
+        assert wanted
+        assert not missing
 
 
 def _files(folder: Path) -> list[Path]:
     built = ("_cache", "__pycache__", ".egg-info")
     files = [path for path in folder.rglob("*") if path.is_file()]
-    return [path for path in files if not any(part.endswith(built) for part in path.parts[len(folder.parts) :])]
+    return [
+        path
+        for path in files
+        if not any(part.endswith(built) for part in path.parts[len(folder.parts) :])
+    ]
 
 
 def test_the_command_works_from_any_folder(installed: Path, tmp_path: Path) -> None:

@@ -106,7 +106,8 @@ def test_a_write_that_fails_halfway_leaves_the_last_good_checkpoint(
         text=True,
         check=True,
     )
-    assert "refused:" in done.stdout and "safe:" in done.stdout
+    assert "refused:" in done.stdout
+    assert "safe:" in done.stdout
     assert done.stdout.splitlines()[-1] == "['step-0000001'] 1"
 
 

@@ -239,7 +239,8 @@ def test_data_that_shrinks_under_a_run_is_one_clear_line(
     monkeypatch.setattr(LanguageModel, "begin_step", shrink)
     run = train()
     assert (run.status, run.result["status"]) == (ExitStatus.FAILED, "crash")
-    assert "text.txt" in run.result["error"] and "100" in run.result["error"]
+    assert "text.txt" in run.result["error"]
+    assert "100" in run.result["error"]
 
 
 def test_a_full_disk_at_the_end_is_not_called_ok(train, monkeypatch: pytest.MonkeyPatch) -> None:

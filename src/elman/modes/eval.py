@@ -35,7 +35,8 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
     Raises:
         UserError: no such checkpoint, data or device.
     """
-    assert config.eval is not None and folder is None
+    assert config.eval is not None
+    assert folder is None
     settings = config.eval
     checkpoint = find_checkpoint(settings.checkpoint)
     trained = saved_config(checkpoint)

@@ -9,8 +9,8 @@ from pathlib import Path
 from elman.config import RunConfig
 from elman.errors import ExitStatus
 from elman.models.generation import generate
-from elman.training.loading import load
 from elman.training.environment import choose_device
+from elman.training.loading import load
 
 
 def run(config: RunConfig, folder: Path | None) -> ExitStatus:
@@ -19,7 +19,8 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
     Raises:
         UserError: there is no such checkpoint or device.
     """
-    assert config.generate is not None and folder is None
+    assert config.generate is not None
+    assert folder is None
     settings = config.generate
     model = load(settings.checkpoint, device=choose_device(settings.device))
     prompt = settings.prompt.encode()

@@ -76,8 +76,8 @@ class _Session:
             self._error = "interrupted again before the weights were saved"
         except Exception as error:
             _log.error("the run ended with this error", exc_info=True)
-            status = self._out_of_memory(error) if _is_out_of_memory(error) else None
-            status = status or self._crashed(error)
+            ended = self._out_of_memory if _is_out_of_memory(error) else self._crashed
+            status = ended(error)
         finally:
             self._display.stop()
         self._report(status)
@@ -145,13 +145,8 @@ class _Session:
         return need + f"try {' or '.join(remedies)}"
 
     def _out_of_memory(self, error: Exception) -> RunStatus:
-        self._trainer_memory_released()
         self._error = f"{_first_line(error)}; {self._advice(available_memory(self._device))}"
         return RunStatus.OOM
-
-    def _trainer_memory_released(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
 
     def _crashed(self, error: Exception) -> RunStatus:
         self._error = f"{type(error).__name__}: {_first_line(error)}"
@@ -164,7 +159,8 @@ class _Session:
         memory = f", about {self._estimate / 1e9:.1f} GB" if self._estimate else ""
         self._display.say(
             f"{model.name}: {model.cell} {model.dim}x{model.depth}, "
-            f"{trainer.model.num_params():,} parameters, backend {self._backend} on {self._device}{memory}"
+            f"{trainer.model.num_params():,} parameters, "
+            f"backend {self._backend} on {self._device}{memory}"
         )
         source = self._data.describe()
         self._display.say(f"data: {source['bytes']:,} bytes of {', '.join(source['paths'][:3])}")
@@ -231,5 +227,3 @@ def _is_out_of_memory(error: Exception) -> bool:
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
-
-

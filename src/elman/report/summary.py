@@ -44,7 +44,9 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str, str]]:
     if "params" not in result:
         return [("error", "", str(result.get("error")))]
     seconds = result["seconds"]
-    times = f"{duration(seconds['validation'])} validating, {duration(seconds['checkpoint'])} saving"
+    times = (
+        f"{duration(seconds['validation'])} validating, {duration(seconds['checkpoint'])} saving"
+    )
     rows = [
         ("parameters", f"{result['params']:,}", f"backend {result['backend']}"),
         ("steps", f"{result['steps']:,}", f"{result['tokens']:,} bytes predicted"),

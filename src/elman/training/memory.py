@@ -76,7 +76,7 @@ def available_memory(device: torch.device) -> int:
     """Return the bytes that this process may still take on ``device``."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return min([psutil.virtual_memory().available, *_cgroup_room()])
+    return min([int(psutil.virtual_memory().available), *_cgroup_room()])
 
 
 def _cgroup_room() -> list[int]:
@@ -123,9 +123,7 @@ class _LiveBytes(TorchDispatchMode):
         self.peak = 0
         self._seen: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for tensor in tree_iter(result):
             if isinstance(tensor, Tensor):

@@ -118,14 +118,14 @@ def _build(config: OptimConfig, model: nn.Module) -> torch.optim.Optimizer:
         )
     groups = _decay_groups(config, model)
     if isinstance(config, ScheduleFreeConfig):
-        optimizer = schedulefree.AdamWScheduleFree(
+        optimizer: torch.optim.Optimizer = schedulefree.AdamWScheduleFree(
             groups,
             lr=config.lr,
             betas=betas,
             eps=config.eps,
             warmup_steps=config.warmup_steps,
         )
-        optimizer.train()
+        optimizer.train()  # type: ignore[attr-defined]
         return optimizer
     return torch.optim.AdamW(groups, config.lr, betas, config.eps, fused=True)
 

@@ -13,9 +13,7 @@ SKIPPED, RECORDED = 3, 3
 
 
 @contextmanager
-def profiling(
-    enabled: bool, folder: Path, device: torch.device
-) -> Iterator[Callable[[], None]]:
+def profiling(enabled: bool, folder: Path, device: torch.device) -> Iterator[Callable[[], None]]:
     """Yield a function to call after every step; a trace of steps 4 to 6 lands in ``folder``.
 
     The trace (``profile.json``) opens in Perfetto or chrome://tracing.

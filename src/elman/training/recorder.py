@@ -38,7 +38,9 @@ class Recorder:
         self._stream.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
         self._stream.flush()
         numbers = {
-            f"{kind}/{key}": value for key, value in values.items() if isinstance(value, int | float)
+            f"{kind}/{key}": value
+            for key, value in values.items()
+            if isinstance(value, int | float)
         }
         for sink in self._sinks:
             sink.scalars(numbers, step)

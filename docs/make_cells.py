@@ -1,0 +1,284 @@
+"""Writes docs/cells.md: every cell of the registry, with what its layer really has.
+
+Run it after a change to a cell: ``python docs/make_cells.py``. A test compares the committed page
+with what this script makes. Shapes and counts come from layers on the meta device: counts are
+taken at many sizes, and the formula is the one polynomial that gives all of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from elman.models import registry
+from elman.models.build import layer_class
+from elman.models.registry.spec import Cell, Option, Value
+
+PAGE = Path(__file__).with_name("cells.md")
+REFERENCE_DIM = 512
+BATCH = 7
+Sizes = Mapping[str, int]
+"""Values of the symbols of the page."""
+Monomial = tuple[str, ...]
+Polynomial = dict[Monomial, int]
+
+INTRODUCTION = f"""\
+# Cells
+
+Every cell of this version: value of `model.cell`, and of `defaults: [/cell/<name>@_here_]` in a
+model's YAML. Written by `docs/make_cells.py` from the registry and from layers built on the meta
+device; a test compares.
+
+- Steps: a prime marks the new state, `a > S` scales the value rows of S by a, `o` multiplies
+  element by element, `(x)` and `v k^T` are outer products, u or c is the activated first
+  projection, W, U, V are matrices, b is a bias.
+- Sizes: B batch, d = dim, i = int(dim * expansion), n = n_state, H = n_heads, v = value width of a
+  head, n * expansion, r = rank, N = n_slots.
+- State: what a layer returns beside its output with default options, in fp32 or wider. `use_conv`
+  adds `conv`, the last d_conv - 1 inputs of the convolution.
+- Parameters: of one layer with default options, without the norm before it (d more); the number is
+  at dim {REFERENCE_DIM}.
+"""
+
+
+def natural(name: str) -> tuple[bool, list[str | int]]:
+    """Return a key that sorts e4 before e14, and the E-series before the other cells."""
+    parts = re.split(r"(\d+)", name)
+    is_other = re.match(r"e\d", name) is None
+    return is_other, [int(part) if part.isdigit() else part for part in parts]
+
+
+def own_cells() -> list[Cell]:
+    """Return the cells of this package, not those that another package has added here."""
+    own = (cell for cell in registry.cells().values() if cell.layer.startswith("elman."))
+    return sorted(own, key=lambda cell: natural(cell.name))
+
+
+def symbols(cell: Cell) -> list[str]:
+    """Return the sizes that the parameter count of a cell may depend on."""
+    named = {"n_heads": "H", "n_state": "n", "rank": "r", "n_slots": "N", "expansion": "i"}
+    found = [symbol for option, symbol in named.items() if option in cell.options]
+    # Heads without a projection before them: the expansion is of their values.
+    if cell.name == "e88":
+        found[-1] = "v"
+    return ["d", *found]
+
+
+def sizes(cell: Cell, draw: random.Random) -> Sizes:
+    """Return a random value for each symbol of a cell."""
+    # Powers of two: a block of eight divides n, and v / n has no rounding.
+    ranges = {"d": range(8, 40), "i": range(8, 40), "n": (8, 16, 32, 64), "v": range(2, 40)}
+    found: dict[str, int] = {}
+    for symbol in symbols(cell):
+        choices = ranges.get(symbol, range(1, 9))
+        found[symbol] = draw.choice([size for size in choices if size not in found.values()])
+    return found
+
+
+def options_of(cell: Cell, given: Sizes) -> dict[str, Value]:
+    """Return the options that give a layer these sizes."""
+    named = {"H": "n_heads", "n": "n_state", "r": "rank", "N": "n_slots"}
+    found: dict[str, Value] = {
+        named[symbol]: size for symbol, size in given.items() if symbol in named
+    }
+    if "i" in given:
+        # A half more, because int(d * (i / d)) may be i - 1.
+        found["expansion"] = (given["i"] + 0.5) / given["d"]
+    if "v" in given:
+        found["expansion"] = given["v"] / given["n"]
+    return found
+
+
+def build(cell: Cell, dim: int, options: Mapping[str, Value]) -> nn.Module:
+    """Return a layer without storage."""
+    return layer_class(cell)(dim, **options, device="meta")
+
+
+def count(layer: nn.Module) -> int:
+    """Return the number of parameters of a layer."""
+    return sum(parameter.numel() for parameter in layer.parameters())
+
+
+def fit(names: list[str], samples: list[tuple[Sizes, int]]) -> Polynomial:
+    """Return the polynomial of degree 3 in ``names`` that gives every count exactly."""
+    monomials: list[Monomial] = [
+        term
+        for degree in (3, 2, 1, 0)
+        for term in itertools.combinations_with_replacement(names, degree)
+    ]
+    values = np.array([[product(term, given) for term in monomials] for given, _ in samples])
+    scale = values.max(axis=0)
+    counts = np.array([number for _, number in samples])
+    fitted, _, rank, _ = np.linalg.lstsq(values / scale, counts, rcond=None)
+    assert rank == len(monomials), f"{len(samples)} samples are too few for {names}"
+    found = {
+        term: round(factor)
+        for term, factor in zip(monomials, (fitted / scale).tolist(), strict=True)
+        if round(factor)
+    }
+    for given, number in samples:
+        assert evaluate(found, given) == number, f"{number} parameters at {given}: not {found}"
+    return found
+
+
+def product(term: Monomial, given: Sizes) -> int:
+    """Return the value of a product of sizes."""
+    return math.prod(given[symbol] for symbol in term)
+
+
+def evaluate(polynomial: Polynomial, given: Sizes) -> int:
+    """Return the value of a polynomial."""
+    return sum(factor * product(term, given) for term, factor in polynomial.items())
+
+
+def written(polynomial: Polynomial) -> str:
+    """Return a polynomial as the page shows it."""
+    return f"`{' + '.join(_written_term(*item) for item in polynomial.items())}`"
+
+
+def _written_term(term: Monomial, factor: int) -> str:
+    powers = [(symbol, len(list(group))) for symbol, group in itertools.groupby(term)]
+    words = [symbol if power == 1 else f"{symbol}^{power}" for symbol, power in powers]
+    return " ".join(words if words and factor == 1 else [str(factor), *words])
+
+
+def sampled(cell: Cell, expansion: float | None = None) -> Iterator[tuple[Sizes, int]]:
+    """Yield sizes and parameter counts of a cell, always the same.
+
+    Args:
+        cell: The cell.
+        expansion: Its expansion in every sample; None varies it.
+    """
+    draw = random.Random(0)
+    for _ in range(12 * len(symbols(cell)) + 12):
+        given = sizes(cell, draw)
+        options = options_of(cell, given)
+        if expansion is not None:
+            options["expansion"] = expansion
+        yield given, count(build(cell, given["d"], options))
+
+
+def parameters(cell: Cell) -> str:
+    """Return the formula and the count at the reference size, for the table."""
+    found = fit(symbols(cell), list(sampled(cell)))
+    text = written(found)
+    if "i" in symbols(cell):
+        # minGRU and minLSTM project their output exactly when the expansion is not 1.
+        plain = list(sampled(cell, expansion=1.0))
+        if any(evaluate(found, {**given, "i": given["d"]}) != number for given, number in plain):
+            others = [symbol for symbol in symbols(cell) if symbol != "i"]
+            text = f"{written(fit(others, plain))}; {text} unless expansion is 1"
+    return f"{text}: {count(build(cell, REFERENCE_DIM, {})):,}"
+
+
+def state(cell: Cell) -> str:
+    """Return the names and shapes of a layer's state, for the table."""
+    draw = random.Random(1)
+    given = [sizes(cell, draw) for _ in range(3)]
+    states = []
+    for one in given:
+        layer = build(cell, one["d"], options_of(cell, one))
+        _, found = layer(torch.zeros(BATCH, 2, one["d"], device="meta"))
+        states.append(found)
+    shapes = []
+    for name in states[0]:
+        axes = list(zip(*(found[name].shape for found in states), strict=True))
+        assert axes[0] == (BATCH,) * len(given)
+        words = ["B", *(_axis(cell, lengths, given) for lengths in axes[1:])]
+        shapes.append(f"`{name} [{', '.join(words)}]`")
+    return ", ".join(shapes)
+
+
+def _axis(cell: Cell, lengths: tuple[int, ...], given: list[Sizes]) -> str:
+    """Return an axis as a symbol, a number or an eighth of n."""
+    if len(set(lengths)) == 1:
+        return str(lengths[0])
+    for symbol in symbols(cell):
+        if lengths == tuple(one[symbol] for one in given):
+            return symbol
+    assert lengths == tuple(one["n"] // 8 for one in given), f"{cell.name}: axis of {lengths}"
+    return "n/8"
+
+
+def table(heads: list[str], rows: list[list[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
+    )
+
+
+def as_typed(value: Value) -> str:
+    """Return a value as a person types it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def values_of(option: Option) -> str:
+    """Return the values that an option takes, in words."""
+    if option.choices:
+        return ", ".join(f"`{choice}`" for choice in option.choices)
+    if isinstance(option.default, bool):
+        return "`true`, `false`"
+    kind = "whole number" if isinstance(option.default, int) else "number"
+    bounds = []
+    if option.minimum is not None:
+        bounds.append(f"at least {option.minimum:g}")
+    if option.above is not None:
+        bounds.append(f"above {option.above:g}")
+    if option.maximum is not None:
+        bounds.append(f"at most {option.maximum:g}")
+    return ", ".join([kind, *bounds])
+
+
+def read_when(option: Option) -> str:
+    """Return the options under which an option is read, in words."""
+    needs = (f"`{name}={as_typed(value)}`" for name, value in option.needs.items())
+    return " and ".join(needs) or "always"
+
+
+def section(cell: Cell) -> str:
+    """Return the part of the page about one cell's options."""
+    rows = [
+        [
+            f"`{name}`",
+            f"`{as_typed(option.default)}`",
+            values_of(option),
+            option.doc,
+            read_when(option),
+        ]
+        for name, option in cell.options.items()
+    ]
+    return f"## {cell.name}\n\n`{cell.equation}`\n\n" + table(
+        ["option", "default", "values", "what it does", "read with"], rows
+    )
+
+
+def page() -> str:
+    """Return the whole page."""
+    cells = own_cells()
+    rows = [
+        [
+            f"[{cell.name}](#{cell.name})",
+            cell.engine,
+            f"`{cell.equation}`",
+            state(cell),
+            parameters(cell),
+            cell.source,
+            ", ".join(cell.backends),
+        ]
+        for cell in cells
+    ]
+    heads = ["cell", "engine", "step", "state", "parameters of a layer", "source", "backends"]
+    return "\n\n".join([INTRODUCTION.rstrip(), table(heads, rows), *map(section, cells)]) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
