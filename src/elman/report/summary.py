@@ -44,13 +44,12 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str, str]]:
     if "params" not in result:
         return [("error", "", str(result.get("error")))]
     seconds = result["seconds"]
-    times = (
-        f"{duration(seconds['validation'])} validating, {duration(seconds['checkpoint'])} saving"
-    )
+    paused = f"{duration(seconds['validation'])} validating"
+    paused += f", {duration(seconds['checkpoint'])} saving"
     rows = [
         ("parameters", f"{result['params']:,}", f"backend {result['backend']}"),
         ("steps", f"{result['steps']:,}", f"{result['tokens']:,} bytes predicted"),
-        ("time", duration(seconds["train"]), f"training; besides {times}"),
+        ("time", duration(seconds["train"]), f"training; besides {paused}"),
         ("loss", _number(result["loss"]), f"nats per byte, last {result['loss_steps']} steps"),
         ("bpb", _number(result["bpb"]), "bits per byte, the same steps"),
     ]

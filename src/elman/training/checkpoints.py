@@ -1,9 +1,9 @@
 """Checkpoints that survive a crash, a full disk and a kill at any moment.
 
-One checkpoint is a folder ``checkpoints/step-<n>`` with ``model.safetensors`` (the weights to keep),
-``state.pt`` (all that a resumed run needs, loaded with ``weights_only``), ``meta.json`` and the
-run's ``config.yaml``. It is written beside its final place and renamed, so a folder of that name is
-always whole; older ones go only after that.
+One checkpoint is a folder ``checkpoints/step-<n>`` with ``model.safetensors`` (the weights to
+keep), ``state.pt`` (all that a resumed run needs, loaded with ``weights_only``), ``meta.json`` and
+the run's ``config.yaml``. It is written beside its final place and renamed, so a folder of that
+name is always whole; older ones go only after that.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class _LiveBytes(TorchDispatchMode):
     """Counts the bytes of the storages alive that were made under this mode."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = 0
         self.peak = 0
         self._seen: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()

@@ -1,4 +1,4 @@
-"""The three optimisers behind one interface: a masked step, a rate, weights to train and to keep."""
+"""Three optimisers behind one interface: a masked step, a rate, weights to train and to keep."""
 
 from __future__ import annotations
 
