@@ -11,7 +11,7 @@ import itertools
 import math
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ from elman.models.registry.spec import Cell, Option, Value
 PAGE = Path(__file__).with_name("cells.md")
 REFERENCE_DIM = 512
 BATCH = 7
+OPTION_OF = {"H": "n_heads", "n": "n_state", "r": "rank", "N": "n_slots"}
 Sizes = Mapping[str, int]
 """Values of the symbols of the page."""
 Monomial = tuple[str, ...]
@@ -41,7 +42,7 @@ device; a test compares.
   element by element, `(x)` and `v k^T` are outer products, u or c is the activated first
   projection, W, U, V are matrices, b is a bias.
 - Sizes: B batch, d = dim, i = int(dim * expansion), n = n_state, H = n_heads, v = value width of a
-  head, n * expansion, r = rank, N = n_slots.
+  head, n * expansion, r = rank, N = n_slots; where 0 asks for a rule, the size in force.
 - State: what a layer returns beside its output with default options, in fp32 or wider. `use_conv`
   adds `conv`, the last d_conv - 1 inputs of the convolution.
 - Parameters: of one layer with default options, without the norm before it (d more); the number is
@@ -64,8 +65,8 @@ def own_cells() -> list[Cell]:
 
 def symbols(cell: Cell) -> list[str]:
     """Return the sizes that the parameter count of a cell may depend on."""
-    named = {"n_heads": "H", "n_state": "n", "rank": "r", "n_slots": "N", "expansion": "i"}
-    found = [symbol for option, symbol in named.items() if option in cell.options]
+    named = {**OPTION_OF, "i": "expansion"}
+    found = [symbol for symbol, option in named.items() if option in cell.options]
     # Heads without a projection before them: the expansion is of their values.
     if cell.name == "e88":
         found[-1] = "v"
@@ -85,9 +86,8 @@ def sizes(cell: Cell, draw: random.Random) -> Sizes:
 
 def options_of(cell: Cell, given: Sizes) -> dict[str, Value]:
     """Return the options that give a layer these sizes."""
-    named = {"H": "n_heads", "n": "n_state", "r": "rank", "N": "n_slots"}
     found: dict[str, Value] = {
-        named[symbol]: size for symbol, size in given.items() if symbol in named
+        OPTION_OF[symbol]: size for symbol, size in given.items() if symbol in OPTION_OF
     }
     if "i" in given:
         # A half more, because int(d * (i / d)) may be i - 1.
@@ -150,29 +150,31 @@ def _written_term(term: Monomial, factor: int) -> str:
     return " ".join(words if words and factor == 1 else [str(factor), *words])
 
 
-def sampled(cell: Cell, expansion: float | None = None) -> Iterator[tuple[Sizes, int]]:
-    """Yield sizes and parameter counts of a cell, always the same.
+def sampled(cell: Cell, expansion: float | None = None) -> list[tuple[Sizes, int]]:
+    """Return sizes and parameter counts of a cell, always the same, a few more than a fit needs.
 
     Args:
         cell: The cell.
         expansion: Its expansion in every sample; None varies it.
     """
     draw = random.Random(0)
-    for _ in range(12 * len(symbols(cell)) + 12):
+    found = []
+    for _ in range(math.comb(len(symbols(cell)) + 3, 3) + 5):
         given = sizes(cell, draw)
         options = options_of(cell, given)
         if expansion is not None:
             options["expansion"] = expansion
-        yield given, count(build(cell, given["d"], options))
+        found.append((given, count(build(cell, given["d"], options))))
+    return found
 
 
 def parameters(cell: Cell) -> str:
     """Return the formula and the count at the reference size, for the table."""
-    found = fit(symbols(cell), list(sampled(cell)))
+    found = fit(symbols(cell), sampled(cell))
     text = written(found)
     if "i" in symbols(cell):
         # minGRU and minLSTM project their output exactly when the expansion is not 1.
-        plain = list(sampled(cell, expansion=1.0))
+        plain = sampled(cell, expansion=1.0)
         if any(evaluate(found, {**given, "i": given["d"]}) != number for given, number in plain):
             others = [symbol for symbol in symbols(cell) if symbol != "i"]
             text = f"{written(fit(others, plain))}; {text} unless expansion is 1"

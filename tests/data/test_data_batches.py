@@ -166,7 +166,7 @@ def test_no_path_is_the_default_corpus(tmp_path: Path, monkeypatch: pytest.Monke
         return text
 
     monkeypatch.setattr(batches_module, "default_corpus", corpus)
-    with open_data(DataConfig(), 8, said.append) as data:
+    with open_data(DataConfig(val_window=8), 8, said.append) as data:
         assert data.source.paths == (str(text),)
     assert said == ["building"]
 

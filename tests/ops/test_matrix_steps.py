@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from elman.models.layers.e70 import ProjectionNorm
+from elman.models.spectral_norm import SpectralNorm
 from elman.models.layers.gates import self_gate, unit
 from elman.ops import scan
 from elman.ops.matrix_state.op import delta_rule, recurrence
@@ -225,7 +225,8 @@ def test_key_norm_and_self_gate_have_the_specified_gradients() -> None:
 def test_the_norm_of_a_matrix_that_is_not_square(shape) -> None:
     torch.manual_seed(1)
     weight = torch.randn(*shape, dtype=torch.float64).requires_grad_()
-    norm = ProjectionNorm(*shape, 0.5, dtype=torch.float64)
+    rows, columns = shape
+    norm = SpectralNorm(rows, 0.5, columns=columns, dtype=torch.float64)
     norm.reset(weight)
     g = torch.randn(*shape, dtype=torch.float64)
     (found,) = torch.autograd.grad(norm(weight), weight, g)

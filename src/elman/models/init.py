@@ -51,18 +51,19 @@ def linear_default_(weight: Tensor) -> None:
 
 @torch.no_grad()
 def orthogonal_(weight: Tensor, gain: float = 1.0) -> None:
-    """Fill a square matrix with ``gain`` times a random orthogonal matrix."""
+    """Fill a matrix of any shape so that it is orthogonal and every singular value is ``gain``."""
     weight.copy_(gain * _random_orthogonal(weight))
 
 
 @torch.no_grad()
-def s4d_(weight: Tensor) -> None:
-    """Fill a square matrix with Q diag(l) Q^T, Q random orthogonal, l linear in [0.99, 0.9999].
+def s4d_(weight: Tensor, low: float = 0.99, high: float = 0.9999) -> None:
+    """Fill a square matrix with Q diag(l) Q^T, Q random orthogonal, l linear in [low, high].
 
     Symmetric with positive eigenvalues, hence no oscillating modes.
     """
+    assert weight.shape[0] == weight.shape[1]
     q = _random_orthogonal(weight)
-    eigenvalues = torch.linspace(0.99, 0.9999, weight.shape[0], dtype=q.dtype, device=q.device)
+    eigenvalues = torch.linspace(low, high, weight.shape[0], dtype=q.dtype, device=q.device)
     weight.copy_((q * eigenvalues) @ q.T)
 
 
@@ -86,13 +87,13 @@ def _positive_uniform(like: Tensor, high: float) -> Tensor:
 
 
 def _random_orthogonal(like: Tensor) -> Tensor:
-    """Draw an orthogonal matrix, uniformly, in fp32 or wider."""
-    rows, columns = like.shape
-    assert rows == columns
+    """Draw a matrix with orthonormal rows or columns, uniformly, in fp32 or wider."""
     dtype = torch.promote_types(like.dtype, torch.float32)
     gaussian = torch.randn(like.shape, dtype=dtype, device=like.device)
+    rows, columns = like.shape
     q: Tensor
     r: Tensor
-    q, r = torch.linalg.qr(gaussian)
+    q, r = torch.linalg.qr(gaussian if rows >= columns else gaussian.T)
     # QR alone fixes the signs of R's diagonal; putting them into Q makes Q uniform.
-    return q * r.diagonal().sign()
+    q = q * r.diagonal().sign()
+    return q if rows >= columns else q.T

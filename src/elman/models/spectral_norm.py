@@ -19,7 +19,7 @@ EPS = 1e-8
 
 
 class SpectralNorm(nn.Module):
-    """Scales a square matrix to a given largest singular value (vector-state specification 2.4).
+    """Scales a matrix to a given largest singular value (vector-state specification 2.4).
 
     ``W_eff = W * radius / (sigma + 1e-8)`` with ``sigma = |u^T W v|``, differentiable in W with
     u and v constant. The estimate sigma approaches from below while the iteration converges.
@@ -28,8 +28,9 @@ class SpectralNorm(nn.Module):
     (vector-state specification 3.3).
 
     Args:
-        size: Rows and columns of the matrix.
+        size: Rows of the matrix.
         radius: Largest singular value of the result.
+        columns: Its columns, where it is not square (matrix-state specification 5).
     """
 
     u: Tensor
@@ -40,6 +41,7 @@ class SpectralNorm(nn.Module):
         size: int,
         radius: float,
         *,
+        columns: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -47,7 +49,7 @@ class SpectralNorm(nn.Module):
         self.radius = radius
         wide = wide_dtype(dtype or torch.get_default_dtype())
         self.register_buffer("u", torch.zeros(size, device=device, dtype=wide))
-        self.register_buffer("v", torch.zeros(size, device=device, dtype=wide))
+        self.register_buffer("v", torch.zeros(columns or size, device=device, dtype=wide))
 
     @torch.no_grad()
     def reset(self, *factors: Tensor) -> None:
@@ -81,7 +83,7 @@ class SpectralNorm(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the settings, for printing."""
-        return f"size={self.u.shape[0]}, radius={self.radius}"
+        return f"{self.u.shape[0]} x {self.v.shape[0]}, radius={self.radius}"
 
 
 def _unit(vector: Tensor) -> Tensor:

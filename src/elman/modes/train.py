@@ -134,7 +134,9 @@ class _Session:
             need += " does not fit"
         need += f" and {available / 1e9:.1f} GB are free; "
         if rows is not None and rows < train.batch_size:
-            accum = -(-train.batch_size * train.grad_accum // rows)
+            # A divisor, so that accumulation can keep the bytes per step exactly.
+            rows = next(r for r in range(rows, 0, -1) if train.batch_size % r == 0)
+            accum = train.grad_accum * train.batch_size // rows
             return need + (
                 f"train.batch_size={rows} fits "
                 f"(add train.grad_accum={accum} to keep the bytes per step)"

@@ -17,6 +17,9 @@ _COLOURS = {"ok": "green", "interrupted": "yellow"}
 def print_summary(console: Console, folder: Path, result: dict[str, Any]) -> None:
     """Print the defined numbers of ``result`` and the commands that follow from them."""
     status = result["status"]
+    if "params" not in result:  # it ended before there was a model; the error has been said
+        console.print(f"{result['model']}: {status}", style=_COLOURS.get(status, "red"))
+        return
     table = Table(title=f"{result['model']}: {status}", title_style=_COLOURS.get(status, "red"))
     table.add_column("measure")
     table.add_column("value", justify="right")
@@ -41,8 +44,6 @@ def _print_next(console: Console, place: str, status: str) -> None:
 
 
 def _rows(result: dict[str, Any]) -> list[tuple[str, str, str]]:
-    if "params" not in result:
-        return [("error", "", str(result.get("error")))]
     seconds = result["seconds"]
     paused = f"{duration(seconds['validation'])} validating"
     paused += f", {duration(seconds['checkpoint'])} saving"

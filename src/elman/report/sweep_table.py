@@ -24,6 +24,8 @@ _COMPARED = (
     "train.tbptt",
     "data.path",
     "data.val_bytes",
+    "data.val_sample",
+    "data.val_window",
 )
 _COMPARED_SECTIONS = ("optim",)
 # Optimizer steps of which the loss is the mean; a smaller number is shown beside it.

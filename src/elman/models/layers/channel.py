@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from elman.models import init
-from elman.models.conv import CausalConv
 from elman.models.layers.gates import self_gate
 from elman.models.layers.mixer import Mixer
+from elman.models.layers.skeleton import Skeleton
 from elman.models.registry.spec import Value
-from elman.models.state import State
+from elman.models.state import State, first_state
 from elman.ops.channel.op import channel
-from elman.ops.precision import wide_dtype
 
 RETAIN_BIAS = 2.0
 """Initial bias of every retain gate: 0.88 of the state is kept (vector-state specification 4)."""
@@ -44,51 +43,27 @@ class Recurrence:
     scalars: Mapping[str, float] = field(default_factory=dict)
 
 
-class ChannelMixer(Mixer):
+class ChannelMixer(Skeleton):
     """u = silu(conv(W_in x)), h' = step(W u, h), y = W_out (h' silu(h')).
 
     Vector-state specification 2.2, skeleton S. State: ``h`` [B, c] in fp32 or wider, and with
-    use_conv ``conv``, the last d_conv - 1 inputs of the convolution.
-
-    Args:
-        dim: Model width.
-        backend: As ``kernels.backend``.
-        device: Where the weights are made.
-        dtype: Their dtype.
-        options: The cell's options.
+    use_conv ``conv``.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        backend: str = "auto",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Value,
-    ) -> None:
-        super().__init__(dim, backend=backend, **options)
-        to: dict[str, Any] = {"device": device, "dtype": dtype}
-        given = self.settings
-        self.inner = int(dim * given.number("expansion"))
+    def add_cell(self, to: Mapping[str, Any]) -> None:
+        """Register what the recurrence asks for."""
         self.channels = self.state_channels()
         self.recurrence = self.choose_recurrence()
-        self.in_proj = nn.Parameter(torch.empty(self.inner, dim, **to))
-        self.conv = (
-            CausalConv(self.inner, given.count("d_conv"), bias=True, **to)
-            if given.flag("use_conv")
-            else None
-        )
         rows = len(self.recurrence.projections) * self.channels
-        self.cell_proj = nn.Parameter(torch.empty(rows, self.inner, **to))
+        self.cell_proj = nn.Parameter(torch.empty(rows, self.width, **to))
         for name in self.recurrence.vectors:
             self.register_parameter(name, nn.Parameter(torch.empty(self.channels, **to)))
         for name in self.recurrence.scalars:
             self.register_parameter(name, nn.Parameter(torch.empty(1, **to)))
-        self.add_parameters(**to)
-        self.out_proj = nn.Parameter(torch.empty(dim, self.channels, **to))
-        self.dropout = nn.Dropout(given.number("dropout"))
-        self.reset_parameters()
+
+    def output_channels(self) -> int:
+        """Return how many channels the last projection reads."""
+        return self.channels
 
     def choose_recurrence(self) -> Recurrence:
         """Return the recurrence that the options ask for."""
@@ -96,27 +71,15 @@ class ChannelMixer(Mixer):
 
     def state_channels(self) -> int:
         """Return the width of the state."""
-        return self.inner
-
-    def add_parameters(self, **to: Any) -> None:
-        """Make the parameters that a :class:`Recurrence` cannot name; most cells have none."""
+        return self.width
 
     def reset_parameters(self) -> None:
         """Draw every weight anew, the cell's matrix block by block."""
-        self.reset_projection(self.in_proj)
-        if self.conv is not None:
-            self.conv.reset_parameters()
+        self.reset_input()
         init.xavier_blocks_(self.cell_proj, len(self.recurrence.projections))
         for name, value in {**self.recurrence.vectors, **self.recurrence.scalars}.items():
             nn.init.constant_(self.get_parameter(name), value)
         self.reset_projection(self.out_proj)
-
-    def reset_projection(self, weight: Tensor) -> None:
-        """Draw a matrix outside the recurrence: Xavier, or N(0, 0.02^2) under mamba2_init."""
-        if self.settings.word("mamba2_init") == "normal":
-            init.normal_(weight)
-        else:
-            init.xavier_(weight)
 
     def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
@@ -129,9 +92,7 @@ class ChannelMixer(Mixer):
 
     def project(self, x_btd: Tensor, state: State, carried: State) -> dict[str, Tensor]:
         """Return the blocks of the cell's matrix times u, and carry the convolution's history."""
-        p_bti = functional.linear(x_btd, self.in_proj)
-        if self.conv is not None:
-            p_bti, carried["conv"] = self.conv(p_bti, state.get("conv"))
+        (p_bti,) = self.project_in(x_btd, state, carried)
         names = self.recurrence.projections
         parts = functional.linear(self.activate(p_bti), self.cell_proj).chunk(len(names), -1)
         return dict(zip(names, parts, strict=True))
@@ -147,7 +108,7 @@ class ChannelMixer(Mixer):
             self.recurrence.step,
             inputs_btc,
             self.step_parameters(),
-            first_state(h_bc, some),
+            first_state(h_bc, some, self.channels),
             backend=self.backend_for(some),
         )
 
@@ -158,16 +119,7 @@ class ChannelMixer(Mixer):
 
     def output(self, y_btc: Tensor, dtype: torch.dtype) -> Tensor:
         """Apply the self gate, in the recurrence's dtype, and the output projection in its own."""
-        gated_btc = self_gate(y_btc).to(dtype)
-        return functional.linear(self.dropout(gated_btc), self.out_proj)
-
-
-def first_state(h_bc: Tensor | None, input_btc: Tensor) -> Tensor:
-    """Return the given first state, or zeros in fp32 or wider."""
-    if h_bc is not None:
-        return h_bc
-    shape = (input_btc.shape[0], input_btc.shape[2])
-    return input_btc.new_zeros(shape, dtype=wide_dtype(input_btc.dtype))
+        return self.project_out(self_gate(y_btc).to(dtype))
 
 
 class MinimalMixer(Mixer):
@@ -228,7 +180,7 @@ class MinimalMixer(Mixer):
             f"{self.step}_parallel" if parallel else self.step,
             dict(zip(self.projections, parts, strict=True)),
             {},
-            first_state((state or {}).get("h"), parts[0]),
+            first_state((state or {}).get("h"), parts[0], parts[0].shape[-1]),
             backend=self.backend_for(x_btd),
         )
         y_bti = h_bti.to(projected_btc.dtype)

@@ -5,6 +5,7 @@ Shape legend: b batch, t time, d model width, i = int(d * expansion) channels of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,14 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from elman.models import init
-from elman.models.layers.dense import DenseSkeleton
+from elman.models.layers.skeleton import Skeleton
 from elman.models.registry.cudagru import CELL
-from elman.models.registry.spec import Value
-from elman.models.state import State
+from elman.models.state import State, first_state
 from elman.ops.dense.op import dense_recurrence
 
 
-class CudaGRU(DenseSkeleton):
+class CudaGRU(Skeleton):
     """h' = (1 - z) h + z n, n = tanh(W_n x + U_n (r h) + b_n), y = W_out h'.
 
     x = W_in input, [z; r] = sigmoid(W x + U h + b) (vector-state specification 5.1). PyTorch's GRU
@@ -29,24 +29,14 @@ class CudaGRU(DenseSkeleton):
 
     cell = CELL
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        backend: str = "auto",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Value,
-    ) -> None:
-        super().__init__(dim, backend=backend, device=device, dtype=dtype, **options)
-        to: dict[str, Any] = {"device": device, "dtype": dtype}
+    def add_cell(self, to: Mapping[str, Any]) -> None:
+        """Register the gates' matrices and biases."""
         i = self.width
         # Rows of the cell's projection: z, r, n; of the gates' recurrent matrix: z, r.
         self.cell_proj = nn.Parameter(torch.empty(3 * i, i, **to))
         self.cell_bias = nn.Parameter(torch.empty(3 * i, **to))
         self.recurrent_gates = nn.Parameter(torch.empty(2 * i, i, **to))
         self.recurrent = nn.Parameter(torch.empty(i, i, **to))
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw every weight anew; the recurrent matrices gate by gate."""
@@ -66,7 +56,7 @@ class CudaGRU(DenseSkeleton):
             "gru",
             [gates_btc, new_bti],
             [self.recurrent_gates, self.recurrent],
-            [self.first((state or {}).get("h"), p_bti)],
+            [first_state((state or {}).get("h"), p_bti, self.width)],
             backend=self.backend_for(x_btd),
         )
         return self.project_out(h_bti.to(p_bti.dtype)), {"h": final_bi}

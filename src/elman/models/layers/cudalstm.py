@@ -5,6 +5,7 @@ Shape legend: b batch, t time, d model width, i = int(d * expansion) channels of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,16 +13,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from elman.models import init
-from elman.models.layers.dense import DenseSkeleton
+from elman.models.layers.skeleton import Skeleton
 from elman.models.registry.cudalstm import CELL
-from elman.models.registry.spec import Value
-from elman.models.state import State
+from elman.models.state import State, first_state
 from elman.ops.dense.op import dense_recurrence
 
 FORGET_BIAS = 1.0
 
 
-class CudaLSTM(DenseSkeleton):
+class CudaLSTM(Skeleton):
     """c' = f c + i q, q = tanh(W_q x + U_q h + b_q), h' = o tanh(c'), y = W_out h'.
 
     x = W_in input, [f; i; o] = sigmoid(W x + U h + b) (vector-state specification 5.2). W_out
@@ -31,23 +31,13 @@ class CudaLSTM(DenseSkeleton):
 
     cell = CELL
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        backend: str = "auto",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Value,
-    ) -> None:
-        super().__init__(dim, backend=backend, device=device, dtype=dtype, **options)
-        to: dict[str, Any] = {"device": device, "dtype": dtype}
+    def add_cell(self, to: Mapping[str, Any]) -> None:
+        """Register the gates' matrices and biases."""
         i = self.width
         # Rows of every matrix: f, i, o, q.
         self.cell_proj = nn.Parameter(torch.empty(4 * i, i, **to))
         self.cell_bias = nn.Parameter(torch.empty(4 * i, **to))
         self.recurrent = nn.Parameter(torch.empty(4 * i, i, **to))
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw every weight anew; the recurrent matrix gate by gate."""
@@ -67,7 +57,7 @@ class CudaLSTM(DenseSkeleton):
             "lstm",
             [functional.linear(p_bti, self.cell_proj, self.cell_bias)],
             [self.recurrent],
-            [self.first(state.get("h"), p_bti), self.first(state.get("c"), p_bti)],
+            [first_state(state.get(part), p_bti, self.width) for part in ("h", "c")],
             backend=self.backend_for(x_btd),
         )
         return self.project_out(h_bti.to(p_bti.dtype)), {"h": final_bi, "c": cell_bi}

@@ -5,6 +5,7 @@ Shape legend: b batch, t time, d model width, i = int(d * expansion) channels of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,18 +13,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from elman.models import init
-from elman.models.layers.dense import DenseSkeleton
+from elman.models.layers.dense import NormedLayer
 from elman.models.registry.e0 import CELL
-from elman.models.registry.spec import Value
-from elman.models.spectral_norm import SpectralNorm
-from elman.models.state import State
+from elman.models.state import State, first_state
 from elman.ops.dense.op import elman
 
 SCALE_LOGIT = -0.01
 """Initial logit of the scaled orthogonal matrix: a factor of 0.4975."""
 
 
-class E0(DenseSkeleton):
+class E0(NormedLayer):
     """h' = tanh(W_x u + W_h h + b), y = W_out (h' silu(W_g u + b_g)).
 
     u = silu(conv(W_in x)) with a convolution, but u = W_in x, without a silu, where use_conv is
@@ -33,17 +32,8 @@ class E0(DenseSkeleton):
 
     cell = CELL
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        backend: str = "auto",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Value,
-    ) -> None:
-        super().__init__(dim, backend=backend, device=device, dtype=dtype, **options)
-        to: dict[str, Any] = {"device": device, "dtype": dtype}
+    def add_cell(self, to: Mapping[str, Any]) -> None:
+        """Register the cell's matrices, the factor and the constraint."""
         i = self.width
         # Rows: W_x, then W_g.
         self.cell_proj = nn.Parameter(torch.empty(2 * i, i, **to))
@@ -55,12 +45,11 @@ class E0(DenseSkeleton):
             self.register_buffer("recurrent", square)
         else:
             self.recurrent = nn.Parameter(square)
-        self.norm = (
-            SpectralNorm(i, self.settings.number("spectral_radius"), **to)
-            if self.settings.word("recurrent_norm") == "spectral"
-            else None
-        )
-        self.reset_parameters()
+        self.add_norm(to)
+
+    def normed(self) -> tuple[Tensor, ...]:
+        """Return W_h."""
+        return (self.recurrent,)
 
     def reset_parameters(self) -> None:
         """Draw every weight anew."""
@@ -72,13 +61,7 @@ class E0(DenseSkeleton):
             nn.init.constant_(self.scale_logit, SCALE_LOGIT)
         else:
             init.xavier_(self.recurrent, self.settings.number("recurrent_gain"))
-        if self.norm is not None:
-            self.norm.reset(self.recurrent)
-
-    def begin_step(self) -> None:
-        """Advance the power iteration with the weight of this optimizer step."""
-        if self.norm is not None:
-            self.norm.advance(self.recurrent)
+        self.reset_norm()
 
     def recurrent_matrix(self) -> Tensor:
         """Return the matrix that the recurrence uses."""
@@ -90,7 +73,7 @@ class E0(DenseSkeleton):
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
         state = state or {}
         carried: State = {}
-        u_bti = self.convolve(functional.linear(x_btd, self.in_proj), state, carried)
+        (u_bti,) = self.project_in(x_btd, state, carried)
         if self.conv is not None:
             u_bti = functional.silu(u_bti)
         cell_bti = functional.linear(u_bti, self.cell_proj, self.cell_bias)
@@ -98,7 +81,7 @@ class E0(DenseSkeleton):
         h_bti, carried["h"] = elman(
             a_bti,
             self.recurrent_matrix(),
-            self.first(state.get("h"), u_bti),
+            first_state(state.get("h"), u_bti, self.width),
             linear=False,
             backend=self.backend_for(x_btd),
         )

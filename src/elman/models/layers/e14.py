@@ -6,6 +6,7 @@ n columns of the state.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,15 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from elman.models import init
-from elman.models.layers.mixer import Mixer
+from elman.models.layers.skeleton import Skeleton
 from elman.models.registry.e14 import CELL
-from elman.models.registry.spec import Value
-from elman.models.state import State
+from elman.models.state import State, first_state
 from elman.ops.matrix_state.op import recurrence
 from elman.ops.precision import wide_dtype
 
 
-class E14(Mixer):
+class E14(Skeleton):
     """[x; z] = W_in x, c = silu(x), S' = decay > S + tanh(key) (x) val, out = (S' query) silu(z).
 
     key, decay = sigmoid(logit) over the rows and val, query over the columns are W c + b each
@@ -29,34 +29,22 @@ class E14(Mixer):
     """
 
     cell = CELL
+    branches = 2
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        backend: str = "auto",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Value,
-    ) -> None:
-        super().__init__(dim, backend=backend, **options)
-        to: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.rows = int(dim * self.settings.number("expansion"))
-        self.columns = self.settings.count("n_state") or self.rows
+    def add_cell(self, to: Mapping[str, Any]) -> None:
+        """Register the cell's matrix and biases."""
+        self.columns = self.settings.count("n_state") or self.width
         # Row blocks of the cell's matrix and bias: key, decay, val, query.
-        self.blocks = [self.rows, self.rows, self.columns, self.columns]
-        self.in_proj = nn.Parameter(torch.empty(2 * self.rows, dim, **to))
-        self.cell_proj = nn.Parameter(torch.empty(sum(self.blocks), self.rows, **to))
+        self.blocks = [self.width, self.width, self.columns, self.columns]
+        self.cell_proj = nn.Parameter(torch.empty(sum(self.blocks), self.width, **to))
         self.cell_bias = nn.Parameter(torch.empty(sum(self.blocks), **to))
-        self.out_proj = nn.Parameter(torch.empty(dim, self.rows, **to))
-        self.dropout = nn.Dropout(self.settings.number("dropout"))
-        self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draw every weight anew; at first the decay does not depend on the input."""
-        for weight in (self.in_proj, self.out_proj, *torch.split(self.cell_proj, self.blocks)):
-            init.xavier_(weight)
+        self.reset_projections()
+        for block in torch.split(self.cell_proj, self.blocks):
+            init.xavier_(block)
         nn.init.zeros_(self.cell_bias)
         nn.init.zeros_(torch.split(self.cell_proj, self.blocks)[1])
         nn.init.constant_(
@@ -65,13 +53,11 @@ class E14(Mixer):
 
     def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
-        x_bti, z_bti = functional.linear(x_btd, self.in_proj).chunk(2, dim=-1)
+        x_bti, z_bti = self.project_in(x_btd, {}, {})
         cell_btc = functional.linear(functional.silu(x_bti), self.cell_proj, self.cell_bias)
         cell_bt1c = cell_btc.to(wide_dtype(cell_btc.dtype)).unsqueeze(-2)
         key, logit, val, query = torch.split(cell_bt1c, self.blocks, dim=-1)
-        start_bhin = (state or {}).get("S")
-        if start_bhin is None:
-            start_bhin = key.new_zeros(key.shape[0], 1, self.rows, self.columns)
+        start_bhin = first_state((state or {}).get("S"), key, 1, self.width, self.columns)
         y_bt1i, end_bhin = recurrence(
             "outer",
             {"k": val, "v": torch.tanh(key), "q": query, "row": torch.sigmoid(logit)},
@@ -81,4 +67,4 @@ class E14(Mixer):
             backend=self.backend_for(x_btd),
         )
         gated_bti = (y_bt1i.squeeze(-2) * functional.silu(z_bti)).to(z_bti.dtype)
-        return functional.linear(self.dropout(gated_bti), self.out_proj), {"S": end_bhin}
+        return self.project_out(gated_bti), {"S": end_bhin}

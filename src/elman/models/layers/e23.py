@@ -6,6 +6,7 @@ n slots of the tape.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, get_args
 
 import torch
@@ -13,10 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from elman.models import init
-from elman.models.layers.mixer import Mixer
+from elman.models.layers.skeleton import Skeleton
 from elman.models.registry.e23 import CELL
-from elman.models.registry.spec import Value
-from elman.models.state import State
+from elman.models.state import State, first_state
 from elman.ops.precision import wide_dtype
 from elman.ops.tape.op import Write, dual_memory
 
@@ -26,7 +26,7 @@ RECURRENT_GAIN = 0.9
 _WRITES: dict[str, Write] = {write: write for write in get_args(Write)}
 
 
-class E23(Mixer):
+class E23(Skeleton):
     """[p; z] = W_in x, u = silu(p), (h', M') = step(h, M, W_x u + b), y = W_out (h' silu(z)).
 
     Vector-state specification 3.4; the step is :func:`elman.ops.tape.op.dual_memory`. With a zero
@@ -39,46 +39,29 @@ class E23(Mixer):
     """
 
     cell = CELL
+    branches = 2
     initial_tape: Tensor
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        backend: str = "auto",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Value,
-    ) -> None:
-        super().__init__(dim, backend=backend, **options)
-        to: dict[str, Any] = {"device": device, "dtype": dtype}
-        given = self.settings
-        self.width = width = int(dim * given.number("expansion"))
+    def add_cell(self, to: Mapping[str, Any]) -> None:
+        """Register the matrices, the bias and a seeded tape."""
+        given, width = self.settings, self.width
         self.slots = given.count("n_slots")
         self.write_value = _WRITES[given.word("write")]
         self.seeded = given.word("initial_tape") == "seeded"
-        self.in_proj = nn.Parameter(torch.empty(2 * width, dim, **to))
         self.input = nn.Parameter(torch.empty(width, width, **to))
         self.recurrent = nn.Parameter(torch.empty(width, width, **to))
         self.write = (
             nn.Parameter(torch.empty(width, width, **to)) if self.write_value == "full" else None
         )
         self.bias = nn.Parameter(torch.empty(width, **to))
-        self.out_proj = nn.Parameter(torch.empty(dim, width, **to))
-        self.dropout = nn.Dropout(given.number("dropout"))
         if self.seeded:
-            wide = wide_dtype(dtype or torch.get_default_dtype())
-            tape_ni = torch.zeros(self.slots, width, device=device, dtype=wide)
+            wide = wide_dtype(self.input.dtype)
+            tape_ni = torch.zeros(self.slots, width, device=self.input.device, dtype=wide)
             self.register_buffer("initial_tape", tape_ni)
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw every weight anew; the initial tape has the same values each time."""
-        for projection in (self.in_proj, self.out_proj):
-            if self.settings.word("mamba2_init") == "none":
-                init.xavier_(projection)
-            else:
-                init.normal_(projection)
+        self.reset_projections()
         init.xavier_(self.input)
         init.orthogonal_(self.recurrent, RECURRENT_GAIN)
         if self.write is not None:
@@ -92,29 +75,20 @@ class E23(Mixer):
     def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
         state = state or {}
-        p_bti, z_bti = functional.linear(x_btd, self.in_proj).chunk(2, dim=-1)
+        p_bti, z_bti = self.project_in(x_btd, {}, {})
         h_bti, tape_bni, h_bi = dual_memory(
             functional.linear(functional.silu(p_bti), self.input, self.bias),
             self.recurrent,
             self.write,
             self._first_tape(state.get("tape"), p_bti),
-            self._first_hidden(state.get("h"), p_bti),
+            first_state(state.get("h"), p_bti, self.width),
             write=self.write_value,
             backend=self.backend_for(x_btd),
         )
         gated_bti = (h_bti * functional.silu(z_bti)).to(z_bti.dtype)
-        y_btd = functional.linear(self.dropout(gated_bti), self.out_proj)
-        return y_btd, {"h": h_bi, "tape": tape_bni}
+        return self.project_out(gated_bti), {"h": h_bi, "tape": tape_bni}
 
     def _first_tape(self, tape_bni: Tensor | None, p_bti: Tensor) -> Tensor:
-        if tape_bni is not None:
-            return tape_bni
-        if self.seeded:
+        if tape_bni is None and self.seeded:
             return self.initial_tape.expand(len(p_bti), -1, -1)
-        wide = wide_dtype(p_bti.dtype)
-        return p_bti.new_zeros(len(p_bti), self.slots, self.width, dtype=wide)
-
-    def _first_hidden(self, h_bi: Tensor | None, p_bti: Tensor) -> Tensor:
-        if h_bi is not None:
-            return h_bi
-        return p_bti.new_zeros(len(p_bti), self.width, dtype=wide_dtype(p_bti.dtype))
+        return first_state(tape_bni, p_bti, self.slots, self.width)

@@ -5,24 +5,23 @@ Shape legend: b batch, t time, d model width, i = int(d * expansion) channels of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from elman.models.layers.dense import DenseSkeleton
+from elman.models import init
+from elman.models.layers.dense import NormedLayer
 from elman.models.registry.e4 import CELL, rank_of
-from elman.models.registry.spec import Value
-from elman.models.spectral_norm import SpectralNorm
 from elman.ops.dense.op import dense_recurrence
-from elman.ops.precision import wide_dtype
 
 FACTOR_GAIN = 0.3
 """Singular values of both factors at the start: 0.09 for their product, before any constraint."""
 
 
-class E4(DenseSkeleton):
+class E4(NormedLayer):
     """[p; z] = W_in x, u = silu(p), h' = tanh(W_x u + U V h + b), y = W_out (h' silu(z)).
 
     Vector-state specification 3.3. The spectral norm is that of the product U V; both factors
@@ -32,44 +31,28 @@ class E4(DenseSkeleton):
     cell = CELL
     branches = 2
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        backend: str = "auto",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Value,
-    ) -> None:
-        super().__init__(dim, backend=backend, device=device, dtype=dtype, **options)
-        to: dict[str, Any] = {"device": device, "dtype": dtype}
+    def add_cell(self, to: Mapping[str, Any]) -> None:
+        """Register W_x, both factors, the bias and the constraint."""
         given, i = self.settings, self.width
-        self.rank = rank_of(dim, given.number("expansion"), given.count("rank"))
+        self.rank = rank_of(self.dim, given.number("expansion"), given.count("rank"))
         self.input = nn.Parameter(torch.empty(i, i, **to))
         self.left = nn.Parameter(torch.empty(i, self.rank, **to))
         self.right = nn.Parameter(torch.empty(self.rank, i, **to))
         self.bias = nn.Parameter(torch.empty(i, **to))
-        self.norm = (
-            SpectralNorm(i, given.number("spectral_radius"), **to)
-            if given.word("recurrent_norm") == "spectral"
-            else None
-        )
-        self.reset_parameters()
+        self.add_norm(to)
+
+    def normed(self) -> tuple[Tensor, ...]:
+        """Return U and V."""
+        return self.left, self.right
 
     def reset_parameters(self) -> None:
         """Draw every weight anew."""
         self.reset_projections()
         self.reset_projection(self.input)
         for factor in (self.left, self.right):
-            _semi_orthogonal_(factor, FACTOR_GAIN)
+            init.orthogonal_(factor, FACTOR_GAIN)
         nn.init.zeros_(self.bias)
-        if self.norm is not None:
-            self.norm.reset(self.left, self.right)
-
-    def begin_step(self) -> None:
-        """Advance the power iteration with the factors of this optimizer step."""
-        if self.norm is not None:
-            self.norm.advance(self.left, self.right)
+        self.reset_norm()
 
     def recurrent_factors(self) -> tuple[Tensor, Tensor]:
         """Return U and V as the recurrence uses them."""
@@ -84,12 +67,3 @@ class E4(DenseSkeleton):
             "low_rank", [a_bti], self.recurrent_factors(), [h_bi], backend=backend
         )
         return h_bti, final_bi
-
-
-@torch.no_grad()
-def _semi_orthogonal_(weight: Tensor, gain: float) -> None:
-    """Fill a matrix of any shape with singular values that all equal ``gain``."""
-    # QR knows no half precision.
-    wide = torch.empty_like(weight, dtype=wide_dtype(weight.dtype))
-    nn.init.orthogonal_(wide, gain)
-    weight.copy_(wide)

@@ -5,18 +5,20 @@ Shape legend: b batch, t time, d model width, i = int(d * expansion) channels of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from elman.models import init
-from elman.models.layers.dense import DenseSkeleton
+from elman.models.layers.dense import DenseLayer
 from elman.models.registry.e56 import CELL
-from elman.models.registry.spec import Value
 from elman.ops.dense.op import elman
 
 
-class E56(DenseSkeleton):
+class E56(DenseLayer):
     """[p; z] = W_in x, u = silu(p), h' = tanh(W [u; h] + b), y = W_out (h' silu(z)).
 
     Vector-state specification 3.11. The function of E1; what differs is the start (Xavier over
@@ -27,21 +29,12 @@ class E56(DenseSkeleton):
     cell = CELL
     branches = 2
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        backend: str = "auto",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Value,
-    ) -> None:
-        super().__init__(dim, backend=backend, device=device, dtype=dtype, **options)
+    def add_cell(self, to: Mapping[str, Any]) -> None:
+        """Register the matrix and the bias."""
         i = self.width
         # Columns: those on u, then those on h.
-        self.cell_proj = nn.Parameter(torch.empty(i, 2 * i, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(i, device=device, dtype=dtype))
-        self.reset_parameters()
+        self.cell_proj = nn.Parameter(torch.empty(i, 2 * i, **to))
+        self.bias = nn.Parameter(torch.empty(i, **to))
 
     def reset_parameters(self) -> None:
         """Draw every weight anew."""

@@ -6,6 +6,7 @@ Shape legend: i = int(d * expansion) channels of the state.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -43,9 +44,10 @@ class E59c(ChannelMixer):
             {"log_alpha": LOG_ALPHA, "beta_logit": BETA_LOGIT},
         )
 
-    def add_parameters(self, **to: Any) -> None:
-        """Make the matrix W' [i, i]."""
-        self.mix = nn.Parameter(torch.empty(self.inner, self.inner, **to))
+    def add_cell(self, to: Mapping[str, Any]) -> None:
+        """Register what the recurrence asks for, and the matrix W' [i, i]."""
+        super().add_cell(to)
+        self.mix = nn.Parameter(torch.empty(self.width, self.width, **to))
 
     def reset_parameters(self) -> None:
         """Draw every weight anew."""

@@ -17,7 +17,7 @@ from torch.nn import functional
 from elman.models import init
 from elman.models.layers.matrix import MatrixMixer, Parts
 from elman.models.registry.e63m import CELL
-from elman.models.state import State
+from elman.models.state import State, first_state
 from elman.ops.dense.op import elman
 from elman.ops.matrix_state.op import recurrence
 from elman.ops.precision import compute_dtype
@@ -49,9 +49,9 @@ class E63m(MatrixMixer):
 
     def state_shape(self) -> tuple[int, int]:
         """Return the number of slots and of inner channels."""
-        inner = int(self.dim * self.settings.number("expansion"))
-        default = max(LITE_SLOTS, math.isqrt(inner)) if self.variant == "lite" else inner
-        return self.settings.count("n_state") or default, inner
+        lite = self.variant == "lite"
+        default = max(LITE_SLOTS, math.isqrt(self.width)) if lite else self.width
+        return self.settings.count("n_state") or default, self.width
 
     def output_channels(self) -> int:
         """Return how many channels the output projection reads."""
@@ -68,14 +68,15 @@ class E63m(MatrixMixer):
         slots = self.state_shape()[0]
         return {"gate_bias": (slots, 2.0), "value_bias": (slots, 0.0)}
 
-    def add_parameters(self, inner: int, to: Mapping[str, Any]) -> None:
-        """Register W_r and the matrices of the variants."""
+    def add_cell(self, to: Mapping[str, Any]) -> None:
+        """Register the projection, W_r and the matrices of the variants."""
+        super().add_cell(to)
         slots = self.state_shape()[0]
         self.mix = nn.Parameter(torch.empty(slots, slots, **to))
         if self.variant == "rnn":
             self.recurrent = nn.Parameter(torch.empty(slots, slots, **to))
         if self.variant == "lite":
-            self.slot_proj = nn.Parameter(torch.empty(inner, slots, **to))
+            self.slot_proj = nn.Parameter(torch.empty(self.width, slots, **to))
 
     def reset_parameters(self) -> None:
         """Draw every weight anew."""
@@ -101,9 +102,7 @@ class E63m(MatrixMixer):
         """Apply tanh and what the variant adds."""
         if self.variant == "rnn":
             y_btn = y_bthv.squeeze(-2)
-            before_bn = state.get("out")
-            if before_bn is None:
-                before_bn = y_btn.new_zeros(y_btn.shape[0], y_btn.shape[2])
+            before_bn = first_state(state.get("out"), y_btn, y_btn.shape[-1])
             out_btn, carried["out"] = elman(
                 y_btn, self.recurrent, before_bn, linear=False, backend=self.backend_for(y_btn)
             )

@@ -20,28 +20,6 @@ from elman.ops.precision import wide_dtype
 MAX_DECAY = 0.999
 
 
-class ProjectionNorm(SpectralNorm):
-    """A spectral norm of a matrix that is not square (matrix-state specification 5).
-
-    Args:
-        rows: Rows of the matrix.
-        columns: Its columns.
-        radius: Largest singular value of the result.
-    """
-
-    def __init__(
-        self,
-        rows: int,
-        columns: int,
-        radius: float,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(rows, radius, device=device, dtype=dtype)
-        self.register_buffer("v", self.u.new_zeros(columns))
-
-
 class E70(MatrixMixer):
     """S' = tanh(decay S + v k^T), y = S' q, out = y silu(y) (matrix-state specification 5).
 
@@ -60,12 +38,15 @@ class E70(MatrixMixer):
         """Return the decay."""
         return {"decay": (1, 0.9)}
 
-    def add_parameters(self, inner: int, to: Mapping[str, Any]) -> None:
-        """Register the norms of W_k and W_v."""
+    def add_cell(self, to: Mapping[str, Any]) -> None:
+        """Register the projection, and the norms of W_k and W_v."""
+        super().add_cell(to)
         self.norms = nn.ModuleList()
         if self.settings.word("projection_norm") == "spectral":
             radius = self.settings.number("spectral_radius")
-            self.norms.extend(ProjectionNorm(self.size, inner, radius, **to) for _ in range(2))
+            self.norms.extend(
+                SpectralNorm(self.size, radius, columns=self.width, **to) for _ in range(2)
+            )
 
     def reset_parameters(self) -> None:
         """Draw every weight and every norm's direction anew."""
@@ -78,10 +59,10 @@ class E70(MatrixMixer):
         for norm, weight_ni in self._normed():
             norm.advance(weight_ni)
 
-    def _normed(self) -> list[tuple[ProjectionNorm, Tensor]]:
+    def _normed(self) -> list[tuple[SpectralNorm, Tensor]]:
         """Return each norm with its matrix: W_k and W_v, or none at all."""
         pairs = zip(self.norms, torch.split(self.cell_proj, self.size), strict=False)
-        return [(norm, weight) for norm, weight in pairs if isinstance(norm, ProjectionNorm)]
+        return [(norm, weight) for norm, weight in pairs if isinstance(norm, SpectralNorm)]
 
     def cell_matrix(self) -> Tensor:
         """Return W_k, W_v and W_q, the first two normalised if they are to be."""

@@ -23,8 +23,9 @@ class E74BlockDiagonal(MatrixMixer):
 
     cell = CELL
 
-    def head_count(self) -> int:
-        """Return the number of blocks."""
+    @property
+    def heads(self) -> int:
+        """Number of blocks."""
         return self.size // BLOCK
 
     def state_shape(self) -> tuple[int, int]:

@@ -41,8 +41,9 @@ class E74LowRank(MatrixMixer):
         """Return the projections that the options ask for."""
         return dict.fromkeys(PROJECTIONS[self.settings.word("projection")], self.size)
 
-    def add_parameters(self, inner: int, to: Mapping[str, Any]) -> None:
-        """Register W_r and R."""
+    def add_cell(self, to: Mapping[str, Any]) -> None:
+        """Register the projection, W_r and R."""
+        super().add_cell(to)
         rank = self.settings.count("rank")
         self.write_proj = nn.Parameter(torch.empty(rank, self.size, **to))
         self.register_buffer("basis", torch.empty(self.size, rank, **to))

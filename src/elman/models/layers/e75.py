@@ -42,8 +42,9 @@ class E75(MatrixMixer):
 
     cell = CELL
 
-    def head_count(self) -> int:
-        """Return the number of heads."""
+    @property
+    def heads(self) -> int:
+        """Number of heads."""
         return self.settings.count("n_heads")
 
     def row_blocks(self) -> dict[str, int]:
@@ -62,17 +63,29 @@ class E75(MatrixMixer):
         """Return whether dropout stands after the output projection."""
         return self.heads > 1 or self.post()
 
-    def add_input(self, to: Mapping[str, Any]) -> int:
-        """Register what stands before the recurrence; return the cell's projection's width."""
-        if not self.post():
-            return super().add_input(to)
-        self.in_proj = None
-        channels = 3 * self.heads * self.size
-        self.conv = CausalConv(channels, self.settings.count("d_conv"), bias=True, **to)
-        return self.dim
+    def cell_inputs(self) -> int:
+        """Return how many channels the cell's projection reads."""
+        return self.dim if self.post() else self.width
 
-    def add_parameters(self, inner: int, to: Mapping[str, Any]) -> None:
-        """Register the bias of the forget gate."""
+    def add_input(self, to: Mapping[str, Any]) -> None:
+        """Register the first projection and the convolution, or the convolution alone."""
+        if self.post():
+            channels = 3 * self.heads * self.size
+            self.conv = CausalConv(channels, self.settings.count("d_conv"), bias=True, **to)
+        else:
+            super().add_input(to)
+
+    def reset_input(self) -> None:
+        """Draw what :meth:`add_input` registered."""
+        if self.post():
+            assert self.conv is not None
+            self.conv.reset_parameters()
+        else:
+            super().reset_input()
+
+    def add_cell(self, to: Mapping[str, Any]) -> None:
+        """Register the projection and the bias of the forget gate."""
+        super().add_cell(to)
         self.forget_bias = init.no_decay(torch.empty(self.heads, self.size, **to))
 
     def reset_parameters(self) -> None:
@@ -84,12 +97,11 @@ class E75(MatrixMixer):
         """Return k, v, q and the logits of beta."""
         if not self.post():
             return super().project(x_btd, state, carried)
-        assert self.conv is not None
         cell_btc = functional.linear(x_btd, self.cell_proj)
         kvq_btc, beta_btc = torch.split(
             cell_btc, [3 * self.heads * self.size, self.blocks["beta"]], dim=-1
         )
-        kvq_btc, carried["conv"] = self.conv(kvq_btc, state.get("conv"))
+        kvq_btc = self.convolve(kvq_btc, state, carried)
         return self.split(torch.cat([functional.silu(kvq_btc), beta_btc], dim=-1))
 
     def recur(self, parts: Parts, s_bhvn: Tensor, backend: str) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from elman.models.layers.mixer import Mixer
 from elman.models.norm import rms_norm
 from elman.models.registry.e88 import CELL
 from elman.models.registry.spec import Value
-from elman.models.state import State
+from elman.models.state import State, first_state
 from elman.ops.matrix_state.op import delta_rule
 from elman.ops.precision import wide_dtype
 
@@ -162,7 +162,9 @@ class E88(Mixer):
             v_bthv,
             decay_bthr=self._decay(parts.get("decay"), x_btd),
             write_bth=torch.sigmoid(parts["write"]) if "write" in parts else None,
-            state_bhvn=self._matrix(state.get("S"), q_bthn),
+            state_bhvn=first_state(
+                state.get("S"), q_bthn, self.heads, self.value_width, self.key_width
+            ),
             linear_state=self.settings.flag("linear_state"),
             backend=self.backend_for(x_btd),
         )
@@ -194,11 +196,6 @@ class E88(Mixer):
             return None
         decay_bth: Tensor = self.decay(x_btd if logits_bth is None else logits_bth)
         return decay_bth.unsqueeze(-1)
-
-    def _matrix(self, s_bhvn: Tensor | None, q_bthn: Tensor) -> Tensor:
-        if s_bhvn is not None:
-            return s_bhvn
-        return q_bthn.new_zeros(q_bthn.shape[0], self.heads, self.value_width, self.key_width)
 
     def _finish(self, y_bthv: Tensor, v_bthv: Tensor, gate_bti: Tensor | None) -> Tensor:
         """Apply value residual, self gate, output norm and gate, in this order."""

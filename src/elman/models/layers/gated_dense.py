@@ -8,6 +8,7 @@ r rank.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from elman.models import init
-from elman.models.conv import CausalConv
 from elman.models.layers.gates import self_gate
-from elman.models.layers.mixer import Mixer
-from elman.models.registry.spec import Value
-from elman.models.state import State
+from elman.models.layers.skeleton import Skeleton
+from elman.models.state import State, first_state
 from elman.ops.dense.gated_op import Step, gated
 from elman.ops.precision import wide_dtype
 
@@ -47,40 +46,17 @@ class Plan:
     alpha: float | None = None
 
 
-class GatedDense(Mixer):
+class GatedDense(Skeleton):
     """u = silu(W_in x), h' = step(W u + b, R h), y = W_out (h' silu(h')).
 
     Vector-state specification 2.2, 3.12 and 4. State: ``h`` [B, i] in fp32 or wider, and with
-    use_conv ``conv``, the last d_conv - 1 inputs of the convolution. A cell is its :meth:`plan`.
-
-    Args:
-        dim: Model width.
-        backend: As ``kernels.backend``.
-        device: Where the weights are made.
-        dtype: Their dtype.
-        options: The cell's options.
+    use_conv ``conv``. A cell is its :meth:`plan`.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        backend: str = "auto",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Value,
-    ) -> None:
-        super().__init__(dim, backend=backend, **options)
-        to: dict[str, Any] = {"device": device, "dtype": dtype}
-        given = self.settings
-        self.width = width = int(dim * given.number("expansion"))
+    def add_cell(self, to: Mapping[str, Any]) -> None:
+        """Register what the plan asks for."""
+        width = self.width
         self.recurrence = plan = self.plan()
-        self.in_proj = nn.Parameter(torch.empty(width, dim, **to))
-        self.conv = (
-            CausalConv(width, given.count("d_conv"), bias=True, **to)
-            if given.flag("use_conv")
-            else None
-        )
         blocks, products = len(plan.biases), len(plan.products)
         # Rows: one block of i after another; those that read the state stand first.
         self.input = None if plan.tied else nn.Parameter(torch.empty(blocks * width, width, **to))
@@ -91,9 +67,6 @@ class GatedDense(Mixer):
             None if plan.rank is None else nn.Parameter(torch.empty(plan.rank, width, **to))
         )
         self.log_alpha = None if plan.alpha is None else nn.Parameter(torch.empty(1, **to))
-        self.out_proj = nn.Parameter(torch.empty(dim, width, **to))
-        self.dropout = nn.Dropout(given.number("dropout"))
-        self.reset_parameters()
 
     def plan(self) -> Plan:
         """Return the recurrence that the options ask for; ``self.width`` is known by then."""
@@ -101,13 +74,7 @@ class GatedDense(Mixer):
 
     def reset_parameters(self) -> None:
         """Draw every weight anew."""
-        for projection in (self.in_proj, self.out_proj):
-            if self.settings.word("mamba2_init") == "none":
-                init.xavier_(projection)
-            else:
-                init.normal_(projection)
-        if self.conv is not None:
-            self.conv.reset_parameters()
+        self.reset_projections()
         for bias, start in zip(self._blocks(self.bias), self.recurrence.biases, strict=True):
             nn.init.constant_(bias, start)
         if self.input is not None:
@@ -120,9 +87,9 @@ class GatedDense(Mixer):
             init.xavier_(self.recurrent)
         else:
             for block, gain in zip(self._blocks(self.recurrent), plan.products, strict=True):
-                _orthogonal_(block, gain)
+                init.orthogonal_(block, gain)
         if self.recurrent_down is not None:
-            _orthogonal_(self.recurrent_down, *plan.products)
+            init.orthogonal_(self.recurrent_down, *plan.products)
         if self.log_alpha is not None:
             assert plan.alpha is not None
             nn.init.constant_(self.log_alpha, math.log(plan.alpha))
@@ -134,32 +101,21 @@ class GatedDense(Mixer):
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
         state = state or {}
         carried: State = {}
-        p_bti = functional.linear(x_btd, self.in_proj)
-        if self.conv is not None:
-            p_bti, carried["conv"] = self.conv(p_bti, state.get("conv"))
+        (p_bti,) = self.project_in(x_btd, state, carried)
         u_bti = functional.silu(p_bti)
         inputs_btk = functional.linear(u_bti, self.recurrent if self.input is None else self.input)
         wide = wide_dtype(inputs_btk.dtype)
-        h_bi = state.get("h")
         h_bti, carried["h"] = gated(
             self.recurrence.step,
             # Gates saturate: their biases are added, and they are applied, in fp32 or wider.
             inputs_btk.to(wide) + self.bias,
             self._recurrent_factors(),
             [] if self.log_alpha is None else [self.log_alpha.to(wide).exp()],
-            u_bti.new_zeros(len(u_bti), self.width, dtype=wide) if h_bi is None else h_bi,
+            first_state(state.get("h"), u_bti, self.width),
             backend=self.backend_for(x_btd),
         )
-        gated_bti = self_gate(h_bti).to(u_bti.dtype)
-        return functional.linear(self.dropout(gated_bti), self.out_proj), carried
+        return self.project_out(self_gate(h_bti).to(u_bti.dtype)), carried
 
     def _recurrent_factors(self) -> list[Tensor]:
         down = self.recurrent_down
         return [self.recurrent] if down is None else [self.recurrent, down]
-
-
-@torch.no_grad()
-def _orthogonal_(weight: Tensor, gain: float) -> None:
-    """Fill a matrix, square or not, so that every singular value is ``gain``."""
-    wide = torch.empty_like(weight, dtype=wide_dtype(weight.dtype))
-    weight.copy_(nn.init.orthogonal_(wide, gain))
