@@ -52,7 +52,7 @@ def elman(
     [
         (["--version"], "elman 0."),
         (["--help"], "elman model=e88f_h32n16 train.minutes=10"),
-        (["--cfg", "job"], "batch_size: 8"),
+        (["--cfg", "job"], "batch_size: 48"),
         (["model=e1", "--cfg", "job", "-p", "model"], "cell: e1"),
         (["--info", "searchpath"], "pkg://elman.conf"),
         (["-sc", "install=bash"], "complete"),

@@ -147,7 +147,7 @@ def test_init_from_takes_the_weights_and_nothing_else(train) -> None:
 
 
 def test_minutes_bound_a_run_and_validation_does_not_count(train) -> None:
-    run = train("~train.steps", "train.minutes=0.05", "train.val_every=20")
+    run = train("train.steps=null", "train.minutes=0.05", "train.val_every=20")
     assert run.status == ExitStatus.OK
     assert run.result["seconds"]["train"] >= 3.0
     assert run.result["seconds"]["validation"] > 0
