@@ -242,7 +242,10 @@ def values_of(option: Option) -> str:
 
 def read_when(option: Option) -> str:
     """Return the options under which an option is read, in words."""
-    needs = (f"`{name}={as_typed(value)}`" for name, value in option.needs.items())
+    needs = []
+    for name, wanted in option.needs.items():
+        values = wanted if isinstance(wanted, tuple) else (wanted,)
+        needs.append(" or ".join(f"`{name}={as_typed(value)}`" for value in values))
     return " and ".join(needs) or "always"
 
 

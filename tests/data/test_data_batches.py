@@ -61,7 +61,11 @@ def make(tmp_path: Path) -> Callable[..., Data]:
     def build(size: int, chunk_size: int = 8, val_bytes: int | None = None) -> Data:
         path = tmp_path / "text.bin"
         path.write_bytes(np.random.default_rng(0).bytes(size))
-        return open_data(DataConfig(path=str(path), val_bytes=val_bytes, val_window=chunk_size), chunk_size, print)
+        return open_data(
+            DataConfig(path=str(path), val_bytes=val_bytes, val_window=chunk_size),
+            chunk_size,
+            print,
+        )
 
     return build
 
@@ -107,8 +111,8 @@ def test_held_out_tail_is_at_most_4_mib(tmp_path: Path) -> None:
         pytest.param(
             17,
             None,
-            "data.path={p}: 17 bytes, but train.chunk_size=8 and data.val_window=8 need at least 18 "
-            "(9 to train on, 9 held out); set both to 7 or less, or name more text",
+            "data.path={p}: 17 bytes, but train.chunk_size=8 and data.val_window=8 need at least "
+            "18 (9 to train on, 9 held out); set both to 7 or less, or name more text",
             id="too short",
         ),
         pytest.param(
@@ -274,12 +278,15 @@ def test_one_batch_is_read_ahead(kind: type[Batches]) -> None:
 def test_a_file_that_shrinks_is_an_error_line_at_next(
     make: Callable[..., Data], kind: type[Batches]
 ) -> None:
+    def draw(batches: Batches) -> None:
+        for _ in range(3):
+            batches.next()
+
     with make(200_000) as data, kind(data, 4, 64, seed=0) as batches:
         batches.next()
         os.truncate(data.source.paths[0], 0)
         with pytest.raises(UserError, match="shrank from 200000 bytes to 0 while being read"):
-            for _ in range(3):
-                batches.next()
+            draw(batches)
 
 
 def test_batches_belong_to_the_caller(make: Callable[..., Data]) -> None:
@@ -402,7 +409,8 @@ def test_validation_windows_are_the_same_in_another_process(make: Callable[..., 
     with make(100_000) as data:
         here = validation_windows(data, 16, 1000).tolist()
         code = (
-            "import sys; from elman.config import DataConfig; from elman.data.batches import open_data\n"
+            "import sys; from elman.config import DataConfig\n"
+            "from elman.data.batches import open_data\n"
             "from elman.data.windows import validation_windows\n"
             "data = open_data(DataConfig(path=sys.argv[1], val_window=16), 16, print)\n"
             "print(validation_windows(data, 16, 1000).tolist(), 'torch' in sys.modules)"

@@ -13,6 +13,7 @@ from elman.ops.dense.op import dense_recurrence
 from elman.ops.dense.reference import STEPS
 from tests.ops import backward_dense as by_hand
 from tests.ops.backward_dense import sigmoid
+from tests.ops.backward_gated import PRODUCTS
 
 WIDTH, RANK = 5, 3
 SIZES = {
@@ -59,7 +60,13 @@ def draw(step: str, size: tuple[int, int], seed: int = 1) -> list[list[Tensor]]:
 
 def run(step: str, drawn: list[list[Tensor]]) -> list[Tensor]:
     """Return h of all steps and the parts of the last state."""
-    h, final = dense_recurrence(step, *drawn, backend="reference")
+    inputs, weights, state = drawn
+    # R is the first matrix alone in a GRU, one matrix or the product of two in the others.
+    recurrent, parameters = (weights[:1], weights[1:]) if step == "gru" else (weights, [])
+    name = "tanh" if step == "low_rank" else step
+    h, final = dense_recurrence(
+        name, inputs, recurrent, state, parameters=parameters, backend="reference"
+    )
     return [h, *final]
 
 
@@ -129,8 +136,8 @@ def gradients(
     return [stacked, by_hand.outer(stacked, before), dh0, dc0]
 
 
-def test_every_step_is_here() -> None:
-    assert set(KINDS) == set(STEPS)
+def test_every_step_is_here_or_among_the_gated_ones() -> None:
+    assert (set(KINDS) - {"low_rank"}) | set(PRODUCTS) == set(STEPS)
 
 
 @steps

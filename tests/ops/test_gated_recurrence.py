@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from elman.ops import scan
-from elman.ops.dense.gated_op import gated
+from elman.ops.dense.op import dense_recurrence
 
 from .backward_gated import BLOCKS, PRODUCTS, Gradients, backward, forward
 
@@ -38,6 +38,23 @@ def draw(step: str, size: tuple[int, int, int], rank: int | None) -> Drawn:
     return random(b, t, BLOCKS[step] * i), recurrent, parameters, random(b, i)
 
 
+def gated(
+    step: str,
+    inputs_btk: Tensor,
+    recurrent: list[Tensor],
+    parameters: list[Tensor],
+    state_bi: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Run a step on its inputs side by side, those that read the state first."""
+    width = state_bi.shape[1]
+    widths = [PRODUCTS[step] * width, *[width] * (BLOCKS[step] - PRODUCTS[step])]
+    inputs = inputs_btk.split(widths, dim=-1)
+    h, (final,) = dense_recurrence(
+        step, inputs, recurrent, [state_bi], parameters=parameters, backend="reference"
+    )
+    return h, final
+
+
 def leaves(drawn: Drawn) -> list[Tensor]:
     inputs, recurrent, parameters, state = drawn
     return [inputs, *recurrent, *parameters, state]
@@ -55,7 +72,7 @@ def flat(gradients: Gradients) -> list[Tensor]:
 
 def by_autograd(step: str, drawn: Drawn) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:
     """Return states, gradients, and the random gradients of states and final state behind them."""
-    h, final = gated(step, *drawn, backend="reference")
+    h, final = gated(step, *drawn)
     torch.testing.assert_close(final, h[:, -1], rtol=0, atol=0)
     generator = torch.Generator().manual_seed(2)
     dh = torch.randn(h.shape, dtype=h.dtype, generator=generator)
@@ -90,7 +107,7 @@ def test_gradcheck(step, rank) -> None:
     def run(inputs: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
         *shared, state = rest
         recurrent, parameters = shared[:matrices], shared[matrices:]
-        return gated(step, inputs, recurrent, parameters, state, backend="reference")
+        return gated(step, inputs, recurrent, parameters, state)
 
     assert torch.autograd.gradcheck(run, leaves(drawn))
 
@@ -116,9 +133,9 @@ def test_autocast_changes_nothing(step) -> None:
         [one.float() for one in parameters],
         state.float(),
     )
-    plain, _ = gated(step, *arguments, backend="reference")
+    plain, _ = gated(step, *arguments)
     with torch.autocast("cpu", torch.bfloat16):
-        h, final = gated(step, *arguments, backend="reference")
+        h, final = gated(step, *arguments)
     assert final.dtype == torch.float32
     torch.testing.assert_close(h, plain, rtol=0, atol=0)
 
@@ -159,14 +176,12 @@ def test_one_normalised_step_from_zero_hides_alpha() -> None:
     zero = torch.zeros_like(state)
 
     def alpha_gradient(inputs: Tensor, state: Tensor) -> Tensor:
-        h, _ = gated("normalised_scalar", inputs, recurrent, [alpha], state, backend="reference")
+        h, _ = gated("normalised_scalar", inputs, recurrent, [alpha], state)
         (gradient,) = torch.autograd.grad(h.sin().sum(), alpha)
         return gradient.abs()
 
     def states(alpha: Tensor, state: Tensor) -> Tensor:
-        return gated(
-            "normalised_scalar", inputs[:, :1], recurrent, [alpha], state, backend="reference"
-        )[0]
+        return gated("normalised_scalar", inputs[:, :1], recurrent, [alpha], state)[0]
 
     torch.testing.assert_close(states(alpha, zero), states(3 * alpha, zero), rtol=1e-3, atol=1e-4)
     assert alpha_gradient(inputs[:, :1], zero) < 1e-3 * alpha_gradient(inputs, zero)
@@ -177,9 +192,9 @@ def test_one_normalised_step_from_zero_hides_alpha() -> None:
 @pytest.mark.parametrize("step", ["normalised", "normalised_scalar"])
 def test_the_norm_holds_the_state_at_one_and_leaves_zeros_alone(step) -> None:
     inputs, recurrent, parameters, state = detached(draw(step, (2, 4, 8), None))
-    h, _ = gated(step, 50 * inputs, recurrent, parameters, state, backend="reference")
+    h, _ = gated(step, 50 * inputs, recurrent, parameters, state)
     ones = torch.ones(2, 4, dtype=torch.float64)
     torch.testing.assert_close(h.square().mean(-1), ones, rtol=1e-4, atol=0)
     zeros, zero = torch.zeros_like(inputs), torch.zeros_like(state)
-    h, _ = gated(step, zeros, recurrent, parameters, zero, backend="reference")
+    h, _ = gated(step, zeros, recurrent, parameters, zero)
     assert not h.any()

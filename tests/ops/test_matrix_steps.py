@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from elman.models.spectral_norm import SpectralNorm
 from elman.models.layers.gates import self_gate, unit
+from elman.models.spectral_norm import SpectralNorm
 from elman.ops import scan
 from elman.ops.matrix_state.op import delta_rule, recurrence
 from elman.ops.matrix_state.steps import NONLINEARITIES, STEPS

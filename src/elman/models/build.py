@@ -35,8 +35,10 @@ def build_model(
     """
     cell = registry.cell(config.cell)
     layer = layer_class(cell)
+    # A composed configuration has every option; a layer takes one that nothing reads for a mistake.
+    changed = {k: v for k, v in config.options.items() if v != cell.options[k].default}
     layers = [
-        layer(config.dim, **config.options, backend=backend, device=device, dtype=dtype)
+        layer(config.dim, **changed, backend=backend, device=device, dtype=dtype)
         for _ in range(config.depth)
     ]
     model = LanguageModel(

@@ -16,5 +16,5 @@ def uncompiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     A compiler would unroll the loop, thousands of operations for one layer.
     """
-    disabled: Callable[_P, _R] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    disabled: Callable[_P, _R] = torch.compiler.disable(function)
     return disabled

@@ -55,8 +55,9 @@ class CudaGRU(Skeleton):
         h_bti, (final_bi,) = dense_recurrence(
             "gru",
             [gates_btc, new_bti],
-            [self.recurrent_gates, self.recurrent],
+            [self.recurrent_gates],
             [first_state((state or {}).get("h"), p_bti, self.width)],
+            parameters=[self.recurrent],
             backend=self.backend_for(x_btd),
         )
         return self.project_out(h_bti.to(p_bti.dtype)), {"h": final_bi}

@@ -64,6 +64,6 @@ class E4(NormedLayer):
         """Return the states of all steps and the last one, in fp32 or wider."""
         a_bti = functional.linear(u_bti, self.input, self.bias)
         h_bti, (final_bi,) = dense_recurrence(
-            "low_rank", [a_bti], self.recurrent_factors(), [h_bi], backend=backend
+            "tanh", [a_bti], self.recurrent_factors(), [h_bi], backend=backend
         )
         return h_bti, final_bi

@@ -17,16 +17,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from elman.models import init
-from elman.models.layers.gates import self_gate
-from elman.models.layers.skeleton import Skeleton
-from elman.models.state import State, first_state
-from elman.ops.dense.gated_op import Step, gated
+from elman.models.layers.dense import DenseLayer
+from elman.ops.dense.op import dense_recurrence
 from elman.ops.precision import wide_dtype
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The recurrence of one cell, in the terms of :func:`elman.ops.dense.gated_op.gated`.
+    """The recurrence of one cell, in the terms of :func:`~elman.ops.dense.op.dense_recurrence`.
 
     Args:
         step: Name of the step.
@@ -38,7 +36,7 @@ class Plan:
         alpha: Initial value of the step's learned size exp(log_alpha); None has none.
     """
 
-    step: Step
+    step: str
     biases: tuple[float, ...]
     products: tuple[float, ...]
     rank: int | None = None
@@ -46,7 +44,7 @@ class Plan:
     alpha: float | None = None
 
 
-class GatedDense(Skeleton):
+class GatedDense(DenseLayer):
     """u = silu(W_in x), h' = step(W u + b, R h), y = W_out (h' silu(h')).
 
     Vector-state specification 2.2, 3.12 and 4. State: ``h`` [B, i] in fp32 or wider, and with
@@ -97,25 +95,21 @@ class GatedDense(Skeleton):
     def _blocks(self, rows: Tensor) -> tuple[Tensor, ...]:
         return torch.split(rows.detach(), self.width)
 
-    def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
-        state = state or {}
-        carried: State = {}
-        (p_bti,) = self.project_in(x_btd, state, carried)
-        u_bti = functional.silu(p_bti)
+    def recur(self, u_bti: Tensor, h_bi: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+        """Return the states of all steps and the last one, in fp32 or wider."""
         inputs_btk = functional.linear(u_bti, self.recurrent if self.input is None else self.input)
         wide = wide_dtype(inputs_btk.dtype)
-        h_bti, carried["h"] = gated(
-            self.recurrence.step,
-            # Gates saturate: their biases are added, and they are applied, in fp32 or wider.
-            inputs_btk.to(wide) + self.bias,
-            self._recurrent_factors(),
-            [] if self.log_alpha is None else [self.log_alpha.to(wide).exp()],
-            first_state(state.get("h"), u_bti, self.width),
-            backend=self.backend_for(x_btd),
-        )
-        return self.project_out(self_gate(h_bti).to(u_bti.dtype)), carried
-
-    def _recurrent_factors(self) -> list[Tensor]:
+        # Gates saturate: their biases are added, and they are applied, in fp32 or wider.
+        inputs_btk = inputs_btk.to(wide) + self.bias
+        reads = len(self.recurrence.products) * self.width
+        rest = inputs_btk[..., reads:]
         down = self.recurrent_down
-        return [self.recurrent] if down is None else [self.recurrent, down]
+        h_bti, (final_bi,) = dense_recurrence(
+            self.recurrence.step,
+            [inputs_btk[..., :reads], *(rest.split(self.width, dim=-1) if rest.numel() else ())],
+            [self.recurrent] if down is None else [self.recurrent, down],
+            [h_bi],
+            parameters=[] if self.log_alpha is None else [self.log_alpha.to(wide).exp()],
+            backend=backend,
+        )
+        return h_bti, final_bi

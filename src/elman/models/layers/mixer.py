@@ -52,7 +52,8 @@ class Mixer(nn.Module):
     Args:
         dim: Model width, at least 1.
         backend: As ``kernels.backend``.
-        options: The cell's options; those not given have the declared defaults.
+        options: The cell's options; those not given have the declared defaults. One that nothing
+            reads under the others is refused, at its default too.
 
     Raises:
         UserError: an option or the backend is unknown, wrong, or impossible with the others.
@@ -70,7 +71,7 @@ class Mixer(nn.Module):
         if type(dim) is not int or dim < 1:
             raise UserError(f"dim={dim}: expected a whole number of at least 1, as in dim=512")
         self.dim = dim
-        self.settings = Settings(self.cell.parse_options(dim, options))
+        self.settings = Settings(self.cell.parse_options(dim, options, named=frozenset(options)))
         self.backend = check_backend(self.cell, backend)
 
     def reset_parameters(self) -> None:

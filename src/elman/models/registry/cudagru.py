@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elman.models.registry.dense import DROPOUT, EXPANSION
+from elman.models.registry.skeleton import skeleton_options
 from elman.models.registry.spec import Cell
 from elman.models.registry.width import wide_enough
 
@@ -12,6 +12,6 @@ CELL = Cell(
     layer="elman.models.layers.cudagru:CudaGRU",
     equation=("[z; r] = sigmoid(W x + U h + b), h' = (1 - z) h + z tanh(W_n x + U_n (r h) + b_n)"),
     source="seed 004; vector-state specification 5.1",
-    options={"expansion": EXPANSION, "dropout": DROPOUT},
+    options=skeleton_options(convolution=False, normal=None),
     rule=wide_enough,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elman.models.registry.dense import DROPOUT, EXPANSION
+from elman.models.registry.skeleton import skeleton_options
 from elman.models.registry.spec import Cell
 from elman.models.registry.width import wide_enough
 
@@ -15,6 +15,6 @@ CELL = Cell(
         "c' = f c + i tanh(W_q x + U_q h + b_q), h' = o tanh(c')"
     ),
     source="seed 004; vector-state specification 5.2",
-    options={"expansion": EXPANSION, "dropout": DROPOUT},
+    options=skeleton_options(convolution=False, normal=None),
     rule=wide_enough,
 )

@@ -1,15 +1,9 @@
-"""Options that the cells with a dense recurrent matrix share."""
+"""Options of a dense recurrent matrix: its constraint, its start, its rank."""
 
 from __future__ import annotations
 
+from elman.models.registry.skeleton import CONVOLUTION, DROPOUT, expansion
 from elman.models.registry.spec import Option
-
-EXPANSION = Option(1.0, "width of the state over dim", above=0, size=True)
-DROPOUT = Option(0.0, "dropout of the cell's output", minimum=0, maximum=1)
-CONV = {
-    "use_conv": Option(False, "causal convolution before the first silu", size=True),
-    "d_conv": Option(4, "taps of the convolution", minimum=2, size=True, needs={"use_conv": True}),
-}
 
 
 def norm_options(radius: float, subject: str = "recurrent matrix") -> dict[str, Option]:
@@ -45,7 +39,7 @@ def dense_options(
         slow_range: Range of the recurrent matrix's eigenvalues under ``mamba2_init=s4d``.
     """
     return {
-        "expansion": EXPANSION,
+        "expansion": expansion(),
         **norm_options(radius),
         "recurrent_gain": Option(
             0.1,
@@ -53,7 +47,7 @@ def dense_options(
             above=0,
             needs={"mamba2_init": "none"},
         ),
-        **CONV,
+        **CONVOLUTION,
         "mamba2_init": Option(
             "none",
             f"initial weights: none Xavier; normal N(0, 0.02^2), recurrent matrix {normal_init}; "
@@ -61,4 +55,13 @@ def dense_options(
             choices=("none", "normal", "s4d"),
         ),
         "dropout": DROPOUT,
+    }
+
+
+def rank_option(rule: str) -> dict[str, Option]:
+    """Return the rank of a low-rank recurrent product, with its rule for 0 in words."""
+    return {
+        "rank": Option(
+            0, f"rank of the recurrent product; 0 is {rule} of D channels", minimum=0, size=True
+        )
     }

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from elman.errors import UserError
-from elman.models.registry.dense import CONV, DROPOUT, EXPANSION, norm_options
-from elman.models.registry.spec import Cell, Option, Value
+from elman.models.registry.dense import norm_options
+from elman.models.registry.skeleton import CONVOLUTION, DROPOUT, expansion
+from elman.models.registry.spec import Cell, Option
 from elman.models.registry.width import wide_enough
 
-_GAIN = Option(
-    0.1,
-    "gain of the recurrent matrix's Xavier start; not with recurrent_norm=scaled_orthogonal",
-    above=0,
-)
 _OPTIONS = {
-    "expansion": EXPANSION,
+    "expansion": expansion(),
     **norm_options(0.99),
     "recurrent_norm": Option(
         "spectral",
@@ -24,23 +17,18 @@ _OPTIONS = {
         choices=("spectral", "none", "scaled_orthogonal"),
         size=True,
     ),
-    "recurrent_gain": _GAIN,
-    **CONV,
+    "recurrent_gain": Option(
+        0.1,
+        "gain of the recurrent matrix's Xavier start",
+        above=0,
+        needs={"recurrent_norm": ("spectral", "none")},
+    ),
+    **CONVOLUTION,
     "use_conv": Option(
         False, "causal convolution and silu after the first projection; else neither", size=True
     ),
     "dropout": DROPOUT,
 }
-
-
-def _rule(dim: int, options: Mapping[str, Value]) -> None:
-    wide_enough(dim, options)
-    gain = options["recurrent_gain"]
-    if options["recurrent_norm"] == "scaled_orthogonal" and gain != _GAIN.default:
-        raise UserError(
-            f"model.recurrent_gain={gain}: not read with model.recurrent_norm=scaled_orthogonal; "
-            "use model.recurrent_norm=spectral or drop model.recurrent_gain"
-        )
 
 
 CELL = Cell(
@@ -50,5 +38,5 @@ CELL = Cell(
     equation="h' = tanh(W_x u + W_h h + b), out = h' silu(W_g u + b_g)",
     source="seed 004; vector-state specification 3.1",
     options=_OPTIONS,
-    rule=_rule,
+    rule=wide_enough,
 )

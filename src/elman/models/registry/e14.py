@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from elman.models.registry.skeleton import DROPOUT, expansion
 from elman.models.registry.spec import Cell, Option
 from elman.models.registry.width import wide_enough
 
 _OPTIONS = {
     "n_state": Option(0, "columns of the state; 0 is as many as it has rows", minimum=0, size=True),
-    "expansion": Option(1.0, "rows of the state over dim", above=0, size=True),
+    "expansion": expansion("rows of the state"),
     "decay_init": Option(3.0, "initial bias of the forget gate; 3 is a decay of 0.953"),
-    "dropout": Option(0.0, "dropout of the cell's output", minimum=0, maximum=1),
+    "dropout": DROPOUT,
 }
 
 CELL = Cell(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elman.models.registry.gated import EXPANSION, PROJECTIONS
+from elman.models.registry.skeleton import skeleton_options
 from elman.models.registry.spec import Cell, Option
 from elman.models.registry.width import wide_enough
 
@@ -33,8 +33,7 @@ CELL = Cell(
             choices=("full", "identity", "shared"),
             size=True,
         ),
-        **EXPANSION,
-        **PROJECTIONS,
+        **skeleton_options(convolution=False),
     },
     rule=wide_enough,
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from elman.models.registry.dense import DROPOUT, EXPANSION, norm_options
+from elman.models.registry.dense import norm_options
+from elman.models.registry.skeleton import DROPOUT, expansion
 from elman.models.registry.spec import Cell, Option
 from elman.models.registry.width import wide_enough
 
@@ -25,7 +26,7 @@ CELL = Cell(
     equation="h' = tanh(W_x u + U V h + b), out = h' silu(z)",
     source="seed 002; vector-state specification 3.3",
     options={
-        "expansion": EXPANSION,
+        "expansion": expansion(),
         "rank": Option(
             0,
             "columns of U and rows of V; 0 is max(16, int(dim / (2 expansion)))",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elman.models.registry.dense import DROPOUT, EXPANSION
+from elman.models.registry.skeleton import DROPOUT, expansion
 from elman.models.registry.spec import Cell, Option
 from elman.models.registry.width import wide_enough
 
@@ -13,7 +13,7 @@ CELL = Cell(
     equation="h' = tanh(W [u; h] + b), out = h' silu(z)",
     source="seed 004; vector-state specification 3.11",
     options={
-        "expansion": EXPANSION,
+        "expansion": expansion(),
         "mamba2_init": Option(
             "none",
             "initial weights: none Xavier; normal N(0, 0.02^2), the half of the matrix on the "

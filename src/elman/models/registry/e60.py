@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elman.models.registry.gated import SKELETON
+from elman.models.registry.skeleton import skeleton_options
 from elman.models.registry.spec import Cell, Option
 from elman.models.registry.width import wide_enough
 
@@ -14,7 +14,7 @@ CELL = Cell(
     source="vector-state specification 3.12",
     options={
         "tied": Option(False, "one Xavier matrix for input and state, W_x = W_h", size=True),
-        **SKELETON,
+        **skeleton_options(),
     },
     rule=wide_enough,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elman.models.registry.gated import SKELETON
+from elman.models.registry.skeleton import skeleton_options
 from elman.models.registry.spec import Cell, Option
 from elman.models.registry.width import wide_enough
 
@@ -21,7 +21,7 @@ CELL = Cell(
             choices=("complementary", "independent", "h_dependent", "residual"),
             size=True,
         ),
-        **SKELETON,
+        **skeleton_options(),
     },
     rule=wide_enough,
 )

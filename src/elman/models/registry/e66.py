@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from elman.models.registry.gated import SKELETON, rank_option
+from elman.models.registry.dense import rank_option
+from elman.models.registry.skeleton import skeleton_options
 from elman.models.registry.spec import Cell
 from elman.models.registry.width import wide_enough
 
@@ -12,6 +13,6 @@ CELL = Cell(
     layer="elman.models.layers.e66:E66",
     equation="h' = al h + (1 - al) tanh(U V h + W_x u + b), al = sigma(W_a u + b_a)",
     source="seed 004; vector-state specification 4.6",
-    options={**rank_option("max(D // 4, 16)"), **SKELETON},
+    options={**rank_option("max(D // 4, 16)"), **skeleton_options()},
     rule=wide_enough,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elman.models.registry.skeleton import D_CONV
 from elman.models.registry.spec import Cell, Option
 from elman.models.registry.width import wide_enough
 
@@ -18,7 +19,7 @@ _OPTIONS = {
         needs={"conv_mode": "pre"},
     ),
     "use_conv": Option(False, "causal convolution", size=True),
-    "d_conv": Option(4, "taps of the convolution", minimum=2, size=True, needs={"use_conv": True}),
+    "d_conv": D_CONV,
     "conv_mode": Option(
         "pre",
         "place of the convolution: pre before the first silu; post on k, v and q, projected "

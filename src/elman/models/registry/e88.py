@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from elman.errors import UserError
+from elman.models.registry.skeleton import D_CONV
 from elman.models.registry.spec import Cell, Option, Value
 
 _OPTIONS = {
@@ -15,7 +16,7 @@ _OPTIONS = {
         1.0, "value width of all heads together over n_heads * n_state", above=0, size=True
     ),
     "use_conv": Option(False, "causal convolution on q, k and v before their silu", size=True),
-    "d_conv": Option(4, "taps of the convolution", minimum=2, size=True, needs={"use_conv": True}),
+    "d_conv": D_CONV,
     "use_silu": Option(True, "silu on q, k and v"),
     "use_l2_norm": Option(True, "divide q and k by their norm + 1e-6, per head"),
     "decay_mode": Option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elman.models.registry.skeleton import skeleton_options
 from elman.models.registry.spec import Option
 
 
@@ -15,21 +16,11 @@ def matrix_options(
         n_state: Default rows and columns of the state.
         mamba2_init: Whether the cell has the option of that name.
     """
-    options = {
+    return {
         "n_state": Option(n_state, "rows and columns of the state", minimum=1, size=True),
-        "expansion": Option(
-            expansion, "width of the first projection over dim", above=0, size=True
-        ),
-        "use_conv": Option(False, "causal convolution before the first silu", size=True),
-        "d_conv": Option(
-            4, "taps of the convolution", minimum=2, size=True, needs={"use_conv": True}
+        **skeleton_options(
+            "width of the first projection",
+            default=expansion,
+            normal="" if mamba2_init else None,
         ),
     }
-    if mamba2_init:
-        options["mamba2_init"] = Option(
-            "none",
-            "initial weights of the first and last projection: none Xavier, normal N(0, 0.02^2)",
-            choices=("none", "normal"),
-        )
-    options["dropout"] = Option(0.0, "dropout of the cell's output", minimum=0, maximum=1)
-    return options

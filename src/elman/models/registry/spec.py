@@ -24,7 +24,8 @@ class Option:
         maximum: Largest allowed number (inclusive).
         above: Exclusive lower bound.
         size: Whether it changes a shape or the parameter count.
-        needs: Option values under which this one is read; elsewhere setting it is an error.
+        needs: Values of other options under which this one is read, each one value or a tuple of
+            alternatives; elsewhere setting it is an error.
     """
 
     default: Value
@@ -34,7 +35,7 @@ class Option:
     maximum: float | None = None
     above: float | None = None
     size: bool = False
-    needs: Mapping[str, Value] = field(default_factory=dict)
+    needs: Mapping[str, Value | tuple[Value, ...]] = field(default_factory=dict)
 
     def parse(self, key: str, value: Any) -> Value:
         """Return ``value`` in this option's type, or raise UserError naming ``key``."""
@@ -125,14 +126,20 @@ class Cell:
             if name not in named and values[name] == option.default:
                 continue
             for other, wanted in option.needs.items():
-                if values[other] != wanted:
-                    need = f"model.{other}={_as_typed(wanted)}"
+                alternatives = wanted if isinstance(wanted, tuple) else (wanted,)
+                if values[other] in alternatives:
+                    continue
+                one, need = _typed(name, values[name]), _typed(other, alternatives[0])
+                if len(alternatives) == 1:
                     raise UserError(
-                        f"model.{name}={_as_typed(values[name])}: read only with {need}; "
-                        f"add {need} or drop model.{name}"
+                        f"{one}: read only with {need}; add {need} or drop model.{name}"
                     )
+                raise UserError(
+                    f"{one}: not read with {_typed(other, values[other])}; "
+                    f"use {need} or drop model.{name}"
+                )
 
 
-def _as_typed(value: Value) -> str:
-    """Return ``value`` as a person types it on the command line."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _typed(name: str, value: Value) -> str:
+    """Return an option as a person types it on the command line."""
+    return f"model.{name}={str(value).lower() if isinstance(value, bool) else value}"

@@ -20,32 +20,44 @@ _RECURRENCE = {"reference": reference.dense_recurrence}
 def dense_recurrence(
     step: str,
     inputs: Sequence[Tensor],
-    weights: Sequence[Tensor],
+    recurrent: Sequence[Tensor],
     state: Sequence[Tensor],
     *,
+    parameters: Sequence[Tensor] = (),
     backend: str,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Run one kind of step over time, from a given state to the final one.
 
-    ======== ======================== ================= ========= ==================================
-    step     inputs                   weights           state     equation (vector-state spec.)
-    ======== ======================== ================= ========= ==================================
-    tanh     a [i]                    W [i, i]          h         h' = tanh(a + W h), 2.7
-    linear   a [i]                    W [i, i]          h         h' = a + W h, 2.7
-    low_rank a [i]                    U [i, r] V [r, i] h         h' = tanh(a + U V h), 3.3
-    gru      zr [2i], n [i]           [2i, i] [i, i]    h         reset before the matrix, 5.1
-    lstm     forget, in, out, new     [4i, i]           h, c      5.2
-             [4i]
-    ======== ======================== ================= ========= ==================================
+    Every step adds R h to its first input. With h the state before it, a (or [a, c, ...], blocks of
+    i channels) that sum, p, q the other inputs, s = sigma and rn(x) = x / sqrt(mean(x^2) + 1e-6):
 
-    Gradients reach the inputs, the weights and the first state.
+    ================= ========= =================================================== ===============
+    step              a, others new state                                           cell
+    ================= ========= =================================================== ===============
+    tanh              a         tanh(a)                                             E0 to E56
+    linear            a         a                                                   E36, E42
+    gru               [z r], p  (1 - s(z)) h + s(z) tanh(p + U (s(r) h))            CudaGRU
+    lstm              [f i o n] c' = s(f) c + s(i) tanh(n), h' = s(o) tanh(c')      CudaLSTM
+    normalised_scalar a         rn(h + alpha tanh(a))                               E60
+    normalised        a, p      rn(h + s(p) tanh(a))                                E60b
+    mix               a, p      s(p) h + (1 - s(p)) tanh(a)                         E63, E66
+    mix_all           [a c]     s(c) h + (1 - s(c)) tanh(a)                         E60c
+    mix_gate          a, p      s(a) h + (1 - s(a)) tanh(p)                         E67lr
+    two_gates         a, p, q   s(p) h + s(q) tanh(a)                               E63 independent
+    two_gates_all     [a c d]   s(c) h + s(d) tanh(a)                               E63 h_dependent
+    residual          a, p      h + s(p) tanh(a)                                    E63 residual
+    ================= ========= =================================================== ===============
+
+    (vector-state specification 2.7, 3.12, 4.3, 4.6, 4.7, 5.1 and 5.2.) Gradients reach every
+    tensor argument.
 
     Args:
         step: Name of the step.
         inputs: Sequences [B, T, channels]: the parts of the pre-activations that do not depend on
             the state, biases included.
-        weights: Recurrent matrices [out, in], already constrained.
+        recurrent: The matrix R [out, in], already constrained, or its factors U, V with R = U V.
         state: State before the first step, [B, i] each, h first.
+        parameters: The step's own: U [i, i] of ``gru``, alpha [1] of ``normalised_scalar``.
         backend: Name of the implementation, as chosen by ``elman.kernels.backends``.
 
     Returns:
@@ -57,8 +69,9 @@ def dense_recurrence(
         return _RECURRENCE[backend](
             step,
             [sequence.to(dtype) for sequence in inputs],
-            [weight.to(dtype) for weight in weights],
+            [matrix.to(dtype) for matrix in recurrent],
             [part.to(dtype) for part in state],
+            [parameter.to(dtype) for parameter in parameters],
         )
 
 
