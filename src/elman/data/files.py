@@ -133,7 +133,8 @@ class ByteSource:
             UserError: a file became shorter than it was when opened.
         """
         assert self._descriptors, "read from a closed source"
-        assert offsets_b.min() >= 0 and offsets_b.max() + length <= len(self)
+        assert offsets_b.min() >= 0
+        assert offsets_b.max() + length <= len(self)
         if (joined := self._gather_whole(offsets_b, length)) is not None:
             return np.frombuffer(joined, dtype=np.uint8).reshape(-1, length)
         rows_bn = np.empty((len(offsets_b), length), dtype=np.uint8)
