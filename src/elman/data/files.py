@@ -117,7 +117,7 @@ class ByteSource:
     def read_into(self, offset: int, window_n: Bytes) -> None:
         """Fill a contiguous uint8 array from position ``offset`` on; errors as :meth:`read`."""
         assert self._descriptors, "read from a closed source"
-        assert offset >= 0 and offset + len(window_n) <= len(self), (offset, len(window_n))
+        assert 0 <= offset <= len(self) - len(window_n), (offset, len(window_n))
         view = window_n.data
         while len(view):
             index = bisect_right(self._borders, offset) - 1
