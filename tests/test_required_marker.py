@@ -1,0 +1,40 @@
+"""The rule of continuous integration itself: a skip of a required test fails the run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SKIPPED = """
+import pytest
+
+@pytest.mark.{mark}
+def test_it():
+    pytest.skip("not here")
+"""
+
+
+@pytest.mark.parametrize(
+    ("mark", "ci", "status"),
+    [("required", "true", 1), ("required", "", 0), ("slow", "true", 0)],
+    ids=["required in CI", "required elsewhere", "any other in CI"],
+)
+def test_a_skip_of_a_required_test_fails(tmp_path: Path, mark: str, ci: str, status: int) -> None:
+    shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path)
+    (tmp_path / "test_skipped.py").write_text(SKIPPED.format(mark=mark))
+    markers = ["-o", "markers=required\nslow"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *markers, str(tmp_path)],
+        cwd=tmp_path,
+        env=os.environ | {"CI": ci},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status, done.stdout
+    assert ("is required and was skipped" in done.stdout) == bool(status)
