@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from elman.compose import compose_config
+
 Elman = Callable[..., Any]  # the fixtures of tests/launch/conftest.py
 
 
@@ -123,8 +125,13 @@ def test_hydras_own_launcher_runs_the_jobs_too(elman_process: Elman, tmp_path: P
 
 def test_the_table_says_what_differs_unasked(elman_process: Elman) -> None:
     ended = elman_process("-m", "model=e1,e88_tiny", "train.steps=3")
-    note = "note: the jobs differ in train.chunk_size, which was not swept (1: 512, 2: 128)"
-    assert note in ended.output.splitlines()
+    tiny = compose_config(["model=e88_tiny"]).train
+    for key, usual, own in (
+        ("train.batch_size", 32, tiny.batch_size),
+        ("train.chunk_size", 512, tiny.chunk_size),
+    ):
+        note = f"note: the jobs differ in {key}, which was not swept (1: {usual}, 2: {own})"
+        assert note in ended.output.splitlines()
     swept = elman_process("-m", "train.chunk_size=16,32", "train.steps=3")
     assert "note:" not in swept.output
 
