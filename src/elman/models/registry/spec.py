@@ -73,7 +73,7 @@ class Cell:
 
     Args:
         name: Value of ``model.cell``.
-        engine: Recurrence engine that runs it (docs/architecture).
+        engine: Recurrence engine that runs it: one folder of elman.ops each.
         layer: ``module:Class`` of the layer; the module is imported when a model is built.
         equation: The step in one line, for tables and ``mode=models``.
         source: Seed file, paper or specification section of the formulas.
