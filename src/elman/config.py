@@ -78,10 +78,9 @@ class DataConfig(Section):
     val_window: Count = 512
 
 
-class AdamWConfig(Section):
-    """``optim=adamw``: fp32 master weights, decay on matrices only, warm-up then a schedule."""
+class ScheduledConfig(Section):
+    """What the optimisers with a warm-up and a schedule share."""
 
-    name: Literal["adamw"]
     lr: Positive
     warmup_steps: Annotated[int, Field(ge=0)]
     schedule: Literal["cosine", "constant"]
@@ -90,6 +89,26 @@ class AdamWConfig(Section):
     beta1: Fraction
     beta2: Fraction
     eps: Positive
+
+
+class AdamWConfig(ScheduledConfig):
+    """``optim=adamw``: fp32 master weights, decay on matrices only, warm-up then a schedule."""
+
+    name: Literal["adamw"]
+
+
+class MuonConfig(ScheduledConfig):
+    """``optim=muon``: torch's Muon on the layers' matrices, AdamW on all else.
+
+    Args:
+        matrix_lr: Rate of the matrices, in the scale of an AdamW rate; it follows the same
+            schedule as ``lr``.
+        momentum: Momentum of the matrices.
+    """
+
+    name: Literal["muon"]
+    matrix_lr: Positive
+    momentum: Fraction
 
 
 class ScheduleFreeConfig(Section):
@@ -120,7 +139,7 @@ class LegacyConfig(Section):
 
 
 OptimConfig = Annotated[
-    AdamWConfig | ScheduleFreeConfig | LegacyConfig, Field(discriminator="name")
+    AdamWConfig | MuonConfig | ScheduleFreeConfig | LegacyConfig, Field(discriminator="name")
 ]
 
 
@@ -262,6 +281,7 @@ class RunConfig(Section):
 _MODEL_KEYS = tuple(key for key in ModelConfig.model_fields if key != "options")
 _OPTIMISERS: dict[str, type[Section]] = {
     "adamw": AdamWConfig,
+    "muon": MuonConfig,
     "schedulefree": ScheduleFreeConfig,
     "legacy": LegacyConfig,
 }

@@ -52,7 +52,7 @@ def elman(
     [
         (["--version"], "elman 0."),
         (["--help"], "elman model=e88f_h32n16 train.minutes=10"),
-        (["--cfg", "job"], "batch_size: 48"),
+        (["--cfg", "job"], "batch_size: 16"),
         (["model=e1", "--cfg", "job", "-p", "model"], "cell: e1"),
         (["--info", "searchpath"], "pkg://elman.conf"),
         (["-sc", "install=bash"], "complete"),
@@ -101,7 +101,7 @@ def test_help_lists_every_group_and_choice(tmp_path: Path) -> None:
     (tmp_path / "mine" / "model").mkdir(parents=True)
     (tmp_path / "mine" / "model" / "own.yaml").touch()
     text = elman("--help", "--config-dir", "mine", cwd=tmp_path).stdout
-    assert "adamw, adamw_tiny, legacy, schedulefree" in text
+    assert "adamw, legacy, muon, muon_tiny, schedulefree" in text
     assert " own" in text
     assert max(map(len, text.splitlines())) <= 100
 

@@ -9,7 +9,7 @@ from torch import nn
 from elman.compose import compose_config
 from elman.training.optimizers import TrainingOptimizer
 
-NAMES = ("adamw", "schedulefree", "legacy")
+NAMES = ("adamw", "muon", "schedulefree", "legacy")
 
 
 def small_model() -> nn.Module:
@@ -47,7 +47,9 @@ def test_a_blocked_step_changes_neither_weights_nor_moments(name: str) -> None:
     assert all(map(torch.equal, snapshot(plain), snapshot(blocked)))
 
 
-@pytest.mark.parametrize(("name", "decays_gains"), [*zip(NAMES, (False, False, True), strict=True)])
+@pytest.mark.parametrize(
+    ("name", "decays_gains"), [*zip(NAMES, (False, False, False, True), strict=True)]
+)
 def test_decay_acts_on_matrices_only(name: str, decays_gains: bool) -> None:
     model = small_model()
     before = [value.clone() for value in snapshot(model)]

@@ -76,6 +76,7 @@ def test_same_seed_same_run_bit_for_bit_and_another_seed_another(train) -> None:
 RESUMED = {
     "adamw": [],
     "constant": ["optim.schedule=constant"],
+    "muon": ["optim=muon"],
     "schedulefree": ["optim=schedulefree"],
     "legacy": ["optim=legacy"],
     "tbptt": ["train.tbptt=true", "model.use_conv=true"],
@@ -140,7 +141,13 @@ def test_resuming_a_finished_run_says_what_to_name(train) -> None:
 
 def test_init_from_takes_the_weights_and_nothing_else(train) -> None:
     source = train(folder="source")
-    run = train(f"train.init_from={source.folder}", "train.steps=1", "optim.lr=1e-30", folder="new")
+    run = train(
+        f"train.init_from={source.folder}",
+        "optim=adamw",
+        "train.steps=1",
+        "optim.lr=1e-30",
+        folder="new",
+    )
     assert run.result["steps"] == 1
     for name, weight in run.weights().items():
         assert torch.allclose(weight, source.weights()[name], atol=1e-12)
@@ -172,7 +179,7 @@ def test_a_non_finite_step_never_reaches_the_weights(train) -> None:
     assert (refused["step"], refused["applied"]) == (2, False)
 
 
-@pytest.mark.parametrize("name", ["adamw", "schedulefree", "legacy"])
+@pytest.mark.parametrize("name", ["adamw", "muon", "schedulefree", "legacy"])
 def test_a_nan_gradient_stops_the_run_with_the_weights_of_before(
     train, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

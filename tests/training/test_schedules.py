@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elman.config import AdamWConfig, LegacyConfig
-from elman.training.schedules import adamw_lr, legacy_lr
+from elman.training.schedules import legacy_lr, scheduled_lr
 
 
 def adamw(schedule: str, warmup_steps: int = 10) -> AdamWConfig:
@@ -25,23 +25,23 @@ def adamw(schedule: str, warmup_steps: int = 10) -> AdamWConfig:
 
 
 def test_warmup_is_linear_and_never_zero() -> None:
-    rates = [adamw_lr(adamw("cosine"), step, step / 100, 0.0) for step in range(10)]
+    rates = [scheduled_lr(adamw("cosine"), step, step / 100, 0.0) for step in range(10)]
     assert rates == pytest.approx([0.1 * (step + 1) for step in range(10)])
 
 
 def test_cosine_falls_from_the_end_of_warmup_to_the_end_of_the_budget() -> None:
     config = adamw("cosine")
-    assert adamw_lr(config, 10, 0.2, 0.2) == pytest.approx(1.0)
-    assert adamw_lr(config, 50, 0.6, 0.2) == pytest.approx(0.55)
-    assert adamw_lr(config, 99, 1.0, 0.2) == pytest.approx(0.1)
+    assert scheduled_lr(config, 10, 0.2, 0.2) == pytest.approx(1.0)
+    assert scheduled_lr(config, 50, 0.6, 0.2) == pytest.approx(0.55)
+    assert scheduled_lr(config, 99, 1.0, 0.2) == pytest.approx(0.1)
 
 
 def test_cosine_never_rises_again_after_the_budget() -> None:
-    assert adamw_lr(adamw("cosine"), 200, 1.7, 0.2) == pytest.approx(0.1)
+    assert scheduled_lr(adamw("cosine"), 200, 1.7, 0.2) == pytest.approx(0.1)
 
 
 def test_constant_stays() -> None:
-    assert adamw_lr(adamw("constant"), 99, 0.9, 0.1) == 1.0
+    assert scheduled_lr(adamw("constant"), 99, 0.9, 0.1) == 1.0
 
 
 # Read off a log of January 2026 (W = 100, lr 3e-4); it numbers steps from 1.

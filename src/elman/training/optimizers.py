@@ -1,4 +1,4 @@
-"""Three optimisers behind one interface: a masked step, a rate, weights to train and to keep."""
+"""Four optimisers behind one interface: a masked step, a rate, weights to train and to keep."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ import schedulefree
 import torch
 from torch import Tensor, nn
 
-from elman.config import AdamWConfig, LegacyConfig, OptimConfig, ScheduleFreeConfig
-from elman.training.schedules import adamw_lr, legacy_lr
+from elman.config import (
+    LegacyConfig,
+    MuonConfig,
+    OptimConfig,
+    ScheduleFreeConfig,
+)
+from elman.training.schedules import legacy_lr, scheduled_lr
 
 
 class TrainingOptimizer:
@@ -24,7 +29,9 @@ class TrainingOptimizer:
     def __init__(self, config: OptimConfig, model: nn.Module) -> None:
         self.config = config
         self._warmup_progress: float | None = None
-        self._optimizer = _build(config, model)
+        matrices = _layer_matrices(model) if isinstance(config, MuonConfig) else []
+        self._matrices = _build_muon(config, matrices) if isinstance(config, MuonConfig) else None
+        self._optimizer = _build(config, model, {id(matrix) for matrix in matrices})
 
     @property
     def keeps_average(self) -> bool:
@@ -34,6 +41,8 @@ class TrainingOptimizer:
     def zero_grad(self) -> None:
         """Drop the gradients."""
         self._optimizer.zero_grad(set_to_none=True)
+        if self._matrices is not None:
+            self._matrices.zero_grad(set_to_none=True)
 
     def set_rate(self, step: int, progress: float) -> float:
         """Set and return the learning rate of step ``step`` at ``progress`` of the budget."""
@@ -45,21 +54,26 @@ class TrainingOptimizer:
         else:
             if step >= config.warmup_steps and self._warmup_progress is None:
                 self._warmup_progress = progress
-            rate = adamw_lr(config, step, progress, self._warmup_progress or 0.0)
+            rate = scheduled_lr(config, step, progress, self._warmup_progress or 0.0)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
+        if self._matrices is not None and isinstance(config, MuonConfig):
+            for group in self._matrices.param_groups:
+                group["lr"] = rate * config.matrix_lr / config.lr
         return rate
 
     def step(self, blocked: Tensor) -> None:
         """Apply the update unless ``blocked`` (a boolean scalar on the device) is true.
 
-        The fused AdamW kernels read the flag on the device, so nothing waits for it; the
-        schedule-free library has no such argument, so there the flag is read here.
+        The fused AdamW kernels read the flag on the device, so nothing waits for it; Muon and the
+        schedule-free library have no such argument, so there the flag is read here.
         """
         if self.keeps_average:
             if not bool(blocked):
                 self._optimizer.step()
             return
+        if self._matrices is not None and not bool(blocked):
+            self._matrices.step()
         self._optimizer.found_inf = blocked.to(torch.float32)  # type: ignore[attr-defined]
         self._optimizer.grad_scale = None  # type: ignore[attr-defined]
         self._optimizer.step()
@@ -93,30 +107,61 @@ class TrainingOptimizer:
         """Return everything that the next step depends on, the weights excepted."""
         return {
             "optimizer": self._optimizer.state_dict(),
+            "matrices": None if self._matrices is None else self._matrices.state_dict(),
             "warmup_progress": self._warmup_progress,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from ``state``; hyperparameters come from the present configuration."""
-        groups = [dict(group) for group in self._optimizer.param_groups]
-        self._optimizer.load_state_dict(state["optimizer"])
-        for group, present in zip(self._optimizer.param_groups, groups, strict=True):
-            for key in ("betas", "eps", "weight_decay", "warmup_steps"):
-                if key in present:
-                    group[key] = present[key]
-            if self.keeps_average:
-                group["lr"] = present["lr"]
+        _load(self._optimizer, state["optimizer"])
+        if self._matrices is not None:
+            _load(self._matrices, state["matrices"])
+        if isinstance(self.config, ScheduleFreeConfig):
+            for group in self._optimizer.param_groups:
+                group["lr"] = self.config.lr
         self._warmup_progress = state["warmup_progress"]
 
 
-def _build(config: OptimConfig, model: nn.Module) -> torch.optim.Optimizer:
+def _load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load moments and counts; the settings stay those of the present configuration."""
+    present = [dict(group) for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, settings in zip(optimizer.param_groups, present, strict=True):
+        for key in ("betas", "eps", "weight_decay", "warmup_steps", "momentum"):
+            if key in settings:
+                group[key] = settings[key]
+
+
+def _layer_matrices(model: nn.Module) -> list[nn.Parameter]:
+    """Return the matrices of the layers: all that decay, without the tied embedding."""
+    embedding = getattr(model, "embedding", None)
+    return [p for p in model.parameters() if _decays(p) and p is not embedding]
+
+
+def _decays(parameter: nn.Parameter) -> bool:
+    is_matrix = parameter.ndim == 2 and not getattr(parameter, "no_weight_decay", False)
+    return parameter.requires_grad and is_matrix
+
+
+def _build_muon(config: MuonConfig, matrices: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Muon(
+        matrices,
+        lr=config.matrix_lr,
+        weight_decay=config.weight_decay,
+        momentum=config.momentum,
+        # Updates of the size that AdamW's have, so that rates and decay mean the same.
+        adjust_lr_fn="match_rms_adamw",
+    )
+
+
+def _build(config: OptimConfig, model: nn.Module, elsewhere: set[int]) -> torch.optim.Optimizer:
     betas = (config.beta1, config.beta2)
     if isinstance(config, LegacyConfig):
         parameters = [p for p in model.parameters() if p.requires_grad]
         return torch.optim.AdamW(
             parameters, config.lr, betas, config.eps, config.weight_decay, fused=True
         )
-    groups = _decay_groups(config, model)
+    groups = _decay_groups(config.weight_decay, model, elsewhere)
     if isinstance(config, ScheduleFreeConfig):
         optimizer: torch.optim.Optimizer = schedulefree.AdamWScheduleFree(
             groups,
@@ -131,17 +176,15 @@ def _build(config: OptimConfig, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def _decay_groups(
-    config: AdamWConfig | ScheduleFreeConfig, model: nn.Module
+    weight_decay: float, model: nn.Module, elsewhere: set[int]
 ) -> list[dict[str, Any]]:
     decayed: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for parameter in model.parameters():
-        if not parameter.requires_grad:
-            continue
-        is_matrix = parameter.ndim == 2 and not getattr(parameter, "no_weight_decay", False)
-        (decayed if is_matrix else others).append(parameter)
+        if parameter.requires_grad and id(parameter) not in elsewhere:
+            (decayed if _decays(parameter) else others).append(parameter)
     groups = [
-        {"params": decayed, "weight_decay": config.weight_decay},
+        {"params": decayed, "weight_decay": weight_decay},
         {"params": others, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 
-from elman.config import AdamWConfig, LegacyConfig
+from elman.config import LegacyConfig, ScheduledConfig
 
 LEGACY_FINAL_LR = 1e-6
 
 
-def adamw_lr(config: AdamWConfig, step: int, progress: float, warmup_progress: float) -> float:
+def scheduled_lr(
+    config: ScheduledConfig, step: int, progress: float, warmup_progress: float
+) -> float:
     """Return the rate of optimizer step ``step`` (from 0).
 
     Linear warm-up over ``warmup_steps``, then the cosine from there to the end of the real budget,
