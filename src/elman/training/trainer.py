@@ -28,6 +28,8 @@ from elman.training.signals import Interruption, interruptible
 from elman.training.stepper import Stepper
 from elman.training.validation import score
 
+SHOWN_SECONDS = 10.0
+
 
 class Trainer:
     """Trains one model in one run folder.
@@ -59,7 +61,7 @@ class Trainer:
         self.stepper = Stepper(config, data, self.model, optimizer, device)
         self.ledger = Ledger(config, display, device)
         self.reload_difference: float | None = None
-        self._saved_at = time.monotonic()
+        self._saved_at = self._flushed_at = time.monotonic()
         self._saved_step: int | None = None
 
     def start_from(self, place: str) -> None:
@@ -130,7 +132,9 @@ class Trainer:
     def _after_step(self) -> None:
         """Record, validate and save when it is time; not after the last step."""
         train, step = self.config.train, self.stepper.step
-        if step % self.config.log.every == 0:
+        # Slow steps are shown one by one: nobody waits long without a sign.
+        slow = time.monotonic() - self._flushed_at > SHOWN_SECONDS
+        if step % self.config.log.every == 0 or slow:
             self._flush()
         if self.ledger.share(step) >= 1.0:
             return
@@ -143,6 +147,7 @@ class Trainer:
 
     def _flush(self) -> None:
         self.ledger.flush(self.stepper.step, self.stepper.data_wait)
+        self._flushed_at = time.monotonic()
 
     def _save_is_due(self) -> bool:
         train = self.config.train
