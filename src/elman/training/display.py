@@ -65,7 +65,7 @@ class Display:
         """Begin the live line, where the console can show one."""
         if self.console.is_terminal:
             # Drawn when something is new and not by a thread of its own: eight pictures a second
-            # were seen to cost a small model a fifth of its speed.
+            # were seen to cost a small model a sixth of its speed.
             self._live = Live(console=self.console, auto_refresh=False, transient=True)
             self._live.start()
 
