@@ -81,6 +81,7 @@ class DataConfig(Section):
 class ScheduledConfig(Section):
     """What the optimisers with a warm-up and a schedule share."""
 
+    name: Literal["adamw", "muon"]
     lr: Positive
     warmup_steps: Annotated[int, Field(ge=0)]
     schedule: Literal["cosine", "constant"]
