@@ -64,8 +64,8 @@ class Display:
     def start(self) -> None:
         """Begin the live line, where the console can show one."""
         if self.console.is_terminal:
-            # Drawn when something is new and not by a thread of its own: eight pictures a second
-            # were seen to cost a small model a sixth of its speed.
+            # Drawn when something is new and not by a thread of its own, which would take the
+            # interpreter from a small model's many short operations.
             self._live = Live(console=self.console, auto_refresh=False, transient=True)
             self._live.start()
 

@@ -78,11 +78,6 @@ class TrainingOptimizer:
         self._optimizer.grad_scale = None  # type: ignore[attr-defined]
         self._optimizer.step()
 
-    def train(self) -> None:
-        """Put the weights that are trained into the model."""
-        if isinstance(self._optimizer, schedulefree.AdamWScheduleFree):
-            self._optimizer.train()
-
     @contextmanager
     def kept_weights(self) -> Iterator[None]:
         """The weights to evaluate and to keep are in the model inside this context.
