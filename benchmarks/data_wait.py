@@ -15,8 +15,8 @@ import time
 
 import numpy as np
 
-from elman.config import DataConfig
 from elman.data.batches import Batches, RandomBatches, StreamBatches, open_data
+from elman.schema.training import DataConfig
 
 ROUNDS = 7
 

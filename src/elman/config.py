@@ -1,7 +1,8 @@
 """Typed schema of everything in ``conf/``: the plain objects that the program works with.
 
 Composition (Hydra) yields an untyped tree; :func:`validate` turns it into a :class:`RunConfig` or
-raises one :class:`~elman.errors.UserError` that names the key. Nothing here imports torch.
+raises one :class:`~elman.errors.UserError` that names the key. The sections stand in
+:mod:`elman.schema`. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -9,260 +10,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError
 
 from elman.errors import UserError, did_you_mean, nearest
 from elman.models import registry
-from elman.models.registry.spec import Value
-
-VOCAB_SIZE = 256
-DIM_ALIGNMENT = 128
-
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[float, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
-
-
-class Section(BaseModel):
-    """A part of the configuration: immutable, strictly typed, no unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class ModelConfig(Section):
-    """Group ``model``: one cell in one language model.
-
-    ``options`` holds the cell's own settings, already checked and complete; in YAML and on the
-    command line they stand beside the other keys (``model.n_state=16``).
-    """
-
-    name: str
-    cell: str
-    dim: Count
-    depth: Count
-    wrapper: Literal["rms", "legacy_ln"] = "rms"
-    allow_unaligned: bool = False
-    expected_params: Count | None = None
-    options: dict[str, Value] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _aligned(self) -> ModelConfig:
-        if self.dim % DIM_ALIGNMENT and not self.allow_unaligned:
-            below = max(DIM_ALIGNMENT, self.dim // DIM_ALIGNMENT * DIM_ALIGNMENT)
-            above = (self.dim // DIM_ALIGNMENT + 1) * DIM_ALIGNMENT
-            near = f"{below} or {above}" if below < self.dim else f"{above}"
-            raise UserError(
-                f"model.dim={self.dim}: not a multiple of {DIM_ALIGNMENT}; "
-                f"use {near}, or add model.allow_unaligned=true"
-            )
-        return self
-
-
-class DataConfig(Section):
-    """Group ``data``: raw bytes and how much of their tail is held out.
-
-    Args:
-        path: A file, a glob, or a list of them; null is the Python standard library's own text.
-        val_bytes: Length of the held-out tail in bytes; null is 5 % of the data, at most 4 MiB.
-        val_sample: Bytes predicted at each validation, at fixed positions of the tail.
-        val_window: Bytes predicted from each of those positions, starting from zero state. It does
-            not follow ``train.chunk_size``, so that runs of different chunks are compared alike.
-    """
-
-    path: str | list[str] | None = None
-    val_bytes: Count | None = None
-    val_sample: Count = 65536
-    val_window: Count = 512
-
-
-class ScheduledConfig(Section):
-    """What the optimisers with a warm-up and a schedule share."""
-
-    name: Literal["adamw", "muon"]
-    lr: Positive
-    warmup_steps: Annotated[int, Field(ge=0)]
-    schedule: Literal["cosine", "constant"]
-    final_lr_ratio: Annotated[float, Field(ge=0, le=1)]
-    weight_decay: NonNegative
-    beta1: Fraction
-    beta2: Fraction
-    eps: Positive
-
-
-class AdamWConfig(ScheduledConfig):
-    """``optim=adamw``: fp32 master weights, decay on matrices only, warm-up then a schedule."""
-
-    name: Literal["adamw"]
-
-
-class MuonConfig(ScheduledConfig):
-    """``optim=muon``: torch's Muon on the layers' matrices, AdamW on all else.
-
-    Args:
-        matrix_lr: Rate of the matrices, in the scale of an AdamW rate; it follows the same
-            schedule as ``lr``.
-        momentum: Momentum of the matrices.
-    """
-
-    name: Literal["muon"]
-    matrix_lr: Positive
-    momentum: Fraction
-
-
-class ScheduleFreeConfig(Section):
-    """``optim=schedulefree``: schedule-free AdamW of the ``schedulefree`` library."""
-
-    name: Literal["schedulefree"]
-    lr: Positive
-    warmup_steps: Annotated[int, Field(ge=0)]
-    weight_decay: NonNegative
-    beta1: Annotated[float, Field(gt=0, lt=1)]
-    beta2: Fraction
-    eps: Positive
-
-
-class LegacyConfig(Section):
-    """``optim=legacy``: AdamW with the periodic cosine of the January 2026 runs (comparison only).
-
-    Weight decay on every parameter; the rate returns to ``lr`` every ``2 * warmup_steps`` steps.
-    """
-
-    name: Literal["legacy"]
-    lr: Positive
-    warmup_steps: Count
-    weight_decay: NonNegative
-    beta1: Fraction
-    beta2: Fraction
-    eps: Positive
-
-
-OptimConfig = Annotated[
-    AdamWConfig | MuonConfig | ScheduleFreeConfig | LegacyConfig, Field(discriminator="name")
-]
-
-
-class TrainConfig(Section):
-    """Group ``train``. With neither ``minutes`` nor ``steps``, a run lasts one minute.
-
-    Args:
-        minutes: Training time; validation and checkpoints do not count.
-        steps: Optimizer steps.
-        batch_size: Rows per micro-batch.
-        chunk_size: Bytes predicted per row.
-        seed: Seed of the initial weights and of the data order.
-        grad_accum: Micro-batches per optimizer step.
-        grad_clip: Largest global gradient norm; 0 is off.
-        tbptt: Train on ``batch_size`` contiguous streams with carried states.
-        compile: torch.compile the model.
-        activation_checkpointing: Recompute each mixer in the backward pass.
-        device: ``auto`` is the GPU if there is one.
-        precision: ``auto`` is bf16 autocast on a GPU and fp32 on a CPU.
-        deterministic: Refuse operations whose results vary from run to run.
-        profile: Write a torch profiler trace of a few steps into the run folder.
-        val_every: Optimizer steps between validations; null is only at the end.
-        save_every: Optimizer steps between checkpoints; null leaves it to ``save_minutes``.
-        save_minutes: Minutes between checkpoints; null leaves it to ``save_every``.
-        keep_checkpoints: Newest checkpoints kept; the best one is kept besides.
-        resume: Run folder to continue.
-        init_from: Run folder or checkpoint whose weights a new run starts from.
-    """
-
-    minutes: Positive | None = None
-    steps: Count | None = None
-    batch_size: Count
-    chunk_size: Count
-    seed: Annotated[int, Field(ge=0, lt=2**32)]
-    grad_accum: Count = 1
-    grad_clip: NonNegative = 1.0
-    tbptt: bool = False
-    compile: bool = False
-    activation_checkpointing: bool = False
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    deterministic: bool = False
-    profile: bool = False
-    val_every: Count | None = None
-    save_every: Count | None = None
-    save_minutes: Positive | None = None
-    keep_checkpoints: Count = 2
-    resume: str | None = None
-    init_from: str | None = None
-
-    @property
-    def budget_minutes(self) -> float | None:
-        """Minutes that bound the run; one minute if neither minutes nor steps are named."""
-        if self.minutes is None and self.steps is None:
-            return 1.0
-        return self.minutes
-
-
-class KernelsConfig(Section):
-    """Group ``kernels``: which implementation of the recurrence runs."""
-
-    backend: Literal["auto", "reference", "cpu", "cuda", "triton"] = "auto"
-
-
-class LogConfig(Section):
-    """Group ``log``.
-
-    Args:
-        every: Optimizer steps between records and progress lines.
-        tensorboard: Write TensorBoard events into the run folder.
-        wandb: Also report to Weights & Biases (needs ``pip install 'elman[wandb]'``).
-        wandb_project: Project name there.
-    """
-
-    every: Count = 10
-    tensorboard: bool = True
-    wandb: bool = False
-    wandb_project: str = "elman"
-
-
-class EvalConfig(Section):
-    """Keys of ``mode=eval``.
-
-    Args:
-        checkpoint: Run folder, its ``checkpoints`` folder, or one checkpoint in it.
-        path: Bytes to score; null is the run's own held-out tail at its fixed positions.
-        max_bytes: Score at most so many bytes of ``path``, evenly spaced; null is all of it.
-        batch_size: Rows at a time; null is the run's own.
-        carry_state: Score ``path`` as one contiguous text with carried state, not in windows.
-        device: As ``train.device``.
-    """
-
-    checkpoint: str
-    path: str | list[str] | None = None
-    max_bytes: Count | None = None
-    batch_size: Count | None = None
-    carry_state: bool = False
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-
-
-class GenerateConfig(Section):
-    """Keys of ``mode=generate``.
-
-    Args:
-        checkpoint: As ``eval.checkpoint``.
-        prompt: Text to continue.
-        max_bytes: Bytes to generate.
-        temperature: 0 always takes the most probable byte.
-        top_k: Sample among the k most probable bytes; 0 is off.
-        top_p: Sample among the smallest set of bytes with this probability; 1 is off.
-        seed: Seed of the sampling.
-        device: As ``train.device``.
-    """
-
-    checkpoint: str
-    prompt: str = ""
-    max_bytes: Count = 500
-    temperature: NonNegative = 0.8
-    top_k: Annotated[int, Field(ge=0, le=VOCAB_SIZE)] = 40
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+from elman.schema.model import ModelConfig
+from elman.schema.modes import EvalConfig, GenerateConfig
+from elman.schema.optim import OPTIMISERS, OptimConfig
+from elman.schema.section import Section
+from elman.schema.training import DataConfig, KernelsConfig, LogConfig, TrainConfig
 
 
 class RunConfig(Section):
@@ -280,12 +38,6 @@ class RunConfig(Section):
 
 
 _MODEL_KEYS = tuple(key for key in ModelConfig.model_fields if key != "options")
-_OPTIMISERS: dict[str, type[Section]] = {
-    "adamw": AdamWConfig,
-    "muon": MuonConfig,
-    "schedulefree": ScheduleFreeConfig,
-    "legacy": LegacyConfig,
-}
 # Sections without a group of files: the file of their mode brings them.
 _MODE_SECTIONS = ("eval", "generate")
 _SECTIONS: dict[str, type[Section]] = {
@@ -363,7 +115,7 @@ def known_keys(tree: Mapping[str, Any] | None = None) -> list[str]:
     chosen = tree or {}
     mode, cell, optim = (_chosen(chosen, path) for path in ("mode", "model.cell", "optim.name"))
     cells = [registry.cells()[cell]] if cell in registry.cells() else registry.cells().values()
-    optims = [_OPTIMISERS[optim]] if optim in _OPTIMISERS else _OPTIMISERS.values()
+    optims = [OPTIMISERS[optim]] if optim in OPTIMISERS else OPTIMISERS.values()
     keys = [f"model.{key}" for key in _MODEL_KEYS]
     keys += [f"model.{name}" for declared in cells for name in declared.options]
     keys += [f"optim.{key}" for section in optims for key in section.model_fields]
@@ -400,7 +152,7 @@ def unknown_key(key: str, value: str, tree: Mapping[str, Any] | None = None) -> 
 
 def _known_elsewhere(key: str, section: str, tree: Mapping[str, Any]) -> str:
     if section == "optim":
-        owners = [name for name, part in _OPTIMISERS.items() if key[6:] in part.model_fields]
+        owners = [name for name, part in OPTIMISERS.items() if key[6:] in part.model_fields]
         return (
             f"{key}: optim={_chosen(tree, 'optim.name')} does not read it; "
             f"drop it or choose optim={' or optim='.join(owners)}"
@@ -433,12 +185,12 @@ def _refuse_optimiser_by_key(optim: Any, named: frozenset[str]) -> None:
     if "optim.name" not in named or not isinstance(optim, Mapping):
         return
     name = optim.get("name")
-    known = _OPTIMISERS.get(name) if isinstance(name, str) else None
+    known = OPTIMISERS.get(name) if isinstance(name, str) else None
     if known is None or set(optim) != set(known.model_fields):
-        best = nearest(str(name), _OPTIMISERS) or "adamw"
+        best = nearest(str(name), OPTIMISERS) or "adamw"
         raise UserError(
             f"optim.name={_shown(name)}: choose the optimiser, with its settings, by "
-            f"optim={best}; choices: {', '.join(_OPTIMISERS)}"
+            f"optim={best}; choices: {', '.join(OPTIMISERS)}"
         )
 
 
@@ -506,9 +258,7 @@ def _first_problem(error: ValidationError, tree: Mapping[str, Any]) -> str:
     problem = error.errors()[0]
     parts = [str(part) for part in problem["loc"]]
     # pydantic adds the branches of unions, which are no keys: optim.adamw.lr, data.path.str.
-    parts = [
-        p for n, p in enumerate(parts) if n == 0 or p not in (*_OPTIMISERS, "str", "list[str]")
-    ]
+    parts = [p for n, p in enumerate(parts) if n == 0 or p not in (*OPTIMISERS, "str", "list[str]")]
     key, given, kind = ".".join(parts), problem.get("input"), problem["type"]
     context = problem.get("ctx", {})
     if kind == "extra_forbidden":

@@ -8,8 +8,9 @@ from hydra.core.global_hydra import GlobalHydra
 from pydantic import ValidationError
 
 from elman.compose import compose_config, compose_tree, named_keys
-from elman.config import MODES, RunConfig, TrainConfig, flatten, known_keys, size_keys, validate
+from elman.config import MODES, RunConfig, flatten, known_keys, size_keys, validate
 from elman.errors import UserError
+from elman.schema.training import TrainConfig
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import elman.conf
 import pytest
 
 from elman.compose import compose_config
-from elman.config import ModelConfig
 from elman.models import registry
 from elman.models.build import build_model
+from elman.schema.model import ModelConfig
 from tests.conf.count_formulas import model_params
 
 FOLDER = Path(next(iter(elman.conf.__path__))) / "model"

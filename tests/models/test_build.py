@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 import torch
 
-from elman.config import ModelConfig
 from elman.errors import UserError
 from elman.models import registry
 from elman.models.build import build_model, layer_class
+from elman.schema.model import ModelConfig
 
 
 def config(**changes: object) -> ModelConfig:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 import elman.layers
 from elman.compose import compose_config
-from elman.config import ModelConfig
 from elman.models.language_model import LanguageModel
+from elman.schema.model import ModelConfig
 
 DIM = 96
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elman.config import AdamWConfig, LegacyConfig
+from elman.schema.optim import AdamWConfig, LegacyConfig
 from elman.training.schedules import legacy_lr, scheduled_lr
 
 

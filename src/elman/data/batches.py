@@ -17,10 +17,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from elman.config import DataConfig
 from elman.data.corpus import default_corpus
 from elman.data.files import Bytes, ByteSource, Offsets
 from elman.errors import UserError
+from elman.schema.training import DataConfig
 
 VAL_PERCENT = 5
 VAL_BYTES_LIMIT = 4 * 2**20

@@ -7,11 +7,11 @@ import importlib
 import torch
 from torch import nn
 
-from elman.config import VOCAB_SIZE, ModelConfig
 from elman.errors import UserError
 from elman.models import registry
 from elman.models.language_model import LanguageModel
 from elman.models.registry.spec import Cell
+from elman.schema.model import VOCAB_SIZE, ModelConfig
 
 
 def build_model(

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from elman.config import EvalConfig, RunConfig
+from elman.config import RunConfig
 from elman.data.batches import open_data
 from elman.data.files import ByteSource
 from elman.data.windows import (
@@ -22,6 +22,7 @@ from elman.data.windows import (
 )
 from elman.errors import ExitStatus, UserError
 from elman.models.language_model import LanguageModel
+from elman.schema.modes import EvalConfig
 from elman.training.checkpoints import find_checkpoint
 from elman.training.environment import choose_device
 from elman.training.loading import load, saved_config

@@ -10,12 +10,7 @@ import schedulefree
 import torch
 from torch import Tensor, nn
 
-from elman.config import (
-    LegacyConfig,
-    MuonConfig,
-    OptimConfig,
-    ScheduleFreeConfig,
-)
+from elman.schema.optim import LegacyConfig, MuonConfig, OptimConfig, ScheduleFreeConfig
 from elman.training.schedules import legacy_lr, scheduled_lr
 
 

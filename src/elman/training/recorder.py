@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from elman.config import LogConfig, RunConfig, flatten
+from elman.config import RunConfig, flatten
+from elman.schema.training import LogConfig
 
 METRICS, RESULT = "metrics.jsonl", "result.json"
 

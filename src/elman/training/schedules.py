@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from elman.config import LegacyConfig, ScheduledConfig
+from elman.schema.optim import LegacyConfig, ScheduledConfig
 
 LEGACY_FINAL_LR = 1e-6
 

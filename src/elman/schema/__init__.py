@@ -1,0 +1,1 @@
+"""Typed sections of the configuration, one file per kind; none imports torch."""

@@ -1,0 +1,103 @@
+"""Groups ``data``, ``train``, ``kernels`` and ``log``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from elman.schema.section import Count, NonNegative, Positive, Section
+
+
+class DataConfig(Section):
+    """Group ``data``: raw bytes and how much of their tail is held out.
+
+    Args:
+        path: A file, a glob, or a list of them; null is the Python standard library's own text.
+        val_bytes: Length of the held-out tail in bytes; null is 5 % of the data, at most 4 MiB.
+        val_sample: Bytes predicted at each validation, at fixed positions of the tail.
+        val_window: Bytes predicted from each of those positions, starting from zero state. It does
+            not follow ``train.chunk_size``, so that runs of different chunks are compared alike.
+    """
+
+    path: str | list[str] | None = None
+    val_bytes: Count | None = None
+    val_sample: Count = 65536
+    val_window: Count = 512
+
+
+class TrainConfig(Section):
+    """Group ``train``. With neither ``minutes`` nor ``steps``, a run lasts one minute.
+
+    Args:
+        minutes: Training time; validation and checkpoints do not count.
+        steps: Optimizer steps.
+        batch_size: Rows per micro-batch.
+        chunk_size: Bytes predicted per row.
+        seed: Seed of the initial weights and of the data order.
+        grad_accum: Micro-batches per optimizer step.
+        grad_clip: Largest global gradient norm; 0 is off.
+        tbptt: Train on ``batch_size`` contiguous streams with carried states.
+        compile: torch.compile the model.
+        activation_checkpointing: Recompute each mixer in the backward pass.
+        device: ``auto`` is the GPU if there is one.
+        precision: ``auto`` is bf16 autocast on a GPU and fp32 on a CPU.
+        deterministic: Refuse operations whose results vary from run to run.
+        profile: Write a torch profiler trace of a few steps into the run folder.
+        val_every: Optimizer steps between validations; null is only at the end.
+        save_every: Optimizer steps between checkpoints; null leaves it to ``save_minutes``.
+        save_minutes: Minutes between checkpoints; null leaves it to ``save_every``.
+        keep_checkpoints: Newest checkpoints kept; the best one is kept besides.
+        resume: Run folder to continue.
+        init_from: Run folder or checkpoint whose weights a new run starts from.
+    """
+
+    minutes: Positive | None = None
+    steps: Count | None = None
+    batch_size: Count
+    chunk_size: Count
+    seed: Annotated[int, Field(ge=0, lt=2**32)]
+    grad_accum: Count = 1
+    grad_clip: NonNegative = 1.0
+    tbptt: bool = False
+    compile: bool = False
+    activation_checkpointing: bool = False
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    deterministic: bool = False
+    profile: bool = False
+    val_every: Count | None = None
+    save_every: Count | None = None
+    save_minutes: Positive | None = None
+    keep_checkpoints: Count = 2
+    resume: str | None = None
+    init_from: str | None = None
+
+    @property
+    def budget_minutes(self) -> float | None:
+        """Minutes that bound the run; one minute if neither minutes nor steps are named."""
+        if self.minutes is None and self.steps is None:
+            return 1.0
+        return self.minutes
+
+
+class KernelsConfig(Section):
+    """Group ``kernels``: which implementation of the recurrence runs."""
+
+    backend: Literal["auto", "reference", "cpu", "cuda", "triton"] = "auto"
+
+
+class LogConfig(Section):
+    """Group ``log``.
+
+    Args:
+        every: Optimizer steps between records and progress lines.
+        tensorboard: Write TensorBoard events into the run folder.
+        wandb: Also report to Weights & Biases (needs ``pip install 'elman[wandb]'``).
+        wandb_project: Project name there.
+    """
+
+    every: Count = 10
+    tensorboard: bool = True
+    wandb: bool = False
+    wandb_project: str = "elman"
