@@ -7,6 +7,7 @@ h the number of heads; a convolution adds k taps and a bias per channel.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -236,6 +237,41 @@ def minlstm(d: int, i: int, o: Options) -> int:
     return 3 * d * i + (d * i if o["expansion"] != 1.0 else 0)
 
 
+def gru(d: int, i: int, o: Options) -> int:
+    """2di + 6i^2 + 6i: PyTorch's GRU has two biases per gate."""
+    return 2 * d * i + 6 * i * i + 6 * i
+
+
+def lstm(d: int, i: int, o: Options) -> int:
+    """2di + 8i^2 + 8i, two biases per gate."""
+    return 2 * d * i + 8 * i * i + 8 * i
+
+
+def llama(d: int, i: int, o: Options) -> int:
+    """4da + 3dm + 2d: a whole heads, m given or 8d/3 up to a multiple of 256; its two norms."""
+    heads = o["head_dim"] * (d // o["head_dim"])
+    width = o["mlp_width"] or math.ceil(int(8 * d / 3) / 256) * 256
+    return 4 * d * heads + 3 * d * width + 2 * d
+
+
+def mamba2(d: int, i: int, o: Options) -> int:
+    """d (2i + 2gN + h) + (k + 1)(i + 2gN) + 3h + i + id, h = i / head_dim, g groups, k taps."""
+    heads, columns = i // o["head_dim"], o["n_groups"] * o["n_state"]
+    convolved = i + 2 * columns
+    return d * (i + convolved + heads) + (o["d_conv"] + 1) * convolved + 3 * heads + i + i * d
+
+
+def fla_gdn(d: int, i: int, o: Options) -> int:
+    """2dK + 3dV + 2dh + 4(2K + V) + 2h + v, K = d and V = i with dim // 128 heads, v = V / h."""
+    heads = o["n_heads"] or next(h for h in range(max(1, d // 128), 0, -1) if d % h == 0)
+    width = o["head_dim"] or d // heads
+    keys, values = heads * width, heads * int(width * o["expansion"])
+    taps = o["d_conv"] + o["conv_bias"] if o["use_conv"] else 0
+    gates = 2 if o["use_gate"] else 1
+    projected = d * (2 * keys + (1 + gates) * values + 2 * heads)
+    return projected + taps * (2 * keys + values) + 2 * heads + values // heads
+
+
 FORMULAS: dict[str, Callable[[int, int, Options], int]] = {
     "cudagru": cudagru,
     "cudalstm": cudalstm,
@@ -279,6 +315,11 @@ FORMULAS: dict[str, Callable[[int, int, Options], int]] = {
     "e74_lowrank": e74_lowrank,
     "e75": e75,
     "e88": e88,
+    "fla_gdn": fla_gdn,
+    "gru": gru,
+    "llama": llama,
+    "lstm": lstm,
+    "mamba2": mamba2,
     "mingru": mingru,
     "minlstm": minlstm,
 }
@@ -286,10 +327,10 @@ FORMULAS: dict[str, Callable[[int, int, Options], int]] = {
 
 def layer_params(cell: str, dim: int, options: Options) -> int:
     """Count one layer of a cell whose every option is given."""
-    inner = int(dim * options["expansion"])
+    inner = int(dim * options.get("expansion", 1.0))
     count = FORMULAS[cell](dim, inner, options)
-    # E88 and E75's post mode convolve other channels, and count them themselves.
-    own = cell == "e88" or options.get("conv_mode") == "post"
+    # E88, Gated DeltaNet and E75's post mode convolve other channels, and count them themselves.
+    own = cell in ("e88", "fla_gdn") or options.get("conv_mode") == "post"
     conv = inner * (options["d_conv"] + 1) if options.get("use_conv") and not own else 0
     return count + conv
 
@@ -297,4 +338,6 @@ def layer_params(cell: str, dim: int, options: Options) -> int:
 def model_params(cell: str, dim: int, depth: int, wrapper: str, options: Options) -> int:
     """Count a language model: 256 d + depth (layer + norm) + norm (lm-and-training 6)."""
     norm = dim * (2 if wrapper == "legacy_ln" else 1)
-    return 256 * dim + depth * (layer_params(cell, dim, options) + norm) + norm
+    # The transformer's two norms stand inside its layer.
+    before = 0 if cell == "llama" else norm
+    return 256 * dim + depth * (layer_params(cell, dim, options) + before) + norm

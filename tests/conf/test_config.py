@@ -81,7 +81,8 @@ def test_known_keys_are_those_of_what_was_chosen() -> None:
 
 
 def test_every_key_of_the_files_is_known() -> None:
-    for overrides in ([], ["mode=eval"], ["mode=generate"], ["optim=legacy"], ["model=e42"]):
+    modes = [[f"mode={mode}"] for mode in MODES]
+    for overrides in ([], *modes, ["optim=legacy"], ["model=e42"]):
         tree = compose_tree(overrides)
         typed = {
             f"{section}.{key}"
@@ -92,9 +93,17 @@ def test_every_key_of_the_files_is_known() -> None:
         assert typed <= set(known_keys())
 
 
+# What a mode cannot do without.
+NEEDED = {
+    "eval": ["eval.checkpoint=run"],
+    "generate": ["generate.checkpoint=run"],
+    "solve": ["solve.params=1M"],
+}
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_section_is_refused_in_the_modes_that_do_not_read_it(mode: str) -> None:
-    needed = [] if mode == "train" else [f"{mode}.checkpoint=run"]
+    needed = NEEDED.get(mode, [])
     keys = {"train": "train.steps=3", "data": "data.val_bytes=9", "log": "log.every=3"}
     keys |= {"kernels": "kernels.backend=cpu", "optim": "optim=legacy", "model": "model=e1"}
     for section, override in keys.items():

@@ -1,0 +1,74 @@
+"""``mode=models``: every model there is, or one of them explained. Imports torch only to count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+
+from elman.catalog import Listed, Place, catalog, first_line
+from elman.compose import named_keys
+from elman.config import RunConfig
+from elman.errors import ExitStatus, UserError, did_you_mean
+from elman.launch import session
+from elman.report.model_table import models_table, print_explanation
+from elman.report.sweep_table import UNCUT, wide_console
+from elman.schema.model import ModelConfig
+
+
+def run(config: RunConfig, folder: Path | None) -> ExitStatus:
+    """Print the list of models; with a model named on the command line, what is known of it.
+
+    Raises:
+        UserError: no model has the text of ``models.filter``.
+    """
+    assert folder is None
+    assert config.models is not None
+    places = [(str(one.schema), str(one.path)) for one in HydraConfig.get().runtime.config_sources]
+    if _model_was_named():
+        model = config.model
+        source = first_line(model.name, places)
+        print_explanation(wide_console(), model, source, _params(model))
+        return ExitStatus.OK
+    _print_list(places, config.models.filter)
+    return ExitStatus.OK
+
+
+def _model_was_named() -> bool:
+    """Whether the command says ``model=...``: the composed one may be the default."""
+    job = session.current().job
+    return job is not None and "model" in named_keys(job.overrides)
+
+
+def _print_list(places: Sequence[Place], text: str | None) -> None:
+    found = catalog(places)
+    chosen = [one for one in found if text is None or one.has(text)]
+    if not chosen:
+        hint = did_you_mean(str(text), [one.name for one in found])
+        raise UserError(
+            f"models.filter={text}: no model has it in its name, cell or source{hint}; "
+            "`elman mode=models` lists all"
+        )
+    console = wide_console(UNCUT)
+    console.print(models_table([_counted(one) for one in chosen]))
+    console.print(f"{len(chosen)} models; elman mode=models model=<name> explains one")
+
+
+def _counted(one: Listed) -> tuple[Listed, int | None]:
+    """Return a model with its parameters, or with what is wrong with it."""
+    if one.config is None:
+        return one, None
+    try:
+        return one, _params(one.config)
+    except UserError as error:
+        return Listed(one.name, one.source, None, str(error)), None
+
+
+def _params(model: ModelConfig) -> int:
+    """Return the count that the YAML states, which tests prove, or else count."""
+    if model.expected_params is not None:
+        return model.expected_params
+    from elman.models.build import build_model
+
+    return build_model(model, device="meta").num_params()
