@@ -58,6 +58,15 @@ def slots(r: Tensor, x: Named) -> Tensor:
     return torch.tanh(x["input"] + times(x["mix"], torch.tanh(r)))
 
 
+def decay_of(x: Named) -> Tensor:
+    """Return the factor of S in the delta rule, whose row gate scales the read instead."""
+    return scale_of({name: tensor for name, tensor in x.items() if name != "row"})
+
+
+def scaled_delta(r: Tensor, x: Named) -> Tensor:
+    return x.get("write", 1) * (x["v"] - x.get("row", 1) * r)
+
+
 def forward_e71(s: Tensor, r: Tensor, x: Named) -> Tensor:
     alpha = sigmoid(x["logit"] + x["slope"] * r)
     return alpha[..., None] * s + outer((1 - alpha) * x["v"], x["k"])
@@ -70,7 +79,7 @@ def forward_error_gate(s: Tensor, r: Tensor, x: Named) -> Tensor:
 
 FORWARD: dict[str, Callable[[Tensor, Tensor, Named], Tensor]] = {
     "outer": lambda s, r, x: scale_of(x) * s + outer(x["v"], x["k"]),
-    "delta": lambda s, r, x: s + outer(x["v"] - x.get("row", 1) * r, x["k"]),
+    "delta": lambda s, r, x: decay_of(x) * s + outer(scaled_delta(r, x), x["k"]),
     "e71": forward_e71,
     "e72": lambda s, r, x: x["row"][..., None] * s + outer(x["v"] * read_gate(r, x, False), x["k"]),
     "e72_inverse": lambda s, r, x: (
@@ -104,12 +113,16 @@ def back_outer(p: Tensor, s: Tensor, r: Tensor, x: Named) -> tuple[Named, Tensor
 
 
 def back_delta(p: Tensor, s: Tensor, r: Tensor, x: Named) -> tuple[Named, Tensor | None, Tensor]:
-    row = x.get("row", torch.ones_like(r))
-    d_delta = times(p, x["k"])
-    found = {"v": d_delta, "k": transposed_times(p, x["v"] - row * r)}
+    row, write = x.get("row", torch.ones_like(r)), x.get("write", torch.ones_like(r))
+    d_delta = write * times(p, x["k"])
+    found = {"v": d_delta, "k": transposed_times(p, scaled_delta(r, x))}
     if "row" in x:
         found["row"] = -r * d_delta
-    return found, -row * d_delta, p
+    if "write" in x:
+        found["write"] = times(p, x["k"]) * (x["v"] - row * r)
+    if "decay" in x:
+        found["decay"] = (p * s).sum((-2, -1))[..., None]
+    return found, -row * d_delta, p * decay_of(x)
 
 
 def back_e71(p: Tensor, s: Tensor, r: Tensor, x: Named) -> tuple[Named, Tensor | None, Tensor]:

@@ -29,6 +29,13 @@ def test_auto_takes_the_fastest_that_runs_here(requested, device, wanted) -> Non
     assert choose_backend(ALL, requested, device) == wanted
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda", "meta", "mps"])
+@pytest.mark.parametrize("name", ["gru", "llama", "lstm"])
+def test_baselines_made_of_pytorchs_own_layers_run_those(name, device) -> None:
+    for requested in ("auto", "torch"):
+        assert choose_backend(registry.cell(name), requested, device) == "torch"
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda", "meta"])
 @pytest.mark.parametrize("name", ["e1", "e42", "e75", "e88"])
 def test_cells_without_kernels_run_the_reference(name, device) -> None:
@@ -58,7 +65,7 @@ def test_cells_without_kernels_run_the_reference(name, device) -> None:
             "tritan",
             "cuda",
             "kernels.backend=tritan: no such backend (did you mean triton?); "
-            "backends: auto, reference, cpu, cuda, triton",
+            "backends: auto, reference, cpu, cuda, triton, torch",
         ),
     ],
     ids=["not-there", "wrong-device", "misspelt"],

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from elman.ops import scan
-from elman.ops.matrix_state.op import delta_rule
+from elman.ops.matrix_state.op import recurrence
 
 # Sizes b, t, h, n, v: square and not, odd everywhere, one of each, more rows than steps.
 SIZES = {
@@ -40,6 +40,28 @@ def draw(size: tuple[int, ...], gates: str, seed: int = 0) -> dict[str, Tensor |
         "write_bth": write if "write" in gates else None,
         "state_bhvn": normal(b, h, v, n),
     }
+
+
+def delta_rule(
+    q_bthn: Tensor,
+    k_bthn: Tensor,
+    v_bthv: Tensor,
+    decay_bthr: Tensor | None,
+    write_bth: Tensor | None,
+    state_bhvn: Tensor,
+    linear_state: bool,
+) -> tuple[Tensor, Tensor]:
+    """Run the step ``delta`` with the gates that are there."""
+    gates = {"decay": decay_bthr, "write": None if write_bth is None else write_bth.unsqueeze(-1)}
+    given = {name: gate for name, gate in gates.items() if gate is not None}
+    return recurrence(
+        "delta",
+        {"q": q_bthn, "k": k_bthn, "v": v_bthv, **given},
+        {},
+        state_bhvn,
+        nonlinearity="linear" if linear_state else "tanh",
+        backend="reference",
+    )
 
 
 def tensors(arguments: dict[str, Tensor | None]) -> list[Tensor]:
@@ -115,7 +137,7 @@ def by_hand(
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 def test_forward_is_the_specified_step(size, gates, linear) -> None:
     arguments = draw(size, gates)
-    y, final = delta_rule(**arguments, linear_state=linear, backend="reference")
+    y, final = delta_rule(**arguments, linear_state=linear)
     wanted_y, wanted_final = plain(arguments, linear)
     torch.testing.assert_close(y, wanted_y, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(final, wanted_final, rtol=1e-12, atol=1e-12)
@@ -126,7 +148,7 @@ def test_forward_is_the_specified_step(size, gates, linear) -> None:
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 def test_gradients_are_the_hand_derived_ones(size, gates, linear) -> None:
     arguments = draw(size, gates)
-    y, final = delta_rule(**arguments, linear_state=linear, backend="reference")
+    y, final = delta_rule(**arguments, linear_state=linear)
     dy, dfinal = torch.randn_like(y), torch.randn_like(final)
     torch.autograd.backward([y, final], [dy, dfinal])
     for name, wanted in by_hand(arguments, linear, dy, dfinal).items():
@@ -142,7 +164,7 @@ def test_gradcheck_through_reads_and_final_state(gates) -> None:
 
     def run(*given: Tensor) -> tuple[Tensor, Tensor]:
         named = arguments | dict(zip(names, given, strict=True))
-        return delta_rule(**named, linear_state=False, backend="reference")
+        return delta_rule(**named, linear_state=False)
 
     assert torch.autograd.gradcheck(run, tensors(arguments))
 
@@ -154,7 +176,7 @@ def test_segments_equal_the_plain_loop(steps, gates, monkeypatch) -> None:
     results = []
     for limit in (10**9, 0):
         monkeypatch.setattr(scan, "SAVED_STATES_LIMIT", limit)
-        y, final = delta_rule(**arguments, linear_state=False, backend="reference")
+        y, final = delta_rule(**arguments, linear_state=False)
         loss = (y.cos().sum() + final.sin().sum()).square()
         results.append([y, final, *torch.autograd.grad(loss, tensors(arguments))])
     for kept, recomputed in zip(*results, strict=True):
@@ -166,9 +188,9 @@ def test_autocast_changes_nothing_and_the_state_stays_wide(dtype) -> None:
     arguments = draw(SIZES["square"], "head+write")
     narrow = {name: tensor.to(dtype) for name, tensor in arguments.items()}
     narrow["state_bhvn"] = arguments["state_bhvn"].float()
-    plain_y, plain_final = delta_rule(**narrow, linear_state=False, backend="reference")
+    plain_y, plain_final = delta_rule(**narrow, linear_state=False)
     with torch.autocast("cpu", torch.bfloat16):
-        y, final = delta_rule(**narrow, linear_state=False, backend="reference")
+        y, final = delta_rule(**narrow, linear_state=False)
     assert y.dtype == final.dtype == torch.float32
     torch.testing.assert_close(y, plain_y, rtol=0, atol=0)
     torch.testing.assert_close(final, plain_final, rtol=0, atol=0)
@@ -181,8 +203,8 @@ def test_arguments_may_be_views() -> None:
         for name, tensor in arguments.items()
     }
     assert not views["q_bthn"].is_contiguous()
-    given = delta_rule(**arguments, linear_state=False, backend="reference")
-    viewed = delta_rule(**views, linear_state=False, backend="reference")
+    given = delta_rule(**arguments, linear_state=False)
+    viewed = delta_rule(**views, linear_state=False)
     for one, other in zip(given, viewed, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
@@ -190,5 +212,5 @@ def test_arguments_may_be_views() -> None:
 def test_the_given_state_is_not_overwritten() -> None:
     arguments = draw(SIZES["square"], "none")
     before = arguments["state_bhvn"].detach().clone()
-    delta_rule(**arguments, linear_state=False, backend="reference")
+    delta_rule(**arguments, linear_state=False)
     torch.testing.assert_close(arguments["state_bhvn"].detach(), before, rtol=0, atol=0)

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from elman.models.layers.gates import self_gate, unit
 from elman.models.spectral_norm import SpectralNorm
 from elman.ops import scan
-from elman.ops.matrix_state.op import delta_rule, recurrence
+from elman.ops.gates import self_gate, unit
+from elman.ops.matrix_state.op import recurrence
 from elman.ops.matrix_state.steps import NONLINEARITIES, STEPS
 
 
@@ -39,7 +39,7 @@ SIZES = {
 # Step and the optional inputs that a call gives.
 OPTIONAL: dict[str, list[tuple[str, ...]]] = {
     "outer": [("row",), ("column",), ("row", "column"), ("decay",), ("row", "column", "decay")],
-    "delta": [(), ("row",), ("read",), ("row", "read")],
+    "delta": [(), ("row",), ("read",), ("row", "read"), ("decay", "write"), ("decay", "read")],
 }
 CASES = {
     "-".join((step, *given)): (step, given)
@@ -183,22 +183,6 @@ def test_any_size_is_written_in_full(step, n, monkeypatch) -> None:
     assert y.shape == (2, 3, 1, n)
     assert y.isfinite().all()
     assert final.isfinite().all()
-
-
-def test_the_delta_step_is_the_ungated_delta_rule() -> None:
-    sequences, parameters, start = draw(("delta", ()), SIZES["more-values"])
-    wanted = delta_rule(
-        sequences["q"],
-        sequences["k"],
-        sequences["v"],
-        decay_bthr=None,
-        write_bth=None,
-        state_bhvn=start,
-        linear_state=False,
-        backend="reference",
-    )
-    for one, other in zip(run(("delta", ()), (sequences, parameters, start)), wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,21 @@ Imports no torch, so that a wrong choice is refused before torch is loaded.
 
 from __future__ import annotations
 
+import sys
+from functools import cache
 from typing import TYPE_CHECKING
 
 from elman.errors import UserError, did_you_mean
+from elman.kernels.compiler import compiler_problem
 
 if TYPE_CHECKING:
     from elman.models.registry.spec import Cell
 
 REFERENCE = "reference"
+# PyTorch's own layers (cuDNN, fused attention), for the baselines made of them.
+TORCH = "torch"
 AUTO = "auto"
-# Device types that a backend runs on; the reference runs on every one.
+# Device types that a backend runs on; the reference and PyTorch's own layers run on every one.
 _DEVICES: dict[str, tuple[str, ...]] = {
     "cpu": ("cpu",),
     "cuda": ("cuda",),
@@ -28,7 +33,7 @@ def check_backend(cell: Cell, requested: str) -> str:
     Raises:
         UserError: the backend does not exist, or this cell has no kernel for it.
     """
-    known = (AUTO, REFERENCE, *_DEVICES)
+    known = (AUTO, REFERENCE, *_DEVICES, TORCH)
     if requested not in known:
         raise UserError(
             f"kernels.backend={requested}: no such backend{did_you_mean(requested, known)}; "
@@ -36,8 +41,9 @@ def check_backend(cell: Cell, requested: str) -> str:
         )
     if requested not in (AUTO, *cell.backends):
         has = " and ".join(cell.backends)
+        why = f" ({cell.reason})" if cell.reason else ""
         raise UserError(
-            f"kernels.backend={requested}: cell {cell.name} has only {has}; "
+            f"kernels.backend={requested}: cell {cell.name} has only {has}{why}; "
             f"use kernels.backend={cell.backends[-1]} or kernels.backend=auto"
         )
     return requested
@@ -46,19 +52,28 @@ def check_backend(cell: Cell, requested: str) -> str:
 def choose_backend(cell: Cell, requested: str, device_type: str) -> str:
     """Return the backend that runs ``cell`` on this type of device.
 
+    Without a C++ compiler ``auto`` leaves the CPU's kernels out and says so, once in a process.
+
     Args:
         cell: The cell; its ``backends`` stand in order of speed, fastest last.
         requested: ``auto`` or the name of a backend.
-        device_type: ``cpu``, ``cuda``, ``meta`` and so on.
+        device_type: ``cpu``, ``cuda``, and so on; on ``meta``, where only shapes are computed,
+            a named backend is taken at its word.
 
     Raises:
-        UserError: the requested backend does not exist for this cell or this device.
+        UserError: the requested backend does not exist for this cell or this device, or needs a
+            compiler that is not there.
     """
     check_backend(cell, requested)
     usable = [name for name in cell.backends if _runs_on(name, device_type)]
     if requested == AUTO:
-        return usable[-1]
-    if requested not in usable:
+        return _fastest(usable)
+    if requested in usable:
+        if problem := _problem(requested):
+            raise UserError(
+                f"kernels.backend={requested}: {problem}, or use kernels.backend={REFERENCE}"
+            )
+    elif device_type != "meta":
         raise UserError(
             f"kernels.backend={requested}: does not run on a {device_type} device; "
             f"use kernels.backend={usable[-1]} or kernels.backend=auto"
@@ -66,5 +81,24 @@ def choose_backend(cell: Cell, requested: str, device_type: str) -> str:
     return requested
 
 
+def _fastest(usable: list[str]) -> str:
+    chosen = usable[-1]
+    if problem := _problem(chosen):
+        _say_slow(problem)
+        return next(name for name in reversed(usable) if not _problem(name))
+    return chosen
+
+
+def _problem(backend: str) -> str | None:
+    """Return why kernels of ``backend`` cannot be built here and what mends it, or None."""
+    return compiler_problem() if backend == "cpu" else None
+
+
+@cache
+def _say_slow(problem: str) -> None:
+    """Say it once: the reference is ten to twenty times slower than a kernel."""
+    print(f"elman: plain PyTorch runs, slowly: {problem}", file=sys.stderr, flush=True)
+
+
 def _runs_on(backend: str, device_type: str) -> bool:
-    return backend == REFERENCE or device_type in _DEVICES[backend]
+    return backend in (REFERENCE, TORCH) or device_type in _DEVICES[backend]

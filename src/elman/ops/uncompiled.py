@@ -1,4 +1,4 @@
-"""Keeping torch.compile out of loops over time."""
+"""Keeping torch.compile out of what it cannot or should not trace."""
 
 from __future__ import annotations
 
@@ -18,3 +18,12 @@ def uncompiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """
     disabled: Callable[_P, _R] = torch.compiler.disable(function)
     return disabled
+
+
+def traced_as_constant(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Make torch.compile call ``function`` while it traces and keep the answer for good.
+
+    For a choice that the machine decides, found with calls that no graph can hold.
+    """
+    constant: Callable[_P, _R] = torch.compiler.assume_constant_result(function)
+    return constant

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from decimal import Decimal
+from typing import Annotated, Literal, get_args
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 
-from elman.schema.model import VOCAB_SIZE
+from elman.errors import UserError
+from elman.schema.model import VOCAB_SIZE, ModelConfig
 from elman.schema.section import Count, NonNegative, Section
 
 
@@ -52,3 +55,94 @@ class GenerateConfig(Section):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
     device: Literal["auto", "cpu", "cuda"] = "auto"
+
+
+Size = Literal["dim", "depth", "n_heads", "n_state"]
+"""What ``mode=solve`` can look for; the last two are options of the cells that have them."""
+
+_UNITS = {"": 1, "k": 1_000, "m": 1_000_000, "b": 1_000_000_000, "g": 1_000_000_000}
+
+
+def parse_params(value: object) -> int | None:
+    """Return a number of parameters typed as 100M, 1.3B, 50k, 1e8 or 100_000_000.
+
+    Raises:
+        UserError: it is none of these, or less than one.
+    """
+    if value is None:
+        return None
+    text = str(value).replace("_", "")
+    found = re.fullmatch(r"(\d+\.?\d*(?:e\+?\d+)?)([kmbg]?)", text, re.IGNORECASE)
+    # Decimal, because 1.3 * 1e9 is not a whole number of floats' arithmetic.
+    params = round(Decimal(found[1]) * _UNITS[found[2].lower()]) if found else 0
+    if params < 1 or isinstance(value, bool):
+        raise UserError(
+            f"solve.params={value}: expected a number of parameters, as in 100M, 1.3B, 50k or 1e8"
+        )
+    return params
+
+
+class SolveConfig(Section):
+    """Keys of ``mode=solve``.
+
+    Args:
+        params: Number of parameters to come near, as 100M, 1.3B, 50k, 1e8 or 100_000_000.
+        over: The size that is found; every other stays as it is.
+        depth: Layers; null is the model's own depth.
+        standard: Print the seeds' standard 100M table beside ours, and nothing else.
+    """
+
+    params: Annotated[int | None, BeforeValidator(parse_params)] = None
+    over: Size = "dim"
+    depth: Count | None = None
+    standard: bool = False
+
+    @model_validator(mode="after")
+    def _has_a_target(self) -> SolveConfig:
+        if self.params is None and not self.standard:
+            raise UserError("solve.params: missing; add solve.params=100M")
+        return self
+
+    def refuse(self, model: ModelConfig, named: frozenset[str]) -> None:
+        """Raise UserError on a size that the cell lacks, or a named key that nothing would read."""
+        if self.standard:
+            if unread := sorted(named - {"mode", "solve.standard"}):
+                raise UserError(
+                    f"{unread[0]}: not read with solve.standard=true, which prints one table; "
+                    "drop one of them"
+                )
+            return
+        sizes = [size for size in get_args(Size) if size in ("dim", "depth", *model.options)]
+        if self.over not in sizes:
+            raise UserError(
+                f"solve.over={self.over}: cell {model.cell} has no such size; "
+                f"choose one of {', '.join(sizes)}"
+            )
+        if self.over == "depth" and self.depth is not None:
+            raise UserError("solve.depth: not read with solve.over=depth, which finds it; drop it")
+        if f"model.{self.over}" in named:
+            raise UserError(
+                f"model.{self.over}: not read with solve.over={self.over}, which finds it; drop it"
+            )
+        if self.depth is not None and "model.depth" in named:
+            raise UserError("model.depth: not read beside solve.depth; drop one of them")
+
+
+class ModelsConfig(Section):
+    """Keys of ``mode=models``.
+
+    Args:
+        filter: List only the models that have this text in their name, cell or source.
+    """
+
+    filter: str | None = None
+
+    def refuse(self, model: ModelConfig, named: frozenset[str]) -> None:
+        """Raise UserError on a named key that nothing would read."""
+        explained = "model" in named
+        if explained and "models.filter" in named:
+            raise UserError("models.filter: not read beside model=..., which explains one; drop it")
+        if unread := sorted(key for key in named if key.startswith("model.") and not explained):
+            raise UserError(
+                f"{unread[0]}: mode=models reads it only with a model named; add model=<name>"
+            )

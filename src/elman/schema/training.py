@@ -81,10 +81,24 @@ class TrainConfig(Section):
         return self.minutes
 
 
+Backend = Literal["auto", "reference", "cpu", "cuda", "triton", "torch"]
+
+
 class KernelsConfig(Section):
     """Group ``kernels``: which implementation of the recurrence runs."""
 
-    backend: Literal["auto", "reference", "cpu", "cuda", "triton"] = "auto"
+    backend: Backend = "auto"
+
+
+class BaselineConfig(Section):
+    """Group ``baseline``: what is asked of the packaged baselines, mamba2 and fla-gdn.
+
+    Args:
+        allow_slow: Let them run as plain PyTorch on a GPU, where their package is missing or
+            ``kernels.backend=reference`` asks for it; the result is marked.
+    """
+
+    allow_slow: bool = False
 
 
 class LogConfig(Section):

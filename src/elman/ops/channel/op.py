@@ -1,25 +1,25 @@
 """Channel recurrences as the layers call them: dtypes, choice of implementation.
 
-Shape legend: b batch, t time, c channels of the state.
+Shape legend: b batch, t time, c channels of the state, s all channels of a source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from elman.ops.channel import reference
+from elman.ops.channel import custom, reference
+from elman.ops.channel.cells import compiled_cell
+from elman.ops.channel.plan import Plan
 from elman.ops.precision import no_autocast
+from elman.ops.slices import Slice
 from elman.ops.uncompiled import uncompiled
 
-_CHANNEL = {"reference": reference.channel}
 
-
-@uncompiled
-def channel(
-    step: str,
-    inputs: Mapping[str, Tensor],
+def run(
+    plan: Plan,
+    sources_bts: Sequence[Tensor],
     parameters: Mapping[str, Tensor],
     state_bc: Tensor,
     *,
@@ -31,22 +31,60 @@ def channel(
     ``*_frobnorm``, which normalise over the channels. Gradients reach every tensor argument.
 
     Args:
-        step: Name of the step; its equation stands in :mod:`elman.ops.channel.reference`.
-        inputs: The step's sequences by name, each [B, T, channels]: projections before their
-            biases and activations.
+        plan: What is computed, and where in the sources its sequences lie.
+        sources_bts: Projections before their biases and activations.
         parameters: The step's other tensors by name: [channels] unless the step says otherwise.
         state_bc: State before the first step.
         backend: Name of the implementation, as chosen by ``elman.kernels.backends``.
 
     Returns:
-        All states h_btc and the last one. Both, and all of the computation, have the dtype of
-        ``state_bc`` (fp32 or wider), whatever autocast says.
+        The output y_btc (the states, or what the plan makes of them) and the last state. Both, and
+        all of the computation, have the dtype of ``state_bc`` (fp32 or wider), whatever autocast
+        says.
+
+    Raises:
+        UserError: the backend has no kernel for the plan's step or the state's dtype.
     """
     dtype = state_bc.dtype
+    sources_bts = [source_bts.to(dtype) for source_bts in sources_bts]
+    parameters = {name: parameter.to(dtype) for name, parameter in parameters.items()}
+    if backend == "cpu":
+        ordered = [parameters[name] for name in compiled_cell(plan.step).parameters]
+        y_btc, last_bc, _ = custom.channel(plan.text, sources_bts, ordered, state_bc)
+        return y_btc, last_bc
+    return _REFERENCE[backend](plan, sources_bts, parameters, state_bc)
+
+
+@uncompiled
+def _reference(
+    plan: Plan, sources_bts: Sequence[Tensor], parameters: Mapping[str, Tensor], state_bc: Tensor
+) -> tuple[Tensor, Tensor]:
     with no_autocast(state_bc):
-        return _CHANNEL[backend](
-            step,
-            {name: input_btc.to(dtype) for name, input_btc in inputs.items()},
-            {name: parameter.to(dtype) for name, parameter in parameters.items()},
-            state_bc,
-        )
+        return reference.run(plan, sources_bts, parameters, state_bc)
+
+
+_REFERENCE = {"reference": _reference}
+
+
+def channel(
+    step: str,
+    inputs: Mapping[str, Tensor],
+    parameters: Mapping[str, Tensor],
+    state_bc: Tensor,
+    *,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    """Run a step over sequences that lie apart, and return all states and the last one.
+
+    As :func:`run` otherwise.
+
+    Args:
+        step: Name of the step; its equation stands in :mod:`elman.ops.channel.reference`.
+        inputs: The step's sequences by name, each [B, T, channels].
+        parameters: As for :func:`run`.
+        state_bc: As for :func:`run`.
+        backend: As for :func:`run`.
+    """
+    places = tuple((name, Slice(n, 0)) for n, name in enumerate(inputs))
+    plan = Plan(step, places)
+    return run(plan, list(inputs.values()), parameters, state_bc, backend=backend)

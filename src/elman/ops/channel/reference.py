@@ -4,12 +4,12 @@ A step is a function of its inputs over a stretch of time (bias and activation a
 of it at once) that returns the sequences of the loop and the function which advances the state.
 Gradient by autograd.
 
-Shape legend: t time, b batch, c channels of the state.
+Shape legend: t time, b batch, c channels of the state, s all channels of a source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -17,8 +17,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from elman.ops.channel import log_space
+from elman.ops.channel.plan import Plan
 from elman.ops.channel.positive import positive
+from elman.ops.gates import self_gate, unit
 from elman.ops.scan import scan
+from elman.ops.slices import Slice
 
 NORM_EPS = 1e-6
 """Added to the mean square in E59, to the norm itself in E74 (matrix-state specification 9)."""
@@ -27,10 +30,39 @@ Advance = Callable[..., Tensor]
 Prepared = tuple[tuple[Tensor, ...], Advance]
 
 
+def run(
+    plan: Plan, sources_bts: Sequence[Tensor], parameters: Mapping[str, Tensor], state_bc: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute :func:`elman.ops.channel.op.run`, any floating dtype, any device."""
+    places = _read(plan, sources_bts, state_bc.shape[-1])
+    inputs = {name: places[place] for name, place in plan.inputs}
+    if plan.unit is not None:
+        inputs[plan.unit] = unit(inputs[plan.unit])
+    y_btc, last_bc = channel(plan.step, inputs, parameters, state_bc)
+    if plan.query is not None:
+        y_btc = y_btc * places[plan.query]
+    return (self_gate(y_btc) if plan.self_gate else y_btc), last_bc
+
+
+def _read(plan: Plan, sources_bts: Sequence[Tensor], channels: int) -> dict[Slice, Tensor]:
+    """Return the slices of the sources."""
+    found = {}
+    # Split, not indexed: the gradient of all blocks is then one concatenation.
+    blocks = [source_bts.split(channels, -1) for source_bts in sources_bts]
+    for place in plan.slices():
+        whole = place.start % channels == 0
+        found[place] = (
+            blocks[place.source][place.start // channels]
+            if whole
+            else sources_bts[place.source].narrow(-1, place.start, channels)
+        )
+    return found
+
+
 def channel(
     step: str, inputs: Mapping[str, Tensor], parameters: Mapping[str, Tensor], state_bc: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute :func:`elman.ops.channel.op.channel`, any floating dtype, any device."""
+    """Return all states of a step's recurrence and the last one."""
     names = tuple(inputs)
     if step in log_space.STEPS:
         segment = partial(log_space.segment, log_step=log_space.STEPS[step], names=names)

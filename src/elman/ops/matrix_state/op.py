@@ -1,68 +1,93 @@
-"""Matrix-state recurrences as the layers call them: shapes, dtypes, choice of implementation.
+"""Matrix-state recurrences as the layers call them: dtypes, choice of implementation.
 
-Shape legend: b batch, t time, h heads, n state columns (keys), v state rows (values),
-r = 1 or v (rows with a decay of their own).
+Shape legend: b batch, t time, c channels of a source, h heads, n state columns (keys), v state rows
+(values).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
-from elman.ops.matrix_state import reference
-from elman.ops.precision import no_autocast
+from elman.errors import UserError
+from elman.ops.matrix_state import custom, interpret, reference
+from elman.ops.matrix_state.plan import Plan
+from elman.ops.precision import no_autocast, wide_dtype
 from elman.ops.uncompiled import uncompiled
 
-_DELTA_RULE = {"reference": reference.delta_rule}
-_RECURRENCE = {"reference": reference.recurrence}
+REFERENCE = "reference"
 
 
-@uncompiled
-def delta_rule(
-    q_bthn: Tensor,
-    k_bthn: Tensor,
-    v_bthv: Tensor,
+def run(
+    plan: Plan,
+    sources_btc: Sequence[Tensor],
+    parameters: Mapping[str, Tensor],
+    state_bhvn: Tensor | None,
     *,
-    decay_bthr: Tensor | None,
-    write_bth: Tensor | None,
-    state_bhvn: Tensor,
-    linear_state: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    """Run the gated delta rule over time, from a given state to the final one.
+    """Run a plan over time, from a given state to the final one.
 
-    With S [v, n] per head: ``S' = phi(c S + w (v - S k) k^T)`` and ``y = S' q``, where phi is tanh
-    or the identity, c is the decay and w the write gate (matrix-state specification 10 and 12.1;
-    E88 is written there with the transposed state). Gradients reach every tensor argument.
+    Gradients reach every tensor argument, through the output and the final state.
 
     Args:
-        q_bthn: Queries.
-        k_bthn: Keys, already normalised where the cell normalises them.
-        v_bthv: Values.
-        decay_bthr: Decay per head (r = 1) or per value row (r = v); None is 1.
-        write_bth: Write gate per head; None is 1.
-        state_bhvn: State before the first step.
-        linear_state: Whether phi is the identity.
+        plan: What is computed, and where in the sources its sequences lie.
+        sources_btc: Projections before their biases and activations.
+        parameters: Those of ``plan.parameter_names`` by name, of ``plan.parameter_shape``.
+        state_bhvn: State before the first step; None is zeros.
         backend: Name of the implementation, as chosen by ``elman.kernels.backends``.
 
     Returns:
-        Reads y_bthv and the state after the last step. Both, and all of the computation, have the
-        dtype of ``state_bhvn`` (fp32 or wider), whatever autocast says.
+        The output [B, T, heads, rows] and the state after the last step. The state and all of the
+        computation are in fp32 or wider, whatever autocast says; so is the output, but for the cuda
+        backend, which writes it in the sources' dtype.
+
+    Raises:
+        UserError: the backend has no kernel for this plan, or cannot build it.
     """
-    dtype = state_bhvn.dtype
-    decay_bthr = None if decay_bthr is None else decay_bthr.to(dtype)
-    write_bth = None if write_bth is None else write_bth.to(dtype)
-    with no_autocast(state_bhvn):
-        return _DELTA_RULE[backend](
-            q_bthn.to(dtype),
-            k_bthn.to(dtype),
-            v_bthv.to(dtype),
-            decay_bthr,
-            write_bth,
-            state_bhvn,
-            linear_state,
+    dtype = wide_dtype(sources_btc[0].dtype) if state_bhvn is None else state_bhvn.dtype
+    if backend == REFERENCE:
+        if state_bhvn is None:
+            shape = (sources_btc[0].shape[0], plan.heads, plan.rows, plan.columns)
+            state_bhvn = sources_btc[0].new_zeros(shape, dtype=dtype)
+        return _interpreted(plan, sources_btc, parameters, state_bhvn)
+    if plan.kernel_problem:
+        raise UserError(
+            f"kernels.backend={backend}: {plan.kernel_problem}; use kernels.backend=reference"
         )
+    narrow = sources_btc[0].dtype if backend == "cuda" else dtype
+    sources_btc = [_adjacent(source_btc.to(narrow)) for source_btc in sources_btc]
+    given = [parameters[name].to(dtype) for name in plan.parameter_names]
+    tensors = [*sources_btc, *given, *([] if state_bhvn is None else [state_bhvn])]
+    keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    out_bthv, last_bhvn, _ = custom.matrix_state(
+        plan.text, backend, keep, sources_btc, given, state_bhvn
+    )
+    return out_bthv, last_bhvn
+
+
+def _adjacent(source_btc: Tensor) -> Tensor:
+    """Return a source with its channels adjacent, which kernels need.
+
+    A convolution's output has them apart. Copied here, once: the backward pass has the copy.
+    """
+    return source_btc if source_btc.stride(-1) == 1 else source_btc.contiguous()
+
+
+@uncompiled
+def _interpreted(
+    plan: Plan,
+    sources_btc: Sequence[Tensor],
+    parameters: Mapping[str, Tensor],
+    state_bhvn: Tensor,
+) -> tuple[Tensor, Tensor]:
+    with no_autocast(state_bhvn):
+        return interpret.run(plan, sources_btc, parameters, state_bhvn)
+
+
+_RECURRENCE = {REFERENCE: reference.recurrence}
 
 
 @uncompiled
@@ -75,7 +100,7 @@ def recurrence(
     nonlinearity: str,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    """Run one of the matrix-state steps over time, from a given state to the final one.
+    """Run one of the matrix-state steps over time, without a plan: E63m, and cells under trial.
 
     With S [v, n] per head: ``S' = f(step(S, r, inputs))``, ``y = S' q``, where r = S k or, given
     ``read``, S read. Gradients reach every sequence, every parameter and the first state.
@@ -86,7 +111,7 @@ def recurrence(
         parameters: What the step takes that does not change over time.
         state_bhvn: State before the first step.
         nonlinearity: f, a name in :data:`elman.ops.matrix_state.steps.NONLINEARITIES`.
-        backend: Name of the implementation, as chosen by ``elman.kernels.backends``.
+        backend: Name of the implementation; ``reference`` alone knows steps by name.
 
     Returns:
         Reads y_bthv and the state after the last step. Both, and all of the computation, have the

@@ -25,9 +25,9 @@ class Step:
         run: ``run(s_snv, r_s1v, **inputs)`` returns the new state in a fresh tensor, before the
             nonlinearity. r = S k of the old state; None where ``reads`` is False.
         columns: Sequences over the columns of the state, [b, t, h, n].
-        rows: Sequences over its rows, [b, t, h, v].
+        rows: Sequences over its rows, [b, t, h, v], or of one number per head, [b, t, h, 1].
         parameters: Inputs that do not change over time: [h, v], [h, 1], or [1, v, v] for a matrix
-            that every head shares.
+            that every head shares. A name may stand in both, and a call gives one of them.
         optional: Names among those above that a call may leave out.
         reads: Whether the step reads the old state with a key.
     """
@@ -58,12 +58,23 @@ def _outer(
 
 
 def _delta(
-    s_snv: Tensor, r_s1v: Tensor, *, k: Tensor, v: Tensor, row: Tensor | None = None
+    s_snv: Tensor,
+    r_s1v: Tensor,
+    *,
+    k: Tensor,
+    v: Tensor,
+    row: Tensor | None = None,
+    decay: Tensor | None = None,
+    write: Tensor | None = None,
 ) -> Tensor:
-    """S' = S + (v - row o r) (x) k: E73 and E74 delta, E74 low-rank."""
-    return torch.addcmul(
-        s_snv, k, v - r_s1v if row is None else torch.addcmul(v, row, r_s1v, value=-1)
-    )
+    """S' = decay > S + write (v - row o r) (x) k: E73 to E75 delta and their kin, E88."""
+    delta_s1v = v - r_s1v if row is None else torch.addcmul(v, row, r_s1v, value=-1)
+    if write is not None:
+        delta_s1v = delta_s1v * write
+    if decay is None:
+        return torch.addcmul(s_snv, k, delta_s1v)
+    # Onto a fresh tensor: autograd keeps one state a step, not two.
+    return (decay * s_snv).addcmul_(k, delta_s1v)
 
 
 def _e71(
@@ -155,12 +166,17 @@ STEPS: dict[str, Step] = {
     "outer": Step(
         _outer,
         columns=frozenset({"k", "column"}),
-        rows=_V | {"row"},
+        rows=_V | {"row", "decay"},
         parameters=frozenset({"decay"}),
         optional=frozenset({"row", "column", "decay"}),
         reads=False,
     ),
-    "delta": Step(_delta, rows=_V | {"row"}, optional=frozenset({"row"})),
+    "delta": Step(
+        _delta,
+        rows=_V | {"row", "decay", "write"},
+        parameters=frozenset({"decay"}),
+        optional=frozenset({"row", "decay", "write"}),
+    ),
     "e71": Step(_e71, rows=_V | {"logit"}, parameters=frozenset({"slope"})),
     "e72": Step(_e72, rows=_V | {"row"}, parameters=_SLOPE_BIAS),
     "e72_inverse": Step(_e72_inverse, rows=_V | {"row"}, parameters=_SLOPE_BIAS),

@@ -1,0 +1,123 @@
+"""A whole benchmark: subjects built, timed in turn, looked into one by one; the result as data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any
+
+from elman.bench.build import layer_subjects, step_subjects
+from elman.bench.entries import benched_models, entries
+from elman.bench.floors import floor_seconds
+from elman.bench.memory import peak_bytes, saved_bytes
+from elman.bench.operations import PRODUCTS, look_into
+from elman.bench.rates import MachineRates, measure_rates
+from elman.bench.rounds import Parts, Spread, ratios, time_rounds, totals
+from elman.bench.subjects import Subject
+from elman.config import RunConfig
+from elman.errors import UserError
+from elman.training.environment import choose_device, describe_environment
+
+Say = Callable[[str], None]
+Progress = Callable[[int, int], None]
+
+
+def run_benchmark(
+    config: RunConfig, search: Sequence[str], say: Say, progress: Progress
+) -> dict[str, Any]:
+    """Time everything that ``config.bench`` names and return the result, ready for JSON.
+
+    Args:
+        config: The configuration.
+        search: Overrides with which the other models are found.
+        say: Called with one line about each stage.
+        progress: Called with the measurements done and the number of all, level by level.
+
+    Raises:
+        UserError: nothing can be timed, or the data or the device is not there.
+    """
+    settings = config.bench
+    assert settings is not None
+    device = choose_device(settings.device, "bench.device")
+    models = benched_models(config, search)
+    chosen, notes = entries(models, settings.backends, device.type)
+    if not chosen:
+        raise UserError(f"bench.backends={','.join(settings.backends)}: {notes[0]}")
+    levels = ("layer", "step") if settings.level == "both" else (settings.level,)
+    say("measuring the machine")
+    rates = measure_rates(device)
+    rows: list[dict[str, Any]] = []
+    for level in levels:
+        with ExitStack() as stack:
+            if level == "layer":
+                subjects, missing = layer_subjects(config, chosen, device)
+            else:
+                subjects, missing = step_subjects(config, chosen, device, stack)
+            notes += missing
+            say(f"timing {len(subjects)} {level}s, {settings.rounds} rounds")
+            rows += _rows(subjects, settings.rounds, rates, progress)
+    return {
+        "status": "ok",
+        "model": config.model.name,
+        "rows": rows,
+        "notes": notes,
+        "rates": {
+            "multiplies": rates.multiplies,
+            "tanhs": rates.tanhs,
+            "copies": {str(size): rate for size, rate in sorted(rates.copies.items())},
+        },
+        "settings": settings.model_dump(),
+        "environment": describe_environment(device),
+    }
+
+
+def _rows(
+    subjects: Sequence[Subject], rounds: int, rates: MachineRates, progress: Progress
+) -> list[dict[str, Any]]:
+    timed = time_rounds(subjects, rounds, progress)
+    base = totals(timed[0], subjects[0].parts)
+    return [
+        _timing(subject, parts, base) | _inside(subject, rates)
+        for subject, parts in zip(subjects, timed, strict=True)
+    ]
+
+
+def _timing(subject: Subject, timed: Sequence[Parts], base: Sequence[float]) -> dict[str, Any]:
+    total = totals(timed, subject.parts)
+    spread = Spread.of(total)
+    return {
+        "name": subject.name,
+        "backend": subject.backend,
+        "level": subject.level,
+        "params": subject.params,
+        "seconds": {
+            part: asdict(Spread.of([one[part] for one in timed])) for part in subject.parts
+        },
+        "total": asdict(spread),
+        "ratio": asdict(ratios(total, base)),
+        "tok_s": subject.tokens / spread.median,
+        "rounds": [dict(one) for one in timed],
+    }
+
+
+def _inside(subject: Subject, rates: MachineRates) -> dict[str, Any]:
+    """Return what the kernels and products of an iteration take, and the memory it needs."""
+    operations = look_into(subject)
+    kernels = {
+        direction: {
+            "seconds": operations.seconds[direction],
+            "floor": floor_seconds(work, rates),
+            "moved_bytes": work.moved,
+            "multiplies": work.multiplies,
+            "tanhs": work.tanhs,
+        }
+        for direction, work in operations.work.items()
+    }
+    return {
+        "products": operations.seconds.get(PRODUCTS, 0.0),
+        "kernels": kernels,
+        "kernel_calls": operations.calls,
+        "saved_bytes": saved_bytes(subject),
+        "peak_bytes": peak_bytes(subject),
+    }

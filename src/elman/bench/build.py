@@ -1,0 +1,91 @@
+"""From a benchmark's configuration to what is timed.
+
+Shape legend: b batch, t time, d model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import torch
+
+from elman.bench.entries import Entry
+from elman.bench.peers import Sizes, build_peer
+from elman.bench.subjects import LayerSubject, StepSubject, Subject
+from elman.config import RunConfig
+from elman.data.batches import open_data
+from elman.errors import UserError
+from elman.models import registry
+from elman.models.build import layer_class
+from elman.schema.training import TrainConfig
+
+_SEED = 42
+
+
+def layer_subjects(
+    config: RunConfig, chosen: Sequence[Entry], device: torch.device
+) -> tuple[list[Subject], list[str]]:
+    """Return one layer of every entry and of every peer that is installed."""
+    settings = config.bench
+    assert settings is not None
+    torch.manual_seed(_SEED)
+    shape = (settings.batch_size, settings.chunk_size)
+    subjects: list[Subject] = []
+    for entry in chosen:
+        layer = _layer(entry, device)
+        x_btd = torch.randn(*shape, entry.model.dim, device=device)
+        name = entry.model.name
+        subjects.append(LayerSubject(name, layer, x_btd, entry.backend, settings.precision))
+    notes = []
+    x_btd = torch.randn(*shape, config.model.dim, device=device)
+    for peer_name in settings.peers:
+        try:
+            peer = build_peer(peer_name, _peer_sizes(config), device)
+        except UserError as error:
+            notes.append(f"left out: {error}")
+            continue
+        subjects.append(
+            LayerSubject(peer_name, peer.module, x_btd, peer.path, settings.precision, peer.level)
+        )
+    return subjects, notes
+
+
+def _layer(entry: Entry, device: torch.device) -> torch.nn.Module:
+    cell = registry.cell(entry.model.cell)
+    changed = {k: v for k, v in entry.model.options.items() if v != cell.options[k].default}
+    return layer_class(cell)(entry.model.dim, **changed, backend=entry.backend, device=device)
+
+
+def _peer_sizes(config: RunConfig) -> Sizes:
+    """Return the width of the model, and its heads where it has heads with a state of their own."""
+    settings, model = config.bench, config.model
+    assert settings is not None
+    heads, width = model.options.get("n_heads"), model.options.get("n_state")
+    if not (type(heads) is int and type(width) is int):
+        heads, width = max(1, model.dim // 64), 64
+    return Sizes(model.dim, heads, width, settings.batch_size, settings.chunk_size)
+
+
+def step_subjects(
+    config: RunConfig, chosen: Sequence[Entry], device: torch.device, stack: ExitStack
+) -> tuple[list[Subject], list[str]]:
+    """Return the training step of every entry's model; ``stack`` ends what reads their data."""
+    settings = config.bench
+    assert settings is not None
+    train = TrainConfig(
+        batch_size=settings.batch_size,
+        chunk_size=settings.chunk_size,
+        seed=_SEED,
+        precision=settings.precision,
+    )
+    data = stack.enter_context(open_data(config.data, settings.chunk_size, lambda line: None))
+    subjects: list[Subject] = []
+    for entry in chosen:
+        own = config.model_copy(update={"model": entry.model, "train": train})
+        torch.manual_seed(_SEED)
+        subject = StepSubject(own, data, entry.backend, device)
+        stack.callback(subject.close)
+        subjects.append(subject)
+    left_out = [f"{name}: only as a layer, not as a step" for name in settings.peers]
+    return subjects, left_out if settings.level == "step" else []

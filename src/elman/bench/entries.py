@@ -1,0 +1,77 @@
+"""Which models and backends a benchmark times. Imports no torch: a wrong name is found at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from elman.compose import compose_config
+from elman.config import RunConfig
+from elman.errors import UserError
+from elman.kernels.backends import choose_backend
+from elman.models import registry
+from elman.schema.model import ModelConfig
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model on one backend.
+
+    Args:
+        model: Group ``model``.
+        backend: The backend's name, never ``auto``.
+    """
+
+    model: ModelConfig
+    backend: str
+
+
+def benched_models(config: RunConfig, search: Sequence[str] = ()) -> list[ModelConfig]:
+    """Return ``model`` and the models of ``bench.models``, in this order.
+
+    Args:
+        config: The benchmark's configuration.
+        search: Overrides with which a composition finds the user's own YAML files.
+
+    Raises:
+        UserError: a name is unknown, or a model cannot have the size that is asked for.
+    """
+    assert config.bench is not None
+    models = [config.model]
+    for name in config.bench.models:
+        try:
+            other = compose_config([f"model={name}", *_same_size(config), *search]).model
+        except UserError as error:
+            raise UserError(f"bench.models: {error}") from None
+        models.append(other)
+    return models
+
+
+def _same_size(config: RunConfig) -> list[str]:
+    assert config.bench is not None
+    if not config.bench.same_size:
+        return []
+    model = config.model
+    sizes = [f"model.dim={model.dim}", f"model.depth={model.depth}"]
+    return [*sizes, f"model.allow_unaligned={str(model.allow_unaligned).lower()}"]
+
+
+def entries(
+    models: Sequence[ModelConfig], backends: Sequence[str], device_type: str
+) -> tuple[list[Entry], list[str]]:
+    """Return every model on every backend that it has here, and what was left out and why."""
+    found: list[Entry] = []
+    notes: list[str] = []
+    for model in models:
+        cell = registry.cell(model.cell).under(model.options)
+        for requested in backends:
+            try:
+                backend = choose_backend(cell, requested, device_type)
+            except UserError as error:
+                notes.append(f"{model.name} left out: {error}")
+                continue
+            entry = Entry(model, backend)
+            # auto is one of the named ones, and a model may be named twice.
+            if entry not in found:
+                found.append(entry)
+    return found, notes

@@ -1,0 +1,212 @@
+"""From the text of a kernel to a loaded library: compiled at first use, kept by content.
+
+One folder of the cache holds one kernel: ``kernel.so``, ``source.cpp``, and ``build.json``, which
+is written last and carries the hash of the library, so that a library cut short by a full disk or
+a killed process is never loaded. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from elman.errors import UserError
+from elman.kernels.cache import VARIABLE, cannot_write, kernel_cache
+from elman.kernels.compiler import (
+    BASE_FLAGS,
+    Compiler,
+    compiler_problem,
+    find_compiler,
+    first_error,
+    run_compiler,
+)
+from elman.kernels.sources import source_folder, sources_hash
+from elman.kernels.target import host_target
+
+# Not -ffast-math: linked into a library it makes the whole process flush denormals, and it lets
+# kernels turn NaN into numbers. Not unique symbols: g++ would share the static data of templates
+# between libraries that were generated from different texts.
+_FLAGS = (
+    *BASE_FLAGS,
+    "-O3",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-semantic-interposition",
+    "-Wno-psabi",
+)
+_OF_GCC = ("-fno-gnu-unique",)
+_LIBRARY, _SOURCE, _RECORD, _LOCK, _LOG = (
+    "kernel.so",
+    "source.cpp",
+    "build.json",
+    "lock",
+    "build.log",
+)
+_SCRATCH = "building-"
+_NO_SPACE = "No space left on device"
+
+_loaded: dict[Path, ctypes.CDLL] = {}
+# Threads that ask for one kernel wait for each other; different kernels compile side by side.
+_loading: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
+
+
+def load_library(source: str, label: str) -> ctypes.CDLL:
+    """Return the library that one C++ text compiles to; compile it if that was not done before.
+
+    Any number of processes and threads may ask at once: one compiles, the others wait. A line on
+    the error stream says so, since it takes seconds.
+
+    Args:
+        source: A whole translation unit; it includes the engine's headers, as in
+            ``#include "cpu/engine.h"``.
+        label: What it is, for people: ``e88``.
+
+    Raises:
+        UserError: there is no compiler, it refuses the text, or the cache cannot be written or
+            loaded from.
+    """
+    compiler = find_compiler()
+    if compiler is None:
+        raise UserError(f"kernels.backend=cpu: {compiler_problem()}")
+    build = _Build(compiler, source, label)
+    with _loading[build.folder]:
+        if build.folder not in _loaded:
+            if not build.finished():
+                build.make()
+            _loaded[build.folder] = _load(build.folder / _LIBRARY)
+        return _loaded[build.folder]
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise UserError(
+            f"cannot load the compiled kernel ({error}); if its disk forbids programs, set "
+            f"{VARIABLE} to a folder elsewhere; kernels.backend=reference needs no kernel"
+        ) from None
+
+
+@dataclass(frozen=True)
+class _Build:
+    """One kernel: what it is compiled from, and its folder in the cache."""
+
+    compiler: Compiler
+    source: str
+    label: str
+
+    @cached_property
+    def flags(self) -> tuple[str, ...]:
+        own = _OF_GCC if self.compiler.kind == "g++" else ()
+        return (*_FLAGS, *own, *self.compiler.target_flags)
+
+    @cached_property
+    def folder(self) -> Path:
+        parts = (
+            sources_hash(self.source),
+            self.flags,
+            self.compiler.kind,
+            self.compiler.version,
+            host_target().name,
+        )
+        key = hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", self.label)
+        return kernel_cache() / f"{name}-{key}"
+
+    def finished(self) -> bool:
+        """Return whether the library is there, whole."""
+        try:
+            record = json.loads((self.folder / _RECORD).read_text())
+            content = (self.folder / _LIBRARY).read_bytes()
+        except (OSError, ValueError):
+            return False
+        return isinstance(record, dict) and record.get("sha256") == digest(content)
+
+    def make(self) -> None:
+        """Compile, unless another process does so meanwhile."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with locked(self.folder / _LOCK, self.label):
+                if not self.finished():
+                    self._compile()
+        except OSError as error:
+            raise cannot_write(error) from None
+
+    def _compile(self) -> None:
+        for leftover in self.folder.glob(f"{_SCRATCH}*"):  # of a process that was killed
+            shutil.rmtree(leftover, ignore_errors=True)
+        say(f"compiling the {self.label} kernel for this CPU, once (2 to 5 s) ...")
+        began = time.perf_counter()
+        scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self.folder))
+        try:
+            command = self._run(scratch)
+            content = (scratch / _LIBRARY).read_bytes()
+            record = {
+                "sha256": digest(content),
+                "seconds": round(time.perf_counter() - began, 3),
+                "command": command,
+                "compiler": self.compiler.version,
+                "target": host_target().name,
+            }
+            (scratch / _RECORD).write_text(json.dumps(record, indent=2) + "\n")
+            # The record last: without it the rest does not count.
+            for name in (_SOURCE, _LIBRARY, _RECORD):
+                os.replace(scratch / name, self.folder / name)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def _run(self, scratch: Path) -> list[str]:
+        """Compile into ``scratch`` and return the command."""
+        (scratch / _SOURCE).write_text(self.source)
+        command = [*self.compiler.command, *self.flags, "-I", str(source_folder())]
+        done = run_compiler([*command, _SOURCE, "-o", _LIBRARY], scratch)
+        if done.returncode == 0:
+            return command
+        if _NO_SPACE in done.stderr:
+            raise OSError(errno.ENOSPC, _NO_SPACE, str(self.folder))
+        log = self.folder / _LOG
+        log.write_text(" ".join([*command, _SOURCE, "-o", _LIBRARY]) + "\n" + done.stderr)
+        os.replace(scratch / _SOURCE, self.folder / _SOURCE)
+        raise UserError(
+            f"compiling the {self.label} kernel failed: {first_error(done.stderr)} "
+            f"(all of it in {log}); kernels.backend=reference trains without it"
+        )
+
+
+@contextlib.contextmanager
+def locked(path: Path, label: str) -> Iterator[None]:
+    """Hold a lock between processes; the system frees it when its holder dies, however it dies."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"another process is compiling the {label} kernel: waiting for it ...")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def say(line: str) -> None:
+    print(f"elman: {line}", file=sys.stderr, flush=True)

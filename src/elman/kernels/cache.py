@@ -1,0 +1,32 @@
+"""Where compiled kernels are kept. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from elman.data.corpus import cache_folder
+from elman.errors import UserError
+
+VARIABLE = "ELMAN_CACHE"
+
+
+def kernel_cache() -> Path:
+    """Return the folder of compiled kernels: ``$ELMAN_CACHE``, or ``kernels`` in the user's cache.
+
+    It can be removed at any time; what is in it is made again when it is needed. It may be shared
+    by machines: every name carries what its content depends on.
+    """
+    named = os.environ.get(VARIABLE)
+    if named:
+        return Path(os.path.abspath(os.path.expanduser(named)))
+    return cache_folder() / "kernels"
+
+
+def cannot_write(error: OSError) -> UserError:
+    """Word the error of a cache that cannot be written."""
+    where = error.filename or kernel_cache()
+    return UserError(
+        f"cannot write compiled kernels ({error.strerror}: {where}); "
+        f"set {VARIABLE} to a folder that can be written and has space"
+    )

@@ -1,0 +1,228 @@
+"""The system's C++ compiler: found once, proved able by compiling something small.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from elman.kernels.cache import kernel_cache
+from elman.kernels.target import Target, host_target
+
+BASE_FLAGS = ("-std=c++17", "-fopenmp", "-fPIC", "-shared")
+# Newest first; the plain names come before them.
+_NUMBERED = (*(f"g++-{n}" for n in range(16, 9, -1)), *(f"clang++-{n}" for n in range(23, 11, -1)))
+_CANDIDATES = ("g++", "clang++", "c++", *_NUMBERED)
+# What each package manager calls a compiler with OpenMP.
+_INSTALL = {
+    "apt-get": "sudo apt-get install g++",
+    "dnf": "sudo dnf install gcc-c++",
+    "zypper": "sudo zypper install gcc-c++",
+    "pacman": "sudo pacman -S gcc",
+    "apk": "sudo apk add g++",
+    "brew": "brew install gcc",
+}
+_ANYWHERE = "conda install -c conda-forge gxx"
+# C++17, OpenMP's header and runtime, and the vectors that the engines are written with.
+_PROBE = """\
+#include <omp.h>
+#include <type_traits>
+typedef float Vector __attribute__((vector_size(16)));
+template <class T> T twice(T x) {
+    if constexpr (std::is_integral_v<T>) return 2 * x;
+    else return x + x;
+}
+extern "C" int probe() {
+    int sum = 0;
+#pragma omp parallel for reduction(+ : sum)
+    for (int i = 0; i < 64; ++i) sum += twice(i);
+    return sum + int(twice(Vector{})[0]) + omp_get_max_threads();
+}
+"""
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A compiler that works.
+
+    Args:
+        command: The words that run it, the program's path first.
+        kind: ``g++`` or ``clang``.
+        version: First line of ``--version``.
+        target_flags: Flags for this machine's CPU that it knows.
+    """
+
+    command: tuple[str, ...]
+    kind: Literal["g++", "clang"]
+    version: str
+    target_flags: tuple[str, ...]
+
+    @property
+    def path(self) -> str:
+        """The command as a person types it."""
+        return shlex.join(self.command)
+
+
+def find_compiler() -> Compiler | None:
+    """Return the C++ compiler of this machine: ``$CXX`` if it is set, else the first that works.
+
+    Works means: C++17 with OpenMP compiles and links. The answer is remembered in the process, and
+    on the disk for as long as the compiler's file stays the same.
+    """
+    return _search(os.environ.get("CXX", ""), os.environ.get("PATH", ""))[0]
+
+
+def compiler_problem() -> str | None:
+    """Return why there is no compiler and the command that mends it, or None if there is one."""
+    return _search(os.environ.get("CXX", ""), os.environ.get("PATH", ""))[1]
+
+
+@cache
+def _search(named: str, path: str) -> tuple[Compiler | None, str | None]:
+    """Return the compiler or the problem; the arguments are all that the answer depends on."""
+    if named.strip():
+        return _named(named)
+    failures = []
+    for name in _CANDIDATES:
+        if (program := shutil.which(name)) is None:
+            continue
+        found = _proved((program,))
+        if isinstance(found, Compiler):
+            return found, None
+        failures.append(f"{program}: {found}")
+    if failures:
+        return None, f"no C++ compiler with OpenMP ({failures[0]}); {install_command()}"
+    return None, f"no C++ compiler (g++ or clang++) in PATH; {install_command()}"
+
+
+def _named(named: str) -> tuple[Compiler | None, str | None]:
+    remedy = "unset CXX or name a C++ compiler with OpenMP, as in CXX=g++"
+    try:
+        words = shlex.split(named)
+    except ValueError:
+        return None, f"CXX={named}: cannot be read; {remedy}"
+    program = shutil.which(words[0])
+    if program is None:
+        return None, f"CXX={named}: no such program; {remedy}"
+    found = _proved((program, *words[1:]))
+    if isinstance(found, Compiler):
+        return found, None
+    return None, f"CXX={named}: {found}; {remedy}"
+
+
+def install_command() -> str:
+    """Return the command that installs a compiler here."""
+    managers = (command for name, command in _INSTALL.items() if shutil.which(name))
+    return next(managers, _ANYWHERE)
+
+
+def _proved(command: tuple[str, ...]) -> Compiler | str:
+    """Return the compiler behind ``command`` if it works, else the first line of its complaint."""
+    target = host_target()
+    record = kernel_cache() / "compilers" / f"{_identity(command, target)}.json"
+    if (known := _recalled(record)) is not None:
+        return known
+    complaint = ""
+    for flags in target.flags:
+        complaint = _probe(command, flags)
+        if not complaint:
+            found = Compiler(command, *_version(command), flags)
+            _remember(record, found)
+            return found
+    return complaint
+
+
+def _identity(command: tuple[str, ...], target: Target) -> str:
+    """Return a hash of the program's file as it is now and of all that the proof depends on."""
+    parts: list[object] = [command, target, _PROBE, BASE_FLAGS]
+    for word in command:
+        with contextlib.suppress(OSError):
+            about = os.stat(shutil.which(word) or word)
+            parts.append((about.st_size, about.st_mtime_ns, about.st_ino))
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
+
+
+def _recalled(record: Path) -> Compiler | None:
+    try:
+        known = json.loads(record.read_text())
+        return Compiler(
+            tuple(known["command"]), known["kind"], known["version"], tuple(known["target_flags"])
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _remember(record: Path, found: Compiler) -> None:
+    """Write the proof down; where that is not possible it is made again by the next process."""
+    with contextlib.suppress(OSError):
+        record.parent.mkdir(parents=True, exist_ok=True)
+        scratch = record.with_name(f"{record.name}.{os.getpid()}")
+        scratch.write_text(json.dumps(asdict(found)))
+        os.replace(scratch, record)
+
+
+def _probe(command: tuple[str, ...], flags: tuple[str, ...]) -> str:
+    """Compile and link the probe; return an empty text, or the first line of the complaint."""
+    try:
+        with _scratch() as folder:
+            source = folder / "probe.cpp"
+            source.write_text(_PROBE)
+            output = str(folder / "probe.so")
+            done = run_compiler([*command, *BASE_FLAGS, *flags, str(source), "-o", output], folder)
+    except OSError as error:
+        return f"no room for trying it: {error}"
+    return "" if done.returncode == 0 else first_error(done.stderr)
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="elman-probe-") as folder:
+        yield Path(folder)
+
+
+def _version(command: tuple[str, ...]) -> tuple[Literal["g++", "clang"], str]:
+    with _scratch() as folder:
+        printed = run_compiler([*command, "--version"], folder).stdout
+    first = next(iter(printed.splitlines()), "unknown")
+    return ("clang" if "clang" in printed.lower() else "g++"), first
+
+
+def run_compiler(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a compiler in ``folder``, with its own scratch files there and its messages in English.
+
+    A program that cannot be started is a failed compilation, with the system's reason as its
+    complaint.
+    """
+    environment = os.environ | {"LC_ALL": "C", "TMPDIR": str(folder)}
+    try:
+        return subprocess.run(
+            arguments,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        return subprocess.CompletedProcess(arguments, 127, "", str(error.strerror or error))
+
+
+def first_error(complaint: str) -> str:
+    """Return the line of a compiler's output that says most."""
+    lines = [line.strip() for line in complaint.splitlines() if line.strip()]
+    errors = (line for line in lines if "error" in line.lower() or "cannot find" in line)
+    return next(errors, lines[-1] if lines else "it fails without a word")

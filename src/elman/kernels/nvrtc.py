@@ -1,0 +1,371 @@
+"""CUDA kernels from their text: compiled by NVRTC at first use, for one architecture, kept on disk.
+
+NVRTC and the driver are called through NVIDIA's ``cuda-bindings``. No CUDA toolkit is needed, no
+GPU to compile. One folder of the cache holds one translation unit: ``kernel.cubin``, and
+``build.json``, which is written last and carries the hash of the cubin. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from elman.errors import UserError
+from elman.kernels.build import digest, locked, say
+from elman.kernels.cache import cannot_write, kernel_cache
+from elman.kernels.sources import source_folder, sources_hash
+
+_CUBIN, _RECORD, _LOCK, _LOG = "kernel.cubin", "build.json", "lock", "build.log"
+_BASE = ("--std=c++17", "--ptxas-options=-v")
+# Division and roots of fast kernels are right to 2 units in the last place; nothing flushes
+# denormals. tanh is one instruction, see csrc/cells/math.h.
+_FAST = ("--define-macro=ELMAN_TANH_APPROX", "--prec-div=false", "--prec-sqrt=false")
+INSTALL = "pip install cuda-bindings nvidia-cuda-nvrtc"
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a compiled kernel takes of a multiprocessor, as the assembler reports it.
+
+    Args:
+        registers: Registers of a thread.
+        spilled: Bytes of a thread's registers that go to local memory and back.
+    """
+
+    registers: int
+    spilled: int
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A translation unit.
+
+    Args:
+        text: C++ text; includes are relative to csrc.
+        label: What it is, for people: ``e88 backward``.
+        architecture: As NVRTC names it: ``sm_90``.
+        fast: Whether tanh is the GPU's own (relative error 2^-11) and division approximate;
+            otherwise both are the CUDA library's.
+    """
+
+    text: str
+    label: str
+    architecture: str
+    fast: bool
+
+    @cached_property
+    def folder(self) -> Path:
+        """Its folder in the cache."""
+        parts = (sources_hash(self.text), self.text, self.options, nvrtc_version())
+        key = hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", self.label)
+        return kernel_cache() / f"{name}-{self.architecture}-{key}"
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Compiler options, but for the include path."""
+        fast = _FAST if self.fast else ()
+        return (f"--gpu-architecture={self.architecture}", *_BASE, *fast)
+
+    def cubin(self) -> bytes:
+        """Return the machine code; compile it if that was not done before.
+
+        Any number of processes and threads may ask at once: one compiles, the others wait.
+
+        Raises:
+            UserError: NVRTC is missing or refuses the text, or the cache cannot be written.
+        """
+        found = self._read()
+        if found is None:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                with locked(self.folder / _LOCK, self.label):
+                    found = self._read() or self._make()
+            except OSError as error:
+                raise cannot_write(error) from None
+        return found
+
+    def resources(self) -> dict[str, Resources]:
+        """Return what each kernel of the unit takes, by name; compiles it if needed."""
+        self.cubin()
+        log = json.loads((self.folder / _RECORD).read_text())["log"]
+        blocks = re.split(r"Compiling entry function '", log)[1:]
+        return {block.split("'", 1)[0]: _resources(block) for block in blocks}
+
+    def _read(self) -> bytes | None:
+        """Return the machine code if it is there, whole."""
+        with contextlib.suppress(OSError, ValueError):
+            record = json.loads((self.folder / _RECORD).read_text())
+            content = (self.folder / _CUBIN).read_bytes()
+            if record["sha256"] == digest(content):
+                return content
+        return None
+
+    def _make(self) -> bytes:
+        say(f"compiling the {self.label} kernel for {self.architecture}, once (2 to 5 s) ...")
+        began = time.perf_counter()
+        code, log = _compile(self)
+        scratch = Path(tempfile.mkdtemp(prefix="building-", dir=self.folder))
+        record = {
+            "sha256": digest(code),
+            "seconds": round(time.perf_counter() - began, 3),
+            "options": self.options,
+            "nvrtc": nvrtc_version(),
+            "log": log,
+        }
+        try:
+            (scratch / _CUBIN).write_bytes(code)
+            (scratch / _RECORD).write_text(json.dumps(record, indent=2) + "\n")
+            for name in (_CUBIN, _RECORD):  # the record last: without it the rest does not count
+                os.replace(scratch / name, self.folder / name)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        return code
+
+
+def _resources(report: str) -> Resources:
+    registers = re.search(r"Used (\d+) registers", report)
+    assert registers, report
+    spilled = re.findall(r"(\d+) bytes spill (?:stores|loads)", report)
+    return Resources(int(registers[1]), sum(map(int, spilled)))
+
+
+@cache
+def _nvrtc() -> Any:
+    """Return NVRTC's bindings.
+
+    Raises:
+        UserError: the bindings or the library are missing.
+    """
+    try:
+        from cuda.bindings import nvrtc
+
+        nvrtc.nvrtcVersion()
+    except (ImportError, RuntimeError):
+        raise UserError(
+            f"kernels.backend=cuda: NVRTC is missing; install it with: {INSTALL}"
+        ) from None
+    return nvrtc
+
+
+@cache
+def nvrtc_version() -> str:
+    """Return the version of NVRTC."""
+    error, major, minor = _nvrtc().nvrtcVersion()
+    assert not error, error
+    return f"{major}.{minor}"
+
+
+def _compile(unit: Unit) -> tuple[bytes, str]:
+    """Return the machine code and the compiler's report."""
+    nvrtc = _nvrtc()
+    error, program = nvrtc.nvrtcCreateProgram(unit.text.encode(), b"unit.cu", 0, [], [])
+    assert not error, error
+    options = [*unit.options, f"--include-path={source_folder()}"]
+    encoded = [option.encode() for option in options]
+    (error,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
+    log = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).decode()
+    if error:
+        raise _refused(unit, str(error.name), log)
+    code = _text(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+    nvrtc.nvrtcDestroyProgram(program)
+    return code, log.rstrip("\0")
+
+
+def _text(size: Any, fill: Any, program: Any) -> bytes:
+    """Return a result of NVRTC that has to be asked for with its size."""
+    error, n_bytes = size(program)
+    content = bytes(n_bytes)
+    assert not error, error
+    (error,) = fill(program, content)
+    assert not error, error
+    return content
+
+
+def _refused(unit: Unit, error: str, log: str) -> UserError:
+    if "INVALID_OPTION" in error:
+        return UserError(
+            f"kernels.backend=cuda: NVRTC {nvrtc_version()} does not know {unit.architecture}; "
+            f"install a newer one with: {INSTALL} --upgrade"
+        )
+    path = unit.folder / _LOG
+    path.write_text(f"{unit.text}\n{log}")
+    first = next((line for line in log.splitlines() if "error" in line), error)
+    return UserError(
+        f"compiling the {unit.label} kernel failed: {first} (all of it in {path}); "
+        "kernels.backend=reference trains without it"
+    )
+
+
+# ---- running
+
+
+class Loaded:
+    """A translation unit's kernels, ready to be launched on any device of its architecture."""
+
+    def __init__(self, unit: Unit) -> None:
+        self._driver = _driver()
+        self._label = unit.label
+        error, self._library = self._driver.cuLibraryLoadData(unit.cubin(), [], [], 0, [], [], 0)
+        if error:
+            raise UserError(
+                f"kernels.backend=cuda: the driver refuses the {unit.label} kernel of NVRTC "
+                f"{nvrtc_version()} ({error.name}); update the driver, or install an older NVRTC"
+            )
+        self._kernels: dict[tuple[str, int, int], Any] = {}
+
+    def launch(
+        self,
+        name: str,
+        *,
+        blocks: int,
+        threads: int,
+        shared_bytes: int,
+        arguments: ctypes.Structure,
+        device: int,
+        stream: int,
+    ) -> None:
+        """Launch a kernel that takes one structure by value; returns at once.
+
+        Args:
+            name: Its name in the text.
+            blocks: Blocks of the grid.
+            threads: Threads of a block.
+            shared_bytes: Dynamic shared memory of a block.
+            arguments: The structure; it is copied.
+            device: Index of the current device.
+            stream: Handle of a stream of that device.
+
+        Raises:
+            UserError: the driver refuses the launch.
+        """
+        _enter_context(device)
+        kernel = self._kernel(name, shared_bytes, device)
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+        (error,) = self._driver.cuLaunchKernel(
+            kernel, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, ctypes.addressof(pointers), 0
+        )
+        if error:
+            raise UserError(
+                f"kernels.backend=cuda: the {self._label} kernel cannot be launched "
+                f"({error.name}: {blocks} blocks of {threads} threads, {shared_bytes} bytes)"
+            )
+
+    def _kernel(self, name: str, shared_bytes: int, device: int) -> Any:
+        """Return a kernel that may use so much shared memory on this device."""
+        key = (name, shared_bytes, device)
+        if key not in self._kernels:
+            driver = self._driver
+            error, kernel = driver.cuLibraryGetKernel(self._library, name.encode())
+            assert not error, (name, error)
+            limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            (error,) = driver.cuKernelSetAttribute(limit, shared_bytes, kernel, device)
+            if error:
+                raise UserError(
+                    f"kernels.backend=cuda: the {self._label} kernel needs {shared_bytes} bytes "
+                    f"of shared memory ({error.name}); use kernels.backend=reference"
+                )
+            self._kernels[key] = driver.CUfunction(int(kernel))
+        return self._kernels[key]
+
+
+@cache
+def _driver() -> Any:
+    try:
+        from cuda.bindings import driver
+
+        (error,) = driver.cuInit(0)
+    except (ImportError, RuntimeError):
+        raise UserError(
+            f"kernels.backend=cuda: cuda-bindings or NVIDIA's driver is missing; install "
+            f"the driver, and the bindings with: {INSTALL}"
+        ) from None
+    if error:
+        raise UserError(f"kernels.backend=cuda: the driver does not start ({error.name})")
+    return driver
+
+
+_entered = threading.local()
+
+
+def _enter_context(device: int) -> None:
+    """Make the device's primary context the calling thread's, if that has none yet.
+
+    PyTorch's threads that run backward passes have none before their first call of the runtime.
+    """
+    if getattr(_entered, "done", False):
+        return
+    driver = _driver()
+    error, current = driver.cuCtxGetCurrent()
+    if not error and not int(current):
+        error, current = driver.cuDevicePrimaryCtxRetain(device)
+        if not error:
+            (error,) = driver.cuCtxSetCurrent(current)
+    if error:
+        raise UserError(f"kernels.backend=cuda: the GPU has no context ({error.name})")
+    _entered.done = True
+
+
+_loaded: dict[Unit, Loaded] = {}
+_loading = threading.Lock()
+
+
+def load(unit: Unit) -> Loaded:
+    """Return a translation unit's kernels, compiled and loaded once per process.
+
+    Raises:
+        UserError: it cannot be compiled or loaded.
+    """
+    with _loading:
+        if unit not in _loaded:
+            _loaded[unit] = Loaded(unit)
+        return _loaded[unit]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a GPU has for a kernel.
+
+    Args:
+        multiprocessors: Their number.
+        shared_bytes: Shared memory that one block can have.
+        shared_total: Shared memory of a multiprocessor.
+    """
+
+    multiprocessors: int
+    shared_bytes: int
+    shared_total: int
+
+
+@cache
+def device_limits(device: int) -> Limits:
+    """Return the limits of a GPU.
+
+    Raises:
+        UserError: the driver or its bindings are missing.
+    """
+    driver = _driver()
+    names = (
+        "MULTIPROCESSOR_COUNT",
+        "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",
+        "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR",
+    )
+    found = []
+    for name in names:
+        attribute = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        error, value = driver.cuDeviceGetAttribute(attribute, device)
+        assert not error, error
+        found.append(int(value))
+    return Limits(*found)

@@ -1,0 +1,65 @@
+"""``mode=bench``: layers and training steps timed in interleaved rounds, on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from elman.bench.benchmark import run_benchmark
+from elman.catalog import search_overrides
+from elman.config import RunConfig
+from elman.errors import ExitStatus
+from elman.launch.run_folder import RunLock, config_hash, write_config
+from elman.report.bench_table import print_bench
+from elman.report.sweep_table import wide_console
+
+RESULT = "bench.json"
+
+
+def run(config: RunConfig, folder: Path | None) -> ExitStatus:
+    """Time what ``config.bench`` names, write ``bench.json`` and print the tables.
+
+    Raises:
+        UserError: nothing of it can be timed here.
+    """
+    assert folder is not None
+    with RunLock(folder):
+        write_config(folder, config)
+        with _progress() as (say, progress):
+            result = run_benchmark(config, _search(), say, progress)
+        result["config_hash"] = config_hash(config)
+        (folder / RESULT).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print_bench(wide_console(), result, folder)
+    return ExitStatus.OK
+
+
+def _search() -> list[str]:
+    """Return the overrides that find the user's own YAML files; none outside the command."""
+    if not HydraConfig.initialized():
+        return []
+    sources = HydraConfig.get().runtime.config_sources
+    return search_overrides([(str(one.schema), str(one.path)) for one in sources])
+
+
+@contextmanager
+def _progress() -> Iterator[tuple[Callable[[str], None], Callable[[int, int], None]]]:
+    """Show a bar on a terminal, lines elsewhere; yield how to name a stage and how to advance."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def say(stage: str) -> None:
+            bar.update(task, description=stage, completed=0, total=None)
+            if hidden:
+                print(f"{stage} ...", file=sys.stderr, flush=True)
+
+        yield say, lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,126 @@
+"""One call of a channel kernel on the CPU: from tensors to pointers and back.
+
+Shape legend: b batch, t time, c channels of the state, s all channels of a source, k segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from elman.kernels.threads import kernel_threads
+from elman.ops.channel.arguments import ChannelArgs, pointers, sequence
+from elman.ops.channel.cells import compiled_cell
+from elman.ops.channel.kernels import Kernel, kernel_for
+from elman.ops.channel.plan import Plan
+
+SEGMENT = 16
+"""Steps between two kept states: they take a sixteenth of one sequence's memory, and running a
+segment again takes a workspace (64 to 160 KiB a thread) that stays in the cache."""
+
+
+def n_segments(steps: int) -> int:
+    """Return how many states a call keeps for its backward pass."""
+    return (steps + SEGMENT - 1) // SEGMENT
+
+
+def forward(
+    plan: Plan, sources_bts: Sequence[Tensor], parameters_c: Sequence[Tensor], state_bc: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the output [B, T, C], the last state, and the states before every segment."""
+    batch, steps, _ = sources_bts[0].shape
+    channels = state_bc.shape[1]
+    y_btc = state_bc.new_empty(batch, steps, channels)
+    last_bc = state_bc.new_empty(batch, channels)
+    kept_bkc = state_bc.new_empty(batch, n_segments(steps), channels)
+    call = _Call(plan, sources_bts, parameters_c, channels)
+    call.args.y = sequence(y_btc)
+    call.point(first=state_bc.contiguous(), last=last_bc, checkpoints=kept_bkc)
+    call.run(call.kernel.forward)
+    return y_btc, last_bc, kept_bkc
+
+
+def backward(
+    plan: Plan,
+    dy_btc: Tensor | None,
+    dlast_bc: Tensor | None,
+    sources_bts: Sequence[Tensor],
+    parameters_c: Sequence[Tensor],
+    kept_bkc: Tensor,
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """Return the gradients of the sources, of the parameters and of the first state."""
+    batch, _, channels = kept_bkc.shape
+    dfirst_bc = kept_bkc.new_empty(batch, channels)
+    dparameters_c = [parameter.new_empty(channels) for parameter in parameters_c]
+    dsources_bts = [_gradient(plan, n, source, channels) for n, source in enumerate(sources_bts)]
+    call = _Call(plan, sources_bts, parameters_c, channels)
+    for slot, place in enumerate(plan.slices()):
+        call.args.dx[slot] = sequence(dsources_bts[place.source], place.start)
+    call.args.dp = pointers(dparameters_c)
+    call.point(dfirst=dfirst_bc, checkpoints=kept_bkc)
+    if dy_btc is not None:
+        call.args.dy = sequence(call.keep(_adjacent(dy_btc)))
+    if dlast_bc is not None:
+        call.point(dlast=dlast_bc.contiguous())
+    call.run(call.kernel.backward)
+    return dsources_bts, dparameters_c, dfirst_bc
+
+
+class _Call:
+    """The arguments of one call, and the tensors that they point to."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        sources_bts: Sequence[Tensor],
+        parameters_c: Sequence[Tensor],
+        channels: int,
+    ) -> None:
+        assert len(parameters_c) == len(compiled_cell(plan.step).parameters), plan
+        assert all(parameter.shape == (channels,) for parameter in parameters_c), plan
+        batch, steps, _ = sources_bts[0].shape
+        self.kernel: Kernel = kernel_for(plan, sources_bts[0].dtype)
+        self.kept: list[Tensor] = []
+        self.args = ChannelArgs(
+            batch=batch,
+            steps=steps,
+            channels=channels,
+            segment=SEGMENT,
+            threads=kernel_threads(torch.get_num_threads()),
+            p=pointers([self.keep(parameter.contiguous()) for parameter in parameters_c]),
+        )
+        sources = [self.keep(_adjacent(source)) for source in sources_bts]
+        for slot, place in enumerate(plan.slices()):
+            assert place.start + channels <= sources[place.source].shape[2], plan
+            self.args.x[slot] = sequence(sources[place.source], place.start)
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """Hold a tensor until the call is over."""
+        self.kept.append(tensor)
+        return tensor
+
+    def point(self, **tensors: Tensor) -> None:
+        """Set arguments that are one contiguous tensor each."""
+        for name, tensor in tensors.items():
+            setattr(self.args, name, self.keep(tensor).data_ptr())
+
+    def run(self, function: Callable[[ChannelArgs], None]) -> None:
+        """Run a function of the kernel in a workspace of the size that it asks for."""
+        n_bytes = self.kernel.workspace(self.args)
+        like = self.kept[0]
+        self.point(workspace=like.new_empty(n_bytes // like.element_size()))
+        function(self.args)
+
+
+def _adjacent(tensor_bts: Tensor) -> Tensor:
+    """Return the tensor with its channels adjacent: as it is, or a copy."""
+    return tensor_bts if tensor_bts.stride(-1) == 1 else tensor_bts.contiguous()
+
+
+def _gradient(plan: Plan, number: int, source_bts: Tensor, channels: int) -> Tensor:
+    """Return room for a source's gradient, 0 in columns that the plan does not read."""
+    read = sum(place.source == number for place in plan.slices()) * channels
+    make = torch.empty if read == source_bts.shape[2] else torch.zeros
+    return make(source_bts.shape, dtype=source_bts.dtype)

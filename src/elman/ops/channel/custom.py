@@ -1,0 +1,97 @@
+"""The channel engine as custom operators: what autograd, autocast and torch.compile see.
+
+Shape legend: b batch, t time, c channels of the state, s all channels of a source, k segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elman.ops.channel import cpu
+from elman.ops.channel.plan import parse
+
+
+@torch.library.custom_op("elman::channel", mutates_args=(), device_types="cpu")
+def channel(
+    plan: str, sources_bts: Sequence[Tensor], parameters_c: Sequence[Tensor], state_bc: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run a plan of the channel engine.
+
+    Args:
+        plan: ``Plan.text``.
+        sources_bts: Sequences, all float32 or all float64, as is everything else here.
+        parameters_c: The step's parameters in the order of :mod:`elman.ops.channel.cells`.
+        state_bc: State before the first step.
+
+    Returns:
+        The output [B, T, C], the state after the last step, and the states [B, segments, C] that
+        the backward pass starts from.
+    """
+    return cpu.forward(parse(plan), sources_bts, parameters_c, state_bc)
+
+
+@channel.register_fake
+def _(
+    plan: str, sources_bts: Sequence[Tensor], parameters_c: Sequence[Tensor], state_bc: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    batch, steps, _ = sources_bts[0].shape
+    channels = state_bc.shape[1]
+    return (
+        state_bc.new_empty(batch, steps, channels),
+        state_bc.new_empty(batch, channels),
+        state_bc.new_empty(batch, cpu.n_segments(steps), channels),
+    )
+
+
+@torch.library.custom_op("elman::channel_backward", mutates_args=(), device_types="cpu")
+def channel_backward(
+    plan: str,
+    dy_btc: Tensor | None,
+    dlast_bc: Tensor | None,
+    sources_bts: Sequence[Tensor],
+    parameters_c: Sequence[Tensor],
+    kept_bkc: Tensor,
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """Return the gradients of sources, parameters and first state."""
+    return cpu.backward(parse(plan), dy_btc, dlast_bc, sources_bts, parameters_c, kept_bkc)
+
+
+@channel_backward.register_fake
+def _(
+    plan: str,
+    dy_btc: Tensor | None,
+    dlast_bc: Tensor | None,
+    sources_bts: Sequence[Tensor],
+    parameters_c: Sequence[Tensor],
+    kept_bkc: Tensor,
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    return (
+        [source.new_empty(source.shape) for source in sources_bts],
+        [parameter.new_empty(parameter.shape) for parameter in parameters_c],
+        kept_bkc.new_empty(kept_bkc.shape[0], kept_bkc.shape[2]),
+    )
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.plan, sources_bts, parameters_c, _ = inputs
+    ctx.n_sources = len(sources_bts)
+    ctx.save_for_backward(*sources_bts, *parameters_c, output[2])
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(
+    ctx: Any, dy_btc: Tensor | None, dlast_bc: Tensor | None, _: Tensor | None
+) -> tuple[None, list[Tensor], list[Tensor], Tensor]:
+    *tensors, kept_bkc = ctx.saved_tensors
+    sources_bts, parameters_c = tensors[: ctx.n_sources], tensors[ctx.n_sources :]
+    gradients = channel_backward(ctx.plan, dy_btc, dlast_bc, sources_bts, parameters_c, kept_bkc)
+    return None, *gradients
+
+
+channel.register_autograd(_differentiate, setup_context=_setup)
+# The state's precision is the engine's: what autocast made of the projections is widened.
+channel.register_autocast("cpu", torch.float32)

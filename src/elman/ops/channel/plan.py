@@ -1,0 +1,55 @@
+"""What one call of the channel engine computes, as data: every backend runs the same plan.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import cache
+
+from elman.ops.slices import Slice, as_word
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recurrence with what stands before and behind it.
+
+    Args:
+        step: Name of the step; its equation stands in :mod:`elman.ops.channel.reference`.
+        inputs: The step's sequences by name, and where each lies.
+        unit: Input that is divided by its norm over the channels + 1e-6, or none.
+        query: Sequence that the state is multiplied by, or none.
+        self_gate: Whether y silu(y) is returned instead of y.
+
+    Attributes:
+        text: The plan as a word, the argument of the custom operators.
+    """
+
+    step: str
+    inputs: tuple[tuple[str, Slice], ...]
+    unit: str | None = None
+    query: Slice | None = None
+    self_gate: bool = False
+    text: str = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # Once, and not when it is asked for: torch.compile cannot look into json.
+        object.__setattr__(self, "text", as_word(self))
+
+    def slices(self) -> tuple[Slice, ...]:
+        """Return every distinct slice that is read, in the order of first mention."""
+        mentioned = [place for _, place in self.inputs]
+        if self.query is not None:
+            mentioned.append(self.query)
+        return tuple(dict.fromkeys(mentioned))
+
+
+@cache
+def parse(text: str) -> Plan:
+    """Return the plan that a word stands for."""
+    raw = json.loads(text)
+    inputs = tuple((name, Slice(**place)) for name, place in raw.pop("inputs"))
+    query = raw.pop("query")
+    return Plan(inputs=inputs, query=None if query is None else Slice(**query), **raw)

@@ -1,0 +1,100 @@
+"""The gated delta rule as the layer calls it: shapes, dtypes, choice of implementation.
+
+Shape legend: b batch, t time, h heads, k key width of a head, v value width of a head.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional
+
+from elman.ops.gated_delta import chunked, triton
+from elman.ops.precision import no_autocast, wide_dtype
+from elman.ops.uncompiled import uncompiled
+
+_EPS = 1e-6
+
+
+@uncompiled
+def gated_delta_rule(
+    q_bthk: Tensor,
+    k_bthk: Tensor,
+    v_bthv: Tensor,
+    decay_bth: Tensor,
+    write_bth: Tensor,
+    *,
+    a_log_h: Tensor,
+    dt_bias_h: Tensor,
+    write_scale: float,
+    state_bhvk: Tensor | None,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    """Run the gated delta rule over time, from a given state to the final one.
+
+    With S [v, k] per head, q and k divided by sqrt(|.|^2 + 1e-6), q by sqrt(k) besides, c =
+    exp(-exp(a_log) softplus(decay + dt_bias)) and w = write_scale sigmoid(write):
+    ``S' = c S + w (v - c S k) k^T``, ``y = S' q`` (lm-and-training specification 5.2). Gradients
+    reach every tensor.
+
+    Args:
+        q_bthk: Queries.
+        k_bthk: Keys.
+        v_bthv: Values.
+        decay_bth: Logits of the decay.
+        write_bth: Logits of the strength of each write.
+        a_log_h: Logarithm of the decay rate.
+        dt_bias_h: Added to the logits of the decay.
+        write_scale: 1, or 2 for eigenvalues down to -1.
+        state_bhvk: State before the first step, fp32 or wider; None starts a sequence.
+        backend: Name of the implementation, as chosen by ``elman.kernels.backends``.
+
+    Returns:
+        Reads y_bthv and the state after the last step, in fp32 or wider; the reads of ``triton``
+        have the dtype of ``q``.
+    """
+    run = triton.gated_delta_rule if backend == "triton" else _plain
+    with no_autocast(q_bthk):
+        return run(
+            q_bthk,
+            k_bthk,
+            v_bthv,
+            decay_bth,
+            write_bth,
+            a_log_h,
+            dt_bias_h,
+            write_scale,
+            state_bhvk,
+        )
+
+
+def _plain(
+    q_bthk: Tensor,
+    k_bthk: Tensor,
+    v_bthv: Tensor,
+    decay_bth: Tensor,
+    write_bth: Tensor,
+    a_log_h: Tensor,
+    dt_bias_h: Tensor,
+    write_scale: float,
+    state_bhvk: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    dtype = wide_dtype(q_bthk.dtype)
+    if state_bhvk is None:
+        batch, _, heads, keys = q_bthk.shape
+        state_bhvk = q_bthk.new_zeros(batch, heads, v_bthv.shape[3], keys, dtype=dtype)
+    step_bth = functional.softplus(decay_bth.to(dtype) + dt_bias_h.to(dtype))
+    write_bth = write_bth.to(dtype).sigmoid()
+    return chunked.gated_delta_rule(
+        _unit(q_bthk.to(dtype), q_bthk.shape[-1] ** -0.5),
+        _unit(k_bthk.to(dtype), 1.0),
+        v_bthv.to(dtype),
+        step_bth * -a_log_h.to(dtype).exp(),
+        write_bth if write_scale == 1.0 else write_bth * write_scale,
+        state_bhvk,
+    )
+
+
+def _unit(x_bthk: Tensor, scale: float) -> Tensor:
+    """Return ``scale`` x / sqrt(|x|^2 + 1e-6), per head."""
+    squared = x_bthk.square().sum(-1, keepdim=True)
+    return x_bthk * ((squared + _EPS).rsqrt() * scale)

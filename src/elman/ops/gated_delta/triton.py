@@ -1,0 +1,91 @@
+"""The gated delta rule on the package flash-linear-attention, called as its own layer calls it.
+
+Shape legend: b batch, t time, h heads, k key width of a head, v value width of a head,
+c convolved channels, w taps, p = w - 1 past steps.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional
+
+from elman.kernels.packages import import_kernels
+from elman.ops.uncompiled import uncompiled
+
+
+def gated_delta_rule(
+    q_bthk: Tensor,
+    k_bthk: Tensor,
+    v_bthv: Tensor,
+    decay_bth: Tensor,
+    write_bth: Tensor,
+    a_log_h: Tensor,
+    dt_bias_h: Tensor,
+    write_scale: float,
+    state_bhvk: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Run the recurrence; see :func:`elman.ops.gated_delta.op.gated_delta_rule`."""
+    y_bthv, state_bhvk = _rule().chunk_gated_delta_rule(
+        q=q_bthk,
+        k=k_bthk,
+        v=v_bthv,
+        g=decay_bth,
+        beta=write_bth,
+        initial_state=state_bhvk,
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+        use_beta_sigmoid_in_kernel=True,
+        allow_neg_eigval=write_scale == 2.0,
+        state_v_first=True,
+        use_gate_in_kernel=True,
+        A_log=a_log_h,
+        dt_bias=dt_bias_h,
+    )
+    return y_bthv, state_bhvk
+
+
+@uncompiled
+def causal_conv_silu(
+    x_btc: Tensor, weight_cw: Tensor, bias_c: Tensor | None, history_bpc: Tensor | None
+) -> Tensor:
+    """Return silu of the causal convolution; ``history_bpc`` as in elman.models.conv."""
+    past_bcw = None if history_bpc is None else functional.pad(history_bpc.mT, (1, 0))
+    y_btc: Tensor
+    y_btc, _ = _conv().causal_conv1d(
+        x=x_btc,
+        weight=weight_cw,
+        bias=bias_c,
+        initial_state=past_bcw,
+        activation="silu",
+        backend="triton",
+    )
+    return y_btc
+
+
+@uncompiled
+def gated_norm(
+    y_bthv: Tensor, gate_bthv: Tensor, gain_v: Tensor, activation: str, epsilon: float
+) -> Tensor:
+    """Return the RMSNorm of y per head times an activation of the gate."""
+    normed: Tensor = _norm().rms_norm_gated(
+        y_bthv, gate_bthv, gain_v, None, activation, eps=epsilon
+    )
+    return normed
+
+
+@cache
+def _rule() -> Any:
+    return import_kernels("flash-linear-attention", "ops.gated_delta_rule")
+
+
+@cache
+def _conv() -> Any:
+    return import_kernels("flash-linear-attention", "modules.causal_conv1d")
+
+
+@cache
+def _norm() -> Any:
+    return import_kernels("flash-linear-attention", "modules.norm.fused_norm_gate")

@@ -1,0 +1,188 @@
+"""The matrix-state engine's kernels for NVIDIA GPUs: compiled by NVRTC at first use.
+
+One kernel goes forward, one back; a third, small one sums what blocks leave behind where a head
+has several of them, and the gradients of parameters. All run on PyTorch's current stream.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+
+import torch
+
+from elman.errors import UserError
+from elman.kernels.nvrtc import Unit, device_limits, load
+from elman.ops.matrix_state.arguments import Call, MatrixArgs, ParameterArgs, SequenceArgs
+from elman.ops.matrix_state.choice import H200, LEAST_ALIGN, choose
+from elman.ops.matrix_state.geometry import Geometry, Types
+from elman.ops.matrix_state.plan import ROLES, Plan, parse
+from elman.ops.matrix_state.spec import spec_source
+
+_FINISH_THREADS = 256  # as in csrc/cuda/matrix_finish.cuh
+_exact = False
+
+
+@contextlib.contextmanager
+def exact() -> Iterator[None]:
+    """Within it, bf16 kernels too use the CUDA library's tanh and division: for checks."""
+    global _exact
+    before, _exact = _exact, True
+    try:
+        yield
+    finally:
+        _exact = before
+
+
+def segment(plan: Plan, batch: int, dtype: torch.dtype) -> int:
+    """Return how many steps lie between two kept states."""
+    return geometry(plan.text, batch, dtype).steps
+
+
+def kept_dtype(plan: Plan, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of kept states; tanh keeps them in [-1, 1], where fp16 is the finer one."""
+    if dtype != torch.bfloat16:
+        return dtype
+    return torch.float16 if plan.nonlinearity == "tanh" else torch.bfloat16
+
+
+@cache
+def geometry(plan_text: str, batch: int, dtype: torch.dtype) -> Geometry:
+    """Return how a plan runs on this machine's GPU."""
+    plan = parse(plan_text)
+    # Without a GPU shapes alone are asked for.
+    here = device_limits(torch.cuda.current_device()) if torch.cuda.is_available() else H200
+    return choose(plan, types(plan, dtype), batch * plan.heads, here)
+
+
+def types(plan: Plan, dtype: torch.dtype) -> Types:
+    """Return the C++ types for sources of a dtype.
+
+    Raises:
+        UserError: there is no kernel for it.
+    """
+    names = {torch.bfloat16: "elman::bf16", torch.float16: "elman::f16", torch.float32: "float"}
+    if dtype not in (torch.bfloat16, torch.float32):
+        raise UserError(
+            f"kernels.backend=cuda: computes on bfloat16 and float32, not on {dtype}; "
+            "use kernels.backend=reference"
+        )
+    return Types(names[dtype], "float", names[kept_dtype(plan, dtype)])
+
+
+def launch(call: Call, *, backward: bool) -> None:
+    """Run a call, forward or backward, on the current stream of its device.
+
+    Raises:
+        UserError: the kernel cannot be compiled or launched.
+    """
+    launch_as(call, geometry(call.plan.text, call.args.B, call.like.dtype), backward=backward)
+
+
+def launch_as(call: Call, chosen: Geometry, *, backward: bool) -> None:
+    """Run a call with a geometry that fits its sources or whose alignment is too wide for them.
+
+    Raises:
+        UserError: the kernel cannot be compiled or launched.
+    """
+    chosen = replace(chosen, align=alignment(call.args, chosen, backward))
+    device = call.like.device
+    with torch.cuda.device(device):
+        major, minor = _capability(device.index)
+        fast = call.like.dtype == torch.bfloat16 and not _exact
+        unit = unit_of(chosen, backward, f"sm_{major}{minor}", fast=fast)
+        kernels, stream = load(unit), torch.cuda.current_stream(device).cuda_stream
+        if backward:
+            call.give_workspace(chosen.workspace_bytes(call.args.B, call.args.T))
+        for name, blocks, threads, shared in launches(chosen, call.args, backward):
+            kernels.launch(
+                name,
+                blocks=blocks,
+                threads=threads,
+                shared_bytes=shared,
+                arguments=call.args,
+                device=device.index,
+                stream=stream,
+            )
+
+
+@cache
+def _capability(index: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)
+
+
+def launches(chosen: Geometry, args: MatrixArgs, backward: bool) -> list[tuple[str, int, int, int]]:
+    """Return the launches of a pass: kernel, blocks, threads, bytes of shared memory."""
+    blocks = args.B * args.H * chosen.slabs
+    if not backward:
+        return [("matrix_forward", blocks, chosen.threads, chosen.forward_bytes)]
+    passes = [("matrix_backward", blocks, chosen.threads, chosen.backward_bytes)]
+    numbers = chosen.finish_numbers(args.B, args.T)
+    if numbers:
+        threads = _FINISH_THREADS
+        passes.append(("matrix_finish", math.ceil(numbers / threads), threads, 0))
+    return passes
+
+
+def alignment(args: MatrixArgs, chosen: Geometry, backward: bool) -> int:
+    """Return the bytes, 16 at most, that everything which is read or written by rows lies on."""
+    plan, io = chosen.plan, chosen.types.sizes[0]
+    bits = chosen.align
+    for name, _ in plan.roles:
+        if plan.width(name) == 1:
+            continue
+        role = args.role[ROLES.index(name)]
+        bits |= role.data | role.batch * io | role.time * io
+        if backward:
+            bits |= role.grad | role.grad_batch * io | role.grad_time * io
+    if backward:
+        bits |= (args.dout or 0) | args.dout_batch * io | args.dout_time * io
+    return max(LEAST_ALIGN, bits & -bits)
+
+
+@cache
+def unit_of(chosen: Geometry, backward: bool, architecture: str, *, fast: bool) -> Unit:
+    """Return the translation unit of a pass."""
+    label = f"{chosen.plan.label} {'backward' if backward else 'forward'}"
+    return Unit(unit_text(chosen, backward), label, architecture, fast)
+
+
+def unit_text(chosen: Geometry, backward: bool, device: str = "cuda/device.cuh") -> str:
+    """Return the text of a pass's translation unit.
+
+    Args:
+        chosen: The geometry.
+        backward: Which pass.
+        device: Header that says what the kernels ask of the machine.
+    """
+    types = chosen.types
+    kernels = ("matrix_backward", "matrix_finish") if backward else ("matrix_forward",)
+    threads = {"matrix_finish": str(_FINISH_THREADS)}
+    return "\n".join(
+        [
+            f'#include "{device}"',
+            *(f'#include "cuda/{name}.cuh"' for name in kernels),
+            spec_source(chosen.plan, "Spec", io=types.io, state=types.state),
+            f"using G = {chosen.type_text()};",
+            chosen.assertions(backward) + _layout_assertions(),
+            *(
+                f"ELMAN_KERNEL({name}, {threads.get(name, 'G::THREADS')}, 1, elman::Args, "
+                f"elman::{name}<G>(a))"
+                for name in kernels
+            ),
+            "",
+        ]
+    )
+
+
+def _layout_assertions() -> str:
+    """Return C++ text that refuses to compile where the arguments' mirror is wrong."""
+    # NVRTC 13.0 has no offsetof; the CPU engine's library compares the offsets.
+    mirrors = {"Args": MatrixArgs, "Sequence": SequenceArgs, "Parameter": ParameterArgs}
+    sizes = {name: ctypes.sizeof(mirror) for name, mirror in mirrors.items()}
+    texts = [f"sizeof(elman::{name}) == {size}" for name, size in sizes.items()]
+    return "".join(f'static_assert({text}, "arguments.py mirrors it");\n' for text in texts)

@@ -1,0 +1,183 @@
+"""The matrix-state engine as custom operators: what autograd, autocast and torch.compile see.
+
+Shape legend: b batch, t time, c channels of a source, h heads, n state columns, v state rows,
+k kept states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elman.ops.matrix_state.arguments import Call
+from elman.ops.matrix_state.backends import BACKENDS
+from elman.ops.matrix_state.plan import Plan, parse
+from elman.ops.precision import wide_dtype
+
+
+@torch.library.custom_op("elman::matrix_state", mutates_args=())
+def matrix_state(
+    plan: str,
+    backend: str,
+    keep: bool,
+    sources_btc: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    first_bhvn: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run a plan of the matrix-state engine on a compiled kernel.
+
+    Args:
+        plan: ``Plan.text``.
+        backend: A key of :data:`~elman.ops.matrix_state.backends.BACKENDS`.
+        keep: Whether the states that a backward pass starts from are kept.
+        sources_btc: Sequences of one dtype.
+        parameters: In the order of ``Plan.parameter_names``, of the state's dtype.
+        first_bhvn: State before the first step; None is zeros.
+
+    Returns:
+        The output [B, T, heads, rows] in the sources' dtype, the state after the last step, and
+        the kept states [segments - 1, B, heads, rows, columns], in an order of the kernel's own.
+    """
+    parsed = parse(plan)
+    outputs = _outputs(parsed, backend, keep, sources_btc[0])
+    call = _call(parsed, backend, sources_btc, parameters, first_bhvn)
+    call.point(out=outputs[0], last=outputs[1], checkpoints=outputs[2] if keep else None)
+    BACKENDS[backend].launch(call, backward=False)
+    return outputs
+
+
+@matrix_state.register_fake
+def _(
+    plan: str,
+    backend: str,
+    keep: bool,
+    sources_btc: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    first_bhvn: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _outputs(parse(plan), backend, keep, sources_btc[0])
+
+
+def _outputs(
+    plan: Plan, backend: str, keep: bool, source_btc: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    (batch, steps, _), dtype, device = source_btc.shape, source_btc.dtype, source_btc.device
+    chosen = BACKENDS[backend]
+    kept = (steps - 1) // chosen.segment(plan, batch, dtype) if keep else 0
+    state = (batch, plan.heads, plan.rows, plan.columns)
+    return (
+        torch.empty(batch, steps, plan.heads, plan.rows, dtype=dtype, device=device),
+        torch.empty(state, dtype=wide_dtype(dtype), device=device),
+        torch.empty(kept, *state, dtype=chosen.kept_dtype(plan, dtype), device=device),
+    )
+
+
+def _call(
+    plan: Plan,
+    backend: str,
+    sources_btc: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    first_bhvn: Tensor | None,
+) -> Call:
+    call = Call(
+        plan,
+        [source if source.stride(-1) == 1 else source.contiguous() for source in sources_btc],
+        [parameter.contiguous() for parameter in parameters],
+        BACKENDS[backend].segment(plan, sources_btc[0].shape[0], sources_btc[0].dtype),
+    )
+    call.point(first=None if first_bhvn is None else first_bhvn.contiguous())
+    return call
+
+
+@torch.library.custom_op("elman::matrix_state_backward", mutates_args=())
+def matrix_state_backward(
+    plan: str,
+    backend: str,
+    dout_bthv: Tensor | None,
+    dlast_bhvn: Tensor | None,
+    sources_btc: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    first_bhvn: Tensor | None,
+    kept_kbhvn: Tensor,
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """Return the gradients of sources, parameters and first state (empty where there is none)."""
+    parsed = parse(plan)
+    dsources_btc = [_gradient(parsed, n, source) for n, source in enumerate(sources_btc)]
+    dparameters = [torch.empty_like(p, memory_format=torch.contiguous_format) for p in parameters]
+    dfirst_bhvn = _first_gradient(first_bhvn, sources_btc[0])
+    call = _call(parsed, backend, sources_btc, parameters, first_bhvn)
+    call.point_gradients(dsources_btc, dparameters)
+    call.point(
+        dfirst=None if first_bhvn is None else dfirst_bhvn,
+        dlast=None if dlast_bhvn is None else dlast_bhvn.contiguous(),
+        checkpoints=kept_kbhvn,
+    )
+    if dout_bthv is not None:
+        call.point_output_gradient(dout_bthv)
+    BACKENDS[backend].launch(call, backward=True)
+    return dsources_btc, dparameters, dfirst_bhvn
+
+
+@matrix_state_backward.register_fake
+def _(
+    plan: str,
+    backend: str,
+    dout_bthv: Tensor | None,
+    dlast_bhvn: Tensor | None,
+    sources_btc: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    first_bhvn: Tensor | None,
+    kept_kbhvn: Tensor,
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    return (
+        [source.new_empty(source.shape) for source in sources_btc],
+        [parameter.new_empty(parameter.shape) for parameter in parameters],
+        _first_gradient(first_bhvn, sources_btc[0]),
+    )
+
+
+def _gradient(plan: Plan, number: int, source_btc: Tensor) -> Tensor:
+    """Return room for a source's gradient, 0 in columns that no role covers."""
+    make = torch.empty if plan.covers(number, source_btc.shape[2]) else torch.zeros
+    return make(source_btc.shape, dtype=source_btc.dtype, device=source_btc.device)
+
+
+def _first_gradient(first_bhvn: Tensor | None, source_btc: Tensor) -> Tensor:
+    shape = (0,) if first_bhvn is None else first_bhvn.shape
+    return torch.empty(shape, dtype=wide_dtype(source_btc.dtype), device=source_btc.device)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.plan, ctx.backend, keep, sources_btc, parameters, first_bhvn = inputs
+    assert keep, "a gradient is asked for, and no states were kept"
+    ctx.n_sources, ctx.n_parameters = len(sources_btc), len(parameters)
+    ctx.save_for_backward(*sources_btc, *parameters, first_bhvn, output[2])
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(
+    ctx: Any, dout_bthv: Tensor | None, dlast_bhvn: Tensor | None, _: Tensor | None
+) -> tuple[None, None, None, list[Tensor], list[Tensor], Tensor | None]:
+    *tensors, first_bhvn, kept_kbhvn = ctx.saved_tensors
+    sources_btc, parameters = tensors[: ctx.n_sources], tensors[ctx.n_sources :]
+    dsources_btc, dparameters, dfirst_bhvn = matrix_state_backward(
+        ctx.plan,
+        ctx.backend,
+        dout_bthv,
+        dlast_bhvn,
+        sources_btc,
+        parameters,
+        first_bhvn,
+        kept_kbhvn,
+    )
+    given = first_bhvn is not None
+    return None, None, None, dsources_btc, dparameters, dfirst_bhvn if given else None
+
+
+matrix_state.register_autograd(_differentiate, setup_context=_setup)
+# The state's precision is the engine's: what autocast made of the projections is widened. On CUDA
+# no rule: sources stay as narrow as they are, and parameters come in the state's dtype.
+matrix_state.register_autocast("cpu", torch.float32)

@@ -1,0 +1,254 @@
+"""How the CUDA kernels of a plan are spread over threads, and what memory they take.
+
+Mirrors csrc/cuda/geometry.cuh and workspace.cuh; every kernel compares the sizes when it is
+compiled (:func:`assertions`). Imports no torch.
+
+Symbols: R value rows, N key columns, K steps between checkpoints, B batch, T time, H heads.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from elman.ops.matrix_state.cells import CELLS
+from elman.ops.matrix_state.plan import ROLES, Plan
+
+_COLUMNS = ("k", "q", "z", "read")
+_HEAD = ("decay", "write")
+_WARP = 32
+
+
+@dataclass(frozen=True)
+class Types:
+    """C++ types of a kernel and their sizes in bytes.
+
+    Args:
+        io: Type of the sources and of the output.
+        state: Type of the arithmetic and of everything else.
+        kept: Type of the states in checkpoints and in a replayed segment.
+    """
+
+    io: str
+    state: str
+    kept: str
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Return the sizes of io, state and kept."""
+        return _SIZES[self.io], _SIZES[self.state], _SIZES[self.kept]
+
+
+_SIZES = {"elman::bf16": 2, "elman::f16": 2, "float": 4, "double": 8}
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """One way to run a plan's kernel; csrc/cuda/geometry.cuh explains the numbers.
+
+    Args:
+        plan: What is computed.
+        types: C++ types.
+        lanes: Lanes of a warp that share a row of the state.
+        warps: Warps of a block.
+        vector: Neighbouring columns that a lane reads at once.
+        steps: K.
+        align: Bytes that every slice and stride of sources and gradients is a multiple of.
+        scratch: Whether the replayed states stand in global memory.
+    """
+
+    plan: Plan
+    types: Types
+    lanes: int
+    warps: int
+    vector: int
+    steps: int
+    align: int
+    scratch: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return _WARP * self.warps
+
+    @property
+    def columns(self) -> int:
+        """Columns that a lane holds."""
+        return _round(math.ceil(self.plan.columns / self.lanes), self.vector)
+
+    @property
+    def width(self) -> int:
+        """Columns of a row with padding."""
+        return self.columns * self.lanes
+
+    @property
+    def rows(self) -> int:
+        """Rows of a slab."""
+        return _WARP // self.lanes * self.warps
+
+    @property
+    def slabs(self) -> int:
+        """Slabs, hence blocks, of a head."""
+        return math.ceil(self.plan.rows / self.rows)
+
+    @property
+    def copies(self) -> int:
+        """Copies of the vectors over columns in the backward pass."""
+        if self.columns & (self.columns - 1):
+            return 1
+        swaps = min(_log2(_WARP // self.lanes), _log2(self.columns))
+        return max(1, self.vector // (self.columns >> swaps))
+
+    @property
+    def history(self) -> int:
+        """Kept numbers of a replayed segment, of a block."""
+        kept = _round(self.columns, 2) if self.types.sizes[2] == 2 else self.columns
+        return self.steps * kept * self.threads
+
+    # ---- shared memory
+
+    def raw_bytes(self, backward: bool) -> int:
+        """Return the bytes of one buffer of raw inputs."""
+        names = [name for name, _ in self.plan.roles] + (["dout"] if backward else [])
+        return sum(_round(self.steps * self._raw_row(name), 16) for name in names)
+
+    def _raw_row(self, name: str) -> int:
+        io = self.types.sizes[0]
+        unit = max(io, 4) if name in _HEAD else self.align
+        width = 1 if name in _HEAD else min(self.rows, self.plan.rows)
+        if name in _COLUMNS:
+            width = self.plan.columns
+        shifts = io == 2 and unit == 4
+        return _round((width + shifts) * io, unit)
+
+    def _input_bytes(self, backward: bool) -> int:
+        cell = CELLS[self.plan.cell]
+        vectors = 2 + self._own_key + cell.column
+        pad = 0 if self.lanes > 4 else 16 if self.lanes > 2 else 8
+        numbers = self._ahead * self.width
+        if backward:
+            numbers += (self.copies - 1) * (self.steps * self.width + pad)
+        decay, write = self.plan.decay != "none", self.plan.write != "none"
+        return (
+            vectors * self._bytes(numbers)
+            + (1 + cell.gates) * self._bytes(self._ahead * self.rows)
+            + (decay + write) * self._bytes(self._ahead)
+            + (4 + 2 * decay) * backward * self._bytes(self.steps)
+        )
+
+    @property
+    def forward_bytes(self) -> int:
+        """Shared memory of the forward pass."""
+        reads = self._bytes(self._ahead * self.threads)
+        return 2 * self.raw_bytes(False) + self._input_bytes(False) + reads
+
+    @property
+    def backward_bytes(self) -> int:
+        """Shared memory of the backward pass, at most."""
+        plan, cell = self.plan, CELLS[self.plan.cell]
+        gate = plan.gate_act != "none"
+        # Which cells use the energy of a row is not known here; only those with parameters can.
+        energy = cell.reads and cell.parameters > 0
+        needs_y = gate or plan.self_gate
+        rows = 1 + energy + needs_y + cell.gates + gate
+        sums = 2 + self._own_key + cell.column
+        decay, write = self._decay_terms, plan.write != "none"
+        return (
+            2 * self.raw_bytes(True)
+            + self._input_bytes(True)
+            + rows * self._bytes(self.steps * self.rows)
+            + needs_y * self._bytes(self._ahead * self.threads)
+            + self._bytes(self.steps * self.warps * sums * self.width)
+            + (self._bytes(self.steps * (decay + 4)) if decay else 0)
+            + (self._bytes(self.steps * (self.rows + 4)) if write else 0)
+            + (0 if self.scratch else _round(self.history * self.types.sizes[2], 16))
+        )
+
+    @property
+    def _ahead(self) -> int:
+        return self.steps + 1
+
+    def _bytes(self, count: int) -> int:
+        return _round(count * self.types.sizes[1], 16)
+
+    @property
+    def _own_key(self) -> bool:
+        return self.plan.key != "k"
+
+    @property
+    def _decay_terms(self) -> int:
+        cell = CELLS[self.plan.cell]
+        if self.plan.decay == "none":
+            return 0
+        by_lane = not (cell.gates or cell.parameters) and self.warps <= 4
+        return self.threads if by_lane else self.rows
+
+    # ---- global memory
+
+    def checkpoint_numbers(self, batch: int, time: int) -> int:
+        """Return how many numbers of type ``types.kept`` the checkpoints of a call hold."""
+        states = batch * self.plan.heads * ((time - 1) // self.steps)
+        return states * self.plan.rows * self.plan.columns
+
+    @property
+    def param_terms(self) -> int:
+        """Numbers of a block in the sums of the parameters' gradients."""
+        widths = {"z_bias": self.plan.columns, "decay": 1, "dt_bias": 1}
+        return sum(widths.get(name, self.rows) for name in self.plan.parameter_names)
+
+    @property
+    def slab_numbers(self) -> int:
+        """Numbers per slab, step and head that the slabs of a head leave to be summed."""
+        if self.slabs == 1:
+            return 0
+        slices = {place: name for name, place in reversed(self._ordered_roles())}
+        wide = {place for name, place in self.plan.roles if name in _COLUMNS}
+        widths = [
+            self.plan.columns if place in wide else int(name in _HEAD)
+            for place, name in slices.items()
+        ]
+        return sum(widths)
+
+    def _ordered_roles(self) -> list[tuple[str, object]]:
+        return sorted(self.plan.roles, key=lambda role: ROLES.index(role[0]))
+
+    def workspace_bytes(self, batch: int, time: int) -> int:
+        """Return the bytes of the backward pass's workspace."""
+        heads = batch * self.plan.heads
+        numbers = _round(heads * self.slabs * self.param_terms, 4)
+        numbers += _round(self.slab_numbers * self.slabs * heads * time, 4)
+        scratch = heads * self.slabs * self.history if self.scratch else 0
+        return numbers * self.types.sizes[1] + scratch * self.types.sizes[2]
+
+    def finish_numbers(self, batch: int, time: int) -> int:
+        """Return how many numbers are summed over blocks after the backward pass."""
+        widths = {"z_bias": self.plan.columns, "decay": 1, "dt_bias": 1}
+        params = sum(widths.get(name, self.plan.rows) for name in self.plan.parameter_names)
+        return self.plan.heads * (params + batch * time * self.slab_numbers)
+
+    def type_text(self) -> str:
+        """Return the C++ type, for a translation unit with ``elman::Spec``."""
+        numbers = (self.lanes, self.warps, self.vector, self.steps, self.align)
+        scratch = str(self.scratch).lower()
+        inner = ", ".join(map(str, numbers))
+        return f"elman::Geometry<elman::Spec, {self.types.kept}, {inner}, {scratch}>"
+
+    def assertions(self, backward: bool) -> str:
+        """Return C++ text that refuses to compile a pass where this mirror is wrong."""
+        mirrored = {"G::SLABS": self.slabs, "G::THREADS": self.threads}
+        texts = [f"G::FORWARD_BYTES <= {self.forward_bytes}"]
+        if backward:
+            mirrored["G::HISTORY"] = self.history
+            mirrored["G::PARAM_TERMS"] = self.param_terms
+            mirrored["elman::slab_offset<G>(elman::ROLES)"] = self.slab_numbers
+            texts = [f"G::BACKWARD_BYTES <= {self.backward_bytes}"]
+        texts += [f"{name} == {value}" for name, value in mirrored.items()]
+        return "".join(f'static_assert({text}, "geometry.py mirrors it");\n' for text in texts)
+
+
+def _round(number: int, unit: int) -> int:
+    return math.ceil(number / unit) * unit
+
+
+def _log2(power: int) -> int:
+    return power.bit_length() - 1

@@ -1,0 +1,56 @@
+"""From a plan to the C++ text that the engines are compiled with. Imports no torch."""
+
+from __future__ import annotations
+
+from elman.ops.matrix_state.cells import CELLS
+from elman.ops.matrix_state.plan import Plan
+
+
+def spec_source(plan: Plan, name: str, *, io: str = "float", state: str = "float") -> str:
+    """Return the C++ structure of compile-time choices that csrc/args.h describes.
+
+    Where the roles lie is no part of it: plans that differ in that alone share a kernel.
+
+    Args:
+        plan: What is computed.
+        name: Name of the structure.
+        io: C++ type of the sources and of the output.
+        state: C++ type of everything else.
+    """
+    assert not plan.kernel_problem, plan
+    cell = CELLS[plan.cell]
+    assert cell.type is not None
+    acts = {
+        "Q_ACT": plan.q_act,
+        "K_ACT": plan.k_act,
+        "V_ACT": plan.v_act,
+        "Z_ACT": plan.z_act,
+        "GATE_ACT": plan.gate_act,
+    }
+    flags = {
+        "TANH": plan.nonlinearity == "tanh",
+        "Q_UNIT": plan.q_unit,
+        "K_UNIT": plan.k_unit,
+        "Z_BIAS": plan.z_bias,
+        "RESIDUAL": plan.residual,
+        "SELF_GATE": plan.self_gate,
+        "GATE": plan.gate_act != "none",
+        "GATE_BIAS": plan.gate_bias,
+    }
+    lines = [
+        "namespace elman {",
+        f"struct {name} {{",
+        *([cell.code] if cell.code else []),
+        f"  using Cell = {cell.type};",
+        f"  using IO = {io};",
+        f"  using State = {state};",
+        f"  static constexpr int R = {plan.rows}, N = {plan.columns};",
+        *(f"  static constexpr Act {key} = Act::{act};" for key, act in acts.items()),
+        *(f"  static constexpr bool {key} = {str(on).lower()};" for key, on in flags.items()),
+        f"  static constexpr Map DECAY = Map::{plan.decay}, WRITE = Map::{plan.write};",
+        f"  static constexpr Key KEY = Key::{plan.key};",
+        f"  static constexpr int TIE[ROLES] = {{{', '.join(map(str, plan.ties()))}}};",
+        "};",
+        "}  // namespace elman",
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,30 @@
+"""What the engines' compiled kernels share with Python: dtypes, structures, pointers."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+C_TYPES = {torch.float32: "float", torch.float64: "double"}
+"""Dtypes that CPU kernels compute in, with their C++ names."""
+
+
+def check_layout(library: ctypes.CDLL, symbol: str, mirror: type[ctypes.Structure]) -> None:
+    """Compare a mirrored structure with what the library was compiled with.
+
+    Args:
+        library: A loaded kernel.
+        symbol: Its array of 64-bit numbers: the structure's size, then the offset of every field.
+        mirror: The structure as Python declares it.
+    """
+    fields = [name for name, *_ in mirror._fields_]
+    mine = [ctypes.sizeof(mirror), *(getattr(mirror, name).offset for name in fields)]
+    theirs = list((ctypes.c_int64 * len(mine)).in_dll(library, symbol))
+    assert mine == theirs, f"{mirror.__name__}: {mine} here, {theirs} in the kernel"
+
+
+def pointer(tensor: Tensor | None) -> int | None:
+    """Return where a tensor's data lie; None is a null pointer."""
+    return None if tensor is None else tensor.data_ptr()

@@ -1,0 +1,1 @@
+"""The scalar-decay recurrence of Mamba2 (state space duality)."""

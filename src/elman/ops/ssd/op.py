@@ -1,0 +1,83 @@
+"""Mamba2's recurrence as the layer calls it: shapes, dtypes, choice of implementation.
+
+Shape legend: b batch, t time, h heads, p channels of a head, g groups of heads that share B and C,
+n state columns.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from elman.ops.precision import no_autocast, wide_dtype
+from elman.ops.ssd import chunked, triton
+from elman.ops.uncompiled import uncompiled
+
+
+@uncompiled
+def selective_scan(
+    x_bthp: Tensor,
+    dt_bth: Tensor,
+    b_btgn: Tensor,
+    c_btgn: Tensor,
+    *,
+    a_log_h: Tensor,
+    dt_bias_h: Tensor,
+    skip_h: Tensor,
+    state_bhpn: Tensor | None,
+    chunk: int,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    """Run Mamba2's recurrence over time, from a given state to the final one.
+
+    With S [p, n] per head and d = softplus(dt + dt_bias): ``S' = exp(-d exp(a_log)) S + d x B^T``
+    and ``y = S' C + skip x`` (lm-and-training specification 5.1). Gradients reach every tensor.
+
+    Args:
+        x_bthp: Input of each head.
+        dt_bth: Logits of the time steps.
+        b_btgn: Columns written to; head i belongs to group i // (heads / groups).
+        c_btgn: Columns read.
+        a_log_h: Logarithm of the decay rate.
+        dt_bias_h: Added to the logits.
+        skip_h: Weight of the input in the output.
+        state_bhpn: State before the first step, fp32 or wider; None starts a sequence.
+        chunk: Steps computed at once; 0 is the implementation's own choice.
+        backend: Name of the implementation, as chosen by ``elman.kernels.backends``.
+
+    Returns:
+        Reads y_bthp and the state after the last step, in fp32 or wider; the reads of ``triton``
+        have the dtype of ``x``.
+    """
+    run = triton.selective_scan if backend == "triton" else _plain
+    with no_autocast(x_bthp):
+        return run(x_bthp, dt_bth, b_btgn, c_btgn, a_log_h, dt_bias_h, skip_h, state_bhpn, chunk)
+
+
+def _plain(
+    x_bthp: Tensor,
+    dt_bth: Tensor,
+    b_btgn: Tensor,
+    c_btgn: Tensor,
+    a_log_h: Tensor,
+    dt_bias_h: Tensor,
+    skip_h: Tensor,
+    state_bhpn: Tensor | None,
+    chunk: int,
+) -> tuple[Tensor, Tensor]:
+    dtype = wide_dtype(x_bthp.dtype)
+    if state_bhpn is None:
+        batch, _, heads, rows = x_bthp.shape
+        state_bhpn = x_bthp.new_zeros(batch, heads, rows, b_btgn.shape[3], dtype=dtype)
+    x_bthp, b_btgn, c_btgn = (one.to(dtype) for one in (x_bthp, b_btgn, c_btgn))
+    step_bth = functional.softplus(dt_bth.to(dtype) + dt_bias_h.to(dtype))
+    y_bthp, state_bhpn = chunked.ssd(
+        x_bthp * step_bth.unsqueeze(-1),
+        step_bth * -a_log_h.to(dtype).exp(),
+        b_btgn,
+        c_btgn,
+        state_bhpn,
+        chunk or chunked.CHUNK,
+    )
+    return torch.addcmul(y_bthp, x_bthp, skip_h.to(dtype).unsqueeze(-1)), state_bhpn

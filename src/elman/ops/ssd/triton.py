@@ -1,0 +1,111 @@
+"""Mamba2 on the Triton kernels of the package mamba-ssm, called as its own layer calls them.
+
+Shape legend: b batch, t time, d model width, h heads, p channels of a head, g groups of heads,
+n state columns, i = h p, c convolved channels, k taps, e rows of the first projection.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from torch import Tensor
+
+from elman.kernels.packages import import_kernels
+from elman.ops.uncompiled import uncompiled
+
+CHUNK = 256
+"""Steps of a chunk in the package's own layer."""
+
+
+def selective_scan(
+    x_bthp: Tensor,
+    dt_bth: Tensor,
+    b_btgn: Tensor,
+    c_btgn: Tensor,
+    a_log_h: Tensor,
+    dt_bias_h: Tensor,
+    skip_h: Tensor,
+    state_bhpn: Tensor | None,
+    chunk: int,
+) -> tuple[Tensor, Tensor]:
+    """Run the recurrence; see :func:`elman.ops.ssd.op.selective_scan`."""
+    y_bthp, state_bhpn = _kernels().mamba_chunk_scan_combined(
+        x_bthp,
+        dt_bth,
+        -a_log_h.float().exp(),
+        b_btgn,
+        c_btgn,
+        chunk_size=chunk or CHUNK,
+        D=skip_h,
+        dt_bias=dt_bias_h,
+        initial_states=state_bhpn,
+        dt_softplus=True,
+        return_final_states=True,
+    )
+    return y_bthp, state_bhpn
+
+
+@uncompiled
+def gated_norm(y_bti: Tensor, z_bti: Tensor, gain_i: Tensor, groups: int, epsilon: float) -> Tensor:
+    """Return the RMSNorm, group by group, of y silu(z)."""
+    width = gain_i.shape[0] // groups
+    normed: Tensor = _norm().rmsnorm_fn(
+        y_bti, gain_i, None, z=z_bti, eps=epsilon, group_size=width, norm_before_gate=False
+    )
+    return normed
+
+
+def can_fuse(taps: int) -> bool:
+    """Return whether the package fuses convolution, scan, norm and last projection here."""
+    return _kernels().causal_conv1d_fwd_function is not None and taps <= 4
+
+
+@uncompiled
+def fused_layer(
+    projected_bte: Tensor,
+    conv_weight_ck: Tensor,
+    conv_bias_c: Tensor | None,
+    *,
+    a_log_h: Tensor,
+    dt_bias_h: Tensor,
+    skip_h: Tensor,
+    gain_i: Tensor,
+    out_weight_di: Tensor,
+    groups: int,
+    epsilon: float,
+    chunk: int,
+) -> tuple[Tensor, Tensor]:
+    """Run everything after the first projection, from a zero state, as one operation.
+
+    Returns:
+        The layer's output [b, t, d] and the state [b, h, p, n] after the last step.
+    """
+    y_btd, state_bhpn = _kernels().mamba_split_conv1d_scan_combined(
+        projected_bte,
+        conv_weight_ck,
+        conv_bias_c,
+        dt_bias_h,
+        -a_log_h.float().exp(),
+        D=skip_h,
+        chunk_size=chunk or CHUNK,
+        return_final_states=True,
+        activation="silu",
+        rmsnorm_weight=gain_i,
+        rmsnorm_eps=epsilon,
+        outproj_weight=out_weight_di,
+        headdim=gain_i.shape[0] // skip_h.shape[0],
+        ngroups=groups,
+        norm_before_gate=False,
+    )
+    return y_btd, state_bhpn
+
+
+@cache
+def _kernels() -> Any:
+    return import_kernels("mamba-ssm", "ops.triton.ssd_combined")
+
+
+@cache
+def _norm() -> Any:
+    return import_kernels("mamba-ssm", "ops.triton.layernorm_gated")

@@ -1,0 +1,205 @@
+"""One layer with fixed weights, inputs and incoming gradients, run by any backend.
+
+Shape legend: b batch, t time, d model width.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from elman.models.build import layer_class
+from elman.models.layers.mixer import Mixer
+from elman.models.registry.spec import Cell
+from elman.models.state import State
+from elman.parity.shapes import Shape
+
+# Steps that the first state has behind it: a state that the cell can really be in.
+_HISTORY = 5
+_CATCHING_UP = 30
+_DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One way of computing a layer.
+
+    Args:
+        backend: Name of the backend.
+        device: Type of the device.
+        precision: ``fp64``, ``fp32``, or ``bf16``: as in training, fp32 weights under autocast.
+    """
+
+    backend: str
+    device: str
+    precision: str
+
+
+EXACT = "fp64"
+
+
+class Experiment:
+    """A layer and what it is given, in fp64 and yet the same numbers in every precision.
+
+    Everything is rounded to bf16 once, so that all precisions compute the same problem. Every
+    parameter is shifted at random: a projection that starts at zero, equal gains or a symmetric
+    matrix would hide wrong gradients (lm-and-training specification 7).
+
+    Args:
+        cell: The cell.
+        shape: Sizes.
+        seed: Seed of all numbers; torch's global generators are left as they were.
+    """
+
+    def __init__(self, cell: Cell, shape: Shape, seed: int) -> None:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(seed)
+            self.layer = _layer(cell, shape)
+            self.x_btd = _input(shape)
+            past_btd = _rounded(torch.randn(shape.batch, _HISTORY, shape.dim).double())
+            self.state: State | None = None
+            if shape.initial:
+                _, state = self.layer(past_btd)
+                self.state = {name: _rounded(part) for name, part in state.items()}
+            y_btd, last = self.layer(self.x_btd, self.state)
+            self.incoming = [_rounded(torch.randn_like(out)) for out in (y_btd, *last.values())]
+
+    def run(self, run: Run) -> dict[str, Tensor]:
+        """Return outputs and gradients by name, in fp64 on the CPU.
+
+        ``y``, ``S last`` and the other parts of the last state; ``d x``, ``d S first``, and ``d``
+        with the name of every trained parameter.
+        """
+        layer = self._layer_for(run)
+        inputs = {"x": _placed(self.x_btd, run.device, _DTYPES[run.precision])}
+        state = None
+        if self.state is not None:
+            state = self._first_state(layer, run)
+            inputs |= {f"{name} first": part for name, part in state.items()}
+        with _autocast(run), poisoned(), without_tf32():
+            y_btd, last = layer(inputs["x"], state)
+            outputs = {"y": y_btd} | {f"{name} last": part for name, part in last.items()}
+            gradients = self._gradients(outputs, inputs | trained(layer))
+        return {name: t.detach().double().cpu() for name, t in (outputs | gradients).items()}
+
+    def _layer_for(self, run: Run) -> nn.Module:
+        layer = copy.deepcopy(self.layer).to(device=run.device, dtype=_DTYPES[run.precision])
+        for module in layer.modules():
+            if isinstance(module, Mixer):
+                module.backend = run.backend
+        return layer
+
+    def _first_state(self, layer: nn.Module, run: Run) -> State:
+        """Return the state in the dtypes that the layer itself hands on in this precision."""
+        assert self.state is not None
+        one_btd = self.x_btd[:, :1].to(run.device, _DTYPES[run.precision])
+        with torch.no_grad(), _autocast(run):
+            _, like = layer(one_btd)
+        return {
+            name: _placed(part, run.device, like[name].dtype) for name, part in self.state.items()
+        }
+
+    def _gradients(
+        self, outputs: dict[str, Tensor], inputs: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        differentiable = [
+            (out, grad.to(out.device, out.dtype))
+            for out, grad in zip(outputs.values(), self.incoming, strict=True)
+            if out.requires_grad
+        ]
+        outs, incoming = zip(*differentiable, strict=True)
+        found = torch.autograd.grad(outs, list(inputs.values()), incoming, materialize_grads=True)
+        return {f"d {name}": grad for name, grad in zip(inputs, found, strict=True)}
+
+
+def compile_for(cell: Cell, shape: Shape, run: Run) -> None:
+    """Call a layer of this shape once, on next to nothing, so that its kernels are compiled."""
+    dtype = _DTYPES[run.precision]
+    build = layer_class(cell)
+    layer = build(shape.dim, **shape.options, backend=run.backend, device=run.device, dtype=dtype)
+    x_btd = torch.zeros(1, 1, shape.dim, device=run.device, dtype=dtype)
+    with torch.no_grad(), _autocast(run):
+        layer(x_btd)
+
+
+def trained(layer: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters that training moves, by name."""
+    return {name: p for name, p in layer.named_parameters() if p.requires_grad}
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Fill every buffer that is made without a content with NaN, so that none passes unwritten.
+
+    torch does so where deterministic algorithms are asked for; of what cannot be deterministic it
+    only warns.
+    """
+    before = torch.are_deterministic_algorithms_enabled()
+    warned_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*deterministic.*")
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warned_only)
+
+
+@contextmanager
+def without_tf32() -> Iterator[None]:
+    """Compute fp32 products in fp32: a kernel is not judged by the rounding around it."""
+    products = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(products)
+
+
+def _layer(cell: Cell, shape: Shape) -> nn.Module:
+    layer = layer_class(cell)(shape.dim, **shape.options, dtype=torch.float64).eval()
+    for parameter in layer.parameters():
+        parameter.copy_(_rounded(parameter + _shift(parameter)))
+    if isinstance(layer, Mixer):
+        # Power iterations catch up with the shifted matrices, whose bound then holds again.
+        for _ in range(_CATCHING_UP):
+            layer.begin_step()
+    return layer
+
+
+def _shift(parameter: Tensor) -> Tensor:
+    """Return a random shift of half a parameter's own size, and never next to nothing."""
+    size = float(parameter.square().mean().sqrt())
+    least = 0.3 / math.sqrt(parameter.shape[-1]) if parameter.ndim > 1 else 0.2
+    return torch.randn_like(parameter) * max(size / 2, least)
+
+
+def _input(shape: Shape) -> Tensor:
+    if not shape.strided:
+        return _rounded(torch.randn(shape.batch, shape.steps, shape.dim).double())
+    wide_tbd = _rounded(torch.randn(shape.steps, shape.batch, 2 * shape.dim).double())
+    return wide_tbd.transpose(0, 1)[..., ::2]
+
+
+def _rounded(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.bfloat16).to(tensor.dtype)
+
+
+def _placed(tensor: Tensor, device: str, dtype: torch.dtype) -> Tensor:
+    """Return a leaf with the strides of ``tensor`` where it has gaps or another order."""
+    if tensor.is_contiguous():
+        return tensor.to(device, dtype, copy=True).requires_grad_()
+    span = torch.empty_strided(tensor.shape, tensor.stride(), device=device, dtype=dtype)
+    return span.copy_(tensor).requires_grad_()
+
+
+def _autocast(run: Run) -> torch.autocast:
+    return torch.autocast(run.device, torch.bfloat16, enabled=run.precision == "bf16")

@@ -1,0 +1,129 @@
+"""No training on a kernel that has not been proved here: the short parity before a run.
+
+A proof is kept in the kernel cache under everything that it holds for (sources, machine, torch,
+the cell's options, backend, precisions); the same run then starts at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from elman.kernels.cache import cannot_write, kernel_cache
+from elman.models import registry
+from elman.parity.experiment import Run
+from elman.parity.proof import Proof, prove_runs
+from elman.parity.record import write_parity
+from elman.parity.source import proof_conditions
+from elman.schema.model import ModelConfig
+
+SEED = 42
+
+
+class ParityError(Exception):
+    """A kernel computes something else than the reference."""
+
+
+def require_parity(
+    config: ModelConfig,
+    backend: str,
+    device: str,
+    precision: str,
+    folder: Path,
+    say: Callable[[str], None],
+) -> dict[str, Any] | None:
+    """Make sure that the kernel of a run has passed its short parity; return what was proved when.
+
+    Args:
+        config: Group ``model``.
+        backend: The backend that the run will use.
+        device: Type of its device.
+        precision: ``fp32`` or ``bf16``, as it will compute; the proof of bf16 includes fp32, whose
+            bounds are far stricter.
+        folder: The run folder, where ``parity.json`` is written if it fails.
+        say: Called with one line if a proof has to be made, which takes seconds.
+
+    Returns:
+        What ``result.json`` says about it; None where the reference itself runs.
+
+    Raises:
+        ParityError: the kernel is wrong here.
+    """
+    cell = registry.cell(config.cell)
+    if backend == cell.backends[0]:
+        return None
+    precisions = ["fp32", "bf16"] if precision == "bf16" else ["fp32"]
+    conditions = _conditions(config, backend, device, precisions)
+    marker = _marker(cell.name, backend, conditions)
+    if (known := _recalled(marker)) is not None:
+        return known
+    say(f"checking the {backend} kernel of {cell.name} against the reference, once (seconds) ...")
+    runs = [Run(backend, device, name) for name in precisions]
+    proof = prove_runs(config, runs, seed=SEED, quick=True)
+    if not proof.passed:
+        raise ParityError(_refusal(proof, write_parity(folder, proof.as_json() | conditions)))
+    return _remember(marker, proof, conditions)
+
+
+def _conditions(
+    config: ModelConfig, backend: str, device: str, precisions: Sequence[str]
+) -> dict[str, Any]:
+    return {
+        "cell": config.cell,
+        "options": dict(sorted(config.options.items())),
+        "backend": backend,
+        "device": device,
+        "precisions": list(precisions),
+        "conditions": proof_conditions(),
+    }
+
+
+def _marker(cell: str, backend: str, conditions: dict[str, Any]) -> Path:
+    key = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()[:20]
+    return kernel_cache() / "parity" / f"{cell}-{backend}-{key}.json"
+
+
+def _recalled(marker: Path) -> dict[str, Any] | None:
+    try:
+        known = json.loads(marker.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return known["parity"] if isinstance(known, dict) and "parity" in known else None
+
+
+def _remember(marker: Path, proof: Proof, conditions: dict[str, Any]) -> dict[str, Any]:
+    worst = max(check.worst.relative_l2 / check.worst.tolerance for check in proof.checks)
+    parity = {
+        "passed": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "backend": conditions["backend"],
+        "precisions": conditions["precisions"],
+        "checks": len(proof.checks),
+        "worst_share_of_tolerance": worst,
+        "sources": conditions["conditions"]["sources"],
+    }
+    text = json.dumps({"parity": parity} | conditions | proof.as_json(), indent=2) + "\n"
+    try:
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        scratch = marker.with_name(f"{marker.name}.{os.getpid()}")
+        scratch.write_text(text, encoding="utf-8")
+        os.replace(scratch, marker)
+    except OSError as error:
+        raise cannot_write(error) from None
+    return parity
+
+
+def _refusal(proof: Proof, place: Path) -> str:
+    failed = [check for check in proof.checks if not check.passed]
+    first = failed[0]
+    return (
+        f"the {first.run.backend} kernel of {proof.cell} is wrong on this machine: "
+        f"{first.worst.tensor} in {first.run.precision} at {first.sizes} has a relative error of "
+        f"{first.worst.relative_l2:.1e}, tolerance {first.worst.tolerance:.1e} "
+        f"({len(failed)} of {len(proof.checks)} checks failed; {place}); "
+        "kernels.backend=reference trains without it"
+    )

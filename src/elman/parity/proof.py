@@ -1,0 +1,268 @@
+"""Every backend of a cell that runs here against the fp64 reference, over the list of shapes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elman.errors import UserError
+from elman.kernels.backends import AUTO, TORCH, choose_backend
+from elman.kernels.packages import package_problem
+from elman.kernels.threads import cpu_share
+from elman.models import registry
+from elman.models.registry.spec import Cell
+from elman.parity.compare import Comparison, compare, tolerance
+from elman.parity.experiment import EXACT, Experiment, Run, compile_for
+from elman.parity.shapes import Shape, shapes_for
+from elman.schema.model import ModelConfig
+
+# What each backend is asked to compute; the engines for GPUs have no fp64.
+_PRECISIONS = {
+    "cpu": ("fp64", "fp32", "bf16"),
+    "cuda": ("fp32", "bf16"),
+    "triton": ("fp32", "bf16"),
+}
+_GPU = ("cuda", "triton")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One backend in one precision at one shape.
+
+    Attributes:
+        run: What ran.
+        shape: Name of the shape.
+        sizes: Its sizes, for people.
+        comparisons: Every output, state and gradient.
+    """
+
+    run: Run
+    shape: str
+    sizes: str
+    comparisons: Sequence[Comparison]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every tensor is close enough."""
+        return all(one.passed for one in self.comparisons)
+
+    @property
+    def worst(self) -> Comparison:
+        """See :func:`worst_of`."""
+        return worst_of(self.comparisons)
+
+
+def worst_of(comparisons: Iterable[Comparison]) -> Comparison:
+    """Return the tensor nearest to its tolerance, or farthest beyond; NaN is the worst of all."""
+
+    def badness(one: Comparison) -> tuple[bool, bool, float]:
+        return math.isnan(one.relative_l2), not one.passed, one.relative_l2 / one.tolerance
+
+    return max(comparisons, key=badness)
+
+
+@dataclass
+class Proof:
+    """All checks of one model's layer.
+
+    Attributes:
+        model: Name of the model.
+        cell: Name of its cell.
+        kernels: Backends besides the reference that were checked.
+        checks: One for every backend, precision and shape.
+        notes: What was not checked, and why.
+    """
+
+    model: str
+    cell: str
+    kernels: list[str] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check passed."""
+        return all(check.passed for check in self.checks)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything, every tensor of every check included."""
+        return {
+            "status": "ok" if self.passed else "failed",
+            "model": self.model,
+            "cell": self.cell,
+            "kernels": self.kernels,
+            "notes": self.notes,
+            "summary": self._summary(),
+            "checks": [_check_as_json(check) for check in self.checks],
+        }
+
+    def _summary(self) -> list[dict[str, Any]]:
+        """Return for every way of running the layer what passed, and the worst tensor."""
+        found = []
+        for run in dict.fromkeys(check.run for check in self.checks):
+            checks = [check for check in self.checks if check.run == run]
+            worst = worst_of(check.worst for check in checks)
+            counts = {"checks": len(checks), "passed": sum(check.passed for check in checks)}
+            found.append(asdict(run) | counts | {"worst": _tensor_as_json(worst)})
+        return found
+
+
+def prove(
+    config: ModelConfig,
+    *,
+    backend: str = AUTO,
+    seed: int = 42,
+    quick: bool = False,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Proof:
+    """Check a model's layer on every backend that its cell has here.
+
+    Args:
+        config: Group ``model``; its cell's options are taken over.
+        backend: As ``kernels.backend``: ``auto`` is all of them, a name is that one alone.
+        seed: Seed of weights and inputs.
+        quick: Two small shapes instead of all.
+        progress: Called with the checks done so far and the number of all.
+
+    Raises:
+        UserError: the named backend does not run here.
+    """
+    runs, notes = runs_here(registry.cell(config.cell).under(config.options), backend)
+    return prove_runs(config, runs, notes, seed=seed, quick=quick, progress=progress)
+
+
+def prove_runs(
+    config: ModelConfig,
+    runs: Sequence[Run],
+    notes: Sequence[str] = (),
+    *,
+    seed: int,
+    quick: bool,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Proof:
+    """Check a model's layer in the given ways of running it."""
+    cell = registry.cell(config.cell)
+    shapes, left_out = shapes_for(cell, config.dim, config.options, quick=quick)
+    kernels = dict.fromkeys(run.backend for run in runs if run.backend != cell.backends[0])
+    proof = Proof(config.name, cell.name, list(kernels), notes=[*notes, *left_out])
+    _compile(cell, shapes, [run for run in runs if run.backend in kernels])
+    total = len(shapes) * len(runs)
+    for shape in shapes:
+        for check in _checks(cell, shape, runs, seed):
+            proof.checks.append(check)
+            progress(len(proof.checks), total)
+    return proof
+
+
+def _compile(cell: Cell, shapes: Sequence[Shape], runs: Sequence[Run]) -> None:
+    """Compile what the checks will call, several kernels at a time: one after another takes long.
+
+    What goes wrong here goes wrong again, and is reported, where it is checked.
+    """
+    with torch.random.fork_rng(devices=[]), ThreadPoolExecutor(cpu_share()) as pool:
+        for shape, run in itertools.product(shapes, runs):
+            pool.submit(compile_for, cell, shape, run)
+
+
+def runs_here(cell: Cell, requested: str = AUTO) -> tuple[list[Run], list[str]]:
+    """Return every way of running a cell on this machine, and what cannot run here and why.
+
+    Raises:
+        UserError: the requested backend cannot run here.
+    """
+    base = cell.backends[0]
+    runs, notes = [Run(base, "cpu", "fp32")], []
+    if base == TORCH and torch.cuda.is_available():
+        runs.append(Run(base, "cuda", "fp32"))
+    if len(cell.backends) == 1:
+        why = f" ({cell.reason})" if cell.reason else ""
+        notes.append(f"no kernel yet{why}: {base} in fp32 against fp64")
+    for name in cell.backends[1:] if requested == AUTO else (requested,):
+        if name == base:
+            continue
+        try:
+            device = _device_of(cell, name)
+        except UserError as error:
+            if requested != AUTO:
+                raise
+            notes.append(f"not checked: {error}")
+            continue
+        runs += [Run(name, device, precision) for precision in _PRECISIONS[name]]
+    return runs, notes
+
+
+def _device_of(cell: Cell, backend: str) -> str:
+    """Return the type of device that a backend of the cell runs on here; raise if there is none."""
+    if backend not in _GPU:
+        choose_backend(cell, backend, "cpu")
+        return "cpu"
+    if not torch.cuda.is_available():
+        raise UserError(f"kernels.backend={backend}: torch sees no GPU here")
+    choose_backend(cell, backend, "cuda")
+    if cell.package is not None and (problem := package_problem(cell.package, "cuda")):
+        raise UserError(f"kernels.backend={backend}: {problem}")
+    return "cuda"
+
+
+def _checks(cell: Cell, shape: Shape, runs: Sequence[Run], seed: int) -> list[Check]:
+    experiment = Experiment(cell, shape, seed)
+    wanted = experiment.run(Run(cell.backends[0], "cpu", EXACT))
+    known: dict[Run, dict[str, Tensor]] = {}
+
+    def found_by(run: Run) -> dict[str, Tensor]:
+        if run not in known:
+            known[run] = experiment.run(run)
+        return known[run]
+
+    checks = []
+    for run in runs:
+        found, own = found_by(run), {}
+        if run.precision != EXACT:
+            own = found_by(Run(cell.backends[0], run.device, run.precision))
+        comparisons = [
+            _compared(name, found[name], own.get(name), wanted[name], run.precision)
+            for name in wanted
+        ]
+        checks.append(Check(run, shape.name, shape.describe(cell), comparisons))
+    return checks
+
+
+def _compared(
+    name: str, found: Tensor, own: Tensor | None, wanted: Tensor, precision: str
+) -> Comparison:
+    """Compare with the tolerance that the reference's own result in this precision allows."""
+    error = 0.0 if own is None else compare(name, own, wanted, 0.0).relative_l2
+    return compare(name, found, wanted, tolerance(precision, error))
+
+
+def _check_as_json(check: Check) -> dict[str, Any]:
+    return asdict(check.run) | {
+        "shape": check.shape,
+        "sizes": check.sizes,
+        "passed": check.passed,
+        "worst": _tensor_as_json(check.worst),
+        "tensors": [_tensor_as_json(one) for one in check.comparisons],
+    }
+
+
+def _tensor_as_json(one: Comparison) -> dict[str, Any]:
+    return {
+        "tensor": one.tensor,
+        "relative_l2": _finite(one.relative_l2),
+        "cosine": _finite(one.cosine),
+        "max_abs": _finite(one.max_abs),
+        "tolerance": one.tolerance,
+        "passed": one.passed,
+    }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has neither NaN nor infinity: both are null."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,157 @@
+"""The sizes that a cell is checked at: one step, odd lengths, several segments, every state size.
+
+Shape legend: b batch, t time, d model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from elman.errors import UserError
+from elman.models.build import layer_class
+from elman.models.registry.spec import Cell, Value
+
+STATE_SIZES = (16, 20, 28, 32, 64, 256)
+_SIZE = "n_state"
+_LARGE = 128
+# Widths for cells whose state is as wide as the layer: odd, and around the widths of vectors.
+_WIDTHS = (17, 20, 28, 64, 256)
+# Tried in this order: some cells need a width that their heads divide.
+_SMALL_DIMS = (24, 32, 64, 128, 256)
+# Longer than two segments of the usual checkpoint intervals, and a multiple of none.
+_LONG = 67
+_ODD = 37
+# State elements times rows times steps that one check may take: half a second of the reference.
+_BUDGET = 2**21
+_LENGTHS = ((2, _LONG), (1, _LONG), (1, 35), (1, 19))
+# A layer with more parameters is not built in fp64 beside its copies.
+_MOST_PARAMETERS = 2**24
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One check: a layer's sizes and its input's.
+
+    Args:
+        name: What is special about it.
+        batch: B.
+        steps: T.
+        dim: Model width.
+        options: The cell's options that differ from their defaults.
+        initial: Whether a state is given, and its gradient asked for.
+        strided: Whether the input is a view with gaps.
+    """
+
+    name: str
+    batch: int
+    steps: int
+    dim: int
+    options: Mapping[str, Value] = field(default_factory=dict)
+    initial: bool = True
+    strided: bool = False
+
+    def describe(self, cell: Cell) -> str:
+        """Return the sizes in one line, for people."""
+        sizes = [f"B={self.batch}", f"T={self.steps}", f"dim={self.dim}"]
+        for name, short in ((_SIZE, "n"), ("n_heads", "h")):
+            if name in cell.options:
+                sizes.append(f"{short}={self.options.get(name, cell.options[name].default)}")
+        return " ".join(sizes)
+
+
+def shapes_for(
+    cell: Cell, dim: int, options: Mapping[str, Value], *, quick: bool
+) -> tuple[list[Shape], list[str]]:
+    """Return the checks of a cell with a model's own options, and what was left out and why.
+
+    Args:
+        cell: The cell.
+        dim: The model's width, which only one check has; the others are small.
+        options: The model's options, those at their defaults too.
+        quick: Only one step, and a few segments with a first state.
+    """
+    own = {name: v for name, v in options.items() if v != cell.options[name].default}
+    small = _small_dim(cell, own, dim)
+    batch, long = _fitting(_state_elements(cell, small, own))
+    basic = [
+        Shape("one step", 2, 1, small, own),
+        Shape("segments", batch, long, small, own),
+    ]
+    if quick:
+        return basic, []
+    basic += [
+        Shape("from nothing", 1, _ODD, small, own, initial=False),
+        Shape("strided input", 3, _ODD, small, own, strided=True),
+    ]
+    notes: list[str] = []
+    sized = list(_sized(cell, own, small, notes))
+    return [*basic, *sized, *_own_size(cell, dim, own, notes)], notes
+
+
+def _small_dim(cell: Cell, options: Mapping[str, Value], dim: int) -> int:
+    """Return the smallest width at which the options are possible; the model's own is."""
+    return next(d for d in (*_SMALL_DIMS, dim) if d == dim or _impossible(cell, d, options) is None)
+
+
+def _impossible(cell: Cell, dim: int, options: Mapping[str, Value]) -> str | None:
+    """Return why a layer cannot have these sizes, or None."""
+    try:
+        cell.parse_options(dim, options)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def _sized(cell: Cell, own: Mapping[str, Value], small: int, notes: list[str]) -> Iterator[Shape]:
+    """Return a check for every state size, or for every width where the state is as wide as it."""
+    if _SIZE not in cell.options:
+        for width in _WIDTHS:
+            if (problem := _impossible(cell, width, own)) is None:
+                yield _fitted(cell, f"width {width}", width, own)
+            else:
+                notes.append(f"width {width} left out: {problem}")
+        return
+    for size in STATE_SIZES:
+        # Few heads: a head's number changes nothing for the others.
+        heads = {"n_heads": 1 if size > _LARGE else 2} if "n_heads" in cell.options else {}
+        options = {**own, _SIZE: size, **heads}
+        if (problem := _impossible(cell, small, options)) is None:
+            yield _fitted(cell, f"n_state {size}", small, options)
+        else:
+            notes.append(f"n_state {size} left out: {problem}")
+
+
+def _fitted(cell: Cell, name: str, dim: int, options: Mapping[str, Value]) -> Shape:
+    batch, steps = _fitting(_state_elements(cell, dim, options))
+    return Shape(name, batch, steps, dim, options)
+
+
+def _own_size(cell: Cell, dim: int, own: Mapping[str, Value], notes: list[str]) -> Sequence[Shape]:
+    """Return the check at the model's own size, unless it would take minutes."""
+    params = sum(p.numel() for p in _on_meta(cell, dim, own).parameters())
+    batch, steps = _fitting(_state_elements(cell, dim, own))
+    if params > _MOST_PARAMETERS:
+        notes.append(f"own size left out: {params:,} parameters a layer")
+        return []
+    return [Shape("own size", batch, min(steps, 19), dim, own)]
+
+
+def _fitting(elements: int) -> tuple[int, int]:
+    """Return rows and steps of a check whose state has so many elements a row."""
+    fits = (size for size in _LENGTHS if size[0] * size[1] * elements <= _BUDGET)
+    return next(fits, _LENGTHS[-1])
+
+
+def _state_elements(cell: Cell, dim: int, options: Mapping[str, Value]) -> int:
+    """Return how many numbers the state of one row has."""
+    x_btd = torch.empty(1, 1, dim, device="meta")
+    with torch.no_grad():
+        _, state = _on_meta(cell, dim, options)(x_btd)
+    return sum(part.numel() for part in state.values())
+
+
+def _on_meta(cell: Cell, dim: int, options: Mapping[str, Value]) -> torch.nn.Module:
+    return layer_class(cell)(dim, **options, device="meta")

@@ -1,0 +1,48 @@
+"""What a proof holds for: the sources, the machine and the software that it was made with."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+
+from elman.kernels.compiler import find_compiler
+from elman.kernels.sources import files_hash, source_folder
+from elman.kernels.target import host_target
+from elman.training.environment import device_name
+
+# Python sources that decide what a kernel is asked to do and how it is called.
+_PACKAGES = ("kernels", "ops", "models", "parity")
+_SUFFIXES = frozenset({".py", ".h", ".hpp", ".inc", ".cuh", ".cpp", ".cu"})
+
+
+@cache
+def all_sources() -> str:
+    """Return a hash of everything that a kernel is made from and called by."""
+    root = Path(str(files("elman")))
+    folders = [(source_folder(), source_folder()), *((root, root / name) for name in _PACKAGES)]
+    hashes = (
+        files_hash(base, (path for path in folder.rglob("*") if path.suffix in _SUFFIXES))
+        for base, folder in folders
+    )
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()[:16]
+
+
+def proof_conditions() -> dict[str, str]:
+    """Return what a proof made here and now holds for; another value of any of them voids it."""
+    compiler = find_compiler()
+    conditions = {
+        "sources": all_sources(),
+        "torch": torch.__version__,
+        "cpu": device_name(torch.device("cpu")),
+        "target": host_target().name,
+        "compiler": compiler.version if compiler else "none",
+    }
+    if torch.cuda.is_available():
+        device = torch.device("cuda")
+        major, minor = torch.cuda.get_device_capability(device)
+        conditions |= {"gpu": device_name(device), "architecture": f"sm_{major}{minor}"}
+    return conditions

@@ -1,0 +1,112 @@
+"""The tables of ``mode=parity``: one line for each check, and one for each model of a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from elman.config import RunConfig
+from elman.report.sweep_table import SweepRow, wide_console
+
+_NUMBERS = ("relative L2", "cosine", "max abs", "tolerance")
+# Wrong tensors that are listed; a wrong kernel easily has hundreds.
+_LISTED = 20
+
+
+def print_parity(console: Console, result: Mapping[str, Any], folder: Path) -> None:
+    """Print one model's checks, every tensor that failed, and what was not checked."""
+    checks = result["checks"]
+    table = _table(("backend", "precision", "shape", "sizes", "worst tensor"))
+    for check in checks:
+        worst = check["worst"]
+        table.add_row(*_run(check), check["shape"], check["sizes"], worst["tensor"], *_cells(worst))
+    console.print(table)
+    for line in (*_failures(checks), *result["notes"]):
+        _say(console, line)
+    tensors = sum(len(check["tensors"]) for check in checks)
+    failed = sum(not check["passed"] for check in checks)
+    verdict = f"{failed} of {len(checks)} checks failed"
+    if not failed:
+        verdict = f"{len(checks)} checks passed"
+    where = f"{tensors} tensors, all in {folder}/parity.json"
+    _say(console, f"{result['model']}: {verdict}; {where}")
+
+
+def print_parity_sweep(
+    rows: Sequence[SweepRow], configs: Sequence[RunConfig], folder: Path | None
+) -> None:
+    """Print the table at the end of a sweep: each model's worst tensor by backend and precision."""
+    console = wide_console()
+    table = _table(("model", "cell", "backend", "precision", "checks", "worst tensor"))
+    for row, config in zip(rows, configs, strict=True):
+        if row.result is None:
+            table.add_row(config.model.name, config.model.cell, *[""] * 8, row.status)
+        else:
+            for one in row.result["summary"]:
+                counted = f"{one['passed']}/{one['checks']}"
+                worst = one["worst"]
+                names = (config.model.name, config.model.cell, *_run(one))
+                table.add_row(*names, counted, worst["tensor"], *_cells(worst))
+    console.print(table)
+    if folder is not None:
+        _say(console, f"sweep folder: {folder}")
+
+
+def _table(names: Sequence[str]) -> Table:
+    table = Table(show_edge=False, header_style="bold")
+    for name in names:
+        table.add_column(name, overflow="fold")
+    for name in _NUMBERS:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("pass", no_wrap=True)
+    return table
+
+
+def _run(check: Mapping[str, Any]) -> tuple[str, str]:
+    """Return backend and precision; the device, too, where the backend does not tell it."""
+    backend, device = check["backend"], check["device"]
+    told = device in ("cpu", backend)
+    return (backend if told else f"{backend} ({device})"), check["precision"]
+
+
+def _cells(tensor: Mapping[str, Any]) -> list[str]:
+    return [
+        _shown(tensor["relative_l2"], ".1e"),
+        _shown(tensor["cosine"], ".6f"),
+        _shown(tensor["max_abs"], ".1e"),
+        _shown(tensor["tolerance"], ".1e"),
+        "[green]yes[/]" if tensor["passed"] else "[red]NO[/]",
+    ]
+
+
+def _failures(checks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each wrong tensor, the first of them."""
+    lines = [
+        f"wrong: {_failure(check, tensor)}"
+        for check in checks
+        for tensor in check["tensors"]
+        if not tensor["passed"]
+    ]
+    more = len(lines) - _LISTED
+    return [*lines[:_LISTED], f"and {more} more"] if more > 0 else lines
+
+
+def _failure(check: Mapping[str, Any], tensor: Mapping[str, Any]) -> str:
+    backend, precision = _run(check)
+    return (
+        f"{tensor['tensor']} of {backend} {precision} at {check['shape']} ({check['sizes']}): "
+        f"relative L2 {_shown(tensor['relative_l2'], '.2e')}, cosine "
+        f"{_shown(tensor['cosine'], '.5f')}, tolerance {tensor['tolerance']:.1e}"
+    )
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "nan" if value is None else format(value, form)
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,274 @@
+"""Packages of the packaged baselines: what is refused on a GPU, with which command, and marks."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from elman.compose import compose_config
+from elman.data import batches
+from elman.errors import ExitStatus, UserError
+from elman.kernels import packages
+from elman.kernels.packages import (
+    computation_path,
+    import_kernels,
+    on_slow_path,
+    package_problem,
+    resolve_backend,
+)
+from elman.models import registry
+from elman.models.build import build_model
+from elman.modes import train
+from elman.report.summary import print_summary
+from elman.report.sweep_table import SweepRow, sweep_table
+
+GPU = torch.device("cuda", 0)
+MAMBA2, GDN, E88 = (registry.cell(name) for name in ("mamba2", "fla_gdn", "e88"))
+MAMBA_COMMAND = (
+    "pip install setuptools wheel && MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE "
+    "pip install --no-build-isolation 'elman[mamba]'"
+)
+
+
+@pytest.fixture
+def installed(monkeypatch) -> dict[str, str]:
+    """Return what is installed, by distribution, for the test to change; a Hopper GPU is there."""
+    found = {
+        "mamba-ssm": "2.3.2.post1",
+        "flash-linear-attention": "0.6.0",
+        "triton": "3.7.1",
+        "einops": "0.8.2",
+        "packaging": "26.0",
+    }
+    names = {"mamba_ssm": "mamba-ssm", "fla": "flash-linear-attention"}
+    names |= {"causal_conv1d": "causal-conv1d"}
+    monkeypatch.setattr(packages, "_importable", lambda module: names.get(module, module) in found)
+    monkeypatch.setattr(packages, "installed_version", found.get)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    return found
+
+
+@pytest.mark.parametrize("name", ["mamba-ssm", "flash-linear-attention"])
+def test_a_complete_installation_has_no_problem(name, installed) -> None:
+    assert package_problem(name, GPU) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "problem"),
+    [
+        ("mamba-ssm", {"mamba-ssm": None}, f"mamba-ssm is not installed; {MAMBA_COMMAND}"),
+        (
+            "mamba-ssm",
+            {"einops": None, "packaging": None},
+            "mamba-ssm needs einops and packaging; pip install einops packaging",
+        ),
+        (
+            "mamba-ssm",
+            {"mamba-ssm": "1.2.0"},
+            f"mamba-ssm 1.2.0 is older than 2.2.2; {MAMBA_COMMAND} --upgrade",
+        ),
+        (
+            "flash-linear-attention",
+            {"flash-linear-attention": None, "triton": None},
+            "flash-linear-attention is not installed; pip install 'elman[fla]'",
+        ),
+        (
+            "flash-linear-attention",
+            {"triton": "3.6.0"},
+            "triton 3.6.0 computes wrong gradients of flash-linear-attention's gated delta rule on "
+            "Hopper; pip install --upgrade 'torch>=2.12.1', which brings triton 3.7.1",
+        ),
+    ],
+    ids=["missing", "missing beside", "old", "fla missing", "known bad"],
+)
+def test_each_problem_comes_with_its_command(name, change, problem, installed) -> None:
+    for distribution, version in change.items():
+        installed.pop(distribution)
+        if version is not None:
+            installed[distribution] = version
+    assert package_problem(name, GPU) == problem
+    assert package_problem(name, "cpu") is None
+
+
+@pytest.mark.parametrize(
+    ("triton", "capability", "bad"),
+    [
+        ("3.3.1", (9, 0), False),
+        ("3.4.0", (9, 0), True),
+        ("3.7.0", (9, 0), True),
+        ("3.7.1", (9, 0), False),
+        ("3.6.0", (8, 0), False),
+        ("3.6.0", (10, 0), False),
+    ],
+)
+def test_gated_delta_is_refused_on_hopper_with_triton_340_to_370(
+    triton, capability, bad, installed, monkeypatch
+) -> None:
+    installed["triton"] = triton
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert (package_problem("flash-linear-attention", GPU) is not None) == bad
+    assert package_problem("mamba-ssm", GPU) is None
+
+
+@pytest.mark.parametrize("cell", [MAMBA2, GDN], ids=lambda cell: cell.name)
+def test_the_backend_on_each_device(cell, installed) -> None:
+    assert resolve_backend(cell, "auto", GPU) == "triton"
+    assert resolve_backend(cell, "auto", GPU, allow_slow=True) == "triton"
+    assert resolve_backend(cell, "auto", "cpu") == "reference"
+    assert resolve_backend(cell, "reference", "cpu") == "reference"
+    assert resolve_backend(cell, "reference", GPU, allow_slow=True) == "reference"
+    with pytest.raises(UserError, match=r"kernels\.backend=triton: does not run on a cpu device"):
+        resolve_backend(cell, "triton", "cpu")
+    with pytest.raises(UserError, match=r"slow path .* add baseline.allow_slow=true"):
+        resolve_backend(cell, "reference", GPU)
+
+
+def test_a_missing_package_is_refused_unless_the_slow_path_is_allowed(installed) -> None:
+    del installed["mamba-ssm"]
+    with pytest.raises(UserError) as caught:
+        resolve_backend(MAMBA2, "auto", GPU)
+    assert str(caught.value) == (
+        f"model.cell=mamba2 on a GPU: mamba-ssm is not installed; {MAMBA_COMMAND}, "
+        "or add baseline.allow_slow=true (plain PyTorch, marked)"
+    )
+    assert resolve_backend(MAMBA2, "auto", GPU, allow_slow=True) == "reference"
+    with pytest.raises(UserError, match="mamba-ssm is not installed"):
+        resolve_backend(MAMBA2, "triton", GPU, allow_slow=True)
+
+
+def test_cells_without_a_package_are_not_concerned(installed) -> None:
+    installed.clear()
+    assert resolve_backend(E88, "reference", GPU) == "reference"
+    assert computation_path(E88, "reference") is None
+    assert not on_slow_path(E88, "reference")
+
+
+def test_paths_in_words(installed) -> None:
+    assert computation_path(MAMBA2, "reference") == "plain PyTorch, chunked"
+    unfused = "mamba-ssm 2.3.2.post1 (unfused, torch convolution)"
+    assert computation_path(MAMBA2, "triton") == unfused
+    assert computation_path(GDN, "triton") == "flash-linear-attention 0.6.0"
+    installed["causal-conv1d"] = "1.6.1"
+    assert computation_path(MAMBA2, "triton") == "mamba-ssm 2.3.2.post1 (causal-conv1d 1.6.1)"
+    assert on_slow_path(MAMBA2, "reference")
+    assert not on_slow_path(MAMBA2, "triton")
+
+
+def test_a_model_on_a_gpu_is_refused_before_its_weights_are_made(installed, monkeypatch) -> None:
+    del installed["flash-linear-attention"]
+    monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: pytest.fail("made a weight"))
+    with pytest.raises(UserError, match="flash-linear-attention is not installed"):
+        build_model(compose_config(["model=fla-gdn"]).model, device="cuda")
+
+
+def test_training_on_a_gpu_is_refused_before_the_data_is_opened(
+    installed, monkeypatch, tmp_path
+) -> None:
+    del installed["mamba-ssm"]
+    monkeypatch.setattr(train, "choose_device", lambda name: GPU)
+    monkeypatch.setattr(batches, "ByteSource", lambda *args: pytest.fail("opened the data"))
+    with pytest.raises(UserError, match="mamba-ssm is not installed"):
+        train.run(compose_config(["model=mamba2"]), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def broken_root(tmp_path, monkeypatch) -> Path:
+    """Make packages whose roots cannot be imported, with a module below each."""
+    for root in ("mamba_ssm", "fla"):
+        folder = tmp_path / root / "ops"
+        folder.mkdir(parents=True)
+        (tmp_path / root / "__init__.py").write_text("import selective_scan_cuda\n")
+        (folder / "__init__.py").touch()
+        (folder / "inner.py").write_text("ANSWER = 42\n")
+        (folder / "outer.py").write_text(f"from {root}.ops.inner import ANSWER\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def test_kernels_are_imported_without_a_root_that_needs_what_is_not_there(broken_root) -> None:
+    try:
+        assert import_kernels("mamba-ssm", "ops.outer").ANSWER == 42
+        # Whoever imports the package itself gets the package itself.
+        assert "mamba_ssm" not in sys.modules
+        assert import_kernels("mamba-ssm", "ops.inner").ANSWER == 42
+    finally:
+        for name in [name for name in sys.modules if name.startswith("mamba_ssm")]:
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "reason"),
+    [
+        ("mamba-ssm", "ops.nowhere", "No module named 'mamba_ssm.ops.nowhere'"),
+        ("flash-linear-attention", "ops.inner", "No module named 'selective_scan_cuda'"),
+    ],
+)
+def test_what_cannot_be_imported_is_one_line_with_the_command(
+    name, module, reason, broken_root
+) -> None:
+    with pytest.raises(UserError) as caught:
+        import_kernels(name, module)
+    command = packages.PACKAGES[name].install
+    assert str(caught.value) == f"{name} cannot be imported ({reason}); {command}"
+
+
+SMALL = (
+    "model.dim=128",
+    "model.depth=1",
+    "train.batch_size=2",
+    "train.chunk_size=16",
+    "train.steps=2",
+    "data.val_sample=32",
+    "data.val_window=16",
+    "log.tensorboard=false",
+)
+
+
+@pytest.mark.parametrize("model", ["mamba2", "fla-gdn"])
+def test_a_run_on_a_cpu_is_marked(model, tmp_path, text_file) -> None:
+    config = compose_config([f"model={model}", *SMALL, f"data.path={text_file}"])
+    assert train.run(config, tmp_path) == ExitStatus.OK
+    result: dict[str, Any] = json.loads((tmp_path / "result.json").read_text())
+    assert (result["backend"], result["path"]) == ("reference", "plain PyTorch, chunked")
+    assert result["slow_path"] is True
+    assert {"mamba-ssm", "flash-linear-attention"} <= set(result["environment"]["packages"])
+    printed = io.StringIO()
+    print_summary(Console(file=printed, width=200), tmp_path, result)
+    assert "backend reference: plain PyTorch, chunked, the slow path" in printed.getvalue()
+    row = SweepRow(1, [f"model={model}"], "ok", result)
+    printed = io.StringIO()
+    Console(file=printed, width=200).print(sweep_table([row]))
+    assert "ok, slow path" in printed.getvalue()
+
+
+def test_every_mode_that_builds_a_model_hands_on_that_slow_is_allowed(monkeypatch) -> None:
+    """Evaluation and generation, too: a checkpoint of a baseline is opened on a GPU as well."""
+    from elman.modes import eval as eval_mode
+    from elman.modes import generate
+
+    asked: list[bool] = []
+
+    def load(*args: Any, allow_slow: bool, **kwargs: Any) -> Any:
+        asked.append(allow_slow)
+        raise UserError("enough")
+
+    for mode, module in (("eval", eval_mode), ("generate", generate)):
+        monkeypatch.setattr(module, "load", load)
+        config = compose_config(
+            [f"mode={mode}", f"{mode}.checkpoint=x", "baseline.allow_slow=true"]
+        )
+        for name in ("find_checkpoint", "saved_config"):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, lambda place: SimpleNamespace(path=place))
+        with pytest.raises(UserError, match="enough"):
+            module.run(config, None)
+    assert asked == [True, True]

@@ -1,0 +1,339 @@
+"""``mode=parity`` and the check before a run: every planted fault of a kernel is found and named.
+
+Shape legend: b batch, t time, d width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+import types
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from elman.cli import main
+from elman.compose import compose_config
+from elman.errors import ExitStatus, UserError
+from elman.models import registry
+from elman.models.layers.mixer import Mixer
+from elman.models.registry.spec import Cell, Option
+from elman.modes import parity as parity_mode
+from elman.parity.compare import compare, tolerance
+from elman.parity.proof import prove, runs_here
+from elman.parity.shapes import shapes_for
+from elman.report.parity_table import print_parity_sweep
+from elman.report.sweep_table import SweepRow
+from elman.schema.model import ModelConfig
+
+CELL = Cell(
+    name="planted",
+    engine="dense",
+    layer="planted_cell:Planted",
+    equation="h' = a h + x, y = sum over the gain of h'",
+    source="this test",
+    options={
+        "n_state": Option(3, "copies of the state", minimum=1, size=True),
+        "fault": Option("none", "what the kernel does wrong"),
+    },
+    backends=("reference", "cpu"),
+)
+
+
+class _Wrong(torch.autograd.Function):
+    """The identity, with a gradient that is changed."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, change: Any) -> Tensor:
+        ctx.change = change
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.change(grad), None
+
+
+class Planted(Mixer):
+    """A cell whose "kernel" is the reference with a fault of choice."""
+
+    cell: ClassVar[Cell] = CELL
+
+    def __init__(self, dim: int, *, device=None, dtype=None, **options: Any) -> None:
+        super().__init__(dim, **options)
+        self.decay = nn.Parameter(torch.full((dim,), 0.5, device=device, dtype=dtype))
+        size = self.settings.count("n_state")
+        # Zero, as some projections start: without a shift nothing would be seen behind it.
+        self.gain = nn.Parameter(torch.zeros(size, dim, device=device, dtype=dtype))
+
+    def forward(self, x_btd: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        size = self.settings.count("n_state")
+        fault = self.settings.word("fault") if self.backend_for(x_btd) == "cpu" else "none"
+        h_bnd = x_btd.new_zeros(x_btd.shape[0], size, self.dim) if state is None else state["h"]
+        gain, decay = self.gain, torch.tanh(self.decay)
+        if fault == "first state ignored":
+            h_bnd = torch.zeros_like(h_bnd)
+        elif fault == "gradient of the gain":
+            gain = _Wrong.apply(gain, lambda grad: grad * 1.001)
+        elif fault == "gradient of a zero":
+            gain = _Wrong.apply(gain, torch.zeros_like)
+        elif fault == "gradient of the first state":
+            h_bnd = _Wrong.apply(h_bnd, lambda grad: grad.flip(0))
+        outputs = []
+        for step, x_bd in enumerate(x_btd.unbind(1)):
+            if fault == "second segment" and step == 32:
+                decay = decay * 1.001
+            h_bnd = decay * h_bnd + torch.tanh(x_bd).unsqueeze(1)
+            outputs.append((gain * h_bnd).sum(1))
+        y_btd = torch.stack(outputs, 1)
+        if fault == "last channel unwritten":
+            whole_btd = torch.empty_like(y_btd)
+            whole_btd[..., :-1] = y_btd[..., :-1]
+            y_btd = whole_btd
+        elif fault == "size 20" and size == 20:
+            y_btd = y_btd.roll(1, dims=-1)
+        last = {"h": h_bnd}
+        if fault == "gradient of the last state":
+            last["h"] = _Wrong.apply(h_bnd, torch.zeros_like)
+        return y_btd, last
+
+
+@pytest.fixture(autouse=True)
+def planted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the cell known, as an installed package would."""
+    module = types.ModuleType("planted_cell")
+    module.Planted = Planted  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "planted_cell", module)
+    monkeypatch.setitem(registry.cells(), "planted", CELL)
+
+
+def model(fault: str = "none", n_state: int = 3) -> ModelConfig:
+    options = {"n_state": n_state, "fault": fault}
+    return ModelConfig(name="planted", cell="planted", dim=128, depth=1, options=options)
+
+
+def failures(proof: Any) -> set[tuple[str, str]]:
+    return {
+        (check.shape, one.tensor)
+        for check in proof.checks
+        for one in check.comparisons
+        if not one.passed
+    }
+
+
+# ------------------------------------------------------------------------------- the comparison
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "passes"),
+    [
+        ([1.0, 2.0], [1.0, 2.0 + 1e-5], True),
+        ([1.0, 2.0], [1.0, 2.01], False),
+        ([0.0, 0.0], [0.0, 0.0], True),
+        ([0.0, 1e-30], [0.0, 0.0], False),
+        ([0.0, 0.0], [0.0, 1e-30], False),
+        ([math.nan, 2.0], [1.0, 2.0], False),
+        ([math.nan, 2.0], [math.nan, 2.0], False),
+        ([math.inf, 2.0], [math.inf, 2.0], False),
+        ([], [], True),
+    ],
+    ids=["near", "far", "zeros", "no-zeros", "only-zeros", "nan", "both-nan", "inf", "empty"],
+)
+def test_when_two_tensors_are_the_same(found, wanted, passes: bool) -> None:
+    assert compare("t", torch.tensor(found), torch.tensor(wanted), 1e-4).passed == passes
+
+
+def test_a_wrong_direction_fails_whatever_the_tolerance() -> None:
+    one = compare("t", torch.tensor([1.0, 0.1]), torch.tensor([1.0, 0.0]), 0.5)
+    assert one.relative_l2 == pytest.approx(0.1)
+    assert one.cosine < 0.999
+    assert not one.passed
+
+
+@pytest.mark.parametrize(
+    ("precision", "own", "most"),
+    [
+        ("fp64", 1e-3, 1e-9),
+        ("fp32", 1e-6, 1e-4),
+        ("fp32", 2e-4, 3e-4),
+        ("fp32", 0.5, 1e-3),
+        ("bf16", 1e-3, 2e-2),
+        ("bf16", 0.1, 0.15),
+        ("bf16", math.nan, 2e-2),
+    ],
+)
+def test_tolerances(precision: str, own: float, most: float) -> None:
+    assert tolerance(precision, own) == pytest.approx(most)
+
+
+# ------------------------------------------------------------------------------- planted faults
+
+
+def test_a_right_kernel_passes_in_every_precision() -> None:
+    proof = prove(model())
+    assert proof.passed
+    assert {(c.run.backend, c.run.precision) for c in proof.checks} == {
+        ("reference", "fp32"),
+        ("cpu", "fp64"),
+        ("cpu", "fp32"),
+        ("cpu", "bf16"),
+    }
+    one = next(check for check in proof.checks if check.shape == "segments")
+    names = {comparison.tensor for comparison in one.comparisons}
+    assert names == {"y", "h last", "d x", "d h first", "d decay", "d gain"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "tensor"),
+    [
+        ("first state ignored", "y"),
+        ("gradient of the gain", "d gain"),
+        ("gradient of a zero", "d gain"),
+        ("gradient of the first state", "d h first"),
+        ("gradient of the last state", "d h first"),
+        ("last channel unwritten", "y"),
+        ("second segment", "h last"),
+    ],
+)
+@pytest.mark.parametrize("quick", [True, False], ids=["quick", "all"])
+def test_a_fault_is_found_and_its_tensor_named(fault: str, tensor: str, quick: bool) -> None:
+    proof = prove(model(fault), quick=quick)
+    assert not proof.passed
+    assert tensor in {name for _, name in failures(proof)}
+    assert {check.run.backend for check in proof.checks if not check.passed} == {"cpu"}
+
+
+def test_a_fault_at_one_size_is_found_there_alone() -> None:
+    proof = prove(model("size 20"))
+    assert {shape for shape, _ in failures(proof)} == {"n_state 20"}
+    assert prove(model("size 20"), quick=True).passed
+    assert not prove(model("size 20", n_state=20), quick=True).passed
+
+
+def test_the_same_seed_makes_the_same_numbers_and_leaves_torchs_alone() -> None:
+    before = torch.get_rng_state()
+    errors = [
+        [one.max_abs for check in prove(model(), quick=True, seed=seed).checks
+         for one in check.comparisons]
+        for seed in (1, 1, 2)
+    ]  # fmt: skip
+    assert errors[0] == errors[1]
+    assert errors[0] != errors[2]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_progress_counts_every_check() -> None:
+    seen: list[tuple[int, int]] = []
+    proof = prove(model(), quick=True, progress=lambda done, total: seen.append((done, total)))
+    count = len(proof.checks)
+    assert seen == [(done, count) for done in range(1, count + 1)]
+
+
+# ------------------------------------------------------------------------------- shapes and runs
+
+
+@pytest.mark.parametrize("name", sorted(registry.cells()))
+def test_every_cell_has_its_shapes(name: str) -> None:
+    cell = registry.cell(name)
+    defaults = {key: option.default for key, option in cell.options.items()}
+    shapes, notes = shapes_for(cell, 256, defaults, quick=False)
+    names = [shape.name for shape in shapes]
+    assert names[:4] == ["one step", "segments", "from nothing", "strided input"]
+    assert names[-1] == "own size"
+    sized = [shape for shape in names if shape.startswith(("n_state", "width"))]
+    assert len(sized) + len(notes) >= 5
+    assert len(sized) >= 1
+    for shape in shapes:
+        cell.parse_options(shape.dim, shape.options)
+    quick, _ = shapes_for(cell, 256, defaults, quick=True)
+    assert quick == shapes[:2]
+
+
+def test_a_large_layer_is_checked_at_small_sizes_only() -> None:
+    cell = registry.cell("e88")
+    defaults = {key: option.default for key, option in cell.options.items()}
+    shapes, notes = shapes_for(cell, 4096, defaults | {"n_heads": 160}, quick=False)
+    assert "own size" not in {shape.name for shape in shapes}
+    assert any(note.startswith("own size left out: ") for note in notes)
+
+
+def test_a_cell_without_kernels_is_checked_against_itself() -> None:
+    cell = dataclasses.replace(CELL, backends=("reference",))
+    runs, notes = runs_here(cell)
+    assert [(run.backend, run.precision) for run in runs] == [("reference", "fp32")]
+    assert notes == ["no kernel yet: reference in fp32 against fp64"]
+
+
+def test_a_backend_that_cannot_run_here_is_said_or_refused(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    cell = dataclasses.replace(CELL, backends=("reference", "cpu", "cuda"))
+    runs, notes = runs_here(cell)
+    assert {run.backend for run in runs} == {"reference", "cpu"}
+    assert notes == ["not checked: kernels.backend=cuda: torch sees no GPU here"]
+    with pytest.raises(UserError, match="torch sees no GPU here"):
+        runs_here(cell, "cuda")
+
+
+# ------------------------------------------------------------------------------- the mode
+
+
+def run_mode(tmp_path: Path, *overrides: str) -> tuple[ExitStatus, dict[str, Any]]:
+    config = compose_config(["mode=parity", *overrides])
+    status = parity_mode.run(config, tmp_path)
+    return status, json.loads((tmp_path / "parity.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["e1", "e61", "e23", "e75h4n16"])
+def test_the_mode_passes_writes_and_prints(tmp_path: Path, capsys, name: str) -> None:
+    small = ["model.dim=128", "parity.quick=true"]
+    status, result = run_mode(tmp_path, f"model={name}", *small)
+    assert status is ExitStatus.OK
+    assert result["status"] == "ok"
+    assert (result["model"], result["seed"], result["quick"]) == (name, 42, True)
+    printed = capsys.readouterr().out
+    assert "relative L2" in printed
+    assert f"{name}: {len(result['checks'])} checks passed" in printed
+
+
+def test_a_failure_is_listed_and_fails_the_job(tmp_path: Path, capsys, monkeypatch) -> None:
+    config = compose_config(["mode=parity", "parity.quick=true"])
+    config = config.model_copy(update={"model": model("last channel unwritten")})
+    assert parity_mode.run(config, tmp_path) is ExitStatus.FAILED
+    result = json.loads((tmp_path / "parity.json").read_text())
+    assert result["status"] == "failed"
+    wrong = [t for c in result["checks"] for t in c["tensors"] if not t["passed"]]
+    assert wrong[0]["relative_l2"] is None  # NaN
+    printed = capsys.readouterr().out
+    assert "wrong: y of cpu fp32 at one step (B=2 T=1 dim=24 n=3): relative L2 nan" in printed
+    assert "6 of 8 checks failed" in printed
+
+
+def test_a_sweep_ends_in_one_table(capsys) -> None:
+    configs = [compose_config(["mode=parity", f"model={name}"]) for name in ("e1", "e61", "e23")]
+    proofs = [prove(model(), quick=True), prove(model("second segment"), quick=True)]
+    rows = [
+        SweepRow(1, ["model=e1"], "ok", proofs[0].as_json()),
+        SweepRow(2, ["model=e61"], "failed", proofs[1].as_json()),
+        SweepRow(3, ["model=e23"], "killed (SIGKILL)", None),
+    ]
+    print_parity_sweep(rows, configs, Path("/there"))
+    printed = capsys.readouterr().out
+    lines = [line.split() for line in printed.splitlines()]
+    counted = [line for line in lines if "2/2" in line or "1/2" in line]
+    assert len(counted) == 8
+    assert sum("NO" in line for line in counted) == 2  # a fault of 0.1 % is below bf16's rounding
+    assert "killed" in printed
+    assert "sweep folder: /there" in printed
+
+
+def test_the_command_refuses_what_cannot_run(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["mode=parity", "model=e1", "kernels.backend=cpu"]) == ExitStatus.USER_ERROR
+    errors = capsys.readouterr().err
+    assert errors.startswith("elman: error: kernels.backend=cpu: cell e1 has only reference")
+    assert list(tmp_path.iterdir()) == []
