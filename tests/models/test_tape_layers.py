@@ -87,7 +87,7 @@ def test_output_state_and_gradients_equal_the_plain_rewriting(options, given) ->
 
 
 def test_the_published_model_starts_from_a_zero_tape_of_eight_slots() -> None:
-    options = compose_config(["model=e23_512x17_legacy"]).model.options
+    options = compose_config(["model=e23_512x17_e1.5_legacy"]).model.options
     assert (options["initial_tape"], options["n_slots"]) == ("zero", 8)
     assert compose_config(["model=e23"]).model.options["initial_tape"] == "seeded"
 

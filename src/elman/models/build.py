@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from elman.errors import UserError
+from elman.kernels.packages import resolve_backend
 from elman.models import registry
 from elman.models.language_model import LanguageModel
 from elman.models.registry.spec import Cell
@@ -20,6 +21,7 @@ def build_model(
     backend: str = "auto",
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
+    allow_slow: bool = False,
 ) -> LanguageModel:
     """Build the language model of a configuration, with weights from torch's global generator.
 
@@ -28,12 +30,15 @@ def build_model(
         backend: As ``kernels.backend``.
         device: Where the weights are made; ``meta`` makes none.
         dtype: Dtype of the weights; None is torch's default.
+        allow_slow: As ``baseline.allow_slow``.
 
     Raises:
-        UserError: the cell has no such backend, or the parameter count is not
-            ``config.expected_params``.
+        UserError: the cell has no such backend, its package cannot run on ``device``, or the
+            parameter count is not ``config.expected_params``.
     """
     cell = registry.cell(config.cell)
+    if cell.package is not None and torch.device(device).type == "cuda":
+        backend = resolve_backend(cell, backend, device, allow_slow=allow_slow)
     layer = layer_class(cell)
     # A composed configuration has every option; a layer takes one that nothing reads for a mistake.
     changed = {k: v for k, v in config.options.items() if v != cell.options[k].default}

@@ -54,15 +54,34 @@ class CausalConv(nn.Module):
         Returns:
             The output and the history of the next stretch.
         """
-        channels, taps = self.weight.shape
-        if history_bpc is None:
-            history_bpc = x_btc.new_zeros(x_btc.shape[0], taps - 1, channels)
-        padded = torch.cat([history_bpc.to(x_btc.dtype), x_btc], dim=1)
-        y_bct = functional.conv1d(padded.mT, self.weight.unsqueeze(1), self.bias, groups=channels)
-        # A copy: a view would keep the whole padded input alive between calls.
-        return y_bct.mT, padded[:, x_btc.shape[1] :].clone()
+        return causal_conv(x_btc, self.weight, self.bias, history_bpc)
 
     def extra_repr(self) -> str:
         """Return the sizes, for printing."""
         channels, taps = self.weight.shape
         return f"{channels}, taps={taps}, bias={self.bias is not None}"
+
+
+def causal_conv(
+    x_btc: Tensor, weight_ck: Tensor, bias_c: Tensor | None, history_bpc: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Convolve one stretch of time; the arguments and results of :class:`CausalConv`."""
+    channels, taps = weight_ck.shape
+    padded = _with_past(x_btc, history_bpc, taps)
+    y_bct = functional.conv1d(padded.mT, weight_ck.unsqueeze(1), bias_c, groups=channels)
+    # A copy: a view would keep the whole padded input alive between calls.
+    return y_bct.mT, padded[:, x_btc.shape[1] :].clone()
+
+
+def next_history(x_btc: Tensor, history_bpc: Tensor | None, taps: int) -> Tensor:
+    """Return the history of the next stretch, where something else convolves this one."""
+    steps = x_btc.shape[1]
+    if steps < taps - 1:
+        return _with_past(x_btc, history_bpc, taps)[:, steps:]
+    return x_btc[:, steps - (taps - 1) :].clone()
+
+
+def _with_past(x_btc: Tensor, history_bpc: Tensor | None, taps: int) -> Tensor:
+    if history_bpc is None:
+        history_bpc = x_btc.new_zeros(x_btc.shape[0], taps - 1, x_btc.shape[2])
+    return torch.cat([history_bpc.to(x_btc.dtype), x_btc], dim=1)

@@ -73,17 +73,28 @@ def mamba_decay_(a_log: Tensor, dt_bias: Tensor) -> None:
 
     exp(a_log) is uniform in (0, 16); softplus(dt_bias) is log-uniform in [0.001, 0.1].
     """
-    a_log.copy_(_positive_uniform(a_log, 16.0).log())
-    low, high = math.log(0.001), math.log(0.1)
+    decay_rate_(a_log, 0.0, 16.0)
+    time_step_(dt_bias, 0.001, 0.1)
+
+
+@torch.no_grad()
+def decay_rate_(a_log: Tensor, low: float, high: float) -> None:
+    """Fill with logarithms of draws from U(low, high)."""
+    a_log.copy_(_positive_uniform(a_log, low, high).log())
+
+
+@torch.no_grad()
+def time_step_(dt_bias: Tensor, low: float, high: float, floor: float = 1e-4) -> None:
+    """Fill so that softplus(dt_bias) is log-uniform in [low, high], at least ``floor``."""
     unit = torch.rand(dt_bias.shape, dtype=torch.float32, device=dt_bias.device)
-    dt = (low + (high - low) * unit).exp().clamp(min=1e-4)
+    dt = (unit * (math.log(high) - math.log(low)) + math.log(low)).exp().clamp(min=floor)
     dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))
 
 
-def _positive_uniform(like: Tensor, high: float) -> Tensor:
-    """Draw from U(0, high) without 0, whose logarithm would be -inf."""
+def _positive_uniform(like: Tensor, low: float, high: float) -> Tensor:
+    """Draw from U(low, high) without 0, whose logarithm would be -inf."""
     unit = torch.rand(like.shape, dtype=torch.float32, device=like.device)
-    return high * unit.clamp(min=2.0**-24)
+    return unit.clamp(min=2.0**-24) * (high - low) + low
 
 
 def _random_orthogonal(like: Tensor) -> Tensor:

@@ -28,7 +28,8 @@ class LanguageModel(nn.Module):
 
     lm-and-training specification 1.1 and 1.2. ``rms``: RMSNorm, the sum of all mixer outputs held
     in fp32, the last output added at the final norm. ``legacy_ln``: LayerNorm with bias and a
-    residual in the model's compute dtype, the wrapper of counts before 2026-01-11.
+    residual in the model's compute dtype, the wrapper of counts before 2026-01-11. A layer with
+    ``own_norms`` has none of these before it: it is handed the residual stream itself.
 
     Args:
         dim: Model width.
@@ -37,6 +38,9 @@ class LanguageModel(nn.Module):
         vocab_size: Number of tokens; 256 for bytes.
         device: Device of the embedding and the norms.
         dtype: Their dtype.
+
+    Raises:
+        UserError: a layer with norms of its own stands in ``legacy_ln``.
 
     Attributes:
         activation_checkpointing: Recompute each mixer in the backward pass of a training step.
@@ -58,7 +62,12 @@ class LanguageModel(nn.Module):
         self.embedding = nn.Parameter(torch.empty(vocab_size, dim, device=device, dtype=dtype))
         init.normal_(self.embedding)
         norm = _NORMS[wrapper]
-        self.norms = nn.ModuleList(norm(dim, device=device, dtype=dtype) for _ in layers)
+        self.norms = nn.ModuleList(
+            nn.Identity()
+            if _norms_itself(layer, wrapper)
+            else norm(dim, device=device, dtype=dtype)
+            for layer in layers
+        )
         self.layers = nn.ModuleList(layers)
         self.final_norm = norm(dim, device=device, dtype=dtype)
 
@@ -132,3 +141,11 @@ class LanguageModel(nn.Module):
         else:
             y_btd, new_state = layer(x_btd, state)
         return y_btd, new_state
+
+
+def _norms_itself(layer: nn.Module, wrapper: Wrapper) -> bool:
+    """Return whether a layer takes the residual stream; raise UserError where it cannot be."""
+    if not isinstance(layer, Mixer):
+        return False
+    layer.cell.check_wrapper(wrapper)
+    return layer.cell.own_norms

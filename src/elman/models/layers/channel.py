@@ -1,7 +1,7 @@
 """What layers without a matrix in their recurrence share: projections, biases, first state.
 
 Shape legend: b batch, t time, d model width, i = int(d * expansion) inner channels, c channels of
-the state (i, but for E74).
+the state (i, but for E74), s = n c for the n blocks of a projection.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from elman.models import init
-from elman.models.layers.gates import self_gate
 from elman.models.layers.mixer import Mixer
 from elman.models.layers.skeleton import Skeleton
 from elman.models.registry.spec import Value
 from elman.models.state import State, first_state
-from elman.ops.channel.op import channel
+from elman.ops.channel.op import run
+from elman.ops.channel.plan import Plan
+from elman.ops.slices import row_blocks
 
 RETAIN_BIAS = 2.0
 """Initial bias of every retain gate: 0.88 of the state is kept (vector-state specification 4)."""
@@ -54,6 +55,7 @@ class ChannelMixer(Skeleton):
         """Register what the recurrence asks for."""
         self.channels = self.state_channels()
         self.recurrence = self.choose_recurrence()
+        self.plan = self.choose_plan()
         rows = len(self.recurrence.projections) * self.channels
         self.cell_proj = nn.Parameter(torch.empty(rows, self.width, **to))
         for name in self.recurrence.vectors:
@@ -68,6 +70,11 @@ class ChannelMixer(Skeleton):
     def choose_recurrence(self) -> Recurrence:
         """Return the recurrence that the options ask for."""
         raise NotImplementedError
+
+    def choose_plan(self) -> Plan:
+        """Return what one call of the engine computes from the cell's projection."""
+        places = row_blocks(dict.fromkeys(self.recurrence.projections, self.channels))
+        return Plan(self.recurrence.step, tuple(places.items()), self_gate=True)
 
     def state_channels(self) -> int:
         """Return the width of the state."""
@@ -85,41 +92,26 @@ class ChannelMixer(Skeleton):
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
         state = state or {}
         carried: State = {}
-        projected_btc = self.project(x_btd, state, carried)
-        h_btc, carried["h"] = self.recur(projected_btc, state.get("h"))
-        dtype = next(iter(projected_btc.values())).dtype
-        return self.output(h_btc, dtype), carried
-
-    def project(self, x_btd: Tensor, state: State, carried: State) -> dict[str, Tensor]:
-        """Return the blocks of the cell's matrix times u, and carry the convolution's history."""
         (p_bti,) = self.project_in(x_btd, state, carried)
-        names = self.recurrence.projections
-        parts = functional.linear(self.activate(p_bti), self.cell_proj).chunk(len(names), -1)
-        return dict(zip(names, parts, strict=True))
+        projected_bts = functional.linear(self.activate(p_bti), self.cell_proj)
+        y_btc, carried["h"] = run(
+            self.plan,
+            (projected_bts,),
+            self.step_parameters(),
+            first_state(state.get("h"), projected_bts, self.channels),
+            backend=self.backend_for(projected_bts),
+        )
+        # The self gate is the recurrence's, in its dtype; the output projection has its own.
+        return self.project_out(y_btc.to(projected_bts.dtype)), carried
 
     def activate(self, p_bti: Tensor) -> Tensor:
         """Apply the first activation."""
         return functional.silu(p_bti)
 
-    def recur(self, inputs_btc: dict[str, Tensor], h_bc: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Run the recurrence from the given first state, or from zeros."""
-        some = next(iter(inputs_btc.values()))
-        return channel(
-            self.recurrence.step,
-            inputs_btc,
-            self.step_parameters(),
-            first_state(h_bc, some, self.channels),
-            backend=self.backend_for(some),
-        )
-
     def step_parameters(self) -> dict[str, Tensor]:
         """Return the step's parameters by name."""
         names = (*self.recurrence.vectors, *self.recurrence.scalars)
         return {name: self.get_parameter(name) for name in names}
-
-    def output(self, y_btc: Tensor, dtype: torch.dtype) -> Tensor:
-        """Apply the self gate, in the recurrence's dtype, and the output projection in its own."""
-        return self.project_out(self_gate(y_btc).to(dtype))
 
 
 class MinimalMixer(Mixer):
@@ -156,6 +148,7 @@ class MinimalMixer(Mixer):
         expansion = self.settings.number("expansion")
         inner = int(dim * expansion)
         rows = len(self.projections) * inner
+        self.plan = self.choose_plan(inner)
         self.cell_proj = nn.Parameter(torch.empty(rows, dim, device=device, dtype=dtype))
         # Also where int(dim * expansion) == dim: published counts depend on it.
         self.out_proj = (
@@ -171,18 +164,24 @@ class MinimalMixer(Mixer):
         if self.out_proj is not None:
             init.xavier_(self.out_proj)
 
+    def choose_plan(self, inner: int) -> Plan:
+        """Return what one call of the engine computes from the projection."""
+        parallel = self.settings.word("form") == "parallel"
+        step = f"{self.step}_parallel" if parallel else self.step
+        places = row_blocks(dict.fromkeys(self.projections, inner))
+        return Plan(step, tuple(places.items()))
+
     def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
-        projected_btc = functional.linear(x_btd, self.cell_proj)
-        parts = projected_btc.chunk(len(self.projections), dim=-1)
-        parallel = self.settings.word("form") == "parallel"
-        h_bti, last_bi = channel(
-            f"{self.step}_parallel" if parallel else self.step,
-            dict(zip(self.projections, parts, strict=True)),
+        projected_bts = functional.linear(x_btd, self.cell_proj)
+        inner = projected_bts.shape[-1] // len(self.projections)
+        h_bti, last_bi = run(
+            self.plan,
+            (projected_bts,),
             {},
-            first_state((state or {}).get("h"), parts[0], parts[0].shape[-1]),
+            first_state((state or {}).get("h"), projected_bts, inner),
             backend=self.backend_for(x_btd),
         )
-        y_bti = h_bti.to(projected_btc.dtype)
+        y_bti = h_bti.to(projected_bts.dtype)
         y_btd = y_bti if self.out_proj is None else functional.linear(y_bti, self.out_proj)
         return y_btd, {"h": last_bi}

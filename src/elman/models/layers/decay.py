@@ -1,32 +1,42 @@
-"""Decay of a matrix state: one number in (0, 1) per head and step, always in fp32 or wider.
-
-Shape legend: b batch, t time, h heads, c any
-channels.
-"""
+"""Decay of a matrix state: one number in (0, 1) per head and step, always in fp32 or wider."""
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from elman.models import init
 from elman.ops.precision import wide_dtype
 
 
 class Decay(nn.Module):
-    """A decay that a layer computes from its projection, or from parameters alone."""
+    """The parameters of a decay, which the engine computes from them and a projection.
+
+    Attributes:
+        map: Name of the map, as :class:`elman.ops.matrix_state.plan.Plan` has it.
+        projected: Whether the map reads a projection: one number per head and step.
+    """
+
+    map: ClassVar[str]
+    projected: ClassVar[bool] = True
 
     def reset_parameters(self) -> None:
         """Draw the parameters, if there are any."""
 
-    def forward(self, x_btc: Tensor) -> Tensor:
-        """Return the decay [batch, time, heads] for these steps."""
-        raise NotImplementedError
+    def plan_parameters(self) -> dict[str, Tensor]:
+        """Return the map's parameters [heads] by the plan's names."""
+        return {}
 
 
 class MambaDecay(Decay):
-    """decay = exp(-exp(A_log) * softplus(logit + dt_bias)) (matrix-state specification 12.1)."""
+    """decay = exp(-exp(A_log) * softplus(logit + dt_bias)) (matrix-state specification 12.1).
+
+    bf16 would round everything above 0.998 to 1.
+    """
+
+    map = "mamba"
 
     def __init__(
         self,
@@ -44,23 +54,22 @@ class MambaDecay(Decay):
         """Draw rates and time steps."""
         init.mamba_decay_(self.a_log, self.dt_bias)
 
-    def forward(self, x_btc: Tensor) -> Tensor:
-        """Return the decay; bf16 would round everything above 0.998 to 1."""
-        wide = wide_dtype(x_btc.dtype)
-        step_bth = functional.softplus(x_btc.to(wide) + self.dt_bias.to(wide))
-        return torch.exp(-self.a_log.to(wide).exp() * step_bth)
+    def plan_parameters(self) -> dict[str, Tensor]:
+        """Return A_log and the time steps' bias."""
+        return {"decay": self.a_log, "dt_bias": self.dt_bias}
 
 
 class SigmoidDecay(Decay):
     """decay = sigmoid(logit), without parameters."""
 
-    def forward(self, x_btc: Tensor) -> Tensor:
-        """Return the decay."""
-        return torch.sigmoid(x_btc.to(wide_dtype(x_btc.dtype)))
+    map = "sigmoid"
 
 
 class ConstantDecay(Decay):
-    """decay = sigmoid(l), l learned per head and 4 at first."""
+    """decay = sigmoid(l), l learned per head and 4 at first; the same at every step."""
+
+    map = "parameter"
+    projected = False
 
     def __init__(
         self,
@@ -77,7 +86,6 @@ class ConstantDecay(Decay):
         """Set every logit to 4, a decay of 0.982."""
         nn.init.constant_(self.logit, 4.0)
 
-    def forward(self, x_btc: Tensor) -> Tensor:
-        """Return the decay, the same at every step; only the lengths of the input matter."""
-        decay_h = torch.sigmoid(self.logit.to(wide_dtype(self.logit.dtype)))
-        return decay_h.expand(*x_btc.shape[:2], -1)
+    def plan_parameters(self) -> dict[str, Tensor]:
+        """Return the decay itself."""
+        return {"decay": torch.sigmoid(self.logit.to(wide_dtype(self.logit.dtype)))}

@@ -16,9 +16,10 @@ from torch.nn import functional
 from elman.models import init
 from elman.models.layers.skeleton import Skeleton
 from elman.models.registry.e14 import CELL
-from elman.models.state import State, first_state
-from elman.ops.matrix_state.op import recurrence
-from elman.ops.precision import wide_dtype
+from elman.models.state import State
+from elman.ops.matrix_state.op import run
+from elman.ops.matrix_state.plan import Plan
+from elman.ops.slices import Slice, row_blocks
 
 
 class E14(Skeleton):
@@ -36,6 +37,17 @@ class E14(Skeleton):
         self.columns = self.settings.count("n_state") or self.width
         # Row blocks of the cell's matrix and bias: key, decay, val, query.
         self.blocks = [self.width, self.width, self.columns, self.columns]
+        places = row_blocks(dict(zip(("v", "g0", "k", "q"), self.blocks, strict=True)))
+        self.plan = Plan(
+            "forgetting",
+            1,
+            self.width,
+            self.columns,
+            (*places.items(), ("gate", Slice(1, 0))),
+            "linear",
+            v_act="tanh",
+            gate_act="silu",
+        )
         self.cell_proj = nn.Parameter(torch.empty(sum(self.blocks), self.width, **to))
         self.cell_bias = nn.Parameter(torch.empty(sum(self.blocks), **to))
 
@@ -55,16 +67,11 @@ class E14(Skeleton):
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
         x_bti, z_bti = self.project_in(x_btd, {}, {})
         cell_btc = functional.linear(functional.silu(x_bti), self.cell_proj, self.cell_bias)
-        cell_bt1c = cell_btc.to(wide_dtype(cell_btc.dtype)).unsqueeze(-2)
-        key, logit, val, query = torch.split(cell_bt1c, self.blocks, dim=-1)
-        start_bhin = first_state((state or {}).get("S"), key, 1, self.width, self.columns)
-        y_bt1i, end_bhin = recurrence(
-            "outer",
-            {"k": val, "v": torch.tanh(key), "q": query, "row": torch.sigmoid(logit)},
+        out_bt1i, end_bhin = run(
+            self.plan,
+            [cell_btc, z_bti],
             {},
-            start_bhin,
-            nonlinearity="linear",
+            (state or {}).get("S"),
             backend=self.backend_for(x_btd),
         )
-        gated_bti = (y_bt1i.squeeze(-2) * functional.silu(z_bti)).to(z_bti.dtype)
-        return self.project_out(gated_bti), {"S": end_bhin}
+        return self.project_out(out_bt1i.flatten(-2).to(z_bti.dtype)), {"S": end_bhin}

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from elman.models import init
-from elman.models.layers.matrix import MatrixMixer, Parts
+from elman.models.layers.matrix import MatrixMixer
 from elman.models.registry.e63m import CELL
 from elman.models.state import State, first_state
 from elman.ops.dense.op import elman
 from elman.ops.matrix_state.op import recurrence
-from elman.ops.precision import compute_dtype
+from elman.ops.precision import compute_dtype, wide_dtype
 
 MIX_GAIN = 0.5
 OUTPUT_GAIN = 0.3
@@ -70,7 +70,7 @@ class E63m(MatrixMixer):
 
     def add_cell(self, to: Mapping[str, Any]) -> None:
         """Register the projection, W_r and the matrices of the variants."""
-        super().add_cell(to)
+        self.add_projection(to)
         slots = self.state_shape()[0]
         self.mix = nn.Parameter(torch.empty(slots, slots, **to))
         if self.variant == "rnn":
@@ -87,28 +87,44 @@ class E63m(MatrixMixer):
         if self.variant == "lite":
             init.xavier_(self.slot_proj)
 
-    def recur(self, parts: Parts, s_bhvn: Tensor, backend: str) -> tuple[Tensor, Tensor]:
-        """Run the recurrence."""
-        gates = {
-            "input": parts["input"] + self.value_bias,
-            "row": torch.sigmoid(parts["row"] + self.gate_bias),
-        }
-        mix = {"mix": self.mix.unsqueeze(0)}
-        return recurrence(
-            "e63m", parts | gates, mix, s_bhvn, nonlinearity="linear", backend=backend
-        )
+    def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
+        state = state or {}
+        carried: State = {}
+        cell_btc = self.project_cell(x_btd, state, carried)
+        y_btn, carried["S"] = self._recur(cell_btc, state.get("S"), self.backend_for(x_btd))
+        out_btc = self._finish(y_btn, state, carried)
+        return self.output(out_btc.to(compute_dtype(x_btd, self.out_proj.dtype))), carried
 
-    def gate(self, y_bthv: Tensor, parts: Parts, state: State, carried: State) -> Tensor:
+    def _recur(
+        self, cell_btc: Tensor, start_bhni: Tensor | None, backend: str
+    ) -> tuple[Tensor, Tensor]:
+        """Run the recurrence: reads of the slots, and the last state."""
+        cell_bthc = cell_btc.to(wide_dtype(cell_btc.dtype)).unsqueeze(-2)
+        names = ("k", "q", "input", "row")
+        parts = dict(zip(names, cell_bthc.split(list(self.blocks.values()), -1), strict=True))
+        parts["input"] = parts["input"] + self.value_bias
+        parts["row"] = torch.sigmoid(parts["row"] + self.gate_bias)
+        y_bthn, end_bhni = recurrence(
+            "e63m",
+            parts,
+            {"mix": self.mix.unsqueeze(0)},
+            first_state(start_bhni, cell_bthc, 1, *self.state_shape()),
+            nonlinearity="linear",
+            backend=backend,
+        )
+        return y_bthn.squeeze(-2), end_bhni
+
+    def _finish(self, y_btn: Tensor, state: State, carried: State) -> Tensor:
         """Apply tanh and what the variant adds."""
         if self.variant == "rnn":
-            y_btn = y_bthv.squeeze(-2)
             before_bn = first_state(state.get("out"), y_btn, y_btn.shape[-1])
             out_btn, carried["out"] = elman(
                 y_btn, self.recurrent, before_bn, linear=False, backend=self.backend_for(y_btn)
             )
-            return out_btn.unsqueeze(-2)
-        out_bthv = torch.tanh(y_bthv)
+            return out_btn
+        out_btc = torch.tanh(y_btn)
         if self.variant == "lite":
-            narrow = compute_dtype(out_bthv, self.slot_proj.dtype)
-            out_bthv = functional.linear(out_bthv.to(narrow), self.slot_proj)
-        return out_bthv
+            narrow = compute_dtype(out_btc, self.slot_proj.dtype)
+            out_btc = functional.linear(out_btc.to(narrow), self.slot_proj)
+        return out_btc

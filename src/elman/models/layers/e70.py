@@ -1,6 +1,6 @@
 """Layer E70: a matrix of decaying outer products.
 
-Shape legend: b batch, t time, h = 1 head, n rows and columns of the state, v its rows.
+Shape legend: n rows and columns of the state, i inner channels.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from elman.models.layers.matrix import MatrixMixer, Parts
+from elman.models.layers.matrix import MatrixMixer
 from elman.models.registry.e70 import CELL
 from elman.models.spectral_norm import SpectralNorm
-from elman.ops.matrix_state.op import recurrence
+from elman.ops.matrix_state.plan import Plan
 from elman.ops.precision import wide_dtype
 
 MAX_DECAY = 0.999
@@ -72,14 +72,16 @@ class E70(MatrixMixer):
         w_q_ni = self.cell_proj[2 * self.size :].to(w_k_ni.dtype)
         return torch.cat([w_k_ni, w_v_ni, w_q_ni])
 
-    def recur(self, parts: Parts, s_bhvn: Tensor, backend: str) -> tuple[Tensor, Tensor]:
-        """Run the recurrence; the decay receives its gradient through the clamp."""
-        decay = self.decay.to(wide_dtype(self.decay.dtype)).clamp(0, MAX_DECAY)
-        return recurrence(
-            "outer",
-            parts,
-            {"decay": decay},
-            s_bhvn,
-            nonlinearity="linear" if self.settings.flag("linear_state") else "tanh",
-            backend=backend,
+    def choose_plan(self) -> Plan:
+        """Return the plan of the recurrence."""
+        linear = self.settings.flag("linear_state")
+        return self.plan_of(
+            "decayed",
+            {"k": "k", "v": "v", "q": "q"},
+            decay="parameter",
+            nonlinearity="linear" if linear else "tanh",
         )
+
+    def plan_parameters(self) -> dict[str, Tensor]:
+        """Return the decay; it receives its gradient through the clamp."""
+        return {"decay": self.decay.to(wide_dtype(self.decay.dtype)).clamp(0, MAX_DECAY)}

@@ -1,7 +1,4 @@
-"""Layer E71: a row gate that reads the state.
-
-Shape legend: b batch, h = 1 head, n rows and columns of the state, v its rows.
-"""
+"""Layer E71: a row gate that reads the state."""
 
 from __future__ import annotations
 
@@ -9,9 +6,9 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from elman.models.layers.matrix import MatrixMixer, Parts
+from elman.models.layers.matrix import MatrixMixer
 from elman.models.registry.e71 import CELL
-from elman.ops.matrix_state.op import recurrence
+from elman.ops.matrix_state.plan import Plan
 
 
 class E71(MatrixMixer):
@@ -33,8 +30,11 @@ class E71(MatrixMixer):
         """Return the gate's bias (a = 0.88) and its weight on the read."""
         return {"gate_bias": (self.size, 2.0), "read_slope": (self.size, 0.1)}
 
-    def recur(self, parts: Parts, s_bhvn: Tensor, backend: str) -> tuple[Tensor, Tensor]:
-        """Run the recurrence."""
-        sequences = parts | {"logit": parts["logit"] + self.gate_bias}
-        slope = {"slope": self.read_slope}
-        return recurrence("e71", sequences, slope, s_bhvn, nonlinearity="linear", backend=backend)
+    def choose_plan(self) -> Plan:
+        """Return the plan of the recurrence."""
+        roles = {"k": "k", "v": "v", "q": "q", "g0": "logit"}
+        return self.plan_of("read_gated", roles, nonlinearity="linear")
+
+    def plan_parameters(self) -> dict[str, Tensor]:
+        """Return bias and slope of the gate."""
+        return {"p0": self.gate_bias, "p1": self.read_slope}

@@ -1,20 +1,16 @@
-"""Layer E72: the state gates the value that it is about to store.
-
-Shape legend: b batch, t time, h = 1 head, n rows and columns of the state, v its rows.
-"""
+"""Layer E72: the state gates the value that it is about to store."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor, nn
 
-from elman.models.layers.matrix import MatrixMixer, Parts
+from elman.models.layers.matrix import MatrixMixer
 from elman.models.registry.e72 import CELL
-from elman.ops.matrix_state.op import recurrence
+from elman.ops.matrix_state.plan import Plan
 
-_STEPS = {"standard": "e72", "inverse": "e72_inverse"}
+_CELLS = {"standard": "value_gated", "inverse": "value_gated_inverse"}
 
 
 class E72(MatrixMixer):
@@ -41,15 +37,12 @@ class E72(MatrixMixer):
             "read_bias": (self.size, 0.0),
         }
 
-    def recur(self, parts: Parts, s_bhvn: Tensor, backend: str) -> tuple[Tensor, Tensor]:
-        """Run the recurrence."""
-        alpha_bthv = torch.sigmoid(parts["logit"] + self.gate_bias)
-        value_bthv = (1 - alpha_bthv) * parts["v"]
-        return recurrence(
-            _STEPS[self.settings.word("variant")],
-            {"k": parts["k"], "v": value_bthv, "q": parts["q"], "row": alpha_bthv},
-            {"slope": self.read_slope, "bias": self.read_bias},
-            s_bhvn,
-            nonlinearity="linear",
-            backend=backend,
-        )
+    def choose_plan(self) -> Plan:
+        """Return the plan of the recurrence."""
+        roles = {"k": "k", "v": "v", "q": "q", "g0": "logit"}
+        cell = _CELLS[self.settings.word("variant")]
+        return self.plan_of(cell, roles, nonlinearity="linear")
+
+    def plan_parameters(self) -> dict[str, Tensor]:
+        """Return the row gate's bias, and slope and bias of the value's gate."""
+        return {"p0": self.gate_bias, "p1": self.read_slope, "p2": self.read_bias}

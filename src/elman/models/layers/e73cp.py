@@ -9,15 +9,15 @@ from elman.models.registry.e73cp import CELL
 class E73cp(E73):
     """S' = tanh(S + (v - (S o Z) k) k^T), Z from z = W_z c + b (matrix-state specification 8).
 
-    The cell was named for its kernel, which kept every 32nd state and computed the others again.
-    Every cell does so here once its states would fill memory (:mod:`elman.ops.scan`).
+    The cell was named for its kernel, which kept every 32nd state and computed the others again:
+    the kernels of every cell do so here.
     """
 
     cell = CELL
 
-    def rule(self) -> str:
+    def on_delta(self) -> bool:
         """Return the one rule of this cell."""
-        return "delta"
+        return True
 
     def z_activation(self) -> str:
         """Return that z has no activation."""

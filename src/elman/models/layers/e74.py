@@ -1,22 +1,21 @@
 """Layer E74 with a full matrix state: the delta rule and what it can be exchanged for.
 
-Shape legend: b batch, t time, i inner channels, h = 1 head, n rows and columns of the state,
-v its rows.
+Shape legend: b batch, t time, i inner channels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from elman.models.layers.gates import self_gate, unit
-from elman.models.layers.matrix import MatrixMixer, Parts
+from elman.models.layers.matrix import MatrixMixer
 from elman.models.registry.e74 import CELL
-from elman.models.state import State
-from elman.ops.matrix_state.op import recurrence
+from elman.ops.matrix_state.plan import Plan
+from elman.ops.precision import wide_dtype
 
 PROJECTIONS = {
     "full": ("k", "v", "q", "z"),
@@ -32,12 +31,23 @@ _GATES: dict[str, dict[str, float]] = {
 }
 
 
-def tied(parts: Parts) -> Parts:
-    """Return ``parts`` with q and v, where they have no projection, equal to the raw k.
+def tied(projection: str) -> dict[str, str]:
+    """Return the row blocks of k, v and q under an option of :data:`PROJECTIONS`.
 
-    The gradients of all roles meet in the one projection (matrix-state specification 9).
+    q and v, where they have no projection, are the raw k; the gradients of all roles meet in the
+    one projection (matrix-state specification 9).
     """
-    return {"q": parts["k"], "v": parts["k"]} | parts
+    blocks = PROJECTIONS[projection]
+    return {role: role if role in blocks else "k" for role in ("k", "v", "q")}
+
+
+_CELLS = {
+    "residual": "residual",
+    "simple": "decayed",
+    "ema": "averaged",
+    "ntm": "erase_write",
+    "retrieved_gate": "write_gated_delta",
+}
 
 
 class E74(MatrixMixer):
@@ -87,61 +97,46 @@ class E74(MatrixMixer):
         """Apply the first activation, if there is one."""
         return functional.silu(u_bti) if self.settings.flag("use_silu") else u_bti
 
-    def recur(self, parts: Parts, s_bhvn: Tensor, backend: str) -> tuple[Tensor, Tensor]:
-        """Run the recurrence of the update that is asked for."""
-        parts = tied(parts)
-        sequences = {"k": unit(parts["k"]), "v": parts["v"], "q": parts["q"]}
-        if self.update == "delta":
-            step, more, parameters = self._delta(parts, sequences["k"])
-        else:
-            step, more, parameters = self._exchanged(parts)
-        return recurrence(
-            step,
-            sequences | more,
-            parameters,
-            s_bhvn,
-            nonlinearity=self.settings.word("nonlinearity"),
-            backend=backend,
-        )
-
-    def _delta(self, parts: Parts, k_bthn: Tensor) -> tuple[str, Parts, Parts]:
-        """Return step, further sequences and parameters of the delta rule under its gates."""
-        more = {}
-        if "z" in parts:
-            more["read"] = (parts["z"] + self.z_bias) * k_bthn
-        gate = self.settings.word("gate")
-        if gate not in ("retain", "state"):
-            return "delta", more, {}
-        return f"e74_{gate}", more, {"slope": self.energy_slope, "bias": self.energy_bias}
-
-    def _exchanged(self, parts: Parts) -> tuple[str, Parts, Parts]:
-        """Return step, further sequences and parameters of the other updates."""
-        if self.update == "residual":
-            return "e74_residual", {}, {"scale": self.scale}
+    def choose_plan(self) -> Plan:
+        """Return the plan of the update that is asked for, under its gate."""
+        roles = tied(self.settings.word("projection"))
+        # In the order of the cell's gates.
+        inner = [name for name in self.gates if name != "out"]
+        roles |= {f"g{number}": name for number, name in enumerate(inner)}
+        choices: dict[str, Any] = {"nonlinearity": self.settings.word("nonlinearity")}
+        if "z" in self.blocks:
+            roles["z"] = "z"
+            choices |= {"key": "zk", "z_bias": True}
+        if "out" in self.gates:
+            roles["gate"] = "out"
+            choices |= {"self_gate": False, "gate_act": "silu", "gate_bias": True}
         if self.update == "simple":
-            return "outer", {}, {"decay": self._decay(parts)}
-        if self.update == "ema":
-            keep_bthv = self._sigmoid(parts, "keep")
-            return "outer", {"row": keep_bthv, "v": (1 - keep_bthv) * parts["v"]}, {}
-        if self.update == "ntm":
-            written_bthv = self._sigmoid(parts, "write") * parts["v"]
-            return "e74_ntm", {"erase": self._sigmoid(parts, "erase"), "v": written_bthv}, {}
-        assert self.update == "retrieved_gate"
-        if self.settings.flag("error_gate"):
-            return "e74_error_gate", {"logit": self._logit(parts, "write")}, {}
-        return "e74_retrieved_gate", {"write": self._sigmoid(parts, "write")}, {}
+            choices["decay"] = "parameter"
+        return self.plan_of(self._cell(), roles, k_unit=True, **choices)
 
-    def _decay(self, parts: Parts) -> Tensor:
-        return torch.sigmoid(self.decay_logit.to(parts["k"].dtype))
+    def _cell(self) -> str:
+        gate = self.settings.word("gate")
+        if self.update == "delta":
+            return f"{gate}_gated_delta" if gate in ("retain", "state") else "delta"
+        if self.update == "retrieved_gate" and self.settings.flag("error_gate"):
+            return "error_gated_delta"
+        return _CELLS[self.update]
 
-    def _logit(self, parts: Parts, gate: str) -> Tensor:
-        return parts[gate] + self.get_parameter(f"{gate}_bias")
-
-    def _sigmoid(self, parts: Parts, gate: str) -> Tensor:
-        return torch.sigmoid(self._logit(parts, gate))
-
-    def gate(self, y_bthv: Tensor, parts: Parts, state: State, carried: State) -> Tensor:
-        """Gate the reads by a projection, or let each gate itself."""
-        if "out" in parts:
-            return y_bthv * functional.silu(self._logit(parts, "out"))
-        return self_gate(y_bthv)
+    def plan_parameters(self) -> dict[str, Tensor]:
+        """Return biases, gate weights, write scales and the decay."""
+        inner = [f"{name}_bias" for name in self.gates if name != "out"]
+        names = {f"p{number}": name for number, name in enumerate(inner)}
+        names |= {"z_bias": "z_bias", "gate_bias": "out_bias"}
+        if self.update == "residual":
+            names["p0"] = "scale"
+        if self.settings.word("gate") in ("retain", "state"):
+            names |= {"p0": "energy_slope", "p1": "energy_bias"}
+        found: dict[str, Tensor] = {
+            name: self.get_parameter(names[name])
+            for name in self.plan.parameter_names
+            if name != "decay"
+        }
+        if self.update == "simple":
+            logit = self.decay_logit
+            found["decay"] = torch.sigmoid(logit.to(wide_dtype(logit.dtype)))
+        return found

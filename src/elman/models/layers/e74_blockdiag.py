@@ -1,17 +1,11 @@
-"""Layer E74 with a block-diagonal state: its blocks are heads of 8 by 8.
-
-Shape legend: b batch, t time, h = n_state / 8 blocks, n rows and columns of a block, v its rows.
-"""
+"""Layer E74 with a block-diagonal state: its blocks are heads of 8 by 8."""
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from elman.models.layers.e74 import PROJECTIONS, tied
-from elman.models.layers.gates import unit
-from elman.models.layers.matrix import MatrixMixer, Parts
+from elman.models.layers.matrix import MatrixMixer
 from elman.models.registry.e74_blockdiag import BLOCK, CELL
-from elman.ops.matrix_state.op import delta_rule
+from elman.ops.matrix_state.plan import Plan
 
 
 class E74BlockDiagonal(MatrixMixer):
@@ -36,16 +30,8 @@ class E74BlockDiagonal(MatrixMixer):
         """Return the projections that the options ask for."""
         return dict.fromkeys(PROJECTIONS[self.settings.word("projection")], self.size)
 
-    def recur(self, parts: Parts, s_bhvn: Tensor, backend: str) -> tuple[Tensor, Tensor]:
-        """Run the recurrence of all blocks."""
-        parts = tied(parts)
-        return delta_rule(
-            parts["q"],
-            unit(parts["k"]),
-            parts["v"],
-            decay_bthr=None,
-            write_bth=None,
-            state_bhvn=s_bhvn,
-            linear_state=self.settings.word("nonlinearity") == "linear",
-            backend=backend,
-        )
+    def choose_plan(self) -> Plan:
+        """Return the plan of the recurrence of all blocks."""
+        roles = tied(self.settings.word("projection"))
+        nonlinearity = self.settings.word("nonlinearity")
+        return self.plan_of("delta", roles, k_unit=True, nonlinearity=nonlinearity)

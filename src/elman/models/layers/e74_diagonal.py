@@ -1,7 +1,6 @@
 """Layer E74 with a diagonal state: the delta rule of every channel by itself.
 
-Shape legend: b batch, t time, d model width, i = int(d * expansion) inner channels, n channels of
-the state.
+Shape legend: b batch, t time, i = int(d * expansion) inner channels of a model of width d.
 """
 
 from __future__ import annotations
@@ -9,10 +8,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from elman.models.layers.channel import RETAIN_BIAS, ChannelMixer, Recurrence
-from elman.models.layers.gates import unit
 from elman.models.registry.e74_diagonal import CELL
-from elman.models.state import State
-from elman.ops.precision import wide_dtype
+from elman.ops.channel.plan import Plan
+from elman.ops.slices import row_blocks
 
 RETAIN_LOGIT = -0.1
 """Initial logit of the simple update's decay, 0.475."""
@@ -60,16 +58,16 @@ class E74Diagonal(ChannelMixer):
         """Apply the first activation, if the layer has one."""
         return super().activate(p_bti) if self.settings.flag("use_silu") else p_bti
 
-    def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
-        state = state or {}
-        carried: State = {}
-        projected_btn = self.project(x_btd, state, carried)
-        raw_btn = projected_btn["key"]
-        key_btn = raw_btn.to(wide_dtype(raw_btn.dtype))
-        inputs = {"key": unit(key_btn), "value": projected_btn.get("value", raw_btn)}
-        if "retain" in projected_btn:
-            inputs["retain"] = projected_btn["retain"]
-        s_btn, carried["h"] = self.recur(inputs, state.get("h"))
-        query_btn = projected_btn.get("query", raw_btn).to(s_btn.dtype)
-        return self.output(s_btn * query_btn, raw_btn.dtype), carried
+    def choose_plan(self) -> Plan:
+        """Return what one call computes: key, value and query may be one block of the matrix."""
+        places = row_blocks(dict.fromkeys(self.recurrence.projections, self.channels))
+        inputs = {"key": places["key"], "value": places.get("value", places["key"])}
+        if "retain" in places:
+            inputs["retain"] = places["retain"]
+        return Plan(
+            self.recurrence.step,
+            tuple(inputs.items()),
+            unit="key",
+            query=places.get("query", places["key"]),
+            self_gate=True,
+        )

@@ -1,7 +1,4 @@
-"""Layer E74 with a fixed decay: a linear delta rule that forgets at one rate.
-
-Shape legend: b batch, t time, h = 1 head, n rows and columns of the state, v its rows.
-"""
+"""Layer E74 with a fixed decay: a linear delta rule that forgets at one rate."""
 
 from __future__ import annotations
 
@@ -10,10 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from elman.models.layers.gates import unit
-from elman.models.layers.matrix import MatrixMixer, Parts
+from elman.models.layers.matrix import MatrixMixer
 from elman.models.registry.e74_fixed_decay import CELL
-from elman.ops.matrix_state.op import delta_rule
+from elman.ops.matrix_state.plan import Plan
+from elman.ops.precision import wide_dtype
 
 
 class E74FixedDecay(MatrixMixer):
@@ -39,20 +36,15 @@ class E74FixedDecay(MatrixMixer):
         """Return the decay's logit, if it is learned; 2.2 is a decay of 0.900."""
         return {"decay_logit": (1, 2.2)} if self.settings.flag("learned_decay") else {}
 
-    def recur(self, parts: Parts, s_bhvn: Tensor, backend: str) -> tuple[Tensor, Tensor]:
-        """Run the recurrence."""
-        k_bthn = parts["k"]
+    def choose_plan(self) -> Plan:
+        """Return the plan of the recurrence."""
+        roles = {"k": "k", "v": "v", "q": "q"}
+        return self.plan_of("delta", roles, k_unit=True, decay="parameter", nonlinearity="linear")
+
+    def plan_parameters(self) -> dict[str, Tensor]:
+        """Return the decay."""
+        wide = wide_dtype(self.cell_proj.dtype)
         if self.settings.flag("learned_decay"):
-            decay = torch.sigmoid(self.decay_logit.to(k_bthn.dtype))
-        else:
-            decay = k_bthn.new_tensor([self.settings.number("decay")])
-        return delta_rule(
-            parts["q"],
-            unit(k_bthn),
-            parts["v"],
-            decay_bthr=decay.expand(*k_bthn.shape[:-1], 1),
-            write_bth=None,
-            state_bhvn=s_bhvn,
-            linear_state=True,
-            backend=backend,
-        )
+            return {"decay": torch.sigmoid(self.decay_logit.to(wide))}
+        value = self.settings.number("decay")
+        return {"decay": self.cell_proj.new_full((1,), value, dtype=wide)}

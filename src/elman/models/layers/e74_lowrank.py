@@ -1,7 +1,7 @@
 """Layer E74 with a low-rank state S = U R^T whose right factor is fixed.
 
-Shape legend: b batch, t time, h = 1 head, n rows of both factors, v rows of the state (n),
-r columns of both factors.
+Shape legend: b batch, t time, d model width, n rows of both factors and of the state, r columns of
+both factors, c channels of any kind.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from torch import Tensor, nn
 from elman.models import init
 from elman.models.layers.e74 import PROJECTIONS, tied
 from elman.models.layers.gates import unit
-from elman.models.layers.matrix import MatrixMixer, Parts
+from elman.models.layers.matrix import MatrixMixer
 from elman.models.registry.e74_lowrank import CELL
-from elman.ops.matrix_state.op import recurrence
+from elman.models.state import State
+from elman.ops.matrix_state.plan import Plan
+from elman.ops.precision import wide_dtype
+from elman.ops.slices import Slice
 
 BASIS_STD = 0.01
 
@@ -54,18 +57,22 @@ class E74LowRank(MatrixMixer):
         init.xavier_(self.write_proj)
         init.normal_(self.basis, BASIS_STD)
 
-    def recur(self, parts: Parts, s_bhvn: Tensor, backend: str) -> tuple[Tensor, Tensor]:
-        """Run the recurrence on U with keys and queries of width r."""
-        parts = tied(parts)
-        k_bthn = unit(parts["k"])
-        write_rn, basis_nr = (w.to(k_bthn.dtype) for w in (self.write_proj, self.basis))
-        sequences = {
-            "k": k_bthn @ write_rn.mT,
-            "read": k_bthn @ basis_nr,
-            "q": parts["q"] @ basis_nr,
-            "v": parts["v"],
-        }
+    def choose_plan(self) -> Plan:
+        """Return the plan of the recurrence on U with keys and queries of width r."""
+        roles = ("k", "read", "q", "v")
+        places = tuple((role, Slice(source, 0)) for source, role in enumerate(roles))
         nonlinearity = self.settings.word("nonlinearity")
-        return recurrence(
-            "delta", sequences, {}, s_bhvn, nonlinearity=nonlinearity, backend=backend
+        return Plan(
+            "delta", 1, *self.state_shape(), places, nonlinearity, key="read", self_gate=True
         )
+
+    def project(self, x_btd: Tensor, state: State, carried: State) -> list[Tensor]:
+        """Return W_r k, R^T k, R^T q and v."""
+        cell_btc = self.project_cell(x_btd, state, carried)
+        cell_btc = cell_btc.to(wide_dtype(cell_btc.dtype))
+        parts = torch.split(cell_btc, list(self.blocks.values()), dim=-1)
+        blocks = dict(zip(self.blocks, parts, strict=True))
+        k, v, q = (blocks[name] for name in tied(self.settings.word("projection")).values())
+        k_btn = unit(k)
+        write_rn, basis_nr = (w.to(k_btn.dtype) for w in (self.write_proj, self.basis))
+        return [k_btn @ write_rn.mT, k_btn @ basis_nr, q @ basis_nr, v]

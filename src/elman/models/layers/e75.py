@@ -1,7 +1,7 @@
 """Layer E75: a delta rule per head whose value rows forget at gated rates, then a self gate.
 
-Shape legend: b batch, t time, d model width, i inner channels, h heads, n rows and columns of a
-head's state, v its rows, c channels of any kind.
+Shape legend: b batch, t time, d model width, n rows and columns of a head's state, c channels of
+any kind.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch.nn import functional
 
 from elman.models import init
 from elman.models.conv import CausalConv
-from elman.models.layers.gates import unit
-from elman.models.layers.matrix import MatrixMixer, Parts
+from elman.models.layers.matrix import MatrixMixer
 from elman.models.registry.e75 import CELL
 from elman.models.state import State
-from elman.ops.matrix_state.op import delta_rule
+from elman.ops.matrix_state.plan import Plan
+from elman.ops.slices import Slice, row_blocks
 
 FORGET_BIAS = 2.0
 """Initial bias of the forget gate: beta = 0.88 for a zero input."""
@@ -93,26 +93,38 @@ class E75(MatrixMixer):
         super().reset_parameters()
         nn.init.constant_(self.forget_bias, FORGET_BIAS)
 
-    def project(self, x_btd: Tensor, state: State, carried: State) -> Parts:
-        """Return k, v, q and the logits of beta."""
+    def choose_plan(self) -> Plan:
+        """Return the plan of the recurrence."""
+        nonlinearity = "linear" if self.settings.flag("linear_state") else "tanh"
+        if not self.post():
+            roles = {"k": "k", "v": "v", "q": "q", "g0": "beta"}
+            return self.plan_of("row_gated_delta", roles, k_unit=True, nonlinearity=nonlinearity)
+        # The convolution's output, and the logits beside it.
+        places = row_blocks(dict.fromkeys(("k", "v", "q"), self.heads * self.size))
+        return Plan(
+            "row_gated_delta",
+            self.heads,
+            self.size,
+            self.size,
+            (*places.items(), ("g0", Slice(1, 0))),
+            nonlinearity,
+            q_act="silu",
+            k_act="silu",
+            v_act="silu",
+            k_unit=True,
+            self_gate=True,
+        )
+
+    def plan_parameters(self) -> dict[str, Tensor]:
+        """Return the bias of the forget gate."""
+        return {"p0": self.forget_bias}
+
+    def project(self, x_btd: Tensor, state: State, carried: State) -> list[Tensor]:
+        """Return k, v, q and the logits of beta, with conv_mode=post as two sources."""
         if not self.post():
             return super().project(x_btd, state, carried)
         cell_btc = functional.linear(x_btd, self.cell_proj)
         kvq_btc, beta_btc = torch.split(
             cell_btc, [3 * self.heads * self.size, self.blocks["beta"]], dim=-1
         )
-        kvq_btc = self.convolve(kvq_btc, state, carried)
-        return self.split(torch.cat([functional.silu(kvq_btc), beta_btc], dim=-1))
-
-    def recur(self, parts: Parts, s_bhvn: Tensor, backend: str) -> tuple[Tensor, Tensor]:
-        """Run the recurrence."""
-        return delta_rule(
-            parts["q"],
-            unit(parts["k"]),
-            parts["v"],
-            decay_bthr=torch.sigmoid(parts["beta"] + self.forget_bias),
-            write_bth=None,
-            state_bhvn=s_bhvn,
-            linear_state=self.settings.flag("linear_state"),
-            backend=backend,
-        )
+        return [self.convolve(kvq_btc, state, carried), beta_btc]

@@ -6,6 +6,7 @@ head, v value width of a head, i = h*v.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,14 +16,14 @@ from torch.nn import functional
 from elman.models import init
 from elman.models.conv import CausalConv
 from elman.models.layers.decay import ConstantDecay, Decay, MambaDecay, SigmoidDecay
-from elman.models.layers.gates import self_gate, unit
 from elman.models.layers.mixer import Mixer
 from elman.models.norm import rms_norm
 from elman.models.registry.e88 import CELL
 from elman.models.registry.spec import Value
-from elman.models.state import State, first_state
-from elman.ops.matrix_state.op import delta_rule
-from elman.ops.precision import wide_dtype
+from elman.models.state import State
+from elman.ops.matrix_state.op import run
+from elman.ops.matrix_state.plan import Plan
+from elman.ops.slices import Slice, row_blocks
 
 
 class E88(Mixer):
@@ -71,6 +72,7 @@ class E88(Mixer):
         kept = self.width if self.mix in ("concat", "per_head") else self.value_width
         self.out_proj = nn.Parameter(torch.empty(dim, kept, **to))
         self.dropout = nn.Dropout(given.number("dropout"))
+        self.plan = self._choose_plan()
         self.reset_parameters()
 
     @property
@@ -146,77 +148,94 @@ class E88(Mixer):
         else:
             init.xavier_(weight)
 
+    def _choose_plan(self) -> Plan:
+        """Return what one call of the engine computes; a norm leaves the gate outside."""
+        given, places = self.settings, self._places()
+        keys = self.heads * self.key_width
+        qkv = places["qkv"]
+        roles = {"q": qkv, "k": replace(qkv, start=keys), "v": replace(qkv, start=2 * keys)}
+        if given.flag("tie_kv"):
+            roles["v"] = roles["k"]
+        roles |= {name: places[name] for name in ("decay", "write") if name in places}
+        if self._fused_gate:
+            roles["gate"] = places["gate"]
+        act = "silu" if given.flag("use_silu") else "none"
+        return Plan(
+            "delta",
+            self.heads,
+            self.value_width,
+            self.key_width,
+            tuple(roles.items()),
+            "linear" if given.flag("linear_state") else "tanh",
+            q_act=act,
+            k_act=act,
+            v_act=act,
+            q_unit=given.flag("use_l2_norm"),
+            k_unit=given.flag("use_l2_norm"),
+            decay="none" if self.decay is None else self.decay.map,
+            write="sigmoid" if given.flag("use_write_gate") else "none",
+            residual=given.flag("use_value_residual"),
+            self_gate=given.flag("use_self_gate"),
+            gate_act=given.word("gate_activation") if self._fused_gate else "none",
+        )
+
+    @property
+    def _fused_gate(self) -> bool:
+        return self.settings.flag("use_gate") and not self.settings.flag("use_output_norm")
+
+    def _places(self) -> dict[str, Slice]:
+        """Return where the row blocks lie; a convolution makes a source of its own, the first."""
+        if self.conv is None:
+            return row_blocks(self.rows)
+        rest = {name: height for name, height in self.rows.items() if name != "qkv"}
+        return {"qkv": Slice(0, 0), **row_blocks(rest, source=1)}
+
     def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
         state = state or {}
-        projected_btc = functional.linear(x_btd, self.in_proj)
-        parts = self._split(projected_btc, dim=-1)
         carried: State = {}
-        qkv_btc = parts["qkv"]
+        projected_btc = functional.linear(x_btd, self.in_proj)
+        sources = [projected_btc]
         if self.conv is not None:
+            channels = self.rows["qkv"]
+            sizes = [channels, projected_btc.shape[-1] - channels]
+            qkv_btc, rest_btc = torch.split(projected_btc, sizes, dim=-1)
             qkv_btc, carried["conv"] = self.conv(qkv_btc, state.get("conv"))
-        q_bthn, k_bthn, v_bthv = self._heads(qkv_btc)
-        y_bthv, carried["S"] = delta_rule(
-            q_bthn,
-            k_bthn,
-            v_bthv,
-            decay_bthr=self._decay(parts.get("decay"), x_btd),
-            write_bth=torch.sigmoid(parts["write"]) if "write" in parts else None,
-            state_bhvn=first_state(
-                state.get("S"), q_bthn, self.heads, self.value_width, self.key_width
-            ),
-            linear_state=self.settings.flag("linear_state"),
-            backend=self.backend_for(x_btd),
+            sources = [qkv_btc, rest_btc]
+        parameters = {} if self.decay is None else self.decay.plan_parameters()
+        if self.value_residual is not None:
+            parameters["residual"] = self.value_residual
+        y_bthv, carried["S"] = run(
+            self.plan, sources, parameters, state.get("S"), backend=self.backend_for(x_btd)
         )
-        y_bthv = self._finish(y_bthv, v_bthv, parts.get("gate"))
-        mixed_bti = self._mix(y_bthv, parts.get("mix")).to(projected_btc.dtype)
+        y_bthv = self._normed(y_bthv, projected_btc)
+        mixed_bti = self._mix(y_bthv, projected_btc).to(projected_btc.dtype)
         return self.dropout(functional.linear(mixed_bti, self.out_proj)), carried
 
-    def _heads(self, qkv_btc: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k [.., h, n] and v [.., h, v], activated and normalised."""
-        given = self.settings
-        if given.flag("use_silu"):
-            qkv_btc = functional.silu(qkv_btc)
-        qkv_btc = qkv_btc.to(wide_dtype(qkv_btc.dtype))
-        keys = self.heads * self.key_width
-        q_bthn, k_bthn = (
-            torch.unflatten(part, -1, (self.heads, self.key_width))
-            for part in (qkv_btc[..., :keys], qkv_btc[..., keys : 2 * keys])
-        )
-        v_bthv = k_bthn
-        if not given.flag("tie_kv"):
-            v_bthv = torch.unflatten(qkv_btc[..., 2 * keys :], -1, (self.heads, self.value_width))
-        if given.flag("use_l2_norm"):
-            q_bthn, k_bthn = unit(q_bthn), unit(k_bthn)
-        return q_bthn, k_bthn, v_bthv
+    def _block(self, projected_btc: Tensor, name: str) -> Tensor:
+        """Return one row block of what the input projection yields."""
+        start = row_blocks(self.rows)[name].start
+        return projected_btc[..., start : start + self.rows[name]]
 
-    def _decay(self, logits_bth: Tensor | None, x_btd: Tensor) -> Tensor | None:
-        """Return the decay [b, t, h, 1] in fp32 or wider, or None where there is none."""
-        if self.decay is None:
-            return None
-        decay_bth: Tensor = self.decay(x_btd if logits_bth is None else logits_bth)
-        return decay_bth.unsqueeze(-1)
+    def _normed(self, y_bthv: Tensor, projected_btc: Tensor) -> Tensor:
+        """Apply the output norm, if there is one, and the gate behind it."""
+        if self.norm_gain is None:
+            return y_bthv
+        y_bthv = rms_norm(y_bthv, self.norm_gain)
+        if not self.settings.flag("use_gate"):
+            return y_bthv
+        gate_bti = self._block(projected_btc, "gate")
+        silu = self.settings.word("gate_activation") == "silu"
+        gate_bti = functional.silu(gate_bti) if silu else torch.sigmoid(gate_bti)
+        return y_bthv * torch.unflatten(gate_bti, -1, y_bthv.shape[-2:])
 
-    def _finish(self, y_bthv: Tensor, v_bthv: Tensor, gate_bti: Tensor | None) -> Tensor:
-        """Apply value residual, self gate, output norm and gate, in this order."""
-        if self.value_residual is not None:
-            y_bthv = y_bthv + self.value_residual * v_bthv
-        if self.settings.flag("use_self_gate"):
-            y_bthv = self_gate(y_bthv)
-        if self.norm_gain is not None:
-            y_bthv = rms_norm(y_bthv, self.norm_gain)
-        if gate_bti is not None:
-            silu = self.settings.word("gate_activation") == "silu"
-            gate_bti = functional.silu(gate_bti) if silu else torch.sigmoid(gate_bti)
-            y_bthv = y_bthv * torch.unflatten(gate_bti, -1, y_bthv.shape[-2:])
-        return y_bthv
-
-    def _mix(self, y_bthv: Tensor, mix_bth: Tensor | None) -> Tensor:
+    def _mix(self, y_bthv: Tensor, projected_btc: Tensor) -> Tensor:
         """Return what the output projection reads: heads side by side, or their weighted sum."""
         if self.mix in ("concat", "per_head"):
             return y_bthv.flatten(-2)
         if self.mix == "sum":
             return y_bthv.sum(-2)
-        logits = self.head_weights if mix_bth is None else mix_bth
+        own = self.mix == "weighted_sum"
+        logits = self.head_weights if own else self._block(projected_btc, "mix")
         weights = torch.softmax(logits.to(y_bthv.dtype), dim=-1)
         return (weights.unsqueeze(-1) * y_bthv).sum(-2)

@@ -1,21 +1,7 @@
-"""Gates and normalisations that several cells apply to keys, queries and reads."""
+"""Gates and normalisations that several layers apply outside their recurrence."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-from torch.nn import functional
+from elman.ops.gates import KEY_EPS, self_gate, unit
 
-KEY_EPS = 1e-6
-"""Added to the norm of keys and queries."""
-
-
-def unit(x: Tensor) -> Tensor:
-    """Return x / (norm(x) + 1e-6) over the last axis (matrix-state specification 2)."""
-    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x / (norm + KEY_EPS)
-
-
-def self_gate(y: Tensor) -> Tensor:
-    """Return y * silu(y) = y^2 sigmoid(y), never negative (matrix-state specification 2)."""
-    return y * functional.silu(y)
+__all__ = ["KEY_EPS", "self_gate", "unit"]

@@ -1,7 +1,7 @@
 """What the cells E63m and E70 to E75 share: projections, state and output around a recurrence.
 
 Shape legend: b batch, t time, d model width, i = int(d * expansion) inner channels, h heads,
-n rows and columns of a head's state, c channels of any kind.
+n rows and columns of a head's state, v its rows, c channels of any kind.
 """
 
 from __future__ import annotations
@@ -14,25 +14,30 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from elman.models import init
-from elman.models.layers.gates import self_gate
 from elman.models.layers.skeleton import Skeleton
-from elman.models.state import State, first_state
-from elman.ops.precision import compute_dtype, wide_dtype
-
-Parts = dict[str, Tensor]
-"""What a cell reads at every step, by name, each [b, t, h, n] in fp32 or wider."""
+from elman.models.state import State
+from elman.ops.matrix_state.op import run
+from elman.ops.matrix_state.plan import Plan
+from elman.ops.precision import compute_dtype
+from elman.ops.slices import row_blocks
 
 
 class MatrixMixer(Skeleton):
     """u = W_in x, [conv], c = silu(u), a cell on projections of c, y = W_out out.
 
     Scaffold A of matrix-state specification 2. A cell names its projections (:meth:`row_blocks`)
-    and constants, and runs its recurrence (:meth:`recur`).
+    and constants, and what the engine computes from them (:meth:`choose_plan`,
+    :meth:`plan_parameters`).
 
     State: ``S`` [B, H, value rows, key columns] in fp32 or wider, and with use_conv ``conv``.
     """
 
     def add_cell(self, to: Mapping[str, Any]) -> None:
+        """Register the cell's projection and the constants, and choose the plan."""
+        self.add_projection(to)
+        self.plan = self.choose_plan()
+
+    def add_projection(self, to: Mapping[str, Any]) -> None:
         """Register the cell's projection and the constants."""
         self.blocks = self.row_blocks()
         rows = sum(self.blocks.values())
@@ -61,6 +66,27 @@ class MatrixMixer(Skeleton):
     def row_blocks(self) -> dict[str, int]:
         """Return the row blocks of the cell's projection and their heights, in order."""
         raise NotImplementedError
+
+    def choose_plan(self) -> Plan:
+        """Return what one call of the engine computes from the cell's projection."""
+        raise NotImplementedError
+
+    def plan_of(self, cell: str, roles: Mapping[str, str], **choices: Any) -> Plan:
+        """Return a plan over the cell's projection, self-gated unless it says otherwise.
+
+        Args:
+            cell: Name in :data:`elman.ops.matrix_state.cells.CELLS`.
+            roles: Row block of each role of the plan.
+            choices: The plan's other fields.
+        """
+        places = row_blocks(self.blocks)
+        found = tuple((role, places[block]) for role, block in roles.items())
+        sizes = (self.heads, *self.state_shape())
+        return Plan(cell, *sizes, found, **{"self_gate": True} | choices)
+
+    def plan_parameters(self) -> dict[str, Tensor]:
+        """Return the plan's parameters by name, of any shape with the right numbers in order."""
+        return {}
 
     def output_channels(self) -> int:
         """Return how many channels the output projection reads."""
@@ -92,17 +118,28 @@ class MatrixMixer(Skeleton):
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
         state = state or {}
         carried: State = {}
-        parts = self.project(x_btd, state, carried)
-        start_bhvn = first_state(state.get("S"), parts["k"], self.heads, *self.state_shape())
-        y_bthv, carried["S"] = self.recur(parts, start_bhvn, self.backend_for(x_btd))
-        out_btc = self.gate(y_bthv, parts, state, carried).flatten(-2)
+        out_bthv, carried["S"] = run(
+            self.plan,
+            self.project(x_btd, state, carried),
+            {
+                name: parameter.reshape(self.plan.parameter_shape(name))
+                for name, parameter in self.plan_parameters().items()
+            },
+            state.get("S"),
+            backend=self.backend_for(x_btd),
+        )
+        out_btc = out_bthv.flatten(-2)
         return self.output(out_btc.to(compute_dtype(x_btd, self.out_proj.dtype))), carried
 
-    def project(self, x_btd: Tensor, state: State, carried: State) -> Parts:
-        """Return what the cell reads, for all steps at once."""
+    def project(self, x_btd: Tensor, state: State, carried: State) -> list[Tensor]:
+        """Return the plan's sources, for all steps at once."""
+        return [self.project_cell(x_btd, state, carried)]
+
+    def project_cell(self, x_btd: Tensor, state: State, carried: State) -> Tensor:
+        """Return what the cell's projection yields."""
         (u_bti,) = self.project_in(x_btd, state, carried)
         c_bti = self.activate(u_bti)
-        return self.split(functional.linear(c_bti, self.cell_matrix().to(c_bti.dtype)))
+        return functional.linear(c_bti, self.cell_matrix().to(c_bti.dtype))
 
     def activate(self, u_bti: Tensor) -> Tensor:
         """Apply the first activation."""
@@ -111,23 +148,6 @@ class MatrixMixer(Skeleton):
     def cell_matrix(self) -> Tensor:
         """Return the matrix of the cell's projection as it is used."""
         return self.cell_proj
-
-    def split(self, cell_btc: Tensor) -> Parts:
-        """Return the row blocks of what the cell's projection yields, by name."""
-        cell_btc = cell_btc.to(wide_dtype(cell_btc.dtype))
-        parts = torch.split(cell_btc, list(self.blocks.values()), dim=-1)
-        return {
-            name: torch.unflatten(part_btc, -1, (self.heads, -1))
-            for name, part_btc in zip(self.blocks, parts, strict=True)
-        }
-
-    def recur(self, parts: Parts, s_bhvn: Tensor, backend: str) -> tuple[Tensor, Tensor]:
-        """Run the recurrence: reads y_bthv and the last state."""
-        raise NotImplementedError
-
-    def gate(self, y_bthv: Tensor, parts: Parts, state: State, carried: State) -> Tensor:
-        """Gate the reads; most cells let each gate itself."""
-        return self_gate(y_bthv)
 
     def output(self, out_btc: Tensor) -> Tensor:
         """Project the gated reads, with dropout."""

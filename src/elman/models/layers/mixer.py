@@ -13,6 +13,7 @@ from elman.errors import UserError
 from elman.kernels.backends import check_backend, choose_backend
 from elman.models.registry.spec import Cell, Value
 from elman.models.state import State
+from elman.ops.uncompiled import traced_as_constant
 
 
 class Settings:
@@ -72,7 +73,8 @@ class Mixer(nn.Module):
             raise UserError(f"dim={dim}: expected a whole number of at least 1, as in dim=512")
         self.dim = dim
         self.settings = Settings(self.cell.parse_options(dim, options, named=frozenset(options)))
-        self.backend = check_backend(self.cell, backend)
+        self.runnable = self.cell.under(self.settings.values)
+        self.backend = check_backend(self.runnable, backend)
 
     def reset_parameters(self) -> None:
         """Draw every weight anew from torch's global generator."""
@@ -82,11 +84,13 @@ class Mixer(nn.Module):
         """Continue the sequence.
 
         Args:
-            x_btd: Input, T >= 1 steps.
+            x_btd: Input, T >= 1 steps, normed; the residual stream itself for a cell with
+                ``own_norms``.
             state: What the previous call returned; None starts a sequence.
 
         Returns:
-            The output, in the dtype of the projections, and the state after the last step.
+            The output, in the dtype of the projections (of the stream with ``own_norms``), and the
+            state after the last step.
         """
         raise NotImplementedError
 
@@ -95,7 +99,11 @@ class Mixer(nn.Module):
 
     def backend_for(self, x_btd: Tensor) -> str:
         """Return the backend that runs this call."""
-        return choose_backend(self.cell, self.backend, x_btd.device.type)
+        return self._backend_on(x_btd.device.type)
+
+    @traced_as_constant
+    def _backend_on(self, device_type: str) -> str:
+        return choose_backend(self.runnable, self.backend, device_type)
 
     def extra_repr(self) -> str:
         """Return the options that differ from their defaults, for printing."""

@@ -22,8 +22,8 @@ def minimal_options() -> dict[str, Option]:
         ),
         "form": Option(
             "parallel",
-            "how the same recurrence is computed: parallel, cumulative sums of logarithms; "
-            "sequential, a loop over time, more exact and on a CPU faster",
+            "how plain PyTorch computes the recurrence: parallel, cumulative sums of logarithms; "
+            "sequential, a loop over time, more exact; a kernel runs one loop for both",
             choices=("parallel", "sequential"),
         ),
     }

@@ -23,5 +23,6 @@ CELL = Cell(
         ),
         "use_tanh": Option(False, "tanh around v", needs={"variant": "plain"}),
     },
+    backends=("reference", "cpu"),
     rule=wide_enough,
 )

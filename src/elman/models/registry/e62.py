@@ -22,5 +22,6 @@ CELL = Cell(
             size=True,
         ),
     },
+    backends=("reference", "cpu"),
     rule=wide_enough,
 )

@@ -20,5 +20,6 @@ CELL = Cell(
             choices=("plain", "inverse"),
         ),
     },
+    backends=("reference", "cpu"),
     rule=wide_enough,
 )

@@ -34,5 +34,6 @@ CELL = Cell(
     equation="S' = tanh(S o Z + v k^T), y = S' q, out = y silu(y)",
     source="seed 001; matrix-state specification 8",
     options=_OPTIONS,
+    backends=("reference", "cpu"),
     rule=wide_enough,
 )

@@ -62,6 +62,15 @@ def _rule(dim: int, options: Mapping[str, Value]) -> None:
         )
 
 
+def _limit(options: Mapping[str, Value]) -> str:
+    """Kernels run rows of the state apart."""
+    if options["error_gate"]:
+        return "model.error_gate=true looks at all rows of the state at once"
+    if options["nonlinearity"] not in ("tanh", "linear"):
+        return f"model.nonlinearity={options['nonlinearity']} looks at the whole state at once"
+    return ""
+
+
 CELL = Cell(
     name="e74",
     engine="matrix_state",
@@ -69,5 +78,7 @@ CELL = Cell(
     equation="S' = tanh(S + (v - S k) k^T), y = S' q, out = y silu(y)",
     source="seed 004; matrix-state specification 9",
     options=_OPTIONS,
+    backends=("reference", "cpu"),
     rule=_rule,
+    limit=_limit,
 )

@@ -53,6 +53,12 @@ def _rule(dim: int, options: Mapping[str, Value]) -> None:
         )
 
 
+def _limit(options: Mapping[str, Value]) -> str:
+    if options["nonlinearity"] in ("rmsnorm", "frobnorm"):
+        return f"model.nonlinearity={options['nonlinearity']} normalises over all channels"
+    return ""
+
+
 CELL = Cell(
     name="e74_diagonal",
     engine="channel",
@@ -60,5 +66,7 @@ CELL = Cell(
     equation="s' = tanh(s (1 - k^2) + v k), y = s' q, out = y silu(y)",
     source="seed 004; matrix-state specification 9",
     options=_OPTIONS,
+    backends=("reference", "cpu"),
     rule=_rule,
+    limit=_limit,
 )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from elman.errors import UserError, did_you_mean
 
 Value = bool | int | float | str
-Engine = Literal["matrix_state", "channel", "dense", "tape"]
+Engine = Literal["matrix_state", "channel", "dense", "tape", "ssd", "gated_delta", "torch"]
 
 
 @dataclass(frozen=True)
@@ -67,19 +67,31 @@ def _no_rule(dim: int, options: Mapping[str, Value]) -> None:
     """The rule of a cell whose options combine freely."""
 
 
+def _no_limit(options: Mapping[str, Value]) -> str:
+    """The limit of a cell whose kernels compute all of its options."""
+    return ""
+
+
 @dataclass(frozen=True)
 class Cell:
     """One recurrent cell as the rest of the program knows it before torch is imported.
 
     Args:
         name: Value of ``model.cell``.
-        engine: Recurrence engine that runs it: one folder of elman.ops each.
+        engine: Recurrence engine that runs it, one folder of elman.ops each; ``torch``: PyTorch's
+            own layers.
         layer: ``module:Class`` of the layer; the module is imported when a model is built.
         equation: The step in one line, for tables and ``mode=models``.
         source: Seed file, paper or specification section of the formulas.
         options: Its settings. The layer's constructor takes exactly these as keywords.
-        backends: Backends that exist for it, fastest last; ``reference`` always does.
+        backends: Backends that exist for it, fastest last: ``reference``, or ``torch`` alone.
         rule: Raises UserError on option values that do not combine; called with dim and options.
+        limit: Returns why these options run on the reference alone, or nothing.
+        reason: Why the whole cell does; part of the error when another backend is asked for.
+        own_norms: Whether the layer is several residual blocks, each with a norm of its own: it is
+            handed the residual stream and returns what is to be added to it.
+        package: Distribution of another project whose kernels are its ``triton`` backend, for a
+            packaged baseline; everywhere else ``reference`` is plain PyTorch in chunks of time.
     """
 
     name: str
@@ -90,6 +102,24 @@ class Cell:
     options: Mapping[str, Option]
     backends: tuple[str, ...] = ("reference",)
     rule: Callable[[int, Mapping[str, Value]], None] = _no_rule
+    limit: Callable[[Mapping[str, Value]], str] = _no_limit
+    reason: str = ""
+    own_norms: bool = False
+    package: str | None = None
+
+    def under(self, options: Mapping[str, Value]) -> Cell:
+        """Return the cell with the backends that can run these options, all of them given."""
+        if reason := self.limit(options):
+            return replace(self, backends=self.backends[:1], reason=reason)
+        return self
+
+    def check_wrapper(self, wrapper: str) -> None:
+        """Raise UserError if a model with this wrapper would not norm this cell's input so."""
+        if self.own_norms and wrapper != "rms":
+            raise UserError(
+                f"model.wrapper={wrapper}: cell {self.name} has RMSNorms of its own; "
+                "use model.wrapper=rms"
+            )
 
     def parse_options(
         self, dim: int, given: Mapping[str, Any], named: frozenset[str] = frozenset()

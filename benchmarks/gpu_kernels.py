@@ -1,0 +1,583 @@
+"""The matrix-state kernels on a GPU: right, and how far from what the machine allows.
+
+Ceilings of the machine; parity of every cell with fp64, forward and backward; times of forward and
+backward beside their floors; times of other geometries than the chosen ones. Needs PyTorch for
+CUDA, cuda-bindings and NVRTC, and of elman only its kernels. Every section stands alone: one that
+fails is recorded, and the others run.
+
+    python benchmarks/gpu_kernels.py --out DIR [--sections machine,parity,operator,times,sweep]
+
+Where elman is not installed: ln -s ../../csrc src/elman/csrc, and PYTHONPATH=src.
+
+Shape legend: b batch, t time, c channels of a source, h heads, n state columns, v state rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import itertools
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elman.kernels.nvrtc import Unit, device_limits, load, nvrtc_version
+from elman.ops.matrix_state import cuda, interpret, op
+from elman.ops.matrix_state.arguments import Call
+from elman.ops.matrix_state.cells import CELLS
+from elman.ops.matrix_state.choice import geometry_of
+from elman.ops.matrix_state.geometry import Geometry
+from elman.ops.matrix_state.plan import Plan
+from elman.ops.slices import row_blocks
+
+DEVICE = "cuda:0"
+BATCH, TIME = 32, 512
+REPEATS, WARMUP, SETS = 20, 3, 3  # several sets of inputs, so that no pass finds its own in the L2
+DELTA = {
+    "q_act": "silu",
+    "k_act": "silu",
+    "v_act": "silu",
+    "q_unit": True,
+    "k_unit": True,
+    "decay": "mamba",
+}
+E70 = {"decay": "parameter", "self_gate": True}
+E75 = {"k_unit": True, "self_gate": True}
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A configuration whose times are compared with floors in microseconds."""
+
+    name: str
+    cell: str
+    heads: int
+    size: int
+    options: dict[str, Any] = field(hash=False)
+    forward_floor: float
+    backward_floor: float
+
+    @property
+    def plan(self) -> Plan:
+        """Return its plan."""
+        return make_plan(self.cell, self.heads, self.size, self.size, **self.options)
+
+
+# Floors: what the special function units and the memory of an H200 need, B=32, T=512, bf16.
+TIMED = (
+    Timed("E88 h32n16", "delta", 32, 16, DELTA, 38, 80),
+    Timed("E88 h8n32", "delta", 8, 32, DELTA, 36, 80),
+    Timed("E88 h24n24", "delta", 24, 24, DELTA, 61, 130),
+    Timed("E88 h16n32", "delta", 16, 32, DELTA, 70, 150),
+    Timed("E88 h32n32", "delta", 32, 32, DELTA, 140, 300),
+    Timed("E88 h16n64", "delta", 16, 64, DELTA, 270, 590),
+    Timed("E88 h8n128", "delta", 8, 128, DELTA, 525, 1180),
+    Timed("E70 n64", "decayed", 1, 64, E70, 16, 45),
+    Timed("E70 n96", "decayed", 1, 96, E70, 36, 90),
+    Timed("E70 n128", "decayed", 1, 128, E70, 64, 160),
+    Timed("E75 h4n16", "row_gated_delta", 4, 16, E75, 36, 80),
+    Timed("E75 h8n16", "row_gated_delta", 8, 16, E75, 36, 80),
+    Timed("E75 h4n32", "row_gated_delta", 4, 32, E75, 36, 80),
+    Timed("E75 h8n24", "row_gated_delta", 8, 24, E75, 36, 80),
+)
+
+
+def make_plan(cell: str, heads: int, rows: int, columns: int, **options: Any) -> Plan:
+    """Return a plan whose roles lie behind each other in one source."""
+    needs = CELLS[cell]
+    names = ["q", "k", "v", *(f"g{i}" for i in range(needs.gates))]
+    if needs.column or options.get("key") == "zk":
+        names.append("z")
+    if options.get("key") == "read":
+        names.append("read")
+    if options.get("gate_act", "none") != "none":
+        names.append("gate")
+    names += [name for name in ("decay", "write") if options.get(name) in ("sigmoid", "mamba")]
+    widths = {name: 1 if name in ("decay", "write") else rows for name in names}
+    widths |= dict.fromkeys({"q", "k", "z", "read"} & set(names), columns)
+    places = row_blocks({name: heads * width for name, width in widths.items()})
+    return Plan(cell, heads, rows, columns, tuple(places.items()), **options)
+
+
+@dataclass
+class Tensors:
+    """Inputs and outputs of one call."""
+
+    plan: Plan
+    source_btc: Tensor
+    parameters: list[Tensor]
+    first_bhvn: Tensor | None
+    dout_bthv: Tensor
+    dlast_bhvn: Tensor | None
+    results: dict[str, Tensor]
+
+    def call(self, chosen: Geometry) -> Call:
+        """Return a call that reads the inputs and writes the results."""
+        call = Call(self.plan, [self.source_btc], self.parameters, chosen.steps)
+        results = self.results
+        states = ("out", "last", "checkpoints", "dfirst")
+        call.point(first=self.first_bhvn, dlast=self.dlast_bhvn, **{n: results[n] for n in states})
+        call.point_output_gradient(self.dout_bthv)
+        names = self.plan.parameter_names
+        call.point_gradients([results["dsource"]], [results[f"d{name}"] for name in names])
+        return call
+
+
+def make_tensors(
+    chosen: Geometry, batch: int, time_steps: int, dtype: torch.dtype, *, seed: int, states: bool
+) -> Tensors:
+    """Return random inputs, and results that are full of NaN."""
+    plan = chosen.plan
+    device = torch.device(DEVICE)
+    draw = torch.Generator(device).manual_seed(seed)
+    channels = max(place.start + plan.heads * plan.width(name) for name, place in plan.roles)
+
+    def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.randn(shape, generator=draw, device=device).to(dtype)
+
+    def poison(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.full(shape, float("nan"), dtype=dtype, device=device)
+
+    wide = -(-channels // 8) * 8
+    state = (batch, plan.heads, plan.rows, plan.columns)
+    shapes = {name: plan.parameter_shape(name) for name in plan.parameter_names}
+    parameters = [0.5 * normal(*shapes[name]) for name in plan.parameter_names]
+    if plan.decay == "parameter":
+        index = plan.parameter_names.index("decay")
+        parameters[index] = torch.sigmoid(parameters[index] + 2)
+    kept = max(1, chosen.checkpoint_numbers(batch, time_steps))
+    return Tensors(
+        plan,
+        normal(batch, time_steps, wide, dtype=dtype)[..., :channels],
+        parameters,
+        0.5 * normal(*state) if states else None,
+        normal(batch, time_steps, plan.heads, plan.rows, dtype=dtype),
+        normal(*state) if states else None,
+        {
+            "out": poison(batch, time_steps, plan.heads, plan.rows, dtype=dtype),
+            "last": poison(*state),
+            "checkpoints": poison(kept, dtype=cuda.kept_dtype(plan, dtype)),
+            "dfirst": poison(*state),
+            "dsource": poison(batch, time_steps, wide, dtype=dtype)[..., :channels],
+            **{f"d{name}": poison(*shape) for name, shape in shapes.items()},
+        },
+    )
+
+
+# ---- ceilings of the machine
+
+
+def machine(section: dict[str, Any]) -> None:
+    """Measure what the kernels' floors are made of."""
+    properties = torch.cuda.get_device_properties(0)
+    x = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    y = torch.empty_like(x)
+    copy = median_us(lambda: y.copy_(x))
+    section |= {
+        "gpu": properties.name,
+        "multiprocessors": properties.multi_processor_count,
+        "torch": torch.__version__,
+        "nvrtc": nvrtc_version(),
+        "copy_tb_s": round(2 * x.numel() / copy / 1e6, 3),
+        "tera_tanh_per_s": special_functions(properties),
+    }
+
+
+_TANH_LOOP = """
+struct Where { float* out; };
+extern "C" __global__ void tanh_loop(const __grid_constant__ Where a) {
+  float x[8];
+  for (int i = 0; i < 8; i++) x[i] = threadIdx.x * 0.01f + i;
+#pragma unroll 1
+  for (int n = 0; n < 1000; n++) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) asm volatile("tanh.approx.f32 %0, %0;" : "+f"(x[i]));
+  }
+  float sum = 0;
+  for (int i = 0; i < 8; i++) sum += x[i];
+  a.out[blockIdx.x * blockDim.x + threadIdx.x] = sum;
+}
+"""
+
+
+def special_functions(properties: Any) -> float:
+    """Measure how many tanh the GPU computes in a second, in units of 1e12."""
+
+    class Where(ctypes.Structure):
+        _fields_ = (("out", ctypes.c_void_p),)
+
+    blocks, threads = properties.multi_processor_count * 4, 512
+    out = torch.empty(blocks * threads, device="cuda")
+    kernel = load(Unit(_TANH_LOOP, "tanh loop", architecture(), True))
+
+    def run() -> None:
+        kernel.launch(
+            "tanh_loop",
+            blocks=blocks,
+            threads=threads,
+            shared_bytes=0,
+            arguments=Where(out.data_ptr()),
+            device=0,
+            stream=torch.cuda.current_stream().cuda_stream,
+        )
+
+    return round(blocks * threads * 8000 / median_us(run) / 1e6, 3)
+
+
+def architecture() -> str:
+    """Return the GPU's architecture as NVRTC names it."""
+    return "sm_{}{}".format(*torch.cuda.get_device_capability())
+
+
+def median_us(run: Callable[[], Any], repeats: int = REPEATS) -> float:
+    """Return the median time of a call in microseconds, by events on the device."""
+    for _ in range(WARMUP):
+        run()
+    torch.cuda.synchronize()
+    pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+    for begin, end in pairs:
+        begin.record()
+        run()
+        end.record()
+    torch.cuda.synchronize()
+    return 1e3 * float(statistics.median(begin.elapsed_time(end) for begin, end in pairs))
+
+
+# ---- parity
+
+
+def parity_plans() -> Iterator[tuple[str, Plan]]:
+    """Yield what is compared: every cell, and the delta rule with every option and odd sizes."""
+    for cell, needs in CELLS.items():
+        if needs.type is not None:
+            options: dict[str, Any] = {"k_unit": True, "q_unit": True}
+            if needs.column:
+                options |= {"z_act": "sigmoid", "z_bias": True}
+            if cell == "decayed":
+                options |= {"decay": "parameter", "self_gate": True}
+            yield cell, make_plan(cell, 2, 16, 16, **options)
+            yield f"{cell} n32", make_plan(cell, 2, 32, 32, **options)
+    for n in (8, 13, 20, 24, 28, 48, 64, 96, 128, 256):
+        yield f"delta n{n}", make_plan("delta", 2, n, n, **DELTA)
+    extras: dict[str, dict[str, Any]] = {
+        "gate": {"gate_act": "silu", "gate_bias": True, "residual": True, "self_gate": True},
+        "write": {"write": "sigmoid", "gate_act": "sigmoid"},
+        "zk": {"key": "zk", "z_act": "sigmoid", "z_bias": True},
+        "read": {"key": "read"},
+        "linear": {"nonlinearity": "linear"},
+        "sigmoid decay": {"decay": "sigmoid"},
+    }
+    for name, extra in extras.items():
+        yield f"delta {name}", make_plan("delta", 4, 16, 16, **{**DELTA, **extra})
+    yield "delta 40x24", make_plan("delta", 2, 40, 24, **DELTA)
+
+
+def parity(section: dict[str, Any]) -> None:
+    """Compare every plan with fp64, in bf16 (fast and exact) and in fp32."""
+    plans = list(parity_plans())
+    modes = ((torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, True))
+    geometries = {
+        (name, dtype): cuda.geometry(plan.text, 3, dtype)
+        for name, plan in plans
+        for dtype in (torch.bfloat16, torch.float32)
+    }
+    compile_all(geometries.values())
+    rows = section["rows"] = []
+    for (name, _), (dtype, exact) in itertools.product(plans, modes):
+        fast = not exact
+        row: dict[str, Any] = {"plan": name, "dtype": str(dtype)[6:], "fast": fast}
+        try:
+            row |= compare(geometries[name, dtype], dtype, exact)
+        except Exception as error:
+            row["error"] = repr(error)
+        rows.append(row)
+    limits = {"bfloat16": 2e-2, "float32": 1e-4}
+    wrong = [row for row in rows if not row.get("worst", 1.0) <= limits[row["dtype"]]]
+    section["wrong"] = wrong
+    section["worst_relative_l2"] = {
+        f"{dtype} {'fast' if fast else 'exact'}": max(
+            (row.get("worst", 9.0) for row in rows if (row["dtype"], row["fast"]) == (dtype, fast)),
+            default=None,
+        )
+        for dtype, fast in (("bfloat16", True), ("bfloat16", False), ("float32", False))
+    }
+
+
+def compare(chosen: Geometry, dtype: torch.dtype, exact: bool) -> dict[str, Any]:
+    """Return relative L2 errors of every output and gradient against fp64."""
+    given = make_tensors(chosen, 3, 37, dtype, seed=1, states=True)
+    call = given.call(chosen)
+    if exact:
+        with cuda.exact():
+            run_both(call, chosen)
+    else:
+        run_both(call, chosen)
+    torch.cuda.synchronize()
+    expected = in_double(given)
+    errors = {}
+    for name, tensor in expected.items():
+        got = given.results[name].double()
+        errors[name] = float((got - tensor).norm() / (tensor.norm() + 1e-30))
+        if not errors[name] < 9.0:
+            errors[name] = 9.0  # not a number
+    return {"worst": max(errors.values()), "errors": errors}
+
+
+def run_both(call: Call, chosen: Geometry) -> None:
+    """Run a call forward and backward."""
+    cuda.launch_as(call, chosen, backward=False)
+    cuda.launch_as(call, chosen, backward=True)
+
+
+def in_double(given: Tensors) -> dict[str, Tensor]:
+    """Return what a call has to give, from the reference in fp64."""
+    plan = given.plan
+    assert given.first_bhvn is not None
+    assert given.dlast_bhvn is not None
+    inputs = [given.source_btc, *given.parameters, given.first_bhvn]
+    source, *parameters, first = (x.double().requires_grad_() for x in inputs)
+    named = dict(zip(plan.parameter_names, parameters, strict=True))
+    out, last = interpret.run(plan, [source], named, first)
+    loss = (out * given.dout_bthv.double()).sum() + (last * given.dlast_bhvn.double()).sum()
+    grads = torch.autograd.grad(loss, [source, *parameters, first])
+    names = ["dsource", *(f"d{name}" for name in plan.parameter_names), "dfirst"]
+    return {"out": out.detach(), "last": last.detach(), **dict(zip(names, grads, strict=True))}
+
+
+# ---- compilation, by several processes
+
+
+def compile_all(geometries: Any, exact: bool = True) -> None:
+    """Compile the kernels of many geometries into the cache, on all cores."""
+    arch = architecture()
+    units = set()
+    for chosen, backward in itertools.product(geometries, (False, True)):
+        narrow = chosen.types.io == "elman::bf16"
+        for fast in {narrow, narrow and not exact}:
+            aligned = replace(chosen, align=max(4, min(16, chosen.align)))
+            units.add(cuda.unit_of(aligned, backward, arch, fast=fast))
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(max(1, (os.cpu_count() or 2) - 1)) as pool:
+        pool.map(compile_one, sorted(units, key=lambda unit: unit.text), chunksize=1)
+
+
+def compile_one(unit: Unit) -> None:
+    """Compile one translation unit; an error is met again, and recorded, where it is used."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    try:
+        unit.cubin()
+    except Exception:
+        traceback.print_exc()
+
+
+# ---- times
+
+
+def times(section: dict[str, Any]) -> None:
+    """Time every configuration with the geometry that the engine chooses."""
+    chosen = {case.name: cuda.geometry(case.plan.text, BATCH, torch.bfloat16) for case in TIMED}
+    compile_all(chosen.values(), exact=False)
+    time_all(section, ((case, chosen[case.name], True) for case in TIMED))
+
+
+def time_all(section: dict[str, Any], pairs: Iterable[tuple[Timed, Geometry, bool]]) -> None:
+    """Add a row for each configuration and geometry."""
+    section["rows"] = []
+    for case, chosen, graph in pairs:
+        row: dict[str, Any] = {"name": case.name, "geometry": describe(chosen)}
+        try:
+            row |= time_case(case, chosen, graph)
+        except Exception as error:
+            row["error"] = repr(error)
+        section["rows"].append(row)
+
+
+def time_case(case: Timed, chosen: Geometry, graph: bool) -> dict[str, Any]:
+    """Time one configuration; graph replay is of forward and backward together."""
+    sets = [
+        make_tensors(chosen, BATCH, TIME, torch.bfloat16, seed=n, states=False) for n in range(SETS)
+    ]
+    calls = [given.call(chosen) for given in sets]
+    forward, backward = (
+        median_us(in_turn(calls, chosen, backward), REPEATS if graph else REPEATS // 2)
+        for backward in (False, True)
+    )
+    row: dict[str, Any] = {
+        "forward_us": round(forward, 1),
+        "backward_us": round(backward, 1),
+        "forward_over_floor": round(forward / case.forward_floor, 2),
+        "backward_over_floor": round(backward / case.backward_floor, 2),
+    }
+    if graph:
+        row["graph_us"] = round(time_graph(calls[0], chosen), 1)
+        row["resources"] = registers(chosen)
+    return row
+
+
+def in_turn(calls: list[Call], chosen: Geometry, backward: bool) -> Callable[[], None]:
+    """Return a function that launches one pass, of the next set of inputs each time."""
+    turns = itertools.cycle(calls)
+    return lambda: cuda.launch_as(next(turns), chosen, backward=backward)
+
+
+def time_graph(call: Call, chosen: Geometry) -> float:
+    """Return the time of a replayed graph of both passes, in microseconds."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run_both(call, chosen)
+    return median_us(graph.replay)
+
+
+def describe(chosen: Geometry) -> str:
+    """Return a geometry in a few words."""
+    return (
+        f"L{chosen.lanes} C{chosen.columns} W{chosen.warps} slabs{chosen.slabs} K{chosen.steps} "
+        f"smem {chosen.forward_bytes >> 10}/{chosen.backward_bytes >> 10}K"
+    )
+
+
+def registers(chosen: Geometry) -> dict[str, Any]:
+    """Return registers and spilled bytes of a geometry's kernels."""
+    found = {}
+    for backward in (False, True):
+        unit = cuda.unit_of(chosen, backward, architecture(), fast=True)
+        for name, used in unit.resources().items():
+            found[name] = [used.registers, used.spilled]
+    return found
+
+
+# ---- the operator, as layers call it
+
+
+def operator(section: dict[str, Any]) -> None:
+    """Run the custom operator in the ways in which PyTorch runs it; all must agree to the bit."""
+    plan = make_plan("delta", 4, 16, 16, **DELTA, gate_act="sigmoid")
+    chosen = cuda.geometry(plan.text, BATCH, torch.bfloat16)
+    given = make_tensors(chosen, BATCH, 100, torch.bfloat16, seed=3, states=False)
+    leaves = [given.source_btc.contiguous().requires_grad_()]
+    leaves += [parameter.requires_grad_() for parameter in given.parameters]
+
+    def step(source: Tensor, *parameters: Tensor) -> Tensor:
+        named = dict(zip(plan.parameter_names, parameters, strict=True))
+        out, _ = op.run(plan, [source], named, None, backend="cuda")
+        return out
+
+    def both(function: Callable[..., Tensor]) -> list[Tensor]:
+        out = function(*leaves)
+        return [out.detach(), *torch.autograd.grad(out, leaves, given.dout_bthv)]
+
+    expected = both(step)
+    ways = {
+        "again": lambda: both(step),
+        "side stream": lambda: on_side_stream(lambda: both(step)),
+        "graph": lambda: replayed(lambda: both(step)),
+        "compiled": lambda: both(torch.compile(step, fullgraph=True)),
+    }
+    for name, way in ways.items():
+        try:
+            got = way()
+            torch.cuda.synchronize()
+            same = [bool(torch.equal(x, y)) for x, y in zip(got, expected, strict=True)]
+            section[name] = "same" if all(same) else f"differs: {same}"
+        except Exception as error:
+            section[name] = repr(error)[:500]
+
+
+def on_side_stream(run: Callable[[], list[Tensor]]) -> list[Tensor]:
+    """Run on a stream of its own."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        results = run()
+    torch.cuda.current_stream().wait_stream(stream)
+    return results
+
+
+def replayed(run: Callable[[], list[Tensor]]) -> list[Tensor]:
+    """Capture a graph and replay it, over results that were wiped."""
+    on_side_stream(run)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = run()
+    for result in results:
+        result.zero_()
+    graph.replay()
+    return results
+
+
+# ---- other geometries
+
+
+def sweep(section: dict[str, Any]) -> None:
+    """Time the configurations with other geometries than the chosen ones."""
+    tried = [(case, chosen, False) for case in TIMED for chosen in alternatives(case)]
+    compile_all((chosen for _, chosen, _ in tried), exact=False)
+    time_all(section, tried)
+
+
+def alternatives(case: Timed) -> Iterator[Geometry]:
+    """Yield geometries that fit the GPU and keep it busy."""
+    plan, limit = case.plan, device_limits(0).shared_bytes
+    found = cuda.types(plan, torch.bfloat16)
+    for lanes, steps in itertools.product((1, 2, 4, 8, 16), (8, 12, 16)):
+        whole = -(-plan.rows // (32 // lanes))
+        for slabs in {1, 2, 4, 8} & set(range(1, whole + 1)):
+            warps = -(-whole // slabs)
+            chosen = geometry_of(plan, found, lanes, warps, steps)
+            threads = BATCH * plan.heads * slabs * chosen.threads
+            fits = chosen.backward_bytes <= limit and warps <= 16
+            if fits and 2 <= chosen.columns <= 32 and 8_000 <= threads <= 300_000:
+                yield chosen
+
+
+SECTIONS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "machine": machine,
+    "parity": parity,
+    "operator": operator,
+    "times": times,
+    "sweep": sweep,
+}
+
+
+def main() -> None:
+    """Run the sections and write ``gpu_kernels.json``."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--sections", default=",".join(SECTIONS))
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    report: dict[str, Any] = {}
+    for name in given.sections.split(","):
+        began = time.perf_counter()
+        report[name] = {}
+        try:
+            SECTIONS[name](report[name])
+        except Exception as error:
+            report[name] |= {"error": repr(error), "where": traceback.format_exc()}
+        report[name]["seconds"] = round(time.perf_counter() - began, 1)
+        (given.out / "gpu_kernels.json").write_text(json.dumps(report, indent=1) + "\n")
+        show(name, report[name])
+
+
+def show(name: str, section: dict[str, Any]) -> None:
+    """Print a section, one line for each row that has something to say."""
+    print(f"== {name}", {key: value for key, value in section.items() if key != "rows"})
+    if name in ("times", "sweep"):
+        for row in section.get("rows", []):
+            print(" ".join(f"{key}={value}" for key, value in row.items()))
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

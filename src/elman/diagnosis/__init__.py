@@ -1,0 +1,1 @@
+"""What is installed on this machine, what of it works, and what mends the rest."""

@@ -1,0 +1,61 @@
+"""``mode=doctor``: what is installed, what works on this machine, and what mends the rest.
+
+Imports neither torch nor any package that it reports on: each is tried in a process of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from elman.config import RunConfig
+from elman.diagnosis.combinations import combinations
+from elman.diagnosis.facts import gather
+from elman.diagnosis.findings import Finding, Mark, installed, machine
+from elman.diagnosis.usable import backends, baselines
+from elman.errors import ExitStatus
+
+_STYLES = {Mark.OK: "green", Mark.ABSENT: "dim", Mark.NOTE: "yellow", Mark.BROKEN: "bold red"}
+
+
+def run(config: RunConfig, folder: Path | None) -> ExitStatus:
+    """Print the diagnosis; the status is FAILED if something that is installed is broken."""
+    assert folder is None
+    console = Console()
+    with console.status("looking at this machine") as live:
+        facts = gather(lambda waiting: live.update(f"waiting for {', '.join(waiting)}"))
+    judges = (installed, machine, backends, baselines, combinations)
+    findings = [finding for judge in judges for finding in judge(facts)]
+    console.print(_table(findings))
+    _print_commands(console, findings)
+    broken = [finding for finding in findings if finding.mark == Mark.BROKEN]
+    return ExitStatus.FAILED if broken else ExitStatus.OK
+
+
+def _table(findings: Sequence[Finding]) -> Table:
+    table = Table("", "", "", box=None, show_header=False, pad_edge=False)
+    area = None
+    for finding in findings:
+        if finding.area != area:
+            area = finding.area
+            table.add_row(Text(area, style="bold"))
+        state = Text(finding.mark, style=_STYLES[finding.mark])
+        table.add_row(f"  {finding.name}", state, Text(finding.found))
+    return table
+
+
+def _print_commands(console: Console, findings: Sequence[Finding]) -> None:
+    """Print the commands below the table, where they can be copied whole."""
+    by_command: dict[str, list[Finding]] = {}
+    for finding in findings:
+        if finding.mend and finding.mark != Mark.OK:
+            by_command.setdefault(finding.mend, []).append(finding)
+    for command, meant in by_command.items():
+        broken = any(finding.mark == Mark.BROKEN for finding in meant)
+        names = " and ".join(dict.fromkeys(finding.name for finding in meant))
+        console.print(f"{'To mend' if broken else 'To add or change'} {names}:", markup=False)
+        console.print(f"    {command}", markup=False, highlight=False, soft_wrap=True)

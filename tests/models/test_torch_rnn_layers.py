@@ -1,0 +1,197 @@
+"""GRU and LSTM, PyTorch's own, against their equations written out; their counts and dtypes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from elman.layers import GRU, LSTM, CudaGRU, CudaLSTM
+from elman.models.generation import choose, generate
+from elman.models.language_model import LanguageModel
+
+EXACT = {"rtol": 1e-10, "atol": 1e-12}
+both = pytest.mark.parametrize("layer_type", [GRU, LSTM])
+
+
+def build(layer_type: type, **options):
+    """Return a layer of 10 channels in and 15 of state, every weight random."""
+    torch.manual_seed(8)
+    layer = layer_type(10, expansion=1.5, dtype=torch.float64, **options)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_(std=0.5)
+    return layer
+
+
+def naive(layer, x: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Step by step, gate by gate, in the order of PyTorch's rows."""
+    weights = layer.rnn.weight_ih_l0, layer.rnn.weight_hh_l0
+    biases = layer.rnn.bias_ih_l0, layer.rnn.bias_hh_l0
+    outputs = []
+    h, c = state["h"], state.get("c")
+    for step in (x @ layer.in_proj.T).unbind(1):
+        of_x = (step @ weights[0].T + biases[0]).split(layer.width, -1)
+        of_h = (h @ weights[1].T + biases[1]).split(layer.width, -1)
+        if c is None:
+            reset, keep = (torch.sigmoid(of_x[n] + of_h[n]) for n in (0, 1))
+            candidate = torch.tanh(of_x[2] + reset * of_h[2])
+            h = keep * h + (1 - keep) * candidate
+        else:
+            given, forget, new, shown = (of_x[n] + of_h[n] for n in range(4))
+            c = torch.sigmoid(forget) * c + torch.sigmoid(given) * torch.tanh(new)
+            h = torch.sigmoid(shown) * torch.tanh(c)
+        outputs.append(h @ layer.out_proj.T)
+    return torch.stack(outputs, 1), {"h": h} | ({} if c is None else {"c": c})
+
+
+@both
+@pytest.mark.parametrize("shape", [(3, 7), (9, 2), (1, 1)], ids="{0[0]}x{0[1]}".format)
+def test_outputs_states_and_gradients_are_those_of_the_equations(layer_type, shape) -> None:
+    layer = build(layer_type)
+    x = torch.randn(*shape, 10, dtype=torch.float64, requires_grad=True)
+    first = {n: torch.randn(shape[0], 15, dtype=torch.float64).requires_grad_() for n in "hc"}
+    state = {name: first[name] for name in layer.parts}
+    results = []
+    for y, final in (layer(x, state), naive(layer, x, state)):
+        assert final.keys() == state.keys()
+        loss = y.sin().sum() + sum((tensor * tensor).sum() for tensor in final.values())
+        grads = torch.autograd.grad(loss, [x, *state.values(), *layer.parameters()])
+        results.append([y, *final.values(), *grads])
+    for found, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(found, wanted, **EXACT)
+
+
+@both
+def test_initial_values(layer_type) -> None:
+    """Lm-and-training specification 5.4; vector-state specification 5.2 for the forget gate."""
+    layer = layer_type(64, expansion=1.5)
+    assert layer.in_proj.std().item() == pytest.approx(0.02, rel=0.05)
+    assert not layer.out_proj.any()
+    for name in ("weight_ih_l0", "weight_hh_l0"):
+        stacked = layer.rnn.get_parameter(name)
+        gates = stacked.shape[0] // 96
+        assert stacked.shape == (gates * 96, 96)
+        torch.testing.assert_close(stacked.T @ stacked, torch.eye(96), rtol=0, atol=1e-4)
+    # The forget gate's rows are the second of four: 1 in each of two biases.
+    wanted = torch.tensor([0.0, 1.0, 0.0, 0.0] if layer_type is LSTM else [0.0, 0.0, 0.0])
+    for name in ("bias_ih_l0", "bias_hh_l0"):
+        bias = layer.rnn.get_parameter(name)
+        torch.testing.assert_close(bias, wanted.repeat_interleave(96), rtol=0, atol=0)
+
+
+@both
+def test_every_block_starts_as_the_identity(layer_type) -> None:
+    torch.manual_seed(1)
+    model = LanguageModel(16, [layer_type(16) for _ in range(3)])
+    empty = LanguageModel(16, [])
+    empty.load_state_dict(model.state_dict(), strict=False)
+    tokens = torch.randint(0, 256, (2, 5))
+    torch.testing.assert_close(model(tokens)[0], empty(tokens)[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("layer_type", "own", "gates"), [(GRU, CudaGRU, 3), (LSTM, CudaLSTM, 4)])
+@pytest.mark.parametrize("expansion", [1.0, 1.7])
+def test_two_biases_where_our_own_cells_have_one(layer_type, own, gates, expansion) -> None:
+    """2 d D + 6 D^2 + 6 D and 2 d D + 8 D^2 + 8 D (vector-state specification 5.1 and 5.2)."""
+    counts = [
+        sum(p.numel() for p in one(20, expansion=expansion, device="meta").parameters())
+        for one in (layer_type, own)
+    ]
+    width = int(20 * expansion)
+    assert counts[0] == 2 * 20 * width + 2 * gates * width * (width + 1)
+    assert counts[0] - counts[1] == gates * width
+
+
+def test_the_gru_is_not_our_own_one() -> None:
+    """PyTorch resets behind the matrix; ours before it (vector-state specification 5.1)."""
+    theirs, ours = build(GRU), build(CudaGRU)
+    with torch.no_grad():
+        # PyTorch's rows are r, z, n and its z keeps the state: ours are z, r, n, and z takes.
+        reset, keep, new = theirs.rnn.weight_ih_l0.split(15)
+        ours.cell_proj.copy_(torch.cat([-keep, reset, new]))
+        reset, keep, new = theirs.rnn.weight_hh_l0.split(15)
+        ours.recurrent_gates.copy_(torch.cat([-keep, reset]))
+        ours.recurrent.copy_(new)
+        for bias in (theirs.rnn.bias_ih_l0, theirs.rnn.bias_hh_l0, ours.cell_bias):
+            bias.zero_()
+        for name in ("in_proj", "out_proj"):
+            ours.get_parameter(name).copy_(theirs.get_parameter(name))
+    x = torch.randn(2, 3, 10, dtype=torch.float64)
+    one, other = theirs(x)[0], ours(x)[0]
+    torch.testing.assert_close(one[:, :1], other[:, :1], **EXACT)
+    assert not torch.allclose(one[:, 1:], other[:, 1:], rtol=1e-3)
+
+
+@both
+def test_the_state_is_fp32_and_goes_in_where_it_came_out(layer_type) -> None:
+    torch.manual_seed(0)
+    layer = layer_type(16)
+    with torch.no_grad():
+        layer.out_proj.normal_()
+    x = torch.randn(2, 8, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        whole, last = layer(x)
+        _, state = layer(x[:, :5])
+        rest, final = layer(x[:, 5:], state)
+    assert whole.dtype == torch.bfloat16
+    assert {part.dtype for part in (*last.values(), *state.values())} == {torch.float32}
+    torch.testing.assert_close(rest, whole[:, 5:], rtol=0.03, atol=0.03)
+    for name in last:
+        torch.testing.assert_close(final[name], last[name], rtol=0.03, atol=0.03)
+
+
+@both
+def test_the_network_runs_in_the_projections_dtype_and_out_of_autocasts_hands(layer_type) -> None:
+    """Autocast to bf16 casts cuDNN's networks to fp16, where small gradients become zero."""
+    layer = layer_type(16)
+    seen = []
+    layer.rnn.register_forward_pre_hook(
+        lambda rnn, given: seen.append(
+            (torch.is_autocast_enabled("cpu"), given[0].dtype, rnn.weight_hh_l0.dtype)
+        )
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        y, _ = layer(torch.randn(2, 3, 16))
+    (y.float() * 1e-12).sum().backward()
+    assert seen == [(False, torch.bfloat16, torch.bfloat16)]
+    assert layer.out_proj.grad.any()
+    layer(torch.randn(2, 3, 16))
+    assert seen[1] == (False, torch.float32, torch.float32)
+
+
+@both
+def test_weights_in_one_buffer_are_saved_whole(layer_type, tmp_path) -> None:
+    """The form in which cuDNN wants them on a GPU: views of one storage."""
+    layer = layer_type(16)
+    wanted = {name: p.detach().clone() for name, p in layer.named_parameters()}
+    flat = torch.cat([p.detach().flatten() for p in layer.rnn.parameters()])
+    for parameter in layer.rnn.parameters():
+        parameter.data = flat[: parameter.numel()].view_as(parameter)
+        flat = flat[parameter.numel() :]
+    save_file({n: v.contiguous() for n, v in layer.state_dict().items()}, tmp_path / "weights")
+    found = load_file(tmp_path / "weights")
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=0)
+
+
+@both
+def test_generation_carries_the_state(layer_type) -> None:
+    torch.manual_seed(3)
+    model = LanguageModel(16, [layer_type(16) for _ in range(2)]).eval()
+    with torch.no_grad():
+        model.embedding.mul_(20)
+        for layer in model.layers:
+            layer.out_proj.normal_()
+    lengths = []
+    model.register_forward_pre_hook(lambda _, given: lengths.append(given[0].shape[1]))
+    found = list(generate(model, b"abc", 12, temperature=2.0, seed=1))
+    assert lengths == [3] + [1] * 11
+    text, draw = list(b"abc"), torch.Generator().manual_seed(1)
+    for _ in range(12):
+        logits = model(torch.tensor([text]))[0][0, -1].detach()
+        text.append(choose(logits, 2.0, 0, 1.0, draw))
+    assert found == text[3:]
+    assert len(set(found)) > 6
