@@ -1,0 +1,162 @@
+// What the kernels ask of the machine, answered by a GPU of compute capability 8.0 or later. Its
+// counterpart emulation/device.h runs the same kernels on a CPU; a translation unit includes one
+// of the two first. No header of the CUDA toolkit is needed.
+#pragma once
+
+#define DEVICE __device__ __forceinline__
+
+namespace elman {
+
+template <class T>
+using sptr = T*;  // into shared memory
+
+extern __shared__ __align__(16) unsigned char shared_memory[];
+
+// Hands out arrays of the block's shared memory, each on a boundary of 16 bytes.
+struct Arena {
+    int carved = 0;
+    template <class T>
+    DEVICE sptr<T> take(int length) {
+        T* array = (T*)(shared_memory + carved);
+        carved += (length * (int)sizeof(T) + 15) / 16 * 16;
+        return array;
+    }
+};
+
+DEVICE int thread_index() { return threadIdx.x; }
+DEVICE long long block_index() { return blockIdx.x; }
+DEVICE void sync_block() { __syncthreads(); }
+DEVICE void sync_warp() { __syncwarp(); }
+
+template <class T>
+DEVICE T shuffle_xor(T x, int mask) {
+    return __shfl_xor_sync(0xffffffffu, x, mask);
+}
+
+// ---- memory, in words of 4 bytes; an access of several must be aligned to all of them
+
+template <int WORDS>
+struct alignas(WORDS * 4) Words {
+    unsigned w[WORDS];
+};
+
+template <int WORDS, class T>
+DEVICE void load_words(unsigned (&w)[WORDS], const T* p) {
+    const Words<WORDS> x = *(const Words<WORDS>*)p;
+#pragma unroll
+    for (int i = 0; i < WORDS; i++) w[i] = x.w[i];
+}
+
+template <int WORDS, class T>
+DEVICE void store_words(T* p, const unsigned (&w)[WORDS]) {
+    Words<WORDS> x;
+#pragma unroll
+    for (int i = 0; i < WORDS; i++) x.w[i] = w[i];
+    *(Words<WORDS>*)p = x;
+}
+
+template <class T>
+DEVICE T load_one(const T* p) {
+    return *p;
+}
+
+template <class T>
+DEVICE void store_one(T* p, T x) {
+    *p = x;
+}
+
+// The same memory as an array of another type.
+template <class U, class T>
+DEVICE sptr<U> cast(sptr<T> p) {
+    return (sptr<U>)p;
+}
+
+// ---- copies from global to shared memory that run beside the computation
+
+// Starts a copy of BYTES bytes, of which the first `valid` are read and the others zero.
+template <int BYTES>
+DEVICE void copy_async(sptr<unsigned char> to, const void* from, int valid) {
+    const unsigned target = (unsigned)__cvta_generic_to_shared(to);
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(from),
+                     "r"(valid)
+                     : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(target), "l"(from),
+                     "r"(valid), "n"(BYTES)
+                     : "memory");
+}
+
+DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits for this thread's copies, all but the last PENDING committed groups.
+template <int PENDING>
+DEVICE void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// The halves of a word, exchanged if `swapped`.
+DEVICE unsigned exchange_halves(unsigned w, bool swapped) {
+  return __byte_perm(w, 0, swapped ? 0x1032 : 0x3210);
+}
+
+// ---- conversions
+
+DEVICE unsigned float_bits(float x) { return __float_as_uint(x); }
+DEVICE float bits_float(unsigned u) { return __uint_as_float(u); }
+
+// a b + c, rounded once on a GPU.
+DEVICE float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+DEVICE double fused(double a, double b, double c) { return __fma_rn(a, b, c); }
+
+#if defined(ELMAN_TANH_APPROX)
+// To 1 unit in the last place; what is not a normal number counts as 0.
+DEVICE float square_root(float x) {
+  float y;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+DEVICE float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+#else
+DEVICE float square_root(float x) { return sqrtf(x); }
+DEVICE float reciprocal(float x) { return 1.0f / x; }
+#endif
+DEVICE double square_root(double x) { return sqrt(x); }
+DEVICE double reciprocal(double x) { return 1.0 / x; }
+
+DEVICE unsigned pack_bf16(float low, float high) {
+    unsigned w;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
+    return w;
+}
+
+DEVICE unsigned pack_f16(float low, float high) {
+    unsigned w;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
+    return w;
+}
+
+DEVICE float low_f16(unsigned w) {
+    float x;
+    asm("{.reg .f16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(x) : "r"(w));
+    return x;
+}
+
+DEVICE float high_f16(unsigned w) {
+    float x;
+    asm("{.reg .f16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h;}" : "=f"(x) : "r"(w));
+    return x;
+}
+
+}  // namespace elman
+
+// A kernel of its own name, at most THREADS threads a block and at least BLOCKS blocks at a time.
+#define ELMAN_KERNEL(NAME, THREADS, BLOCKS, ARGS, CALL)                                         \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                               \
+        NAME(const __grid_constant__ ARGS a) {                                                  \
+        CALL;                                                                                   \
+    }

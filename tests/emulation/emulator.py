@@ -1,0 +1,141 @@
+"""The CUDA kernels' own sources, run on a CPU: the launcher that stands in for NVRTC and driver."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from elman.kernels.build import digest
+from elman.kernels.cache import kernel_cache
+from elman.kernels.compiler import BASE_FLAGS, find_compiler, run_compiler
+from elman.kernels.sources import source_folder, sources_hash
+from elman.ops.matrix_state import cuda
+from elman.ops.matrix_state.arguments import Call
+from elman.ops.matrix_state.backends import Backend
+from elman.ops.matrix_state.choice import H200, choose, geometry_of
+from elman.ops.matrix_state.geometry import Geometry, Types
+from elman.ops.matrix_state.plan import Plan
+
+HEADER = "emulation/device.h"
+# No optimisation: compiling takes longer than running. Static data stay a library's own.
+_FLAGS = (*BASE_FLAGS, "-O0", "-w", "-fno-gnu-unique")
+SANITIZED = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+
+
+class FaultError(Exception):
+    """What the emulator reports: a race, an index outside an array, a barrier nobody reaches."""
+
+
+def compile_unit(text: str, root: Path, library: Path, flags: tuple[str, ...] = ()) -> None:
+    """Compile a translation unit whose includes lie in ``root``."""
+    compiler = find_compiler()
+    assert compiler is not None
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        source, made = Path(folder, "unit.cpp"), Path(folder, "unit.so")
+        source.write_text(text)
+        command = [*compiler.command, *_FLAGS, *flags, "-I", str(root), str(source)]
+        done = run_compiler([*command, "-o", str(made)], Path(folder))
+        assert done.returncode == 0, done.stderr[:4000]
+        os.replace(made, library)
+
+
+@functools.cache
+def loaded(text: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
+    """Return the library of a translation unit; compile it if that was not done before."""
+    key = digest(repr((sources_hash(text), flags)).encode())[:20]
+    path = kernel_cache() / f"emulated-{key}.so"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        compile_unit(text, source_folder(), path, flags)
+    return ctypes.CDLL(str(path))
+
+
+def fitted(call: Call, chosen: Geometry, backward: bool) -> Geometry:
+    """Return a geometry with the alignment that a call's tensors have."""
+    return replace(chosen, align=cuda.alignment(call.args, chosen, backward))
+
+
+def run(
+    library: Callable[[str], ctypes.CDLL],
+    call: Call,
+    chosen: Geometry,
+    *,
+    backward: bool,
+    seed: int = 1,
+) -> None:
+    """Run one pass of a call whose tensors lie on the CPU.
+
+    Args:
+        library: Compiles and loads a translation unit.
+        call: The call.
+        chosen: How it runs.
+        backward: Which pass.
+        seed: Of the order in which threads run.
+
+    Raises:
+        FaultError: the emulator found one.
+    """
+    chosen = fitted(call, chosen, backward)
+    kernels = library(cuda.unit_text(chosen, backward, HEADER))
+    if backward:
+        call.give_workspace(chosen.workspace_bytes(call.args.B, call.args.T))
+    for name, blocks, _, shared_bytes in cuda.launches(chosen, call.args, backward):
+        kernel = kernels[name]
+        kernel.restype = ctypes.c_char_p
+        pointer = ctypes.byref(call.args)
+        said = kernel(pointer, ctypes.c_int64(blocks), ctypes.c_int(shared_bytes), seed)
+        if said:
+            raise FaultError(f"{name}: {said.decode()}")
+
+
+def types_of(plan: Plan, dtype: torch.dtype) -> Types:
+    """Return the types of an emulated kernel: those of the GPU, and fp64 throughout for proofs."""
+    if dtype == torch.float64:
+        return Types("double", "double", "double")
+    return cuda.types(plan, dtype)
+
+
+def kept_dtype(plan: Plan, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of kept states."""
+    return dtype if dtype == torch.float64 else cuda.kept_dtype(plan, dtype)
+
+
+def backend(
+    lanes: int | None = None,
+    warps: int | None = None,
+    *,
+    steps: int = 4,
+    scratch: bool = False,
+    seed: int = 1,
+    flags: tuple[str, ...] = (),
+) -> Backend:
+    """Return a backend that emulates the kernels.
+
+    Args:
+        lanes: Lanes to a row; None: as the engine chooses.
+        warps: Warps of a block; None: as the engine chooses.
+        steps: Steps between kept states.
+        scratch: Whether replayed states stand in global memory.
+        seed: Of the order in which threads run.
+        flags: Further flags for the compiler.
+    """
+
+    def geometry(plan: Plan, batch: int, dtype: torch.dtype) -> Geometry:
+        types = types_of(plan, dtype)
+        chosen = choose(plan, types, batch * plan.heads, H200)
+        chosen = geometry_of(plan, types, lanes or chosen.lanes, warps or chosen.warps)
+        return replace(chosen, steps=steps, scratch=scratch)
+
+    def launch(call: Call, *, backward: bool) -> None:
+        chosen = geometry(call.plan, call.args.B, call.like.dtype)
+        compiled = functools.partial(loaded, flags=flags)
+        run(compiled, call, chosen, backward=backward, seed=seed)
+
+    return Backend(launch, lambda plan, batch, dtype: steps, kept_dtype)

@@ -1,0 +1,183 @@
+"""The matrix-state CUDA kernels, run on a CPU from their own sources, against the fp64 reference.
+
+The layers are those that the CPU engine is checked with: between them they have every cell, map,
+epilogue and tie. Each runs with a geometry of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from elman.kernels.sources import included_sources
+from elman.ops.matrix_state import cuda, interpret, op
+from elman.ops.matrix_state.backends import BACKENDS, Backend
+from elman.ops.matrix_state.choice import H200, choose
+from elman.ops.matrix_state.plan import Plan
+from tests.emulation import emulator
+from tests.ops.test_matrix_kernels import LAYERS, assert_equal, build, draw, everything, right
+
+# Lanes to a row and warps of a block, where they are not those that the engine would choose.
+GEOMETRIES: dict[str, dict[str, Any]] = {
+    "e14-rectangle": {"lanes": 1, "warps": 1},
+    "e70-linear-n9": {"lanes": 2, "warps": 1, "scratch": True},
+    "e71-n20": {"lanes": 4, "warps": 2},
+    "e72-n7": {"lanes": 8, "warps": 2},
+    "e73-row-n12": {"lanes": 4, "warps": 1},
+    "e73-full-n28": {"lanes": 8, "warps": 3},
+    "e74-state-n24": {"lanes": 4, "warps": 3},
+    "e74-ntm-n18": {"lanes": 16, "warps": 2},
+    "e74-ema-tied-n11": {"lanes": 4, "warps": 1},
+    "e75-n32": {"lanes": 4, "warps": 4},
+    "e88-n16": {"lanes": 2, "warps": 1},
+    "e88-everything": {"lanes": 1, "warps": 1},
+}
+TOLERANCE = {torch.bfloat16: 6e-3, torch.float32: 2e-5}
+
+
+@pytest.fixture(autouse=True)
+def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill what is not initialised with NaN: an output that is not written is then seen."""
+    for make in ("empty", "empty_like"):
+        original = getattr(torch, make)
+        monkeypatch.setattr(
+            torch, make, lambda *a, original=original, **k: original(*a, **k).fill_(torch.nan)
+        )
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_outputs_and_gradients_are_those_of_the_fp64_reference(name, monkeypatch) -> None:
+    monkeypatch.setitem(BACKENDS, "cpu", emulator.backend(**GEOMETRIES.get(name, {})))
+    layer = build(LAYERS[name], torch.float64)
+    # Two whole segments and a rest.
+    x, state = draw(layer, (2, 10), first=True)
+    found = everything(layer, x, state)
+    assert_equal(found, right(LAYERS[name], torch.float64, x, state, "both"), 1e-11)
+
+
+@pytest.mark.parametrize("reached", ["output", "last"])
+@pytest.mark.parametrize("steps", [1, 4], ids=["one-step", "one-segment"])
+def test_short_sequences_without_a_first_state(steps, reached, monkeypatch) -> None:
+    monkeypatch.setitem(BACKENDS, "cpu", emulator.backend(**GEOMETRIES["e88-n16"]))
+    layer = build(LAYERS["e88-n16"], torch.float64)
+    x, state = draw(layer, (1, steps), first=False)
+    found = everything(layer, x, state, reached)
+    assert_equal(found, right(LAYERS["e88-n16"], torch.float64, x, state, reached), 1e-11)
+
+
+def leaves_of(plan: Plan, dtype: torch.dtype, offset: int = 0) -> dict[str, Tensor]:
+    """Return random arguments for a plan: sources (cut from wider ones), parameters, a state."""
+    generator = torch.Generator().manual_seed(11)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    ends: dict[int, int] = {}
+    for role, place in plan.roles:
+        end = place.start + plan.heads * plan.width(role)
+        ends[place.source] = max(end, ends.get(place.source, 0))
+    leaves = {
+        f"source {n}": normal(2, 10, offset + end + -end % 8).to(dtype)[..., offset : offset + end]
+        for n, end in sorted(ends.items())
+    }
+    leaves |= {n: 0.5 * normal(*plan.parameter_shape(n)) for n in plan.parameter_names}
+    leaves["first"] = 0.5 * normal(2, plan.heads, plan.rows, plan.columns)
+    return {name: leaf.detach().requires_grad_() for name, leaf in leaves.items()}
+
+
+def results(plan: Plan, leaves: dict[str, Tensor], wide: bool) -> dict[str, Tensor]:
+    """Return outputs and gradients: of the kernels, or of the fp64 reference."""
+    if wide:
+        leaves = {name: leaf.detach().double().requires_grad_() for name, leaf in leaves.items()}
+    sources = [leaf for name, leaf in leaves.items() if name.startswith("source")]
+    parameters = {name: leaves[name] for name in plan.parameter_names}
+    if wide:
+        out, last = interpret.run(plan, sources, parameters, leaves["first"])
+    else:
+        out, last = op.run(plan, sources, parameters, leaves["first"], backend="cuda")
+    generator = torch.Generator().manual_seed(12)
+    pulls = [torch.randn(t.shape, generator=generator).to(t.dtype) for t in (out, last)]
+    if wide:
+        pulls[0] = pulls[0].to(torch.bfloat16).to(torch.float64)
+    gradients = torch.autograd.grad([out, last], list(leaves.values()), pulls)
+    found = {"out": out.detach(), "last": last.detach()}
+    return found | dict(zip(leaves, gradients, strict=True))
+
+
+@pytest.mark.parametrize("offset", [0, 1], ids=["aligned", "odd"])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=["bf16", "fp32"])
+@pytest.mark.parametrize("name", ["e75-n32", "e88-n16", "e88-everything"])
+def test_narrow_numbers(name, dtype, offset, monkeypatch) -> None:
+    """bf16 in and out with states kept in fp16, and fp32; also from slices at odd places."""
+    monkeypatch.setitem(BACKENDS, "cuda", emulator.backend(**GEOMETRIES[name]))
+    plan = build(LAYERS[name], torch.float32).plan
+    leaves = leaves_of(plan, dtype, offset)
+    assert_equal(results(plan, leaves, False), results(plan, leaves, True), TOLERANCE[dtype])
+
+
+def test_the_order_of_threads_changes_nothing(monkeypatch) -> None:
+    plan = build(LAYERS["e75-n32"], torch.float32).plan
+    leaves = leaves_of(plan, torch.bfloat16)
+    found = []
+    for seed in (1, 2, 3):
+        monkeypatch.setitem(BACKENDS, "cuda", emulator.backend(4, 4, seed=seed))
+        found.append(results(plan, leaves, False))
+    assert_equal(found[1], found[0], 0.0)
+    assert_equal(found[2], found[0], 0.0)
+
+
+def test_slabs_of_a_head_give_what_one_block_gives(monkeypatch) -> None:
+    plan = build(LAYERS["e75-n32"], torch.float32).plan
+    leaves = leaves_of(plan, torch.float32)
+    monkeypatch.setitem(BACKENDS, "cuda", emulator.backend(4, 4))
+    whole = results(plan, leaves, False)
+    monkeypatch.setitem(BACKENDS, "cuda", emulator.backend(4, 1))
+    assert_equal(results(plan, leaves, False), whole, 1e-6)
+
+
+def test_emulation_and_cpu_engine_agree(monkeypatch) -> None:
+    layer = build(LAYERS["e88-n16"], torch.float64)
+    x, state = draw(layer, (2, 10), first=True)
+    engine = everything(layer, x, state)
+    monkeypatch.setitem(BACKENDS, "cpu", emulator.backend(**GEOMETRIES["e88-n16"]))
+    assert_equal(everything(layer, x, state), engine, 1e-12)
+
+
+def test_a_nan_reaches_output_state_and_gradients(monkeypatch) -> None:
+    monkeypatch.setitem(BACKENDS, "cuda", emulator.backend(**GEOMETRIES["e88-n16"]))
+    plan = build(LAYERS["e88-n16"], torch.float32).plan
+    leaves = leaves_of(plan, torch.bfloat16)
+    with torch.no_grad():
+        leaves["source 0"][0, 5, 3] = torch.nan
+    found = results(plan, leaves, False)
+    assert found["out"][0, 5:, 0].isnan().any()
+    assert found["source 0"][0].isnan().any()
+    for name in ("out", "last", "source 0"):
+        assert found[name][1].isfinite().all()
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+def test_what_is_emulated_is_what_nvrtc_compiles(backward) -> None:
+    """Same text, same sources: but for the one header that says what the machine answers."""
+    plan = build(LAYERS["e88-n16"], torch.float32).plan
+    chosen = choose(plan, cuda.types(plan, torch.bfloat16), 3, H200)
+    compiled = cuda.unit_text(chosen, backward)
+    emulated = cuda.unit_text(chosen, backward, emulator.HEADER)
+    assert emulated == compiled.replace("cuda/device.cuh", emulator.HEADER)
+    sources = [
+        {path for path in included_sources(text) if path.parent.name != "emulation"}
+        for text in (compiled, emulated)
+    ]
+    assert {path.name for path in sources[0] - sources[1]} == {"device.cuh"}
+    assert sources[1] <= sources[0]
+    # Nothing in them asks which machine it is.
+    for path in sources[1]:
+        if path.parent.name == "cuda":
+            assert "#if" not in path.read_text().replace("#pragma", ""), path
+
+
+def test_the_backend_is_found_by_name() -> None:
+    assert isinstance(BACKENDS["cuda"], Backend)
