@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,14 +17,20 @@ import numpy as np
 import torch
 from torch import nn
 
+from elman.catalog import natural
 from elman.models import registry
 from elman.models.build import layer_class
-from elman.models.registry.spec import Cell, Option, Value
+from elman.models.registry.spec import Cell, Value
+from elman.report.markdown import code, table
+from elman.report.option_words import as_typed, read_when, values_of
 
 PAGE = Path(__file__).with_name("cells.md")
 REFERENCE_DIM = 512
 BATCH = 7
-OPTION_OF = {"H": "n_heads", "n": "n_state", "r": "rank", "N": "n_slots"}
+STEPS = (2, 3, 4)
+OPTION_OF = {"H": "n_heads", "n": "n_state", "r": "rank", "N": "n_slots", "m": "mlp_width"}
+# The packaged baselines count in heads, whose sizes are options of their own.
+PACKAGED = {"mamba2": ["d", "H", "p", "n"], "fla_gdn": ["d", "H", "k", "v"]}
 Sizes = Mapping[str, int]
 """Values of the symbols of the page."""
 Monomial = tuple[str, ...]
@@ -42,19 +47,15 @@ device; a test compares.
   element by element, `(x)` and `v k^T` are outer products, u or c is the activated first
   projection, W, U, V are matrices, b is a bias.
 - Sizes: B batch, d = dim, i = int(dim * expansion), n = n_state, H = n_heads, v = value width of a
-  head, n * expansion, r = rank, N = n_slots; where 0 asks for a rule, the size in force.
-- State: what a layer returns beside its output with default options, in fp32 or wider. `use_conv`
-  adds `conv`, the last d_conv - 1 inputs of the convolution.
+  head, n * expansion (of fla_gdn k * expansion), k and p = head_dim, r = rank, N = n_slots,
+  m = mlp_width; where 0 asks for a rule, the size in force. t counts the positions so far.
+- State: what a layer returns beside its output with default options, in fp32 or wider; `past`, keys
+  and values, in the dtype of the projections. `use_conv` adds `conv`, the last d_conv - 1 inputs of
+  the convolution.
 - Parameters: of one layer with default options, without the norm before it (d more); the number is
-  at dim {REFERENCE_DIM}.
+  at dim {REFERENCE_DIM}. The two norms of llama stand inside its layer; its d is a multiple of
+  head_dim.
 """
-
-
-def natural(name: str) -> tuple[bool, list[str | int]]:
-    """Return a key that sorts e4 before e14, and the E-series before the other cells."""
-    parts = re.split(r"(\d+)", name)
-    is_other = re.match(r"e\d", name) is None
-    return is_other, [int(part) if part.isdigit() else part for part in parts]
 
 
 def own_cells() -> list[Cell]:
@@ -65,6 +66,8 @@ def own_cells() -> list[Cell]:
 
 def symbols(cell: Cell) -> list[str]:
     """Return the sizes that the parameter count of a cell may depend on."""
+    if cell.name in PACKAGED:
+        return PACKAGED[cell.name]
     named = {**OPTION_OF, "i": "expansion"}
     found = [symbol for symbol, option in named.items() if option in cell.options]
     # Heads without a projection before them: the expansion is of their values.
@@ -77,6 +80,11 @@ def sizes(cell: Cell, draw: random.Random) -> Sizes:
     """Return a random value for each symbol of a cell."""
     # Powers of two: a block of eight divides n, and v / n has no rounding.
     ranges = {"d": range(8, 40), "i": range(8, 40), "n": (8, 16, 32, 64), "v": range(2, 40)}
+    if cell.name == "llama":
+        ranges["d"] = range(8, 40, 2)
+    if cell.name in PACKAGED:
+        # Powers of two here, too: v / k has no rounding.
+        ranges |= {"k": (1, 2, 4, 8, 16, 32), "H": range(1, 12)}
     found: dict[str, int] = {}
     for symbol in symbols(cell):
         choices = ranges.get(symbol, range(1, 9))
@@ -86,6 +94,12 @@ def sizes(cell: Cell, draw: random.Random) -> Sizes:
 
 def options_of(cell: Cell, given: Sizes) -> dict[str, Value]:
     """Return the options that give a layer these sizes."""
+    if cell.name == "mamba2":
+        width = (given["H"] * given["p"] + 0.5) / given["d"]
+        return {"n_state": given["n"], "head_dim": given["p"], "expansion": width}
+    if cell.name == "fla_gdn":
+        ratio = given["v"] / given["k"]
+        return {"n_heads": given["H"], "head_dim": given["k"], "expansion": ratio}
     found: dict[str, Value] = {
         OPTION_OF[symbol]: size for symbol, size in given.items() if symbol in OPTION_OF
     }
@@ -94,6 +108,8 @@ def options_of(cell: Cell, given: Sizes) -> dict[str, Value]:
         found["expansion"] = (given["i"] + 0.5) / given["d"]
     if "v" in given:
         found["expansion"] = given["v"] / given["n"]
+    if cell.name == "llama":
+        found["head_dim"] = 2
     return found
 
 
@@ -186,9 +202,9 @@ def state(cell: Cell) -> str:
     draw = random.Random(1)
     given = [sizes(cell, draw) for _ in range(3)]
     states = []
-    for one in given:
+    for steps, one in zip(STEPS, given, strict=True):
         layer = build(cell, one["d"], options_of(cell, one))
-        _, found = layer(torch.zeros(BATCH, 2, one["d"], device="meta"))
+        _, found = layer(torch.zeros(BATCH, steps, one["d"], device="meta"))
         states.append(found)
     shapes = []
     for name in states[0]:
@@ -203,61 +219,37 @@ def _axis(cell: Cell, lengths: tuple[int, ...], given: list[Sizes]) -> str:
     """Return an axis as a symbol, a number or an eighth of n."""
     if len(set(lengths)) == 1:
         return str(lengths[0])
+    if lengths == STEPS:
+        return "t"
+    if cell.name in PACKAGED and (word := _convolved(cell.name, lengths, given)):
+        return word
     for symbol in symbols(cell):
-        if lengths == tuple(one[symbol] for one in given):
-            return symbol
+        for factor, word in ((1, symbol), (2, f"2 {symbol}")):
+            if lengths == tuple(factor * one[symbol] for one in given):
+                return word
     assert lengths == tuple(one["n"] // 8 for one in given), f"{cell.name}: axis of {lengths}"
     return "n/8"
 
 
-def table(heads: list[str], rows: list[list[str]]) -> str:
-    """Return a table in Markdown."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(
-        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
-    )
-
-
-def as_typed(value: Value) -> str:
-    """Return a value as a person types it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def values_of(option: Option) -> str:
-    """Return the values that an option takes, in words."""
-    if option.choices:
-        return ", ".join(f"`{choice}`" for choice in option.choices)
-    if isinstance(option.default, bool):
-        return "`true`, `false`"
-    kind = "whole number" if isinstance(option.default, int) else "number"
-    bounds = []
-    if option.minimum is not None:
-        bounds.append(f"at least {option.minimum:g}")
-    if option.above is not None:
-        bounds.append(f"above {option.above:g}")
-    if option.maximum is not None:
-        bounds.append(f"at most {option.maximum:g}")
-    return ", ".join([kind, *bounds])
-
-
-def read_when(option: Option) -> str:
-    """Return the options under which an option is read, in words."""
-    needs = []
-    for name, wanted in option.needs.items():
-        values = wanted if isinstance(wanted, tuple) else (wanted,)
-        needs.append(" or ".join(f"`{name}={as_typed(value)}`" for value in values))
-    return " and ".join(needs) or "always"
+def _convolved(name: str, lengths: tuple[int, ...], given: list[Sizes]) -> str | None:
+    """Return an axis of all that a packaged baseline convolves, or None if it is another axis."""
+    if name == "mamba2":
+        words, widths = "H p + 2 n", tuple(one["H"] * one["p"] + 2 * one["n"] for one in given)
+    else:
+        words = "2 H k + H v"
+        widths = tuple(one["H"] * (2 * one["k"] + one["v"]) for one in given)
+    return words if lengths == widths else None
 
 
 def section(cell: Cell) -> str:
     """Return the part of the page about one cell's options."""
     rows = [
         [
-            f"`{name}`",
-            f"`{as_typed(option.default)}`",
-            values_of(option),
+            code(name),
+            code(as_typed(option.default)),
+            values_of(option, code),
             option.doc,
-            read_when(option),
+            read_when(option, code),
         ]
         for name, option in cell.options.items()
     ]

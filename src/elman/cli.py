@@ -86,12 +86,14 @@ def _run_job(job: Job) -> int:
     """Run one job in its mode; a new run that could not begin leaves no folder."""
     from importlib import import_module
 
+    from elman.launch import gate
     from elman.launch.run_folder import discard_folder
 
     fresh = job.folder if not job.resumed else None
     try:
         # The first place that imports torch.
         mode = import_module(f"elman.modes.{job.config.mode}")
+        gate.passed()
         return int(mode.run(job.config, job.folder))
     except UserError as error:
         if fresh is not None:
@@ -136,10 +138,10 @@ def _register_plugins() -> None:
 
     plugins = Plugins.instance()
 
-    from hydra_plugins.elman_launcher import LocalLauncher
+    from hydra_plugins.elman_launcher import GpusLauncher, LocalLauncher, SlurmLauncher
     from hydra_plugins.elman_sweeper import ElmanSweeper
 
-    for plugin in (LocalLauncher, ElmanSweeper):
+    for plugin in (GpusLauncher, LocalLauncher, SlurmLauncher, ElmanSweeper):
         plugins.register(plugin)
 
 

@@ -16,37 +16,57 @@ from pydantic import ValidationError
 
 from elman.errors import UserError, did_you_mean, nearest
 from elman.models import registry
+from elman.schema.launching import LAUNCHERS, SweepConfig, SweepSettings
+from elman.schema.measuring import BenchConfig, ParityConfig
 from elman.schema.model import ModelConfig
-from elman.schema.modes import EvalConfig, GenerateConfig
+from elman.schema.modes import EvalConfig, GenerateConfig, ModelsConfig, SolveConfig
 from elman.schema.optim import OPTIMISERS, OptimConfig
 from elman.schema.section import Section
-from elman.schema.training import DataConfig, KernelsConfig, LogConfig, TrainConfig
+from elman.schema.training import (
+    BaselineConfig,
+    DataConfig,
+    KernelsConfig,
+    LogConfig,
+    TrainConfig,
+)
 
 
 class RunConfig(Section):
-    """One job, whole. ``eval`` and ``generate`` are present in their own modes only."""
+    """One job, whole. The sections after ``log`` are present in the modes of their names only."""
 
-    mode: Literal["train", "eval", "generate"]
+    mode: Literal["train", "eval", "generate", "solve", "models", "doctor", "parity", "bench"]
     model: ModelConfig
     data: DataConfig
     optim: OptimConfig
     train: TrainConfig
     kernels: KernelsConfig
+    baseline: BaselineConfig = BaselineConfig()
     log: LogConfig
     eval: EvalConfig | None = None
     generate: GenerateConfig | None = None
+    solve: SolveConfig | None = None
+    models: ModelsConfig | None = None
+    parity: ParityConfig | None = None
+    bench: BenchConfig | None = None
 
 
 _MODEL_KEYS = tuple(key for key in ModelConfig.model_fields if key != "options")
 # Sections without a group of files: the file of their mode brings them.
-_MODE_SECTIONS = ("eval", "generate")
+_MODE_SECTIONS = ("eval", "generate", "solve", "models", "parity", "bench")
+OF_SWEEPS = ("launcher", "sweep")
+"""Groups that a sweep as a whole reads, and no single job."""
 _SECTIONS: dict[str, type[Section]] = {
     "data": DataConfig,
     "train": TrainConfig,
     "kernels": KernelsConfig,
+    "baseline": BaselineConfig,
     "log": LogConfig,
     "eval": EvalConfig,
     "generate": GenerateConfig,
+    "solve": SolveConfig,
+    "models": ModelsConfig,
+    "parity": ParityConfig,
+    "bench": BenchConfig,
 }
 
 
@@ -57,18 +77,47 @@ class Mode:
     Args:
         reads: Sections of the configuration that it reads; naming a key of another is an error.
         makes_folder: Whether a job of this mode gets a run folder.
+        result_file: File in the run folder that holds a job's result when it has ended.
+        table: ``module:function`` that prints the table at the end of a sweep, called with its
+            rows, configurations and folder (:func:`elman.report.sweep_table.print_sweep`).
+        in_process: Whether a sweep runs its jobs in its own process, one after another: for a mode
+            that makes no folder and ends in seconds. Each leaves its result in
+            ``elman.launch.session.current().results``.
     """
 
     reads: frozenset[str]
     makes_folder: bool = False
+    result_file: str = "result.json"
+    table: str = "elman.report.sweep_table:print_sweep"
+    in_process: bool = False
 
 
 MODES: dict[str, Mode] = {
     "train": Mode(
-        frozenset({"model", "data", "optim", "train", "kernels", "log"}), makes_folder=True
+        frozenset({"model", "data", "optim", "train", "kernels", "baseline", "log"}),
+        makes_folder=True,
     ),
-    "eval": Mode(frozenset({"eval", "kernels"})),
-    "generate": Mode(frozenset({"generate", "kernels"})),
+    "eval": Mode(frozenset({"eval", "kernels", "baseline"})),
+    "generate": Mode(frozenset({"generate", "kernels", "baseline"})),
+    "solve": Mode(
+        frozenset({"solve", "model", "train", "kernels"}),
+        table="elman.report.solve_table:print_solutions",
+        in_process=True,
+    ),
+    "models": Mode(frozenset({"models", "model"}), in_process=True),
+    "doctor": Mode(frozenset()),
+    "parity": Mode(
+        frozenset({"parity", "model", "kernels"}),
+        makes_folder=True,
+        result_file="parity.json",
+        table="elman.report.parity_table:print_parity_sweep",
+    ),
+    "bench": Mode(
+        frozenset({"bench", "model", "data", "optim"}),
+        makes_folder=True,
+        result_file="bench.json",
+        table="elman.report.bench_table:print_bench_sweep",
+    ),
 }
 
 
@@ -91,9 +140,54 @@ def validate(tree: Mapping[str, Any], named: frozenset[str] = frozenset()) -> Ru
     if isinstance(model := sections.get("model"), Mapping):
         sections["model"] = _split_model(model, named)
     try:
-        return RunConfig.model_validate(sections)
+        config = RunConfig.model_validate(sections)
     except ValidationError as error:
         raise UserError(_first_problem(error, sections)) from None
+    _check_combinations(config)
+    for section in (config.solve, config.models):
+        if section is not None:
+            section.refuse(config.model, named)
+    return config
+
+
+def _check_combinations(config: RunConfig) -> None:
+    """Raise UserError on sections that are right each by itself and wrong together."""
+    model = config.model
+    registry.cell(model.cell).check_wrapper(model.wrapper)
+    if config.train.tbptt and model.options.get("context") == 0:
+        raise UserError(
+            "train.tbptt=true: a carried attention over every byte so far grows without end; "
+            "add model.context=<bytes>, as in model.context=2048, or drop train.tbptt"
+        )
+
+
+def validate_sweep(launcher: Any, sweep: Any, named: frozenset[str]) -> SweepSettings:
+    """Return the typed settings of a whole sweep.
+
+    Args:
+        launcher: Section ``launcher`` of the composed tree, as plain containers.
+        sweep: Section ``sweep``.
+        named: Dotted keys that the user named.
+
+    Raises:
+        UserError: as :func:`validate`.
+    """
+    name = launcher.get("name") if isinstance(launcher, Mapping) else None
+    known = LAUNCHERS.get(name) if isinstance(name, str) else None
+    if known is None or "launcher.name" in named:
+        best = nearest(str(name), LAUNCHERS) or "gpus"
+        raise UserError(
+            f"launcher.name={_shown(name)}: choose the launcher, with its settings, by "
+            f"launcher={best}; choices: {', '.join(LAUNCHERS)}"
+        )
+    tree = {"launcher": launcher, "sweep": sweep}
+    try:
+        return SweepSettings(
+            launcher=known.model_validate(launcher), sweep=SweepConfig.model_validate(sweep)
+        )
+    except ValidationError as error:
+        section = "launcher" if error.title == known.__name__ else "sweep"
+        raise UserError(_first_problem(error, tree, section)) from None
 
 
 def flatten(config: RunConfig) -> dict[str, Any]:
@@ -120,8 +214,13 @@ def known_keys(tree: Mapping[str, Any] | None = None) -> list[str]:
     keys += [f"model.{name}" for declared in cells for name in declared.options]
     keys += [f"optim.{key}" for section in optims for key in section.model_fields]
     keys += [f"{name}.{key}" for name, part in _SECTIONS.items() for key in part.model_fields]
+    launcher = _chosen(chosen, "launcher.name")
+    launchers = [LAUNCHERS[launcher]] if launcher in LAUNCHERS else LAUNCHERS.values()
+    of_sweeps = [f"launcher.{key}" for part in launchers for key in part.model_fields]
+    of_sweeps += [f"sweep.{key}" for key in SweepConfig.model_fields]
     read = MODES[mode].reads if mode in MODES else {key.split(".")[0] for key in keys}
-    return ["mode", *dict.fromkeys(key for key in keys if key.split(".")[0] in read)]
+    read_keys = dict.fromkeys(key for key in keys if key.split(".")[0] in read)
+    return ["mode", *read_keys, *dict.fromkeys(of_sweeps)]
 
 
 def unknown_key(key: str, value: str, tree: Mapping[str, Any] | None = None) -> str:
@@ -143,6 +242,7 @@ def unknown_key(key: str, value: str, tree: Mapping[str, Any] | None = None) -> 
         return _not_an_option(name, cell)
     keys = known_keys(tree)
     groups = [group for group in RunConfig.model_fields if group not in _MODE_SECTIONS]
+    groups += OF_SWEEPS
     # `steps=100` and `lr=1e-3` mean the one key that ends so; `modle=e1` means a group.
     best = next((known for known in keys if known.split(".")[-1] == key), None)
     best = best or nearest(key, keys if name else groups) or nearest(key, known_keys())
@@ -156,6 +256,12 @@ def _known_elsewhere(key: str, section: str, tree: Mapping[str, Any]) -> str:
         return (
             f"{key}: optim={_chosen(tree, 'optim.name')} does not read it; "
             f"drop it or choose optim={' or optim='.join(owners)}"
+        )
+    if section == "launcher":
+        owners = [name for name, part in LAUNCHERS.items() if key[9:] in part.model_fields]
+        return (
+            f"{key}: launcher={_chosen(tree, 'launcher.name')} does not read it; "
+            f"drop it or choose launcher={' or launcher='.join(owners)}"
         )
     if section == "model" and (cell := _chosen(tree, "model.cell")):
         return _not_an_option(key.removeprefix("model."), cell)
@@ -176,7 +282,9 @@ def _unread(key: str, mode: Any) -> str | None:
     readers = [name for name, declared in MODES.items() if section in declared.reads]
     if mode not in MODES or not readers or mode in readers:
         return None
-    ways = " or ".join(f"mode={reader}" for reader in readers)
+    # What training reads, several modes read besides: naming them all would hide the usual way.
+    usual = ["train"] if "train" in readers else readers
+    ways = " or ".join(f"mode={reader}" for reader in usual)
     drop = f"drop it or use {ways}" if mode != "train" else f"add {ways} or drop it"
     return f"{key}: read only with {ways}, not with mode={mode}; {drop}"
 
@@ -236,6 +344,7 @@ def _chosen(tree: Mapping[str, Any], path: str) -> Any:
     return node
 
 
+_BRANCHES = (*OPTIMISERS, "int", "str", "list[str]")
 _TYPE_WORDS = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -253,12 +362,14 @@ _BOUND_WORDS = {
 }
 
 
-def _first_problem(error: ValidationError, tree: Mapping[str, Any]) -> str:
-    """Word the first of pydantic's findings as one line."""
+def _first_problem(error: ValidationError, tree: Mapping[str, Any], section: str = "") -> str:
+    """Word the first of pydantic's findings as one line; ``section`` is what was validated."""
     problem = error.errors()[0]
-    parts = [str(part) for part in problem["loc"]]
+    parts = [str(part) for part in ((section,) if section else ()) + problem["loc"]]
     # pydantic adds the branches of unions, which are no keys: optim.adamw.lr, data.path.str.
-    parts = [p for n, p in enumerate(parts) if n == 0 or p not in (*OPTIMISERS, "str", "list[str]")]
+    parts = [p for n, p in enumerate(parts) if n == 0 or p not in _BRANCHES]
+    # Nor are places in lists: bench.peers.0.
+    parts = [part for part in parts if not part.isdigit()]
     key, given, kind = ".".join(parts), problem.get("input"), problem["type"]
     context = problem.get("ctx", {})
     if kind == "extra_forbidden":
@@ -276,6 +387,8 @@ def _first_problem(error: ValidationError, tree: Mapping[str, Any]) -> str:
     if kind in _BOUND_WORDS:
         name, words = _BOUND_WORDS[kind]
         return f"{key}={_shown(given)}: must be {words} {context[name]:g}"
+    if kind == "list_type" and section:
+        return f"{key}={_shown(given)}: expected a list, as in {key}=[{_shown(given)}]"
     wording = _TYPE_WORDS.get(kind, problem["msg"].removeprefix("Input should be "))
     return f"{key}={_shown(given)}: expected {wording}"
 

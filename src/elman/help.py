@@ -13,9 +13,15 @@ usage: elman [-m] [group=choice ...] [group.key=value ...]
 
   elman                                           a first small run: one minute, on this machine
   elman model=e88f_h32n16 train.minutes=10        another model, ten minutes
-  elman -m model=e75h4n16,e42 train.steps=500     a sweep: a job for each value, then one table
+  elman -m model=e75h4n16,e42 train.steps=500     a sweep: a job for each value, one per free GPU,
+                                                  then one table; sweep.dry_run=true only plans it
+  elman -m sweep.resume=<sweep folder>            run again what is not ok in it
+  elman launcher=slurm model=e75h4n16,e42 ...     the same as an array of jobs on a cluster
   elman train.resume=<run folder>                 continue a stopped run, in its own folder
   elman mode=eval eval.checkpoint=<run folder>    bits per byte of its newest checkpoint
+  elman mode=models                               every model; with model=<name>, one explained
+  elman mode=solve model=e1 solve.params=100M     the width at which it has so many parameters
+  elman mode=doctor                               what works on this machine, what mends the rest
 
 Every run makes a folder of its own below outputs/: config.yaml, metrics, checkpoints, result.json.
 

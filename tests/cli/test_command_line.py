@@ -102,6 +102,9 @@ def test_help_lists_every_group_and_choice(tmp_path: Path) -> None:
     (tmp_path / "mine" / "model" / "own.yaml").touch()
     text = elman("--help", "--config-dir", "mine", cwd=tmp_path).stdout
     assert "adamw, legacy, muon, muon_tiny, schedulefree" in text
+    assert "elman mode=doctor " in text
+    assert "models, " in text
+    assert "solve, train" in text
     assert " own" in text
     assert max(map(len, text.splitlines())) <= 100
 

@@ -47,7 +47,7 @@ def test_a_run_leaves_everything_about_it(train) -> None:
     assert result["params"] == sum(w.numel() for w in run.weights().values())
     assert len(result["data"]["sha256"]) == 64
     assert result["environment"]["packages"]["torch"] == torch.__version__
-    assert result["backend"] == "reference"
+    assert result["backend"] == "cpu"
 
 
 def test_every_number_has_its_definition(train) -> None:

@@ -15,12 +15,15 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from elman.bench.entries import benched_models
+from elman.catalog import Place, search_overrides
 from elman.compose import named_keys, plain_tree, typed_config, typed_overrides
-from elman.config import MODES, RunConfig, flatten
+from elman.config import MODES, OF_SWEEPS, RunConfig, flatten
 from elman.errors import UserError
 from elman.launch.resume import is_resume, resumed_config, resumed_folder
 from elman.launch.run_folder import RunLock, claim_folder, make_folder, run_name
 from elman.launch.session import Job
+from elman.launch.sweep_settings import refuse_alone
 
 _SILENT_LOG: dict[str, Any] = {"version": 1, "root": None, "disable_existing_loggers": False}
 
@@ -40,6 +43,8 @@ def checked_config(tree: DictConfig) -> RunConfig:
     if is_resume(config):
         config = resumed_config(config, plain_tree(tree, model_name), named)
     _check_files(config)
+    if config.bench is not None:
+        benched_models(config, search_overrides(config_places(tree)))
     return _anchored(config)
 
 
@@ -54,13 +59,14 @@ def _with_place(line: str, named: frozenset[str], choices: Mapping[str, Any]) ->
 def prepare(tree: DictConfig) -> Job:
     """Check a composed job, make its folder and point Hydra there."""
     HydraConfig.instance().set_config(tree)
+    refuse_alone(named_keys(typed_overrides(tree, "task")))
     config = checked_config(tree)
     given = _named_run_dir(tree)
     if not MODES[config.mode].makes_folder:
         if given is not None:
             raise UserError(f"hydra.run.dir: mode={config.mode} makes no run folder; drop it")
         _point_hydra(tree, Path(), output_subdir=None, silent=True)
-        return Job(config)
+        return Job(config, overrides=job_overrides(tree))
     if is_resume(config):
         return _resumed(tree, config, given)
     if given is not None:
@@ -69,6 +75,17 @@ def prepare(tree: DictConfig) -> Job:
         folder = make_folder(Path(str(tree.hydra.run.dir)), run_name(config))
     _point_hydra(tree, folder, output_subdir=tree.hydra.output_subdir)
     return Job(config, folder, _locked(folder))
+
+
+def job_overrides(tree: DictConfig) -> tuple[str, ...]:
+    """Return the overrides of a composed job as typed, with where its YAML files are found."""
+    search = [text for text in typed_overrides(tree, "hydra") if "hydra.searchpath=" in text]
+    return (*typed_overrides(tree, "task"), *search)
+
+
+def config_places(tree: DictConfig) -> list[Place]:
+    """Return where the YAML files of a composed tree were found."""
+    return [(str(one.schema), str(one.path)) for one in tree.hydra.runtime.config_sources]
 
 
 def _resumed(tree: DictConfig, config: RunConfig, given: str | None) -> Job:
@@ -100,7 +117,13 @@ def _named_run_dir(tree: DictConfig) -> str | None:
 def _point_hydra(
     tree: DictConfig, folder: Path, *, output_subdir: str | None, silent: bool = False
 ) -> None:
-    """Tell Hydra where the job runs, so that its own files and log land there too."""
+    """Tell Hydra where the job runs, so that its own files and log land there too.
+
+    What it writes of the configuration leaves out what no job reads.
+    """
+    with read_write(tree), open_dict(tree):
+        for name in OF_SWEEPS:
+            tree.pop(name)
     with read_write(tree.hydra), open_dict(tree.hydra):
         with read_write(tree.hydra.run):
             tree.hydra.run.dir = str(folder)
@@ -155,6 +178,6 @@ def adopt(sections: DictConfig) -> Job:
         tree.hydra = hydra
     config = checked_config(tree)
     if not MODES[config.mode].makes_folder:
-        return Job(config)
+        return Job(config, overrides=job_overrides(tree))
     folder = Path(str(hydra.runtime.output_dir))
     return Job(config, folder, _locked(folder))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from elman.errors import ExitStatus
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from elman.config import RunConfig
+    from elman.launch.planned import SweepJob
     from elman.launch.run_folder import RunLock
 
 
@@ -31,12 +32,14 @@ class Job:
         folder: Its run folder, or None for a mode that makes none.
         lock: The held lock of ``folder``.
         resumed: Whether the folder holds an earlier part of the same run.
+        overrides: What a person typed, or would type, for this job alone, without flags.
     """
 
     config: RunConfig
     folder: Path | None = None
     lock: RunLock | None = None
     resumed: bool = False
+    overrides: tuple[str, ...] = ()
 
 
 @dataclass
@@ -47,11 +50,17 @@ class Session:
         config_flags: Flags that every process of a sweep needs to find the same YAML files.
         job: The job of this process, once validated.
         status: Exit status so far.
+        results: What the jobs of a sweep in this process found, in the order in which they ended.
+        jobs: The jobs that a launcher of ours is about to run, with their configurations.
+        sweeping: Whether such a sweep is under way: its table will show the results.
     """
 
     config_flags: list[str] = field(default_factory=list)
     job: Job | None = None
     status: ExitStatus = ExitStatus.OK
+    results: list[dict[str, Any]] = field(default_factory=list)
+    jobs: list[SweepJob] = field(default_factory=list)
+    sweeping: bool = False
 
 
 _current = Session()

@@ -9,61 +9,47 @@ import itertools
 import json
 import os
 import shlex
-import signal
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from datetime import datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn, JobStatus
+from hydra.core.utils import JobReturn
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
 
 from elman.compose import typed_overrides
-from elman.config import MODES, RunConfig
-from elman.errors import ExitStatus, RunStatus, UserError
-from elman.launch import session
+from elman.config import MODES, Mode, RunConfig
+from elman.errors import ExitStatus, UserError
+from elman.launch import in_process, session
+from elman.launch.commands import job_command
+from elman.launch.planned import SweepJob
 from elman.launch.prepare import checked_config
-from elman.launch.quoting import quoted
-from elman.launch.run_folder import claim_folder, make_folder, run_name
+from elman.launch.run_folder import (
+    RunLock,
+    claim_folder,
+    discard_folder,
+    make_folder,
+    run_name,
+)
+from elman.launch.sizes import builds_a_model, count_params, size_lines, spread_note
+from elman.launch.status import NOT_STARTED, job_status
+from elman.launch.sweep_resume import SWEEP_FILE, check_same, read_sweep, unfinished
+from elman.launch.sweep_settings import (
+    is_of_sweeps,
+    refuse_in_process,
+    sweep_settings,
+    without_sweep_settings,
+)
 from elman.messages import in_our_words
-from elman.report.sweep_table import SweepRow, print_sweep
-
-SWEEP_FILE, RESULT_FILE = "sweep.json", "result.json"
-NOT_STARTED = "not started"
-_WORDS = {status.exit_status: status.value for status in RunStatus}
-_WORDS[ExitStatus.USER_ERROR] = "refused"
-
-
-@dataclass(frozen=True)
-class SweepJob:
-    """One job of a sweep.
-
-    Args:
-        number: Its place, from 1.
-        overrides: What a person would type to run it alone.
-        swept: Those of its overrides that other jobs have otherwise.
-        config: Its typed configuration.
-        folder: Its run folder, or None if its mode makes none.
-    """
-
-    number: int
-    overrides: tuple[str, ...]
-    swept: tuple[str, ...]
-    config: RunConfig
-    folder: Path | None = None
-
-    @property
-    def for_launcher(self) -> list[str]:
-        """Its overrides and its folder, as launchers of Hydra's own expect it too."""
-        if self.folder is None:
-            return list(self.overrides)
-        folder, name = quoted(str(self.folder.parent)), quoted(self.folder.name)
-        return [*self.overrides, f"hydra.sweep.dir={folder}", f"hydra.sweep.subdir={name}"]
+from elman.report.sweep_table import SweepRow
+from elman.schema.launching import SweepSettings
 
 
 def sweep(
@@ -76,19 +62,103 @@ def sweep(
     """
     started = datetime.now().astimezone()
     _refuse_run_dir(config)
-    jobs = _checked_jobs(context, config, arguments)
-    jobs, folder = _with_folders(config, jobs)
-    _write(folder, jobs, [NOT_STARTED] * len(jobs), arguments, started, None)
+    settings = sweep_settings(config)
+    earlier = _earlier(settings)
+    _refuse_swept_settings(context, arguments)
+    of_jobs = without_sweep_settings(arguments) or (earlier["arguments"] if earlier else [])
+    jobs = _checked_jobs(context, config, of_jobs)
+    mode = _one_mode(jobs)
+    if mode.in_process:
+        refuse_in_process(config, jobs[0].config.mode)
+    for line in _sizes(jobs, settings):
+        print(line, flush=True)
+    if settings.sweep.dry_run:
+        _print_commands(config, jobs)
+        return
+    jobs, folder = _with_folders(config, jobs, mode, settings)
+    record = _Record(folder, jobs, of_jobs, started)
+    with RunLock(folder) if folder is not None else nullcontext():
+        if earlier is not None and folder is not None:
+            check_same(folder, earlier, jobs)
+        try:
+            rows = _run(context, task, config, jobs, mode, earlier, record)
+        except UserError:
+            if folder is not None and earlier is None and not any(folder.glob("*/")):
+                discard_folder(folder)  # refused by the launcher before any job
+            raise
+        record.write([row.status for row in rows], datetime.now())
+    _table(mode)(rows, [job.config for job in jobs], folder)
+    state = session.current()
+    if state.status is ExitStatus.OK and any(row.failed for row in rows):
+        state.status = ExitStatus.FAILED
+
+
+def _run(
+    context: HydraContext,
+    task: TaskFunction,
+    config: DictConfig,
+    jobs: Sequence[SweepJob],
+    mode: Mode,
+    earlier: dict[str, Any] | None,
+    record: _Record,
+) -> list[SweepRow]:
+    """Launch the jobs, or those that an earlier sweep left unfinished; return every job's line."""
+    before = [_result_file(job, mode.result_file) for job in jobs] if earlier else []
+    todo = unfinished(jobs, before) if earlier else list(jobs)
+    done = {job.number for job in jobs} - {job.number for job in todo}
+    if earlier:
+        print(f"{len(done)} of {len(jobs)} jobs are ok already", flush=True)
+    record.write(["ok" if job.number in done else NOT_STARTED for job in jobs], None)
+    ended = _launched(context, task, config, todo, mode) if todo else []
+    rows = {job.number: _row(job, *end) for job, end in zip(todo, ended, strict=True)}
+    for job, result in zip(jobs, before, strict=False):
+        if job.number in done:
+            rows[job.number] = SweepRow(job.number, job.swept or job.overrides, "ok", result)
+    return [rows[job.number] for job in jobs]
+
+
+def _launched(
+    context: HydraContext,
+    task: TaskFunction,
+    config: DictConfig,
+    jobs: Sequence[SweepJob],
+    mode: Mode,
+) -> list[tuple[JobReturn, dict[str, Any] | None]]:
+    """Hand the jobs to whoever runs them; return how each ended and the result that it left."""
+    if mode.in_process:
+        return in_process.launch(task, config, jobs)
+    session.current().jobs = list(jobs)
     launcher = Plugins.instance().instantiate_launcher(
         hydra_context=context, task_function=task, config=config
     )
     returns = launcher.launch([job.for_launcher for job in jobs], initial_job_idx=0)
-    rows = [_row(job, returned) for job, returned in zip(jobs, returns, strict=True)]
-    _write(folder, jobs, [row.status for row in rows], arguments, started, datetime.now())
-    print_sweep(rows, [job.config for job in jobs], folder)
-    state = session.current()
-    if state.status is ExitStatus.OK and any(row.failed for row in rows):
-        state.status = ExitStatus.FAILED
+    results = [_result_file(job, mode.result_file) for job in jobs]
+    return list(zip(returns, results, strict=True))
+
+
+def _earlier(settings: SweepSettings) -> dict[str, Any] | None:
+    """Return what is known of the sweep that goes on, if one does."""
+    if settings.sweep.resume is None:
+        return None
+    return read_sweep(Path(settings.sweep.resume).expanduser().absolute())
+
+
+def _sizes(jobs: Sequence[SweepJob], settings: SweepSettings) -> list[str]:
+    """Build every model without memory; return what is to be said of their sizes."""
+    if MODES[jobs[0].config.mode].in_process or not builds_a_model(jobs[0].config):
+        return []
+    known: dict[str, int] = {}
+    params = []
+    for job in jobs:
+        with _named(job.number, len(jobs), job.swept or job.overrides):
+            params.append(count_params(job.config, known))
+    note = spread_note(jobs, params, settings.sweep)
+    return size_lines(jobs, params) + ([note] if note else [])
+
+
+def _print_commands(config: DictConfig, jobs: Sequence[SweepJob]) -> None:
+    for job in jobs:
+        print(job_command(config, job.overrides), flush=True)
 
 
 def expand(overrides: Sequence[Override]) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
@@ -131,6 +201,16 @@ def _refuse_run_dir(config: DictConfig) -> None:
         raise UserError("hydra.run.dir: every job would share it; with -m type hydra.sweep.dir=...")
 
 
+def _refuse_swept_settings(context: HydraContext, arguments: Sequence[str]) -> None:
+    """Refuse several values of what a sweep as a whole is told once."""
+    with in_our_words(arguments):
+        parser = OverridesParser.create(config_loader=context.config_loader)
+        for override in parser.parse_overrides(list(arguments)):
+            key = override.get_key_element().lstrip("+~")
+            if is_of_sweeps(key) and override.is_sweep_override():
+                raise UserError(f"{override.input_line}: holds for the whole sweep; give one value")
+
+
 def _checked_jobs(
     context: HydraContext, config: DictConfig, arguments: Sequence[str]
 ) -> list[SweepJob]:
@@ -139,14 +219,21 @@ def _checked_jobs(
         expanded = expand(parser.parse_overrides(list(arguments)))
     jobs = []
     for number, (overrides, swept) in enumerate(expanded, 1):
-        try:
+        with _named(number, len(expanded), swept or overrides):
             typed = _checked(context, config, overrides)
-        except UserError as error:
-            place, label = f"job {number} of {len(expanded)}", " ".join(swept or overrides)
-            named = "" if str(error).startswith(label) else f" ({label})"
-            raise UserError(f"{place}{named}: {error}") from error
         jobs.append(SweepJob(number, overrides, swept, typed))
     return jobs
+
+
+@contextmanager
+def _named(number: int, total: int, overrides: Sequence[str]) -> Iterator[None]:
+    """Say in an error which job of the sweep it is about."""
+    try:
+        yield
+    except UserError as error:
+        label = " ".join(overrides)
+        named = "" if str(error).startswith(label) else f" ({label})"
+        raise UserError(f"job {number} of {total}{named}: {error}") from error
 
 
 def _checked(context: HydraContext, config: DictConfig, overrides: Sequence[str]) -> RunConfig:
@@ -162,15 +249,30 @@ def _checked(context: HydraContext, config: DictConfig, overrides: Sequence[str]
     return typed
 
 
-def _with_folders(config: DictConfig, jobs: list[SweepJob]) -> tuple[list[SweepJob], Path | None]:
-    """Make the sweep's folder, if a job needs one, and name each job's folder in it."""
-    if not any(MODES[job.config.mode].makes_folder for job in jobs):
-        return jobs, None
+def _one_mode(jobs: Sequence[SweepJob]) -> Mode:
+    """Return the mode of the jobs, which share one table."""
+    names = list(dict.fromkeys(job.config.mode for job in jobs))
+    if len(names) > 1:
+        raise UserError(f"mode={','.join(names)}: a sweep has one mode; type a command for each")
+    return MODES[names[0]]
+
+
+def _with_folders(
+    config: DictConfig, jobs: list[SweepJob], mode: Mode, settings: SweepSettings
+) -> tuple[list[SweepJob], Path | None]:
+    """Make the sweep's folder, if its mode has one, and name each job's folder in it."""
     place = Path(str(config.hydra.sweep.dir))
-    if any(text.startswith("hydra.sweep.dir=") for text in typed_overrides(config, "hydra")):
-        folder = claim_folder(place, "hydra.sweep.dir")
+    named = any(text.startswith("hydra.sweep.dir=") for text in typed_overrides(config, "hydra"))
+    if not mode.makes_folder:
+        if named:
+            raise UserError(f"hydra.sweep.dir: mode={jobs[0].config.mode} makes none; drop it")
+        return jobs, None
+    if settings.sweep.resume is not None and named:
+        raise UserError("hydra.sweep.dir: sweep.resume goes on in the sweep's own folder; drop it")
+    if settings.sweep.resume is not None:
+        folder = Path(settings.sweep.resume).expanduser().absolute()
     else:
-        folder = make_folder(place, "sweep")
+        folder = claim_folder(place, "hydra.sweep.dir") if named else make_folder(place, "sweep")
     with read_write(config.hydra), open_dict(config.hydra), read_write(config.hydra.sweep):
         config.hydra.sweep.dir = str(folder)
     width = max(2, len(str(len(jobs))))
@@ -178,59 +280,72 @@ def _with_folders(config: DictConfig, jobs: list[SweepJob]) -> tuple[list[SweepJ
 
 
 def _in_folder(job: SweepJob, folder: Path, width: int) -> SweepJob:
-    if not MODES[job.config.mode].makes_folder:
-        return job
     name = f"{job.number:0{width}d}_{run_name(job.config)}"
-    return SweepJob(job.number, job.overrides, job.swept, job.config, folder / name)
+    return replace(job, folder=folder / name)
 
 
-def _row(job: SweepJob, returned: JobReturn) -> SweepRow:
+def _table(mode: Mode) -> Callable[[Sequence[SweepRow], Sequence[RunConfig], Path | None], None]:
+    """Import what prints the table at the end."""
+    module, _, name = mode.table.partition(":")
+    found: Callable[[Sequence[SweepRow], Sequence[RunConfig], Path | None], None]
+    found = getattr(import_module(module), name)
+    return found
+
+
+def _result_file(job: SweepJob, name: str) -> dict[str, Any] | None:
+    """Return what a finished job has written, or None."""
+    if job.folder is None or not (path := job.folder / name).is_file():
+        return None
+    result = json.loads(path.read_text(encoding="utf-8"))
+    assert isinstance(result, dict), f"{path} holds no object"
+    return result
+
+
+def _row(job: SweepJob, returned: JobReturn, result: dict[str, Any] | None) -> SweepRow:
     """Return a finished job's line of the table."""
-    result: dict[str, Any] | None = None
-    if job.folder is not None and (path := job.folder / RESULT_FILE).is_file():
-        result = json.loads(path.read_text(encoding="utf-8"))
-    status = _status(returned, result)
+    status = job_status(returned, result)
     return SweepRow(job.number, job.swept or job.overrides, status, result)
 
 
-def _status(returned: JobReturn, result: dict[str, Any] | None) -> str:
-    if returned.status is JobStatus.UNKNOWN:
-        return NOT_STARTED
-    code = returned._return_value
-    if isinstance(code, int) and code < 0:
-        return f"killed ({signal.Signals(-code).name})"
-    if result is not None and "status" in result:
-        return str(result["status"])
-    if isinstance(code, int):
-        return _WORDS.get(ExitStatus(code), "crash") if code in set(ExitStatus) else "crash"
-    return RunStatus.CRASH.value
+class _Record:
+    """``sweep.json``: what was asked for, and each job's command, folder and end."""
 
+    def __init__(
+        self,
+        folder: Path | None,
+        jobs: Sequence[SweepJob],
+        arguments: Sequence[str],
+        started: datetime,
+    ) -> None:
+        self._folder, self._jobs = folder, jobs
+        self._arguments, self._started = arguments, started
 
-def _write(
-    folder: Path | None,
-    jobs: Sequence[SweepJob],
-    statuses: Sequence[str],
-    arguments: Sequence[str],
-    started: datetime,
-    ended: datetime | None,
-) -> None:
-    """Write ``sweep.json`` atomically: what was asked for, and each job's folder and end."""
-    if folder is None:
-        return
-    content = {
-        "command": shlex.join(["elman", "-m", *arguments]),
-        "started": started.isoformat(timespec="seconds"),
-        "ended": ended.astimezone().isoformat(timespec="seconds") if ended else None,
-        "jobs": [
-            {
-                "number": job.number,
-                "command": shlex.join(["elman", *job.overrides]),
-                "folder": job.folder.name if job.folder else None,
-                "status": status,
-            }
-            for job, status in zip(jobs, statuses, strict=True)
-        ],
-    }
-    scratch = folder / f".{SWEEP_FILE}.unfinished"
-    scratch.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    os.replace(scratch, folder / SWEEP_FILE)
+    def write(self, statuses: Sequence[str], ended: datetime | None) -> None:
+        """Write the file atomically; a full disk is said, and stops no job."""
+        if self._folder is None:
+            return
+        text = json.dumps(self._content(statuses, ended), indent=2) + "\n"
+        scratch = self._folder / f".{SWEEP_FILE}.unfinished"
+        try:
+            scratch.write_text(text, encoding="utf-8")
+            os.replace(scratch, self._folder / SWEEP_FILE)
+        except OSError as error:
+            place = self._folder / SWEEP_FILE
+            print(f"warning: {place} cannot be written ({error.strerror})", flush=True)
+
+    def _content(self, statuses: Sequence[str], ended: datetime | None) -> dict[str, Any]:
+        return {
+            "command": shlex.join(["elman", "-m", *self._arguments]),
+            "arguments": list(self._arguments),
+            "started": self._started.isoformat(timespec="seconds"),
+            "ended": ended.astimezone().isoformat(timespec="seconds") if ended else None,
+            "jobs": [
+                {
+                    "number": job.number,
+                    "command": shlex.join(["elman", *job.overrides]),
+                    "folder": job.folder.name if job.folder else None,
+                    "status": status,
+                }
+                for job, status in zip(self._jobs, statuses, strict=True)
+            ],
+        }

@@ -41,8 +41,13 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
     settings = config.eval
     checkpoint = find_checkpoint(settings.checkpoint)
     trained = saved_config(checkpoint)
-    device = choose_device(settings.device)
-    model = load(checkpoint.path, device=device, backend=config.kernels.backend)
+    device = choose_device(settings.device, "eval.device")
+    model = load(
+        checkpoint.path,
+        device=device,
+        backend=config.kernels.backend,
+        allow_slow=config.baseline.allow_slow,
+    )
     console = Console()
     if settings.path is None:
         bpb, predicted, meaning = _held_out(settings, trained, model, device, console)

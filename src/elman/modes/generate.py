@@ -22,7 +22,12 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
     assert config.generate is not None
     assert folder is None
     settings = config.generate
-    model = load(settings.checkpoint, device=choose_device(settings.device))
+    model = load(
+        settings.checkpoint,
+        device=choose_device(settings.device, "generate.device"),
+        backend=config.kernels.backend,
+        allow_slow=config.baseline.allow_slow,
+    )
     prompt = settings.prompt.encode()
     sys.stdout.write(settings.prompt)
     # Bytes arrive one by one, characters of several bytes only when they are whole.

@@ -15,9 +15,10 @@ import torch
 from elman.config import RunConfig
 from elman.data.batches import Data, open_data
 from elman.errors import ExitStatus, RunStatus, UserError
-from elman.kernels.backends import choose_backend
+from elman.kernels.packages import computation_path, on_slow_path, resolve_backend
 from elman.launch.run_folder import CONFIG_FILE, RunLock, config_hash, write_config
 from elman.models import registry
+from elman.parity.gate import require_parity
 from elman.report.plots import plot_losses
 from elman.report.summary import print_summary
 from elman.training.checkpoints import CheckpointStore
@@ -27,6 +28,7 @@ from elman.training.memory import available_memory, estimate_memory, largest_bat
 from elman.training.metrics import DEFINITIONS
 from elman.training.recorder import Recorder, write_result
 from elman.training.trainer import Trainer
+from elman.training.validation import uses_bf16
 
 _log = logging.getLogger("elman.train")
 
@@ -41,8 +43,14 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
     display = Display()
     device = choose_device(config.train.device)
     _prepare(config)
+    backend = resolve_backend(
+        registry.cell(config.model.cell).under(config.model.options),
+        config.kernels.backend,
+        device,
+        allow_slow=config.baseline.allow_slow,
+    )
     with RunLock(folder), open_data(config.data, config.train.chunk_size, display.say) as data:
-        session = _Session(config, folder, data, device, display)
+        session = _Session(config, folder, data, device, display, backend)
         return session.run()
 
 
@@ -50,16 +58,21 @@ class _Session:
     """One process's share of a run: everything around the training itself."""
 
     def __init__(
-        self, config: RunConfig, folder: Path, data: Data, device: torch.device, display: Display
+        self,
+        config: RunConfig,
+        folder: Path,
+        data: Data,
+        device: torch.device,
+        display: Display,
+        backend: str,
     ) -> None:
         self._config, self._folder, self._data = config, folder, data
-        self._device, self._display = device, display
+        self._device, self._display, self._backend = device, display, backend
         self._started = datetime.now().astimezone()
         self._trainer: Trainer | None = None
         self._error: str | None = None
         self._estimate: int | None = None
-        cell = registry.cell(config.model.cell)
-        self._backend = choose_backend(cell, config.kernels.backend, device.type)
+        self._parity: dict[str, Any] | None = None
 
     def run(self) -> ExitStatus:
         """Train and report; every way of ending leaves a ``result.json``."""
@@ -87,6 +100,7 @@ class _Session:
         config, folder = self._config, self._folder
         if (short := self._too_large()) is not None:
             return short
+        self._prove()
         store = CheckpointStore(
             folder / "checkpoints",
             config.train.keep_checkpoints,
@@ -98,6 +112,18 @@ class _Session:
         self._trainer = trainer
         with closing(Recorder(folder, config)) as recorder:
             return trainer.run(recorder)
+
+    def _prove(self) -> None:
+        """Let no kernel train that computes something else than the reference."""
+        train = self._config.train
+        self._parity = require_parity(
+            self._config.model,
+            self._backend,
+            self._device.type,
+            "bf16" if uses_bf16(self._device, train.precision) else "fp32",
+            self._folder,
+            self._display.say,
+        )
 
     def _restore(self, trainer: Trainer, store: CheckpointStore) -> None:
         train = self._config.train
@@ -112,13 +138,19 @@ class _Session:
         elif train.init_from is not None:
             trainer.start_from(train.init_from)
 
+    @property
+    def _as_run(self) -> RunConfig:
+        """The configuration with the backend that was chosen: kernels keep less than plain loops."""
+        kernels = self._config.kernels.model_copy(update={"backend": self._backend})
+        return self._config.model_copy(update={"kernels": kernels})
+
     def _too_large(self) -> RunStatus | None:
         """Refuse, before anything is allocated, a step that would get the process killed."""
         if self._device.type != "cpu":
             return None  # a GPU says so itself, and nothing is killed
         self._display.activity("estimating memory")
         available = available_memory(self._device)
-        self._estimate = estimate_memory(self._config).total
+        self._estimate = estimate_memory(self._as_run).total
         if self._estimate <= available:
             return None
         self._error = self._advice(available)
@@ -126,7 +158,7 @@ class _Session:
 
     def _advice(self, available: int) -> str:
         train = self._config.train
-        rows = largest_batch(self._config, available)
+        rows = largest_batch(self._as_run, available)
         need = f"a step of {train.batch_size} rows of {train.chunk_size} bytes"
         if self._estimate is not None:
             need += f" needs about {self._estimate / 1e9:.1f} GB"
@@ -159,10 +191,12 @@ class _Session:
     def _announce(self, trainer: Trainer) -> None:
         config, model = self._config, self._config.model
         memory = f", about {self._estimate / 1e9:.1f} GB" if self._estimate else ""
+        path = computation_path(registry.cell(model.cell), self._backend)
+        through = f" ({path})" if path else ""
         self._display.say(
             f"{model.name}: {model.cell} {model.dim}x{model.depth}, "
             f"{trainer.model.num_params():,} parameters, "
-            f"backend {self._backend} on {self._device}{memory}"
+            f"backend {self._backend}{through} on {self._device}{memory}"
         )
         source = self._data.describe()
         self._display.say(f"data: {source['bytes']:,} bytes of {', '.join(source['paths'][:3])}")
@@ -201,7 +235,11 @@ class _Session:
                 trainer.model.num_params(), stepper.step, stepper.tokens, stepper.data_wait
             )
             result["reload_difference_bpb"] = trainer.reload_difference
+            cell = registry.cell(config.model.cell)
             result["backend"] = self._backend
+            result["parity"] = self._parity
+            result["path"] = computation_path(cell, self._backend)
+            result["slow_path"] = on_slow_path(cell, self._backend)
         result["data"] = self._data.describe()
         result["environment"] = describe_environment(self._device)
         result["definitions"] = DEFINITIONS

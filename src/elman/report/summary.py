@@ -58,7 +58,7 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str, str]]:
     paused = f"{duration(seconds['validation'])} validating"
     paused += f", {duration(seconds['checkpoint'])} saving"
     rows = [
-        ("parameters", f"{result['params']:,}", f"backend {result['backend']}"),
+        ("parameters", f"{result['params']:,}", _computed_by(result)),
         ("steps", f"{result['steps']:,}", f"{result['tokens']:,} bytes predicted"),
         ("time", duration(seconds["train"]), f"training; besides {paused}"),
         ("loss", _number(result["loss"]), f"nats per byte, last {result['loss_steps']} steps"),
@@ -77,6 +77,15 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str, str]]:
     if result["mfu"] is not None:
         rows.append(("mfu", f"{result['mfu']:.1%}", "of the device's bf16 peak"))
     return rows
+
+
+def _computed_by(result: dict[str, Any]) -> str:
+    """Name the backend and, of a packaged baseline, what computed it."""
+    backend = f"backend {result['backend']}"
+    if not result.get("path"):
+        return backend
+    slow = ", the slow path" if result["slow_path"] else ""
+    return f"{backend}: {result['path']}{slow}"
 
 
 def _number(value: float | None) -> str:

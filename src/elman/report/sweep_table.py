@@ -31,6 +31,8 @@ _COMPARED_SECTIONS = ("optim",)
 # Optimizer steps of which the loss is the mean; a smaller number is shown beside it.
 _LOSS_STEPS = 100
 _WIDTH_OF_A_FILE = 160
+UNCUT = 400
+"""Columns of a table in a file whose lines are searched, one for each entry."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +61,18 @@ def print_sweep(
     rows: Sequence[SweepRow], configs: Sequence[RunConfig], folder: Path | None
 ) -> None:
     """Print the table, its notes, and where the sweep's folder is."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH_OF_A_FILE)
+    console = wide_console()
     console.print(sweep_table(rows))
     for note in notes(rows, configs):
         console.print(note, highlight=False, markup=False, soft_wrap=True)
     if folder is not None:
         console.print(f"sweep folder: {folder}", highlight=False, markup=False, soft_wrap=True)
+
+
+def wide_console(columns: int = _WIDTH_OF_A_FILE) -> Console:
+    """Return where tables are printed: as wide as the terminal, or ``columns`` wide in a file."""
+    console = Console()
+    return console if console.is_terminal else Console(width=columns)
 
 
 def sweep_table(rows: Sequence[SweepRow]) -> Table:
@@ -135,5 +141,6 @@ def _shown(value: Any, form: str) -> str:
 
 
 def _status(row: SweepRow) -> str:
-    contended = row.result is not None and row.result.get("contended")
-    return f"{row.status}, contended" if contended else row.status
+    result = row.result or {}
+    marks = [mark for mark in ("contended", "slow_path") if result.get(mark)]
+    return ", ".join([row.status, *(mark.replace("_", " ") for mark in marks)])

@@ -15,11 +15,26 @@ import torch
 from elman._version import __version__
 from elman.errors import UserError
 
-_PACKAGES = ("torch", "numpy", "hydra-core", "triton", "schedulefree", "safetensors")
+_PACKAGES = (
+    "torch",
+    "numpy",
+    "hydra-core",
+    "triton",
+    "schedulefree",
+    "safetensors",
+    "mamba-ssm",
+    "causal-conv1d",
+    "flash-linear-attention",
+    "tilelang",
+)
 
 
-def choose_device(name: str) -> torch.device:
+def choose_device(name: str, setting: str = "train.device") -> torch.device:
     """Return the torch device for ``auto``, ``cpu`` or ``cuda``.
+
+    Args:
+        name: One of these.
+        setting: Where the user says it, for the error.
 
     Raises:
         UserError: ``cuda`` was asked for and torch sees no GPU.
@@ -28,7 +43,7 @@ def choose_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
         built = "this torch is a CPU build" if torch.version.cuda is None else "torch sees no GPU"
-        raise UserError(f"train.device=cuda: {built}; use train.device=cpu or auto")
+        raise UserError(f"{setting}=cuda: {built}; use {setting}=cpu or {setting}=auto")
     return torch.device(name)
 
 

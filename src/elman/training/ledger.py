@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from elman.config import RunConfig
+from elman.training.contention import ContentionWatch
 from elman.training.display import Display, Progress
 from elman.training.environment import device_name, peak_memory
 from elman.training.metrics import (
@@ -35,6 +36,7 @@ class Ledger:
         self.best_val_bpb: float | None = None
         self.val_tokens = 0
         self.validated_step: int | None = None
+        self.contention = ContentionWatch(device)
         self._pending: list[Step] = []
 
     def share(self, step: int) -> float:
@@ -111,6 +113,7 @@ class Ledger:
         if rate is not None and self._device.type == "cuda":
             mfu = model_flops_utilisation(params, rate, device_name(self._device))
         return {
+            "contended": self.contention.contended,
             "params": params,
             "steps": step,
             "tokens": tokens,
@@ -134,6 +137,7 @@ class Ledger:
             "clock": self.clock.state_dict(),
             "losses": self.losses.state_dict(),
             "throughput": self.throughput.state_dict(),
+            "contended": self.contention.contended,
             "validation": [
                 self.val_bpb,
                 self.best_val_bpb,
@@ -147,9 +151,11 @@ class Ledger:
         self.clock.load_state_dict(state["clock"])
         self.losses.load_state_dict(state["losses"])
         self.throughput.load_state_dict(state["throughput"])
+        self.contention.contended = state.get("contended")  # not in the first checkpoints
         self.val_bpb, self.best_val_bpb, self.val_tokens, self.validated_step = state["validation"]
 
     def _window(self, step: int, loss: float, lr: float, data_wait: float) -> None:
+        self.contention.sample()
         rate, seconds = self.throughput.window(), self.clock.seconds()
         share, memory, bpb = self.share(step), peak_memory(self._device), bits_per_byte(loss)
         values = {

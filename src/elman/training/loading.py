@@ -15,7 +15,10 @@ from elman.training.checkpoints import CONFIG, Checkpoint, find_checkpoint
 
 
 def load(
-    place: str | Path, device: str | torch.device = "cpu", backend: str = "auto"
+    place: str | Path,
+    device: str | torch.device = "cpu",
+    backend: str = "auto",
+    allow_slow: bool = False,
 ) -> LanguageModel:
     """Return the trained model of a run, in evaluation mode.
 
@@ -26,13 +29,14 @@ def load(
         place: Run folder (its newest checkpoint is meant) or one checkpoint's folder.
         device: Where the model goes.
         backend: As ``kernels.backend``.
+        allow_slow: As ``baseline.allow_slow``.
 
     Raises:
-        UserError: there is no checkpoint, or it is damaged.
+        UserError: there is no checkpoint, it is damaged, or what computes it is not there.
     """
     checkpoint = find_checkpoint(place)
     config = saved_config(checkpoint)
-    model = build_model(config.model, backend=backend, device=device)
+    model = build_model(config.model, backend=backend, device=device, allow_slow=allow_slow)
     checkpoint.load_weights(model)
     return model.eval()
 

@@ -40,6 +40,8 @@ DEFINITIONS = {
         "training time: wall time after one discarded step, without validation and checkpoints"
     ),
     "contended": "another process used the device during the run; null: nobody watched",
+    "path": "what computed a packaged baseline (mamba2, fla-gdn); null for other cells",
+    "slow_path": "a packaged baseline ran as plain PyTorch instead of its package's kernels",
 }
 
 # Dense bf16 tensor-core peaks in FLOP/s, from NVIDIA's data sheets; matched by substring.

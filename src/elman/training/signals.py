@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+received: set[int] = set()
+"""Signals that have asked this process to stop: a launcher tells a preemption by them."""
 
 
 class Interruption:
@@ -21,6 +23,7 @@ class Interruption:
 
     def request(self, number: int, frame: FrameType | None) -> None:
         """Note the signal; a second Ctrl-C gives up waiting for the step."""
+        received.add(number)
         if self.name is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.name = signal.Signals(number).name

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +36,9 @@ class Stepper:
 
     A non-finite loss or gradient blocks its own update and every later one on the device;
     :meth:`blocked` tells, one step late on a GPU so that nothing waits for it.
+
+    Attributes:
+        mark: Called with its name when a part of a step ends: data, forward, backward, optimiser.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class Stepper:
         self._flags: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
         self.step = 0
         self.data_wait = 0.0
+        self.mark: Callable[[str], None] = _unmarked
 
     @property
     def tokens(self) -> int:
@@ -77,6 +82,7 @@ class Stepper:
         self.optimizer.step(self._blocked)
         self.step += 1
         self._flags.append((self.step, *self._fetch(self._blocked)))
+        self.mark("optimiser")
         return Step(self.step, loss, norm, lr)
 
     def discarded(self) -> None:
@@ -147,9 +153,12 @@ class Stepper:
         total = torch.zeros((), device=self._device)
         for _ in range(self._train.grad_accum):
             tokens = self._next_tokens()
+            self.mark("data")
             with autocast(self._device, self._train.precision):
                 loss, states = self._loss(tokens, self._states)
+            self.mark("forward")
             (loss / self._train.grad_accum).backward()
+            self.mark("backward")
             total += loss.detach()
             if self._train.tbptt:
                 self._states = [{k: v.detach() for k, v in state.items()} for state in states]
@@ -172,6 +181,10 @@ class Stepper:
         event = torch.cuda.Event()
         event.record()
         return host, event
+
+
+def _unmarked(part: str) -> None:
+    """What training does when a part of a step ends: nothing."""
 
 
 def rng_state(device: torch.device) -> dict[str, Tensor]:

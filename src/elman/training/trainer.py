@@ -235,5 +235,9 @@ class Trainer:
         return {key: described[key] for key in keys}
 
     def _build(self) -> LanguageModel:
-        backend = self.config.kernels.backend
-        return build_model(self.config.model, backend=backend, device=self._device)
+        return build_model(
+            self.config.model,
+            backend=self.config.kernels.backend,
+            device=self._device,
+            allow_slow=self.config.baseline.allow_slow,
+        )

@@ -17,8 +17,13 @@ from elman.training.metrics import bits_per_byte
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[object]:
     """Return the autocast context of ``train.precision`` (auto: bf16 on a GPU, fp32 on a CPU)."""
-    use_bf16 = precision == "bf16" or (precision == "auto" and device.type == "cuda")
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=use_bf16)
+    enabled = uses_bf16(device, precision)
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled)
+
+
+def uses_bf16(device: torch.device, precision: str) -> bool:
+    """Return whether ``train.precision`` means bf16 on this device."""
+    return precision == "bf16" or (precision == "auto" and device.type == "cuda")
 
 
 def to_device(rows: NDArray[np.uint8], device: torch.device) -> Tensor:

@@ -1,11 +1,12 @@
-"""Hydra launcher ``elman_local``; Hydra 1.3 accepts launchers only in this namespace.
+"""Hydra's launchers of ours; Hydra 1.3 accepts launchers only in this namespace.
 
-Hydra imports this module at every start, so the work stands in :mod:`elman.launch.local`.
+Hydra imports this module at every start, so the work stands in :mod:`elman.launch`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
@@ -27,3 +28,38 @@ class LocalLauncher(Launcher):
         from elman.launch.local import launch
 
         return launch(self.config, job_overrides, initial_job_idx)
+
+
+class GpusLauncher(LocalLauncher):
+    """Runs one job per free GPU of this machine."""
+
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
+        from elman.launch import session
+        from elman.launch.gpus.launcher import launch
+        from elman.launch.sweep_settings import sweep_settings
+        from elman.schema import launching
+
+        settings = sweep_settings(self.config).launcher
+        assert isinstance(settings, launching.GpusLauncher)
+        return launch(self.config, session.current().jobs, settings)
+
+
+class SlurmLauncher(LocalLauncher):
+    """Runs the jobs as an array on a SLURM cluster; ``parameters`` are those of submitit."""
+
+    def __init__(self, **parameters: Any) -> None:
+        self.parameters = parameters
+
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
+        from elman.launch import session
+        from elman.launch.slurm import launch
+        from elman.launch.sweep_settings import sweep_settings
+        from elman.schema import launching
+
+        settings = sweep_settings(self.config).launcher
+        assert isinstance(settings, launching.SlurmLauncher)
+        return launch(self.config, session.current().jobs, settings, self.parameters)

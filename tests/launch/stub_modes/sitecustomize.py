@@ -1,6 +1,7 @@
-"""Puts ``stub_mode`` in place of every mode, in every process started with this on its path.
+"""Puts stubs in place of what imports torch, in every process started with this on its path.
 
-A mode that trains takes seconds to import; these tests are about what happens around it.
+A mode that trains takes seconds to import, and so does what counts a model's parameters; these
+tests are about what happens around them.
 """
 
 import importlib.abc
@@ -11,16 +12,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
+_STUBS = {
+    "elman.modes.train": "stub_mode.py",
+    "elman.modes.eval": "stub_mode.py",
+    "elman.modes.generate": "stub_mode.py",
+    "elman.models.build": "stub_build.py",
+}
+
 
 class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name not in ("elman.modes.train", "elman.modes.eval", "elman.modes.generate"):
+        if name not in _STUBS:
             return None
-        return importlib.util.spec_from_file_location(
-            name, Path(__file__).with_name("stub_mode.py")
-        )
+        return importlib.util.spec_from_file_location(name, Path(__file__).with_name(_STUBS[name]))
 
 
 sys.meta_path.insert(0, _Finder())

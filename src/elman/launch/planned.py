@@ -1,0 +1,50 @@
+"""One job of a sweep, checked and not yet started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from elman.config import RunConfig
+from elman.launch.quoting import quoted
+
+
+@dataclass(frozen=True)
+class SweepJob:
+    """One job of a sweep.
+
+    Args:
+        number: Its place, from 1.
+        overrides: What a person would type to run it alone.
+        swept: Those of its overrides that other jobs have otherwise.
+        config: Its typed configuration.
+        folder: Its run folder, or None if its mode makes none.
+    """
+
+    number: int
+    overrides: tuple[str, ...]
+    swept: tuple[str, ...]
+    config: RunConfig
+    folder: Path | None = None
+
+    @property
+    def for_launcher(self) -> list[str]:
+        """Its overrides and its folder, as launchers of Hydra's own expect it too."""
+        if self.folder is None:
+            return list(self.overrides)
+        folder, name = quoted(str(self.folder.parent)), quoted(self.folder.name)
+        return [*self.overrides, f"hydra.sweep.dir={folder}", f"hydra.sweep.subdir={name}"]
+
+
+def wants_gpu(config: RunConfig) -> bool:
+    """Whether a job would take a GPU if there is one."""
+    if config.mode == "parity":
+        return config.kernels.backend not in ("cpu", "reference")
+    sections = {
+        "train": config.train,
+        "eval": config.eval,
+        "generate": config.generate,
+        "bench": config.bench,
+    }
+    section = sections.get(config.mode)
+    return section is not None and section.device != "cpu"

@@ -1,0 +1,62 @@
+"""``sweep.resume=<folder>``: an earlier sweep, of which only what is not ok runs again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from elman.errors import RunStatus, UserError
+from elman.launch.planned import SweepJob
+
+SWEEP_FILE = "sweep.json"
+
+
+def read_sweep(folder: Path) -> dict[str, Any]:
+    """Return what ``sweep.json`` of an earlier sweep says.
+
+    Raises:
+        UserError: the folder is not that of a sweep.
+    """
+    path = folder / SWEEP_FILE
+    if not path.is_file():
+        what = "no such folder" if not folder.exists() else f"not a sweep (no {SWEEP_FILE} in it)"
+        raise UserError(f"sweep.resume={folder}: {what}; sweeps are below outputs/, as *_sweep")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        assert isinstance(found["arguments"], list)
+        assert isinstance(found["jobs"], list)
+    except (OSError, ValueError, KeyError, TypeError, AssertionError):
+        raise UserError(f"{path}: cannot be read; start the sweep anew") from None
+    assert isinstance(found, dict)
+    return found
+
+
+def check_same(folder: Path, earlier: Mapping[str, Any], jobs: Sequence[SweepJob]) -> None:
+    """Raise UserError unless the jobs, now composed again, are those of the earlier sweep.
+
+    A job's folder is named by the hash of its configuration.
+    """
+    before = [str(job["folder"]) for job in earlier["jobs"]]
+    now = [job.folder.name if job.folder else "" for job in jobs]
+    typed = earlier["command"]
+    if len(before) != len(now):
+        raise UserError(
+            f"sweep.resume={folder}: that sweep had {len(before)} jobs and this command has "
+            f"{len(now)}; name nothing but sweep.resume, or start anew what was: {typed}"
+        )
+    for job, old, new in zip(jobs, before, now, strict=True):
+        if old != new:
+            raise UserError(
+                f"sweep.resume={folder}: job {job.number} was {old} and is {new} now, because "
+                f"a setting or a YAML file has changed since; start anew: {typed}"
+            )
+
+
+def unfinished(
+    jobs: Sequence[SweepJob], results: Sequence[Mapping[str, Any] | None]
+) -> list[SweepJob]:
+    """Return the jobs whose result file does not say that they ended well."""
+    pairs = zip(jobs, results, strict=True)
+    return [job for job, result in pairs if (result or {}).get("status") != RunStatus.OK]

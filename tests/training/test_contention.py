@@ -1,0 +1,79 @@
+"""The flag ``contended``: who counts as somebody else on the GPU of a run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from elman.launch.gpus.nvml import DriverError, Gpu, GpuProcess, Sample
+from elman.training import contention
+from elman.training.contention import ContentionWatch, foreign
+
+# No process has it: the kernel's largest number is 2 ** 22.
+OUTSIDE = 2**30
+
+
+def processes(*pids: int) -> tuple[GpuProcess, ...]:
+    """Return what the driver lists."""
+    return tuple(GpuProcess(pid, 100) for pid in pids)
+
+
+@pytest.mark.parametrize(
+    ("pids", "contended"),
+    [
+        ((), False),
+        ((os.getpid(),), False),
+        ((os.getpid(), os.getppid()), True),
+        ((os.getppid(),), True),
+        ((OUTSIDE,), False),
+        ((OUTSIDE, OUTSIDE + 1), True),
+        ((os.getpid(), OUTSIDE), True),
+    ],
+    ids=["none", "own", "own and other", "other", "own seen from outside", "two outside", "both"],
+)
+def test_who_is_somebody_else(pids: tuple[int, ...], contended: bool) -> None:
+    assert foreign(processes(*pids)) is contended
+
+
+def test_a_child_is_not_somebody_else() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert not foreign(processes(os.getpid(), child.pid))
+        child.communicate(b"\n")
+
+
+class _Driver:
+    def __init__(self) -> None:
+        self.listed: tuple[GpuProcess, ...] | None = processes(os.getpid())
+
+    def gpus(self) -> list[Gpu]:
+        return []
+
+    def sample(self, uuid: str) -> Sample:
+        assert uuid == "GPU-aa"
+        if self.listed is None:
+            raise DriverError("gone")
+        return Sample(100, 50, self.listed)
+
+
+def test_once_contended_stays_contended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contention, "_uuid", lambda device: "GPU-aa")
+    monkeypatch.setattr(contention, "SAMPLE_SECONDS", 0.0)
+    driver = _Driver()
+    watch = ContentionWatch(torch.device("cuda"), driver)
+    assert watch.contended is None
+    seen = []
+    for listed in (processes(os.getpid()), processes(os.getpid(), OUTSIDE), None, ()):
+        driver.listed = listed
+        watch.sample()
+        seen.append(watch.contended)
+    assert seen == [False, True, True, True]
+
+
+def test_on_a_cpu_nobody_looks() -> None:
+    watch = ContentionWatch(torch.device("cpu"), _Driver())
+    watch.sample()
+    assert watch.contended is None
