@@ -232,7 +232,8 @@ def special_functions(properties: Any) -> float:
             stream=torch.cuda.current_stream().cuda_stream,
         )
 
-    return round(blocks * threads * 8000 / median_us(run) / 1e6, 3)
+    rate: float = round(blocks * threads * 8000 / median_us(run) / 1e6, 3)
+    return rate
 
 
 def architecture() -> str:
@@ -478,7 +479,7 @@ def operator(section: dict[str, Any]) -> None:
         return [out.detach(), *torch.autograd.grad(out, leaves, given.dout_bthv)]
 
     expected = both(step)
-    ways = {
+    ways: dict[str, Callable[[], list[Tensor]]] = {
         "again": lambda: both(step),
         "side stream": lambda: on_side_stream(lambda: both(step)),
         "graph": lambda: replayed(lambda: both(step)),

@@ -14,13 +14,13 @@ extern __shared__ __align__(16) unsigned char shared_memory[];
 
 // Hands out arrays of the block's shared memory, each on a boundary of 16 bytes.
 struct Arena {
-    int carved = 0;
-    template <class T>
-    DEVICE sptr<T> take(int length) {
-        T* array = (T*)(shared_memory + carved);
-        carved += (length * (int)sizeof(T) + 15) / 16 * 16;
-        return array;
-    }
+  int carved = 0;
+  template <class T>
+  DEVICE sptr<T> take(int length) {
+    T* array = (T*)(shared_memory + carved);
+    carved += (length * (int)sizeof(T) + 15) / 16 * 16;
+    return array;
+  }
 };
 
 DEVICE int thread_index() { return threadIdx.x; }
@@ -30,45 +30,45 @@ DEVICE void sync_warp() { __syncwarp(); }
 
 template <class T>
 DEVICE T shuffle_xor(T x, int mask) {
-    return __shfl_xor_sync(0xffffffffu, x, mask);
+  return __shfl_xor_sync(0xffffffffu, x, mask);
 }
 
 // ---- memory, in words of 4 bytes; an access of several must be aligned to all of them
 
 template <int WORDS>
 struct alignas(WORDS * 4) Words {
-    unsigned w[WORDS];
+  unsigned w[WORDS];
 };
 
 template <int WORDS, class T>
 DEVICE void load_words(unsigned (&w)[WORDS], const T* p) {
-    const Words<WORDS> x = *(const Words<WORDS>*)p;
+  const Words<WORDS> x = *(const Words<WORDS>*)p;
 #pragma unroll
-    for (int i = 0; i < WORDS; i++) w[i] = x.w[i];
+  for (int i = 0; i < WORDS; i++) w[i] = x.w[i];
 }
 
 template <int WORDS, class T>
 DEVICE void store_words(T* p, const unsigned (&w)[WORDS]) {
-    Words<WORDS> x;
+  Words<WORDS> x;
 #pragma unroll
-    for (int i = 0; i < WORDS; i++) x.w[i] = w[i];
-    *(Words<WORDS>*)p = x;
+  for (int i = 0; i < WORDS; i++) x.w[i] = w[i];
+  *(Words<WORDS>*)p = x;
 }
 
 template <class T>
 DEVICE T load_one(const T* p) {
-    return *p;
+  return *p;
 }
 
 template <class T>
 DEVICE void store_one(T* p, T x) {
-    *p = x;
+  *p = x;
 }
 
 // The same memory as an array of another type.
 template <class U, class T>
 DEVICE sptr<U> cast(sptr<T> p) {
-    return (sptr<U>)p;
+  return (sptr<U>)p;
 }
 
 // ---- copies from global to shared memory that run beside the computation
@@ -76,15 +76,15 @@ DEVICE sptr<U> cast(sptr<T> p) {
 // Starts a copy of BYTES bytes, of which the first `valid` are read and the others zero.
 template <int BYTES>
 DEVICE void copy_async(sptr<unsigned char> to, const void* from, int valid) {
-    const unsigned target = (unsigned)__cvta_generic_to_shared(to);
-    if constexpr (BYTES == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(from),
-                     "r"(valid)
-                     : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(target), "l"(from),
-                     "r"(valid), "n"(BYTES)
-                     : "memory");
+  const unsigned target = (unsigned)__cvta_generic_to_shared(to);
+  if constexpr (BYTES == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(from),
+                 "r"(valid)
+                 : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(target), "l"(from),
+                 "r"(valid), "n"(BYTES)
+                 : "memory");
 }
 
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -92,7 +92,7 @@ DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"
 // Waits for this thread's copies, all but the last PENDING committed groups.
 template <int PENDING>
 DEVICE void wait_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 // The halves of a word, exchanged if `swapped`.
@@ -129,34 +129,34 @@ DEVICE double square_root(double x) { return sqrt(x); }
 DEVICE double reciprocal(double x) { return 1.0 / x; }
 
 DEVICE unsigned pack_bf16(float low, float high) {
-    unsigned w;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
-    return w;
+  unsigned w;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
+  return w;
 }
 
 DEVICE unsigned pack_f16(float low, float high) {
-    unsigned w;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
-    return w;
+  unsigned w;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
+  return w;
 }
 
 DEVICE float low_f16(unsigned w) {
-    float x;
-    asm("{.reg .f16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(x) : "r"(w));
-    return x;
+  float x;
+  asm("{.reg .f16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(x) : "r"(w));
+  return x;
 }
 
 DEVICE float high_f16(unsigned w) {
-    float x;
-    asm("{.reg .f16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h;}" : "=f"(x) : "r"(w));
-    return x;
+  float x;
+  asm("{.reg .f16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h;}" : "=f"(x) : "r"(w));
+  return x;
 }
 
 }  // namespace elman
 
 // A kernel of its own name, at most THREADS threads a block and at least BLOCKS blocks at a time.
-#define ELMAN_KERNEL(NAME, THREADS, BLOCKS, ARGS, CALL)                                         \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                               \
-        NAME(const __grid_constant__ ARGS a) {                                                  \
-        CALL;                                                                                   \
-    }
+#define ELMAN_KERNEL(NAME, THREADS, BLOCKS, ARGS, CALL)         \
+  extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) \
+      NAME(const __grid_constant__ ARGS a) {                    \
+    CALL;                                                       \
+  }

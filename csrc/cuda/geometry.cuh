@@ -79,15 +79,16 @@ struct Geometry {
   static constexpr int SWAPS = ORDERED ? least(log2_of(WARP_ROWS), log2_of(COLUMNS)) : 0;
   static constexpr int LAST_SWAP = COLUMNS >> SWAPS;
   static constexpr int COPIES = ORDERED && LAST_SWAP < VECTOR ? VECTOR / LAST_SWAP : 1;
-  // Numbers from one copy to the next: not a multiple of 32 words, so that lanes which read the same
-  // numbers from different copies meet different banks.
+  // Numbers from one copy to the next: not a multiple of 32 words, so that lanes which read the
+  // same numbers from different copies meet different banks.
   static constexpr int COPY_STRIDE = STEPS * WIDTH + (LANES > 4 ? 0 : LANES > 2 ? 16 : 8);
 
   // Gradients of vectors over columns: of the key, the query, the key of the read, the column gate.
   static constexpr bool OWN_KEY = Cell::READ && Spec::KEY != Key::k;
   static constexpr int SUM_K = 0, SUM_Q = 1, SUM_KEY = 2, SUM_COL = OWN_KEY ? 3 : 2;
   static constexpr int SUMS = 2 + OWN_KEY + Cell::COLUMN;
-  // Whether the gradient of the output has to pass gates, which need the reads, to become that of y.
+  // Whether the gradient of the output has to pass gates, which need the reads, to become that of
+  // y.
   static constexpr bool NEEDS_Y = Spec::SELF_GATE || Spec::GATE;
   static constexpr bool NEEDS_DC = !Cell::KEEP;
 

@@ -18,11 +18,11 @@ template <class G>
 struct Sums {
   using A = typename G::A;
   using Cell = typename G::Cell;
-  sptr<A> dy;                        // [step][row] gradient of y behind the residual, with gates
-  sptr<A> dv, dgates[MAX_GATES];     // [step][row]
-  sptr<A> dgate;                     // [step][row] of the output gate's logit
-  sptr<A> vectors;                   // [step][warp][which][column]
-  sptr<A> ddecay, dwrite;            // [step][term]
+  sptr<A> dy;                     // [step][row] gradient of y behind the residual, with gates
+  sptr<A> dv, dgates[MAX_GATES];  // [step][row]
+  sptr<A> dgate;                  // [step][row] of the output gate's logit
+  sptr<A> vectors;                // [step][warp][which][column]
+  sptr<A> ddecay, dwrite;         // [step][term]
 
   DEVICE explicit Sums(Arena& arena) {
     constexpr int numbers = G::STEPS * G::ROWS;
@@ -99,14 +99,16 @@ struct Gradients {
     A k[NUMBERS], q[NUMBERS], z[NUMBERS], read[NUMBERS];
   };
 
-  DEVICE Gradients(const Args& args, const Place& place) : a(args), at(place), epilogue(args, place) {
+  DEVICE Gradients(const Args& args, const Place& place)
+      : a(args), at(place), epilogue(args, place) {
     ddecay_param = ddt_bias = A(0);
 #pragma unroll
     for (int i = 0; i < NUMBERS; i++) dz_bias[i] = A(0);
     aim<0>((args.T - 1) / G::STEPS * G::STEPS);
   }
 
-  // ---- where gradients go: to the source's, or where a head has several slabs, to this slab's part
+  // ---- where gradients go: to the source's, or where a head has several slabs, to this slab's
+  // part
 
   template <int SLICE>
   HD static constexpr bool in_parts() {
@@ -127,7 +129,8 @@ struct Gradients {
       if constexpr (is_slice<Spec>(SLICE)) {
         constexpr bool wide = is_wide<Spec>(SLICE);
         const int step = of_head(SLICE) ? thread_index() / TERM_LANES
-                                        : wide ? Columns::step(0) : Rows::step(0);
+                         : wide         ? Columns::step(0)
+                                        : Rows::step(0);
         const int first = of_head(SLICE) ? 0
                           : wide         ? Columns::first(0)
                                          : at.slab * G::ROWS + Rows::first(0);
@@ -191,13 +194,11 @@ struct Gradients {
   DEVICE void write(const In& in, const Sums<G>& sums, const Segment& s) {
     if constexpr (G::GRAD_DECAY || G::GRAD_WRITE) {
       constexpr int steps = G::THREADS / TERM_LANES;
-      for (int base = 0; base < G::STEPS; base += steps)
-        write_head(in, sums, s, base);
+      for (int base = 0; base < G::STEPS; base += steps) write_head(in, sums, s, base);
     }
     // All lanes of a warp take part in its sums, also those that have no row.
 #pragma unroll 2
-    for (int pass = 0; pass < Columns::PASSES; pass++)
-      write_columns(in, sums, s, pass);
+    for (int pass = 0; pass < Columns::PASSES; pass++) write_columns(in, sums, s, pass);
 #pragma unroll 2
     for (int pass = 0; pass < Rows::PASSES; pass++)
       if (Rows::step(pass) < s.length) write_rows<ROLE_V>(in, sums, s, pass);

@@ -28,8 +28,8 @@ struct Inputs {
   sptr<A> decay, write;         // [step]
   // [step]: backward, of the norms of k and q, 1 / (norm + 1e-6) and 1 / norm (0 for a norm of 0)
   sptr<A> k_scale, q_scale, k_inverse, q_inverse;
-  sptr<A> decay_x, decay_a;     // [step]: backward, slope of the decay in its role and in a_log
-  A decay_param, dt_bias;       // of the head: the decay itself, or exp(a_log) of the mamba map
+  sptr<A> decay_x, decay_a;  // [step]: backward, slope of the decay in its role and in a_log
+  A decay_param, dt_bias;    // of the head: the decay itself, or exp(a_log) of the mamba map
 
   // The segments are fetched from that at t0 on.
   DEVICE Inputs(Arena& arena, const Args& args, int64_t t0) : raw(arena, args, t0) {

@@ -18,9 +18,9 @@ struct Backward {
   Arena arena;
   Inputs<G, true> in;
   Sums<G> sums;
-  sptr<A> reads, energies;     // [step][row], of the replay
-  sptr<A> y;                   // [1 + step][thread], of the replay
-  sptr<Kept> history;          // states before the steps, or in global memory:
+  sptr<A> reads, energies;  // [step][row], of the replay
+  sptr<A> y;                // [1 + step][thread], of the replay
+  sptr<Kept> history;       // states before the steps, or in global memory:
   Kept* scratch;
   const Kept* kept = nullptr;  // the checkpoint that the segment starts from
   Place at;
@@ -33,7 +33,11 @@ struct Backward {
   Step<G> now;
 
   DEVICE explicit Backward(const Args& args)
-      : a(args), in(arena, args, (args.T - 1) / G::STEPS * G::STEPS), sums(arena), at(in.raw.at), lane(in.raw.at) {
+      : a(args),
+        in(arena, args, (args.T - 1) / G::STEPS * G::STEPS),
+        sums(arena),
+        at(in.raw.at),
+        lane(in.raw.at) {
     constexpr int numbers = G::STEPS * G::ROWS;
     // A read is needed until its step has been walked; then the gradient of v takes its place.
     reads = sums.dv;

@@ -24,7 +24,7 @@ struct Spread {
                                ? 1
                                : least(4, G::ALIGN / (int)sizeof(typename G::IO));
   static constexpr int GROUP = least(32, power_above(ceil_div(WIDTH, V)));
-  static constexpr int VECTORS = ceil_div(WIDTH, GROUP * V);  // of a lane
+  static constexpr int VECTORS = ceil_div(WIDTH, GROUP* V);  // of a lane
   static constexpr int NUMBERS = VECTORS * V;
   static constexpr int ROWS = G::THREADS / GROUP;  // of a pass
   static constexpr int PASSES = ceil_div(G::STEPS, ROWS);

@@ -52,19 +52,19 @@ namespace elman::emulation {
 enum class Wait { none, warp, block, done };
 
 struct Fiber {
-    std::vector<char> stack;
-    int thread = 0;
-    Wait wait = Wait::none;
-    const char* where = "";
-    unsigned warp_epoch = 0;
-    // The two last values it shuffled: two, so that one meeting of the warp per shuffle is enough.
-    unsigned shuffles = 0;
-    uint64_t slot[2] = {0, 0};
-    void* fake_stack = nullptr;  // AddressSanitizer's
+  std::vector<char> stack;
+  int thread = 0;
+  Wait wait = Wait::none;
+  const char* where = "";
+  unsigned warp_epoch = 0;
+  // The two last values it shuffled: two, so that one meeting of the warp per shuffle is enough.
+  unsigned shuffles = 0;
+  uint64_t slot[2] = {0, 0};
+  void* fake_stack = nullptr;  // AddressSanitizer's
 #if ELMAN_OWN_SWITCH
-    void* stack_pointer = nullptr;
+  void* stack_pointer = nullptr;
 #else
-    ucontext_t context;
+  ucontext_t context;
 #endif
 };
 
@@ -85,18 +85,18 @@ inline std::string error;
 
 // Keeps the first error: the later ones mostly follow from it.
 inline void report(const char* format, ...) {
-    if (!error.empty()) return;
-    char text[400];
-    va_list arguments;
-    va_start(arguments, format);
-    std::vsnprintf(text, sizeof text, format, arguments);
-    va_end(arguments);
-    error = text;
+  if (!error.empty()) return;
+  char text[400];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  error = text;
 }
 
 inline unsigned random_below(size_t n) {
-    random_state = random_state * 6364136223846793005ull + 1442695040888963407ull;
-    return (random_state >> 33) % n;
+  random_state = random_state * 6364136223846793005ull + 1442695040888963407ull;
+  return (random_state >> 33) % n;
 }
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -104,154 +104,154 @@ inline const void* host_stack;
 inline size_t host_stack_bytes;
 
 inline void finish_switch(void* fake_stack) {
-    const void* left;
-    size_t size;
-    __sanitizer_finish_switch_fiber(fake_stack, &left, &size);
-    if (previous == &host) {
-        host_stack = left;
-        host_stack_bytes = size;
-    }
+  const void* left;
+  size_t size;
+  __sanitizer_finish_switch_fiber(fake_stack, &left, &size);
+  if (previous == &host) {
+    host_stack = left;
+    host_stack_bytes = size;
+  }
 }
 #endif
 
 inline void switch_to(Fiber* to, [[maybe_unused]] bool dying = false) {
-    Fiber* from = current;
-    previous = from;
-    current = to;
+  Fiber* from = current;
+  previous = from;
+  current = to;
 #if defined(__SANITIZE_ADDRESS__)
-    const bool home = to == &host;
-    __sanitizer_start_switch_fiber(dying ? nullptr : &from->fake_stack,
-                                   home ? host_stack : to->stack.data(),
-                                   home ? host_stack_bytes : to->stack.size());
+  const bool home = to == &host;
+  __sanitizer_start_switch_fiber(dying ? nullptr : &from->fake_stack,
+                                 home ? host_stack : to->stack.data(),
+                                 home ? host_stack_bytes : to->stack.size());
 #endif
 #if ELMAN_OWN_SWITCH
-    elman_switch_stack(&from->stack_pointer, to->stack_pointer);
+  elman_switch_stack(&from->stack_pointer, to->stack_pointer);
 #else
-    swapcontext(&from->context, &to->context);
+  swapcontext(&from->context, &to->context);
 #endif
 #if defined(__SANITIZE_ADDRESS__)
-    finish_switch(from->fake_stack);
+  finish_switch(from->fake_stack);
 #endif
 }
 
 inline void wake(int first, int last, Wait from) {
-    for (int i = first; i < last; i++)
-        if (fibers[i].wait == from) {
-            fibers[i].wait = Wait::none;
-            ready.push_back(i);
-        }
+  for (int i = first; i < last; i++)
+    if (fibers[i].wait == from) {
+      fibers[i].wait = Wait::none;
+      ready.push_back(i);
+    }
 }
 
 // Lets a warp pass whose every live thread waits, and says so if they wait at different places.
 inline void release_warp(int first, int last) {
-    int live = 0, waiting = 0;
-    const char* where = nullptr;
-    for (int i = first; i < last; i++) {
-        live += fibers[i].wait != Wait::done;
-        waiting += fibers[i].wait == Wait::warp;
-    }
-    if (!live || waiting != live) return;
-    if (live != last - first) report("a thread left its warp before %s", fibers[first].where);
-    for (int i = first; i < last; i++) {
-        if (where && std::strcmp(where, fibers[i].where))
-            report("warp diverges: %s against %s", where, fibers[i].where);
-        where = fibers[i].where;
-    }
-    wake(first, last, Wait::warp);
+  int live = 0, waiting = 0;
+  const char* where = nullptr;
+  for (int i = first; i < last; i++) {
+    live += fibers[i].wait != Wait::done;
+    waiting += fibers[i].wait == Wait::warp;
+  }
+  if (!live || waiting != live) return;
+  if (live != last - first) report("a thread left its warp before %s", fibers[first].where);
+  for (int i = first; i < last; i++) {
+    if (where && std::strcmp(where, fibers[i].where))
+      report("warp diverges: %s against %s", where, fibers[i].where);
+    where = fibers[i].where;
+  }
+  wake(first, last, Wait::warp);
 }
 
 inline void release() {
-    int at_block = 0;
-    for (const Fiber& fiber : fibers) at_block += fiber.wait == Wait::block;
-    for (int first = 0; first < threads_per_block; first += WARP)
-        release_warp(first, std::min(first + WARP, threads_per_block));
-    if (at_block && at_block == alive) {
-        if (alive != threads_per_block) report("a thread left before a barrier of its block");
-        block_epoch++;
-        wake(0, threads_per_block, Wait::block);
-    }
+  int at_block = 0;
+  for (const Fiber& fiber : fibers) at_block += fiber.wait == Wait::block;
+  for (int first = 0; first < threads_per_block; first += WARP)
+    release_warp(first, std::min(first + WARP, threads_per_block));
+  if (at_block && at_block == alive) {
+    if (alive != threads_per_block) report("a thread left before a barrier of its block");
+    block_epoch++;
+    wake(0, threads_per_block, Wait::block);
+  }
 }
 
 // Leaves the current fiber for a random one that can run.
 inline void next(bool dying = false) {
-    if (ready.empty()) release();
-    if (ready.empty() || !error.empty()) {
-        for (const Fiber& fiber : fibers)
-            if (fiber.wait == Wait::warp || fiber.wait == Wait::block)
-                report("deadlock: thread %d waits at %s", fiber.thread, fiber.where);
-        return switch_to(&host, dying);
-    }
-    const unsigned at = random_below(ready.size());
-    Fiber* to = &fibers[ready[at]];
-    ready[at] = ready.back();
-    ready.pop_back();
-    if (to != current) switch_to(to, dying);
+  if (ready.empty()) release();
+  if (ready.empty() || !error.empty()) {
+    for (const Fiber& fiber : fibers)
+      if (fiber.wait == Wait::warp || fiber.wait == Wait::block)
+        report("deadlock: thread %d waits at %s", fiber.thread, fiber.where);
+    return switch_to(&host, dying);
+  }
+  const unsigned at = random_below(ready.size());
+  Fiber* to = &fibers[ready[at]];
+  ready[at] = ready.back();
+  ready.pop_back();
+  if (to != current) switch_to(to, dying);
 }
 
 inline void wait(Wait what, const char* where) {
-    current->wait = what;
-    current->where = where;
-    next();
+  current->wait = what;
+  current->where = where;
+  next();
 }
 
 inline void fiber_main() {
 #if defined(__SANITIZE_ADDRESS__)
-    finish_switch(nullptr);
+  finish_switch(nullptr);
 #endif
-    (*body)();
-    current->wait = Wait::done;
-    alive--;
-    next(true);
-    std::abort();
+  (*body)();
+  current->wait = Wait::done;
+  alive--;
+  next(true);
+  std::abort();
 }
 
 inline void start(Fiber& fiber, int thread) {
-    fiber.stack.resize(STACK_BYTES);
-    fiber.thread = thread;
-    fiber.wait = Wait::none;
-    fiber.warp_epoch = fiber.shuffles = 0;
-    fiber.fake_stack = nullptr;
+  fiber.stack.resize(STACK_BYTES);
+  fiber.thread = thread;
+  fiber.wait = Wait::none;
+  fiber.warp_epoch = fiber.shuffles = 0;
+  fiber.fake_stack = nullptr;
 #if defined(__SANITIZE_ADDRESS__)
-    // A fiber that was abandoned leaves the poison of its frames behind.
-    __asan_unpoison_memory_region(fiber.stack.data(), STACK_BYTES);
+  // A fiber that was abandoned leaves the poison of its frames behind.
+  __asan_unpoison_memory_region(fiber.stack.data(), STACK_BYTES);
 #endif
 #if ELMAN_OWN_SWITCH
-    void** top = (void**)((uintptr_t)(fiber.stack.data() + STACK_BYTES) & ~uintptr_t(15));
-    *--top = nullptr;
-    *--top = (void*)fiber_main;
-    fiber.stack_pointer = top - 6;
+  void** top = (void**)((uintptr_t)(fiber.stack.data() + STACK_BYTES) & ~uintptr_t(15));
+  *--top = nullptr;
+  *--top = (void*)fiber_main;
+  fiber.stack_pointer = top - 6;
 #else
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.data();
-    fiber.context.uc_stack.ss_size = STACK_BYTES;
-    makecontext(&fiber.context, fiber_main, 0);
+  getcontext(&fiber.context);
+  fiber.context.uc_stack.ss_sp = fiber.stack.data();
+  fiber.context.uc_stack.ss_size = STACK_BYTES;
+  makecontext(&fiber.context, fiber_main, 0);
 #endif
-    ready.push_back(thread);
+  ready.push_back(thread);
 }
 
 // Runs one block to its end, or to the first error.
 inline void run_block(long long index, int threads, const std::function<void()>& function) {
-    if (fibers.size() != (size_t)threads) {
-        fibers.clear();
-        fibers.resize(threads);
-    }
-    body = &function;
-    block_index = index;
-    block_epoch = 0;
-    threads_per_block = alive = threads;
-    ready.clear();
-    for (int i = 0; i < threads; i++) start(fibers[i], i);
-    next();
+  if (fibers.size() != (size_t)threads) {
+    fibers.clear();
+    fibers.resize(threads);
+  }
+  body = &function;
+  block_index = index;
+  block_epoch = 0;
+  threads_per_block = alive = threads;
+  ready.clear();
+  for (int i = 0; i < threads; i++) start(fibers[i], i);
+  next();
 }
 
 template <class T>
 T exchange(T x, int from, const char* where) {
-    static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");
-    const int slot = current->shuffles++ & 1;
-    std::memcpy(&current->slot[slot], &x, sizeof(T));
-    wait(Wait::warp, where);
-    std::memcpy(&x, &fibers[from].slot[slot], sizeof(T));
-    return x;
+  static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");
+  const int slot = current->shuffles++ & 1;
+  std::memcpy(&current->slot[slot], &x, sizeof(T));
+  wait(Wait::warp, where);
+  std::memcpy(&x, &fibers[from].slot[slot], sizeof(T));
+  return x;
 }
 
 }  // namespace elman::emulation

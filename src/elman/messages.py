@@ -124,7 +124,9 @@ class _Command:
             from elman.compose import compose_tree
 
             self._compose = compose_tree
-        groups = [text for text in self.overrides if re.match(r"(mode|model|optim|launcher)=", text)]
+        groups = [
+            text for text in self.overrides if re.match(r"(mode|model|optim|launcher)=", text)
+        ]
         try:
             tree = OmegaConf.to_container(self._compose(groups), resolve=False)
         except Exception:  # the groups have an error of their own

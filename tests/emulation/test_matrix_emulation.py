@@ -90,6 +90,7 @@ def leaves_of(plan: Plan, dtype: torch.dtype, offset: int = 0) -> dict[str, Tens
 
 def results(plan: Plan, leaves: dict[str, Tensor], wide: bool) -> dict[str, Tensor]:
     """Return outputs and gradients: of the kernels, or of the fp64 reference."""
+    narrow = leaves["source 0"].dtype
     if wide:
         leaves = {name: leaf.detach().double().requires_grad_() for name, leaf in leaves.items()}
     sources = [leaf for name, leaf in leaves.items() if name.startswith("source")]
@@ -99,9 +100,7 @@ def results(plan: Plan, leaves: dict[str, Tensor], wide: bool) -> dict[str, Tens
     else:
         out, last = op.run(plan, sources, parameters, leaves["first"], backend="cuda")
     generator = torch.Generator().manual_seed(12)
-    pulls = [torch.randn(t.shape, generator=generator).to(t.dtype) for t in (out, last)]
-    if wide:
-        pulls[0] = pulls[0].to(torch.bfloat16).to(torch.float64)
+    pulls = [torch.randn(t.shape, generator=generator).to(narrow).to(t.dtype) for t in (out, last)]
     gradients = torch.autograd.grad([out, last], list(leaves.values()), pulls)
     found = {"out": out.detach(), "last": last.detach()}
     return found | dict(zip(leaves, gradients, strict=True))

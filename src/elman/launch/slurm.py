@@ -15,6 +15,7 @@ import submitit
 from hydra.core.utils import JobReturn
 from omegaconf import DictConfig, OmegaConf
 
+from elman.config import Mode
 from elman.errors import ExitStatus, UserError
 from elman.launch import session
 from elman.launch.display import Display
@@ -49,13 +50,8 @@ def launch(
     """Submit the jobs as one array, wait for all, and return how each ended.
 
     Raises:
-        UserError: there is no SLURM here, it refuses the array, or no time limit can be told.
+        UserError: there is no SLURM here, or it refuses the array.
     """
-    if jobs[0].folder is None:
-        raise UserError(
-            f"launcher=slurm: mode={jobs[0].config.mode} leaves nothing in a folder; "
-            "run it with launcher=gpus"
-        )
     display = Display(len(jobs))
     executor = _executor(parameters, minutes_of(jobs, settings), jobs)
     queued = [queued_job(config, job, len(jobs)) for job in jobs]
@@ -73,6 +69,15 @@ def launch(
     if interrupts.count:
         session.current().status = ExitStatus.INTERRUPTED
     return [job_return(job, one) for job, one in zip(jobs, queued, strict=True)]
+
+
+def refuse_without_folder(jobs: Sequence[SweepJob], mode: Mode) -> None:
+    """Raise UserError if the jobs leave nothing where it could be found."""
+    if not mode.makes_folder:
+        raise UserError(
+            f"launcher=slurm: mode={jobs[0].config.mode} leaves nothing in a folder; "
+            "use launcher=gpus"
+        )
 
 
 def minutes_of(jobs: Sequence[SweepJob], settings: SlurmLauncher) -> int:

@@ -49,7 +49,7 @@ from elman.launch.sweep_settings import (
 )
 from elman.messages import in_our_words
 from elman.report.sweep_table import SweepRow
-from elman.schema.launching import SweepSettings
+from elman.schema.launching import GpusLauncher, SlurmLauncher, SweepSettings
 
 
 def sweep(
@@ -70,12 +70,14 @@ def sweep(
     mode = _one_mode(jobs)
     if mode.in_process:
         refuse_in_process(config, jobs[0].config.mode)
-    for line in _sizes(jobs, settings):
-        print(line, flush=True)
+    sizes = _sizes(jobs, settings)
     if settings.sweep.dry_run:
-        _print_commands(config, jobs)
+        print(*sizes, *(job_command(config, job.overrides) for job in jobs), sep="\n", flush=True)
         return
+    _check_launcher(jobs, mode, settings)
     jobs, folder = _with_folders(config, jobs, mode, settings)
+    for line in sizes:
+        print(line, flush=True)
     record = _Record(folder, jobs, of_jobs, started)
     with RunLock(folder) if folder is not None else nullcontext():
         if earlier is not None and folder is not None:
@@ -156,9 +158,18 @@ def _sizes(jobs: Sequence[SweepJob], settings: SweepSettings) -> list[str]:
     return size_lines(jobs, params) + ([note] if note else [])
 
 
-def _print_commands(config: DictConfig, jobs: Sequence[SweepJob]) -> None:
-    for job in jobs:
-        print(job_command(config, job.overrides), flush=True)
+def _check_launcher(jobs: Sequence[SweepJob], mode: Mode, settings: SweepSettings) -> None:
+    """Refuse, before there is a folder, what the launcher would refuse."""
+    if isinstance(settings.launcher, GpusLauncher) and not mode.in_process:
+        from elman.launch.gpus.nvml import driver
+        from elman.launch.gpus.visible import usable_gpus
+
+        usable_gpus(driver(), settings.launcher)
+    elif isinstance(settings.launcher, SlurmLauncher):
+        from elman.launch.slurm import minutes_of, refuse_without_folder
+
+        refuse_without_folder(jobs, mode)
+        minutes_of(jobs, settings.launcher)
 
 
 def expand(overrides: Sequence[Override]) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:

@@ -140,7 +140,7 @@ class _Session:
 
     @property
     def _as_run(self) -> RunConfig:
-        """The configuration with the backend that was chosen: kernels keep less than plain loops."""
+        """The configuration with the chosen backend: kernels keep less than plain loops."""
         kernels = self._config.kernels.model_copy(update={"backend": self._backend})
         return self._config.model_copy(update={"kernels": kernels})
 

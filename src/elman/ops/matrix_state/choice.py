@@ -13,7 +13,6 @@ import math
 from dataclasses import replace
 
 from elman.kernels.nvrtc import Limits
-from elman.ops.matrix_state.cells import CELLS
 from elman.ops.matrix_state.geometry import Geometry, Types
 from elman.ops.matrix_state.plan import Plan
 
@@ -78,7 +77,7 @@ def _lanes(plan: Plan, heads: int, device: Limits) -> int:
 
 def _power(least: float) -> int:
     """Return the least power of two that is no smaller."""
-    return 2 ** max(0, math.ceil(math.log2(least)))
+    return 1 << max(0, math.ceil(math.log2(least)))
 
 
 def _columns(n: int, lanes: int) -> int:

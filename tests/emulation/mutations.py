@@ -1,0 +1,253 @@
+"""Faults planted in the kernels' sources, and whether the emulation notices.
+
+Every barrier and every wait is left out once, and an index or a size is wrong in each of the other
+ways. A planted fault runs in a process of its own: what the emulator does not stop may crash.
+
+    python -m tests.emulation.mutations [layer ...]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import itertools
+import multiprocessing
+import re
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elman.kernels.sources import included_sources, source_folder
+from elman.ops.matrix_state.arguments import Call
+from elman.ops.matrix_state.choice import geometry_of
+from elman.ops.matrix_state.geometry import Geometry
+from elman.ops.matrix_state.plan import Plan
+from tests.emulation import emulator
+from tests.ops.test_matrix_kernels import LAYERS, build
+
+# Cells and geometries: a warp alone with halves in order, and several slabs of two warps with
+# padding.
+GEOMETRIES = ((2, 1), (8, 2))
+SEEDS = (1, 2, 3)
+_BARRIER = re.compile(r"\b(sync<G>\(\)|sync_warp\(\)|wait_copies<0>\(\));")
+# File, old text, new text.
+EDITS = {
+    "copies into the buffer in use": (
+        "matrix_forward",
+        "a.T - next), buffer ^ 1)",
+        "a.T - next), buffer)",
+    ),
+    "copies one step too many": ("raw", "if (step < length) {", "if (step <= length) {"),
+    "copies from the next step": ("raw", "(step - first) * stride", "(step - first + 1) * stride"),
+    "row of the raw inputs + 1": (
+        "raw",
+        "+ step * G::row_bytes(ROLE);",
+        "+ (step + 1) * G::row_bytes(ROLE);",
+    ),
+    "prepared one vector too far": (
+        "inputs",
+        "store<V, A>(row + first, y);",
+        "store<V, A>(row + (first + 4), y);",
+    ),
+    "a row of v one too far": ("step", "row.v = in.v[at];", "row.v = in.v[at + 1];"),
+    "one step too many": (
+        "step",
+        "for (int step = 0; step < length; step++) {",
+        "for (int step = 0; step <= length; step++) {",
+    ),
+    "reads of the step after": (
+        "step",
+        "lane.read(q, in.q, step);",
+        "lane.read(q, in.q, step + 1);",
+    ),
+    "history of the next thread": (
+        "matrix_backward",
+        "G::THREADS + thread_index()) * G::KEPT_VECTOR;",
+        "G::THREADS + (thread_index() ^ 1)) * G::KEPT_VECTOR;",
+    ),
+    "history one step short": (
+        "geometry",
+        "HISTORY = STEPS * KEPT_COLUMNS",
+        "HISTORY = (STEPS - 1) * KEPT_COLUMNS",
+    ),
+    "sums of the step before": (
+        "matrix_backward",
+        "put_sums(step + 1, done, share);",
+        "put_sums(step, done, share);",
+    ),
+    "sums of one warp alone": ("gradients", "warp < G::WARPS; warp++", "warp < 1; warp++"),
+    "half a warp without the sum": (
+        "lane",
+        "for (int mask = 1; mask < G::LANES; mask *= 2) x +=",
+        "for (int mask = 1; mask < (lane < 16 ? G::LANES : 1); mask *= 2) x +=",
+    ),
+    "copies of a vector too close": (
+        "geometry",
+        "COPY_STRIDE = STEPS * WIDTH +",
+        "COPY_STRIDE = STEPS * WIDTH - 4 +",
+    ),
+    "checkpoint of the segment after": ("matrix_backward", "kept -= a.B", "kept -= 0 * a.B"),
+    "gradient one number too far": (
+        "gradients",
+        "store<V, IO>((IO*)to + numbers, x);",
+        "store<V, IO>((IO*)to + numbers + V, x);",
+    ),
+    "sum over one batch too few": (
+        "matrix_finish",
+        "batch < a.B; batch++",
+        "batch < a.B - 1; batch++",
+    ),
+    "sum over one slab too few": (
+        "matrix_finish",
+        "slab < G::SLABS; slab++",
+        "slab < G::SLABS - 1; slab++",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One planted fault.
+
+    Args:
+        what: In words.
+        file: The source under csrc/cuda, without its suffix.
+        text: The whole source with the fault.
+    """
+
+    what: str
+    file: str
+    text: str
+
+
+def mutations() -> list[Mutation]:
+    """Return all of them, those of barriers first."""
+    folder = source_folder() / "cuda"
+    found = []
+    for path in sorted(folder.glob("*.cuh")):
+        if path.stem in ("device", "raw") or path.stem.startswith("channel"):
+            continue
+        source = path.read_text()
+        for number, match in enumerate(_BARRIER.finditer(source), 1):
+            without = source[: match.start()] + ";" + source[match.end() :]
+            what = f"{path.stem}: {match[1]} no. {number} left out"
+            found.append(Mutation(what, path.stem, without))
+    for what, (file, old, new) in EDITS.items():
+        source = (folder / f"{file}.cuh").read_text()
+        assert source.count(old) >= 1, what
+        found.append(Mutation(f"{file}: {what}", file, source.replace(old, new, 1)))
+    return found
+
+
+def outcome(mutation: Mutation | None, layer: str) -> str:
+    """Return how a fault was noticed: what the emulator said, or ``wrong numbers``; else ``-``."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder, "csrc")
+        shutil.copytree(source_folder(), root)
+        if mutation:
+            (root / "cuda" / f"{mutation.file}.cuh").write_text(mutation.text)
+        for lanes, warps in GEOMETRIES:
+            said = _in_process(_run, (root, layer, lanes, warps))
+            if said != "-":
+                return said
+    return "-"
+
+
+def _in_process(function: Any, arguments: tuple[Any, ...]) -> str:
+    """Call a function in a forked process: it may crash or never end."""
+    context = multiprocessing.get_context("fork")
+    receive, send = context.Pipe(duplex=False)
+
+    def call() -> None:
+        send.send(function(*arguments))
+
+    process = context.Process(target=call)
+    process.start()
+    send.close()
+    said = "crash"
+    # The end of the pipe without a word is a process that died.
+    with contextlib.suppress(EOFError):
+        said = receive.recv() if receive.poll(120) else "never ends"
+    process.kill()
+    process.join()
+    return said
+
+
+def _run(root: Path, layer: str, lanes: int, warps: int) -> str:
+    """Run a mutated engine in all orders and compare with the one that is whole."""
+    plan = build(LAYERS[layer], torch.float32).plan
+    types = emulator.types_of(plan, torch.float32)
+    chosen = replace(geometry_of(plan, types, lanes, warps), steps=4)
+    wanted = _results(plan, chosen, emulator.loaded, 1)
+    library = functools.cache(lambda text: _mutated(text, root))
+    for seed in SEEDS:
+        try:
+            found = _results(plan, chosen, library, seed)
+        except emulator.FaultError as fault:
+            return str(fault)
+        except AssertionError as refused:
+            return f"does not compile: {str(refused)[:60]}"
+        for name, tensor in found.items():
+            if not torch.allclose(tensor, wanted[name], rtol=1e-4, atol=1e-5):
+                return "wrong numbers"
+    return "-"
+
+
+def _mutated(text: str, root: Path) -> ctypes.CDLL:
+    parts = {path.name for path in included_sources(text)}
+    library = root.parent / f"unit{len(parts)}-{len(text)}.so"
+    if not library.exists():
+        emulator.compile_unit(text, root, library)
+    return ctypes.CDLL(str(library))
+
+
+def _results(plan: Plan, chosen: Geometry, library: Any, seed: int) -> dict[str, Tensor]:
+    """Run both passes over the same numbers."""
+    generator = torch.Generator().manual_seed(4)
+    batch, steps = 2, 10
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    def empty(*shape: int) -> Tensor:
+        return torch.full(shape, torch.nan)
+
+    ends = [place.start + plan.heads * plan.width(name) for name, place in plan.roles]
+    width = max(ends) + -max(ends) % 8
+    source = normal(batch, steps, width)
+    parameters = [0.5 * normal(*plan.parameter_shape(n)) for n in plan.parameter_names]
+    state = (batch, plan.heads, plan.rows, plan.columns)
+    out = empty(batch, steps, plan.heads, plan.rows)
+    results = {"out": out, "last": empty(*state), "dfirst": empty(*state)}
+    results["checkpoints"] = empty(chosen.checkpoint_numbers(batch, steps))
+    dsource = torch.zeros(source.shape)
+    dparameters = [empty(*p.shape) for p in parameters]
+    call = Call(plan, [source], parameters, chosen.steps)
+    call.point(first=0.5 * normal(*state), dlast=normal(*state), **results)
+    call.point_output_gradient(normal(*out.shape))
+    call.point_gradients([dsource], dparameters)
+    for backward in (False, True):
+        emulator.run(library, call, chosen, backward=backward, seed=seed)
+    del results["checkpoints"]
+    return results | {"dsource": dsource} | {f"d{i}": p for i, p in enumerate(dparameters)}
+
+
+def main() -> int:
+    """Print how every fault was noticed; 1 if one was not."""
+    missed = 0
+    for layer, mutation in itertools.product(sys.argv[1:] or ["e88-n16"], mutations()):
+        said = outcome(mutation, layer)
+        missed += said == "-"
+        print(f"{layer:10} {mutation.what:60} {said}", flush=True)
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
