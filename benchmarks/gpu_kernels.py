@@ -39,21 +39,11 @@ from elman.ops.matrix_state.cells import CELLS
 from elman.ops.matrix_state.choice import geometry_of
 from elman.ops.matrix_state.geometry import Geometry
 from elman.ops.matrix_state.plan import Plan
-from elman.ops.slices import row_blocks
+from elman.ops.matrix_state.stacked import DELTA, E70, E75, stacked_plan
 
 DEVICE = "cuda:0"
 BATCH, TIME = 32, 512
 REPEATS, WARMUP, SETS = 20, 3, 3  # several sets of inputs, so that no pass finds its own in the L2
-DELTA = {
-    "q_act": "silu",
-    "k_act": "silu",
-    "v_act": "silu",
-    "q_unit": True,
-    "k_unit": True,
-    "decay": "mamba",
-}
-E70 = {"decay": "parameter", "self_gate": True}
-E75 = {"k_unit": True, "self_gate": True}
 
 
 @dataclass(frozen=True)
@@ -71,7 +61,7 @@ class Timed:
     @property
     def plan(self) -> Plan:
         """Return its plan."""
-        return make_plan(self.cell, self.heads, self.size, self.size, **self.options)
+        return stacked_plan(self.cell, self.heads, self.size, self.size, **self.options)
 
 
 # Floors: what the special function units and the memory of an H200 need, B=32, T=512, bf16.
@@ -91,23 +81,6 @@ TIMED = (
     Timed("E75 h4n32", "row_gated_delta", 4, 32, E75, 36, 80),
     Timed("E75 h8n24", "row_gated_delta", 8, 24, E75, 36, 80),
 )
-
-
-def make_plan(cell: str, heads: int, rows: int, columns: int, **options: Any) -> Plan:
-    """Return a plan whose roles lie behind each other in one source."""
-    needs = CELLS[cell]
-    names = ["q", "k", "v", *(f"g{i}" for i in range(needs.gates))]
-    if needs.column or options.get("key") == "zk":
-        names.append("z")
-    if options.get("key") == "read":
-        names.append("read")
-    if options.get("gate_act", "none") != "none":
-        names.append("gate")
-    names += [name for name in ("decay", "write") if options.get(name) in ("sigmoid", "mamba")]
-    widths = {name: 1 if name in ("decay", "write") else rows for name in names}
-    widths |= dict.fromkeys({"q", "k", "z", "read"} & set(names), columns)
-    places = row_blocks({name: heads * width for name, width in widths.items()})
-    return Plan(cell, heads, rows, columns, tuple(places.items()), **options)
 
 
 @dataclass
@@ -267,10 +240,10 @@ def parity_plans() -> Iterator[tuple[str, Plan]]:
                 options |= {"z_act": "sigmoid", "z_bias": True}
             if cell == "decayed":
                 options |= {"decay": "parameter", "self_gate": True}
-            yield cell, make_plan(cell, 2, 16, 16, **options)
-            yield f"{cell} n32", make_plan(cell, 2, 32, 32, **options)
+            yield cell, stacked_plan(cell, 2, 16, 16, **options)
+            yield f"{cell} n32", stacked_plan(cell, 2, 32, 32, **options)
     for n in (8, 13, 20, 24, 28, 48, 64, 96, 128, 256):
-        yield f"delta n{n}", make_plan("delta", 2, n, n, **DELTA)
+        yield f"delta n{n}", stacked_plan("delta", 2, n, n, **DELTA)
     extras: dict[str, dict[str, Any]] = {
         "gate": {"gate_act": "silu", "gate_bias": True, "residual": True, "self_gate": True},
         "write": {"write": "sigmoid", "gate_act": "sigmoid"},
@@ -280,8 +253,8 @@ def parity_plans() -> Iterator[tuple[str, Plan]]:
         "sigmoid decay": {"decay": "sigmoid"},
     }
     for name, extra in extras.items():
-        yield f"delta {name}", make_plan("delta", 4, 16, 16, **{**DELTA, **extra})
-    yield "delta 40x24", make_plan("delta", 2, 40, 24, **DELTA)
+        yield f"delta {name}", stacked_plan("delta", 4, 16, 16, **{**DELTA, **extra})
+    yield "delta 40x24", stacked_plan("delta", 2, 40, 24, **DELTA)
 
 
 def parity(section: dict[str, Any]) -> None:
@@ -463,7 +436,7 @@ def registers(chosen: Geometry) -> dict[str, Any]:
 
 def operator(section: dict[str, Any]) -> None:
     """Run the custom operator in the ways in which PyTorch runs it; all must agree to the bit."""
-    plan = make_plan("delta", 4, 16, 16, **DELTA, gate_act="sigmoid")
+    plan = stacked_plan("delta", 4, 16, 16, **DELTA, gate_act="sigmoid")
     chosen = cuda.geometry(plan.text, BATCH, torch.bfloat16)
     given = make_tensors(chosen, BATCH, 100, torch.bfloat16, seed=3, states=False)
     leaves = [given.source_btc.contiguous().requires_grad_()]

@@ -3,7 +3,7 @@
 Every barrier and every wait is left out once, and an index or a size is wrong in each of the other
 ways. A planted fault runs in a process of its own: what the emulator does not stop may crash.
 
-    python -m tests.emulation.mutations [layer ...]
+    python -m tests.emulation.mutations [plan ...]
 """
 
 from __future__ import annotations
@@ -24,15 +24,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman.kernels.sources import included_sources, source_folder
+from elman.kernels.build import digest
+from elman.kernels.sources import source_folder
 from elman.ops.matrix_state.arguments import Call
 from elman.ops.matrix_state.choice import geometry_of
 from elman.ops.matrix_state.geometry import Geometry
 from elman.ops.matrix_state.plan import Plan
+from elman.ops.matrix_state.stacked import DELTA, E70, E75, stacked_plan
 from tests.emulation import emulator
-from tests.ops.test_matrix_kernels import LAYERS, build
 
-# Cells and geometries: a warp alone with halves in order, and several slabs of two warps with
+PLANS = {
+    "e88": ("delta", {**DELTA, "gate_act": "sigmoid"}),
+    "e70": ("decayed", E70),
+    "e73-full": ("full_gated_sigmoid", {"z_act": "sigmoid", "z_bias": True, "k_unit": True}),
+    "e75": ("row_gated_delta", E75),
+}
+# Geometries: a warp alone with halves in order, and several slabs of two warps with
 # padding.
 GEOMETRIES = ((2, 1), (8, 2))
 SEEDS = (1, 2, 3)
@@ -146,7 +153,7 @@ def mutations() -> list[Mutation]:
     return found
 
 
-def outcome(mutation: Mutation | None, layer: str) -> str:
+def outcome(mutation: Mutation | None, plan: str) -> str:
     """Return how a fault was noticed: what the emulator said, or ``wrong numbers``; else ``-``."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder, "csrc")
@@ -154,7 +161,7 @@ def outcome(mutation: Mutation | None, layer: str) -> str:
         if mutation:
             (root / "cuda" / f"{mutation.file}.cuh").write_text(mutation.text)
         for lanes, warps in GEOMETRIES:
-            said = _in_process(_run, (root, layer, lanes, warps))
+            said = _in_process(_run, (root, plan, lanes, warps))
             if said != "-":
                 return said
     return "-"
@@ -180,9 +187,12 @@ def _in_process(function: Any, arguments: tuple[Any, ...]) -> str:
     return said
 
 
-def _run(root: Path, layer: str, lanes: int, warps: int) -> str:
+def _run(root: Path, name: str, lanes: int, warps: int) -> str:
     """Run a mutated engine in all orders and compare with the one that is whole."""
-    plan = build(LAYERS[layer], torch.float32).plan
+    cell, options = PLANS[name]
+    # The second geometry has padding: 20 columns on 8 lanes, 20 rows in slabs of 8.
+    n = 16 if warps == 1 else 20
+    plan = stacked_plan(cell, 2, n, n, **options)
     types = emulator.types_of(plan, torch.float32)
     chosen = replace(geometry_of(plan, types, lanes, warps), steps=4)
     wanted = _results(plan, chosen, emulator.loaded, 1)
@@ -201,8 +211,7 @@ def _run(root: Path, layer: str, lanes: int, warps: int) -> str:
 
 
 def _mutated(text: str, root: Path) -> ctypes.CDLL:
-    parts = {path.name for path in included_sources(text)}
-    library = root.parent / f"unit{len(parts)}-{len(text)}.so"
+    library = root.parent / f"{digest(text.encode())}.so"
     if not library.exists():
         emulator.compile_unit(text, root, library)
     return ctypes.CDLL(str(library))
@@ -242,10 +251,10 @@ def _results(plan: Plan, chosen: Geometry, library: Any, seed: int) -> dict[str,
 def main() -> int:
     """Print how every fault was noticed; 1 if one was not."""
     missed = 0
-    for layer, mutation in itertools.product(sys.argv[1:] or ["e88-n16"], mutations()):
-        said = outcome(mutation, layer)
+    for plan, mutation in itertools.product(sys.argv[1:] or ["e88"], mutations()):
+        said = outcome(mutation, plan)
         missed += said == "-"
-        print(f"{layer:10} {mutation.what:60} {said}", flush=True)
+        print(f"{plan:10} {mutation.what:60} {said}", flush=True)
     return int(missed > 0)
 
 
