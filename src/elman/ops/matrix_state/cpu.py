@@ -99,7 +99,7 @@ def _spec(plan: Plan, dtype: torch.dtype) -> str:
             f"kernels.backend=cpu: computes in float32 and float64, not in {dtype}; "
             "use kernels.backend=reference"
         )
-    return spec_source(plan, _NAME, io=C_TYPES[dtype], state=C_TYPES[dtype])
+    return spec_source(plan, _NAME, io=C_TYPES[dtype], state=C_TYPES[dtype], hidden=True)
 
 
 def _functions(library: ctypes.CDLL, name: str) -> Kernel:

@@ -6,7 +6,9 @@ from elman.ops.matrix_state.cells import CELLS
 from elman.ops.matrix_state.plan import Plan
 
 
-def spec_source(plan: Plan, name: str, *, io: str = "float", state: str = "float") -> str:
+def spec_source(
+    plan: Plan, name: str, *, io: str = "float", state: str = "float", hidden: bool = False
+) -> str:
     """Return the C++ structure of compile-time choices that csrc/args.h describes.
 
     Where the roles lie is no part of it: plans that differ in that alone share a kernel.
@@ -16,6 +18,8 @@ def spec_source(plan: Plan, name: str, *, io: str = "float", state: str = "float
         name: Name of the structure.
         io: C++ type of the sources and of the output.
         state: C++ type of everything else.
+        hidden: Whether it, and with it all that is compiled from it, is invisible to other
+            libraries of the process, which have structures of the same name.
     """
     assert not plan.kernel_problem, plan
     cell = CELLS[plan.cell]
@@ -39,6 +43,7 @@ def spec_source(plan: Plan, name: str, *, io: str = "float", state: str = "float
     }
     lines = [
         "namespace elman {",
+        *(["namespace {"] if hidden else []),
         f"struct {name} {{",
         *([cell.code] if cell.code else []),
         f"  using Cell = {cell.type};",
@@ -51,6 +56,7 @@ def spec_source(plan: Plan, name: str, *, io: str = "float", state: str = "float
         f"  static constexpr Key KEY = Key::{plan.key};",
         f"  static constexpr int TIE[ROLES] = {{{', '.join(map(str, plan.ties()))}}};",
         "};",
+        *(["}"] if hidden else []),
         "}  // namespace elman",
     ]
     return "\n".join(lines) + "\n"
