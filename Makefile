@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := $(VENV)/bin
 CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
 
-.PHONY: run test test-slow check format clean
+.PHONY: run test test-slow gpu-check check format clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/.run-installed
@@ -23,6 +23,10 @@ test: $(VENV)/.dev-installed
 # Full cross products and long soak tests; run before a release, on any machine.
 test-slow: $(VENV)/.dev-installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow $(PYTEST_ARGS)
+
+# On a machine with a GPU: parity, NVIDIA's checkers and the benchmarks, one report.
+gpu-check: $(VENV)/.dev-installed
+	$(BIN)/python benchmarks/gpu_check.py --out outputs/gpu-check
 
 check: $(VENV)/.dev-installed
 	$(BIN)/ruff check .

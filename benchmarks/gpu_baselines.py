@@ -212,19 +212,19 @@ def show(name: str, found: dict[str, dict[str, float]]) -> None:
 
 
 class Training:
-    """Eager training steps of one model: bf16 autocast, fp32 weights, fused AdamW, clip 1."""
+    """Training steps of one model: bf16 autocast, fp32 weights, fused AdamW, clip 1.
 
-    def __init__(self, row: Baseline, backend: str, device: torch.device, rows: int, steps: int):
-        torch.manual_seed(0)
-        layers = [
-            row.layer(row.dim, backend=backend, device=device, **row.options)
-            for _ in range(row.depth)
-        ]
-        self.model = LanguageModel(row.dim, layers, device=device)
-        self.path = computation_path(row.layer.cell, backend)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, fused=True)
-        self.tokens = torch.randint(256, (rows, steps + 1), device=device, dtype=torch.uint8)
-        self.device = device
+    Args:
+        model: The model, on its device.
+        rows: Rows of a batch.
+        steps: Bytes predicted in a row.
+    """
+
+    def __init__(self, model: LanguageModel, rows: int, steps: int) -> None:
+        self.model, self.device = model, next(model.parameters()).device
+        # Capturable: the same step, eager or in a graph.
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True, capturable=True)
+        self.tokens = torch.randint(256, (rows, steps + 1), device=self.device, dtype=torch.uint8)
 
     def step(self) -> None:
         with torch.autocast(self.device.type, torch.bfloat16):
@@ -277,13 +277,16 @@ def start(
     """Build a model, tune its kernels, and measure what a step needs."""
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    training = Training(row, backend, device, arguments.batch_size, arguments.chunk_size)
+    torch.manual_seed(0)
+    make = partial(row.layer, row.dim, backend=backend, device=device, **row.options)
+    model = LanguageModel(row.dim, [make() for _ in range(row.depth)], device=device)
+    training = Training(model, arguments.batch_size, arguments.chunk_size)
     for _ in range(3):
         training.step()
     torch.cuda.synchronize(device)
     return training, {
-        "path": training.path,
-        "params": training.model.num_params(),
+        "path": computation_path(row.layer.cell, backend),
+        "params": model.num_params(),
         "batch_size": arguments.batch_size,
         "chunk_size": arguments.chunk_size,
         "peak_memory_bytes": torch.cuda.max_memory_allocated(device) - before,

@@ -257,12 +257,24 @@ def parity_plans() -> Iterator[tuple[str, Plan]]:
     yield "delta 40x24", stacked_plan("delta", 2, 40, 24, **DELTA)
 
 
+Pair = tuple[Geometry, Geometry]
+"""How the forward and the backward pass run."""
+
+
+def passes(plan: Plan, batch: int, dtype: torch.dtype) -> Pair:
+    """Return the geometries that the engine chooses."""
+    forward, backward = (
+        cuda.geometry(plan.text, batch, dtype, backward=backward) for backward in (False, True)
+    )
+    return forward, backward
+
+
 def parity(section: dict[str, Any]) -> None:
     """Compare every plan with fp64, in bf16 (fast and exact) and in fp32."""
     plans = list(parity_plans())
     modes = ((torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, True))
     geometries = {
-        (name, dtype): cuda.geometry(plan.text, 3, dtype)
+        (name, dtype): passes(plan, 3, dtype)
         for name, plan in plans
         for dtype in (torch.bfloat16, torch.float32)
     }
@@ -288,10 +300,19 @@ def parity(section: dict[str, Any]) -> None:
     }
 
 
-def compare(chosen: Geometry, dtype: torch.dtype, exact: bool) -> dict[str, Any]:
+def small(section: dict[str, Any]) -> None:
+    """Compare a few plans at the smallest sizes: what NVIDIA's checkers have patience for."""
+    chosen = [(n, p) for n, p in parity_plans() if n in SMALL]
+    geometries = {name: passes(plan, 3, torch.bfloat16) for name, plan in chosen}
+    errors = {n: compare(g, torch.bfloat16, exact=False)["worst"] for n, g in geometries.items()}
+    section["worst_relative_l2"] = errors
+    assert all(error <= 2e-2 for error in errors.values()), errors
+
+
+def compare(chosen: Pair, dtype: torch.dtype, exact: bool) -> dict[str, Any]:
     """Return relative L2 errors of every output and gradient against fp64."""
-    given = make_tensors(chosen, 3, 37, dtype, seed=1, states=True)
-    call = given.call(chosen)
+    given = make_tensors(chosen[True], 3, 37, dtype, seed=1, states=True)
+    call = given.call(chosen[True])
     if exact:
         with cuda.exact():
             run_both(call, chosen)
@@ -308,10 +329,10 @@ def compare(chosen: Geometry, dtype: torch.dtype, exact: bool) -> dict[str, Any]
     return {"worst": max(errors.values()), "errors": errors}
 
 
-def run_both(call: Call, chosen: Geometry) -> None:
+def run_both(call: Call, chosen: Pair) -> None:
     """Run a call forward and backward."""
-    cuda.launch_as(call, chosen, backward=False)
-    cuda.launch_as(call, chosen, backward=True)
+    for backward in (False, True):
+        cuda.launch_as(call, chosen[backward], backward=backward)
 
 
 def in_double(given: Tensors) -> dict[str, Tensor]:
@@ -336,7 +357,8 @@ def compile_all(geometries: Any, exact: bool = True) -> None:
     """Compile the kernels of many geometries into the cache, on all cores."""
     arch = architecture()
     units = set()
-    for chosen, backward in itertools.product(geometries, (False, True)):
+    for pair, backward in itertools.product(geometries, (False, True)):
+        chosen = pair[backward]
         narrow = chosen.types.io == "elman::bf16"
         for fast in {narrow, narrow and not exact}:
             aligned = replace(chosen, align=max(4, min(16, chosen.align)))
@@ -360,12 +382,12 @@ def compile_one(unit: Unit) -> None:
 
 def times(section: dict[str, Any]) -> None:
     """Time every configuration with the geometry that the engine chooses."""
-    chosen = {case.name: cuda.geometry(case.plan.text, BATCH, torch.bfloat16) for case in TIMED}
+    chosen = {case.name: passes(case.plan, BATCH, torch.bfloat16) for case in TIMED}
     compile_all(chosen.values(), exact=False)
     time_all(section, ((case, chosen[case.name], True) for case in TIMED))
 
 
-def time_all(section: dict[str, Any], pairs: Iterable[tuple[Timed, Geometry, bool]]) -> None:
+def time_all(section: dict[str, Any], pairs: Iterable[tuple[Timed, Pair, bool]]) -> None:
     """Add a row for each configuration and geometry."""
     section["rows"] = []
     for case, chosen, graph in pairs:
@@ -377,12 +399,13 @@ def time_all(section: dict[str, Any], pairs: Iterable[tuple[Timed, Geometry, boo
         section["rows"].append(row)
 
 
-def time_case(case: Timed, chosen: Geometry, graph: bool) -> dict[str, Any]:
+def time_case(case: Timed, chosen: Pair, graph: bool) -> dict[str, Any]:
     """Time one configuration; graph replay is of forward and backward together."""
     sets = [
-        make_tensors(chosen, BATCH, TIME, torch.bfloat16, seed=n, states=False) for n in range(SETS)
+        make_tensors(chosen[True], BATCH, TIME, torch.bfloat16, seed=n, states=False)
+        for n in range(SETS)
     ]
-    calls = [given.call(chosen) for given in sets]
+    calls = [given.call(chosen[True]) for given in sets]
     forward, backward = (
         median_us(in_turn(calls, chosen, backward), REPEATS if graph else REPEATS // 2)
         for backward in (False, True)
@@ -399,13 +422,13 @@ def time_case(case: Timed, chosen: Geometry, graph: bool) -> dict[str, Any]:
     return row
 
 
-def in_turn(calls: list[Call], chosen: Geometry, backward: bool) -> Callable[[], None]:
+def in_turn(calls: list[Call], chosen: Pair, backward: bool) -> Callable[[], None]:
     """Return a function that launches one pass, of the next set of inputs each time."""
     turns = itertools.cycle(calls)
-    return lambda: cuda.launch_as(next(turns), chosen, backward=backward)
+    return lambda: cuda.launch_as(next(turns), chosen[backward], backward=backward)
 
 
-def time_graph(call: Call, chosen: Geometry) -> float:
+def time_graph(call: Call, chosen: Pair) -> float:
     """Return the time of a replayed graph of both passes, in microseconds."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -413,19 +436,23 @@ def time_graph(call: Call, chosen: Geometry) -> float:
     return median_us(graph.replay)
 
 
-def describe(chosen: Geometry) -> str:
-    """Return a geometry in a few words."""
-    return (
-        f"L{chosen.lanes} C{chosen.columns} W{chosen.warps} slabs{chosen.slabs} K{chosen.steps} "
-        f"smem {chosen.forward_bytes >> 10}/{chosen.backward_bytes >> 10}K"
-    )
+def describe(pair: Pair) -> str:
+    """Return a pair of geometries in a few words."""
+    texts = [
+        f"L{chosen.lanes} C{chosen.columns} W{chosen.warps}{'+' * chosen.helped} "
+        f"slabs{chosen.slabs} {n_bytes >> 10}K"
+        for chosen, n_bytes in zip(
+            pair, (pair[0].forward_bytes, pair[1].backward_bytes), strict=True
+        )
+    ]
+    return f"K{pair[True].steps}: {', '.join(texts)}"
 
 
-def registers(chosen: Geometry) -> dict[str, Any]:
+def registers(chosen: Pair) -> dict[str, Any]:
     """Return registers and spilled bytes of a geometry's kernels."""
     found = {}
     for backward in (False, True):
-        unit = cuda.unit_of(chosen, backward, architecture(), fast=True)
+        unit = cuda.unit_of(chosen[backward], backward, architecture(), fast=True)
         for name, used in unit.resources().items():
             found[name] = [used.registers, used.spilled]
     return found
@@ -437,7 +464,7 @@ def registers(chosen: Geometry) -> dict[str, Any]:
 def operator(section: dict[str, Any]) -> None:
     """Run the custom operator in the ways in which PyTorch runs it; all must agree to the bit."""
     plan = stacked_plan("delta", 4, 16, 16, **DELTA, gate_act="sigmoid")
-    chosen = cuda.geometry(plan.text, BATCH, torch.bfloat16)
+    chosen = passes(plan, BATCH, torch.bfloat16)[True]
     given = make_tensors(chosen, BATCH, 100, torch.bfloat16, seed=3, states=False)
     leaves = [given.source_btc.contiguous().requires_grad_()]
     leaves += [parameter.requires_grad_() for parameter in given.parameters]
@@ -500,7 +527,7 @@ def sweep(section: dict[str, Any]) -> None:
     time_all(section, tried)
 
 
-def alternatives(case: Timed) -> Iterator[Geometry]:
+def alternatives(case: Timed) -> Iterator[Pair]:
     """Yield geometries that fit the GPU and keep it busy."""
     plan, limit = case.plan, device_limits(0).shared_bytes
     found = cuda.types(plan, torch.bfloat16)
@@ -512,23 +539,28 @@ def alternatives(case: Timed) -> Iterator[Geometry]:
             threads = BATCH * plan.heads * slabs * chosen.threads
             fits = chosen.backward_bytes <= limit and warps <= 16
             if fits and 2 <= chosen.columns <= 32 and 8_000 <= threads <= 300_000:
-                yield chosen
+                yield chosen, chosen
+                yield replace(chosen, helped=True), chosen
 
+
+SMALL = ("delta", "decayed", "row_gated_delta", "delta gate", "delta n13", "delta 40x24")
 
 SECTIONS: dict[str, Callable[[dict[str, Any]], None]] = {
     "machine": machine,
     "parity": parity,
+    "small": small,
     "operator": operator,
     "times": times,
     "sweep": sweep,
 }
 
 
-def main() -> None:
-    """Run the sections and write ``gpu_kernels.json``."""
+def main() -> int:
+    """Run the sections and write ``gpu_kernels.json``; 1 if one failed or found something wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--sections", default=",".join(SECTIONS))
+    everything = ",".join(name for name in SECTIONS if name != "small")
+    parser.add_argument("--sections", default=everything)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {}
@@ -542,6 +574,7 @@ def main() -> None:
         report[name]["seconds"] = round(time.perf_counter() - began, 1)
         (given.out / "gpu_kernels.json").write_text(json.dumps(report, indent=1) + "\n")
         show(name, report[name])
+    return int(any("error" in part or part.get("wrong") for part in report.values()))
 
 
 def show(name: str, section: dict[str, Any]) -> None:
@@ -554,4 +587,4 @@ def show(name: str, section: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,7 +1,11 @@
 // The arguments of one call of a channel kernel; ops/channel/arguments.py mirrors them.
 #pragma once
+#if defined(__CUDACC_RTC__)
+using int64_t = long long;
+#else
 #include <stddef.h>
 #include <stdint.h>
+#endif
 
 #include "cells/channel.h"
 
@@ -32,6 +36,7 @@ struct ChannelArgs {
 
 }  // namespace elman
 
+#if !defined(__CUDACC_RTC__)
 // Size and offsets, which the mirror is compared with when a kernel is loaded.
 extern "C" const int64_t elman_channel_layout[] = {
     sizeof(elman::ChannelArgs),
@@ -53,3 +58,4 @@ extern "C" const int64_t elman_channel_layout[] = {
     offsetof(elman::ChannelArgs, segment),
     offsetof(elman::ChannelArgs, threads),
 };
+#endif

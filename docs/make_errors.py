@@ -168,6 +168,36 @@ CASES: dict[str, list[str]] = {
         "-m sweep.resume=notes",
         "sweep.dry_run=true",
     ],
+    "Suites": [
+        "benchmark=e75_10m",
+        "benchmark=",
+        "benchmark=e75_100m,baselines",
+        "-m benchmark=e75_100m,baselines",
+        "benchmark=e75_100m model=e75h4n16",
+        "benchmark=e75_100m model=e1",
+        "benchmark=e75_100m model=e1,e42",
+        "benchmark=e75_100m benchmark.only=e75h4n61",
+        "benchmark=e75_100m 'benchmark.runs=[]'",
+        "benchmark=e75_100m benchmark.title=mine",
+        "benchmark=e75_100m train.minute=3",
+        "benchmark=e75_100m train.minutes=0",
+        "benchmark=e75_100m hydra.mode=RUN",
+        "benchmark=e75_100m train.resume=run",
+        "benchmark=quick_test model.depth=2 model.dim=1024",
+        "benchmark=batch_scaling train.batch_size=8",
+        "benchmark=quick_test mode=eval eval.checkpoint=run",
+        "benchmark.only=e1",
+        "-m model=e1,e42 benchmark.only=e1",
+        "quick_test",
+        "mode=suites benchmark=quick_tets",
+        "mode=suites train.steps=3",
+        "-m mode=suites",
+        "--config-dir mine benchmark=misspelled",
+        "--config-dir mine benchmark=bare",
+        "--config-dir mine benchmark=alone",
+        "--config-dir mine benchmark=packaged",
+        "--config-dir mine mode=suites benchmark=uncited",
+    ],
     "Launchers": [
         "launcher.workers=2",
         "launcher=gpu",
@@ -221,6 +251,20 @@ CASES: dict[str, list[str]] = {
         "-m mode=solve solve.params=10M,20M hydra.sweep.dir=x",
         "-m mode=models,train",
     ],
+    "Reports": [
+        "mode=report",
+        "mode=report report.dir=",
+        "mode=report report.dir=nowhere",
+        "mode=report report.dir=book.txt",
+        "mode=report report.dir=notes",
+        "mode=report report.dir=run",
+        "mode=report 'report.dir=[]'",
+        "mode=report report.dri=run",
+        "mode=report report.dir=run train.steps=3",
+        "mode=report report.dir=run hydra.run.dir=x",
+        "report.dir=run",
+        "-m mode=report,train",
+    ],
     "Proofs and benchmarks": [
         "parity.seed=1",
         "mode=parity parity.quick=maybe",
@@ -264,6 +308,17 @@ def make_files(folder: Path) -> None:
     (models / "misspelled.yaml").write_text(cell + "n_haeds: 4\n")
     (models / "lost.yaml").write_text(cell.replace("e88@", "e888@"))
     (models / "mine.yaml").write_text(cell)
+    suites = folder / "mine" / "benchmark"
+    suites.mkdir()
+    for name, (section, sweep) in {
+        "misspelled": ("title: a, source: b, run: [[model=mine]]", "MULTIRUN"),
+        "bare": ("title: a, source: b, runs: [[mine]]", "MULTIRUN"),
+        "alone": ("title: a, source: b, runs: [[model=mine]]", "null"),
+        "uncited": ("title: a, source: b, runs: [[model=mine]], published: [e75_10m]", "MULTIRUN"),
+    }.items():
+        text = f"# @package _global_\nbenchmark: {{{section}}}\nhydra: {{mode: {sweep}}}\n"
+        (suites / f"{name}.yaml").write_text(text)
+    (suites / "packaged.yaml").write_text("benchmark: {title: a, runs: [[model=mine]]}\n")
 
 
 @contextlib.contextmanager

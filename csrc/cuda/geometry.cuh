@@ -50,9 +50,10 @@ HD constexpr bool has_param(int param) {
 
 // Kept: type of the states in checkpoints and in the replayed segment. ALIGN: bytes that every
 // slice and stride of the sources and their gradients is a multiple of, at most 16. SCRATCH: the
-// replayed states stand in global memory, since shared memory does not hold them.
+// replayed states stand in global memory, since shared memory does not hold them. HELPED: the
+// forward pass has helpers.
 template <class Spec_, class Kept_, int LANES_, int WARPS_, int VECTOR_, int STEPS_, int ALIGN_,
-          bool SCRATCH_>
+          bool SCRATCH_, bool HELPED_>
 struct Geometry {
   using Spec = Spec_;
   using Cell = typename Spec::Cell;
@@ -62,10 +63,16 @@ struct Geometry {
   static constexpr int R = Spec::R, N = Spec::N;
   static constexpr int LANES = LANES_, WARPS = WARPS_, VECTOR = VECTOR_, STEPS = STEPS_;
   static constexpr int ALIGN = ALIGN_;
-  static constexpr bool SCRATCH = SCRATCH_;
+  static constexpr bool SCRATCH = SCRATCH_, HELPED = HELPED_;
   static_assert(is_power(LANES) && LANES <= 32 && is_power(VECTOR) && VECTOR <= 4, "geometry");
 
-  static constexpr int THREADS = 32 * WARPS;
+  static constexpr int THREADS = 32 * WARPS;  // that hold the state
+  // Helpers are warps beside those that hold the state: they prepare the next segment's inputs and
+  // write the last one's outputs. Workers are the threads that do so, with helpers or without.
+  static constexpr int HELPERS = HELPED ? 32 * least(WARPS, 4) : 0;
+  HD static constexpr bool helped(bool backward) { return HELPED && !backward; }
+  HD static constexpr int workers(bool backward) { return helped(backward) ? HELPERS : THREADS; }
+  static constexpr int FORWARD_THREADS = THREADS + HELPERS;
   static constexpr int COLUMNS = round_up(ceil_div(N, LANES), VECTOR);  // of a lane
   static constexpr int WIDTH = COLUMNS * LANES;                         // N and its padding
   static constexpr int WARP_ROWS = 32 / LANES, ROWS = WARP_ROWS * WARPS;
@@ -130,6 +137,13 @@ struct Geometry {
     return at;
   }
   HD static constexpr int raw_bytes(bool backward) { return raw_offset(ROLE_DOUT + 1, backward); }
+  // Buffers of raw inputs. Helpers write outputs two segments later than they prepared the inputs,
+  // and may need them once more.
+  HD static constexpr int raw_buffers(bool backward) {
+    return helped(backward) && (Spec::GATE || Spec::RESIDUAL) ? 4 : 2;
+  }
+  // Sets of prepared inputs and of reads: helpers work on one while another is used.
+  HD static constexpr int sets(bool backward) { return helped(backward) ? 2 : 1; }
 
   // ---- shared memory
 
@@ -147,7 +161,8 @@ struct Geometry {
            (backward ? 4 + 2 * (Spec::DECAY != Map::none) : 0) * bytes(STEPS);
   }
   static constexpr int FORWARD_BYTES =
-      2 * raw_bytes(false) + input_bytes(false) + bytes(AHEAD * THREADS);
+      raw_buffers(false) * raw_bytes(false) +
+      sets(false) * (input_bytes(false) + bytes(AHEAD * THREADS));
   static constexpr int BACKWARD_BYTES =
       2 * raw_bytes(true) + input_bytes(true) +
       (1 + Cell::ENERGY + NEEDS_Y + Cell::GATES + Spec::GATE) * bytes(STEPS * ROWS) +

@@ -85,7 +85,7 @@ struct Gradients {
 
   const Args& a;
   Place at;
-  Output<G> epilogue;
+  Output<G, true> epilogue;
   A dz_bias[NUMBERS], ddecay_param, ddt_bias;
   char* targets[ROLES];  // of every slice, where this thread's first gradient of the segment goes
 

@@ -15,8 +15,10 @@ template <class G, bool BACKWARD>
 struct Inputs {
   using A = typename G::A;
   using Spec = typename G::Spec;
-  using Columns = Spread<G, G::N>;
-  using Rows = Spread<G, G::width(ROLE_V)>;
+  using Columns = Spread<G, G::N, BACKWARD>;
+  using Rows = Spread<G, G::width(ROLE_V), BACKWARD>;
+  static constexpr int WORKERS = G::workers(BACKWARD);
+  static constexpr int SETS = G::sets(BACKWARD);
   static constexpr int COPIES = BACKWARD ? G::COPIES : 1;
   static constexpr int COLUMN_NUMBERS = G::column_numbers(BACKWARD);
   static constexpr int ROW_NUMBERS = G::AHEAD * G::ROWS;
@@ -33,16 +35,16 @@ struct Inputs {
 
   // The segments are fetched from that at t0 on.
   DEVICE Inputs(Arena& arena, const Args& args, int64_t t0) : raw(arena, args, t0) {
-    k = arena.take<A>(COLUMN_NUMBERS);
-    q = arena.take<A>(COLUMN_NUMBERS);
+    k = arena.take<A>(SETS * COLUMN_NUMBERS);
+    q = arena.take<A>(SETS * COLUMN_NUMBERS);
     key = k;
-    if constexpr (G::OWN_KEY) key = arena.take<A>(COLUMN_NUMBERS);
-    if constexpr (G::Cell::COLUMN) col = arena.take<A>(COLUMN_NUMBERS);
-    v = arena.take<A>(ROW_NUMBERS);
+    if constexpr (G::OWN_KEY) key = arena.take<A>(SETS * COLUMN_NUMBERS);
+    if constexpr (G::Cell::COLUMN) col = arena.take<A>(SETS * COLUMN_NUMBERS);
+    v = arena.take<A>(SETS * ROW_NUMBERS);
 #pragma unroll
-    for (int i = 0; i < G::Cell::GATES; i++) gates[i] = arena.take<A>(ROW_NUMBERS);
-    if constexpr (Spec::DECAY != Map::none) decay = arena.take<A>(G::AHEAD);
-    if constexpr (Spec::WRITE != Map::none) write = arena.take<A>(G::AHEAD);
+    for (int i = 0; i < G::Cell::GATES; i++) gates[i] = arena.take<A>(SETS * ROW_NUMBERS);
+    if constexpr (Spec::DECAY != Map::none) decay = arena.take<A>(SETS * G::AHEAD);
+    if constexpr (Spec::WRITE != Map::none) write = arena.take<A>(SETS * G::AHEAD);
     if constexpr (BACKWARD) {
       k_scale = arena.take<A>(G::STEPS);
       q_scale = arena.take<A>(G::STEPS);
@@ -60,11 +62,25 @@ struct Inputs {
       decay_param = exp(decay_param);
       dt_bias = param<G>(args, PARAM_DT_BIAS, raw.at.head);
     }
-    clear();
   }
 
-  // Padding is zero; nothing writes there afterwards. The barrier before the first segment is
-  // prepared stands between this and any use.
+  // Goes from one of two sets to the other.
+  DEVICE void turn(bool back) {
+    const int columns = back ? -COLUMN_NUMBERS : COLUMN_NUMBERS;
+    const int rows = back ? -ROW_NUMBERS : ROW_NUMBERS, ahead = back ? -G::AHEAD : G::AHEAD;
+    k = k + columns;
+    q = q + columns;
+    key = key + columns;
+    if constexpr (G::Cell::COLUMN) col = col + columns;
+    v = v + rows;
+#pragma unroll
+    for (int i = 0; i < G::Cell::GATES; i++) gates[i] = gates[i] + rows;
+    if constexpr (Spec::DECAY != Map::none) decay = decay + ahead;
+    if constexpr (Spec::WRITE != Map::none) write = write + ahead;
+  }
+
+  // Padding is zero; nothing writes there afterwards. A barrier has to stand between this and the
+  // first segment that is prepared.
   DEVICE void clear() {
     if constexpr (G::WIDTH > G::N) {
       fill(k, COLUMN_NUMBERS);
@@ -80,16 +96,16 @@ struct Inputs {
   }
 
   DEVICE void fill(sptr<A> array, int numbers) {
-    for (int i = thread_index(); i < numbers; i += G::THREADS) array[i] = A(0);
+    for (int i = worker_index<G, BACKWARD>(); i < SETS * numbers; i += WORKERS) array[i] = A(0);
   }
 
   // Prepares the segment from t0 on, whose raw inputs stand in `buffer`.
   DEVICE void prepare(int64_t t0, int buffer) {
     if constexpr (Spec::DECAY != Map::none || Spec::WRITE != Map::none)
 #pragma unroll
-      for (int i = 0; i < ceil_div(G::STEPS, G::THREADS); i++)
-        if (i * G::THREADS + thread_index() < G::STEPS)
-          prepare_head(t0, i * G::THREADS + thread_index(), buffer);
+      for (int i = 0; i < ceil_div(G::STEPS, WORKERS); i++)
+        if (i * WORKERS + worker_index<G, BACKWARD>() < G::STEPS)
+          prepare_head(t0, i * WORKERS + worker_index<G, BACKWARD>(), buffer);
 #pragma unroll 1
     for (int pass = 0; pass < Columns::PASSES; pass += TILE) prepare_columns(t0, pass, buffer);
 #pragma unroll 1

@@ -43,14 +43,7 @@ struct Lane {
     for (int m = 0; m < C / V; m++) load<V, T>(x + m * V, numbers + first(m));
   }
 
-  // Sum over the lanes of a row.
-  DEVICE A row_sum(A x) const {
-#pragma unroll
-    for (int mask = 1; mask < G::LANES; mask *= 2) x += shuffle_xor(x, mask);
-    return x;
-  }
-
-  // The same of several numbers at once, of those that are wanted.
+  // Sums over the lanes of a row, of those numbers that are wanted.
   template <bool... WANTED>
   DEVICE void row_sums(A (&x)[sizeof...(WANTED)]) const {
     constexpr bool wanted[] = {WANTED...};

@@ -39,6 +39,7 @@ struct Backward {
         at(in.raw.at),
         lane(in.raw.at) {
     constexpr int numbers = G::STEPS * G::ROWS;
+    in.clear();
     // A read is needed until its step has been walked; then the gradient of v takes its place.
     reads = sums.dv;
     if constexpr (Cell::ENERGY) energies = arena.take<A>(numbers);

@@ -1,73 +1,175 @@
 // The forward pass of a matrix-state recurrence: one block per (batch, head, slab), one launch per
-// layer.
+// layer. Either every thread holds a piece of the state and prepares, walks and writes one segment
+// after another; or some warps do nothing but walk, while helpers beside them prepare the segment
+// after the one that is walked and write the one before. Then all meet at a barrier between two
+// segments, and nothing else stands in the recurrence's way: faster where few warps share a
+// multiprocessor, of no use where they fill it.
 #pragma once
 #include "step.cuh"
 
 namespace elman {
 
-// Applies what follows the recurrence to the reads of a segment and writes them.
-template <class G, class In>
-DEVICE void write_outputs(const In& in, const Output<G>& output, sptr<typename G::A> y, int64_t t0,
-                          int length, int buffer) {
+template <class G>
+struct Forward {
   using A = typename G::A;
   using IO = typename G::IO;
-  using Rows = typename Output<G>::Rows;
-  constexpr int V = Rows::V;
-  const Args& a = in.raw.a;
-  const Place& at = in.raw.at;
-  IO* out = (IO*)a.out + ((at.batch * a.T + t0) * a.H + at.head) * G::R + at.slab * G::ROWS;
-#pragma unroll 4
-  for (int pass = 0; pass < Rows::PASSES; pass++) {
-    const int step = Rows::step(pass);
-    if (step >= length) continue;
-#pragma unroll
-    for (int m = 0; m < Rows::VECTORS; m++) {
-      const int first = Rows::first(m);
-      if (first >= rows_here<G>(at)) continue;
-      A x[V], v[V] = {}, gate[V] = {};
-      sum_parts<G, V>(x, y, step, first);
-      if constexpr (G::Spec::RESIDUAL) load<V, A>(v, in.v + (step * G::ROWS + first));
-      if constexpr (G::Spec::GATE)
-        in.raw.template read<ROLE_GATE, V>(gate, buffer, t0, step, first);
-#pragma unroll
-      for (int e = 0; e < V; e++) x[e] = output.forward(x[e], v[e], gate[e], m * V + e);
-      store<V, IO>(out + step * (a.H * G::R) + first, x);
+  using Spec = typename G::Spec;
+  using Rows = typename Output<G, false>::Rows;
+  static constexpr int V = Rows::V, READS = G::AHEAD * G::THREADS;
+
+  const Args& a;
+  Arena arena;
+  Inputs<G, false> in;
+  sptr<A> y;  // [set][1 + step][thread]: every lane's parts of the reads
+  Place at;
+  int64_t segments;
+
+  DEVICE explicit Forward(const Args& args)
+      : a(args),
+        in(arena, args, 0),
+        y(arena.take<A>(G::sets(false) * READS)),
+        at(in.raw.at),
+        segments((args.T + G::STEPS - 1) / G::STEPS) {}
+
+  DEVICE int length(int64_t segment) const {
+    return (int)least64(G::STEPS, a.T - segment * G::STEPS);
+  }
+
+  // A lane's piece of the state on its way through time.
+  struct Walk {
+    Forward& pass;
+    const Lane<G, false> lane;
+    typename G::Kept* kept;
+    A S[G::COLUMNS], params[MAX_PARAMS];
+
+    DEVICE explicit Walk(Forward& forward)
+        : pass(forward), lane(forward.at), kept(checkpoint<G>(forward.a, forward.at, 1)) {
+      read_params<G>(pass.a, pass.at, lane, params);
+      load_first<G>(pass.a, pass.at, lane, S);
+    }
+
+    DEVICE void keep() {
+      lane.store_state(kept, S);
+      kept += pass.a.B * pass.a.H * G::R * G::N;
+    }
+
+    DEVICE void run(int64_t segment, sptr<A> reads) {
+      run_steps<G, true>(pass.in, lane, pass.length(segment), params, S, reads, Unseen<A>());
+    }
+
+    DEVICE void end() const {
+      const Place& at = pass.at;
+      lane.store_state((A*)pass.a.last + (at.batch * pass.a.H + at.head) * G::R * G::N, S);
+    }
+  };
+
+  // ---- all threads alike
+
+  DEVICE void alone() {
+    const Output<G, false> output(a, at);
+    Walk walk(*this);
+    in.clear();
+    in.raw.fetch(length(0), 0);
+    for (int64_t segment = 0; segment < segments; segment++) {
+      if (segment && a.checkpoints) walk.keep();
+      wait_copies<0>();
+      sync<G>();
+      if (segment + 1 < segments) in.raw.fetch(length(segment + 1), buffer(segment + 1));
+      in.prepare(segment * G::STEPS, buffer(segment));
+      sync<G>();
+      walk.run(segment, y);
+      sync<G>();
+      write_outputs(output, y, segment);
+    }
+    walk.end();
+  }
+
+  // ---- the warps that walk, beside helpers
+
+  DEVICE void recur() {
+    Walk walk(*this);
+    sync_block();
+    sync_block();
+    for (int64_t segment = 0; segment < segments; segment++) {
+      const bool second = segment % 2;
+      if (segment && a.checkpoints) walk.keep();
+      walk.run(segment, y + (second ? READS : 0));
+      sync_block();
+      in.turn(second);
+    }
+    walk.end();
+  }
+
+  // ---- the helpers
+
+  // In round n segment n is prepared, n - 1 is walked, and n - 2 is written.
+  DEVICE void help() {
+    const Output<G, false> output(a, at);
+    in.clear();
+    in.raw.fetch(length(0), 0);
+    wait_copies<0>();
+    sync_block();
+    for (int64_t round = 0; round < segments + 2; round++) {
+      const bool second = round % 2;
+      if (round + 1 < segments) in.raw.fetch(length(round + 1), buffer(round + 1));
+      if (round < segments) in.prepare(round * G::STEPS, buffer(round));
+      if (round >= 2) write_outputs(output, y + (second ? READS : 0), round - 2);
+      wait_copies<0>();
+      if (round <= segments) sync_block();
+      in.turn(second);
     }
   }
-}
+
+  static DEVICE int buffer(int64_t segment) {
+    return (int)((unsigned)segment % Raw<G, false>::BUFFERS);
+  }
+
+  // Applies what follows the recurrence to the reads of a segment and writes them.
+  DEVICE void write_outputs(const Output<G, false>& output, sptr<A> reads, int64_t segment) {
+    const int64_t t0 = segment * G::STEPS;
+    IO* out = (IO*)a.out + ((at.batch * a.T + t0) * a.H + at.head) * G::R + at.slab * G::ROWS;
+#pragma unroll 4
+    for (int pass = 0; pass < Rows::PASSES; pass++) {
+      const int step = Rows::step(pass);
+      if (step >= length(segment)) continue;
+#pragma unroll
+      for (int m = 0; m < Rows::VECTORS; m++) {
+        const int first = Rows::first(m);
+        if (first >= rows_here<G>(at)) continue;
+        A x[V];
+        sum_parts<G, V>(x, reads, step, first);
+        finish(output, x, segment, step, m);
+        store<V, IO>(out + step * (a.H * G::R) + first, x);
+      }
+    }
+  }
+
+  // From reads to outputs, of one step and V rows.
+  DEVICE void finish(const Output<G, false>& output, A* x, int64_t segment, int step, int m) {
+    const int first = Rows::first(m);
+    const int64_t t0 = segment * G::STEPS;
+    A v[V] = {}, gate[V] = {};
+    if constexpr (Spec::RESIDUAL)
+      in.raw.template read<ROLE_V, V>(v, buffer(segment), t0, step, first);
+    if constexpr (Spec::GATE)
+      in.raw.template read<ROLE_GATE, V>(gate, buffer(segment), t0, step, first);
+#pragma unroll
+    for (int e = 0; e < V; e++)
+      x[e] = output.forward(x[e], activate<Spec::V_ACT>(v[e]), gate[e], m * V + e);
+  }
+};
 
 template <class G>
 DEVICE void matrix_forward(const Args& a) {
-  using A = typename G::A;
-  Arena arena;
-  Inputs<G, false> in(arena, a, 0);
-  const sptr<A> y = arena.take<A>(G::AHEAD * G::THREADS);
-  const Place at = in.raw.at;
-  const Lane<G, false> lane(at);
-  const Output<G> output(a, at);
-  A S[G::COLUMNS], params[MAX_PARAMS];
-  read_params<G>(a, at, lane, params);
-  load_first<G>(a, at, lane, S);
-  in.raw.fetch((int)least64(G::STEPS, a.T), 0);
-  typename G::Kept* kept = checkpoint<G>(a, at, 1);
-  int buffer = 0;
-  for (int64_t t0 = 0; t0 < a.T; t0 += G::STEPS, buffer ^= 1) {
-    const int length = (int)least64(G::STEPS, a.T - t0);
-    const int64_t next = t0 + G::STEPS;
-    if (t0 && a.checkpoints) {
-      lane.store_state(kept, S);
-      kept += a.B * a.H * G::R * G::N;
-    }
-    wait_copies<0>();
-    sync<G>();
-    if (next < a.T) in.raw.fetch((int)least64(G::STEPS, a.T - next), buffer ^ 1);
-    in.prepare(t0, buffer);
-    sync<G>();
-    run_steps<G, true>(in, lane, length, params, S, y, Unseen<A>());
-    sync<G>();
-    write_outputs<G>(in, output, y, t0, length, buffer);
+  Forward<G> pass(a);
+  if constexpr (G::HELPED) {
+    if (thread_index() < G::THREADS)
+      pass.recur();
+    else
+      pass.help();
+  } else {
+    pass.alone();
   }
-  lane.store_state((A*)a.last + (at.batch * a.H + at.head) * G::R * G::N, S);
 }
 
 }  // namespace elman

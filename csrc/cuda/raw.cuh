@@ -31,13 +31,21 @@ DEVICE void sync() {
     sync_block();
 }
 
+// A thread's number among those that copy, prepare and finish segments; where those are helpers, it
+// means nothing in other threads.
+template <class G, bool BACKWARD>
+DEVICE int worker_index() {
+  return G::helped(BACKWARD) ? thread_index() - G::THREADS : thread_index();
+}
+
 // Addresses as numbers.
 using Address = unsigned long long;
 
 template <class G, bool BACKWARD>
 struct Raw {
   using IO = typename G::IO;
-  sptr<unsigned char> memory;  // two buffers
+  static constexpr int WORKERS = G::workers(BACKWARD), BUFFERS = G::raw_buffers(BACKWARD);
+  sptr<unsigned char> memory;  // all buffers
   const Args& a;
   Place at;
   const IO* sources[ROLE_DOUT + 1];  // where the first step lies, in global memory
@@ -46,7 +54,7 @@ struct Raw {
 
   // The segments are fetched one after another from that at t0 on, forwards or backwards.
   DEVICE Raw(Arena& arena, const Args& args, int64_t t0)
-      : memory(arena.take<unsigned char>(2 * G::raw_bytes(BACKWARD))),
+      : memory(arena.take<unsigned char>(BUFFERS * G::raw_bytes(BACKWARD))),
         a(args),
         at(place_of_block<G>(args)) {
     find<0>(t0);
@@ -57,7 +65,8 @@ struct Raw {
     if constexpr (ROLE <= ROLE_DOUT) {
       if constexpr (G::stages(ROLE, BACKWARD)) {
         sources[ROLE] = source<ROLE>();
-        cursors[ROLE] = sources[ROLE] + (t0 + thread_index() / pieces<ROLE>()) * stride<ROLE>();
+        const int step = worker_index<G, BACKWARD>() / pieces<ROLE>();
+        cursors[ROLE] = sources[ROLE] + (t0 + step) * stride<ROLE>();
       }
       find<ROLE + 1>(t0);
     }
@@ -109,10 +118,10 @@ struct Raw {
   DEVICE void fetch_role(int length, int buffer) const {
     constexpr int UNIT = G::unit(ROLE), BYTES = G::row_bytes(ROLE), PIECES = pieces<ROLE>();
     const sptr<unsigned char> to = rows<ROLE>(buffer);
-    const int first = thread_index() / PIECES;
+    const int worker = worker_index<G, BACKWARD>(), first = worker / PIECES;
 #pragma unroll 4
-    for (int i = 0; i < ceil_div(G::STEPS * PIECES, G::THREADS); i++) {
-      const int n = i * G::THREADS + thread_index();
+    for (int i = 0; i < ceil_div(G::STEPS * PIECES, WORKERS); i++) {
+      const int n = i * WORKERS + worker;
       const int step = n / PIECES, piece = n % PIECES;
       if (step < length) {
         const Address from = (Address)(cursors[ROLE] + (step - first) * stride<ROLE>());

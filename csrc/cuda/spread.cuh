@@ -1,5 +1,5 @@
 // How the rows of a segment, one per step and WIDTH numbers long, are dealt to the threads of a
-// block for pointwise work: a row to a group of neighbouring lanes, in vectors. Rows are taken in
+// block that work on segments: a row to a group of neighbouring lanes, in vectors. Rows are taken in
 // passes; TILE passes at a time, so that loads, sums and stores of several rows overlap.
 #pragma once
 #include "raw.cuh"
@@ -17,7 +17,7 @@ DEVICE A dot(const A* x, const A* y) {
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-template <class G, int WIDTH>
+template <class G, int WIDTH, bool BACKWARD>
 struct Spread {
   // Unaligned sources are read number by number.
   static constexpr int V = G::ALIGN == 4 && sizeof(typename G::IO) == 2
@@ -26,13 +26,14 @@ struct Spread {
   static constexpr int GROUP = least(32, power_above(ceil_div(WIDTH, V)));
   static constexpr int VECTORS = ceil_div(WIDTH, GROUP* V);  // of a lane
   static constexpr int NUMBERS = VECTORS * V;
-  static constexpr int ROWS = G::THREADS / GROUP;  // of a pass
+  static constexpr int ROWS = G::workers(BACKWARD) / GROUP;  // of a pass
   static constexpr int PASSES = ceil_div(G::STEPS, ROWS);
   static constexpr int TILE = PASSES <= 4 && PASSES * NUMBERS <= 16 ? PASSES : 1;
   static_assert(WIDTH % V == 0 && G::WIDTH % V == 0 && G::ROWS % V == 0, "vectors end with rows");
 
+  static DEVICE int worker() { return worker_index<G, BACKWARD>(); }
   // The lane's step of a pass; at least STEPS if there is none for it.
-  static DEVICE int step(int pass) { return pass * ROWS + thread_index() / GROUP; }
+  static DEVICE int step(int pass) { return pass * ROWS + worker() / GROUP; }
   // A step that can be read from.
   static DEVICE int readable(int pass) {
     return PASSES * ROWS > G::STEPS ? least(step(pass), G::STEPS - 1) : step(pass);
@@ -40,7 +41,7 @@ struct Spread {
   static DEVICE bool exists(int pass) { return PASSES * ROWS == G::STEPS || step(pass) < G::STEPS; }
 
   // First number of a lane's vector; it may lie beyond WIDTH.
-  static DEVICE int first(int vector) { return (vector * GROUP + thread_index() % GROUP) * V; }
+  static DEVICE int first(int vector) { return (vector * GROUP + worker() % GROUP) * V; }
   static DEVICE bool inside(int vector) {
     return VECTORS * GROUP * V == WIDTH || first(vector) < WIDTH;
   }

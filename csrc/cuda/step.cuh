@@ -156,11 +156,11 @@ DEVICE typename G::Kept* checkpoint(const Args& a, const Place& at, int64_t segm
 }
 
 // What follows the recurrence at one number: y += residual v, y silu(y), y act(gate + bias).
-template <class G>
+template <class G, bool BACKWARD>
 struct Output {
   using A = typename G::A;
   using Spec = typename G::Spec;
-  using Rows = Spread<G, G::width(ROLE_V)>;
+  using Rows = Spread<G, G::width(ROLE_V), BACKWARD>;
   A residual[Rows::NUMBERS], bias[Rows::NUMBERS];  // of the rows that a thread deals with
 
   DEVICE Output(const Args& a, const Place& at) {

@@ -28,6 +28,7 @@ from elman.schema.model import ModelConfig
 SHIPPED = ("pkg", CONFIG_MODULE)
 """Where the package's own YAML files are, as Hydra names it: a scheme and a path."""
 Place = tuple[str, str]
+_GROUP = "model"
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,29 @@ def catalog(places: Sequence[Place] = (SHIPPED,)) -> list[Listed]:
     Args:
         places: The search path as Hydra has it: schemes and paths.
     """
-    found = _model_files(places)
+    found = group_files(_GROUP, places)
     reader = _Reader(found, search_overrides(places))
     return [reader.listed(name) for name in sorted(found, key=natural)]
 
 
+def listed_models(names: Iterable[str], places: Sequence[Place] = (SHIPPED,)) -> list[Listed]:
+    """Return some models of some places; one that is in no file has that as its problem.
+
+    Args:
+        names: Values of ``model=``.
+        places: The search path as Hydra has it: schemes and paths.
+    """
+    found = group_files(_GROUP, places)
+    reader = _Reader(found, search_overrides(places))
+    missing = "no such model; `elman mode=models` lists all"
+    return [
+        reader.listed(name) if name in found else Listed(name, "", None, missing) for name in names
+    ]
+
+
 def first_line(name: str, places: Sequence[Place] = (SHIPPED,)) -> str:
     """Return what the first line of a model's file says, or nothing if it is in no file."""
-    file = _model_files(places).get(name)
+    file = group_files(_GROUP, places).get(name)
     return _first_comment(file) if file else ""
 
 
@@ -76,13 +92,14 @@ def natural(name: str) -> tuple[bool, list[str | int]]:
     return is_other, [int(part) if part.isdigit() else part for part in parts]
 
 
-def _model_files(places: Iterable[Place]) -> dict[str, Path]:
+def group_files(group: str, places: Iterable[Place] = (SHIPPED,)) -> dict[str, Path]:
+    """Return every file of a group, the first of two with one name, as Hydra does."""
     found: dict[str, Path] = {}
     for scheme, path in places:
         if scheme not in ("pkg", "file"):
             continue
         folder = Path(str(files(path))) if scheme == "pkg" else Path(path)
-        for file in (folder / "model").glob("*.yaml"):
+        for file in (folder / group).glob("*.yaml"):
             found.setdefault(file.stem, file)
     return found
 

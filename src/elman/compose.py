@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # pydantic costs 0.1 s, which completion and --help need not 
 CONFIG_MODULE = "elman.conf"
 CONFIG_NAME = "config"
 # Sections of the composed tree that are not part of a single job's typed configuration.
-OTHER_SECTIONS = ("hydra", "launcher", "sweep")
+OTHER_SECTIONS = ("hydra", "launcher", "sweep", "benchmark")
 
 
 @cache

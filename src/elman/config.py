@@ -8,7 +8,7 @@ raises one :class:`~elman.errors.UserError` that names the key. The sections sta
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from elman.schema.measuring import BenchConfig, ParityConfig
 from elman.schema.model import ModelConfig
 from elman.schema.modes import EvalConfig, GenerateConfig, ModelsConfig, SolveConfig
 from elman.schema.optim import OPTIMISERS, OptimConfig
+from elman.schema.reporting import ReportConfig
 from elman.schema.section import Section
 from elman.schema.training import (
     BaselineConfig,
@@ -34,7 +35,18 @@ from elman.schema.training import (
 class RunConfig(Section):
     """One job, whole. The sections after ``log`` are present in the modes of their names only."""
 
-    mode: Literal["train", "eval", "generate", "solve", "models", "doctor", "parity", "bench"]
+    mode: Literal[
+        "train",
+        "eval",
+        "generate",
+        "solve",
+        "models",
+        "suites",
+        "doctor",
+        "parity",
+        "bench",
+        "report",
+    ]
     model: ModelConfig
     data: DataConfig
     optim: OptimConfig
@@ -48,11 +60,12 @@ class RunConfig(Section):
     models: ModelsConfig | None = None
     parity: ParityConfig | None = None
     bench: BenchConfig | None = None
+    report: ReportConfig | None = None
 
 
 _MODEL_KEYS = tuple(key for key in ModelConfig.model_fields if key != "options")
 # Sections without a group of files: the file of their mode brings them.
-_MODE_SECTIONS = ("eval", "generate", "solve", "models", "parity", "bench")
+_MODE_SECTIONS = ("eval", "generate", "solve", "models", "parity", "bench", "report")
 OF_SWEEPS = ("launcher", "sweep")
 """Groups that a sweep as a whole reads, and no single job."""
 _SECTIONS: dict[str, type[Section]] = {
@@ -67,6 +80,7 @@ _SECTIONS: dict[str, type[Section]] = {
     "models": ModelsConfig,
     "parity": ParityConfig,
     "bench": BenchConfig,
+    "report": ReportConfig,
 }
 
 
@@ -80,6 +94,7 @@ class Mode:
         result_file: File in the run folder that holds a job's result when it has ended.
         table: ``module:function`` that prints the table at the end of a sweep, called with its
             rows, configurations and folder (:func:`elman.report.sweep_table.print_sweep`).
+        compares: Whether the table sets models beside one another, which unequal sizes spoil.
         in_process: Whether a sweep runs its jobs in its own process, one after another: for a mode
             that makes no folder and ends in seconds. Each leaves its result in
             ``elman.launch.session.current().results``.
@@ -89,13 +104,16 @@ class Mode:
     makes_folder: bool = False
     result_file: str = "result.json"
     table: str = "elman.report.sweep_table:print_sweep"
+    compares: bool = False
     in_process: bool = False
 
 
 MODES: dict[str, Mode] = {
     "train": Mode(
-        frozenset({"model", "data", "optim", "train", "kernels", "baseline", "log"}),
+        frozenset({"model", "data", "optim", "train", "kernels", "baseline", "log", "benchmark"}),
         makes_folder=True,
+        table="elman.report.comparison.sweep_end:print_training_sweep",
+        compares=True,
     ),
     "eval": Mode(frozenset({"eval", "kernels", "baseline"})),
     "generate": Mode(frozenset({"generate", "kernels", "baseline"})),
@@ -105,16 +123,19 @@ MODES: dict[str, Mode] = {
         in_process=True,
     ),
     "models": Mode(frozenset({"models", "model"}), in_process=True),
+    "suites": Mode(frozenset({"benchmark"}), in_process=True),
     "doctor": Mode(frozenset()),
+    "report": Mode(frozenset({"report"}), in_process=True),
     "parity": Mode(
-        frozenset({"parity", "model", "kernels"}),
+        frozenset({"parity", "model", "kernels", "benchmark"}),
         makes_folder=True,
         result_file="parity.json",
         table="elman.report.parity_table:print_parity_sweep",
     ),
     "bench": Mode(
-        frozenset({"bench", "model", "data", "optim"}),
+        frozenset({"bench", "model", "data", "optim", "benchmark"}),
         makes_folder=True,
+        compares=True,
         result_file="bench.json",
         table="elman.report.bench_table:print_bench_sweep",
     ),
@@ -133,9 +154,7 @@ def validate(tree: Mapping[str, Any], named: frozenset[str] = frozenset()) -> Ru
         UserError: one line with the key, what is wrong with it, and what to type.
     """
     sections = dict(tree)
-    for key in sorted(named):
-        if unread := _unread(key, sections.get("mode")):
-            raise UserError(unread)
+    check_read(named, sections.get("mode"))
     _refuse_optimiser_by_key(sections.get("optim"), named)
     if isinstance(model := sections.get("model"), Mapping):
         sections["model"] = _split_model(model, named)
@@ -148,6 +167,13 @@ def validate(tree: Mapping[str, Any], named: frozenset[str] = frozenset()) -> Ru
         if section is not None:
             section.refuse(config.model, named)
     return config
+
+
+def check_read(named: Iterable[str], mode: Any) -> None:
+    """Raise UserError on a key of a section that this mode does not read."""
+    for key in sorted(named):
+        if unread := _unread(key, mode):
+            raise UserError(unread)
 
 
 def _check_combinations(config: RunConfig) -> None:
@@ -218,6 +244,7 @@ def known_keys(tree: Mapping[str, Any] | None = None) -> list[str]:
     launchers = [LAUNCHERS[launcher]] if launcher in LAUNCHERS else LAUNCHERS.values()
     of_sweeps = [f"launcher.{key}" for part in launchers for key in part.model_fields]
     of_sweeps += [f"sweep.{key}" for key in SweepConfig.model_fields]
+    of_sweeps += ["benchmark.only"]
     read = MODES[mode].reads if mode in MODES else {key.split(".")[0] for key in keys}
     read_keys = dict.fromkeys(key for key in keys if key.split(".")[0] in read)
     return ["mode", *read_keys, *dict.fromkeys(of_sweeps)]
@@ -242,7 +269,7 @@ def unknown_key(key: str, value: str, tree: Mapping[str, Any] | None = None) -> 
         return _not_an_option(name, cell)
     keys = known_keys(tree)
     groups = [group for group in RunConfig.model_fields if group not in _MODE_SECTIONS]
-    groups += OF_SWEEPS
+    groups += [*OF_SWEEPS, "benchmark"]
     # `steps=100` and `lr=1e-3` mean the one key that ends so; `modle=e1` means a group.
     best = next((known for known in keys if known.split(".")[-1] == key), None)
     best = best or nearest(key, keys if name else groups) or nearest(key, known_keys())

@@ -54,8 +54,14 @@ _EXIT_STATUS = {
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the member of ``known`` that ``name`` most resembles, or None if none is close."""
+    """Return the member of ``known`` that ``name`` most resembles, or None if none is close.
+
+    One that begins with ``name`` was most likely meant; of several, the shortest.
+    """
     by_lower = {candidate.lower(): candidate for candidate in known}
+    begun = [candidate for candidate in by_lower if name and candidate.startswith(name.lower())]
+    if begun:
+        return by_lower[min(begun, key=len)]
     found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
     return by_lower[found[0]] if found else None
 

@@ -15,10 +15,13 @@ usage: elman [-m] [group=choice ...] [group.key=value ...]
   elman model=e88f_h32n16 train.minutes=10        another model, ten minutes
   elman -m model=e75h4n16,e42 train.steps=500     a sweep: a job for each value, one per free GPU,
                                                   then one table; sweep.dry_run=true only plans it
+  elman benchmark=e75_100m                        a published suite: its models as one sweep
+  elman mode=suites                               every suite; with benchmark=<name>, one explained
   elman -m sweep.resume=<sweep folder>            run again what is not ok in it
   elman launcher=slurm model=e75h4n16,e42 ...     the same as an array of jobs on a cluster
   elman train.resume=<run folder>                 continue a stopped run, in its own folder
   elman mode=eval eval.checkpoint=<run folder>    bits per byte of its newest checkpoint
+  elman mode=report report.dir=<sweep folder>     its table and plots, from its result files
   elman mode=models                               every model; with model=<name>, one explained
   elman mode=solve model=e1 solve.params=100M     the width at which it has so many parameters
   elman mode=doctor                               what works on this machine, what mends the rest
@@ -63,8 +66,18 @@ def help_text(config_dir: str | None = None) -> str:
     choices: dict[str, set[str]] = {}
     for path in (path for folder in folders for path in folder.glob("*/*.yaml")):
         choices.setdefault(path.parent.name, set()).add(path.stem)
-    lines = [_entry(name, sorted(choices[name])) for name in sorted(choices) if name != "hydra"]
+    own = {path.stem for folder in folders[1:] for path in folder.glob("model/*.yaml")}
+    lines = [
+        _entry(name, _models(choices[name], own) if name == "model" else sorted(choices[name]))
+        for name in sorted(choices)
+        if name != "hydra"
+    ]
     return _TEXT.format(groups="\n".join(lines), folder=shipped)
+
+
+def _models(names: set[str], own: set[str]) -> list[str]:
+    """Return what stands for models, which are too many to list; a user's own are not."""
+    return [*sorted(own), f"one of {len(names)}: `elman mode=models` lists them"]
 
 
 def _entry(name: str, choices: list[str]) -> str:

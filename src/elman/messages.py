@@ -94,6 +94,8 @@ def _refuse_form(override: str) -> None:
         raise UserError(f"{override}: elman needs its own callback; add yours as +{key}.mine=...")
     if not value.startswith(("{", "[")) or "." in key:
         return
+    if key == "benchmark" and value.startswith("["):
+        raise UserError(several_suites(override))
     from elman.config import RunConfig, whole_section
 
     if key in RunConfig.model_fields and value.startswith("{"):
@@ -125,7 +127,9 @@ class _Command:
 
             self._compose = compose_tree
         groups = [
-            text for text in self.overrides if re.match(r"(mode|model|optim|launcher)=", text)
+            text
+            for text in self.overrides
+            if re.match(r"(mode|model|optim|launcher|benchmark)=", text)
         ]
         try:
             tree = OmegaConf.to_container(self._compose(groups), resolve=False)
@@ -178,13 +182,24 @@ def _missing_choice(match: re.Match[str], error: Exception, command: _Command) -
         return f"{group or match[1]}={choice}: no such file{in_file or ''}; choose one by its name"
     best = nearest(choice, options)
     few = len(options) <= _LONGEST_LIST
-    listing = f"choices: {', '.join(options)}" if few else "`elman --help` lists the choices"
+    listing = f"choices: {', '.join(options)}" if few else f"{_listed_by(group)} lists the choices"
     advice = f"did you mean {group}={best}?" if best else listing
     noun = _NOUNS.get(group, f"choice of {group}")
     return f"{group}={choice}: no such {noun}{in_file or ''}; {advice}"
 
 
-_NOUNS = {"model": "model", "mode": "mode", "optim": "optimiser", "data": "data"}
+_NOUNS = {
+    "model": "model",
+    "mode": "mode",
+    "optim": "optimiser",
+    "data": "data",
+    "benchmark": "suite",
+}
+_LISTED_BY = {"model": "`elman mode=models`", "benchmark": "`elman mode=suites`"}
+
+
+def _listed_by(group: str) -> str:
+    return _LISTED_BY.get(group, "`elman --help`")
 
 
 def _options(error: Exception) -> list[str]:
@@ -196,10 +211,18 @@ def _options(error: Exception) -> list[str]:
 
 def _comma_list(match: re.Match[str], error: Exception, command: _Command) -> str:
     key, _, value = match[1].partition("=")
+    if key == "benchmark":
+        return several_suites(match[1])
     line = f"{match[1]}: several values need -m, as in elman -m {_in_shell(match[1])}"
     if "," not in value or "(" in value or not key.endswith(".path"):
         return line
     return f"{line}; for one list type {_in_shell(f'{key}=[{value}]')}"
+
+
+def several_suites(typed: str) -> str:
+    """Word the error of several suites in one command."""
+    first, *_ = typed.partition("=")[2].strip("[]").split(",")
+    return f"{typed}: one suite at a time; type a command for each, as in benchmark={first}"
 
 
 def _drop_plus(match: re.Match[str], error: Exception, command: _Command) -> str:
@@ -237,8 +260,10 @@ def _must_choose(match: re.Match[str], error: Exception, command: _Command) -> s
 def _no_choice(match: re.Match[str], error: Exception, command: _Command) -> str:
     for override in command.overrides:
         key, _, value = override.partition("=")
-        if "." not in key and re.fullmatch(r"null|true|false|[-+.\d]+|\{.*|", value):
-            return f"{override}: expected the name of a file in {key}/; `elman --help` lists them"
+        if "." not in key and re.fullmatch(r"null|true|false|[-+.\d]+|[{\[].*|", value):
+            return (
+                f"{override}: expected the name of a file in {key}/; {_listed_by(key)} lists them"
+            )
     return "a group is given something that is no name; `elman --help` lists the choices"
 
 
@@ -247,6 +272,8 @@ def _hydra_sweep(match: re.Match[str], error: Exception, command: _Command) -> s
 
 
 def _mode_contradicted(match: re.Match[str], error: Exception, command: _Command) -> str:
+    if "mode=suites" in command.overrides:
+        return "mode=suites: starts no run; drop -m"
     return "hydra.mode=RUN: contradicts -m; drop one of them"
 
 
@@ -310,6 +337,11 @@ def _bare_word(word: str) -> str:
 
     if "." in word and (best := nearest(word, known_keys())):
         return f"{word}: expected key=value; did you mean {best}=...?"
+    for group in ("benchmark", "model"):
+        if _group_meant(group, word):
+            return f"{word}: expected key=value; did you mean {group}={word}?"
+    if word == "benchmark":
+        return "benchmark: expected benchmark=<name>; `elman mode=suites` lists them"
     if best := nearest(word, MODES):
         return f"{word}: expected key=value; did you mean mode={best}?"
     return f"{word}: expected key=value, as in train.steps=100"
@@ -332,6 +364,7 @@ def _tree_error(error: OmegaConfBaseException) -> str:
 _PLACEHOLDERS = {
     "eval.checkpoint": "<run folder>",
     "generate.checkpoint": "<run folder>",
+    "report.dir": "<sweep folder>",
     "model.dim": "512",
     "model.depth": "4",
 }

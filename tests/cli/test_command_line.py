@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -88,6 +89,8 @@ def test_mistakes_are_found_before_torch_is_imported(tmp_path: Path, arguments: 
         ("elman optim=s", {"optim=schedulefree"}),
         ("elman model=e1 -m optim=s", {"optim=schedulefree"}),
         ("elman mode=eval eval.ch", {"eval.checkpoint="}),
+        ("elman benchmark=e75_1", {"benchmark=e75_100m"}),
+        ("elman benchmark=quick_test benchmark.o", {"benchmark.only="}),
         ("elman --nonsense mo", set()),
     ],
 )
@@ -101,11 +104,14 @@ def test_help_lists_every_group_and_choice(tmp_path: Path) -> None:
     (tmp_path / "mine" / "model").mkdir(parents=True)
     (tmp_path / "mine" / "model" / "own.yaml").touch()
     text = elman("--help", "--config-dir", "mine", cwd=tmp_path).stdout
-    assert "adamw, legacy, muon, muon_tiny, schedulefree" in text
+    assert "  optim     adamw, legacy, " in text
     assert "elman mode=doctor " in text
     assert "models, " in text
-    assert "solve, train" in text
-    assert " own" in text
+    assert "solve, suites, train" in text
+    assert "  benchmark 100m_10min, baselines, " in text
+    assert "e75h4n24" not in text
+    assert re.search(r"  model     own, one of 3\d\d: `elman mode=models` lists them", text)
+    assert len(text.splitlines()) < 70
     assert max(map(len, text.splitlines())) <= 100
 
 

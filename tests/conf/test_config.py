@@ -98,6 +98,7 @@ NEEDED = {
     "eval": ["eval.checkpoint=run"],
     "generate": ["generate.checkpoint=run"],
     "solve": ["solve.params=1M"],
+    "report": ["report.dir=run"],
 }
 
 

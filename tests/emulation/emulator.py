@@ -40,10 +40,33 @@ def compile_unit(text: str, root: Path, library: Path, flags: tuple[str, ...] = 
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         source, made = Path(folder, "unit.cpp"), Path(folder, "unit.so")
         source.write_text(text)
-        command = [*compiler.command, *_FLAGS, *flags, "-I", str(root), str(source)]
+        places = ["-I", str(precompiled(flags)), "-I", str(root)]
+        command = [*compiler.command, *_FLAGS, *flags, *places, str(source)]
         done = run_compiler([*command, "-o", str(made)], Path(folder))
         assert done.returncode == 0, done.stderr[:4000]
         os.replace(made, library)
+
+
+@functools.cache
+def precompiled(flags: tuple[str, ...]) -> Path:
+    """Return a folder with the compiled header of the emulation, half of what compiling takes.
+
+    A compiler that does not look for such files, or refuses this one, takes the header itself.
+    """
+    compiler = find_compiler()
+    assert compiler is not None
+    parts = (sources_hash(f'#include "{HEADER}"'), _FLAGS, flags, compiler.version)
+    folder = kernel_cache() / f"emulated-header-{digest(repr(parts).encode())[:20]}"
+    made = folder / f"{HEADER}.gch"
+    if not made.exists():
+        made.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            header, compiled = source_folder() / HEADER, Path(scratch, "device.h.gch")
+            command = [*compiler.command, *_FLAGS, *flags, "-x", "c++-header", str(header)]
+            done = run_compiler([*command, "-o", str(compiled)], Path(scratch))
+            assert done.returncode == 0, done.stderr[:4000]
+            os.replace(compiled, made)
+    return folder
 
 
 @functools.cache
@@ -113,6 +136,7 @@ def backend(
     *,
     steps: int = 4,
     scratch: bool = False,
+    helped: bool = True,
     seed: int = 1,
     flags: tuple[str, ...] = (),
 ) -> Backend:
@@ -123,6 +147,7 @@ def backend(
         warps: Warps of a block; None: as the engine chooses.
         steps: Steps between kept states.
         scratch: Whether replayed states stand in global memory.
+        helped: Whether the forward pass has helpers.
         seed: Of the order in which threads run.
         flags: Further flags for the compiler.
     """
@@ -131,7 +156,7 @@ def backend(
         types = types_of(plan, dtype)
         chosen = choose(plan, types, batch * plan.heads, H200)
         chosen = geometry_of(plan, types, lanes or chosen.lanes, warps or chosen.warps)
-        return replace(chosen, steps=steps, scratch=scratch)
+        return replace(chosen, steps=steps, scratch=scratch, helped=helped)
 
     def launch(call: Call, *, backward: bool) -> None:
         chosen = geometry(call.plan, call.args.B, call.like.dtype)

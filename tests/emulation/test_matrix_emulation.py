@@ -6,6 +6,7 @@ epilogue and tie. Each runs with a geometry of its own.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -20,19 +21,20 @@ from elman.ops.matrix_state.plan import Plan
 from tests.emulation import emulator
 from tests.ops.test_matrix_kernels import LAYERS, assert_equal, build, draw, everything, right
 
-# Lanes to a row and warps of a block, where they are not those that the engine would choose.
+# Lanes to a row and warps of a block, where they are not those that the engine would choose; most
+# forward passes have helpers.
 GEOMETRIES: dict[str, dict[str, Any]] = {
-    "e14-rectangle": {"lanes": 1, "warps": 1},
+    "e14-rectangle": {"lanes": 1, "warps": 1, "helped": False},
     "e70-linear-n9": {"lanes": 2, "warps": 1, "scratch": True},
     "e71-n20": {"lanes": 4, "warps": 2},
-    "e72-n7": {"lanes": 8, "warps": 2},
+    "e72-n7": {"lanes": 8, "warps": 2, "helped": False},
     "e73-row-n12": {"lanes": 4, "warps": 1},
     "e73-full-n28": {"lanes": 8, "warps": 3},
     "e74-state-n24": {"lanes": 4, "warps": 3},
     "e74-ntm-n18": {"lanes": 16, "warps": 2},
     "e74-ema-tied-n11": {"lanes": 4, "warps": 1},
-    "e75-n32": {"lanes": 4, "warps": 4},
-    "e88-n16": {"lanes": 2, "warps": 1},
+    "e75-n32": {"lanes": 4, "warps": 4, "helped": False},
+    "e88-n16": {"lanes": 2, "warps": 1, "helped": False},
     "e88-everything": {"lanes": 1, "warps": 1},
 }
 TOLERANCE = {torch.bfloat16: 6e-3, torch.float32: 2e-5}
@@ -48,7 +50,14 @@ def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
-@pytest.mark.parametrize("name", LAYERS)
+# Their cells run in other layers, too.
+REPEATED = ("e70-linear-n9", "e72-inverse-n1", "e74-lowrank-n13", "e75-post-n3", "e88-n16")
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[SLOW] * (name in REPEATED)) for name in LAYERS]
+)
 def test_outputs_and_gradients_are_those_of_the_fp64_reference(name, monkeypatch) -> None:
     monkeypatch.setitem(BACKENDS, "cpu", emulator.backend(**GEOMETRIES.get(name, {})))
     layer = build(LAYERS[name], torch.float64)
@@ -106,9 +115,21 @@ def results(plan: Plan, leaves: dict[str, Tensor], wide: bool) -> dict[str, Tens
     return found | dict(zip(leaves, gradients, strict=True))
 
 
-@pytest.mark.parametrize("offset", [0, 1], ids=["aligned", "odd"])
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=["bf16", "fp32"])
-@pytest.mark.parametrize("name", ["e75-n32", "e88-n16", "e88-everything"])
+# Each of the choices at least once; the rest of the product is slow.
+NARROW = {
+    ("e75-n32", torch.bfloat16, 0),
+    ("e88-n16", torch.bfloat16, 1),
+    ("e88-everything", torch.bfloat16, 0),
+    ("e88-n16", torch.float32, 0),
+    ("e75-n32", torch.float32, 1),
+}
+PRODUCT = itertools.product(["e75-n32", "e88-n16", "e88-everything"], TOLERANCE, [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "offset"),
+    [pytest.param(*case, marks=[SLOW] * (case not in NARROW)) for case in PRODUCT],
+)
 def test_narrow_numbers(name, dtype, offset, monkeypatch) -> None:
     """bf16 in and out with states kept in fp16, and fp32; also from slices at odd places."""
     monkeypatch.setitem(BACKENDS, "cuda", emulator.backend(**GEOMETRIES[name]))
@@ -133,7 +154,7 @@ def test_slabs_of_a_head_give_what_one_block_gives(monkeypatch) -> None:
     leaves = leaves_of(plan, torch.float32)
     monkeypatch.setitem(BACKENDS, "cuda", emulator.backend(4, 4))
     whole = results(plan, leaves, False)
-    monkeypatch.setitem(BACKENDS, "cuda", emulator.backend(4, 1))
+    monkeypatch.setitem(BACKENDS, "cuda", emulator.backend(4, 1, helped=False))
     assert_equal(results(plan, leaves, False), whole, 1e-6)
 
 

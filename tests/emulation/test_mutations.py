@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+from elman.kernels.compiler import find_compiler
 from tests.emulation.mutations import mutations, outcome
 
 ALL = mutations()
@@ -18,8 +24,36 @@ def test_a_planted_fault_is_noticed(mutation) -> None:
     assert outcome(mutation, "e88") != "-"
 
 
+# The barrier after the reads of a row is not there in cells that read nothing: e70, e73-full.
+OTHERS = [
+    pytest.param(plan, mutation, id=f"{plan}-{mutation.what}")
+    for plan in ("e70", "e73-full", "e75")
+    for mutation in ALL
+    if mutation.compiled_for(plan)
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", ["e70", "e73-full", "e75"])
-@pytest.mark.parametrize("mutation", ALL, ids=[mutation.what for mutation in ALL])
-def test_a_planted_fault_is_noticed_in_other_cells(mutation, plan) -> None:
+@pytest.mark.parametrize(("plan", "mutation"), OTHERS)
+def test_a_planted_fault_is_noticed_in_other_cells(plan, mutation) -> None:
     assert outcome(mutation, plan) != "-"
+
+
+@pytest.mark.required
+def test_the_sanitizers_find_nothing_and_would() -> None:
+    """AddressSanitizer sees what the emulator cannot: accesses beside the tensors."""
+    compiler = find_compiler()
+    assert compiler is not None
+    asan = subprocess.run(
+        [*compiler.command, "-print-file-name=libasan.so"], capture_output=True, text=True
+    ).stdout.strip()
+    environment = os.environ | {"LD_PRELOAD": asan, "ASAN_OPTIONS": "detect_leaks=0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.emulation.sanitized"],
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "clean\n", done.stderr[-3000:]
+    assert "AddressSanitizer: heap-buffer-overflow" in done.stderr

@@ -6,8 +6,8 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from elman.errors import UserError
+from elman.launch.expansion import expand
 from elman.launch.quoting import quoted, unquoted
-from elman.launch.sweep import expand
 
 
 def jobs(*overrides: str) -> list[str]:

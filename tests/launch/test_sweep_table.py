@@ -7,7 +7,6 @@ from typing import Any
 
 from rich.console import Console
 
-from elman.compose import compose_config
 from elman.report.sweep_table import SweepRow, notes, sweep_table
 
 RESULT: dict[str, Any] = {
@@ -55,9 +54,7 @@ def test_overrides_are_text_and_not_markup() -> None:
     assert lines(SweepRow(1, ["data.path=[a,b]"], "ok"))[1][1] == "data.path=[a,b]"
 
 
-def test_a_group_that_was_swept_explains_its_settings() -> None:
-    configs = [compose_config([f"optim={name}"]) for name in ("adamw", "legacy")]
-    rows = [SweepRow(n, [f"optim={c.optim.name}"], "ok") for n, c in enumerate(configs, 1)]
-    assert notes(rows, configs) == []
-    unasked = [SweepRow(n, [f"model=m{n}"], "ok") for n in (1, 2)]
-    assert notes(unasked, configs)[0].startswith("note: the jobs differ in optim.name,")
+def test_what_never_started_is_listed() -> None:
+    rows = [row(), row(2, "not started"), row(3, "not started")]
+    assert notes(rows) == ["not started: 2, 3"]
+    assert notes(rows[:1]) == []

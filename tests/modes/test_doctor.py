@@ -129,6 +129,12 @@ NEWER_TORCH = "pip install --upgrade 'torch>=2.12.1'"
             "torch.compile and the packaged baselines need it",
             "pip install --force-reinstall --index-url https://pypi.org/simple torch",
         ),
+        (
+            facts(AMPERE, versions={"triton": "3.7.1"}, cuda="12.8", driver=(12, 4)),
+            Mark.BROKEN,
+            "NVRTC 13.0 compiles kernels that a driver for CUDA 12.4 cannot load",
+            "pip install 'cuda-bindings==12.*' nvidia-cuda-nvrtc-cu12",
+        ),
     ],
     ids=[
         "hopper-with-fla",
@@ -142,6 +148,7 @@ NEWER_TORCH = "pip install --upgrade 'torch>=2.12.1'"
         "old-driver",
         "unseen",
         "no-triton",
+        "nvrtc-newer-than-driver",
     ],
 )
 def test_a_known_bad_combination_is_found_with_what_mends_it(here, mark, words, mend) -> None:

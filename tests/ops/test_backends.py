@@ -7,11 +7,18 @@ import dataclasses
 import pytest
 
 from elman.errors import UserError
+from elman.kernels import nvrtc
 from elman.kernels.backends import choose_backend
 from elman.models import registry
 
 E88 = registry.cell("e88")
 ALL = dataclasses.replace(E88, backends=("reference", "cpu", "triton", "cuda"))
+
+
+@pytest.fixture(autouse=True)
+def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing stand in the way of CUDA kernels."""
+    monkeypatch.setattr(nvrtc, "cuda_problem", lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -76,3 +83,33 @@ def test_an_impossible_backend_is_refused_with_what_to_type(
     with pytest.raises(UserError) as caught:
         choose_backend(cell, requested, device)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("requested", ["auto", "cuda"])
+def test_a_gpu_whose_kernels_cannot_run_is_no_reason_to_be_slow(requested, monkeypatch) -> None:
+    monkeypatch.setattr(nvrtc, "cuda_problem", lambda: "the driver is old; update it")
+    with pytest.raises(UserError) as caught:
+        choose_backend(E88, requested, "cuda")
+    assert str(caught.value) == (
+        "kernels.backend=cuda: the driver is old; update it, or use kernels.backend=reference"
+    )
+    assert choose_backend(E88, "reference", "cuda") == "reference"
+    assert choose_backend(registry.cell("e1"), "auto", "cuda") == "reference"
+    assert choose_backend(E88, "cuda", "meta") == "cuda"
+
+
+def test_every_matrix_state_and_channel_cell_has_cuda_where_it_has_cpu() -> None:
+    cells = registry.cells().values()
+    assert {c.name for c in cells if "cuda" in c.backends} == {
+        c.name for c in cells if "cpu" in c.backends
+    }
+    assert all(c.backends == ("reference", "cpu", "cuda") for c in cells if "cuda" in c.backends)
+
+
+def test_options_without_kernels_run_the_reference_on_a_gpu() -> None:
+    cell = registry.cell("e74")
+    values = {name: option.default for name, option in cell.options.items()}
+    limited = cell.under(values | {"nonlinearity": "rmsnorm"})
+    assert choose_backend(limited, "auto", "cuda") == "reference"
+    with pytest.raises(UserError, match=r"only reference \(model.nonlinearity=rmsnorm"):
+        choose_backend(limited, "cuda", "cuda")

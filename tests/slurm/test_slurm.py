@@ -137,6 +137,20 @@ def test_a_killed_job_fails_alone_and_ctrl_c_saves_the_others(slurm: Any, tmp_pa
     assert sweep.process.returncode == 130
 
 
+@pytest.mark.required
+def test_a_suite_is_an_array_too(slurm: Any, tmp_path: Path) -> None:
+    small = ("model.dim=128", "model.depth=1", "sweep.equal_size=false", "train.steps=3")
+    sweep = Sweep(slurm, tmp_path, "benchmark=e75_100m", "benchmark.only=e75h4*", *small)
+    assert sweep.ended() == ["ok", "ok", "ok"]
+    (path,) = tmp_path.rglob("sweep.json")
+    record = json.loads(path.read_text())
+    assert record["benchmark"] == "e75_100m"
+    ran = [(path.parent / job["folder"] / "config.yaml").read_text() for job in record["jobs"]]
+    for text, model in zip(ran, ("e75h4n16", "e75h4n24", "e75h4n32"), strict=True):
+        assert f"name: {model}\n" in text
+        assert "warmup_steps: 100\n" in text  # the suite's own optimiser
+
+
 def _jobs(*overrides: str) -> list[SweepJob]:
     configs = [compose_config([text]) for text in overrides]
     return [SweepJob(n, (), (), config) for n, config in enumerate(configs, 1)]

@@ -129,6 +129,23 @@ def no_triton_on_gpu(facts: Facts) -> Finding | None:
     return Finding(_AREA, "GPU without triton", Mark.NOTE, found, _CUDA_TORCH)
 
 
+def driver_older_than_nvrtc(facts: Facts) -> Finding | None:
+    """What NVRTC compiles runs under drivers of its own major version of CUDA and later."""
+    compiler = facts.value("nvrtc").get("version")
+    cuda = facts.value("nvml").get("cuda")
+    if not facts.gpus or compiler is None or cuda is None:
+        return None
+    if cuda[0] >= int(compiler.split(".")[0]):
+        return None
+    return Finding(
+        _AREA,
+        "NVRTC newer than the driver",
+        Mark.BROKEN,
+        f"NVRTC {compiler} compiles kernels that a driver for CUDA {cuda[0]}.{cuda[1]} cannot load",
+        f"pip install 'cuda-bindings=={cuda[0]}.*' nvidia-cuda-nvrtc-cu{cuda[0]}",
+    )
+
+
 KNOWN: tuple[Callable[[Facts], Finding | None], ...] = (
     gated_delta_on_hopper,
     gated_delta_on_blackwell,
@@ -137,4 +154,5 @@ KNOWN: tuple[Callable[[Facts], Finding | None], ...] = (
     cpu_torch_beside_gpu,
     gpu_out_of_torchs_sight,
     no_triton_on_gpu,
+    driver_older_than_nvrtc,
 )

@@ -26,7 +26,6 @@ OPTIONAL = (
     "causal-conv1d",
     "flash-linear-attention",
     "tilelang",
-    "cuda-core",
     "cuda-bindings",
     "wandb",
 )

@@ -50,7 +50,6 @@ _USES = {
     "mamba-ssm": "mamba2 on a GPU",
     "causal-conv1d": "a faster mamba2 on a GPU",
     "flash-linear-attention": "fla-gdn on a GPU",
-    "cuda-core": "kernels on a GPU",
     "cuda-bindings": "kernels on a GPU",
     "wandb": "log.wandb=true",
 }

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from elman.diagnosis.facts import Facts
 from elman.diagnosis.findings import Finding, Mark
+from elman.kernels.nvrtc import OLDEST
 from elman.models import registry
 from elman.models.registry.spec import Cell
-
-OLDEST_GPU = (8, 0)
-"""Compute capability from which there are kernels (architecture paper, section 4)."""
 
 
 def backends(facts: Facts) -> list[Finding]:
@@ -48,8 +46,8 @@ def _no_compiler(facts: Facts) -> str | None:
 def _no_gpu(facts: Facts) -> str | None:
     if not facts.gpus:
         return "no GPU"
-    if all(capability < OLDEST_GPU for capability in facts.capabilities):
-        return f"the GPU is older than sm_{OLDEST_GPU[0]}{OLDEST_GPU[1]}"
+    if all(capability < OLDEST for capability in facts.capabilities):
+        return f"the GPU is older than sm_{OLDEST[0]}{OLDEST[1]}"
     return None
 
 

@@ -40,11 +40,13 @@ def check_backend(cell: Cell, requested: str) -> str:
             f"backends: {', '.join(known)}"
         )
     if requested not in (AUTO, *cell.backends):
-        has = " and ".join(cell.backends)
+        *others, last = cell.backends
+        has = f"{', '.join(others)} and {last}" if others else last
         why = f" ({cell.reason})" if cell.reason else ""
+        named = "" if others else f"kernels.backend={last} or "
         raise UserError(
             f"kernels.backend={requested}: cell {cell.name} has only {has}{why}; "
-            f"use kernels.backend={cell.backends[-1]} or kernels.backend=auto"
+            f"use {named}kernels.backend=auto"
         )
     return requested
 
@@ -52,7 +54,8 @@ def check_backend(cell: Cell, requested: str) -> str:
 def choose_backend(cell: Cell, requested: str, device_type: str) -> str:
     """Return the backend that runs ``cell`` on this type of device.
 
-    Without a C++ compiler ``auto`` leaves the CPU's kernels out and says so, once in a process.
+    Without a C++ compiler ``auto`` leaves the CPU's kernels out and says so, once in a process. On
+    a GPU the reference would waste it: what stands in the kernels' way there is an error.
 
     Args:
         cell: The cell; its ``backends`` stand in order of speed, fastest last.
@@ -62,17 +65,14 @@ def choose_backend(cell: Cell, requested: str, device_type: str) -> str:
 
     Raises:
         UserError: the requested backend does not exist for this cell or this device, or needs a
-            compiler that is not there.
+            compiler or a driver that is not there.
     """
     check_backend(cell, requested)
     usable = [name for name in cell.backends if _runs_on(name, device_type)]
     if requested == AUTO:
         return _fastest(usable)
     if requested in usable:
-        if problem := _problem(requested):
-            raise UserError(
-                f"kernels.backend={requested}: {problem}, or use kernels.backend={REFERENCE}"
-            )
+        _require(requested)
     elif device_type != "meta":
         raise UserError(
             f"kernels.backend={requested}: does not run on a {device_type} device; "
@@ -81,17 +81,29 @@ def choose_backend(cell: Cell, requested: str, device_type: str) -> str:
     return requested
 
 
+def best_backend(cell: Cell, device_type: str) -> str:
+    """Return the fastest backend that a cell has for a type of device, built here or not."""
+    return [name for name in cell.backends if _runs_on(name, device_type)][-1]
+
+
 def _fastest(usable: list[str]) -> str:
     chosen = usable[-1]
-    if problem := _problem(chosen):
+    if chosen == "cpu" and (problem := compiler_problem()):
         _say_slow(problem)
-        return next(name for name in reversed(usable) if not _problem(name))
+        return usable[-2]
+    _require(chosen)
     return chosen
 
 
-def _problem(backend: str) -> str | None:
-    """Return why kernels of ``backend`` cannot be built here and what mends it, or None."""
-    return compiler_problem() if backend == "cpu" else None
+def _require(backend: str) -> None:
+    """Raise UserError if kernels of ``backend`` cannot be built or run here."""
+    problem = compiler_problem() if backend == "cpu" else None
+    if backend == "cuda":
+        from elman.kernels.nvrtc import cuda_problem
+
+        problem = cuda_problem()
+    if problem is not None:
+        raise UserError(f"kernels.backend={backend}: {problem}, or use kernels.backend={REFERENCE}")
 
 
 @cache

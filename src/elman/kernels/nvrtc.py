@@ -17,6 +17,7 @@ import shutil
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -27,12 +28,15 @@ from elman.kernels.build import digest, locked, say
 from elman.kernels.cache import cannot_write, kernel_cache
 from elman.kernels.sources import source_folder, sources_hash
 
+_SETTING = "kernels.backend=cuda"
 _CUBIN, _RECORD, _LOCK, _LOG = "kernel.cubin", "build.json", "lock", "build.log"
 _BASE = ("--std=c++17", "--ptxas-options=-v")
 # Division and roots of fast kernels are right to 2 units in the last place; nothing flushes
 # denormals. tanh is one instruction, see csrc/cells/math.h.
 _FAST = ("--define-macro=ELMAN_TANH_APPROX", "--prec-div=false", "--prec-sqrt=false")
 INSTALL = "pip install cuda-bindings nvidia-cuda-nvrtc"
+OLDEST = (8, 0)
+"""Compute capability from which there are kernels."""
 
 
 @dataclass(frozen=True)
@@ -154,9 +158,7 @@ def _nvrtc() -> Any:
 
         nvrtc.nvrtcVersion()
     except (ImportError, RuntimeError):
-        raise UserError(
-            f"kernels.backend=cuda: NVRTC is missing; install it with: {INSTALL}"
-        ) from None
+        raise UserError(f"{_SETTING}: NVRTC is missing; {INSTALL}") from None
     return nvrtc
 
 
@@ -197,7 +199,7 @@ def _text(size: Any, fill: Any, program: Any) -> bytes:
 def _refused(unit: Unit, error: str, log: str) -> UserError:
     if "INVALID_OPTION" in error:
         return UserError(
-            f"kernels.backend=cuda: NVRTC {nvrtc_version()} does not know {unit.architecture}; "
+            f"{_SETTING}: NVRTC {nvrtc_version()} does not know {unit.architecture}; "
             f"install a newer one with: {INSTALL} --upgrade"
         )
     path = unit.folder / _LOG
@@ -221,7 +223,7 @@ class Loaded:
         error, self._library = self._driver.cuLibraryLoadData(unit.cubin(), [], [], 0, [], [], 0)
         if error:
             raise UserError(
-                f"kernels.backend=cuda: the driver refuses the {unit.label} kernel of NVRTC "
+                f"{_SETTING}: the driver refuses the {unit.label} kernel of NVRTC "
                 f"{nvrtc_version()} ({error.name}); update the driver, or install an older NVRTC"
             )
         self._kernels: dict[tuple[str, int, int], Any] = {}
@@ -259,7 +261,7 @@ class Loaded:
         )
         if error:
             raise UserError(
-                f"kernels.backend=cuda: the {self._label} kernel cannot be launched "
+                f"{_SETTING}: the {self._label} kernel cannot be launched "
                 f"({error.name}: {blocks} blocks of {threads} threads, {shared_bytes} bytes)"
             )
 
@@ -274,7 +276,7 @@ class Loaded:
             (error,) = driver.cuKernelSetAttribute(limit, shared_bytes, kernel, device)
             if error:
                 raise UserError(
-                    f"kernels.backend=cuda: the {self._label} kernel needs {shared_bytes} bytes "
+                    f"{_SETTING}: the {self._label} kernel needs {shared_bytes} bytes "
                     f"of shared memory ({error.name}); use kernels.backend=reference"
                 )
             self._kernels[key] = driver.CUfunction(int(kernel))
@@ -287,14 +289,45 @@ def _driver() -> Any:
         from cuda.bindings import driver
 
         (error,) = driver.cuInit(0)
-    except (ImportError, RuntimeError):
+    except ImportError:
+        raise UserError(f"{_SETTING}: cuda-bindings is missing; {INSTALL}") from None
+    except RuntimeError:
         raise UserError(
-            f"kernels.backend=cuda: cuda-bindings or NVIDIA's driver is missing; install "
-            f"the driver, and the bindings with: {INSTALL}"
+            f"{_SETTING}: NVIDIA's driver is missing; install it: nvidia-smi then shows the GPU"
         ) from None
     if error:
-        raise UserError(f"kernels.backend=cuda: the driver does not start ({error.name})")
+        raise UserError(
+            f"{_SETTING}: NVIDIA's driver does not start ({error.name}); nvidia-smi says more"
+        )
     return driver
+
+
+@cache
+def cuda_problem(device: int = 0) -> str | None:
+    """Return why no kernel can be compiled for a GPU or run on it, and what mends it, or None.
+
+    Args:
+        device: Its index among those that the process sees.
+    """
+    try:
+        driver, compiler = _driver(), nvrtc_version()
+    except UserError as error:
+        return str(error).removeprefix(f"{_SETTING}: ")
+    unknown, newest = driver.cuDriverGetVersion()
+    if not unknown and newest // 1000 < int(compiler.split(".")[0]):
+        major = newest // 1000
+        return (
+            f"the driver goes to CUDA {major}.{newest % 1000 // 10} and NVRTC is {compiler}; "
+            "update the driver, or "
+            f"pip install 'cuda-bindings=={major}.*' nvidia-cuda-nvrtc-cu{major}"
+        )
+    capability = _attributes(device, "COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR")
+    if capability < OLDEST:
+        return (
+            f"kernels need a GPU of sm_{OLDEST[0]}{OLDEST[1]} or later and this is "
+            f"sm_{capability[0]}{capability[1]}; take another"
+        )
+    return None
 
 
 _entered = threading.local()
@@ -314,12 +347,13 @@ def _enter_context(device: int) -> None:
         if not error:
             (error,) = driver.cuCtxSetCurrent(current)
     if error:
-        raise UserError(f"kernels.backend=cuda: the GPU has no context ({error.name})")
+        raise UserError(f"{_SETTING}: the GPU has no context ({error.name})")
     _entered.done = True
 
 
 _loaded: dict[Unit, Loaded] = {}
-_loading = threading.Lock()
+# Threads that ask for one unit wait for each other; different units compile side by side.
+_loading: defaultdict[Unit, threading.Lock] = defaultdict(threading.Lock)
 
 
 def load(unit: Unit) -> Loaded:
@@ -328,10 +362,11 @@ def load(unit: Unit) -> Loaded:
     Raises:
         UserError: it cannot be compiled or loaded.
     """
-    with _loading:
-        if unit not in _loaded:
-            _loaded[unit] = Loaded(unit)
-        return _loaded[unit]
+    if unit not in _loaded:
+        with _loading[unit]:
+            if unit not in _loaded:
+                _loaded[unit] = Loaded(unit)
+    return _loaded[unit]
 
 
 @dataclass(frozen=True)
@@ -356,16 +391,22 @@ def device_limits(device: int) -> Limits:
     Raises:
         UserError: the driver or its bindings are missing.
     """
-    driver = _driver()
-    names = (
-        "MULTIPROCESSOR_COUNT",
-        "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",
-        "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR",
+    return Limits(
+        *_attributes(
+            device,
+            "MULTIPROCESSOR_COUNT",
+            "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",
+            "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR",
+        )
     )
-    found = []
+
+
+def _attributes(device: int, *names: str) -> tuple[int, ...]:
+    """Return attributes of a GPU, as the driver's API names them."""
+    driver, found = _driver(), []
     for name in names:
         attribute = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         error, value = driver.cuDeviceGetAttribute(attribute, device)
         assert not error, error
         found.append(int(value))
-    return Limits(*found)
+    return tuple(found)

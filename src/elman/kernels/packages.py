@@ -84,6 +84,17 @@ def package_problem(name: str, device: torch.device | str) -> str | None:
     """
     if _device_type(device) != _GPU:
         return None
+    if problem := installation_problem(name):
+        return problem
+    return _hopper_problem(device) if name == "flash-linear-attention" else None
+
+
+def installation_problem(name: str) -> str | None:
+    """Return why a package's kernels cannot be imported and what mends it, or None; no GPU needed.
+
+    Args:
+        name: ``mamba-ssm`` or ``flash-linear-attention``.
+    """
     package = PACKAGES[name]
     missing = [module for module in package.modules if not _importable(module)]
     if package.modules[0] in missing:
@@ -93,8 +104,6 @@ def package_problem(name: str, device: torch.device | str) -> str | None:
     found = installed_version(name)
     if found is not None and Version(found) < Version(package.oldest):
         return f"{name} {found} is older than {package.oldest}; {package.install} --upgrade"
-    if name == "flash-linear-attention":
-        return _hopper_problem(device)
     return None
 
 
@@ -154,9 +163,9 @@ def computation_path(cell: Cell, backend: str) -> str | None:
     return f"{found} (causal-conv1d {conv})" if conv else f"{found} (unfused, torch convolution)"
 
 
-def on_slow_path(cell: Cell, backend: str) -> bool:
-    """Return whether a packaged baseline runs without its package: its row is marked."""
-    return cell.package is not None and backend == REFERENCE
+def on_slow_path(backend: str) -> bool:
+    """Return whether a cell runs as plain PyTorch, without kernels: its row is marked."""
+    return backend == REFERENCE
 
 
 def import_kernels(name: str, module: str) -> ModuleType:

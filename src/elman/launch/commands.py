@@ -14,7 +14,7 @@ from elman.launch import session
 # Hydra settings of the sweep itself, which its jobs must not see.
 OF_THE_SWEEP = re.compile(r"hydra[./](mode|sweep|sweeper|launcher|run)\b")
 # A job alone is a job alone, also where a file of settings asks for a sweep.
-_ALONE = "hydra.mode=RUN"
+ALONE = "hydra.mode=RUN"
 
 
 def job_arguments(config: DictConfig, overrides: Sequence[str]) -> list[str]:
@@ -27,7 +27,7 @@ def job_arguments(config: DictConfig, overrides: Sequence[str]) -> list[str]:
     of_hydra = typed_overrides(config, "hydra")
     kept = [text for text in of_hydra if not OF_THE_SWEEP.match(text)]
     own = [text for text in overrides if not OF_THE_SWEEP.match(text)]
-    return [*session.current().config_flags, *own, *kept, _ALONE]
+    return [*session.current().config_flags, *own, *kept, ALONE]
 
 
 def job_command(config: DictConfig, overrides: Sequence[str]) -> str:

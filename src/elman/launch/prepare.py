@@ -23,7 +23,9 @@ from elman.errors import UserError
 from elman.launch.resume import is_resume, resumed_config, resumed_folder
 from elman.launch.run_folder import RunLock, claim_folder, make_folder, run_name
 from elman.launch.session import Job
+from elman.launch.suite_runs import refuse_without_run
 from elman.launch.sweep_settings import refuse_alone
+from elman.suites import GROUP
 
 _SILENT_LOG: dict[str, Any] = {"version": 1, "root": None, "disable_existing_loggers": False}
 
@@ -59,7 +61,9 @@ def _with_place(line: str, named: frozenset[str], choices: Mapping[str, Any]) ->
 def prepare(tree: DictConfig) -> Job:
     """Check a composed job, make its folder and point Hydra there."""
     HydraConfig.instance().set_config(tree)
-    refuse_alone(named_keys(typed_overrides(tree, "task")))
+    named = named_keys(typed_overrides(tree, "task"))
+    refuse_alone(named)
+    refuse_without_run(tree, named)
     config = checked_config(tree)
     given = _named_run_dir(tree)
     if not MODES[config.mode].makes_folder:
@@ -122,8 +126,8 @@ def _point_hydra(
     What it writes of the configuration leaves out what no job reads.
     """
     with read_write(tree), open_dict(tree):
-        for name in OF_SWEEPS:
-            tree.pop(name)
+        for name in (*OF_SWEEPS, GROUP):
+            tree.pop(name, None)
     with read_write(tree.hydra), open_dict(tree.hydra):
         with read_write(tree.hydra.run):
             tree.hydra.run.dir = str(folder)

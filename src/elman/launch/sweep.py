@@ -5,7 +5,6 @@ Expansion, checks and the table stand here; how jobs are started is the launcher
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shlex
@@ -28,7 +27,8 @@ from elman.compose import typed_overrides
 from elman.config import MODES, Mode, RunConfig
 from elman.errors import ExitStatus, UserError
 from elman.launch import in_process, session
-from elman.launch.commands import job_command
+from elman.launch.commands import ALONE, job_command
+from elman.launch.expansion import expand
 from elman.launch.planned import SweepJob
 from elman.launch.prepare import checked_config
 from elman.launch.run_folder import (
@@ -39,7 +39,9 @@ from elman.launch.run_folder import (
     run_name,
 )
 from elman.launch.sizes import builds_a_model, count_params, size_lines, spread_note
+from elman.launch.slow_paths import refuse_slow_paths
 from elman.launch.status import NOT_STARTED, job_status
+from elman.launch.suite_runs import ChosenSuite, chosen_suite, expand_suite
 from elman.launch.sweep_resume import SWEEP_FILE, check_same, read_sweep, unfinished
 from elman.launch.sweep_settings import (
     is_of_sweeps,
@@ -66,7 +68,8 @@ def sweep(
     earlier = _earlier(settings)
     _refuse_swept_settings(context, arguments)
     of_jobs = without_sweep_settings(arguments) or (earlier["arguments"] if earlier else [])
-    jobs = _checked_jobs(context, config, of_jobs)
+    suite = _suite(context, config, of_jobs)
+    jobs = _checked_jobs(context, config, of_jobs, suite)
     mode = _one_mode(jobs)
     if mode.in_process:
         refuse_in_process(config, jobs[0].config.mode)
@@ -75,10 +78,12 @@ def sweep(
         print(*sizes, *(job_command(config, job.overrides) for job in jobs), sep="\n", flush=True)
         return
     _check_launcher(jobs, mode, settings)
+    if suite is not None:
+        refuse_slow_paths(suite.name, jobs, settings.launcher)
     jobs, folder = _with_folders(config, jobs, mode, settings)
     for line in sizes:
         print(line, flush=True)
-    record = _Record(folder, jobs, of_jobs, started)
+    record = _Record(folder, jobs, of_jobs, suite.name if suite else None, started)
     with RunLock(folder) if folder is not None else nullcontext():
         if earlier is not None and folder is not None:
             check_same(folder, earlier, jobs)
@@ -154,7 +159,8 @@ def _sizes(jobs: Sequence[SweepJob], settings: SweepSettings) -> list[str]:
     for job in jobs:
         with _named(job.number, len(jobs), job.swept or job.overrides):
             params.append(count_params(job.config, known))
-    note = spread_note(jobs, params, settings.sweep)
+    compares = MODES[jobs[0].config.mode].compares
+    note = spread_note(jobs, params, settings.sweep) if compares else None
     return size_lines(jobs, params) + ([note] if note else [])
 
 
@@ -172,67 +178,54 @@ def _check_launcher(jobs: Sequence[SweepJob], mode: Mode, settings: SweepSetting
         minutes_of(jobs, settings.launcher)
 
 
-def expand(overrides: Sequence[Override]) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Return (all overrides, the swept ones among them) of every job: the product of the sweeps.
-
-    Of two overrides with one key the later counts, as without ``-m``.
-
-    Raises:
-        UserError: a sweep has no values, or endlessly many.
-    """
-    values: dict[str, list[str]] = {}
-    for override in overrides:
-        key = override.get_key_element()
-        values[key] = [f"{key}={value}" for value in _values(override)]
-    swept = [key for key, texts in values.items() if len(texts) > 1]
-    keys = list(values)
-    return [
-        (job, tuple(text for key, text in zip(keys, job, strict=True) if key in swept))
-        for job in itertools.product(*values.values())
-    ]
-
-
-def _values(override: Override) -> list[str]:
-    if not override.is_sweep_override():
-        # As typed: 1e-3 and not 0.001.
-        return [(override.input_line or "").partition("=")[2]]
-    if not override.is_discrete_sweep():
-        raise UserError(
-            f"{override.input_line}: has endlessly many values; "
-            f"list some, as in {override.get_key_element()}=1,2,3, or use range(start,stop,step)"
-        )
-    found = list(override.sweep_string_iterator())
-    if not found:
-        raise UserError(f"{override.input_line}: matches nothing; `elman --help` lists the choices")
-    return found
-
-
 def _refuse_run_dir(config: DictConfig) -> None:
     if any(text.startswith("hydra.run.dir=") for text in typed_overrides(config, "hydra")):
         raise UserError("hydra.run.dir: every job would share it; with -m type hydra.sweep.dir=...")
 
 
-def _refuse_swept_settings(context: HydraContext, arguments: Sequence[str]) -> None:
-    """Refuse several values of what a sweep as a whole is told once."""
+def _parsed(
+    context: HydraContext, arguments: Sequence[str]
+) -> tuple[OverridesParser, list[Override]]:
     with in_our_words(arguments):
         parser = OverridesParser.create(config_loader=context.config_loader)
-        for override in parser.parse_overrides(list(arguments)):
-            key = override.get_key_element().lstrip("+~")
-            if is_of_sweeps(key) and override.is_sweep_override():
-                raise UserError(f"{override.input_line}: holds for the whole sweep; give one value")
+        return parser, parser.parse_overrides(list(arguments))
+
+
+def _refuse_swept_settings(context: HydraContext, arguments: Sequence[str]) -> None:
+    """Refuse several values of what a sweep as a whole is told once."""
+    for override in _parsed(context, arguments)[1]:
+        key = override.get_key_element().lstrip("+~")
+        if is_of_sweeps(key) and override.is_sweep_override():
+            raise UserError(f"{override.input_line}: holds for the whole sweep; give one value")
+
+
+def _suite(
+    context: HydraContext, config: DictConfig, arguments: Sequence[str]
+) -> ChosenSuite | None:
+    """Return the suite of the sweep; one that goes on names it in what it was asked before."""
+    loader = context.config_loader
+    with in_our_words(arguments):
+        return chosen_suite(
+            lambda chosen: loader.load_sweep_config(config, chosen),
+            _parsed(context, arguments)[1],
+            str(config.mode),
+        )
 
 
 def _checked_jobs(
-    context: HydraContext, config: DictConfig, arguments: Sequence[str]
+    context: HydraContext,
+    config: DictConfig,
+    arguments: Sequence[str],
+    suite: ChosenSuite | None,
 ) -> list[SweepJob]:
+    parser, overrides = _parsed(context, arguments)
     with in_our_words(arguments):
-        parser = OverridesParser.create(config_loader=context.config_loader)
-        expanded = expand(parser.parse_overrides(list(arguments)))
+        expanded = expand_suite(suite, overrides, parser) if suite else expand(overrides)
     jobs = []
-    for number, (overrides, swept) in enumerate(expanded, 1):
-        with _named(number, len(expanded), swept or overrides):
-            typed = _checked(context, config, overrides)
-        jobs.append(SweepJob(number, overrides, swept, typed))
+    for number, (texts, swept) in enumerate(expanded, 1):
+        with _named(number, len(expanded), swept or texts):
+            typed = _checked(context, config, texts)
+        jobs.append(SweepJob(number, texts, swept, typed))
     return jobs
 
 
@@ -326,10 +319,11 @@ class _Record:
         folder: Path | None,
         jobs: Sequence[SweepJob],
         arguments: Sequence[str],
+        suite: str | None,
         started: datetime,
     ) -> None:
         self._folder, self._jobs = folder, jobs
-        self._arguments, self._started = arguments, started
+        self._arguments, self._suite, self._started = arguments, suite, started
 
     def write(self, statuses: Sequence[str], ended: datetime | None) -> None:
         """Write the file atomically; a full disk is said, and stops no job."""
@@ -345,15 +339,22 @@ class _Record:
             print(f"warning: {place} cannot be written ({error.strerror})", flush=True)
 
     def _content(self, statuses: Sequence[str], ended: datetime | None) -> dict[str, Any]:
+        # A suite's file asks for a sweep.
+        alone = [ALONE] if self._suite is not None else []
         return {
             "command": shlex.join(["elman", "-m", *self._arguments]),
             "arguments": list(self._arguments),
+            "mode": self._jobs[0].config.mode,
+            "benchmark": self._suite,
             "started": self._started.isoformat(timespec="seconds"),
             "ended": ended.astimezone().isoformat(timespec="seconds") if ended else None,
             "jobs": [
                 {
                     "number": job.number,
-                    "command": shlex.join(["elman", *job.overrides]),
+                    "model": job.config.model.name,
+                    "seed": job.config.train.seed,
+                    "swept": list(job.swept),
+                    "command": shlex.join(["elman", *job.overrides, *alone]),
                     "folder": job.folder.name if job.folder else None,
                     "status": status,
                 }

@@ -25,7 +25,7 @@ from elman.training.checkpoints import CheckpointStore
 from elman.training.display import Display
 from elman.training.environment import choose_device, describe_environment
 from elman.training.memory import available_memory, estimate_memory, largest_batch
-from elman.training.metrics import DEFINITIONS
+from elman.training.metrics import DEFINITIONS, METRICS_VERSION
 from elman.training.recorder import Recorder, write_result
 from elman.training.trainer import Trainer
 from elman.training.validation import uses_bf16
@@ -239,9 +239,10 @@ class _Session:
             result["backend"] = self._backend
             result["parity"] = self._parity
             result["path"] = computation_path(cell, self._backend)
-            result["slow_path"] = on_slow_path(cell, self._backend)
+            result["slow_path"] = on_slow_path(self._backend)
         result["data"] = self._data.describe()
         result["environment"] = describe_environment(self._device)
+        result["metrics_version"] = METRICS_VERSION
         result["definitions"] = DEFINITIONS
         return result
 

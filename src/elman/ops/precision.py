@@ -7,6 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+# Asked once: torch.compile cannot trace the question.
+_AUTOCASTS = frozenset(t for t in ("cpu", "cuda") if torch.amp.is_autocast_available(t))
+
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of states and statistics beside ``dtype``: fp32, or fp64 for fp64."""
@@ -16,7 +19,7 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 def compute_dtype(x: Tensor, model_dtype: torch.dtype) -> torch.dtype:
     """Return autocast's dtype where it is on for the device of ``x``, else the model's own."""
     device_type = x.device.type
-    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+    if device_type in _AUTOCASTS and torch.is_autocast_enabled(device_type):
         return torch.get_autocast_dtype(device_type)
     return model_dtype
 
@@ -24,6 +27,6 @@ def compute_dtype(x: Tensor, model_dtype: torch.dtype) -> torch.dtype:
 def no_autocast(x: Tensor) -> AbstractContextManager[object]:
     """Return a context in which operations on the device of ``x`` keep their inputs' dtypes."""
     device_type = x.device.type
-    if torch.amp.is_autocast_available(device_type):
+    if device_type in _AUTOCASTS:
         return torch.autocast(device_type, enabled=False)
     return nullcontext()

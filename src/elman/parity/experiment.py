@@ -120,13 +120,20 @@ class Experiment:
 
 
 def compile_for(cell: Cell, shape: Shape, run: Run) -> None:
-    """Call a layer of this shape once, on next to nothing, so that its kernels are compiled."""
+    """Call a layer of this shape once, on next to nothing, so that its kernels are compiled.
+
+    CUDA kernels depend on the batch, too, and the two passes are compiled apart.
+    """
     dtype = _DTYPES[run.precision]
     build = layer_class(cell)
     layer = build(shape.dim, **shape.options, backend=run.backend, device=run.device, dtype=dtype)
-    x_btd = torch.zeros(1, 1, shape.dim, device=run.device, dtype=dtype)
-    with torch.no_grad(), _autocast(run):
-        layer(x_btd)
+    both = run.backend == "cuda"
+    batch = shape.batch if both else 1
+    x_btd = torch.zeros(batch, 1, shape.dim, device=run.device, dtype=dtype, requires_grad=True)
+    with torch.set_grad_enabled(both), _autocast(run):
+        y_btd, _ = layer(x_btd)
+    if y_btd.requires_grad:
+        torch.autograd.grad(y_btd, x_btd, torch.zeros_like(y_btd))
 
 
 def trained(layer: nn.Module) -> dict[str, Tensor]:

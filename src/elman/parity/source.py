@@ -9,7 +9,9 @@ from pathlib import Path
 
 import torch
 
+from elman.errors import UserError
 from elman.kernels.compiler import find_compiler
+from elman.kernels.nvrtc import nvrtc_version
 from elman.kernels.sources import files_hash, source_folder
 from elman.kernels.target import host_target
 from elman.training.environment import device_name
@@ -45,4 +47,13 @@ def proof_conditions() -> dict[str, str]:
         device = torch.device("cuda")
         major, minor = torch.cuda.get_device_capability(device)
         conditions |= {"gpu": device_name(device), "architecture": f"sm_{major}{minor}"}
+        conditions["nvrtc"] = _nvrtc()
     return conditions
+
+
+def _nvrtc() -> str:
+    """Return NVRTC's version; what a cell without CUDA kernels is proved by needs none."""
+    try:
+        return nvrtc_version()
+    except UserError:
+        return "none"

@@ -13,10 +13,11 @@ from elman.catalog import Listed
 from elman.models import registry
 from elman.models.registry.spec import Cell
 from elman.report.option_words import as_typed, read_when, values_of
-from elman.report.published import PublishedResult, published_for
+from elman.report.published import Figures, PublishedResult, published_for
 from elman.schema.model import ModelConfig
 
 HEADS = ("model", "cell", "dim x depth", "heads x state", "parameters", "source")
+FIGURES = ("loss", "tok/s", "steps", "memory")
 _WRAPPERS = {
     "rms": "RMSNorm before each mixer, residual stream in fp32",
     "legacy_ln": "LayerNorm with bias, residual in the compute dtype: before 2026-01-11",
@@ -47,9 +48,7 @@ def heads_and_state(model: ModelConfig) -> str:
 
 def models_table(rows: Sequence[tuple[Listed, int | None]]) -> Table:
     """Return one line for each model, with its number of parameters if it is known."""
-    table = _table(*HEADS)
-    for column in table.columns[2:5]:
-        column.justify = "right"
+    table = plain_table(*HEADS, right=HEADS[2:5])
     for column in table.columns:
         # One line each, whatever the terminal's width; the source is cut, and explained whole.
         column.no_wrap, column.overflow = True, "ellipsis"
@@ -101,7 +100,7 @@ def _facts(model: ModelConfig, cell: Cell, params: int) -> Table:
 
 
 def _options(cell: Cell, model: ModelConfig) -> Table:
-    table = _table("option", "here", "default", "values", "what it does", "read with")
+    table = plain_table("option", "here", "default", "values", "what it does", "read with")
     for name, option in cell.options.items():
         here, default = (as_typed(value) for value in (model.options[name], option.default))
         style = "bold" if here != default else ""
@@ -111,27 +110,30 @@ def _options(cell: Cell, model: ModelConfig) -> Table:
 
 
 def _results(records: Sequence[PublishedResult]) -> Table:
-    table = _table("suite", "date", "loss", "tok/s", "steps", "memory", "caveat")
-    for column in table.columns[2:6]:
-        column.justify = "right"
+    table = plain_table("suite", "date", *FIGURES, "caveat", right=FIGURES)
     for record in records:
-        figures = record.figures
-        numbers = (
-            _number(figures.loss, "g"),
-            _number(figures.tok_s, ",.0f"),
-            _number(figures.steps, ","),
-            _number(figures.memory_gb, "g", " GB"),
-        )
+        numbers = figure_numbers(record.figures)
         table.add_row(*map(Text, (record.of.suite, record.of.date, *numbers, record.caveats)))
     return table
+
+
+def figure_numbers(figures: Figures) -> list[str]:
+    """Return what was published for a run as text, under ``FIGURES``."""
+    return [
+        _number(figures.loss, "g"),
+        _number(figures.tok_s, ",.0f"),
+        _number(figures.steps, ","),
+        _number(figures.memory_gb, "g", " GB"),
+    ]
 
 
 def _number(value: float | None, form: str, unit: str = "") -> str:
     return "-" if value is None else f"{value:{form}}{unit}"
 
 
-def _table(*heads: str) -> Table:
+def plain_table(*heads: str, right: Sequence[str] = ()) -> Table:
+    """Return an empty table; the columns in ``right`` are numbers."""
     table = Table(show_edge=False, header_style="bold")
     for head in heads:
-        table.add_column(head, overflow="fold")
+        table.add_column(head, justify="right" if head in right else "left", overflow="fold")
     return table

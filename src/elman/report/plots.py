@@ -2,49 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
+from elman.report.metrics_file import read_metrics
 from elman.training.metrics import bits_per_byte
 
 CURVE = "loss.png"
 
 
-@dataclass
-class Curves:
-    """Bits per byte by optimizer step, read back from ``metrics.jsonl``.
-
-    A resumed run repeats the steps after its last checkpoint; the later record counts.
-    """
-
-    train: dict[int, float] = field(default_factory=dict)
-    validation: dict[int, float] = field(default_factory=dict)
-
-
-def read_curves(folder: Path) -> Curves:
-    """Return the curves of the run in ``folder``; a half-written last line is left out."""
-    curves = Curves()
-    path = folder / "metrics.jsonl"
-    if not path.is_file():
-        return curves
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if record["kind"] == "step" and record["loss"] is not None:
-            curves.train[record["step"]] = bits_per_byte(record["loss"])
-        elif record["kind"] == "validation":
-            curves.validation[record["step"]] = record["val_bpb"]
-    return curves
-
-
 def plot_losses(folder: Path) -> Path | None:
     """Draw ``loss.png`` in the run folder; None if no step was recorded."""
-    curves = read_curves(folder)
-    if not curves.train:
+    metrics = read_metrics(folder)
+    if not metrics.steps.size:
         return None
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -52,13 +22,11 @@ def plot_losses(folder: Path) -> Path | None:
     figure = Figure(figsize=(7.0, 4.0), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    steps = sorted(curves.train)
-    values = [curves.train[step] for step in steps]
+    steps, values = metrics.steps, bits_per_byte(1.0) * metrics.losses
     axes.plot(steps, values, color="0.75", linewidth=0.8, label="training, each step")
-    axes.plot(steps, _smooth(values), color="C0", label="training, smoothed")
-    if curves.validation:
-        marked = sorted(curves.validation)
-        heights = [curves.validation[step] for step in marked]
+    axes.plot(steps, _smooth(values.tolist()), color="C0", label="training, smoothed")
+    if metrics.validation_steps.size:
+        marked, heights = metrics.validation_steps, metrics.validation_bpb
         axes.plot(marked, heights, "o-", color="C3", label="held out")
         axes.annotate(
             f"{heights[-1]:.3f}",

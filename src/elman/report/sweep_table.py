@@ -11,23 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from elman.config import RunConfig, flatten
+from elman.config import RunConfig
 from elman.errors import RunStatus
 
-# Settings that make two jobs' losses incomparable unless they are what is compared.
-_COMPARED = (
-    "train.batch_size",
-    "train.chunk_size",
-    "train.grad_accum",
-    "train.steps",
-    "train.minutes",
-    "train.tbptt",
-    "data.path",
-    "data.val_bytes",
-    "data.val_sample",
-    "data.val_window",
-)
-_COMPARED_SECTIONS = ("optim",)
 # Optimizer steps of which the loss is the mean; a smaller number is shown beside it.
 _LOSS_STEPS = 100
 _WIDTH_OF_A_FILE = 160
@@ -63,7 +49,7 @@ def print_sweep(
     """Print the table, its notes, and where the sweep's folder is."""
     console = wide_console()
     console.print(sweep_table(rows))
-    for note in notes(rows, configs):
+    for note in notes(rows):
         console.print(note, highlight=False, markup=False, soft_wrap=True)
     if folder is not None:
         console.print(f"sweep folder: {folder}", highlight=False, markup=False, soft_wrap=True)
@@ -91,35 +77,10 @@ def sweep_table(rows: Sequence[SweepRow]) -> Table:
     return table
 
 
-def notes(rows: Sequence[SweepRow], configs: Sequence[RunConfig]) -> list[str]:
-    """Return what a reader must know before comparing the lines."""
-    found = []
-    if unfinished := [str(row.number) for row in rows if row.status == "not started"]:
-        found.append(f"not started: {', '.join(unfinished)}")
-    swept = {text.split("=", 1)[0] for row in rows for text in row.overrides}
-    for key, values in _differences(configs).items():
-        if key not in swept and key.split(".")[0] not in swept & set(_COMPARED_SECTIONS):
-            listing = ", ".join(f"{n}: {value}" for n, value in values.items())
-            found.append(f"note: the jobs differ in {key}, which was not swept ({listing})")
-    return found
-
-
-def _differences(configs: Sequence[RunConfig]) -> dict[str, dict[int, Any]]:
-    """Return the value in each job of every compared setting that is not the same in all."""
-    trees = [flatten(config) for config in configs if config.mode == "train"]
-    if not trees:
-        return {}
-    keys = list(_COMPARED)
-    for section in _COMPARED_SECTIONS:
-        names = dict.fromkeys(name for tree in trees for name in tree[section])
-        keys += [f"{section}.{name}" for name in names]
-    found = {}
-    for key in keys:
-        section, name = key.split(".")
-        values = {number: tree[section].get(name) for number, tree in enumerate(trees, 1)}
-        if any(value != values[1] for value in values.values()):
-            found[key] = values
-    return found
+def notes(rows: Sequence[SweepRow]) -> list[str]:
+    """Return what a reader must know beside the lines."""
+    unfinished = [str(row.number) for row in rows if row.status == "not started"]
+    return [f"not started: {', '.join(unfinished)}"] if unfinished else []
 
 
 def _numbers(result: Mapping[str, Any]) -> list[str]:

@@ -91,11 +91,12 @@ class KernelsConfig(Section):
 
 
 class BaselineConfig(Section):
-    """Group ``baseline``: what is asked of the packaged baselines, mamba2 and fla-gdn.
+    """Group ``baseline``: what may be compared although it is slower than it could be.
 
     Args:
-        allow_slow: Let them run as plain PyTorch on a GPU, where their package is missing or
-            ``kernels.backend=reference`` asks for it; the result is marked.
+        allow_slow: Let mamba2 and fla-gdn run as plain PyTorch on a GPU, where their package is
+            missing or ``kernels.backend=reference`` asks for it, and let a suite hold such rows and
+            cells without a kernel there; the results are marked.
     """
 
     allow_slow: bool = False

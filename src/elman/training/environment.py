@@ -22,6 +22,8 @@ _PACKAGES = (
     "triton",
     "schedulefree",
     "safetensors",
+    "cuda-bindings",
+    "nvidia-cuda-nvrtc",
     "mamba-ssm",
     "causal-conv1d",
     "flash-linear-attention",

@@ -13,7 +13,12 @@ LOSS_WINDOW = 100
 WARMUP_STEPS = 10
 SHORT_RUN_STEPS = 20
 
+METRICS_VERSION = 1
+
 DEFINITIONS = {
+    "metrics_version": (
+        "counts up whenever a definition changes: numbers of different versions are not compared"
+    ),
     "params": "parameters of the instantiated model, tied weights counted once",
     "steps": "optimizer steps whose update was applied",
     "tokens": "predicted bytes in those steps",
@@ -41,7 +46,7 @@ DEFINITIONS = {
     ),
     "contended": "another process used the device during the run; null: nobody watched",
     "path": "what computed a packaged baseline (mamba2, fla-gdn); null for other cells",
-    "slow_path": "a packaged baseline ran as plain PyTorch instead of its package's kernels",
+    "slow_path": "it ran as plain PyTorch: without its package, or its cell has no kernel there",
 }
 
 # Dense bf16 tensor-core peaks in FLOP/s, from NVIDIA's data sheets; matched by substring.

@@ -40,7 +40,7 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
     if folder is None:
         return ExitStatus.OK
     if steps == UNTIL_SIGNAL:
-        return _wait_for_signal(folder)
+        return _wait_for_signal(folder, config)
     if steps == STUBBORN:
         return _ignore_signals(folder)
     if steps == PREEMPTED:
@@ -48,21 +48,21 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
     if steps == DISK_FULL:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
     if steps == NON_FINITE:
-        return _end(folder, "nan", ExitStatus.NON_FINITE)
+        return _end(folder, config, "nan", ExitStatus.NON_FINITE)
     time.sleep(SECONDS)
     _note("end", config)
     numbers = {"params": 594720, "steps": steps, "loss": 1.5, "loss_steps": 7}
-    return _end(folder, "ok", ExitStatus.OK, **numbers, val_bpb=2.25, tok_s=12345.6)
+    return _end(folder, config, "ok", ExitStatus.OK, **numbers, val_bpb=2.25, tok_s=12345.6)
 
 
-def _wait_for_signal(folder: Path) -> ExitStatus:
+def _wait_for_signal(folder: Path, config: RunConfig) -> ExitStatus:
     received: list[int] = []
     signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
     (folder / "waiting").touch()
     while not received:
         time.sleep(0.02)
     time.sleep(0.3)  # the save; a second signal here would be counted
-    return _end(folder, "interrupted", ExitStatus.INTERRUPTED, signals=len(received))
+    return _end(folder, config, "interrupted", ExitStatus.INTERRUPTED, signals=len(received))
 
 
 def _ignore_signals(folder: Path) -> ExitStatus:
@@ -76,14 +76,14 @@ def _ignore_signals(folder: Path) -> ExitStatus:
 def _preempted_once(folder: Path, config: RunConfig) -> ExitStatus:
     """Save and end at SIGUSR2; when started again in the same folder, end well."""
     if config.train.resume is not None:
-        return _end(folder, "ok", ExitStatus.OK, resumed=True)
+        return _end(folder, config, "ok", ExitStatus.OK, resumed=True)
     write_config(folder, config)
     with interruptible() as interruption:
         (folder / "waiting").touch()
         while not interruption:
             time.sleep(0.02)
     _note("end", config)
-    return _end(folder, "interrupted", ExitStatus.INTERRUPTED)
+    return _end(folder, config, "interrupted", ExitStatus.INTERRUPTED)
 
 
 def _note(what: str, config: RunConfig) -> None:
@@ -95,6 +95,9 @@ def _note(what: str, config: RunConfig) -> None:
             stream.write(json.dumps(note) + "\n")
 
 
-def _end(folder: Path, status: str, exit_status: ExitStatus, **numbers: object) -> ExitStatus:
+def _end(
+    folder: Path, config: RunConfig, status: str, exit_status: ExitStatus, **numbers: object
+) -> ExitStatus:
+    write_config(folder, config)
     (folder / "result.json").write_text(json.dumps({"status": status, **numbers}))
     return exit_status

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from elman.models.layers.matrix import MatrixMixer
 from elman.models.registry.e74 import CELL
@@ -93,9 +92,9 @@ class E74(MatrixMixer):
         found = {name: (self.size, value) for name, value in values.items()}
         return found | ({"decay_logit": (1, 0.0)} if self.update == "simple" else {})
 
-    def activate(self, u_bti: Tensor) -> Tensor:
-        """Apply the first activation, if there is one."""
-        return functional.silu(u_bti) if self.settings.flag("use_silu") else u_bti
+    def activated(self) -> bool:
+        """Return whether silu stands before the cell's projection."""
+        return self.settings.flag("use_silu")
 
     def choose_plan(self) -> Plan:
         """Return the plan of the update that is asked for, under its gate."""

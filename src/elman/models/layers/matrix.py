@@ -19,6 +19,7 @@ from elman.models.state import State
 from elman.ops.matrix_state.op import run
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.precision import compute_dtype
+from elman.ops.silu_linear import silu_linear
 from elman.ops.slices import row_blocks
 
 
@@ -138,12 +139,14 @@ class MatrixMixer(Skeleton):
     def project_cell(self, x_btd: Tensor, state: State, carried: State) -> Tensor:
         """Return what the cell's projection yields."""
         (u_bti,) = self.project_in(x_btd, state, carried)
-        c_bti = self.activate(u_bti)
-        return functional.linear(c_bti, self.cell_matrix().to(c_bti.dtype))
+        matrix_ci = self.cell_matrix().to(u_bti.dtype)
+        if self.activated():
+            return silu_linear(u_bti, matrix_ci)
+        return functional.linear(u_bti, matrix_ci)
 
-    def activate(self, u_bti: Tensor) -> Tensor:
-        """Apply the first activation."""
-        return functional.silu(u_bti)
+    def activated(self) -> bool:
+        """Return whether silu stands before the cell's projection."""
+        return True
 
     def cell_matrix(self) -> Tensor:
         """Return the matrix of the cell's projection as it is used."""

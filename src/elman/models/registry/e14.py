@@ -20,6 +20,6 @@ CELL = Cell(
     equation="S' = decay > S + tanh(W_key c) (x) W_val c, out = (S' q) silu(z)",
     source="seed 000; matrix-state specification 3",
     options=_OPTIONS,
-    backends=("reference", "cpu"),
+    backends=("reference", "cpu", "cuda"),
     rule=wide_enough,
 )

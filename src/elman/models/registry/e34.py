@@ -13,6 +13,6 @@ CELL = Cell(
     equation="h' = tanh(W u + c h + b), c within 0.99, out = h' silu(h')",
     source="seed 004; vector-state specification 3.6",
     options=channel_options(", as the cell's matrix; coefficients 0.99"),
-    backends=("reference", "cpu"),
+    backends=("reference", "cpu", "cuda"),
     rule=wide_enough,
 )

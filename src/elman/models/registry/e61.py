@@ -23,6 +23,6 @@ CELL = Cell(
         ),
         "use_tanh": Option(False, "tanh around v", needs={"variant": "plain"}),
     },
-    backends=("reference", "cpu"),
+    backends=("reference", "cpu", "cuda"),
     rule=wide_enough,
 )

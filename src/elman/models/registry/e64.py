@@ -13,6 +13,6 @@ CELL = Cell(
     equation="h' = a h + (1 - a) tanh(h + W u + b), a = sigmoid(W u + b), out = h' silu(h')",
     source="seed 004; vector-state specification 4.4",
     options=channel_options(),
-    backends=("reference", "cpu"),
+    backends=("reference", "cpu", "cuda"),
     rule=wide_enough,
 )

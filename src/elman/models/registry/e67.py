@@ -13,6 +13,6 @@ CELL = Cell(
     equation="h' = a h + (1 - a) tanh(W u + b), a = sigmoid(W u + c h + b), out = h' silu(h')",
     source="seed 004; vector-state specification 4.7",
     options=channel_options(),
-    backends=("reference", "cpu"),
+    backends=("reference", "cpu", "cuda"),
     rule=wide_enough,
 )

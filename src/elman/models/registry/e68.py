@@ -20,6 +20,6 @@ CELL = Cell(
             choices=("plain", "inverse"),
         ),
     },
-    backends=("reference", "cpu"),
+    backends=("reference", "cpu", "cuda"),
     rule=wide_enough,
 )

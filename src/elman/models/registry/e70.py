@@ -30,6 +30,6 @@ CELL = Cell(
     equation="S' = tanh(decay S + v k^T), y = S' q, out = y silu(y)",
     source="seed 001; matrix-state specification 5",
     options=_OPTIONS,
-    backends=("reference", "cpu"),
+    backends=("reference", "cpu", "cuda"),
     rule=wide_enough,
 )

@@ -78,7 +78,7 @@ CELL = Cell(
     equation="S' = tanh(S + (v - S k) k^T), y = S' q, out = y silu(y)",
     source="seed 004; matrix-state specification 9",
     options=_OPTIONS,
-    backends=("reference", "cpu"),
+    backends=("reference", "cpu", "cuda"),
     rule=_rule,
     limit=_limit,
 )

@@ -33,6 +33,6 @@ CELL = Cell(
     equation="S' = tanh(S + (v - S k) k^T) in blocks of 8 x 8, y = S' q, out = y silu(y)",
     source="matrix-state specification 9",
     options=reduced_options(),
-    backends=("reference", "cpu"),
+    backends=("reference", "cpu", "cuda"),
     rule=_rule,
 )

@@ -66,7 +66,7 @@ CELL = Cell(
     equation="s' = tanh(s (1 - k^2) + v k), y = s' q, out = y silu(y)",
     source="seed 004; matrix-state specification 9",
     options=_OPTIONS,
-    backends=("reference", "cpu"),
+    backends=("reference", "cpu", "cuda"),
     rule=_rule,
     limit=_limit,
 )

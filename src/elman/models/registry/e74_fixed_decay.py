@@ -21,6 +21,6 @@ CELL = Cell(
     equation="S' = decay S + (v - S k) k^T, y = S' q, out = y silu(y)",
     source="matrix-state specification 9",
     options=_OPTIONS,
-    backends=("reference", "cpu"),
+    backends=("reference", "cpu", "cuda"),
     rule=wide_enough,
 )

@@ -13,6 +13,6 @@ CELL = Cell(
     equation="U' = tanh(U + (v - U R^T k) (W_r k)^T), y = U' R^T q, R fixed, out = y silu(y)",
     source="matrix-state specification 9",
     options=reduced_options() | {"rank": Option(8, "columns of U and R", minimum=1, size=True)},
-    backends=("reference", "cpu"),
+    backends=("reference", "cpu", "cuda"),
     rule=wide_enough,
 )

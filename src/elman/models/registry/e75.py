@@ -45,6 +45,6 @@ CELL = Cell(
     equation="S' = tanh(beta > S + (v - S k) k^T), y = S' q, out = y silu(y)",
     source="seed 004; matrix-state specification 10 and 11",
     options=_OPTIONS,
-    backends=("reference", "cpu"),
+    backends=("reference", "cpu", "cuda"),
     rule=wide_enough,
 )

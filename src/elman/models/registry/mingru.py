@@ -13,6 +13,6 @@ CELL = Cell(
     equation="h' = (1 - z) h + z g(W x), z = sigmoid(W x), g > 0, out = h'",
     source="vector-state specification 5.3; lm-and-training specification 5.4",
     options=minimal_options(),
-    backends=("reference", "cpu"),
+    backends=("reference", "cpu", "cuda"),
     rule=wide_enough,
 )

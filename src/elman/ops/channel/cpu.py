@@ -54,14 +54,16 @@ def backward(
     batch, _, channels = kept_bkc.shape
     dfirst_bc = kept_bkc.new_empty(batch, channels)
     dparameters_c = [parameter.new_empty(channels) for parameter in parameters_c]
-    dsources_bts = [_gradient(plan, n, source, channels) for n, source in enumerate(sources_bts)]
+    dsources_bts = [
+        gradient_room(plan, n, source, channels) for n, source in enumerate(sources_bts)
+    ]
     call = _Call(plan, sources_bts, parameters_c, channels)
     for slot, place in enumerate(plan.slices()):
         call.args.dx[slot] = sequence(dsources_bts[place.source], place.start)
     call.args.dp = pointers(dparameters_c)
     call.point(dfirst=dfirst_bc, checkpoints=kept_bkc)
     if dy_btc is not None:
-        call.args.dy = sequence(call.keep(_adjacent(dy_btc)))
+        call.args.dy = sequence(call.keep(adjacent(dy_btc)))
     if dlast_bc is not None:
         call.point(dlast=dlast_bc.contiguous())
     call.run(call.kernel.backward)
@@ -91,7 +93,7 @@ class _Call:
             threads=kernel_threads(torch.get_num_threads()),
             p=pointers([self.keep(parameter.contiguous()) for parameter in parameters_c]),
         )
-        sources = [self.keep(_adjacent(source)) for source in sources_bts]
+        sources = [self.keep(adjacent(source)) for source in sources_bts]
         for slot, place in enumerate(plan.slices()):
             assert place.start + channels <= sources[place.source].shape[2], plan
             self.args.x[slot] = sequence(sources[place.source], place.start)
@@ -114,13 +116,13 @@ class _Call:
         function(self.args)
 
 
-def _adjacent(tensor_bts: Tensor) -> Tensor:
+def adjacent(tensor_bts: Tensor) -> Tensor:
     """Return the tensor with its channels adjacent: as it is, or a copy."""
     return tensor_bts if tensor_bts.stride(-1) == 1 else tensor_bts.contiguous()
 
 
-def _gradient(plan: Plan, number: int, source_bts: Tensor, channels: int) -> Tensor:
+def gradient_room(plan: Plan, number: int, source_bts: Tensor, channels: int) -> Tensor:
     """Return room for a source's gradient, 0 in columns that the plan does not read."""
     read = sum(place.source == number for place in plan.slices()) * channels
     make = torch.empty if read == source_bts.shape[2] else torch.zeros
-    return make(source_bts.shape, dtype=source_bts.dtype)
+    return make(source_bts.shape, dtype=source_bts.dtype, device=source_bts.device)

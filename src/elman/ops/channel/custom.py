@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman.ops.channel import cpu
+from elman.ops.channel import cpu, cuda
 from elman.ops.channel.plan import parse
 
 
@@ -23,15 +23,22 @@ def channel(
 
     Args:
         plan: ``Plan.text``.
-        sources_bts: Sequences, all float32 or all float64, as is everything else here.
+        sources_bts: Sequences of one dtype; on a CPU everything else here has it, too.
         parameters_c: The step's parameters in the order of :mod:`elman.ops.channel.cells`.
         state_bc: State before the first step.
 
     Returns:
-        The output [B, T, C], the state after the last step, and the states [B, segments, C] that
-        the backward pass starts from.
+        The output [B, T, C] in the sources' dtype, the state after the last step, and the states
+        [B, segments, C] that the backward pass starts from.
     """
     return cpu.forward(parse(plan), sources_bts, parameters_c, state_bc)
+
+
+@channel.register_kernel("cuda")
+def _(
+    plan: str, sources_bts: Sequence[Tensor], parameters_c: Sequence[Tensor], state_bc: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    return cuda.forward(parse(plan), sources_bts, parameters_c, state_bc)
 
 
 @channel.register_fake
@@ -40,10 +47,11 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor]:
     batch, steps, _ = sources_bts[0].shape
     channels = state_bc.shape[1]
+    segments = (cuda if state_bc.is_cuda else cpu).n_segments(steps)
     return (
-        state_bc.new_empty(batch, steps, channels),
+        sources_bts[0].new_empty(batch, steps, channels),
         state_bc.new_empty(batch, channels),
-        state_bc.new_empty(batch, cpu.n_segments(steps), channels),
+        state_bc.new_empty(batch, segments, channels),
     )
 
 
@@ -58,6 +66,18 @@ def channel_backward(
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """Return the gradients of sources, parameters and first state."""
     return cpu.backward(parse(plan), dy_btc, dlast_bc, sources_bts, parameters_c, kept_bkc)
+
+
+@channel_backward.register_kernel("cuda")
+def _(
+    plan: str,
+    dy_btc: Tensor | None,
+    dlast_bc: Tensor | None,
+    sources_bts: Sequence[Tensor],
+    parameters_c: Sequence[Tensor],
+    kept_bkc: Tensor,
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    return cuda.backward(parse(plan), dy_btc, dlast_bc, sources_bts, parameters_c, kept_bkc)
 
 
 @channel_backward.register_fake

@@ -38,17 +38,18 @@ def run(
         backend: Name of the implementation, as chosen by ``elman.kernels.backends``.
 
     Returns:
-        The output y_btc (the states, or what the plan makes of them) and the last state. Both, and
-        all of the computation, have the dtype of ``state_bc`` (fp32 or wider), whatever autocast
-        says.
+        The output y_btc (the states, or what the plan makes of them) and the last state. The state
+        and all of the computation have the dtype of ``state_bc`` (fp32 or wider), whatever autocast
+        says; so has the output, but for the cuda backend, which writes it in the sources' dtype.
 
     Raises:
         UserError: the backend has no kernel for the plan's step or the state's dtype.
     """
     dtype = state_bc.dtype
-    sources_bts = [source_bts.to(dtype) for source_bts in sources_bts]
+    narrow = sources_bts[0].dtype if backend == "cuda" else dtype
+    sources_bts = [source_bts.to(narrow) for source_bts in sources_bts]
     parameters = {name: parameter.to(dtype) for name, parameter in parameters.items()}
-    if backend == "cpu":
+    if backend in ("cpu", "cuda"):
         ordered = [parameters[name] for name in compiled_cell(plan.step).parameters]
         y_btc, last_bc, _ = custom.channel(plan.text, sources_bts, ordered, state_bc)
         return y_btc, last_bc

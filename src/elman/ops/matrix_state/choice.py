@@ -1,6 +1,7 @@
-"""Which geometry the CUDA kernels of a plan run with, chosen by arithmetic and not by trial.
+"""Which geometries the CUDA kernels of a plan run with, chosen by arithmetic and not by trial.
 
-A change of T never changes it, and of B only where the number of heads no longer fills the GPU.
+The backward pass comes first: it decides how far apart the kept states are. A change of T never
+changes anything, and of B only where the number of heads no longer fills the GPU.
 Imports no torch.
 
 Symbols: R value rows, N key columns, H heads, B batch.
@@ -25,6 +26,9 @@ LEAST_ALIGN = 4
 _RESERVED = 1024  # shared memory that the system takes for each block
 _COLUMNS = 8  # of a lane: measured to be best where heads are many
 _WIDE = 128  # columns of a state up to which 8 lanes to a row are best
+_LEAST_COLUMNS = 4  # of a lane, in the forward pass
+_MOST_WARPS = 16  # of a block that hold the state
+_MOST_THREADS = 640  # of a block, so that each has its 96 registers
 _STEPS = (16, 12, 8)
 
 
@@ -39,9 +43,42 @@ def choose(plan: Plan, types: Types, heads: int, device: Limits) -> Geometry:
     """
     lanes = _lanes(plan, heads, device)
     whole = math.ceil(plan.rows / (_WARP // lanes))
-    most = 16 if _columns(plan.columns, lanes) <= _COLUMNS else 8
+    most = _MOST_WARPS if _columns(plan.columns, lanes) <= _COLUMNS else 8
     slabs = max(math.ceil(whole / most), _slabs_to_fill(whole, heads, device))
     return _fitted(geometry_of(plan, types, lanes, math.ceil(whole / slabs)), heads, device)
+
+
+def forward_of(chosen: Geometry, heads: int, device: Limits) -> Geometry:
+    """Return the geometry of the forward pass that keeps the states for a backward pass.
+
+    Args:
+        chosen: The backward pass's.
+        heads: B H.
+        device: The GPU.
+    """
+    warps, places = heads * chosen.slabs * chosen.warps, device.multiprocessors * _SCHEDULERS
+    if warps <= 2 * places and (chosen.warps > 1 or warps <= places):
+        # Few warps wait for each other's latency: others prepare and finish for them.
+        lanes = min(chosen.lanes, _power(chosen.plan.columns / _LEAST_COLUMNS))
+        found = replace(_of_lanes(chosen, lanes, chosen.slabs), helped=True)
+    elif chosen.columns <= 2 * _COLUMNS < chosen.plan.columns and chosen.lanes > 1:
+        # Many do not, and more columns to a lane are fewer instructions.
+        found = _of_lanes(chosen, chosen.lanes // 2, 1)
+    else:
+        found = chosen
+    return found if _fits_forward(found, device) else chosen
+
+
+def _of_lanes(chosen: Geometry, lanes: int, slabs: int) -> Geometry:
+    """Return a pass of the same steps with other lanes, and so many slabs to a head or more."""
+    plan = chosen.plan
+    warps = math.ceil(math.ceil(plan.rows / (_WARP // lanes)) / slabs)
+    return geometry_of(plan, chosen.types, lanes, min(_MOST_WARPS, warps), chosen.steps)
+
+
+def _fits_forward(geometry: Geometry, device: Limits) -> bool:
+    widest = replace(geometry, align=LEAST_ALIGN)
+    return widest.forward_bytes <= device.shared_bytes and geometry.forward_threads <= _MOST_THREADS
 
 
 def geometry_of(plan: Plan, types: Types, lanes: int, warps: int, steps: int = 16) -> Geometry:

@@ -18,7 +18,7 @@ import torch
 from elman.errors import UserError
 from elman.kernels.nvrtc import Unit, device_limits, load
 from elman.ops.matrix_state.arguments import Call, MatrixArgs, ParameterArgs, SequenceArgs
-from elman.ops.matrix_state.choice import H200, LEAST_ALIGN, choose
+from elman.ops.matrix_state.choice import H200, LEAST_ALIGN, choose, forward_of
 from elman.ops.matrix_state.geometry import Geometry, Types
 from elman.ops.matrix_state.plan import ROLES, Plan, parse
 from elman.ops.matrix_state.spec import spec_source
@@ -40,7 +40,7 @@ def exact() -> Iterator[None]:
 
 def segment(plan: Plan, batch: int, dtype: torch.dtype) -> int:
     """Return how many steps lie between two kept states."""
-    return geometry(plan.text, batch, dtype).steps
+    return geometry(plan.text, batch, dtype, backward=True).steps
 
 
 def kept_dtype(plan: Plan, dtype: torch.dtype) -> torch.dtype:
@@ -51,12 +51,13 @@ def kept_dtype(plan: Plan, dtype: torch.dtype) -> torch.dtype:
 
 
 @cache
-def geometry(plan_text: str, batch: int, dtype: torch.dtype) -> Geometry:
-    """Return how a plan runs on this machine's GPU."""
+def geometry(plan_text: str, batch: int, dtype: torch.dtype, *, backward: bool) -> Geometry:
+    """Return how a pass of a plan runs on this machine's GPU."""
     plan = parse(plan_text)
     # Without a GPU shapes alone are asked for.
     here = device_limits(torch.cuda.current_device()) if torch.cuda.is_available() else H200
-    return choose(plan, types(plan, dtype), batch * plan.heads, here)
+    chosen = choose(plan, types(plan, dtype), batch * plan.heads, here)
+    return chosen if backward else forward_of(chosen, batch * plan.heads, here)
 
 
 def types(plan: Plan, dtype: torch.dtype) -> Types:
@@ -80,7 +81,8 @@ def launch(call: Call, *, backward: bool) -> None:
     Raises:
         UserError: the kernel cannot be compiled or launched.
     """
-    launch_as(call, geometry(call.plan.text, call.args.B, call.like.dtype), backward=backward)
+    chosen = geometry(call.plan.text, call.args.B, call.like.dtype, backward=backward)
+    launch_as(call, chosen, backward=backward)
 
 
 def launch_as(call: Call, chosen: Geometry, *, backward: bool) -> None:
@@ -119,7 +121,7 @@ def launches(chosen: Geometry, args: MatrixArgs, backward: bool) -> list[tuple[s
     """Return the launches of a pass: kernel, blocks, threads, bytes of shared memory."""
     blocks = args.B * args.H * chosen.slabs
     if not backward:
-        return [("matrix_forward", blocks, chosen.threads, chosen.forward_bytes)]
+        return [("matrix_forward", blocks, chosen.forward_threads, chosen.forward_bytes)]
     passes = [("matrix_backward", blocks, chosen.threads, chosen.backward_bytes)]
     numbers = chosen.finish_numbers(args.B, args.T)
     if numbers:
@@ -161,7 +163,7 @@ def unit_text(chosen: Geometry, backward: bool, device: str = "cuda/device.cuh")
     """
     types = chosen.types
     kernels = ("matrix_backward", "matrix_finish") if backward else ("matrix_forward",)
-    threads = {"matrix_finish": str(_FINISH_THREADS)}
+    threads = {"matrix_finish": str(_FINISH_THREADS), "matrix_forward": "G::FORWARD_THREADS"}
     return "\n".join(
         [
             f'#include "{device}"',

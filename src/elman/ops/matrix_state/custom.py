@@ -66,7 +66,8 @@ def _outputs(
 ) -> tuple[Tensor, Tensor, Tensor]:
     (batch, steps, _), dtype, device = source_btc.shape, source_btc.dtype, source_btc.device
     chosen = BACKENDS[backend]
-    kept = (steps - 1) // chosen.segment(plan, batch, dtype) if keep else 0
+    # A batch that torch.compile traces as a symbol is taken at its number; T stays one.
+    kept = (steps - 1) // chosen.segment(plan, int(batch), dtype) if keep else 0
     state = (batch, plan.heads, plan.rows, plan.columns)
     return (
         torch.empty(batch, steps, plan.heads, plan.rows, dtype=dtype, device=device),

@@ -55,6 +55,7 @@ class Geometry:
         steps: K.
         align: Bytes that every slice and stride of sources and gradients is a multiple of.
         scratch: Whether the replayed states stand in global memory.
+        helped: Whether other warps of a block prepare and finish segments in the forward pass.
     """
 
     plan: Plan
@@ -65,11 +66,17 @@ class Geometry:
     steps: int
     align: int
     scratch: bool = False
+    helped: bool = False
 
     @property
     def threads(self) -> int:
         """Threads of a block."""
         return _WARP * self.warps
+
+    @property
+    def forward_threads(self) -> int:
+        """Threads of a block of the forward pass."""
+        return self.threads + _WARP * min(self.warps, 4) * self.helped
 
     @property
     def columns(self) -> int:
@@ -140,7 +147,9 @@ class Geometry:
     def forward_bytes(self) -> int:
         """Shared memory of the forward pass."""
         reads = self._bytes(self._ahead * self.threads)
-        return 2 * self.raw_bytes(False) + self._input_bytes(False) + reads
+        after = self.plan.gate_act != "none" or self.plan.residual
+        buffers, sets = (4 if after else 2, 2) if self.helped else (2, 1)
+        return buffers * self.raw_bytes(False) + sets * (self._input_bytes(False) + reads)
 
     @property
     def backward_bytes(self) -> int:
@@ -229,13 +238,14 @@ class Geometry:
     def type_text(self) -> str:
         """Return the C++ type, for a translation unit with ``elman::Spec``."""
         numbers = (self.lanes, self.warps, self.vector, self.steps, self.align)
-        scratch = str(self.scratch).lower()
+        switches = f"{self.scratch}, {self.helped}".lower()
         inner = ", ".join(map(str, numbers))
-        return f"elman::Geometry<elman::Spec, {self.types.kept}, {inner}, {scratch}>"
+        return f"elman::Geometry<elman::Spec, {self.types.kept}, {inner}, {switches}>"
 
     def assertions(self, backward: bool) -> str:
         """Return C++ text that refuses to compile a pass where this mirror is wrong."""
         mirrored = {"G::SLABS": self.slabs, "G::THREADS": self.threads}
+        mirrored["G::FORWARD_THREADS"] = self.forward_threads
         texts = [f"G::FORWARD_BYTES <= {self.forward_bytes}"]
         if backward:
             mirrored["G::HISTORY"] = self.history

@@ -1,0 +1,201 @@
+"""Writes docs/registers.md: what the CUDA kernels take of a multiprocessor, on every architecture.
+
+Run it after a change to csrc/cuda: ``python docs/make_registers.py``. NVRTC compiles everything; no
+GPU is needed. A test compares the rows, where it runs with the same version of NVRTC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elman.kernels.nvrtc import Limits, Unit, nvrtc_version
+from elman.ops.channel import cells as channel_cells
+from elman.ops.channel import cuda as channel_cuda
+from elman.ops.channel.plan import Plan as ChannelPlan
+from elman.ops.matrix_state import cuda
+from elman.ops.matrix_state.cells import CELLS
+from elman.ops.matrix_state.choice import H200, choose, forward_of
+from elman.ops.matrix_state.geometry import Geometry
+from elman.ops.matrix_state.plan import Plan
+from elman.ops.matrix_state.stacked import DELTA, E70, E75, stacked_plan
+from elman.ops.slices import row_blocks
+from elman.report.markdown import table
+
+PAGE = Path(__file__).with_name("registers.md")
+_KIB = 1024
+ARCHITECTURES = {
+    "sm_80": Limits(108, 163 * _KIB, 164 * _KIB),
+    "sm_90": H200,
+    "sm_100": Limits(148, 227 * _KIB, 228 * _KIB),
+    "sm_120": Limits(170, 99 * _KIB, 100 * _KIB),
+}
+SIZES = (16, 20, 32, 64, 128)
+# Models by the cell that they run, what stands around it, and heads of a batch of 32.
+MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "E70": ("decayed", E70, 32),
+    "E75": ("row_gated_delta", E75, 256),
+    "E88": ("delta", DELTA, 1024),
+}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A pair of kernels, forward and backward, on one architecture.
+
+    Args:
+        name: The model, or the cell.
+        plan: What is computed.
+        heads: Heads of all sequences of a batch.
+        dtype: Of the sources: bfloat16 or float32.
+        architecture: As NVRTC names it.
+    """
+
+    name: str
+    plan: Plan
+    heads: int
+    dtype: torch.dtype
+    architecture: str
+
+    @property
+    def label(self) -> str:
+        """The kernel in one word."""
+        dtype = "bf16" if self.dtype == torch.bfloat16 else "fp32"
+        return f"{self.name}-n{self.plan.columns}-{dtype}-{self.architecture}"
+
+    @property
+    def geometries(self) -> tuple[Geometry, Geometry]:
+        """How the engine runs its forward and its backward pass."""
+        device = ARCHITECTURES[self.architecture]
+        chosen = choose(self.plan, cuda.types(self.plan, self.dtype), self.heads, device)
+        return forward_of(chosen, self.heads, device), chosen
+
+    def row(self) -> list[str]:
+        """Compile both kernels and return their row of the page."""
+        pair, fast = self.geometries, self.dtype == torch.bfloat16
+        used = [
+            cuda.unit_of(pair[backward], backward, self.architecture, fast=fast).resources()[name]
+            for backward, name in ((False, "matrix_forward"), (True, "matrix_backward"))
+        ]
+        shared = (pair[0].forward_bytes, pair[1].backward_bytes)
+        threads = (pair[0].forward_threads, pair[1].threads)
+        return [
+            self.name,
+            str(self.plan.columns),
+            "bf16" if fast else "fp32",
+            self.architecture,
+            " / ".join(f"{one.lanes} x {one.columns}" for one in pair),
+            " / ".join(f"{n} x {one.slabs}" for n, one in zip(threads, pair, strict=True)),
+            str(pair[1].steps),
+            " / ".join(str(one.registers) for one in used),
+            " / ".join(str(one.spilled) for one in used),
+            " / ".join(f"{n_bytes / _KIB:.1f}" for n_bytes in shared),
+        ]
+
+
+def models() -> Iterator[Kernel]:
+    """Yield E70, E75 and E88 in every size: bf16 on every architecture, fp32 on sm_90."""
+    for name, (cell, options, heads) in MODELS.items():
+        for n in SIZES:
+            plan = stacked_plan(cell, 1, n, n, **options)
+            for architecture in ARCHITECTURES:
+                yield Kernel(name, plan, heads, torch.bfloat16, architecture)
+            yield Kernel(name, plan, heads, torch.float32, "sm_90")
+
+
+def cells() -> Iterator[Kernel]:
+    """Yield every cell at n = 32 on sm_90, with the smallest plan that it runs with."""
+    for name, needs in CELLS.items():
+        if needs.type is not None:
+            plan = stacked_plan(name, 1, 32, 32)
+            yield Kernel(name, plan, 256, torch.bfloat16, "sm_90")
+
+
+@dataclass(frozen=True)
+class ChannelKernel:
+    """The kernels of a step of the channel engine, bf16 on sm_90.
+
+    Args:
+        step: Its name.
+    """
+
+    step: str
+
+    @property
+    def label(self) -> str:
+        """The kernel in one word."""
+        return f"channel-{self.step}"
+
+    def row(self) -> list[str]:
+        """Compile the kernels and return their row of the page."""
+        inputs = channel_cells.CELLS[self.step].inputs
+        unit = "key" if "key" in inputs else None
+        places = row_blocks(dict.fromkeys(inputs, 64))
+        plan = ChannelPlan(self.step, tuple(places.items()), unit=unit, self_gate=True)
+        text = channel_cuda.unit_text(plan, torch.bfloat16, torch.float32)
+        used = Unit(text, self.step, "sm_90", True).resources()
+        both = [used[f"channel_{name}"] for name in ("forward", "backward")]
+        return [
+            self.step,
+            " / ".join(str(one.registers) for one in both),
+            " / ".join(str(one.spilled) for one in both),
+        ]
+
+
+def channels() -> Iterator[ChannelKernel]:
+    """Yield every step of the channel engine."""
+    for step in channel_cells.CELLS:
+        yield ChannelKernel(step)
+
+
+HEAD = [
+    "kernel",
+    "n",
+    "dtype",
+    "architecture",
+    "lanes x columns",
+    "threads x slabs",
+    "K",
+    "registers",
+    "spilled bytes",
+    "shared KiB",
+]
+
+
+def page() -> str:
+    """Compile everything and return the page."""
+    with ThreadPoolExecutor(2) as pool:
+        rows = [list(pool.map(Kernel.row, kernels)) for kernels in (models(), cells())]
+        steps = list(pool.map(ChannelKernel.row, channels()))
+    return f"""\
+# Registers and shared memory of the CUDA kernels
+
+Written by `docs/make_registers.py` with NVRTC {nvrtc_version()}; forward / backward. Lanes x
+columns: lanes that share a row of the state, and what each holds of it; threads x slabs: threads of
+a block, blocks of a head; K: steps between kept states. Sizes are those that the engine chooses for
+a batch of 32 sequences (E70 one head, E75 8, E88 32); sources that lie unevenly take a little more.
+bf16 kernels use the GPU's own tanh, fp32 kernels the CUDA library's.
+
+## Models
+
+{table(HEAD, rows[0])}
+
+## Every cell
+
+{table(HEAD, rows[1])}
+
+## Channel engine
+
+bf16 on sm_90; 128 threads a block, one per channel, no shared memory.
+
+{table(["step", "registers", "spilled bytes"], steps)}
+"""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,42 @@
+"""``mode=report``: one table of training runs, with plots, from their result files alone.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from elman.config import RunConfig
+from elman.errors import ExitStatus, UserError
+from elman.report.comparison.content import Report, make_report
+from elman.report.comparison.files import write_report
+from elman.report.comparison.terminal import print_report, say_where
+from elman.report.sweep_table import UNCUT, wide_console
+
+
+def run(config: RunConfig, folder: Path | None) -> ExitStatus:
+    """Print the table and write the report; a failed run is a row of it and no failure of ours.
+
+    Raises:
+        UserError: a folder holds no runs, or the report cannot be written.
+    """
+    assert folder is None
+    assert config.report is not None
+    report = make_report([Path(name) for name in config.report.folders])
+    place = _place(report, config.report.out)
+    console = wide_console(UNCUT)
+    print_report(console, report)
+    say_where(console, write_report(report, place))
+    return ExitStatus.OK
+
+
+def _place(report: Report, out: str | None) -> Path:
+    if out is not None:
+        return Path(out).expanduser().absolute()
+    if len(report.sources) == 1 and report.sources[0].is_sweep:
+        return report.sources[0].folder
+    raise UserError(
+        "report.out: missing; report.dir is not the folder of one sweep, so say where the report "
+        "is written, as in report.out=my-report"
+    )

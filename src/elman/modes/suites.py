@@ -1,0 +1,38 @@
+"""``mode=suites``: every suite there is, or one of them explained. Imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+
+from elman.catalog import listed_models
+from elman.config import RunConfig
+from elman.errors import ExitStatus
+from elman.report.suite_table import print_suite, suites_table
+from elman.report.sweep_table import UNCUT, wide_console
+from elman.suites import GROUP, load_suite, suite_names
+
+
+def run(config: RunConfig, folder: Path | None) -> ExitStatus:
+    """Print the list of suites; with ``benchmark=<name>``, what is known of that one.
+
+    Raises:
+        UserError: a suite's file is wrong.
+    """
+    assert folder is None
+    hydra = HydraConfig.get()
+    places = [(str(one.schema), str(one.path)) for one in hydra.runtime.config_sources]
+    name = hydra.runtime.choices.get(GROUP)
+    if name is not None:
+        suite = load_suite(str(name), places)
+        print_suite(wide_console(), suite, listed_models(suite.models, places))
+        return ExitStatus.OK
+    console = wide_console(UNCUT)
+    names = suite_names(places)
+    console.print(suites_table([load_suite(name, places) for name in names]))
+    console.print(
+        f"{len(names)} suites; elman mode=suites {GROUP}=<name> explains one, "
+        f"elman {GROUP}=<name> runs it"
+    )
+    return ExitStatus.OK

@@ -1,0 +1,123 @@
+"""From the folders that a person names to the runs in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from elman.errors import UserError
+from elman.launch.sweep_resume import SWEEP_FILE
+from elman.report.comparison.runs import Run, is_run, read_run
+
+
+@dataclass(frozen=True)
+class Source:
+    """One folder that was named, with its runs.
+
+    Args:
+        folder: As named, absolute.
+        runs: Its runs, in the order of the sweep.
+        is_sweep: Whether it is the folder of a sweep.
+        command: The command of that sweep, or empty.
+        started: When the sweep began, as it wrote it, or empty.
+        ended: When it ended; empty while it runs, or if it was killed.
+        benchmark: The suite that it ran, or None.
+        problems: What could not be read of it, one line each.
+    """
+
+    folder: Path
+    runs: tuple[Run, ...]
+    is_sweep: bool = False
+    command: str = ""
+    started: str = ""
+    ended: str = ""
+    benchmark: str | None = None
+    problems: tuple[str, ...] = ()
+
+
+def collect(folders: Sequence[Path]) -> list[Source]:
+    """Return the runs of every folder, each run once.
+
+    Raises:
+        UserError: a folder is not there, cannot be read, or holds neither a sweep nor a run.
+    """
+    seen: set[Path] = set()
+    found = []
+    for folder in folders:
+        for source in _sources(folder.expanduser().absolute()):
+            fresh = [run for run in source.runs if run.folder and run.folder.resolve() not in seen]
+            seen |= {run.folder.resolve() for run in fresh if run.folder}
+            found.append(replace(source, runs=tuple(fresh)))
+    return found
+
+
+def _sources(folder: Path) -> list[Source]:
+    if not folder.exists():
+        raise UserError(f"report.dir={folder}: no such folder; sweeps and runs are below outputs/")
+    if not folder.is_dir():
+        raise UserError(f"report.dir={folder}: a file stands there; name the folder that it is in")
+    try:
+        children = sorted(path for path in folder.iterdir() if path.is_dir())
+        if (folder / SWEEP_FILE).is_file():
+            return [_sweep(folder, children)]
+        if is_run(folder):
+            return [Source(folder, (read_run(folder),))]
+        return _all_in(folder, children)
+    except PermissionError as error:
+        raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from None
+
+
+def _all_in(folder: Path, children: Sequence[Path]) -> list[Source]:
+    """Return what lies directly in a folder that is neither, as in that of a day."""
+    found, problems = [], []
+    for child in children:
+        if (child / SWEEP_FILE).is_file():
+            try:
+                found.append(_sweep(child, sorted(p for p in child.iterdir() if p.is_dir())))
+            except UserError as error:
+                problems.append(f"left out: {str(error).partition('; ')[0]}")
+    runs = tuple(read_run(child) for child in children if is_run(child))
+    if not runs and not found:
+        raise UserError(
+            f"report.dir={folder}: no sweep and no training run (no {SWEEP_FILE}, result.json or "
+            "metrics.jsonl in it); name a folder below outputs/"
+        )
+    return [*found, Source(folder, runs, problems=tuple(problems))] if runs or problems else found
+
+
+def _sweep(folder: Path, children: Sequence[Path]) -> Source:
+    path = folder / SWEEP_FILE
+    try:
+        content = json.loads(path.read_bytes())
+        jobs = [_job(job, content.get("ended") is not None) for job in content["jobs"]]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        found = tuple(read_run(child) for child in children if is_run(child))
+        problem = f"{SWEEP_FILE} cannot be read: jobs that never started are not listed"
+        return Source(folder, found, is_sweep=True, problems=(problem,))
+    if (mode := content.get("mode", "train")) != "train":
+        raise UserError(
+            f"report.dir={folder}: a sweep of mode={mode}; mode=report is for training runs"
+        )
+    return Source(
+        folder,
+        tuple(read_run(folder / job["folder"], job) for job in jobs),
+        is_sweep=True,
+        command=str(content.get("command") or ""),
+        started=str(content.get("started") or ""),
+        ended=str(content.get("ended") or ""),
+        benchmark=str(content["benchmark"]) if content.get("benchmark") else None,
+    )
+
+
+def _job(job: Mapping[str, Any], final: bool) -> Mapping[str, Any]:
+    """Return an entry of ``sweep.json``, with whether the sweep has seen its end.
+
+    Raises:
+        TypeError: it is no such entry.
+    """
+    if not isinstance(job.get("folder"), str):
+        raise TypeError
+    return {**job, "final": final}

@@ -1,0 +1,205 @@
+"""The columns of the table: their heads, what each means, and how a row fills them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from elman.report.comparison.published_rows import words
+from elman.report.comparison.rows import Row
+from elman.report.comparison.runs import Result
+from elman.report.comparison.statistics import SPREAD_DEFINITION, Spread
+from elman.report.published import PublishedResult
+from elman.training.metrics import DEFINITIONS, LOSS_WINDOW
+
+Records = Sequence[PublishedResult]
+NONE = "-"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One number of a run.
+
+    Args:
+        key: Its name in files.
+        of: Reads it from a result.
+        definition: What it is.
+        form: How it is shown.
+        scale: What it is divided by when it is shown.
+    """
+
+    key: str
+    of: Callable[[Result], float | None]
+    definition: str
+    form: str
+    scale: float = 1.0
+
+    def shown(self, value: float | None) -> str:
+        """Return a value as text."""
+        return NONE if value is None else format(value / self.scale, self.form)
+
+    def mean(self, row: Row) -> str:
+        """Return the mean over a row's runs as text."""
+        found = row.over_runs(self.of)
+        return self.shown(found.mean if found else None)
+
+    def spread(self, row: Row) -> str:
+        """Return the spread over a row's runs as text."""
+        found = row.over_runs(self.of)
+        if found is None:
+            return NONE
+        scaled = Spread(tuple(value / self.scale for value in found.values))
+        return scaled.words(self.form)
+
+
+def _defined(key: str, of: Callable[[Result], float | None], form: str) -> Measure:
+    return Measure(key, of, DEFINITIONS[key], form)
+
+
+STEPS = _defined("steps", lambda result: result.steps, ",.0f")
+LOSS = _defined("loss", lambda result: result.loss, ".4f")
+BPB = _defined("bpb", lambda result: result.bpb, ".4f")
+VAL_BPB = _defined("val_bpb", lambda result: result.val_bpb, ".4f")
+TOK_S = _defined("tok_s", lambda result: result.tok_s, ",.0f")
+MEMORY = Measure(
+    "peak_memory_gb",
+    lambda result: result.peak_memory_bytes,
+    f"peak memory in GB (1e9 bytes): {DEFINITIONS['peak_memory_bytes']}",
+    ".2f",
+    1e9,
+)
+MINUTES = Measure(
+    "minutes",
+    lambda result: result.seconds.train,
+    f"minutes of {DEFINITIONS['seconds.train']}",
+    ".2f",
+    60,
+)
+MEASURES = (STEPS, LOSS, BPB, VAL_BPB, TOK_S, MEMORY, MINUTES)
+"""The numbers that a run has, in the order of the table."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column.
+
+    Args:
+        head: Its heading.
+        definition: What it means.
+        cell: Fills it, given a row and the published records of its model.
+        numeric: Whether it is set flush right.
+    """
+
+    head: str
+    definition: str
+    cell: Callable[[Row, Records], str]
+    numeric: bool = True
+
+
+def _params(row: Row, records: Records) -> str:
+    found = row.first(lambda result: result.params)
+    return f"{found:,}" if isinstance(found, int) else NONE
+
+
+def backend(row: Row) -> str:
+    """Return what computed a row's model."""
+    name, path = row.first(lambda result: result.backend), row.first(lambda result: result.path)
+    if name is None:
+        return NONE
+    return f"{name}: {path}" if path else str(name)
+
+
+def _loss(row: Row, records: Records) -> str:
+    steps = [run.result.loss_steps for run in row.counted if run.result is not None]
+    fewest = min((count for count in steps if count is not None), default=LOSS_WINDOW)
+    text = LOSS.mean(row)
+    return text if fewest >= LOSS_WINDOW or text == NONE else f"{text} (last {fewest})"
+
+
+def _published(row: Row, records: Records) -> str:
+    params = row.first(lambda result: result.params)
+    return words(records[0], params if isinstance(params, int) else None) if records else NONE
+
+
+def _set(row: Row, records: Records) -> str:
+    return NONE if row.set is None else str(row.set)
+
+
+def _measure(measure: Measure) -> Callable[[Row, Records], str]:
+    return lambda row, records: measure.mean(row)
+
+
+COLUMNS = (
+    Column("job", "numbers of the row's jobs in their sweep", lambda row, _: row.jobs),
+    Column(
+        "model",
+        "the model, and the settings that differ from the other rows",
+        lambda row, _: row.label,
+        numeric=False,
+    ),
+    Column("params", DEFINITIONS["params"], _params),
+    Column(
+        "backend",
+        "which implementation of the recurrence ran (kernels.backend); of a packaged baseline "
+        "also what computed it",
+        lambda row, _: backend(row),
+        numeric=False,
+    ),
+    Column("steps", STEPS.definition, _measure(STEPS)),
+    Column("loss", f"{LOSS.definition}; mean over seeds", _loss),
+    Column(
+        "spread",
+        f"of loss, {SPREAD_DEFINITION}",
+        lambda row, _: LOSS.spread(row),
+        numeric=False,
+    ),
+    Column("bpb", f"{BPB.definition}; mean over seeds", _measure(BPB)),
+    Column("val bpb", f"{VAL_BPB.definition}; mean over seeds", _measure(VAL_BPB)),
+    Column("tok/s", f"{TOK_S.definition}; mean over seeds", _measure(TOK_S)),
+    Column("GB", f"{MEMORY.definition}; mean over seeds", _measure(MEMORY)),
+    Column("min", f"{MINUTES.definition}; mean over seeds", _measure(MINUTES)),
+    Column("seeds", "train.seed of the runs that are in the means", lambda row, _: row.seeds),
+    Column(
+        "set",
+        "rows of one set are comparable: data, batch, chunk, seeds, duration, metric version, "
+        "validation and device agree",
+        _set,
+    ),
+    Column(
+        "published",
+        "what was published for the model (suite, date); its loss has a definition of its own, "
+        "and its size is said where it is not the row's",
+        _published,
+        numeric=False,
+    ),
+    Column(
+        "status",
+        "how the runs ended; contended: "
+        + DEFINITIONS["contended"].split(";")[0]
+        + "; slow path: "
+        + DEFINITIONS["slow_path"],
+        lambda row, _: row.status,
+        numeric=False,
+    ),
+)
+
+
+def published_only(record: PublishedResult) -> dict[str, str]:
+    """Return the cells, by heading, of a published row that nobody ran."""
+    figures = record.figures
+    return {
+        "model": figures.model,
+        "params": NONE if figures.params is None else f"{figures.params:,}",
+        "published": words(record),
+        "status": "published only",
+    }
+
+
+def shown_columns(rows: Sequence[Row]) -> list[Column]:
+    """Return the columns of a table; jobs where there are none, and one single set, say nothing."""
+    hidden = set()
+    if all(row.jobs == NONE for row in rows):
+        hidden.add("job")
+    if len({row.set for row in rows if row.set is not None}) < 2:
+        hidden.add("set")
+    return [column for column in COLUMNS if column.head not in hidden]

@@ -1,0 +1,153 @@
+"""What must agree before two numbers may be compared, and what a reader is told if it does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from elman.report.comparison.runs import Run
+
+NOT_RECORDED = "not recorded"
+
+# Settings in which two runs of one model may differ and still be the same experiment. The data and
+# the backend are taken as measured, from the result.
+_IRRELEVANT = {
+    "train": (
+        *("seed", "resume", "device", "profile"),
+        *("save_every", "save_minutes", "keep_checkpoints"),
+    ),
+    "data": ("path",),
+}
+_IRRELEVANT_SECTIONS = ("log", "kernels", "baseline", "mode")
+# Settings beside the conditions that a reader should know to differ.
+_REMARKED = {
+    "train": ("grad_clip", "compile", "deterministic", "activation_checkpointing", "init_from"),
+}
+_REMARKED_SECTIONS = ("optim",)
+
+
+def conditions(run: Run) -> dict[str, str]:
+    """Return, by name, what must be the same in two runs before their losses are compared.
+
+    The seeds belong to it too; they are those of a row, see :class:`~.rows.Row`.
+    """
+    config: Mapping[str, Any] = run.config or {}
+    train, data = config.get("train") or {}, config.get("data") or {}
+    known = run.config is not None
+    return {
+        "data": _data(run),
+        "batch": _batch(train) if known else NOT_RECORDED,
+        "chunk": _chunk(train) if known else NOT_RECORDED,
+        "duration": _duration(train) if known else NOT_RECORDED,
+        "metric version": _version(run),
+        "validation": (
+            f"{data.get('val_sample')} bytes in windows of {data.get('val_window')}"
+            if known
+            else NOT_RECORDED
+        ),
+        "device": _device(run, train),
+    }
+
+
+def experiment(run: Run) -> str:
+    """Return what identifies the experiment of a run: all of its settings but the seed."""
+    if run.config is None:
+        return json.dumps([run.model, *sorted(_without_seed(run.overrides) or (run.name,))])
+    tree = {
+        name: {k: v for k, v in section.items() if k not in _IRRELEVANT.get(name, ())}
+        for name, section in run.config.items()
+        if name not in _IRRELEVANT_SECTIONS and isinstance(section, dict)
+    }
+    return json.dumps(tree, sort_keys=True, default=str)
+
+
+def measured(run: Run) -> str:
+    """Return what tells two runs of one experiment apart that were run in different ways."""
+    result = run.result
+    if result is None:
+        return ""
+    ran = (result.backend, result.path, result.slow_path, result.params)
+    return json.dumps([*conditions(run).values(), *ran])
+
+
+def remarks(run: Run) -> dict[str, str]:
+    """Return settings beside the conditions, and the versions that ran, as text by dotted key."""
+    config = run.config or {}
+    found = {
+        f"{name}.{key}": _text(config[name][key])
+        for name, keys in _REMARKED.items()
+        for key in keys
+        if key in (config.get(name) or {})
+    }
+    for name in _REMARKED_SECTIONS:
+        found |= {f"{name}.{key}": _text(v) for key, v in (config.get(name) or {}).items()}
+    if run.result is not None:
+        environment = run.result.environment
+        found["revision of elman"] = environment.revision or environment.elman or NOT_RECORDED
+        found["torch"] = environment.packages.get("torch") or NOT_RECORDED
+    return found
+
+
+def settings(run: Run) -> dict[str, str]:
+    """Return every setting that makes up the experiment, as text by dotted key."""
+    return {
+        f"{name}.{key}": _text(value)
+        for name, section in (run.config or {}).items()
+        if name not in _IRRELEVANT_SECTIONS and isinstance(section, dict)
+        for key, value in section.items()
+        if key not in _IRRELEVANT.get(name, ())
+    }
+
+
+def _without_seed(overrides: tuple[str, ...]) -> list[str]:
+    return [text for text in overrides if not text.startswith("train.seed=")]
+
+
+def _data(run: Run) -> str:
+    if run.result is None or run.result.data.bytes is None:
+        return NOT_RECORDED
+    data = run.result.data
+    names = ", ".join(path.rsplit("/", 1)[-1] for path in data.paths[:2])
+    names += ", ..." if len(data.paths) > 2 else ""
+    print_ = data.sha256 or data.sample_sha256
+    mark = f", sha256 {print_[:12]}" if print_ else ""
+    return f"{names} ({data.bytes:,} bytes{mark}, {data.val_bytes or 0:,} held out)"
+
+
+def _batch(train: Mapping[str, Any]) -> str:
+    accumulated = train.get("grad_accum", 1)
+    times = "" if accumulated == 1 else f" x {accumulated} accumulated"
+    return f"{train.get('batch_size')}{times}"
+
+
+def _chunk(train: Mapping[str, Any]) -> str:
+    carried = ", states carried (tbptt)" if train.get("tbptt") else ""
+    return f"{train.get('chunk_size')}{carried}"
+
+
+def _duration(train: Mapping[str, Any]) -> str:
+    """Word the budget; a run with neither key lasts one minute."""
+    minutes, steps = train.get("minutes"), train.get("steps")
+    parts = [f"{steps} steps"] if steps is not None else []
+    if minutes is not None or not parts:
+        minutes = 1 if minutes is None else minutes
+        parts.append(f"{minutes:g} min" if isinstance(minutes, int | float) else str(minutes))
+    return " or ".join(parts)
+
+
+def _version(run: Run) -> str:
+    version = run.result.metrics_version if run.result else None
+    return NOT_RECORDED if version is None else str(version)
+
+
+def _device(run: Run, train: Mapping[str, Any]) -> str:
+    name = run.result.environment.device_name if run.result else None
+    precision = train.get("precision", "auto")
+    return (name or NOT_RECORDED) + ("" if precision == "auto" else f", {precision}")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return json.dumps(value)
+    return str(value)

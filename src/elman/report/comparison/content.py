@@ -1,0 +1,72 @@
+"""Everything that a report says, before it is text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from elman.report.comparison.collect import Source, collect
+from elman.report.comparison.columns import NONE, Column, published_only, shown_columns
+from elman.report.comparison.notes import comparison_notes, run_notes
+from elman.report.comparison.published_rows import Beside, beside
+from elman.report.comparison.rows import Row, make_rows
+from elman.report.comparison.runs import Run
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report.
+
+    Args:
+        sources: The folders that it is about.
+        rows: Its lines, in the order of the runs.
+        published: What was published for their models.
+    """
+
+    sources: tuple[Source, ...]
+    rows: tuple[Row, ...]
+    published: Beside
+
+    @property
+    def runs(self) -> list[Run]:
+        """Every run, in the order of the rows."""
+        return [run for row in self.rows for run in row.runs]
+
+    @property
+    def columns(self) -> list[Column]:
+        """The columns of its table."""
+        return shown_columns(self.rows)
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """The cells of its table; the published rows that nobody ran come last."""
+        pairs = list(zip(self.rows, self.published.by_row, strict=True))
+        found = [[column.cell(*pair) for column in self.columns] for pair in pairs]
+        for record in self.published.not_run:
+            told = published_only(record)
+            found.append([told.get(column.head, NONE) for column in self.columns])
+        return found
+
+    @property
+    def comparison(self) -> list[str]:
+        """What a reader must know before comparing the rows."""
+        return comparison_notes(self.rows)
+
+    @property
+    def problems(self) -> list[str]:
+        """What ended otherwise than well, and what could not be read."""
+        of_sources = [f"{s.folder}: {problem}" for s in self.sources for problem in s.problems]
+        return [*of_sources, *run_notes(self.runs)]
+
+
+def make_report(folders: Sequence[Path]) -> Report:
+    """Return the report on some folders of sweeps and runs.
+
+    Raises:
+        UserError: a folder holds neither.
+    """
+    sources = collect(folders)
+    rows = make_rows([run for source in sources for run in source.runs])
+    names = [source.benchmark for source in sources if source.benchmark]
+    return Report(tuple(sources), tuple(rows), beside(rows, names))

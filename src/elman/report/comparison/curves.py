@@ -1,0 +1,126 @@
+"""The curves of the plots: smoothed, and thinned out to what can be seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from elman.errors import RunStatus
+from elman.report.comparison.rows import Row
+from elman.report.comparison.runs import Run
+from elman.report.metrics_file import Floats, Metrics
+from elman.training.metrics import LOSS_WINDOW
+
+RATE_WINDOWS = 10
+SMOOTHING = (
+    f"Each point is the mean over the {LOSS_WINDOW} optimizer steps up to it (over all steps so "
+    f"far before step {LOSS_WINDOW}), so that a curve ends in the loss of the table."
+)
+RATE_SMOOTHING = (
+    f"Each point is predicted bytes per second of training time over the {RATE_WINDOWS} records "
+    "(log.every steps each) up to it, without validation and checkpoints."
+)
+THINNING = (
+    "Of the points that share a stretch of a curve, the first, the last, the lowest and the "
+    "highest are drawn: no extreme is left out."
+)
+_MOST_STRETCHES, _STRETCHES_OF_ALL = 250, 6000
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One run in one plot.
+
+    Args:
+        row: Number of its row in the table, from 0.
+        name: What it is called.
+        ok: Whether the run ended well; another ends in a cross.
+        x: Ascending.
+        y: A value for each.
+    """
+
+    row: int
+    name: str
+    ok: bool
+    x: Floats
+    y: Floats
+
+    def thinned(self, stretches: int) -> Curve:
+        """Return the curve with the first, last, lowest and highest point of each stretch."""
+        if self.x.size <= 2 * stretches:
+            return self
+        edges = np.linspace(0, self.x.size, stretches + 1).astype(int)
+        kept: set[int] = set()
+        for first, end in pairwise(edges.tolist()):
+            part = self.y[first:end]
+            kept |= {first, end - 1, first + int(part.argmin()), first + int(part.argmax())}
+        chosen = sorted(kept)
+        return Curve(self.row, self.name, self.ok, self.x[chosen], self.y[chosen])
+
+    def at(self, x: float) -> float:
+        """Return the value at ``x``, linear between the points."""
+        return float(np.interp(x, self.x, self.y))
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The curves of all runs, whole: loss by three measures of effort, and rate over time."""
+
+    over_steps: tuple[Curve, ...]
+    over_minutes: tuple[Curve, ...]
+    over_bytes: tuple[Curve, ...]
+    rates: tuple[Curve, ...]
+
+
+def stretches(curves: Sequence[Curve]) -> int:
+    """Return into how many stretches each curve of a plot is divided."""
+    return min(_MOST_STRETCHES, max(60, _STRETCHES_OF_ALL // max(1, len(curves))))
+
+
+def make_curves(rows: Sequence[Row]) -> Curves:
+    """Return the curves of every run that recorded steps."""
+    found: tuple[list[Curve], ...] = ([], [], [], [])
+    for number, row in enumerate(rows):
+        for run in row.runs:
+            if run.metrics is None or not run.metrics.steps.size:
+                continue
+            name = row.label if len(row.runs) == 1 else f"{row.label}, seed {run.seed}"
+            ok, metrics = run.status == RunStatus.OK, run.metrics
+            smooth, accumulated = running_mean(metrics.losses), _grad_accum(run)
+            minutes = metrics.seconds_at(metrics.steps) / 60
+            sizes = metrics.bytes_at(metrics.steps, accumulated)
+            for place, x in enumerate((metrics.steps, minutes, sizes)):
+                found[place].append(Curve(number, name, ok, x, smooth))
+            x, rate = _rates(metrics, accumulated)
+            if x.size:
+                found[3].append(Curve(number, name, ok, x, rate))
+    return Curves(*map(tuple, found))
+
+
+def running_mean(values: Floats) -> Floats:
+    """Return the mean over the last ``LOSS_WINDOW`` values up to each."""
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    ends = np.arange(1, values.size + 1)
+    starts = np.maximum(0, ends - LOSS_WINDOW)
+    mean: Floats = (total[ends] - total[starts]) / (ends - starts)
+    return mean
+
+
+def _rates(metrics: Metrics, grad_accum: int) -> tuple[Floats, Floats]:
+    """Return minutes and bytes per second; the first window is left out, it holds the start."""
+    steps, seconds = metrics.window_steps, metrics.window_seconds
+    sizes = metrics.bytes_at(steps, grad_accum)
+    ends = np.arange(1, steps.size)
+    starts = np.maximum(0, ends - RATE_WINDOWS)
+    spent = seconds[ends] - seconds[starts]
+    good = spent > 0
+    ends, starts, spent = ends[good], starts[good], spent[good]
+    return seconds[ends] / 60, (sizes[ends] - sizes[starts]) / spent
+
+
+def _grad_accum(run: Run) -> int:
+    value = run.config["train"].get("grad_accum", 1) if run.config else 1
+    return value if isinstance(value, int) else 1

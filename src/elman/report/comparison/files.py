@@ -1,0 +1,64 @@
+"""Where a report is written: three files, replaced whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from elman.errors import UserError
+from elman.report.comparison.content import Report
+from elman.report.comparison.page import PAGE_MARK, page_text
+from elman.report.comparison.text_files import CSV_COLUMNS, MARKDOWN_MARK, csv_text, markdown_text
+
+PAGE, TABLE, MARKDOWN = "report.html", "report.csv", "report.md"
+_WRITERS: dict[str, Callable[[Report], str]] = {
+    TABLE: csv_text,
+    MARKDOWN: markdown_text,
+    PAGE: page_text,
+}
+# What an earlier report begins with: only such a file is replaced.
+_MARKS = {TABLE: ",".join(list(CSV_COLUMNS)[:5]), MARKDOWN: MARKDOWN_MARK, PAGE: PAGE_MARK}
+_BEGINNING = 1024
+
+
+def write_report(report: Report, folder: Path) -> Path:
+    """Write the report into ``folder`` and return the path of its page.
+
+    Raises:
+        UserError: a file of another origin has such a name, or the folder cannot be written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in _WRITERS:
+            _refuse_foreign(folder / name)
+        for name, writer in _WRITERS.items():
+            _replace(folder / name, writer(report))
+    except OSError as error:
+        raise UserError(
+            f"{folder}: the report cannot be written ({error.strerror}); "
+            "name another folder with report.out=<folder>"
+        ) from None
+    return folder / PAGE
+
+
+def _refuse_foreign(path: Path) -> None:
+    if not path.exists():
+        return
+    known = path.is_file() and _MARKS[path.name].encode() in path.read_bytes()[:_BEGINNING]
+    if not known:
+        raise UserError(
+            f"{path}: stands there and is no earlier report; "
+            "move it, or name another folder with report.out=<folder>"
+        )
+
+
+def _replace(path: Path, text: str) -> None:
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    try:
+        # A file name may hold bytes that are no text.
+        scratch.write_text(text, encoding="utf-8", errors="replace")
+        os.replace(scratch, path)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise

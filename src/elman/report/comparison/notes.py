@@ -1,0 +1,98 @@
+"""What a reader must know before comparing the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from elman.errors import RunStatus
+from elman.report.comparison.conditions import remarks
+from elman.report.comparison.rows import Row
+from elman.report.comparison.runs import Run
+from elman.schema.launching import SweepConfig
+
+_MOST_NAMES = 4
+
+
+def comparison_notes(rows: Sequence[Row]) -> list[str]:
+    """Return one line for each thing in which the rows differ and should not, or may."""
+    counted = [row for row in rows if row.counted]
+    found = []
+    names = list(dict.fromkeys(name for row in counted for name in row.conditions))
+    for name in names:
+        places: dict[str, list[str]] = {}
+        for row in counted:
+            place = f"set {row.set}"
+            listed = places.setdefault(row.conditions[name], [])
+            if place not in listed:
+                listed.append(place)
+        if len(places) > 1:
+            found.append(f"not comparable: different {name}: {_listing(places)}")
+    found += [*_sizes(counted), *_remarks(counted)]
+    if counted and all(len(row.counted) == 1 for row in counted):
+        found.append(
+            "n=1: one seed a row, so nothing is known of the noise between seeds; "
+            "train.seed=1,2,3 measures it"
+        )
+    return found
+
+
+def _sizes(rows: Sequence[Row]) -> list[str]:
+    """Say so if the models are further apart in size than a sweep lets pass without a note."""
+    sizes = {row.label: row.counted[0].result.params for row in rows if row.counted[0].result}
+    known = {label: size for label, size in sizes.items() if size}
+    if not known:
+        return []
+    small, large = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
+    spread = (known[large] - known[small]) / known[small]
+    if spread <= SweepConfig().max_params_spread:
+        return []
+    ends = " to ".join(f"{known[label]:,} in {label}" for label in (small, large))
+    return [f"differs too: params by {spread:.0%}: {ends}"]
+
+
+def _remarks(rows: Sequence[Row]) -> list[str]:
+    swept = {text.split("=", 1)[0] for row in rows for text in row.runs[0].swept}
+    told = [remarks(row.counted[0]) for row in rows]
+    found = []
+    for key in dict.fromkeys(key for one in told for key in one):
+        if key in swept or key.split(".")[0] in swept:
+            continue
+        places: dict[str, list[str]] = {}
+        for row, one in zip(rows, told, strict=True):
+            places.setdefault(one.get(key, "not set"), []).append(row.label)
+        if len(places) > 1:
+            found.append(f"differs too: {key}: {_listing(places)}")
+    return found
+
+
+def _listing(places: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(f"{value} in {_named_rows(where)}" for value, where in places.items())
+
+
+def _named_rows(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= _MOST_NAMES else f"{len(names)} rows"
+
+
+def run_notes(runs: Sequence[Run]) -> list[str]:
+    """Return one line for each run that is not as it should be, and each problem of one."""
+    found = []
+    for run in runs:
+        if run.status != RunStatus.OK:
+            found.append(f"{_named(run)}: {ending(run)}")
+        elif run.reason:
+            found.append(f"{_named(run)}: {run.reason}")
+        found += [f"{_named(run)}: {problem}" for problem in run.problems if problem != run.reason]
+    return found
+
+
+def ending(run: Run) -> str:
+    """Return how a run ended, where, and why."""
+    steps = run.result.steps if run.result is not None else None
+    where = f" after {steps:,} steps" if steps else ""
+    return f"{run.status}{where}" + (f": {run.reason}" if run.reason else "")
+
+
+def _named(run: Run) -> str:
+    job = f"job {run.job} " if run.job is not None else ""
+    seed = f", seed {run.seed}" if run.seed is not None else ""
+    return f"{job}({run.name}{seed})"

@@ -1,0 +1,240 @@
+"""The report as one HTML page that needs nothing from outside, not even a network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+
+from elman.report.comparison.columns import BPB, LOSS, MEMORY, MINUTES, NONE, STEPS, TOK_S, VAL_BPB
+from elman.report.comparison.content import Report
+from elman.report.comparison.notes import ending
+from elman.report.comparison.plots import Plot, make_plots
+from elman.report.comparison.published_rows import WARNING, words
+from elman.report.comparison.rows import Row
+from elman.report.comparison.runs import Run
+from elman.report.comparison.svg import escape, sample
+
+PAGE_MARK = '<meta name="generator" content="elman mode=report" />'
+# The browser itself refuses whatever would be loaded.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+_RUN_HEADS = (
+    *("row", "run", "seed", "status", "params", "steps", "loss", "bpb", "val bpb", "tok/s"),
+    *("GB", "min", "contended"),
+)
+# Cells that do not break, or are set small so that the table fits.
+_NARROW = {"spread": "w", "published": "p", "backend": "b"}
+_RUN_MEASURES = (STEPS, LOSS, BPB, VAL_BPB, TOK_S, MEMORY, MINUTES)
+
+
+def page_text(report: Report) -> str:
+    """Return the whole page."""
+    plots = make_plots(report.rows)
+    parts = [
+        _head(report),
+        _comparison(report),
+        _section("Table", _table(report)),
+        _section("Plots", _legend(report.rows) + _plots(plots)) if plots else "",
+        _section("Runs", _runs(report)),
+        _section("What is not as it should be", _list(report.problems, "notes")),
+        _published(report),
+        _section("What each column is", _definitions(report)),
+        f"<script>{_asset('page.js')}</script></body></html>\n",
+    ]
+    return "\n".join(filter(None, parts))
+
+
+def _head(report: Report) -> str:
+    names = ", ".join(source.folder.name for source in report.sources)
+    facts = []
+    for source in report.sources:
+        when = f"{source.started} to {source.ended or 'no end recorded'}" if source.started else ""
+        suite = f"suite {source.benchmark}" if source.benchmark else ""
+        facts.append(" · ".join(filter(None, (str(source.folder), suite, when))))
+        facts.append(source.command)
+    meta = "".join(f'<p class="meta"><code>{escape(fact)}</code></p>' for fact in facts if fact)
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8" />'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}" />{PAGE_MARK}'
+        '<meta name="viewport" content="width=device-width, initial-scale=1" />'
+        f"<title>{escape(names)}: report</title><style>{_asset('page.css')}</style></head>"
+        f"<body><h1>{escape(names)}</h1>{meta}"
+    )
+
+
+def _comparison(report: Report) -> str:
+    notes = report.comparison
+    counted = [row for row in report.rows if row.counted]
+    agree = len(counted) > 1 and len({row.set for row in counted}) == 1
+    fine = agree and not any(note.startswith("differs") for note in notes)
+    if agree:
+        notes = ["comparable: all conditions agree in all rows (below the table)", *notes]
+    return _list(notes, "notes fine" if fine else "notes")
+
+
+def _table(report: Report) -> str:
+    heads = "".join(
+        f'<th scope="col" class="{_kind(column.numeric)}" title="{escape(column.definition)}">'
+        f"{escape(column.head)}</th>"
+        for column in report.columns
+    )
+    lines = [_line(report, number, cells) for number, cells in enumerate(report.cells)]
+    table = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    return f'<div class="scroll">{table}</div>{_conditions(report.rows)}'
+
+
+def _line(report: Report, number: int, cells: Sequence[str]) -> str:
+    row = report.rows[number] if number < len(report.rows) else None
+    kind = "only" if row is None else "" if row.counted else "failed"
+    found = []
+    for column, cell in zip(report.columns, cells, strict=True):
+        text, css = escape(cell), _kind(column.numeric)
+        if column.head == "model":
+            mark = sample(number) if row is not None else ""
+            text, css = f'{mark}<span class="label">{text}</span>', "k"
+        elif column.head == "status":
+            css = "s marked" if row is not None and cell != "ok" else "s"
+        css = _NARROW.get(column.head, css)
+        found.append(f'<td class="{css}">{text}</td>')
+    which = f' data-row="{number}"' if row is not None else ""
+    return f'<tr class="{kind}"{which}>{"".join(found)}</tr>'
+
+
+def _conditions(rows: Sequence[Row]) -> str:
+    """Return what must agree, with its values by set."""
+    by_set: dict[int, dict[str, str]] = {}
+    for row in rows:
+        if row.set is not None:
+            by_set.setdefault(row.set, row.conditions)
+    if not by_set:
+        return ""
+    names = next(iter(by_set.values()))
+    pairs = []
+    for name in names:
+        values = {number: found[name] for number, found in by_set.items()}
+        same = len(set(values.values())) == 1
+        text = (
+            next(iter(values.values()))
+            if same
+            else "; ".join(f"{value} (set {number})" for number, value in values.items())
+        )
+        pairs.append((name, text))
+    return f"<details><summary>Conditions of the runs</summary>{_pairs(pairs)}</details>"
+
+
+def _legend(rows: Sequence[Row]) -> str:
+    entries = [
+        f'<li><button type="button" data-row="{number}" aria-pressed="false">{sample(number)}'
+        f"{escape(row.label)}</button></li>"
+        for number, row in enumerate(rows)
+        if any(run.metrics is not None for run in row.runs)
+    ]
+    words_of_it = (
+        '<p class="caption">One line for each run, one colour for each row; a cross ends a run '
+        "that did not end well. Point at a row to see it alone, click to keep it.</p>"
+    )
+    return f'{words_of_it}<ul class="legend">{"".join(entries)}</ul>'
+
+
+def _plots(plots: Sequence[Plot]) -> str:
+    figures = [
+        f"<figure><h3>{escape(plot.title)}</h3>{plot.svg}<figcaption>{escape(plot.caption)}"
+        f"</figcaption><details><summary>In numbers</summary>{_plain(plot.heads, plot.lines)}"
+        "</details></figure>"
+        for plot in plots
+    ]
+    return f'<div class="plots">{"".join(figures)}</div>'
+
+
+def _runs(report: Report) -> str:
+    lines = []
+    for number, row in enumerate(report.rows):
+        for run in row.runs:
+            cells = _run_cells(row, run)
+            texts = [
+                f'<td class="{_kind(at > 3)}">{escape(cell)}</td>' for at, cell in enumerate(cells)
+            ]
+            kind = "" if run.counts else "failed"
+            lines.append(f'<tr class="{kind}" data-row="{number}">{"".join(texts)}</tr>')
+    heads = "".join(
+        f'<th scope="col" class="{_kind(at > 3)}">{escape(head)}</th>'
+        for at, head in enumerate(_RUN_HEADS)
+    )
+    table = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    return f'<div class="scroll">{table}</div>'
+
+
+def _run_cells(row: Row, run: Run) -> list[str]:
+    result = run.result
+    params = result.params if result else None
+    numbers = [m.shown(m.of(result) if result else None) for m in _RUN_MEASURES]
+    watched = {True: "yes", False: "no", None: NONE}[result.contended if result else None]
+    return [
+        row.label,
+        run.name,
+        NONE if run.seed is None else str(run.seed),
+        run.status if run.counts else ending(run),
+        NONE if params is None else f"{params:,}",
+        *numbers,
+        watched,
+    ]
+
+
+def _published(report: Report) -> str:
+    records = report.published.records
+    if not records:
+        return ""
+    lines = []
+    for record in records:
+        figures = record.figures
+        lines.append(
+            (
+                figures.model,
+                words(record),
+                NONE if figures.params is None else f"{figures.params:,}",
+                NONE if figures.tok_s is None else f"{figures.tok_s:,.0f}",
+                NONE if figures.steps is None else f"{figures.steps:,}",
+                record.of.definition or NONE,
+                record.of.setting,
+                record.caveats,
+                record.of.citation,
+            )
+        )
+    heads = ("model", "published", "params", "tok/s", "steps", "definition of the loss")
+    table = _plain((*heads, "setting", "must be known", "source"), lines)
+    return _section("Published figures", f"<p>{escape(WARNING)}</p>{table}")
+
+
+def _definitions(report: Report) -> str:
+    return _pairs([(column.head, column.definition) for column in report.columns])
+
+
+def _plain(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    top = "".join(f'<th scope="col">{escape(head)}</th>' for head in heads)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>" for line in lines
+    )
+    table = f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="scroll">{table}</div>'
+
+
+def _pairs(pairs: Iterable[tuple[str, str]]) -> str:
+    inside = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in pairs)
+    return f"<dl>{inside}</dl>"
+
+
+def _list(lines: Sequence[str], css: str) -> str:
+    if not lines:
+        return ""
+    return f'<ul class="{css}">{"".join(f"<li>{escape(line)}</li>" for line in lines)}</ul>'
+
+
+def _section(title: str, inside: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>{inside}</section>" if inside else ""
+
+
+def _kind(numeric: bool) -> str:
+    return "n" if numeric else "t"
+
+
+def _asset(name: str) -> str:
+    return files(__package__ or "").joinpath(name).read_text(encoding="utf-8")

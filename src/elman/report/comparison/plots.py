@@ -1,0 +1,153 @@
+"""The five plots of the page, each with its definition and its numbers as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from elman.report.comparison.columns import LOSS, NONE, TOK_S
+from elman.report.comparison.curves import (
+    RATE_SMOOTHING,
+    SMOOTHING,
+    THINNING,
+    Curve,
+    make_curves,
+    stretches,
+)
+from elman.report.comparison.rows import Row
+from elman.report.comparison.svg import Point, axis, line_plot, scatter_plot
+
+# The start of training, far above all the rest, would flatten it: the axis ends where the curves
+# are after this share of their run.
+_START = 0.2
+_SHARES = (0.25, 0.5, 0.75, 1.0)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One plot.
+
+    Args:
+        title: Its heading.
+        svg: The picture.
+        caption: What is drawn, and how.
+        heads: Heads of the table that says the same in numbers.
+        lines: Its lines.
+    """
+
+    title: str
+    svg: str
+    caption: str
+    heads: tuple[str, ...]
+    lines: tuple[tuple[str, ...], ...]
+
+
+def make_plots(rows: Sequence[Row]) -> list[Plot]:
+    """Return every plot for which there is something to draw."""
+    curves = make_curves(rows)
+    losses = (
+        ("steps", "optimizer steps", curves.over_steps, lambda x: f"{x:,.0f}"),
+        ("minutes", "minutes of training", curves.over_minutes, lambda x: f"{x:.3g}"),
+        ("tokens", "predicted bytes", curves.over_bytes, lambda x: f"{x:,.0f}"),
+    )
+    found = [_loss_plot(rows, *each) for each in losses if each[2]]
+    if curves.rates:
+        found.append(_rate_plot(rows, curves.rates))
+    points = [point for number, row in enumerate(rows) if (point := _point(number, row))]
+    if points:
+        found.append(_pareto(rows, points))
+    return found
+
+
+def _loss_plot(
+    rows: Sequence[Row],
+    name: str,
+    unit: str,
+    curves: Sequence[Curve],
+    shown: Callable[[float], str],
+) -> Plot:
+    title = f"Loss over {name}"
+    tops = [float(curve.y[int(_START * curve.y.size) :].max()) for curve in curves if curve.ok]
+    tops = tops or [float(curve.y.max()) for curve in curves]
+    lows = [float(curve.y.min()) for curve in curves]
+    y = axis("loss, nats per byte", [*tops, *lows])
+    x = axis(unit, [float(curve.x[-1]) for curve in curves], from_zero=True)
+    caption = f"{SMOOTHING} {THINNING}" if name == "steps" else "Smoothed and thinned likewise."
+    if any(float(curve.y.max()) > y.high for curve in curves):
+        caption += f" Above {y.high:.3g} curves are cut off: the start of training, or divergence."
+    thin = [curve.thinned(stretches(curves)) for curve in curves]
+    return Plot(
+        title,
+        line_plot(f"loss-{name}", title, thin, x, y),
+        caption,
+        *_at_equal(rows, name, curves, shown),
+    )
+
+
+def _at_equal(
+    rows: Sequence[Row], name: str, curves: Sequence[Curve], shown: Callable[[float], str]
+) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """Return the loss of each row at equal effort, up to the shortest run that ended well."""
+    good = [curve for curve in curves if curve.ok]
+    shortest = min((float(curve.x[-1]) for curve in good), default=0.0)
+    marks = [share * shortest for share in _SHARES] if good else []
+    lines = []
+    for number, row in enumerate(rows):
+        own = [curve for curve in good if curve.row == number]
+        values = [LOSS.shown(fmean(c.at(mark) for c in own)) if own else NONE for mark in marks]
+        lines.append((row.label, *values))
+    return (f"loss at equal {name}", *(f"{shown(mark)} {name}" for mark in marks)), tuple(lines)
+
+
+def _rate_plot(rows: Sequence[Row], curves: Sequence[Curve]) -> Plot:
+    title = "Throughput over minutes"
+    x = axis("minutes of training", [float(c.x[-1]) for c in curves], from_zero=True)
+    y = axis("predicted bytes per second", [float(c.y.max()) for c in curves], from_zero=True)
+    thin = [curve.thinned(stretches(curves)) for curve in curves]
+    lines = []
+    for number, row in enumerate(rows):
+        own = [curve.y for curve in curves if curve.row == number]
+        ends = (min(map(min, own)), max(map(max, own))) if own else (None, None)
+        lines.append((row.label, TOK_S.mean(row), *map(TOK_S.shown, ends)))
+    heads = ("tok/s", "of the table", "lowest point", "highest point")
+    picture = line_plot("throughput", title, thin, x, y)
+    return Plot(title, picture, f"{RATE_SMOOTHING} {THINNING}", heads, tuple(lines))
+
+
+def _point(number: int, row: Row) -> Point | None:
+    rate, loss = row.over_runs(TOK_S.of), row.over_runs(LOSS.of)
+    if rate is None or loss is None:
+        return None
+    ranges = (rate.low, rate.high), (loss.low, loss.high)
+    return Point(number, row.label, rate.mean, loss.mean, *ranges)
+
+
+def _pareto(rows: Sequence[Row], points: Sequence[Point]) -> Plot:
+    title = "Loss against throughput"
+    fronts = []
+    for number in dict.fromkeys(rows[point.row].set for point in points):
+        fronts.append(pareto_front([p for p in points if rows[p.row].set == number]))
+    on_front = {point.row for front in fronts for point in front}
+    x = axis("tok/s", [value for p in points for value in p.x_range])
+    y = axis("loss, nats per byte", [value for p in points for value in p.y_range])
+    lines = tuple(
+        (p.name, TOK_S.shown(p.x), LOSS.shown(p.y), "yes" if p.row in on_front else "no")
+        for p in points
+    )
+    caption = (
+        "Means over seeds, bars from the smallest to the largest run. The line is the Pareto "
+        "front of each set of comparable rows: no row of the set is both faster and better. Of "
+        "more than twelve rows only those on a front are named at first; point at the others."
+    )
+    heads = ("row", "tok/s", "loss", "on the front")
+    return Plot(title, scatter_plot("pareto", title, points, fronts, x, y), caption, heads, lines)
+
+
+def pareto_front(points: Sequence[Point]) -> list[Point]:
+    """Return the points that no other beats in speed and loss, slowest first."""
+    front: list[Point] = []
+    for point in sorted(points, key=lambda p: (-p.x, p.y)):
+        if not front or point.y < front[-1].y:
+            front.append(point)
+    return front[::-1]

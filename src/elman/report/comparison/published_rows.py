@@ -1,0 +1,77 @@
+"""The published figure beside each row, and the published rows of a suite that nobody ran."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from elman.errors import UserError
+from elman.report.comparison.rows import Row
+from elman.report.published import PublishedResult, published_for
+from elman.suites import Suite, load_suite
+
+WARNING = (
+    "Published losses are defined otherwise than ours (each definition stands beside its figure) "
+    "and were made on other data, hardware and code: read the order within one suite, and compare "
+    "no published number with a measured one."
+)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What was published for the models of a report.
+
+    Args:
+        by_row: For each row the records of its model, the one to show first.
+        not_run: Records of the suite that no row repeats.
+    """
+
+    by_row: tuple[tuple[PublishedResult, ...], ...]
+    not_run: tuple[PublishedResult, ...]
+
+    @property
+    def records(self) -> list[PublishedResult]:
+        """Every record, once."""
+        found = [record for records in self.by_row for record in records]
+        return list({id(record): record for record in [*found, *self.not_run]}.values())
+
+
+def beside(rows: Sequence[Row], suite_names: Sequence[str]) -> Beside:
+    """Return the published records of the rows' models; of a suite's models, that suite's."""
+    suites = list(_suites(suite_names))
+    by_row = tuple(tuple(_records(row.model, suites)) for row in rows)
+    models = {row.model for row in rows}
+    # A suite's own figures come first; of models that another run has, it is not the first's.
+    own = [r for suite in suites for r in suite.published if r.of == suite.published[0].of]
+    missing = [record for record in own if record.figures.model not in models]
+    return Beside(by_row, (*missing, *(r for suite in suites for r in suite.published_only)))
+
+
+def _suites(names: Sequence[str]) -> list[Suite]:
+    found = []
+    for name in dict.fromkeys(names):
+        with suppress(UserError):  # a suite of the user's own, of which nothing was published
+            found.append(load_suite(name))
+    return found
+
+
+def _records(model: str, suites: Sequence[Suite]) -> list[PublishedResult]:
+    """Return a model's records: a suite's in its order, or else the newest first."""
+    of_suites = [record for suite in suites for record in suite.published_for(model)]
+    records = of_suites or published_for(model)[::-1]
+    # One with a loss before one without.
+    return sorted(records, key=lambda record: record.figures.loss is None)
+
+
+def words(record: PublishedResult, params: int | None = None) -> str:
+    """Return a record as text; ``params`` is the size of what it stands beside."""
+    figures = record.figures
+    number = "no loss"
+    if figures.loss is not None:
+        number = f"{figures.loss:.4f}"
+    elif figures.tok_s is not None:
+        number = f"{figures.tok_s:,.0f} tok/s"
+    other_size = params is not None and figures.params not in (None, params)
+    size = f" at {(figures.params or 0) / 1e6:.1f}M" if other_size else ""
+    return f"{number}{size} ({record.of.suite}, {record.of.date})"

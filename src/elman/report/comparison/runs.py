@@ -1,0 +1,264 @@
+"""One run as its files say: ``result.json``, ``config.yaml``, and its line of ``sweep.json``."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from elman.errors import RunStatus
+from elman.launch.run_folder import CONFIG_FILE
+from elman.report.metrics_file import METRICS, Metrics, read_metrics
+from elman.training.metrics import METRICS_VERSION
+
+RESULT_FILE = "result.json"
+UNFINISHED, DAMAGED = "unfinished", "damaged"
+
+
+def _finite(value: Any) -> Any:
+    """A number that is not finite is no number: JSON has none, Python writes and reads them."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Number = Annotated[float | None, BeforeValidator(_finite)]
+Whole = Annotated[int | None, BeforeValidator(_finite)]
+
+
+class _Part(BaseModel):
+    """What a report reads of an object in ``result.json``; the rest of it is for others."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class Seconds(_Part):
+    """Times of a run."""
+
+    train: Number = None
+
+
+class DataRead(_Part):
+    """The bytes that a run was trained on."""
+
+    paths: list[str] = []
+    bytes: Whole = None
+    sha256: str | None = None
+    sample_sha256: str | None = None
+    val_bytes: Whole = None
+
+
+class Environment(_Part):
+    """Where a run ran."""
+
+    device_name: str | None = None
+    elman: str | None = None
+    revision: str | None = None
+    packages: dict[str, str | None] = {}
+
+
+class Result(_Part):
+    """What a report reads of ``result.json``; :mod:`elman.training.metrics` defines the numbers."""
+
+    status: str
+    error: str | None = None
+    model: str | None = None
+    metrics_version: Whole = None
+    params: Whole = None
+    backend: str | None = None
+    path: str | None = None
+    slow_path: bool | None = None
+    contended: bool | None = None
+    steps: Whole = None
+    tokens: Whole = None
+    loss: Number = None
+    loss_steps: Whole = None
+    bpb: Number = None
+    val_bpb: Number = None
+    tok_s: Number = None
+    peak_memory_bytes: Number = None
+    seconds: Seconds = Seconds()
+    data: DataRead = DataRead()
+    environment: Environment = Environment()
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, or a job of a sweep that has not become one.
+
+    Args:
+        folder: Its run folder; None if it has none yet.
+        name: What it is called among the others: the folder's name, or the job's number.
+        model: Name of its model, or a word for one that is not known.
+        status: How it ended, in a word or two.
+        reason: Why, if it did not end well; empty if nobody knows.
+        result: Its result file; None if there is none that can be read.
+        config: Its resolved configuration, or None.
+        job: Its number in its sweep, from 1.
+        seed: Its ``train.seed``, if known.
+        overrides: The overrides of its job in a sweep.
+        swept: Those that tell it from the other jobs.
+        problems: What could not be read of it, one line each.
+        metrics: What it recorded step by step; None if it never began.
+    """
+
+    folder: Path | None
+    name: str
+    model: str
+    status: str
+    reason: str = ""
+    result: Result | None = None
+    config: Mapping[str, Any] | None = None
+    job: int | None = None
+    seed: int | None = None
+    overrides: tuple[str, ...] = ()
+    swept: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    metrics: Metrics | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def counts(self) -> bool:
+        """Whether its numbers may enter a mean: it ended well, by definitions known here."""
+        result = self.result
+        return self.status == RunStatus.OK and result is not None and self.version_is_known
+
+    @property
+    def version_is_known(self) -> bool:
+        """Whether its numbers are defined as this version of the package defines them."""
+        return self.result is None or self.result.metrics_version in (None, METRICS_VERSION)
+
+
+def read_run(folder: Path, job: Mapping[str, Any] | None = None) -> Run:
+    """Return the run in ``folder``; whatever is wrong with its files is said in it.
+
+    Args:
+        folder: A run folder; it need not exist if it is a job's.
+        job: The run's entry in ``sweep.json``.
+    """
+    job = job or {}
+    result, problems = _read_result(folder)
+    damage = next(iter(problems), None)
+    config, more = _read_config(folder)
+    problems += more
+    status, reason = _end(folder, result, job)
+    if result is not None and result.metrics_version not in (None, METRICS_VERSION):
+        problems.append(
+            f"metric version {result.metrics_version} is not known here (this is version "
+            f"{METRICS_VERSION}): shown, and in no mean"
+        )
+    if result is not None and status == RunStatus.OK and config is None:
+        problems.append(f"no {CONFIG_FILE}: what it is comparable with is not known")
+    began = result is not None or _there(folder / METRICS)
+    metrics = read_metrics(folder) if began else None
+    problems += metrics.problems if metrics else ()
+    number = job.get("number")
+    return Run(
+        folder=folder,
+        name=folder.name,
+        model=_model(folder, result, config, job),
+        status=DAMAGED if damage else status,
+        reason=damage or reason,
+        result=result,
+        config=config,
+        job=number if isinstance(number, int) else None,
+        seed=_seed(config, job),
+        overrides=_overrides(job),
+        swept=tuple(map(str, job.get("swept") or ())),
+        problems=tuple(problems),
+        metrics=metrics,
+    )
+
+
+def _overrides(job: Mapping[str, Any]) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(str(job.get("command", "")))[1:])
+    except ValueError:
+        return ()
+
+
+def _end(folder: Path, result: Result | None, job: Mapping[str, Any]) -> tuple[str, str]:
+    """Return how a run ended and why: as its result says, or else as its sweep saw it."""
+    seen = str(job.get("status") or "")
+    if result is not None:
+        reason = result.error or ""
+        if seen and job.get("final") and seen != result.status:
+            reason = "; ".join(filter(None, (reason, f"its sweep saw: {seen}")))
+        return result.status, reason
+    if seen == RunStatus.OK:
+        return DAMAGED, f"no {RESULT_FILE}, though its sweep saw it end well"
+    if job and (job.get("final") or not _there(folder)):
+        return seen or "not started", ""
+    return UNFINISHED, f"no {RESULT_FILE}: it is running, or was killed before it could write one"
+
+
+def _there(path: Path) -> bool:
+    """Whether there is such a file; one that may not be looked at is said to be when it is read."""
+    try:
+        return path.exists()
+    except PermissionError:
+        return True
+
+
+def _read_result(folder: Path) -> tuple[Result | None, list[str]]:
+    path = folder / RESULT_FILE
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return None, []
+    except OSError as error:
+        return None, [f"{RESULT_FILE}: cannot be read ({error.strerror})"]
+    try:
+        return Result.model_validate(json.loads(text)), []
+    except ValidationError as error:
+        found = error.errors()[0]
+        place = ".".join(str(part) for part in found["loc"]) or "the whole"
+        return None, [f"{RESULT_FILE}: {place}: {found['msg'].lower()}"]
+    except (ValueError, RecursionError):
+        return None, [f"{RESULT_FILE}: not whole JSON ({len(text):,} bytes)"]
+
+
+def _read_config(folder: Path) -> tuple[Mapping[str, Any] | None, list[str]]:
+    try:
+        tree = yaml.load((folder / CONFIG_FILE).read_bytes(), _LOADER)
+    except (FileNotFoundError, NotADirectoryError):
+        return None, []
+    except OSError as error:
+        return None, [f"{CONFIG_FILE}: cannot be read ({error.strerror})"]
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return None, [f"{CONFIG_FILE}: not valid YAML"]
+    sections = isinstance(tree, dict) and all(
+        isinstance(part, dict) for part in map(tree.get, ("model", "data", "train", "optim"))
+    )
+    return (tree, []) if sections else (None, [f"{CONFIG_FILE}: not the configuration of a run"])
+
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def _model(
+    folder: Path, result: Result | None, config: Mapping[str, Any] | None, job: Mapping[str, Any]
+) -> str:
+    named = [result.model if result else None, config["model"].get("name") if config else None]
+    return next((str(name) for name in (*named, job.get("model")) if name), folder.name)
+
+
+def _seed(config: Mapping[str, Any] | None, job: Mapping[str, Any]) -> int | None:
+    seed = config["train"].get("seed") if config else job.get("seed")
+    return seed if isinstance(seed, int) else None
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is that of a run of ``mode=train``."""
+    if any((folder / name).is_file() for name in (RESULT_FILE, METRICS)):
+        return True
+    return _mode(folder) == "train"
+
+
+def _mode(folder: Path) -> str | None:
+    config, _ = _read_config(folder)
+    return str(config.get("mode")) if config else None

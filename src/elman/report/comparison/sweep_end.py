@@ -1,0 +1,38 @@
+"""The end of a sweep of training runs: its table, and its report beside its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from elman.config import RunConfig
+from elman.errors import UserError
+from elman.report.comparison.content import make_report
+from elman.report.comparison.files import write_report
+from elman.report.comparison.terminal import print_report, say, say_where
+from elman.report.sweep_table import UNCUT, SweepRow, notes, print_sweep, wide_console
+
+
+def print_training_sweep(
+    rows: Sequence[SweepRow], configs: Sequence[RunConfig], folder: Path | None
+) -> None:
+    """Print the table of a sweep, write its report, and say where both are.
+
+    A report that cannot be written, on a full disk for instance, is no failure of the sweep.
+    """
+    assert folder is not None, "training has run folders"
+    console = wide_console(UNCUT)
+    try:
+        report = make_report([folder])
+    except UserError as error:
+        print_sweep(rows, configs, folder)
+        say(console, f"warning: no report: {error}")
+        return
+    print_report(console, report)
+    for note in notes(rows):
+        say(console, note)
+    say(console, f"sweep folder: {folder}")
+    try:
+        say_where(console, write_report(report, folder))
+    except UserError as error:
+        say(console, f"warning: {error}")

@@ -1,0 +1,179 @@
+"""The report as CSV and as Markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from typing import Any
+
+from elman.report.comparison.columns import MEASURES, NONE, backend
+from elman.report.comparison.content import Report
+from elman.report.comparison.printable import one_line
+from elman.report.comparison.published_rows import WARNING, words
+from elman.report.comparison.rows import Row
+from elman.report.comparison.runs import Run
+from elman.report.markdown import table
+from elman.report.published import PublishedResult
+from elman.training.metrics import DEFINITIONS
+
+MARKDOWN_MARK = "<!-- written by elman mode=report -->"
+_SPREAD_OF = ("loss", "bpb", "val_bpb", "tok_s")
+CSV_COLUMNS = {
+    "kind": "model: one row of the table, over its seeds; run: one run of the row before it; "
+    "published: a figure that others published",
+    "set": "rows of one set are comparable; empty if no run counts",
+    "model": "name of the model",
+    "label": "the model and the settings that differ from the other rows",
+    "folder": "of a run: its folder",
+    "job": "of a run: its number in its sweep",
+    "seed": "of a run: train.seed; of a row: the seeds that are in its means",
+    "n": "of a row: how many runs are in its means",
+    "runs": "of a row: how many runs there are",
+    "status": "how it ended",
+    "reason": "of a run: why it did not end well",
+    "params": DEFINITIONS["params"],
+    "backend": "which implementation ran",
+    "contended": "of a run: whether another process used the device; empty if nobody watched",
+    "slow_path": f"of a run: {DEFINITIONS['slow_path']}",
+    "metrics_version": f"of a run: {DEFINITIONS['metrics_version']}",
+    **{measure.key: f"{measure.definition}; of a row: mean over seeds" for measure in MEASURES},
+    "loss_steps": "of a run: steps that its loss is the mean over",
+    **{
+        f"{key}_{kind}": f"of a row: {what} of {key}"
+        for key in _SPREAD_OF
+        for kind, what in (
+            ("sd", "standard deviation (n - 1), from three runs on,"),
+            ("min", "smallest"),
+            ("max", "largest"),
+        )
+    },
+    "published": "of a row: the published loss, its suite and date",
+    "definition": "of a published figure: what its loss is, and what must be known of it",
+}
+"""Columns of ``report.csv`` and what each holds."""
+
+
+def csv_text(report: Report) -> str:
+    """Return the rows, under each its runs, and then what was published, as CSV."""
+    file = io.StringIO()
+    writer = csv.DictWriter(file, CSV_COLUMNS, restval="", lineterminator="\n")
+    writer.writeheader()
+    for line in _lines(report):
+        writer.writerow({key: _cell(value) for key, value in line.items()})
+    return file.getvalue()
+
+
+def _lines(report: Report) -> Iterator[dict[str, Any]]:
+    for row, records in zip(report.rows, report.published.by_row, strict=True):
+        yield _row(row, records[0] if records else None)
+        for run in row.runs:
+            yield _run(row, run)
+    for record in report.published.records:
+        yield _published(record)
+
+
+def _row(row: Row, record: PublishedResult | None) -> dict[str, Any]:
+    line: dict[str, Any] = {
+        "kind": "model",
+        "set": row.set,
+        "model": row.model,
+        "label": row.label,
+        "seed": row.seeds if row.counted else None,
+        "n": len(row.counted),
+        "runs": len(row.runs),
+        "status": row.status,
+        "params": row.first(lambda result: result.params),
+        "backend": None if backend(row) == NONE else backend(row),
+        "published": words(record) if record else None,
+    }
+    for measure in MEASURES:
+        if (found := row.over_runs(measure.of)) is None:
+            continue
+        line[measure.key] = found.mean / measure.scale
+        if measure.key in _SPREAD_OF:
+            line[f"{measure.key}_sd"] = found.sd
+            line[f"{measure.key}_min"] = found.low
+            line[f"{measure.key}_max"] = found.high
+    return line
+
+
+def _run(row: Row, run: Run) -> dict[str, Any]:
+    line: dict[str, Any] = {
+        "kind": "run",
+        "set": row.set if run.counts else None,
+        "model": run.model,
+        "label": row.label,
+        "folder": str(run.folder) if run.folder else None,
+        "job": run.job,
+        "seed": run.seed,
+        "status": run.status,
+        "reason": "; ".join(filter(None, (run.reason, *run.problems))),
+    }
+    if (result := run.result) is None:
+        return line
+    names = ("params", "backend", "contended", "slow_path", "metrics_version", "loss_steps")
+    line |= {name: getattr(result, name) for name in names}
+    for measure in MEASURES:
+        if (value := measure.of(result)) is not None:
+            line[measure.key] = value / measure.scale
+    return line
+
+
+def _published(record: PublishedResult) -> dict[str, Any]:
+    figures = record.figures
+    return {
+        "kind": "published",
+        "model": figures.model,
+        "label": figures.model,
+        "params": figures.params,
+        "loss": figures.loss,
+        "tok_s": figures.tok_s,
+        "steps": figures.steps,
+        "peak_memory_gb": figures.memory_gb,
+        "published": words(record),
+        "definition": "; ".join(filter(None, (record.of.definition, record.caveats))),
+    }
+
+
+def _cell(value: Any) -> Any:
+    """Return a value for CSV: a spreadsheet must not take a name for a formula."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        value = one_line(value)
+        return f"'{value}" if value[:1] in tuple("=+-@") else value
+    return value
+
+
+def markdown_text(report: Report) -> str:
+    """Return the table with its notes, the definition of every column, and what was published."""
+    columns = report.columns
+    parts = [MARKDOWN_MARK, "# Report"]
+    parts += [
+        f"`{one_line(source.command).replace('`', chr(39))}`"
+        for source in report.sources
+        if source.command
+    ]
+    parts.append(_table([column.head for column in columns], report.cells))
+    if notes := [*report.comparison, *report.problems]:
+        parts.append("\n".join(f"- {_plain(note)}" for note in notes))
+    parts.append("What each column is:")
+    parts.append("\n".join(f"- {_plain(c.head)}: {_plain(c.definition)}" for c in columns))
+    if records := report.published.records:
+        heads = ("model", "published", "definition of its loss", "must be known")
+        lines = [[r.figures.model, words(r), r.of.definition or NONE, r.caveats] for r in records]
+        parts += [WARNING, _table(heads, lines)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(heads: list[str] | tuple[str, ...], lines: list[list[str]]) -> str:
+    return table([_plain(head) for head in heads], [list(map(_plain, line)) for line in lines])
+
+
+def _plain(text: str) -> str:
+    """Return text that Markdown shows as it is, on one line; a table escapes its bars itself."""
+    shown = one_line(text)
+    for mark in "\\`*_<>[]#":
+        shown = shown.replace(mark, f"\\{mark}")
+    return shown

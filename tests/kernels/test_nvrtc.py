@@ -1,0 +1,250 @@
+"""CUDA kernels compile without a GPU, for every architecture, and take what the page says."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from elman.errors import UserError
+from elman.kernels import nvrtc, sources
+from elman.kernels.nvrtc import Unit, nvrtc_version
+from elman.ops.matrix_state import cuda
+from elman.ops.matrix_state.stacked import DELTA, stacked_plan
+
+DOCS = Path(__file__).parents[2] / "docs"
+EMPTY = 'extern "C" __global__ void nothing() {}'
+
+
+def _load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_registers", DOCS / "make_registers.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["make_registers"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+registers = _load()
+CELLS = list(registers.cells())
+MODELS = list(registers.models())
+STEPS = list(registers.channels())
+
+
+def rows() -> list[list[str]]:
+    """Return the rows of all tables of the committed page."""
+    lines = [line for line in registers.PAGE.read_text().splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [row for row in cells if "registers" not in row and set(row) != {"---"}]
+
+
+def check_committed(row: list[str]) -> None:
+    """Compare a row with the page's, where that was written with this version of NVRTC."""
+    if f"NVRTC {nvrtc_version()};" in registers.PAGE.read_text():
+        assert row in rows(), "docs/registers.md is old: run python docs/make_registers.py"
+
+
+@pytest.mark.parametrize("kernel", [*CELLS, *MODELS], ids=lambda kernel: kernel.label)
+def test_matrix_kernels_compile_without_spilling(kernel) -> None:
+    row = kernel.row()
+    if kernel.plan.columns <= 64:
+        assert row[8] == "0 / 0", f"{kernel.label} spills {row[8]} bytes"
+    check_committed(row)
+
+
+@pytest.mark.parametrize("kernel", STEPS, ids=lambda kernel: kernel.label)
+def test_channel_kernels_compile_without_spilling(kernel) -> None:
+    row = kernel.row()
+    assert row[2] == "0 / 0", f"{kernel.label} spills {row[2]} bytes"
+    check_committed(row)
+
+
+def test_the_page_has_every_row() -> None:
+    assert len(rows()) == len(CELLS) + len(MODELS) + len(STEPS)
+    assert {row[3] for row in rows() if len(row) > 3} == set(registers.ARCHITECTURES)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ELMAN_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_a_kernel_is_compiled_once_with_one_line(cache: Path, capsys) -> None:
+    first = Unit(EMPTY, "empty test", "sm_90", False).cubin()
+    said = capsys.readouterr().err
+    assert re.fullmatch(
+        r"elman: compiling the empty test kernel for sm_90, once \(.*\) \.\.\.\n", said
+    )
+    assert Unit(EMPTY, "empty test", "sm_90", False).cubin() == first
+    assert capsys.readouterr().err == ""
+    assert len(list(cache.iterdir())) == 1
+
+
+@pytest.mark.parametrize("name", ["kernel.cubin", "build.json"])
+def test_a_damaged_cache_is_made_again(name, cache: Path, capsys) -> None:
+    unit = Unit(EMPTY, "empty test", "sm_90", False)
+    whole = unit.cubin()
+    damaged = unit.folder / name
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    assert Unit(EMPTY, "empty test", "sm_90", False).cubin() == whole
+    record = json.loads((unit.folder / "build.json").read_text())
+    assert record["nvrtc"] == nvrtc_version()
+
+
+def test_every_condition_has_a_kernel_of_its_own(cache: Path, monkeypatch) -> None:
+    units = [
+        Unit(text, "empty test", architecture, fast)
+        for text in (EMPTY, EMPTY + " ")
+        for architecture in ("sm_80", "sm_90")
+        for fast in (True, False)
+    ]
+    folders = {unit.folder for unit in units}
+    assert len(folders) == len(units)
+    monkeypatch.setattr(nvrtc, "nvrtc_version", lambda: "99.0")
+    assert Unit(EMPTY, "empty test", "sm_90", True).folder not in folders
+
+
+def test_a_change_to_an_included_source_makes_another_kernel(cache: Path, monkeypatch) -> None:
+    text = '#include "cuda/channel.cuh"\n' + EMPTY
+    before = Unit(text, "empty test", "sm_90", True).folder
+    read = sources._read
+    monkeypatch.setattr(sources, "_read", lambda path: read(path) + b" " * (path.name == "math.h"))
+    assert Unit(text, "empty test", "sm_90", True).folder != before
+
+
+def test_units_compile_side_by_side_and_one_unit_once(cache: Path, monkeypatch) -> None:
+    """Two units are inside the compiler at the same time, each entered by one thread alone."""
+    meet, entered = threading.Barrier(2, timeout=20), []
+
+    def slow(unit: Unit) -> SimpleNamespace:
+        entered.append(unit.label)
+        meet.wait()
+        return SimpleNamespace(unit=unit)
+
+    monkeypatch.setattr(nvrtc, "Loaded", slow)
+    monkeypatch.setattr(nvrtc, "_loaded", {})
+    units = [Unit(EMPTY, f"side {n}", "sm_90", True) for n in range(2)]
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(nvrtc.load, units * 3))
+    assert sorted(entered) == ["side 0", "side 1"]
+    assert len({id(one) for one in found}) == 2
+
+
+def test_an_architecture_that_nvrtc_does_not_know(cache: Path) -> None:
+    with pytest.raises(UserError, match=r"NVRTC .* does not know sm_999; install a newer one with"):
+        Unit(EMPTY, "empty test", "sm_999", False).cubin()
+
+
+def test_a_text_that_does_not_compile(cache: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"compiling the wrong test kernel failed: .*error"
+    ) as raised:
+        Unit("int f() { return x; }", "wrong test", "sm_90", False).cubin()
+    log = re.search(r"all of it in (\S+)\)", str(raised.value))
+    assert log
+    assert "return x" in Path(log[1]).read_text()
+
+
+def test_without_nvrtc_one_line_says_what_to_install(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    nvrtc._nvrtc.cache_clear()
+    try:
+        with pytest.raises(UserError, match="NVRTC is missing; pip install") as raised:
+            nvrtc._nvrtc()
+    finally:
+        nvrtc._nvrtc.cache_clear()
+    assert "\n" not in str(raised.value)
+
+
+class FakeDriver(ModuleType):
+    """A driver of some CUDA version with one GPU."""
+
+    class CUdevice_attribute:  # noqa: N801 - NVIDIA's name
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 0
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 1
+
+    def __init__(self, started: int, version: int, capability: tuple[int, int]) -> None:
+        super().__init__("driver")
+        self.started, self.version, self.capability = started, version, capability
+
+    def cuInit(self, flags: int) -> tuple[Any]:  # noqa: N802
+        return (SimpleNamespace(name="CUDA_ERROR_NO_DEVICE") if self.started else 0,)
+
+    def cuDriverGetVersion(self) -> tuple[int, int]:  # noqa: N802
+        return 0, self.version
+
+    def cuDeviceGetAttribute(self, attribute: int, device: int) -> tuple[int, int]:  # noqa: N802
+        return 0, self.capability[attribute]
+
+
+@pytest.fixture
+def asked_anew() -> Iterator[None]:
+    """Let the driver be looked at again, before and after."""
+    for known in (nvrtc._driver, nvrtc.cuda_problem):
+        known.cache_clear()
+    yield
+    for known in (nvrtc._driver, nvrtc.cuda_problem):
+        known.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("driver", "problem"),
+    [
+        (FakeDriver(0, 13050, (9, 0)), None),
+        (FakeDriver(0, 99000, (8, 0)), None),
+        (
+            FakeDriver(0, 12040, (9, 0)),
+            f"the driver goes to CUDA 12.4 and NVRTC is {nvrtc_version()}; update the driver, "
+            "or pip install 'cuda-bindings==12.*' nvidia-cuda-nvrtc-cu12",
+        ),
+        (
+            FakeDriver(0, 13050, (7, 5)),
+            "kernels need a GPU of sm_80 or later and this is sm_75; take another",
+        ),
+        (
+            FakeDriver(1, 13050, (9, 0)),
+            "NVIDIA's driver does not start (CUDA_ERROR_NO_DEVICE); nvidia-smi says more",
+        ),
+        (None, f"cuda-bindings is missing; {nvrtc.INSTALL}"),
+    ],
+    ids=["well", "newer", "old-driver", "old-gpu", "no-device", "no-bindings"],
+)
+def test_what_stands_in_the_way_is_one_line(asked_anew, monkeypatch, driver, problem) -> None:
+    bindings = importlib.import_module("cuda.bindings")
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", driver)
+    if driver is None:
+        monkeypatch.delattr(bindings, "driver", raising=False)
+    else:
+        monkeypatch.setattr(bindings, "driver", driver, raising=False)
+    assert nvrtc.cuda_problem() == problem
+
+
+def test_without_a_driver_library_one_line_says_so(asked_anew, monkeypatch) -> None:
+    driver = FakeDriver(0, 13050, (9, 0))
+    monkeypatch.setattr(driver, "cuInit", _no_library, raising=False)
+    monkeypatch.setattr(importlib.import_module("cuda.bindings"), "driver", driver, raising=False)
+    with pytest.raises(UserError, match=r"^kernels\.backend=cuda: NVIDIA's driver is missing; "):
+        nvrtc._driver()
+
+
+def _no_library(flags: int) -> tuple[int]:
+    raise RuntimeError("Failed to dlopen libcuda.so.1")
+
+
+def test_a_dtype_without_kernels_is_refused() -> None:
+    plan = stacked_plan("delta", 1, 16, 16, **DELTA)
+    with pytest.raises(UserError, match="bfloat16 and float32, not on torch"):
+        cuda.types(plan, torch.float16)

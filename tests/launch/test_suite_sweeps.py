@@ -1,0 +1,249 @@
+"""``benchmark=<suite>`` as a sweep: its jobs, what wins over it, how it is taken up again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from elman.config import RunConfig
+from elman.launch.gpus import locks, nvml
+
+Elman = Callable[..., Any]  # the fixtures of tests/launch/conftest.py
+# A plan of small models, whatever their sizes.
+PLAN = ("sweep.dry_run=true", "sweep.equal_size=false", "model.dim=128", "model.depth=1")
+# Sizes at which every model of a suite is built in no time.
+SMALL = ("model.dim=128", "model.depth=1", "train.steps=3")
+OWN = """\
+# @package _global_
+defaults:
+  - override /optim: legacy
+benchmark:
+  title: one model twice
+  source: a test
+  runs: [[model=e88_tiny, train.steps=3], [model=e88_tiny, train.steps=904]]
+train: {batch_size: 5, seed: 7}
+hydra: {mode: MULTIRUN}
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """Return a folder with suites of the user's own: ``twice`` and ``unequal``."""
+    folder = tmp_path / "it's mine" / "benchmark"
+    folder.mkdir(parents=True)
+    (folder / "twice.yaml").write_text(OWN)
+    unequal = OWN.replace(
+        "[[model=e88_tiny, train.steps=3], [model=e88_tiny, train.steps=904]]",
+        "[[model=e88_tiny], [model=e88_tiny, model.depth=1]]",
+    )
+    (folder / "unequal.yaml").write_text(unequal + "sweep: {equal_size: true}\n")
+    return folder.parent
+
+
+@pytest.fixture
+def trained(elman: Elman, monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
+    """Return the list that every configuration handed to the trainer of this process goes to."""
+    seen: list[RunConfig] = []
+
+    def run(config: RunConfig, folder: Path) -> int:
+        seen.append(config)
+        return 0
+
+    monkeypatch.setattr(sys.modules["elman.modes.train"], "run", run)
+    return seen
+
+
+def commands(output: str) -> list[str]:
+    """Return the commands of a dry run."""
+    return [line for line in output.splitlines() if line.startswith("elman ")]
+
+
+def sweep_file(folder: Path) -> dict[str, Any]:
+    """Return the one sweep.json below a folder."""
+    (path,) = folder.rglob("sweep.json")
+    content = json.loads(path.read_text())
+    assert isinstance(content, dict)
+    return content
+
+
+def job_settings(folder: Path) -> list[dict[str, Any]]:
+    """Return the configuration of every job of the one sweep below a folder."""
+    return [yaml.safe_load(path.read_text()) for path in sorted(folder.rglob("0*/config.yaml"))]
+
+
+def test_a_suite_alone_is_a_sweep_of_its_runs(elman_process: Elman, tmp_path: Path) -> None:
+    ended = elman_process("benchmark=quick_test", *SMALL)
+    assert (ended.status, ended.errors) == (0, "")
+    models = ["mamba2_896x20_legacy", "e75h8n24"]
+    assert all(f"[{n}/2] model={name}" in ended.output for n, name in enumerate(models, 1))
+    record = sweep_file(tmp_path)
+    assert record["benchmark"] == "quick_test"
+    for job, settings, name in zip(record["jobs"], job_settings(tmp_path), models, strict=True):
+        typed = f"elman benchmark=quick_test model={name} {' '.join(SMALL)} hydra.mode=RUN"
+        assert job["command"] == typed
+        assert settings["model"]["name"] == name
+        assert (settings["optim"]["name"], settings["optim"]["warmup_steps"]) == ("legacy", 100)
+        assert settings["train"]["minutes"] == 1
+        assert settings["train"]["steps"] == 3
+        assert "benchmark" not in settings
+
+
+def test_a_sweep_without_a_suite_says_so(elman: Elman, tmp_path: Path) -> None:
+    elman("-m", "hydra/launcher=basic", "train.steps=3")
+    assert sweep_file(tmp_path)["benchmark"] is None
+
+
+def test_a_printed_command_runs_its_job_alone(elman: Elman, tmp_path: Path) -> None:
+    planned = elman("benchmark=batch_scaling", "sweep.dry_run=true", *SMALL, "benchmark.only=e23*")
+    assert (planned.status, planned.errors) == (0, "")
+    shared = f"{' '.join(SMALL)} hydra.mode=RUN"
+    model = "elman benchmark=batch_scaling model=e23_512x17_e1.5_legacy"
+    printed = commands(planned.output)
+    assert printed == [f"{model} train.batch_size={batch} {shared}" for batch in (4, 64)]
+    assert list(tmp_path.iterdir()) == []
+    alone = elman(*shlex.split(printed[1])[1:])
+    assert (alone.status, alone.errors) == (0, "")
+    assert alone.output.startswith("ran train e23_512x17_e1.5_legacy 3 ")
+    (settings,) = [
+        yaml.safe_load(p.read_text())
+        for p in tmp_path.rglob("config.yaml")
+        if p.parent.name != ".hydra"
+    ]
+    assert settings["train"]["batch_size"] == 64
+    assert settings["optim"]["beta2"] == 0.999
+
+
+@pytest.mark.parametrize("launcher", ["local", "slurm"])
+def test_every_launcher_plans_the_same_jobs(elman: Elman, launcher: str) -> None:
+    ended = elman("benchmark=quick_test", "sweep.dry_run=true", f"launcher={launcher}")
+    assert commands(ended.output) == [
+        "elman benchmark=quick_test model=mamba2_896x20_legacy hydra.mode=RUN",
+        "elman benchmark=quick_test model=e75h8n24 hydra.mode=RUN",
+    ]
+
+
+def test_what_the_user_types_wins_and_may_be_swept(elman: Elman, trained: list[RunConfig]) -> None:
+    ended = elman(
+        "benchmark=quick_test",
+        "hydra/launcher=basic",
+        "model.depth=1",
+        "train.seed=1,2",
+        "train.batch_size=3",
+        "optim=schedulefree",
+        "benchmark.only=e75h8n24",
+    )
+    assert (ended.status, ended.errors) == (0, "")
+    assert [config.train.seed for config in trained] == [1, 2]
+    assert {config.train.batch_size for config in trained} == {3}
+    assert {config.train.chunk_size for config in trained} == {512}
+    # All of another recipe, and nothing of the suite's.
+    assert {(c.optim.name, c.optim.warmup_steps) for c in trained} == {("schedulefree", 0)}
+    assert "model=e75h8n24 train.seed=2" in ended.output
+
+
+@pytest.mark.parametrize(
+    ("only", "models"),
+    [
+        (["-m", "benchmark.only=e75h4n24,fla-gdn"], ["fla-gdn", "e75h4n24"]),
+        (["benchmark.only=[e75h4n24,fla-gdn]"], ["fla-gdn", "e75h4n24"]),
+        (["benchmark.only=mamba2*,*h8n24"], ["mamba2_896x20_legacy", "e75h8n24"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_some_models_of_a_suite(elman: Elman, only: list[str], models: list[str]) -> None:
+    ended = elman("benchmark=e75_100m", *PLAN, *only)
+    chosen = [shlex.split(line)[2] for line in commands(ended.output)]
+    assert chosen == [f"model={name}" for name in models], ended.errors
+
+
+def test_a_suite_of_the_users_own_is_taken_up_again(
+    elman_process: Elman, mine: Path, tmp_path: Path
+) -> None:
+    own = ("benchmark=twice", "benchmark.only=e88*")
+    first = elman_process("--config-dir", str(mine), *own)
+    assert first.status == 1, first.errors
+    record = sweep_file(tmp_path)
+    assert [job["status"] for job in record["jobs"]] == ["ok", "nan"]
+    # The suite's recipe wins over the one that the model brings.
+    for settings in job_settings(tmp_path):
+        assert settings["optim"]["name"] == "legacy"
+        assert (settings["train"]["batch_size"], settings["train"]["seed"]) == (5, 7)
+    (sweep,) = (tmp_path / "outputs").glob("*/*_sweep")
+    again = elman_process("--config-dir", str(mine), "-m", f"sweep.resume={sweep}")
+    assert "1 of 2 jobs are ok already" in again.output.splitlines(), again.errors
+    assert sweep_file(tmp_path)["benchmark"] == "twice"
+    assert sweep_file(tmp_path)["arguments"] == list(own)
+
+
+def test_a_claim_of_one_size_is_held_or_given_up(elman: Elman, mine: Path) -> None:
+    command = ("--config-dir", str(mine), "benchmark=unequal", "sweep.dry_run=true")
+    refused = elman(*command)
+    assert refused.status == 2
+    assert refused.errors.startswith("elman: error: sweep.max_params_spread=0.15: sizes differ by")
+    marked = elman(*command, "sweep.equal_size=false")
+    assert marked.status == 0
+    assert "note: sizes differ by" in marked.output
+
+
+def test_only_tables_that_compare_say_that_sizes_differ(elman: Elman) -> None:
+    for mode, said in (("bench", True), ("parity", False)):
+        ended = elman("-m", f"mode={mode}", "model.depth=1,4", "sweep.dry_run=true")
+        assert ended.status == 0
+        assert ("note: sizes differ" in ended.output) == said, mode
+
+
+class TestSlowPaths:
+    """On a machine with a GPU, here a pretended one."""
+
+    @pytest.fixture(autouse=True)
+    def _gpu(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "gpus.json").write_text('[{"uuid": "GPU-a"}]')
+        monkeypatch.setenv(nvml.PRETENDED, str(tmp_path / "gpus.json"))
+        monkeypatch.setenv(locks.FOLDER, str(tmp_path / "locks"))
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    @pytest.mark.parametrize("launcher", ["gpus", "slurm"])
+    def test_a_suite_that_holds_one_is_refused_before_it_starts(
+        self, elman: Elman, tmp_path: Path, launcher: str
+    ) -> None:
+        suite = ("benchmark=simplification_e33_e42", "benchmark.only=e33*,e34*,e42*")
+        ended = elman(*suite, *SMALL, f"launcher={launcher}")
+        assert ended.status == 2
+        assert ended.errors == (
+            "elman: error: benchmark=simplification_e33_e42: on a GPU e33_1280x6, e42_1280x6 would "
+            "run as plain PyTorch (cell e33 has no kernel for a GPU); add baseline.allow_slow=true,"
+            " which marks the rows, or benchmark.only=e34_1280x6\n"
+        )
+        assert not (tmp_path / "outputs").exists()
+
+    def test_a_missing_package_is_named_with_its_command(self, elman: Elman) -> None:
+        ended = elman("benchmark=quick_test", *SMALL)
+        assert ended.status == 2
+        assert "(mamba-ssm is not installed; pip install " in ended.errors
+        assert ended.errors.endswith("or benchmark.only=e75h8n24\n")
+
+    @pytest.mark.parametrize(
+        "more",
+        [
+            "baseline.allow_slow=true",
+            "train.device=cpu",
+        ],
+    )
+    def test_what_lets_it_start(self, elman: Elman, trained: list[RunConfig], more: str) -> None:
+        ended = elman("benchmark=quick_test", *SMALL, more, "hydra/launcher=basic")
+        assert (ended.status, ended.errors) == (0, "")
+        assert trained
+
+    def test_the_reference_by_name_is_one(self, elman: Elman) -> None:
+        ended = elman(
+            "benchmark=quick_test", *SMALL, "benchmark.only=e75h8n24", "kernels.backend=reference"
+        )
+        assert ended.status == 2
+        assert "(kernels.backend=reference asks for it); add" in ended.errors
