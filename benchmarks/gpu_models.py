@@ -18,11 +18,12 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_baselines import Training, environment
+from gpu_baselines import Training, environment  # type: ignore[import-not-found]
 from torch.profiler import ProfilerActivity, profile
 
 from elman.compose import compose_config
@@ -55,17 +56,15 @@ def main() -> None:
     results = report["models"] = {}
     trainings: dict[str, Training] = {}
     for name in arguments.models.split(","):
-        results[name] = guarded(lambda name=name: started(name, trainings, device, arguments))
+        results[name] = guarded(partial(started, name, trainings, device, arguments))
         save(path, report)
     time_rounds(trainings, results, "eager", lambda training: training.step, arguments)
     save(path, report)
     for name, training in trainings.items():
-        results[name]["kernels"] = guarded(lambda training=training: profiled(training))
+        results[name]["kernels"] = guarded(partial(profiled, training))
         save(path, report)
     if not arguments.no_graphs:
-        graphs = {
-            name: guarded(lambda t=training: captured(t)) for name, training in trainings.items()
-        }
+        graphs = {name: guarded(partial(captured, one)) for name, one in trainings.items()}
         for name, graph in graphs.items():
             if not isinstance(graph, torch.cuda.CUDAGraph):
                 results[name]["graph"] = graph
@@ -171,7 +170,8 @@ def profiled(training: Training) -> list[dict[str, Any]]:
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
         training.step()
         torch.cuda.synchronize()
-    events = [e for e in found.key_averages() if e.self_device_time_total > 0]
+    # Of the events on the device, not of the operators that stand for them on the host.
+    events = [e for e in found.key_averages() if e.device_type.name == "CUDA"]
     events.sort(key=lambda event: -event.self_device_time_total)
     total = sum(event.self_device_time_total for event in events)
     rows = [

@@ -28,6 +28,13 @@ DEVICE long long block_index() { return blockIdx.x; }
 DEVICE void sync_block() { __syncthreads(); }
 DEVICE void sync_warp() { __syncwarp(); }
 
+// A barrier of THREADS threads, whichever place of the program each warp waits at. sync_block, by
+// contrast, is one place that all threads of a block have to come to.
+template <int THREADS>
+DEVICE void meet() {
+  asm volatile("barrier.sync.aligned 1, %0;" ::"n"(THREADS) : "memory");
+}
+
 template <class T>
 DEVICE T shuffle_xor(T x, int mask) {
   return __shfl_xor_sync(0xffffffffu, x, mask);

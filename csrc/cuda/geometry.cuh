@@ -160,9 +160,8 @@ struct Geometry {
            ((Spec::DECAY != Map::none) + (Spec::WRITE != Map::none)) * bytes(AHEAD) +
            (backward ? 4 + 2 * (Spec::DECAY != Map::none) : 0) * bytes(STEPS);
   }
-  static constexpr int FORWARD_BYTES =
-      raw_buffers(false) * raw_bytes(false) +
-      sets(false) * (input_bytes(false) + bytes(AHEAD * THREADS));
+  static constexpr int FORWARD_BYTES = raw_buffers(false) * raw_bytes(false) +
+                                       sets(false) * (input_bytes(false) + bytes(AHEAD * THREADS));
   static constexpr int BACKWARD_BYTES =
       2 * raw_bytes(true) + input_bytes(true) +
       (1 + Cell::ENERGY + NEEDS_Y + Cell::GATES + Spec::GATE) * bytes(STEPS * ROWS) +

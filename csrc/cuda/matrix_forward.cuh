@@ -88,13 +88,13 @@ struct Forward {
 
   DEVICE void recur() {
     Walk walk(*this);
-    sync_block();
-    sync_block();
+    meet<G::FORWARD_THREADS>();
+    meet<G::FORWARD_THREADS>();
     for (int64_t segment = 0; segment < segments; segment++) {
       const bool second = segment % 2;
       if (segment && a.checkpoints) walk.keep();
       walk.run(segment, y + (second ? READS : 0));
-      sync_block();
+      meet<G::FORWARD_THREADS>();
       in.turn(second);
     }
     walk.end();
@@ -108,14 +108,14 @@ struct Forward {
     in.clear();
     in.raw.fetch(length(0), 0);
     wait_copies<0>();
-    sync_block();
+    meet<G::FORWARD_THREADS>();
     for (int64_t round = 0; round < segments + 2; round++) {
       const bool second = round % 2;
       if (round + 1 < segments) in.raw.fetch(length(round + 1), buffer(round + 1));
       if (round < segments) in.prepare(round * G::STEPS, buffer(round));
       if (round >= 2) write_outputs(output, y + (second ? READS : 0), round - 2);
       wait_copies<0>();
-      if (round <= segments) sync_block();
+      if (round <= segments) meet<G::FORWARD_THREADS>();
       in.turn(second);
     }
   }

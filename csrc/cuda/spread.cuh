@@ -1,6 +1,6 @@
 // How the rows of a segment, one per step and WIDTH numbers long, are dealt to the threads of a
-// block that work on segments: a row to a group of neighbouring lanes, in vectors. Rows are taken in
-// passes; TILE passes at a time, so that loads, sums and stores of several rows overlap.
+// block that work on segments: a row to a group of neighbouring lanes, in vectors. Rows are taken
+// in passes; TILE passes at a time, so that loads, sums and stores of several rows overlap.
 #pragma once
 #include "raw.cuh"
 

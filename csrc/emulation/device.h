@@ -32,6 +32,12 @@ DEVICE long long block_index() { return emulation::block_index; }
   (elman::emulation::wait(elman::emulation::Wait::warp, "warp barrier " ELMAN_HERE), \
    (void)elman::emulation::current->warp_epoch++)
 
+template <int THREADS>
+DEVICE void meet() {
+  if (THREADS != emulation::threads_per_block) emulation::report("not every thread is expected");
+  emulation::wait(emulation::Wait::block, "meeting of all threads");
+}
+
 template <class T>
 DEVICE T shuffle_xor(T x, int mask) {
   const int thread = emulation::current->thread;

@@ -274,6 +274,12 @@ def test_seeds_of_two_sweeps_are_one_row_and_a_run_named_twice_counts_once(
     assert (row["loss"], row["seeds"], row["spread"]) == ("2.0000", "1, 2, 3", "sd 1.0000, n=3")
 
 
+def test_what_only_logs_makes_no_other_experiment(report: Report, sweep: FakeSweep) -> None:
+    sweep.job("model=e1", "log.every=5", result={"loss": 1.0})
+    sweep.job("model=e1", "log.every=10", result={"loss": 2.0})
+    assert report(sweep.folder).table["e1"]["loss"] == "1.5000"
+
+
 def test_runs_of_one_configuration_on_other_data_are_no_seeds_of_each_other(
     report: Report, sweep: FakeSweep
 ) -> None:

@@ -45,7 +45,8 @@ class Metrics:
 
     def seconds_at(self, steps: Floats) -> Floats:
         """Return the training time at each of ``steps``, linear between the windows' ends."""
-        return np.interp(steps, [0, *self.window_steps], [0.0, *self.window_seconds])
+        found: Floats = np.interp(steps, [0, *self.window_steps], [0.0, *self.window_seconds])
+        return found
 
     def bytes_at(self, steps: Floats, grad_accum: int) -> Floats:
         """Return the predicted bytes up to each of ``steps``; a resumed run may change batches."""

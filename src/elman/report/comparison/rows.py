@@ -130,7 +130,7 @@ def _experiment_typed(run: Run) -> str:
 
 def _labelled(rows: Sequence[Row]) -> list[Row]:
     """Name each row by its model, what its sweep swept, and what else differs from a namesake."""
-    labels = [" ".join([row.model, *_swept(row.runs[0])]) for row in rows]
+    labels = [" ".join([row.model, *_swept(row)]) for row in rows]
     told = [settings(row.runs[0]) for row in rows]
     for label in [label for label, count in Counter(labels).items() if count > 1]:
         same = [n for n, other in enumerate(labels) if other == label]
@@ -148,8 +148,11 @@ def _labelled(rows: Sequence[Row]) -> list[Row]:
     return [replace(row, label=label) for row, label in zip(rows, labels, strict=True)]
 
 
-def _swept(run: Run) -> list[str]:
-    return [text for text in run.swept if not text.startswith(("model=", "train.seed="))]
+def _swept(row: Row) -> list[str]:
+    """Return what its sweep swept and all its runs share: not the seed, nor what only logs."""
+    first, *others = row.runs
+    shared = [text for text in first.swept if all(text in run.swept for run in others)]
+    return [text for text in shared if not text.startswith(("model=", "train.seed="))]
 
 
 def _numbered(rows: Sequence[Row]) -> list[Row]:
