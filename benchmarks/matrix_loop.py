@@ -4,9 +4,11 @@
 
 The loop is what one writes first: it indexes each step, keeps the whole state in one tensor, stacks
 the outputs, and leaves the gradients to autograd. Both compute the bare recurrence from the same
-leaves, without activations in front or gates behind. Times are medians of interleaved rounds and,
-in brackets, the fastest; the ratio is of the medians. With --busy they are CPU time of one thread,
-which still says something on a machine that others use.
+leaves, without activations in front or gates behind. In a round each runs twice in a row and the
+second time counts, as in training: the first has to fetch the memory that the other gave back to
+the system. Times are medians of interleaved rounds and, in brackets, the fastest; the ratio is of
+the medians. With --busy they are CPU time of one thread, which still says something on a machine
+that others use.
 
 Shape legend: b batch, t time, h heads, n columns of the state, v rows, i = h n.
 """
@@ -174,6 +176,7 @@ def measure(case: Case, rounds: int, clock: Callable[[], float]) -> dict[str, li
     times: dict[str, list[float]] = {"loop": [], "cpu": []}
     for _ in range(rounds + 1):
         for way, found in times.items():
+            case.both(way)
             found.append(1e3 * seconds(lambda way=way: case.both(way), clock))  # type: ignore[misc]
     return {way: found[1:] for way, found in times.items()}
 

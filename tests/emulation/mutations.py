@@ -47,7 +47,9 @@ PLANS = {
 # helpers.
 GEOMETRIES = ((2, 1), (8, 2))
 SEEDS = (1, 2, 3)
-_BARRIER = re.compile(r"\b(sync<G>\(\)|sync_(?:warp|block)\(\)|meet<[\w:]+>\(\)|wait_copies<0>\(\));")
+_BARRIER = re.compile(
+    r"\b(sync<G>\(\)|sync_(?:warp|block)\(\)|meet<[\w:]+>\(\)|wait_copies<0>\(\));"
+)
 # A barrier of those cells alone that have a flag.
 _GUARD = re.compile(r"if constexpr \(Cell::(\w+)\) $")
 _FLAGS = {"READ": "reads"}

@@ -139,11 +139,16 @@ def test_no_two_jobs_meet_and_none_waits_long(machine: Machine, jobs: int, gpus:
     assert sorted(gaps(machine))[len(gaps(machine)) // 2] < 3
 
 
-def test_two_launchers_never_meet(machine: Machine) -> None:
-    machine.pretend({}, {})
-    started = [machine.launch("wwww", first) for first in (1, 11)]
-    assert [ends(launcher) for launcher in started] == [[0] * 4] * 2
-    assert sum(map(len, machine.intervals().values())) == 8
+@pytest.mark.parametrize(
+    ("jobs", "gpus"),
+    [(4, 2), pytest.param(20, 4, marks=pytest.mark.slow)],
+    ids=["4 jobs each over 2 GPUs", "20 jobs each over 4 GPUs"],
+)
+def test_two_launchers_never_meet(machine: Machine, jobs: int, gpus: int) -> None:
+    machine.pretend(*[{}] * gpus)
+    started = [machine.launch("w" * jobs, first) for first in (1, 101)]
+    assert [ends(launcher) for launcher in started] == [[0] * jobs] * 2
+    assert sum(map(len, machine.intervals().values())) == 2 * jobs
     assert min(gaps(machine)) > 0
 
 
@@ -228,3 +233,12 @@ def test_a_driver_that_disappears_stops_nothing_that_runs(machine: Machine) -> N
     assert len(machine.wait_for("start")) == 1
     (machine.folder / "hidden.json").rename(machine.folder / "gpus.json")
     assert ends(launcher) == [0, 0]
+
+
+def test_a_gpu_on_which_every_job_fails_does_not_eat_the_queue(machine: Machine) -> None:
+    machine.pretend({}, {})
+    launcher = machine.launch("xxxxxxx", seconds=1.5)
+    output, errors = launcher.communicate(timeout=120)
+    assert sorted(json.loads(output)) == [0] * 4 + [1] * 3
+    assert "GPU 0: quarantined for 60 s: 3 jobs in a row failed there at once" in errors
+    assert set(machine.intervals()) == {"GPU-1"}

@@ -34,7 +34,7 @@ def test_a_run_gets_a_folder_and_the_mode_its_typed_configuration(
     assert (ended.status, ended.errors) == (0, "")
     assert ended.output.startswith("ran train e1 3 ")
     names = {path.name for path in only_run(tmp_path).iterdir()}
-    assert names == {".hydra", ".lock", "train.log", "result.json"}
+    assert names == {".hydra", ".lock", "train.log", "config.yaml", "result.json"}
     assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
 
 

@@ -153,7 +153,7 @@ def test_a_suite_is_an_array_too(slurm: Any, tmp_path: Path) -> None:
 
 def _jobs(*overrides: str) -> list[SweepJob]:
     configs = [compose_config([text]) for text in overrides]
-    return [SweepJob(n, (), (), config) for n, config in enumerate(configs, 1)]
+    return [SweepJob(n, len(configs), (), (), config) for n, config in enumerate(configs, 1)]
 
 
 def test_the_limit_is_that_of_the_longest_job_and_a_margin() -> None:

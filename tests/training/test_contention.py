@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from elman.launch.gpus.nvml import DriverError, Gpu, GpuProcess, Sample
-from elman.training import contention
+from elman.training import contention, ledger
 from elman.training.contention import ContentionWatch, foreign
 
 # No process has it: the kernel's largest number is 2 ** 22.
@@ -77,3 +79,26 @@ def test_on_a_cpu_nobody_looks() -> None:
     watch = ContentionWatch(torch.device("cpu"), _Driver())
     watch.sample()
     assert watch.contended is None
+
+
+def test_a_gpu_that_others_use_during_a_run_is_in_its_result(
+    train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Watch(ContentionWatch):
+        """Watches a GPU from the CPU: others are there from the second look on."""
+
+        def __init__(self, device: torch.device) -> None:
+            listed = _Driver()
+            super().__init__(device, listed)
+            self._uuid, self._listed, self._looks = "GPU-aa", listed, 0
+
+        def sample(self) -> None:
+            self._looks += 1
+            if self._looks > 1:
+                self._listed.listed = processes(os.getpid(), os.getppid())
+            super().sample()
+
+    monkeypatch.setattr(contention, "SAMPLE_SECONDS", 0.0)
+    monkeypatch.setattr(ledger, "ContentionWatch", Watch)
+    assert train("train.steps=2", folder="alone").result["contended"] is False
+    assert train(folder="shared").result["contended"] is True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from elman.errors import ExitStatus
+from elman.launch.outcome import ERROR
 from elman.training.display import duration
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ _REFRESH_SECONDS = 0.5
 # Elsewhere than on a terminal, why a place is not free is said when it changes, and so often.
 _REMIND_SECONDS = 60.0
 _TAIL_BYTES = 8192
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Display:
@@ -41,8 +44,12 @@ class Display:
             self._live.start()
 
     def say(self, text: str) -> None:
-        """Print one line."""
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        """Print one line, if it can be: where there is no room for it, the jobs still go on."""
+        try:
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
 
     def started(self, job: Queued) -> None:
         """Say that a job has been given a place."""
@@ -55,7 +62,9 @@ class Display:
         self._done, self._failed = self._done + good, self._failed + (not good)
         took = f" after {duration(time.monotonic() - job.since)}" if job.since else ""
         where = f" on {job.slot.name}" if job.slot else ""
-        words = f": {job.said}" if not good and job.said else ""
+        # What an interrupted run says last is how to go on with it alone.
+        silent = good or (job.status == ExitStatus.INTERRUPTED and not job.said.startswith(ERROR))
+        words = f": {job.said}" if job.said and not silent else ""
         self.say(f"[{job.number}/{self._total}] {_end(job.status)}{took}{where}{words}")
 
     def again(self, job: Queued, held: bool) -> None:

@@ -16,6 +16,7 @@ from elman.errors import ExitStatus
 from elman.launch import session
 from elman.launch.commands import OF_THE_SWEEP, job_arguments
 from elman.launch.interrupts import Interrupts
+from elman.launch.planned import SweepJob
 from elman.launch.quoting import quoted, unquoted
 
 # The first signal asks for a save, the second gives up waiting for the step, the third kills.
@@ -23,25 +24,23 @@ _PATIENCE = 2
 _POLL_SECONDS = 0.02
 
 
-def launch(
-    config: DictConfig, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
-) -> list[JobReturn]:
+def launch(config: DictConfig, jobs: Sequence[SweepJob]) -> list[JobReturn]:
     """Run the jobs in order and return how each ended.
 
     A job that fails or is killed does not stop the others. After Ctrl-C the running job saves and
     ends, and no other is started: its return keeps the status UNKNOWN.
     """
-    total = initial_job_idx + len(job_overrides)
     returns = []
     with Interrupts() as interrupts:
         runner = _Runner(interrupts)
-        for number, overrides in enumerate(job_overrides, initial_job_idx + 1):
-            returned = JobReturn(overrides=list(overrides))
+        for job in jobs:
+            overrides = job.for_launcher
+            returned = JobReturn(overrides=overrides)
             returns.append(returned)
             if interrupts.count:
                 continue
             shown = " ".join(text for text in overrides if not OF_THE_SWEEP.match(text))
-            print(f"[{number}/{total}] {shown}", flush=True)
+            print(f"[{job.number}/{job.total}] {shown}", flush=True)
             returned.return_value = runner.run(job_command(config, overrides))
             returned.status = JobStatus.COMPLETED
     if interrupts.count:

@@ -15,6 +15,7 @@ class SweepJob:
 
     Args:
         number: Its place, from 1.
+        total: How many the whole sweep has, also where few of them run again.
         overrides: What a person would type to run it alone.
         swept: Those of its overrides that other jobs have otherwise.
         config: Its typed configuration.
@@ -22,6 +23,7 @@ class SweepJob:
     """
 
     number: int
+    total: int
     overrides: tuple[str, ...]
     swept: tuple[str, ...]
     config: RunConfig

@@ -46,9 +46,9 @@ class Queued:
     said: str = field(default="", repr=False)
 
 
-def queued_job(config: DictConfig, job: SweepJob, total: int) -> Queued:
-    """Return a job of a sweep of ``total``, ready for a queue."""
-    name = f"{job.number:0{max(2, len(str(total)))}d}"
+def queued_job(config: DictConfig, job: SweepJob) -> Queued:
+    """Return a job of a sweep, ready for a queue."""
+    name = f"{job.number:0{max(2, len(str(job.total)))}d}"
     label = " ".join(job.swept or job.overrides)
     return Queued(job.number, name, label, _swept_job(config, job))
 

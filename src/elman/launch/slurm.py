@@ -52,9 +52,9 @@ def launch(
     Raises:
         UserError: there is no SLURM here, or it refuses the array.
     """
-    display = Display(len(jobs))
+    display = Display(jobs[0].total)
     executor = _executor(parameters, minutes_of(jobs, settings), jobs)
-    queued = [queued_job(config, job, len(jobs)) for job in jobs]
+    queued = [queued_job(config, job) for job in jobs]
     try:
         submitted = executor.submit_array([one.job for one in queued])
     except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:

@@ -192,11 +192,17 @@ def _parsed(
 
 
 def _refuse_swept_settings(context: HydraContext, arguments: Sequence[str]) -> None:
-    """Refuse several values of what a sweep as a whole is told once."""
+    """Refuse several values of what a sweep as a whole is told once, and what one run is told."""
     for override in _parsed(context, arguments)[1]:
         key = override.get_key_element().lstrip("+~")
         if is_of_sweeps(key) and override.is_sweep_override():
             raise UserError(f"{override.input_line}: holds for the whole sweep; give one value")
+        if key == "train.resume" and override.value() is not None:
+            raise UserError(
+                f"{override.input_line}: goes on with one run, and this is a sweep; type elman -m "
+                "sweep.resume=<folder of the sweep or suite>, or elman train.resume=<run folder> "
+                "alone"
+            )
 
 
 def _suite(
@@ -225,7 +231,7 @@ def _checked_jobs(
     for number, (texts, swept) in enumerate(expanded, 1):
         with _named(number, len(expanded), swept or texts):
             typed = _checked(context, config, texts)
-        jobs.append(SweepJob(number, texts, swept, typed))
+        jobs.append(SweepJob(number, len(expanded), texts, swept, typed))
     return jobs
 
 
@@ -297,12 +303,14 @@ def _table(mode: Mode) -> Callable[[Sequence[SweepRow], Sequence[RunConfig], Pat
 
 
 def _result_file(job: SweepJob, name: str) -> dict[str, Any] | None:
-    """Return what a finished job has written, or None."""
+    """Return what a finished job has written, or None: a damaged file counts as none."""
     if job.folder is None or not (path := job.folder / name).is_file():
         return None
-    result = json.loads(path.read_text(encoding="utf-8"))
-    assert isinstance(result, dict), f"{path} holds no object"
-    return result
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:  # cut off or not text: the job is as good as unfinished
+        return None
+    return result if isinstance(result, dict) else None
 
 
 def _row(job: SweepJob, returned: JobReturn, result: dict[str, Any] | None) -> SweepRow:

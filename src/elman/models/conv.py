@@ -6,6 +6,7 @@ Shape legend: b batch, t time, c channels, k taps, p = k - 1 past steps.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,9 +69,43 @@ def causal_conv(
     """Convolve one stretch of time; the arguments and results of :class:`CausalConv`."""
     channels, taps = weight_ck.shape
     padded = _with_past(x_btc, history_bpc, taps)
-    y_bct = functional.conv1d(padded.mT, weight_ck.unsqueeze(1), bias_c, groups=channels)
     # A copy: a view would keep the whole padded input alive between calls.
-    return y_bct.mT, padded[:, x_btc.shape[1] :].clone()
+    history = padded[:, x_btc.shape[1] :].clone()
+    if padded.device.type == "cpu" and padded.dtype == weight_ck.dtype:
+        y_btc: Tensor = _ShiftedSum.apply(padded, weight_ck)  # type: ignore[no-untyped-call]
+        return (y_btc if bias_c is None else y_btc + bias_c), history
+    y_bct = functional.conv1d(padded.mT, weight_ck.unsqueeze(1), bias_c, groups=channels)
+    return y_bct.mT, history
+
+
+class _ShiftedSum(torch.autograd.Function):
+    """The convolution as a sum of shifted products, channels adjacent.
+
+    On a CPU a training step's worth takes half the time of PyTorch's convolution, whose backward
+    pass turns the tensors over first.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, padded: Tensor, weight_ck: Tensor) -> Tensor:
+        """Return y_t = sum_j w_j * padded_{t+j}."""
+        ctx.save_for_backward(padded, weight_ck)
+        steps = padded.shape[1] - weight_ck.shape[1] + 1
+        taps = weight_ck.unbind(1)
+        y_btc = padded[:, :steps] * taps[0]
+        for j, tap_c in enumerate(taps[1:], 1):
+            y_btc.addcmul_(padded[:, j : j + steps], tap_c)
+        return y_btc
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy_btc: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients of the padded input and of the taps."""
+        padded, weight_ck = ctx.saved_tensors
+        steps, dpadded, dtaps = dy_btc.shape[1], torch.zeros_like(padded), []
+        for j, tap_c in enumerate(weight_ck.unbind(1)):
+            dpadded[:, j : j + steps].addcmul_(dy_btc, tap_c)
+            dtaps.append((dy_btc * padded[:, j : j + steps]).sum((0, 1)))
+        return dpadded, torch.stack(dtaps, 1)
 
 
 def next_history(x_btc: Tensor, history_bpc: Tensor | None, taps: int) -> Tensor:

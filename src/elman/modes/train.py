@@ -86,7 +86,7 @@ class _Session:
             status = self._crashed(error)
         except KeyboardInterrupt:
             status = RunStatus.INTERRUPTED
-            self._error = "interrupted again before the weights were saved"
+            self._error = "interrupted before the weights were saved"
         except Exception as error:
             _log.error("the run ended with this error", exc_info=True)
             ended = self._out_of_memory if _is_out_of_memory(error) else self._crashed

@@ -25,9 +25,10 @@ class LocalLauncher(Launcher):
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
+        from elman.launch import session
         from elman.launch.local import launch
 
-        return launch(self.config, job_overrides, initial_job_idx)
+        return launch(self.config, session.current().jobs)
 
 
 class GpusLauncher(LocalLauncher):

@@ -13,7 +13,7 @@ from elman.launch import gate
 
 @dataclass(frozen=True)
 class StubJob:
-    """Runs for some seconds; ``end`` says how it ends: well, ``killed``, ``stubborn``, ``full``."""
+    """Runs for some seconds; ``end`` says how it ends: see ``stub_launcher.py``."""
 
     number: int
     notes: str
@@ -34,6 +34,8 @@ class StubJob:
         if self.end == "full":
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
             (Path(self.notes) / "result").write_text("no room for this")
+        if self.end == "sick" and os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-0":
+            raise RuntimeError("GPU-0 has fallen off the bus")
         time.sleep(self.seconds)
         if self.end == "killed":
             os.kill(os.getpid(), signal.SIGKILL)

@@ -1,7 +1,7 @@
 """A launcher of stub jobs, as a process of its own: ``stub_launcher.py <folder> <first> <ends>``.
 
-``ends`` is one letter for each job: w well, k killed, s stubborn, f full disk. The GPUs are those
-that the environment pretends.
+``ends`` is one letter for each job: w well, k killed, s stubborn, f full disk, x crashes on GPU-0.
+The GPUs are those that the environment pretends.
 """
 
 import io
@@ -20,7 +20,7 @@ from elman.launch.gpus.slot import GpuSlot
 from elman.launch.interrupts import Interrupts
 from elman.launch.queued import Queued
 
-ENDS = {"w": "well", "k": "killed", "s": "stubborn", "f": "full"}
+ENDS = {"w": "well", "k": "killed", "s": "stubborn", "f": "full", "x": "sick"}
 
 
 def main(folder: Path, first: int, ends: str, seconds: float, save: float, wait: float) -> None:

@@ -11,7 +11,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ REQUEUED = LOCAL_REQUEUE_RETURN_CODE
 """Exit status of a job that saved and wants to be started again."""
 # A process without a job removes the run folder that it has made, and ends.
 _DISMISSED_SECONDS = 20.0
+_DISMISSED_POLL = 0.05
 # A job runs as long as it says; submitit needs some limit to tell preemption from its end.
 _MINUTES = 10 * 365 * 24 * 60
 
@@ -40,12 +42,13 @@ class Process:
         """Start ``command``, which gets the descriptor for its answers as last argument."""
         self.paths = paths
         self._said = ""
-        reading, writing = os.pipe()
-        os.set_blocking(reading, False)
         paths.folder.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):  # of an earlier attempt
             paths.result_pickle.unlink()
         with paths.stdout.open("a") as output, paths.stderr.open("a") as errors:
+            reading, writing = os.pipe()
+            os.set_blocking(reading, False)
+            self.begun = (errors.tell(), output.tell())
             self.popen = subprocess.Popen(
                 [*command, str(writing)],
                 env=environment,
@@ -102,23 +105,32 @@ class Process:
             else:
                 os.kill(self.popen.pid, number)
 
-    def dismiss(self) -> None:
+    def send_away(self) -> None:
         """Tell a process that waits that it has no job to do."""
         assert self.popen.stdin is not None
         with suppress(BrokenPipeError):
             self.popen.stdin.close()
 
     def close(self) -> None:
-        """Wait for the process, a dismissed one for a while, and close what was open to it."""
-        try:
-            self.popen.wait(_DISMISSED_SECONDS)
-        except subprocess.TimeoutExpired:
+        """Close what was open to the process; kill it if it is not over."""
+        if not self.ended():
             self.signal(signal.SIGKILL)
             self.popen.wait()
         os.close(self._answers)
-        if self.popen.stdin is not None:
-            with suppress(BrokenPipeError):
-                self.popen.stdin.close()
+        self.send_away()
+
+
+def dismiss(processes: Sequence[Process], hurry: Callable[[], bool]) -> None:
+    """Send processes away that wait for a job; kill what takes too long, at once in a hurry."""
+    for process in processes:
+        process.send_away()
+    deadline = time.monotonic() + _DISMISSED_SECONDS
+    left = list(processes)
+    while left and not hurry() and time.monotonic() < deadline:
+        left = [process for process in left if not process.ended()]
+        time.sleep(_DISMISSED_POLL if left else 0)
+    for process in processes:
+        process.close()
 
 
 class Executor(LocalExecutor):

@@ -35,11 +35,11 @@ def launch(config: DictConfig, jobs: Sequence[SweepJob], settings: GpusLauncher)
     Raises:
         UserError: the settings name a GPU that is not there.
     """
-    display = Display(len(jobs))
+    display = Display(jobs[0].total)
     slots = _slots(jobs, settings, display)
     with _folder(jobs) as folder:
         executor = Executor(folder, _threads(len(slots)), settings.detach)
-        queued = [queued_job(config, job, len(jobs)) for job in jobs]
+        queued = [queued_job(config, job) for job in jobs]
         queue = Queue(
             queued, slots, executor, display, 60 * settings.wait_minutes, settings.save_seconds
         )

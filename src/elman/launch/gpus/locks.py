@@ -12,6 +12,7 @@ import getpass
 import json
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -50,8 +51,9 @@ class GpuLock:
             return False
         self._descriptor = descriptor
         lease = {"pid": os.getpid(), "user": _user(), "what": what}
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, (json.dumps(lease) + "\n").encode(), 0)
+        with suppress(OSError):  # on a full disk the lock holds all the same
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, (json.dumps(lease) + "\n").encode(), 0)
         return True
 
     def drop(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -144,7 +145,17 @@ def _asked(question: Callable[[], _T]) -> _T:
         _started()
         return question()
     except pynvml.NVMLError as error:
+        _start_anew()
         raise DriverError(str(error)) from None
+
+
+def _start_anew() -> None:
+    """Have the next question start the library again: one of a driver that went stays mute."""
+    import pynvml
+
+    _started.cache_clear()
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlShutdown()
 
 
 @cache

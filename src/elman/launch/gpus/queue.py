@@ -7,15 +7,18 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
-from elman.errors import ExitStatus
+from elman.errors import ExitStatus, UserError
 from elman.launch.display import Display
-from elman.launch.gpus.executor import REQUEUED, Executor
+from elman.launch.gpus.executor import REQUEUED, Executor, dismiss
+from elman.launch.gpus.quarantine import Quarantine
 from elman.launch.gpus.slot import Slot
 from elman.launch.gpus.worker import HELD, RUNNING
 from elman.launch.interrupts import Interrupts
 from elman.launch.outcome import last_line
 from elman.launch.queued import Queued
+from elman.launch.run_folder import RunLock, discard_folder
 
 POLL_SECONDS = 0.05
 # A job that is preempted without end would keep its GPU from the others.
@@ -48,6 +51,7 @@ class Queue:
         self._wait_seconds, self._save_seconds = wait_seconds, save_seconds
         self._running: list[Queued] = []
         self._idle_since = time.monotonic()
+        self._quarantine = Quarantine()
 
     def run(self, interrupts: Interrupts) -> bool:
         """Run the jobs to their ends; return False if some could not be started."""
@@ -59,7 +63,7 @@ class Queue:
                     return False
             return not self._pending or bool(interrupts.count)
         finally:
-            self._end()
+            self._end(interrupts)
 
     def _step(self, interrupts: Interrupts) -> None:
         self._forward(interrupts)
@@ -76,7 +80,7 @@ class Queue:
         for slot in self._slots:
             if not self._pending:
                 return
-            if id(slot) in taken or not slot.ready():
+            if id(slot) in taken or self._quarantine.resting(slot) or not slot.ready():
                 continue
             job = self._pending[0]
             if not self._has_process(job):
@@ -85,6 +89,7 @@ class Queue:
             assert job.process is not None
             job.slot, job.since = slot, time.monotonic()
             self._running.append(job)
+            self._quarantine.started(slot)
             job.process.run_on(slot, f"job {job.number}: {job.label}")
             self._display.started(job)
 
@@ -109,7 +114,8 @@ class Queue:
                 job.process = self._executor.start(job.job, job.name)
                 job.submitted = True
         except OSError as error:
-            job.said = f"cannot be started: {error.strerror or error}"
+            place = error.filename or self._executor.paths(job.name).folder
+            job.said = f"cannot be started: {place}: {error.strerror or error}"
             self._pending.remove(job)
             self._over(job, int(ExitStatus.FAILED))
             return False
@@ -138,6 +144,7 @@ class Queue:
             self._pending.appendleft(job)
             self._display.again(job, held)
             return
+        self._quarantine.ended(job.slot, status, time.monotonic() - job.since)
         if not self._pending:
             job.slot.leave()
         self._over(job, int(ExitStatus.INTERRUPTED) if status == REQUEUED else status)
@@ -145,7 +152,7 @@ class Queue:
     def _closed(self, job: Queued) -> int:
         """Return the exit status of a job whose process is over, and let go of that."""
         assert job.process is not None
-        status, job.said = job.process.status(), last_line(job.process.paths)
+        status, job.said = job.process.status(), last_line(job.process.paths, job.process.begun)
         job.process.close()
         job.process = None
         return status
@@ -179,13 +186,15 @@ class Queue:
             assert job.process is not None
             job.process.signal(signal.SIGKILL)
 
-    def _end(self) -> None:
+    def _end(self, interrupts: Interrupts) -> None:
         """Leave nothing behind: no waiting process, no claim."""
-        waiting = [job.process for job in self._pending if job.process is not None]
-        for process in waiting:
-            process.dismiss()
-        for process in waiting:
-            process.close()
+        waiting = [job for job in self._pending if job.process is not None]
+        processes = [job.process for job in waiting if job.process is not None]
+        dismiss(processes, lambda: interrupts.count > 1)
+        folders = [Path(job.job.folder) for job in waiting if job.job.folder is not None]
+        for folder in folders if interrupts.count > 1 else ():
+            with suppress(UserError, OSError), RunLock(folder):
+                discard_folder(folder)  # of a process that was killed before it could do so
         for slot in self._slots:
             with suppress(OSError):
                 slot.leave()

@@ -8,14 +8,16 @@ inherited descriptor ``answers``, one word each. A launcher's pid of 0 lets the 
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 import logging
 import os
 import signal
 import sys
+import threading
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from elman.launch import gate
 from elman.launch.gpus.locks import GpuLock
@@ -88,5 +90,17 @@ def _end_with(launcher: int) -> None:
         sys.exit(0)
 
 
+def _leave(status: int) -> NoReturn:
+    """End this process without taking Python apart, which with torch costs the GPU a second."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+    _leave(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
