@@ -50,9 +50,10 @@ SEEDS = (1, 2, 3)
 _BARRIER = re.compile(
     r"\b(sync<G>\(\)|sync_(?:warp|block)\(\)|meet<[\w:]+>\(\)|wait_copies<0>\(\));"
 )
-# A barrier of those cells alone that have a flag.
+# A barrier of those cells alone that have a flag, or of plans with parameters that a block sums.
 _GUARD = re.compile(r"if constexpr \(Cell::(\w+)\) $")
 _FLAGS = {"READ": "reads"}
+_GROUP_SUM = "group_sum"
 # File, old text, new text.
 EDITS = {
     "copies into the buffer in use, alone": (
@@ -156,7 +157,10 @@ class Mutation:
 
     def compiled_for(self, plan: str) -> bool:
         """Return whether a plan's kernels contain the place at all."""
-        return not self.guard or getattr(CELLS[PLANS[plan][0]], _FLAGS[self.guard])
+        cell, options = PLANS[plan]
+        if self.guard == _GROUP_SUM:
+            return options.get("z_bias", False) or options.get("decay", "none") != "none"
+        return not self.guard or getattr(CELLS[cell], _FLAGS[self.guard])
 
 
 def mutations() -> list[Mutation]:
@@ -170,13 +174,20 @@ def mutations() -> list[Mutation]:
         for number, match in enumerate(_BARRIER.finditer(source), 1):
             without = source[: match.start()] + ";" + source[match.end() :]
             what = f"{path.stem}: {match[1]} no. {number} left out"
-            guard = _GUARD.search(source[: match.start()])
-            found.append(Mutation(what, path.stem, without, guard[1] if guard else ""))
+            found.append(Mutation(what, path.stem, without, _guard(source[: match.start()])))
     for what, (file, old, new) in EDITS.items():
         source = (folder / f"{file}.cuh").read_text()
         assert source.count(old) >= 1, what
         found.append(Mutation(f"{file}: {what}", file, source.replace(old, new, 1)))
     return found
+
+
+def _guard(before: str) -> str:
+    """Return what the place after a text needs, to be compiled at all."""
+    if re.findall(r"DEVICE \w+ (\w+)\(", before)[-1:] == [_GROUP_SUM]:
+        return _GROUP_SUM
+    guard = _GUARD.search(before)
+    return guard[1] if guard else ""
 
 
 def outcome(mutation: Mutation | None, plan: str) -> str:
