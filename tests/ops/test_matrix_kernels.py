@@ -1,7 +1,6 @@
 """The matrix-state engine's CPU kernels: against the fp64 reference, and as operators of PyTorch.
 
-A kernel is compiled for one cell, its options and its sizes. Between them the layers below have
-every cell, map, epilogue and tie, and every kind of size; all are compiled at once.
+Between them the layers below have every cell, map, epilogue, tie and kind of size, a kernel each.
 """
 
 from __future__ import annotations

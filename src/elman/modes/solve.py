@@ -7,13 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from elman.config import RunConfig
 from elman.errors import ExitStatus
+from elman.kernels.backends import AUTO, best_backend
 from elman.launch import session
+from elman.models import registry
 from elman.models.sizing import SIZES, Sized, Solution, solve
 from elman.report.solve_table import print_solution
 from elman.report.standard_table import standard_rows, standard_table
 from elman.report.sweep_table import wide_console
+from elman.schema.model import ModelConfig
 from elman.training.quick_memory import quick_memory
 
 
@@ -58,11 +63,26 @@ def _result(config: RunConfig, solution: Solution) -> dict[str, Any]:
         "nearest": _plain(nearest),
         "below": _plain(solution.below) if solution.below else None,
         "above": _plain(solution.above) if solution.above else None,
-        "memory_bytes": quick_memory(config.model_copy(update={"model": nearest.config})),
+        "memory_bytes": quick_memory(_as_trained(config, nearest.config)),
         "batch_size": config.train.batch_size,
         "chunk_size": config.train.chunk_size,
         "command": command,
     }
+
+
+def _as_trained(config: RunConfig, model: ModelConfig) -> RunConfig:
+    """Return the configuration of the run that is offered, with the backend that it will choose.
+
+    Kernels keep less than plain loops do. A package's kernels cannot be walked through without a
+    GPU: their plain form stands for them.
+    """
+    cell, kernels = registry.cell(model.cell).under(model.options), config.kernels
+    if kernels.backend == AUTO and cell.package is None:
+        wanted = config.train.device
+        on_gpu = wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available())
+        backend = best_backend(cell, "cuda" if on_gpu else "cpu")
+        kernels = kernels.model_copy(update={"backend": backend})
+    return config.model_copy(update={"model": model, "kernels": kernels})
 
 
 def _plain(sized: Sized) -> dict[str, Any]:
