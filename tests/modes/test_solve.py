@@ -21,6 +21,7 @@ from elman.models.sizing import SIZES, solve
 from elman.report.standard_table import STANDARD, standard_rows
 from elman.schema.model import ModelConfig
 from elman.schema.modes import parse_params
+from elman.training.memory import estimate_memory
 from tests.conf.count_formulas import model_params
 
 Elman = Callable[..., tuple[int, str, str]]
@@ -193,6 +194,20 @@ def test_a_model_of_the_users_own_is_solved_and_offered_as_it_was_found(
     place = f"hydra.searchpath=[file://{models.parent}]"
     _, output, _ = elman("mode=solve", *typed, place)
     assert shlex.join([place, "model.dim=256"]) in output
+
+
+def test_the_memory_is_that_of_the_run_that_is_offered(elman: Elman) -> None:
+    """It will run on kernels, which keep less than the reference's loop."""
+    size = ["model=e88_tiny", "train.device=cpu", "train.batch_size=64", "train.chunk_size=256"]
+    _, said, _ = elman("mode=solve", *size, "solve.params=401184")
+    (printed,) = re.findall(r"memory of a training step: ([\d.]+) GiB", said)
+
+    def estimate(backend: str) -> float:
+        config = compose_config([*size, f"kernels.backend={backend}"])
+        return estimate_memory(config).total / 2**30
+
+    assert float(printed) == pytest.approx(estimate("cpu"), abs=0.051)
+    assert estimate("reference") > estimate("cpu") + 0.2
 
 
 @pytest.mark.parametrize(
