@@ -6,6 +6,7 @@ parity    mode=parity of every model whose cell has CUDA kernels, several at a t
 train     gpu_train.py: training runs and layers, as users run them
 kernels   gpu_kernels.py: the matrix-state engine against fp64, its times beside their floors
 channel   gpu_channel.py: the same of the channel engine
+norm      gpu_norm.py: the same of residual add and RMSNorm, beside PyTorch's and FLA's
 models    gpu_models.py: tokens per second and memory of whole models and of the baselines, one run
 memcheck, racecheck, initcheck, synccheck: NVIDIA's checkers over the smallest kernels
 
@@ -182,6 +183,7 @@ PARTS: dict[str, Callable[[Settings], dict[str, Any]]] = {
     "train": benchmark("gpu_train"),
     "kernels": benchmark("gpu_kernels", "--sections", "machine,parity,operator,times"),
     "channel": benchmark("gpu_channel"),
+    "norm": benchmark("gpu_norm"),
     "models": benchmark("gpu_models"),
     **{tool: checker(tool) for tool in TOOLS},
 }
@@ -248,6 +250,17 @@ def _channel_page(part: dict[str, Any]) -> str:
     return "## Channel kernels\n\n" + table(["step", *_TIMES], rows)
 
 
+def _norm_page(part: dict[str, Any]) -> str:
+    passes = ("forward", "both")
+    figures = [f"{name}_{figure}" for name in passes for figure in ("us", "gb_s", "over_floor")]
+    rows = [
+        [width, name, *(str(row.get(figure, _first(row.get("error", "")))) for figure in figures)]
+        for width, found in part.get("found", {}).get("times", {}).items()
+        for name, row in found.items()
+    ]
+    return "## Residual add and RMSNorm\n\n" + table(["width", "what", *figures], rows)
+
+
 def _models_page(part: dict[str, Any]) -> str:
     rows = []
     for name, row in part.get("found", {}).get("models", {}).items():
@@ -269,6 +282,7 @@ _PAGES = {
     "train": _train_page,
     "kernels": _kernels_page,
     "channel": _channel_page,
+    "norm": _norm_page,
     "models": _models_page,
 }
 

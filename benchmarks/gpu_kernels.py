@@ -355,14 +355,23 @@ def in_double(given: Tensors) -> dict[str, Tensor]:
 
 def compile_all(geometries: Any, exact: bool = True) -> None:
     """Compile the kernels of many geometries into the cache, on all cores."""
-    arch = architecture()
     units = set()
     for pair, backward in itertools.product(geometries, (False, True)):
         chosen = pair[backward]
         narrow = chosen.types.io == "elman::bf16"
         for fast in {narrow, narrow and not exact}:
-            aligned = replace(chosen, align=max(4, min(16, chosen.align)))
-            units.add(cuda.unit_of(aligned, backward, arch, fast=fast))
+            units.add(unit_of(chosen, backward, fast=fast))
+    compile_units(units)
+
+
+def unit_of(chosen: Geometry, backward: bool, *, fast: bool) -> Unit:
+    """Return the unit that a launch will ask for."""
+    aligned = replace(chosen, align=max(4, min(16, chosen.align)))
+    return cuda.unit_of(aligned, backward, architecture(), fast=fast)
+
+
+def compile_units(units: Iterable[Unit]) -> None:
+    """Compile translation units into the cache."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(max(1, (os.cpu_count() or 2) - 1)) as pool:
         pool.map(compile_one, sorted(units, key=lambda unit: unit.text), chunksize=1)
@@ -381,71 +390,74 @@ def compile_one(unit: Unit) -> None:
 
 
 def times(section: dict[str, Any]) -> None:
-    """Time every configuration with the geometry that the engine chooses."""
+    """Time every configuration with the geometries that the engine chooses."""
     chosen = {case.name: passes(case.plan, BATCH, torch.bfloat16) for case in TIMED}
     compile_all(chosen.values(), exact=False)
-    time_all(section, ((case, chosen[case.name], True) for case in TIMED))
+    section["rows"] = [time_case(case, chosen[case.name]) for case in TIMED]
 
 
-def time_all(section: dict[str, Any], pairs: Iterable[tuple[Timed, Pair, bool]]) -> None:
-    """Add a row for each configuration and geometry."""
-    section["rows"] = []
-    for case, chosen, graph in pairs:
-        row: dict[str, Any] = {"name": case.name, "geometry": describe(chosen)}
-        try:
-            row |= time_case(case, chosen, graph)
-        except Exception as error:
-            row["error"] = repr(error)
-        section["rows"].append(row)
-
-
-def time_case(case: Timed, chosen: Pair, graph: bool) -> dict[str, Any]:
-    """Time one configuration; graph replay is of forward and backward together."""
-    sets = [
-        make_tensors(chosen[True], BATCH, TIME, torch.bfloat16, seed=n, states=False)
-        for n in range(SETS)
-    ]
-    calls = [given.call(chosen[True]) for given in sets]
-    forward, backward = (
-        median_us(in_turn(calls, chosen, backward), REPEATS if graph else REPEATS // 2)
-        for backward in (False, True)
-    )
-    row: dict[str, Any] = {
-        "forward_us": round(forward, 1),
-        "backward_us": round(backward, 1),
-        "forward_over_floor": round(forward / case.forward_floor, 2),
-        "backward_over_floor": round(backward / case.backward_floor, 2),
-    }
-    if graph:
-        row["graph_us"] = round(time_graph(calls[0], chosen), 1)
-        row["resources"] = registers(chosen)
+def time_case(case: Timed, chosen: Pair) -> dict[str, Any]:
+    """Time one configuration."""
+    row: dict[str, Any] = {"name": case.name, "geometry": describe(chosen)}
+    given = inputs_of(chosen[True])
+    for backward, name in enumerate(("forward", "backward")):
+        floor = case.backward_floor if backward else case.forward_floor
+        found = replayed_us(given, chosen[backward], backward=bool(backward))
+        row |= {f"{name}_us": round(found, 1), f"{name}_over_floor": round(found / floor, 2)}
+    row["launch_us"] = round(launch_us(given[0].call(chosen[True]), chosen[False]), 1)
+    row["resources"] = registers(chosen)
     return row
 
 
-def in_turn(calls: list[Call], chosen: Pair, backward: bool) -> Callable[[], None]:
-    """Return a function that launches one pass, of the next set of inputs each time."""
-    turns = itertools.cycle(calls)
-    return lambda: cuda.launch_as(next(turns), chosen[backward], backward=backward)
+def inputs_of(chosen: Geometry) -> list[Tensors]:
+    """Return different inputs; the kept states are zeros."""
+    given = [
+        make_tensors(chosen, BATCH, TIME, torch.bfloat16, seed=n, states=False) for n in range(SETS)
+    ]
+    for tensors in given:
+        tensors.results["checkpoints"].zero_()
+    return given
 
 
-def time_graph(call: Call, chosen: Pair) -> float:
-    """Return the time of a replayed graph of both passes, in microseconds."""
+def replayed_us(given: list[Tensors], chosen: Geometry, *, backward: bool) -> float:
+    """Return the time of a pass on the GPU: of a graph of one launch per call, over their number.
+
+    A launch from Python takes longer than some of the kernels, so events around it would tell how
+    long Python takes.
+    """
+    calls = [tensors.call(chosen) for tensors in given]
     graph = torch.cuda.CUDAGraph()
+    cuda.launch_as(calls[0], chosen, backward=backward)  # loaded before the capture
     with torch.cuda.graph(graph):
-        run_both(call, chosen)
-    return median_us(graph.replay)
+        for call in calls:
+            cuda.launch_as(call, chosen, backward=backward)
+    return median_us(graph.replay) / len(calls)
+
+
+def launch_us(call: Call, chosen: Geometry, repeats: int = 200) -> float:
+    """Return what a launch of the forward pass costs Python."""
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(repeats):
+        cuda.launch_as(call, chosen, backward=False)
+    took = time.perf_counter() - began
+    torch.cuda.synchronize()
+    return took / repeats * 1e6
 
 
 def describe(pair: Pair) -> str:
     """Return a pair of geometries in a few words."""
-    texts = [
-        f"L{chosen.lanes} C{chosen.columns} W{chosen.warps}{'+' * chosen.helped} "
-        f"slabs{chosen.slabs} {n_bytes >> 10}K"
-        for chosen, n_bytes in zip(
-            pair, (pair[0].forward_bytes, pair[1].backward_bytes), strict=True
-        )
-    ]
-    return f"K{pair[True].steps}: {', '.join(texts)}"
+    forward, backward = pair
+    return (
+        f"K{backward.steps}: {shape(forward)} {forward.forward_bytes >> 10}K, "
+        f"{shape(backward)} {backward.backward_bytes >> 10}K"
+    )
+
+
+def shape(chosen: Geometry) -> str:
+    """Return a geometry in a few words: lanes, their rows and columns, warps, slabs of a head."""
+    helped = f"+ P{chosen.shares}" if chosen.helped else ""
+    return f"L{chosen.lanes} {chosen.tall}x{chosen.columns} W{chosen.warps}{helped} S{chosen.slabs}"
 
 
 def registers(chosen: Pair) -> dict[str, Any]:
@@ -521,26 +533,55 @@ def replayed(run: Callable[[], list[Tensor]]) -> list[Tensor]:
 
 
 def sweep(section: dict[str, Any]) -> None:
-    """Time the configurations with other geometries than the chosen ones."""
-    tried = [(case, chosen, False) for case in TIMED for chosen in alternatives(case)]
-    compile_all((chosen for _, chosen, _ in tried), exact=False)
-    time_all(section, tried)
+    """Time every configuration's passes with other geometries than the chosen ones."""
+    tried = [
+        (case, chosen, backward)
+        for case, backward in itertools.product(TIMED, (False, True))
+        for chosen in alternatives(case, backward=backward)
+    ]
+    compile_units({unit_of(chosen, backward, fast=True) for _, chosen, backward in tried})
+    section["rows"] = [try_geometry(*one) for one in tried]
 
 
-def alternatives(case: Timed) -> Iterator[Pair]:
-    """Yield geometries that fit the GPU and keep it busy."""
-    plan, limit = case.plan, device_limits(0).shared_bytes
-    found = cuda.types(plan, torch.bfloat16)
-    for lanes, steps in itertools.product((1, 2, 4, 8, 16), (8, 12, 16)):
-        whole = -(-plan.rows // (32 // lanes))
+def try_geometry(case: Timed, chosen: Geometry, backward: bool) -> dict[str, Any]:
+    """Time a pass with a geometry."""
+    bytes_ = chosen.backward_bytes if backward else chosen.forward_bytes
+    floor = case.backward_floor if backward else case.forward_floor
+    row: dict[str, Any] = {"name": case.name, "pass": "backward" if backward else "forward"}
+    row |= {"geometry": f"{shape(chosen)} K{chosen.steps}", "bytes": bytes_}
+    try:
+        row["us"] = round(replayed_us(inputs_of(chosen), chosen, backward=backward), 1)
+        row["over_floor"] = round(row["us"] / floor, 2)
+    except Exception as error:
+        row["error"] = repr(error)
+    return row
+
+
+def alternatives(case: Timed, *, backward: bool) -> Iterator[Geometry]:
+    """Yield geometries of a pass that fit the GPU and keep it busy."""
+    for chosen in all_geometries(case):
+        bytes_ = chosen.backward_bytes if backward else chosen.forward_bytes
+        threads = BATCH * case.heads * chosen.slabs * chosen.threads
+        fits = bytes_ <= device_limits(0).shared_bytes and chosen.warps <= 16
+        few = chosen.steps < 16 and not backward
+        if few or not fits or not 8_000 <= threads <= 300_000:
+            continue
+        yield chosen
+        if not backward and threads <= 100_000:
+            shares = (n for n in (1, 2, 4) if n == 1 or n * chosen.warps <= 4)
+            yield from (replace(chosen, helped=True, shares=n) for n in shares)
+
+
+def all_geometries(case: Timed) -> Iterator[Geometry]:
+    """Yield geometries of a plan."""
+    plan, found = case.plan, cuda.types(case.plan, torch.bfloat16)
+    for lanes, tall, steps in itertools.product((1, 2, 4, 8, 16), (1, 2, 4), (8, 12, 16)):
+        whole = -(-plan.rows // (32 // lanes * tall))
         for slabs in {1, 2, 4, 8} & set(range(1, whole + 1)):
-            warps = -(-whole // slabs)
-            chosen = geometry_of(plan, found, lanes, warps, steps)
-            threads = BATCH * plan.heads * slabs * chosen.threads
-            fits = chosen.backward_bytes <= limit and warps <= 16
-            if fits and 2 <= chosen.columns <= 32 and 8_000 <= threads <= 300_000:
-                yield chosen, chosen
-                yield replace(chosen, helped=True), chosen
+            chosen = geometry_of(plan, found, lanes, -(-whole // slabs), steps, tall)
+            piece = chosen.columns * tall
+            if 2 <= chosen.columns <= 32 and 4 <= piece <= 64:
+                yield chosen
 
 
 SMALL = ("delta", "decayed", "row_gated_delta", "delta gate", "delta n13", "delta 40x24")

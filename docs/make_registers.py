@@ -17,6 +17,7 @@ import torch
 from elman.kernels.nvrtc import Limits, Unit, nvrtc_version
 from elman.ops.channel import cells as channel_cells
 from elman.ops.channel import cuda as channel_cuda
+from elman.ops.channel.geometry import Geometry as ChannelGeometry
 from elman.ops.channel.plan import Plan as ChannelPlan
 from elman.ops.matrix_state import cuda
 from elman.ops.matrix_state.cells import CELLS
@@ -36,6 +37,7 @@ ARCHITECTURES = {
     "sm_120": Limits(170, 99 * _KIB, 100 * _KIB),
 }
 SIZES = (16, 20, 32, 64, 128)
+TUNED = channel_cuda.TUNING
 # Models by the cell that they run, what stands around it, and heads of a batch of 32.
 MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
     "E70": ("decayed", E70, 32),
@@ -137,7 +139,8 @@ class ChannelKernel:
         unit = "key" if "key" in inputs else None
         places = row_blocks(dict.fromkeys(inputs, 64))
         plan = ChannelPlan(self.step, tuple(places.items()), unit=unit, self_gate=True)
-        text = channel_cuda.unit_text(plan, torch.bfloat16, torch.float32)
+        geometry = ChannelGeometry(plan, torch.bfloat16, torch.float32)
+        text = channel_cuda.unit_text(geometry)
         used = Unit(text, self.step, "sm_90", True).resources()
         both = [used[f"channel_{name}"] for name in ("forward", "backward")]
         return [
@@ -191,7 +194,8 @@ bf16 kernels use the GPU's own tanh, fp32 kernels the CUDA library's.
 
 ## Channel engine
 
-bf16 on sm_90; 128 threads a block, one per channel, no shared memory.
+bf16 on sm_90; {TUNED.warps} warps a block, a thread per channel, {TUNED.stages} tiles of
+{TUNED.steps} steps of every sequence in shared memory.
 
 {table(["step", "registers", "spilled bytes"], steps)}
 """

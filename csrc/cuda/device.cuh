@@ -12,9 +12,26 @@ using sptr = T*;  // into shared memory
 
 extern __shared__ __align__(16) unsigned char shared_memory[];
 
+// Several blocks of a kernel may share one of the GPU's, ELMAN_SHARES of them, each of
+// ELMAN_SHARE_WARPS warps with as many helpers and ELMAN_SHARE_BYTES of shared memory. All helpers
+// stand behind the other warps: a multiprocessor deals its warps to four schedulers in turn, and
+// those that walk would meet on two of them otherwise. Kernels see blocks of their own.
+#if !defined(ELMAN_SHARES)
+#define ELMAN_SHARES 1
+#define ELMAN_SHARE_WARPS 1
+#define ELMAN_SHARE_BYTES 0
+#endif
+inline constexpr int SHARES = ELMAN_SHARES, SHARED_WARPS = SHARES * ELMAN_SHARE_WARPS;
+
+// Which of the blocks that share one a warp of the GPU's block belongs to, and which of its warps.
+DEVICE int share_of(int warp) { return warp % SHARED_WARPS / ELMAN_SHARE_WARPS; }
+DEVICE int index_of(int warp) {
+  return warp / SHARED_WARPS * ELMAN_SHARE_WARPS + warp % ELMAN_SHARE_WARPS;
+}
+
 // Hands out arrays of the block's shared memory, each on a boundary of 16 bytes.
 struct Arena {
-  int carved = 0;
+  int carved = SHARES == 1 ? 0 : share_of(threadIdx.x / 32) * ELMAN_SHARE_BYTES;
   template <class T>
   DEVICE sptr<T> take(int length) {
     T* array = (T*)(shared_memory + carved);
@@ -23,17 +40,74 @@ struct Arena {
   }
 };
 
-DEVICE int thread_index() { return threadIdx.x; }
-DEVICE long long block_index() { return blockIdx.x; }
-DEVICE void sync_block() { __syncthreads(); }
+DEVICE int thread_index() {
+  if constexpr (SHARES == 1) return threadIdx.x;
+  return index_of(threadIdx.x / 32) * 32 + (int)threadIdx.x % 32;
+}
+DEVICE long long block_index() {
+  if constexpr (SHARES == 1) return blockIdx.x;
+  return (long long)blockIdx.x * SHARES + share_of(threadIdx.x / 32);
+}
+
+// The warp among those of the GPU's block, such that the compiler sees all lanes agree: otherwise
+// it takes a branch on it for one that parts them, and shuffles behind it cost more.
+DEVICE int uniform_warp() { return __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0); }
+DEVICE int warp_index() {
+  if constexpr (SHARES == 1) return uniform_warp();
+  return index_of(uniform_warp());
+}
+
+// Whether this block is none of a grid of so many: fewer may share the last one.
+DEVICE bool beyond(long long blocks) {
+  if constexpr (SHARES == 1) return false;
+  return (long long)blockIdx.x * SHARES + share_of(uniform_warp()) >= blocks;
+}
+DEVICE void sync_block() {
+  if constexpr (SHARES > 1) __trap();  // blocks that share one have no barrier of their own
+  __syncthreads();
+}
 DEVICE void sync_warp() { __syncwarp(); }
 
-// A barrier of THREADS threads, whichever place of the program each warp waits at. sync_block, by
-// contrast, is one place that all threads of a block have to come to.
+// A barrier of THREADS threads that warps wait at in different places of the program. sync_block,
+// by contrast, is one place that all threads of a block have to come to.
 template <int THREADS>
-DEVICE void meet() {
-  asm volatile("barrier.sync.aligned 1, %0;" ::"n"(THREADS) : "memory");
-}
+struct Meeting {
+  unsigned barrier, phase = 0;
+
+  // All threads of a block construct it together. The first is not picked in C++ for the same
+  // reason as below.
+  DEVICE explicit Meeting(Arena& arena)
+      : barrier((unsigned)__cvta_generic_to_shared(arena.take<unsigned long long>(1))) {
+    asm volatile(
+        "{.reg .pred first; setp.eq.s32 first, %2, 0;"
+        "@first mbarrier.init.shared.b64 [%0], %1;}" ::"r"(barrier),
+        "n"(THREADS), "r"(thread_index()));
+    barrier = __shfl_sync(0xffffffffu, barrier, 0);  // the same for all lanes, see uniform_warp
+    __syncthreads();
+  }
+
+  // The loop is not C++, where the compiler would take the lanes for parted. If one lane arrived
+  // for its warp, racecheck would not see that the others have.
+  DEVICE void meet() {
+#if __CUDA_ARCH__ >= 900
+#define ELMAN_WAIT "mbarrier.try_wait.parity.shared.b64"  // sleeps for a while
+#else
+#define ELMAN_WAIT "mbarrier.test_wait.parity.shared.b64"
+#endif
+    asm volatile(
+        "{\n"
+        ".reg .pred met;\n"
+        ".reg .b64 state;\n"
+        "mbarrier.arrive.shared.b64 state, [%0];\n"
+        "again: " ELMAN_WAIT
+        " met, [%0], %1;\n"
+        "@!met bra again;\n"
+        "}" ::"r"(barrier),
+        "r"(phase)
+        : "memory");
+    phase ^= 1;
+  }
+};
 
 template <class T>
 DEVICE T shuffle_xor(T x, int mask) {
@@ -162,8 +236,8 @@ DEVICE float high_f16(unsigned w) {
 }  // namespace elman
 
 // A kernel of its own name, at most THREADS threads a block and at least BLOCKS blocks at a time.
-#define ELMAN_KERNEL(NAME, THREADS, BLOCKS, ARGS, CALL)         \
-  extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) \
-      NAME(const __grid_constant__ ARGS a) {                    \
-    CALL;                                                       \
+#define ELMAN_KERNEL(NAME, THREADS, BLOCKS, ARGS, CALL)                          \
+  extern "C" __global__ void __launch_bounds__((THREADS) * ELMAN_SHARES, BLOCKS) \
+      NAME(const __grid_constant__ ARGS a) {                                     \
+    CALL;                                                                        \
   }

@@ -2,9 +2,11 @@
 // known at compile time. elman/ops/matrix_state/geometry.py chooses the numbers and mirrors the
 // sizes, which the generated translation unit compares.
 //
-// A block owns a slab of value rows of one head. LANES neighbouring lanes of a warp share a row;
-// each holds COLUMNS of its elements in registers, in vectors of VECTOR that alternate between the
-// lanes. Rows and columns beyond R and N are zero and stay zero.
+// A block owns a slab of value rows of one head. LANES neighbouring lanes of a warp share TALL
+// neighbouring rows; each holds COLUMNS elements of every one of them in registers, in vectors of
+// VECTOR that alternate between the lanes. Rows and columns beyond R and N are zero and stay zero.
+// A taller piece needs fewer reads of shared memory for its numbers, and fewer sums over the rows,
+// but more sums over the columns.
 #pragma once
 #include "../args.h"
 #include "../cells/matrix_state.h"
@@ -52,8 +54,8 @@ HD constexpr bool has_param(int param) {
 // slice and stride of the sources and their gradients is a multiple of, at most 16. SCRATCH: the
 // replayed states stand in global memory, since shared memory does not hold them. HELPED: the
 // forward pass has helpers.
-template <class Spec_, class Kept_, int LANES_, int WARPS_, int VECTOR_, int STEPS_, int ALIGN_,
-          bool SCRATCH_, bool HELPED_>
+template <class Spec_, class Kept_, int LANES_, int TALL_, int WARPS_, int VECTOR_, int STEPS_,
+          int ALIGN_, bool SCRATCH_, bool HELPED_>
 struct Geometry {
   using Spec = Spec_;
   using Cell = typename Spec::Cell;
@@ -61,10 +63,12 @@ struct Geometry {
   using IO = typename Spec::IO;
   using Kept = Kept_;
   static constexpr int R = Spec::R, N = Spec::N;
-  static constexpr int LANES = LANES_, WARPS = WARPS_, VECTOR = VECTOR_, STEPS = STEPS_;
+  static constexpr int LANES = LANES_, TALL = TALL_, WARPS = WARPS_, VECTOR = VECTOR_;
+  static constexpr int STEPS = STEPS_;
   static constexpr int ALIGN = ALIGN_;
   static constexpr bool SCRATCH = SCRATCH_, HELPED = HELPED_;
   static_assert(is_power(LANES) && LANES <= 32 && is_power(VECTOR) && VECTOR <= 4, "geometry");
+  static_assert(is_power(TALL) && TALL <= 4, "rows of a lane are read as a vector");
 
   static constexpr int THREADS = 32 * WARPS;  // that hold the state
   // Helpers are warps beside those that hold the state: they prepare the next segment's inputs and
@@ -74,8 +78,11 @@ struct Geometry {
   HD static constexpr int workers(bool backward) { return helped(backward) ? HELPERS : THREADS; }
   static constexpr int FORWARD_THREADS = THREADS + HELPERS;
   static constexpr int COLUMNS = round_up(ceil_div(N, LANES), VECTOR);  // of a lane
+  static constexpr int PIECE = TALL * COLUMNS;                          // numbers of a lane
   static constexpr int WIDTH = COLUMNS * LANES;                         // N and its padding
-  static constexpr int WARP_ROWS = 32 / LANES, ROWS = WARP_ROWS * WARPS;
+  static constexpr int ROW_LANES = 32 / LANES;                          // of a warp, in a column
+  static constexpr int WARP_ROWS = ROW_LANES * TALL, ROWS = WARP_ROWS * WARPS;
+  static constexpr int PARTS = THREADS * TALL;  // of the reads of one step, before they are summed
   static constexpr int SLABS = ceil_div(R, ROWS);
 
   // Sums over the rows of a warp by recursive halving: in SWAPS stages a lane keeps one half of
@@ -83,7 +90,7 @@ struct Geometry {
   // the first half, so that no register is chosen at run time. Where that reorders the numbers of
   // a vector, shared memory holds COPIES of the inputs, each in another order.
   static constexpr bool ORDERED = is_power(COLUMNS);
-  static constexpr int SWAPS = ORDERED ? least(log2_of(WARP_ROWS), log2_of(COLUMNS)) : 0;
+  static constexpr int SWAPS = ORDERED ? least(log2_of(ROW_LANES), log2_of(COLUMNS)) : 0;
   static constexpr int LAST_SWAP = COLUMNS >> SWAPS;
   static constexpr int COPIES = ORDERED && LAST_SWAP < VECTOR ? VECTOR / LAST_SWAP : 1;
   // Numbers from one copy to the next: not a multiple of 32 words, so that lanes which read the
@@ -108,9 +115,9 @@ struct Geometry {
   static constexpr int DECAY_STRIDE = DECAY_TERMS + 4, WRITE_STRIDE = ROWS + 4;
 
   // The states before the steps of a segment. A thread reads only what it wrote.
-  static constexpr int KEPT_COLUMNS = sizeof(Kept) == 2 ? round_up(COLUMNS, 2) : COLUMNS;
-  static constexpr int KEPT_VECTOR = least(16 / (int)sizeof(Kept), KEPT_COLUMNS & -KEPT_COLUMNS);
-  static constexpr int HISTORY = STEPS * KEPT_COLUMNS * THREADS;
+  static constexpr int KEPT_NUMBERS = sizeof(Kept) == 2 ? round_up(PIECE, 2) : PIECE;
+  static constexpr int KEPT_VECTOR = least(16 / (int)sizeof(Kept), KEPT_NUMBERS & -KEPT_NUMBERS);
+  static constexpr int HISTORY = STEPS * KEPT_NUMBERS * THREADS;
 
   // ---- staging: raw inputs as they lie in the sources, one row of bytes per step and role
 
@@ -161,11 +168,12 @@ struct Geometry {
            (backward ? 4 + 2 * (Spec::DECAY != Map::none) : 0) * bytes(STEPS);
   }
   static constexpr int FORWARD_BYTES = raw_buffers(false) * raw_bytes(false) +
-                                       sets(false) * (input_bytes(false) + bytes(AHEAD * THREADS));
+                                       sets(false) * (input_bytes(false) + bytes(AHEAD * PARTS)) +
+                                       16 * HELPED;  // of the barrier
   static constexpr int BACKWARD_BYTES =
       2 * raw_bytes(true) + input_bytes(true) +
       (1 + Cell::ENERGY + NEEDS_Y + Cell::GATES + Spec::GATE) * bytes(STEPS * ROWS) +
-      NEEDS_Y * bytes(AHEAD * THREADS) + bytes(STEPS * WARPS * SUMS * WIDTH) +
+      NEEDS_Y * bytes(AHEAD * PARTS) + bytes(STEPS * WARPS * SUMS * WIDTH) +
       (GRAD_DECAY ? bytes(STEPS * DECAY_STRIDE) : 0) +
       (GRAD_WRITE ? bytes(STEPS * WRITE_STRIDE) : 0) +
       (SCRATCH ? 0 : round_up(HISTORY * (int)sizeof(Kept), 16));

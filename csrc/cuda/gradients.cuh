@@ -437,17 +437,21 @@ struct Gradients {
   // ---- parameters: this block's part
 
   template <class L>
-  DEVICE void write_params(const Sums<G>& sums, const L& lane, const A* dparams, A dresidual,
-                           A dgate_bias) const {
+  DEVICE void write_params(const Sums<G>& sums, const L& lane,
+                           const A (&dparams)[G::TALL][MAX_PARAMS], const A (&dresidual)[G::TALL],
+                           const A (&dgate_bias)[G::TALL]) const {
     A* part = (A*)a.workspace + block_index() * G::PARAM_TERMS;
-    if (lane.live && lane.part == 0) {
 #pragma unroll
-      for (int i = 0; i < Cell::PARAMS; i++)
-        store_one(part + G::param_offset(i) + lane.slab_row, dparams[i]);
+    for (int i = 0; i < G::TALL; i++) {
+      if (!lane.live(i) || lane.part) continue;
+      const int row = lane.slab_row + i;
+#pragma unroll
+      for (int n = 0; n < Cell::PARAMS; n++)
+        store_one(part + G::param_offset(n) + row, dparams[i][n]);
       if constexpr (Spec::RESIDUAL)
-        store_one(part + G::param_offset(PARAM_RESIDUAL) + lane.slab_row, dresidual);
+        store_one(part + G::param_offset(PARAM_RESIDUAL) + row, dresidual[i]);
       if constexpr (Spec::GATE_BIAS)
-        store_one(part + G::param_offset(PARAM_GATE_BIAS) + lane.slab_row, dgate_bias);
+        store_one(part + G::param_offset(PARAM_GATE_BIAS) + row, dgate_bias[i]);
     }
     if constexpr (Spec::Z_BIAS) {
       for (int i = 0; i < NUMBERS; i++) {

@@ -1,5 +1,5 @@
-// A lane's piece of a row of the state: which numbers it holds, how it reads vectors over the
-// columns, how its sums meet those of other lanes.
+// A lane's piece of the state, TALL rows of COLUMNS numbers: which numbers it holds, how it reads
+// vectors over the columns, how its sums meet those of other lanes.
 #pragma once
 #include "inputs.cuh"
 
@@ -10,16 +10,15 @@ namespace elman {
 template <class G, bool ORDER>
 struct Lane {
   using A = typename G::A;
-  static constexpr int C = G::COLUMNS, V = G::VECTOR;
-  int lane, part, slab_row, row, order;  // part: which of the lanes of a row
-  bool live;                             // whether the head has this row
+  static constexpr int C = G::COLUMNS, V = G::VECTOR, TALL = G::TALL;
+  int lane, part, order;  // part: which of the lanes of a row
+  int slab_row, row;      // the first of the lane's rows, in the slab and in the head
 
   DEVICE explicit Lane(const Place& at) {
     lane = thread_index() % 32;
     part = lane % G::LANES;
-    slab_row = thread_index() / 32 * G::WARP_ROWS + lane / G::LANES;
+    slab_row = thread_index() / 32 * G::WARP_ROWS + lane / G::LANES * TALL;
     row = at.slab * G::ROWS + slab_row;
-    live = row < G::R;
     order = 0;
     if constexpr (ORDER) {
 #pragma unroll
@@ -27,6 +26,9 @@ struct Lane {
         if (lane & 16 >> stage) order ^= C >> (stage + 1);
     }
   }
+
+  // Whether the head has a row of the lane.
+  DEVICE bool live(int i) const { return row + i < G::R; }
 
   // First column of the lane's vector m.
   DEVICE int first(int m) const { return ((m ^ order / V) * G::LANES + part) * V; }
@@ -43,16 +45,21 @@ struct Lane {
     for (int m = 0; m < C / V; m++) load<V, T>(x + m * V, numbers + first(m));
   }
 
-  // Sums over the lanes of a row, of those numbers that are wanted.
-  template <bool... WANTED>
-  DEVICE void row_sums(A (&x)[sizeof...(WANTED)]) const {
-    constexpr bool wanted[] = {WANTED...};
+  // Sums over the lanes of a row, for each of the lane's rows.
+  static DEVICE void row_sums(A (&x)[TALL]) {
 #pragma unroll
     for (int mask = 1; mask < G::LANES; mask *= 2) {
 #pragma unroll
-      for (int i = 0; i < (int)sizeof...(WANTED); i++)
-        if (wanted[i]) x[i] += shuffle_xor(x[i], mask);
+      for (int i = 0; i < TALL; i++) x[i] += shuffle_xor(x[i], mask);
     }
+  }
+
+  // Reads and writes numbers of the lane's rows, [step][row].
+  DEVICE void read_rows(A (&x)[TALL], sptr<A> array, int step) const {
+    elman::load<TALL, A>(x, array + (step * G::ROWS + slab_row));
+  }
+  DEVICE void put_rows(sptr<A> array, int step, const A (&x)[TALL]) const {
+    elman::store<TALL, A>(array + (step * G::ROWS + slab_row), x);
   }
 
   // ---- a lane's piece of a whole state [R, N] in global memory
@@ -60,7 +67,12 @@ struct Lane {
   // `numbers` is the state's first number.
   template <class T>
   DEVICE void load_state(A* S, const T* numbers) const {
-    numbers += row * G::N;
+#pragma unroll
+    for (int i = 0; i < TALL; i++) load_row(S + i * C, numbers + (row + i) * G::N, live(i));
+  }
+
+  template <class T>
+  DEVICE void load_row(A* S, const T* numbers, bool live) const {
 #pragma unroll
     for (int m = 0; m < C / V; m++) {
       A* x = S + m * V;
@@ -89,7 +101,12 @@ struct Lane {
 
   template <class T>
   DEVICE void store_state(T* numbers, const A* S) const {
-    numbers += row * G::N;
+#pragma unroll
+    for (int i = 0; i < TALL; i++) store_row(numbers + (row + i) * G::N, S + i * C, live(i));
+  }
+
+  template <class T>
+  DEVICE void store_row(T* numbers, const A* S, bool live) const {
 #pragma unroll
     for (int m = 0; m < C / V; m++) {
       A x[V];

@@ -12,24 +12,24 @@ struct Backward {
   using Cell = typename G::Cell;
   using Kept = typename G::Kept;
   using L = Lane<G, true>;
-  static constexpr int C = G::COLUMNS;
+  static constexpr int C = G::COLUMNS, TALL = G::TALL, PIECE = G::PIECE;
 
   const Args& a;
   Arena arena;
   Inputs<G, true> in;
   Sums<G> sums;
   sptr<A> reads, energies;  // [step][row], of the replay
-  sptr<A> y;                // [1 + step][thread], of the replay
+  sptr<A> y;                // of the replay, see put_parts
   sptr<Kept> history;       // states before the steps, or in global memory:
   Kept* scratch;
   const Kept* kept = nullptr;  // the checkpoint that the segment starts from
   Place at;
   L lane;
-  A params[MAX_PARAMS], residual;
-  A dparams[MAX_PARAMS], dresidual, dgate_bias;
+  A params[TALL][MAX_PARAMS], residual[TALL];
+  A dparams[TALL][MAX_PARAMS], dresidual[TALL], dgate_bias[TALL];
   // In the walk: the state after a step and its gradient, the state before it, what the step reads,
   // and this lane's parts of the sums over the rows for the step that was walked before.
-  A S[C], dS[C], before[C], q[C], parts[G::SUMS][C], dy;
+  A S[PIECE], dS[PIECE], before[PIECE], q[C], parts[G::SUMS][C], dy[TALL];
   Step<G> now;
 
   DEVICE explicit Backward(const Args& args)
@@ -43,15 +43,19 @@ struct Backward {
     // A read is needed until its step has been walked; then the gradient of v takes its place.
     reads = sums.dv;
     if constexpr (Cell::ENERGY) energies = arena.take<A>(numbers);
-    if constexpr (G::NEEDS_Y) y = arena.take<A>(G::AHEAD * G::THREADS);
+    if constexpr (G::NEEDS_Y) y = arena.take<A>(G::AHEAD * G::PARTS);
     if constexpr (!G::SCRATCH) history = arena.take<Kept>(G::HISTORY);
     scratch = (Kept*)((A*)a.workspace + scratch_offset<G>(a)) + block_index() * G::HISTORY;
     read_params<G>(a, at, lane, params);
-    residual = dresidual = dgate_bias = A(0);
-    if constexpr (Spec::RESIDUAL)
-      if (lane.live) residual = param<G>(a, PARAM_RESIDUAL, (int64_t)at.head * G::R + lane.row);
 #pragma unroll
-    for (int i = 0; i < MAX_PARAMS; i++) dparams[i] = A(0);
+    for (int i = 0; i < TALL; i++) {
+      residual[i] = dresidual[i] = dgate_bias[i] = A(0);
+      if constexpr (Spec::RESIDUAL)
+        if (lane.live(i))
+          residual[i] = param<G>(a, PARAM_RESIDUAL, (int64_t)at.head * G::R + lane.row + i);
+#pragma unroll
+      for (int n = 0; n < MAX_PARAMS; n++) dparams[i][n] = A(0);
+    }
     if (!a.dout) clear_output_gradient();
   }
 
@@ -83,7 +87,7 @@ struct Backward {
       load_start(segment);
       in.prepare(t0, buffer);
       sync<G>();
-      run_steps<G, G::NEEDS_Y>(in, lane, length, params, S, y, Replayed{*this});
+      run_steps<G, G::NEEDS_Y>(in, lane, 0, length, params, S, y, Replayed{*this});
       sync<G>();
       if constexpr (G::NEEDS_Y) {
         gradients.output(in, sums, y, {t0, length, buffer});
@@ -102,7 +106,7 @@ struct Backward {
       lane.load_state(x, states + state);
     } else {
 #pragma unroll
-      for (int j = 0; j < C; j++) x[j] = A(0);
+      for (int j = 0; j < PIECE; j++) x[j] = A(0);
     }
   }
 
@@ -122,26 +126,31 @@ struct Backward {
   struct Replayed {
     Backward& pass;
     DEVICE void state(int step, const A* before) const { pass.keep(step, before); }
-    DEVICE void row(int step, const Row<A>& x) const {
-      const int row = step * G::ROWS + pass.lane.slab_row;
+    DEVICE void rows(int step, const Row<A>* x) const {
       if (pass.lane.part) return;
-      if constexpr (Cell::READ) pass.reads[row] = x.r;
-      if constexpr (Cell::ENERGY) pass.energies[row] = x.e;
+      A r[TALL], e[TALL];
+#pragma unroll
+      for (int i = 0; i < TALL; i++) {
+        r[i] = x[i].r;
+        e[i] = x[i].e;
+      }
+      if constexpr (Cell::READ) pass.lane.put_rows(pass.reads, step, r);
+      if constexpr (Cell::ENERGY) pass.lane.put_rows(pass.energies, step, e);
     }
   };
 
   // Where vector m of this thread's state before `step` stands.
   DEVICE int history_at(int step, int m) const {
-    constexpr int VECTORS = G::KEPT_COLUMNS / G::KEPT_VECTOR;
+    constexpr int VECTORS = G::KEPT_NUMBERS / G::KEPT_VECTOR;
     return ((step * VECTORS + m) * G::THREADS + thread_index()) * G::KEPT_VECTOR;
   }
 
   DEVICE void keep(int step, const A* state) const {
-    A x[G::KEPT_COLUMNS] = {};
+    A x[G::KEPT_NUMBERS] = {};
 #pragma unroll
-    for (int j = 0; j < C; j++) x[j] = state[j];
+    for (int j = 0; j < PIECE; j++) x[j] = state[j];
 #pragma unroll
-    for (int m = 0; m < G::KEPT_COLUMNS / G::KEPT_VECTOR; m++) {
+    for (int m = 0; m < G::KEPT_NUMBERS / G::KEPT_VECTOR; m++) {
       const A* vector = x + m * G::KEPT_VECTOR;
       if constexpr (G::SCRATCH)
         store<G::KEPT_VECTOR, Kept>(scratch + history_at(step, m), vector);
@@ -151,9 +160,9 @@ struct Backward {
   }
 
   DEVICE void recall(int step, A* state) const {
-    A x[G::KEPT_COLUMNS];
+    A x[G::KEPT_NUMBERS];
 #pragma unroll
-    for (int m = 0; m < G::KEPT_COLUMNS / G::KEPT_VECTOR; m++) {
+    for (int m = 0; m < G::KEPT_NUMBERS / G::KEPT_VECTOR; m++) {
       A* vector = x + m * G::KEPT_VECTOR;
       if constexpr (G::SCRATCH)
         load<G::KEPT_VECTOR, Kept>(vector, (const Kept*)scratch + history_at(step, m));
@@ -161,7 +170,7 @@ struct Backward {
         load<G::KEPT_VECTOR, Kept>(vector, history + history_at(step, m));
     }
 #pragma unroll
-    for (int j = 0; j < C; j++) state[j] = x[j];
+    for (int j = 0; j < PIECE; j++) state[j] = x[j];
   }
 
   // ---- the walk
@@ -187,14 +196,30 @@ struct Backward {
   DEVICE void load_step(int64_t t0, int step, int buffer) {
     now.read(in, lane, step, params);
     lane.read(q, in.q, step);
-    const int row = step * G::ROWS + lane.slab_row;
-    if constexpr (Cell::READ) now.row.r = reads[row];
-    if constexpr (Cell::ENERGY) now.row.e = energies[row];
-    dy = A(0);
+    A r[TALL] = {}, e[TALL] = {};
+    if constexpr (Cell::READ) lane.read_rows(r, reads, step);
+    if constexpr (Cell::ENERGY) lane.read_rows(e, energies, step);
+#pragma unroll
+    for (int i = 0; i < TALL; i++) {
+      now.row[i].r = r[i];
+      now.row[i].e = e[i];
+    }
     if constexpr (G::NEEDS_Y)
-      dy = sums.dy[row];
-    else if (G::ROWS <= G::R || lane.live)
-      in.raw.template read<ROLE_DOUT, 1>(&dy, buffer, t0, step, lane.slab_row);
+      lane.read_rows(dy, sums.dy, step);
+    else
+      load_output_gradient(t0, step, buffer);
+  }
+
+  // The gradient of the output where that is the gradient of y.
+  DEVICE void load_output_gradient(int64_t t0, int step, int buffer) {
+    constexpr int V = Inputs<G, true>::Rows::V % TALL == 0 ? TALL : 1;
+#pragma unroll
+    for (int i = 0; i < TALL; i += V) {
+#pragma unroll
+      for (int n = 0; n < V; n++) dy[i + n] = A(0);
+      if (G::ROWS <= G::R || lane.live(i))
+        in.raw.template read<ROLE_DOUT, V>(dy + i, buffer, t0, step, lane.slab_row + i);
+    }
   }
 
   template <class X>
@@ -215,103 +240,153 @@ struct Backward {
       for (int i = 0; i < L::LEFT; i++) done[n][i] = parts[n][i];
     }
     through_query();
-    A c, w;
-    Cell::row(now.row, c, w);
-    RowGrad<A> d = {};
+    RowGrad<A> d[TALL] = {};
     if constexpr (Cell::HOOK)
-      through_hook(c, w, d);
+      through_hook(d);
     else
-      through_update(c, w, d);
-    const Row<A> x = now.row;
-    const A dread = dy;
+      through_update(d);
+    through_read(d);
+    Row<A> x[TALL];
+    A dread[TALL];
 #pragma unroll
-    for (int j = 0; j < C; j++) S[j] = before[j];
+    for (int i = 0; i < TALL; i++) {
+      x[i] = now.row[i];
+      dread[i] = dy[i];
+    }
+#pragma unroll
+    for (int j = 0; j < PIECE; j++) S[j] = before[j];
     if constexpr (MORE) {
       recall(step - 1, before);
       load_step(t0, step - 1, buffer);
     }
     if (step + 1 < length) put_sums(step + 1, done, share);
-    add_row(step, x, d, dread);
+    add_rows(step, x, d, dread);
   }
+
+  // Adds what row i of the lane gives to a sum over the rows.
+  static DEVICE void add_part(A& sum, int i, A x, A y) { sum = i ? fused(x, y, sum) : x * y; }
 
   // Through y = S q and phi.
   DEVICE void through_query() {
 #pragma unroll
-    for (int j = 0; j < C; j++) {
-      parts[G::SUM_Q][j] = S[j] * dy;
-      dS[j] = fused(dy, q[j], dS[j]);
-      if constexpr (Spec::TANH) dS[j] *= fused(-S[j], S[j], A(1));
-    }
-  }
-
-  // Through c S + w k, or c col_j S + w k, and the read.
-  DEVICE void through_update(A c, A w, RowGrad<A>& d) {
-    A sums_of_row[2] = {dot<C>(dS, now.k), A(0)};
-    if constexpr (G::NEEDS_DC) {
-      A scaled[C];
+    for (int i = 0; i < TALL; i++) {
 #pragma unroll
-      for (int j = 0; j < C; j++) scaled[j] = Cell::COLUMN ? before[j] * now.col[j] : before[j];
-      sums_of_row[1] = dot<C>(dS, scaled);
-    }
-    lane.template row_sums<true, G::NEEDS_DC && !G::LANE_DECAY>(sums_of_row);
-    Cell::row_bwd(now.row, c, w, sums_of_row[1], sums_of_row[0], d);
-#pragma unroll
-    for (int j = 0; j < C; j++) {
-      parts[G::SUM_K][j] = dS[j] * w;
-      if constexpr (Cell::COLUMN) {
-        parts[G::SUM_COL][j] = dS[j] * before[j];
-        if constexpr (!Cell::KEEP) parts[G::SUM_COL][j] *= c;
-        dS[j] *= now.col[j];
+      for (int j = 0; j < C; j++) {
+        const A s = S[i * C + j];
+        A& ds = dS[i * C + j];
+        add_part(parts[G::SUM_Q][j], i, s, dy[i]);
+        ds = fused(dy[i], q[j], ds);
+        if constexpr (Spec::TANH) ds *= fused(-s, s, A(1));
       }
-      if constexpr (!Cell::KEEP) dS[j] *= c;
     }
-    through_read(d);
   }
 
-  DEVICE void through_hook(A c, A w, RowGrad<A>& d) {
-    A sums_of_row[2] = {A(0), A(0)};
+  // Through c S + w k, or c col_j S + w k.
+  DEVICE void through_update(RowGrad<A> (&d)[TALL]) {
+    A dw[TALL], dc[TALL] = {};
+    multiply<G>(dw, dS, now.k);
+    lane.row_sums(dw);
+    if constexpr (G::NEEDS_DC) {
 #pragma unroll
-    for (int j = 0; j < C; j++) {
-      A ds, dc, dw;
-      Cell::element_bwd(before[j], c, w, now.k[j], dS[j], ds, dc, dw, parts[G::SUM_K][j]);
-      dS[j] = ds;
-      sums_of_row[0] += dw;
-      sums_of_row[1] += dc;
+      for (int i = 0; i < TALL; i++) {
+        A scaled[C];
+#pragma unroll
+        for (int j = 0; j < C; j++)
+          scaled[j] = Cell::COLUMN ? before[i * C + j] * now.col[j] : before[i * C + j];
+        dc[i] = dot<C>(dS + i * C, scaled);
+      }
+      if constexpr (!G::LANE_DECAY) lane.row_sums(dc);
     }
-    lane.template row_sums<true, true>(sums_of_row);
-    Cell::row_bwd(now.row, c, w, sums_of_row[1], sums_of_row[0], d);
-    through_read(d);
+#pragma unroll
+    for (int i = 0; i < TALL; i++) {
+      A c, w;
+      Cell::row(now.row[i], c, w);
+      Cell::row_bwd(now.row[i], c, w, dc[i], dw[i], d[i]);
+#pragma unroll
+      for (int j = 0; j < C; j++) {
+        A& ds = dS[i * C + j];
+        add_part(parts[G::SUM_K][j], i, ds, w);
+        if constexpr (Cell::COLUMN) {
+          add_part(parts[G::SUM_COL][j], i, ds,
+                   Cell::KEEP ? before[i * C + j] : before[i * C + j] * c);
+          ds *= now.col[j];
+        }
+        if constexpr (!Cell::KEEP) ds *= c;
+      }
+    }
+  }
+
+  DEVICE void through_hook(RowGrad<A> (&d)[TALL]) {
+    A c[TALL], w[TALL], dc[TALL], dw[TALL];
+#pragma unroll
+    for (int i = 0; i < TALL; i++) {
+      Cell::row(now.row[i], c[i], w[i]);
+      dc[i] = dw[i] = A(0);
+#pragma unroll
+      for (int j = 0; j < C; j++) {
+        A ds, dc_part, dw_part, dk;
+        Cell::element_bwd(before[i * C + j], c[i], w[i], now.k[j], dS[i * C + j], ds, dc_part,
+                          dw_part, dk);
+        dS[i * C + j] = ds;
+        dc[i] += dc_part;
+        dw[i] += dw_part;
+        parts[G::SUM_K][j] = i ? parts[G::SUM_K][j] + dk : dk;
+      }
+    }
+    lane.row_sums(dw);
+    lane.row_sums(dc);
+#pragma unroll
+    for (int i = 0; i < TALL; i++) Cell::row_bwd(now.row[i], c[i], w[i], dc[i], dw[i], d[i]);
   }
 
   // Through r = S key and e.
-  DEVICE void through_read(const RowGrad<A>& d) {
+  DEVICE void through_read(const RowGrad<A> (&d)[TALL]) {
     constexpr int sum = G::OWN_KEY ? G::SUM_KEY : G::SUM_K;
 #pragma unroll
-    for (int j = 0; j < C; j++) {
-      if constexpr (Cell::READ) {
-        dS[j] = fused(d.r, now.read_key()[j], dS[j]);
-        parts[sum][j] = G::OWN_KEY ? d.r * before[j] : fused(d.r, before[j], parts[sum][j]);
+    for (int i = 0; i < TALL; i++) {
+#pragma unroll
+      for (int j = 0; j < C; j++) {
+        A& ds = dS[i * C + j];
+        if constexpr (Cell::READ) {
+          ds = fused(d[i].r, now.read_key()[j], ds);
+          add_part(parts[sum][j], G::OWN_KEY ? i : 1, d[i].r, before[i * C + j]);
+        }
+        if constexpr (Cell::ENERGY) ds += d[i].e * A(2.0 / G::N) * before[i * C + j];
       }
-      if constexpr (Cell::ENERGY) dS[j] += d.e * A(2.0 / G::N) * before[j];
     }
   }
 
-  // Hands on the gradients of what the row saw, and sums those of its parameters.
-  DEVICE void add_row(int step, const Row<A>& x, const RowGrad<A>& d, A dread) {
-    const int row = step * G::ROWS + lane.slab_row;
+  // Hands on the gradients of what the rows saw, and sums those of their parameters.
+  DEVICE void add_rows(int step, const Row<A> (&x)[TALL], const RowGrad<A> (&d)[TALL],
+                       const A (&dread)[TALL]) {
+    A dv[TALL], ddecay[TALL], dwrite[TALL], decay_sum = A(0);
 #pragma unroll
-    for (int i = 0; i < Cell::PARAMS; i++) dparams[i] += d.p[i];
-    if constexpr (Spec::RESIDUAL) dresidual += dread * x.v;
-    if constexpr (Spec::GATE_BIAS) dgate_bias += sums.dgate[row];
-    if constexpr (G::LANE_DECAY) sums.ddecay[step * G::DECAY_STRIDE + thread_index()] = d.decay;
-    if constexpr (Cell::READ) sync_warp();  // every lane of the row has its read
+    for (int i = 0; i < TALL; i++) {
+#pragma unroll
+      for (int n = 0; n < Cell::PARAMS; n++) dparams[i][n] += d[i].p[n];
+      if constexpr (Spec::RESIDUAL) dresidual[i] += dread[i] * x[i].v;
+      if constexpr (Spec::GATE_BIAS)
+        dgate_bias[i] += sums.dgate[step * G::ROWS + lane.slab_row + i];
+      dv[i] = Spec::RESIDUAL ? d[i].v + dread[i] * residual[i] : d[i].v;
+      ddecay[i] = d[i].decay;
+      dwrite[i] = d[i].write;
+      decay_sum += d[i].decay;
+    }
+    if constexpr (G::LANE_DECAY) sums.ddecay[step * G::DECAY_STRIDE + thread_index()] = decay_sum;
+    if constexpr (Cell::READ) sync_warp();  // every lane of the rows has its reads
     if (lane.part) return;
-    sums.dv[row] = Spec::RESIDUAL ? d.v + dread * residual : d.v;
+    lane.put_rows(sums.dv, step, dv);
 #pragma unroll
-    for (int i = 0; i < Cell::GATES; i++) sums.dgates[i][row] = d.g[i];
+    for (int n = 0; n < Cell::GATES; n++) {
+      A dgate[TALL];
+#pragma unroll
+      for (int i = 0; i < TALL; i++) dgate[i] = d[i].g[n];
+      lane.put_rows(sums.dgates[n], step, dgate);
+    }
     if constexpr (G::GRAD_DECAY && !G::LANE_DECAY)
-      sums.ddecay[step * G::DECAY_STRIDE + lane.slab_row] = d.decay;
-    if constexpr (G::GRAD_WRITE) sums.dwrite[step * G::WRITE_STRIDE + lane.slab_row] = d.write;
+      store<TALL, A>(sums.ddecay + (step * G::DECAY_STRIDE + lane.slab_row), ddecay);
+    if constexpr (G::GRAD_WRITE)
+      store<TALL, A>(sums.dwrite + (step * G::WRITE_STRIDE + lane.slab_row), dwrite);
   }
 };
 

@@ -15,16 +15,15 @@ struct Forward {
   using IO = typename G::IO;
   using Spec = typename G::Spec;
   using Rows = typename Output<G, false>::Rows;
-  static constexpr int V = Rows::V, READS = G::AHEAD * G::THREADS;
+  static constexpr int V = Rows::V, READS = G::AHEAD * G::PARTS;
 
   const Args& a;
-  Arena arena;
   Inputs<G, false> in;
-  sptr<A> y;  // [set][1 + step][thread]: every lane's parts of the reads
+  sptr<A> y;  // [set]: every lane's parts of the reads, see put_parts
   Place at;
   int64_t segments;
 
-  DEVICE explicit Forward(const Args& args)
+  DEVICE Forward(const Args& args, Arena& arena)
       : a(args),
         in(arena, args, 0),
         y(arena.take<A>(G::sets(false) * READS)),
@@ -40,10 +39,14 @@ struct Forward {
     Forward& pass;
     const Lane<G, false> lane;
     typename G::Kept* kept;
-    A S[G::COLUMNS], params[MAX_PARAMS];
+    int64_t due;  // steps until the state is kept, for a backward pass whose segments may be others
+    A S[G::PIECE], params[G::TALL][MAX_PARAMS];
 
     DEVICE explicit Walk(Forward& forward)
-        : pass(forward), lane(forward.at), kept(checkpoint<G>(forward.a, forward.at, 1)) {
+        : pass(forward),
+          lane(forward.at),
+          kept(checkpoint<G>(forward.a, forward.at, 1)),
+          due(forward.a.checkpoints ? forward.a.K : forward.a.T) {
       read_params<G>(pass.a, pass.at, lane, params);
       load_first<G>(pass.a, pass.at, lane, S);
     }
@@ -51,10 +54,17 @@ struct Forward {
     DEVICE void keep() {
       lane.store_state(kept, S);
       kept += pass.a.B * pass.a.H * G::R * G::N;
+      due = pass.a.K;
     }
 
     DEVICE void run(int64_t segment, sptr<A> reads) {
-      run_steps<G, true>(pass.in, lane, pass.length(segment), params, S, reads, Unseen<A>());
+      const int length = pass.length(segment);
+      for (int from = 0, to; from < length; from = to) {
+        if (due == 0) keep();
+        to = (int)least64(length, from + due);
+        run_steps<G, true>(pass.in, lane, from, to, params, S, reads, Unseen<A>());
+        due -= to - from;
+      }
     }
 
     DEVICE void end() const {
@@ -71,7 +81,6 @@ struct Forward {
     in.clear();
     in.raw.fetch(length(0), 0);
     for (int64_t segment = 0; segment < segments; segment++) {
-      if (segment && a.checkpoints) walk.keep();
       wait_copies<0>();
       sync<G>();
       if (segment + 1 < segments) in.raw.fetch(length(segment + 1), buffer(segment + 1));
@@ -86,15 +95,14 @@ struct Forward {
 
   // ---- the warps that walk, beside helpers
 
-  DEVICE void recur() {
+  DEVICE void recur(Meeting<G::FORWARD_THREADS>& meeting) {
     Walk walk(*this);
-    meet<G::FORWARD_THREADS>();
-    meet<G::FORWARD_THREADS>();
+    meeting.meet();
+    meeting.meet();
     for (int64_t segment = 0; segment < segments; segment++) {
       const bool second = segment % 2;
-      if (segment && a.checkpoints) walk.keep();
       walk.run(segment, y + (second ? READS : 0));
-      meet<G::FORWARD_THREADS>();
+      meeting.meet();
       in.turn(second);
     }
     walk.end();
@@ -103,19 +111,19 @@ struct Forward {
   // ---- the helpers
 
   // In round n segment n is prepared, n - 1 is walked, and n - 2 is written.
-  DEVICE void help() {
+  DEVICE void help(Meeting<G::FORWARD_THREADS>& meeting) {
     const Output<G, false> output(a, at);
     in.clear();
     in.raw.fetch(length(0), 0);
     wait_copies<0>();
-    meet<G::FORWARD_THREADS>();
+    meeting.meet();
     for (int64_t round = 0; round < segments + 2; round++) {
       const bool second = round % 2;
       if (round + 1 < segments) in.raw.fetch(length(round + 1), buffer(round + 1));
       if (round < segments) in.prepare(round * G::STEPS, buffer(round));
       if (round >= 2) write_outputs(output, y + (second ? READS : 0), round - 2);
       wait_copies<0>();
-      if (round <= segments) meet<G::FORWARD_THREADS>();
+      if (round <= segments) meeting.meet();
       in.turn(second);
     }
   }
@@ -161,13 +169,17 @@ struct Forward {
 
 template <class G>
 DEVICE void matrix_forward(const Args& a) {
-  Forward<G> pass(a);
+  Arena arena;
   if constexpr (G::HELPED) {
-    if (thread_index() < G::THREADS)
-      pass.recur();
+    Meeting<G::FORWARD_THREADS> meeting(arena);
+    if (beyond(a.B * a.H * G::SLABS)) return;
+    Forward<G> pass(a, arena);
+    if (warp_index() < G::WARPS)
+      pass.recur(meeting);
     else
-      pass.help();
+      pass.help(meeting);
   } else {
+    Forward<G> pass(a, arena);
     pass.alone();
   }
 }

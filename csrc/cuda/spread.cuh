@@ -6,15 +6,17 @@
 
 namespace elman {
 
-// Sum of products, in four partial sums so that no long chain of additions waits.
+// Sum of products, in partial sums so that no long chain of additions waits.
 template <int N, class A>
 DEVICE A dot(const A* x, const A* y) {
-  A sums[4] = {A(0), A(0), A(0), A(0)};
+  constexpr int CHAINS = N <= 2 ? 1 : N <= 8 ? 2 : 4;
+  A sums[CHAINS];
 #pragma unroll
-  for (int i = 0; i < N; i++) sums[i % 4] += x[i] * y[i];
-  if constexpr (N == 1) return sums[0];
-  if constexpr (N == 2) return sums[0] + sums[1];
-  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  for (int i = 0; i < N; i++)
+    sums[i % CHAINS] = i < CHAINS ? x[i] * y[i] : fused(x[i], y[i], sums[i % CHAINS]);
+  if constexpr (CHAINS == 4) return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  if constexpr (CHAINS == 2) return sums[0] + sums[1];
+  return sums[0];
 }
 
 template <class G, int WIDTH, bool BACKWARD>

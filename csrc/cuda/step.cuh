@@ -8,112 +8,147 @@ namespace elman {
 template <class G>
 struct Step {
   using A = typename G::A;
+  static constexpr int TALL = G::TALL;
   A k[G::COLUMNS], key[G::OWN_KEY ? G::COLUMNS : 1], col[G::Cell::COLUMN ? G::COLUMNS : 1];
-  Row<A> row;  // without r and e, which come from the old state
+  Row<A> row[TALL];  // without r and e, which come from the old state
 
   template <class In, class L>
-  DEVICE void read(const In& in, const L& lane, int step, const A* params) {
+  DEVICE void read(const In& in, const L& lane, int step, const A (&params)[TALL][MAX_PARAMS]) {
     lane.read(k, in.k, step);
     if constexpr (G::OWN_KEY) lane.read(key, in.key, step);
     if constexpr (G::Cell::COLUMN) lane.read(col, in.col, step);
-    const int at = step * G::ROWS + lane.slab_row;
-    row.v = in.v[at];
+    A v[TALL], gates[MAX_GATES][TALL], decay = A(1), write = A(1);
+    lane.read_rows(v, in.v, step);
 #pragma unroll
-    for (int i = 0; i < G::Cell::GATES; i++) row.g[i] = in.gates[i][at];
+    for (int n = 0; n < G::Cell::GATES; n++) lane.read_rows(gates[n], in.gates[n], step);
+    if constexpr (G::Spec::DECAY != Map::none) decay = in.decay[step];
+    if constexpr (G::Spec::WRITE != Map::none) write = in.write[step];
 #pragma unroll
-    for (int i = 0; i < G::Cell::PARAMS; i++) row.p[i] = params[i];
-    row.decay = row.write = A(1);
-    row.r = row.e = A(0);
-    if constexpr (G::Spec::DECAY != Map::none) row.decay = in.decay[step];
-    if constexpr (G::Spec::WRITE != Map::none) row.write = in.write[step];
+    for (int i = 0; i < TALL; i++) {
+      row[i].v = v[i];
+#pragma unroll
+      for (int n = 0; n < G::Cell::GATES; n++) row[i].g[n] = gates[n][i];
+#pragma unroll
+      for (int n = 0; n < G::Cell::PARAMS; n++) row[i].p[n] = params[i][n];
+      row[i].decay = decay;
+      row[i].write = write;
+      row[i].r = row[i].e = A(0);
+    }
   }
 
   // What a read multiplies the state by.
   DEVICE const A* read_key() const { return G::OWN_KEY ? key : k; }
 };
 
-// Takes S one step further, up to phi. With READS returns this lane's part of S q, of the old S.
-template <class G, bool READS, class L>
-DEVICE typename G::A advance(const L& lane, Step<G>& step, const typename G::A* q,
-                             typename G::A* S) {
-  using A = typename G::A;
-  using Cell = typename G::Cell;
-  constexpr int C = G::COLUMNS;
-  A sums[2] = {A(0), A(0)}, read = 0;
-  if constexpr (Cell::READ) sums[0] = dot<C>(S, step.read_key());
-  if constexpr (Cell::ENERGY) sums[1] = dot<C>(S, S);
-  if constexpr (READS) read = dot<C>(S, q);
-  lane.template row_sums<Cell::READ, Cell::ENERGY>(sums);
-  step.row.r = sums[0];
-  step.row.e = sums[1] * A(1.0 / G::N);
-  A c, w;
-  Cell::row(step.row, c, w);
+// This lane's parts of the products of its rows with a vector over the columns.
+template <class G, class A = typename G::A>
+DEVICE void multiply(A (&sums)[G::TALL], const A* S, const A* x) {
 #pragma unroll
-  for (int j = 0; j < C; j++) {
-    if constexpr (Cell::HOOK) {
-      S[j] = Cell::element(S[j], c, w, step.k[j]);
-    } else {
-      if constexpr (Cell::COLUMN) S[j] *= step.col[j];
-      if constexpr (!Cell::KEEP) S[j] *= c;
-      S[j] = fused(w, step.k[j], S[j]);
+  for (int i = 0; i < G::TALL; i++) sums[i] = dot<G::COLUMNS>(S + i * G::COLUMNS, x);
+}
+
+// What the rows read of the old state.
+template <class G, class L, class A = typename G::A>
+DEVICE void read_state(const L& lane, Step<G>& step, const A* S) {
+  A sums[G::TALL];
+  if constexpr (G::Cell::READ) {
+    multiply<G>(sums, S, step.read_key());
+    lane.row_sums(sums);
+#pragma unroll
+    for (int i = 0; i < G::TALL; i++) step.row[i].r = sums[i];
+  }
+  if constexpr (G::Cell::ENERGY) {
+#pragma unroll
+    for (int i = 0; i < G::TALL; i++)
+      sums[i] = dot<G::COLUMNS>(S + i * G::COLUMNS, S + i * G::COLUMNS);
+    lane.row_sums(sums);
+#pragma unroll
+    for (int i = 0; i < G::TALL; i++) step.row[i].e = sums[i] * A(1.0 / G::N);
+  }
+}
+
+// Takes S, of which the rows have read, one step further, up to phi.
+template <class G, class A = typename G::A>
+DEVICE void advance(const Step<G>& step, A* S) {
+  using Cell = typename G::Cell;
+#pragma unroll
+  for (int i = 0; i < G::TALL; i++) {
+    A c, w, *s = S + i * G::COLUMNS;
+    Cell::row(step.row[i], c, w);
+#pragma unroll
+    for (int j = 0; j < G::COLUMNS; j++) {
+      if constexpr (Cell::HOOK) {
+        s[j] = Cell::element(s[j], c, w, step.k[j]);
+      } else {
+        if constexpr (Cell::COLUMN) s[j] *= step.col[j];
+        if constexpr (!Cell::KEEP) s[j] *= c;
+        s[j] = fused(w, step.k[j], s[j]);
+      }
     }
   }
-  return read;
 }
 
 template <class G>
 DEVICE void apply_phi(typename G::A* S) {
   if constexpr (G::Spec::TANH) {
 #pragma unroll
-    for (int j = 0; j < G::COLUMNS; j++) S[j] = tanh(S[j]);
+    for (int j = 0; j < G::PIECE; j++) S[j] = tanh(S[j]);
   }
 }
 
-// Runs the `length` steps of a prepared segment. With READS every lane's parts of the reads y = S q
-// are left in `y` [1 + step][thread], to be summed later. `visitor` sees the state before every
-// step, and what each row saw. What a step needs is loaded one step ahead.
-template <class G, bool READS, class In, class L, class F>
-DEVICE void run_steps(const In& in, const L& lane, int length, const typename G::A* params,
-                      typename G::A* S, sptr<typename G::A> y, const F& visitor) {
-  using A = typename G::A;
-  A q[G::COLUMNS];
-  Step<G> now;
-  now.read(in, lane, 0, params);
+// Leaves this lane's parts of the reads of a step, to be summed later: [1 + step][row of a lane]
+// [thread].
+template <class G, class A = typename G::A>
+DEVICE void put_parts(sptr<A> y, int step, const A (&parts)[G::TALL]) {
 #pragma unroll
-  for (int j = 0; j < G::COLUMNS; j++) q[j] = A(0);
+  for (int i = 0; i < G::TALL; i++)
+    y[(step + 1) * G::PARTS + i * G::THREADS + thread_index()] = parts[i];
+}
+
+// Runs the steps [from, to) of a prepared segment. With READS every lane's parts of the reads
+// y = S q are left in `y`. `visitor` sees the state before every step, and what each row saw. What
+// a step needs is loaded one step ahead.
+template <class G, bool READS, class In, class L, class F, class A = typename G::A>
+DEVICE void run_steps(const In& in, const L& lane, int from, int to,
+                      const A (&params)[G::TALL][MAX_PARAMS], A* S, sptr<A> y, const F& visitor) {
+  A q[G::COLUMNS], parts[G::TALL];
+  Step<G> now;
+  now.read(in, lane, from, params);
+  // The read of the step before `from` is made again. Before the first one nobody looks at it.
+  if constexpr (READS) lane.read(q, in.q, from ? from - 1 : 0);
 #pragma unroll 2
-  for (int step = 0; step < length; step++) {
+  for (int step = from; step < to; step++) {
     visitor.state(step, S);
-    const A read = advance<G, READS>(lane, now, q, S);
-    const Row<A> row = now.row;
+    if constexpr (READS) multiply<G>(parts, S, q);  // of the step before
+    read_state<G>(lane, now, S);
+    advance<G>(now, S);
+    visitor.rows(step, now.row);
     now.read(in, lane, step + 1, params);
     if constexpr (READS) lane.read(q, in.q, step);
     apply_phi<G>(S);
-    if constexpr (READS) y[step * G::THREADS + thread_index()] = read;  // of the step before
-    visitor.row(step, row);
+    if constexpr (READS) put_parts<G>(y, step - 1, parts);
   }
-  if constexpr (READS) y[length * G::THREADS + thread_index()] = dot<G::COLUMNS>(S, q);
+  if constexpr (READS) {
+    multiply<G>(parts, S, q);
+    put_parts<G>(y, to - 1, parts);
+  }
 }
 
 // The reads of V rows from `row` on: the sums of their LANES parts.
-template <class G, int V>
-DEVICE void sum_parts(typename G::A* x, sptr<typename G::A> y, int step, int row) {
-  using A = typename G::A;
-  const sptr<A> parts = y + ((step + 1) * G::THREADS + row * G::LANES);
-  if constexpr (G::LANES == 1) {
-    load<V, A>(x, parts);
-  } else {
-    constexpr int N = least(4, G::LANES);
+template <class G, int V, class A = typename G::A>
+DEVICE void sum_parts(A* x, sptr<A> y, int step, int row) {
+  constexpr int N = least(4, G::LANES);
 #pragma unroll
-    for (int e = 0; e < V; e++) {
-      x[e] = A(0);
+  for (int e = 0; e < V; e++) {
+    const int thread = (row + e) / G::TALL * G::LANES, i = (row + e) % G::TALL;
+    const sptr<A> parts = y + ((step + 1) * G::PARTS + i * G::THREADS + thread);
+    x[e] = A(0);
 #pragma unroll
-      for (int i = 0; i < G::LANES; i += N) {
-        A part[N];
-        load<N, A>(part, parts + (e * G::LANES + i));
+    for (int n = 0; n < G::LANES; n += N) {
+      A part[N];
+      load<N, A>(part, parts + n);
 #pragma unroll
-        for (int n = 0; n < N; n++) x[e] += part[n];
-      }
+      for (int m = 0; m < N; m++) x[e] += part[m];
     }
   }
 }
@@ -122,18 +157,22 @@ DEVICE void sum_parts(typename G::A* x, sptr<typename G::A> y, int step, int row
 template <class A>
 struct Unseen {
   DEVICE void state(int, const A*) const {}
-  DEVICE void row(int, const Row<A>&) const {}
+  DEVICE void rows(int, const Row<A>*) const {}
 };
 
-// Reads a lane's row parameters; zero where the head has no such row.
-template <class G, class L>
-DEVICE void read_params(const Args& a, const Place& at, const L& lane, typename G::A* params) {
+// Reads the parameters of a lane's rows; zero where the head has no such row.
+template <class G, class L, class A = typename G::A>
+DEVICE void read_params(const Args& a, const Place& at, const L& lane,
+                        A (&params)[G::TALL][MAX_PARAMS]) {
 #pragma unroll
-  for (int i = 0; i < MAX_PARAMS; i++) {
-    params[i] = typename G::A(0);
-    if constexpr (G::Cell::PARAMS > 0)
-      if (i < G::Cell::PARAMS && lane.live)
-        params[i] = param<G>(a, i, (int64_t)at.head * G::R + lane.row);
+  for (int i = 0; i < G::TALL; i++) {
+#pragma unroll
+    for (int n = 0; n < MAX_PARAMS; n++) {
+      params[i][n] = A(0);
+      if constexpr (G::Cell::PARAMS > 0)
+        if (n < G::Cell::PARAMS && lane.live(i))
+          params[i][n] = param<G>(a, n, (int64_t)at.head * G::R + lane.row + i);
+    }
   }
 }
 
@@ -144,11 +183,11 @@ DEVICE void load_first(const Args& a, const Place& at, const L& lane, typename G
     lane.load_state(S, (const typename G::A*)a.first + state);
   } else {
 #pragma unroll
-    for (int j = 0; j < G::COLUMNS; j++) S[j] = typename G::A(0);
+    for (int j = 0; j < G::PIECE; j++) S[j] = typename G::A(0);
   }
 }
 
-// The state before step `segment` K, segment > 0.
+// The state before step `segment` K of the pass that keeps it, segment > 0.
 template <class G>
 DEVICE typename G::Kept* checkpoint(const Args& a, const Place& at, int64_t segment) {
   const int64_t head = at.batch * a.H + at.head;

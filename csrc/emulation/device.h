@@ -22,7 +22,9 @@ struct Arena {
 };
 
 DEVICE int thread_index() { return emulation::current->thread; }
+DEVICE int warp_index() { return thread_index() / 32; }
 DEVICE long long block_index() { return emulation::block_index; }
+DEVICE bool beyond(long long blocks) { return block_index() >= blocks; }
 
 #define ELMAN_TEXT2(x) #x
 #define ELMAN_TEXT(x) ELMAN_TEXT2(x)
@@ -33,10 +35,13 @@ DEVICE long long block_index() { return emulation::block_index; }
    (void)elman::emulation::current->warp_epoch++)
 
 template <int THREADS>
-DEVICE void meet() {
-  if (THREADS != emulation::threads_per_block) emulation::report("not every thread is expected");
-  emulation::wait(emulation::Wait::block, "meeting of all threads");
-}
+struct Meeting {
+  DEVICE explicit Meeting(Arena& arena) {
+    arena.take<unsigned long long>(1);
+    if (THREADS != emulation::threads_per_block) emulation::report("not every thread is expected");
+  }
+  DEVICE void meet() { emulation::wait(emulation::Wait::block, "meeting of all threads"); }
+};
 
 template <class T>
 DEVICE T shuffle_xor(T x, int mask) {

@@ -7,6 +7,7 @@ Hydra runs in the middle; whatever it or the program says about a person's mista
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import logging
 import os
@@ -92,7 +93,8 @@ def _run_job(job: Job) -> int:
     fresh = job.folder if not job.resumed else None
     try:
         # The first place that imports torch.
-        mode = import_module(f"elman.modes.{job.config.mode}")
+        with _without_collecting():
+            mode = import_module(f"elman.modes.{job.config.mode}")
         gate.passed()
         return int(mode.run(job.config, job.folder))
     except UserError as error:
@@ -105,6 +107,24 @@ def _run_job(job: Job) -> int:
         raise
     except Exception as error:
         return _report_internal(error, job.folder)
+
+
+@contextlib.contextmanager
+def _without_collecting() -> Iterator[None]:
+    """Import torch without the collection of garbage, and keep it out of later collections.
+
+    It makes some hundred thousand objects that stay: to look through them again and again takes a
+    quarter of its import.
+    """
+    if "torch" in sys.modules or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _run_hydra(arguments: flags.Arguments) -> int:

@@ -105,11 +105,11 @@ def run(
     Raises:
         FaultError: the emulator found one.
     """
-    chosen = fitted(call, chosen, backward)
+    chosen = replace(fitted(call, chosen, backward), shares=1)  # that is the GPU's alone
     kernels = library(cuda.unit_text(chosen, backward, HEADER))
     if backward:
         call.give_workspace(chosen.workspace_bytes(call.args.B, call.args.T))
-    for name, blocks, _, shared_bytes in cuda.launches(chosen, call.args, backward):
+    for name, blocks, _, shared_bytes in cuda.launches(chosen, call.args.B, call.args.T, backward):
         kernel = kernels[name]
         kernel.restype = ctypes.c_char_p
         pointer = ctypes.byref(call.args)
@@ -134,7 +134,9 @@ def backend(
     lanes: int | None = None,
     warps: int | None = None,
     *,
+    tall: int = 1,
     steps: int = 4,
+    forward_steps: int = 4,
     scratch: bool = False,
     helped: bool = True,
     seed: int = 1,
@@ -145,7 +147,9 @@ def backend(
     Args:
         lanes: Lanes to a row; None: as the engine chooses.
         warps: Warps of a block; None: as the engine chooses.
-        steps: Steps between kept states.
+        tall: Rows of a lane.
+        steps: Steps between kept states, and of a segment of the backward pass.
+        forward_steps: Steps of a segment of the forward pass.
         scratch: Whether replayed states stand in global memory.
         helped: Whether the forward pass has helpers.
         seed: Of the order in which threads run.
@@ -156,10 +160,11 @@ def backend(
         types = types_of(plan, dtype)
         chosen = choose(plan, types, batch * plan.heads, H200)
         chosen = geometry_of(plan, types, lanes or chosen.lanes, warps or chosen.warps)
-        return replace(chosen, steps=steps, scratch=scratch, helped=helped)
+        return replace(chosen, tall=tall, steps=steps, scratch=scratch, helped=helped)
 
     def launch(call: Call, *, backward: bool) -> None:
         chosen = geometry(call.plan, call.args.B, call.like.dtype)
+        chosen = chosen if backward else replace(chosen, steps=forward_steps)
         compiled = functools.partial(loaded, flags=flags)
         run(compiled, call, chosen, backward=backward, seed=seed)
 

@@ -43,12 +43,12 @@ PLANS = {
     ),
     "e75": ("row_gated_delta", E75),
 }
-# Geometries: a warp alone with halves in order, and several slabs of two warps with padding and
-# helpers.
-GEOMETRIES = ((2, 1), (8, 2))
+# Lanes, rows of a lane and warps: a warp alone with halves in order, and several slabs of two warps
+# with padding and helpers.
+GEOMETRIES = ((4, 2, 1), (8, 1, 2))
 SEEDS = (1, 2, 3)
 _BARRIER = re.compile(
-    r"\b(sync<G>\(\)|sync_(?:warp|block)\(\)|meet<[\w:]+>\(\)|wait_copies<0>\(\));"
+    r"\b(sync<G>\(\)|sync_(?:warp|block)\(\)|meeting\.meet\(\)|wait_copies<0>\(\));"
 )
 # A barrier of those cells alone that have a flag, or of plans with parameters that a block sums.
 _GUARD = re.compile(r"if constexpr \(Cell::(\w+)\) $")
@@ -83,11 +83,11 @@ EDITS = {
         "store<V, A>(row + first, y);",
         "store<V, A>(row + (first + 4), y);",
     ),
-    "a row of v one too far": ("step", "row.v = in.v[at];", "row.v = in.v[at + 1];"),
+    "rows of v from the next step": ("step", "(v, in.v, step);", "(v, in.v, step + 1);"),
     "one step too many": (
         "step",
-        "for (int step = 0; step < length; step++) {",
-        "for (int step = 0; step <= length; step++) {",
+        "for (int step = from; step < to; step++) {",
+        "for (int step = from; step <= to; step++) {",
     ),
     "reads of the step after": (
         "step",
@@ -101,8 +101,8 @@ EDITS = {
     ),
     "history one step short": (
         "geometry",
-        "HISTORY = STEPS * KEPT_COLUMNS",
-        "HISTORY = (STEPS - 1) * KEPT_COLUMNS",
+        "HISTORY = STEPS * KEPT_NUMBERS",
+        "HISTORY = (STEPS - 1) * KEPT_NUMBERS",
     ),
     "sums of the step before": (
         "matrix_backward",
@@ -113,12 +113,22 @@ EDITS = {
     "half a warp without the sum": (
         "lane",
         "for (int mask = 1; mask < G::LANES; mask *= 2) {",
-        "for (int mask = 1; mask < (lane < 16 ? G::LANES : 1); mask *= 2) {",
+        "for (int mask = 1; mask < (thread_index() % 32 < 16 ? G::LANES : 1); mask *= 2) {",
     ),
     "copies of a vector too close": (
         "geometry",
         "COPY_STRIDE = STEPS * WIDTH +",
-        "COPY_STRIDE = STEPS * WIDTH - 16 +",
+        "COPY_STRIDE = STEPS * WIDTH - 32 +",
+    ),
+    "state kept a step too late": (
+        "matrix_forward",
+        "due = pass.a.K;",
+        "due = pass.a.K + 1;",
+    ),
+    "rows of the lanes before": (
+        "lane",
+        "lane / G::LANES * TALL;",
+        "lane / G::LANES * (TALL - 1);",
     ),
     "checkpoint of the segment after": ("matrix_backward", "kept -= a.B", "kept -= 0 * a.B"),
     "gradient one number too far": (
@@ -168,7 +178,7 @@ def mutations() -> list[Mutation]:
     folder = source_folder() / "cuda"
     found = []
     for path in sorted(folder.glob("*.cuh")):
-        if path.stem in ("device", "raw") or path.stem.startswith("channel"):
+        if path.stem in ("device", "raw", "add_norm") or path.stem.startswith("channel"):
             continue
         source = path.read_text()
         for number, match in enumerate(_BARRIER.finditer(source), 1):
@@ -197,8 +207,8 @@ def outcome(mutation: Mutation | None, plan: str) -> str:
         shutil.copytree(source_folder(), root)
         if mutation:
             (root / "cuda" / f"{mutation.file}.cuh").write_text(mutation.text)
-        for lanes, warps in GEOMETRIES:
-            said = _in_process(_run, (root, plan, lanes, warps))
+        for geometry in GEOMETRIES:
+            said = _in_process(_run, (root, plan, *geometry))
             if said != "-":
                 return said
     return "-"
@@ -224,14 +234,14 @@ def _in_process(function: Any, arguments: tuple[Any, ...]) -> str:
     return said
 
 
-def _run(root: Path, name: str, lanes: int, warps: int) -> str:
+def _run(root: Path, name: str, lanes: int, tall: int, warps: int) -> str:
     """Run a mutated engine in all orders and compare with the one that is whole."""
     cell, options = PLANS[name]
     # The second geometry has padding: 20 columns on 8 lanes, 20 rows in slabs of 8.
     n = 16 if warps == 1 else 20
     plan = stacked_plan(cell, 2, n, n, **options)
     types = emulator.types_of(plan, torch.float32)
-    chosen = replace(geometry_of(plan, types, lanes, warps), steps=4, helped=warps > 1)
+    chosen = replace(geometry_of(plan, types, lanes, warps, 4, tall), helped=warps > 1)
     wanted = _results(plan, chosen, emulator.loaded, 1)
     library = functools.cache(lambda text: _mutated(text, root))
     for seed in SEEDS:
@@ -279,8 +289,9 @@ def _results(plan: Plan, chosen: Geometry, library: Any, seed: int) -> dict[str,
     call.point(first=0.5 * normal(*state), dlast=normal(*state), **results)
     call.point_output_gradient(normal(*out.shape))
     call.point_gradients([dsource], dparameters)
-    for backward in (False, True):
-        emulator.run(library, call, chosen, backward=backward, seed=seed)
+    forward = replace(chosen, steps=6)  # states are kept within a segment, too
+    for backward, geometry in enumerate((forward, chosen)):
+        emulator.run(library, call, geometry, backward=bool(backward), seed=seed)
     del results["checkpoints"]
     return results | {"dsource": dsource} | {f"d{i}": p for i, p in enumerate(dparameters)}
 

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import ctypes
-import math
-
 import pytest
 import torch
 
 from elman.kernels.sources import included_sources
 from elman.ops.channel import cuda, custom
+from elman.ops.channel.cells import CELLS
+from elman.ops.channel.geometry import Geometry, Tuning
 from elman.ops.channel.plan import parse
-from tests.emulation import emulator
-from tests.ops.test_channel_kernels import PLANS, call, check, draw, everything, wanted
+from tests.emulation import channel_emulator, emulator
+from tests.ops.test_channel_kernels import PLANS, call, check, draw, everything, identical, wanted
 
-SIZE = (2, 19, 5)  # two whole segments and a rest; channels of two sequences share a warp
+SIZE = (2, 37, 5)  # two whole segments and a rest
 
 
-def emulate(text: str, pass_: cuda.Pass, call_: cuda._Call) -> None:
+def emulate(geometry: Geometry, launches: list[cuda.Launch], made: cuda._Call) -> None:
     """Run the kernels of a pass."""
-    kernels = emulator.loaded(text.replace("cuda/device.cuh", emulator.HEADER))
-    for name, threads in zip(pass_.kernels, pass_.threads, strict=True):
-        kernel = kernels[name]
-        kernel.restype = ctypes.c_char_p
-        blocks = ctypes.c_int64(math.ceil(threads / 128))
-        said = kernel(ctypes.byref(call_.args), blocks, ctypes.c_int(0), 1)
-        if said:
-            raise emulator.FaultError(f"{name}: {said.decode()}")
+    channel_emulator.run(emulator.loaded, geometry, launches, made.args)
 
 
 @pytest.fixture(autouse=True)
@@ -50,9 +42,10 @@ def test_outputs_and_gradients_are_those_of_the_fp64_reference(name) -> None:
 
 
 @pytest.mark.parametrize("name", ["e65", "e68_inverse", "minlstm", "e74-tied-kvq"])
-def test_bf16_in_and_out(name) -> None:
-    plan = PLANS[name](8)
-    leaves = draw(plan, (2, 19, 8), torch.float32)
+@pytest.mark.parametrize("channels", [8, 35], ids=["even", "odd"])
+def test_bf16_in_and_out(name, channels) -> None:
+    plan, size = PLANS[name](channels), (2, 19, channels)
+    leaves = draw(plan, size, torch.float32)
     leaves["source"] = leaves["source"].detach().to(torch.bfloat16).requires_grad_()
     found = everything(plan, leaves, "cuda")
     wide = {n: leaf.detach().double().requires_grad_() for n, leaf in leaves.items()}
@@ -68,7 +61,7 @@ def test_bf16_in_and_out(name) -> None:
     check(found, exact, 6e-3)
 
 
-@pytest.mark.parametrize("steps", [1, 8], ids=["one-step", "one-segment"])
+@pytest.mark.parametrize("steps", [1, 16], ids=["one-step", "one-segment"])
 @pytest.mark.parametrize("reached", ["output", "last"])
 def test_short_sequences(steps, reached) -> None:
     size = (2, steps, 5)
@@ -76,14 +69,71 @@ def test_short_sequences(steps, reached) -> None:
     check(everything(plan, draw(plan, size), "cpu", reached), wanted("e68", size, reached), 1e-11)
 
 
+@pytest.mark.parametrize("size", [(2, 0, 5), (0, 5, 5)], ids=["no-steps", "no-sequences"])
+@pytest.mark.parametrize("name", ["e68", "e74-tied-kq"])
+def test_nothing_to_do(name, size) -> None:
+    """The state goes through, and parameters get no gradient."""
+    plan = PLANS[name](5)
+    leaves = draw(plan, size)
+    found = everything(plan, leaves, "cpu")
+    generator = torch.Generator().manual_seed(2)
+    pull = torch.randn(size[0], 5, dtype=torch.float64, generator=generator)
+    torch.testing.assert_close(found["last"], leaves["state"].detach(), rtol=0, atol=0)
+    torch.testing.assert_close(found["d state"], pull, rtol=0, atol=0)
+    assert not any(found[f"d {name}"].any() for name in CELLS[plan.step].parameters)
+
+
+TUNINGS = {
+    "two-stages": Tuning(8, 2, 1),
+    "four-stages": Tuning(8, 4, 3),
+    "long": Tuning(32, 2, 4),
+}
+
+
+@pytest.mark.parametrize("tuning", TUNINGS.values(), ids=TUNINGS)
+def test_tuning_changes_no_number(tuning, monkeypatch) -> None:
+    """Not even their last bits, since every sum has one order."""
+    plan = PLANS["e74-tied-kq"](35)
+    leaves = draw(plan, (2, 37, 35), torch.float32)
+    before = everything(plan, leaves, "cpu")
+    monkeypatch.setattr(cuda, "TUNING", tuning)
+    identical(everything(plan, leaves, "cpu"), before)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "channels", "start", "unit"),
+    [
+        pytest.param(torch.bfloat16, 40, 8, 16, id="even"),
+        pytest.param(torch.bfloat16, 40, 1, 4, id="middle-of-a-word"),
+        pytest.param(torch.bfloat16, 40, 2, 4, id="next-word"),
+        pytest.param(torch.bfloat16, 33, 0, 4, id="odd-width"),
+        pytest.param(torch.float32, 33, 1, 4, id="fp32"),
+    ],
+)
+def test_sources_may_begin_anywhere(dtype, channels, start, unit) -> None:
+    """How sequences lie decides how many bytes are copied at once, and changes no number."""
+    plan = PLANS["e65"](channels)
+    leaves = draw(plan, (2, 9, channels), torch.float32)
+    narrow = leaves["source"].detach().to(dtype)
+    before = everything(plan, leaves | {"source": narrow.clone().requires_grad_()}, "cuda")
+    wide = torch.zeros(2, 9, narrow.shape[2] + 16, dtype=dtype)
+    wide[..., start : start - 16] = narrow
+    moved = wide[..., start : start - 16].requires_grad_()
+    parameters = [leaves[name] for name in CELLS["e65"].parameters]
+    made = cuda._Call(plan, [moved], parameters, leaves["state"])
+    assert made.geometry(backward=False).unit == unit
+    identical(everything(plan, leaves | {"source": moved}, "cuda"), before)
+
+
 def test_what_is_emulated_is_what_nvrtc_compiles() -> None:
     """Same text, same sources: but for the one header that says what the machine answers."""
     plan = parse(PLANS["e74-key-alone"](4).text)
-    compiled = cuda.unit_text(plan, torch.bfloat16, torch.float32)
-    emulated = cuda.unit_text(plan, torch.bfloat16, torch.float32, emulator.HEADER)
+    geometry = Geometry(plan, torch.bfloat16, torch.float32)
+    compiled, emulated = (cuda.unit_text(geometry, *header) for header in ((), (emulator.HEADER,)))
     assert emulated == compiled.replace("cuda/device.cuh", emulator.HEADER)
     assert "channel_norms_backward" in compiled
     shared = {path for path in included_sources(emulated) if path.parent.name != "emulation"}
     assert shared == {path for path in included_sources(compiled) if path.name != "device.cuh"}
-    engine = next(path for path in shared if path.name == "channel.cuh")
-    assert "#if" not in engine.read_text()
+    engine = [path for path in shared if path.name.startswith("channel") and path.suffix == ".cuh"]
+    assert len(engine) == 3
+    assert not any("#if" in path.read_text() for path in engine)

@@ -21,21 +21,21 @@ from elman.ops.matrix_state.plan import Plan
 from tests.emulation import emulator
 from tests.ops.test_matrix_kernels import LAYERS, assert_equal, build, draw, everything, right
 
-# Lanes to a row and warps of a block, where they are not those that the engine would choose; most
-# forward passes have helpers.
+# Lanes to a row, rows of a lane and warps of a block, where they are not those that the engine
+# would choose; most forward passes have helpers.
 GEOMETRIES: dict[str, dict[str, Any]] = {
     "e14-rectangle": {"lanes": 1, "warps": 1, "helped": False},
     "e70-linear-n9": {"lanes": 2, "warps": 1, "scratch": True},
-    "e71-n20": {"lanes": 4, "warps": 2},
-    "e72-n7": {"lanes": 8, "warps": 2, "helped": False},
+    "e71-n20": {"lanes": 4, "tall": 2, "warps": 2, "forward_steps": 5},
+    "e72-n7": {"lanes": 8, "tall": 2, "warps": 1, "helped": False},
     "e73-row-n12": {"lanes": 4, "warps": 1},
-    "e73-full-n28": {"lanes": 8, "warps": 3},
-    "e74-state-n24": {"lanes": 4, "warps": 3},
-    "e74-ntm-n18": {"lanes": 16, "warps": 2},
+    "e73-full-n28": {"lanes": 8, "tall": 4, "warps": 2},
+    "e74-state-n24": {"lanes": 4, "tall": 2, "warps": 2},
+    "e74-ntm-n18": {"lanes": 16, "tall": 4, "warps": 2},
     "e74-ema-tied-n11": {"lanes": 4, "warps": 1},
-    "e75-n32": {"lanes": 4, "warps": 4, "helped": False},
-    "e88-n16": {"lanes": 2, "warps": 1, "helped": False},
-    "e88-everything": {"lanes": 1, "warps": 1},
+    "e75-n32": {"lanes": 4, "tall": 2, "warps": 2, "forward_steps": 8},
+    "e88-n16": {"lanes": 4, "tall": 2, "warps": 1, "forward_steps": 6, "helped": False},
+    "e88-everything": {"lanes": 1, "tall": 2, "warps": 1},
 }
 TOLERANCE = {torch.bfloat16: 6e-3, torch.float32: 2e-5}
 

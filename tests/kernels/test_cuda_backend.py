@@ -24,8 +24,11 @@ from elman.bench.entries import entries
 from elman.compose import compose_config
 from elman.errors import UserError
 from elman.kernels import nvrtc
+from elman.ops.add_norm import cuda as norm_cuda
+from elman.ops.add_norm.op import add_rms_norm
 from elman.ops.channel import cuda as channel_cuda
 from elman.ops.channel import custom as channel_custom
+from elman.ops.channel.geometry import Geometry as ChannelGeometry
 from elman.ops.channel.plan import Plan as ChannelPlan
 from elman.ops.matrix_state import cuda as matrix_cuda
 from elman.ops.matrix_state import op
@@ -111,6 +114,23 @@ def test_channel_on_a_gpu(fake, dtype) -> None:
     assert (list(none), dfirst.shape, dfirst.dtype) == ([], (3, 24), torch.float32)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+def test_add_and_norm_on_a_gpu(fake, dtype) -> None:
+    stream = torch.empty(3, 37, 48, device=GPU)
+    branch, gain = stream.to(dtype), torch.empty(48, device=GPU)
+    total, normed = add_rms_norm(stream, branch, gain, dtype, backend="cuda")
+    assert (total.shape, total.dtype, total.device) == (stream.shape, torch.float32, GPU)
+    assert (normed.shape, normed.dtype, normed.device) == (stream.shape, dtype, GPU)
+    alone, _ = add_rms_norm(stream, None, gain, dtype, backend="cuda")
+    assert alone is stream
+    rstd, backward = torch.empty(3, 37, device=GPU), torch.ops.elman.add_rms_norm_backward
+    dstream, dbranch, dgain = backward(total, normed, total, rstd, gain, dtype)
+    assert (dstream.shape, dstream.dtype) == (stream.shape, torch.float32)
+    own = dtype != torch.float32  # otherwise the stream's gradient is the branch's, too
+    assert (dbranch.shape, dbranch.dtype) == (stream.shape if own else (0,), dtype)
+    assert (dgain.shape, dgain.dtype, dgain.device) == ((48,), torch.float32, GPU)
+
+
 @pytest.mark.parametrize("backend", ["auto", "cuda"])
 @pytest.mark.parametrize(
     ("layer", "options"),
@@ -177,7 +197,8 @@ class Gpus:
         monkeypatch.setattr(cuda, "current_stream", self.stream)
         for module in (matrix_cuda, nvrtc):
             monkeypatch.setattr(module, "load", self.load)
-        matrix_cuda._capability.cache_clear()
+        matrix_cuda._ready.cache_clear()
+        channel_cuda._kernels.cache_clear()
 
     @contextlib.contextmanager
     def device(self, device: torch.device) -> Iterator[None]:
@@ -204,7 +225,8 @@ class Gpus:
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpus]:
     yield Gpus(monkeypatch)
-    matrix_cuda._capability.cache_clear()
+    matrix_cuda._ready.cache_clear()
+    channel_cuda._kernels.cache_clear()
 
 
 WHERE = {0: (0, 70, 0, "sm_80"), 1: (1, 71, 1, "sm_90")}
@@ -226,9 +248,18 @@ def test_channel_kernels_run_where_the_tensors_are(gpus, index) -> None:
     source, first = torch.zeros(2, 5, 48), torch.zeros(2, 24)
     call = channel_cuda._Call(CHANNEL, [source], [], first)
     call.like = SimpleNamespace(device=torch.device("cuda", index))  # type: ignore[assignment]
-    text = channel_cuda.unit_text(CHANNEL, torch.float32, torch.float32)
-    channel_cuda._launch(text, channel_cuda.passes(CHANNEL, call.args, False), call)
+    geometry = ChannelGeometry(CHANNEL, torch.float32, torch.float32)
+    channel_cuda._launch(geometry, channel_cuda.launches(geometry, call.args, False), call)
     assert gpus.launched == [("channel_forward", *WHERE[index])]
+
+
+@pytest.mark.parametrize("index", WHERE)
+def test_norm_kernels_run_where_the_tensors_are(gpus, index) -> None:
+    norm_cuda._loaded.cache_clear()
+    names = ("add_norm_backward", "add_norm_finish")
+    wanted = [norm_cuda.Launch(name, 1, 32, 0) for name in names]
+    norm_cuda._launch("", wanted, norm_cuda.AddNormArgs(), torch.device("cuda", index))
+    assert gpus.launched == [(name, *WHERE[index]) for name in names]
 
 
 # ------------------------------------------------------------------------- errors and imports
@@ -239,10 +270,11 @@ def test_channel_kernels_run_where_the_tensors_are(gpus, index) -> None:
 def test_other_dtypes_are_refused_in_one_line(gpus, engine, dtype) -> None:
     source = torch.zeros(2, 5, 48, dtype=dtype)
     call = channel_cuda._Call(CHANNEL, [source], [], torch.zeros(2, 24))
-    passes = channel_cuda.passes(CHANNEL, call.args, False)
+    geometry = call.geometry(backward=False)
+    launches = channel_cuda.launches(geometry, call.args, False)
     refused = {
         "matrix_state": lambda: matrix_cuda.geometry(DELTA_RULE.text, 3, dtype, backward=True),
-        "channel": lambda: channel_cuda._launch("", passes, call),
+        "channel": lambda: channel_cuda._launch(geometry, launches, call),
     }
     with pytest.raises(UserError) as caught:
         refused[engine]()

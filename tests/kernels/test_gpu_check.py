@@ -120,3 +120,18 @@ def test_speeds_of_models_are_on_the_page(gpu_check) -> None:
     page = gpu_check.markdown({"models": part})
     assert "| e61 | 7 | 0.5 | 5 | 6 |  |" in page
     assert "| mamba2 |  |  |  |  | UserError: not installed |" in page
+
+
+def test_times_of_the_norm_are_on_the_page(gpu_check) -> None:
+    figures = {"forward_us": 74.4, "forward_gb_s": 4057, "forward_over_floor": 1.04}
+    found = {"times": {"1536": {"kernel": figures, "fla": {"error": "ImportError()\nmore"}}}}
+    part = {"passed": True, "seconds": 2.0, "found": found}
+    page = gpu_check.markdown({"norm": part})
+    assert "| norm | passed, 2 s |  |" in page
+    assert "| 1536 | kernel | 74.4 | 4057 | 1.04 |  |  |  |" in page
+    assert "| 1536 | fla |" + " ImportError() |" * 6 in page
+
+
+def test_the_norm_is_a_part_of_the_report(gpu_check) -> None:
+    assert "norm" in gpu_check.PARTS
+    assert (SCRIPT.parent / "gpu_norm.py").exists()

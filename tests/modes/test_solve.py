@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -268,3 +270,24 @@ def test_the_standard_table_has_the_seeds_counts_within_their_rounding(elman: El
     for row in rows:
         (line,) = [line for line in output.splitlines() if line.startswith(f" {row.seed.label} ")]
         assert [cell.strip() for cell in line.split("│")] == row.cells()
+
+
+def test_it_imports_no_compiler_and_leaves_torch_out_of_the_collection_of_garbage(
+    tmp_path: Path,
+) -> None:
+    """What makes the answer quick: Dynamo alone would take a second."""
+    code = """
+import gc, sys
+from elman.cli import main
+for model in ("e1", "e75h4n32", "mamba2", "e88f_h32n16", "fla-gdn"):
+    assert main(["mode=solve", f"model={model}", "solve.params=100M", "solve.depth=20"]) == 0
+    print("imported", model, [name for name in ("torch._dynamo", "sympy") if name in sys.modules])
+print("kept out", gc.isenabled(), gc.get_freeze_count() > 100_000)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    said = [line for line in ended.stdout.splitlines() if line.startswith(("imported", "kept"))]
+    models = ("e1", "e75h4n32", "mamba2", "e88f_h32n16", "fla-gdn")
+    assert said == [*(f"imported {model} []" for model in models), "kept out True True"]

@@ -455,8 +455,8 @@ def test_only_sources_parameters_and_few_states_are_saved() -> None:
 def test_no_states_are_kept_without_a_backward_pass(why, monkeypatch) -> None:
     plan, sources, parameters, first = op_leaves("e88-n16")
     kept: list[bool] = []
-    run = custom.matrix_state
-    monkeypatch.setattr(custom, "matrix_state", lambda *a: kept.append(a[2]) or run(*a))
+    run = custom._forward
+    monkeypatch.setattr(custom, "_forward", lambda *a: kept.append(a[2]) or run(*a))
     op.run(plan, sources, parameters, first, backend="cpu")
     if why == "no-grad":
         with torch.no_grad():

@@ -27,11 +27,11 @@ _DEVICES: dict[str, tuple[str, ...]] = {
 }
 
 
-def check_backend(cell: Cell, requested: str) -> str:
-    """Return ``requested`` if it is ``auto`` or a backend that ``cell`` has.
+def check_name(requested: str) -> str:
+    """Return ``requested`` if it is ``auto`` or the name of a backend.
 
     Raises:
-        UserError: the backend does not exist, or this cell has no kernel for it.
+        UserError: there is none of this name.
     """
     known = (AUTO, REFERENCE, *_DEVICES, TORCH)
     if requested not in known:
@@ -39,6 +39,16 @@ def check_backend(cell: Cell, requested: str) -> str:
             f"kernels.backend={requested}: no such backend{did_you_mean(requested, known)}; "
             f"backends: {', '.join(known)}"
         )
+    return requested
+
+
+def check_backend(cell: Cell, requested: str) -> str:
+    """Return ``requested`` if it is ``auto`` or a backend that ``cell`` has.
+
+    Raises:
+        UserError: the backend does not exist, or this cell has no kernel for it.
+    """
+    check_name(requested)
     if requested not in (AUTO, *cell.backends):
         *others, last = cell.backends
         has = f"{', '.join(others)} and {last}" if others else last
@@ -81,6 +91,32 @@ def choose_backend(cell: Cell, requested: str, device_type: str) -> str:
     return requested
 
 
+def norm_backend(requested: str, device_type: str) -> str:
+    """Return what computes the norms of the residual stream: ``cuda`` or ``reference``.
+
+    They are no cell's, and models without kernels of their own have them. So only where ``cuda`` is
+    asked for by name is it an error that none can run on a GPU; otherwise PyTorch runs and says so.
+
+    Args:
+        requested: ``auto`` or the name of a backend; ``reference`` and ``torch`` are plain PyTorch.
+        device_type: ``cpu``, ``cuda``, and so on.
+
+    Raises:
+        UserError: as :func:`choose_backend`, for ``cuda`` on a GPU.
+    """
+    if device_type != "cuda" or requested in (REFERENCE, TORCH):
+        return REFERENCE
+    if requested == "cuda":
+        _require(requested)
+        return requested
+    from elman.kernels.nvrtc import cuda_problem
+
+    if problem := cuda_problem():
+        _say_slow(problem)
+        return REFERENCE
+    return "cuda"
+
+
 def best_backend(cell: Cell, device_type: str) -> str:
     """Return the fastest backend that a cell has for a type of device, built here or not."""
     return [name for name in cell.backends if _runs_on(name, device_type)][-1]
@@ -108,7 +144,7 @@ def _require(backend: str) -> None:
 
 @cache
 def _say_slow(problem: str) -> None:
-    """Say it once: the reference is ten to twenty times slower than a kernel."""
+    """Say it once: the reference is several times slower than a kernel."""
     print(f"elman: plain PyTorch runs, slowly: {problem}", file=sys.stderr, flush=True)
 
 

@@ -36,7 +36,7 @@ def build_model(
         UserError: the cell has no such backend, its package cannot run on ``device``, or the
             parameter count is not ``config.expected_params``.
     """
-    cell = registry.cell(config.cell)
+    cell, requested = registry.cell(config.cell), backend
     if cell.package is not None and torch.device(device).type == "cuda":
         backend = resolve_backend(cell, backend, device, allow_slow=allow_slow)
     layer = layer_class(cell)
@@ -47,7 +47,13 @@ def build_model(
         for _ in range(config.depth)
     ]
     model = LanguageModel(
-        config.dim, layers, config.wrapper, VOCAB_SIZE, device=device, dtype=dtype
+        config.dim,
+        layers,
+        config.wrapper,
+        VOCAB_SIZE,
+        backend=requested,
+        device=device,
+        dtype=dtype,
     )
     check_params(config, model.num_params())
     return model

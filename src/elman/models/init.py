@@ -1,15 +1,36 @@
 """Initial values of weights, in place, from torch's global generator.
 
-Every function works on the meta device, where it draws nothing. Bounds and distributions:
-vector-state specification 2.3, matrix-state specification 2 and 12.1.
+On the meta device every function does nothing. Bounds and distributions: vector-state specification
+2.3, matrix-state specification 2 and 12.1.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec
 
 import torch
 from torch import Tensor, nn
+
+_P = ParamSpec("_P")
+_Fill = Callable[Concatenate[Tensor, _P], None]
+
+
+def _not_on_meta(fill: _Fill[_P]) -> _Fill[_P]:
+    """Make ``fill`` leave tensors without values alone, and track no gradient elsewhere.
+
+    PyTorch goes through the motions for them, slowly, and imports Dynamo to do so.
+    """
+
+    @functools.wraps(fill)
+    def filled(weight: Tensor, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
+        if not weight.is_meta:
+            with torch.no_grad():
+                fill(weight, *args, **kwargs)
+
+    return filled
 
 
 def no_decay(values: Tensor) -> nn.Parameter:
@@ -19,6 +40,7 @@ def no_decay(values: Tensor) -> nn.Parameter:
     return parameter
 
 
+@_not_on_meta
 def xavier_(weight: Tensor, gain: float = 1.0) -> None:
     """Fill a matrix [out, in] from U(-l, l), l = gain * sqrt(6 / (in + out))."""
     nn.init.xavier_uniform_(weight, gain=gain)
@@ -38,24 +60,26 @@ def xavier_column_blocks_(weight: Tensor, blocks: int) -> None:
         xavier_(block)
 
 
+@_not_on_meta
 def normal_(weight: Tensor, std: float = 0.02) -> None:
     """Fill a tensor from N(0, std^2)."""
     nn.init.normal_(weight, std=std)
 
 
+@_not_on_meta
 def linear_default_(weight: Tensor) -> None:
     """Fill a matrix [out, in] as PyTorch's Linear does: U(-1/sqrt(in), 1/sqrt(in))."""
     bound = 1 / math.sqrt(weight.shape[1])
     nn.init.uniform_(weight, -bound, bound)
 
 
-@torch.no_grad()
+@_not_on_meta
 def orthogonal_(weight: Tensor, gain: float = 1.0) -> None:
     """Fill a matrix of any shape so that it is orthogonal and every singular value is ``gain``."""
     weight.copy_(gain * _random_orthogonal(weight))
 
 
-@torch.no_grad()
+@_not_on_meta
 def s4d_(weight: Tensor, low: float = 0.99, high: float = 0.9999) -> None:
     """Fill a square matrix with Q diag(l) Q^T, Q random orthogonal, l linear in [low, high].
 
@@ -67,7 +91,7 @@ def s4d_(weight: Tensor, low: float = 0.99, high: float = 0.9999) -> None:
     weight.copy_((q * eigenvalues) @ q.T)
 
 
-@torch.no_grad()
+@_not_on_meta
 def mamba_decay_(a_log: Tensor, dt_bias: Tensor) -> None:
     """Fill the parameters of decay = exp(-exp(a_log) * softplus(logit + dt_bias)).
 
@@ -77,13 +101,13 @@ def mamba_decay_(a_log: Tensor, dt_bias: Tensor) -> None:
     time_step_(dt_bias, 0.001, 0.1)
 
 
-@torch.no_grad()
+@_not_on_meta
 def decay_rate_(a_log: Tensor, low: float, high: float) -> None:
     """Fill with logarithms of draws from U(low, high)."""
     a_log.copy_(_positive_uniform(a_log, low, high).log())
 
 
-@torch.no_grad()
+@_not_on_meta
 def time_step_(dt_bias: Tensor, low: float, high: float, floor: float = 1e-4) -> None:
     """Fill so that softplus(dt_bias) is log-uniform in [low, high], at least ``floor``."""
     unit = torch.rand(dt_bias.shape, dtype=torch.float32, device=dt_bias.device)

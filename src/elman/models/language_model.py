@@ -6,6 +6,7 @@ Shape legend: b batch, t time, d model width, v vocabulary; bt1 is [B, T + 1].
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -20,7 +21,6 @@ from elman.models.state import State
 from elman.ops.precision import compute_dtype, wide_dtype
 
 Wrapper = Literal["rms", "legacy_ln"]
-_NORMS: dict[Wrapper, type[RMSNorm] | type[LayerNorm]] = {"rms": RMSNorm, "legacy_ln": LayerNorm}
 
 
 class LanguageModel(nn.Module):
@@ -36,6 +36,7 @@ class LanguageModel(nn.Module):
         layers: Mixers ``(x [B, T, dim], state) -> (y [B, T, dim], state)``.
         wrapper: ``rms`` or ``legacy_ln``.
         vocab_size: Number of tokens; 256 for bytes.
+        backend: As ``kernels.backend``, for the norms of ``rms``.
         device: Device of the embedding and the norms.
         dtype: Their dtype.
 
@@ -53,6 +54,7 @@ class LanguageModel(nn.Module):
         wrapper: Wrapper = "rms",
         vocab_size: int = 256,
         *,
+        backend: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -61,7 +63,7 @@ class LanguageModel(nn.Module):
         self.activation_checkpointing = False
         self.embedding = nn.Parameter(torch.empty(vocab_size, dim, device=device, dtype=dtype))
         init.normal_(self.embedding)
-        norm = _NORMS[wrapper]
+        norm = partial(RMSNorm, backend=backend) if wrapper == "rms" else LayerNorm
         self.norms = nn.ModuleList(
             nn.Identity()
             if _norms_itself(layer, wrapper)
@@ -119,11 +121,16 @@ class LanguageModel(nn.Module):
     def _rms(self, x_btd: Tensor, states: Iterable[State | None]) -> tuple[Tensor, list[State]]:
         carried = []
         stream_btd = x_btd.to(wide_dtype(x_btd.dtype))
+        # What a layer makes joins the stream at the next norm, in one kernel with it.
+        branch_btd: Tensor | None = None
         for norm, layer, state in zip(self.norms, self.layers, states, strict=True):
-            x_btd, new_state = self._mix(layer, norm(stream_btd), state)
-            stream_btd = stream_btd + x_btd
+            if isinstance(norm, RMSNorm):
+                stream_btd, x_btd = norm(stream_btd, branch_btd)
+            else:
+                stream_btd = x_btd = stream_btd if branch_btd is None else stream_btd + branch_btd
+            branch_btd, new_state = self._mix(layer, x_btd, state)
             carried.append(new_state)
-        return self.final_norm(stream_btd), carried
+        return self.final_norm(stream_btd, branch_btd)[1], carried
 
     def _legacy(self, x_btd: Tensor, states: Iterable[State | None]) -> tuple[Tensor, list[State]]:
         carried = []

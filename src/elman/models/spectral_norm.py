@@ -53,7 +53,12 @@ class SpectralNorm(nn.Module):
 
     @torch.no_grad()
     def reset(self, *factors: Tensor) -> None:
-        """Draw a new direction and advance once, so that sigma is defined before training."""
+        """Draw a new direction and advance once, so that sigma is defined before training.
+
+        On the meta device this does nothing.
+        """
+        if self.u.is_meta:
+            return
         self.u.copy_(functional.normalize(torch.randn_like(self.u), dim=0))
         self.advance(*factors)
 

@@ -25,6 +25,15 @@ def check_layout(library: ctypes.CDLL, symbol: str, mirror: type[ctypes.Structur
     assert mine == theirs, f"{mirror.__name__}: {mine} here, {theirs} in the kernel"
 
 
+def words_of(mirror: type[ctypes.Structure]) -> dict[str, int]:
+    """Return the number of every field's first 64-bit word in a structure of such words alone.
+
+    To set a word of an ``array("q")`` that the structure shares takes a fifth of the time of
+    setting the structure's field.
+    """
+    return {name: getattr(mirror, name).offset // 8 for name, *_ in mirror._fields_}
+
+
 def pointer(tensor: Tensor | None) -> int | None:
     """Return where a tensor's data lie; None is a null pointer."""
     return None if tensor is None else tensor.data_ptr()

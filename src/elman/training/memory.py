@@ -15,11 +15,11 @@ from typing import Any
 import psutil
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from elman.config import RunConfig
 from elman.models.build import build_model
+from elman.training.meta_walk import MetaWalk
 
 # Interpreter, torch, threads and the allocator's slack on top of the tensors.
 PROCESS_BYTES = 600 << 20
@@ -114,17 +114,17 @@ def _live_bytes(config: RunConfig, depth: int, rows: int) -> tuple[int, int]:
     return max(0, live.peak - gradients), params
 
 
-class _LiveBytes(TorchDispatchMode):
+class _LiveBytes(MetaWalk):
     """Counts the bytes of the storages alive that were made under this mode."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.now = 0
         self.peak = 0
         self._seen: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        result = super().__torch_dispatch__(func, types, args, kwargs)
         for tensor in tree_iter(result):
             if isinstance(tensor, Tensor):
                 self._book(tensor.untyped_storage())

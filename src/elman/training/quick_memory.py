@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from elman.config import RunConfig
 from elman.models.build import build_model
 from elman.training.memory import estimate_memory
+from elman.training.meta_walk import MetaWalk
 
 # Squares, because a loop over T steps is recomputed in segments of sqrt(T).
 _WINDOWS = (4, 9, 16)
@@ -61,13 +61,13 @@ def _operations(model: torch.nn.Module, length: int) -> int:
     return number
 
 
-class _Operations(TorchDispatchMode):
+class _Operations(MetaWalk):
     """Counts the operations under this mode."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.number = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.number += 1
-        return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)

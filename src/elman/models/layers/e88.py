@@ -17,10 +17,10 @@ from elman.models import init
 from elman.models.conv import CausalConv
 from elman.models.layers.decay import ConstantDecay, Decay, MambaDecay, SigmoidDecay
 from elman.models.layers.mixer import Mixer
-from elman.models.norm import rms_norm
 from elman.models.registry.e88 import CELL
 from elman.models.registry.spec import Value
 from elman.models.state import State
+from elman.ops.add_norm.reference import rms_norm
 from elman.ops.matrix_state.op import run
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.slices import Slice, row_blocks

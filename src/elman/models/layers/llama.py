@@ -53,11 +53,11 @@ class Llama(Mixer):
         self.head_dim = self.settings.count("head_dim")
         self.inner = self.head_dim * (dim // self.head_dim)
         width = self.settings.count("mlp_width") or _swiglu_width(dim)
-        self.attention_norm = RMSNorm(dim, **to)
+        self.attention_norm = RMSNorm(dim, backend=backend, **to)
         # Rows: queries, keys, values.
         self.in_proj = nn.Parameter(torch.empty(3 * self.inner, dim, **to))
         self.out_proj = nn.Parameter(torch.empty(dim, self.inner, **to))
-        self.mlp_norm = RMSNorm(dim, **to)
+        self.mlp_norm = RMSNorm(dim, backend=backend, **to)
         # Rows: the gate W_1, the value W_3.
         self.mlp_in = nn.Parameter(torch.empty(2 * width, dim, **to))
         self.mlp_out = nn.Parameter(torch.empty(dim, width, **to))
@@ -74,9 +74,9 @@ class Llama(Mixer):
 
     def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
-        a_btd, past_bsk = self._attend(self.attention_norm(x_btd), (state or {}).get("past"))
+        a_btd, past_bsk = self._attend(self.attention_norm(x_btd)[1], (state or {}).get("past"))
         a_btd = a_btd.to(x_btd.dtype)
-        m_btd = self._swiglu(self.mlp_norm(x_btd + a_btd))
+        m_btd = self._swiglu(self.mlp_norm(x_btd, a_btd)[1])
         return a_btd + m_btd.to(x_btd.dtype), {"past": past_bsk}
 
     def _attend(self, x_btd: Tensor, past_bsk: Tensor | None) -> tuple[Tensor, Tensor]:

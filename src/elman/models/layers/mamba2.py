@@ -16,10 +16,10 @@ from torch.nn import functional
 from elman.models import init
 from elman.models.conv import causal_conv, next_history
 from elman.models.layers.mixer import Mixer
-from elman.models.norm import EPS, rms_norm
 from elman.models.registry.mamba2 import CELL
 from elman.models.registry.spec import Value
 from elman.models.state import State
+from elman.ops.add_norm.reference import EPS, rms_norm
 from elman.ops.precision import wide_dtype
 from elman.ops.ssd import triton
 from elman.ops.ssd.op import selective_scan

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from elman.ops.native import words_of
+
 MAX_SLOTS, MAX_PARAMETERS = 4, 4
 
 
@@ -40,6 +42,11 @@ class ChannelArgs(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in _POINTERS),
         *((name, ctypes.c_int64) for name in _NUMBERS),
     )
+
+
+WORDS, SEQUENCE_WORDS = words_of(ChannelArgs), words_of(ChannelSequence)
+"""Where the fields stand among a structure's 64-bit words."""
+N_WORDS = ctypes.sizeof(ChannelArgs) // 8
 
 
 def sequence(tensor_btc: Tensor, start: int = 0) -> ChannelSequence:

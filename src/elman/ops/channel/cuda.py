@@ -5,8 +5,8 @@ Shape legend: b batch, t time, c channels of the state, s all channels of a sour
 
 from __future__ import annotations
 
-import ctypes
 import math
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,36 +16,40 @@ from torch import Tensor
 
 from elman.errors import UserError
 from elman.kernels import nvrtc
-from elman.kernels.nvrtc import Unit
-from elman.ops.channel.arguments import ChannelArgs, ChannelSequence, pointers, sequence
+from elman.kernels.nvrtc import Loaded, Unit
+from elman.ops.channel.arguments import N_WORDS, SEQUENCE_WORDS, WORDS, ChannelArgs
 from elman.ops.channel.cells import compiled_cell
 from elman.ops.channel.cpu import adjacent, gradient_room
+from elman.ops.channel.geometry import LANES, Geometry, Tuning, copy_unit, static_checks
 from elman.ops.channel.kernels import spec_for
 from elman.ops.channel.plan import Plan
 
-SEGMENT = 8
-"""Steps between two kept states: all that the backward pass knows of them stays in registers."""
-_THREADS = 128  # as in csrc/cuda/channel.cuh
-_ROWS = _THREADS // 32
+TUNING = Tuning()
+"""How every call runs; benchmarks/gpu_channel.py puts others here."""
 _IO = {torch.bfloat16: "elman::bf16", torch.float32: "float", torch.float64: "double"}
+_OVER_TIME = ("channel_forward", "channel_backward")
 
 
 @dataclass(frozen=True)
-class Pass:
-    """What one pass of a plan launches: kernels in order, and how many threads each needs.
+class Launch:
+    """One kernel of a pass.
 
     Args:
-        kernels: Names.
-        threads: Numbers of threads.
+        name: Of the kernel.
+        blocks: Blocks of the grid.
+        threads: Threads of a block.
+        shared_bytes: Shared memory of a block.
     """
 
-    kernels: tuple[str, ...]
-    threads: tuple[int, ...]
+    name: str
+    blocks: int
+    threads: int
+    shared_bytes: int = 0
 
 
 def n_segments(steps: int) -> int:
     """Return how many states a call keeps for its backward pass."""
-    return math.ceil(steps / SEGMENT)
+    return math.ceil(steps / TUNING.steps)
 
 
 def forward(
@@ -58,7 +62,7 @@ def forward(
     last_bc = state_bc.new_empty(batch, channels)
     kept_bkc = state_bc.new_empty(batch, n_segments(steps), channels)
     call = _Call(plan, sources_bts, parameters_c, state_bc)
-    call.args.y = sequence(y_btc)
+    call.put("y", y_btc)
     call.point(first=state_bc.contiguous(), last=last_bc, checkpoints=kept_bkc)
     call.run(backward=False)
     return y_btc, last_bc, kept_bkc
@@ -81,11 +85,11 @@ def backward(
     ]
     call = _Call(plan, sources_bts, parameters_c, kept_bkc)
     for slot, place in enumerate(plan.slices()):
-        call.args.dx[slot] = sequence(dsources_bts[place.source], place.start)
-    call.args.dp = pointers(dparameters_c)
+        call.put("dx", dsources_bts[place.source], slot, place.start)
+    call.put_parameters("dp", dparameters_c)
     call.point(dfirst=dfirst_bc, checkpoints=kept_bkc)
     if dy_btc is not None:
-        call.args.dy = sequence(call.keep(adjacent(dy_btc)))
+        call.put("dy", call.keep(adjacent(dy_btc)))
     if dlast_bc is not None:
         call.point(dlast=dlast_bc.contiguous())
     call.run(backward=True)
@@ -93,7 +97,13 @@ def backward(
 
 
 class _Call:
-    """The arguments of one call, and the tensors that they point to."""
+    """The arguments of one call, and the tensors that they point to.
+
+    Attributes:
+        args: The arguments.
+        words: The same memory as numbers.
+        kept: Tensors that the call has to itself.
+    """
 
     def __init__(
         self,
@@ -104,96 +114,136 @@ class _Call:
     ) -> None:
         assert len(parameters_c) == len(compiled_cell(plan.step).parameters), plan
         batch, steps, _ = sources_bts[0].shape
+        channels = like.shape[-1]
         self.plan, self.dtype, self.like = plan, sources_bts[0].dtype, like
         self.kept: list[Tensor] = []
-        self.args = ChannelArgs(
-            batch=batch,
-            steps=steps,
-            channels=like.shape[-1],
-            segment=SEGMENT,
-            p=pointers([self.keep(parameter.contiguous()) for parameter in parameters_c]),
-        )
+        words = self.words = array("q", bytes(8 * N_WORDS))
+        self.args = ChannelArgs.from_buffer(words)
+        words[WORDS["batch"]], words[WORDS["steps"]] = batch, steps
+        words[WORDS["channels"]], words[WORDS["segment"]] = channels, TUNING.steps
+        self.put_parameters("p", [self.keep(p.contiguous()) for p in parameters_c])
         sources = [self.keep(adjacent(source)) for source in sources_bts]
+        assert all(source.shape[:2] == (batch, steps) for source in sources), plan
         for slot, place in enumerate(plan.slices()):
-            self.args.x[slot] = sequence(sources[place.source], place.start)
+            assert place.start + channels <= sources[place.source].shape[2], plan
+            self.put("x", sources[place.source], slot, place.start)
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Hold a tensor until the call is over."""
         self.kept.append(tensor)
         return tensor
 
+    def put(self, name: str, tensor_btc: Tensor, slot: int = 0, start: int = 0) -> None:
+        """Set a sequence to the channels of a tensor from ``start`` on."""
+        at = WORDS[name] + len(SEQUENCE_WORDS) * slot
+        words, (batch, time, _) = self.words, tensor_btc.stride()
+        words[at] = tensor_btc.data_ptr() + start * tensor_btc.element_size()
+        words[at + 1], words[at + 2] = batch, time
+
+    def put_parameters(self, name: str, tensors_c: Sequence[Tensor]) -> None:
+        """Set where parameters or their gradients lie."""
+        for at, tensor_c in enumerate(tensors_c, WORDS[name]):
+            assert tensor_c.shape == self.like.shape[-1:], self.plan
+            self.words[at] = tensor_c.data_ptr()
+
     def point(self, **tensors: Tensor) -> None:
         """Set arguments that are one contiguous tensor each."""
         for name, tensor in tensors.items():
-            setattr(self.args, name, self.keep(tensor).data_ptr())
+            self.words[WORDS[name]] = self.keep(tensor).data_ptr()
 
     def run(self, *, backward: bool) -> None:
         """Launch a pass in a workspace of the size that it needs."""
-        args, plan = self.args, self.plan
-        rows = args.batch * args.steps
-        numbers = len(compiled_cell(plan.step).parameters) * args.batch * args.channels
-        if plan.unit is not None:
-            numbers += rows * (1 + args.channels)
-        self.point(workspace=self.like.new_empty(numbers))
-        LAUNCH(unit_text(plan, self.dtype, self.like.dtype), passes(plan, args, backward), self)
+        args, geometry = self.args, self.geometry(backward=backward)
+        ready = _ready(geometry, args.batch, args.steps, args.channels, backward)
+        self.point(workspace=self.like.new_empty(ready.workspace))
+        LAUNCH(geometry, ready.launches, self)
+
+    def geometry(self, *, backward: bool) -> Geometry:
+        """Return how a pass runs."""
+        unit = copy_unit(self.args, self.dtype, backward)
+        return _geometry(self.plan, self.dtype, self.like.dtype, TUNING, unit)
 
 
-def passes(plan: Plan, args: ChannelArgs, backward: bool) -> Pass:
-    """Return what a pass launches."""
-    rows, channels = args.batch * args.steps * 32, args.batch * args.channels
-    unit = plan.unit is not None
-    parameters = len(compiled_cell(plan.step).parameters)
-    kernels = {"channel_norms": rows} if unit else {}
-    kernels["channel_backward" if backward else "channel_forward"] = channels
-    if backward and unit:
-        kernels["channel_norms_backward"] = rows
-    if backward and parameters:
-        kernels["channel_finish"] = parameters * args.channels
-    return Pass(tuple(kernels), tuple(kernels.values()))
+_geometry = cache(Geometry)
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """What a pass over shapes takes; working it out takes longer than to launch it."""
+
+    launches: list[Launch]
+    workspace: int
 
 
 @cache
-def unit_text(
-    plan: Plan, io: torch.dtype, state: torch.dtype, device: str = "cuda/device.cuh"
-) -> str:
-    """Return the text of a plan's translation unit, all passes in one.
+def _ready(geometry: Geometry, batch: int, steps: int, channels: int, backward: bool) -> _Ready:
+    """Prepare a pass over shapes."""
+    # As ChannelSpace lays it out: what the backward pass alone needs stands last.
+    rows = batch * steps if geometry.plan.unit is not None else 0
+    numbers = batch * LANES + 2 * rows
+    if backward:
+        parameters = len(compiled_cell(geometry.plan.step).parameters)
+        numbers += (rows + parameters * batch) * channels
+    args = ChannelArgs(batch=batch, steps=steps, channels=channels)
+    return _Ready(launches(geometry, args, backward), numbers)
+
+
+def launches(geometry: Geometry, args: ChannelArgs, backward: bool) -> list[Launch]:
+    """Return the kernels of a pass in their order, but for those that have nothing to do."""
+    plan, warps = geometry.plan, geometry.tuning.warps
+    unit = plan.unit is not None
+    rows = math.ceil(args.batch * args.steps / warps)
+    parameters = len(compiled_cell(plan.step).parameters)
+    blocks = {"channel_norms": rows} if unit else {}
+    blocks[_OVER_TIME[backward]] = math.ceil(args.batch * math.ceil(args.channels / LANES) / warps)
+    if backward and unit:
+        blocks["channel_norms_backward"] = rows
+    if backward and parameters:
+        blocks["channel_finish"] = math.ceil(parameters * args.channels / geometry.threads)
+    shared = {_OVER_TIME[backward]: geometry.shared_bytes(backward)}
+    return [
+        Launch(name, n, geometry.threads, shared.get(name, 0)) for name, n in blocks.items() if n
+    ]
+
+
+@cache
+def unit_text(geometry: Geometry, device: str = "cuda/device.cuh") -> str:
+    """Return the text of a translation unit, all passes in one.
 
     Args:
-        plan: What is computed.
-        io: Dtype of the sequences.
-        state: Dtype of everything else.
+        geometry: What is computed, and how it runs.
         device: Header that says what the kernels ask of the machine.
 
     Raises:
         UserError: there is no kernel for the step.
     """
-    spec = spec_for(plan, state)
-    kernels = ["forward", "backward"]
-    kernels += ["finish"] if compiled_cell(plan.step).parameters else []
-    kernels += ["norms", "norms_backward"] if plan.unit is not None else []
-    sizes = {"ChannelArgs": ChannelArgs, "ChannelSequence": ChannelSequence}
+    plan, tuning = geometry.plan, geometry.tuning
+    spec = spec_for(plan, geometry.state)
+    names = ["finish"] if compiled_cell(plan.step).parameters else []
+    names += ["norms", "norms_backward"] if plan.unit is not None else []
+    kernels = {"backward": "BACKWARD_BLOCKS", **dict.fromkeys(["forward", *names], "BLOCKS")}
+    sizes = (tuning.steps, tuning.stages, tuning.warps, geometry.unit)
+    arguments = ", ".join(["elman::Spec", _IO[geometry.io], *map(str, sizes)])
     return "\n".join(
         [
             f'#include "{device}"',
             '#include "cuda/channel.cuh"',
+            '#include "cuda/channel_unit.cuh"',
             "namespace elman {",
             spec.structure("Spec") + "}  // namespace elman",
-            f"using G = elman::ChannelGeometry<elman::Spec, {_IO[io]}, {SEGMENT}>;",
+            f"using G = elman::ChannelGeometry<{arguments}>;",
+            *static_checks(geometry),
             *(
-                f'static_assert(sizeof(elman::{name}) == {ctypes.sizeof(mirror)}, "arguments.py");'
-                for name, mirror in sizes.items()
-            ),
-            *(
-                f"ELMAN_KERNEL(channel_{name}, G::THREADS, G::BLOCKS, elman::ChannelArgs, "
+                f"ELMAN_KERNEL(channel_{name}, G::THREADS, G::{blocks}, elman::ChannelArgs, "
                 f"elman::channel_{name}<G>(a))"
-                for name in kernels
+                for name, blocks in kernels.items()
             ),
             "",
         ]
     )
 
 
-def _launch(text: str, wanted: Pass, call: _Call) -> None:
+def _launch(geometry: Geometry, wanted: Sequence[Launch], call: _Call) -> None:
     """Launch kernels on the current stream of the call's device."""
     if call.dtype not in (torch.bfloat16, torch.float32):
         raise UserError(
@@ -202,20 +252,27 @@ def _launch(text: str, wanted: Pass, call: _Call) -> None:
         )
     device = call.like.device
     with torch.cuda.device(device):
-        major, minor = torch.cuda.get_device_capability(device)
-        fast = call.dtype == torch.bfloat16
-        kernels = nvrtc.load(Unit(text, call.plan.step, f"sm_{major}{minor}", fast))
-        for name, threads in zip(wanted.kernels, wanted.threads, strict=True):
+        kernels = _kernels(geometry, device.index)
+        stream = torch.cuda.current_stream(device).cuda_stream
+        for one in wanted:
             kernels.launch(
-                name,
-                blocks=math.ceil(threads / _THREADS),
-                threads=_THREADS,
-                shared_bytes=0,
+                one.name,
+                blocks=one.blocks,
+                threads=one.threads,
+                shared_bytes=one.shared_bytes,
                 arguments=call.args,
                 device=device.index,
-                stream=torch.cuda.current_stream(device).cuda_stream,
+                stream=stream,
             )
 
 
-LAUNCH: Callable[[str, Pass, _Call], None] = _launch
+@cache
+def _kernels(geometry: Geometry, device: int) -> Loaded:
+    """Return a geometry's kernels for a GPU."""
+    major, minor = torch.cuda.get_device_capability(device)
+    fast = geometry.io == torch.bfloat16
+    return nvrtc.load(Unit(unit_text(geometry), geometry.plan.step, f"sm_{major}{minor}", fast))
+
+
+LAUNCH: Callable[[Geometry, Sequence[Launch], _Call], None] = _launch
 """Runs the kernels of a pass; tests put the emulator here."""

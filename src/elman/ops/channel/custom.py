@@ -1,5 +1,7 @@
 """The channel engine as custom operators: what autograd, autocast and torch.compile see.
 
+Where nobody looks at operators, :class:`Channel` calls the kernels without one.
+
 Shape legend: b batch, t time, c channels of the state, s all channels of a source, k segments.
 """
 
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from elman.ops.channel import cpu, cuda
 from elman.ops.channel.plan import parse
+from elman.ops.operators import operators_are_seen
 
 
 @torch.library.custom_op("elman::channel", mutates_args=(), device_types="cpu")
@@ -39,6 +42,14 @@ def _(
     plan: str, sources_bts: Sequence[Tensor], parameters_c: Sequence[Tensor], state_bc: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     return cuda.forward(parse(plan), sources_bts, parameters_c, state_bc)
+
+
+def _forward(
+    plan: str, sources_bts: Sequence[Tensor], parameters_c: Sequence[Tensor], state_bc: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As the operator chooses, by the tensors' device."""
+    run = cuda.forward if state_bc.is_cuda else cpu.forward
+    return run(parse(plan), sources_bts, parameters_c, state_bc)
 
 
 @channel.register_fake
@@ -80,6 +91,19 @@ def _(
     return cuda.backward(parse(plan), dy_btc, dlast_bc, sources_bts, parameters_c, kept_bkc)
 
 
+def _backward(
+    plan: str,
+    dy_btc: Tensor | None,
+    dlast_bc: Tensor | None,
+    sources_bts: Sequence[Tensor],
+    parameters_c: Sequence[Tensor],
+    kept_bkc: Tensor,
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """As the operator chooses, by the tensors' device."""
+    run = cuda.backward if kept_bkc.is_cuda else cpu.backward
+    return run(parse(plan), dy_btc, dlast_bc, sources_bts, parameters_c, kept_bkc)
+
+
 @channel_backward.register_fake
 def _(
     plan: str,
@@ -104,14 +128,67 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
 
 
 def _differentiate(
+    ctx: Any, dy_btc: Tensor | None, dlast_bc: Tensor | None, *, plain: bool
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """Return the gradients of sources, parameters and first state.
+
+    Args:
+        ctx: As :func:`_setup` left it.
+        dy_btc: Gradient of the output.
+        dlast_bc: Gradient of the last state.
+        plain: Whether a plain call may compute them, where no operator is seen.
+    """
+    *tensors, kept_bkc = ctx.saved_tensors
+    # Who differentiates once more is told by the operator that this cannot be.
+    plain = plain and not torch.is_grad_enabled()
+    plain = plain and not operators_are_seen((*tensors, dy_btc, dlast_bc))
+    sources_bts, parameters_c = tensors[: ctx.n_sources], tensors[ctx.n_sources :]
+    given = (dy_btc, dlast_bc, sources_bts, parameters_c, kept_bkc)
+    return _backward(ctx.plan, *given) if plain else channel_backward(ctx.plan, *given)
+
+
+def _differentiate_operator(
     ctx: Any, dy_btc: Tensor | None, dlast_bc: Tensor | None, _: Tensor | None
 ) -> tuple[None, list[Tensor], list[Tensor], Tensor]:
-    *tensors, kept_bkc = ctx.saved_tensors
-    sources_bts, parameters_c = tensors[: ctx.n_sources], tensors[ctx.n_sources :]
-    gradients = channel_backward(ctx.plan, dy_btc, dlast_bc, sources_bts, parameters_c, kept_bkc)
-    return None, *gradients
+    return None, *_differentiate(ctx, dy_btc, dlast_bc, plain=False)
 
 
-channel.register_autograd(_differentiate, setup_context=_setup)
+channel.register_autograd(_differentiate_operator, setup_context=_setup)
 # The state's precision is the engine's: what autocast made of the projections is widened.
 channel.register_autocast("cpu", torch.float32)
+
+
+class Channel(torch.autograd.Function):
+    """The operator :func:`channel` where nobody looks; the kept states stay inside."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: str, n_sources: int, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        """Run the kernel on sources, parameters and the first state, in this order."""
+        inputs = (plan, tensors[:n_sources], tensors[n_sources:-1], tensors[-1])
+        outputs = _forward(*inputs)
+        _setup(ctx, inputs, outputs)
+        return outputs[:2]
+
+    @staticmethod
+    def backward(
+        ctx: Any, dy_btc: Tensor | None, dlast_bc: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        """Run the kernels of the backward pass."""
+        dsources_bts, dparameters_c, dfirst_bc = _differentiate(ctx, dy_btc, dlast_bc, plain=True)
+        return None, None, *dsources_bts, *dparameters_c, dfirst_bc
+
+
+def run(
+    plan: str, sources_bts: Sequence[Tensor], parameters_c: Sequence[Tensor], state_bc: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the first two outputs of :func:`channel`, by an operator only where it is seen."""
+    tensors = (*sources_bts, *parameters_c, state_bc)
+    if not operators_are_seen(tensors):
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+            outputs: tuple[Tensor, Tensor] = Channel.apply(  # type: ignore[no-untyped-call]
+                plan, len(sources_bts), *tensors
+            )
+            return outputs
+        return _forward(plan, sources_bts, parameters_c, state_bc)[:2]
+    y_btc, last_bc, _ = channel(plan, sources_bts, parameters_c, state_bc)
+    return y_btc, last_bc

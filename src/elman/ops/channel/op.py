@@ -51,8 +51,7 @@ def run(
     parameters = {name: parameter.to(dtype) for name, parameter in parameters.items()}
     if backend in ("cpu", "cuda"):
         ordered = [parameters[name] for name in compiled_cell(plan.step).parameters]
-        y_btc, last_bc, _ = custom.channel(plan.text, sources_bts, ordered, state_bc)
-        return y_btc, last_bc
+        return custom.run(plan.text, sources_bts, ordered, state_bc)
     return _REFERENCE[backend](plan, sources_bts, parameters, state_bc)
 
 

@@ -33,17 +33,22 @@ class Plan:
     query: Slice | None = None
     self_gate: bool = False
     text: str = field(init=False, compare=False, repr=False)
+    _slices: tuple[Slice, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         # Once, and not when it is asked for: torch.compile cannot look into json.
         object.__setattr__(self, "text", as_word(self))
-
-    def slices(self) -> tuple[Slice, ...]:
-        """Return every distinct slice that is read, in the order of first mention."""
         mentioned = [place for _, place in self.inputs]
         if self.query is not None:
             mentioned.append(self.query)
-        return tuple(dict.fromkeys(mentioned))
+        object.__setattr__(self, "_slices", tuple(dict.fromkeys(mentioned)))
+
+    def __hash__(self) -> int:
+        return hash(self.text)  # which remembers it; plans are keys of many things
+
+    def slices(self) -> tuple[Slice, ...]:
+        """Return every distinct slice that is read, in the order of first mention."""
+        return self._slices
 
 
 @cache

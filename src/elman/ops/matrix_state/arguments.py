@@ -6,14 +6,16 @@ Shape legend: b batch, t time, c channels of a source, h heads, n state columns,
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from elman.ops.matrix_state.plan import PARAMETERS, ROLES, Plan
-from elman.ops.native import check_layout, pointer
+from elman.ops.matrix_state.plan import PARAMETERS, ROLES, Plan, parse
+from elman.ops.native import check_layout, words_of
 
 
 class SequenceArgs(ctypes.Structure):
@@ -58,6 +60,79 @@ def check_layouts(library: ctypes.CDLL) -> None:
     check_layout(library, "elman_args_layout", MatrixArgs)
 
 
+_ROLE, _PARAM, _ARGS = (words_of(m) for m in (SequenceArgs, ParameterArgs, MatrixArgs))
+_NOTHING = bytes(ctypes.sizeof(MatrixArgs))
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where among the words of :class:`MatrixArgs` a plan's tensors stand.
+
+    Args:
+        roles: The first word of every role, its source and where in that it starts.
+        channels: What every source has at least, by the source's number.
+        parameters: The first word of every parameter, and its shape.
+        read: Words with an address, and words with a distance in numbers, of all that is read
+            or written by rows: in a forward pass.
+        written: The same of what the backward pass has beside it.
+    """
+
+    roles: tuple[tuple[int, int, int], ...]
+    channels: dict[int, int]
+    parameters: tuple[tuple[int, tuple[int, ...]], ...]
+    read: tuple[tuple[int, ...], tuple[int, ...]]
+    written: tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@cache
+def _layout(plan_text: str) -> _Layout:
+    plan = parse(plan_text)
+    size = len(_ROLE)
+    first = {name: _ARGS["role"] + size * ROLES.index(name) for name, _ in plan.roles}
+    channels: dict[int, int] = {}
+    for name, place in plan.roles:
+        end = place.start + plan.heads * plan.width(name)
+        channels[place.source] = max(end, channels.get(place.source, 0))
+    rows = [at for name, at in first.items() if plan.width(name) > 1]
+
+    def words(*names: str) -> tuple[int, ...]:
+        return tuple(at + _ROLE[name] for at in rows for name in names)
+
+    return _Layout(
+        tuple((first[name], place.source, place.start) for name, place in plan.roles),
+        channels,
+        tuple(
+            (_ARGS["param"] + len(_PARAM) * PARAMETERS.index(name), plan.parameter_shape(name))
+            for name in plan.parameter_names
+        ),
+        (words("data"), words("batch", "time")),
+        (
+            (*words("grad"), _ARGS["dout"]),
+            (*words("grad_batch", "grad_time"), _ARGS["dout_batch"], _ARGS["dout_time"]),
+        ),
+    )
+
+
+def row_bits(plan: Plan, args: MatrixArgs, n_bytes: int, *, backward: bool) -> int:
+    """Return all addresses and distances of a pass's rows, or'ed bit by bit.
+
+    Args:
+        plan: What is computed.
+        args: The call.
+        n_bytes: Bytes of a number, a power of two.
+        backward: Which pass.
+    """
+    layout = _layout(plan.text)
+    words = (ctypes.c_int64 * (len(_NOTHING) // 8)).from_buffer(args)
+    places = distances = 0
+    for part in (layout.read, layout.written) if backward else (layout.read,):
+        for word in part[0]:
+            places |= words[word]
+        for word in part[1]:
+            distances |= words[word]
+    return places | distances * n_bytes
+
+
 @dataclass
 class Call:
     """One call of a kernel: its arguments, and the tensors that they point to.
@@ -67,6 +142,11 @@ class Call:
         sources_btc: Sequences, each with its channels adjacent.
         parameters: In the order of ``Plan.parameter_names``, contiguous.
         segment: Steps between checkpoints.
+
+    Attributes:
+        args: The arguments.
+        words: The same memory as numbers.
+        kept: Tensors that the call has to itself.
     """
 
     plan: Plan
@@ -74,26 +154,35 @@ class Call:
     parameters: Sequence[Tensor]
     segment: int
     args: MatrixArgs = field(init=False)
+    words: array[int] = field(init=False)
     kept: list[Tensor] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        plan = self.plan
+        plan, layout = self.plan, _layout(self.plan.text)
+        words = self.words = array("q", _NOTHING)
+        self.args = MatrixArgs.from_buffer(words)
         batch, steps, _ = self.sources_btc[0].shape
         sizes = (batch, steps, plan.heads, plan.rows, plan.columns, self.segment, 1)
-        self.args = MatrixArgs(**dict(zip(_SIZES, sizes, strict=True)))
-        for name, place in plan.roles:
-            source = self.sources_btc[place.source]
-            end = place.start + plan.heads * plan.width(name)
-            assert source.shape[:2] == (batch, steps), (plan, source.shape)
-            assert end <= source.shape[2], (plan, name, source.shape)
-            assert source.stride(2) == 1, (plan, name, source.stride())
-            role = self.args.role[ROLES.index(name)]
-            role.data = source.data_ptr() + place.start * source.element_size()
-            role.batch, role.time = source.stride()[:2]
-        for name, parameter in zip(plan.parameter_names, self.parameters, strict=True):
-            assert parameter.shape == plan.parameter_shape(name), (plan, name, parameter.shape)
-            assert parameter.is_contiguous(), name
-            self.args.param[PARAMETERS.index(name)].data = parameter.data_ptr()
+        for name, size in zip(_SIZES, sizes, strict=True):
+            words[_ARGS[name]] = size
+        lying = [self._lying(n, batch, steps, end) for n, end in layout.channels.items()]
+        places = dict(zip(layout.channels, lying, strict=True))
+        for at, source, start in layout.roles:
+            address, n_bytes, words[at + _ROLE["batch"]], words[at + _ROLE["time"]] = places[source]
+            words[at + _ROLE["data"]] = address + start * n_bytes
+        for (at, shape), parameter in zip(layout.parameters, self.parameters, strict=True):
+            assert parameter.shape == shape, (plan, at, parameter.shape)
+            assert parameter.is_contiguous(), (plan, at)
+            words[at + _PARAM["data"]] = parameter.data_ptr()
+
+    def _lying(self, number: int, batch: int, steps: int, end: int) -> tuple[int, int, int, int]:
+        """Return a source's address, the bytes of its numbers, and its distances."""
+        source_btc = self.sources_btc[number]
+        shape, distances = source_btc.shape, source_btc.stride()
+        assert shape[:2] == (batch, steps), (self.plan, shape)
+        assert shape[2] >= end, (self.plan, shape)
+        assert distances[2] == 1, (self.plan, distances)
+        return source_btc.data_ptr(), source_btc.element_size(), distances[0], distances[1]
 
     @property
     def like(self) -> Tensor:
@@ -103,34 +192,40 @@ class Call:
     def point(self, **tensors: Tensor | None) -> None:
         """Set arguments that are one contiguous tensor each, or absent."""
         for name, tensor in tensors.items():
-            if tensor is not None:
+            if tensor is None:
+                self.words[_ARGS[name]] = 0
+            else:
                 assert tensor.is_contiguous(), name
                 self.kept.append(tensor)
-            setattr(self.args, name, pointer(tensor))
+                self.words[_ARGS[name]] = tensor.data_ptr()
 
     def point_output_gradient(self, dout_bthv: Tensor) -> None:
         """Set the output's gradient; a view is copied only if its heads or rows have gaps."""
-        rows = self.plan.rows
-        if dout_bthv.stride()[2:] != (rows, 1):
+        distances = dout_bthv.stride()
+        if distances[2] != self.plan.rows or distances[3] != 1:
             dout_bthv = dout_bthv.contiguous()
+            distances = dout_bthv.stride()
         self.kept.append(dout_bthv)
-        self.args.dout = dout_bthv.data_ptr()
-        self.args.dout_batch, self.args.dout_time = dout_bthv.stride()[:2]
+        words = self.words
+        words[_ARGS["dout"]] = dout_bthv.data_ptr()
+        words[_ARGS["dout_batch"]], words[_ARGS["dout_time"]] = distances[:2]
 
     def point_gradients(
         self, dsources_btc: Sequence[Tensor], dparameters: Sequence[Tensor]
     ) -> None:
         """Set where the gradients of sources and parameters go."""
-        for name, place in self.plan.roles:
-            target = dsources_btc[place.source]
-            role = self.args.role[ROLES.index(name)]
-            role.grad = target.data_ptr() + place.start * target.element_size()
-            role.grad_batch, role.grad_time = target.stride()[:2]
-        for name, gradient in zip(self.plan.parameter_names, dparameters, strict=True):
-            self.args.param[PARAMETERS.index(name)].grad = gradient.data_ptr()
+        words, layout = self.words, _layout(self.plan.text)
+        for at, source, start in layout.roles:
+            target = dsources_btc[source]
+            words[at + _ROLE["grad"]] = target.data_ptr() + start * target.element_size()
+            distances = target.stride()
+            words[at + _ROLE["grad_batch"]], words[at + _ROLE["grad_time"]] = distances[:2]
+        for (at, _), gradient in zip(layout.parameters, dparameters, strict=True):
+            words[at + _PARAM["grad"]] = gradient.data_ptr()
 
     def give_workspace(self, n_bytes: int) -> None:
         """Set a workspace of so many bytes."""
-        size = self.like.element_size()
+        like = self.like
+        size = like.element_size()
         shape = ((n_bytes + size - 1) // size,)
-        self.point(workspace=torch.empty(shape, dtype=self.like.dtype, device=self.like.device))
+        self.point(workspace=torch.empty(shape, dtype=like.dtype, device=like.device))

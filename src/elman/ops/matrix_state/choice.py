@@ -9,11 +9,11 @@ Symbols: R value rows, N key columns, H heads, B batch.
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import replace
 
 from elman.kernels.nvrtc import Limits
+from elman.ops.matrix_state.cells import CELLS
 from elman.ops.matrix_state.geometry import Geometry, Types
 from elman.ops.matrix_state.plan import Plan
 
@@ -24,9 +24,7 @@ H200 = Limits(132, 227 * 1024, 228 * 1024)
 LEAST_ALIGN = 4
 """Bytes of the narrowest copy: what is less aligned is copied from the word in which it begins."""
 _RESERVED = 1024  # shared memory that the system takes for each block
-_COLUMNS = 8  # of a lane: measured to be best where heads are many
-_WIDE = 128  # columns of a state up to which 8 lanes to a row are best
-_LEAST_COLUMNS = 4  # of a lane, in the forward pass
+_WARPS = 1024  # to aim at: two for each scheduler, which hide each other's latency
 _MOST_WARPS = 16  # of a block that hold the state
 _MOST_THREADS = 640  # of a block, so that each has its 96 registers
 _STEPS = (16, 12, 8)
@@ -41,50 +39,64 @@ def choose(plan: Plan, types: Types, heads: int, device: Limits) -> Geometry:
         heads: B H.
         device: The GPU.
     """
-    lanes = _lanes(plan, heads, device)
-    whole = math.ceil(plan.rows / (_WARP // lanes))
-    most = _MOST_WARPS if _columns(plan.columns, lanes) <= _COLUMNS else 8
+    lanes, tall = _tile(plan, _piece(plan, heads, device, min(32, plan.columns / 2)))
+    whole = math.ceil(plan.rows / (_WARP // lanes * tall))
+    most = _MOST_WARPS if _columns(plan.columns, lanes) * tall <= 16 else _MOST_WARPS // 2
     slabs = max(math.ceil(whole / most), _slabs_to_fill(whole, heads, device))
-    return _fitted(geometry_of(plan, types, lanes, math.ceil(whole / slabs)), heads, device)
+    found = geometry_of(plan, types, lanes, math.ceil(whole / slabs), tall=tall)
+    return _fitted(found, heads, device)
 
 
 def forward_of(chosen: Geometry, heads: int, device: Limits) -> Geometry:
-    """Return the geometry of the forward pass that keeps the states for a backward pass.
+    """Return the geometry of the forward pass, whose segments are its own.
 
     Args:
         chosen: The backward pass's.
         heads: B H.
         device: The GPU.
     """
-    warps, places = heads * chosen.slabs * chosen.warps, device.multiprocessors * _SCHEDULERS
-    if warps <= 2 * places and (chosen.warps > 1 or warps <= places):
-        # Few warps wait for each other's latency: others prepare and finish for them.
-        lanes = min(chosen.lanes, _power(chosen.plan.columns / _LEAST_COLUMNS))
-        found = replace(_of_lanes(chosen, lanes, chosen.slabs), helped=True)
-    elif chosen.columns <= 2 * _COLUMNS < chosen.plan.columns and chosen.lanes > 1:
-        # Many do not, and more columns to a lane are fewer instructions.
-        found = _of_lanes(chosen, chosen.lanes // 2, 1)
-    else:
-        found = chosen
-    return found if _fits_forward(found, device) else chosen
-
-
-def _of_lanes(chosen: Geometry, lanes: int, slabs: int) -> Geometry:
-    """Return a pass of the same steps with other lanes, and so many slabs to a head or more."""
     plan = chosen.plan
-    warps = math.ceil(math.ceil(plan.rows / (_WARP // lanes)) / slabs)
-    return geometry_of(plan, chosen.types, lanes, min(_MOST_WARPS, warps), chosen.steps)
+    aim = _WARPS if CELLS[plan.cell].reads else _WARPS // 2
+    piece = _piece(plan, heads, device, min(64, plan.columns), aim)
+    lanes, tall = _tile(plan, piece, most=8)
+    whole = math.ceil(plan.rows / (_WARP // lanes * tall))
+    slabs = max(math.ceil(whole / 8), _slabs_to_fill(whole, heads, device))
+    warps = math.ceil(whole / slabs)
+    found = geometry_of(plan, chosen.types, lanes, warps, tall=tall)
+    if _waits(found, heads, device):
+        # Others prepare and finish for the warps that walk.
+        found = replace(found, helped=True, shares=_shares(found, heads, device))
+    return found if _fits_forward(found, device) else replace(chosen, helped=False)
+
+
+def _waits(found: Geometry, heads: int, device: Limits) -> bool:
+    """Whether a scheduler has so little to do that it waits for what its warps wait for."""
+    schedulers = device.multiprocessors * _SCHEDULERS
+    warps = heads * found.slabs * found.warps
+    return warps <= schedulers or (warps <= 2 * schedulers and found.columns * found.tall <= 8)
+
+
+def _shares(found: Geometry, heads: int, device: Limits) -> int:
+    """Return how many blocks share one: as many as make four warps, if all SMs have work still."""
+    shares = max(1, _SCHEDULERS // found.warps)
+    while shares > 1 and heads * found.slabs < 0.9 * shares * device.multiprocessors:
+        shares //= 2
+    return shares if shares * found.warps <= _SCHEDULERS else 1
 
 
 def _fits_forward(geometry: Geometry, device: Limits) -> bool:
     widest = replace(geometry, align=LEAST_ALIGN)
-    return widest.forward_bytes <= device.shared_bytes and geometry.forward_threads <= _MOST_THREADS
+    bytes_, threads = widest.forward_bytes, geometry.forward_threads
+    shares = geometry.shares
+    return bytes_ * shares <= device.shared_bytes and threads * shares <= _MOST_THREADS
 
 
-def geometry_of(plan: Plan, types: Types, lanes: int, warps: int, steps: int = 16) -> Geometry:
-    """Return the geometry with so many lanes to a row and warps to a block."""
+def geometry_of(
+    plan: Plan, types: Types, lanes: int, warps: int, steps: int = 16, tall: int = 1
+) -> Geometry:
+    """Return the geometry with so many lanes to a row, warps to a block and rows to a lane."""
     vector = _vector(plan.columns, lanes)
-    geometry = Geometry(plan, types, lanes, warps, vector, steps, LEAST_ALIGN)
+    geometry = Geometry(plan, types, lanes, warps, vector, steps, LEAST_ALIGN, tall=tall)
     return replace(geometry, align=natural_align(geometry))
 
 
@@ -95,21 +107,33 @@ def natural_align(geometry: Geometry) -> int:
     return max(LEAST_ALIGN, math.gcd(16, *(width * io for width in widths)))
 
 
-def _lanes(plan: Plan, heads: int, device: Limits) -> int:
-    """Return how many lanes share a row.
+def _piece(plan: Plan, heads: int, device: Limits, most: float, warps: int = _WARPS) -> float:
+    """Return how many numbers of the state a lane should hold, ``most`` at most.
 
-    Few columns to a lane make many warps, which hide each other's latency, and leave it registers;
-    every doubling of the lanes costs each step a shuffle.
+    Large pieces are fewer instructions and fewer bytes of shared memory for each number, but fewer
+    warps; small ones are a shorter way from step to step.
     """
-    columns = plan.columns
-    lanes = _power(columns / (_COLUMNS if columns <= _WIDE else 2 * _COLUMNS))
-    lanes = min(lanes, 8 if columns <= _WIDE else _WARP)
-    busy = device.multiprocessors * _SCHEDULERS / 2
-    while heads * math.ceil(plan.rows * lanes / _WARP) < busy and columns > 2 * lanes:
-        if lanes == _WARP:
-            break
-        lanes *= 2
-    return lanes
+    numbers = heads * plan.rows * plan.columns
+    schedulers = device.multiprocessors * _SCHEDULERS
+    fair = numbers / (_WARP * min(warps, 2 * schedulers))
+    fewest = max(plan.columns / 8, min(plan.columns / 4, 8))
+    return max(fewest, min(fair, most))
+
+
+def _tile(plan: Plan, piece: float, most: int = 16) -> tuple[int, int]:
+    """Return lanes to a row and rows of a lane for pieces of about so many numbers.
+
+    Sums over the lanes of a row stand in the way of the next step where rows are read; sums over
+    the rows of a column do not, but take more instructions.
+    """
+    reads = CELLS[plan.cell].reads
+    narrowest, most = (6, 8) if reads else (4, most)
+    for tall in (4, 2):
+        columns = piece / tall
+        lanes = _power(plan.columns / columns * 0.75)
+        if columns >= narrowest and lanes <= most and (piece > 8 or not reads):
+            return lanes, tall
+    return min(_WARP, _power(plan.columns / piece * 0.75)), 1
 
 
 def _power(least: float) -> int:
@@ -137,14 +161,14 @@ def _slabs_to_fill(warps: int, heads: int, device: Limits) -> int:
 def _fitted(geometry: Geometry, heads: int, device: Limits) -> Geometry:
     """Return a geometry with as many steps between checkpoints as shared memory allows."""
     while True:
-        wanted = _wanted(geometry, heads, device)
-        for resident, steps in itertools.product((wanted, 1), _STEPS):
-            fitting = replace(geometry, steps=steps)
-            if _resident(fitting, device) >= resident:
-                return fitting
+        tried = [replace(geometry, steps=steps) for steps in _STEPS]
+        rounds = [_rounds(one, heads, device) for one in tried]
+        if min(rounds) < math.inf:
+            return tried[rounds.index(min(rounds))]
         if geometry.warps > 1:
             warps = math.ceil(geometry.warps / 2)
-            geometry = geometry_of(geometry.plan, geometry.types, geometry.lanes, warps)
+            smaller = geometry_of(geometry.plan, geometry.types, geometry.lanes, warps)
+            geometry = replace(smaller, tall=geometry.tall)
         elif not geometry.scratch:
             geometry = replace(geometry, scratch=True)
         else:
@@ -159,7 +183,8 @@ def _resident(geometry: Geometry, device: Limits) -> int:
     return device.shared_total // (geometry.backward_bytes + _RESERVED)
 
 
-def _wanted(geometry: Geometry, heads: int, device: Limits) -> int:
-    """Return how many blocks a multiprocessor should hold: all it gets, up to 8 warps."""
+def _rounds(geometry: Geometry, heads: int, device: Limits) -> float:
+    """Return how many blocks of the backward pass follow each other on a multiprocessor."""
     blocks = math.ceil(heads * geometry.slabs / device.multiprocessors)
-    return max(1, min(blocks, 8 // geometry.warps))
+    resident = _resident(geometry, device)
+    return math.ceil(blocks / resident) if resident else math.inf

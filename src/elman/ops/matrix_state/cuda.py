@@ -10,17 +10,23 @@ import contextlib
 import ctypes
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
 
 from elman.errors import UserError
 from elman.kernels.nvrtc import Unit, device_limits, load
-from elman.ops.matrix_state.arguments import Call, MatrixArgs, ParameterArgs, SequenceArgs
+from elman.ops.matrix_state.arguments import (
+    Call,
+    MatrixArgs,
+    ParameterArgs,
+    SequenceArgs,
+    row_bits,
+)
 from elman.ops.matrix_state.choice import H200, LEAST_ALIGN, choose, forward_of
 from elman.ops.matrix_state.geometry import Geometry, Types
-from elman.ops.matrix_state.plan import ROLES, Plan, parse
+from elman.ops.matrix_state.plan import Plan, parse
 from elman.ops.matrix_state.spec import spec_source
 
 _FINISH_THREADS = 256  # as in csrc/cuda/matrix_finish.cuh
@@ -91,39 +97,59 @@ def launch_as(call: Call, chosen: Geometry, *, backward: bool) -> None:
     Raises:
         UserError: the kernel cannot be compiled or launched.
     """
-    chosen = replace(chosen, align=alignment(call.args, chosen, backward))
-    device = call.like.device
+    device, args = call.like.device, call.args
+    align, fast = alignment(args, chosen, backward), call.like.dtype == torch.bfloat16
     with torch.cuda.device(device):
-        major, minor = _capability(device.index)
-        fast = call.like.dtype == torch.bfloat16 and not _exact
-        unit = unit_of(chosen, backward, f"sm_{major}{minor}", fast=fast)
-        kernels, stream = load(unit), torch.cuda.current_stream(device).cuda_stream
+        ready = _ready(chosen, align, backward, fast and not _exact, device.index, args.B, args.T)
+        kernels, stream = load(ready.unit), torch.cuda.current_stream(device).cuda_stream
         if backward:
-            call.give_workspace(chosen.workspace_bytes(call.args.B, call.args.T))
-        for name, blocks, threads, shared in launches(chosen, call.args, backward):
+            call.give_workspace(ready.workspace_bytes)
+        for name, blocks, threads, shared in ready.launches:
             kernels.launch(
                 name,
                 blocks=blocks,
                 threads=threads,
                 shared_bytes=shared,
-                arguments=call.args,
+                arguments=args,
                 device=device.index,
                 stream=stream,
             )
 
 
+@dataclass(frozen=True)
+class _Ready:
+    """What a launch needs to know of its geometry; working it out takes longer than to launch."""
+
+    unit: Unit
+    launches: list[tuple[str, int, int, int]]
+    workspace_bytes: int
+
+
 @cache
-def _capability(index: int) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(index)
+def _ready(
+    chosen: Geometry, align: int, backward: bool, fast: bool, device: int, batch: int, time: int
+) -> _Ready:
+    """Prepare the launches of a pass for shapes."""
+    chosen = replace(chosen, align=align)
+    major, minor = torch.cuda.get_device_capability(device)
+    return _Ready(
+        unit_of(chosen, backward, f"sm_{major}{minor}", fast=fast),
+        launches(chosen, batch, time, backward),
+        chosen.workspace_bytes(batch, time),
+    )
 
 
-def launches(chosen: Geometry, args: MatrixArgs, backward: bool) -> list[tuple[str, int, int, int]]:
+def launches(
+    chosen: Geometry, batch: int, time: int, backward: bool
+) -> list[tuple[str, int, int, int]]:
     """Return the launches of a pass: kernel, blocks, threads, bytes of shared memory."""
-    blocks = args.B * args.H * chosen.slabs
+    blocks = batch * chosen.plan.heads * chosen.slabs
     if not backward:
-        return [("matrix_forward", blocks, chosen.forward_threads, chosen.forward_bytes)]
+        shares = chosen.shares
+        of_gpu = (chosen.forward_threads * shares, chosen.forward_bytes * shares)
+        return [("matrix_forward", math.ceil(blocks / shares), *of_gpu)]
     passes = [("matrix_backward", blocks, chosen.threads, chosen.backward_bytes)]
-    numbers = chosen.finish_numbers(args.B, args.T)
+    numbers = chosen.finish_numbers(batch, time)
     if numbers:
         threads = _FINISH_THREADS
         passes.append(("matrix_finish", math.ceil(numbers / threads), threads, 0))
@@ -132,17 +158,8 @@ def launches(chosen: Geometry, args: MatrixArgs, backward: bool) -> list[tuple[s
 
 def alignment(args: MatrixArgs, chosen: Geometry, backward: bool) -> int:
     """Return the bytes, 16 at most, that everything which is read or written by rows lies on."""
-    plan, io = chosen.plan, chosen.types.sizes[0]
-    bits = chosen.align
-    for name, _ in plan.roles:
-        if plan.width(name) == 1:
-            continue
-        role = args.role[ROLES.index(name)]
-        bits |= role.data | role.batch * io | role.time * io
-        if backward:
-            bits |= role.grad | role.grad_batch * io | role.grad_time * io
-    if backward:
-        bits |= (args.dout or 0) | args.dout_batch * io | args.dout_time * io
+    io = chosen.types.sizes[0]
+    bits = chosen.align | row_bits(chosen.plan, args, io, backward=backward)
     return max(LEAST_ALIGN, bits & -bits)
 
 
@@ -166,6 +183,7 @@ def unit_text(chosen: Geometry, backward: bool, device: str = "cuda/device.cuh")
     threads = {"matrix_finish": str(_FINISH_THREADS), "matrix_forward": "G::FORWARD_THREADS"}
     return "\n".join(
         [
+            *_shares(chosen, backward),
             f'#include "{device}"',
             *(f'#include "cuda/{name}.cuh"' for name in kernels),
             spec_source(chosen.plan, "Spec", io=types.io, state=types.state),
@@ -179,6 +197,14 @@ def unit_text(chosen: Geometry, backward: bool, device: str = "cuda/device.cuh")
             "",
         ]
     )
+
+
+def _shares(chosen: Geometry, backward: bool) -> list[str]:
+    """Return what device.cuh has to know of blocks that share one of the GPU's."""
+    if backward or chosen.shares == 1:
+        return []
+    numbers = {"S": chosen.shares, "_WARPS": chosen.warps, "_BYTES": chosen.forward_bytes}
+    return [f"#define ELMAN_SHARE{name} {number}" for name, number in numbers.items()]
 
 
 def _layout_assertions() -> str:

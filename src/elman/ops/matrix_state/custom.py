@@ -1,5 +1,7 @@
 """The matrix-state engine as custom operators: what autograd, autocast and torch.compile see.
 
+Where nobody looks at operators, :class:`MatrixState` calls the kernels without one.
+
 Shape legend: b batch, t time, c channels of a source, h heads, n state columns, v state rows,
 k kept states.
 """
@@ -7,6 +9,7 @@ k kept states.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,6 +18,7 @@ from torch import Tensor
 from elman.ops.matrix_state.arguments import Call
 from elman.ops.matrix_state.backends import BACKENDS
 from elman.ops.matrix_state.plan import Plan, parse
+from elman.ops.operators import operators_are_seen
 from elman.ops.precision import wide_dtype
 
 
@@ -41,6 +45,17 @@ def matrix_state(
         The output [B, T, heads, rows] in the sources' dtype, the state after the last step, and
         the kept states [segments - 1, B, heads, rows, columns], in an order of the kernel's own.
     """
+    return _forward(plan, backend, keep, sources_btc, parameters, first_bhvn)
+
+
+def _forward(
+    plan: str,
+    backend: str,
+    keep: bool,
+    sources_btc: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    first_bhvn: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
     parsed = parse(plan)
     outputs = _outputs(parsed, backend, keep, sources_btc[0])
     call = _call(parsed, backend, sources_btc, parameters, first_bhvn)
@@ -105,8 +120,23 @@ def matrix_state_backward(
     kept_kbhvn: Tensor,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """Return the gradients of sources, parameters and first state (empty where there is none)."""
+    return _backward(
+        plan, backend, dout_bthv, dlast_bhvn, sources_btc, parameters, first_bhvn, kept_kbhvn
+    )
+
+
+def _backward(
+    plan: str,
+    backend: str,
+    dout_bthv: Tensor | None,
+    dlast_bhvn: Tensor | None,
+    sources_btc: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    first_bhvn: Tensor | None,
+    kept_kbhvn: Tensor,
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
     parsed = parse(plan)
-    dsources_btc = [_gradient(parsed, n, source) for n, source in enumerate(sources_btc)]
+    dsources_btc = [_gradient(plan, n, source) for n, source in enumerate(sources_btc)]
     dparameters = [torch.empty_like(p, memory_format=torch.contiguous_format) for p in parameters]
     dfirst_bhvn = _first_gradient(first_bhvn, sources_btc[0])
     call = _call(parsed, backend, sources_btc, parameters, first_bhvn)
@@ -140,10 +170,15 @@ def _(
     )
 
 
-def _gradient(plan: Plan, number: int, source_btc: Tensor) -> Tensor:
+def _gradient(plan: str, number: int, source_btc: Tensor) -> Tensor:
     """Return room for a source's gradient, 0 in columns that no role covers."""
-    make = torch.empty if plan.covers(number, source_btc.shape[2]) else torch.zeros
+    make = torch.empty if _covers(plan, number, source_btc.shape[2]) else torch.zeros
     return make(source_btc.shape, dtype=source_btc.dtype, device=source_btc.device)
+
+
+@cache
+def _covers(plan: str, number: int, channels: int) -> bool:
+    return parse(plan).covers(number, channels)
 
 
 def _first_gradient(first_bhvn: Tensor | None, source_btc: Tensor) -> Tensor:
@@ -154,31 +189,92 @@ def _first_gradient(first_bhvn: Tensor | None, source_btc: Tensor) -> Tensor:
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.plan, ctx.backend, keep, sources_btc, parameters, first_bhvn = inputs
     assert keep, "a gradient is asked for, and no states were kept"
-    ctx.n_sources, ctx.n_parameters = len(sources_btc), len(parameters)
+    ctx.n_sources = len(sources_btc)
     ctx.save_for_backward(*sources_btc, *parameters, first_bhvn, output[2])
     ctx.set_materialize_grads(False)
 
 
 def _differentiate(
-    ctx: Any, dout_bthv: Tensor | None, dlast_bhvn: Tensor | None, _: Tensor | None
-) -> tuple[None, None, None, list[Tensor], list[Tensor], Tensor | None]:
+    ctx: Any, dout_bthv: Tensor | None, dlast_bhvn: Tensor | None, *, plain: bool
+) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
+    """Return the gradients of sources, parameters and first state.
+
+    Args:
+        ctx: As :func:`_setup` left it.
+        dout_bthv: Gradient of the output.
+        dlast_bhvn: Gradient of the last state.
+        plain: Whether a plain call may compute them, where no operator is seen.
+    """
     *tensors, first_bhvn, kept_kbhvn = ctx.saved_tensors
-    sources_btc, parameters = tensors[: ctx.n_sources], tensors[ctx.n_sources :]
-    dsources_btc, dparameters, dfirst_bhvn = matrix_state_backward(
+    # Who differentiates once more is told by the operator that this cannot be.
+    plain = plain and not torch.is_grad_enabled()
+    plain = plain and not operators_are_seen((*tensors, dout_bthv, dlast_bhvn))
+    dsources_btc, dparameters, dfirst_bhvn = (_backward if plain else matrix_state_backward)(
         ctx.plan,
         ctx.backend,
         dout_bthv,
         dlast_bhvn,
-        sources_btc,
-        parameters,
+        tensors[: ctx.n_sources],
+        tensors[ctx.n_sources :],
         first_bhvn,
         kept_kbhvn,
     )
-    given = first_bhvn is not None
-    return None, None, None, dsources_btc, dparameters, dfirst_bhvn if given else None
+    return dsources_btc, dparameters, None if first_bhvn is None else dfirst_bhvn
 
 
-matrix_state.register_autograd(_differentiate, setup_context=_setup)
+def _differentiate_operator(
+    ctx: Any, dout_bthv: Tensor | None, dlast_bhvn: Tensor | None, _: Tensor | None
+) -> tuple[None, None, None, list[Tensor], list[Tensor], Tensor | None]:
+    return None, None, None, *_differentiate(ctx, dout_bthv, dlast_bhvn, plain=False)
+
+
+matrix_state.register_autograd(_differentiate_operator, setup_context=_setup)
 # The state's precision is the engine's: what autocast made of the projections is widened. On CUDA
 # no rule: sources stay as narrow as they are, and parameters come in the state's dtype.
 matrix_state.register_autocast("cpu", torch.float32)
+
+
+class MatrixState(torch.autograd.Function):
+    """The operator :func:`matrix_state` where nobody looks; the kept states stay inside."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, plan: str, backend: str, n_sources: int, *tensors: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Run the kernel on sources, parameters and the first state or None, in this order."""
+        sources_btc, parameters = tensors[:n_sources], tensors[n_sources:-1]
+        inputs = (plan, backend, True, sources_btc, parameters, tensors[-1])
+        outputs = _forward(*inputs)
+        _setup(ctx, inputs, outputs)
+        return outputs[:2]
+
+    @staticmethod
+    def backward(
+        ctx: Any, dout_bthv: Tensor | None, dlast_bhvn: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        """Run the kernels of the backward pass."""
+        dsources_btc, dparameters, dfirst_bhvn = _differentiate(
+            ctx, dout_bthv, dlast_bhvn, plain=True
+        )
+        return None, None, None, *dsources_btc, *dparameters, dfirst_bhvn
+
+
+def run(
+    plan: str,
+    backend: str,
+    keep: bool,
+    sources_btc: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    first_bhvn: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Return the first two outputs of :func:`matrix_state`, by an operator only if it is seen."""
+    tensors = (*sources_btc, *parameters, first_bhvn)
+    if not operators_are_seen(tensors):
+        if keep:
+            outputs: tuple[Tensor, Tensor] = MatrixState.apply(  # type: ignore[no-untyped-call]
+                plan, backend, len(sources_btc), *tensors
+            )
+            return outputs
+        return _forward(plan, backend, False, sources_btc, parameters, first_bhvn)[:2]
+    out_bthv, last_bhvn, _ = matrix_state(plan, backend, keep, sources_btc, parameters, first_bhvn)
+    return out_bthv, last_bhvn

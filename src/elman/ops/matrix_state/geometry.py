@@ -49,13 +49,15 @@ class Geometry:
     Args:
         plan: What is computed.
         types: C++ types.
-        lanes: Lanes of a warp that share a row of the state.
+        lanes: Lanes of a warp that share rows of the state.
         warps: Warps of a block.
         vector: Neighbouring columns that a lane reads at once.
         steps: K.
         align: Bytes that every slice and stride of sources and gradients is a multiple of.
         scratch: Whether the replayed states stand in global memory.
         helped: Whether other warps of a block prepare and finish segments in the forward pass.
+        tall: Rows that lanes share.
+        shares: How many blocks of the forward pass share one of the GPU's.
     """
 
     plan: Plan
@@ -67,6 +69,8 @@ class Geometry:
     align: int
     scratch: bool = False
     helped: bool = False
+    tall: int = 1
+    shares: int = 1
 
     @property
     def threads(self) -> int:
@@ -91,7 +95,7 @@ class Geometry:
     @property
     def rows(self) -> int:
         """Rows of a slab."""
-        return _WARP // self.lanes * self.warps
+        return _WARP // self.lanes * self.tall * self.warps
 
     @property
     def slabs(self) -> int:
@@ -109,7 +113,8 @@ class Geometry:
     @property
     def history(self) -> int:
         """Kept numbers of a replayed segment, of a block."""
-        kept = _round(self.columns, 2) if self.types.sizes[2] == 2 else self.columns
+        piece = self.tall * self.columns
+        kept = _round(piece, 2) if self.types.sizes[2] == 2 else piece
         return self.steps * kept * self.threads
 
     # ---- shared memory
@@ -146,10 +151,10 @@ class Geometry:
     @property
     def forward_bytes(self) -> int:
         """Shared memory of the forward pass."""
-        reads = self._bytes(self._ahead * self.threads)
         after = self.plan.gate_act != "none" or self.plan.residual
         buffers, sets = (4 if after else 2, 2) if self.helped else (2, 1)
-        return buffers * self.raw_bytes(False) + sets * (self._input_bytes(False) + reads)
+        inputs = sets * (self._input_bytes(False) + self._reads_bytes)
+        return buffers * self.raw_bytes(False) + inputs + 16 * self.helped
 
     @property
     def backward_bytes(self) -> int:
@@ -166,12 +171,16 @@ class Geometry:
             2 * self.raw_bytes(True)
             + self._input_bytes(True)
             + rows * self._bytes(self.steps * self.rows)
-            + needs_y * self._bytes(self._ahead * self.threads)
+            + needs_y * self._reads_bytes
             + self._bytes(self.steps * self.warps * sums * self.width)
             + (self._bytes(self.steps * (decay + 4)) if decay else 0)
             + (self._bytes(self.steps * (self.rows + 4)) if write else 0)
             + (0 if self.scratch else _round(self.history * self.types.sizes[2], 16))
         )
+
+    @property
+    def _reads_bytes(self) -> int:
+        return self._bytes(self._ahead * self.threads * self.tall)
 
     @property
     def _ahead(self) -> int:
@@ -237,7 +246,7 @@ class Geometry:
 
     def type_text(self) -> str:
         """Return the C++ type, for a translation unit with ``elman::Spec``."""
-        numbers = (self.lanes, self.warps, self.vector, self.steps, self.align)
+        numbers = (self.lanes, self.tall, self.warps, self.vector, self.steps, self.align)
         switches = f"{self.scratch}, {self.helped}".lower()
         inner = ", ".join(map(str, numbers))
         return f"elman::Geometry<elman::Spec, {self.types.kept}, {inner}, {switches}>"

@@ -62,10 +62,7 @@ def run(
     given = [parameters[name].to(dtype) for name in plan.parameter_names]
     tensors = [*sources_btc, *given, *([] if state_bhvn is None else [state_bhvn])]
     keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    out_bthv, last_bhvn, _ = custom.matrix_state(
-        plan.text, backend, keep, sources_btc, given, state_bhvn
-    )
-    return out_bthv, last_bhvn
+    return custom.run(plan.text, backend, keep, sources_btc, given, state_bhvn)
 
 
 def _adjacent(source_btc: Tensor) -> Tensor:

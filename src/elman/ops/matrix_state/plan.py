@@ -96,6 +96,9 @@ class Plan:
         object.__setattr__(self, "parameter_names", self._parameter_names())
         object.__setattr__(self, "kernel_problem", self._kernel_problem())
 
+    def __hash__(self) -> int:
+        return hash(self.text)  # which remembers it; plans are keys of many things
+
     def _check(self) -> None:
         names = [name for name, _ in self.roles]
         assert len(set(names)) == len(names), self.roles

@@ -1,0 +1,1 @@
+"""Residual add and RMSNorm in one: the language model's step from one layer to the next."""

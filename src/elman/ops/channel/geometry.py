@@ -1,0 +1,100 @@
+"""How a plan of the channel engine runs on a GPU, as csrc/cuda/channel_tiles.cuh computes it."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+
+from elman.ops.channel.arguments import (
+    MAX_SLOTS,
+    N_WORDS,
+    SEQUENCE_WORDS,
+    WORDS,
+    ChannelArgs,
+    ChannelSequence,
+)
+from elman.ops.channel.plan import Plan
+
+LANES = 32
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Sizes that change no number but the time and the memory that a call takes.
+
+    Args:
+        steps: Steps of a tile, which are also those between two kept states; a multiple of 8, at
+            most 32. All that the backward pass computes of them stays in registers.
+        stages: Tiles of a sequence in shared memory, all but one of them in flight.
+        warps: Warps of a block.
+    """
+
+    steps: int = 16
+    stages: int = 3
+    warps: int = 2
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """All that a translation unit is compiled for.
+
+    Args:
+        plan: What is computed.
+        io: Dtype of the sequences.
+        state: Dtype of everything else.
+        tuning: Sizes.
+        unit: Bytes of a copy into shared memory.
+    """
+
+    plan: Plan
+    io: torch.dtype
+    state: torch.dtype
+    tuning: Tuning = Tuning()
+    unit: int = 16
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return LANES * self.tuning.warps
+
+    def shared_bytes(self, backward: bool) -> int:
+        """Return the shared memory of a block in a pass over time."""
+        number = self.io.itemsize
+        row = (LANES + (number < self.unit == 4)) * number
+        row += -row % self.unit
+        scale = self.state.itemsize if self.plan.unit is not None else 0
+        step = (len(self.plan.slices()) + backward) * row + scale
+        return self.tuning.warps * self.tuning.stages * self.tuning.steps * step
+
+
+def copy_unit(args: ChannelArgs, io: torch.dtype, backward: bool) -> int:
+    """Return the bytes of the widest copies that the sequences of a call are aligned to.
+
+    Args:
+        args: The call.
+        io: Dtype of its sequences.
+        backward: Which pass.
+    """
+    words, number = (ctypes.c_int64 * N_WORDS).from_buffer(args), io.itemsize
+    first, size = WORDS["x"], len(SEQUENCE_WORDS)
+    read = [*range(first, first + size * MAX_SLOTS, size), *([WORDS["dy"]] if backward else [])]
+    places = distances = 0
+    for at in read:
+        places |= words[at]
+        distances |= words[at + 1] | words[at + 2]
+    even = (places | distances * number) % 16 == 0
+    return 16 if even else max(4, number)
+
+
+def static_checks(geometry: Geometry) -> list[str]:
+    """Return the lines of a translation unit that compare it with what Python knows of it."""
+    sizes = {"ChannelArgs": ChannelArgs, "ChannelSequence": ChannelSequence}
+    compared = {f"sizeof(elman::{name})": ctypes.sizeof(mirror) for name, mirror in sizes.items()}
+    compared["G::THREADS"] = geometry.threads
+    compared |= {
+        f"G::shared_bytes({word})": geometry.shared_bytes(word == "true")
+        for word in ("false", "true")
+    }
+    return [f'static_assert({cpp} == {value}, "geometry.py");' for cpp, value in compared.items()]

@@ -1,0 +1,367 @@
+"""Operations on the meta device, watched, and quicker than PyTorch runs them there.
+
+PyTorch works out many results on that device in Python: a tenth of a millisecond for each, and once
+the import of Dynamo and of sympy, which takes more than a second. The plain ones among them are
+answered here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_aten = torch.ops.aten
+_PRESERVE = torch.preserve_format
+
+
+class MetaWalk(TorchDispatchMode):
+    """Under this mode no operation on the meta device takes longer than it must."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # What would keep torch.compile out of the mode imports Dynamo; nothing compiles here.
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return run(func, args, kwargs or {})
+
+
+def run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return what an operation returns: by a rule where one holds, else from PyTorch."""
+    made = by_rule(func, args, kwargs)
+    return func(*args, **kwargs) if made is None else made
+
+
+def by_rule(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return what an operation returns on the meta device, or None where no rule holds.
+
+    Shapes, strides, dtypes and what is the argument itself are as PyTorch has them.
+    """
+    rule = RULES.get(func)
+    return None if rule is None else rule(*args, **kwargs)
+
+
+def _pointwise(*args: Any, **kwargs: Any) -> Tensor | None:
+    """Return a new tensor of the arguments' common shape and floating dtype."""
+    tensors = [one for one in args if isinstance(one, Tensor)]
+    return _laid_out(tensors, _common_dtype(tensors))
+
+
+def _where(condition: Tensor, *choices: Tensor) -> Tensor | None:
+    return _laid_out([condition, *choices], _common_dtype(choices))
+
+
+def _compared(*args: Any) -> Tensor | None:
+    return _laid_out([one for one in args if isinstance(one, Tensor)], torch.bool)
+
+
+def _laid_out(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor | None:
+    """Return a new tensor of the common shape, with strides as PyTorch chooses them."""
+    if dtype is None or not all(one.is_meta for one in tensors):
+        return None
+    shape = tensors[0].shape
+    if any(one.shape != shape for one in tensors[1:]):
+        tensors = torch.broadcast_tensors(*tensors)
+        shape = tensors[0].shape
+    if len(shape) < 4 and all(one.is_contiguous() for one in tensors):
+        return _empty(shape, dtype)
+    strides = _strides(shape, [one.stride() for one in tensors])
+    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+
+
+def _strides(shape: Sequence[int], given: Sequence[Sequence[int]]) -> list[int]:
+    """Return strides without gaps, axes in the order of the arguments', the first the weightiest.
+
+    An insertion sort, because the order of some pairs of axes is nowhere told (TensorIterator).
+    """
+    axes = list(reversed(range(len(shape))))
+    for end in range(1, len(axes)):
+        place = end
+        for before in reversed(range(end)):
+            order = _order(shape, given, axes[before], axes[place])
+            if order < 0:
+                break
+            if order > 0:
+                axes[before], axes[place] = axes[place], axes[before]
+                place = before
+    strides, step = [0] * len(shape), 1
+    for axis in axes:
+        strides[axis] = step
+        step *= max(1, shape[axis])
+    return strides
+
+
+def _order(shape: Sequence[int], given: Sequence[Sequence[int]], one: int, other: int) -> int:
+    """Return 1 where axis ``one`` lies outside of axis ``other``, -1 inside, 0 if nothing tells."""
+    for strides in given:
+        here, there = strides[one], strides[other]
+        if 0 in (here, there) or (here == there and shape[one] <= shape[other]):
+            continue
+        return -1 if here < there else 1
+    return 0
+
+
+def _common_dtype(tensors: Sequence[Tensor]) -> torch.dtype | None:
+    """Return the dtype of a result of tensors that all weigh the same in its choice."""
+    dtypes = {one.dtype for one in tensors}
+    if len(dtypes) > 1 and any(one.ndim == 0 for one in tensors):
+        return None
+    dtype = functools.reduce(torch.promote_types, dtypes)
+    return dtype if dtype.is_floating_point else None
+
+
+def _softplus_backward(gradient: Tensor, values: Tensor, *args: Any) -> Tensor | None:
+    return _pointwise(values, gradient)
+
+
+def _empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _in_place(changed: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
+    return changed if changed.is_meta else None
+
+
+def _like_first(first: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
+    return _empty(first.shape, first.dtype) if first.is_meta and first.is_contiguous() else None
+
+
+def _another(
+    first: Tensor, memory_format: torch.memory_format | None = None, **kwargs: Any
+) -> Tensor | None:
+    """Return the result of clone and of what makes a tensor like another."""
+    if {*kwargs.values()} - {None, False, first.dtype, first.device}:
+        return None
+    if memory_format == torch.contiguous_format and first.is_meta:
+        return _empty(first.shape, first.dtype)
+    return _laid_out([first], first.dtype) if memory_format in (None, _PRESERVE) else None
+
+
+def _flipped(values: Tensor, dims: Sequence[int]) -> Tensor | None:
+    return _laid_out([values], values.dtype)
+
+
+def _of_whole(gradient: Tensor, shape: Sequence[int], *args: Any) -> Tensor | None:
+    """Return the gradient of what a part was taken from."""
+    return _empty(shape, gradient.dtype) if gradient.is_meta else None
+
+
+def _softmax(values: Tensor, dim: int, half_to_float: bool) -> Tensor | None:
+    return None if half_to_float else _like_first(values)
+
+
+def _softmax_backward(
+    gradient: Tensor, output: Tensor, dim: int, dtype: torch.dtype
+) -> Tensor | None:
+    return _like_first(gradient) if dtype == gradient.dtype else None
+
+
+def _like_second(_: Tensor, second: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
+    return _like_first(second)
+
+
+def _product(*args: Tensor, **kwargs: Any) -> Tensor | None:
+    """Return the result of [bias +] left @ right, a matrix, a vector or a number."""
+    left, right = args[-2:]
+    if not _alike(args):
+        return None
+    return _empty((*left.shape[:-1], *right.shape[1:]), left.dtype)
+
+
+def _products(*args: Tensor, **kwargs: Any) -> Tensor | None:
+    """Return the results of [bias +] left @ right for every matrix of a batch."""
+    left, right = args[-2:]
+    return _empty((*left.shape[:2], right.shape[2]), left.dtype) if _alike(args) else None
+
+
+def _convolution(
+    values: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    *args: Any,
+) -> Tensor | None:
+    """Return the result over one axis of time."""
+    if values.ndim != 3 or transposed or not _alike([values, weight]):
+        return None
+    span = dilation[0] * (weight.shape[2] - 1) + 1
+    steps = (values.shape[2] + 2 * padding[0] - span) // stride[0] + 1
+    return _empty((values.shape[0], weight.shape[0], steps), values.dtype)
+
+
+def _convolution_backward(
+    gradient: Tensor,
+    values: Tensor,
+    weight: Tensor,
+    bias_shape: Sequence[int] | None,
+    *args: Any,
+) -> tuple[Tensor | None, ...] | None:
+    if values.ndim != 3 or not _alike([gradient, values, weight]):
+        return None
+    shapes = (values.shape, weight.shape, bias_shape or ())
+    wanted: Sequence[bool] = args[-1]
+    return tuple(
+        _empty(shape, values.dtype) if asked else None
+        for shape, asked in zip(shapes, wanted, strict=True)
+    )
+
+
+def _reduced(
+    values: Tensor, dims: Sequence[int], keepdim: bool = False, **kwargs: Any
+) -> Tensor | None:
+    if kwargs or not dims or not (values.is_meta and values.is_floating_point()):
+        return None
+    reduced = {dim % values.ndim for dim in dims}
+    shape = [1 if axis in reduced else size for axis, size in enumerate(values.shape)]
+    kept = [size for axis, size in enumerate(shape) if keepdim or axis not in reduced]
+    return _empty(kept, values.dtype)
+
+
+def _running_sum(values: Tensor, dim: int) -> Tensor | None:
+    return _empty(values.shape, values.dtype) if values.is_meta else None
+
+
+def _embedding(weight: Tensor, tokens: Tensor, *args: Any) -> Tensor | None:
+    if not (weight.is_meta and tokens.is_meta):
+        return None
+    return _empty((*tokens.shape, weight.shape[1]), weight.dtype)
+
+
+def _embedding_backward(
+    gradient: Tensor, tokens: Tensor, vocabulary: int, *args: Any
+) -> Tensor | None:
+    return _empty((vocabulary, gradient.shape[-1]), gradient.dtype) if gradient.is_meta else None
+
+
+def _joined(tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
+    """Return the result of cat."""
+    first = tensors[0]
+    if not _alike(tensors) or any(one.ndim != first.ndim for one in tensors):
+        return None
+    if any(_like_images(one) for one in tensors):
+        return None
+    shape = list(first.shape)
+    shape[dim] = sum(one.shape[dim] for one in tensors)
+    return _empty(shape, first.dtype)
+
+
+def _like_images(tensor: Tensor) -> bool:
+    """Whether PyTorch takes four axes or five for an image or a film with its channels inmost."""
+    if tensor.ndim not in (4, 5) or tensor.stride(1) == 0:
+        return False
+    shape, strides, least = tensor.shape, tensor.stride(), 0
+    for axis in (1, *range(tensor.ndim - 1, 1, -1), 0):
+        if strides[axis] < least or (axis == 0 and least == strides[1]):
+            return False
+        least = strides[axis] * max(1, shape[axis])
+    return True
+
+
+def _stacked(tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
+    return _joined([one.unsqueeze(dim) for one in tensors], dim)
+
+
+def _mean_loss(
+    scores: Tensor, targets: Tensor, weight: Tensor | None, reduction: int, *args: Any
+) -> tuple[Tensor, Tensor] | None:
+    """Return the results of nll_loss_forward, unless it keeps a loss for every row."""
+    if reduction == 0 or not scores.is_meta:
+        return None
+    return _empty((), scores.dtype), _empty((), scores.dtype)
+
+
+def _alike(tensors: Sequence[Tensor]) -> bool:
+    """Whether all are on the meta device and of one dtype."""
+    return all(one.is_meta and one.dtype == tensors[0].dtype for one in tensors)
+
+
+RULES: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys(
+        [
+            _aten.abs.default,
+            _aten.add.Tensor,
+            _aten.addcmul.default,
+            _aten.clamp.default,
+            _aten.div.Scalar,
+            _aten.div.Tensor,
+            _aten.exp.default,
+            _aten.lerp.Tensor,
+            _aten.mul.Scalar,
+            _aten.mul.Tensor,
+            _aten.neg.default,
+            _aten.pow.Tensor_Scalar,
+            _aten.reciprocal.default,
+            _aten.rsqrt.default,
+            _aten.sgn.default,
+            _aten.sigmoid.default,
+            _aten.sigmoid_backward.default,
+            _aten.silu.default,
+            _aten.softplus.default,
+            _aten.sqrt.default,
+            _aten.sub.Tensor,
+            _aten.tanh.default,
+            _aten.tanh_backward.default,
+        ],
+        _pointwise,
+    ),
+    **dict.fromkeys(
+        [
+            _aten.add_.Tensor,
+            _aten.addcmul_.default,
+            _aten.exp_.default,
+            _aten.logical_and_.default,
+            _aten.masked_fill_.Scalar,
+            _aten.mul_.Tensor,
+            _aten.neg_.default,
+            _aten.sigmoid_.default,
+            _aten.sub_.Tensor,
+            _aten.tanh_.default,
+            _aten.tril_.default,
+        ],
+        _in_place,
+    ),
+    _aten.clone.default: _another,
+    _aten.empty_like.default: _another,
+    _aten.ones_like.default: _another,
+    _aten.zeros_like.default: _another,
+    _aten.flip.default: _flipped,
+    _aten.tril.default: _like_first,
+    _aten.triu.default: _like_first,
+    _aten._log_softmax.default: _softmax,
+    _aten._log_softmax_backward_data.default: _softmax_backward,
+    _aten._softmax_backward_data.default: _softmax_backward,
+    _aten.nll_loss_backward.default: _like_second,
+    _aten.nll_loss_forward.default: _mean_loss,
+    _aten.embedding.default: _embedding,
+    _aten.embedding_dense_backward.default: _embedding_backward,
+    _aten.where.self: _where,
+    _aten.ge.Scalar: _compared,
+    _aten.le.Scalar: _compared,
+    _aten.addmm.default: _product,
+    _aten.mm.default: _product,
+    _aten.mv.default: _product,
+    _aten.dot.default: _product,
+    _aten.bmm.default: _products,
+    _aten.baddbmm.default: _products,
+    _aten.convolution.default: _convolution,
+    _aten.convolution_backward.default: _convolution_backward,
+    _aten.mean.dim: _reduced,
+    _aten.sum.dim_IntList: _reduced,
+    _aten.slice_backward.default: _of_whole,
+    _aten.select_backward.default: _of_whole,
+    _aten.cumsum.default: _running_sum,
+    _aten.softplus_backward.default: _softplus_backward,
+    _aten.cat.default: _joined,
+    _aten.stack.default: _stacked,
+}

@@ -1,0 +1,156 @@
+"""Faults planted in the channel engine's CUDA sources, and whether the emulation notices.
+
+    python -m tests.emulation.channel_mutations
+
+Shape legend: b batch, t time, c channels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from elman.kernels.sources import source_folder
+from elman.ops.channel import cuda
+from elman.ops.channel.arguments import pointers, sequence
+from elman.ops.channel.cells import CELLS
+from elman.ops.channel.geometry import Geometry, Tuning
+from elman.ops.channel.plan import Plan
+from elman.ops.slices import Slice
+from tests.emulation import channel_emulator, emulator
+from tests.emulation.mutations import _in_process, _mutated
+
+C = 37
+PLAN = Plan(
+    "e74_state_tanh",
+    (("key", Slice(0, 0)), ("value", Slice(0, 40))),
+    unit="key",
+    query=Slice(0, 80),
+    self_gate=True,
+)
+SHORT = Tuning(steps=8, stages=3, warps=2)
+# Sources that lie evenly, and numbers of two bytes that begin in the middle of a word.
+CASES = {"even": (torch.float32, 0), "odd": (torch.bfloat16, 1)}
+# File, old text, new text.
+EDITS = {
+    "wait left out": ("channel_tiles", "wait_copies<STAGES - 2>();", ";"),
+    "wait for one tile less": ("channel_tiles", "<STAGES - 2>", "<STAGES - 1>"),
+    "barrier left out": ("channel_tiles", "sync_warp();", ";"),
+    "copies into the tile in use": (
+        "channel_tiles",
+        "fetch();\n    used = next(used);",
+        "used = next(used);\n    filled = used;\n    fetch();",
+    ),
+    "one step too few": ("channel_tiles", "step + row >= steps", "step + row + 1 >= steps"),
+    "from the next step": ("channel_tiles", "cursors[role] + step", "cursors[role] + (step + 1)"),
+    "from the next step, whole": ("channel_tiles", "+ step * stride)", "+ (step + 1) * stride)"),
+    "row too short": ("channel_tiles", "(32 + SHIFTS) * NUMBER", "31 * NUMBER"),
+    "one number too few": (
+        "channel_tiles",
+        "numbers * G::NUMBER",
+        "(numbers - 1) * G::NUMBER",
+    ),
+    "shift left out": ("channel_tiles", "at += (shift[role]", "at += 0 * (shift[role]"),
+    "scale of the step after": ("channel_tiles", "(from) + step)", "(from) + step + 1)"),
+    "scales of the first tile": ("channel_tiles", "scales += BACKWARD", "scales += 0 * BACKWARD"),
+    "neighbour's number": ("channel_tiles", "int at = lane;", "int at = lane ^ 1;"),
+    "lane without a channel writes": ("channel", "if (!exists) {", "if (false) {"),
+    "checkpoint of the segment after": ("channel", "kept -= a.channels", "kept -= 0 * a.channels"),
+    "outputs of one step": ("channel", "at += stride;", "at += 0 * stride;"),
+    "sum over one batch too few": ("channel", "b < a.batch; b++", "b < a.batch - 1; b++"),
+    "norm of all lanes but one": ("channel_unit", "mask < 32", "mask < 16"),
+}
+
+
+def outcome(what: str | None) -> str:
+    """Return how a fault was noticed: what the emulator said, or ``wrong numbers``; else ``-``."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder, "csrc")
+        shutil.copytree(source_folder(), root)
+        if what is not None:
+            file, old, new = EDITS[what]
+            path = root / "cuda" / f"{file}.cuh"
+            text = path.read_text()
+            assert old in text, what
+            path.write_text(text.replace(old, new, 1))
+        for case in CASES:
+            said = _in_process(_run, (root, case))
+            if said != "-":
+                return str(said)
+    return "-"
+
+
+def _run(root: Path, case: str) -> str:
+    """Run a mutated engine and compare with the one that is whole."""
+    wanted = _results(case, emulator.loaded)
+    try:
+        found = _results(case, functools.partial(_mutated, root=root))
+    except emulator.FaultError as fault:
+        return str(fault)
+    except AssertionError as refused:
+        return f"does not compile: {str(refused)[:60]}"
+    same = all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+    return "-" if same else "wrong numbers"
+
+
+def _results(case: str, library: Callable[[str], ctypes.CDLL]) -> list[Tensor]:
+    """Run both passes over the same numbers; what is written by nobody is 9."""
+    dtype, start = CASES[case]
+    generator = torch.Generator().manual_seed(3)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    batch, steps = 2, 37
+    source = normal(batch, steps, 120 + 8).to(dtype)[..., start : start + 120]
+    parameters = [normal(C) for _ in CELLS[PLAN.step].parameters]
+    made = {
+        name: torch.full(shape, 9.0)
+        for name, shape in {
+            "checkpoints": (batch, math.ceil(steps / SHORT.steps), C),
+            "last": (batch, C),
+            "dfirst": (batch, C),
+            "workspace": (batch * (32 + 2 * C + steps * (2 + C)),),
+        }.items()
+    }
+    call = cuda._Call(PLAN, [source], parameters, normal(batch, C))
+    call.point(first=call.like, dlast=normal(batch, C), **made)
+    call.args.segment = SHORT.steps
+    y, dsource = (torch.full((batch, steps, width), 9.0, dtype=dtype) for width in (40, 120))
+    dparameters = [torch.full((C,), 9.0) for _ in parameters]
+    dy = normal(batch, steps, 40).to(dtype)
+    call.args.y, call.args.dy = sequence(y), sequence(dy)
+    call.args.dp = pointers(dparameters)
+    for slot, place in enumerate(PLAN.slices()):
+        call.args.dx[slot] = sequence(dsource, place.start)
+    for backward in (False, True):
+        _run_pass(call, backward, library)
+    return [y, dsource, *dparameters, made["last"], made["dfirst"]]
+
+
+def _run_pass(call: cuda._Call, backward: bool, library: Callable[[str], ctypes.CDLL]) -> None:
+    unit = call.geometry(backward=backward).unit
+    geometry = Geometry(PLAN, call.dtype, torch.float32, SHORT, unit)
+    launches = cuda.launches(geometry, call.args, backward)
+    channel_emulator.run(library, geometry, launches, call.args)
+
+
+def main() -> int:
+    """Print how every fault was noticed; 1 if one was not."""
+    said = {what: outcome(what) for what in EDITS}
+    for what, how in said.items():
+        print(f"{what:40} {how}")
+    return int("-" in said.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,16 @@
+"""The emulation notices every fault that is planted in the channel engine's kernels."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.emulation.channel_mutations import EDITS, outcome
+
+
+def test_the_sources_as_they_are_have_no_fault() -> None:
+    assert outcome(None) == "-"
+
+
+@pytest.mark.parametrize("what", EDITS)
+def test_a_planted_fault_is_noticed(what) -> None:
+    assert outcome(what) not in ("-", "crash")

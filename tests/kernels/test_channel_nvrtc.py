@@ -1,0 +1,30 @@
+"""The channel engine's kernels compile for every architecture, and keep all in registers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from elman.kernels.nvrtc import Unit
+from elman.ops.channel import cuda
+from elman.ops.channel.cells import CELLS
+from elman.ops.channel.geometry import Geometry
+from elman.ops.channel.plan import Plan
+from elman.ops.slices import row_blocks
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+# The steps that keep most; docs/registers.md has all of them on sm_90 in bf16.
+@pytest.mark.parametrize("step", ["e62_decay", "minlstm"])
+@pytest.mark.parametrize(
+    ("architecture", "dtype"),
+    [("sm_80", "bf16"), ("sm_100", "bf16"), ("sm_120", "bf16"), ("sm_90", "fp32")],
+)
+def test_nothing_is_spilled(step, architecture, dtype) -> None:
+    places = row_blocks(dict.fromkeys(CELLS[step].inputs, 64))
+    plan = Plan(step, tuple(places.items()), self_gate=True)
+    text = cuda.unit_text(Geometry(plan, DTYPES[dtype], torch.float32))
+    used = Unit(text, step, architecture, dtype == "bf16").resources()
+    assert {name: one.spilled for name, one in used.items()} == dict.fromkeys(used, 0)
+    assert "channel_backward" in used

@@ -1,0 +1,60 @@
+"""The measurement of host time: it runs without a GPU, and down to the launches."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from elman.ops.add_norm import cuda as norm_cuda
+from elman.ops.channel import cuda as channel_cuda
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "host_overhead.py"
+
+
+@pytest.fixture(scope="module")
+def script() -> Any:
+    spec = importlib.util.spec_from_file_location("host_overhead", SCRIPT)
+    assert spec is not None and spec.loader is not None  # noqa: PT018
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def nothing_loaded() -> None:
+    """Let no test launch what another one loaded."""
+    channel_cuda._kernels.cache_clear()
+    norm_cuda._loaded.cache_clear()
+
+
+KERNELS = {
+    "matrix_state (E88)": ["matrix_forward", "matrix_backward", "matrix_finish"],
+    "channel (E61)": ["channel_forward", "channel_backward", "channel_finish"],
+    "add_norm": ["add_norm_forward", "add_norm_backward", "add_norm_finish"],
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_both_passes_reach_the_launches_of_their_kernels(script, monkeypatch, name) -> None:
+    launched: list[str] = []
+    monkeypatch.setattr(script, "nothing", lambda kernel, **_: launched.append(kernel))
+    make, custom = script.CASES[name]
+    assert callable(custom.operators_are_seen)
+    with script.no_gpu():
+        forward, leaves = make()
+        out = forward()
+        gradients = torch.autograd.grad(out, leaves, torch.ones_like(out))
+    assert launched == KERNELS[name]
+    assert [g.shape for g in gradients] == [leaf.shape for leaf in leaves]
+
+
+def test_a_measurement_has_three_times(script, monkeypatch) -> None:
+    monkeypatch.setattr(script, "LAYERS", 2)
+    with script.no_gpu():
+        found = script.measure(script.channel, rounds=1)
+    assert len(found) == 3
+    assert min(found) > 0
