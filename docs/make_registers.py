@@ -91,7 +91,7 @@ class Kernel:
             str(self.plan.columns),
             "bf16" if fast else "fp32",
             self.architecture,
-            " / ".join(f"{one.lanes} x {one.columns}" for one in pair),
+            " / ".join(f"{one.lanes} x {one.tall} x {one.columns}" for one in pair),
             " / ".join(f"{n} x {one.slabs}" for n, one in zip(threads, pair, strict=True)),
             str(pair[1].steps),
             " / ".join(str(one.registers) for one in used),
@@ -161,7 +161,7 @@ HEAD = [
     "n",
     "dtype",
     "architecture",
-    "lanes x columns",
+    "lanes x rows x columns",
     "threads x slabs",
     "K",
     "registers",
@@ -178,9 +178,9 @@ def page() -> str:
     return f"""\
 # Registers and shared memory of the CUDA kernels
 
-Written by `docs/make_registers.py` with NVRTC {nvrtc_version()}; forward / backward. Lanes x
-columns: lanes that share a row of the state, and what each holds of it; threads x slabs: threads of
-a block, blocks of a head; K: steps between kept states. Sizes are those that the engine chooses for
+Written by `docs/make_registers.py` with NVRTC {nvrtc_version()}; forward / backward. Lanes x rows
+x columns: lanes that share rows of the state, how many rows, and what each holds of one; threads x
+slabs: threads of a block, blocks of a head; K: steps between kept states. Sizes are those that the engine chooses for
 a batch of 32 sequences (E70 one head, E75 8, E88 32); sources that lie unevenly take a little more.
 bf16 kernels use the GPU's own tanh, fp32 kernels the CUDA library's.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -125,3 +126,16 @@ def test_layers_are_imported_and_run_without_dynamo() -> None:
     code += "print('torch._dynamo' in sys.modules)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (ended.stdout, ended.returncode) == ("False\n", 0), ended.stderr
+
+
+def test_a_torch_without_these_names_decorates_by_itself(monkeypatch) -> None:
+    names = "torch._C._dynamo.eval_frame"
+    monkeypatch.setitem(sys.modules, names, types.ModuleType(names))
+
+    def loop(x: Tensor) -> Tensor:
+        return x.sin()
+
+    decorated: Any = uncompiled(loop)
+    assert decorated is not loop
+    assert decorated._torchdynamo_disable
+    assert torch.equal(decorated(torch.ones(2)), torch.ones(2).sin())

@@ -9,12 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from torch._C._dynamo.eval_frame import (
-    _FrameAction,
-    _FrameExecStrategy,
-    set_code_exec_strategy,
-)
-
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -25,6 +19,17 @@ def uncompiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
     A compiler would unroll the loop, thousands of operations for one layer. As
     ``torch.compiler.disable``, but the function stays the same object.
     """
+    try:
+        from torch._C._dynamo.eval_frame import (
+            _FrameAction,
+            _FrameExecStrategy,
+            set_code_exec_strategy,
+        )
+    except ImportError:  # names of PyTorch's own, which another version may not have
+        from torch.compiler import disable
+
+        disabled: Callable[_P, _R] = disable(function)
+        return disabled
     marked: Any = function
     # Who is traced breaks the graph at a call of it ...
     marked._torchdynamo_disable = True
