@@ -180,9 +180,9 @@ def page() -> str:
 
 Written by `docs/make_registers.py` with NVRTC {nvrtc_version()}; forward / backward. Lanes x rows
 x columns: lanes that share rows of the state, how many rows, and what each holds of one; threads x
-slabs: threads of a block, blocks of a head; K: steps between kept states. Sizes are those that the engine chooses for
-a batch of 32 sequences (E70 one head, E75 8, E88 32); sources that lie unevenly take a little more.
-bf16 kernels use the GPU's own tanh, fp32 kernels the CUDA library's.
+slabs: threads of a block, blocks of a head; K: steps between kept states. Sizes are those that the
+engine chooses for a batch of 32 sequences (E70 one head, E75 8, E88 32); sources that lie unevenly
+take a little more. bf16 kernels use the GPU's own tanh, fp32 kernels the CUDA library's.
 
 ## Models
 
