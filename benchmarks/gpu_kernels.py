@@ -1,11 +1,11 @@
 """The matrix-state kernels on a GPU: right, and how far from what the machine allows.
 
 Ceilings of the machine; parity of every cell with fp64, forward and backward; times of forward and
-backward beside their floors; times of other geometries than the chosen ones. Needs PyTorch for
+backward beside their floors (gpu_geometries.py has those of other geometries). Needs PyTorch for
 CUDA, cuda-bindings and NVRTC, and of elman only its kernels. Every section stands alone: one that
 fails is recorded, and the others run.
 
-    python benchmarks/gpu_kernels.py --out DIR [--sections machine,parity,operator,times,sweep]
+    python benchmarks/gpu_kernels.py --out DIR [--sections machine,parity,operator,times]
 
 Where elman is not installed: ln -s ../../csrc src/elman/csrc, and PYTHONPATH=src.
 
@@ -32,11 +32,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman.kernels.nvrtc import Unit, device_limits, load, nvrtc_version
+from elman.kernels.nvrtc import Unit, load, nvrtc_version
 from elman.ops.matrix_state import cuda, interpret, op
 from elman.ops.matrix_state.arguments import Call
 from elman.ops.matrix_state.cells import CELLS
-from elman.ops.matrix_state.choice import geometry_of
 from elman.ops.matrix_state.geometry import Geometry
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.matrix_state.stacked import DELTA, E70, E75, stacked_plan
@@ -529,61 +528,6 @@ def replayed(run: Callable[[], list[Tensor]]) -> list[Tensor]:
     return results
 
 
-# ---- other geometries
-
-
-def sweep(section: dict[str, Any]) -> None:
-    """Time every configuration's passes with other geometries than the chosen ones."""
-    tried = [
-        (case, chosen, backward)
-        for case, backward in itertools.product(TIMED, (False, True))
-        for chosen in alternatives(case, backward=backward)
-    ]
-    compile_units({unit_of(chosen, backward, fast=True) for _, chosen, backward in tried})
-    section["rows"] = [try_geometry(*one) for one in tried]
-
-
-def try_geometry(case: Timed, chosen: Geometry, backward: bool) -> dict[str, Any]:
-    """Time a pass with a geometry."""
-    bytes_ = chosen.backward_bytes if backward else chosen.forward_bytes
-    floor = case.backward_floor if backward else case.forward_floor
-    row: dict[str, Any] = {"name": case.name, "pass": "backward" if backward else "forward"}
-    row |= {"geometry": f"{shape(chosen)} K{chosen.steps}", "bytes": bytes_}
-    try:
-        row["us"] = round(replayed_us(inputs_of(chosen), chosen, backward=backward), 1)
-        row["over_floor"] = round(row["us"] / floor, 2)
-    except Exception as error:
-        row["error"] = repr(error)
-    return row
-
-
-def alternatives(case: Timed, *, backward: bool) -> Iterator[Geometry]:
-    """Yield geometries of a pass that fit the GPU and keep it busy."""
-    for chosen in all_geometries(case):
-        bytes_ = chosen.backward_bytes if backward else chosen.forward_bytes
-        threads = BATCH * case.heads * chosen.slabs * chosen.threads
-        fits = bytes_ <= device_limits(0).shared_bytes and chosen.warps <= 16
-        few = chosen.steps < 16 and not backward
-        if few or not fits or not 8_000 <= threads <= 300_000:
-            continue
-        yield chosen
-        if not backward and threads <= 100_000:
-            shares = (n for n in (1, 2, 4) if n == 1 or n * chosen.warps <= 4)
-            yield from (replace(chosen, helped=True, shares=n) for n in shares)
-
-
-def all_geometries(case: Timed) -> Iterator[Geometry]:
-    """Yield geometries of a plan."""
-    plan, found = case.plan, cuda.types(case.plan, torch.bfloat16)
-    for lanes, tall, steps in itertools.product((1, 2, 4, 8, 16), (1, 2, 4), (8, 12, 16)):
-        whole = -(-plan.rows // (32 // lanes * tall))
-        for slabs in {1, 2, 4, 8} & set(range(1, whole + 1)):
-            chosen = geometry_of(plan, found, lanes, -(-whole // slabs), steps, tall)
-            piece = chosen.columns * tall
-            if 2 <= chosen.columns <= 32 and 4 <= piece <= 64:
-                yield chosen
-
-
 SMALL = ("delta", "decayed", "row_gated_delta", "delta gate", "delta n13", "delta 40x24")
 
 SECTIONS: dict[str, Callable[[dict[str, Any]], None]] = {
@@ -592,7 +536,6 @@ SECTIONS: dict[str, Callable[[dict[str, Any]], None]] = {
     "small": small,
     "operator": operator,
     "times": times,
-    "sweep": sweep,
 }
 
 
@@ -621,7 +564,7 @@ def main() -> int:
 def show(name: str, section: dict[str, Any]) -> None:
     """Print a section, one line for each row that has something to say."""
     print(f"== {name}", {key: value for key, value in section.items() if key != "rows"})
-    if name in ("times", "sweep"):
+    if name == "times":
         for row in section.get("rows", []):
             print(" ".join(f"{key}={value}" for key, value in row.items()))
     sys.stdout.flush()

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from elman.kernels.nvrtc import Limits
+from elman.ops.matrix_state import cuda
 from elman.ops.matrix_state.choice import H200, LEAST_ALIGN, choose, forward_of
 from elman.ops.matrix_state.geometry import Geometry, Types
 from elman.ops.matrix_state.stacked import DELTA, E70, E75, stacked_plan
@@ -72,3 +73,16 @@ def test_states_are_kept_as_rarely_as_rounds_of_blocks_allow() -> None:
 
 def test_lanes_of_large_states_hold_several_rows() -> None:
     assert [pair("delta", n, 1024)[1].tall for n in (16, 32, 64)] == [1, 2, 4]
+
+
+def test_blocks_that_share_are_launched_together_with_their_memory() -> None:
+    forward, _ = pair("delta", 16, 1024)
+    assert (forward.shares, forward.warps, forward.helped) == (4, 1, True)
+    one = replace(forward, plan=replace(forward.plan, heads=3))
+    # 9 blocks of one warp and its helper: three of the GPU's, the last with room to spare.
+    wanted = ("matrix_forward", 3, 4 * 64, 4 * one.forward_bytes)
+    assert cuda.launches(one, 3, 512, backward=False) == [wanted]
+    text = cuda.unit_text(one, backward=False)
+    for line in ("ELMAN_SHARES 4", "ELMAN_SHARE_WARPS 1", f"ELMAN_SHARE_BYTES {one.forward_bytes}"):
+        assert f"#define {line}\n" in text
+    assert "ELMAN_SHARE" not in cuda.unit_text(replace(one, shares=1), backward=False)

@@ -1,0 +1,112 @@
+"""The matrix-state kernels on a GPU with other geometries than the chosen ones: how long they take.
+
+What ops/matrix_state/choice.py knows was read off this. Needs what gpu_kernels.py needs.
+
+    python benchmarks/gpu_geometries.py --out DIR [--plans "E88 h32n16,E70 n64"]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_kernels import (  # type: ignore[import-not-found]
+    BATCH,
+    TIMED,
+    Timed,
+    compile_units,
+    inputs_of,
+    replayed_us,
+    shape,
+    unit_of,
+)
+
+from elman.kernels.nvrtc import device_limits
+from elman.ops.matrix_state import cuda
+from elman.ops.matrix_state.choice import geometry_of
+from elman.ops.matrix_state.geometry import Geometry
+
+
+def main() -> int:
+    """Time geometries, write ``gpu_geometries.json``, print the five fastest of each pass."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--plans", default=",".join(case.name for case in TIMED))
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    rows = sweep([case for case in TIMED if case.name in given.plans.split(",")])
+    (given.out / "gpu_geometries.json").write_text(json.dumps(rows, indent=1) + "\n")
+    rows.sort(key=lambda row: (row["name"], row["pass"], row.get("us", float("inf"))))
+    for _, group in itertools.groupby(rows, key=lambda row: (row["name"], row["pass"])):
+        for row in itertools.islice(group, 5):
+            print(" ".join(f"{key}={value}" for key, value in row.items()))
+    return int(any("error" in row for row in rows))
+
+
+def sweep(cases: Sequence[Timed]) -> list[dict[str, Any]]:
+    """Time every configuration's passes with many geometries."""
+    tried = [
+        (case, chosen, backward)
+        for case, backward in itertools.product(cases, (False, True))
+        for chosen in alternatives(case, backward=backward)
+    ]
+    compile_units({unit_of(chosen, backward, fast=True) for _, chosen, backward in tried})
+    return [try_geometry(*one) for one in tried]
+
+
+def try_geometry(case: Timed, chosen: Geometry, backward: bool) -> dict[str, Any]:
+    """Time a pass with a geometry."""
+    bytes_ = chosen.backward_bytes if backward else chosen.forward_bytes
+    floor = case.backward_floor if backward else case.forward_floor
+    row: dict[str, Any] = {"name": case.name, "pass": "backward" if backward else "forward"}
+    row |= {"geometry": f"{shape(chosen)} K{chosen.steps}", "bytes": bytes_}
+    try:
+        row["us"] = round(replayed_us(inputs_of(chosen), chosen, backward=backward), 1)
+        row["over_floor"] = round(row["us"] / floor, 2)
+    except Exception as error:
+        row["error"] = repr(error)
+    return row
+
+
+def alternatives(case: Timed, *, backward: bool) -> Iterator[Geometry]:
+    """Yield geometries of a pass that fit the GPU and keep it busy."""
+    for chosen in all_geometries(case):
+        bytes_ = chosen.backward_bytes if backward else chosen.forward_bytes
+        threads = BATCH * case.heads * chosen.slabs * chosen.threads
+        shared = device_limits(0).shared_bytes
+        fits = bytes_ <= shared and chosen.warps <= 16
+        few = chosen.steps < 16 and not backward
+        if few or not fits or not 8_000 <= threads <= 300_000:
+            continue
+        yield chosen
+        if not backward and threads <= 100_000:
+            helped = (replace(chosen, helped=True, shares=n) for n in (1, 2, 4))
+            yield from (
+                one
+                for one in helped
+                if one.shares * one.forward_bytes <= shared
+                and (one.shares == 1 or one.shares * one.warps <= 4)
+            )
+
+
+def all_geometries(case: Timed) -> Iterator[Geometry]:
+    """Yield geometries of a plan."""
+    plan, found = case.plan, cuda.types(case.plan, torch.bfloat16)
+    for lanes, tall, steps in itertools.product((1, 2, 4, 8, 16), (1, 2, 4), (8, 12, 16)):
+        whole = -(-plan.rows // (32 // lanes * tall))
+        for slabs in {1, 2, 4, 8} & set(range(1, whole + 1)):
+            chosen = geometry_of(plan, found, lanes, -(-whole // slabs), steps, tall)
+            piece = chosen.columns * tall
+            if 2 <= chosen.columns <= 32 and 4 <= piece <= 64:
+                yield chosen
+
+
+if __name__ == "__main__":
+    sys.exit(main())
