@@ -2,7 +2,7 @@
 
 What ops/matrix_state/choice.py knows was read off this. Needs what gpu_kernels.py needs.
 
-    python benchmarks/gpu_geometries.py --out DIR [--plans "E88 h32n16,E70 n64"]
+    python benchmarks/gpu_geometries.py --out DIR [--plans "E88 h32n16,E70 n64"] [--passes forward]
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--plans", default=",".join(case.name for case in TIMED))
+    parser.add_argument("--passes", default="forward,backward")
     given = parser.parse_args()
+    passes = [name == "backward" for name in given.passes.split(",")]
     given.out.mkdir(parents=True, exist_ok=True)
-    rows = sweep([case for case in TIMED if case.name in given.plans.split(",")])
+    rows = sweep([case for case in TIMED if case.name in given.plans.split(",")], passes)
     (given.out / "gpu_geometries.json").write_text(json.dumps(rows, indent=1) + "\n")
     rows.sort(key=lambda row: (row["name"], row["pass"], row.get("us", float("inf"))))
     for _, group in itertools.groupby(rows, key=lambda row: (row["name"], row["pass"])):
@@ -50,11 +52,11 @@ def main() -> int:
     return int(any("error" in row for row in rows))
 
 
-def sweep(cases: Sequence[Timed]) -> list[dict[str, Any]]:
-    """Time every configuration's passes with many geometries."""
+def sweep(cases: Sequence[Timed], passes: Sequence[bool]) -> list[dict[str, Any]]:
+    """Time every configuration's passes (True: backward) with many geometries."""
     tried = [
         (case, chosen, backward)
-        for case, backward in itertools.product(cases, (False, True))
+        for case, backward in itertools.product(cases, passes)
         for chosen in alternatives(case, backward=backward)
     ]
     compile_units({unit_of(chosen, backward, fast=True) for _, chosen, backward in tried})
@@ -82,8 +84,8 @@ def alternatives(case: Timed, *, backward: bool) -> Iterator[Geometry]:
         threads = BATCH * case.heads * chosen.slabs * chosen.threads
         shared = device_limits(0).shared_bytes
         fits = bytes_ <= shared and chosen.warps <= 16
-        few = chosen.steps < 16 and not backward
-        if few or not fits or not 8_000 <= threads <= 300_000:
+        unusual = chosen.steps > 16 if backward else chosen.steps < 16
+        if unusual or not fits or not 8_000 <= threads <= 300_000:
             continue
         yield chosen
         if not backward and threads <= 100_000:
@@ -99,7 +101,7 @@ def alternatives(case: Timed, *, backward: bool) -> Iterator[Geometry]:
 def all_geometries(case: Timed) -> Iterator[Geometry]:
     """Yield geometries of a plan."""
     plan, found = case.plan, cuda.types(case.plan, torch.bfloat16)
-    for lanes, tall, steps in itertools.product((1, 2, 4, 8, 16), (1, 2, 4), (8, 12, 16)):
+    for lanes, tall, steps in itertools.product((1, 2, 4, 8, 16), (1, 2, 4), (8, 12, 16, 32)):
         whole = -(-plan.rows // (32 // lanes * tall))
         for slabs in {1, 2, 4, 8} & set(range(1, whole + 1)):
             chosen = geometry_of(plan, found, lanes, -(-whole // slabs), steps, tall)

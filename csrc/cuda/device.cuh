@@ -68,46 +68,53 @@ DEVICE void sync_block() {
 }
 DEVICE void sync_warp() { __syncwarp(); }
 
-// A barrier of THREADS threads that warps wait at in different places of the program. sync_block,
-// by contrast, is one place that all threads of a block have to come to.
-template <int THREADS>
-struct Meeting {
-  unsigned barrier, phase = 0;
+// Turn after turn, some threads of a block arrive without a stop and others wait for all of them:
+// turn n is over when the ARRIVALS threads from FIRST on have arrived for it. Turns alternate
+// between two barriers, so that a warp may arrive for the next turn before another has for this
+// one, and a turn may be over before one that waits for the turn before has looked. sync_block, by
+// contrast, is one place that all threads of a block have to come to.
+template <int FIRST, int ARRIVALS>
+struct Signal {
+  static constexpr int STRIDE = 16;  // bytes from one barrier to the other
+  unsigned barriers;
 
-  // All threads of a block construct it together. The first is not picked in C++ for the same
-  // reason as below.
-  DEVICE explicit Meeting(Arena& arena)
-      : barrier((unsigned)__cvta_generic_to_shared(arena.take<unsigned long long>(1))) {
+  // All threads of a block construct it together; signals_ready() has to follow. The first thread
+  // is not picked in C++ for the same reason as below.
+  DEVICE explicit Signal(Arena& arena)
+      : barriers((unsigned)__cvta_generic_to_shared(arena.take<unsigned char>(2 * STRIDE))) {
     asm volatile(
-        "{.reg .pred first; setp.eq.s32 first, %2, 0;"
-        "@first mbarrier.init.shared.b64 [%0], %1;}" ::"r"(barrier),
-        "n"(THREADS), "r"(thread_index()));
-    barrier = __shfl_sync(0xffffffffu, barrier, 0);  // the same for all lanes, see uniform_warp
-    __syncthreads();
+        "{.reg .pred first; setp.eq.s32 first, %3, 0;"
+        "@first mbarrier.init.shared.b64 [%0], %2; @first mbarrier.init.shared.b64 [%1], %2;}" ::
+            "r"(barriers),
+        "r"(barriers + STRIDE), "n"(ARRIVALS), "r"(thread_index()));
+    barriers = __shfl_sync(0xffffffffu, barriers, 0);  // the same for all lanes, see uniform_warp
   }
 
-  // The loop is not C++, where the compiler would take the lanes for parted. If one lane arrived
-  // for its warp, racecheck would not see that the others have.
-  DEVICE void meet() {
+  DEVICE unsigned barrier(unsigned turn) const { return barriers + turn % 2 * STRIDE; }
+
+  // If one lane arrived for its warp, racecheck would not see that the others have.
+  DEVICE void arrive(unsigned turn) const {
+    asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}" ::"r"(barrier(turn))
+                 : "memory");
+  }
+
+  // Waits for the end of a turn that is not over for longer than one of its kind, even or odd. The
+  // loop is not C++, where the compiler would take the lanes for parted.
+  DEVICE void wait(unsigned turn) const {
 #if __CUDA_ARCH__ >= 900
 #define ELMAN_WAIT "mbarrier.try_wait.parity.shared.b64"  // sleeps for a while
 #else
 #define ELMAN_WAIT "mbarrier.test_wait.parity.shared.b64"
 #endif
-    asm volatile(
-        "{\n"
-        ".reg .pred met;\n"
-        ".reg .b64 state;\n"
-        "mbarrier.arrive.shared.b64 state, [%0];\n"
-        "again: " ELMAN_WAIT
-        " met, [%0], %1;\n"
-        "@!met bra again;\n"
-        "}" ::"r"(barrier),
-        "r"(phase)
-        : "memory");
-    phase ^= 1;
+    asm volatile("{.reg .pred over; again: " ELMAN_WAIT
+                 " over, [%0], %1; @!over bra again;}" ::"r"(barrier(turn)),
+                 "r"(turn / 2 % 2)
+                 : "memory");
   }
 };
+
+// Between the construction of signals and their use.
+DEVICE void signals_ready() { __syncthreads(); }
 
 template <class T>
 DEVICE T shuffle_xor(T x, int mask) {

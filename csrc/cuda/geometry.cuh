@@ -22,6 +22,8 @@ HD constexpr int least(int a, int b) { return a < b ? a : b; }
 HD constexpr int64_t least64(int64_t a, int64_t b) { return a < b ? a : b; }
 HD constexpr bool is_power(int n) { return (n & (n - 1)) == 0; }
 HD constexpr int log2_of(int n) { return n <= 1 ? 0 : 1 + log2_of(n / 2); }
+// The least number, no smaller, that leaves a remainder modulo the banks of shared memory.
+HD constexpr int above(int n, int remainder) { return n + ((remainder - n) % 32 + 32) % 32; }
 HD constexpr int power_above(int n) { return n <= 1 ? 1 : 2 * power_above(ceil_div(n, 2)); }
 
 HD constexpr bool on_columns(int role) { return role >= ROLE_K && role < ROLES; }
@@ -82,8 +84,27 @@ struct Geometry {
   static constexpr int WIDTH = COLUMNS * LANES;                         // N and its padding
   static constexpr int ROW_LANES = 32 / LANES;                          // of a warp, in a column
   static constexpr int WARP_ROWS = ROW_LANES * TALL, ROWS = WARP_ROWS * WARPS;
-  static constexpr int PARTS = THREADS * TALL;  // of the reads of one step, before they are summed
   static constexpr int SLABS = ceil_div(R, ROWS);
+  // Numbers that are read from raw inputs at once: unaligned sources are read number by number.
+  static constexpr int RAW_VECTOR =
+      ALIGN == 4 && sizeof(IO) == 2 ? 1 : least(4, ALIGN / (int)sizeof(IO));
+
+  // The parts of the reads of a step, before they are summed: one of every lane of a row. The rows
+  // of a warp lie in an order such that neither its lanes, which write them, nor threads that sum
+  // RAW_VECTOR neighbouring rows each meet in the banks of shared memory.
+  static constexpr int PART_ROWS = least(RAW_VECTOR, WARP_ROWS);
+  static constexpr int PART_NUMBERS = 32 * TALL / PART_ROWS;  // of every PART_ROWS-th row of a warp
+  static constexpr int WARP_PARTS = WARPS == 1 ? 32 * TALL : above(32 * TALL, PART_NUMBERS);
+  static constexpr int PARTS =  // from step to step
+      above(WARPS * WARP_PARTS,
+            LANES > 4 ? 4 : LANES * power_above(ceil_div(least(ROWS, R), RAW_VECTOR)));
+  // Where the parts of a row of the slab begin.
+  HD static constexpr int part_at(int row) {
+    constexpr int N = least(TALL, PART_ROWS);
+    const int e = row % PART_ROWS, place = e % N * (PART_ROWS / N) + e / N;
+    return row / WARP_ROWS * WARP_PARTS + place * PART_NUMBERS +
+           row % WARP_ROWS / PART_ROWS * LANES;
+  }
 
   // Sums over the rows of a warp by recursive halving: in SWAPS stages a lane keeps one half of
   // its columns and sends the other. A lane holds its columns in an order such that it always keeps
@@ -118,6 +139,9 @@ struct Geometry {
   static constexpr int KEPT_NUMBERS = sizeof(Kept) == 2 ? round_up(PIECE, 2) : PIECE;
   static constexpr int KEPT_VECTOR = least(16 / (int)sizeof(Kept), KEPT_NUMBERS & -KEPT_NUMBERS);
   static constexpr int HISTORY = STEPS * KEPT_NUMBERS * THREADS;
+  // Whether a lane's vectors of a kept state can be copied there while others work.
+  static constexpr bool COPIES_KEPT = !SCRATCH && N % VECTOR == 0 && VECTOR * sizeof(Kept) >= 4 &&
+                                      VECTOR * sizeof(Kept) <= 16 && KEPT_NUMBERS == PIECE;
 
   // ---- staging: raw inputs as they lie in the sources, one row of bytes per step and role
 
@@ -169,7 +193,7 @@ struct Geometry {
   }
   static constexpr int FORWARD_BYTES = raw_buffers(false) * raw_bytes(false) +
                                        sets(false) * (input_bytes(false) + bytes(AHEAD * PARTS)) +
-                                       16 * HELPED;  // of the barrier
+                                       64 * HELPED;  // of the signals
   static constexpr int BACKWARD_BYTES =
       2 * raw_bytes(true) + input_bytes(true) +
       (1 + Cell::ENERGY + NEEDS_Y + Cell::GATES + Spec::GATE) * bytes(STEPS * ROWS) +

@@ -97,6 +97,27 @@ struct Lane {
     }
   }
 
+  // Starts copying this lane's piece into shared memory, vector n of it to to(n), where T is such
+  // that a vector is copied at once; unpack_state() makes the registers of what has come.
+  template <class T, class To>
+  DEVICE void copy_state(const To& to, const T* numbers) const {
+    constexpr int BYTES = V * sizeof(T);
+#pragma unroll
+    for (int i = 0; i < TALL; i++) {
+#pragma unroll
+      for (int m = 0; m < C / V; m++) {
+        const bool there = live(i) && inside(m);
+        copy_async<BYTES>(to(i * (C / V) + m), numbers + (there ? (row + i) * G::N + first(m) : 0),
+                          there ? BYTES : 0);
+      }
+    }
+  }
+
+  DEVICE void unpack_state(A* S) const {
+#pragma unroll
+    for (int m = 0; m < TALL * C / V; m++) reorder(S + m * V);
+  }
+
   DEVICE bool inside(int m) const { return G::WIDTH == G::N || first(m) < G::N; }
 
   template <class T>

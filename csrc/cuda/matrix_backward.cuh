@@ -77,23 +77,25 @@ struct Backward {
     load_or_zero(dS, (const A*)a.dlast, state);
     int64_t segment = (a.T - 1) / G::STEPS;
     int buffer = 0;
+    copy_start(segment);
     in.raw.fetch((int)(a.T - segment * G::STEPS), buffer);
     for (; segment >= 0; segment--, buffer ^= 1) {
       const int64_t t0 = segment * G::STEPS;
       const int length = (int)least64(G::STEPS, a.T - t0);
       wait_copies<0>();
       sync<G>();
-      if (segment) in.raw.fetch(G::STEPS, buffer ^ 1);
       load_start(segment);
+      if (segment) in.raw.fetch(G::STEPS, buffer ^ 1);
       in.prepare(t0, buffer);
       sync<G>();
-      run_steps<G, G::NEEDS_Y>(in, lane, 0, length, params, S, y, Replayed{*this});
+      Replayed replayed{*this};
+      run_steps<G, G::NEEDS_Y>(in, lane, length, params, S, y, replayed);
       sync<G>();
       if constexpr (G::NEEDS_Y) {
         gradients.output(in, sums, y, {t0, length, buffer});
         sync<G>();
       }
-      walk_back(t0, length, buffer);
+      walk_back(segment, length, buffer);
       sync<G>();
       gradients.write(in, sums, {t0, length, buffer});
     }
@@ -110,13 +112,32 @@ struct Backward {
     }
   }
 
-  // Sets S to the state before the first step of a segment.
+  // Starts copying the state before the first step of a segment to where the replay will keep the
+  // state before its last one, which nobody needs until then.
+  DEVICE void copy_start(int64_t segment) {
+    if constexpr (G::COPIES_KEPT) {
+      if (segment == 0) return;
+      constexpr int EACH = G::KEPT_VECTOR / G::VECTOR;
+      const auto to = [&](int n) {
+        return cast<unsigned char>(history + history_at(G::STEPS - 1, n / EACH)) +
+               n % EACH * G::VECTOR * (int)sizeof(Kept);
+      };
+      lane.copy_state(to, kept);
+      commit_copies();
+      kept -= a.B * a.H * G::R * G::N;
+    }
+  }
+
+  // Sets S to the state before the first step of a segment; its copies have come.
   DEVICE void load_start(int64_t segment) {
-    if (segment) {
+    if (segment == 0) {
+      load_or_zero(S, (const A*)a.first, (at.batch * a.H + at.head) * G::R * G::N);
+    } else if constexpr (G::COPIES_KEPT) {
+      recall(G::STEPS - 1, S);
+      lane.unpack_state(S);
+    } else {
       lane.load_state(S, kept);
       kept -= a.B * a.H * G::R * G::N;
-    } else {
-      load_or_zero(S, (const A*)a.first, (at.batch * a.H + at.head) * G::R * G::N);
     }
   }
 
@@ -125,6 +146,7 @@ struct Backward {
   // Keeps what the walk needs: the state before every step, what a row read.
   struct Replayed {
     Backward& pass;
+    DEVICE int stop(int, int length, const A*) const { return length; }
     DEVICE void state(int step, const A* before) const { pass.keep(step, before); }
     DEVICE void rows(int step, const Row<A>* x) const {
       if (pass.lane.part) return;
@@ -177,16 +199,25 @@ struct Backward {
 
   // Walks back from the gradient of the state after the segment to that of the state before it.
   // Loads run a step ahead of their use, and sums over the rows a step behind.
-  DEVICE void walk_back(int64_t t0, int length, int buffer) {
+  DEVICE void walk_back(int64_t segment, int length, int buffer) {
+    const int64_t t0 = segment * G::STEPS;
 #pragma unroll
     for (int j = 0; j < C; j++) {
 #pragma unroll
       for (int n = 0; n < G::SUMS; n++) parts[n][j] = A(0);
     }
     recall(length - 1, before);
+    if (segment) copy_start(segment - 1);
     load_step(t0, length - 1, buffer);
-#pragma unroll 2
-    for (int step = length - 1; step > 0; step--) walk<true>(t0, step, length, buffer);
+    constexpr int UNROLL = 2;
+    int step = length - 1;
+#pragma unroll 1
+    for (; step >= UNROLL; step -= UNROLL) {
+#pragma unroll
+      for (int i = 0; i < UNROLL; i++) walk<true>(t0, step - i, length, buffer);
+    }
+#pragma unroll 1
+    for (; step > 0; step--) walk<true>(t0, step, length, buffer);
     walk<false>(t0, 0, length, buffer);
     const auto share = lane.halve(parts);
     put_sums(0, parts, share);

@@ -1,13 +1,28 @@
 // The forward pass of a matrix-state recurrence: one block per (batch, head, slab), one launch per
 // layer. Either every thread holds a piece of the state and prepares, walks and writes one segment
 // after another; or some warps do nothing but walk, while helpers beside them prepare the segment
-// after the one that is walked and write the one before. Then all meet at a barrier between two
-// segments, and nothing else stands in the recurrence's way: faster where few warps share a
-// multiprocessor, of no use where they fill it.
+// after the one that is walked and write the one before. Then nothing else stands in the
+// recurrence's way: faster where few warps share a multiprocessor, of no use where they fill it.
 #pragma once
 #include "step.cuh"
 
 namespace elman {
+
+// What tells walking warps and helpers how far the others are. Nobody who walks waits for one who
+// helps, unless that one is late.
+template <class G>
+struct Relay {
+  Signal<G::THREADS, G::HELPERS> prepared;  // turn n: segment n - 1 is, and n - 3 is written
+  Signal<0, G::THREADS> walked;             // turn n: segment n is
+
+  DEVICE explicit Relay(Arena& arena) : prepared(arena), walked(arena) { signals_ready(); }
+
+  // A barrier of the helpers.
+  DEVICE void meet(unsigned turn) const {
+    prepared.arrive(turn);
+    prepared.wait(turn);
+  }
+};
 
 template <class G>
 struct Forward {
@@ -51,20 +66,22 @@ struct Forward {
       load_first<G>(pass.a, pass.at, lane, S);
     }
 
-    DEVICE void keep() {
-      lane.store_state(kept, S);
-      kept += pass.a.B * pass.a.H * G::R * G::N;
-      due = pass.a.K;
+    // As a visitor of the steps, see run_steps.
+    DEVICE int stop(int step, int length, const A* state) {
+      if (due == 0) {
+        lane.store_state(kept, state);
+        kept += pass.a.B * pass.a.H * G::R * G::N;
+        due = pass.a.K;
+      }
+      const int steps = (int)least64(length - step, due);
+      due -= steps;
+      return step + steps;
     }
+    DEVICE void state(int, const A*) const {}
+    DEVICE void rows(int, const Row<A>*) const {}
 
     DEVICE void run(int64_t segment, sptr<A> reads) {
-      const int length = pass.length(segment);
-      for (int from = 0, to; from < length; from = to) {
-        if (due == 0) keep();
-        to = (int)least64(length, from + due);
-        run_steps<G, true>(pass.in, lane, from, to, params, S, reads, Unseen<A>());
-        due -= to - from;
-      }
+      run_steps<G, true>(pass.in, lane, pass.length(segment), params, S, reads, *this);
     }
 
     DEVICE void end() const {
@@ -95,14 +112,13 @@ struct Forward {
 
   // ---- the warps that walk, beside helpers
 
-  DEVICE void recur(Meeting<G::FORWARD_THREADS>& meeting) {
+  DEVICE void recur(const Relay<G>& relay) {
     Walk walk(*this);
-    meeting.meet();
-    meeting.meet();
     for (int64_t segment = 0; segment < segments; segment++) {
       const bool second = segment % 2;
+      relay.prepared.wait((unsigned)segment + 1);
       walk.run(segment, y + (second ? READS : 0));
-      meeting.meet();
+      relay.walked.arrive((unsigned)segment);
       in.turn(second);
     }
     walk.end();
@@ -110,20 +126,21 @@ struct Forward {
 
   // ---- the helpers
 
-  // In round n segment n is prepared, n - 1 is walked, and n - 2 is written.
-  DEVICE void help(Meeting<G::FORWARD_THREADS>& meeting) {
+  // In round n segment n is prepared, while n - 1 is walked, and n - 2 is written.
+  DEVICE void help(const Relay<G>& relay) {
     const Output<G, false> output(a, at);
     in.clear();
     in.raw.fetch(length(0), 0);
     wait_copies<0>();
-    meeting.meet();
+    relay.meet(0);
     for (int64_t round = 0; round < segments + 2; round++) {
       const bool second = round % 2;
       if (round + 1 < segments) in.raw.fetch(length(round + 1), buffer(round + 1));
+      if (round >= 2) relay.walked.wait((unsigned)round - 2);
       if (round < segments) in.prepare(round * G::STEPS, buffer(round));
       if (round >= 2) write_outputs(output, y + (second ? READS : 0), round - 2);
       wait_copies<0>();
-      if (round <= segments) meeting.meet();
+      if (round <= segments) relay.meet((unsigned)round + 1);
       in.turn(second);
     }
   }
@@ -171,13 +188,13 @@ template <class G>
 DEVICE void matrix_forward(const Args& a) {
   Arena arena;
   if constexpr (G::HELPED) {
-    Meeting<G::FORWARD_THREADS> meeting(arena);
+    const Relay<G> relay(arena);
     if (beyond(a.B * a.H * G::SLABS)) return;
     Forward<G> pass(a, arena);
     if (warp_index() < G::WARPS)
-      pass.recur(meeting);
+      pass.recur(relay);
     else
-      pass.help(meeting);
+      pass.help(relay);
   } else {
     Forward<G> pass(a, arena);
     pass.alone();

@@ -21,10 +21,7 @@ DEVICE A dot(const A* x, const A* y) {
 
 template <class G, int WIDTH, bool BACKWARD>
 struct Spread {
-  // Unaligned sources are read number by number.
-  static constexpr int V = G::ALIGN == 4 && sizeof(typename G::IO) == 2
-                               ? 1
-                               : least(4, G::ALIGN / (int)sizeof(typename G::IO));
+  static constexpr int V = G::RAW_VECTOR;
   static constexpr int GROUP = least(32, power_above(ceil_div(WIDTH, V)));
   static constexpr int VECTORS = ceil_div(WIDTH, GROUP* V);  // of a lane
   static constexpr int NUMBERS = VECTORS * V;

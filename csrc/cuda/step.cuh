@@ -96,28 +96,27 @@ DEVICE void apply_phi(typename G::A* S) {
   }
 }
 
-// Leaves this lane's parts of the reads of a step, to be summed later: [1 + step][row of a lane]
-// [thread].
-template <class G, class A = typename G::A>
-DEVICE void put_parts(sptr<A> y, int step, const A (&parts)[G::TALL]) {
+// Leaves this lane's parts of the reads of a step, to be summed later: [1 + step][part].
+template <class G, class L, class A = typename G::A>
+DEVICE void put_parts(const L& lane, sptr<A> y, int step, const A (&parts)[G::TALL]) {
 #pragma unroll
   for (int i = 0; i < G::TALL; i++)
-    y[(step + 1) * G::PARTS + i * G::THREADS + thread_index()] = parts[i];
+    y[(step + 1) * G::PARTS + G::part_at(lane.slab_row + i) + lane.part] = parts[i];
 }
 
-// Runs the steps [from, to) of a prepared segment. With READS every lane's parts of the reads
-// y = S q are left in `y`. `visitor` sees the state before every step, and what each row saw. What
-// a step needs is loaded one step ahead.
+// Runs the first `length` steps of a prepared segment. With READS every lane's parts of the reads
+// y = S q are left in `y`. `visitor` sees the state before every step, and what each row saw; now
+// and then it is asked how far to run before it is asked again. What a step needs is loaded one
+// step ahead.
 template <class G, bool READS, class In, class L, class F, class A = typename G::A>
-DEVICE void run_steps(const In& in, const L& lane, int from, int to,
-                      const A (&params)[G::TALL][MAX_PARAMS], A* S, sptr<A> y, const F& visitor) {
+DEVICE void run_steps(const In& in, const L& lane, int length,
+                      const A (&params)[G::TALL][MAX_PARAMS], A* S, sptr<A> y, F& visitor) {
   A q[G::COLUMNS], parts[G::TALL];
   Step<G> now;
-  now.read(in, lane, from, params);
-  // The read of the step before `from` is made again. Before the first one nobody looks at it.
-  if constexpr (READS) lane.read(q, in.q, from ? from - 1 : 0);
-#pragma unroll 2
-  for (int step = from; step < to; step++) {
+  now.read(in, lane, 0, params);
+  // Nobody looks at the read before the first step.
+  if constexpr (READS) lane.read(q, in.q, 0);
+  const auto advance_to = [&](int step) {
     visitor.state(step, S);
     if constexpr (READS) multiply<G>(parts, S, q);  // of the step before
     read_state<G>(lane, now, S);
@@ -126,11 +125,26 @@ DEVICE void run_steps(const In& in, const L& lane, int from, int to,
     now.read(in, lane, step + 1, params);
     if constexpr (READS) lane.read(q, in.q, step);
     apply_phi<G>(S);
-    if constexpr (READS) put_parts<G>(y, step - 1, parts);
+    if constexpr (READS) put_parts<G>(lane, y, step - 1, parts);
+  };
+  // Several steps at once: where addresses change, the assembler waits for the loads of the last.
+  // Said in C++, since NVRTC 13.0 leaves loops alone that it is asked to unroll.
+  constexpr int UNROLL = G::PIECE <= 8 ? 8 : G::PIECE <= 32 ? 4 : 1;
+  for (int step = 0; step < length;) {
+    const int to = visitor.stop(step, length, S);
+    if constexpr (UNROLL > 1) {
+#pragma unroll 1
+      for (; step <= to - UNROLL; step += UNROLL) {
+#pragma unroll
+        for (int i = 0; i < UNROLL; i++) advance_to(step + i);
+      }
+    }
+#pragma unroll 1
+    for (; step < to; step++) advance_to(step);
   }
   if constexpr (READS) {
     multiply<G>(parts, S, q);
-    put_parts<G>(y, to - 1, parts);
+    put_parts<G>(lane, y, length - 1, parts);
   }
 }
 
@@ -140,8 +154,7 @@ DEVICE void sum_parts(A* x, sptr<A> y, int step, int row) {
   constexpr int N = least(4, G::LANES);
 #pragma unroll
   for (int e = 0; e < V; e++) {
-    const int thread = (row + e) / G::TALL * G::LANES, i = (row + e) % G::TALL;
-    const sptr<A> parts = y + ((step + 1) * G::PARTS + i * G::THREADS + thread);
+    const sptr<A> parts = y + ((step + 1) * G::PARTS + G::part_at(row + e));
     x[e] = A(0);
 #pragma unroll
     for (int n = 0; n < G::LANES; n += N) {
@@ -156,6 +169,7 @@ DEVICE void sum_parts(A* x, sptr<A> y, int step, int row) {
 // A visitor that looks at nothing.
 template <class A>
 struct Unseen {
+  DEVICE int stop(int, int length, const A*) const { return length; }
   DEVICE void state(int, const A*) const {}
   DEVICE void rows(int, const Row<A>*) const {}
 };

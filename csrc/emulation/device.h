@@ -34,14 +34,21 @@ DEVICE bool beyond(long long blocks) { return block_index() >= blocks; }
   (elman::emulation::wait(elman::emulation::Wait::warp, "warp barrier " ELMAN_HERE), \
    (void)elman::emulation::current->warp_epoch++)
 
-template <int THREADS>
-struct Meeting {
-  DEVICE explicit Meeting(Arena& arena) {
-    arena.take<unsigned long long>(1);
-    if (THREADS != emulation::threads_per_block) emulation::report("not every thread is expected");
+template <int FIRST, int ARRIVALS>
+struct Signal {
+  static constexpr int STRIDE = 16;
+  size_t barriers;
+
+  DEVICE explicit Signal(Arena& arena) : barriers(arena.carved) {
+    arena.take<unsigned char>(2 * STRIDE);
+    for (int i = 0; i < 2; i++) emulation::make_barrier(barrier(i), FIRST, ARRIVALS);
   }
-  DEVICE void meet() { emulation::wait(emulation::Wait::block, "meeting of all threads"); }
+  DEVICE size_t barrier(unsigned turn) const { return barriers + turn % 2 * STRIDE; }
+  DEVICE void arrive(unsigned turn) const { emulation::arrive(barrier(turn), FIRST); }
+  DEVICE void wait(unsigned turn) const { emulation::wait_for(barrier(turn), FIRST, turn / 2); }
 };
+
+DEVICE void signals_ready() { sync_block(); }
 
 template <class T>
 DEVICE T shuffle_xor(T x, int mask) {

@@ -1,4 +1,4 @@
-// Runs the threads of one block on a CPU as fibers, switched only at barriers and shuffles, in a
+// Runs the threads of one block on a CPU as fibers, switched only where they wait for others, in a
 // seeded random order. A barrier that some thread never reaches, or that half a warp leaves out,
 // is reported with the places where the others wait.
 #pragma once
@@ -49,7 +49,7 @@ elman_switch_stack:
 
 namespace elman::emulation {
 
-enum class Wait { none, warp, block, done };
+enum class Wait { none, warp, block, signal, done };
 
 struct Fiber {
   std::vector<char> stack;
@@ -57,6 +57,10 @@ struct Fiber {
   Wait wait = Wait::none;
   const char* where = "";
   unsigned warp_epoch = 0;
+  // How often it arrived at barriers of the block and at signals, and how often, as far as it
+  // knows, every thread of a part of the block has.
+  unsigned arrivals = 0, known[2] = {0, 0};
+  const void* signal = nullptr;  // that it waits for
   // The two last values it shuffled: two, so that one meeting of the warp per shuffle is enough.
   unsigned shuffles = 0;
   uint64_t slot[2] = {0, 0};
@@ -77,8 +81,9 @@ inline Fiber host;
 inline Fiber* current = &host;
 inline Fiber* previous = &host;  // the one that ran before it
 inline int threads_per_block, alive;
+// Signals part a block in two: threads below this one, and those from it on.
+inline int second_part;
 inline long long block_index;
-inline unsigned block_epoch;
 inline uint64_t random_state;
 inline const std::function<void()>* body;
 inline std::string error;
@@ -93,6 +98,8 @@ inline void report(const char* format, ...) {
   va_end(arguments);
   error = text;
 }
+
+inline int part_of(int thread) { return thread >= second_part; }
 
 inline unsigned random_below(size_t n) {
   random_state = random_state * 6364136223846793005ull + 1442695040888963407ull;
@@ -167,7 +174,12 @@ inline void release() {
     release_warp(first, std::min(first + WARP, threads_per_block));
   if (at_block && at_block == alive) {
     if (alive != threads_per_block) report("a thread left before a barrier of its block");
-    block_epoch++;
+    unsigned least[2] = {~0u, ~0u};
+    for (Fiber& fiber : fibers) {
+      unsigned& part = least[part_of(fiber.thread)];
+      part = std::min(part, ++fiber.arrivals);
+    }
+    for (Fiber& fiber : fibers) std::copy(least, least + 2, fiber.known);
     wake(0, threads_per_block, Wait::block);
   }
 }
@@ -177,7 +189,7 @@ inline void next(bool dying = false) {
   if (ready.empty()) release();
   if (ready.empty() || !error.empty()) {
     for (const Fiber& fiber : fibers)
-      if (fiber.wait == Wait::warp || fiber.wait == Wait::block)
+      if (fiber.wait != Wait::none && fiber.wait != Wait::done)
         report("deadlock: thread %d waits at %s", fiber.thread, fiber.where);
     return switch_to(&host, dying);
   }
@@ -210,6 +222,7 @@ inline void start(Fiber& fiber, int thread) {
   fiber.thread = thread;
   fiber.wait = Wait::none;
   fiber.warp_epoch = fiber.shuffles = 0;
+  fiber.arrivals = fiber.known[0] = fiber.known[1] = 0;
   fiber.fake_stack = nullptr;
 #if defined(__SANITIZE_ADDRESS__)
   // A fiber that was abandoned leaves the poison of its frames behind.
@@ -237,8 +250,7 @@ inline void run_block(long long index, int threads, const std::function<void()>&
   }
   body = &function;
   block_index = index;
-  block_epoch = 0;
-  threads_per_block = alive = threads;
+  threads_per_block = alive = second_part = threads;
   ready.clear();
   for (int i = 0; i < threads; i++) start(fibers[i], i);
   next();

@@ -1,12 +1,12 @@
 // Memory as the emulated block sees it. Shared memory starts as NaN; every access to it is checked
-// against the bounds of its array and, by barrier epochs, against the other threads: two that
-// touch a word, one of them writing, need a barrier between them. Copies in flight own their
+// against the bounds of its array and against the other threads: two that touch a word, one of them
+// writing, need a barrier or a signal between them. Copies in flight own their
 // destination until the wait. Global memory: no word may be written by one thread and touched by
 // another in the same launch.
 #pragma once
 #include <unordered_map>
 
-#include "fibers.h"
+#include "signals.h"
 
 namespace elman::emulation {
 
@@ -14,12 +14,18 @@ namespace elman::emulation {
 
 inline constexpr int NOBODY = -1, SEVERAL_WARPS = -2;
 
+// Who read a word, of one part of the block: those with the most arrivals, who stand for the
+// others.
+struct Readers {
+  int warp = NOBODY;
+  unsigned arrivals = 0, warp_epoch = 0, lanes = 0;
+};
+
 struct Word {
   int writer = NOBODY;
-  unsigned write_block = 0, write_warp = 0;  // epochs of that write
-  int reading_warp = NOBODY;                 // readers since the last barrier of the block
-  unsigned read_block = 0, read_warp = 0, readers = 0;
-  bool in_flight = false;  // destination of a copy that nobody has waited for
+  unsigned arrivals = 0, warp_epoch = 0;  // of the writer, then
+  Readers readers[2];                     // since
+  bool in_flight = false;                 // destination of a copy that nobody has waited for
 };
 
 inline std::vector<unsigned char> shared;
@@ -27,36 +33,36 @@ inline std::vector<Word> words;
 
 inline size_t shared_offset(const void* p) { return (const unsigned char*)p - shared.data(); }
 
+// Whether the current thread knows that all of a part have arrived since.
+inline bool is_past(int part, unsigned arrivals) { return current->known[part] > arrivals; }
+
 inline bool written_before(const Word& word) {
   return word.writer == NOBODY || word.writer == current->thread ||
-         word.write_block != block_epoch ||
-         (word.writer / WARP == current->thread / WARP && word.write_warp != current->warp_epoch);
+         is_past(part_of(word.writer), word.arrivals) ||
+         (word.writer / WARP == current->thread / WARP && word.warp_epoch != current->warp_epoch);
 }
 
-inline bool read_before(const Word& word) {
-  if (word.reading_warp == NOBODY || word.read_block != block_epoch) return true;
-  if (word.reading_warp != current->thread / WARP) return false;
-  const unsigned others = word.readers & ~(1u << current->thread % WARP);
-  return word.read_warp != current->warp_epoch || !others;
+inline bool read_before(const Readers& readers, int part) {
+  if (readers.warp == NOBODY || is_past(part, readers.arrivals)) return true;
+  if (readers.warp != current->thread / WARP) return false;
+  const unsigned others = readers.lanes & ~(1u << current->thread % WARP);
+  return readers.warp_epoch != current->warp_epoch || !others;
 }
 
-inline void note_read(Word& word) {
+inline void note_read(Readers& readers) {
   const int warp = current->thread / WARP;
-  if (word.reading_warp == NOBODY || word.read_block != block_epoch) {
-    word.reading_warp = warp;
-    word.read_block = block_epoch;
-    word.read_warp = current->warp_epoch;
-    word.readers = 0;
-  }
-  if (word.reading_warp != warp) {
-    word.reading_warp = SEVERAL_WARPS;
+  if (readers.warp != NOBODY && readers.arrivals > current->arrivals) return;
+  if (readers.warp == NOBODY || readers.arrivals != current->arrivals)
+    readers = {warp, current->arrivals, current->warp_epoch, 0};
+  if (readers.warp != warp) {
+    readers.warp = SEVERAL_WARPS;
     return;
   }
-  if (word.read_warp != current->warp_epoch) {
-    word.read_warp = current->warp_epoch;
-    word.readers = 0;
+  if (readers.warp_epoch != current->warp_epoch) {
+    readers.warp_epoch = current->warp_epoch;
+    readers.lanes = 0;
   }
-  word.readers |= 1u << current->thread % WARP;
+  readers.lanes |= 1u << current->thread % WARP;
 }
 
 inline void touch_word(size_t index, bool write) {
@@ -68,13 +74,11 @@ inline void touch_word(size_t index, bool write) {
   if (!written_before(word))
     report("race: shared byte %d, %s by thread %d after a write by thread %d", at,
            write ? "write" : "read", thread, word.writer);
-  if (!write) return note_read(word);
-  if (!read_before(word))
-    report("race: shared byte %d, write by thread %d after a read by another", at, thread);
-  word.reading_warp = NOBODY;
-  word.writer = thread;
-  word.write_block = block_epoch;
-  word.write_warp = current->warp_epoch;
+  if (!write) return note_read(word.readers[part_of(thread)]);
+  for (int part = 0; part < 2; part++)
+    if (!read_before(word.readers[part], part))
+      report("race: shared byte %d, write by thread %d after a read by another", at, thread);
+  word = {thread, current->arrivals, current->warp_epoch, {}, word.in_flight};
 }
 
 inline void touch(const void* p, size_t bytes, bool write) {
@@ -218,6 +222,7 @@ std::string launch(long long blocks, int threads, size_t shared_bytes, unsigned 
   for (long long index = 0; index < blocks && error.empty(); index++) {
     fresh_shared(shared_bytes);
     copies.assign(threads, CopyQueue());
+    barriers.clear();
     run_block(index, threads, function);
   }
   return error;

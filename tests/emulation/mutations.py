@@ -48,7 +48,8 @@ PLANS = {
 GEOMETRIES = ((4, 2, 1), (8, 1, 2))
 SEEDS = (1, 2, 3)
 _BARRIER = re.compile(
-    r"\b(sync<G>\(\)|sync_(?:warp|block)\(\)|meeting\.meet\(\)|wait_copies<0>\(\));"
+    r"\b(sync<G>\(\)|sync_(?:warp|block)\(\)|(?:relay\.)?(?:walked|prepared)\.\w+\(.*\)|"
+    r"relay\.meet\(.*\)|wait_copies<0>\(\));"
 )
 # A barrier of those cells alone that have a flag, or of plans with parameters that a block sums.
 _GUARD = re.compile(r"if constexpr \(Cell::(\w+)\) $")

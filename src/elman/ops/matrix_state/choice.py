@@ -14,20 +14,19 @@ from dataclasses import replace
 
 from elman.kernels.nvrtc import Limits
 from elman.ops.matrix_state.cells import CELLS
-from elman.ops.matrix_state.geometry import Geometry, Types
+from elman.ops.matrix_state.geometry import LEAST_ALIGN, Geometry, Types
 from elman.ops.matrix_state.plan import Plan
 
 _WARP, _SCHEDULERS = 32, 4
 
 
 H200 = Limits(132, 227 * 1024, 228 * 1024)
-LEAST_ALIGN = 4
-"""Bytes of the narrowest copy: what is less aligned is copied from the word in which it begins."""
 _RESERVED = 1024  # shared memory that the system takes for each block
 _WARPS = 1024  # to aim at: two for each scheduler, which hide each other's latency
 _MOST_WARPS = 16  # of a block that hold the state
 _MOST_THREADS = 640  # of a block, so that each has its 96 registers
 _STEPS = (16, 12, 8)
+_FORWARD_STEPS = (32, 24, 16)  # of a segment of the forward pass, which keeps no states of its own
 
 
 def choose(plan: Plan, types: Types, heads: int, device: Limits) -> Geometry:
@@ -63,17 +62,41 @@ def forward_of(chosen: Geometry, heads: int, device: Limits) -> Geometry:
     slabs = max(math.ceil(whole / 8), _slabs_to_fill(whole, heads, device))
     warps = math.ceil(whole / slabs)
     found = geometry_of(plan, chosen.types, lanes, warps, tall=tall)
+    candidates = [found]
     if _waits(found, heads, device):
         # Others prepare and finish for the warps that walk.
-        found = replace(found, helped=True, shares=_shares(found, heads, device))
-    return found if _fits_forward(found, device) else replace(chosen, helped=False)
+        helped = replace(found, helped=True, shares=_shares(found, heads, device))
+        candidates.insert(0, helped)
+    for candidate in candidates:
+        if _fits_forward(candidate, device):
+            return _lengthened(candidate, heads, device)
+    return replace(chosen, helped=False)
+
+
+def _lengthened(found: Geometry, heads: int, device: Limits) -> Geometry:
+    """Return a forward pass with longer segments, if as many blocks run at a time."""
+    longer = (replace(found, steps=steps) for steps in _FORWARD_STEPS)
+    waves = _waves(found, heads, device)
+    return next(one for one in longer if one == found or _waves(one, heads, device) <= waves)
+
+
+def _waves(found: Geometry, heads: int, device: Limits) -> float:
+    """Return how many blocks of the forward pass follow each other on a multiprocessor."""
+    if not _fits_forward(found, device):
+        return math.inf
+    blocks = math.ceil(heads * found.slabs / found.shares / device.multiprocessors)
+    resident = device.shared_total // (found.forward_bytes * found.shares + _RESERVED)
+    return math.ceil(blocks / resident)
 
 
 def _waits(found: Geometry, heads: int, device: Limits) -> bool:
     """Whether a scheduler has so little to do that it waits for what its warps wait for."""
     schedulers = device.multiprocessors * _SCHEDULERS
     warps = heads * found.slabs * found.warps
-    return warps <= schedulers or (warps <= 2 * schedulers and found.columns * found.tall <= 8)
+    # A block that shares its multiprocessor with no other has nobody else who works while it waits.
+    alone = 2 * found.forward_bytes > device.shared_total
+    few = warps <= 2 * schedulers and found.columns * found.tall <= 8
+    return warps <= schedulers or few or alone
 
 
 def _shares(found: Geometry, heads: int, device: Limits) -> int:
@@ -85,10 +108,15 @@ def _shares(found: Geometry, heads: int, device: Limits) -> int:
 
 
 def _fits_forward(geometry: Geometry, device: Limits) -> bool:
-    widest = replace(geometry, align=LEAST_ALIGN)
-    bytes_, threads = widest.forward_bytes, geometry.forward_threads
-    shares = geometry.shares
-    return bytes_ * shares <= device.shared_bytes and threads * shares <= _MOST_THREADS
+    shares, threads = geometry.shares, geometry.forward_threads
+    most = _most_bytes(geometry, backward=False) * shares
+    return most <= device.shared_bytes and threads * shares <= _MOST_THREADS
+
+
+def _most_bytes(geometry: Geometry, *, backward: bool) -> int:
+    """Return the shared memory that a pass takes at most, however the sources lie."""
+    both = (geometry, replace(geometry, align=LEAST_ALIGN))
+    return max(one.backward_bytes if backward else one.forward_bytes for one in both)
 
 
 def geometry_of(
@@ -177,8 +205,7 @@ def _fitted(geometry: Geometry, heads: int, device: Limits) -> Geometry:
 
 def _resident(geometry: Geometry, device: Limits) -> int:
     """Return how many blocks of the backward pass a multiprocessor holds."""
-    # It has to run with sources that lie unevenly, too, which takes a little more.
-    if replace(geometry, align=LEAST_ALIGN).backward_bytes > device.shared_bytes:
+    if _most_bytes(geometry, backward=True) > device.shared_bytes:
         return 0
     return device.shared_total // (geometry.backward_bytes + _RESERVED)
 

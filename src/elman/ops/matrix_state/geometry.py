@@ -16,7 +16,9 @@ from elman.ops.matrix_state.plan import ROLES, Plan
 
 _COLUMNS = ("k", "q", "z", "read")
 _HEAD = ("decay", "write")
-_WARP = 32
+_WARP, _BANKS = 32, 32
+LEAST_ALIGN = 4
+"""Bytes of the narrowest copy: what is less aligned is copied from the word in which it begins."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ class Geometry:
         after = self.plan.gate_act != "none" or self.plan.residual
         buffers, sets = (4 if after else 2, 2) if self.helped else (2, 1)
         inputs = sets * (self._input_bytes(False) + self._reads_bytes)
-        return buffers * self.raw_bytes(False) + inputs + 16 * self.helped
+        return buffers * self.raw_bytes(False) + inputs + 64 * self.helped
 
     @property
     def backward_bytes(self) -> int:
@@ -180,7 +182,18 @@ class Geometry:
 
     @property
     def _reads_bytes(self) -> int:
-        return self._bytes(self._ahead * self.threads * self.tall)
+        return self._bytes(self._ahead * self._parts)
+
+    @property
+    def _parts(self) -> int:
+        """Numbers from one step's parts of the reads to the next one's."""
+        io = self.types.sizes[0]
+        vector = max(1, min(4, self.align // io)) if io != 2 or self.align > LEAST_ALIGN else 1
+        warp = _WARP * self.tall
+        if self.warps > 1:
+            warp = _above(warp, warp // min(vector, self.rows // self.warps))
+        group = _power_above(math.ceil(min(self.rows, self.plan.rows) / vector))
+        return _above(self.warps * warp, 4 if self.lanes > 4 else self.lanes * group)
 
     @property
     def _ahead(self) -> int:
@@ -267,6 +280,14 @@ class Geometry:
 
 def _round(number: int, unit: int) -> int:
     return math.ceil(number / unit) * unit
+
+
+def _above(number: int, remainder: int) -> int:
+    return number + (remainder - number) % _BANKS
+
+
+def _power_above(number: int) -> int:
+    return 1 << (number - 1).bit_length()
 
 
 def _log2(power: int) -> int:
