@@ -4,6 +4,7 @@
 
 parity    mode=parity of every model whose cell has CUDA kernels, several at a time
 train     gpu_train.py: training runs and layers, as users run them
+replay    gpu_replay.py: a small model of every cell and every setting, replayed as CUDA graphs
 kernels   gpu_kernels.py: the matrix-state engine against fp64, its times beside their floors
 channel   gpu_channel.py: the same of the channel engine
 norm      gpu_norm.py: the same of residual add and RMSNorm, beside PyTorch's and FLA's
@@ -181,6 +182,7 @@ def run_logged(command: Sequence[str], log: Path, limit_s: int, **variables: str
 PARTS: dict[str, Callable[[Settings], dict[str, Any]]] = {
     "parity": parity,
     "train": benchmark("gpu_train"),
+    "replay": benchmark("gpu_replay"),
     "kernels": benchmark("gpu_kernels", "--sections", "machine,parity,operator,times"),
     "channel": benchmark("gpu_channel"),
     "norm": benchmark("gpu_norm"),
@@ -238,6 +240,18 @@ def _first(error: str) -> str:
     return error.splitlines()[0][:150] if error else ""
 
 
+def _replay_page(part: dict[str, Any]) -> str:
+    found = part.get("found", {})
+    rows = [[name, *_checked(check)] for name, check in found.get("settings", {}).items()]
+    for name, ways in found.get("cells", {}).items():
+        rows += [[f"{name}, {way}", *_checked(check)] for way, check in ways.items()]
+    return "## Replays and eager passes\n\n" + table(["what", "result", "error"], rows)
+
+
+def _checked(check: dict[str, Any]) -> list[str]:
+    return ["passed" if check.get("passed") else "FAILED", _first(check.get("error", ""))]
+
+
 def _kernels_page(part: dict[str, Any]) -> str:
     found = part.get("found", {}).get("times", {}).get("rows", [])
     rows = [[row["name"], row.get("geometry", ""), *_numbers(row)] for row in found]
@@ -280,6 +294,7 @@ def _numbers(row: dict[str, Any]) -> Iterable[str]:
 _PAGES = {
     "parity": _parity_page,
     "train": _train_page,
+    "replay": _replay_page,
     "kernels": _kernels_page,
     "channel": _channel_page,
     "norm": _norm_page,

@@ -1,10 +1,11 @@
 """Layers and training runs on the cuda backend: what a user does, proved on a GPU in minutes.
 
-For each of five models: a short bf16 training run whose losses must follow the reference backend's,
-the same run again (equal to the bit), the run resumed in its middle (equal to the bit); then one
-layer, again, on a side stream, as a replayed CUDA graph (equal to the bit), under torch.compile in
-one graph, and with another length. Every model runs in a process of its own, all at once, and every
-check stands alone: one that fails is recorded, and the others run.
+For each of five models: a short bf16 training run, replayed as a CUDA graph, whose losses must
+follow the reference backend's; the same run launch by launch, the same again, and the run resumed
+in its middle (all equal to the bit); then one layer, again, on a side stream, as a replayed CUDA
+graph (equal to the bit), under torch.compile in one graph, and with another length. Every model
+runs in a process of its own, all at once, and every check stands alone: one that fails is recorded,
+and the others run.
 
     python benchmarks/gpu_train.py --out DIR [--models e88_tiny,e61] [--device cpu]
 
@@ -122,7 +123,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
 
 
 def check_training(place: Place, report: dict[str, Any]) -> None:
-    """Train, again, in two halves, and on the reference."""
+    """Train, launch by launch, again, in two halves, and on the reference."""
     mine = f"kernels.backend={place.device}"
     first = train(place, "first", mine)
     result = first["result"]
@@ -130,8 +131,14 @@ def check_training(place: Place, report: dict[str, Any]) -> None:
         "backend": result["backend"],
         "parity": result["parity"],
         "losses": list(first["losses"].values()),
-        "passed": result["backend"] == place.device and result["parity"] is not None,
+        "graph": result["graph"],
+        "passed": result["backend"] == place.device
+        and result["parity"] is not None
+        and result["graph"] == (place.device == "cuda"),
     }
+
+    def eager() -> dict[str, Any]:
+        return compare_runs(first, train(place, "eager", mine, "train.graph=false"))
 
     def repeated() -> dict[str, Any]:
         return compare_runs(first, train(place, "repeated", mine))
@@ -149,7 +156,7 @@ def check_training(place: Place, report: dict[str, Any]) -> None:
         passed = apart <= LOSS_TOLERANCE and fell > 0
         return {"losses": list(other.values()), "apart": apart, "fell": fell, "passed": passed}
 
-    for check in (repeated, resumed, reference):
+    for check in (eager, repeated, resumed, reference):
         attempt(check.__name__, check, report)
 
 

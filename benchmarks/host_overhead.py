@@ -5,7 +5,9 @@ Here launches are replaced by functions that return at once, so no GPU is needed
 everything from the operator as a layer calls it to the driver's launch, which takes 2 to 4 us more
 for each kernel.
 
-Twenty calls share one backward pass, as a model's layers do: to start one takes 50 us.
+Twenty calls share one backward pass, as a model's layers do: to start one takes 50 us. Linear maps
+and whole layers run under the CPU's autocast, whose casts launch nothing: what a GPU's host saves
+by casting all weights at once is not seen here.
 
     python benchmarks/host_overhead.py [rounds]
 
@@ -16,8 +18,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -26,22 +29,28 @@ import torch
 from torch import Tensor
 
 import elman.layers
-from elman.kernels import nvrtc
+from elman.kernels import launching, nvrtc
+from elman.models.language_model import LanguageModel
 from elman.ops.add_norm import cuda as norm_cuda
 from elman.ops.add_norm import custom as norm_custom
 from elman.ops.add_norm import op as norm_op
 from elman.ops.channel import cuda as channel_cuda
 from elman.ops.channel import custom as channel_custom
 from elman.ops.channel import op as channel_op
+from elman.ops.linear import Weights, linear
 from elman.ops.matrix_state import cuda as matrix_cuda
 from elman.ops.matrix_state import custom as matrix_custom
 from elman.ops.matrix_state import op as matrix_op
 
 LAYERS, CALLS, ROUNDS = 20, 5, 15
 BATCH, STEPS, WIDTH = 2, 8, 64
+TINY = (1, 2, 16)
+"""Batch, steps and width of products: less than what is worth oneDNN, whose calls take 15 us."""
 
 Case = tuple[Callable[[], Tensor], list[Tensor]]
 """A forward pass that returns its output, and the tensors that have gradients."""
+Layers = tuple[Callable[[], list[Tensor]], list[Tensor]]
+"""The same of all layers."""
 
 
 def nothing(*_: Any, **__: Any) -> None:
@@ -52,12 +61,11 @@ def nothing(*_: Any, **__: Any) -> None:
 def no_gpu() -> Iterator[None]:
     """Let CPU tensors go the way of the CUDA backend, down to launches of nothing."""
     loaded = SimpleNamespace(launch=nothing)
-    stream = SimpleNamespace(cuda_stream=0)
     with ExitStack() as stack:
         for owner, name, value in (
-            (torch.cuda, "device", lambda device: nullcontext()),
+            (torch.cuda, "current_device", lambda: None),  # the index of a CPU
             (torch.cuda, "get_device_capability", lambda device=None: (9, 0)),
-            (torch.cuda, "current_stream", lambda device=None: stream),
+            (launching, "STREAM", lambda device: 0),
             (nvrtc, "load", lambda unit: loaded),
             (matrix_cuda, "load", lambda unit: loaded),
             (norm_cuda, "MULTIPROCESSORS", lambda device: 132),
@@ -112,11 +120,64 @@ def add_norm() -> Case:
     return forward, [stream_btd, branch_btd, gain_d]
 
 
-CASES: dict[str, tuple[Callable[[], Case], Any]] = {
-    "matrix_state (E88)": (matrix_state, matrix_custom),
-    "channel (E61)": (channel, channel_custom),
-    "add_norm": (add_norm, norm_custom),
+def linear_maps(*, ahead: bool) -> Layers:
+    """Linear maps of weights in fp32, cast one by one or ahead of the pass."""
+    batch, steps, width = TINY
+    maps = [torch.nn.Parameter(torch.zeros(width, width)) for _ in range(LAYERS)]
+    x_btd, weights = leaf(batch, steps, width, dtype=torch.bfloat16), Weights()
+
+    def step() -> list[Tensor]:
+        with autocast(), weights.cast(x_btd) if ahead else nullcontext():
+            return [linear(x_btd, weight) for weight in maps]
+
+    return step, [x_btd, *maps]
+
+
+def whole_layers() -> Layers:
+    """A language model of E88, its embedding, last norm and head shared out among its layers."""
+    batch, steps, width = TINY
+    options = {"n_heads": 2, "n_state": 4, "use_gate": True, "gate_activation": "silu"}
+    layers = [elman.layers.E88(width, **options) for _ in range(LAYERS)]
+    for layer in layers:
+        layer.backend_for = lambda x_btd: "cuda"
+    model = LanguageModel(width, layers, backend="cuda")
+    for norm in (*model.norms, model.final_norm):
+        norm._backend_on = lambda device_type: "cuda"
+    tokens_bt = torch.zeros(batch, steps, dtype=torch.uint8)
+
+    def step() -> list[Tensor]:
+        with autocast():
+            return [model(tokens_bt)[0]]
+
+    return step, list(model.parameters())
+
+
+def autocast() -> torch.autocast:
+    """Return bf16's, as training on a GPU has it."""
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+def calls(make: Callable[[], Case]) -> Layers:
+    """Return as many calls as there are layers."""
+    cases = [make() for _ in range(LAYERS)]
+    return lambda: [forward() for forward, _ in cases], [one for _, own in cases for one in own]
+
+
+def both_ways(make: Callable[[], Layers]) -> dict[str, tuple[Callable[[], Layers], bool]]:
+    return {"operator": (make, True), "eager": (make, False)}
+
+
+ROWS: dict[str, dict[str, tuple[Callable[[], Layers], bool]]] = {
+    "matrix_state (E88)": both_ways(partial(calls, matrix_state)),
+    "channel (E61)": both_ways(partial(calls, channel)),
+    "add_norm": both_ways(partial(calls, add_norm)),
+    "layer (E88)": both_ways(whole_layers),
+    "linear": {
+        "one by one": (partial(linear_maps, ahead=False), False),
+        "ahead": (partial(linear_maps, ahead=True), False),
+    },
 }
+"""What is timed, by name and way; with the second number True, by operators."""
 
 
 class Ends(torch.autograd.Function):
@@ -145,30 +206,34 @@ def microseconds(step: Callable[[], object], rounds: int) -> float:
     return min(found[1:])
 
 
-def backward_microseconds(cases: Sequence[Case], rounds: int) -> float:
+def backward_microseconds(layers: Layers, rounds: int) -> float:
     """Return, of the fastest round, a layer's time in a backward pass through all layers."""
-    leaves = [leaf for _, leaves in cases for leaf in leaves]
+    step, leaves = layers
     found = []
     for _ in range(CALLS * (rounds + 1)):
-        end = Ends.apply(*(forward() for forward, _ in cases))  # type: ignore[no-untyped-call]
+        end = Ends.apply(*step())  # type: ignore[no-untyped-call]
         began = time.perf_counter()
         torch.autograd.grad(end, leaves)
         found.append((time.perf_counter() - began) / LAYERS * 1e6)
     return min(found[CALLS:])
 
 
-def measure(make: Callable[[], Case], rounds: int) -> tuple[float, float, float]:
+def measure(layers: Layers, rounds: int) -> tuple[float, float, float]:
     """Return the microseconds of a call without gradients, with them, and of its backward pass."""
-    cases = [make() for _ in range(LAYERS)]
-
-    def step() -> list[Tensor]:
-        return [forward() for forward, _ in cases]
-
     return (
-        microseconds(torch.no_grad()(step), rounds),
-        microseconds(step, rounds),
-        backward_microseconds(cases, rounds),
+        microseconds(torch.no_grad()(layers[0]), rounds),
+        microseconds(layers[0], rounds),
+        backward_microseconds(layers, rounds),
     )
+
+
+@contextmanager
+def operators(seen: bool) -> Iterator[None]:
+    """Let all calls be operators, or none."""
+    with ExitStack() as stack:
+        for custom in (matrix_custom, channel_custom, norm_custom):
+            stack.enter_context(patch.object(custom, "operators_are_seen", lambda *_: seen))
+        yield
 
 
 def main() -> None:
@@ -176,14 +241,14 @@ def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
     torch.set_num_threads(1)
     print(f"us a call, fastest of {rounds} rounds, no kernels")
-    print(f"{'':20}{'':10}{'no grad':>9}{'forward':>9}{'backward':>9}{'both':>9}")
+    print(f"{'':20}{'':12}{'no grad':>9}{'forward':>9}{'backward':>9}{'both':>9}")
     with no_gpu():
-        for name, (make, custom) in CASES.items():
-            for way, seen in (("operator", True), ("eager", False)):
-                with patch.object(custom, "operators_are_seen", lambda *_, seen=seen: seen):
-                    none, forward, backward = measure(make, rounds)
+        for name, ways in ROWS.items():
+            for way, (make, seen) in ways.items():
+                with operators(seen):
+                    none, forward, backward = measure(make(), rounds)
                 both = forward + backward
-                print(f"{name:20}{way:10}{none:9.1f}{forward:9.1f}{backward:9.1f}{both:9.1f}")
+                print(f"{name:20}{way:12}{none:9.1f}{forward:9.1f}{backward:9.1f}{both:9.1f}")
 
 
 if __name__ == "__main__":

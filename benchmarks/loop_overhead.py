@@ -91,6 +91,7 @@ def main() -> None:
     """Print the median share of every part over several runs, with the spread."""
     steps = sys.argv[1] if len(sys.argv) > 1 else "40"
     fixed = [f"train.steps={steps}", "train.val_every=null", "data.val_sample=2048"]
+    fixed.append("train.graph=false")  # a replay has no parts
     rounds = [measure([*fixed, *sys.argv[2:]]) for _ in range(ROUNDS)]
     console = Console()
     for part in (*PARTS, "loop"):

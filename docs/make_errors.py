@@ -75,6 +75,7 @@ CASES: dict[str, list[str]] = {
         "train.batch_size=null",
         "train.tbptt=maybe",
         "train.device=gpu",
+        "train.graph=maybe",
         "train.seed=-1",
         "kernels.backend=cdua",
         "optim.lr=fast",
@@ -91,6 +92,12 @@ CASES: dict[str, list[str]] = {
         "model.cell=e1",
         "'train.steps=${foo}'",
         "'train.steps=${foo:1}'",
+    ],
+    "Settings that exclude one another": [
+        "train.graph=true train.device=cpu",
+        "train.graph=true train.compile=true",
+        "train.graph=true train.activation_checkpointing=true",
+        "train.graph=true model=llama train.tbptt=true model.context=2048",
     ],
     "Settings that nothing would read": [
         "eval.checkpoint=run",

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from elman.errors import UserError, did_you_mean, nearest
 from elman.models import registry
+from elman.schema.graphs import graph_conflict
 from elman.schema.launching import LAUNCHERS, SweepConfig, SweepSettings
 from elman.schema.measuring import BenchConfig, ParityConfig
 from elman.schema.model import ModelConfig
@@ -185,6 +186,9 @@ def _check_combinations(config: RunConfig) -> None:
             "train.tbptt=true: a carried attention over every byte so far grows without end; "
             "add model.context=<bytes>, as in model.context=2048, or drop train.tbptt"
         )
+    conflict = graph_conflict(config.train, model)
+    if config.train.graph is True and conflict is not None:
+        raise UserError(f"train.graph=true: {conflict}")
 
 
 def validate_sweep(launcher: Any, sweep: Any, named: frozenset[str]) -> SweepSettings:
@@ -408,7 +412,8 @@ def _first_problem(error: ValidationError, tree: Mapping[str, Any], section: str
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return whole_section(key, _shown(given))
     if kind == "literal_error":
-        choices = str(context["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
+        expected = str(context["expected"]).replace("True", "true").replace("False", "false")
+        choices = expected.replace("'", "").replace(" or ", ", ").split(", ")
         hint = did_you_mean(str(given), choices)
         return f"{key}={_shown(given)}: expected one of {', '.join(choices)}{hint}"
     if kind in _BOUND_WORDS:

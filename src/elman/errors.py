@@ -53,6 +53,12 @@ _EXIT_STATUS = {
 }
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message that says something, or else its name."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the member of ``known`` that ``name`` most resembles, or None if none is close.
 

@@ -196,6 +196,17 @@ def test_marks_of_how_a_run_was_computed(report: Report, sweep: FakeSweep) -> No
     assert [line["contended"] for line in done.csv[1:3]] == ["true", "false"]
 
 
+def test_replayed_runs_are_rows_of_their_own(report: Report, sweep: FakeSweep) -> None:
+    # The first results did not say it: nothing was replayed then.
+    for graph in (None, False, True):
+        sweep.job("model=e1", f"train.seed={1 + bool(graph)}", result={"graph": graph})
+    done = report(sweep.folder)
+    assert list(done.table) == ["e1", "e1 #2"]
+    runs = [line["graph"] for line in done.csv if line["kind"] == "run"]
+    assert runs == ["", "false", "true"]
+    assert "differs too: train.graph: false in e1; true in e1 #2" in done.lines
+
+
 def test_a_short_mean_says_its_count(report: Report, sweep: FakeSweep) -> None:
     sweep.job("model=e1", result={"loss_steps": 40})
     assert report(sweep.folder).table["e1"]["loss"] == "1.5000 (last 40)"

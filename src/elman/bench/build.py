@@ -78,6 +78,7 @@ def step_subjects(
         chunk_size=settings.chunk_size,
         seed=_SEED,
         precision=settings.precision,
+        graph=False,  # forward and backward pass are timed apart
     )
     data = stack.enter_context(open_data(config.data, settings.chunk_size, lambda line: None))
     subjects: list[Subject] = []

@@ -14,7 +14,7 @@ import torch
 
 from elman.config import RunConfig
 from elman.data.batches import Data, open_data
-from elman.errors import ExitStatus, RunStatus, UserError
+from elman.errors import ExitStatus, RunStatus, UserError, first_line
 from elman.kernels.packages import computation_path, on_slow_path, resolve_backend
 from elman.launch.run_folder import CONFIG_FILE, RunLock, config_hash, write_config
 from elman.models import registry
@@ -27,6 +27,7 @@ from elman.training.environment import choose_device, describe_environment
 from elman.training.memory import available_memory, estimate_memory, largest_batch
 from elman.training.metrics import DEFINITIONS, METRICS_VERSION
 from elman.training.recorder import Recorder, write_result
+from elman.training.replay import uses_graph
 from elman.training.trainer import Trainer
 from elman.training.validation import uses_bf16
 
@@ -42,7 +43,7 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
     assert folder is not None, "training always has a run folder"
     display = Display()
     device = choose_device(config.train.device)
-    _prepare(config)
+    _prepare(config, device)
     backend = resolve_backend(
         registry.cell(config.model.cell).under(config.model.options),
         config.kernels.backend,
@@ -81,7 +82,7 @@ class _Session:
         try:
             status = self._train()
         except UserError as error:
-            if self._trainer is None:
+            if self._trainer is None or not self._trainer.ledger.begun:
                 raise
             status = self._crashed(error)
         except KeyboardInterrupt:
@@ -179,11 +180,11 @@ class _Session:
         return need + f"try {' or '.join(remedies)}"
 
     def _out_of_memory(self, error: Exception) -> RunStatus:
-        self._error = f"{_first_line(error)}; {self._advice(available_memory(self._device))}"
+        self._error = f"{first_line(error)}; {self._advice(available_memory(self._device))}"
         return RunStatus.OOM
 
     def _crashed(self, error: Exception) -> RunStatus:
-        self._error = f"{type(error).__name__}: {_first_line(error)}"
+        self._error = f"{type(error).__name__}: {first_line(error)}"
         return RunStatus.CRASH
 
     # ------------------------------------------------------------------ what is said about it
@@ -193,10 +194,11 @@ class _Session:
         memory = f", about {self._estimate / 1e9:.1f} GB" if self._estimate else ""
         path = computation_path(registry.cell(model.cell), self._backend)
         through = f" ({path})" if path else ""
+        graph = ", replayed as a CUDA graph" if trainer.stepper.graph else ""
         self._display.say(
             f"{model.name}: {model.cell} {model.dim}x{model.depth}, "
             f"{trainer.model.num_params():,} parameters, "
-            f"backend {self._backend}{through} on {self._device}{memory}"
+            f"backend {self._backend}{through} on {self._device}{graph}{memory}"
         )
         source = self._data.describe()
         self._display.say(f"data: {source['bytes']:,} bytes of {', '.join(source['paths'][:3])}")
@@ -209,7 +211,7 @@ class _Session:
             plot_losses(self._folder)
         except Exception as error:  # a picture is no reason to lose a result
             _log.warning("no loss curve", exc_info=True)
-            self._display.say(f"warning: no loss curve ({_first_line(error)})")
+            self._display.say(f"warning: no loss curve ({first_line(error)})")
         write_result(self._folder, result)
         if self._error:
             self._display.say(f"elman: {status.value}: {self._error}")
@@ -240,6 +242,7 @@ class _Session:
             result["parity"] = self._parity
             result["path"] = computation_path(cell, self._backend)
             result["slow_path"] = on_slow_path(self._backend)
+            result["graph"] = stepper.graph
         result["data"] = self._data.describe()
         result["environment"] = describe_environment(self._device)
         result["metrics_version"] = METRICS_VERSION
@@ -247,8 +250,9 @@ class _Session:
         return result
 
 
-def _prepare(config: RunConfig) -> None:
-    """Process-wide settings and packages that the run needs, checked before any work."""
+def _prepare(config: RunConfig, device: torch.device) -> None:
+    """Process-wide settings, and what the run needs, checked before any work."""
+    uses_graph(config, device)  # or says that there is no GPU for it
     if config.log.wandb and find_spec("wandb") is None:
         raise UserError("log.wandb=true: wandb is not installed; pip install 'elman[wandb]'")
     if config.train.deterministic:
@@ -263,8 +267,3 @@ def _is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

@@ -82,10 +82,11 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str, str]]:
 def _computed_by(result: dict[str, Any]) -> str:
     """Name the backend and, of a packaged baseline, what computed it."""
     backend = f"backend {result['backend']}"
+    graph = ", as a CUDA graph" if result.get("graph") else ""
     if not result.get("path"):
-        return backend
+        return backend + graph
     slow = ", the slow path" if result["slow_path"] else ""
-    return f"{backend}: {result['path']}{slow}"
+    return f"{backend}: {result['path']}{slow}{graph}"
 
 
 def _number(value: float | None) -> str:

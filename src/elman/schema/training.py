@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from elman.schema.section import Count, NonNegative, Positive, Section
 
@@ -26,6 +26,10 @@ class DataConfig(Section):
     val_window: Count = 512
 
 
+# To a Literal, 1 is True.
+_no_number = BeforeValidator(lambda value: str(value) if type(value) is int else value)
+
+
 class TrainConfig(Section):
     """Group ``train``. With neither ``minutes`` nor ``steps``, a run lasts one minute.
 
@@ -39,6 +43,8 @@ class TrainConfig(Section):
         grad_clip: Largest global gradient norm; 0 is off.
         tbptt: Train on ``batch_size`` contiguous streams with carried states.
         compile: torch.compile the model.
+        graph: Replay forward and backward pass as a CUDA graph; ``auto`` is yes on a GPU, unless
+            ``profile`` or a setting that :func:`~elman.schema.graphs.graph_conflict` names is on.
         activation_checkpointing: Recompute each mixer in the backward pass.
         device: ``auto`` is the GPU if there is one.
         precision: ``auto`` is bf16 autocast on a GPU and fp32 on a CPU.
@@ -61,6 +67,7 @@ class TrainConfig(Section):
     grad_clip: NonNegative = 1.0
     tbptt: bool = False
     compile: bool = False
+    graph: Annotated[Literal["auto", True, False], _no_number] = "auto"
     activation_checkpointing: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"

@@ -55,6 +55,11 @@ class Ledger:
         assert self._recorder is not None, "the session has not begun"
         return self._recorder
 
+    @property
+    def begun(self) -> bool:
+        """Whether a session has begun: its clock runs, and its numbers are kept."""
+        return self._recorder is not None
+
     def begin(self, recorder: Recorder, step: int, tokens: int) -> None:
         """Start a session: its records go to ``recorder``, and its clock runs from here."""
         self._recorder = recorder

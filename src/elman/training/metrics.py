@@ -46,6 +46,7 @@ DEFINITIONS = {
     ),
     "contended": "another process used the device during the run; null: nobody watched",
     "path": "what computed a packaged baseline (mamba2, fla-gdn); null for other cells",
+    "graph": "forward and backward pass were replayed as a CUDA graph, not launched one by one",
     "slow_path": "it ran as plain PyTorch: without its package, or its cell has no kernel there",
 }
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +18,10 @@ from elman.data.batches import Data, RandomBatches, StreamBatches
 from elman.models.language_model import LanguageModel
 from elman.models.state import State
 from elman.training.optimizers import TrainingOptimizer
-from elman.training.validation import autocast, to_device
+from elman.training.passes import EagerPass, Mark, TrainingPass, copied, unmarked
+from elman.training.replay import ReplayedPass, uses_graph
+from elman.training.rng import rng_state, set_rng_state
+from elman.training.validation import to_device
 
 
 class Step(NamedTuple):
@@ -38,7 +40,9 @@ class Stepper:
     :meth:`blocked` tells, one step late on a GPU so that nothing waits for it.
 
     Attributes:
+        graph: Whether forward and backward pass are replayed as a CUDA graph.
         mark: Called with its name when a part of a step ends: data, forward, backward, optimiser.
+            Of a graph, forward and backward pass end together.
     """
 
     def __init__(
@@ -55,13 +59,15 @@ class Stepper:
         self.batches: RandomBatches | StreamBatches = source(
             data, train.batch_size, train.chunk_size, train.seed
         )
-        self._loss = torch.compile(model.loss) if train.compile else model.loss
+        self.graph = uses_graph(config, device)
+        chosen = ReplayedPass if self.graph else EagerPass
+        self._pass: TrainingPass = chosen(config, model, optimizer, device)
         self._states: list[State] | None = None
         self._blocked = torch.zeros((), dtype=torch.bool, device=device)
         self._flags: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
         self.step = 0
         self.data_wait = 0.0
-        self.mark: Callable[[str], None] = _unmarked
+        self.mark: Mark = unmarked
 
     @property
     def tokens(self) -> int:
@@ -73,7 +79,6 @@ class Stepper:
         """Take one optimizer step at ``share`` of the budget."""
         self.model.begin_step()
         lr = self.optimizer.set_rate(self.step, share)
-        self.optimizer.zero_grad()
         loss = self._accumulate()
         limit = self._train.grad_clip or math.inf
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
@@ -86,18 +91,15 @@ class Stepper:
         return Step(self.step, loss, norm, lr)
 
     def discarded(self) -> None:
-        """Run one forward and backward pass that leaves no trace but built kernels.
+        """Run forward and backward passes that leave no trace but built kernels and a graph.
 
-        It also proves that the step fits into memory before the clock starts.
+        They also prove that the step fits into memory before the clock starts.
+
+        Raises:
+            UserError: the pass cannot be replayed as a graph.
         """
-        train = self._train
         rng = rng_state(self._device)
-        shape = (train.batch_size, train.chunk_size + 1)
-        tokens = torch.zeros(shape, dtype=torch.uint8, device=self._device)
-        with autocast(self._device, train.precision):
-            loss, _ = self._loss(tokens, self._states)
-        loss.backward()
-        self.optimizer.zero_grad()
+        self._pass.prepare(self._states)
         self.synchronize()
         set_rng_state(rng, self._device)
 
@@ -132,7 +134,8 @@ class Stepper:
             "data_wait": self.data_wait,
             "optimizer": self.optimizer.state_dict(),
             "batches": self.batches.state_dict(),
-            "states": self._states,
+            # A copy: a replay writes the next ones to the same place.
+            "states": None if self._states is None else copied(self._states),
             "rng": rng_state(self._device),
             "trained": trained,
         }
@@ -151,17 +154,12 @@ class Stepper:
     def _accumulate(self) -> Tensor:
         """Forward and backward over the micro-batches; return the mean loss, nats per byte."""
         total = torch.zeros((), device=self._device)
-        for _ in range(self._train.grad_accum):
+        for n in range(self._train.grad_accum):
             tokens = self._next_tokens()
             self.mark("data")
-            with autocast(self._device, self._train.precision):
-                loss, states = self._loss(tokens, self._states)
-            self.mark("forward")
-            (loss / self._train.grad_accum).backward()
+            loss, self._states = self._pass.run(tokens, self._states, fresh=n == 0, mark=self.mark)
             self.mark("backward")
-            total += loss.detach()
-            if self._train.tbptt:
-                self._states = [{k: v.detach() for k, v in state.items()} for state in states]
+            total += loss
         return total / self._train.grad_accum
 
     def _next_tokens(self) -> Tensor:
@@ -181,25 +179,6 @@ class Stepper:
         event = torch.cuda.Event()
         event.record()
         return host, event
-
-
-def _unmarked(part: str) -> None:
-    """What training does when a part of a step ends: nothing."""
-
-
-def rng_state(device: torch.device) -> dict[str, Tensor]:
-    """Return the states of torch's generators that a step may use."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
-
-
-def set_rng_state(states: dict[str, Tensor], device: torch.device) -> None:
-    """Put the generators back to ``states``."""
-    torch.set_rng_state(states["cpu"])
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)
 
 
 def _on(state: State, device: torch.device) -> State:

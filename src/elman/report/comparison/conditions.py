@@ -10,11 +10,11 @@ from elman.report.comparison.runs import Run
 
 NOT_RECORDED = "not recorded"
 
-# Settings in which two runs of one model may differ and still be the same experiment. The data and
-# the backend are taken as measured, from the result.
+# Settings in which two runs of one model may differ and still be the same experiment. The data, the
+# backend and whether the pass was replayed are taken as measured, from the result.
 _IRRELEVANT = {
     "train": (
-        *("seed", "resume", "device", "profile"),
+        *("seed", "resume", "device", "profile", "graph"),
         *("save_every", "save_minutes", "keep_checkpoints"),
     ),
     "data": ("path",),
@@ -67,7 +67,7 @@ def measured(run: Run) -> str:
     result = run.result
     if result is None:
         return ""
-    ran = (result.backend, result.path, result.slow_path, result.params)
+    ran = (result.backend, result.path, result.slow_path, result.params, bool(result.graph))
     return json.dumps([*conditions(run).values(), *ran])
 
 
@@ -83,6 +83,8 @@ def remarks(run: Run) -> dict[str, str]:
     for name in _REMARKED_SECTIONS:
         found |= {f"{name}.{key}": _text(v) for key, v in (config.get(name) or {}).items()}
     if run.result is not None:
+        # The first results do not say so: nothing was replayed then.
+        found["train.graph"] = _text(bool(run.result.graph))
         environment = run.result.environment
         found["revision of elman"] = environment.revision or environment.elman or NOT_RECORDED
         found["torch"] = environment.packages.get("torch") or NOT_RECORDED

@@ -73,6 +73,7 @@ class Result(_Part):
     backend: str | None = None
     path: str | None = None
     slow_path: bool | None = None
+    graph: bool | None = None
     contended: bool | None = None
     steps: Whole = None
     tokens: Whole = None

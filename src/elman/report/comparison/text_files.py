@@ -36,6 +36,7 @@ CSV_COLUMNS = {
     "backend": "which implementation ran",
     "contended": "of a run: whether another process used the device; empty if nobody watched",
     "slow_path": f"of a run: {DEFINITIONS['slow_path']}",
+    "graph": f"of a run: {DEFINITIONS['graph']}",
     "metrics_version": f"of a run: {DEFINITIONS['metrics_version']}",
     **{measure.key: f"{measure.definition}; of a row: mean over seeds" for measure in MEASURES},
     "loss_steps": "of a run: steps that its loss is the mean over",
@@ -112,8 +113,8 @@ def _run(row: Row, run: Run) -> dict[str, Any]:
     }
     if (result := run.result) is None:
         return line
-    names = ("params", "backend", "contended", "slow_path", "metrics_version", "loss_steps")
-    line |= {name: getattr(result, name) for name in names}
+    names = ("params", "backend", "contended", "slow_path", "graph", "metrics_version")
+    line |= {name: getattr(result, name) for name in (*names, "loss_steps")}
     for measure in MEASURES:
         if (value := measure.of(result)) is not None:
             line[measure.key] = value / measure.scale
