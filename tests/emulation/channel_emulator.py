@@ -30,9 +30,9 @@ def run(
     """
     kernels = library(cuda.unit_text(geometry, emulator.HEADER))
     for one in launches:
-        kernel = kernels[one.name]
+        kernel = kernels[one.kernel]
         kernel.restype = ctypes.c_char_p
         blocks, shared = ctypes.c_int64(one.blocks), ctypes.c_int(one.shared_bytes)
         said = kernel(ctypes.byref(args), blocks, shared, 1)
         if said:
-            raise emulator.FaultError(f"{one.name}: {said.decode()}")
+            raise emulator.FaultError(f"{one.kernel}: {said.decode()}")

@@ -82,7 +82,7 @@ def loaded(text: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
 
 def fitted(call: Call, chosen: Geometry, backward: bool) -> Geometry:
     """Return a geometry with the alignment that a call's tensors have."""
-    return replace(chosen, align=cuda.alignment(call.args, chosen, backward))
+    return replace(chosen, align=cuda.alignment(call, chosen, backward))
 
 
 def run(

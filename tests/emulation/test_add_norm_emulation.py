@@ -65,8 +65,11 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
         cuda, "LAUNCH", lambda text, wanted, args, _: emulate(emulator.loaded, text, wanted, args)
     )
     monkeypatch.setattr(cuda, "MULTIPROCESSORS", lambda device: MULTIPROCESSORS)
-    original = Tensor.new_empty
-    monkeypatch.setattr(Tensor, "new_empty", lambda *a, **k: original(*a, **k).fill_(torch.nan))
+    for owner, make in ((Tensor, "new_empty"), (torch, "empty_like")):
+        original = getattr(owner, make)
+        monkeypatch.setattr(
+            owner, make, lambda *a, original=original, **k: original(*a, **k).fill_(torch.nan)
+        )
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "LAUNCH", emulate)
     # The operator is registered by device; here the CPU's tensors take the GPU's way.
     monkeypatch.setattr(custom, "cpu", cuda)
-    for make in ("new_empty", "empty"):
+    for make in ("new_empty", "empty", "empty_like"):
         owner = torch.Tensor if make == "new_empty" else torch
         original = getattr(owner, make)
         monkeypatch.setattr(

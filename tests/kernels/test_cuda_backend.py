@@ -23,7 +23,7 @@ import elman.layers
 from elman.bench.entries import entries
 from elman.compose import compose_config
 from elman.errors import UserError
-from elman.kernels import nvrtc
+from elman.kernels import launching, nvrtc
 from elman.ops.add_norm import cuda as norm_cuda
 from elman.ops.add_norm.op import add_rms_norm
 from elman.ops.channel import cuda as channel_cuda
@@ -190,19 +190,22 @@ class Gpus:
     """Two GPUs that run nothing, and note what they are asked."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.current, self.launched = 0, []
+        self.current, self.entered, self.launched = 0, 0, []
         cuda = torch.cuda
         monkeypatch.setattr(cuda, "device", self.device)
+        monkeypatch.setattr(cuda, "current_device", lambda: self.current)
         monkeypatch.setattr(cuda, "get_device_capability", self.capability)
         monkeypatch.setattr(cuda, "current_stream", self.stream)
+        monkeypatch.setattr(launching, "STREAM", launching._public_stream)
         for module in (matrix_cuda, nvrtc):
             monkeypatch.setattr(module, "load", self.load)
         matrix_cuda._ready.cache_clear()
         channel_cuda._kernels.cache_clear()
 
     @contextlib.contextmanager
-    def device(self, device: torch.device) -> Iterator[None]:
-        before, self.current = self.current, device.index
+    def device(self, device: int) -> Iterator[None]:
+        before, self.current = self.current, device
+        self.entered += 1
         yield
         self.current = before
 
@@ -230,6 +233,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpus]:
 
 
 WHERE = {0: (0, 70, 0, "sm_80"), 1: (1, 71, 1, "sm_90")}
+"""Of a launch, by the device of its tensors: device, stream, current device, architecture."""
 
 
 @pytest.mark.parametrize("index", WHERE)
@@ -241,6 +245,8 @@ def test_matrix_kernels_run_where_the_tensors_are(gpus, monkeypatch, index) -> N
     matrix_cuda.launch(call, backward=False)
     assert gpus.launched == [("matrix_forward", *WHERE[index])]
     assert gpus.current == 0
+    # Where it is the current one already, nothing has to be done for that.
+    assert gpus.entered == index
 
 
 @pytest.mark.parametrize("index", WHERE)

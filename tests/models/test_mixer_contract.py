@@ -351,3 +351,19 @@ def test_layers_are_listed_and_a_wrong_name_is_an_attribute_error() -> None:
     assert set(elman.layers.__all__) <= set(dir(elman.layers))
     with pytest.raises(AttributeError, match="no layer 'E89'; layers: "):
         _ = elman.layers.E89
+
+
+def test_a_backend_is_chosen_once_for_every_name_and_device(monkeypatch) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def choose(cell: object, requested: str, device_type: str) -> str:
+        asked.append((requested, device_type))
+        return f"{requested} on {device_type}"
+
+    monkeypatch.setattr("elman.models.layers.mixer.choose_backend", choose)
+    layer, x = elman.layers.E1(8), torch.zeros(1, 1, 8)
+    assert [layer.backend_for(x) for _ in range(2)] == ["auto on cpu"] * 2
+    layer.backend = "reference"  # as a comparison of two of them does
+    assert layer.backend_for(x) == "reference on cpu"
+    assert layer.backend_for(x.to("meta")) == "reference on meta"
+    assert asked == [("auto", "cpu"), ("reference", "cpu"), ("reference", "meta")]

@@ -213,6 +213,8 @@ def _refused(unit: Unit, error: str, log: str) -> UserError:
 
 # ---- running
 
+_Pointers = ctypes.c_void_p * 1
+
 
 class Loaded:
     """A translation unit's kernels, ready to be launched on any device of its architecture."""
@@ -254,8 +256,10 @@ class Loaded:
             UserError: the driver refuses the launch.
         """
         _enter_context(device)
-        kernel = self._kernel(name, shared_bytes, device)
-        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+        kernel = self._kernels.get((name, shared_bytes, device))
+        if kernel is None:
+            kernel = self._prepare(name, shared_bytes, device)
+        pointers = _Pointers(ctypes.addressof(arguments))
         (error,) = self._driver.cuLaunchKernel(
             kernel, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, ctypes.addressof(pointers), 0
         )
@@ -265,22 +269,21 @@ class Loaded:
                 f"({error.name}: {blocks} blocks of {threads} threads, {shared_bytes} bytes)"
             )
 
-    def _kernel(self, name: str, shared_bytes: int, device: int) -> Any:
-        """Return a kernel that may use so much shared memory on this device."""
-        key = (name, shared_bytes, device)
-        if key not in self._kernels:
-            driver = self._driver
-            error, kernel = driver.cuLibraryGetKernel(self._library, name.encode())
-            assert not error, (name, error)
-            limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            (error,) = driver.cuKernelSetAttribute(limit, shared_bytes, kernel, device)
-            if error:
-                raise UserError(
-                    f"{_SETTING}: the {self._label} kernel needs {shared_bytes} bytes "
-                    f"of shared memory ({error.name}); use kernels.backend=reference"
-                )
-            self._kernels[key] = driver.CUfunction(int(kernel))
-        return self._kernels[key]
+    def _prepare(self, name: str, shared_bytes: int, device: int) -> Any:
+        """Let a kernel use so much shared memory on a device; return and keep it."""
+        driver = self._driver
+        error, kernel = driver.cuLibraryGetKernel(self._library, name.encode())
+        assert not error, (name, error)
+        limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        (error,) = driver.cuKernelSetAttribute(limit, shared_bytes, kernel, device)
+        if error:
+            raise UserError(
+                f"{_SETTING}: the {self._label} kernel needs {shared_bytes} bytes "
+                f"of shared memory ({error.name}); use kernels.backend=reference"
+            )
+        function = driver.CUfunction(int(kernel))
+        self._kernels[name, shared_bytes, device] = function
+        return function
 
 
 @cache

@@ -18,6 +18,7 @@ from elman.models import init
 from elman.models.layers.mixer import Mixer
 from elman.models.norm import LayerNorm, RMSNorm
 from elman.models.state import State
+from elman.ops.linear import Weights, linear
 from elman.ops.precision import compute_dtype, wide_dtype
 
 Wrapper = Literal["rms", "legacy_ln"]
@@ -72,6 +73,7 @@ class LanguageModel(nn.Module):
         )
         self.layers = nn.ModuleList(layers)
         self.final_norm = norm(dim, device=device, dtype=dtype)
+        self._weights = Weights()
 
     def forward(
         self, tokens_bt: Tensor, states: Sequence[State] | None = None
@@ -87,8 +89,9 @@ class LanguageModel(nn.Module):
         """
         x_btd = functional.embedding(tokens_bt.long(), self.embedding)
         run = self._rms if self.wrapper == "rms" else self._legacy
-        x_btd, carried = run(x_btd, [None] * len(self.layers) if states is None else states)
-        return functional.linear(x_btd, self.embedding), carried
+        with self._weights.cast(x_btd):
+            x_btd, carried = run(x_btd, [None] * len(self.layers) if states is None else states)
+            return linear(x_btd, self.embedding), carried
 
     def loss(
         self, tokens_bt1: Tensor, states: Sequence[State] | None = None

@@ -1,11 +1,10 @@
-"""What the engines' compiled kernels share with Python: dtypes, structures, pointers."""
+"""What the engines' compiled kernels share with Python: dtypes and structures."""
 
 from __future__ import annotations
 
 import ctypes
 
 import torch
-from torch import Tensor
 
 C_TYPES = {torch.float32: "float", torch.float64: "double"}
 """Dtypes that CPU kernels compute in, with their C++ names."""
@@ -32,8 +31,3 @@ def words_of(mirror: type[ctypes.Structure]) -> dict[str, int]:
     setting the structure's field.
     """
     return {name: getattr(mirror, name).offset // 8 for name, *_ in mirror._fields_}
-
-
-def pointer(tensor: Tensor | None) -> int | None:
-    """Return where a tensor's data lie; None is a null pointer."""
-    return None if tensor is None else tensor.data_ptr()

@@ -30,3 +30,8 @@ def no_autocast(x: Tensor) -> AbstractContextManager[object]:
     if device_type in _AUTOCASTS:
         return torch.autocast(device_type, enabled=False)
     return nullcontext()
+
+
+def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a tensor in a dtype, as its ``to``, which takes 1 us to find that it is in that."""
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from elman.ops.precision import compute_dtype
+from elman.ops.linear import narrow
+from elman.ops.operators import apply, watched
+from elman.ops.precision import cast, compute_dtype
 
 
 def silu_linear(u_bti: Tensor, weight_oi: Tensor) -> Tensor:
@@ -25,9 +27,12 @@ def silu_linear(u_bti: Tensor, weight_oi: Tensor) -> Tensor:
         weight_oi: W.
     """
     dtype = compute_dtype(u_bti, weight_oi.dtype)
-    y_bto: Tensor = _SiluLinear.apply(  # type: ignore[no-untyped-call]
-        u_bti.to(dtype), weight_oi.to(dtype)
-    )
+    u_bti, weight_oi = cast(u_bti, dtype), cast(narrow(weight_oi), dtype)
+    y_bto: Tensor
+    if watched((u_bti, weight_oi)):
+        y_bto = _SiluLinear.apply(u_bti, weight_oi)  # type: ignore[no-untyped-call]
+    else:
+        y_bto = apply(_SiluLinear, u_bti, weight_oi)
     return y_bto
 
 

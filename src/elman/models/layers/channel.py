@@ -21,6 +21,7 @@ from elman.models.registry.spec import Value
 from elman.models.state import State, first_state
 from elman.ops.channel.op import run
 from elman.ops.channel.plan import Plan
+from elman.ops.linear import linear
 from elman.ops.slices import row_blocks
 
 RETAIN_BIAS = 2.0
@@ -93,7 +94,7 @@ class ChannelMixer(Skeleton):
         state = state or {}
         carried: State = {}
         (p_bti,) = self.project_in(x_btd, state, carried)
-        projected_bts = functional.linear(self.activate(p_bti), self.cell_proj)
+        projected_bts = linear(self.activate(p_bti), self.cell_proj)
         y_btc, carried["h"] = run(
             self.plan,
             (projected_bts,),
@@ -173,7 +174,7 @@ class MinimalMixer(Mixer):
 
     def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
-        projected_bts = functional.linear(x_btd, self.cell_proj)
+        projected_bts = linear(x_btd, self.cell_proj)
         inner = projected_bts.shape[-1] // len(self.projections)
         h_bti, last_bi = run(
             self.plan,
@@ -183,5 +184,5 @@ class MinimalMixer(Mixer):
             backend=self.backend_for(x_btd),
         )
         y_bti = h_bti.to(projected_bts.dtype)
-        y_btd = y_bti if self.out_proj is None else functional.linear(y_bti, self.out_proj)
+        y_btd = y_bti if self.out_proj is None else linear(y_bti, self.out_proj)
         return y_btd, {"h": last_bi}

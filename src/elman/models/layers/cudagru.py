@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from elman.models import init
 from elman.models.layers.skeleton import Skeleton
 from elman.models.registry.cudagru import CELL
 from elman.models.state import State, first_state
 from elman.ops.dense.op import dense_recurrence
+from elman.ops.linear import linear
 
 
 class CudaGRU(Skeleton):
@@ -49,8 +49,8 @@ class CudaGRU(Skeleton):
 
     def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
-        p_bti = functional.linear(x_btd, self.in_proj)
-        cell_btc = functional.linear(p_bti, self.cell_proj, self.cell_bias)
+        p_bti = linear(x_btd, self.in_proj)
+        cell_btc = linear(p_bti, self.cell_proj, self.cell_bias)
         gates_btc, new_bti = torch.split(cell_btc, [2 * self.width, self.width], dim=-1)
         h_bti, (final_bi,) = dense_recurrence(
             "gru",

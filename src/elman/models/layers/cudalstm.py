@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from elman.models import init
 from elman.models.layers.skeleton import Skeleton
 from elman.models.registry.cudalstm import CELL
 from elman.models.state import State, first_state
 from elman.ops.dense.op import dense_recurrence
+from elman.ops.linear import linear
 
 FORGET_BIAS = 1.0
 
@@ -52,10 +52,10 @@ class CudaLSTM(Skeleton):
     def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
         state = state or {}
-        p_bti = functional.linear(x_btd, self.in_proj)
+        p_bti = linear(x_btd, self.in_proj)
         h_bti, (final_bi, cell_bi) = dense_recurrence(
             "lstm",
-            [functional.linear(p_bti, self.cell_proj, self.cell_bias)],
+            [linear(p_bti, self.cell_proj, self.cell_bias)],
             [self.recurrent],
             [first_state(state.get(part), p_bti, self.width) for part in ("h", "c")],
             backend=self.backend_for(x_btd),

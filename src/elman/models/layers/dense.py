@@ -18,6 +18,7 @@ from elman.models.layers.skeleton import Skeleton
 from elman.models.spectral_norm import SpectralNorm
 from elman.models.state import State, first_state
 from elman.ops.dense.op import elman
+from elman.ops.linear import linear
 
 
 class DenseLayer(Skeleton):
@@ -142,6 +143,6 @@ class DenseMixer(NormedLayer):
         driven_bti = u_bti
         if self.drive != "input":
             # A tied matrix is the constrained one in both of its uses.
-            weight = matrix.to(u_bti.dtype) if self.input is None else self.input
-            driven_bti = functional.linear(u_bti, weight, self.bias)
+            weight = matrix.to(self.recurrent.dtype) if self.input is None else self.input
+            driven_bti = linear(u_bti, weight, self.bias)
         return elman(driven_bti, matrix, h_bi, linear=self.linear, backend=backend)

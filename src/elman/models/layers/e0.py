@@ -17,6 +17,7 @@ from elman.models.layers.dense import NormedLayer
 from elman.models.registry.e0 import CELL
 from elman.models.state import State, first_state
 from elman.ops.dense.op import elman
+from elman.ops.linear import linear
 
 SCALE_LOGIT = -0.01
 """Initial logit of the scaled orthogonal matrix: a factor of 0.4975."""
@@ -76,7 +77,7 @@ class E0(NormedLayer):
         (u_bti,) = self.project_in(x_btd, state, carried)
         if self.conv is not None:
             u_bti = functional.silu(u_bti)
-        cell_bti = functional.linear(u_bti, self.cell_proj, self.cell_bias)
+        cell_bti = linear(u_bti, self.cell_proj, self.cell_bias)
         a_bti, gate_bti = cell_bti.chunk(2, dim=-1)
         h_bti, carried["h"] = elman(
             a_bti,

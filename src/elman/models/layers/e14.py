@@ -17,6 +17,7 @@ from elman.models import init
 from elman.models.layers.skeleton import Skeleton
 from elman.models.registry.e14 import CELL
 from elman.models.state import State
+from elman.ops.linear import linear
 from elman.ops.matrix_state.op import run
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.slices import Slice, row_blocks
@@ -66,7 +67,7 @@ class E14(Skeleton):
     def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
         x_bti, z_bti = self.project_in(x_btd, {}, {})
-        cell_btc = functional.linear(functional.silu(x_bti), self.cell_proj, self.cell_bias)
+        cell_btc = linear(functional.silu(x_bti), self.cell_proj, self.cell_bias)
         out_bt1i, end_bhin = run(
             self.plan,
             [cell_btc, z_bti],

@@ -17,6 +17,7 @@ from elman.models import init
 from elman.models.layers.skeleton import Skeleton
 from elman.models.registry.e23 import CELL
 from elman.models.state import State, first_state
+from elman.ops.linear import linear
 from elman.ops.precision import wide_dtype
 from elman.ops.tape.op import Write, dual_memory
 
@@ -77,7 +78,7 @@ class E23(Skeleton):
         state = state or {}
         p_bti, z_bti = self.project_in(x_btd, {}, {})
         h_bti, tape_bni, h_bi = dual_memory(
-            functional.linear(functional.silu(p_bti), self.input, self.bias),
+            linear(functional.silu(p_bti), self.input, self.bias),
             self.recurrent,
             self.write,
             self._first_tape(state.get("tape"), p_bti),

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from elman.models import init
 from elman.models.layers.dense import NormedLayer
 from elman.models.registry.e4 import CELL, rank_of
 from elman.ops.dense.op import dense_recurrence
+from elman.ops.linear import linear
 
 FACTOR_GAIN = 0.3
 """Singular values of both factors at the start: 0.09 for their product, before any constraint."""
@@ -62,7 +62,7 @@ class E4(NormedLayer):
 
     def recur(self, u_bti: Tensor, h_bi: Tensor, backend: str) -> tuple[Tensor, Tensor]:
         """Return the states of all steps and the last one, in fp32 or wider."""
-        a_bti = functional.linear(u_bti, self.input, self.bias)
+        a_bti = linear(u_bti, self.input, self.bias)
         h_bti, (final_bi,) = dense_recurrence(
             "tanh", [a_bti], self.recurrent_factors(), [h_bi], backend=backend
         )

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from elman.models import init
 from elman.models.layers.dense import DenseLayer
 from elman.models.registry.e56 import CELL
 from elman.ops.dense.op import elman
+from elman.ops.linear import linear
 
 
 class E56(DenseLayer):
@@ -47,5 +47,5 @@ class E56(DenseLayer):
     def recur(self, u_bti: Tensor, h_bi: Tensor, backend: str) -> tuple[Tensor, Tensor]:
         """Return the states of all steps and the last one, in fp32 or wider."""
         input_ii, recurrent_ii = self.cell_proj.chunk(2, dim=1)
-        a_bti = functional.linear(u_bti, input_ii, self.bias)
+        a_bti = linear(u_bti, input_ii, self.bias)
         return elman(a_bti, recurrent_ii, h_bi, linear=False, backend=backend)

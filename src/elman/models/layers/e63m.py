@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from elman.models import init
 from elman.models.layers.matrix import MatrixMixer
 from elman.models.registry.e63m import CELL
 from elman.models.state import State, first_state
 from elman.ops.dense.op import elman
+from elman.ops.linear import linear
 from elman.ops.matrix_state.op import recurrence
 from elman.ops.precision import compute_dtype, wide_dtype
 
@@ -126,5 +126,5 @@ class E63m(MatrixMixer):
         out_btc = torch.tanh(y_btn)
         if self.variant == "lite":
             narrow = compute_dtype(out_btc, self.slot_proj.dtype)
-            out_btc = functional.linear(out_btc.to(narrow), self.slot_proj)
+            out_btc = linear(out_btc.to(narrow), self.slot_proj)
         return out_btc

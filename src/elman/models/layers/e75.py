@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from elman.models import init
 from elman.models.conv import CausalConv
 from elman.models.layers.matrix import MatrixMixer
 from elman.models.registry.e75 import CELL
 from elman.models.state import State
+from elman.ops.linear import linear
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.slices import Slice, row_blocks
 
@@ -123,7 +123,7 @@ class E75(MatrixMixer):
         """Return k, v, q and the logits of beta, with conv_mode=post as two sources."""
         if not self.post():
             return super().project(x_btd, state, carried)
-        cell_btc = functional.linear(x_btd, self.cell_proj)
+        cell_btc = linear(x_btd, self.cell_proj)
         kvq_btc, beta_btc = torch.split(
             cell_btc, [3 * self.heads * self.size, self.blocks["beta"]], dim=-1
         )

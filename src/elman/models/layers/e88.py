@@ -15,12 +15,14 @@ from torch.nn import functional
 
 from elman.models import init
 from elman.models.conv import CausalConv
+from elman.models.dropout import Dropout
 from elman.models.layers.decay import ConstantDecay, Decay, MambaDecay, SigmoidDecay
 from elman.models.layers.mixer import Mixer
 from elman.models.registry.e88 import CELL
 from elman.models.registry.spec import Value
 from elman.models.state import State
 from elman.ops.add_norm.reference import rms_norm
+from elman.ops.linear import linear
 from elman.ops.matrix_state.op import run
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.slices import Slice, row_blocks
@@ -71,7 +73,7 @@ class E88(Mixer):
             self.head_weights = nn.Parameter(torch.empty(self.heads, **to))
         kept = self.width if self.mix in ("concat", "per_head") else self.value_width
         self.out_proj = nn.Parameter(torch.empty(dim, kept, **to))
-        self.dropout = nn.Dropout(given.number("dropout"))
+        self.dropout = Dropout(given.number("dropout"))
         self.plan = self._choose_plan()
         self.reset_parameters()
 
@@ -194,7 +196,7 @@ class E88(Mixer):
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
         state = state or {}
         carried: State = {}
-        projected_btc = functional.linear(x_btd, self.in_proj)
+        projected_btc = linear(x_btd, self.in_proj)
         sources = [projected_btc]
         if self.conv is not None:
             channels = self.rows["qkv"]
@@ -210,7 +212,7 @@ class E88(Mixer):
         )
         y_bthv = self._normed(y_bthv, projected_btc)
         mixed_bti = self._mix(y_bthv, projected_btc).to(projected_btc.dtype)
-        return self.dropout(functional.linear(mixed_bti, self.out_proj)), carried
+        return self.dropout(linear(mixed_bti, self.out_proj)), carried
 
     def _block(self, projected_btc: Tensor, name: str) -> Tensor:
         """Return one row block of what the input projection yields."""

@@ -20,6 +20,7 @@ from elman.models.registry.spec import Value
 from elman.models.state import State
 from elman.ops.gated_delta import triton
 from elman.ops.gated_delta.op import gated_delta_rule
+from elman.ops.linear import linear
 from elman.ops.precision import wide_dtype
 
 
@@ -101,8 +102,8 @@ class GatedDeltaNet(Mixer):
 
     def reset_parameters(self) -> None:
         """Draw every weight anew, in the order of the package's layer."""
-        for linear in (self.q_proj, self.k_proj, self.v_proj, self.a_proj, self.b_proj):
-            linear.reset_parameters()
+        for projection in (self.q_proj, self.k_proj, self.v_proj, self.a_proj, self.b_proj):
+            projection.reset_parameters()
         init.mamba_decay_(self.A_log, self.dt_bias)
         for conv in self._convs():
             conv.reset_parameters()
@@ -123,8 +124,8 @@ class GatedDeltaNet(Mixer):
             q_bthk,
             k_bthk,
             v_bthv,
-            self.a_proj(x_btd),
-            self.b_proj(x_btd),
+            linear(x_btd, self.a_proj.weight),
+            linear(x_btd, self.b_proj.weight),
             a_log_h=self.A_log,
             dt_bias_h=self.dt_bias,
             write_scale=2.0 if self.settings.flag("allow_neg_eigval") else 1.0,
@@ -132,11 +133,12 @@ class GatedDeltaNet(Mixer):
             backend=backend,
         )
         y_bta = self._gated(y_bthv, x_btd, backend).flatten(-2)
-        return self.o_proj(y_bta.to(q_bta.dtype)), carried
+        return linear(y_bta.to(q_bta.dtype), self.o_proj.weight), carried
 
     def _qkv(self, x_btd: Tensor, state: State, carried: State, backend: str) -> list[Tensor]:
         """Return q, k and v, convolved and activated; carry the convolution's inputs."""
-        projected = [self.q_proj(x_btd), self.k_proj(x_btd), self.v_proj(x_btd)]
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        projected = [linear(x_btd, projection.weight) for projection in projections]
         if not (convs := self._convs()):
             return [functional.silu(one) for one in projected]
         history = state.get("conv")
@@ -177,7 +179,7 @@ class GatedDeltaNet(Mixer):
         if not self.settings.flag("use_gate"):
             normed_bthv: Tensor = norm(y_bthv)
             return normed_bthv
-        gate_bthv = self.g_proj(x_btd).unflatten(-1, (self.heads, -1))
+        gate_bthv = linear(x_btd, self.g_proj.weight).unflatten(-1, (self.heads, -1))
         activation = self.settings.word("gate_activation")
         if backend == "triton":
             return triton.gated_norm(y_bthv, gate_bthv, norm.weight, activation, norm.epsilon)

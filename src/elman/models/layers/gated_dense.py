@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from elman.models import init
 from elman.models.layers.dense import DenseLayer
 from elman.ops.dense.op import dense_recurrence
+from elman.ops.linear import linear
 from elman.ops.precision import wide_dtype
 
 
@@ -97,7 +97,7 @@ class GatedDense(DenseLayer):
 
     def recur(self, u_bti: Tensor, h_bi: Tensor, backend: str) -> tuple[Tensor, Tensor]:
         """Return the states of all steps and the last one, in fp32 or wider."""
-        inputs_btk = functional.linear(u_bti, self.recurrent if self.input is None else self.input)
+        inputs_btk = linear(u_bti, self.recurrent if self.input is None else self.input)
         wide = wide_dtype(inputs_btk.dtype)
         # Gates saturate: their biases are added, and they are applied, in fp32 or wider.
         inputs_btk = inputs_btk.to(wide) + self.bias

@@ -19,6 +19,7 @@ from elman.models.registry.llama import CELL
 from elman.models.registry.spec import Value
 from elman.models.state import State
 from elman.ops.attention import causal_attention
+from elman.ops.linear import linear
 
 
 class Llama(Mixer):
@@ -81,7 +82,7 @@ class Llama(Mixer):
 
     def _attend(self, x_btd: Tensor, past_bsk: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the attention's output and the keys and values to carry."""
-        qkv_btk = functional.linear(x_btd, self.in_proj)
+        qkv_btk = linear(x_btd, self.in_proj)
         q_bta, kv_bsk = qkv_btk.split([self.inner, 2 * self.inner], dim=-1)
         if past_bsk is not None:
             kv_bsk = torch.cat([past_bsk.to(kv_bsk.dtype), kv_bsk], dim=1)
@@ -94,11 +95,11 @@ class Llama(Mixer):
         if 0 < context <= kv_bsk.shape[1]:
             # A copy: a view would keep everything before it alive between calls.
             kv_bsk = kv_bsk[:, kv_bsk.shape[1] - (context - 1) :].clone()
-        return functional.linear(o_bthc.flatten(2), self.out_proj), kv_bsk
+        return linear(o_bthc.flatten(2), self.out_proj), kv_bsk
 
     def _swiglu(self, x_btd: Tensor) -> Tensor:
-        gate_btm, value_btm = functional.linear(x_btd, self.mlp_in).chunk(2, dim=-1)
-        return functional.linear(functional.silu(gate_btm) * value_btm, self.mlp_out)
+        gate_btm, value_btm = linear(x_btd, self.mlp_in).chunk(2, dim=-1)
+        return linear(functional.silu(gate_btm) * value_btm, self.mlp_out)
 
 
 def _swiglu_width(dim: int) -> int:

@@ -20,6 +20,7 @@ from elman.models.registry.mamba2 import CELL
 from elman.models.registry.spec import Value
 from elman.models.state import State
 from elman.ops.add_norm.reference import EPS, rms_norm
+from elman.ops.linear import linear
 from elman.ops.precision import wide_dtype
 from elman.ops.ssd import triton
 from elman.ops.ssd.op import selective_scan
@@ -110,7 +111,7 @@ class Mamba2(Mixer):
     def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
         backend = self.backend_for(x_btd)
-        projected_bte = self.in_proj(x_btd)
+        projected_bte = linear(x_btd, self.in_proj.weight)
         if backend == "triton" and not state and triton.can_fuse(self.settings.count("d_conv")):
             return self._fused(projected_bte)
         state = state or {}
@@ -124,7 +125,8 @@ class Mamba2(Mixer):
             y_bti = triton.gated_norm(y_bti, z_bti, gain_i, self.groups, EPS)
         else:
             y_bti = self.norm(y_bti, z_bti)
-        return self.out_proj(y_bti.to(projected_bte.dtype)), {"conv": history, "S": scanned}
+        y_btd = linear(y_bti.to(projected_bte.dtype), self.out_proj.weight)
+        return y_btd, {"conv": history, "S": scanned}
 
     def _split(self, projected_bte: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return z, the channels of the convolution, and the logits of the time steps."""

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from elman.models import init
 from elman.models.layers.skeleton import Skeleton
 from elman.models.state import State
+from elman.ops.linear import linear
 from elman.ops.matrix_state.op import run
 from elman.ops.matrix_state.plan import Plan
-from elman.ops.precision import compute_dtype
+from elman.ops.precision import cast, compute_dtype
 from elman.ops.silu_linear import silu_linear
 from elman.ops.slices import row_blocks
 
@@ -123,14 +123,14 @@ class MatrixMixer(Skeleton):
             self.plan,
             self.project(x_btd, state, carried),
             {
-                name: parameter.reshape(self.plan.parameter_shape(name))
+                name: _shaped(parameter, self.plan.parameter_shape(name))
                 for name, parameter in self.plan_parameters().items()
             },
             state.get("S"),
             backend=self.backend_for(x_btd),
         )
         out_btc = out_bthv.flatten(-2)
-        return self.output(out_btc.to(compute_dtype(x_btd, self.out_proj.dtype))), carried
+        return self.output(cast(out_btc, compute_dtype(x_btd, self.out_proj.dtype))), carried
 
     def project(self, x_btd: Tensor, state: State, carried: State) -> list[Tensor]:
         """Return the plan's sources, for all steps at once."""
@@ -139,10 +139,11 @@ class MatrixMixer(Skeleton):
     def project_cell(self, x_btd: Tensor, state: State, carried: State) -> Tensor:
         """Return what the cell's projection yields."""
         (u_bti,) = self.project_in(x_btd, state, carried)
-        matrix_ci = self.cell_matrix().to(u_bti.dtype)
+        # A constrained matrix is wider than the parameter that it is made from.
+        matrix_ci = self.cell_matrix().to(self.cell_proj.dtype)
         if self.activated():
             return silu_linear(u_bti, matrix_ci)
-        return functional.linear(u_bti, matrix_ci)
+        return linear(u_bti, matrix_ci)
 
     def activated(self) -> bool:
         """Return whether silu stands before the cell's projection."""
@@ -155,6 +156,11 @@ class MatrixMixer(Skeleton):
     def output(self, out_btc: Tensor) -> Tensor:
         """Project the gated reads, with dropout."""
         if self.dropout_after():
-            y_btd: Tensor = self.dropout(functional.linear(out_btc, self.out_proj))
+            y_btd: Tensor = self.dropout(linear(out_btc, self.out_proj))
             return y_btd
         return self.project_out(out_btc)
+
+
+def _shaped(parameter: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return a parameter in a shape; a view, which autograd has to undo, only if it has another."""
+    return parameter if parameter.shape == shape else parameter.reshape(shape)

@@ -75,6 +75,7 @@ class Mixer(nn.Module):
         self.settings = Settings(self.cell.parse_options(dim, options, named=frozenset(options)))
         self.runnable = self.cell.under(self.settings.values)
         self.backend = check_backend(self.runnable, backend)
+        self._chosen: dict[tuple[str, str], str] = {}
 
     def reset_parameters(self) -> None:
         """Draw every weight anew from torch's global generator."""
@@ -103,7 +104,10 @@ class Mixer(nn.Module):
 
     @traced_as_constant
     def _backend_on(self, device_type: str) -> str:
-        return choose_backend(self.runnable, self.backend, device_type)
+        key = self.backend, device_type
+        if key not in self._chosen:
+            self._chosen[key] = choose_backend(self.runnable, *key)
+        return self._chosen[key]
 
     def extra_repr(self) -> str:
         """Return the options that differ from their defaults, for printing."""

@@ -11,13 +11,14 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from elman.models import init
 from elman.models.conv import CausalConv
+from elman.models.dropout import Dropout
 from elman.models.layers.mixer import Mixer
 from elman.models.registry.spec import Value
 from elman.models.state import State
+from elman.ops.linear import linear
 
 
 class Skeleton(Mixer):
@@ -58,7 +59,7 @@ class Skeleton(Mixer):
         self.add_input(to)
         self.add_cell(to)
         self.out_proj = nn.Parameter(torch.empty(dim, self.output_channels(), **to))
-        self.dropout = nn.Dropout(self.settings.number("dropout"))
+        self.dropout = Dropout(self.settings.number("dropout"))
         self.reset_parameters()
 
     def add_input(self, to: Mapping[str, Any]) -> None:
@@ -100,7 +101,7 @@ class Skeleton(Mixer):
 
     def project_in(self, x_btd: Tensor, state: State, carried: State) -> tuple[Tensor, ...]:
         """Return the branches of the first projection, the first one behind the convolution."""
-        u_bti, *gates_bti = functional.linear(x_btd, self.in_proj).chunk(self.branches, dim=-1)
+        u_bti, *gates_bti = linear(x_btd, self.in_proj).chunk(self.branches, dim=-1)
         return self.convolve(u_bti, state, carried), *gates_bti
 
     def convolve(self, u_btc: Tensor, state: State, carried: State) -> Tensor:
@@ -112,4 +113,4 @@ class Skeleton(Mixer):
 
     def project_out(self, o_btc: Tensor) -> Tensor:
         """Return the layer's output, dropout before the last projection."""
-        return functional.linear(self.dropout(o_btc), self.out_proj)
+        return linear(self.dropout(o_btc), self.out_proj)

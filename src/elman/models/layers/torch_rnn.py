@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from elman.models import init
 from elman.models.layers.skeleton import Skeleton
 from elman.models.registry import gru, lstm
 from elman.models.state import State, first_state
+from elman.ops.linear import linear
 from elman.ops.precision import no_autocast, wide_dtype
 from elman.ops.uncompiled import uncompiled
 
@@ -57,7 +57,7 @@ class TorchRNN(Skeleton):
 
     def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
-        p_bti = functional.linear(x_btd, self.in_proj)
+        p_bti = linear(x_btd, self.in_proj)
         given = state or {}
         first_1bi = tuple(
             first_state(given.get(name), p_bti, self.width).to(p_bti.dtype).unsqueeze(0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,9 +16,10 @@ import torch
 from torch import Tensor
 
 from elman.kernels import nvrtc
+from elman.kernels.launching import Launch, architecture, launch
 from elman.kernels.nvrtc import Loaded, Unit
 from elman.ops.add_norm.reference import EPS
-from elman.ops.native import pointer
+from elman.ops.native import words_of
 
 IO = {torch.bfloat16: "elman::bf16", torch.float16: "elman::f16", torch.float32: "float"}
 """Dtypes that the kernel reads and writes beside the fp32 stream, with their C++ names."""
@@ -39,6 +41,10 @@ class AddNormArgs(ctypes.Structure):
         ("blocks", ctypes.c_int64),
         ("eps", ctypes.c_double),
     )
+
+
+_WORDS = words_of(AddNormArgs)
+_NOTHING = array("q", bytes(AddNormArgs(eps=EPS)))  # points nowhere
 
 
 @dataclass(frozen=True)
@@ -68,23 +74,6 @@ class Geometry:
         return min(16, 32 // self.warps)
 
 
-@dataclass(frozen=True)
-class Launch:
-    """A kernel and its grid.
-
-    Args:
-        kernel: Its name.
-        blocks: Blocks of the grid.
-        threads: Threads of a block.
-        shared_bytes: Dynamic shared memory of a block.
-    """
-
-    kernel: str
-    blocks: int
-    threads: int
-    shared_bytes: int
-
-
 def forward(
     stream_btd: Tensor,
     branch_btd: Tensor | None,
@@ -93,23 +82,22 @@ def forward(
 ) -> None:
     """Compute sum, normed and rstd; all of them as the custom operator has them."""
     sum_btd, normed_btd, rstd_bt = outputs
-    tensors: dict[str, Tensor | None] = {
+    rows, branch = rstd_bt.numel(), normed_btd.dtype
+    if not rows:
+        return
+    tensors = {
         "stream": stream_btd.contiguous(),
-        "branch": None if branch_btd is None else branch_btd.contiguous(),
         "gain": gain_d.contiguous(),
-        "sum": None if branch_btd is None else sum_btd,
         "normed": normed_btd,
         "rstd": rstd_bt,
     }
-    rows = rstd_bt.numel()
-    if not rows:
-        return
-    out = normed_btd.dtype
-    geometry = geometry_of(tensors, out if branch_btd is None else branch_btd.dtype, out)
+    if branch_btd is not None:
+        branch = branch_btd.dtype
+        tensors |= {"branch": branch_btd.contiguous(), "sum": sum_btd}
+    words, aligned = _places(tensors)
+    geometry = geometry_of(gain_d.shape[0], aligned, branch, normed_btd.dtype)
     # A block for every row: the multiprocessors take the next one as they finish.
-    blocks = min(rows, _MOST_BLOCKS)
-    launches = _launches(geometry, blocks, backward=False)
-    LAUNCH(unit_text(geometry), launches, _arguments(tensors, rows, blocks), stream_btd.device)
+    _run(geometry, words, rows, min(rows, _MOST_BLOCKS), stream_btd.device, backward=False)
 
 
 def backward(
@@ -126,37 +114,60 @@ def backward(
     if not rows:
         dgain_d.zero_()
         return
-    tensors: dict[str, Tensor | None] = {
-        "dsum": None if dsum_btd is None else dsum_btd.contiguous(),
+    tensors = {
         "dnormed": dnormed_btd.contiguous(),
         "sum": sum_btd.contiguous(),
         "rstd": rstd_bt,
         "gain": gain_d.contiguous(),
         "dstream": dstream_btd,
-        "dbranch": dbranch_btd if dbranch_btd.numel() else None,
         "dgain": dgain_d,
     }
-    geometry = geometry_of(tensors, dbranch_btd.dtype, dnormed_btd.dtype)
+    if dsum_btd is not None:
+        tensors["dsum"] = dsum_btd.contiguous()
+    if dbranch_btd.numel():
+        tensors["dbranch"] = dbranch_btd
+    words, aligned = _places(tensors)
+    geometry = geometry_of(gain_d.shape[0], aligned, dbranch_btd.dtype, dnormed_btd.dtype)
     # As many blocks as run at a time: the fewer they are, the fewer sums of dgain there are.
     blocks = min(rows, MULTIPROCESSORS(device) * geometry.blocks)
-    tensors["partial"] = gain_d.new_empty(blocks, geometry.width)
-    launches = _launches(geometry, blocks, backward=True)
-    LAUNCH(unit_text(geometry), launches, _arguments(tensors, rows, blocks), device)
+    partial_gd = gain_d.new_empty(blocks, geometry.width)
+    words[_WORDS["partial"]] = partial_gd.data_ptr()
+    _run(geometry, words, rows, blocks, device, backward=True)
 
 
-def geometry_of(
-    tensors: dict[str, Tensor | None], branch: torch.dtype, out: torch.dtype
-) -> Geometry:
-    """Return the geometry that the alignment of a call's tensors permits."""
-    there = [tensor for name, tensor in tensors.items() if tensor is not None and name != "rstd"]
-    width = there[0].shape[-1]
-    aligned = all(t.data_ptr() % (_VECTOR * t.element_size()) == 0 for t in there)
+def _places(tensors: dict[str, Tensor]) -> tuple[array[int], bool]:
+    """Return the words of arguments that point to tensors, and whether vectors can be moved."""
+    words, bits = _NOTHING[:], 0
+    for name, tensor in tensors.items():
+        place = words[_WORDS[name]] = tensor.data_ptr()
+        bits |= place
+    # Nearly always all of them lie on vectors of fp32; otherwise each is asked for its own.
+    return words, bits % (4 * _VECTOR) == 0 or all(
+        tensor.data_ptr() % (_VECTOR * tensor.element_size()) == 0
+        for name, tensor in tensors.items()
+        if name != "rstd"
+    )
+
+
+@cache
+def geometry_of(width: int, aligned: bool, branch: torch.dtype, out: torch.dtype) -> Geometry:
+    """Return the geometry of rows of a width, whose tensors lie on vectors or do not."""
     return Geometry(width, _VECTOR if aligned and width % _VECTOR == 0 else 1, branch, out)
 
 
-def _arguments(tensors: dict[str, Tensor | None], rows: int, blocks: int) -> AddNormArgs:
-    places = {name: pointer(tensor) for name, tensor in tensors.items()}
-    return AddNormArgs(**places, rows=rows, blocks=blocks, eps=EPS)
+def _run(
+    geometry: Geometry,
+    words: array[int],
+    rows: int,
+    blocks: int,
+    device: torch.device,
+    *,
+    backward: bool,
+) -> None:
+    """Launch a pass."""
+    words[_WORDS["rows"]], words[_WORDS["blocks"]] = rows, blocks
+    wanted = _launches(geometry, blocks, backward=backward)
+    LAUNCH(unit_text(geometry), wanted, AddNormArgs.from_buffer(words), device)
 
 
 @cache
@@ -207,27 +218,14 @@ def unit_text(geometry: Geometry, device: str = "cuda/device.cuh") -> str:
 
 def _launch(text: str, wanted: Sequence[Launch], args: AddNormArgs, device: torch.device) -> None:
     """Launch kernels on the current stream of the tensors' device."""
-    with torch.cuda.device(device):
-        kernels = _loaded(text, device.index)
-        stream = torch.cuda.current_stream(device).cuda_stream
-        for one in wanted:
-            kernels.launch(
-                one.kernel,
-                blocks=one.blocks,
-                threads=one.threads,
-                shared_bytes=one.shared_bytes,
-                arguments=args,
-                device=device.index,
-                stream=stream,
-            )
+    launch(_loaded(text, device.index), wanted, args, device.index)
 
 
 @cache
 def _loaded(text: str, index: int) -> Loaded:
     """Return the kernels of a translation unit, for the GPU of an index."""
-    major, minor = torch.cuda.get_device_capability(index)
     # Nothing waits for the one root and quotient of a row: those of the CUDA library.
-    return nvrtc.load(Unit(text, "add and norm", f"sm_{major}{minor}", fast=False))
+    return nvrtc.load(Unit(text, "add and norm", architecture(index), fast=False))
 
 
 def _multiprocessors(device: torch.device) -> int:

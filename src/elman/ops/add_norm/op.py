@@ -10,6 +10,7 @@ from torch import Tensor
 
 from elman.errors import UserError
 from elman.ops.add_norm import custom, reference
+from elman.ops.precision import cast
 
 
 def supported(stream_btd: Tensor, branch_btd: Tensor | None, dtype: torch.dtype) -> bool:
@@ -54,6 +55,6 @@ def add_rms_norm(
             f"float32 beside it, not {', '.join(map(str, dict.fromkeys(given)))}; "
             "use kernels.backend=reference"
         )
-    gain_d = gain_d.to(stream_btd.dtype)
+    gain_d = cast(gain_d, stream_btd.dtype)
     sum_btd, normed_btd = custom.run(stream_btd, branch_btd, gain_d, dtype)
     return stream_btd if branch_btd is None else sum_btd, normed_btd

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from elman.errors import UserError
 from elman.kernels import nvrtc
+from elman.kernels.launching import Launch, architecture, launch
 from elman.kernels.nvrtc import Loaded, Unit
 from elman.ops.channel.arguments import N_WORDS, SEQUENCE_WORDS, WORDS, ChannelArgs
 from elman.ops.channel.cells import compiled_cell
@@ -30,23 +31,6 @@ _IO = {torch.bfloat16: "elman::bf16", torch.float32: "float", torch.float64: "do
 _OVER_TIME = ("channel_forward", "channel_backward")
 
 
-@dataclass(frozen=True)
-class Launch:
-    """One kernel of a pass.
-
-    Args:
-        name: Of the kernel.
-        blocks: Blocks of the grid.
-        threads: Threads of a block.
-        shared_bytes: Shared memory of a block.
-    """
-
-    name: str
-    blocks: int
-    threads: int
-    shared_bytes: int = 0
-
-
 def n_segments(steps: int) -> int:
     """Return how many states a call keeps for its backward pass."""
     return math.ceil(steps / TUNING.steps)
@@ -59,7 +43,7 @@ def forward(
     batch, steps, _ = sources_bts[0].shape
     channels = state_bc.shape[1]
     y_btc = sources_bts[0].new_empty(batch, steps, channels)
-    last_bc = state_bc.new_empty(batch, channels)
+    last_bc = _room(state_bc)
     kept_bkc = state_bc.new_empty(batch, n_segments(steps), channels)
     call = _Call(plan, sources_bts, parameters_c, state_bc)
     call.put("y", y_btc)
@@ -79,7 +63,7 @@ def backward(
     """Return the gradients of the sources, of the parameters and of the first state."""
     batch, _, channels = kept_bkc.shape
     dfirst_bc = kept_bkc.new_empty(batch, channels)
-    dparameters_c = [parameter.new_empty(channels) for parameter in parameters_c]
+    dparameters_c = [_room(parameter) for parameter in parameters_c]
     dsources_bts = [
         gradient_room(plan, n, source, channels) for n, source in enumerate(sources_bts)
     ]
@@ -94,6 +78,11 @@ def backward(
         call.point(dlast=dlast_bc.contiguous())
     call.run(backward=True)
     return dsources_bts, dparameters_c, dfirst_bc
+
+
+def _room(tensor: Tensor) -> Tensor:
+    """Return room for as many numbers."""
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 class _Call:
@@ -160,7 +149,7 @@ class _Call:
 
     def geometry(self, *, backward: bool) -> Geometry:
         """Return how a pass runs."""
-        unit = copy_unit(self.args, self.dtype, backward)
+        unit = copy_unit(self.words, self.dtype, backward)
         return _geometry(self.plan, self.dtype, self.like.dtype, TUNING, unit)
 
 
@@ -250,28 +239,15 @@ def _launch(geometry: Geometry, wanted: Sequence[Launch], call: _Call) -> None:
             f"kernels.backend=cuda: computes on bfloat16 and float32, not on {call.dtype}; "
             "use kernels.backend=reference"
         )
-    device = call.like.device
-    with torch.cuda.device(device):
-        kernels = _kernels(geometry, device.index)
-        stream = torch.cuda.current_stream(device).cuda_stream
-        for one in wanted:
-            kernels.launch(
-                one.name,
-                blocks=one.blocks,
-                threads=one.threads,
-                shared_bytes=one.shared_bytes,
-                arguments=call.args,
-                device=device.index,
-                stream=stream,
-            )
+    index = call.like.device.index
+    launch(_kernels(geometry, index), wanted, call.args, index)
 
 
 @cache
 def _kernels(geometry: Geometry, device: int) -> Loaded:
     """Return a geometry's kernels for a GPU."""
-    major, minor = torch.cuda.get_device_capability(device)
     fast = geometry.io == torch.bfloat16
-    return nvrtc.load(Unit(unit_text(geometry), geometry.plan.step, f"sm_{major}{minor}", fast))
+    return nvrtc.load(Unit(unit_text(geometry), geometry.plan.step, architecture(device), fast))
 
 
 LAUNCH: Callable[[Geometry, Sequence[Launch], _Call], None] = _launch

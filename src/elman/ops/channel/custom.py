@@ -15,7 +15,7 @@ from torch import Tensor
 
 from elman.ops.channel import cpu, cuda
 from elman.ops.channel.plan import parse
-from elman.ops.operators import operators_are_seen
+from elman.ops.operators import apply, operators_are_seen
 
 
 @torch.library.custom_op("elman::channel", mutates_args=(), device_types="cpu")
@@ -185,9 +185,7 @@ def run(
     tensors = (*sources_bts, *parameters_c, state_bc)
     if not operators_are_seen(tensors):
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-            outputs: tuple[Tensor, Tensor] = Channel.apply(  # type: ignore[no-untyped-call]
-                plan, len(sources_bts), *tensors
-            )
+            outputs: tuple[Tensor, Tensor] = apply(Channel, plan, len(sources_bts), *tensors)
             return outputs
         return _forward(plan, sources_bts, parameters_c, state_bc)[:2]
     y_btc, last_bc, _ = channel(plan, sources_bts, parameters_c, state_bc)

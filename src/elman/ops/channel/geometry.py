@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
 from dataclasses import dataclass
 
 import torch
 
 from elman.ops.channel.arguments import (
     MAX_SLOTS,
-    N_WORDS,
     SEQUENCE_WORDS,
     WORDS,
     ChannelArgs,
@@ -18,6 +18,10 @@ from elman.ops.channel.arguments import (
 from elman.ops.channel.plan import Plan
 
 LANES = 32
+_SIZE = len(SEQUENCE_WORDS)
+_READ = tuple(range(WORDS["x"], WORDS["x"] + _SIZE * MAX_SLOTS, _SIZE))
+_READ_BACK = (*_READ, WORDS["dy"])
+"""The first words of the sequences that a pass copies."""
 
 
 @dataclass(frozen=True)
@@ -69,19 +73,16 @@ class Geometry:
         return self.tuning.warps * self.tuning.stages * self.tuning.steps * step
 
 
-def copy_unit(args: ChannelArgs, io: torch.dtype, backward: bool) -> int:
+def copy_unit(words: array[int], io: torch.dtype, backward: bool) -> int:
     """Return the bytes of the widest copies that the sequences of a call are aligned to.
 
     Args:
-        args: The call.
+        words: The call's arguments.
         io: Dtype of its sequences.
         backward: Which pass.
     """
-    words, number = (ctypes.c_int64 * N_WORDS).from_buffer(args), io.itemsize
-    first, size = WORDS["x"], len(SEQUENCE_WORDS)
-    read = [*range(first, first + size * MAX_SLOTS, size), *([WORDS["dy"]] if backward else [])]
-    places = distances = 0
-    for at in read:
+    number, places, distances = io.itemsize, 0, 0
+    for at in _READ_BACK if backward else _READ:
         places |= words[at]
         distances |= words[at + 1] | words[at + 2]
     even = (places | distances * number) % 16 == 0

@@ -12,7 +12,7 @@ from torch import Tensor
 from elman.ops.channel import custom, reference
 from elman.ops.channel.cells import compiled_cell
 from elman.ops.channel.plan import Plan
-from elman.ops.precision import no_autocast
+from elman.ops.precision import cast, no_autocast
 from elman.ops.slices import Slice
 from elman.ops.uncompiled import uncompiled
 
@@ -47,8 +47,8 @@ def run(
     """
     dtype = state_bc.dtype
     narrow = sources_bts[0].dtype if backend == "cuda" else dtype
-    sources_bts = [source_bts.to(narrow) for source_bts in sources_bts]
-    parameters = {name: parameter.to(dtype) for name, parameter in parameters.items()}
+    sources_bts = [cast(source_bts, narrow) for source_bts in sources_bts]
+    parameters = {name: cast(parameter, dtype) for name, parameter in parameters.items()}
     if backend in ("cpu", "cuda"):
         ordered = [parameters[name] for name in compiled_cell(plan.step).parameters]
         return custom.run(plan.text, sources_bts, ordered, state_bc)

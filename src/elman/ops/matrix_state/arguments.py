@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
@@ -62,6 +62,9 @@ def check_layouts(library: ctypes.CDLL) -> None:
 
 _ROLE, _PARAM, _ARGS = (words_of(m) for m in (SequenceArgs, ParameterArgs, MatrixArgs))
 _NOTHING = bytes(ctypes.sizeof(MatrixArgs))
+_GRAD, _GRAD_BATCH, _GRAD_TIME = (_ROLE[name] for name in ("grad", "grad_batch", "grad_time"))
+_PARAM_GRAD = _PARAM["grad"]
+assert _ROLE["data"] == _PARAM["data"] == 0, "a tensor's address is its first word"
 
 
 @dataclass(frozen=True)
@@ -93,10 +96,13 @@ def _layout(plan_text: str) -> _Layout:
     for name, place in plan.roles:
         end = place.start + plan.heads * plan.width(name)
         channels[place.source] = max(end, channels.get(place.source, 0))
-    rows = [at for name, at in first.items() if plan.width(name) > 1]
+    # Roles on one slice have one address, those of one source have its distances.
+    wide = {name: place for name, place in plan.roles if plan.width(name) > 1}
+    rows = {place: first[name] for name, place in wide.items()}.values()
+    sources = {place.source: first[name] for name, place in wide.items()}.values()
 
-    def words(*names: str) -> tuple[int, ...]:
-        return tuple(at + _ROLE[name] for at in rows for name in names)
+    def words(places: Iterable[int], *names: str) -> tuple[int, ...]:
+        return tuple(at + _ROLE[name] for at in places for name in names)
 
     return _Layout(
         tuple((first[name], place.source, place.start) for name, place in plan.roles),
@@ -105,25 +111,58 @@ def _layout(plan_text: str) -> _Layout:
             (_ARGS["param"] + len(_PARAM) * PARAMETERS.index(name), plan.parameter_shape(name))
             for name in plan.parameter_names
         ),
-        (words("data"), words("batch", "time")),
+        (words(rows, "data"), words(sources, "batch", "time")),
         (
-            (*words("grad"), _ARGS["dout"]),
-            (*words("grad_batch", "grad_time"), _ARGS["dout_batch"], _ARGS["dout_time"]),
+            (*words(rows, "grad"), _ARGS["dout"]),
+            (*words(sources, "grad_batch", "grad_time"), _ARGS["dout_batch"], _ARGS["dout_time"]),
         ),
     )
 
 
-def row_bits(plan: Plan, args: MatrixArgs, n_bytes: int, *, backward: bool) -> int:
+# Training has a handful of shapes, generation one more for every length of a prompt.
+@lru_cache(maxsize=256)
+def _sized(
+    plan_text: str,
+    segment: int,
+    sources: tuple[tuple[torch.Size, tuple[int, ...]], ...],
+    parameters: tuple[torch.Size, ...],
+) -> array[int]:
+    """Return the words of a call but for its addresses, which alone differ from call to call.
+
+    Args:
+        plan_text: ``Plan.text``.
+        segment: Steps between checkpoints.
+        sources: Their shapes and distances.
+        parameters: Their shapes.
+    """
+    plan, layout = parse(plan_text), _layout(plan_text)
+    words = array("q", _NOTHING)
+    batch, steps, _ = sources[0][0]
+    sizes = (batch, steps, plan.heads, plan.rows, plan.columns, segment, 1)
+    for name, size in zip(_SIZES, sizes, strict=True):
+        words[_ARGS[name]] = size
+    for source, end in layout.channels.items():
+        shape, distances = sources[source]
+        assert shape[:2] == (batch, steps), (plan, shape)
+        assert shape[2] >= end, (plan, shape)
+        assert distances[2] == 1, (plan, distances)
+    for at, source, _ in layout.roles:
+        words[at + _ROLE["batch"]], words[at + _ROLE["time"]] = sources[source][1][:2]
+    wanted = tuple(shape for _, shape in layout.parameters)
+    assert parameters == wanted, (plan, parameters)
+    return words
+
+
+def row_bits(plan: Plan, words: array[int], n_bytes: int, *, backward: bool) -> int:
     """Return all addresses and distances of a pass's rows, or'ed bit by bit.
 
     Args:
         plan: What is computed.
-        args: The call.
+        words: The call's.
         n_bytes: Bytes of a number, a power of two.
         backward: Which pass.
     """
     layout = _layout(plan.text)
-    words = (ctypes.c_int64 * (len(_NOTHING) // 8)).from_buffer(args)
     places = distances = 0
     for part in (layout.read, layout.written) if backward else (layout.read,):
         for word in part[0]:
@@ -158,31 +197,19 @@ class Call:
     kept: list[Tensor] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        plan, layout = self.plan, _layout(self.plan.text)
-        words = self.words = array("q", _NOTHING)
+        text, sources = self.plan.text, self.sources_btc
+        layout = _layout(text)
+        lying = tuple([(source.shape, source.stride()) for source in sources])
+        shapes = tuple([parameter.shape for parameter in self.parameters])
+        words = self.words = _sized(text, self.segment, lying, shapes)[:]
         self.args = MatrixArgs.from_buffer(words)
-        batch, steps, _ = self.sources_btc[0].shape
-        sizes = (batch, steps, plan.heads, plan.rows, plan.columns, self.segment, 1)
-        for name, size in zip(_SIZES, sizes, strict=True):
-            words[_ARGS[name]] = size
-        lying = [self._lying(n, batch, steps, end) for n, end in layout.channels.items()]
-        places = dict(zip(layout.channels, lying, strict=True))
-        for at, source, start in layout.roles:
-            address, n_bytes, words[at + _ROLE["batch"]], words[at + _ROLE["time"]] = places[source]
-            words[at + _ROLE["data"]] = address + start * n_bytes
-        for (at, shape), parameter in zip(layout.parameters, self.parameters, strict=True):
-            assert parameter.shape == shape, (plan, at, parameter.shape)
-            assert parameter.is_contiguous(), (plan, at)
-            words[at + _PARAM["data"]] = parameter.data_ptr()
-
-    def _lying(self, number: int, batch: int, steps: int, end: int) -> tuple[int, int, int, int]:
-        """Return a source's address, the bytes of its numbers, and its distances."""
-        source_btc = self.sources_btc[number]
-        shape, distances = source_btc.shape, source_btc.stride()
-        assert shape[:2] == (batch, steps), (self.plan, shape)
-        assert shape[2] >= end, (self.plan, shape)
-        assert distances[2] == 1, (self.plan, distances)
-        return source_btc.data_ptr(), source_btc.element_size(), distances[0], distances[1]
+        addresses = [source.data_ptr() for source in sources]
+        n_bytes = sources[0].element_size()
+        for at, source, start in layout.roles:  # the address is a role's first word
+            words[at] = addresses[source] + start * n_bytes
+        for (at, _), parameter in zip(layout.parameters, self.parameters, strict=True):
+            assert parameter.is_contiguous(), (self.plan, at)
+            words[at] = parameter.data_ptr()
 
     @property
     def like(self) -> Tensor:
@@ -215,17 +242,18 @@ class Call:
     ) -> None:
         """Set where the gradients of sources and parameters go."""
         words, layout = self.words, _layout(self.plan.text)
+        addresses = [target.data_ptr() for target in dsources_btc]
+        distances = [target.stride() for target in dsources_btc]
+        n_bytes = dsources_btc[0].element_size()
         for at, source, start in layout.roles:
-            target = dsources_btc[source]
-            words[at + _ROLE["grad"]] = target.data_ptr() + start * target.element_size()
-            distances = target.stride()
-            words[at + _ROLE["grad_batch"]], words[at + _ROLE["grad_time"]] = distances[:2]
+            words[at + _GRAD] = addresses[source] + start * n_bytes
+            words[at + _GRAD_BATCH], words[at + _GRAD_TIME], _ = distances[source]
         for (at, _), gradient in zip(layout.parameters, dparameters, strict=True):
-            words[at + _PARAM["grad"]] = gradient.data_ptr()
+            words[at + _PARAM_GRAD] = gradient.data_ptr()
 
     def give_workspace(self, n_bytes: int) -> None:
         """Set a workspace of so many bytes."""
         like = self.like
         size = like.element_size()
-        shape = ((n_bytes + size - 1) // size,)
-        self.point(workspace=torch.empty(shape, dtype=like.dtype, device=like.device))
+        numbers = (n_bytes + size - 1) // size
+        self.point(workspace=torch.empty(numbers, dtype=like.dtype, device=like.device))

@@ -16,7 +16,9 @@ from functools import cache
 import torch
 
 from elman.errors import UserError
-from elman.kernels.nvrtc import Unit, device_limits, load
+from elman.kernels import launching
+from elman.kernels.launching import Launch, architecture
+from elman.kernels.nvrtc import Loaded, Unit, device_limits, load
 from elman.ops.matrix_state.arguments import (
     Call,
     MatrixArgs,
@@ -24,8 +26,8 @@ from elman.ops.matrix_state.arguments import (
     SequenceArgs,
     row_bits,
 )
-from elman.ops.matrix_state.choice import H200, LEAST_ALIGN, choose, forward_of
-from elman.ops.matrix_state.geometry import Geometry, Types
+from elman.ops.matrix_state.choice import H200, choose, forward_of
+from elman.ops.matrix_state.geometry import LEAST_ALIGN, Geometry, Types
 from elman.ops.matrix_state.plan import Plan, parse
 from elman.ops.matrix_state.spec import spec_source
 
@@ -97,31 +99,20 @@ def launch_as(call: Call, chosen: Geometry, *, backward: bool) -> None:
     Raises:
         UserError: the kernel cannot be compiled or launched.
     """
-    device, args = call.like.device, call.args
-    align, fast = alignment(args, chosen, backward), call.like.dtype == torch.bfloat16
-    with torch.cuda.device(device):
-        ready = _ready(chosen, align, backward, fast and not _exact, device.index, args.B, args.T)
-        kernels, stream = load(ready.unit), torch.cuda.current_stream(device).cuda_stream
-        if backward:
-            call.give_workspace(ready.workspace_bytes)
-        for name, blocks, threads, shared in ready.launches:
-            kernels.launch(
-                name,
-                blocks=blocks,
-                threads=threads,
-                shared_bytes=shared,
-                arguments=args,
-                device=device.index,
-                stream=stream,
-            )
+    args, dtype, device = call.args, call.like.dtype, call.like.device.index
+    align, fast = alignment(call, chosen, backward), dtype == torch.bfloat16 and not _exact
+    ready = _ready(chosen, align, backward, fast, device, args.B, args.T)
+    if backward:
+        call.give_workspace(ready.workspace_bytes)
+    launching.launch(ready.kernels, ready.launches, args, device)
 
 
 @dataclass(frozen=True)
 class _Ready:
     """What a launch needs to know of its geometry; working it out takes longer than to launch."""
 
-    unit: Unit
-    launches: list[tuple[str, int, int, int]]
+    kernels: Loaded
+    launches: list[Launch]
     workspace_bytes: int
 
 
@@ -131,35 +122,32 @@ def _ready(
 ) -> _Ready:
     """Prepare the launches of a pass for shapes."""
     chosen = replace(chosen, align=align)
-    major, minor = torch.cuda.get_device_capability(device)
     return _Ready(
-        unit_of(chosen, backward, f"sm_{major}{minor}", fast=fast),
+        load(unit_of(chosen, backward, architecture(device), fast=fast)),
         launches(chosen, batch, time, backward),
         chosen.workspace_bytes(batch, time),
     )
 
 
-def launches(
-    chosen: Geometry, batch: int, time: int, backward: bool
-) -> list[tuple[str, int, int, int]]:
-    """Return the launches of a pass: kernel, blocks, threads, bytes of shared memory."""
+def launches(chosen: Geometry, batch: int, time: int, backward: bool) -> list[Launch]:
+    """Return the launches of a pass."""
     blocks = batch * chosen.plan.heads * chosen.slabs
     if not backward:
         shares = chosen.shares
         of_gpu = (chosen.forward_threads * shares, chosen.forward_bytes * shares)
-        return [("matrix_forward", math.ceil(blocks / shares), *of_gpu)]
-    passes = [("matrix_backward", blocks, chosen.threads, chosen.backward_bytes)]
+        return [Launch("matrix_forward", math.ceil(blocks / shares), *of_gpu)]
+    passes = [Launch("matrix_backward", blocks, chosen.threads, chosen.backward_bytes)]
     numbers = chosen.finish_numbers(batch, time)
     if numbers:
         threads = _FINISH_THREADS
-        passes.append(("matrix_finish", math.ceil(numbers / threads), threads, 0))
+        passes.append(Launch("matrix_finish", math.ceil(numbers / threads), threads))
     return passes
 
 
-def alignment(args: MatrixArgs, chosen: Geometry, backward: bool) -> int:
+def alignment(call: Call, chosen: Geometry, backward: bool) -> int:
     """Return the bytes, 16 at most, that everything which is read or written by rows lies on."""
     io = chosen.types.sizes[0]
-    bits = chosen.align | row_bits(chosen.plan, args, io, backward=backward)
+    bits = chosen.align | row_bits(chosen.plan, call.words, io, backward=backward)
     return max(LEAST_ALIGN, bits & -bits)
 
 

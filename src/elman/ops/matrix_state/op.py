@@ -14,7 +14,7 @@ from torch import Tensor
 from elman.errors import UserError
 from elman.ops.matrix_state import custom, interpret, reference
 from elman.ops.matrix_state.plan import Plan
-from elman.ops.precision import no_autocast, wide_dtype
+from elman.ops.precision import cast, no_autocast, wide_dtype
 from elman.ops.uncompiled import uncompiled
 
 REFERENCE = "reference"
@@ -58,8 +58,8 @@ def run(
             f"kernels.backend={backend}: {plan.kernel_problem}; use kernels.backend=reference"
         )
     narrow = sources_btc[0].dtype if backend == "cuda" else dtype
-    sources_btc = [_adjacent(source_btc.to(narrow)) for source_btc in sources_btc]
-    given = [parameters[name].to(dtype) for name in plan.parameter_names]
+    sources_btc = [_adjacent(cast(source_btc, narrow)) for source_btc in sources_btc]
+    given = [cast(parameters[name], dtype) for name in plan.parameter_names]
     tensors = [*sources_btc, *given, *([] if state_bhvn is None else [state_bhvn])]
     keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     return custom.run(plan.text, backend, keep, sources_btc, given, state_bhvn)

@@ -1,0 +1,141 @@
+"""Linear maps of the layers, whose weights autocast would cast one by one: all at once instead.
+
+Under autocast every fp32 weight costs two launches a step, one that casts it and one that casts its
+gradient back, and on a slow host a launch takes as long as a GPU takes for a small product. Here a
+pass through a model begins with one operation that casts all weights that the pass before it read,
+and their gradients go back in one. Bits and gradients are autocast's own.
+
+Shape legend: b batch, t time, i input channels, o output channels.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from elman.ops.operators import watched
+
+_Copies = dict[int, tuple[nn.Parameter, Tensor]]
+
+
+def linear(x_bti: Tensor, weight_oi: Tensor, bias_o: Tensor | None = None) -> Tensor:
+    """Return x W^T + b [..., o], as :func:`torch.nn.functional.linear` does, to the bit.
+
+    Args:
+        x_bti: Input, any leading axes.
+        weight_oi: W; within :meth:`Weights.cast` its copy is read.
+        bias_o: b, or None.
+    """
+    return functional.linear(x_bti, narrow(weight_oi), bias_o)
+
+
+def narrow(weight_oi: Tensor) -> Tensor:
+    """Return a weight's copy in autocast's dtype if there is one, else the weight."""
+    if torch.compiler.is_compiling() or (reads := _thread.reads) is None:
+        return weight_oi
+    return reads.copy_of(weight_oi)
+
+
+class Weights:
+    """The weights that a model's linear maps read, known from the pass before.
+
+    Nothing has to declare them, and nothing is cast in vain once a pass reads others: what it does
+    not find it takes as it is, for autocast to cast. Between the last gradient in autocast's dtype
+    and the first one in fp32 those of all weights are there at once, 2 bytes for each number.
+    """
+
+    def __init__(self) -> None:
+        self._read: list[nn.Parameter] = []
+
+    def cast(self, x: Tensor) -> AbstractContextManager[object]:
+        """Return a context for a pass that begins with x; it casts if autocast does.
+
+        Without gradients it does not: autocast itself then keeps copies for many passes.
+        """
+        # Those who look at operators see autocast's.
+        if watched((x,)) or not torch.is_grad_enabled():
+            return nullcontext()
+        kind = "cuda" if x.is_cuda else "cpu"
+        return self._reading(kind) if torch.is_autocast_enabled(kind) else nullcontext()
+
+    @contextmanager
+    def _reading(self, kind: str) -> Iterator[None]:
+        outer, reads = _thread.reads, _Reads(kind, self._read)
+        _thread.reads = reads
+        try:
+            yield
+        finally:
+            _thread.reads = outer
+            self._read = list(reads.read.values())
+
+
+class _Reads:
+    """One pass: the copies it may read, and the weights it did read.
+
+    Args:
+        kind: Type of the device.
+        weights: Those to cast.
+    """
+
+    def __init__(self, kind: str, weights: list[nn.Parameter]) -> None:
+        self._kind = kind
+        self._dtype = torch.get_autocast_dtype(kind)
+        weights = [weight for weight in weights if self._is_cast(weight)]
+        copies = _Cast.apply(self._dtype, *weights) if weights else ()  # type: ignore[no-untyped-call]
+        # A weight's number is its own as long as it lives: it is kept beside its copy.
+        self._copies: _Copies = {
+            id(weight): (weight, copy) for weight, copy in zip(weights, copies, strict=True)
+        }
+        self.read: dict[int, nn.Parameter] = {}
+
+    def copy_of(self, weight: Tensor) -> Tensor:
+        """Return the copy of a weight, or the weight; remember that it was read."""
+        if type(weight) is not nn.Parameter or not torch.is_autocast_enabled(self._kind):
+            return weight
+        self.read[id(weight)] = weight
+        return self._copies.get(id(weight), (weight, weight))[1]
+
+    def _is_cast(self, weight: nn.Parameter) -> bool:
+        """Return whether autocast casts a weight, and its gradient back."""
+        there = weight.is_cuda if self._kind == "cuda" else weight.is_cpu
+        return there and weight.requires_grad and weight.dtype == torch.float32
+
+
+class _Thread(threading.local):
+    """What the thread's innermost pass reads."""
+
+    reads: _Reads | None = None
+
+
+_thread = _Thread()
+
+
+class _Cast(torch.autograd.Function):
+    """fp32 tensors in another dtype, and the gradients of those that have one back in fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        return tuple(_cast(weights, dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        there = [gradient for gradient in gradients if gradient is not None]
+        if torch.is_grad_enabled():  # for a second derivative
+            wide = iter([gradient.to(torch.float32) for gradient in there])
+        else:
+            wide = iter(_cast(there, torch.float32))
+        return None, *(None if gradient is None else next(wide) for gradient in gradients)
+
+
+def _cast(tensors: tuple[Tensor, ...] | list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Return copies in a dtype, on a GPU by as few launches as their addresses fill."""
+    copies = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+    torch._foreach_copy_(copies, list(tensors))
+    return copies
