@@ -47,10 +47,16 @@ struct Lane {
 
   // Sums over the lanes of a row, for each of the lane's rows.
   static DEVICE void row_sums(A (&x)[TALL]) {
+    if constexpr (G::LANES == 4 && TALL == 1) {
+      // The same sum to the bit; one more shuffle, but none of them waits for another.
+      const A next = shuffle_xor(x[0], 1), others = shuffle_xor(x[0], 2);
+      x[0] = (x[0] + next) + (others + shuffle_xor(x[0], 3));
+    } else {
 #pragma unroll
-    for (int mask = 1; mask < G::LANES; mask *= 2) {
+      for (int mask = 1; mask < G::LANES; mask *= 2) {
 #pragma unroll
-      for (int i = 0; i < TALL; i++) x[i] += shuffle_xor(x[i], mask);
+        for (int i = 0; i < TALL; i++) x[i] += shuffle_xor(x[i], mask);
+      }
     }
   }
 

@@ -101,7 +101,10 @@ class Skeleton(Mixer):
 
     def project_in(self, x_btd: Tensor, state: State, carried: State) -> tuple[Tensor, ...]:
         """Return the branches of the first projection, the first one behind the convolution."""
-        u_bti, *gates_bti = linear(x_btd, self.in_proj).chunk(self.branches, dim=-1)
+        projected_bti = linear(x_btd, self.in_proj)
+        if self.branches == 1:  # the gradient of a split is a copy, even of one into a single part
+            return (self.convolve(projected_bti, state, carried),)
+        u_bti, *gates_bti = projected_bti.chunk(self.branches, dim=-1)
         return self.convolve(u_bti, state, carried), *gates_bti
 
     def convolve(self, u_btc: Tensor, state: State, carried: State) -> Tensor:

@@ -43,7 +43,7 @@ def choose(plan: Plan, types: Types, heads: int, device: Limits) -> Geometry:
     most = _MOST_WARPS if _columns(plan.columns, lanes) * tall <= 16 else _MOST_WARPS // 2
     slabs = max(math.ceil(whole / most), _slabs_to_fill(whole, heads, device))
     found = geometry_of(plan, types, lanes, math.ceil(whole / slabs), tall=tall)
-    return _fitted(found, heads, device)
+    return _halved(_fitted(found, heads, device), heads, device)
 
 
 def forward_of(chosen: Geometry, heads: int, device: Limits) -> Geometry:
@@ -95,7 +95,7 @@ def _waits(found: Geometry, heads: int, device: Limits) -> bool:
     warps = heads * found.slabs * found.warps
     # A block that shares its multiprocessor with no other has nobody else who works while it waits.
     alone = 2 * found.forward_bytes > device.shared_total
-    few = warps <= 2 * schedulers and found.columns * found.tall <= 8
+    few = warps <= 2 * schedulers and found.columns * found.tall <= 16
     return warps <= schedulers or few or alone
 
 
@@ -201,6 +201,21 @@ def _fitted(geometry: Geometry, heads: int, device: Limits) -> Geometry:
             geometry = replace(geometry, scratch=True)
         else:
             return replace(geometry, steps=4)
+
+
+def _halved(found: Geometry, heads: int, device: Limits) -> Geometry:
+    """Return a geometry of the backward pass with two blocks where one had a multiprocessor.
+
+    Fewer warps then wait for each other. Where rows are read, it would be more work: each block
+    prepares keys and queries, and leaves their gradients to be summed.
+    """
+    busy = heads * found.slabs > device.multiprocessors
+    if busy or found.warps < 6 or found.scratch or CELLS[found.plan.cell].reads:
+        return found
+    warps = math.ceil(found.warps / 2)
+    smaller = geometry_of(found.plan, found.types, found.lanes, warps, tall=found.tall)
+    halves = _fitted(smaller, heads, device)
+    return halves if halves.warps == warps and _resident(halves, device) >= 2 else found
 
 
 def _resident(geometry: Geometry, device: Limits) -> int:
