@@ -269,8 +269,9 @@ def rates(name: str, out: Path, device: str) -> dict[str, Any]:
             "other_s": round(time.perf_counter() - began - result["seconds"]["train"], 1),
             "loss": result["loss"],
         }
-    ended = {row["loss"] for row in found.values()}
-    return {"passed": len(ended) == 1, **found}
+    # Eager runs of such sizes differ among themselves: cuBLAS adds parts of products in any order.
+    ended = [row["loss"] for row in found.values()]
+    return {"passed": max(ended) - min(ended) <= 0.01 * min(ended), **found}
 
 
 # ---- running

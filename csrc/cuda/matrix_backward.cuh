@@ -95,7 +95,9 @@ struct Backward {
         gradients.output(in, sums, y, {t0, length, buffer});
         sync<G>();
       }
-      walk_back(segment, length, buffer);
+      recall(length - 1, before);
+      if (segment) copy_start(segment - 1);
+      walk_back(t0, length, buffer);
       sync<G>();
       gradients.write(in, sums, {t0, length, buffer});
     }
@@ -197,19 +199,18 @@ struct Backward {
 
   // ---- the walk
 
-  // Walks back from the gradient of the state after the segment to that of the state before it.
-  // Loads run a step ahead of their use, and sums over the rows a step behind.
-  DEVICE void walk_back(int64_t segment, int length, int buffer) {
-    const int64_t t0 = segment * G::STEPS;
+  // Walks back from the gradient of the state after the segment to that of the state before it,
+  // with the state before the last step in `before`. Loads run a step ahead of their use, and sums
+  // over the rows a step behind.
+  DEVICE void walk_back(int64_t t0, int length, int buffer) {
 #pragma unroll
     for (int j = 0; j < C; j++) {
 #pragma unroll
       for (int n = 0; n < G::SUMS; n++) parts[n][j] = A(0);
     }
-    recall(length - 1, before);
-    if (segment) copy_start(segment - 1);
     load_step(t0, length - 1, buffer);
-    constexpr int UNROLL = 2;
+    // Large pieces with gates have no registers left for two.
+    constexpr int UNROLL = G::PIECE >= 32 && Cell::GATES > 0 ? 1 : 2;
     int step = length - 1;
 #pragma unroll 1
     for (; step >= UNROLL; step -= UNROLL) {

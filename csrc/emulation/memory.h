@@ -14,11 +14,10 @@ namespace elman::emulation {
 
 inline constexpr int NOBODY = -1, SEVERAL_WARPS = -2;
 
-// Who read a word, of one part of the block: those with the most arrivals, who stand for the
-// others.
+// Who read a word, of one part of the block, but for those that a later reader knew to be past.
 struct Readers {
   int warp = NOBODY;
-  unsigned arrivals = 0, warp_epoch = 0, lanes = 0;
+  unsigned arrivals = 0, warp_epoch = 0, lanes = 0;  // arrivals: the most of theirs
 };
 
 struct Word {
@@ -49,11 +48,11 @@ inline bool read_before(const Readers& readers, int part) {
   return readers.warp_epoch != current->warp_epoch || !others;
 }
 
-inline void note_read(Readers& readers) {
+inline void note_read(Readers& readers, int part) {
   const int warp = current->thread / WARP;
-  if (readers.warp != NOBODY && readers.arrivals > current->arrivals) return;
-  if (readers.warp == NOBODY || readers.arrivals != current->arrivals)
+  if (readers.warp == NOBODY || is_past(part, readers.arrivals))
     readers = {warp, current->arrivals, current->warp_epoch, 0};
+  readers.arrivals = std::max(readers.arrivals, current->arrivals);
   if (readers.warp != warp) {
     readers.warp = SEVERAL_WARPS;
     return;
@@ -74,7 +73,7 @@ inline void touch_word(size_t index, bool write) {
   if (!written_before(word))
     report("race: shared byte %d, %s by thread %d after a write by thread %d", at,
            write ? "write" : "read", thread, word.writer);
-  if (!write) return note_read(word.readers[part_of(thread)]);
+  if (!write) return note_read(word.readers[part_of(thread)], part_of(thread));
   for (int part = 0; part < 2; part++)
     if (!read_before(word.readers[part], part))
       report("race: shared byte %d, write by thread %d after a read by another", at, thread);

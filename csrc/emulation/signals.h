@@ -1,5 +1,6 @@
-// Signals between the two parts of a block, as barriers in shared memory behave: a barrier counts
-// arrivals, whoever makes them, and one that waits sees only whether its phases are even or odd.
+// Signals between the two parts of a block, as barriers in shared memory behave: one counts
+// arrivals, whoever makes them, and who waits at it sees only whether its phases are even or odd.
+// The first thread of a block makes them.
 #pragma once
 #include <unordered_map>
 
@@ -9,7 +10,9 @@ namespace elman::emulation {
 
 struct Barrier {
   int expected = 0, arrived = 0;
-  unsigned phases = 0;  // that are over
+  unsigned phases = 0;             // that are over
+  std::vector<unsigned> arrivals;  // of every thread, the number of the last phase it arrived in
+  unsigned made = ~0u;             // arrivals of the thread that made it, then
   // Of those that arrived in this phase and in the last: the least of their arrivals, and what one
   // of them knew of the other part.
   unsigned least = ~0u, other = 0, last_least = 0, last_other = 0;
@@ -21,13 +24,27 @@ inline void make_barrier(size_t at, int first, int arrivals) {
   const int end = first + arrivals;
   second_part = first ? first : end;
   if (first != 0 && end != threads_per_block) report("a signal of the middle of a block");
-  barriers[at].expected = arrivals;
+  Barrier& barrier = barriers[at];
+  barrier.expected = arrivals;
+  if (current->thread == 0) barrier.made = current->arrivals;
+}
+
+// Returns a barrier; a meeting of the block has to stand between making one and using it.
+inline Barrier& made_barrier(size_t at) {
+  Barrier& barrier = barriers[at];
+  barrier.arrivals.resize(threads_per_block);
+  if (current->known[0] <= barrier.made)
+    report("thread %d uses a signal that may not be made yet", current->thread);
+  return barrier;
 }
 
 inline void arrive(size_t at, int first) {
-  Barrier& barrier = barriers[at];
+  Barrier& barrier = made_barrier(at);
   const int part = part_of(current->thread);
   if (part != (first != 0)) report("thread %d arrives for others", current->thread);
+  unsigned& last = barrier.arrivals[current->thread];
+  if (last == barrier.phases + 1) report("thread %d arrives twice for a turn", current->thread);
+  last = barrier.phases + 1;
   barrier.least = std::min(barrier.least, ++current->arrivals);
   barrier.other = std::max(barrier.other, current->known[!part]);
   if (++barrier.arrived == barrier.expected) {
@@ -48,7 +65,7 @@ inline void arrive(size_t at, int first) {
 
 // Waits while the number of phases that are over is even for phase 0, odd for phase 1, and so on.
 inline void wait_for(size_t at, int first, unsigned phase) {
-  Barrier& barrier = barriers[at];
+  Barrier& barrier = made_barrier(at);
   while (barrier.phases % 2 == phase % 2) {
     current->signal = &barrier;
     wait(Wait::signal, first ? "signal of helpers" : "signal of those that walk");

@@ -19,7 +19,7 @@ from elman.kernels.sources import source_folder, sources_hash
 from elman.ops.matrix_state import cuda
 from elman.ops.matrix_state.arguments import Call
 from elman.ops.matrix_state.backends import Backend
-from elman.ops.matrix_state.choice import H200, choose, geometry_of
+from elman.ops.matrix_state.choice import H200, choose, forward_of, geometry_of, natural_align
 from elman.ops.matrix_state.geometry import Geometry, Types
 from elman.ops.matrix_state.plan import Plan
 
@@ -169,3 +169,28 @@ def backend(
         run(compiled, call, chosen, backward=backward, seed=seed)
 
     return Backend(launch, lambda plan, batch, dtype: steps, kept_dtype)
+
+
+def engine(heads: int) -> Backend:
+    """Return a backend that emulates the kernels as the engine runs them on a GPU.
+
+    Args:
+        heads: B H for which the geometries are chosen, however small a call is; of bf16 sources.
+    """
+
+    def launch(call: Call, *, backward: bool) -> None:
+        chosen = chosen_by_engine(call.plan, heads, backward=backward)
+        chosen = replace(chosen, types=types_of(call.plan, call.like.dtype))
+        chosen = replace(chosen, align=natural_align(chosen))
+        run(loaded, call, chosen, backward=backward)
+
+    def steps(plan: Plan, batch: int, dtype: torch.dtype) -> int:
+        return chosen_by_engine(plan, heads, backward=True).steps
+
+    return Backend(launch, steps, kept_dtype)
+
+
+def chosen_by_engine(plan: Plan, heads: int, *, backward: bool) -> Geometry:
+    """Return the geometry of a pass over bf16 sources on a GPU."""
+    chosen = choose(plan, cuda.types(plan, torch.bfloat16), heads, H200)
+    return chosen if backward else forward_of(chosen, heads, H200)

@@ -25,12 +25,10 @@ import torch
 from torch import Tensor
 
 from elman.kernels.build import digest
-from elman.kernels.sources import source_folder
+from elman.kernels.sources import included_sources, source_folder
 from elman.ops.matrix_state.arguments import Call
 from elman.ops.matrix_state.cells import CELLS
 from elman.ops.matrix_state.choice import geometry_of
-from elman.ops.matrix_state.geometry import Geometry
-from elman.ops.matrix_state.plan import Plan
 from elman.ops.matrix_state.stacked import DELTA, E70, E75, stacked_plan
 from tests.emulation import emulator
 
@@ -43,18 +41,47 @@ PLANS = {
     ),
     "e75": ("row_gated_delta", E75),
 }
-# Lanes, rows of a lane and warps: a warp alone with halves in order, and several slabs of two warps
-# with padding and helpers.
-GEOMETRIES = ((4, 2, 1), (8, 1, 2))
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the kernels are run with.
+
+    Args:
+        lanes: Lanes to a row.
+        tall: Rows of a lane.
+        warps: Warps of a block; with more than one there are helpers.
+        n: Rows and columns of a state.
+        batch: B.
+        time: T.
+    """
+
+    lanes: int
+    tall: int
+    warps: int
+    n: int
+    batch: int
+    time: int
+
+
+# A warp alone with halves in order, and several slabs of two warps with padding and helpers, over
+# five segments: every set of inputs and every buffer is used again.
+CASES = (Case(4, 2, 1, 16, 2, 25), Case(8, 1, 2, 20, 1, 53))
+SHORT = 7  # steps, of a sequence without kept states
+# Of a segment. Steps are taken eight at once, so that both loops over them run; states are kept
+# within a segment of the forward pass.
+FORWARD_STEPS, BACKWARD_STEPS = 12, 10
 SEEDS = (1, 2, 3)
 _BARRIER = re.compile(
     r"\b(sync<G>\(\)|sync_(?:warp|block)\(\)|(?:relay\.)?(?:walked|prepared)\.\w+\(.*\)|"
-    r"relay\.meet\(.*\)|wait_copies<0>\(\));"
+    r"relay\.meet\(.*\)|signals_ready\(\)|commit_copies\(\)|wait_copies<0>\(\));"
 )
-# A barrier of those cells alone that have a flag, or of plans with parameters that a block sums.
+# A place of those cells alone that have a flag, or of plans with parameters that a block sums, or
+# with an output gate.
 _GUARD = re.compile(r"if constexpr \(Cell::(\w+)\) $")
 _FLAGS = {"READ": "reads"}
-_GROUP_SUM = "group_sum"
+_GROUP_SUM, _GATE = "group_sum", "gate"
+_GATED_EDITS = ("one buffer too few",)
 # File, old text, new text.
 EDITS = {
     "copies into the buffer in use, alone": (
@@ -87,8 +114,21 @@ EDITS = {
     "rows of v from the next step": ("step", "(v, in.v, step);", "(v, in.v, step + 1);"),
     "one step too many": (
         "step",
-        "for (int step = from; step < to; step++) {",
-        "for (int step = from; step <= to; step++) {",
+        "for (; step < to; step++) advance_to(step);",
+        "for (; step <= to; step++) advance_to(step);",
+    ),
+    "eight steps at once beyond the end": ("step", "step <= to - UNROLL;", "step <= to;"),
+    "seven of eight steps": ("step", "i < UNROLL; i++", "i < UNROLL - 1; i++"),
+    "one of eight steps again and again": ("step", "advance_to(step + i)", "advance_to(step)"),
+    "no steps but whole eights": (
+        "step",
+        "for (; step < to; step++) advance_to(step);",
+        "step = to;",
+    ),
+    "no stop within a segment": (
+        "step",
+        "const int to = visitor.stop(step, length, S);",
+        "visitor.stop(step, length, S);\n    const int to = length;",
     ),
     "reads of the step after": (
         "step",
@@ -131,6 +171,155 @@ EDITS = {
         "lane / G::LANES * TALL;",
         "lane / G::LANES * (TALL - 1);",
     ),
+    "helpers arrive before they have prepared": (
+        "matrix_forward",
+        """      if (round < segments) in.prepare(round * G::STEPS, buffer(round));
+      if (round >= 2) write_outputs(output, y + (second ? READS : 0), round - 2);
+      wait_copies<0>();
+      if (round <= segments) relay.meet((unsigned)round + 1);
+""",
+        """      wait_copies<0>();
+      if (round <= segments) relay.meet((unsigned)round + 1);
+      if (round < segments) in.prepare(round * G::STEPS, buffer(round));
+      if (round >= 2) write_outputs(output, y + (second ? READS : 0), round - 2);
+""",
+    ),
+    "helpers arrive before they have written": (
+        "matrix_forward",
+        """      if (round >= 2) write_outputs(output, y + (second ? READS : 0), round - 2);
+      wait_copies<0>();
+      if (round <= segments) relay.meet((unsigned)round + 1);
+""",
+        """      wait_copies<0>();
+      if (round <= segments) relay.meet((unsigned)round + 1);
+      if (round >= 2) write_outputs(output, y + (second ? READS : 0), round - 2);
+""",
+    ),
+    "helpers prepare before they wait": (
+        "matrix_forward",
+        """      if (round >= 2) relay.walked.wait((unsigned)round - 2);
+      if (round < segments) in.prepare(round * G::STEPS, buffer(round));
+""",
+        """      if (round < segments) in.prepare(round * G::STEPS, buffer(round));
+      if (round >= 2) relay.walked.wait((unsigned)round - 2);
+""",
+    ),
+    "walkers arrive before they have walked": (
+        "matrix_forward",
+        """      walk.run(segment, y + (second ? READS : 0));
+      relay.walked.arrive((unsigned)segment);
+""",
+        """      relay.walked.arrive((unsigned)segment);
+      walk.run(segment, y + (second ? READS : 0));
+""",
+    ),
+    "walkers walk before they wait": (
+        "matrix_forward",
+        """      relay.prepared.wait((unsigned)segment + 1);
+      walk.run(segment, y + (second ? READS : 0));
+""",
+        """      walk.run(segment, y + (second ? READS : 0));
+      relay.prepared.wait((unsigned)segment + 1);
+""",
+    ),
+    "walkers wait for the turn before": (
+        "matrix_forward",
+        "relay.prepared.wait((unsigned)segment + 1);",
+        "relay.prepared.wait((unsigned)segment);",
+    ),
+    "walkers wait for the turn after": (
+        "matrix_forward",
+        "relay.prepared.wait((unsigned)segment + 1);",
+        "relay.prepared.wait((unsigned)segment + 2);",
+    ),
+    "helpers wait for the turn before": (
+        "matrix_forward",
+        "relay.walked.wait((unsigned)round - 2);",
+        "relay.walked.wait((unsigned)round - 3);",
+    ),
+    "helpers wait for the turn after": (
+        "matrix_forward",
+        "relay.walked.wait((unsigned)round - 2);",
+        "relay.walked.wait((unsigned)round - 1);",
+    ),
+    "walkers arrive for the turn after": (
+        "matrix_forward",
+        "relay.walked.arrive((unsigned)segment);",
+        "relay.walked.arrive((unsigned)segment + 1);",
+    ),
+    "helpers meet for the turn before": (
+        "matrix_forward",
+        "relay.meet((unsigned)round + 1);",
+        "relay.meet((unsigned)round);",
+    ),
+    "helpers meet for the turn after": (
+        "matrix_forward",
+        "relay.meet((unsigned)round + 1);",
+        "relay.meet((unsigned)round + 2);",
+    ),
+    "last segment not written": (
+        "matrix_forward",
+        "segments + 2; round++",
+        "segments + 1; round++",
+    ),
+    "walkers arrive as helpers": (
+        "matrix_forward",
+        "Signal<0, G::THREADS> walked;",
+        "Signal<G::THREADS, G::HELPERS> walked;",
+    ),
+    "one buffer too few": ("geometry", "? 4 : 2;", "? 3 : 2;"),
+    "reads of all segments in one set": (
+        "matrix_forward",
+        "walk.run(segment, y + (second ? READS : 0));",
+        "walk.run(segment, y);",
+    ),
+    "two rows' parts on the same numbers": (
+        "geometry",
+        "(PART_ROWS / N) + e / N",
+        "(PART_ROWS / N)",
+    ),
+    "two warps' parts on the same numbers": (
+        "geometry",
+        "/ WARP_ROWS * WARP_PARTS",
+        "/ WARP_ROWS * 0",
+    ),
+    "two steps' parts on the same numbers": (
+        "geometry",
+        "above(WARPS * WARP_PARTS,",
+        "above(WARPS * WARP_PARTS - 32,",
+    ),
+    "two lanes' parts on the same number": (
+        "step",
+        "G::part_at(lane.slab_row + i) + lane.part]",
+        "G::part_at(lane.slab_row + i) + lane.part / 2]",
+    ),
+    "parts of the row beside": ("step", "G::part_at(row + e)", "G::part_at(row + (e ^ 1))"),
+    "parts of the step after": (
+        "step",
+        "y + ((step + 1) * G::PARTS +",
+        "y + ((step + 2) * G::PARTS +",
+    ),
+    "state copied to the step before": (
+        "matrix_backward",
+        "history_at(G::STEPS - 1, n / EACH)",
+        "history_at(G::STEPS - 2, n / EACH)",
+    ),
+    "state copied onto one that is needed": (
+        "matrix_backward",
+        """    recall(length - 1, before);
+    if (segment) copy_start(segment - 1);
+""",
+        """    if (segment) copy_start(segment - 1);
+    recall(length - 1, before);
+""",
+    ),
+    "state copied that nobody has kept": ("matrix_backward", "if (segment == 0) return;", ""),
+    "state copied without its order": ("lane", "reorder(S + m * V);", ";"),
+    "state copied for rows that are not there": (
+        "lane",
+        "const bool there = live(i) && inside(m);",
+        "const bool there = inside(m);",
+    ),
     "checkpoint of the segment after": ("matrix_backward", "kept -= a.B", "kept -= 0 * a.B"),
     "gradient one number too far": (
         "gradients",
@@ -171,6 +360,8 @@ class Mutation:
         cell, options = PLANS[plan]
         if self.guard == _GROUP_SUM:
             return options.get("z_bias", False) or options.get("decay", "none") != "none"
+        if self.guard == _GATE:
+            return "gate_act" in options
         return not self.guard or getattr(CELLS[cell], _FLAGS[self.guard])
 
 
@@ -188,9 +379,17 @@ def mutations() -> list[Mutation]:
             found.append(Mutation(what, path.stem, without, _guard(source[: match.start()])))
     for what, (file, old, new) in EDITS.items():
         source = (folder / f"{file}.cuh").read_text()
-        assert source.count(old) >= 1, what
-        found.append(Mutation(f"{file}: {what}", file, source.replace(old, new, 1)))
+        guard = _GATE if what in _GATED_EDITS else ""
+        found.append(Mutation(f"{file}: {what}", file, edited(source, old, new), guard))
     return found
+
+
+def edited(source: str, old: str, new: str) -> str:
+    """Return a source with one text, however its lines are indented, in the place of another."""
+    lines = r"\n\s*".join(re.escape(line.strip()) for line in old.strip().split("\n"))
+    text, count = re.subn(lines, lambda _: new, source, count=1)
+    assert count, old
+    return text
 
 
 def _guard(before: str) -> str:
@@ -208,8 +407,8 @@ def outcome(mutation: Mutation | None, plan: str) -> str:
         shutil.copytree(source_folder(), root)
         if mutation:
             (root / "cuda" / f"{mutation.file}.cuh").write_text(mutation.text)
-        for geometry in GEOMETRIES:
-            said = _in_process(_run, (root, plan, *geometry))
+        for case in CASES:
+            said = _in_process(_run, (root, plan, case))
             if said != "-":
                 return said
     return "-"
@@ -235,66 +434,74 @@ def _in_process(function: Any, arguments: tuple[Any, ...]) -> str:
     return said
 
 
-def _run(root: Path, name: str, lanes: int, tall: int, warps: int) -> str:
+def _run(root: Path, name: str, case: Case) -> str:
     """Run a mutated engine in all orders and compare with the one that is whole."""
-    cell, options = PLANS[name]
-    # The second geometry has padding: 20 columns on 8 lanes, 20 rows in slabs of 8.
-    n = 16 if warps == 1 else 20
-    plan = stacked_plan(cell, 2, n, n, **options)
-    types = emulator.types_of(plan, torch.float32)
-    chosen = replace(geometry_of(plan, types, lanes, warps, 4, tall), helped=warps > 1)
-    wanted = _results(plan, chosen, emulator.loaded, 1)
     library = functools.cache(lambda text: _mutated(text, root))
-    for seed in SEEDS:
-        try:
-            found = _results(plan, chosen, library, seed)
-        except emulator.FaultError as fault:
-            return str(fault)
-        except AssertionError as refused:
-            return f"does not compile: {str(refused)[:60]}"
-        for name, tensor in found.items():
-            if not torch.allclose(tensor, wanted[name], rtol=1e-4, atol=1e-5):
-                return "wrong numbers"
+    try:
+        for seed, time in [*((seed, case.time) for seed in SEEDS), (1, SHORT)]:
+            wanted = results(name, case, time, emulator.loaded, 1)
+            found = results(name, case, time, library, seed)
+            for tensor, right in zip(found, wanted, strict=True):
+                if not torch.allclose(tensor, right, rtol=1e-4, atol=1e-5):
+                    return "wrong numbers"
+    except emulator.FaultError as fault:
+        return str(fault)
+    except AssertionError as refused:
+        return f"does not compile: {str(refused)[:60]}"
     return "-"
 
 
 def _mutated(text: str, root: Path) -> ctypes.CDLL:
+    """Return the library of a text with the sources in ``root``."""
+    sources = [path.relative_to(source_folder()) for path in included_sources(text)]
+    if all((root / path).read_bytes() == (source_folder() / path).read_bytes() for path in sources):
+        return emulator.loaded(text)
     library = root.parent / f"{digest(text.encode())}.so"
     if not library.exists():
         emulator.compile_unit(text, root, library)
     return ctypes.CDLL(str(library))
 
 
-def _results(plan: Plan, chosen: Geometry, library: Any, seed: int) -> dict[str, Tensor]:
-    """Run both passes over the same numbers."""
-    generator = torch.Generator().manual_seed(4)
-    batch, steps = 2, 10
+def _framed(tensor: Tensor, frame: int) -> Tensor:
+    """Return a copy with so many NaN around it in memory: what is read beside it is then seen."""
+    room = torch.full((tensor.numel() + 2 * frame,), torch.nan)
+    return room[frame : frame + tensor.numel()].view(tensor.shape).copy_(tensor)
 
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
+
+def results(
+    name: str, case: Case, time: int, library: Any, seed: int, frame: int = 1024
+) -> list[Tensor]:
+    """Run both passes over the same numbers; return outputs and gradients."""
+    cell, options = PLANS[name]
+    plan = stacked_plan(cell, 2, case.n, case.n, **options)
+    types = emulator.types_of(plan, torch.float32)
+    chosen = geometry_of(plan, types, case.lanes, case.warps, BACKWARD_STEPS, case.tall)
+    generator = torch.Generator().manual_seed(4)
+
+    def normal(*shape: int, scale: float = 1.0) -> Tensor:
+        return _framed(scale * torch.randn(*shape, generator=generator), frame)
 
     def empty(*shape: int) -> Tensor:
-        return torch.full(shape, torch.nan)
+        return _framed(torch.full(shape, torch.nan), frame)
 
     ends = [place.start + plan.heads * plan.width(name) for name, place in plan.roles]
-    width = max(ends) + -max(ends) % 8
-    source = normal(batch, steps, width)
-    parameters = [0.5 * normal(*plan.parameter_shape(n)) for n in plan.parameter_names]
-    state = (batch, plan.heads, plan.rows, plan.columns)
-    out = empty(batch, steps, plan.heads, plan.rows)
-    results = {"out": out, "last": empty(*state), "dfirst": empty(*state)}
-    results["checkpoints"] = empty(chosen.checkpoint_numbers(batch, steps))
+    source = normal(case.batch, time, max(ends) + -max(ends) % 8)
+    parameters = [normal(*plan.parameter_shape(n), scale=0.5) for n in plan.parameter_names]
+    state = (case.batch, plan.heads, plan.rows, plan.columns)
+    made = {"out": empty(case.batch, time, plan.heads, plan.rows)}
+    made |= {"last": empty(*state), "dfirst": empty(*state)}
+    checkpoints = empty(chosen.checkpoint_numbers(case.batch, time))
     dsource = torch.zeros(source.shape)
     dparameters = [empty(*p.shape) for p in parameters]
     call = Call(plan, [source], parameters, chosen.steps)
-    call.point(first=0.5 * normal(*state), dlast=normal(*state), **results)
-    call.point_output_gradient(normal(*out.shape))
+    first, dlast = normal(*state, scale=0.5), normal(*state)
+    call.point(first=first, dlast=dlast, checkpoints=checkpoints, **made)
+    call.point_output_gradient(normal(*made["out"].shape))
     call.point_gradients([dsource], dparameters)
-    forward = replace(chosen, steps=6)  # states are kept within a segment, too
+    forward = replace(chosen, steps=FORWARD_STEPS, helped=case.warps > 1)
     for backward, geometry in enumerate((forward, chosen)):
         emulator.run(library, call, geometry, backward=bool(backward), seed=seed)
-    del results["checkpoints"]
-    return results | {"dsource": dsource} | {f"d{i}": p for i, p in enumerate(dparameters)}
+    return [*made.values(), dsource, *dparameters]
 
 
 def main() -> int:

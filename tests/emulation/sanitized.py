@@ -13,14 +13,9 @@ import functools
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from elman.kernels.sources import source_folder
-from elman.ops.matrix_state.choice import geometry_of
-from elman.ops.matrix_state.stacked import stacked_plan
 from tests.emulation import emulator, mutations
 
 FAULT = "copies from the next step"
@@ -28,11 +23,7 @@ FAULT = "copies from the next step"
 
 def run(library: Callable[[str], ctypes.CDLL]) -> None:
     """Run both passes of a plan with padding and several slabs."""
-    cell, options = mutations.PLANS["e88"]
-    plan = stacked_plan(cell, 2, 20, 20, **options)
-    types = emulator.types_of(plan, torch.float32)
-    chosen = replace(geometry_of(plan, types, 8, 2), steps=4)
-    mutations._results(plan, chosen, library, seed=1)
+    mutations.results("e88", mutations.CASES[1], 10, library, seed=1, frame=0)
 
 
 def planted(text: str) -> ctypes.CDLL:
@@ -41,7 +32,7 @@ def planted(text: str) -> ctypes.CDLL:
     folder = Path(tempfile.mkdtemp())
     shutil.copytree(source_folder(), folder / "csrc")
     path = folder / "csrc" / "cuda" / f"{file}.cuh"
-    path.write_text(path.read_text().replace(old, new, 1))
+    path.write_text(mutations.edited(path.read_text(), old, new))
     library = folder / "unit.so"
     emulator.compile_unit(text, folder / "csrc", library, emulator.SANITIZED)
     loaded = ctypes.CDLL(str(library))

@@ -77,7 +77,57 @@ def test_short_sequences_without_a_first_state(steps, reached, monkeypatch) -> N
     assert_equal(found, right(LAYERS["e88-n16"], torch.float64, x, state, reached), 1e-11)
 
 
-def leaves_of(plan: Plan, dtype: torch.dtype, offset: int = 0) -> dict[str, Tensor]:
+# As the engine runs them for so many heads: with helpers and without, and kept states within a
+# segment of the forward pass.
+CHOSEN = (
+    ("e70-n16", 512),
+    ("e73-full-n28", 512),
+    ("e74-ema-tied-n11", 1024),
+    ("e74-state-n24", 1024),
+    ("e88-everything", 1024),
+    ("e88-n16", 512),
+    ("e88-n16", 1024),
+)
+WHOLE = ("e88-n16", 512)
+LENGTHS = [(case, 71) for case in CHOSEN] + [(WHOLE, steps) for steps in (1, 17, 33)]
+
+
+@pytest.mark.parametrize(
+    ("case", "steps"),
+    [pytest.param(case, steps, id=f"{case[0]}-{case[1]}-{steps}") for case, steps in LENGTHS],
+)
+def test_the_geometries_that_the_engine_chooses(case, steps, monkeypatch) -> None:
+    name, heads = case
+    monkeypatch.setitem(BACKENDS, "cpu", emulator.engine(heads))
+    layer = build(LAYERS[name], torch.float64)
+    x, state = draw(layer, (1, steps), first=True)
+    found = everything(layer, x, state)
+    assert_equal(found, right(LAYERS[name], torch.float64, x, state, "both"), 1e-11)
+
+
+def test_those_geometries_have_every_kind_of_segment() -> None:
+    kinds = set()
+    for name, heads in CHOSEN:
+        plan = build(LAYERS[name], torch.float32).plan
+        forward, backward = (
+            emulator.chosen_by_engine(plan, heads, backward=backward) for backward in (False, True)
+        )
+        kinds.add((forward.helped, forward.steps % backward.steps == 0))
+    assert kinds == set(itertools.product([False, True], repeat=2))
+
+
+def test_what_the_engine_chooses_with_narrow_numbers(monkeypatch) -> None:
+    name, heads = WHOLE
+    monkeypatch.setitem(BACKENDS, "cuda", emulator.engine(heads))
+    plan = build(LAYERS[name], torch.float32).plan
+    leaves = leaves_of(plan, torch.bfloat16, offset=1, steps=71)
+    wanted = results(plan, leaves, True)
+    assert_equal(results(plan, leaves, False), wanted, TOLERANCE[torch.bfloat16])
+
+
+def leaves_of(
+    plan: Plan, dtype: torch.dtype, offset: int = 0, steps: int = 10
+) -> dict[str, Tensor]:
     """Return random arguments for a plan: sources (cut from wider ones), parameters, a state."""
     generator = torch.Generator().manual_seed(11)
 
@@ -89,7 +139,7 @@ def leaves_of(plan: Plan, dtype: torch.dtype, offset: int = 0) -> dict[str, Tens
         end = place.start + plan.heads * plan.width(role)
         ends[place.source] = max(end, ends.get(place.source, 0))
     leaves = {
-        f"source {n}": normal(2, 10, offset + end + -end % 8).to(dtype)[..., offset : offset + end]
+        f"source {n}": normal(2, steps, offset + end + -end % 8).to(dtype)[..., offset:][..., :end]
         for n, end in sorted(ends.items())
     }
     leaves |= {n: 0.5 * normal(*plan.parameter_shape(n)) for n in plan.parameter_names}

@@ -3,40 +3,63 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
 
 from elman.kernels.nvrtc import Limits
 from elman.ops.matrix_state import cuda
-from elman.ops.matrix_state.choice import H200, LEAST_ALIGN, choose, forward_of
+from elman.ops.matrix_state.choice import H200, choose, forward_of, natural_align
 from elman.ops.matrix_state.geometry import Geometry, Types
 from elman.ops.matrix_state.stacked import DELTA, E70, E75, stacked_plan
 
 SM_86 = Limits(84, 99 * 1024, 100 * 1024)  # the least shared memory of all
-TYPES = Types("elman::bf16", "float", "elman::f16")
+BF16, FP32 = Types("elman::bf16", "float", "elman::f16"), Types("float", "float", "float")
 CELLS = {"delta": DELTA, "decayed": E70, "row_gated_delta": E75}
 SIZES = (1, 3, 8, 13, 16, 20, 24, 32, 40, 48, 64, 96, 128, 200, 256)
 HEADS = (1, 7, 32, 256, 1024, 5000)
 
 
-def pair(cell: str, n: int, heads: int, device: Limits = H200) -> tuple[Geometry, Geometry]:
+def pair(
+    cell: str, n: int, heads: int, device: Limits = H200, types: Types = BF16
+) -> tuple[Geometry, Geometry]:
     """Return the geometries of the forward and of the backward pass."""
-    backward = choose(stacked_plan(cell, 1, n, n, **CELLS[cell]), TYPES, heads, device)
+    backward = choose(stacked_plan(cell, 1, n, n, **CELLS[cell]), types, heads, device)
     return forward_of(backward, heads, device), backward
 
 
+def most_bytes(chosen: Geometry, *, backward: bool) -> int:
+    """Return the shared memory of the GPU's block, with sources that lie as unevenly as can be."""
+    ways = [replace(chosen, align=align) for align in (4, 8, 16) if align <= natural_align(chosen)]
+    most = max(one.backward_bytes if backward else one.forward_bytes for one in ways)
+    return most if backward else most * chosen.shares
+
+
+def fits_forward(chosen: Geometry, device: Limits) -> bool:
+    """Return whether a forward pass can run."""
+    few = chosen.forward_threads * chosen.shares <= 640
+    return few and most_bytes(chosen, backward=False) <= device.shared_bytes
+
+
+def rounds(chosen: Geometry, heads: int, device: Limits) -> int:
+    """Return how many of a multiprocessor's blocks of the forward pass follow each other."""
+    blocks = math.ceil(heads * chosen.slabs / chosen.shares / device.multiprocessors)
+    at_once = device.shared_total // (chosen.forward_bytes * chosen.shares + 1024)
+    return math.ceil(blocks / at_once)
+
+
+@pytest.mark.parametrize("types", [BF16, FP32], ids=["bf16", "fp32"])
 @pytest.mark.parametrize("device", [H200, SM_86], ids=["h200", "sm_86"])
 @pytest.mark.parametrize("cell", CELLS)
-def test_every_size_fits_the_gpu_even_with_sources_that_lie_unevenly(cell, device) -> None:
-    for n, heads in itertools.product(SIZES, HEADS):
-        forward, backward = pair(cell, n, heads, device)
+def test_every_size_fits_the_gpu_however_the_sources_lie(cell, device, types) -> None:
+    for n, heads in itertools.product((*SIZES, 44, 116, 120, 132), HEADS):
+        forward, backward = pair(cell, n, heads, device, types)
         for chosen in (forward, backward):
             assert chosen.lanes * chosen.columns >= n, (n, heads, chosen)
             assert chosen.rows * chosen.slabs >= n, (n, heads, chosen)
-        uneven = [replace(chosen, align=LEAST_ALIGN) for chosen in (forward, backward)]
-        assert uneven[0].forward_bytes * forward.shares <= device.shared_bytes, (n, heads)
-        assert uneven[1].backward_bytes <= device.shared_bytes, (n, heads)
+        assert most_bytes(forward, backward=False) <= device.shared_bytes, (n, heads)
+        assert most_bytes(backward, backward=True) <= device.shared_bytes, (n, heads)
         assert forward.forward_threads * forward.shares <= 640, (n, heads)
         assert backward.threads <= 512, (n, heads)
         assert not backward.helped, (n, heads)
@@ -55,6 +78,56 @@ def test_blocks_share_only_where_helpers_are_and_all_multiprocessors_have_work(c
     assert shared
 
 
+@pytest.mark.parametrize("device", [H200, SM_86], ids=["h200", "sm_86"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_forward_segments_are_the_longest_with_which_as_many_blocks_run_at_a_time(
+    cell, device
+) -> None:
+    lengths = set()
+    for n, heads in itertools.product(SIZES, HEADS):
+        forward, _ = pair(cell, n, heads, device)
+        short, middle, long = (replace(forward, steps=steps) for steps in (16, 24, 32))
+        if forward.steps < 16 or not fits_forward(short, device):
+            continue  # the backward pass's, since no other fits
+        limit = rounds(short, heads, device)
+        wanted = next(
+            one
+            for one in (long, middle, short)
+            if fits_forward(one, device) and rounds(one, heads, device) <= limit
+        )
+        assert forward == wanted, (n, heads)
+        lengths.add(forward.steps)
+    assert lengths == {16, 24, 32}
+
+
+def test_longer_segments_would_make_some_blocks_wait_for_others() -> None:
+    # A multiprocessor has two of these blocks: at once with segments of 16 or 24 steps.
+    forward, _ = pair("delta", 16, 1024)
+    assert (forward.shares, forward.steps) == (4, 24)
+    assert rounds(forward, 1024, H200) == 1
+    assert rounds(replace(forward, steps=32), 1024, H200) == 2
+    # And so few at 256 heads that nothing speaks against the longest.
+    assert pair("delta", 16, 256)[0].steps == 32
+
+
+@pytest.mark.parametrize("types", [BF16, FP32], ids=["bf16", "fp32"])
+def test_helpers_are_for_few_warps_and_blocks_without_company(types) -> None:
+    crowded = 0
+    schedulers = 4 * H200.multiprocessors
+    for cell, n, heads in itertools.product(CELLS, SIZES, HEADS):
+        forward, _ = pair(cell, n, heads, H200, types)
+        bare = replace(forward, helped=False, shares=1, steps=16)
+        # Where shared memory holds one block, nobody else works while that waits.
+        alone = 2 * bare.forward_bytes > H200.shared_total
+        warps = heads * forward.slabs * forward.warps
+        if forward.helped:
+            assert alone or warps <= 2 * schedulers, (cell, n, heads)
+            crowded += warps > 2 * schedulers
+        elif alone or warps <= schedulers:
+            assert not fits_forward(replace(bare, helped=True), H200), (cell, n, heads)
+    assert crowded
+
+
 def test_time_and_a_batch_that_fills_the_gpu_anyway_change_nothing() -> None:
     assert pair("delta", 32, 4096) == pair("delta", 32, 8192)
 
@@ -63,6 +136,15 @@ def test_few_heads_are_cut_into_slabs() -> None:
     forward, backward = pair("decayed", 64, 32)
     assert (forward.slabs, backward.slabs) == (4, 4)
     assert pair("decayed", 64, 1024)[1].slabs == 1
+
+
+def test_a_backward_block_of_many_warps_that_has_a_multiprocessor_alone_becomes_two() -> None:
+    backward = pair("decayed", 64, 128)[1]
+    assert (backward.slabs, backward.warps) == (2, 4)
+    assert 2 * (backward.backward_bytes + 1024) <= H200.shared_total
+    # Not with more heads than multiprocessors, nor where rows are read.
+    assert pair("decayed", 64, 256)[1].slabs == 1
+    assert pair("delta", 64, 128)[1].slabs == 1
 
 
 def test_states_are_kept_as_rarely_as_rounds_of_blocks_allow() -> None:

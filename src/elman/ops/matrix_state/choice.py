@@ -65,8 +65,8 @@ def forward_of(chosen: Geometry, heads: int, device: Limits) -> Geometry:
     candidates = [found]
     if _waits(found, heads, device):
         # Others prepare and finish for the warps that walk.
-        helped = replace(found, helped=True, shares=_shares(found, heads, device))
-        candidates.insert(0, helped)
+        alone = replace(found, helped=True)
+        candidates = [replace(alone, shares=_shares(found, heads, device)), alone, found]
     for candidate in candidates:
         if _fits_forward(candidate, device):
             return _lengthened(candidate, heads, device)
@@ -94,7 +94,7 @@ def _waits(found: Geometry, heads: int, device: Limits) -> bool:
     schedulers = device.multiprocessors * _SCHEDULERS
     warps = heads * found.slabs * found.warps
     # A block that shares its multiprocessor with no other has nobody else who works while it waits.
-    alone = 2 * found.forward_bytes > device.shared_total
+    alone = 2 * (found.forward_bytes + _RESERVED) > device.shared_total
     few = warps <= 2 * schedulers and found.columns * found.tall <= 16
     return warps <= schedulers or few or alone
 
@@ -115,8 +115,9 @@ def _fits_forward(geometry: Geometry, device: Limits) -> bool:
 
 def _most_bytes(geometry: Geometry, *, backward: bool) -> int:
     """Return the shared memory that a pass takes at most, however the sources lie."""
-    both = (geometry, replace(geometry, align=LEAST_ALIGN))
-    return max(one.backward_bytes if backward else one.forward_bytes for one in both)
+    aligns = (align for align in (LEAST_ALIGN, 8, 16) if align <= geometry.align)
+    ways = [replace(geometry, align=align) for align in aligns]
+    return max(one.backward_bytes if backward else one.forward_bytes for one in ways)
 
 
 def geometry_of(
