@@ -5,6 +5,7 @@
 parity    mode=parity of every model whose cell has CUDA kernels, several at a time
 train     gpu_train.py: training runs and layers, as users run them
 replay    gpu_replay.py: a small model of every cell and every setting, replayed as CUDA graphs
+devices   gpu_devices.py: small models on two GPUs of one process, where there are two
 kernels   gpu_kernels.py: the matrix-state engine against fp64, its times beside their floors
 channel   gpu_channel.py: the same of the channel engine
 norm      gpu_norm.py: the same of residual add and RMSNorm, beside PyTorch's and FLA's
@@ -183,6 +184,7 @@ PARTS: dict[str, Callable[[Settings], dict[str, Any]]] = {
     "parity": parity,
     "train": benchmark("gpu_train"),
     "replay": benchmark("gpu_replay"),
+    "devices": benchmark("gpu_devices"),
     "kernels": benchmark("gpu_kernels", "--sections", "machine,parity,operator,times"),
     "channel": benchmark("gpu_channel"),
     "norm": benchmark("gpu_norm"),
@@ -252,6 +254,11 @@ def _checked(check: dict[str, Any]) -> list[str]:
     return ["passed" if check.get("passed") else "FAILED", _first(check.get("error", ""))]
 
 
+def _devices_page(part: dict[str, Any]) -> str:
+    rows = [[cell, *_checked(check)] for cell, check in part.get("found", {}).items()]
+    return "## Several GPUs\n\n" + table(["cell", "result", "error"], rows)
+
+
 def _kernels_page(part: dict[str, Any]) -> str:
     found = part.get("found", {}).get("times", {}).get("rows", [])
     rows = [[row["name"], row.get("geometry", ""), *_numbers(row)] for row in found]
@@ -295,6 +302,7 @@ _PAGES = {
     "parity": _parity_page,
     "train": _train_page,
     "replay": _replay_page,
+    "devices": _devices_page,
     "kernels": _kernels_page,
     "channel": _channel_page,
     "norm": _norm_page,
@@ -316,6 +324,16 @@ def gpu_problem() -> str | None:
     return cuda_problem()
 
 
+def left_out(quick: bool) -> dict[str, str]:
+    """Return the parts that run only when they are asked for, and why."""
+    import torch
+
+    found = dict.fromkeys(LONG, "since --quick leaves it to the full check") if quick else {}
+    if torch.cuda.device_count() < 2:
+        found["devices"] = "since it needs two GPUs"
+    return found
+
+
 def main() -> int:
     """Run the parts and write ``report.json`` and ``report.md``."""
     parser = argparse.ArgumentParser(
@@ -326,8 +344,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="small shapes, a model for each cell")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2))
     given = parser.parse_args()
-    everything = [name for name in PARTS if not (given.quick and name in LONG)]
-    chosen = given.sections.split(",") if given.sections else everything
+    chosen = given.sections.split(",") if given.sections else list(PARTS)
     if unknown := [name for name in chosen if name not in PARTS]:
         parser.error(f"--sections {','.join(unknown)}: no such part; parts: {', '.join(PARTS)}")
     if (problem := gpu_problem()) is not None:
@@ -335,6 +352,10 @@ def main() -> int:
         return 2
     settings = Settings(given.out.resolve(), given.quick, given.jobs)
     settings.out.mkdir(parents=True, exist_ok=True)
+    if not given.sections:
+        for name, why in left_out(given.quick).items():
+            print(f"{name}: not run, {why}")
+            chosen.remove(name)
     report = check(chosen, settings)
     print(f"report: {settings.out / 'report.md'}")
     return int(not all(part["passed"] for part in report.values()))

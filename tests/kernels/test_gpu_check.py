@@ -42,6 +42,35 @@ def test_without_a_gpu_one_line_and_status_2(script, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_parts_that_do_not_run_are_named_with_the_reason(gpu_check, monkeypatch) -> None:
+    torch = importlib.import_module("torch")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert gpu_check.left_out(quick=True) == {
+        "models": "since --quick leaves it to the full check",
+        "devices": "since it needs two GPUs",
+    }
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert gpu_check.left_out(quick=False) == {}
+
+
+def test_two_gpus_are_compared_in_every_cell_with_cuda_kernels(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    devices = importlib.import_module("gpu_devices")
+    registry = importlib.import_module("elman.models.registry")
+    wanted = {name for name, cell in registry.cells().items() if "cuda" in cell.backends}
+    assert set(devices.cells()) == wanted
+    for name in devices.cells():
+        assert devices.model_of(name).cell == name
+
+
+def test_one_gpu_is_one_line_and_status_2(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT.with_stem("gpu_devices")), "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr == "gpu_devices: torch sees no second GPU here\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_every_cell_with_cuda_kernels_is_proved(gpu_check) -> None:
     registry, compose = gpu_check.registry, importlib.import_module("elman.compose")
     quick, all_ = gpu_check.models(True), gpu_check.models(False)
