@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import functools
 import itertools
 import multiprocessing
@@ -420,6 +421,7 @@ def _in_process(function: Any, arguments: tuple[Any, ...]) -> str:
     receive, send = context.Pipe(duplex=False)
 
     def call() -> None:
+        faulthandler.disable()  # a crash is an outcome, not news
         send.send(function(*arguments))
 
     process = context.Process(target=call)
