@@ -44,7 +44,8 @@ class TrainConfig(Section):
         tbptt: Train on ``batch_size`` contiguous streams with carried states.
         compile: torch.compile the model.
         graph: Replay forward and backward pass as a CUDA graph; ``auto`` is yes on a GPU, unless
-            ``profile`` or a setting that :func:`~elman.schema.graphs.graph_conflict` names is on.
+            the model has no kernels but a loop over time, or ``profile`` is on or a setting that
+            :func:`~elman.schema.graphs.graph_conflict` names.
         activation_checkpointing: Recompute each mixer in the backward pass.
         device: ``auto`` is the GPU if there is one.
         precision: ``auto`` is bf16 autocast on a GPU and fp32 on a CPU.

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from elman.config import RunConfig
 from elman.errors import UserError, first_line
+from elman.models import registry
 from elman.models.language_model import LanguageModel
 from elman.models.state import State
 from elman.schema.graphs import graph_conflict
@@ -41,13 +42,23 @@ def uses_graph(config: RunConfig, device: torch.device) -> bool:
     if train.graph == "auto":
         # A profile names operators, and a replay has none.
         fitting = not train.profile and graph_conflict(train, config.model) is None
-        return device.type == "cuda" and fitting
+        return device.type == "cuda" and fitting and not _loops_in_python(config)
     if train.graph and device.type != "cuda":
         raise UserError(
             f"train.graph=true: a CUDA graph needs a GPU, and training runs on {device.type} here; "
             "use train.graph=auto"
         )
     return train.graph
+
+
+def _loops_in_python(config: RunConfig) -> bool:
+    """Return whether a step of time is a round of a loop in Python.
+
+    Its pass is 10^5 short kernels or more. What time and memory a graph of so many takes was never
+    measured, so it has to be asked for.
+    """
+    cell = registry.cell(config.model.cell).under(config.model.options)
+    return config.kernels.backend == "reference" or tuple(cell.backends) == ("reference",)
 
 
 class Graphs(Protocol):
