@@ -65,8 +65,8 @@ def forward_of(chosen: Geometry, heads: int, device: Limits) -> Geometry:
     candidates = [found]
     if _waits(found, heads, device):
         # Others prepare and finish for the warps that walk.
-        alone = replace(found, helped=True)
-        candidates = [replace(alone, shares=_shares(found, heads, device)), alone, found]
+        helped = replace(found, helped=True)
+        candidates = [replace(helped, shares=_shares(found, heads, device)), helped, found]
     for candidate in candidates:
         if _fits_forward(candidate, device):
             return _lengthened(candidate, heads, device)
