@@ -137,10 +137,10 @@ def launches(chosen: Geometry, batch: int, time: int, backward: bool) -> list[La
         of_gpu = (chosen.forward_threads * shares, chosen.forward_bytes * shares)
         return [Launch("matrix_forward", math.ceil(blocks / shares), *of_gpu)]
     passes = [Launch("matrix_backward", blocks, chosen.threads, chosen.backward_bytes)]
-    numbers = chosen.finish_numbers(batch, time)
-    if numbers:
-        threads = _FINISH_THREADS
-        passes.append(Launch("matrix_finish", math.ceil(numbers / threads), threads))
+    finishing = chosen.finish_threads(batch, time)
+    if finishing:
+        blocks = math.ceil(finishing / _FINISH_THREADS)
+        passes.append(Launch("matrix_finish", blocks, _FINISH_THREADS))
     return passes
 
 

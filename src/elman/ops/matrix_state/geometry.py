@@ -187,13 +187,18 @@ class Geometry:
     @property
     def _parts(self) -> int:
         """Numbers from one step's parts of the reads to the next one's."""
-        io = self.types.sizes[0]
-        vector = max(1, min(4, self.align // io)) if io != 2 or self.align > LEAST_ALIGN else 1
+        vector = self._raw_vector
         warp = _WARP * self.tall
         if self.warps > 1:
             warp = _above(warp, warp // min(vector, self.rows // self.warps))
         group = _power_above(math.ceil(min(self.rows, self.plan.rows) / vector))
         return _above(self.warps * warp, 4 if self.lanes > 4 else self.lanes * group)
+
+    @property
+    def _raw_vector(self) -> int:
+        """Numbers that are read from raw inputs at once."""
+        io = self.types.sizes[0]
+        return 1 if io == 2 and self.align == LEAST_ALIGN else max(1, min(4, self.align // io))
 
     @property
     def _ahead(self) -> int:
@@ -230,15 +235,19 @@ class Geometry:
     @property
     def slab_numbers(self) -> int:
         """Numbers per slab, step and head that the slabs of a head leave to be summed."""
+        return sum(self._slabs)
+
+    @property
+    def _slabs(self) -> list[int]:
+        """Widths of the slices that every slab of a head adds to."""
         if self.slabs == 1:
-            return 0
+            return []
         slices = {place: name for name, place in reversed(self._ordered_roles())}
         wide = {place for name, place in self.plan.roles if name in _COLUMNS}
-        widths = [
+        return [
             self.plan.columns if place in wide else int(name in _HEAD)
             for place, name in slices.items()
         ]
-        return sum(widths)
 
     def _ordered_roles(self) -> list[tuple[str, object]]:
         return sorted(self.plan.roles, key=lambda role: ROLES.index(role[0]))
@@ -251,11 +260,12 @@ class Geometry:
         scratch = heads * self.slabs * self.history if self.scratch else 0
         return numbers * self.types.sizes[1] + scratch * self.types.sizes[2]
 
-    def finish_numbers(self, batch: int, time: int) -> int:
-        """Return how many numbers are summed over blocks after the backward pass."""
+    def finish_threads(self, batch: int, time: int) -> int:
+        """Return how many threads sum over blocks after the backward pass."""
         widths = {"z_bias": self.plan.columns, "decay": 1, "dt_bias": 1}
         params = sum(widths.get(name, self.plan.rows) for name in self.plan.parameter_names)
-        return self.plan.heads * (params + batch * time * self.slab_numbers)
+        vectors = sum(width if width == 1 else width // self._raw_vector for width in self._slabs)
+        return self.plan.heads * (params + batch * time * vectors)
 
     def type_text(self) -> str:
         """Return the C++ type, for a translation unit with ``elman::Spec``."""
