@@ -85,7 +85,7 @@ class Kernel:
             for backward, name in ((False, "matrix_forward"), (True, "matrix_backward"))
         ]
         shared = (pair[0].forward_bytes, pair[1].backward_bytes)
-        threads = (pair[0].forward_threads, pair[1].threads)
+        threads = (pair[0].forward_threads, pair[1].backward_threads)
         return [
             self.name,
             str(self.plan.columns),

@@ -55,7 +55,7 @@ HD constexpr bool has_param(int param) {
 // Kept: type of the states in checkpoints and in the replayed segment. ALIGN: bytes that every
 // slice and stride of the sources and their gradients is a multiple of, at most 16. SCRATCH: the
 // replayed states stand in global memory, since shared memory does not hold them. HELPED: the
-// forward pass has helpers.
+// pass has helpers.
 template <class Spec_, class Kept_, int LANES_, int TALL_, int WARPS_, int VECTOR_, int STEPS_,
           int ALIGN_, bool SCRATCH_, bool HELPED_>
 struct Geometry {
@@ -73,12 +73,19 @@ struct Geometry {
   static_assert(is_power(TALL) && TALL <= 4, "rows of a lane are read as a vector");
 
   static constexpr int THREADS = 32 * WARPS;  // that hold the state
-  // Helpers are warps beside those that hold the state: they prepare the next segment's inputs and
-  // write the last one's outputs. Workers are the threads that do so, with helpers or without.
-  static constexpr int HELPERS = HELPED ? 32 * least(WARPS, 4) : 0;
-  HD static constexpr bool helped(bool backward) { return HELPED && !backward; }
-  HD static constexpr int workers(bool backward) { return helped(backward) ? HELPERS : THREADS; }
-  static constexpr int FORWARD_THREADS = THREADS + HELPERS;
+  // Helpers are warps beside those that walk from step to step: they prepare the next segment's
+  // inputs and write the last one's results. In the backward pass they replay the next segment,
+  // too, and hold as many pieces of the state. Workers are the threads that do so, with helpers or
+  // without.
+  HD static constexpr bool helped(bool backward) { return HELPED && !(backward && SCRATCH); }
+  HD static constexpr int helpers(bool backward) {
+    return !helped(backward) ? 0 : backward ? THREADS : 32 * least(WARPS, 4);
+  }
+  HD static constexpr int workers(bool backward) {
+    return helped(backward) ? helpers(backward) : THREADS;
+  }
+  static constexpr int FORWARD_THREADS = THREADS + helpers(false);
+  static constexpr int BACKWARD_THREADS = THREADS + helpers(true);
   static constexpr int COLUMNS = round_up(ceil_div(N, LANES), VECTOR);  // of a lane
   static constexpr int PIECE = TALL * COLUMNS;                          // numbers of a lane
   static constexpr int WIDTH = COLUMNS * LANES;                         // N and its padding
@@ -135,10 +142,11 @@ struct Geometry {
   static constexpr int DECAY_TERMS = LANE_DECAY ? THREADS : ROWS;
   static constexpr int DECAY_STRIDE = DECAY_TERMS + 4, WRITE_STRIDE = ROWS + 4;
 
-  // The states before the steps of a segment. A thread reads only what it wrote.
+  // The states before the steps of a segment, and behind its last one where others replay it than
+  // walk it. A thread reads only what it wrote, or the helper did that holds the same piece.
   static constexpr int KEPT_NUMBERS = sizeof(Kept) == 2 ? round_up(PIECE, 2) : PIECE;
   static constexpr int KEPT_VECTOR = least(16 / (int)sizeof(Kept), KEPT_NUMBERS & -KEPT_NUMBERS);
-  static constexpr int HISTORY = STEPS * KEPT_NUMBERS * THREADS;
+  static constexpr int HISTORY = (STEPS + helped(true)) * KEPT_NUMBERS * THREADS;
   // Whether a lane's vectors of a kept state can be copied there while others work.
   static constexpr bool COPIES_KEPT = !SCRATCH && N % VECTOR == 0 && VECTOR * sizeof(Kept) >= 4 &&
                                       VECTOR * sizeof(Kept) <= 16 && KEPT_NUMBERS == PIECE;
@@ -169,11 +177,12 @@ struct Geometry {
   }
   HD static constexpr int raw_bytes(bool backward) { return raw_offset(ROLE_DOUT + 1, backward); }
   // Buffers of raw inputs. Helpers write outputs two segments later than they prepared the inputs,
-  // and may need them once more.
+  // and may need them once more; gradients one segment later.
   HD static constexpr int raw_buffers(bool backward) {
-    return helped(backward) && (Spec::GATE || Spec::RESIDUAL) ? 4 : 2;
+    if (!helped(backward)) return 2;
+    return backward ? 3 : Spec::GATE || Spec::RESIDUAL ? 4 : 2;
   }
-  // Sets of prepared inputs and of reads: helpers work on one while another is used.
+  // Sets of prepared inputs, of reads and sums: helpers work on one while another is used.
   HD static constexpr int sets(bool backward) { return helped(backward) ? 2 : 1; }
 
   // ---- shared memory
@@ -193,14 +202,16 @@ struct Geometry {
   }
   static constexpr int FORWARD_BYTES = raw_buffers(false) * raw_bytes(false) +
                                        sets(false) * (input_bytes(false) + bytes(AHEAD * PARTS)) +
-                                       64 * HELPED;  // of the signals
-  static constexpr int BACKWARD_BYTES =
-      2 * raw_bytes(true) + input_bytes(true) +
+                                       64 * helped(false);  // of the signals
+  // What the replay and the walk leave for each other and for the gradients.
+  static constexpr int SUM_BYTES =
       (1 + Cell::ENERGY + NEEDS_Y + Cell::GATES + Spec::GATE) * bytes(STEPS * ROWS) +
-      NEEDS_Y * bytes(AHEAD * PARTS) + bytes(STEPS * WARPS * SUMS * WIDTH) +
-      (GRAD_DECAY ? bytes(STEPS * DECAY_STRIDE) : 0) +
+      bytes(STEPS * WARPS * SUMS * WIDTH) + (GRAD_DECAY ? bytes(STEPS * DECAY_STRIDE) : 0) +
       (GRAD_WRITE ? bytes(STEPS * WRITE_STRIDE) : 0) +
       (SCRATCH ? 0 : round_up(HISTORY * (int)sizeof(Kept), 16));
+  static constexpr int BACKWARD_BYTES =
+      raw_buffers(true) * raw_bytes(true) + sets(true) * (input_bytes(true) + SUM_BYTES) +
+      NEEDS_Y * bytes(AHEAD * PARTS) + 96 * helped(true);  // of the signals
 
   // ---- workspace of the backward pass, in numbers of type A unless said otherwise
 

@@ -13,34 +13,54 @@ DEVICE A input_slope(A x) {
   if constexpr (ACT != Act::silu) return slope_at<ACT>(x);
 }
 
-// What the walk through a segment leaves in shared memory.
+// What the replay of a segment and the walk through it leave in shared memory.
 template <class G>
 struct Sums {
   using A = typename G::A;
   using Cell = typename G::Cell;
+  static constexpr int SETS = G::sets(true), NUMBERS = G::STEPS * G::ROWS;
+  static constexpr int VECTORS = G::STEPS * G::WARPS * G::SUMS * G::WIDTH;
   sptr<A> dy;                     // [step][row] gradient of y behind the residual, with gates
-  sptr<A> dv, dgates[MAX_GATES];  // [step][row]
+  sptr<A> dv, dgates[MAX_GATES];  // [step][row]; until its step is walked, dv is what a row read
+  sptr<A> energies;               // [step][row], of the replay
   sptr<A> dgate;                  // [step][row] of the output gate's logit
   sptr<A> vectors;                // [step][warp][which][column]
   sptr<A> ddecay, dwrite;         // [step][term]
 
   DEVICE explicit Sums(Arena& arena) {
-    constexpr int numbers = G::STEPS * G::ROWS;
-    if constexpr (G::NEEDS_Y) dy = arena.take<A>(numbers);
-    dv = arena.take<A>(numbers);
+    if constexpr (G::NEEDS_Y) dy = arena.take<A>(SETS * NUMBERS);
+    dv = arena.take<A>(SETS * NUMBERS);
 #pragma unroll
-    for (int i = 0; i < Cell::GATES; i++) dgates[i] = arena.take<A>(numbers);
-    if constexpr (G::Spec::GATE) dgate = arena.take<A>(numbers);
-    vectors = arena.take<A>(G::STEPS * G::WARPS * G::SUMS * G::WIDTH);
-    if constexpr (G::GRAD_DECAY) ddecay = arena.take<A>(G::STEPS * G::DECAY_STRIDE);
-    if constexpr (G::GRAD_WRITE) dwrite = arena.take<A>(G::STEPS * G::WRITE_STRIDE);
-    // Rows that no head has keep a gradient of zero.
+    for (int i = 0; i < Cell::GATES; i++) dgates[i] = arena.take<A>(SETS * NUMBERS);
+    if constexpr (Cell::ENERGY) energies = arena.take<A>(SETS * NUMBERS);
+    if constexpr (G::Spec::GATE) dgate = arena.take<A>(SETS * NUMBERS);
+    vectors = arena.take<A>(SETS * VECTORS);
+    if constexpr (G::GRAD_DECAY) ddecay = arena.take<A>(SETS * G::STEPS * G::DECAY_STRIDE);
+    if constexpr (G::GRAD_WRITE) dwrite = arena.take<A>(SETS * G::STEPS * G::WRITE_STRIDE);
+  }
+
+  // Rows that no head has keep a gradient of zero.
+  DEVICE void clear() {
     if constexpr (G::ROWS > G::R && G::NEEDS_Y) {
-      for (int i = thread_index(); i < numbers; i += G::THREADS) {
+      for (int i = worker_index<G, true>(); i < SETS * NUMBERS; i += G::workers(true)) {
         dy[i] = A(0);
         if constexpr (G::Spec::GATE) dgate[i] = A(0);
       }
     }
+  }
+
+  // Goes from one of two sets to the other.
+  DEVICE void turn(bool back) {
+    const int sign = back ? -1 : 1, rows = sign * NUMBERS;
+    if constexpr (G::NEEDS_Y) dy = dy + rows;
+    dv = dv + rows;
+#pragma unroll
+    for (int i = 0; i < Cell::GATES; i++) dgates[i] = dgates[i] + rows;
+    if constexpr (Cell::ENERGY) energies = energies + rows;
+    if constexpr (G::Spec::GATE) dgate = dgate + rows;
+    vectors = vectors + sign * VECTORS;
+    if constexpr (G::GRAD_DECAY) ddecay = ddecay + sign * G::STEPS * G::DECAY_STRIDE;
+    if constexpr (G::GRAD_WRITE) dwrite = dwrite + sign * G::STEPS * G::WRITE_STRIDE;
   }
 
   // Gradients of a role of the rows, before its activation's slope.
@@ -81,7 +101,7 @@ struct Gradients {
   using Rows = typename In::Rows;
   static constexpr int NUMBERS = Columns::NUMBERS;
   // Lanes that add up the terms of a head's number.
-  static constexpr int TERM_LANES = least(32, power_above(G::THREADS / G::STEPS + 1) / 2);
+  static constexpr int TERM_LANES = least(32, power_above(In::WORKERS / G::STEPS + 1) / 2);
 
   const Args& a;
   Place at;
@@ -128,7 +148,7 @@ struct Gradients {
     if constexpr (SLICE < ROLES) {
       if constexpr (is_slice<Spec>(SLICE)) {
         constexpr bool wide = is_wide<Spec>(SLICE);
-        const int step = of_head(SLICE) ? thread_index() / TERM_LANES
+        const int step = of_head(SLICE) ? worker_index<G, true>() / TERM_LANES
                          : wide         ? Columns::step(0)
                                         : Rows::step(0);
         const int first = of_head(SLICE) ? 0
@@ -193,7 +213,7 @@ struct Gradients {
 
   DEVICE void write(const In& in, const Sums<G>& sums, const Segment& s) {
     if constexpr (G::GRAD_DECAY || G::GRAD_WRITE) {
-      constexpr int steps = G::THREADS / TERM_LANES;
+      constexpr int steps = In::WORKERS / TERM_LANES;
       for (int base = 0; base < G::STEPS; base += steps) write_head(in, sums, s, base);
     }
     // All lanes of a warp take part in its sums, also those that have no row.
@@ -394,7 +414,7 @@ struct Gradients {
   static DEVICE A term_sum(sptr<A> terms) {
     constexpr int V = TERMS % (4 * TERM_LANES) == 0 ? 4 : 1;
     A sums[4] = {A(0), A(0), A(0), A(0)};
-    const int first = thread_index() % TERM_LANES * V;
+    const int first = worker_index<G, true>() % TERM_LANES * V;
 #pragma unroll
     for (int i = 0; i < ceil_div(TERMS, TERM_LANES * V); i++) {
       A x[V];
@@ -410,8 +430,9 @@ struct Gradients {
   }
 
   DEVICE void write_head(const In& in, const Sums<G>& sums, const Segment& s, int base) {
-    const int step = base + thread_index() / TERM_LANES, readable = least(step, G::STEPS - 1);
-    const bool writes = step < s.length && thread_index() % TERM_LANES == 0;
+    const int worker = worker_index<G, true>();
+    const int step = base + worker / TERM_LANES, readable = least(step, G::STEPS - 1);
+    const bool writes = step < s.length && worker % TERM_LANES == 0;
     if constexpr (G::GRAD_DECAY) {
       A d = term_sum<G::DECAY_TERMS>(sums.ddecay + readable * G::DECAY_STRIDE);
       if (writes) through_decay(in, step, base, d);
@@ -434,54 +455,41 @@ struct Gradients {
     }
   }
 
-  // ---- parameters: this block's part
+  // ---- parameters that are not of the rows: this block's part
 
-  template <class L>
-  DEVICE void write_params(const Sums<G>& sums, const L& lane,
-                           const A (&dparams)[G::TALL][MAX_PARAMS], const A (&dresidual)[G::TALL],
-                           const A (&dgate_bias)[G::TALL]) const {
-    A* part = (A*)a.workspace + block_index() * G::PARAM_TERMS;
-#pragma unroll
-    for (int i = 0; i < G::TALL; i++) {
-      if (!lane.live(i) || lane.part) continue;
-      const int row = lane.slab_row + i;
-#pragma unroll
-      for (int n = 0; n < Cell::PARAMS; n++)
-        store_one(part + G::param_offset(n) + row, dparams[i][n]);
-      if constexpr (Spec::RESIDUAL)
-        store_one(part + G::param_offset(PARAM_RESIDUAL) + row, dresidual[i]);
-      if constexpr (Spec::GATE_BIAS)
-        store_one(part + G::param_offset(PARAM_GATE_BIAS) + row, dgate_bias[i]);
-    }
+  DEVICE void write_params(const Sums<G>& sums, Crew<G>& crew) const {
+    A* part = param_part<G>(a);
+    const int worker = worker_index<G, true>();
     if constexpr (Spec::Z_BIAS) {
       for (int i = 0; i < NUMBERS; i++) {
         const int column = Columns::first(i / Columns::V) + i % Columns::V;
-        const A sum = group_sum<Columns::GROUP>(sums.vectors, dz_bias[i]);
-        if (thread_index() < Columns::GROUP && column < G::N)
+        const A sum = group_sum<Columns::GROUP>(sums.vectors, dz_bias[i], crew);
+        if (worker < Columns::GROUP && column < G::N)
           store_one(part + G::param_offset(PARAM_Z_BIAS) + column, sum);
       }
     }
     if constexpr (has_param<Spec>(PARAM_DECAY)) {
-      const A sum = group_sum<1>(sums.vectors, ddecay_param);
-      if (thread_index() == 0) store_one(part + G::param_offset(PARAM_DECAY), sum);
+      const A sum = group_sum<1>(sums.vectors, ddecay_param, crew);
+      if (worker == 0) store_one(part + G::param_offset(PARAM_DECAY), sum);
     }
     if constexpr (has_param<Spec>(PARAM_DT_BIAS)) {
-      const A sum = group_sum<1>(sums.vectors, ddt_bias);
-      if (thread_index() == 0) store_one(part + G::param_offset(PARAM_DT_BIAS), sum);
+      const A sum = group_sum<1>(sums.vectors, ddt_bias, crew);
+      if (worker == 0) store_one(part + G::param_offset(PARAM_DT_BIAS), sum);
     }
   }
 
-  // Sum over the threads of a block whose indices agree modulo GROUP, for the first GROUP threads.
+  // Sum over the workers whose indices agree modulo GROUP, for the first GROUP of them.
   template <int GROUP>
-  static DEVICE A group_sum(sptr<A> room, A x) {
+  static DEVICE A group_sum(sptr<A> room, A x, Crew<G>& crew) {
     static_assert(G::STEPS * G::SUMS * G::WIDTH >= 32, "room for a number per thread");
-    sync<G>();
-    room[thread_index()] = x;
-    sync<G>();
-    if (thread_index() >= GROUP) return x;
+    const int worker = worker_index<G, true>();
+    crew.meet();
+    room[worker] = x;
+    crew.meet();
+    if (worker >= GROUP) return x;
     A sum = 0;
 #pragma unroll 1
-    for (int i = thread_index(); i < G::THREADS; i += GROUP) sum += room[i];
+    for (int i = worker; i < In::WORKERS; i += GROUP) sum += room[i];
     return sum;
   }
 };

@@ -46,13 +46,13 @@ struct Inputs {
     if constexpr (Spec::DECAY != Map::none) decay = arena.take<A>(SETS * G::AHEAD);
     if constexpr (Spec::WRITE != Map::none) write = arena.take<A>(SETS * G::AHEAD);
     if constexpr (BACKWARD) {
-      k_scale = arena.take<A>(G::STEPS);
-      q_scale = arena.take<A>(G::STEPS);
-      k_inverse = arena.take<A>(G::STEPS);
-      q_inverse = arena.take<A>(G::STEPS);
+      k_scale = arena.take<A>(SETS * G::STEPS);
+      q_scale = arena.take<A>(SETS * G::STEPS);
+      k_inverse = arena.take<A>(SETS * G::STEPS);
+      q_inverse = arena.take<A>(SETS * G::STEPS);
       if constexpr (Spec::DECAY != Map::none) {
-        decay_x = arena.take<A>(G::STEPS);
-        decay_a = arena.take<A>(G::STEPS);
+        decay_x = arena.take<A>(SETS * G::STEPS);
+        decay_a = arena.take<A>(SETS * G::STEPS);
       }
     }
     decay_param = dt_bias = A(0);
@@ -77,6 +77,18 @@ struct Inputs {
     for (int i = 0; i < G::Cell::GATES; i++) gates[i] = gates[i] + rows;
     if constexpr (Spec::DECAY != Map::none) decay = decay + ahead;
     if constexpr (Spec::WRITE != Map::none) write = write + ahead;
+    if constexpr (BACKWARD) turn_slopes(back ? -G::STEPS : G::STEPS);
+  }
+
+  DEVICE void turn_slopes(int steps) {
+    k_scale = k_scale + steps;
+    q_scale = q_scale + steps;
+    k_inverse = k_inverse + steps;
+    q_inverse = q_inverse + steps;
+    if constexpr (Spec::DECAY != Map::none) {
+      decay_x = decay_x + steps;
+      decay_a = decay_a + steps;
+    }
   }
 
   // Padding is zero; nothing writes there afterwards. A barrier has to stand between this and the

@@ -15,9 +15,10 @@ struct Lane {
   int slab_row, row;      // the first of the lane's rows, in the slab and in the head
 
   DEVICE explicit Lane(const Place& at) {
-    lane = thread_index() % 32;
+    const int thread = state_thread<G>();
+    lane = thread % 32;
     part = lane % G::LANES;
-    slab_row = thread_index() / 32 * G::WARP_ROWS + lane / G::LANES * TALL;
+    slab_row = thread / 32 * G::WARP_ROWS + lane / G::LANES * TALL;
     row = at.slab * G::ROWS + slab_row;
     order = 0;
     if constexpr (ORDER) {

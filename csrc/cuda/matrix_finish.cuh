@@ -92,8 +92,7 @@ struct Finish {
     const A* parts = slab_part<G, ROLE>(a, 0, 0, 0, 0) + number * V;
     A x[G::SLABS][V];
 #pragma unroll
-    for (int slab = 0; slab < G::SLABS; slab++)
-      load<V, A>(x[slab], parts + slab * steps * width);
+    for (int slab = 0; slab < G::SLABS; slab++) load<V, A>(x[slab], parts + slab * steps * width);
 #pragma unroll
     for (int slab = 1; slab < G::SLABS; slab++) {
 #pragma unroll

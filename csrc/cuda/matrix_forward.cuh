@@ -12,8 +12,8 @@ namespace elman {
 // helps, unless that one is late.
 template <class G>
 struct Relay {
-  Signal<G::THREADS, G::HELPERS> prepared;  // turn n: segment n - 1 is, and n - 3 is written
-  Signal<0, G::THREADS> walked;             // turn n: segment n is
+  Signal<G::THREADS, G::helpers(false)> prepared;  // turn n: segment n - 1 is, and n - 3 is written
+  Signal<0, G::THREADS> walked;                    // turn n: segment n is
 
   DEVICE explicit Relay(Arena& arena) : prepared(arena), walked(arena) { signals_ready(); }
 
@@ -187,7 +187,7 @@ struct Forward {
 template <class G>
 DEVICE void matrix_forward(const Args& a) {
   Arena arena;
-  if constexpr (G::HELPED) {
+  if constexpr (G::helped(false)) {
     const Relay<G> relay(arena);
     if (beyond(a.B * a.H * G::SLABS)) return;
     Forward<G> pass(a, arena);

@@ -38,6 +38,28 @@ DEVICE int worker_index() {
   return G::helped(BACKWARD) ? thread_index() - G::THREADS : thread_index();
 }
 
+// A thread's number among those that hold the pieces of a state.
+template <class G>
+DEVICE int state_thread() {
+  return G::HELPED ? thread_index() % G::THREADS : thread_index();
+}
+
+// What the workers of a backward pass meet at: a barrier of the block, or of its helpers.
+template <class G>
+struct Crew {
+  const Signal<G::THREADS, G::helpers(true)>* met = nullptr;
+  unsigned turn = 0;
+
+  DEVICE void meet() {
+    if constexpr (G::helped(true) && G::WARPS > 1) {
+      met->arrive(turn);
+      met->wait(turn++);
+    } else {
+      sync<G>();
+    }
+  }
+};
+
 // Addresses as numbers.
 using Address = unsigned long long;
 

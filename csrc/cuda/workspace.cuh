@@ -57,6 +57,12 @@ HD int64_t scratch_offset(const Args& a) {
   return param_numbers<G>(a) + whole_vectors(slab_offset<G>(ROLES) * G::SLABS * a.B * a.T * a.H);
 }
 
+// Where this block leaves the gradients of parameters.
+template <class G>
+DEVICE typename G::A* param_part(const Args& a) {
+  return (typename G::A*)a.workspace + block_index() * G::PARAM_TERMS;
+}
+
 // Where a slab leaves its part of the gradient of a slice, at one step of one head.
 template <class G, int ROLE>
 DEVICE typename G::A* slab_part(const Args& a, int slab, int64_t batch, int64_t t, int64_t head) {

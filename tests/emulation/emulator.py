@@ -151,7 +151,7 @@ def backend(
         steps: Steps between kept states, and of a segment of the backward pass.
         forward_steps: Steps of a segment of the forward pass.
         scratch: Whether replayed states stand in global memory.
-        helped: Whether the forward pass has helpers.
+        helped: Whether both passes have helpers.
         seed: Of the order in which threads run.
         flags: Further flags for the compiler.
     """

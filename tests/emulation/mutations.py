@@ -67,15 +67,16 @@ class Case:
 
 # A warp alone with halves in order, and several slabs of two warps with padding and helpers, over
 # five segments: every set of inputs and every buffer is used again.
-CASES = (Case(4, 2, 1, 16, 2, 25), Case(8, 1, 2, 20, 1, 53))
+CASES = (Case(4, 2, 1, 16, 2, 35), Case(8, 1, 2, 20, 1, 53))
 SHORT = 7  # steps, of a sequence without kept states
 # Of a segment. Steps are taken eight at once, so that both loops over them run; states are kept
 # within a segment of the forward pass.
 FORWARD_STEPS, BACKWARD_STEPS = 12, 10
 SEEDS = (1, 2, 3)
 _BARRIER = re.compile(
-    r"\b(sync<G>\(\)|sync_(?:warp|block)\(\)|(?:relay\.)?(?:walked|prepared)\.\w+\(.*\)|"
-    r"relay\.meet\(.*\)|signals_ready\(\)|commit_copies\(\)|wait_copies<0>\(\));"
+    r"\b(sync<G>\(\)|sync_(?:warp|block)\(\)|relay\.meet\(.*\)|crew\.meet\(\)|"
+    r"(?:(?:relay|handover)\.)?(?:walked|prepared|replayed)\.\w+\(.*\)|"
+    r"signals_ready\(\)|commit_copies\(\)|wait_copies<0>\(\));"
 )
 # A place of those cells alone that have a flag, or of plans with parameters that a block sums, or
 # with an output gate.
@@ -137,17 +138,17 @@ EDITS = {
         "lane.read(q, in.q, step + 1);",
     ),
     "history of the next thread": (
-        "matrix_backward",
+        "trail",
         "Kept>(vector, history + history_at(step, m));",
         "Kept>(vector, history + (history_at(step, m) ^ G::KEPT_VECTOR));",
     ),
     "history one step short": (
         "geometry",
-        "HISTORY = STEPS * KEPT_NUMBERS",
-        "HISTORY = (STEPS - 1) * KEPT_NUMBERS",
+        "HISTORY = (STEPS +",
+        "HISTORY = (STEPS - 1 +",
     ),
     "sums of the step before": (
-        "matrix_backward",
+        "walk_back",
         "put_sums(step + 1, done, share);",
         "put_sums(step, done, share);",
     ),
@@ -266,7 +267,7 @@ EDITS = {
     "walkers arrive as helpers": (
         "matrix_forward",
         "Signal<0, G::THREADS> walked;",
-        "Signal<G::THREADS, G::HELPERS> walked;",
+        "Signal<G::THREADS, G::helpers(false)> walked;",
     ),
     "one buffer too few": ("geometry", "? 4 : 2;", "? 3 : 2;"),
     "reads of all segments in one set": (
@@ -301,27 +302,104 @@ EDITS = {
         "y + ((step + 2) * G::PARTS +",
     ),
     "state copied to the step before": (
-        "matrix_backward",
+        "replay",
         "history_at(G::STEPS - 1, n / EACH)",
         "history_at(G::STEPS - 2, n / EACH)",
     ),
     "state copied onto one that is needed": (
         "matrix_backward",
-        """    recall(length - 1, before);
-    if (segment) copy_start(segment - 1);
+        """      walk.start(segment.length, replay.S);
+      replay.copy_start(index - 1);
 """,
-        """    if (segment) copy_start(segment - 1);
-    recall(length - 1, before);
+        """      replay.copy_start(index - 1);
+      walk.start(segment.length, replay.S);
 """,
     ),
-    "state copied that nobody has kept": ("matrix_backward", "if (segment == 0) return;", ""),
+    "state copied that nobody has kept": ("replay", "if (segment <= 0) return;", ""),
     "state copied without its order": ("lane", "reorder(S + m * V);", ";"),
     "state copied for rows that are not there": (
         "lane",
         "const bool there = live(i) && inside(m);",
         "const bool there = inside(m);",
     ),
-    "checkpoint of the segment after": ("matrix_backward", "kept -= a.B", "kept -= 0 * a.B"),
+    "checkpoint of the segment after": ("replay", "kept -= trail.a.B", "kept -= 0 * trail.a.B"),
+    "helpers arrive before they have replayed": (
+        "matrix_backward",
+        """      replay.run(segment.length);
+      if constexpr (G::NEEDS_Y) {
+        crew.meet();
+        gradients.output(trail.in, trail.sums, y, segment);
+      }
+      handover.replayed.arrive(round);
+""",
+        """      handover.replayed.arrive(round);
+      replay.run(segment.length);
+      if constexpr (G::NEEDS_Y) {
+        crew.meet();
+        gradients.output(trail.in, trail.sums, y, segment);
+      }
+""",
+    ),
+    "walkers arrive before they have walked back": (
+        "matrix_backward",
+        """      walk.run(segment.t0, segment.length, segment.buffer);
+      handover.walked.arrive(round);
+""",
+        """      handover.walked.arrive(round);
+      walk.run(segment.t0, segment.length, segment.buffer);
+""",
+    ),
+    "walkers start before they wait": (
+        "matrix_backward",
+        """      handover.replayed.wait(round);
+      walk.start(segment.length);
+""",
+        """      walk.start(segment.length);
+      handover.replayed.wait(round);
+""",
+    ),
+    "walkers wait for the segment behind": (
+        "matrix_backward",
+        "handover.replayed.wait(round);",
+        "handover.replayed.wait(round - 1);",
+    ),
+    "helpers wait for the segment behind": (
+        "matrix_backward",
+        "if (round) handover.walked.wait(round - 1);",
+        "if (round) handover.walked.wait(round - 2);",
+    ),
+    "state copied while it is walked": (
+        "matrix_backward",
+        """      if (round) handover.walked.wait(round - 1);
+      replay.copy_start(index - 1);
+""",
+        """      replay.copy_start(index - 1);
+      if (round) handover.walked.wait(round - 1);
+""",
+    ),
+    "gradients of the segment that is walked": (
+        "matrix_backward",
+        "segment_at(index + 1, buffer(round - 1)));",
+        "segment_at(index, buffer(round)));",
+    ),
+    "one buffer too few on the way back": ("geometry", "backward ? 3 :", "backward ? 2 :"),
+    "replay and walk in one history": (
+        "trail",
+        "history = history + (back ? -G::HISTORY : G::HISTORY);",
+        "",
+    ),
+    "reads of the replay among those of the walk": ("gradients", "dv = dv + rows;", ""),
+    "norms of the segment before": ("inputs", "k_scale = k_scale + steps;", ""),
+    "state behind the segment not kept": (
+        "replay",
+        "if constexpr (G::helped(true)) trail.keep(length, S);",
+        "",
+    ),
+    "state behind the segment from before it": (
+        "walk_back",
+        "trail.recall(length, S);",
+        "trail.recall(length - 1, S);",
+    ),
     "gradient one number too far": (
         "gradients",
         "store<V, IO>((IO*)to + numbers, x);",
@@ -334,8 +412,13 @@ EDITS = {
     ),
     "sum over one slab too few": (
         "matrix_finish",
-        "slab < G::SLABS; slab++",
-        "slab < G::SLABS - 1; slab++",
+        "slab = 1; slab < G::SLABS; slab++",
+        "slab = 1; slab < G::SLABS - 1; slab++",
+    ),
+    "sum of the vector beside": (
+        "matrix_finish",
+        "slab_part<G, ROLE>(a, 0, 0, 0, 0) + number * V;",
+        "slab_part<G, ROLE>(a, 0, 0, 0, 0) + number / 2 * 2 * V;",
     ),
 }
 
@@ -500,7 +583,8 @@ def results(
     call.point(first=first, dlast=dlast, checkpoints=checkpoints, **made)
     call.point_output_gradient(normal(*made["out"].shape))
     call.point_gradients([dsource], dparameters)
-    forward = replace(chosen, steps=FORWARD_STEPS, helped=case.warps > 1)
+    chosen = replace(chosen, helped=case.warps > 1)
+    forward = replace(chosen, steps=FORWARD_STEPS)
     for backward, geometry in enumerate((forward, chosen)):
         emulator.run(library, call, geometry, backward=bool(backward), seed=seed)
     return [*made.values(), dsource, *dparameters]

@@ -22,7 +22,7 @@ from tests.emulation import emulator
 from tests.ops.test_matrix_kernels import LAYERS, assert_equal, build, draw, everything, right
 
 # Lanes to a row, rows of a lane and warps of a block, where they are not those that the engine
-# would choose; most forward passes have helpers.
+# would choose; most have helpers.
 GEOMETRIES: dict[str, dict[str, Any]] = {
     "e14-rectangle": {"lanes": 1, "warps": 1, "helped": False},
     "e70-linear-n9": {"lanes": 2, "warps": 1, "scratch": True},
@@ -69,12 +69,13 @@ def test_outputs_and_gradients_are_those_of_the_fp64_reference(name, monkeypatch
 
 @pytest.mark.parametrize("reached", ["output", "last"])
 @pytest.mark.parametrize("steps", [1, 4], ids=["one-step", "one-segment"])
-def test_short_sequences_without_a_first_state(steps, reached, monkeypatch) -> None:
-    monkeypatch.setitem(BACKENDS, "cpu", emulator.backend(**GEOMETRIES["e88-n16"]))
-    layer = build(LAYERS["e88-n16"], torch.float64)
+@pytest.mark.parametrize("name", ["e88-n16", "e75-n32"], ids=["alone", "helped"])
+def test_short_sequences_without_a_first_state(name, steps, reached, monkeypatch) -> None:
+    monkeypatch.setitem(BACKENDS, "cpu", emulator.backend(**GEOMETRIES[name]))
+    layer = build(LAYERS[name], torch.float64)
     x, state = draw(layer, (1, steps), first=False)
     found = everything(layer, x, state, reached)
-    assert_equal(found, right(LAYERS["e88-n16"], torch.float64, x, state, reached), 1e-11)
+    assert_equal(found, right(LAYERS[name], torch.float64, x, state, reached), 1e-11)
 
 
 # As the engine runs them for so many heads: with helpers and without, and kept states within a

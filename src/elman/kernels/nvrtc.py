@@ -45,7 +45,8 @@ class Resources:
 
     Args:
         registers: Registers of a thread.
-        spilled: Bytes of a thread's registers that go to local memory and back.
+        spilled: Bytes of a thread's registers that go to local memory and back, or that stand
+            there from the start, as arrays do whose elements the compiler could not tell apart.
     """
 
     registers: int
@@ -142,8 +143,9 @@ class Unit:
 def _resources(report: str) -> Resources:
     registers = re.search(r"Used (\d+) registers", report)
     assert registers, report
-    spilled = re.findall(r"(\d+) bytes spill (?:stores|loads)", report)
-    return Resources(int(registers[1]), sum(map(int, spilled)))
+    moved = sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", report)))
+    frame = sum(map(int, re.findall(r"(\d+) bytes stack frame", report)))
+    return Resources(int(registers[1]), max(moved, frame))
 
 
 @cache

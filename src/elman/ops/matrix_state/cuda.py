@@ -136,7 +136,7 @@ def launches(chosen: Geometry, batch: int, time: int, backward: bool) -> list[La
         shares = chosen.shares
         of_gpu = (chosen.forward_threads * shares, chosen.forward_bytes * shares)
         return [Launch("matrix_forward", math.ceil(blocks / shares), *of_gpu)]
-    passes = [Launch("matrix_backward", blocks, chosen.threads, chosen.backward_bytes)]
+    passes = [Launch("matrix_backward", blocks, chosen.backward_threads, chosen.backward_bytes)]
     finishing = chosen.finish_threads(batch, time)
     if finishing:
         blocks = math.ceil(finishing / _FINISH_THREADS)
@@ -168,7 +168,11 @@ def unit_text(chosen: Geometry, backward: bool, device: str = "cuda/device.cuh")
     """
     types = chosen.types
     kernels = ("matrix_backward", "matrix_finish") if backward else ("matrix_forward",)
-    threads = {"matrix_finish": str(_FINISH_THREADS), "matrix_forward": "G::FORWARD_THREADS"}
+    bounds = {
+        "matrix_forward": "G::FORWARD_THREADS",
+        "matrix_backward": "G::BACKWARD_THREADS",
+        "matrix_finish": str(_FINISH_THREADS),
+    }
     return "\n".join(
         [
             *_shares(chosen, backward),
@@ -178,8 +182,7 @@ def unit_text(chosen: Geometry, backward: bool, device: str = "cuda/device.cuh")
             f"using G = {chosen.type_text()};",
             chosen.assertions(backward) + _layout_assertions(),
             *(
-                f"ELMAN_KERNEL({name}, {threads.get(name, 'G::THREADS')}, 1, elman::Args, "
-                f"elman::{name}<G>(a))"
+                f"ELMAN_KERNEL({name}, {bounds[name]}, 1, elman::Args, elman::{name}<G>(a))"
                 for name in kernels
             ),
             "",

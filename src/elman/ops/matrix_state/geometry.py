@@ -57,7 +57,8 @@ class Geometry:
         steps: K.
         align: Bytes that every slice and stride of sources and gradients is a multiple of.
         scratch: Whether the replayed states stand in global memory.
-        helped: Whether other warps of a block prepare and finish segments in the forward pass.
+        helped: Whether other warps of a block prepare and finish segments; in the backward pass
+            they replay them, too.
         tall: Rows that lanes share.
         shares: How many blocks of the forward pass share one of the GPU's.
     """
@@ -83,6 +84,16 @@ class Geometry:
     def forward_threads(self) -> int:
         """Threads of a block of the forward pass."""
         return self.threads + _WARP * min(self.warps, 4) * self.helped
+
+    @property
+    def backward_threads(self) -> int:
+        """Threads of a block of the backward pass."""
+        return self.threads * (1 + self.replayed)
+
+    @property
+    def replayed(self) -> bool:
+        """Whether other warps replay segments than walk them, in the backward pass."""
+        return self.helped and not self.scratch
 
     @property
     def columns(self) -> int:
@@ -117,7 +128,7 @@ class Geometry:
         """Kept numbers of a replayed segment, of a block."""
         piece = self.tall * self.columns
         kept = _round(piece, 2) if self.types.sizes[2] == 2 else piece
-        return self.steps * kept * self.threads
+        return (self.steps + self.replayed) * kept * self.threads
 
     # ---- shared memory
 
@@ -169,16 +180,17 @@ class Geometry:
         rows = 1 + energy + needs_y + cell.gates + gate
         sums = 2 + self._own_key + cell.column
         decay, write = self._decay_terms, plan.write != "none"
-        return (
-            2 * self.raw_bytes(True)
-            + self._input_bytes(True)
+        buffers, sets = (3, 2) if self.replayed else (2, 1)
+        of_set = (
+            self._input_bytes(True)
             + rows * self._bytes(self.steps * self.rows)
-            + needs_y * self._reads_bytes
             + self._bytes(self.steps * self.warps * sums * self.width)
             + (self._bytes(self.steps * (decay + 4)) if decay else 0)
             + (self._bytes(self.steps * (self.rows + 4)) if write else 0)
             + (0 if self.scratch else _round(self.history * self.types.sizes[2], 16))
         )
+        raw = buffers * self.raw_bytes(True)
+        return raw + sets * of_set + needs_y * self._reads_bytes + 96 * self.replayed
 
     @property
     def _reads_bytes(self) -> int:
@@ -277,9 +289,11 @@ class Geometry:
     def assertions(self, backward: bool) -> str:
         """Return C++ text that refuses to compile a pass where this mirror is wrong."""
         mirrored = {"G::SLABS": self.slabs, "G::THREADS": self.threads}
-        mirrored["G::FORWARD_THREADS"] = self.forward_threads
         texts = [f"G::FORWARD_BYTES <= {self.forward_bytes}"]
-        if backward:
+        if not backward:
+            mirrored["G::FORWARD_THREADS"] = self.forward_threads
+        else:
+            mirrored["G::BACKWARD_THREADS"] = self.backward_threads
             mirrored["G::HISTORY"] = self.history
             mirrored["G::PARAM_TERMS"] = self.param_terms
             mirrored["elman::slab_offset<G>(elman::ROLES)"] = self.slab_numbers
