@@ -157,7 +157,9 @@ def test_others_replay_than_walk_where_warps_have_little_company() -> None:
     two = pair("row_gated_delta", 24, 256)[1]
     assert two.helped
     assert 2 * (most_bytes(two, backward=True) + 1024) <= H200.shared_total
-    assert not pair("decayed", 96, 32)[1].helped
+    # Rather helpers than two blocks where a multiprocessor had one.
+    whole = pair("decayed", 96, 32)[1]
+    assert (whole.helped, whole.warps, whole.slabs, whole.steps) == (True, 6, 4, 8)
 
 
 def test_states_are_kept_as_rarely_as_rounds_of_blocks_allow() -> None:

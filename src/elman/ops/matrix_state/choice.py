@@ -26,7 +26,7 @@ _WARPS = 1024  # to aim at: two for each scheduler, which hide each other's late
 _MOST_WARPS = 16  # of a block that hold the state
 _MOST_THREADS = 640  # of a block, so that each has its 96 registers
 _STEPS = (16, 12, 8)
-_HELPED_STEPS = (32, 24, 16, 12)  # where others replay a segment than walk it
+_HELPED_STEPS = (32, 24, 16, 12, 8)  # where others replay a segment than walk it
 _FORWARD_STEPS = (32, 24, 16)  # of a segment of the forward pass, which keeps no states of its own
 
 
@@ -44,8 +44,8 @@ def choose(plan: Plan, types: Types, heads: int, device: Limits) -> Geometry:
     most = _MOST_WARPS if _columns(plan.columns, lanes) * tall <= 16 else _MOST_WARPS // 2
     slabs = max(math.ceil(whole / most), _slabs_to_fill(whole, heads, device))
     found = geometry_of(plan, types, lanes, math.ceil(whole / slabs), tall=tall)
-    fitted = _halved(_fitted(found, heads, device), heads, device)
-    return _with_helpers(fitted, heads, device)
+    fitted = _fitted(found, heads, device)
+    return _with_helpers(fitted, heads, device) or _halved(fitted, heads, device)
 
 
 def forward_of(chosen: Geometry, heads: int, device: Limits) -> Geometry:
@@ -221,20 +221,22 @@ def _halved(found: Geometry, heads: int, device: Limits) -> Geometry:
     return halves if halves.warps == warps and _resident(halves, device) >= 2 else found
 
 
-def _with_helpers(found: Geometry, heads: int, device: Limits) -> Geometry:
+def _with_helpers(found: Geometry, heads: int, device: Limits) -> Geometry | None:
     """Return a geometry of the backward pass with helpers, where warps have little company.
 
     The replay of one segment then stands beside the walk through another. Both need their room in
-    shared memory, and more steps to a segment make up for their waiting for each other.
+    shared memory, and more steps to a segment make up for their waiting for each other; where rows
+    are read, whose replay takes longer, eight do not.
     """
     warps = heads * found.slabs * found.warps
     crowded = warps > 1.5 * device.multiprocessors * _SCHEDULERS
     if crowded or found.scratch or found.tall * found.columns > 16:
-        return found
+        return None
     rounds = _rounds(found, heads, device)
+    fewest = 12 if CELLS[found.plan.cell].reads else 8
     helped = (replace(found, helped=True, steps=steps) for steps in _HELPED_STEPS)
-    fits = (one for one in helped if one.backward_threads <= _MOST_THREADS)
-    return next((one for one in fits if _rounds(one, heads, device) <= rounds), found)
+    fits = (one for one in helped if one.steps >= fewest and one.backward_threads <= _MOST_THREADS)
+    return next((one for one in fits if _rounds(one, heads, device) <= rounds), None)
 
 
 def _resident(geometry: Geometry, device: Limits) -> int:
