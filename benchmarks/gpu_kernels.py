@@ -84,9 +84,10 @@ TIMED = (
 
 @dataclass
 class Tensors:
-    """Inputs and outputs of one call."""
+    """Inputs and outputs of one call, which keeps every K-th state."""
 
     plan: Plan
+    kept_every: int
     source_btc: Tensor
     parameters: list[Tensor]
     first_bhvn: Tensor | None
@@ -94,9 +95,9 @@ class Tensors:
     dlast_bhvn: Tensor | None
     results: dict[str, Tensor]
 
-    def call(self, chosen: Geometry) -> Call:
+    def call(self) -> Call:
         """Return a call that reads the inputs and writes the results."""
-        call = Call(self.plan, [self.source_btc], self.parameters, chosen.steps)
+        call = Call(self.plan, [self.source_btc], self.parameters, self.kept_every)
         results = self.results
         states = ("out", "last", "checkpoints", "dfirst")
         call.point(first=self.first_bhvn, dlast=self.dlast_bhvn, **{n: results[n] for n in states})
@@ -109,7 +110,16 @@ class Tensors:
 def make_tensors(
     chosen: Geometry, batch: int, time_steps: int, dtype: torch.dtype, *, seed: int, states: bool
 ) -> Tensors:
-    """Return random inputs, and results that are full of NaN."""
+    """Return random inputs, and results that are full of NaN.
+
+    Args:
+        chosen: The backward pass's geometry, which says how often states are kept.
+        batch: B.
+        time_steps: T.
+        dtype: Of the sources and of the output.
+        seed: Of the random numbers.
+        states: Whether there is a first state, and a gradient of the last one.
+    """
     plan = chosen.plan
     device = torch.device(DEVICE)
     draw = torch.Generator(device).manual_seed(seed)
@@ -131,6 +141,7 @@ def make_tensors(
     kept = max(1, chosen.checkpoint_numbers(batch, time_steps))
     return Tensors(
         plan,
+        chosen.steps,
         normal(batch, time_steps, wide, dtype=dtype)[..., :channels],
         parameters,
         0.5 * normal(*state) if states else None,
@@ -311,7 +322,7 @@ def small(section: dict[str, Any]) -> None:
 def compare(chosen: Pair, dtype: torch.dtype, exact: bool) -> dict[str, Any]:
     """Return relative L2 errors of every output and gradient against fp64."""
     given = make_tensors(chosen[True], 3, 37, dtype, seed=1, states=True)
-    call = given.call(chosen[True])
+    call = given.call()
     if exact:
         with cuda.exact():
             run_both(call, chosen)
@@ -403,13 +414,17 @@ def time_case(case: Timed, chosen: Pair) -> dict[str, Any]:
         floor = case.backward_floor if backward else case.forward_floor
         found = replayed_us(given, chosen[backward], backward=bool(backward))
         row |= {f"{name}_us": round(found, 1), f"{name}_over_floor": round(found / floor, 2)}
-    row["launch_us"] = round(launch_us(given[0].call(chosen[True]), chosen[False]), 1)
+    row["launch_us"] = round(launch_us(given[0].call(), chosen[False]), 1)
     row["resources"] = registers(chosen)
     return row
 
 
 def inputs_of(chosen: Geometry) -> list[Tensors]:
-    """Return different inputs; the kept states are zeros."""
+    """Return different inputs for both passes; the kept states are zeros.
+
+    Args:
+        chosen: The backward pass's geometry.
+    """
     given = [
         make_tensors(chosen, BATCH, TIME, torch.bfloat16, seed=n, states=False) for n in range(SETS)
     ]
@@ -424,7 +439,7 @@ def replayed_us(given: list[Tensors], chosen: Geometry, *, backward: bool) -> fl
     A launch from Python takes longer than some of the kernels, so events around it would tell how
     long Python takes.
     """
-    calls = [tensors.call(chosen) for tensors in given]
+    calls = [tensors.call() for tensors in given]
     graph = torch.cuda.CUDAGraph()
     cuda.launch_as(calls[0], chosen, backward=backward)  # loaded before the capture
     with torch.cuda.graph(graph):

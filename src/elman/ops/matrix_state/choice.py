@@ -57,8 +57,7 @@ def forward_of(chosen: Geometry, heads: int, device: Limits) -> Geometry:
         device: The GPU.
     """
     plan = chosen.plan
-    aim = _WARPS if CELLS[plan.cell].reads else _WARPS // 2
-    piece = _piece(plan, heads, device, min(64, plan.columns), aim)
+    piece = _piece(plan, heads, device, min(64, plan.columns))
     lanes, tall = _tile(plan, piece, most=8)
     whole = math.ceil(plan.rows / (_WARP // lanes * tall))
     slabs = max(math.ceil(whole / 8), _slabs_to_fill(whole, heads, device))
@@ -138,7 +137,7 @@ def natural_align(geometry: Geometry) -> int:
     return max(LEAST_ALIGN, math.gcd(16, *(width * io for width in widths)))
 
 
-def _piece(plan: Plan, heads: int, device: Limits, most: float, warps: int = _WARPS) -> float:
+def _piece(plan: Plan, heads: int, device: Limits, most: float) -> float:
     """Return how many numbers of the state a lane should hold, ``most`` at most.
 
     Large pieces are fewer instructions and fewer bytes of shared memory for each number, but fewer
@@ -146,7 +145,7 @@ def _piece(plan: Plan, heads: int, device: Limits, most: float, warps: int = _WA
     """
     numbers = heads * plan.rows * plan.columns
     schedulers = device.multiprocessors * _SCHEDULERS
-    fair = numbers / (_WARP * min(warps, 2 * schedulers))
+    fair = numbers / (_WARP * min(_WARPS, 2 * schedulers))
     fewest = max(plan.columns / 8, min(plan.columns / 4, 8))
     return max(fewest, min(fair, most))
 
