@@ -71,6 +71,19 @@ def test_channel_kernels_compile_without_spilling(kernel) -> None:
     check_committed(row)
 
 
+def test_an_array_in_local_memory_counts_as_spilled(cache: Path) -> None:
+    text = """
+    struct Where { float* x; int i; };
+    extern "C" __global__ void indexed(const __grid_constant__ Where a) {
+      float y[64], sum = 0;
+      for (int i = 0; i < 64; i++) y[i] = sum += a.x[i] * sum;
+      for (int i = 0; i < 64; i++) a.x[i] = y[(a.i * i) % 64];
+    }
+    """
+    used = Unit(text, "indexed test", "sm_90", False).resources()
+    assert used["indexed"].spilled >= 64 * 4
+
+
 def test_the_page_has_every_row() -> None:
     assert len(rows()) == len(CELLS) + len(MODELS) + len(STEPS)
     assert {row[3] for row in rows() if len(row) > 3} == set(registers.ARCHITECTURES)

@@ -1,0 +1,339 @@
+"""Wrong indices, sizes and orders that are planted in the matrix kernels, by what is wrong."""
+
+# File, old text, new text.
+EDITS = {
+    "copies into the buffer in use, alone": (
+        "matrix_forward",
+        "in.raw.fetch(length(segment + 1), buffer(segment + 1));",
+        "in.raw.fetch(length(segment + 1), buffer(segment));",
+    ),
+    "set in use prepared": (
+        "matrix_forward",
+        "in.turn(second);\n    }\n  }",
+        "}\n  }",
+    ),
+    "copies into the buffer in use": (
+        "matrix_forward",
+        "in.raw.fetch(length(round + 1), buffer(round + 1));",
+        "in.raw.fetch(length(round + 1), buffer(round));",
+    ),
+    "copies one step too many": ("raw", "if (step < length) {", "if (step <= length) {"),
+    "copies from the next step": ("raw", "(step - first) * stride", "(step - first + 1) * stride"),
+    "row of the raw inputs + 1": (
+        "raw",
+        "+ step * G::row_bytes(ROLE);",
+        "+ (step + 1) * G::row_bytes(ROLE);",
+    ),
+    "prepared one vector too far": (
+        "inputs",
+        "store<V, A>(row + first, y);",
+        "store<V, A>(row + (first + 4), y);",
+    ),
+    "rows of v from the next step": ("step", "(v, in.v, step);", "(v, in.v, step + 1);"),
+    "one step too many": (
+        "step",
+        "for (; step < to; step++) advance_to(step);",
+        "for (; step <= to; step++) advance_to(step);",
+    ),
+    "eight steps at once beyond the end": ("step", "step <= to - UNROLL;", "step <= to;"),
+    "seven of eight steps": ("step", "i < UNROLL; i++", "i < UNROLL - 1; i++"),
+    "one of eight steps again and again": ("step", "advance_to(step + i)", "advance_to(step)"),
+    "no steps but whole eights": (
+        "step",
+        "for (; step < to; step++) advance_to(step);",
+        "step = to;",
+    ),
+    "no stop within a segment": (
+        "step",
+        "const int to = visitor.stop(step, length, S);",
+        "visitor.stop(step, length, S);\n    const int to = length;",
+    ),
+    "reads of the step after": (
+        "step",
+        "lane.read(q, in.q, step);",
+        "lane.read(q, in.q, step + 1);",
+    ),
+    "history of the next thread": (
+        "trail",
+        "Kept>(vector, history + history_at(step, m));",
+        "Kept>(vector, history + (history_at(step, m) ^ G::KEPT_VECTOR));",
+    ),
+    "history one step short": (
+        "geometry",
+        "HISTORY = (STEPS +",
+        "HISTORY = (STEPS - 1 +",
+    ),
+    "sums of the step before": (
+        "walk_back",
+        "put_sums(step + 1, done, share);",
+        "put_sums(step, done, share);",
+    ),
+    "sums of one warp alone": ("gradients", "warp < G::WARPS; warp++", "warp < 1; warp++"),
+    "half a warp without the sum": (
+        "lane",
+        "for (int mask = 1; mask < G::LANES; mask *= 2) {",
+        "for (int mask = 1; mask < (thread_index() % 32 < 16 ? G::LANES : 1); mask *= 2) {",
+    ),
+    "copies of a vector too close": (
+        "geometry",
+        "COPY_STRIDE = STEPS * WIDTH +",
+        "COPY_STRIDE = STEPS * WIDTH - 32 +",
+    ),
+    "state kept a step too late": (
+        "matrix_forward",
+        "due = pass.a.K;",
+        "due = pass.a.K + 1;",
+    ),
+    "rows of the lanes before": (
+        "lane",
+        "lane / G::LANES * TALL;",
+        "lane / G::LANES * (TALL - 1);",
+    ),
+    "helpers arrive before they have prepared": (
+        "matrix_forward",
+        """      if (round < segments) in.prepare(round * G::STEPS, buffer(round));
+      if (round >= 2) write_outputs(output, y + (second ? READS : 0), round - 2);
+      wait_copies<0>();
+      if (round <= segments) relay.meet((unsigned)round + 1);
+""",
+        """      wait_copies<0>();
+      if (round <= segments) relay.meet((unsigned)round + 1);
+      if (round < segments) in.prepare(round * G::STEPS, buffer(round));
+      if (round >= 2) write_outputs(output, y + (second ? READS : 0), round - 2);
+""",
+    ),
+    "helpers arrive before they have written": (
+        "matrix_forward",
+        """      if (round >= 2) write_outputs(output, y + (second ? READS : 0), round - 2);
+      wait_copies<0>();
+      if (round <= segments) relay.meet((unsigned)round + 1);
+""",
+        """      wait_copies<0>();
+      if (round <= segments) relay.meet((unsigned)round + 1);
+      if (round >= 2) write_outputs(output, y + (second ? READS : 0), round - 2);
+""",
+    ),
+    "helpers prepare before they wait": (
+        "matrix_forward",
+        """      if (round >= 2) relay.walked.wait((unsigned)round - 2);
+      if (round < segments) in.prepare(round * G::STEPS, buffer(round));
+""",
+        """      if (round < segments) in.prepare(round * G::STEPS, buffer(round));
+      if (round >= 2) relay.walked.wait((unsigned)round - 2);
+""",
+    ),
+    "walkers arrive before they have walked": (
+        "matrix_forward",
+        """      walk.run(segment, y + (second ? READS : 0));
+      relay.walked.arrive((unsigned)segment);
+""",
+        """      relay.walked.arrive((unsigned)segment);
+      walk.run(segment, y + (second ? READS : 0));
+""",
+    ),
+    "walkers walk before they wait": (
+        "matrix_forward",
+        """      relay.prepared.wait((unsigned)segment + 1);
+      walk.run(segment, y + (second ? READS : 0));
+""",
+        """      walk.run(segment, y + (second ? READS : 0));
+      relay.prepared.wait((unsigned)segment + 1);
+""",
+    ),
+    "walkers wait for the turn before": (
+        "matrix_forward",
+        "relay.prepared.wait((unsigned)segment + 1);",
+        "relay.prepared.wait((unsigned)segment);",
+    ),
+    "walkers wait for the turn after": (
+        "matrix_forward",
+        "relay.prepared.wait((unsigned)segment + 1);",
+        "relay.prepared.wait((unsigned)segment + 2);",
+    ),
+    "helpers wait for the turn before": (
+        "matrix_forward",
+        "relay.walked.wait((unsigned)round - 2);",
+        "relay.walked.wait((unsigned)round - 3);",
+    ),
+    "helpers wait for the turn after": (
+        "matrix_forward",
+        "relay.walked.wait((unsigned)round - 2);",
+        "relay.walked.wait((unsigned)round - 1);",
+    ),
+    "walkers arrive for the turn after": (
+        "matrix_forward",
+        "relay.walked.arrive((unsigned)segment);",
+        "relay.walked.arrive((unsigned)segment + 1);",
+    ),
+    "helpers meet for the turn before": (
+        "matrix_forward",
+        "relay.meet((unsigned)round + 1);",
+        "relay.meet((unsigned)round);",
+    ),
+    "helpers meet for the turn after": (
+        "matrix_forward",
+        "relay.meet((unsigned)round + 1);",
+        "relay.meet((unsigned)round + 2);",
+    ),
+    "last segment not written": (
+        "matrix_forward",
+        "segments + 2; round++",
+        "segments + 1; round++",
+    ),
+    "walkers arrive as helpers": (
+        "matrix_forward",
+        "Signal<0, G::THREADS> walked;",
+        "Signal<G::THREADS, G::helpers(false)> walked;",
+    ),
+    "one buffer too few": ("geometry", "? 4 : 2;", "? 3 : 2;"),
+    "reads of all segments in one set": (
+        "matrix_forward",
+        "walk.run(segment, y + (second ? READS : 0));",
+        "walk.run(segment, y);",
+    ),
+    "two rows' parts on the same numbers": (
+        "geometry",
+        "(PART_ROWS / N) + e / N",
+        "(PART_ROWS / N)",
+    ),
+    "two warps' parts on the same numbers": (
+        "geometry",
+        "/ WARP_ROWS * WARP_PARTS",
+        "/ WARP_ROWS * 0",
+    ),
+    "two steps' parts on the same numbers": (
+        "geometry",
+        "above(WARPS * WARP_PARTS,",
+        "above(WARPS * WARP_PARTS - 32,",
+    ),
+    "two lanes' parts on the same number": (
+        "step",
+        "G::part_at(lane.slab_row + i) + lane.part]",
+        "G::part_at(lane.slab_row + i) + lane.part / 2]",
+    ),
+    "parts of the row beside": ("step", "G::part_at(row + e)", "G::part_at(row + (e ^ 1))"),
+    "parts of the step after": (
+        "step",
+        "y + ((step + 1) * G::PARTS +",
+        "y + ((step + 2) * G::PARTS +",
+    ),
+    "state copied to the step before": (
+        "replay",
+        "history_at(G::STEPS - 1, n / EACH)",
+        "history_at(G::STEPS - 2, n / EACH)",
+    ),
+    "state copied onto one that is needed": (
+        "matrix_backward",
+        """      walk.start(segment.length, replay.S);
+      replay.copy_start(index - 1);
+""",
+        """      replay.copy_start(index - 1);
+      walk.start(segment.length, replay.S);
+""",
+    ),
+    "state copied that nobody has kept": ("replay", "if (segment <= 0) return;", ""),
+    "state copied without its order": ("lane", "reorder(S + m * V);", ";"),
+    "state copied for rows that are not there": (
+        "lane",
+        "const bool there = live(i) && inside(m);",
+        "const bool there = inside(m);",
+    ),
+    "checkpoint of the segment after": ("replay", "kept -= trail.a.B", "kept -= 0 * trail.a.B"),
+    "helpers arrive before they have replayed": (
+        "matrix_backward",
+        """      replay.run(segment.length);
+      if constexpr (G::NEEDS_Y) {
+        crew.meet();
+        gradients.output(trail.in, trail.sums, y, segment);
+      }
+      handover.replayed.arrive(round);
+""",
+        """      handover.replayed.arrive(round);
+      replay.run(segment.length);
+      if constexpr (G::NEEDS_Y) {
+        crew.meet();
+        gradients.output(trail.in, trail.sums, y, segment);
+      }
+""",
+    ),
+    "walkers arrive before they have walked back": (
+        "matrix_backward",
+        """      walk.run(segment.t0, segment.length, segment.buffer);
+      handover.walked.arrive(round);
+""",
+        """      handover.walked.arrive(round);
+      walk.run(segment.t0, segment.length, segment.buffer);
+""",
+    ),
+    "walkers start before they wait": (
+        "matrix_backward",
+        """      handover.replayed.wait(round);
+      walk.start(segment.length);
+""",
+        """      walk.start(segment.length);
+      handover.replayed.wait(round);
+""",
+    ),
+    "walkers wait for the segment behind": (
+        "matrix_backward",
+        "handover.replayed.wait(round);",
+        "handover.replayed.wait(round - 1);",
+    ),
+    "helpers wait for the segment behind": (
+        "matrix_backward",
+        "if (round) handover.walked.wait(round - 1);",
+        "if (round) handover.walked.wait(round - 2);",
+    ),
+    "state copied while it is walked": (
+        "matrix_backward",
+        """      if (round) handover.walked.wait(round - 1);
+      replay.copy_start(index - 1);
+""",
+        """      replay.copy_start(index - 1);
+      if (round) handover.walked.wait(round - 1);
+""",
+    ),
+    "gradients of the segment that is walked": (
+        "matrix_backward",
+        "segment_at(index + 1, buffer(round - 1)));",
+        "segment_at(index, buffer(round)));",
+    ),
+    "one buffer too few on the way back": ("geometry", "backward ? 3 :", "backward ? 2 :"),
+    "replay and walk in one history": (
+        "trail",
+        "history = history + (back ? -G::HISTORY : G::HISTORY);",
+        "",
+    ),
+    "reads of the replay among those of the walk": ("gradients", "dv = dv + rows;", ""),
+    "norms of the segment before": ("inputs", "k_scale = k_scale + steps;", ""),
+    "state behind the segment not kept": (
+        "replay",
+        "if constexpr (G::helped(true)) trail.keep(length, S);",
+        "",
+    ),
+    "state behind the segment from before it": (
+        "walk_back",
+        "trail.recall(length, S);",
+        "trail.recall(length - 1, S);",
+    ),
+    "gradient one number too far": (
+        "gradients",
+        "store<V, IO>((IO*)to + numbers, x);",
+        "store<V, IO>((IO*)to + numbers + V, x);",
+    ),
+    "sum over one batch too few": (
+        "matrix_finish",
+        "batch < a.B; batch++",
+        "batch < a.B - 1; batch++",
+    ),
+    "sum over one slab too few": (
+        "matrix_finish",
+        "slab = 1; slab < G::SLABS; slab++",
+        "slab = 1; slab < G::SLABS - 1; slab++",
+    ),
+    "sum of the vector beside": (
+        "matrix_finish",
+        "slab_part<G, ROLE>(a, 0, 0, 0, 0) + number * V;",
+        "slab_part<G, ROLE>(a, 0, 0, 0, 0) + number / 2 * 2 * V;",
+    ),
+}
