@@ -79,12 +79,16 @@ _BARRIER = re.compile(
     r"(?:(?:relay|handover)\.)?(?:walked|prepared|replayed)\.\w+\(.*\)|"
     r"signals_ready\(\)|commit_copies\(\)|wait_copies<0>\(\));"
 )
-# A place of those cells alone that have a flag, or of plans with parameters that a block sums, or
-# with an output gate.
+# A place of those cells alone that have a flag, or of plans with parameters that a block sums.
 _GUARD = re.compile(r"if constexpr \(Cell::(\w+)\) $")
 _FLAGS = {"READ": "reads"}
-_GROUP_SUM, _GATE = "group_sum", "gate"
-_GATED_EDITS = ("one buffer too few",)
+_GROUP_SUM = "group_sum"
+# Faults of what some plans have no use for, and the options of which they have one.
+_NEEDS = {
+    "one buffer too few": ("gate_act",),
+    "one buffer too few on the way back": ("k_act", "z_act"),
+    "norms of the segment before": ("k_unit",),
+}
 
 
 @dataclass(frozen=True)
@@ -96,20 +100,22 @@ class Mutation:
         file: The source under csrc/cuda, without its suffix.
         text: The whole source with the fault.
         guard: The cell's flag without which the place is not compiled, if it stands behind one.
+        options: Options of a plan without which it is no fault, one of them.
     """
 
     what: str
     file: str
     text: str
     guard: str = ""
+    options: tuple[str, ...] = ()
 
     def compiled_for(self, plan: str) -> bool:
         """Return whether a plan's kernels contain the place at all."""
         cell, options = PLANS[plan]
         if self.guard == _GROUP_SUM:
             return options.get("z_bias", False) or options.get("decay", "none") != "none"
-        if self.guard == _GATE:
-            return "gate_act" in options
+        if self.options:
+            return any(options.get(name) for name in self.options)
         return not self.guard or getattr(CELLS[cell], _FLAGS[self.guard])
 
 
@@ -127,8 +133,8 @@ def mutations() -> list[Mutation]:
             found.append(Mutation(what, path.stem, without, _guard(source[: match.start()])))
     for what, (file, old, new) in EDITS.items():
         source = (folder / f"{file}.cuh").read_text()
-        guard = _GATE if what in _GATED_EDITS else ""
-        found.append(Mutation(f"{file}: {what}", file, edited(source, old, new), guard))
+        text = edited(source, old, new)
+        found.append(Mutation(f"{file}: {what}", file, text, options=_NEEDS.get(what, ())))
     return found
 
 
