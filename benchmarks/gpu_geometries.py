@@ -83,22 +83,24 @@ def try_geometry(case: Timed, chosen: Geometry, backward: bool) -> dict[str, Any
 def alternatives(case: Timed, *, backward: bool) -> Iterator[Geometry]:
     """Yield geometries of a pass that fit the GPU and keep it busy."""
     for chosen in all_geometries(case):
-        bytes_ = chosen.backward_bytes if backward else chosen.forward_bytes
         threads = BATCH * case.heads * chosen.slabs * chosen.threads
         shared = device_limits(0).shared_bytes
-        fits = bytes_ <= shared and chosen.warps <= 16
-        unusual = chosen.steps > 16 if backward else chosen.steps < 16
-        if unusual or not fits or not 8_000 <= threads <= 300_000:
+        short = not backward and chosen.steps < 16
+        if short or chosen.warps > 16 or not 8_000 <= threads <= 300_000:
             continue
-        yield chosen
-        if not backward and threads <= 100_000:
-            helped = (replace(chosen, helped=True, shares=n) for n in (1, 2, 4))
-            yield from (
-                one
-                for one in helped
-                if one.shares * one.forward_bytes <= shared
-                and (one.shares == 1 or one.shares * one.warps <= 4)
-            )
+        ways = helped_ways(chosen, backward=backward) if threads <= 100_000 else []
+        long = backward and chosen.steps > 16  # without helpers states are kept more often
+        for one in ways if long else [chosen, *ways]:
+            if (one.backward_bytes if backward else one.shares * one.forward_bytes) <= shared:
+                yield one
+
+
+def helped_ways(chosen: Geometry, *, backward: bool) -> list[Geometry]:
+    """Return a geometry with helpers, in the forward pass with blocks that share one."""
+    if backward:
+        return [replace(chosen, helped=True)] if chosen.warps <= 10 else []
+    ways = [replace(chosen, helped=True, shares=shares) for shares in (1, 2, 4)]
+    return [one for one in ways if one.shares == 1 or one.shares * one.warps <= 4]
 
 
 def all_geometries(case: Timed) -> Iterator[Geometry]:

@@ -130,7 +130,6 @@ DEVICE void matrix_backward(const Args& a) {
   Arena arena;
   if constexpr (G::helped(true)) {
     const Handover<G> handover(arena);
-    if (beyond(a.B * a.H * G::SLABS)) return;
     Trail<G> trail(a, arena);
     Backward<G> pass{trail, reads_of<G>(arena)};
     if (warp_index() < G::WARPS)
