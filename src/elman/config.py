@@ -128,13 +128,13 @@ MODES: dict[str, Mode] = {
     "doctor": Mode(frozenset()),
     "report": Mode(frozenset({"report"}), in_process=True),
     "parity": Mode(
-        frozenset({"parity", "model", "kernels", "benchmark"}),
+        frozenset({"parity", "model", "kernels", "baseline", "benchmark"}),
         makes_folder=True,
         result_file="parity.json",
         table="elman.report.parity_table:print_parity_sweep",
     ),
     "bench": Mode(
-        frozenset({"bench", "model", "data", "optim", "benchmark"}),
+        frozenset({"bench", "model", "data", "optim", "baseline", "benchmark"}),
         makes_folder=True,
         compares=True,
         result_file="bench.json",

@@ -13,6 +13,8 @@ import pytest
 import torch
 from rich.console import Console
 
+from elman.bench import benchmark, subjects
+from elman.bench.entries import entries
 from elman.compose import compose_config
 from elman.data import batches
 from elman.errors import ExitStatus, UserError
@@ -24,9 +26,17 @@ from elman.kernels.packages import (
     package_problem,
     resolve_backend,
 )
+from elman.launch.planned import wants_gpu
 from elman.models import registry
 from elman.models.build import build_model
+from elman.modes import bench as bench_mode
+from elman.modes import parity as parity_mode
 from elman.modes import train
+from elman.parity import gate
+from elman.parity.compare import Comparison
+from elman.parity.proof import Check, Proof, runs_here
+from elman.report.bench_table import print_bench_sweep
+from elman.report.parity_table import print_parity_sweep
 from elman.report.summary import print_summary
 from elman.report.sweep_table import SweepRow, sweep_table
 
@@ -177,6 +187,148 @@ def test_training_on_a_gpu_is_refused_before_the_data_is_opened(
     with pytest.raises(UserError, match="mamba-ssm is not installed"):
         train.run(compose_config(["model=mamba2"]), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+# ------------------------------------------------------------------------------- bench and parity
+
+GPU_RUNS = [("triton", "cuda", "fp32"), ("triton", "cuda", "bf16")]
+CPU_RUN, SLOW_RUN = ("reference", "cpu", "fp32"), ("reference", "cuda", "fp32")
+
+
+@pytest.mark.parametrize(
+    ("there", "slow", "timed", "left_out"),
+    [
+        (True, False, ["triton"], ["reference: plain PyTorch is the slow path of baseline mamba2"]),
+        (True, True, ["triton", "reference"], []),
+        (False, False, [], ["mamba-ssm is not installed", "slow path of baseline mamba2"]),
+        (False, True, ["reference"], []),
+    ],
+    ids=["package", "package, slow allowed", "no package", "no package, slow allowed"],
+)
+def test_a_benchmark_on_a_gpu_times_what_training_would_run(
+    there, slow, timed, left_out, installed
+) -> None:
+    if not there:
+        del installed["mamba-ssm"]
+    models = [compose_config(["model=mamba2"]).model]
+    found, notes = entries(models, ["auto", "reference"], GPU, allow_slow=slow)
+    assert [entry.backend for entry in found] == timed
+    assert len(notes) == len(left_out)
+    for note, part in zip(notes, left_out, strict=True):
+        assert part in note
+        assert "add baseline.allow_slow=true" in note
+    words = {"triton": "mamba-ssm 2.3.2.post1 (unfused, torch convolution)"}
+    assert [entry.path for entry in found] == [
+        words.get(name, "plain PyTorch, chunked") for name in timed
+    ]
+
+
+@pytest.mark.parametrize(
+    ("there", "slow", "requested", "wanted"),
+    [
+        (True, False, "auto", [CPU_RUN, *GPU_RUNS]),
+        (True, True, "auto", [CPU_RUN, *GPU_RUNS]),
+        (True, False, "reference", [CPU_RUN]),
+        (True, True, "reference", [CPU_RUN, SLOW_RUN]),
+        (False, False, "auto", [CPU_RUN]),
+        (False, True, "auto", [CPU_RUN, SLOW_RUN]),
+    ],
+)
+def test_parity_on_a_gpu_checks_what_training_would_run(
+    there, slow, requested, wanted, installed, monkeypatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    if not there:
+        del installed["mamba-ssm"]
+    runs, notes = runs_here(MAMBA2, requested, allow_slow=slow)
+    assert [(run.backend, run.device, run.precision) for run in runs] == wanted
+    assert len(notes) == (0 if there or requested != "auto" else 1)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "wanted"),
+    [
+        (["model=mamba2", "kernels.backend=reference"], False),
+        (["model=mamba2", "kernels.backend=reference", "baseline.allow_slow=true"], True),
+        (["model=e1", "kernels.backend=reference", "baseline.allow_slow=true"], False),
+        (["model=e61", "kernels.backend=cpu"], False),
+        (["model=mamba2"], True),
+    ],
+    ids=["reference", "slow", "no package", "cpu", "auto"],
+)
+def test_a_parity_job_takes_a_gpu_for_what_it_checks_there(overrides, wanted) -> None:
+    assert wants_gpu(compose_config(["mode=parity", *overrides])) == wanted
+
+
+@pytest.mark.parametrize("mode", ["parity", "bench"])
+def test_bench_and_parity_hand_on_that_slow_is_allowed(mode, monkeypatch, tmp_path) -> None:
+    asked: list[bool] = []
+
+    def stop(*args: Any, allow_slow: bool, **kwargs: Any) -> Any:
+        asked.append(allow_slow)
+        raise UserError("enough")
+
+    monkeypatch.setattr(parity_mode, "prove", stop)
+    monkeypatch.setattr(benchmark, "entries", stop)
+    run = {"parity": parity_mode, "bench": bench_mode}[mode].run
+    for given in (["baseline.allow_slow=true"], []):
+        with pytest.raises(UserError, match="enough"):
+            run(compose_config([f"mode={mode}", *given]), tmp_path)
+    assert asked == [True, False]
+
+
+def test_a_benched_step_is_built_as_training_would_build_it(monkeypatch) -> None:
+    config = compose_config(["mode=bench", "baseline.allow_slow=true"])
+
+    def stop(*args: Any, allow_slow: bool, **kwargs: Any) -> Any:
+        raise UserError(f"allow_slow={allow_slow}")
+
+    monkeypatch.setattr(subjects, "build_model", stop)
+    with pytest.raises(UserError, match="allow_slow=True"):
+        subjects.StepSubject(config, SimpleNamespace(), "reference", GPU)
+
+
+@pytest.mark.parametrize("model", ["mamba2", "fla-gdn"])
+def test_bench_and_parity_say_what_computed_a_baseline(model, tmp_path, capsys) -> None:
+    said = f"{model}, reference: plain PyTorch, chunked, the slow path"
+    small = [f"model={model}", "model.dim=128", "model.depth=1", "baseline.allow_slow=true"]
+    config = compose_config(["mode=parity", "parity.quick=true", *small])
+    assert parity_mode.run(config, tmp_path) == ExitStatus.OK
+    assert said in capsys.readouterr().out.splitlines()
+    result = json.loads((tmp_path / "parity.json").read_text())
+    (one,) = result["summary"]
+    assert (one["path"], one["slow_path"]) == ("plain PyTorch, chunked", True)
+    print_parity_sweep([SweepRow(1, [], "ok", result)], [config], None)
+    assert said in capsys.readouterr().out.splitlines()
+    sizes = ["bench.rounds=1", "bench.batch_size=1", "bench.chunk_size=16"]
+    config = compose_config(["mode=bench", *sizes, *small])
+    assert bench_mode.run(config, tmp_path) == ExitStatus.OK
+    assert said in capsys.readouterr().out.splitlines()
+    result = json.loads((tmp_path / "bench.json").read_text())
+    (row,) = result["rows"]
+    assert (row["path"], row["slow_path"]) == ("plain PyTorch, chunked", True)
+    print_bench_sweep([SweepRow(1, [], "ok", result)], [config], None)
+    assert said in capsys.readouterr().out.splitlines()
+
+
+def test_a_proof_holds_for_one_version_of_a_package(installed, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(gate, "kernel_cache", lambda: tmp_path)
+    made: list[str] = []
+
+    def proved(config: Any, runs: Any, **settings: Any) -> Proof:
+        made.append(installed["mamba-ssm"])
+        worst = Comparison("y", relative_l2=0.0, cosine=1.0, max_abs=0.0, tolerance=1e-4)
+        return Proof("mamba2", "mamba2", checks=[Check(runs[0], "one", "", [worst])])
+
+    monkeypatch.setattr(gate, "prove_runs", proved)
+    model = compose_config(["model=mamba2"]).model
+    for version in ("2.3.2", "2.3.2", "2.4.0"):
+        installed["mamba-ssm"] = version
+        gate.require_parity(model, "triton", "cuda", "fp32", tmp_path, lambda line: None)
+    assert made == ["2.3.2", "2.4.0"]
+
+
+# ------------------------------------------------------------------------------- imports and runs
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from elman.bench.rounds import Parts, Spread, ratios, time_rounds, totals
 from elman.bench.subjects import Subject
 from elman.config import RunConfig
 from elman.errors import UserError
+from elman.kernels.packages import on_slow_path
 from elman.training.environment import choose_device, describe_environment
 
 Say = Callable[[str], None]
@@ -41,7 +42,8 @@ def run_benchmark(
     assert settings is not None
     device = choose_device(settings.device, "bench.device")
     models = benched_models(config, search)
-    chosen, notes = entries(models, settings.backends, device.type)
+    allow_slow = config.baseline.allow_slow
+    chosen, notes = entries(models, settings.backends, device, allow_slow=allow_slow)
     if not chosen:
         raise UserError(f"bench.backends={','.join(settings.backends)}: {notes[0]}")
     levels = ("layer", "step") if settings.level == "both" else (settings.level,)
@@ -89,6 +91,8 @@ def _timing(subject: Subject, timed: Sequence[Parts], base: Sequence[float]) -> 
     return {
         "name": subject.name,
         "backend": subject.backend,
+        "path": subject.path,
+        "slow_path": on_slow_path(subject.backend),
         "level": subject.level,
         "params": subject.params,
         "seconds": {

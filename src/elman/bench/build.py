@@ -35,8 +35,9 @@ def layer_subjects(
     for entry in chosen:
         layer = _layer(entry, device)
         x_btd = torch.randn(*shape, entry.model.dim, device=device)
-        name = entry.model.name
-        subjects.append(LayerSubject(name, layer, x_btd, entry.backend, settings.precision))
+        subject = LayerSubject(entry.model.name, layer, x_btd, entry.backend, settings.precision)
+        subject.path = entry.path
+        subjects.append(subject)
     notes = []
     x_btd = torch.randn(*shape, config.model.dim, device=device)
     for peer_name in settings.peers:
@@ -87,6 +88,7 @@ def step_subjects(
         torch.manual_seed(_SEED)
         subject = StepSubject(own, data, entry.backend, device)
         stack.callback(subject.close)
+        subject.path = entry.path
         subjects.append(subject)
     left_out = [f"{name}: only as a layer, not as a step" for name in settings.peers]
     return subjects, left_out if settings.level == "step" else []

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from elman.compose import compose_config
 from elman.config import RunConfig
 from elman.errors import UserError
-from elman.kernels.backends import choose_backend
+from elman.kernels.packages import computation_path, resolve_backend
 from elman.models import registry
 from elman.schema.model import ModelConfig
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,11 @@ class Entry:
 
     model: ModelConfig
     backend: str
+
+    @property
+    def path(self) -> str | None:
+        """What computes a packaged baseline, in words; None for other cells."""
+        return computation_path(registry.cell(self.model.cell), self.backend)
 
 
 def benched_models(config: RunConfig, search: Sequence[str] = ()) -> list[ModelConfig]:
@@ -57,16 +66,27 @@ def _same_size(config: RunConfig) -> list[str]:
 
 
 def entries(
-    models: Sequence[ModelConfig], backends: Sequence[str], device_type: str
+    models: Sequence[ModelConfig],
+    backends: Sequence[str],
+    device: torch.device | str,
+    *,
+    allow_slow: bool = False,
 ) -> tuple[list[Entry], list[str]]:
-    """Return every model on every backend that it has here, and what was left out and why."""
+    """Return every model on every backend that it has here, and what was left out and why.
+
+    Args:
+        models: The models.
+        backends: As ``bench.backends``.
+        device: Where they run.
+        allow_slow: As ``baseline.allow_slow``: what training refuses on a GPU is left out here.
+    """
     found: list[Entry] = []
     notes: list[str] = []
     for model in models:
         cell = registry.cell(model.cell).under(model.options)
         for requested in backends:
             try:
-                backend = choose_backend(cell, requested, device_type)
+                backend = resolve_backend(cell, requested, device, allow_slow=allow_slow)
             except UserError as error:
                 notes.append(f"{model.name} left out: {error}")
                 continue

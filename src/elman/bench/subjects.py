@@ -31,6 +31,7 @@ class Subject(ABC):
         device: Where it runs.
 
     Attributes:
+        path: What computes a packaged baseline, in words; None for all others.
         level: ``layer``, ``step``, or ``op`` for a recurrence alone.
         parts: Names of the parts of an iteration, in order.
         params: Number of parameters.
@@ -42,6 +43,7 @@ class Subject(ABC):
 
     def __init__(self, name: str, backend: str, device: torch.device) -> None:
         self.name, self.backend, self.device = name, backend, device
+        self.path: str | None = None
         self.params = 0
         self.tokens = 0
 
@@ -137,7 +139,8 @@ class StepSubject(Subject):
 
     def __init__(self, config: RunConfig, data: Data, backend: str, device: torch.device) -> None:
         super().__init__(config.model.name, backend, device)
-        model = build_model(config.model, backend=backend, device=device)
+        allow_slow = config.baseline.allow_slow
+        model = build_model(config.model, backend=backend, device=device, allow_slow=allow_slow)
         optimizer = TrainingOptimizer(config.optim, model)
         self._stepper = Stepper(config, data, model, optimizer, device)
         self.params = model.num_params()

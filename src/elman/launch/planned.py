@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elman.config import RunConfig
+from elman.kernels.backends import REFERENCE
 from elman.launch.quoting import quoted
+from elman.models import registry
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,12 @@ class SweepJob:
 def wants_gpu(config: RunConfig) -> bool:
     """Whether a job would take a GPU if there is one."""
     if config.mode == "parity":
-        return config.kernels.backend not in ("cpu", "reference")
+        if config.kernels.backend == REFERENCE:
+            # On a GPU plain PyTorch is checked only of what a run there would compute by it.
+            return (
+                config.baseline.allow_slow and registry.cell(config.model.cell).package is not None
+            )
+        return config.kernels.backend != "cpu"
     sections = {
         "train": config.train,
         "eval": config.eval,

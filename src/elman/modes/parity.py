@@ -37,6 +37,7 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
                 backend=config.kernels.backend,
                 seed=settings.seed,
                 quick=settings.quick,
+                allow_slow=config.baseline.allow_slow,
                 progress=progress,
             )
         result = proof.as_json() | {

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from elman.kernels.cache import cannot_write, kernel_cache
+from elman.kernels.packages import computation_path
 from elman.models import registry
 from elman.parity.experiment import Run
 from elman.parity.proof import Proof, prove_runs
@@ -77,6 +78,7 @@ def _conditions(
         "cell": config.cell,
         "options": dict(sorted(config.options.items())),
         "backend": backend,
+        "path": computation_path(registry.cell(config.cell), backend),
         "device": device,
         "precisions": list(precisions),
         "conditions": proof_conditions(),

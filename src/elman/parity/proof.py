@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from elman.errors import UserError
-from elman.kernels.backends import AUTO, TORCH, choose_backend
-from elman.kernels.packages import package_problem
+from elman.kernels.backends import AUTO, REFERENCE, TORCH, choose_backend
+from elman.kernels.packages import computation_path, on_slow_path, package_problem, resolve_backend
 from elman.kernels.threads import cpu_share
 from elman.models import registry
 from elman.models.registry.spec import Cell
@@ -78,6 +78,7 @@ class Proof:
         kernels: Backends besides the reference that were checked.
         checks: One for every backend, precision and shape.
         notes: What was not checked, and why.
+        paths: What computes a packaged baseline, in words, by backend; empty for other cells.
     """
 
     model: str
@@ -85,6 +86,7 @@ class Proof:
     kernels: list[str] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    paths: dict[str, str] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -110,7 +112,12 @@ class Proof:
             checks = [check for check in self.checks if check.run == run]
             worst = worst_of(check.worst for check in checks)
             counts = {"checks": len(checks), "passed": sum(check.passed for check in checks)}
-            found.append(asdict(run) | counts | {"worst": _tensor_as_json(worst)})
+            found.append(
+                asdict(run)
+                | {"path": self.paths.get(run.backend), "slow_path": on_slow_path(run.backend)}
+                | counts
+                | {"worst": _tensor_as_json(worst)}
+            )
         return found
 
 
@@ -120,6 +127,7 @@ def prove(
     backend: str = AUTO,
     seed: int = 42,
     quick: bool = False,
+    allow_slow: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Proof:
     """Check a model's layer on every backend that its cell has here.
@@ -129,12 +137,15 @@ def prove(
         backend: As ``kernels.backend``: ``auto`` is all of them, a name is that one alone.
         seed: Seed of weights and inputs.
         quick: Two small shapes instead of all.
+        allow_slow: As ``baseline.allow_slow``: plain PyTorch of a packaged baseline is checked on a
+            GPU, too, where a run would be computed by it.
         progress: Called with the checks done so far and the number of all.
 
     Raises:
         UserError: the named backend does not run here.
     """
-    runs, notes = runs_here(registry.cell(config.cell).under(config.options), backend)
+    cell = registry.cell(config.cell).under(config.options)
+    runs, notes = runs_here(cell, backend, allow_slow=allow_slow)
     return prove_runs(config, runs, notes, seed=seed, quick=quick, progress=progress)
 
 
@@ -152,6 +163,9 @@ def prove_runs(
     shapes, left_out = shapes_for(cell, config.dim, config.options, quick=quick)
     kernels = dict.fromkeys(run.backend for run in runs if run.backend != cell.backends[0])
     proof = Proof(config.name, cell.name, list(kernels), notes=[*notes, *left_out])
+    for run in runs:
+        if (path := computation_path(cell, run.backend)) is not None:
+            proof.paths[run.backend] = path
     _compile(cell, shapes, [run for run in runs if run.backend in kernels])
     total = len(shapes) * len(runs)
     for shape in shapes:
@@ -171,15 +185,22 @@ def _compile(cell: Cell, shapes: Sequence[Shape], runs: Sequence[Run]) -> None:
             pool.submit(compile_for, cell, shape, run)
 
 
-def runs_here(cell: Cell, requested: str = AUTO) -> tuple[list[Run], list[str]]:
+def runs_here(
+    cell: Cell, requested: str = AUTO, *, allow_slow: bool = False
+) -> tuple[list[Run], list[str]]:
     """Return every way of running a cell on this machine, and what cannot run here and why.
+
+    Args:
+        cell: The cell.
+        requested: As ``kernels.backend``.
+        allow_slow: As :func:`prove`.
 
     Raises:
         UserError: the requested backend cannot run here.
     """
     base = cell.backends[0]
     runs, notes = [Run(base, "cpu", "fp32")], []
-    if base == TORCH and torch.cuda.is_available():
+    if torch.cuda.is_available() and (base == TORCH or _slow_on_gpu(cell, requested, allow_slow)):
         runs.append(Run(base, "cuda", "fp32"))
     if len(cell.backends) == 1:
         why = f" ({cell.reason})" if cell.reason else ""
@@ -196,6 +217,13 @@ def runs_here(cell: Cell, requested: str = AUTO) -> tuple[list[Run], list[str]]:
             continue
         runs += [Run(name, device, precision) for precision in _PRECISIONS[name]]
     return runs, notes
+
+
+def _slow_on_gpu(cell: Cell, requested: str, allow_slow: bool) -> bool:
+    """Whether a packaged baseline would run on the GPU as plain PyTorch."""
+    if not allow_slow or cell.package is None or requested not in (AUTO, REFERENCE):
+        return False
+    return resolve_backend(cell, requested, "cuda", allow_slow=True) == REFERENCE
 
 
 def _device_of(cell: Cell, backend: str) -> str:

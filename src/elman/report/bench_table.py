@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from elman.config import RunConfig
-from elman.report.sweep_table import SweepRow, wide_console
+from elman.report.sweep_table import SweepRow, computed_by, wide_console
 
 Row = Mapping[str, Any]
 _PARTS = ("data", "forward", "backward", "optimiser")
@@ -44,6 +44,8 @@ def print_bench_sweep(
             cells = (_ms(one["total"]["median"]), _range(one["total"]), f"{one['tok_s']:,.0f}")
             table.add_row(label, one["level"], one["name"], one["backend"], *cells)
     console.print(table)
+    for line in _packaged([one for row in rows if row.result for one in row.result["rows"]]):
+        _say(console, line)
     if folder is not None:
         _say(console, f"sweep folder: {folder}")
 
@@ -99,6 +101,7 @@ def _insides(level: str, rows: Sequence[Row]) -> Table:
 def _notes(result: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a reader must know."""
     yield from result["notes"]
+    yield from _packaged(result["rows"])
     yield "products: matrix products; times these: forward and backward over them"
     first = result["rows"][0]
     kernels = sum(kernel["seconds"] for kernel in first["kernels"].values())
@@ -116,6 +119,16 @@ def _notes(result: Mapping[str, Any]) -> Iterator[str]:
     if copies:
         measured.append(f"copies {min(copies, key=float)} to {max(copies, key=float)} GB/s")
     yield f"floors from what was measured here: {', '.join(measured)}"
+
+
+def _packaged(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield what computed each packaged baseline."""
+    found = (
+        f"{row['name']}, {computed_by(row['backend'], row['path'], row['slow_path'])}"
+        for row in rows
+        if row.get("path")  # None of other cells; a resumed sweep's older rows lack it
+    )
+    yield from dict.fromkeys(found)
 
 
 def _table(title: str, names: Sequence[str]) -> Table:

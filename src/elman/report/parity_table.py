@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from elman.config import RunConfig
-from elman.report.sweep_table import SweepRow, wide_console
+from elman.report.sweep_table import SweepRow, computed_by, wide_console
 
 _NUMBERS = ("relative L2", "cosine", "max abs", "tolerance")
 # Wrong tensors that are listed; a wrong kernel easily has hundreds.
@@ -25,7 +25,8 @@ def print_parity(console: Console, result: Mapping[str, Any], folder: Path) -> N
         worst = check["worst"]
         table.add_row(*_run(check), check["shape"], check["sizes"], worst["tensor"], *_cells(worst))
     console.print(table)
-    for line in (*_failures(checks), *result["notes"]):
+    packaged = _packaged(result["model"], result["summary"])
+    for line in (*_failures(checks), *packaged, *result["notes"]):
         _say(console, line)
     tensors = sum(len(check["tensors"]) for check in checks)
     failed = sum(not check["passed"] for check in checks)
@@ -52,8 +53,21 @@ def print_parity_sweep(
                 names = (config.model.name, config.model.cell, *_run(one))
                 table.add_row(*names, counted, worst["tensor"], *_cells(worst))
     console.print(table)
+    for row, config in zip(rows, configs, strict=True):
+        for line in _packaged(config.model.name, row.result["summary"] if row.result else ()):
+            _say(console, line)
     if folder is not None:
         _say(console, f"sweep folder: {folder}")
+
+
+def _packaged(model: str, summary: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what computed a packaged baseline, a line for each backend; none for other cells."""
+    found = (
+        f"{model}, {computed_by(one['backend'], one['path'], one['slow_path'])}"
+        for one in summary
+        if one.get("path")  # None of other cells; a resumed sweep's older results lack it
+    )
+    return list(dict.fromkeys(found))
 
 
 def _table(names: Sequence[str]) -> Table:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from elman.launch.quoting import quoted
+from elman.report.sweep_table import computed_by
 from elman.training.display import duration
 
 _COLOURS = {"ok": "green", "interrupted": "yellow"}
@@ -81,12 +82,10 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 def _computed_by(result: dict[str, Any]) -> str:
     """Name the backend and, of a packaged baseline, what computed it."""
-    backend = f"backend {result['backend']}"
     graph = ", as a CUDA graph" if result.get("graph") else ""
-    if not result.get("path"):
-        return backend + graph
-    slow = ", the slow path" if result["slow_path"] else ""
-    return f"{backend}: {result['path']}{slow}{graph}"
+    path = result.get("path")
+    slow = bool(path and result["slow_path"])
+    return f"backend {computed_by(result['backend'], path, slow)}{graph}"
 
 
 def _number(value: float | None) -> str:

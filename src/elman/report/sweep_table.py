@@ -97,6 +97,19 @@ def _numbers(result: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def computed_by(backend: str, path: str | None, slow: bool) -> str:
+    """Name the backend and, of a packaged baseline, what computed it.
+
+    Args:
+        backend: Its name.
+        path: What computed a packaged baseline, in words; None for other cells.
+        slow: Whether that is its slow path.
+    """
+    if not path:
+        return backend
+    return f"{backend}: {path}" + (", the slow path" if slow else "")
+
+
 def _shown(value: Any, form: str) -> str:
     return format(value, form) if isinstance(value, int | float) else "-"
 

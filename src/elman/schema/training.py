@@ -104,7 +104,8 @@ class BaselineConfig(Section):
     Args:
         allow_slow: Let mamba2 and fla-gdn run as plain PyTorch on a GPU, where their package is
             missing or ``kernels.backend=reference`` asks for it, and let a suite hold such rows and
-            cells without a kernel there; the results are marked.
+            cells without a kernel there; the results are marked. Only then does ``mode=bench`` time
+            plain PyTorch of the two on a GPU, and ``mode=parity`` check it there.
     """
 
     allow_slow: bool = False
