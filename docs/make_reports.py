@@ -32,6 +32,10 @@ They are made from `sweep.json` and each run's `result.json`, `config.yaml` and 
 and may be made again: an earlier report is replaced whole, any other file of such a name is
 refused. The exit status is 0 whatever became of the runs.
 
+What was published for a suite stands beside its rows. A sweep records its suite in `sweep.json`, so
+that this holds for a suite of your own, too, wherever its file is by then. Of a sweep of an earlier
+version without such a record the suite's file is read: `--config-dir DIR` finds your own.
+
 ## Rows
 
 A row is one experiment: runs whose configurations differ in nothing but `train.seed` and what only

@@ -77,7 +77,8 @@ compared, not losses. For a fair comparison of your own add `optim=adamw`.
 {OWN}```
 
 Every run is a list of overrides; `benchmark.published` names files of `elman.report.published`
-whose figures stand beside the runs of the same models.
+whose figures stand beside the runs of the same models. A sweep records its suite, and its report
+shows the same when the file is gone.
 
 ## All
 """

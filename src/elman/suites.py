@@ -23,8 +23,26 @@ from elman.schema.suite import PublishedOnly, SuiteConfig
 GROUP = "benchmark"
 
 
-@dataclass(frozen=True)
-class Suite:
+@dataclass(frozen=True, kw_only=True)
+class SuiteFigures:
+    """What was published for the models of a suite.
+
+    Args:
+        published: Figures of its models in the published suites that it names, its own first.
+        published_only: Published rows that no run repeats: ``figures.model`` is what the row was
+            called, ``figures.caveat`` begins with why.
+    """
+
+    published: tuple[PublishedResult, ...] = field(repr=False, default=())
+    published_only: tuple[PublishedResult, ...] = field(repr=False, default=())
+
+    def published_for(self, model: str) -> list[PublishedResult]:
+        """Return the figures of one model, those of the suite's own runs first."""
+        return [record for record in self.published if record.figures.model == model]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite(SuiteFigures):
     """One suite.
 
     Args:
@@ -37,9 +55,6 @@ class Suite:
         steps: Optimizer steps of each run, or None if it is bounded by time.
         shared: Other settings that its runs share, as a person would type them.
         claims_equal_size: Whether it is refused if its models' sizes spread too far.
-        published: Figures of its models in the published suites that it names, its own first.
-        published_only: Published rows that no run repeats: ``figures.model`` is what the row was
-            called, ``figures.caveat`` begins with why.
     """
 
     name: str
@@ -51,8 +66,6 @@ class Suite:
     steps: int | None
     shared: tuple[str, ...]
     claims_equal_size: bool
-    published: tuple[PublishedResult, ...] = field(repr=False, default=())
-    published_only: tuple[PublishedResult, ...] = field(repr=False, default=())
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -63,10 +76,6 @@ class Suite:
     def gpu_hours(self) -> float | None:
         """Hours of training of all runs together, or None if they are bounded by steps."""
         return None if self.minutes is None else self.minutes * len(self.runs) / 60
-
-    def published_for(self, model: str) -> list[PublishedResult]:
-        """Return the figures of one model, those of the suite's own runs first."""
-        return [record for record in self.published if record.figures.model == model]
 
 
 def model_of(run: Sequence[str]) -> str | None:
@@ -100,6 +109,19 @@ def load_suite(name: str, places: Sequence[Place] = (SHIPPED,)) -> Suite:
         hint = did_you_mean(name, found)
         raise UserError(f"benchmark={name}: no such suite{hint}; `elman mode=suites` lists all")
     return _suite(name, _content(found[name]))
+
+
+def recorded_figures(name: str, section: Any) -> SuiteFigures:
+    """Return what was published for a suite that a sweep has recorded; its file may be gone.
+
+    Args:
+        name: Value of ``benchmark=``.
+        section: What the sweep wrote of it.
+
+    Raises:
+        UserError: it is not what a suite's file says.
+    """
+    return _figures(parse_suite(name, section))
 
 
 def parse_suite(name: str, section: Any) -> SuiteConfig:
@@ -153,14 +175,10 @@ def _content(file: Path) -> Mapping[str, Any]:
 def _suite(name: str, content: Mapping[str, Any]) -> Suite:
     config = parse_suite(name, content.get(GROUP))
     train, sweep = content.get("train") or {}, content.get("sweep") or {}
-    models = {model_of(run) for run in config.runs}
-    records = [
-        record
-        for suite in config.published
-        for record in published()
-        if record.of.suite == suite and record.figures.model in models
-    ]
+    figures = _figures(config)
     return Suite(
+        published=figures.published,
+        published_only=figures.published_only,
         name=name,
         title=config.title,
         description=config.description,
@@ -170,6 +188,18 @@ def _suite(name: str, content: Mapping[str, Any]) -> Suite:
         steps=train.get("steps"),
         shared=tuple(_shared(content)),
         claims_equal_size=bool(sweep.get("equal_size")),
+    )
+
+
+def _figures(config: SuiteConfig) -> SuiteFigures:
+    models = {model_of(run) for run in config.runs}
+    records = [
+        record
+        for suite in config.published
+        for record in published()
+        if record.of.suite == suite and record.figures.model in models
+    ]
+    return SuiteFigures(
         published=tuple(records),
         published_only=tuple(_published_only(row) for row in config.published_only),
     )

@@ -192,6 +192,101 @@ def test_a_claim_of_one_size_is_held_or_given_up(elman: Elman, mine: Path) -> No
     assert "note: sizes differ by" in marked.output
 
 
+class TestClaimOfAResumedSweep:
+    """What a sweep claims of sizes holds when it goes on, as if it started now."""
+
+    FIRST = ("hydra/launcher=basic", "hydra.sweep.dir=sweep", "train.steps=3")
+    AGAIN = ("hydra/launcher=basic", "-m", "sweep.resume=sweep")
+
+    @pytest.fixture
+    def own(self, tmp_path: Path) -> Path:
+        """Return a folder with a model and a suite that claims one size and has it."""
+        folder = tmp_path / "mine"
+        for group in ("benchmark", "model"):
+            (folder / group).mkdir(parents=True)
+        suite = OWN.replace("model=e88_tiny, train.steps=904", "model=grown")
+        suite = suite.replace("train.steps=3", "train.batch_size=3")
+        (folder / "benchmark" / "one.yaml").write_text(suite + "sweep: {equal_size: true}\n")
+        self.grow(folder, 2)
+        return folder
+
+    def grow(self, own: Path, depth: int) -> None:
+        """Write the suite's second model; e88_tiny has two layers."""
+        text = f"defaults: [e88_tiny, _self_]\ndepth: {depth}\nexpected_params: null\n"
+        (own / "model" / "grown.yaml").write_text("# Mine.\n" + text)
+
+    @pytest.fixture
+    def start(self, elman: Elman, own: Path) -> Elman:
+        """Return ``start(*arguments)``: the command with the user's own YAML files."""
+        return lambda *arguments: elman("--config-dir", str(own), *arguments)
+
+    def test_a_model_that_grew_is_refused_as_by_a_fresh_start(
+        self, start: Elman, own: Path, tmp_path: Path
+    ) -> None:
+        assert start("benchmark=one", *self.FIRST).status == 0
+        before = sweep_file(tmp_path)
+        self.grow(own, 4)
+        again = start(*self.AGAIN)
+        fresh = start("benchmark=one", "hydra/launcher=basic", "hydra.sweep.dir=fresh")
+        assert (again.status, fresh.status) == (2, 2)
+        assert again.errors == fresh.errors
+        assert again.errors.startswith(
+            "elman: error: sweep.max_params_spread=0.15: sizes differ by 8"
+        )
+        assert again.errors.count("\n") == 1
+        assert sweep_file(tmp_path) == before
+
+    def test_a_model_that_changed_at_its_size_is_refused_as_another(
+        self, start: Elman, own: Path
+    ) -> None:
+        start("benchmark=one", *self.FIRST)
+        with (own / "model" / "grown.yaml").open("a") as file:
+            file.write("wrapper: legacy_ln\n")
+        again = start(*self.AGAIN)
+        assert again.status == 2
+        assert "job 2 was 02_grown_" in again.errors
+
+    def test_a_claim_that_the_suite_makes_only_now_counts(self, start: Elman, own: Path) -> None:
+        file = own / "benchmark" / "one.yaml"
+        claiming = file.read_text()
+        file.write_text(claiming.replace("equal_size: true", "equal_size: false"))
+        self.grow(own, 4)
+        assert start("benchmark=one", *self.FIRST).status == 0
+        assert "note: sizes differ by" in start(*self.AGAIN).output
+        file.write_text(claiming)
+        assert start(*self.AGAIN).errors.startswith("elman: error: sweep.max_params_spread=0.15")
+
+    def test_what_was_typed_at_the_start_is_not_forgotten(
+        self, start: Elman, own: Path, tmp_path: Path
+    ) -> None:
+        self.grow(own, 4)
+        assert start("benchmark=one", *self.FIRST, "sweep.equal_size=false").status == 0
+        again = start(*self.AGAIN)
+        assert (again.status, again.errors) == (0, "")
+        assert "note: sizes differ by" in again.output
+        assert "2 of 2 jobs are ok already" in again.output
+        record = sweep_file(tmp_path)
+        assert record["claims"] == ["sweep.equal_size=false"]
+        assert record["command"].endswith("train.steps=3 sweep.equal_size=false")
+        assert start(*self.AGAIN, "sweep.equal_size=true").status == 2
+        wide = start(*self.AGAIN, "sweep.equal_size=true", "sweep.max_params_spread=2")
+        assert (wide.status, wide.errors) == (0, "")
+        assert "sizes differ" not in wide.output
+        given = ["sweep.equal_size=true", "sweep.max_params_spread=2"]
+        assert sweep_file(tmp_path)["claims"] == given
+
+    def test_a_sweep_of_an_earlier_version_goes_on(
+        self, start: Elman, own: Path, tmp_path: Path
+    ) -> None:
+        start("benchmark=one", *self.FIRST)
+        content = sweep_file(tmp_path)
+        del content["claims"], content["suite"]
+        (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(content))
+        again = start(*self.AGAIN)
+        assert (again.status, again.errors) == (0, "")
+        assert sweep_file(tmp_path)["suite"]["title"] == "one model twice"
+
+
 def test_only_tables_that_compare_say_that_sizes_differ(elman: Elman) -> None:
     for mode, said in (("bench", True), ("parity", False)):
         ended = elman("-m", f"mode={mode}", "model.depth=1,4", "sweep.dry_run=true")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -37,6 +38,11 @@ class ChosenSuite:
     def models(self) -> tuple[str, ...]:
         """The models of its runs, each once, in their order."""
         return models_of(self.config.runs)
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """What its file says of it, for :func:`elman.suites.parse_suite`."""
+        return self.config.model_dump(exclude={"only"}, exclude_defaults=True)
 
 
 def is_of_suites(key: str) -> bool:

@@ -31,6 +31,7 @@ from elman.launch.commands import ALONE, job_command
 from elman.launch.expansion import expand
 from elman.launch.planned import SweepJob
 from elman.launch.prepare import checked_config
+from elman.launch.quoting import quoted
 from elman.launch.run_folder import (
     RunLock,
     claim_folder,
@@ -44,6 +45,8 @@ from elman.launch.status import NOT_STARTED, job_status
 from elman.launch.suite_runs import ChosenSuite, chosen_suite, expand_suite
 from elman.launch.sweep_resume import SWEEP_FILE, check_same, read_sweep, unfinished
 from elman.launch.sweep_settings import (
+    claiming,
+    claims,
     is_of_sweeps,
     refuse_in_process,
     sweep_settings,
@@ -52,6 +55,7 @@ from elman.launch.sweep_settings import (
 from elman.messages import in_our_words
 from elman.report.sweep_table import SweepRow
 from elman.schema.launching import GpusLauncher, SlurmLauncher, SweepSettings
+from elman.suites import GROUP
 
 
 def sweep(
@@ -69,6 +73,9 @@ def sweep(
     _refuse_swept_settings(context, arguments)
     of_jobs = without_sweep_settings(arguments) or (earlier["arguments"] if earlier else [])
     suite = _suite(context, config, of_jobs)
+    claimed = claims(arguments, earlier["claims"] if earlier else ())
+    if earlier:
+        settings = _claiming_anew(context, config, suite, claimed, settings)
     jobs = _checked_jobs(context, config, of_jobs, suite)
     mode = _one_mode(jobs)
     if mode.in_process:
@@ -83,7 +90,7 @@ def sweep(
     jobs, folder = _with_folders(config, jobs, mode, settings)
     for line in sizes:
         print(line, flush=True)
-    record = _Record(folder, jobs, of_jobs, suite.name if suite else None, started)
+    record = _Record(folder, jobs, of_jobs, claimed, suite, started)
     with RunLock(folder) if folder is not None else nullcontext():
         if earlier is not None and folder is not None:
             check_same(folder, earlier, jobs)
@@ -148,6 +155,23 @@ def _earlier(settings: SweepSettings) -> dict[str, Any] | None:
     if settings.sweep.resume is None:
         return None
     return read_sweep(Path(settings.sweep.resume).expanduser().absolute())
+
+
+def _claiming_anew(
+    context: HydraContext,
+    config: DictConfig,
+    suite: ChosenSuite | None,
+    claimed: Sequence[str],
+    settings: SweepSettings,
+) -> SweepSettings:
+    """Return the settings of a sweep that goes on, with the claim that it would start with now.
+
+    The command that takes it up names neither its suite nor what it was told of sizes.
+    """
+    chosen = [f"{GROUP}={quoted(suite.name)}"] if suite is not None else []
+    with in_our_words(claimed):
+        tree = context.config_loader.load_sweep_config(config, [*chosen, *claimed])
+    return claiming(settings, tree)
 
 
 def _sizes(jobs: Sequence[SweepJob], settings: SweepSettings) -> list[str]:
@@ -327,11 +351,13 @@ class _Record:
         folder: Path | None,
         jobs: Sequence[SweepJob],
         arguments: Sequence[str],
-        suite: str | None,
+        claimed: Sequence[str],
+        suite: ChosenSuite | None,
         started: datetime,
     ) -> None:
         self._folder, self._jobs = folder, jobs
-        self._arguments, self._suite, self._started = arguments, suite, started
+        self._arguments, self._claimed = arguments, claimed
+        self._suite, self._started = suite, started
 
     def write(self, statuses: Sequence[str], ended: datetime | None) -> None:
         """Write the file atomically; a full disk is said, and stops no job."""
@@ -350,10 +376,13 @@ class _Record:
         # A suite's file asks for a sweep.
         alone = [ALONE] if self._suite is not None else []
         return {
-            "command": shlex.join(["elman", "-m", *self._arguments]),
+            "command": shlex.join(["elman", "-m", *self._arguments, *self._claimed]),
             "arguments": list(self._arguments),
+            "claims": list(self._claimed),
             "mode": self._jobs[0].config.mode,
-            "benchmark": self._suite,
+            "benchmark": self._suite.name if self._suite else None,
+            # A report needs it, and the file that it stands in may be gone or changed by then.
+            "suite": self._suite.definition if self._suite else None,
             "started": self._started.isoformat(timespec="seconds"),
             "ended": ended.astimezone().isoformat(timespec="seconds") if ended else None,
             "jobs": [

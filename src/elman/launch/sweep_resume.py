@@ -24,12 +24,13 @@ def read_sweep(folder: Path) -> dict[str, Any]:
         what = "no such folder" if not folder.exists() else f"not a sweep (no {SWEEP_FILE} in it)"
         raise UserError(f"sweep.resume={folder}: {what}; sweeps are below outputs/, as *_sweep")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        # Sweeps of earlier versions have not recorded what they were told of sizes.
+        found: dict[str, Any] = {"claims": []} | json.loads(path.read_text(encoding="utf-8"))
         assert isinstance(found["arguments"], list)
+        assert isinstance(found["claims"], list)
         assert isinstance(found["jobs"], list)
     except (OSError, ValueError, KeyError, TypeError, AssertionError):
         raise UserError(f"{path}: cannot be read; start the sweep anew") from None
-    assert isinstance(found, dict)
     return found
 
 

@@ -11,6 +11,9 @@ from elman.config import OF_SWEEPS, validate_sweep
 from elman.errors import UserError
 from elman.schema.launching import SweepSettings
 
+# A group of the user's own may hold both settings.
+_CLAIMS = ("sweep", "sweep.equal_size", "sweep.max_params_spread")
+
 
 def sweep_settings(tree: DictConfig) -> SweepSettings:
     """Return the typed settings of the sweep that a composed tree belongs to.
@@ -28,6 +31,29 @@ def sweep_settings(tree: DictConfig) -> SweepSettings:
             f"{of_launcher[0]}: hydra/launcher={used} does not read it; drop one of the two"
         )
     return settings
+
+
+def claims(arguments: Sequence[str], earlier: Sequence[str] = ()) -> list[str]:
+    """Return the overrides that say what a sweep claims of its models' sizes.
+
+    Args:
+        arguments: Overrides of this command.
+        earlier: Those of the sweep that goes on, which this command's replace.
+    """
+    own = [text for text in arguments if text.partition("=")[0].lstrip("+~") in _CLAIMS]
+    return list({text.partition("=")[0]: text for text in (*earlier, *own)}.values())
+
+
+def claiming(settings: SweepSettings, tree: DictConfig) -> SweepSettings:
+    """Return settings with the claim of sizes of another composed tree.
+
+    Raises:
+        UserError: the claim is wrong.
+    """
+    sections = {name: OmegaConf.to_container(tree[name], resolve=True) for name in OF_SWEEPS}
+    composed = validate_sweep(sections["launcher"], sections["sweep"], frozenset()).sweep
+    update = composed.model_dump(include={"equal_size", "max_params_spread"})
+    return settings.model_copy(update={"sweep": settings.sweep.model_copy(update=update)})
 
 
 def refuse_alone(named: Iterable[str]) -> None:

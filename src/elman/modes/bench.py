@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hydra.core.hydra_config import HydraConfig
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from elman.bench.benchmark import run_benchmark
-from elman.catalog import search_overrides
+from elman.catalog import command_places, search_overrides
 from elman.config import RunConfig
 from elman.errors import ExitStatus
 from elman.launch.run_folder import RunLock, config_hash, write_config
@@ -33,19 +32,11 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
     with RunLock(folder):
         write_config(folder, config)
         with _progress() as (say, progress):
-            result = run_benchmark(config, _search(), say, progress)
+            result = run_benchmark(config, search_overrides(command_places()), say, progress)
         result["config_hash"] = config_hash(config)
         (folder / RESULT).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print_bench(wide_console(), result, folder)
     return ExitStatus.OK
-
-
-def _search() -> list[str]:
-    """Return the overrides that find the user's own YAML files; none outside the command."""
-    if not HydraConfig.initialized():
-        return []
-    sources = HydraConfig.get().runtime.config_sources
-    return search_overrides([(str(one.schema), str(one.path)) for one in sources])
 
 
 @contextmanager

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hydra.core.hydra_config import HydraConfig
-
-from elman.catalog import Listed, Place, catalog, first_line
+from elman.catalog import Listed, Place, catalog, command_places, first_line
 from elman.compose import named_keys
 from elman.config import RunConfig
 from elman.errors import ExitStatus, UserError, did_you_mean
@@ -25,7 +23,7 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
     """
     assert folder is None
     assert config.models is not None
-    places = [(str(one.schema), str(one.path)) for one in HydraConfig.get().runtime.config_sources]
+    places = command_places()
     if _model_was_named():
         model = config.model
         source = first_line(model.name, places)

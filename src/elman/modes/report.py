@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from elman.catalog import command_places
 from elman.config import RunConfig
 from elman.errors import ExitStatus, UserError
 from elman.report.comparison.content import Report, make_report
@@ -23,7 +24,7 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
     """
     assert folder is None
     assert config.report is not None
-    report = make_report([Path(name) for name in config.report.folders])
+    report = make_report([Path(name) for name in config.report.folders], command_places())
     place = _place(report, config.report.out)
     console = wide_console(UNCUT)
     print_report(console, report)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 
-from elman.catalog import listed_models
+from elman.catalog import command_places, listed_models
 from elman.config import RunConfig
 from elman.errors import ExitStatus
 from elman.report.suite_table import print_suite, suites_table
@@ -21,9 +21,8 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
         UserError: a suite's file is wrong.
     """
     assert folder is None
-    hydra = HydraConfig.get()
-    places = [(str(one.schema), str(one.path)) for one in hydra.runtime.config_sources]
-    name = hydra.runtime.choices.get(GROUP)
+    places = command_places()
+    name = HydraConfig.get().runtime.choices.get(GROUP)
     if name is not None:
         suite = load_suite(str(name), places)
         print_suite(wide_console(), suite, listed_models(suite.models, places))

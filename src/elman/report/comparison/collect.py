@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from elman.catalog import SHIPPED, Place
 from elman.errors import UserError
 from elman.launch.sweep_resume import SWEEP_FILE
 from elman.report.comparison.runs import Run, is_run, read_run
+from elman.suites import SuiteFigures, load_suite, recorded_figures
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Source:
         started: When the sweep began, as it wrote it, or empty.
         ended: When it ended; empty while it runs, or if it was killed.
         benchmark: The suite that it ran, or None.
+        suite: What was published for that suite, or None.
         problems: What could not be read of it, one line each.
     """
 
@@ -35,11 +38,16 @@ class Source:
     started: str = ""
     ended: str = ""
     benchmark: str | None = None
+    suite: SuiteFigures | None = None
     problems: tuple[str, ...] = ()
 
 
-def collect(folders: Sequence[Path]) -> list[Source]:
+def collect(folders: Sequence[Path], places: Sequence[Place] = (SHIPPED,)) -> list[Source]:
     """Return the runs of every folder, each run once.
+
+    Args:
+        folders: The folders.
+        places: Where the file of a suite is looked for whose sweep has not recorded it.
 
     Raises:
         UserError: a folder is not there, cannot be read, or holds neither a sweep nor a run.
@@ -47,14 +55,14 @@ def collect(folders: Sequence[Path]) -> list[Source]:
     seen: set[Path] = set()
     found = []
     for folder in folders:
-        for source in _sources(folder.expanduser().absolute()):
+        for source in _sources(folder.expanduser().absolute(), places):
             fresh = [run for run in source.runs if run.folder and run.folder.resolve() not in seen]
             seen |= {run.folder.resolve() for run in fresh if run.folder}
             found.append(replace(source, runs=tuple(fresh)))
     return found
 
 
-def _sources(folder: Path) -> list[Source]:
+def _sources(folder: Path, places: Sequence[Place]) -> list[Source]:
     if not folder.exists():
         raise UserError(f"report.dir={folder}: no such folder; sweeps and runs are below outputs/")
     if not folder.is_dir():
@@ -62,21 +70,22 @@ def _sources(folder: Path) -> list[Source]:
     try:
         children = sorted(path for path in folder.iterdir() if path.is_dir())
         if (folder / SWEEP_FILE).is_file():
-            return [_sweep(folder, children)]
+            return [_sweep(folder, children, places)]
         if is_run(folder):
             return [Source(folder, (read_run(folder),))]
-        return _all_in(folder, children)
+        return _all_in(folder, children, places)
     except PermissionError as error:
         raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from None
 
 
-def _all_in(folder: Path, children: Sequence[Path]) -> list[Source]:
+def _all_in(folder: Path, children: Sequence[Path], places: Sequence[Place]) -> list[Source]:
     """Return what lies directly in a folder that is neither, as in that of a day."""
     found, problems = [], []
     for child in children:
         if (child / SWEEP_FILE).is_file():
             try:
-                found.append(_sweep(child, sorted(p for p in child.iterdir() if p.is_dir())))
+                inside = sorted(path for path in child.iterdir() if path.is_dir())
+                found.append(_sweep(child, inside, places))
             except UserError as error:
                 problems.append(f"left out: {str(error).partition('; ')[0]}")
     runs = tuple(read_run(child) for child in children if is_run(child))
@@ -88,7 +97,7 @@ def _all_in(folder: Path, children: Sequence[Path]) -> list[Source]:
     return [*found, Source(folder, runs, problems=tuple(problems))] if runs or problems else found
 
 
-def _sweep(folder: Path, children: Sequence[Path]) -> Source:
+def _sweep(folder: Path, children: Sequence[Path], places: Sequence[Place]) -> Source:
     path = folder / SWEEP_FILE
     try:
         content = json.loads(path.read_bytes())
@@ -101,6 +110,7 @@ def _sweep(folder: Path, children: Sequence[Path]) -> Source:
         raise UserError(
             f"report.dir={folder}: a sweep of mode={mode}; mode=report is for training runs"
         )
+    suite, problems = _suite(content, places)
     return Source(
         folder,
         tuple(read_run(folder / job["folder"], job) for job in jobs),
@@ -109,7 +119,29 @@ def _sweep(folder: Path, children: Sequence[Path]) -> Source:
         started=str(content.get("started") or ""),
         ended=str(content.get("ended") or ""),
         benchmark=str(content["benchmark"]) if content.get("benchmark") else None,
+        suite=suite,
+        problems=problems,
     )
+
+
+def _suite(
+    content: Mapping[str, Any], places: Sequence[Place]
+) -> tuple[SuiteFigures | None, tuple[str, ...]]:
+    """Return what was published for the suite of a sweep, and what is wrong with that.
+
+    A sweep records its suite; of one that did not yet, the file that has its name now counts.
+    """
+    if not content.get("benchmark"):
+        return None, ()
+    name, recorded = str(content["benchmark"]), content.get("suite")
+    try:
+        if recorded is not None:
+            return recorded_figures(name, recorded), ()
+        return load_suite(name, places), ()
+    except UserError as error:
+        line = f"what was published for its suite is left out: {error}"
+        more = "; if it is your own, add --config-dir DIR" if recorded is None else ""
+        return None, (line + more,)
 
 
 def _job(job: Mapping[str, Any], final: bool) -> Mapping[str, Any]:

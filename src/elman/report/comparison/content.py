@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from elman.catalog import SHIPPED, Place
 from elman.report.comparison.collect import Source, collect
 from elman.report.comparison.columns import NONE, Column, published_only, shown_columns
 from elman.report.comparison.notes import comparison_notes, run_notes
@@ -60,13 +61,17 @@ class Report:
         return [*of_sources, *run_notes(self.runs)]
 
 
-def make_report(folders: Sequence[Path]) -> Report:
+def make_report(folders: Sequence[Path], places: Sequence[Place] = (SHIPPED,)) -> Report:
     """Return the report on some folders of sweeps and runs.
+
+    Args:
+        folders: The folders.
+        places: Where the file of a suite is looked for whose sweep has not recorded it.
 
     Raises:
         UserError: a folder holds neither.
     """
-    sources = collect(folders)
+    sources = collect(folders, places)
     rows = make_rows([run for source in sources for run in source.runs])
-    names = [source.benchmark for source in sources if source.benchmark]
-    return Report(tuple(sources), tuple(rows), beside(rows, names))
+    suites = [source.suite for source in sources if source.suite is not None]
+    return Report(tuple(sources), tuple(rows), beside(rows, suites))

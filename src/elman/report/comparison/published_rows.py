@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
-from elman.errors import UserError
 from elman.report.comparison.rows import Row
 from elman.report.published import PublishedResult, published_for
-from elman.suites import Suite, load_suite
+from elman.suites import SuiteFigures
 
 WARNING = (
     "Published losses are defined otherwise than ours (each definition stands beside its figure) "
@@ -37,26 +35,19 @@ class Beside:
         return list({id(record): record for record in [*found, *self.not_run]}.values())
 
 
-def beside(rows: Sequence[Row], suite_names: Sequence[str]) -> Beside:
+def beside(rows: Sequence[Row], suites: Sequence[SuiteFigures]) -> Beside:
     """Return the published records of the rows' models; of a suite's models, that suite's."""
-    suites = list(_suites(suite_names))
     by_row = tuple(tuple(_records(row.model, suites)) for row in rows)
     models = {row.model for row in rows}
     # A suite's own figures come first; of models that another run has, it is not the first's.
     own = [r for suite in suites for r in suite.published if r.of == suite.published[0].of]
     missing = [record for record in own if record.figures.model not in models]
-    return Beside(by_row, (*missing, *(r for suite in suites for r in suite.published_only)))
+    never = [record for suite in suites for record in suite.published_only]
+    # Several sweeps of one suite have the same.
+    return Beside(by_row, tuple(dict.fromkeys((*missing, *never))))
 
 
-def _suites(names: Sequence[str]) -> list[Suite]:
-    found = []
-    for name in dict.fromkeys(names):
-        with suppress(UserError):  # a suite of the user's own, of which nothing was published
-            found.append(load_suite(name))
-    return found
-
-
-def _records(model: str, suites: Sequence[Suite]) -> list[PublishedResult]:
+def _records(model: str, suites: Sequence[SuiteFigures]) -> list[PublishedResult]:
     """Return a model's records: a suite's in its order, or else the newest first."""
     of_suites = [record for suite in suites for record in suite.published_for(model)]
     records = of_suites or published_for(model)[::-1]
