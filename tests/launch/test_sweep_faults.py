@@ -17,7 +17,9 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
+from elman.cli import main
 from elman.errors import ExitStatus
+from elman.launch import job_state
 from elman.launch.display import Display
 from elman.launch.gpus import locks, nvml, quarantine
 from elman.launch.gpus.executor import Executor
@@ -183,6 +185,62 @@ def test_jobs_run_only_where_they_may(
     assert {note["CUDA_VISIBLE_DEVICES"] for note in machine.notes()} == {used}
     where = "on GPU 1 (pretended)" if used else "on the CPU (CUDA_VISIBLE_DEVICES= allows none)"
     assert where in output
+
+
+@pytest.mark.parametrize("settings", ["launcher=local", "launcher.detach=true"])
+def test_a_job_that_outlives_its_launcher_is_not_started_twice(
+    machine: Machine,
+    settings: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    launcher = machine.start(f"train.steps=3,{WAITS},4", settings, CUDA_VISIBLE_DEVICES="")
+    job = machine.waiting_job()
+    launcher.kill()
+    launcher.wait()
+    assert machine.statuses() == ["ok", "running", "not started"]
+    monkeypatch.setattr(job_state, "ENDING_SECONDS", 0.2)
+    for name, text in machine.environment.items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    resume = f"sweep.resume={machine.sweep()}"
+    for expected in ("1 of 3 jobs are ok already", "2 of 3 jobs are ok already"):
+        assert main(["-m", resume, settings]) == 1
+        said = capfd.readouterr().out.splitlines()
+        assert expected in said
+        left = f"job 2 still runs (pid {job}) and is not started again; once it has ended, type "
+        assert f"{left}elman -m {resume}" in said
+        assert machine.statuses() == ["ok", "running", "ok"]
+    os.kill(job, signal.SIGKILL)
+    eventually(lambda: not Path(f"/proc/{job}").exists() or _is_zombie(job))
+    assert main(["-m", resume, settings]) == 0
+    assert machine.statuses() == ["ok"] * 3
+    (result,) = machine.sweep().glob("02_*/result.json")
+    assert json.loads(result.read_text())["resumed"]
+    starts = [note for note in machine.notes() if note["what"] == "start"]
+    assert len(starts) == 4
+
+
+def _is_zombie(process: int) -> bool:
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_what_began_before_an_interruption_is_not_said_to_be_not_started(machine: Machine) -> None:
+    assert machine.run("train.steps=904,3", "launcher=local")[0] == 1
+    (well,) = machine.sweep().glob("02_*/result.json")
+    well.write_text('{"status": "timeout"}')
+    assert machine.statuses() == ["nan", "ok"]
+    (waits,) = machine.sweep().glob("01_*/config.yaml")
+    waits.write_text(waits.read_text().replace("steps: 904", f"steps: {STUBBORN}"))
+    again = machine.start(f"sweep.resume={machine.sweep()}", "launcher=local")
+    eventually(lambda: machine.statuses() == ["running", "timeout"])
+    machine.waiting_job()
+    for _ in range(3):
+        again.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+    output, _ = again.communicate(timeout=60)
+    assert again.returncode == 130, output
+    assert machine.statuses() == ["killed (SIGKILL)", "timeout"]
 
 
 def test_the_local_launcher_counts_a_resumed_job_as_the_sweep_did(machine: Machine) -> None:

@@ -173,17 +173,6 @@ def test_what_a_sweep_saw_beside_the_result_is_said(report: Report, sweep: FakeS
     assert "job 1 (01_e1, seed 42): its sweep saw: killed (SIGKILL)" in done.lines
 
 
-def test_a_sweep_that_has_not_ended_may_have_running_jobs(report: Report, tmp_path: Path) -> None:
-    sweep = FakeSweep(tmp_path / "sweep", ended=None)
-    sweep.job("model=e1", status="not started")
-    sweep.job("model=e42", status="not started", no_result=True)
-    sweep.job("model=e68", status="not started", started=False)
-    done = report(sweep.folder)
-    statuses = [row["status"] for row in done.table.values()]
-    assert statuses == ["ok", "unfinished", "not started"]
-    assert any("it is running, or was killed" in line for line in done.lines)
-
-
 def test_marks_of_how_a_run_was_computed(report: Report, sweep: FakeSweep) -> None:
     sweep.job("model=e1", "train.seed=1", result={"contended": True})
     sweep.job("model=e1", "train.seed=2", result={"contended": False})

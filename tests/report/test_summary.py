@@ -6,8 +6,7 @@ import shlex
 
 import pytest
 
-from elman.launch.quoting import unquoted
-from elman.report.summary import pasteable
+from elman.launch.quoting import pasteable, unquoted
 
 
 @pytest.mark.parametrize(

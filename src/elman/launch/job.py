@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from elman.errors import ExitStatus, UserError
+from elman.launch.commands import ALONE
 from elman.launch.quoting import quoted
 from elman.launch.run_folder import CONFIG_FILE, RunLock, discard_folder
 
@@ -63,18 +64,25 @@ class SweptJob:
 
         return submitit.helpers.DelayedSubmission(self)
 
+    def command_line(self) -> list[str]:
+        """Return the arguments with which it starts, or goes on in a folder that has begun.
+
+        Raises:
+            UserError: another process runs in its folder.
+        """
+        if self.folder is None:
+            return list(self.arguments)
+        folder = Path(self.folder)
+        if self.resumable and (folder / CONFIG_FILE).exists():
+            return [*self.flags, f"train.resume={quoted(self.folder)}", ALONE]
+        if folder.exists():
+            _set_aside(folder)
+        return [*self.arguments, f"hydra.run.dir={quoted(self.folder)}"]
+
     def _run(self) -> int:
         from elman.cli import main
 
-        if self.folder is None:
-            return main(self.arguments)
-        folder = Path(self.folder)
-        if self.resumable and (folder / CONFIG_FILE).exists():
-            resume = f"train.resume={quoted(self.folder)}"
-            return main([*self.flags, resume, "hydra.mode=RUN"])
-        if folder.exists():
-            _set_aside(folder)
-        return main([*self.arguments, f"hydra.run.dir={quoted(self.folder)}"])
+        return main(self.command_line())
 
 
 def _set_aside(folder: Path) -> None:

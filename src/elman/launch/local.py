@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig
 
-from elman.errors import ExitStatus
+from elman.errors import ExitStatus, UserError
 from elman.launch import session
-from elman.launch.commands import OF_THE_SWEEP, job_arguments
+from elman.launch.commands import OF_THE_SWEEP
 from elman.launch.interrupts import Interrupts
+from elman.launch.job import SweptJob
 from elman.launch.planned import SweepJob
-from elman.launch.quoting import quoted, unquoted
+from elman.launch.queued import swept_job
 
 # The first signal asks for a save, the second gives up waiting for the step, the third kills.
 _PATIENCE = 2
@@ -41,23 +42,23 @@ def launch(config: DictConfig, jobs: Sequence[SweepJob]) -> list[JobReturn]:
                 continue
             shown = " ".join(text for text in overrides if not OF_THE_SWEEP.match(text))
             print(f"[{job.number}/{job.total}] {shown}", flush=True)
-            returned.return_value = runner.run(job_command(config, overrides))
+            session.job_started(job.number)
+            returned.return_value = _run(runner, swept_job(config, job))
             returned.status = JobStatus.COMPLETED
+            session.job_ended(job.number, returned.return_value)
     if interrupts.count:
         session.current().status = ExitStatus.INTERRUPTED
     return returns
 
 
-def job_command(config: DictConfig, overrides: Sequence[str]) -> list[str]:
-    """Return the command of one job of a sweep."""
-    place = {
-        text.split("=")[0]: unquoted(text) for text in overrides if text.startswith("hydra.sweep.")
-    }
-    folder = []
-    if place:
-        path = os.path.join(place["hydra.sweep.dir"], place["hydra.sweep.subdir"])
-        folder = [f"hydra.run.dir={quoted(path)}"]
-    return [sys.executable, "-m", "elman", *job_arguments(config, overrides), *folder]
+def _run(runner: _Runner, job: SweptJob) -> int:
+    """Run one job of a sweep to its end; one that goes on does so in its folder."""
+    try:
+        arguments = job.command_line()
+    except UserError as error:
+        print(f"elman: error: {error}", flush=True)
+        return int(ExitStatus.USER_ERROR)
+    return runner.run([sys.executable, "-m", "elman", *arguments])
 
 
 class _Runner:

@@ -50,7 +50,7 @@ def queued_job(config: DictConfig, job: SweepJob) -> Queued:
     """Return a job of a sweep, ready for a queue."""
     name = f"{job.number:0{max(2, len(str(job.total)))}d}"
     label = " ".join(job.swept or job.overrides)
-    return Queued(job.number, name, label, _swept_job(config, job))
+    return Queued(job.number, name, label, swept_job(config, job))
 
 
 def job_return(job: SweepJob, queued: Queued) -> JobReturn:
@@ -62,7 +62,7 @@ def job_return(job: SweepJob, queued: Queued) -> JobReturn:
     return returned
 
 
-def _swept_job(config: DictConfig, job: SweepJob) -> SweptJob:
+def swept_job(config: DictConfig, job: SweepJob) -> SweptJob:
     """Return what the process of a job runs, here or on a cluster."""
     return SweptJob(
         tuple(job_arguments(config, job.overrides)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -12,6 +13,13 @@ def quoted(text: str) -> str:
     # Backslashes count as escapes only before a quote, the closing one included.
     escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), text)
     return f"'{escaped}'"
+
+
+def pasteable(key: str, text: str) -> str:
+    """Return ``key=text`` as a shell and the override grammar both take it for just that."""
+    if re.fullmatch(r"[\w./+-]+", text, flags=re.ASCII):
+        return f"{key}={text}"
+    return shlex.quote(f"{key}={quoted(text)}")
 
 
 def unquoted(override: str) -> str:

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -24,6 +25,8 @@ CONFIG_FILE = "config.yaml"
 LOCK_FILE = ".lock"
 LOG_FILE = "train.log"
 _ATTEMPTS = 1000
+# Somebody who only asks who runs in a folder holds its lock for a moment.
+_LOOKS, _LOOK_SECONDS = 4, 0.05
 
 
 def config_hash(config: RunConfig) -> str:
@@ -148,15 +151,20 @@ class RunLock:
 
     def _open(self) -> int:
         descriptor = os.open(self.folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
-            os.close(descriptor)
-            raise UserError(
-                f"{self.folder}: another process (pid {owner}) is running in it; "
-                "wait for it to end or stop it first"
-            ) from None
+        for looks_left in reversed(range(_LOOKS)):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if looks_left:
+                    time.sleep(_LOOK_SECONDS)
+                    continue
+                owner = _owner(descriptor)
+                os.close(descriptor)
+                raise UserError(
+                    f"{self.folder}: another process (pid {owner}) is running in it; "
+                    "wait for it to end or stop it first"
+                ) from None
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
         return descriptor
@@ -172,6 +180,31 @@ class RunLock:
         trace: TracebackType | None,
     ) -> None:
         self.release()
+
+
+def lock_holder(folder: Path) -> str | None:
+    """Return the id of the process that runs in a folder, or None if none does.
+
+    Whoever starts in the folder at this moment is not refused. The id means something on the
+    machine of that process only.
+    """
+    try:
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY)
+    except OSError:  # nobody has run there, or it is not ours to know
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _owner(descriptor)
+    except OSError:  # a file system without locks
+        return None
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def _owner(descriptor: int) -> str:
+    return os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
 
 
 def write_config(folder: Path, config: RunConfig) -> None:

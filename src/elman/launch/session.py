@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from elman.config import RunConfig
     from elman.launch.planned import SweepJob
+    from elman.launch.record import Record
     from elman.launch.run_folder import RunLock
 
 
@@ -53,6 +54,7 @@ class Session:
         results: What the jobs of a sweep in this process found, in the order in which they ended.
         jobs: The jobs that a launcher of ours is about to run, with their configurations.
         sweeping: Whether such a sweep is under way: its table will show the results.
+        record: Where a launcher of ours notes what becomes of its jobs; None outside a sweep.
     """
 
     config_flags: list[str] = field(default_factory=list)
@@ -61,6 +63,7 @@ class Session:
     results: list[dict[str, Any]] = field(default_factory=list)
     jobs: list[SweepJob] = field(default_factory=list)
     sweeping: bool = False
+    record: Record | None = None
 
 
 _current = Session()
@@ -76,3 +79,21 @@ def begin(config_flags: list[str]) -> Session:
 def current() -> Session:
     """Return the session of this process."""
     return _current
+
+
+def job_started(number: int) -> None:
+    """Note that a job of this process's sweep runs now."""
+    if _current.record is not None:
+        _current.record.job_started(number)
+
+
+def job_ended(number: int, code: int) -> None:
+    """Note how a job of this process's sweep ended: its exit status, negative for a signal."""
+    if _current.record is not None:
+        _current.record.job_ended(number, code)
+
+
+def job_waits(number: int) -> None:
+    """Note that a job of this process's sweep was stopped and will run again."""
+    if _current.record is not None:
+        _current.record.job_waits(number)

@@ -52,12 +52,12 @@ def _has_gpu(launcher: LauncherConfig) -> bool:
     """Whether the jobs would find a GPU; a cluster's have one each."""
     if isinstance(launcher, SlurmLauncher):
         return True
-    from elman.launch.gpus.nvml import driver
+    from elman.launch.gpus.asking import asked_driver
     from elman.launch.gpus.visible import usable_gpus
 
     # The other launchers leave the choice to torch, which sees what is visible here.
     settings = launcher if isinstance(launcher, GpusLauncher) else GpusLauncher(name="gpus")
-    return bool(usable_gpus(driver(), settings)[0])
+    return bool(usable_gpus(asked_driver(), settings)[0])
 
 
 def _slow(config: RunConfig) -> str | None:

@@ -171,6 +171,7 @@ class _Watch:
         queued.status = int(ExitStatus.FAILED) if status is None else status
         queued.said = last_line(job.paths)
         self._display.ended(queued)
+        session.job_ended(queued.number, queued.status)
         return True
 
     def _say_state(self, queued: Queued, name: str, state: str | None) -> None:
@@ -179,9 +180,11 @@ class _Watch:
         if state == "RUNNING" and before != state:
             queued.running, queued.since = True, time.monotonic()
             self._display.started(queued)
+            session.job_started(queued.number)
         if state == "PENDING" and queued.running:
             queued.running = False
             self._display.again(queued, held=False)
+            session.job_waits(queued.number)
 
     def _queue(self) -> dict[str, str] | None:
         """Return the state of every job of the array that SLURM still has, None if it is mute."""

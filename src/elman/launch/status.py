@@ -9,8 +9,8 @@ from typing import Any
 from hydra.core.utils import JobReturn, JobStatus
 
 from elman.errors import ExitStatus, RunStatus
+from elman.launch.job_state import NOT_STARTED
 
-NOT_STARTED = "not started"
 _WORDS = {status.exit_status: status.value for status in RunStatus}
 _WORDS[ExitStatus.USER_ERROR] = "refused"
 

@@ -5,9 +5,6 @@ Expansion, checks and the table stand here; how jobs are started is the launcher
 
 from __future__ import annotations
 
-import json
-import os
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -27,11 +24,13 @@ from elman.compose import typed_overrides
 from elman.config import MODES, Mode, RunConfig
 from elman.errors import ExitStatus, UserError
 from elman.launch import in_process, session
-from elman.launch.commands import ALONE, job_command
+from elman.launch.commands import job_command
 from elman.launch.expansion import expand
+from elman.launch.job_state import NOT_STARTED, read_result, state, still_running
 from elman.launch.planned import SweepJob
 from elman.launch.prepare import checked_config
-from elman.launch.quoting import quoted
+from elman.launch.quoting import pasteable, quoted
+from elman.launch.record import Record
 from elman.launch.run_folder import (
     RunLock,
     claim_folder,
@@ -41,9 +40,9 @@ from elman.launch.run_folder import (
 )
 from elman.launch.sizes import builds_a_model, count_params, size_lines, spread_note
 from elman.launch.slow_paths import refuse_slow_paths
-from elman.launch.status import NOT_STARTED, job_status
+from elman.launch.status import job_status
 from elman.launch.suite_runs import ChosenSuite, chosen_suite, expand_suite
-from elman.launch.sweep_resume import SWEEP_FILE, check_same, read_sweep, unfinished
+from elman.launch.sweep_resume import check_same, read_sweep, unfinished
 from elman.launch.sweep_settings import (
     claiming,
     claims,
@@ -90,7 +89,7 @@ def sweep(
     jobs, folder = _with_folders(config, jobs, mode, settings)
     for line in sizes:
         print(line, flush=True)
-    record = _Record(folder, jobs, of_jobs, claimed, suite, started)
+    record = Record(folder, jobs, mode.result_file, of_jobs, claimed, suite, started)
     with RunLock(folder) if folder is not None else nullcontext():
         if earlier is not None and folder is not None:
             check_same(folder, earlier, jobs)
@@ -100,7 +99,7 @@ def sweep(
             if folder is not None and earlier is None and not any(folder.glob("*/")):
                 discard_folder(folder)  # refused by the launcher before any job
             raise
-        record.write([row.status for row in rows], datetime.now())
+        record.end([row.status for row in rows])
     _table(mode)(rows, [job.config for job in jobs], folder)
     state = session.current()
     if state.status is ExitStatus.OK and any(row.failed for row in rows):
@@ -114,21 +113,38 @@ def _run(
     jobs: Sequence[SweepJob],
     mode: Mode,
     earlier: dict[str, Any] | None,
-    record: _Record,
+    record: Record,
 ) -> list[SweepRow]:
     """Launch the jobs, or those that an earlier sweep left unfinished; return every job's line."""
-    before = [_result_file(job, mode.result_file) for job in jobs] if earlier else []
-    todo = unfinished(jobs, before) if earlier else list(jobs)
-    done = {job.number for job in jobs} - {job.number for job in todo}
-    if earlier:
-        print(f"{len(done)} of {len(jobs)} jobs are ok already", flush=True)
-    record.write(["ok" if job.number in done else NOT_STARTED for job in jobs], None)
+    todo = _left(jobs, mode) if earlier else list(jobs)
+    record.begin()
+    session.current().record = record
     ended = _launched(context, task, config, todo, mode) if todo else []
-    rows = {job.number: _row(job, *end) for job, end in zip(todo, ended, strict=True)}
-    for job, result in zip(jobs, before, strict=False):
-        if job.number in done:
-            rows[job.number] = SweepRow(job.number, job.swept or job.overrides, "ok", result)
+    rows = {job.number: _row(job, *end, mode) for job, end in zip(todo, ended, strict=True)}
+    for job in jobs:
+        if job.number not in rows:
+            result = read_result(job.folder, mode.result_file)
+            status = state(job.folder, mode.result_file)
+            rows[job.number] = SweepRow(job.number, job.swept or job.overrides, status, result)
     return [rows[job.number] for job in jobs]
+
+
+def _left(jobs: Sequence[SweepJob], mode: Mode) -> list[SweepJob]:
+    """Return the jobs of an earlier sweep to run now: neither ok already nor still running."""
+    todo = unfinished(jobs, [read_result(job.folder, mode.result_file) for job in jobs])
+    print(f"{len(jobs) - len(todo)} of {len(jobs)} jobs are ok already", flush=True)
+    folders = {job.number: job.folder for job in todo if job.folder is not None}
+    running = still_running(folders, mode.result_file, lambda line: print(line, flush=True))
+    for number, process in running.items():
+        again = f"elman -m {pasteable('sweep.resume', str(folders[number].parent))}"
+        print(
+            f"job {number} still runs (pid {process}) and is not started again; "
+            f"once it has ended, type {again}",
+            flush=True,
+        )
+    # One that was ending may have ended well.
+    left = unfinished(todo, [read_result(job.folder, mode.result_file) for job in todo])
+    return [job for job in left if job.number not in running]
 
 
 def _launched(
@@ -146,7 +162,7 @@ def _launched(
         hydra_context=context, task_function=task, config=config
     )
     returns = launcher.launch([job.for_launcher for job in jobs], initial_job_idx=0)
-    results = [_result_file(job, mode.result_file) for job in jobs]
+    results = [read_result(job.folder, mode.result_file) for job in jobs]
     return list(zip(returns, results, strict=True))
 
 
@@ -191,10 +207,10 @@ def _sizes(jobs: Sequence[SweepJob], settings: SweepSettings) -> list[str]:
 def _check_launcher(jobs: Sequence[SweepJob], mode: Mode, settings: SweepSettings) -> None:
     """Refuse, before there is a folder, what the launcher would refuse."""
     if isinstance(settings.launcher, GpusLauncher) and not mode.in_process:
-        from elman.launch.gpus.nvml import driver
+        from elman.launch.gpus.asking import asked_driver
         from elman.launch.gpus.visible import usable_gpus
 
-        usable_gpus(driver(), settings.launcher)
+        usable_gpus(asked_driver(), settings.launcher)
     elif isinstance(settings.launcher, SlurmLauncher):
         from elman.launch.slurm import minutes_of, refuse_without_folder
 
@@ -326,75 +342,9 @@ def _table(mode: Mode) -> Callable[[Sequence[SweepRow], Sequence[RunConfig], Pat
     return found
 
 
-def _result_file(job: SweepJob, name: str) -> dict[str, Any] | None:
-    """Return what a finished job has written, or None: a damaged file counts as none."""
-    if job.folder is None or not (path := job.folder / name).is_file():
-        return None
-    try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:  # cut off or not text: the job is as good as unfinished
-        return None
-    return result if isinstance(result, dict) else None
-
-
-def _row(job: SweepJob, returned: JobReturn, result: dict[str, Any] | None) -> SweepRow:
-    """Return a finished job's line of the table."""
+def _row(job: SweepJob, returned: JobReturn, result: dict[str, Any] | None, mode: Mode) -> SweepRow:
+    """Return a job's line of the table; one that was not started now may have begun before."""
     status = job_status(returned, result)
+    if status == NOT_STARTED:
+        status = state(job.folder, mode.result_file)
     return SweepRow(job.number, job.swept or job.overrides, status, result)
-
-
-class _Record:
-    """``sweep.json``: what was asked for, and each job's command, folder and end."""
-
-    def __init__(
-        self,
-        folder: Path | None,
-        jobs: Sequence[SweepJob],
-        arguments: Sequence[str],
-        claimed: Sequence[str],
-        suite: ChosenSuite | None,
-        started: datetime,
-    ) -> None:
-        self._folder, self._jobs = folder, jobs
-        self._arguments, self._claimed = arguments, claimed
-        self._suite, self._started = suite, started
-
-    def write(self, statuses: Sequence[str], ended: datetime | None) -> None:
-        """Write the file atomically; a full disk is said, and stops no job."""
-        if self._folder is None:
-            return
-        text = json.dumps(self._content(statuses, ended), indent=2) + "\n"
-        scratch = self._folder / f".{SWEEP_FILE}.unfinished"
-        try:
-            scratch.write_text(text, encoding="utf-8")
-            os.replace(scratch, self._folder / SWEEP_FILE)
-        except OSError as error:
-            place = self._folder / SWEEP_FILE
-            print(f"warning: {place} cannot be written ({error.strerror})", flush=True)
-
-    def _content(self, statuses: Sequence[str], ended: datetime | None) -> dict[str, Any]:
-        # A suite's file asks for a sweep.
-        alone = [ALONE] if self._suite is not None else []
-        return {
-            "command": shlex.join(["elman", "-m", *self._arguments, *self._claimed]),
-            "arguments": list(self._arguments),
-            "claims": list(self._claimed),
-            "mode": self._jobs[0].config.mode,
-            "benchmark": self._suite.name if self._suite else None,
-            # A report needs it, and the file that it stands in may be gone or changed by then.
-            "suite": self._suite.definition if self._suite else None,
-            "started": self._started.isoformat(timespec="seconds"),
-            "ended": ended.astimezone().isoformat(timespec="seconds") if ended else None,
-            "jobs": [
-                {
-                    "number": job.number,
-                    "model": job.config.model.name,
-                    "seed": job.config.train.seed,
-                    "swept": list(job.swept),
-                    "command": shlex.join(["elman", *job.overrides, *alone]),
-                    "folder": job.folder.name if job.folder else None,
-                    "status": status,
-                }
-                for job, status in zip(self._jobs, statuses, strict=True)
-            ],
-        }

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
-import shlex
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from elman.launch.quoting import quoted
+from elman.launch.quoting import pasteable
 from elman.report.sweep_table import computed_by
 from elman.training.display import duration
 
@@ -45,13 +43,6 @@ def _print_next(console: Console, place: str, status: str) -> None:
         steps.insert(0, ("continue", f"elman {pasteable('train.resume', place)}"))
     for label, command in steps:
         console.print(f"  {label:<10} {command}", markup=False, highlight=False, soft_wrap=True)
-
-
-def pasteable(key: str, text: str) -> str:
-    """Return ``key=text`` as a shell and the override grammar both take it for just that."""
-    if re.fullmatch(r"[\w./+-]+", text, flags=re.ASCII):
-        return f"{key}={text}"
-    return shlex.quote(f"{key}={quoted(text)}")
 
 
 def _rows(result: dict[str, Any]) -> list[tuple[str, str, str]]:

@@ -15,8 +15,8 @@ from elman.errors import ExitStatus
 from elman.kernels.threads import cpu_share
 from elman.launch import session
 from elman.launch.display import Display
+from elman.launch.gpus.asking import asked_driver
 from elman.launch.gpus.executor import Executor
-from elman.launch.gpus.nvml import driver
 from elman.launch.gpus.queue import Queue
 from elman.launch.gpus.slot import CpuSlot, GpuSlot, Slot
 from elman.launch.gpus.visible import usable_gpus
@@ -54,12 +54,12 @@ def launch(config: DictConfig, jobs: Sequence[SweepJob], settings: GpusLauncher)
 
 def _slots(jobs: Sequence[SweepJob], settings: GpusLauncher, display: Display) -> list[Slot]:
     """Return the places where jobs can run, and say which."""
-    gpus, reason = usable_gpus(driver(), settings)
+    gpus, reason = usable_gpus(asked_driver(), settings)
     if gpus and not any(wants_gpu(job.config) for job in jobs):
         gpus, reason = [], "these jobs ask for the CPU"
     if gpus:
         display.say("on " + ", ".join(f"GPU {gpu.index} ({gpu.name})" for gpu in gpus))
-        return [GpuSlot(gpu, driver()) for gpu in gpus]
+        return [GpuSlot(gpu, asked_driver()) for gpu in gpus]
     number = settings.workers
     display.say(f"on the CPU ({reason}): {number} job{'s' if number > 1 else ''} at a time")
     return [CpuSlot(n) for n in range(1, number + 1)]

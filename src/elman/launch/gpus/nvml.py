@@ -25,6 +25,10 @@ class DriverError(Exception):
     """The driver does not answer, or not for this GPU."""
 
 
+class DriverHangsError(DriverError):
+    """The driver has not answered in time, and may never."""
+
+
 @dataclass(frozen=True)
 class Gpu:
     """One GPU; ``index`` counts in PCI order, as nvidia-smi does."""

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from elman.errors import ExitStatus, UserError
+from elman.launch import session
 from elman.launch.display import Display
 from elman.launch.gpus.executor import REQUEUED, Executor, dismiss
 from elman.launch.gpus.quarantine import Quarantine
@@ -92,6 +93,7 @@ class Queue:
             self._quarantine.started(slot)
             job.process.run_on(slot, f"job {job.number}: {job.label}")
             self._display.started(job)
+            session.job_started(job.number)
 
     def _warm_up(self) -> None:
         """Have a process wait for every place that will be free and takes one that is warm."""
@@ -143,6 +145,7 @@ class Queue:
             job.running, job.slot = False, None
             self._pending.appendleft(job)
             self._display.again(job, held)
+            session.job_waits(job.number)
             return
         self._quarantine.ended(job.slot, status, time.monotonic() - job.since)
         if not self._pending:
@@ -160,6 +163,7 @@ class Queue:
     def _over(self, job: Queued, status: int) -> None:
         job.status = status
         self._display.ended(job)
+        session.job_ended(job.number, status)
 
     def _stuck(self) -> bool:
         """Whether nothing runs and no place can be hoped for; say so then."""

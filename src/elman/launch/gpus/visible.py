@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from elman.errors import UserError
-from elman.launch.gpus.nvml import Driver, DriverError, Gpu
+from elman.launch.gpus.nvml import Driver, DriverError, DriverHangsError, Gpu
 from elman.schema.launching import GpuName, GpusLauncher
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -16,12 +16,10 @@ def usable_gpus(driver: Driver, settings: GpusLauncher) -> tuple[list[Gpu], str]
     """Return the GPUs to use, and, if there are none, why.
 
     Raises:
-        UserError: the launcher's settings name a GPU that is not there, or leave none.
+        UserError: the launcher's settings name a GPU that is not there, or leave none; or the
+            driver hangs.
     """
-    try:
-        present, reason = driver.gpus(), "this machine has no GPU"
-    except DriverError as error:
-        present, reason = [], f"no NVIDIA driver answers: {error}"
+    present, reason = _present(driver)
     allowed = _allowed(present, os.environ.get(_VISIBLE))
     if present and not allowed:
         reason = f"{_VISIBLE}={os.environ[_VISIBLE]} allows none"
@@ -34,6 +32,22 @@ def usable_gpus(driver: Driver, settings: GpusLauncher) -> tuple[list[Gpu], str]
         if not chosen:
             raise UserError("launcher.exclude: leaves no GPU; exclude fewer")
     return chosen, reason
+
+
+def _present(driver: Driver) -> tuple[list[Gpu], str]:
+    """Return every GPU, and why there are none; an empty list of allowed ones asks for none."""
+    if os.environ.get(_VISIBLE) == "":
+        return [], f"{_VISIBLE}= allows none"
+    try:
+        return driver.gpus(), "this machine has no GPU"
+    except DriverHangsError as error:
+        raise UserError(
+            f"the NVIDIA driver hangs: asked for its GPUs, {error}; see whether nvidia-smi "
+            f"answers and have the driver restarted, or type {_VISIBLE}= elman ... to run on the "
+            "CPU"
+        ) from None
+    except DriverError as error:
+        return [], f"no NVIDIA driver answers: {error}"
 
 
 def _allowed(present: Sequence[Gpu], visible: str | None) -> list[Gpu]:

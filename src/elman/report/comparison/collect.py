@@ -10,6 +10,8 @@ from typing import Any
 
 from elman.catalog import SHIPPED, Place
 from elman.errors import UserError
+from elman.launch.quoting import pasteable
+from elman.launch.run_folder import lock_holder
 from elman.launch.sweep_resume import SWEEP_FILE
 from elman.report.comparison.runs import Run, is_run, read_run
 from elman.suites import SuiteFigures, load_suite, recorded_figures
@@ -28,7 +30,7 @@ class Source:
         ended: When it ended; empty while it runs, or if it was killed.
         benchmark: The suite that it ran, or None.
         suite: What was published for that suite, or None.
-        problems: What could not be read of it, one line each.
+        problems: What could not be read of it, and how it goes on, one line each.
     """
 
     folder: Path
@@ -101,7 +103,9 @@ def _sweep(folder: Path, children: Sequence[Path], places: Sequence[Place]) -> S
     path = folder / SWEEP_FILE
     try:
         content = json.loads(path.read_bytes())
-        jobs = [_job(job, content.get("ended") is not None) for job in content["jobs"]]
+        final, launcher = content.get("ended") is not None, lock_holder(folder)
+        of_sweep = {"final": final, "watched": launcher is not None}
+        jobs = [_job(job) | of_sweep for job in content["jobs"]]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         found = tuple(read_run(child) for child in children if is_run(child))
         problem = f"{SWEEP_FILE} cannot be read: jobs that never started are not listed"
@@ -111,6 +115,7 @@ def _sweep(folder: Path, children: Sequence[Path], places: Sequence[Place]) -> S
             f"report.dir={folder}: a sweep of mode={mode}; mode=report is for training runs"
         )
     suite, problems = _suite(content, places)
+    problems += () if final else _unended(folder, launcher)
     return Source(
         folder,
         tuple(read_run(folder / job["folder"], job) for job in jobs),
@@ -122,6 +127,14 @@ def _sweep(folder: Path, children: Sequence[Path], places: Sequence[Place]) -> S
         suite=suite,
         problems=problems,
     )
+
+
+def _unended(folder: Path, launcher: str | None) -> tuple[str, ...]:
+    """Say of a sweep that has not written its end whether it runs, or how it goes on."""
+    if launcher is not None:
+        return (f"the sweep still runs (pid {launcher})",)
+    again = f"elman -m {pasteable('sweep.resume', str(folder))}"
+    return (f"its launcher was killed before the end; go on with {again}",)
 
 
 def _suite(
@@ -144,12 +157,12 @@ def _suite(
         return None, (line + more,)
 
 
-def _job(job: Mapping[str, Any], final: bool) -> Mapping[str, Any]:
-    """Return an entry of ``sweep.json``, with whether the sweep has seen its end.
+def _job(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry of ``sweep.json``.
 
     Raises:
         TypeError: it is no such entry.
     """
     if not isinstance(job.get("folder"), str):
         raise TypeError
-    return {**job, "final": final}
+    return dict(job)

@@ -14,12 +14,14 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from elman.errors import RunStatus
+from elman.launch.job_state import NOT_STARTED, RUNNING, UNFINISHED, runs_in
+from elman.launch.quoting import pasteable
 from elman.launch.run_folder import CONFIG_FILE
 from elman.report.metrics_file import METRICS, Metrics, read_metrics
 from elman.training.metrics import METRICS_VERSION
 
 RESULT_FILE = "result.json"
-UNFINISHED, DAMAGED = "unfinished", "damaged"
+DAMAGED = "damaged"
 
 
 def _finite(value: Any) -> Any:
@@ -139,7 +141,7 @@ def read_run(folder: Path, job: Mapping[str, Any] | None = None) -> Run:
 
     Args:
         folder: A run folder; it need not exist if it is a job's.
-        job: The run's entry in ``sweep.json``.
+        job: Its entry in ``sweep.json``; ``final``: that has its end, ``watched``: its sweep runs.
     """
     job = job or {}
     result, problems = _read_result(folder)
@@ -183,18 +185,41 @@ def _overrides(job: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _end(folder: Path, result: Result | None, job: Mapping[str, Any]) -> tuple[str, str]:
-    """Return how a run ended and why: as its result says, or else as its sweep saw it."""
+    """Return how a run ended and why: by its own files and lock, or else as its sweep saw it."""
     seen = str(job.get("status") or "")
+    if result is None or result.status != RunStatus.OK:
+        given = seen == RUNNING
+        process = runs_in(folder, RESULT_FILE) if given or _begun(folder) else None
+        if process is not None:
+            return RUNNING, f"process {process} is in it"
+        if given and result is None and job.get("watched"):
+            return RUNNING, "it has been given a place"
     if result is not None:
         reason = result.error or ""
-        if seen and job.get("final") and seen != result.status:
+        ended = seen and seen not in (NOT_STARTED, RUNNING, UNFINISHED)
+        if ended and job.get("final") and seen != result.status:
             reason = "; ".join(filter(None, (reason, f"its sweep saw: {seen}")))
         return result.status, reason
     if seen == RunStatus.OK:
         return DAMAGED, f"no {RESULT_FILE}, though its sweep saw it end well"
-    if job and (job.get("final") or not _there(folder)):
-        return seen or "not started", ""
-    return UNFINISHED, f"no {RESULT_FILE}: it is running, or was killed before it could write one"
+    return _without_result(folder, seen)
+
+
+def _without_result(folder: Path, seen: str) -> tuple[str, str]:
+    """Return what has become of a run that nobody is in and that has left no result."""
+    if seen and seen not in (NOT_STARTED, RUNNING, UNFINISHED):
+        return seen, ""
+    if _begun(folder):
+        # Of a sweep's job it is the sweep that goes on.
+        more = "" if seen else f"; go on with elman {pasteable('train.resume', str(folder))}"
+        return UNFINISHED, f"no {RESULT_FILE}: it was killed before it could write one{more}"
+    if seen == RUNNING:
+        return UNFINISHED, "it was given a place, and was killed before it had begun"
+    return (NOT_STARTED, "") if seen else (UNFINISHED, f"no {RESULT_FILE}")
+
+
+def _begun(folder: Path) -> bool:
+    return _there(folder / CONFIG_FILE) or _there(folder / METRICS)
 
 
 def _there(path: Path) -> bool:
