@@ -1,6 +1,6 @@
 """The matrix-state kernels on a GPU with other geometries than the chosen ones: how long they take.
 
-What ops/matrix_state/choice.py knows was read off this. Needs what gpu_kernels.py needs.
+What ops/matrix_state/tiles.py and choice.py know was read off this. Needs what gpu_kernels.py needs.
 
     python benchmarks/gpu_geometries.py --out DIR [--plans "E88 h32n16,E70 n64"] [--passes forward]
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -33,24 +34,39 @@ from elman.kernels.nvrtc import device_limits
 from elman.ops.matrix_state import cuda
 from elman.ops.matrix_state.choice import geometry_of
 from elman.ops.matrix_state.geometry import Geometry
+from elman.ops.matrix_state.stacked import DELTA, E70, E75
 
 
 def main() -> int:
     """Time geometries, write ``gpu_geometries.json``, print the five fastest of each pass."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--plans", default=",".join(case.name for case in TIMED))
+    parser.add_argument("--plans", default=",".join(case.name for case in TIMED), help=_PLANS)
     parser.add_argument("--passes", default="forward,backward")
     given = parser.parse_args()
     passes = [name == "backward" for name in given.passes.split(",")]
     given.out.mkdir(parents=True, exist_ok=True)
-    rows = sweep([case for case in TIMED if case.name in given.plans.split(",")], passes)
+    rows = sweep([case_of(name) for name in given.plans.split(",")], passes)
     (given.out / "gpu_geometries.json").write_text(json.dumps(rows, indent=1) + "\n")
     rows.sort(key=lambda row: (row["name"], row["pass"], row.get("us", float("inf"))))
     for _, group in itertools.groupby(rows, key=lambda row: (row["name"], row["pass"])):
         for row in itertools.islice(group, 5):
             print(" ".join(f"{key}={value}" for key, value in row.items()))
     return int(any("error" in row for row in rows))
+
+
+_PLANS = "names of gpu_kernels.py, or others as 'delta h24 n48': cell, heads, rows and columns"
+_OPTIONS = {"delta": DELTA, "decayed": E70, "row_gated_delta": E75}
+
+
+def case_of(name: str) -> Timed:
+    """Return the configuration of a name, or of any cell and size, for which no floor is known."""
+    for case in TIMED:
+        if case.name == name:
+            return case
+    cell, heads, size = name.split()
+    numbers = (int(heads.removeprefix("h")), int(size.removeprefix("n")))
+    return Timed(name, cell, *numbers, _OPTIONS[cell], math.nan, math.nan)
 
 
 def sweep(cases: Sequence[Timed], passes: Sequence[bool]) -> list[dict[str, Any]]:
@@ -74,7 +90,8 @@ def try_geometry(case: Timed, chosen: Geometry, backward: bool) -> dict[str, Any
         # A forward pass keeps states as often as the backward pass of the engine's choice wants.
         kept = chosen if backward else passes(case.plan, BATCH, torch.bfloat16)[True]
         row["us"] = round(replayed_us(inputs_of(kept), chosen, backward=backward), 1)
-        row["over_floor"] = round(row["us"] / floor, 2)
+        if not math.isnan(floor):
+            row["over_floor"] = round(row["us"] / floor, 2)
     except Exception as error:
         row["error"] = repr(error)
     return row
@@ -106,7 +123,7 @@ def helped_ways(chosen: Geometry, *, backward: bool) -> list[Geometry]:
 def all_geometries(case: Timed) -> Iterator[Geometry]:
     """Yield geometries of a plan."""
     plan, found = case.plan, cuda.types(case.plan, torch.bfloat16)
-    for lanes, tall, steps in itertools.product((1, 2, 4, 8, 16), (1, 2, 4), (8, 12, 16, 32)):
+    for lanes, tall, steps in itertools.product((1, 2, 4, 8, 16), (1, 2, 3, 4), (8, 12, 16, 32)):
         whole = -(-plan.rows // (32 // lanes * tall))
         for slabs in {1, 2, 4, 8} & set(range(1, whole + 1)):
             chosen = geometry_of(plan, found, lanes, -(-whole // slabs), steps, tall)

@@ -70,7 +70,7 @@ struct Geometry {
   static constexpr int ALIGN = ALIGN_;
   static constexpr bool SCRATCH = SCRATCH_, HELPED = HELPED_;
   static_assert(is_power(LANES) && LANES <= 32 && is_power(VECTOR) && VECTOR <= 4, "geometry");
-  static_assert(is_power(TALL) && TALL <= 4, "rows of a lane are read as a vector");
+  static_assert(TALL >= 1 && TALL <= 4, "geometry");
 
   static constexpr int THREADS = 32 * WARPS;  // that hold the state
   // Helpers are warps beside those that walk from step to step: they prepare the next segment's
@@ -99,7 +99,7 @@ struct Geometry {
   // The parts of the reads of a step, before they are summed: one of every lane of a row. The rows
   // of a warp lie in an order such that neither its lanes, which write them, nor threads that sum
   // RAW_VECTOR neighbouring rows each meet in the banks of shared memory.
-  static constexpr int PART_ROWS = least(RAW_VECTOR, WARP_ROWS);
+  static constexpr int PART_ROWS = least(RAW_VECTOR, WARP_ROWS & -WARP_ROWS);
   static constexpr int PART_NUMBERS = 32 * TALL / PART_ROWS;  // of every PART_ROWS-th row of a warp
   static constexpr int WARP_PARTS = WARPS == 1 ? 32 * TALL : above(32 * TALL, PART_NUMBERS);
   static constexpr int PARTS =  // from step to step
@@ -107,7 +107,7 @@ struct Geometry {
             LANES > 4 ? 4 : LANES * power_above(ceil_div(least(ROWS, R), RAW_VECTOR)));
   // Where the parts of a row of the slab begin.
   HD static constexpr int part_at(int row) {
-    constexpr int N = least(TALL, PART_ROWS);
+    constexpr int M = least(TALL, PART_ROWS), N = PART_ROWS % M ? 1 : M;
     const int e = row % PART_ROWS, place = e % N * (PART_ROWS / N) + e / N;
     return row / WARP_ROWS * WARP_PARTS + place * PART_NUMBERS +
            row % WARP_ROWS / PART_ROWS * LANES;

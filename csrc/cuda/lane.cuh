@@ -61,12 +61,20 @@ struct Lane {
     }
   }
 
-  // Reads and writes numbers of the lane's rows, [step][row].
+  // Reads and writes numbers of the lane's rows, [step][row] with STRIDE numbers from step to step.
+  template <int STRIDE = G::ROWS>
   DEVICE void read_rows(A (&x)[TALL], sptr<A> array, int step) const {
-    elman::load<TALL, A>(x, array + (step * G::ROWS + slab_row));
+    constexpr int N = is_power(TALL) ? TALL : 1;
+#pragma unroll
+    for (int i = 0; i < TALL; i += N)
+      elman::load<N, A>(x + i, array + (step * STRIDE + slab_row + i));
   }
+  template <int STRIDE = G::ROWS>
   DEVICE void put_rows(sptr<A> array, int step, const A (&x)[TALL]) const {
-    elman::store<TALL, A>(array + (step * G::ROWS + slab_row), x);
+    constexpr int N = is_power(TALL) ? TALL : 1;
+#pragma unroll
+    for (int i = 0; i < TALL; i += N)
+      elman::store<N, A>(array + (step * STRIDE + slab_row + i), x + i);
   }
 
   // ---- a lane's piece of a whole state [R, N] in global memory

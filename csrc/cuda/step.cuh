@@ -129,7 +129,8 @@ DEVICE void run_steps(const In& in, const L& lane, int length,
   };
   // Several steps at once: where addresses change, the assembler waits for the loads of the last.
   // Said in C++, since NVRTC 13.0 leaves loops alone that it is asked to unroll.
-  constexpr int UNROLL = G::PIECE <= 8 ? 8 : G::PIECE <= 32 ? 4 : 1;
+  constexpr int SMALL = G::Cell::READ ? 8 : 16;
+  constexpr int UNROLL = G::PIECE <= SMALL ? 8 : G::PIECE <= 32 ? 4 : 1;
   for (int step = 0; step < length;) {
     const int to = visitor.stop(step, length, S);
     if constexpr (UNROLL > 1) {

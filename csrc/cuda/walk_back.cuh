@@ -267,9 +267,9 @@ struct WalkBack {
       trail.lane.put_rows(trail.sums.dgates[n], step, dgate);
     }
     if constexpr (G::GRAD_DECAY && !G::LANE_DECAY)
-      store<TALL, A>(trail.sums.ddecay + (step * G::DECAY_STRIDE + trail.lane.slab_row), ddecay);
+      trail.lane.template put_rows<G::DECAY_STRIDE>(trail.sums.ddecay, step, ddecay);
     if constexpr (G::GRAD_WRITE)
-      store<TALL, A>(trail.sums.dwrite + (step * G::WRITE_STRIDE + trail.lane.slab_row), dwrite);
+      trail.lane.template put_rows<G::WRITE_STRIDE>(trail.sums.dwrite, step, dwrite);
   }
 
   // ---- the end of the sequence

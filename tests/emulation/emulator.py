@@ -159,8 +159,8 @@ def backend(
     def geometry(plan: Plan, batch: int, dtype: torch.dtype) -> Geometry:
         types = types_of(plan, dtype)
         chosen = choose(plan, types, batch * plan.heads, H200)
-        chosen = geometry_of(plan, types, lanes or chosen.lanes, warps or chosen.warps)
-        return replace(chosen, tall=tall, steps=steps, scratch=scratch, helped=helped)
+        shape = (lanes or chosen.lanes, warps or chosen.warps, steps, tall)
+        return replace(geometry_of(plan, types, *shape), scratch=scratch, helped=helped)
 
     def launch(call: Call, *, backward: bool) -> None:
         chosen = geometry(call.plan, call.args.B, call.like.dtype)

@@ -84,6 +84,17 @@ EDITS = {
         "due = pass.a.K;",
         "due = pass.a.K + 1;",
     ),
+    "parts of rows in whole vectors": ("geometry", "WARP_ROWS & -WARP_ROWS);", "WARP_ROWS);"),
+    "three rows of a lane as four": (
+        "geometry",
+        "WARP_ROWS = ROW_LANES * TALL,",
+        "WARP_ROWS = ROW_LANES * power_above(TALL),",
+    ),
+    "the second of three rows twice": (
+        "lane",
+        "array + (step * STRIDE + slab_row + i));",
+        "array + (step * STRIDE + slab_row + least(i, 1)));",
+    ),
     "rows of the lanes before": (
         "lane",
         "lane / G::LANES * TALL;",

@@ -28,11 +28,11 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
     "e70-linear-n9": {"lanes": 2, "warps": 1, "scratch": True},
     "e71-n20": {"lanes": 4, "tall": 2, "warps": 2, "forward_steps": 5},
     "e72-n7": {"lanes": 8, "tall": 2, "warps": 1, "helped": False},
-    "e73-row-n12": {"lanes": 4, "warps": 1},
+    "e73-row-n12": {"lanes": 8, "tall": 3, "warps": 1},
     "e73-full-n28": {"lanes": 8, "tall": 4, "warps": 2},
-    "e74-state-n24": {"lanes": 4, "tall": 2, "warps": 2},
-    "e74-ntm-n18": {"lanes": 16, "tall": 4, "warps": 2},
-    "e74-ema-tied-n11": {"lanes": 4, "warps": 1},
+    "e74-state-n24": {"lanes": 4, "tall": 3, "warps": 1},
+    "e74-ntm-n18": {"lanes": 16, "tall": 3, "warps": 2},
+    "e74-ema-tied-n11": {"lanes": 2, "warps": 1},
     "e75-n32": {"lanes": 4, "tall": 2, "warps": 2, "forward_steps": 8},
     "e88-n16": {"lanes": 4, "tall": 2, "warps": 1, "forward_steps": 6, "helped": False},
     "e88-everything": {"lanes": 1, "tall": 2, "warps": 1},
@@ -87,6 +87,7 @@ CHOSEN = (
     ("e74-state-n24", 1024),
     ("e88-everything", 1024),
     ("e88-n16", 512),
+    ("e74-state-n24", 1500),
     ("e88-n16", 1024),
 )
 WHOLE = ("e88-n16", 512)
@@ -186,6 +187,16 @@ def test_narrow_numbers(name, dtype, offset, monkeypatch) -> None:
     monkeypatch.setitem(BACKENDS, "cuda", emulator.backend(**GEOMETRIES[name]))
     plan = build(LAYERS[name], torch.float32).plan
     leaves = leaves_of(plan, dtype, offset)
+    assert_equal(results(plan, leaves, False), results(plan, leaves, True), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_a_warp_whose_rows_are_no_whole_vectors(dtype, monkeypatch) -> None:
+    """Six rows, where four numbers are read at once; the second slab of twelve has four."""
+    geometry = {"lanes": 16, "tall": 3, "warps": 2, "forward_steps": 5}
+    monkeypatch.setitem(BACKENDS, "cuda", emulator.backend(**geometry))
+    plan = build(LAYERS["e88-n16"], torch.float32).plan
+    leaves = leaves_of(plan, dtype)
     assert_equal(results(plan, leaves, False), results(plan, leaves, True), TOLERANCE[dtype])
 
 

@@ -169,7 +169,80 @@ def test_states_are_kept_as_rarely_as_rounds_of_blocks_allow() -> None:
 
 
 def test_lanes_of_large_states_hold_several_rows() -> None:
-    assert [pair("delta", n, 1024)[1].tall for n in (16, 32, 64)] == [1, 2, 4]
+    assert [pair("delta", n, 1024)[1].tall for n in (16, 24, 32, 64)] == [1, 3, 2, 4]
+
+
+@pytest.mark.parametrize("device", [H200, SM_86], ids=["h200", "sm_86"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_slabs_begin_where_the_vectors_do_that_are_read(cell, device) -> None:
+    for n, heads in itertools.product(range(1, 132), (32, 512, 2048)):
+        for chosen in pair(cell, n, heads, device):
+            vector = 1 if chosen.align == 4 else min(4, chosen.align // 2)
+            assert chosen.rows % vector == n % vector == chosen.width % vector == 0, (n, chosen)
+
+
+def test_warps_have_few_rows_that_no_head_has() -> None:
+    # Of 24 rows three to a lane; where one row fills the warp, not two.
+    for heads in (512, 768, 1024, 2048):
+        assert [one.rows for one in pair("delta", 24, heads)] == [24, 24]
+    assert pair("delta", 16, 2048)[0].rows == 16
+    for cell, n in itertools.product(CELLS, (20, 24, 36, 48, 72, 80)):
+        forward = pair(cell, n, 1024)[0]
+        assert forward.rows * forward.slabs <= 1.34 * n, (cell, n)
+    # A head of 64 numbers has a warp, whose lanes all have two; one of 16, half a warp.
+    assert [(one.lanes, one.columns) for one in pair("delta", 8, 4096)] == [(4, 2), (4, 2)]
+    assert [(one.lanes, one.columns) for one in pair("delta", 4, 4096)] == [(4, 1), (4, 1)]
+    # Not where sources are read number by number.
+    assert pair("delta", 22, 1024)[1].tall == 1
+
+
+def test_lanes_with_many_columns_have_an_even_number_of_them() -> None:
+    for cell, n, heads in itertools.product(CELLS, range(2, 140, 2), HEADS):
+        forward, backward = pair(cell, n, heads)
+        assert backward.columns % 2 == 0 or backward.columns < 7, (cell, n, heads)
+        most = 11 if forward.tall == 4 else 7
+        assert forward.columns % 2 == 0 or forward.columns <= most, (cell, n, heads)
+        for chosen in (forward, backward):
+            assert chosen.columns - math.ceil(n / chosen.lanes) <= 1, (cell, n, heads)
+            padded = chosen.columns > math.ceil(n / chosen.lanes)
+            assert chosen.vector == math.gcd(4, chosen.columns, n if padded else 4), (
+                cell,
+                n,
+                heads,
+            )
+    # Odd rows are kept number by number.
+    assert [one.columns for one in pair("delta", 27, 256)] == [7, 7]
+    # Twice as many columns of two rows rather than seven of four, but where rows are read.
+    found = [pair(cell, 56, 1024)[1] for cell in ("decayed", "delta")]
+    assert [(one.tall, one.columns) for one in found] == [(2, 14), (4, 8)]
+
+
+def test_schedulers_share_the_warps_of_large_pieces_evenly() -> None:
+    # Two warps for each scheduler, as many as have room; three, for which a third round is needed;
+    # and six halves. Of 64 columns alike.
+    assert [pair("delta", 32, heads)[0].tall for heads in (1024, 1536, 1792)] == [4, 2, 2]
+    found = [pair("delta", 64, heads)[0] for heads in (512, 768, 1024)]
+    assert [one.tall * one.columns for one in found] == [64, 32, 64]
+
+
+def test_pieces_of_the_backward_pass_leave_room_for_three_warps_at_a_scheduler() -> None:
+    found = [pair("delta", n, 512)[1] for n in (48, 56, 72)]
+    assert [(one.tall, one.columns) for one in found] == [(3, 6), (4, 8), (3, 10)]
+    # Gates take registers of their own.
+    assert [pair(cell, 64, 512)[1].tall for cell in ("delta", "row_gated_delta")] == [4, 2]
+
+
+def test_few_heads_have_small_pieces() -> None:
+    forward, backward = pair("decayed", 32, 32)
+    assert forward.columns * forward.tall == backward.columns * backward.tall == 4
+    forward, backward = pair("delta", 32, 32)
+    assert (forward.columns * forward.tall, backward.columns * backward.tall) == (8, 4)
+    assert pair("decayed", 32, 128)[0].tall == 2
+
+
+def test_blocks_share_one_only_where_no_multiprocessor_has_more_to_do_then() -> None:
+    # 768 blocks by fours are 192, of which some of the 132 multiprocessors would have two.
+    assert [pair("delta", 16, heads)[0].shares for heads in (768, 1024)] == [2, 4]
 
 
 def test_blocks_that_share_are_launched_together_with_their_memory() -> None:

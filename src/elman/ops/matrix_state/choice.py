@@ -16,13 +16,17 @@ from elman.kernels.nvrtc import Limits
 from elman.ops.matrix_state.cells import CELLS
 from elman.ops.matrix_state.geometry import LEAST_ALIGN, Geometry, Types
 from elman.ops.matrix_state.plan import Plan
-
-_WARP, _SCHEDULERS = 32, 4
-
+from elman.ops.matrix_state.tiles import (
+    SCHEDULERS,
+    WARP,
+    backward_tile,
+    columns_of,
+    forward_tile,
+    vector_of,
+)
 
 H200 = Limits(132, 227 * 1024, 228 * 1024)
 _RESERVED = 1024  # shared memory that the system takes for each block
-_WARPS = 1024  # to aim at: two for each scheduler, which hide each other's latency
 _MOST_WARPS = 16  # of a block that hold the state
 _MOST_THREADS = 640  # of a block, so that each has its 96 registers
 _STEPS = (16, 12, 8)
@@ -39,12 +43,12 @@ def choose(plan: Plan, types: Types, heads: int, device: Limits) -> Geometry:
         heads: B H.
         device: The GPU.
     """
-    lanes, tall = _tile(plan, _piece(plan, heads, device, min(32, plan.columns / 2)))
-    whole = math.ceil(plan.rows / (_WARP // lanes * tall))
-    most = _MOST_WARPS if _columns(plan.columns, lanes) * tall <= 16 else _MOST_WARPS // 2
+    lanes, tall = backward_tile(plan, heads, device)
+    whole = math.ceil(plan.rows / (WARP // lanes * tall))
+    most = _MOST_WARPS if columns_of(plan.columns, lanes) * tall <= 16 else _MOST_WARPS // 2
     slabs = max(math.ceil(whole / most), _slabs_to_fill(whole, heads, device))
     found = geometry_of(plan, types, lanes, math.ceil(whole / slabs), tall=tall)
-    fitted = _fitted(found, heads, device)
+    fitted = _fitted(_evened(found, backward=True), heads, device)
     return _with_helpers(fitted, heads, device) or _halved(fitted, heads, device)
 
 
@@ -57,12 +61,11 @@ def forward_of(chosen: Geometry, heads: int, device: Limits) -> Geometry:
         device: The GPU.
     """
     plan = chosen.plan
-    piece = _piece(plan, heads, device, min(64, plan.columns))
-    lanes, tall = _tile(plan, piece, most=8)
-    whole = math.ceil(plan.rows / (_WARP // lanes * tall))
+    lanes, tall = forward_tile(plan, heads, device)
+    whole = math.ceil(plan.rows / (WARP // lanes * tall))
     slabs = max(math.ceil(whole / 8), _slabs_to_fill(whole, heads, device))
     warps = math.ceil(whole / slabs)
-    found = geometry_of(plan, chosen.types, lanes, warps, tall=tall)
+    found = _evened(geometry_of(plan, chosen.types, lanes, warps, tall=tall), backward=False)
     candidates = [found]
     if _waits(found, heads, device):
         # Others prepare and finish for the warps that walk.
@@ -92,20 +95,22 @@ def _waves(found: Geometry, heads: int, device: Limits) -> float:
 
 def _waits(found: Geometry, heads: int, device: Limits) -> bool:
     """Whether a scheduler has so little to do that it waits for what its warps wait for."""
-    schedulers = device.multiprocessors * _SCHEDULERS
+    schedulers = device.multiprocessors * SCHEDULERS
     warps = heads * found.slabs * found.warps
     # A block that shares its multiprocessor with no other has nobody else who works while it waits.
     alone = 2 * (found.forward_bytes + _RESERVED) > device.shared_total
-    few = warps <= 2 * schedulers and found.columns * found.tall <= 16
+    few = warps <= 2 * schedulers and found.columns * found.tall <= 18
     return warps <= schedulers or few or alone
 
 
 def _shares(found: Geometry, heads: int, device: Limits) -> int:
-    """Return how many blocks share one: as many as make four warps, if all SMs have work still."""
-    shares = max(1, _SCHEDULERS // found.warps)
-    while shares > 1 and heads * found.slabs < 0.9 * shares * device.multiprocessors:
-        shares //= 2
-    return shares if shares * found.warps <= _SCHEDULERS else 1
+    """Return how many blocks share one: four warps of them, if no multiprocessor has more to do."""
+
+    def load(shares: int) -> int:
+        return math.ceil(heads * found.slabs / shares / device.multiprocessors) * shares
+
+    ways = [shares for shares in (4, 2, 1) if shares * found.warps <= SCHEDULERS]
+    return min(ways or [1], key=load)
 
 
 def _fits_forward(geometry: Geometry, device: Limits) -> bool:
@@ -125,62 +130,34 @@ def geometry_of(
     plan: Plan, types: Types, lanes: int, warps: int, steps: int = 16, tall: int = 1
 ) -> Geometry:
     """Return the geometry with so many lanes to a row, warps to a block and rows to a lane."""
-    vector = _vector(plan.columns, lanes)
+    vector = vector_of(plan.columns, lanes)
     geometry = Geometry(plan, types, lanes, warps, vector, steps, LEAST_ALIGN, tall=tall)
     return replace(geometry, align=natural_align(geometry))
+
+
+def _evened(found: Geometry, *, backward: bool) -> Geometry:
+    """Return a geometry whose lanes have one column more, if they had many and an odd number.
+
+    Two or four at a time are then read and kept: less work than one by one, though one is idle.
+    Not where rows of the state begin at any number: they are kept one by one.
+    """
+    columns = found.columns + 1
+    many = found.columns >= 7 if backward else found.columns >= (13 if found.tall == 4 else 9)
+    vector = math.gcd(4, columns, found.plan.columns)
+    return replace(found, vector=vector) if many and vector > 1 else found
+
+
+def _resized(found: Geometry, warps: int) -> Geometry:
+    """Return a geometry with so many warps to a block."""
+    resized = replace(found, warps=warps)
+    return replace(resized, align=natural_align(resized))
 
 
 def natural_align(geometry: Geometry) -> int:
     """Return the alignment that the widths of a plan and its slabs allow, in bytes."""
     plan, io = geometry.plan, geometry.types.sizes[0]
-    widths = (plan.columns, plan.rows, min(plan.rows, geometry.rows))
+    widths = (plan.columns, plan.rows, geometry.rows)
     return max(LEAST_ALIGN, math.gcd(16, *(width * io for width in widths)))
-
-
-def _piece(plan: Plan, heads: int, device: Limits, most: float) -> float:
-    """Return how many numbers of the state a lane should hold, ``most`` at most.
-
-    Large pieces are fewer instructions and fewer bytes of shared memory for each number, but fewer
-    warps; small ones are a shorter way from step to step.
-    """
-    numbers = heads * plan.rows * plan.columns
-    schedulers = device.multiprocessors * _SCHEDULERS
-    fair = numbers / (_WARP * min(_WARPS, 2 * schedulers))
-    fewest = max(plan.columns / 8, min(plan.columns / 4, 8))
-    return max(fewest, min(fair, most))
-
-
-def _tile(plan: Plan, piece: float, most: int = 16) -> tuple[int, int]:
-    """Return lanes to a row and rows of a lane for pieces of about so many numbers.
-
-    Sums over the lanes of a row stand in the way of the next step where rows are read; sums over
-    the rows of a column do not, but take more instructions.
-    """
-    reads = CELLS[plan.cell].reads
-    narrowest, most = (6, 8) if reads else (4, most)
-    for tall in (4, 2):
-        columns = piece / tall
-        lanes = _power(plan.columns / columns * 0.75)
-        if columns >= narrowest and lanes <= most and (piece > 8 or not reads):
-            return lanes, tall
-    return min(_WARP, _power(plan.columns / piece * 0.75)), 1
-
-
-def _power(least: float) -> int:
-    """Return the least power of two that is no smaller."""
-    return 1 << max(0, math.ceil(math.log2(least)))
-
-
-def _columns(n: int, lanes: int) -> int:
-    vector = _vector(n, lanes)
-    columns: int = math.ceil(math.ceil(n / lanes) / vector) * vector
-    return columns
-
-
-def _vector(n: int, lanes: int) -> int:
-    """Return how many neighbouring columns a lane reads at once: the most without more padding."""
-    exact = math.ceil(n / lanes)
-    return next(vector for vector in (4, 2, 1) if exact % vector == 0)
 
 
 def _slabs_to_fill(warps: int, heads: int, device: Limits) -> int:
@@ -196,9 +173,7 @@ def _fitted(geometry: Geometry, heads: int, device: Limits) -> Geometry:
         if min(rounds) < math.inf:
             return tried[rounds.index(min(rounds))]
         if geometry.warps > 1:
-            warps = math.ceil(geometry.warps / 2)
-            smaller = geometry_of(geometry.plan, geometry.types, geometry.lanes, warps)
-            geometry = replace(smaller, tall=geometry.tall)
+            geometry = _resized(geometry, math.ceil(geometry.warps / 2))
         elif not geometry.scratch:
             geometry = replace(geometry, scratch=True)
         else:
@@ -215,8 +190,7 @@ def _halved(found: Geometry, heads: int, device: Limits) -> Geometry:
     if busy or found.warps < 6 or found.scratch or CELLS[found.plan.cell].reads:
         return found
     warps = math.ceil(found.warps / 2)
-    smaller = geometry_of(found.plan, found.types, found.lanes, warps, tall=found.tall)
-    halves = _fitted(smaller, heads, device)
+    halves = _fitted(_resized(found, warps), heads, device)
     return halves if halves.warps == warps and _resident(halves, device) >= 2 else found
 
 
@@ -228,8 +202,8 @@ def _with_helpers(found: Geometry, heads: int, device: Limits) -> Geometry | Non
     are read, whose replay takes longer, eight do not.
     """
     warps = heads * found.slabs * found.warps
-    crowded = warps > 1.5 * device.multiprocessors * _SCHEDULERS
-    if crowded or found.scratch or found.tall * found.columns > 16:
+    crowded = warps > 1.5 * device.multiprocessors * SCHEDULERS
+    if crowded or found.scratch or found.tall * found.columns > 18:
         return None
     rounds = _rounds(found, heads, device)
     fewest = 12 if CELLS[found.plan.cell].reads else 8

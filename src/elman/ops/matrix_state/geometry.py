@@ -202,7 +202,8 @@ class Geometry:
         vector = self._raw_vector
         warp = _WARP * self.tall
         if self.warps > 1:
-            warp = _above(warp, warp // min(vector, self.rows // self.warps))
+            rows = self.rows // self.warps
+            warp = _above(warp, warp // min(vector, rows & -rows))
         group = _power_above(math.ceil(min(self.rows, self.plan.rows) / vector))
         return _above(self.warps * warp, 4 if self.lanes > 4 else self.lanes * group)
 
