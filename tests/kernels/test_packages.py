@@ -25,6 +25,7 @@ from elman.kernels.packages import (
     on_slow_path,
     package_problem,
     resolve_backend,
+    tuning_note,
 )
 from elman.launch.planned import wants_gpu
 from elman.models import registry
@@ -169,6 +170,13 @@ def test_paths_in_words(installed) -> None:
     assert computation_path(MAMBA2, "triton") == "mamba-ssm 2.3.2.post1 (causal-conv1d 1.6.1)"
     assert on_slow_path("reference")
     assert not on_slow_path("triton")
+
+
+def test_only_kernels_of_packages_are_tuned_first(installed) -> None:
+    for cell, backend in ((E88, "cuda"), (MAMBA2, "reference")):
+        assert tuning_note(computation_path(cell, backend), backend) is None
+    note = tuning_note(computation_path(MAMBA2, "triton"), "triton")
+    assert note == "Triton compiles and tunes the package's kernels first, which takes minutes"
 
 
 def test_a_model_on_a_gpu_is_refused_before_its_weights_are_made(installed, monkeypatch) -> None:
@@ -399,6 +407,28 @@ def test_a_run_on_a_cpu_is_marked(model, tmp_path, text_file) -> None:
     printed = io.StringIO()
     Console(file=printed, width=200).print(sweep_table([row]))
     assert "ok, slow path" in printed.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        (parity_mode, "checking mamba2 (soon): 0 of 2 ..."),
+        (benchmark, "timing 1 layers, 1 rounds; soon ..."),
+        (train, "soon; it is not counted"),
+    ],
+    ids=["parity", "bench", "train"],
+)
+def test_a_long_start_is_announced(module, line, tmp_path, capsys, monkeypatch, text_file) -> None:
+    monkeypatch.setattr(module, "tuning_note", lambda path, backend: "soon")
+    small = ["model=mamba2", "model.dim=128", "model.depth=1"]
+    if module is train:
+        train.run(compose_config(["model=mamba2", *SMALL, f"data.path={text_file}"]), tmp_path)
+    elif module is benchmark:
+        sizes = ["bench.rounds=1", "bench.batch_size=1", "bench.chunk_size=16", "bench.level=layer"]
+        bench_mode.run(compose_config(["mode=bench", *sizes, *small]), tmp_path)
+    else:
+        parity_mode.run(compose_config(["mode=parity", "parity.quick=true", *small]), tmp_path)
+    assert line in capsys.readouterr().err.splitlines()
 
 
 def test_every_mode_that_builds_a_model_hands_on_that_slow_is_allowed(monkeypatch) -> None:

@@ -17,7 +17,7 @@ from elman.bench.rounds import Parts, Spread, ratios, time_rounds, totals
 from elman.bench.subjects import Subject
 from elman.config import RunConfig
 from elman.errors import UserError
-from elman.kernels.packages import on_slow_path
+from elman.kernels.packages import on_slow_path, tuning_note
 from elman.training.environment import choose_device, describe_environment
 
 Say = Callable[[str], None]
@@ -57,7 +57,7 @@ def run_benchmark(
             else:
                 subjects, missing = step_subjects(config, chosen, device, stack)
             notes += missing
-            say(f"timing {len(subjects)} {level}s, {settings.rounds} rounds")
+            say(f"timing {len(subjects)} {level}s, {settings.rounds} rounds{_first(subjects)}")
             rows += _rows(subjects, settings.rounds, rates, progress)
     return {
         "status": "ok",
@@ -72,6 +72,12 @@ def run_benchmark(
         "settings": settings.model_dump(),
         "environment": describe_environment(device),
     }
+
+
+def _first(subjects: Sequence[Subject]) -> str:
+    """Return what stands before the rounds, if it takes long."""
+    notes = (tuning_note(subject.path, subject.backend) for subject in subjects)
+    return next((f"; {note}" for note in notes if note), "")
 
 
 def _rows(

@@ -163,6 +163,18 @@ def computation_path(cell: Cell, backend: str) -> str | None:
     return f"{found} (causal-conv1d {conv})" if conv else f"{found} (unfused, torch convolution)"
 
 
+def tuning_note(path: str | None, backend: str) -> str | None:
+    """Return why the first calls of a packaged baseline take long, or None if they do not.
+
+    Args:
+        path: What :func:`computation_path` returned.
+        backend: The backend that runs it.
+    """
+    if path is None or on_slow_path(backend):
+        return None
+    return "Triton compiles and tunes the package's kernels first, which takes minutes"
+
+
 def on_slow_path(backend: str) -> bool:
     """Return whether a cell runs as plain PyTorch, without kernels: its row is marked."""
     return backend == REFERENCE

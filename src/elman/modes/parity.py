@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,12 +13,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from elman.config import RunConfig
 from elman.errors import ExitStatus
+from elman.kernels.packages import computation_path, tuning_note
 from elman.launch.run_folder import RunLock, config_hash, write_config
-from elman.parity.proof import prove
+from elman.models import registry
+from elman.parity.proof import prove, runs_here
 from elman.parity.record import write_parity
 from elman.parity.source import proof_conditions
 from elman.report.parity_table import print_parity
 from elman.report.sweep_table import wide_console
+from elman.training.display import PLAIN_SECONDS
 
 
 def run(config: RunConfig, folder: Path | None) -> ExitStatus:
@@ -31,7 +35,7 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
     settings = config.parity
     with RunLock(folder):
         write_config(folder, config)
-        with _progress(config.model.name) as progress:
+        with _progress(_stage(config)) as progress:
             proof = prove(
                 config.model,
                 backend=config.kernels.backend,
@@ -51,12 +55,30 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
     return ExitStatus.OK if proof.passed else ExitStatus.FAILED
 
 
+def _stage(config: RunConfig) -> str:
+    """Return what is being done, and why it takes long if it does."""
+    cell = registry.cell(config.model.cell).under(config.model.options)
+    runs, _ = runs_here(cell, config.kernels.backend, allow_slow=config.baseline.allow_slow)
+    notes = (tuning_note(computation_path(cell, run.backend), run.backend) for run in runs)
+    note = next((f" ({note})" for note in notes if note), "")
+    return f"checking {config.model.name}{note}"
+
+
 @contextmanager
-def _progress(name: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on a terminal; yield the function that takes checks done and checks in all."""
-    columns = (TextColumn("checking {task.description}"), BarColumn(), MofNCompleteColumn())
+def _progress(stage: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on a terminal, lines elsewhere; yield what takes checks done and checks in all."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(file=sys.stderr)
     hidden = not console.is_terminal
+    said = -PLAIN_SECONDS
     with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
-        task = bar.add_task(name, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        task = bar.add_task(stage, total=None)
+
+        def show(done: int, total: int) -> None:
+            nonlocal said
+            bar.update(task, completed=done, total=total)
+            if hidden and done < total and time.monotonic() - said >= PLAIN_SECONDS:
+                said = time.monotonic()
+                print(f"{stage}: {done} of {total} ...", file=sys.stderr, flush=True)
+
+        yield show

@@ -15,7 +15,7 @@ import torch
 from elman.config import RunConfig
 from elman.data.batches import Data, open_data
 from elman.errors import ExitStatus, RunStatus, UserError, first_line
-from elman.kernels.packages import computation_path, on_slow_path, resolve_backend
+from elman.kernels.packages import computation_path, on_slow_path, resolve_backend, tuning_note
 from elman.launch.run_folder import CONFIG_FILE, RunLock, config_hash, write_config
 from elman.models import registry
 from elman.parity.gate import require_parity
@@ -203,6 +203,8 @@ class _Session:
         source = self._data.describe()
         self._display.say(f"data: {source['bytes']:,} bytes of {', '.join(source['paths'][:3])}")
         self._display.say(f"run folder: {self._folder}")
+        if note := tuning_note(path, self._backend):
+            self._display.say(f"{note}; it is not counted")
         _log.info("configuration %s", config_hash(config))
 
     def _report(self, status: RunStatus) -> None:

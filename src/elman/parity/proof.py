@@ -139,7 +139,7 @@ def prove(
         quick: Two small shapes instead of all.
         allow_slow: As ``baseline.allow_slow``: plain PyTorch of a packaged baseline is checked on a
             GPU, too, where a run would be computed by it.
-        progress: Called with the checks done so far and the number of all.
+        progress: Called with the checks done so far, none at first, and the number of all.
 
     Raises:
         UserError: the named backend does not run here.
@@ -166,8 +166,9 @@ def prove_runs(
     for run in runs:
         if (path := computation_path(cell, run.backend)) is not None:
             proof.paths[run.backend] = path
-    _compile(cell, shapes, [run for run in runs if run.backend in kernels])
     total = len(shapes) * len(runs)
+    progress(0, total)
+    _compile(cell, shapes, [run for run in runs if run.backend in kernels])
     for shape in shapes:
         for check in _checks(cell, shape, runs, seed):
             proof.checks.append(check)

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 PLAIN_SECONDS = 5.0
+"""Between two lines where there is no terminal."""
 
 _log = logging.getLogger("elman.train")
 
