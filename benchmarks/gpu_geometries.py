@@ -1,6 +1,7 @@
 """The matrix-state kernels on a GPU with other geometries than the chosen ones: how long they take.
 
-What ops/matrix_state/tiles.py and choice.py know was read off this. Needs what gpu_kernels.py needs.
+What ops/matrix_state/tiles.py and choice.py know was read off this. It needs what gpu_kernels.py
+needs.
 
     python benchmarks/gpu_geometries.py --out DIR [--plans "E88 h32n16,E70 n64"] [--passes forward]
 """
