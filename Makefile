@@ -18,11 +18,11 @@ run: $(VENV)/.run-installed
 	$(BIN)/elman
 
 test: $(VENV)/.dev-installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(PYTEST_ARGS)
 
 # Full cross products and long soak tests; run before a release, on any machine.
 test-slow: $(VENV)/.dev-installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m slow $(PYTEST_ARGS)
 
 # On a machine with a GPU: parity, NVIDIA's checkers and the benchmarks, one report.
 gpu-check: $(VENV)/.dev-installed

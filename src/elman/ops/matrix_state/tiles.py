@@ -74,6 +74,7 @@ def _tile(plan: Plan, piece: float, most: int = 16) -> tuple[int, int]:
         columns, narrowest = piece / tall, 6 if reads or tall == 4 else 4
         lanes = _power(plan.columns / columns * 0.75)
         own = columns_of(plan.columns, lanes)
+        # Six columns are wide enough though the piece may be a little less than 24.
         wide = columns >= narrowest or (tall == 4 and columns > 5 and own == 6)
         # Twice seven of two rows can be read in pairs.
         better = tall == 4 and own == 7 and not reads and plan.columns % 2 == 0
