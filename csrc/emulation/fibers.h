@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 #if defined(__SANITIZE_ADDRESS__)
@@ -52,7 +53,7 @@ namespace elman::emulation {
 enum class Wait { none, warp, block, signal, done };
 
 struct Fiber {
-  std::vector<char> stack;
+  std::unique_ptr<char[]> stack;  // not filled: pages that no frame reaches take no memory
   int thread = 0;
   Wait wait = Wait::none;
   const char* where = "";
@@ -128,8 +129,8 @@ inline void switch_to(Fiber* to, [[maybe_unused]] bool dying = false) {
 #if defined(__SANITIZE_ADDRESS__)
   const bool home = to == &host;
   __sanitizer_start_switch_fiber(dying ? nullptr : &from->fake_stack,
-                                 home ? host_stack : to->stack.data(),
-                                 home ? host_stack_bytes : to->stack.size());
+                                 home ? host_stack : to->stack.get(),
+                                 home ? host_stack_bytes : STACK_BYTES);
 #endif
 #if ELMAN_OWN_SWITCH
   elman_switch_stack(&from->stack_pointer, to->stack_pointer);
@@ -218,7 +219,7 @@ inline void fiber_main() {
 }
 
 inline void start(Fiber& fiber, int thread) {
-  fiber.stack.resize(STACK_BYTES);
+  if (!fiber.stack) fiber.stack.reset(new char[STACK_BYTES]);
   fiber.thread = thread;
   fiber.wait = Wait::none;
   fiber.warp_epoch = fiber.shuffles = 0;
@@ -226,16 +227,16 @@ inline void start(Fiber& fiber, int thread) {
   fiber.fake_stack = nullptr;
 #if defined(__SANITIZE_ADDRESS__)
   // A fiber that was abandoned leaves the poison of its frames behind.
-  __asan_unpoison_memory_region(fiber.stack.data(), STACK_BYTES);
+  __asan_unpoison_memory_region(fiber.stack.get(), STACK_BYTES);
 #endif
 #if ELMAN_OWN_SWITCH
-  void** top = (void**)((uintptr_t)(fiber.stack.data() + STACK_BYTES) & ~uintptr_t(15));
+  void** top = (void**)((uintptr_t)(fiber.stack.get() + STACK_BYTES) & ~uintptr_t(15));
   *--top = nullptr;
   *--top = (void*)fiber_main;
   fiber.stack_pointer = top - 6;
 #else
   getcontext(&fiber.context);
-  fiber.context.uc_stack.ss_sp = fiber.stack.data();
+  fiber.context.uc_stack.ss_sp = fiber.stack.get();
   fiber.context.uc_stack.ss_size = STACK_BYTES;
   makecontext(&fiber.context, fiber_main, 0);
 #endif
