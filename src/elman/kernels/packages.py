@@ -172,7 +172,7 @@ def tuning_note(path: str | None, backend: str) -> str | None:
     """
     if path is None or on_slow_path(backend):
         return None
-    return "Triton compiles and tunes the package's kernels first, which takes minutes"
+    return "Triton compiles and tunes the package's kernels first, which takes up to a minute"
 
 
 def on_slow_path(backend: str) -> bool:
@@ -194,9 +194,14 @@ def import_kernels(name: str, module: str) -> ModuleType:
     root = package.modules[0]
     try:
         with _standing_in(root) if package.skip_root else nullcontext():
-            return import_module(f"{root}.{module}")
+            imported = import_module(f"{root}.{module}")
     except ImportError as error:
         raise UserError(f"{name} cannot be imported ({error}); {package.install}") from error
+    if _importable("triton"):
+        from elman.kernels.triton_tuning import tune_together
+
+        tune_together(root)
+    return imported
 
 
 def installed_version(name: str) -> str | None:

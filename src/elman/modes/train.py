@@ -16,9 +16,11 @@ from elman.config import RunConfig
 from elman.data.batches import Data, open_data
 from elman.errors import ExitStatus, RunStatus, UserError, first_line
 from elman.kernels.packages import computation_path, on_slow_path, resolve_backend, tuning_note
+from elman.kernels.triton_tuning import tuning_told_to
 from elman.launch.run_folder import CONFIG_FILE, RunLock, config_hash, write_config
 from elman.models import registry
 from elman.parity.gate import require_parity
+from elman.parity.shapes import TrainedSizes
 from elman.report.plots import plot_losses
 from elman.report.summary import print_summary
 from elman.training.checkpoints import CheckpointStore
@@ -80,7 +82,8 @@ class _Session:
         write_config(self._folder, self._config)
         self._display.start()
         try:
-            status = self._train()
+            with tuning_told_to(self._display.heartbeat):
+                status = self._train()
         except UserError as error:
             if self._trainer is None or not self._trainer.ledger.begun:
                 raise
@@ -124,6 +127,7 @@ class _Session:
             "bf16" if uses_bf16(self._device, train.precision) else "fp32",
             self._folder,
             self._display.say,
+            sizes=TrainedSizes(train.batch_size, train.chunk_size, train.tbptt),
         )
 
     def _restore(self, trainer: Trainer, store: CheckpointStore) -> None:

@@ -24,7 +24,12 @@ from elman.parity.shapes import Shape
 # Steps that the first state has behind it: a state that the cell can really be in.
 _HISTORY = 5
 _CATCHING_UP = 30
-_DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32}
+_DTYPES = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.float32,
+}
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,8 @@ class Run:
     Args:
         backend: Name of the backend.
         device: Type of the device.
-        precision: ``fp64``, ``fp32``, or ``bf16``: as in training, fp32 weights under autocast.
+        precision: ``fp64``; ``fp32``; ``tf32``, fp32 whose products may round their factors; or
+            ``bf16``: as in training, fp32 weights under autocast.
     """
 
     backend: str
@@ -56,20 +62,27 @@ class Experiment:
         cell: The cell.
         shape: Sizes.
         seed: Seed of all numbers; torch's global generators are left as they were.
+        device: Where the numbers that come from the layer itself are computed, in fp64.
     """
 
-    def __init__(self, cell: Cell, shape: Shape, seed: int) -> None:
+    def __init__(self, cell: Cell, shape: Shape, seed: int, device: str = "cpu") -> None:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(seed)
-            self.layer = _layer(cell, shape)
-            self.x_btd = _input(shape)
-            past_btd = _rounded(torch.randn(shape.batch, _HISTORY, shape.dim).double())
+            # torch.manual_seed would set the generators of GPUs too, which nothing here draws from.
+            torch.default_generator.manual_seed(seed)
+            self.layer = _layer(cell, shape).to(device)
+            if device != "cpu":
+                _set_backend(self.layer, cell.backends[0])
+            self.x_btd = _input(shape).to(device)
+            past_btd = _rounded(torch.randn(shape.batch, _HISTORY, shape.dim).double()).to(device)
             self.state: State | None = None
             if shape.initial:
                 _, state = self.layer(past_btd)
                 self.state = {name: _rounded(part) for name, part in state.items()}
             y_btd, last = self.layer(self.x_btd, self.state)
-            self.incoming = [_rounded(torch.randn_like(out)) for out in (y_btd, *last.values())]
+            self.incoming = [
+                _rounded(torch.randn(out.shape, dtype=out.dtype)).to(device)
+                for out in (y_btd, *last.values())
+            ]
 
     def run(self, run: Run) -> dict[str, Tensor]:
         """Return outputs and gradients by name, in fp64 on the CPU.
@@ -83,7 +96,7 @@ class Experiment:
         if self.state is not None:
             state = self._first_state(layer, run)
             inputs |= {f"{name} first": part for name, part in state.items()}
-        with _autocast(run), poisoned(), without_tf32():
+        with _autocast(run), poisoned(), products(rounded=run.precision == "tf32"):
             y_btd, last = layer(inputs["x"], state)
             outputs = {"y": y_btd} | {f"{name} last": part for name, part in last.items()}
             gradients = self._gradients(outputs, inputs | trained(layer))
@@ -91,9 +104,7 @@ class Experiment:
 
     def _layer_for(self, run: Run) -> nn.Module:
         layer = copy.deepcopy(self.layer).to(device=run.device, dtype=_DTYPES[run.precision])
-        for module in layer.modules():
-            if isinstance(module, Mixer):
-                module.backend = run.backend
+        _set_backend(layer, run.backend)
         return layer
 
     def _first_state(self, layer: nn.Module, run: Run) -> State:
@@ -117,6 +128,22 @@ class Experiment:
         outs, incoming = zip(*differentiable, strict=True)
         found = torch.autograd.grad(outs, list(inputs.values()), incoming, materialize_grads=True)
         return {f"d {name}": grad for name, grad in zip(inputs, found, strict=True)}
+
+
+def call_once(cell: Cell, shape: Shape, run: Run) -> None:
+    """Run both passes of a layer of this shape once, so that a package tunes its kernels for it."""
+    dtype = _DTYPES[run.precision]
+    build = layer_class(cell)
+    layer = build(shape.dim, **shape.options, backend=run.backend, device=run.device, dtype=dtype)
+    sizes = (shape.batch, shape.steps, shape.dim)
+    x_btd = torch.randn(sizes, device=run.device, dtype=dtype, requires_grad=True)
+    state: State | None = None
+    with _autocast(run):
+        if shape.initial:
+            with torch.no_grad():
+                _, state = layer(x_btd)
+        y_btd, _ = layer(x_btd, state)
+    y_btd.backward(torch.randn_like(y_btd))
 
 
 def compile_for(cell: Cell, shape: Shape, run: Run) -> None:
@@ -160,15 +187,25 @@ def poisoned() -> Iterator[None]:
 
 
 @contextmanager
-def without_tf32() -> Iterator[None]:
-    """Compute fp32 products in fp32: a kernel is not judged by the rounding around it."""
-    products = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+def products(*, rounded: bool) -> Iterator[None]:
+    """Compute fp32 products in fp32, so that a kernel is not judged by the rounding around it.
+
+    Args:
+        rounded: Let them round their factors to TF32 instead, as the kernel in question does.
+    """
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if rounded else "highest")
     try:
-        with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False):
+        with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=rounded):
             yield
     finally:
-        torch.set_float32_matmul_precision(products)
+        torch.set_float32_matmul_precision(before)
+
+
+def _set_backend(layer: nn.Module, backend: str) -> None:
+    for module in layer.modules():
+        if isinstance(module, Mixer):
+            module.backend = backend
 
 
 def _layer(cell: Cell, shape: Shape) -> nn.Module:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from elman.kernels.cache import cannot_write, kernel_cache
 from elman.kernels.packages import computation_path
 from elman.models import registry
 from elman.parity.experiment import Run
-from elman.parity.proof import Proof, prove_runs
+from elman.parity.proof import Proof, prove_as_trained, prove_runs
 from elman.parity.record import write_parity
+from elman.parity.shapes import TrainedSizes
 from elman.parity.source import proof_conditions
 from elman.schema.model import ModelConfig
 
@@ -37,6 +39,8 @@ def require_parity(
     precision: str,
     folder: Path,
     say: Callable[[str], None],
+    *,
+    sizes: TrainedSizes | None = None,
 ) -> dict[str, Any] | None:
     """Make sure that the kernel of a run has passed its short parity; return what was proved when.
 
@@ -48,6 +52,9 @@ def require_parity(
             bounds are far stricter.
         folder: The run folder, where ``parity.json`` is written if it fails.
         say: Called with one line if a proof has to be made, which takes seconds.
+        sizes: Sizes of a training step. A packaged baseline on a GPU is checked at these and in
+            the precision that is trained, since its own arithmetic in fp32 is TF32 and every other
+            size would be tuned first.
 
     Returns:
         What ``result.json`` says about it; None where the reference itself runs.
@@ -58,14 +65,24 @@ def require_parity(
     cell = registry.cell(config.cell)
     if backend == cell.backends[0]:
         return None
-    precisions = ["fp32", "bf16"] if precision == "bf16" else ["fp32"]
+    as_trained = sizes if cell.package is not None and device != "cpu" else None
+    if as_trained is not None:
+        precisions = ["bf16" if precision == "bf16" else "tf32"]
+    else:
+        precisions = ["fp32", "bf16"] if precision == "bf16" else ["fp32"]
     conditions = _conditions(config, backend, device, precisions)
+    if as_trained is not None:
+        conditions |= {"dim": config.dim, "sizes": asdict(as_trained)}
     marker = _marker(cell.name, backend, conditions)
     if (known := _recalled(marker)) is not None:
         return known
-    say(f"checking the {backend} kernel of {cell.name} against the reference, once (seconds) ...")
     runs = [Run(backend, device, name) for name in precisions]
-    proof = prove_runs(config, runs, seed=SEED, quick=True)
+    if as_trained is not None:
+        say(f"tuning and checking the {backend} kernels of {cell.name} for this run's sizes ...")
+        proof = prove_as_trained(config, runs[0], as_trained, seed=SEED)
+    else:
+        say(f"checking the {backend} kernel of {cell.name} against the reference, once ...")
+        proof = prove_runs(config, runs, seed=SEED, quick=True)
     if not proof.passed:
         raise ParityError(_refusal(proof, write_parity(folder, proof.as_json() | conditions)))
     return _remember(marker, proof, conditions)

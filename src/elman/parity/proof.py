@@ -19,15 +19,16 @@ from elman.kernels.threads import cpu_share
 from elman.models import registry
 from elman.models.registry.spec import Cell
 from elman.parity.compare import Comparison, compare, tolerance
-from elman.parity.experiment import EXACT, Experiment, Run, compile_for
-from elman.parity.shapes import Shape, shapes_for
+from elman.parity.experiment import EXACT, Experiment, Run, call_once, compile_for
+from elman.parity.shapes import Shape, TrainedSizes, few_rows, shape_as_trained, shapes_for
 from elman.schema.model import ModelConfig
 
 # What each backend is asked to compute; the engines for GPUs have no fp64.
 _PRECISIONS = {
     "cpu": ("fp64", "fp32", "bf16"),
     "cuda": ("fp32", "bf16"),
-    "triton": ("fp32", "bf16"),
+    # Of packages: their products in fp32 are TF32.
+    "triton": ("tf32", "bf16"),
 }
 _GPU = ("cuda", "triton")
 
@@ -176,6 +177,26 @@ def prove_runs(
     return proof
 
 
+def prove_as_trained(config: ModelConfig, run: Run, sizes: TrainedSizes, *, seed: int) -> Proof:
+    """Check the layer of a packaged baseline at the sizes that it is trained with.
+
+    A package tunes its kernels for every new size. It does so here, at the run's own rows and
+    steps, and the check is made with what it chose.
+
+    Args:
+        config: Group ``model``.
+        run: How training will run it, on a GPU. The fp64 reference runs there too.
+        sizes: Sizes of a training step.
+        seed: Seed of weights and inputs.
+    """
+    cell = registry.cell(config.cell)
+    trained = shape_as_trained(cell, config.dim, config.options, sizes)
+    call_once(cell, trained, run)
+    proof = Proof(config.name, cell.name, [run.backend])
+    proof.checks += _checks(cell, few_rows(trained), [run], seed, exact_on=run.device)
+    return proof
+
+
 def _compile(cell: Cell, shapes: Sequence[Shape], runs: Sequence[Run]) -> None:
     """Compile what the checks will call, several kernels at a time: one after another takes long.
 
@@ -240,9 +261,11 @@ def _device_of(cell: Cell, backend: str) -> str:
     return "cuda"
 
 
-def _checks(cell: Cell, shape: Shape, runs: Sequence[Run], seed: int) -> list[Check]:
-    experiment = Experiment(cell, shape, seed)
-    wanted = experiment.run(Run(cell.backends[0], "cpu", EXACT))
+def _checks(
+    cell: Cell, shape: Shape, runs: Sequence[Run], seed: int, exact_on: str = "cpu"
+) -> list[Check]:
+    experiment = Experiment(cell, shape, seed, exact_on)
+    wanted = experiment.run(Run(cell.backends[0], exact_on, EXACT))
     known: dict[Run, dict[str, Tensor]] = {}
 
     def found_by(run: Run) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ Shape legend: b batch, t time, d model width.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -27,6 +27,7 @@ _ODD = 37
 # State elements times rows times steps that one check may take: half a second of the reference.
 _BUDGET = 2**21
 _LENGTHS = ((2, _LONG), (1, _LONG), (1, 35), (1, 19))
+_MOST_STEPS = 512
 # A layer with more parameters is not built in fp64 beside its copies.
 _MOST_PARAMETERS = 2**24
 
@@ -62,6 +63,21 @@ class Shape:
         return " ".join(sizes)
 
 
+@dataclass(frozen=True)
+class TrainedSizes:
+    """Sizes of a training step.
+
+    Attributes:
+        batch_size: Rows.
+        chunk_size: Steps.
+        carried: Whether states are handed from step to step.
+    """
+
+    batch_size: int
+    chunk_size: int
+    carried: bool
+
+
 def shapes_for(
     cell: Cell, dim: int, options: Mapping[str, Value], *, quick: bool
 ) -> tuple[list[Shape], list[str]]:
@@ -89,6 +105,28 @@ def shapes_for(
     notes: list[str] = []
     sized = list(_sized(cell, own, small, notes))
     return [*basic, *sized, *_own_size(cell, dim, own, notes)], notes
+
+
+def shape_as_trained(
+    cell: Cell,
+    dim: int,
+    options: Mapping[str, Value],
+    sizes: TrainedSizes,
+) -> Shape:
+    """Return the shape of a layer in a training step of this model."""
+    own = {name: v for name, v in options.items() if v != cell.options[name].default}
+    return Shape("as trained", sizes.batch_size, sizes.chunk_size, dim, own, initial=sizes.carried)
+
+
+def few_rows(shape: Shape) -> Shape:
+    """Return ``shape`` with rows and steps that fp64 has room for.
+
+    Triton compiles a kernel anew for sizes that 16 does not divide where it divided before, so the
+    numbers of rows and steps stay multiples of 16 if they were.
+    """
+    batch = 16 if shape.batch % 16 == 0 else min(shape.batch, 15)
+    steps = min(shape.steps, _MOST_STEPS)
+    return replace(shape, batch=batch, steps=steps)
 
 
 def _small_dim(cell: Cell, options: Mapping[str, Value], dim: int) -> int:

@@ -86,6 +86,14 @@ class Display:
         self._activity = text
         self._refresh()
 
+    def heartbeat(self, text: str) -> None:
+        """Show that a long wait moves: in the live line, or every few seconds as a line."""
+        if self._live is not None:
+            self.activity(text)
+        elif time.monotonic() - self._last_plain >= PLAIN_SECONDS:
+            self._last_plain = time.monotonic()
+            self.say(f"{text} ...")
+
     def update(self, progress: Progress) -> None:
         """Show a new moment of the run."""
         self._progress = progress
