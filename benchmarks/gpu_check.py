@@ -3,6 +3,7 @@
     make gpu-check          (or: python benchmarks/gpu_check.py --out DIR)
 
 parity    mode=parity of every model whose cell has CUDA kernels, several at a time
+typed     gpu_as_typed.py: the product's own commands, as they are typed, with empty caches
 train     gpu_train.py: training runs and layers, as users run them
 replay    gpu_replay.py: a small model of every cell and every setting, replayed as CUDA graphs
 devices   gpu_devices.py: small models on two GPUs of one process, where there are two
@@ -182,6 +183,7 @@ def run_logged(command: Sequence[str], log: Path, limit_s: int, **variables: str
 
 PARTS: dict[str, Callable[[Settings], dict[str, Any]]] = {
     "parity": parity,
+    "typed": benchmark("gpu_as_typed"),
     "train": benchmark("gpu_train"),
     "replay": benchmark("gpu_replay"),
     "devices": benchmark("gpu_devices"),
@@ -226,6 +228,14 @@ def _parity_page(part: dict[str, Any]) -> str:
 
 def _e(number: float | None) -> str:
     return "not a number" if number is None else f"{number:.1e}"
+
+
+def _typed_page(part: dict[str, Any]) -> str:
+    rows = [
+        [f"`{row['typed']}`", f"{row['seconds']:.0f} s", *_checked(row)]
+        for row in part.get("found", {}).get("commands", [])
+    ]
+    return "## Commands as they are typed\n\n" + table(["command", "time", "result", "error"], rows)
 
 
 def _train_page(part: dict[str, Any]) -> str:
@@ -300,6 +310,7 @@ def _numbers(row: dict[str, Any]) -> Iterable[str]:
 
 _PAGES = {
     "parity": _parity_page,
+    "typed": _typed_page,
     "train": _train_page,
     "replay": _replay_page,
     "devices": _devices_page,

@@ -30,7 +30,7 @@ def settings(gpu_check, tmp_path: Path):
     return gpu_check.Settings(tmp_path, quick=True, jobs=2)
 
 
-@pytest.mark.parametrize("script", ["gpu_check", "gpu_train", "gpu_replay"])
+@pytest.mark.parametrize("script", ["gpu_check", "gpu_as_typed", "gpu_train", "gpu_replay"])
 def test_without_a_gpu_one_line_and_status_2(script, tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT.with_stem(script)), "--out", str(tmp_path)]
     done = subprocess.run(
@@ -164,3 +164,24 @@ def test_times_of_the_norm_are_on_the_page(gpu_check) -> None:
 def test_the_norm_is_a_part_of_the_report(gpu_check) -> None:
     assert "norm" in gpu_check.PARTS
     assert (SCRIPT.parent / "gpu_norm.py").exists()
+
+
+def test_commands_are_run_as_they_are_typed(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    as_typed = importlib.import_module("gpu_as_typed")
+    right = as_typed.typed("elman --version", 1, tmp_path, 1.0)
+    assert (right["passed"], right["status"]) == (True, 0)
+    wrong = as_typed.typed("elman train.minute=3", 2, tmp_path, 1.0)
+    assert (wrong["passed"], wrong["status"]) == (False, 2)
+    assert wrong["error"].startswith("elman: error: train.minute=3: no such setting")
+
+
+def test_the_commands_of_the_front_page_are_among_them(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    as_typed = importlib.import_module("gpu_as_typed")
+    lines = as_typed.commands(30)
+    assert "elman -m model=e75h4n16,mamba2,fla-gdn train.minutes=0.5" in lines
+    compose = importlib.import_module("elman.compose").compose_config
+    for line in lines:
+        words = line.removeprefix("elman ").split()
+        compose([word for word in words if word != "-m" and "," not in word])

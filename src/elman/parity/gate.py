@@ -81,7 +81,8 @@ def require_parity(
         say(f"tuning and checking the {backend} kernels of {cell.name} for this run's sizes ...")
         proof = prove_as_trained(config, runs[0], as_trained, seed=SEED)
     else:
-        say(f"checking the {backend} kernel of {cell.name} against the reference, once ...")
+        against = "against the reference, once (seconds)"
+        say(f"checking the {backend} kernel of {cell.name} {against} ...")
         proof = prove_runs(config, runs, seed=SEED, quick=True)
     if not proof.passed:
         raise ParityError(_refusal(proof, write_parity(folder, proof.as_json() | conditions)))

@@ -27,7 +27,8 @@ _ODD = 37
 # State elements times rows times steps that one check may take: half a second of the reference.
 _BUDGET = 2**21
 _LENGTHS = ((2, _LONG), (1, _LONG), (1, 35), (1, 19))
-_MOST_STEPS = 512
+# Rows and steps of a check at the sizes of training; 16 divides both.
+_MOST_ROWS, _MOST_STEPS = 16, 512
 # A layer with more parameters is not built in fp64 beside its copies.
 _MOST_PARAMETERS = 2**24
 
@@ -121,12 +122,16 @@ def shape_as_trained(
 def few_rows(shape: Shape) -> Shape:
     """Return ``shape`` with rows and steps that fp64 has room for.
 
-    Triton compiles a kernel anew for sizes that 16 does not divide where it divided before, so the
-    numbers of rows and steps stay multiples of 16 if they were.
+    Triton compiles a kernel anew for sizes that 16 does not divide where it divided before, so
+    sizes that 16 divides stay so, and others too.
     """
-    batch = 16 if shape.batch % 16 == 0 else min(shape.batch, 15)
-    steps = min(shape.steps, _MOST_STEPS)
+    batch, steps = _at_most(shape.batch, _MOST_ROWS), _at_most(shape.steps, _MOST_STEPS)
     return replace(shape, batch=batch, steps=steps)
+
+
+def _at_most(size: int, most: int) -> int:
+    """Return ``size``, or the nearest below ``most`` that 16 divides if it divides ``size``."""
+    return min(size, most if size % 16 == 0 else most - 1)
 
 
 def _small_dim(cell: Cell, options: Mapping[str, Value], dim: int) -> int:
