@@ -10,9 +10,10 @@ from torch import Tensor
 
 from elman.compose import compose_config
 from elman.errors import UserError
+from elman.evaluation.generation import generate
+from elman.evaluation.sampling import Sampling, draw
 from elman.layers import E1, Llama
 from elman.models.build import build_model
-from elman.models.generation import choose, generate
 from elman.models.language_model import LanguageModel
 from elman.ops.attention import turned_as_complex, turned_as_real
 from elman.training.memory import estimate_memory
@@ -229,11 +230,11 @@ def test_generation_with_the_cache_equals_generation_without(context) -> None:
     lengths = []
     model.register_forward_pre_hook(lambda _, given: lengths.append(given[0].shape[1]))
     found = list(generate(model, b"abc", 12, temperature=2.0, seed=1))
-    assert lengths == [3] + [1] * 11
-    text, draw = list(b"abc"), torch.Generator().manual_seed(1)
+    assert lengths == [2] + [1] * 12
+    text, numbers = list(b"abc"), torch.Generator().manual_seed(1)
     for _ in range(12):
-        logits = model(torch.tensor([text]))[0][0, -1].detach()
-        text.append(choose(logits, 2.0, 0, 1.0, draw))
+        logits = model(torch.tensor([text]))[0][:, -1].detach()
+        text.append(int(draw(logits, torch.rand(1, generator=numbers), Sampling(2.0))))
     assert found == text[3:]
     assert len(set(found)) > 6
 

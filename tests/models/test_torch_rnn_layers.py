@@ -7,8 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from elman.evaluation.generation import generate
+from elman.evaluation.sampling import Sampling, draw
 from elman.layers import GRU, LSTM, CudaGRU, CudaLSTM
-from elman.models.generation import choose, generate
 from elman.models.language_model import LanguageModel
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
@@ -188,10 +189,10 @@ def test_generation_carries_the_state(layer_type) -> None:
     lengths = []
     model.register_forward_pre_hook(lambda _, given: lengths.append(given[0].shape[1]))
     found = list(generate(model, b"abc", 12, temperature=2.0, seed=1))
-    assert lengths == [3] + [1] * 11
-    text, draw = list(b"abc"), torch.Generator().manual_seed(1)
+    assert lengths == [2] + [1] * 12
+    text, numbers = list(b"abc"), torch.Generator().manual_seed(1)
     for _ in range(12):
-        logits = model(torch.tensor([text]))[0][0, -1].detach()
-        text.append(choose(logits, 2.0, 0, 1.0, draw))
+        logits = model(torch.tensor([text]))[0][:, -1].detach()
+        text.append(int(draw(logits, torch.rand(1, generator=numbers), Sampling(2.0))))
     assert found == text[3:]
     assert len(set(found)) > 6

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,14 +19,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from elman.catalog import catalog
 from elman.compose import compose_config
 from elman.config import RunConfig
 from elman.data.batches import open_data
 from elman.errors import ExitStatus, UserError
+from elman.kernels.graphs import CudaGraphs
 from elman.models import registry
 from elman.models.build import build_model
 from elman.models.language_model import LanguageModel
@@ -34,80 +33,10 @@ from elman.modes import train as train_mode
 from elman.training import replay, stepper
 from elman.training import trainer as trainer_module
 from elman.training.optimizers import TrainingOptimizer
-from elman.training.replay import CudaGraphs
 from elman.training.stepper import Stepper
+from tests.training.tapes import NOT_PERMITTED, Tapes
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
-_WAITS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::unique_dim", "aten::masked_select")
-
-
-class Tape(TorchDispatchMode):
-    """The operations of a piece of work."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._calls: list[tuple[Any, Any, Any, bool]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.name().split(".")[0] in _WAITS:
-            raise RuntimeError(f"{NOT_PERMITTED}\nCompile with TORCH_USE_CUDA_DSA")
-        # As they are now: operations such as transpose_ change a tensor, not its numbers.
-        given = aliases((args, kwargs or {}))
-        result = func(*args, **(kwargs or {}))
-        self._calls.append((func, given, aliases(result), torch.is_grad_enabled()))
-        return result
-
-    @torch.no_grad()
-    def wipe(self) -> None:
-        """Leave no number of what was computed."""
-        for _, given, result, _ in self._calls:
-            places = {place(leaf) for leaf in tensors(given)}
-            for made in tensors(result):
-                if place(made) not in places and made.is_floating_point():
-                    made.fill_(float("nan"))
-
-    def replay(self) -> None:
-        """Do it again on the same tensors."""
-        with torch._C._AutoDispatchBelowAutograd():
-            for func, given, result, grad in self._calls:
-                args, kwargs = aliases(given)
-                # A network keeps more where somebody will differentiate.
-                with torch.set_grad_enabled(grad):
-                    again = func(*args, **kwargs)
-                for old, new in zip(tensors(result), tensors(again), strict=True):
-                    if place(old) != place(new):
-                        old.copy_(new)
-
-
-def aliases(tree: Any) -> Any:
-    """Return the same with other tensors in the same places."""
-    return tree_map_only(Tensor, Tensor.detach, tree)
-
-
-def tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def place(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-class Tapes:
-    """Records on tapes."""
-
-    def __init__(self, device: torch.device) -> None:
-        assert device.type == "cpu"
-
-    def aside(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        tape = Tape()
-        with tape:
-            work()
-        tape.wipe()
-        return tape.replay
 
 
 @pytest.fixture(autouse=True)

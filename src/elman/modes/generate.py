@@ -1,47 +1,172 @@
-"""``mode=generate``: a checkpoint continues a prompt, byte by byte."""
+"""``mode=generate``: a checkpoint continues a prompt, byte by byte, or several prompts together."""
 
 from __future__ import annotations
 
 import codecs
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+
 from elman.config import RunConfig
-from elman.errors import ExitStatus
-from elman.models.generation import generate
+from elman.errors import ExitStatus, UserError
+from elman.evaluation.generation import START, Writer
+from elman.evaluation.sampling import Sampling
+from elman.evaluation.text_state import load_text_state, save_text_state
+from elman.models.language_model import LanguageModel
+from elman.schema.modes import GenerateConfig
+from elman.training.checkpoints import Checkpoint, find_checkpoint
 from elman.training.environment import choose_device
-from elman.training.loading import load
+from elman.training.loading import load, saved_config
+from elman.training.validation import uses_bf16
+
+# Multiplications a step below which threads cost more than they save: they wait for each other
+# several times a layer, and on a busy machine for whoever has their core.
+_FEW = 2**24
 
 
 def run(config: RunConfig, folder: Path | None) -> ExitStatus:
-    """Print the prompt and its continuation to standard output as it is drawn.
+    """Print the prompts and their continuations to standard output; one alone as it is drawn.
 
     Raises:
-        UserError: there is no such checkpoint or device.
+        UserError: there is no such checkpoint, state or device.
     """
     assert config.generate is not None
     assert folder is None
     settings = config.generate
+    checkpoint = find_checkpoint(settings.checkpoint)
+    device = choose_device(settings.device, "generate.device")
     model = load(
-        settings.checkpoint,
-        device=choose_device(settings.device, "generate.device"),
+        checkpoint.path,
+        device=device,
         backend=config.kernels.backend,
         allow_slow=config.baseline.allow_slow,
     )
-    prompt = settings.prompt.encode()
-    sys.stdout.write(settings.prompt)
-    # Bytes arrive one by one, characters of several bytes only when they are whole.
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    for byte in generate(
+    writer = _writer(settings, checkpoint, model)
+    prompts = _read(settings, writer, _identity(checkpoint))
+    with _threads_for(model, len(prompts)):
+        count = (
+            _stream(writer, settings) if len(prompts) == 1 else _collect(writer, prompts, settings)
+        )
+    print(f"elman: {count}", file=sys.stderr)
+    if settings.save_state is not None:
+        save_text_state(Path(settings.save_state).expanduser(), writer, _identity(checkpoint))
+    return ExitStatus.OK
+
+
+def _writer(settings: GenerateConfig, checkpoint: Checkpoint, model: LanguageModel) -> Writer:
+    precision = settings.precision
+    if precision == "auto":
+        precision = saved_config(checkpoint).train.precision
+    device = next(model.parameters()).device
+    if settings.graph is True and device.type != "cuda":
+        raise UserError(
+            f"generate.graph=true: a CUDA graph needs a GPU, and the model is on {device.type}; "
+            "use generate.graph=auto"
+        )
+    return Writer(
         model,
-        prompt,
-        settings.max_bytes,
-        temperature=settings.temperature,
-        top_k=settings.top_k,
-        top_p=settings.top_p,
+        Sampling(settings.temperature, settings.top_k, settings.top_p),
         seed=settings.seed,
-    ):
-        sys.stdout.write(decoder.decode(bytes([byte])))
+        bf16=uses_bf16(device, precision),
+        graph=None if settings.graph == "auto" else settings.graph,
+    )
+
+
+def _read(settings: GenerateConfig, writer: Writer, model: str) -> list[str]:
+    """Let the writer read the prompts, after a saved state; return one for each row."""
+    given = [settings.prompt] if isinstance(settings.prompt, str) else settings.prompt
+    if not given:
+        raise UserError("generate.prompt=[]: an empty list; name at least one prompt")
+    prompts = [prompt for prompt in given for _ in range(settings.samples)]
+    rows = [prompt.encode() for prompt in prompts]
+    if settings.state is None:
+        writer.read([row or START for row in rows])
+        return prompts
+    saved = load_text_state(Path(settings.state).expanduser(), writer, model)
+    if prompts == [""]:
+        return [""] * saved
+    if saved != len(prompts) or not all(rows):
+        raise UserError(
+            f"generate.prompt: the saved state has {saved} texts and {len(prompts)} prompts were "
+            f"given; give {saved} that are not empty, or none"
+        )
+    writer.read(rows)
+    return prompts
+
+
+def _identity(checkpoint: Checkpoint) -> str:
+    """Return what tells one model's weights from another's, for people and for comparison."""
+    path = checkpoint.path.resolve()
+    return f"{path.parent.parent.name}, step {checkpoint.step}"
+
+
+def _stream(writer: Writer, settings: GenerateConfig) -> str:
+    """Print one text as it is drawn, and return its speed in words."""
+    if settings.state is None or settings.prompt:
+        assert isinstance(settings.prompt, str) or len(settings.prompt) == 1
+        sys.stdout.write(
+            settings.prompt if isinstance(settings.prompt, str) else settings.prompt[0]
+        )
+    # Bytes arrive in pieces, characters of several bytes only when they are whole.
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    clock = _Clock()
+    for (piece,) in writer.write(settings.max_bytes):
+        clock.count(len(piece))
+        sys.stdout.write(decoder.decode(piece))
         sys.stdout.flush()
     sys.stdout.write(decoder.decode(b"", final=True) + "\n")
-    return ExitStatus.OK
+    sys.stdout.flush()
+    return clock.said(writer, 1)
+
+
+def _collect(writer: Writer, prompts: list[str], settings: GenerateConfig) -> str:
+    """Print each of several texts when all are drawn, and return their speed in words."""
+    clock, texts = _Clock(), [b""] * len(prompts)
+    for pieces in writer.write(settings.max_bytes):
+        clock.count(sum(map(len, pieces)))
+        texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
+        if sys.stderr.isatty():
+            print(f"\r{len(texts[0])} of {settings.max_bytes} bytes", end="", file=sys.stderr)
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr)
+    for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True), start=1):
+        print(f"--- {number} of {len(prompts)} ---")
+        print(prompt + text.decode(errors="replace"))
+    return clock.said(writer, len(prompts))
+
+
+class _Clock:
+    """Bytes a second, without what is built and recorded before the third piece."""
+
+    def __init__(self) -> None:
+        self._pieces: list[tuple[float, int]] = [(time.perf_counter(), 0)]
+
+    def count(self, size: int) -> None:
+        """Note that so many bytes have arrived."""
+        self._pieces.append((time.perf_counter(), size))
+
+    def said(self, writer: Writer, rows: int) -> str:
+        """Return the speed in words."""
+        counted = self._pieces[2:] if len(self._pieces) > 3 else self._pieces
+        seconds = max(counted[-1][0] - counted[0][0], 1e-9)
+        rate = sum(size for _, size in counted[1:]) / seconds
+        total = sum(size for _, size in self._pieces)
+        how = "a CUDA graph replayed for each" if writer.replayed else "step by step"
+        texts = f"{rows} texts together, " if rows > 1 else ""
+        return f"{total:,} bytes, {rate:,.0f} bytes a second ({texts}{how})"
+
+
+@contextmanager
+def _threads_for(model: LanguageModel, rows: int) -> Iterator[None]:
+    """Use one thread for steps that are too small for several."""
+    before = torch.get_num_threads()
+    if model.num_params() * rows <= _FEW:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

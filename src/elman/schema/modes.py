@@ -38,22 +38,32 @@ class GenerateConfig(Section):
 
     Args:
         checkpoint: As ``eval.checkpoint``.
-        prompt: Text to continue.
-        max_bytes: Bytes to generate.
+        prompt: Text to continue, or a list of texts, which are continued together.
+        samples: Continuations of each prompt, each with draws of its own.
+        max_bytes: Bytes to generate after each.
         temperature: 0 always takes the most probable byte.
         top_k: Sample among the k most probable bytes; 0 is off.
         top_p: Sample among the smallest set of bytes with this probability; 1 is off.
-        seed: Seed of the sampling.
+        seed: Seed of the sampling; continuation i draws with ``seed + i``.
+        state: File of ``save_state``: its texts go on, with the prompt after them.
+        save_state: File for the state after the last byte.
+        graph: ``auto`` replays each step as a CUDA graph on a GPU where the state keeps its shape.
+        precision: As ``train.precision``; ``auto`` is what the run was trained in.
         device: As ``train.device``.
     """
 
     checkpoint: str
-    prompt: str = ""
+    prompt: str | list[str] = ""
+    samples: Count = 1
     max_bytes: Count = 500
     temperature: NonNegative = 0.8
     top_k: Annotated[int, Field(ge=0, le=VOCAB_SIZE)] = 40
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
+    state: str | None = None
+    save_state: str | None = None
+    graph: bool | Literal["auto"] = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
 

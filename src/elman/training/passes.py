@@ -25,11 +25,6 @@ def unmarked(part: str) -> None:
     """What training does when a part of a step ends: nothing."""
 
 
-def copied(states: Sequence[State]) -> list[State]:
-    """Return states that stay as they are when a pass writes the next ones."""
-    return [{key: part.clone() for key, part in state.items()} for state in states]
-
-
 class TrainingPass(Protocol):
     """Forward and backward pass of a micro-batch; the gradients land in the parameters."""
 

@@ -11,21 +11,21 @@ Shapes: b rows, t predicted bytes; a batch is [b, t+1] bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import NamedTuple, NoReturn, Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
 from elman.config import RunConfig
 from elman.errors import UserError, first_line
+from elman.kernels.graphs import CudaGraphs, Graphs
 from elman.models import registry
 from elman.models.language_model import LanguageModel
-from elman.models.state import State
+from elman.models.state import State, copied, layout, overwrite
 from elman.schema.graphs import graph_conflict
 from elman.training.optimizers import TrainingOptimizer
-from elman.training.passes import EagerPass, Mark, copied
+from elman.training.passes import EagerPass, Mark
 from elman.training.rng import rng_state, set_rng_state
 
 # Between a replay and the same pass, eager: only sums whose order the GPU chooses may differ.
@@ -59,45 +59,6 @@ def _loops_in_python(config: RunConfig) -> bool:
     """
     cell = registry.cell(config.model.cell).under(config.model.options)
     return config.kernels.backend == "reference" or tuple(cell.backends) == ("reference",)
-
-
-class Graphs(Protocol):
-    """Records work on the device, to be done again on the same tensors."""
-
-    def aside(self) -> AbstractContextManager[None]:
-        """Return a context in which work runs at once, and otherwise as it is recorded."""
-
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Record ``work``, which may not have been done afterwards; return what does it again."""
-        ...
-
-
-class CudaGraphs:
-    """CUDA graphs that share their memory: of several, one runs at a time.
-
-    Args:
-        device: The GPU.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
-        self._pool = torch.cuda.graph_pool_handle()
-
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """See :class:`Graphs`: on the stream on which graphs are captured."""
-        outside = torch.cuda.current_stream()
-        self._stream.wait_stream(outside)
-        with torch.cuda.stream(self._stream):
-            yield
-        outside.wait_stream(self._stream)
-
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """See :class:`Graphs`; frees the memory that is cached before."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            work()
-        return graph.replay
 
 
 class _Kind(NamedTuple):
@@ -184,7 +145,8 @@ class ReplayedPass:
         assert self._recorded, "prepare records the pass"
         self._tokens_bt1.copy_(tokens_bt1)
         if states is not None and states is not self._states:
-            self._overwrite_states(states)
+            assert self._states is not None
+            overwrite(self._states, states)
         kind = _Kind(states is None, fresh)
         if kind not in self._recorded:  # a restart in a step's first micro-batch, which is rare
             torch._foreach_zero_(self._gradients())
@@ -213,20 +175,11 @@ class ReplayedPass:
         if states is not None and self._states is None:
             self._states = copied(states)
         elif states is not None:
-            if _layout(states) != _layout(self._states or ()):
+            assert self._states is not None
+            if layout(states) != layout(self._states):
                 self._refuse("carries states that change their shape or dtype between chunks")
-            self._overwrite_states(states)
+            overwrite(self._states, states)
         return loss
-
-    def _overwrite_states(self, states: Sequence[State]) -> None:
-        """Copy states to where the next replay looks for them."""
-        assert self._states is not None
-        here = [part for state in self._states for part in state.values()]
-        homes = {part.untyped_storage().data_ptr() for part in here}
-        given = [new[key] for old, new in zip(self._states, states, strict=True) for key in old]
-        # A part may be a view of what is overwritten.
-        given = [v.clone() if v.untyped_storage().data_ptr() in homes else v for v in given]
-        torch._foreach_copy_(here, given)
 
     def _record(self, kind: _Kind) -> _Recorded:
         losses: list[Tensor] = []
@@ -280,10 +233,6 @@ class ReplayedPass:
         raise UserError(
             f"train.graph={asked}: {self._config.model.name} {why}; use train.graph=false"
         ) from cause
-
-
-def _layout(states: Sequence[State]) -> list[dict[str, tuple[torch.Size, torch.dtype]]]:
-    return [{key: (v.shape, v.dtype) for key, v in state.items()} for state in states]
 
 
 def _first_cause(error: BaseException) -> BaseException:

@@ -16,9 +16,9 @@ from torch import Tensor
 from elman.config import RunConfig
 from elman.data.batches import Data, RandomBatches, StreamBatches
 from elman.models.language_model import LanguageModel
-from elman.models.state import State
+from elman.models.state import State, copied
 from elman.training.optimizers import TrainingOptimizer
-from elman.training.passes import EagerPass, Mark, TrainingPass, copied, unmarked
+from elman.training.passes import EagerPass, Mark, TrainingPass, unmarked
 from elman.training.replay import ReplayedPass, uses_graph
 from elman.training.rng import rng_state, set_rng_state
 from elman.training.validation import to_device

@@ -1,0 +1,87 @@
+"""A text that goes on later: its states, its last bytes and its draws, in one file."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from elman.errors import UserError
+from elman.evaluation.generation import States, Writer
+
+_LAST = "last_bytes"
+_NOTE = "elman"
+
+
+def save_text_state(path: Path, writer: Writer, model: str) -> None:
+    """Write where a text stands; a file of that name is replaced once the new one is whole.
+
+    Args:
+        path: The file.
+        writer: What wrote the text.
+        model: What identifies the model and its weights.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    states, last_b1, drawn = writer.state()
+    tensors = {_LAST: last_b1}
+    for number, state in enumerate(states or []):
+        tensors |= {f"{number}.{name}": part.contiguous() for name, part in state.items()}
+    note = {_NOTE: json.dumps({"model": model, "drawn": drawn, "layers": len(states or [])})}
+    scratch = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
+    try:
+        save_file({name: part.cpu() for name, part in tensors.items()}, scratch, note)
+        os.replace(scratch, path)
+    except (OSError, SafetensorError) as error:
+        scratch.unlink(missing_ok=True)
+        raise UserError(f"generate.save_state={path}: cannot be written ({error})") from None
+
+
+def load_text_state(path: Path, writer: Writer, model: str) -> int:
+    """Let a writer go on where the text of a file stands; return its number of rows.
+
+    Raises:
+        UserError: the file is not there or damaged, or belongs to another model.
+    """
+    try:
+        note, tensors = _read(path)
+        found = json.loads(note[_NOTE])
+        states = _states(tensors, int(found["layers"]))
+        last_b1, drawn = tensors[_LAST], int(found["drawn"])
+    except FileNotFoundError:
+        raise UserError(f"generate.state={path}: no such file") from None
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise UserError(
+            f"generate.state={path}: is no saved state ({error}); name a file that "
+            "generate.save_state wrote"
+        ) from None
+    if found["model"] != model:
+        raise UserError(
+            f"generate.state={path}: was saved with {found['model']}, and this is {model}; "
+            "name the same checkpoint"
+        )
+    device = writer.device
+    placed = [{name: part.to(device) for name, part in state.items()} for state in states]
+    writer.continue_from(placed or None, last_b1.to(device), drawn)
+    return len(last_b1)
+
+
+def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return file.metadata() or {}, tensors
+
+
+def _states(tensors: dict[str, Tensor], layers: int) -> States:
+    """Return the states of every layer."""
+    states: States = [{} for _ in range(layers)]
+    for name, part in tensors.items():
+        if name != _LAST:
+            number, _, key = name.partition(".")
+            states[int(number)][key] = part
+    return states
