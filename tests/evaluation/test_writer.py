@@ -12,11 +12,12 @@ import torch
 from elman.compose import compose_config
 from elman.errors import ExitStatus, UserError
 from elman.evaluation.generation import Writer
-from elman.evaluation.sampling import Sampling, draw
+from elman.evaluation.sampling import Sampling
 from elman.evaluation.text_state import load_text_state, save_text_state
 from elman.models.build import build_model
 from elman.models.language_model import LanguageModel
 from elman.modes import generate as generate_mode
+from elman.ops.decode.reference import draw
 from tests.training.tapes import Tapes
 
 MODELS = ["e88_tiny", "e1", "e75h4n16", "e23", "lstm", "mingru", "mamba2", "fla-gdn"]
@@ -155,9 +156,9 @@ def test_what_is_no_saved_state_is_one_line(tmp_path: Path) -> None:
 def test_the_draw_is_the_place_on_the_line_of_probabilities() -> None:
     logits_bv = torch.log(torch.tensor([[0.1, 0.4, 0.2, 0.3]]).expand(5, -1))
     numbers = torch.tensor([0.0, 0.39, 0.41, 0.71, 1 - 2**-24])
-    assert draw(logits_bv, numbers, Sampling(1.0)).tolist() == [1, 1, 3, 2, 0]
-    assert draw(logits_bv, numbers, Sampling(1.0, top_p=0.5)).tolist() == [1, 1, 1, 3, 3]
-    assert draw(logits_bv, numbers, Sampling(1.0, top_k=1)).tolist() == [1] * 5
+    assert draw(logits_bv, numbers, 1.0, 0, 1.0).tolist() == [1, 1, 3, 2, 0]
+    assert draw(logits_bv, numbers, 1.0, 0, 0.5).tolist() == [1, 1, 1, 3, 3]
+    assert draw(logits_bv, numbers, 1.0, 1, 1.0).tolist() == [1] * 5
 
 
 def test_several_prompts_are_printed_whole_with_their_speed(train, capsys) -> None:

@@ -20,6 +20,7 @@ import torch
 from elman.errors import UserError
 from elman.kernels import nvrtc, sources
 from elman.kernels.nvrtc import Unit, nvrtc_version
+from elman.ops.decode import draw, row_product
 from elman.ops.matrix_state import cuda
 from elman.ops.matrix_state.stacked import DELTA, stacked_plan
 
@@ -261,3 +262,15 @@ def test_a_dtype_without_kernels_is_refused() -> None:
     plan = stacked_plan("delta", 1, 16, 16, **DELTA)
     with pytest.raises(UserError, match="bfloat16 and float32, not on torch"):
         cuda.types(plan, torch.float16)
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+def test_decoding_kernels_compile_without_spills(architecture: str) -> None:
+    texts = {
+        "row_product": row_product.unit_text(torch.bfloat16, 1536, 8, 1),
+        "draw": draw.unit_text(torch.bfloat16, 256),
+    }
+    for kernel, text in texts.items():
+        found = Unit(text, "decoding", architecture, fast=False).resources()[kernel]
+        assert found.spilled == 0
+        assert found.registers <= 64

@@ -11,11 +11,11 @@ from torch import Tensor
 from elman.compose import compose_config
 from elman.errors import UserError
 from elman.evaluation.generation import generate
-from elman.evaluation.sampling import Sampling, draw
 from elman.layers import E1, Llama
 from elman.models.build import build_model
 from elman.models.language_model import LanguageModel
 from elman.ops.attention import turned_as_complex, turned_as_real
+from elman.ops.decode.reference import draw
 from elman.training.memory import estimate_memory
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
@@ -234,7 +234,7 @@ def test_generation_with_the_cache_equals_generation_without(context) -> None:
     text, numbers = list(b"abc"), torch.Generator().manual_seed(1)
     for _ in range(12):
         logits = model(torch.tensor([text]))[0][:, -1].detach()
-        text.append(int(draw(logits, torch.rand(1, generator=numbers), Sampling(2.0))))
+        text.append(int(draw(logits, torch.rand(1, generator=numbers), 2.0, 0, 1.0)))
     assert found == text[3:]
     assert len(set(found)) > 6
 

@@ -8,9 +8,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from elman.evaluation.generation import generate
-from elman.evaluation.sampling import Sampling, draw
 from elman.layers import GRU, LSTM, CudaGRU, CudaLSTM
 from elman.models.language_model import LanguageModel
+from elman.ops.decode.reference import draw
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 both = pytest.mark.parametrize("layer_type", [GRU, LSTM])
@@ -193,6 +193,6 @@ def test_generation_carries_the_state(layer_type) -> None:
     text, numbers = list(b"abc"), torch.Generator().manual_seed(1)
     for _ in range(12):
         logits = model(torch.tensor([text]))[0][:, -1].detach()
-        text.append(int(draw(logits, torch.rand(1, generator=numbers), Sampling(2.0))))
+        text.append(int(draw(logits, torch.rand(1, generator=numbers), 2.0, 0, 1.0)))
     assert found == text[3:]
     assert len(set(found)) > 6

@@ -11,9 +11,9 @@ import elman
 from elman.compose import compose_config
 from elman.errors import ExitStatus, UserError
 from elman.evaluation.generation import Writer, generate
-from elman.evaluation.sampling import Sampling, draw
 from elman.modes import eval as eval_mode
 from elman.modes import generate as generate_mode
+from elman.ops.decode.reference import draw
 
 
 def scored(output: str) -> float:
@@ -127,8 +127,8 @@ class TestChoose:
     def drawn(self, **settings: float) -> set[int]:
         numbers = torch.rand(300, generator=torch.Generator().manual_seed(0))
         given = {"temperature": 1.0} | settings
-        sampling = Sampling(given["temperature"], int(given.get("top_k", 0)), given.get("top_p", 1))
-        return set(draw(self.logits_v.expand(300, -1), numbers, sampling).tolist())
+        how = given["temperature"], int(given.get("top_k", 0)), given.get("top_p", 1)
+        return set(draw(self.logits_v.expand(300, -1), numbers, *how).tolist())
 
     def test_everything_can_be_drawn(self) -> None:
         assert self.drawn() == {0, 1, 2, 3}

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
 
 from elman.errors import UserError, first_line
-from elman.evaluation.sampling import Sampling, draw
+from elman.evaluation.sampling import Sampling
 from elman.kernels.graphs import CudaGraphs, Graphs
 from elman.models.language_model import LanguageModel
 from elman.models.state import State, copied, layout, overwrite
+from elman.ops.decode import reference
+from elman.ops.decode.draw import draw_into
+from elman.ops.linear import KeptCopies
 
 # What a text starts from when there is no prompt: the separator between documents.
 START = b"\x1e"
@@ -63,6 +67,7 @@ class Writer:
         sampling: How a byte is chosen.
         seed: Row i draws with ``seed + i``, so that a row's draws do not depend on the others.
         bf16: Compute under bf16 autocast.
+        kernels: Compute products of a few rows and draws by the kernels for them, on a GPU.
         graph: Replay a step as a CUDA graph; None does so on a GPU, where the state keeps its
             shape.
         graphs: What records and replays; None is CUDA graphs.
@@ -79,12 +84,14 @@ class Writer:
         *,
         seed: int = 42,
         bf16: bool = False,
+        kernels: bool = False,
         graph: bool | None = False,
         graphs: Graphs | None = None,
     ) -> None:
         self._model, self._sampling, self._seed = model, sampling, seed
         self.device = self._device = next(model.parameters()).device
-        self._bf16, self._graph, self._graphs = bf16, graph, graphs
+        self._bf16, self._kernels, self._graph, self._graphs = bf16, kernels, graph, graphs
+        self._weights = KeptCopies(self.device.type, few_rows=kernels)
         self._states: States | None = None
         self._last_b1: Tensor | None = None
         self._generators: list[torch.Generator] = []
@@ -152,7 +159,9 @@ class Writer:
             UserError: a CUDA graph was asked for, and the step cannot be one.
         """
         assert self._last_b1 is not None, "nothing was read"
-        steps = _Steps(self._model, self._sampling, self._states, self._last_b1)
+        steps = _Steps(
+            self._model, self._sampling, self._states, self._last_b1, kernels=self._kernels
+        )
         wanted = self._device.type == "cuda" if self._graph is None else self._graph
         step, done = steps.once, 0
         with _casts_kept():
@@ -160,7 +169,7 @@ class Writer:
                 size = min(BLOCK, max_bytes - done)
                 if wanted and done == 0:
                     size = min(size, _EAGER_STEPS)
-                with self._autocast():
+                with self._autocast(), self._weights.read():
                     if wanted and done == _EAGER_STEPS:
                         step = self._recorded(steps) or step
                         self.replayed = step != steps.once
@@ -236,9 +245,15 @@ class _Steps:
     """
 
     def __init__(
-        self, model: LanguageModel, sampling: Sampling, states: States | None, last_b1: Tensor
+        self,
+        model: LanguageModel,
+        sampling: Sampling,
+        states: States | None,
+        last_b1: Tensor,
+        *,
+        kernels: bool,
     ) -> None:
-        self._model, self._sampling = model, sampling
+        self._model, self._sampling, self._kernels = model, sampling, kernels
         self.states, self.last_b1 = states, last_b1.clone()
         rows, device = len(last_b1), last_b1.device
         self._uniform_kb = torch.zeros(BLOCK, rows, device=device)
@@ -282,12 +297,21 @@ class _Steps:
         """Pass the last byte, draw the next, and return the states between the two."""
         states: States
         logits_btv, states = self._model(self.last_b1, self.states)
-        uniform_b = self._uniform_kb.index_select(0, self._place_1).squeeze(0)
-        next_b = draw(logits_btv[:, -1].float(), uniform_b, self._sampling)
-        self.last_b1.copy_(next_b.unsqueeze(1))
-        self._bytes_kb.index_copy_(0, self._place_1, next_b.unsqueeze(0))
+        self._draw(logits_btv[:, -1])
         self._place_1 += 1
         return states
+
+    def _draw(self, logits_bv: Tensor) -> None:
+        """Draw the next byte of every text."""
+        how = asdict(self._sampling)
+        if self._kernels:
+            places = self._uniform_kb, self._place_1, self.last_b1, self._bytes_kb
+            draw_into(logits_bv, *places, **how)
+            return
+        uniform_b = self._uniform_kb.index_select(0, self._place_1).squeeze(0)
+        next_b = reference.draw(logits_bv.float(), uniform_b, **how)
+        self.last_b1.copy_(next_b.unsqueeze(1))
+        self._bytes_kb.index_copy_(0, self._place_1, next_b.unsqueeze(0))
 
 
 @contextmanager

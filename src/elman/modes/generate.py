@@ -16,6 +16,8 @@ from elman.errors import ExitStatus, UserError
 from elman.evaluation.generation import START, Writer
 from elman.evaluation.sampling import Sampling
 from elman.evaluation.text_state import load_text_state, save_text_state
+from elman.kernels.backends import REFERENCE
+from elman.kernels.nvrtc import cuda_problem
 from elman.models.language_model import LanguageModel
 from elman.schema.modes import GenerateConfig
 from elman.training.checkpoints import Checkpoint, find_checkpoint
@@ -45,7 +47,8 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
         backend=config.kernels.backend,
         allow_slow=config.baseline.allow_slow,
     )
-    writer = _writer(settings, checkpoint, model)
+    kernels = device.type == "cuda" and config.kernels.backend != REFERENCE
+    writer = _writer(settings, checkpoint, model, kernels=kernels and cuda_problem() is None)
     prompts = _read(settings, writer, _identity(checkpoint))
     with _threads_for(model, len(prompts)):
         count = (
@@ -57,7 +60,9 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
     return ExitStatus.OK
 
 
-def _writer(settings: GenerateConfig, checkpoint: Checkpoint, model: LanguageModel) -> Writer:
+def _writer(
+    settings: GenerateConfig, checkpoint: Checkpoint, model: LanguageModel, *, kernels: bool
+) -> Writer:
     precision = settings.precision
     if precision == "auto":
         precision = saved_config(checkpoint).train.precision
@@ -72,6 +77,7 @@ def _writer(settings: GenerateConfig, checkpoint: Checkpoint, model: LanguageMod
         Sampling(settings.temperature, settings.top_k, settings.top_p),
         seed=settings.seed,
         bf16=uses_bf16(device, precision),
+        kernels=kernels,
         graph=None if settings.graph == "auto" else settings.graph,
     )
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -32,7 +33,11 @@ def linear(x_bti: Tensor, weight_oi: Tensor, bias_o: Tensor | None = None) -> Te
         weight_oi: W; within :meth:`Weights.cast` its copy is read.
         bias_o: b, or None.
     """
-    return functional.linear(x_bti, narrow(weight_oi), bias_o)
+    weight_oi = narrow(weight_oi)
+    if bias_o is None and (few := _thread.few_rows) is not None and few.fits(x_bti, weight_oi):
+        y_bto: Tensor = few.row_product(x_bti, weight_oi)
+        return y_bto
+    return functional.linear(x_bti, weight_oi, bias_o)
 
 
 def narrow(weight_oi: Tensor) -> Tensor:
@@ -40,6 +45,47 @@ def narrow(weight_oi: Tensor) -> Tensor:
     if torch.compiler.is_compiling() or (reads := _thread.reads) is None:
         return weight_oi
     return reads.copy_of(weight_oi)
+
+
+class KeptCopies:
+    """Copies of weights in autocast's dtype for as long as nothing changes the weights.
+
+    A text reads every weight for every byte. Each is cast when it is first read, and the copies
+    stay where they are, so that a CUDA graph may read them.
+
+    Args:
+        device: Type of the device.
+        few_rows: Whether products of a few rows on a GPU are computed by the kernel for them.
+    """
+
+    def __init__(self, device: str, *, few_rows: bool) -> None:
+        self._device, self._few_rows = device, few_rows
+        self._copies: _Copies = {}
+
+    def copy_of(self, weight: Tensor) -> Tensor:
+        """Return the copy of a weight, or what is no such weight itself."""
+        narrows = torch.is_autocast_enabled(self._device)
+        if type(weight) is not nn.Parameter or not narrows or weight.dtype != torch.float32:
+            return weight
+        if id(weight) not in self._copies:
+            copy = weight.detach().to(torch.get_autocast_dtype(self._device))
+            self._copies[id(weight)] = (weight, copy)
+        return self._copies[id(weight)][1]
+
+    @contextmanager
+    def read(self) -> Iterator[None]:
+        """Let the linear maps of this thread read the copies; no gradient flows."""
+        assert not torch.is_grad_enabled()
+        before = _thread.reads, _thread.few_rows
+        _thread.reads = self
+        if self._few_rows:
+            from elman.ops.decode import row_product
+
+            _thread.few_rows = row_product
+        try:
+            yield
+        finally:
+            _thread.reads, _thread.few_rows = before
 
 
 class Weights:
@@ -108,9 +154,10 @@ class _Reads:
 
 
 class _Thread(threading.local):
-    """What the thread's innermost pass reads."""
+    """What the thread's innermost pass reads, and what computes products of a few rows."""
 
-    reads: _Reads | None = None
+    reads: _Reads | KeptCopies | None = None
+    few_rows: ModuleType | None = None
 
 
 _thread = _Thread()
