@@ -47,6 +47,7 @@ def in_our_words(overrides: Sequence[str], compose: Compose | None = None) -> It
     """
     for override in overrides:
         _refuse_form(override)
+        _refuse_path(override, _Command(overrides, compose))
     try:
         yield
     except UserError:
@@ -105,6 +106,38 @@ def _refuse_form(override: str) -> None:
         raise UserError(f"{override}: {key} takes one choice; for a job with each type {sweep}")
 
 
+def _refuse_path(override: str, command: _Command) -> None:
+    """Refuse a file or path where a group wants a name.
+
+    Hydra would read the file, and the run would bear a name that no list and no table knows.
+    """
+    key, _, value = override.lstrip("+").partition("=")
+    group = key.split("@")[0]
+    if not Path(str(files("elman.conf")), group).is_dir() or "." in group:
+        return
+    for word in re.findall(r"[^\s,()\[\]'\"]+", value):
+        parts = word.split("/")
+        if word.endswith((".yaml", ".yml")) or {"", ".", ".."} & set(parts):
+            raise UserError(_path_for_name(key, group, word, command))
+
+
+def _path_for_name(key: str, group: str, word: str, command: _Command) -> str:
+    """Word the error of a file or path given to a group."""
+    name = re.sub(r"\.ya?ml$", "", word.split("/")[-1])
+    said = f"{key}={word}: expected a name, not a file or path"
+    if command.composes(f"{group}={name}"):
+        return f"{said}; did you mean {key}={name}?"
+    if group == "data":
+        return f"{said}; did you mean data.path={word}?"
+    best = nearest(name, _shipped_choices(group))
+    hint = f"did you mean {key}={best}?" if best else f"{_listed_by(group)} lists the choices"
+    return f"{said}; {hint}"
+
+
+def _shipped_choices(group: str) -> list[str]:
+    return sorted(path.stem for path in Path(str(files("elman.conf")), group).glob("*.yaml"))
+
+
 class _Command:
     """The overrides of a command and what the groups among them choose."""
 
@@ -120,19 +153,30 @@ class _Command:
         """Return the value that the command gives to ``key``."""
         return self.typed(key).partition("=")[2] or "..."
 
-    def tree(self) -> Mapping[str, Any] | None:
-        """Return the sections that the command's groups choose, or None if they do not compose."""
+    def composes(self, override: str) -> bool:
+        """Whether one override, a group's choice, composes on its own."""
+        try:
+            self._composed([override])
+        except Exception:  # the choice is not there, or has an error of its own
+            return False
+        return True
+
+    def _composed(self, overrides: Sequence[str]) -> DictConfig:
         if self._compose is None:
             from elman.compose import compose_tree
 
             self._compose = compose_tree
+        return self._compose(overrides)
+
+    def tree(self) -> Mapping[str, Any] | None:
+        """Return the sections that the command's groups choose, or None if they do not compose."""
         groups = [
             text
             for text in self.overrides
             if re.match(r"(mode|model|optim|launcher|benchmark)=", text)
         ]
         try:
-            tree = OmegaConf.to_container(self._compose(groups), resolve=False)
+            tree = OmegaConf.to_container(self._composed(groups), resolve=False)
         except Exception:  # the groups have an error of their own
             return None
         assert isinstance(tree, dict)
