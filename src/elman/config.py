@@ -418,11 +418,18 @@ def _first_problem(error: ValidationError, tree: Mapping[str, Any], section: str
         return f"{key}={_shown(given)}: expected one of {', '.join(choices)}{hint}"
     if kind in _BOUND_WORDS:
         name, words = _BOUND_WORDS[kind]
-        return f"{key}={_shown(given)}: must be {words} {context[name]:g}"
+        if kind == "less_than" and isinstance(context[name], int):
+            return f"{key}={_shown(given)}: must be at most {context[name] - 1}"
+        return f"{key}={_shown(given)}: must be {words} {_written_out(context[name])}"
     if kind == "list_type" and section:
         return f"{key}={_shown(given)}: expected a list, as in {key}=[{_shown(given)}]"
     wording = _TYPE_WORDS.get(kind, problem["msg"].removeprefix("Input should be "))
     return f"{key}={_shown(given)}: expected {wording}"
+
+
+def _written_out(limit: float) -> str:
+    """Return a limit with all its digits: 4294967296, not 4.29497e+09."""
+    return str(int(limit)) if limit == int(limit) else str(limit)
 
 
 def _shown(value: Any) -> str:

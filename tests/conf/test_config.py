@@ -141,3 +141,9 @@ def test_the_python_door_speaks_as_the_command_does(override: str, line: str) ->
     with pytest.raises(UserError, match=line) as refusal:
         compose_config([override])
     assert "\n" not in str(refusal.value)
+
+
+def test_a_limit_is_written_out() -> None:
+    with pytest.raises(UserError, match=r"=4294967296: must be at most 4294967295$"):
+        compose_config(["train.seed=4294967296"])
+    assert compose_config(["train.seed=4294967295"]).train.seed == 4294967295
