@@ -25,14 +25,18 @@ GROUP = "benchmark"
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteFigures:
-    """What was published for the models of a suite.
+    """What a suite says of itself, and what was published for its models.
 
     Args:
+        title: What it compares, in a few words.
+        description: What a reader must know before believing its table.
         published: Figures of its models in the published suites that it names, its own first.
         published_only: Published rows that no run repeats: ``figures.model`` is what the row was
             called, ``figures.caveat`` begins with why.
     """
 
+    title: str = ""
+    description: str = ""
     published: tuple[PublishedResult, ...] = field(repr=False, default=())
     published_only: tuple[PublishedResult, ...] = field(repr=False, default=())
 
@@ -200,6 +204,8 @@ def _figures(config: SuiteConfig) -> SuiteFigures:
         if record.of.suite == suite and record.figures.model in models
     ]
     return SuiteFigures(
+        title=config.title,
+        description=config.description,
         published=tuple(records),
         published_only=tuple(_published_only(row) for row in config.published_only),
     )

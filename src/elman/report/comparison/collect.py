@@ -43,6 +43,16 @@ class Source:
     suite: SuiteFigures | None = None
     problems: tuple[str, ...] = ()
 
+    @property
+    def about(self) -> tuple[str, str]:
+        """What its suite compares, and what a reader must know before believing the table."""
+        if self.suite is None or not self.suite.title:
+            return "", ""
+        title, text = (
+            " ".join(part.split()) for part in (self.suite.title, self.suite.description)
+        )
+        return f"{self.benchmark}: {title}", text
+
 
 def collect(folders: Sequence[Path], places: Sequence[Place] = (SHIPPED,)) -> list[Source]:
     """Return the runs of every folder, each run once.

@@ -29,6 +29,13 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _known_status(value: Any) -> Any:
+    if value not in set(RunStatus):
+        words = ", ".join(status.value for status in RunStatus)
+        raise ValueError(f"{value!r} is no status; a run ends with one of {words}")
+    return value
+
+
 Number = Annotated[float | None, BeforeValidator(_finite)]
 Whole = Annotated[int | None, BeforeValidator(_finite)]
 
@@ -67,7 +74,7 @@ class Environment(_Part):
 class Result(_Part):
     """What a report reads of ``result.json``; :mod:`elman.training.metrics` defines the numbers."""
 
-    status: str
+    status: Annotated[str, BeforeValidator(_known_status)]
     error: str | None = None
     model: str | None = None
     metrics_version: Whole = None
