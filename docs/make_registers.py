@@ -1,8 +1,8 @@
 """Writes docs/registers.md: what the CUDA kernels take of a multiprocessor, on every architecture.
 
-Run it after a change to csrc/cuda: ``python docs/make_registers.py``. No GPU is needed. Everything is
-compiled by the NVRTC that registers-compiler.txt pins, in a folder of its own: the one that kernels
-use is the user's, and torch's CUDA builds bring theirs. A test asks for the rows one by one
+Run it after a change to csrc/cuda: ``python docs/make_registers.py``. No GPU is needed. Everything
+is compiled by the NVRTC that registers-compiler.txt pins, in a folder of its own: the one that
+kernels use is the user's, and torch's CUDA builds bring theirs. A test asks for the rows one by one
 (``--rows``) and compares them.
 """
 

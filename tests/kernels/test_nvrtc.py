@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.util
 import json
@@ -11,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -305,6 +307,59 @@ def test_without_a_driver_library_one_line_says_so(asked_anew, monkeypatch) -> N
     monkeypatch.setattr(importlib.import_module("cuda.bindings"), "driver", driver, raising=False)
     with pytest.raises(UserError, match=r"^kernels\.backend=cuda: NVIDIA's driver is missing; "):
         nvrtc._driver()
+
+
+class Nothing(ctypes.Structure):
+    """What a kernel without arguments is given."""
+
+    _fields_ = ()
+
+
+class LaunchingDriver(ModuleType):
+    """A driver that notes what kernels ask for and ends launches as it is told."""
+
+    CUfunction = int
+    CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="shared")
+
+    def __init__(self, granted: bool, launched: bool) -> None:
+        super().__init__("driver")
+        refused = SimpleNamespace(name="CUDA_ERROR_INVALID_VALUE")
+        self.asked: list[tuple[str, int]] = []
+        self.granted, self.launched = (0 if well else refused for well in (granted, launched))
+
+    def __getattr__(self, name: str) -> Any:
+        known = {
+            "cuLibraryLoadData": (0, 1),
+            "cuLibraryGetKernel": (0, 2),
+            "cuCtxGetCurrent": (0, 1),
+            "cuLaunchKernel": (self.launched,),
+        }
+        return lambda *given: known[name]
+
+    def cuKernelSetAttribute(self, what: str, size: int, *where: Any) -> tuple[Any]:
+        self.asked.append((what, size))
+        return (self.granted,)
+
+
+@pytest.mark.parametrize(
+    ("granted", "launched", "problem"),
+    [
+        (True, True, None),
+        (False, True, "needs 100000 bytes of shared memory"),
+        (True, False, "cannot be launched"),
+    ],
+)
+def test_a_kernel_asks_for_its_shared_memory_and_a_refused_launch_is_an_error(
+    cache: Path, monkeypatch, granted: bool, launched: bool, problem: str | None
+) -> None:
+    driver = LaunchingDriver(granted, launched)
+    monkeypatch.setattr(nvrtc, "_driver", lambda: driver)
+    monkeypatch.setattr(nvrtc, "_entered", threading.local())
+    kernel = nvrtc.Loaded(Unit(EMPTY, "empty test", "sm_90", False))
+    size = {"blocks": 1, "threads": 32, "shared_bytes": 100_000, "device": 0, "stream": 0}
+    with pytest.raises(UserError, match=problem) if problem else nullcontext():
+        kernel.launch("nothing", arguments=Nothing(), **size)
+    assert driver.asked == [("shared", 100_000)]
 
 
 def _no_library(flags: int) -> tuple[int]:
