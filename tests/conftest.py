@@ -18,7 +18,7 @@ from elman.kernels.compiler import compiler_problem
 def pytest_report_header() -> str | None:
     """Say first what this machine lacks for the tests of the CPU's kernels."""
     problem = compiler_problem()
-    return None if problem is None else f"tests of kernels for a CPU are skipped: {problem}"
+    return None if problem is None else f"tests of kernels for a CPU cannot run: {problem}"
 
 
 @pytest.hookimpl(wrapper=True)
