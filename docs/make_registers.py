@@ -213,7 +213,8 @@ def take_pinned_compiler() -> None:
 
 def answer() -> None:
     """Compile what standard input names, a label a line, and print each row as JSON."""
-    known = {kernel.label: kernel for kernel in (*models(), *cells(), *channels())}
+    every: list[Kernel | ChannelKernel] = [*models(), *cells(), *channels()]
+    known = {kernel.label: kernel for kernel in every}
     for line in sys.stdin:
         print(json.dumps(known[line.strip()].row()), flush=True)
 

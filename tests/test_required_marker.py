@@ -42,6 +42,7 @@ def test_a_skip_of_a_required_test_fails(tmp_path: Path, mark: str, ci: str, sta
 
 
 NEEDS_COMPILER = """
+import pytest
 from elman.errors import UserError
 from elman.kernels.compiler import compiler_problem
 
@@ -49,6 +50,10 @@ def test_it():
     raise UserError(f"kernels.backend=cpu: {compiler_problem()}")
 
 def test_another():
+    assert 1 == 2
+
+@pytest.mark.compiler
+def test_marked():
     assert 1 == 2
 """
 
@@ -59,14 +64,14 @@ def test_without_a_compiler_its_tests_are_skipped_but_not_in_ci(tmp_path: Path, 
     (tmp_path / "test_kernel.py").write_text(NEEDS_COMPILER)
     bare = {"CI": ci, "PATH": str(tmp_path), "CXX": "", "ELMAN_CACHE": str(tmp_path / "cache")}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-rs", "-o", "markers=required", str(tmp_path)],
+        [sys.executable, "-m", "pytest", "-rs", "-o", "markers=required\ncompiler", str(tmp_path)],
         cwd=tmp_path,
         env=os.environ | bare,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert ("1 failed, 1 skipped" if not ci else "2 failed") in done.stdout
+    assert ("1 failed, 2 skipped" if not ci else "3 failed") in done.stdout
     assert "tests of kernels for a CPU cannot run: no C++ compiler" in done.stdout
     if not ci:
         assert re.search(r"SKIPPED .* no C\+\+ compiler .*install", done.stdout)
