@@ -28,6 +28,8 @@ from elman.models.language_model import LanguageModel
 from elman.ops.add_norm import cuda, custom, op, reference
 from tests.emulation import emulator
 
+pytestmark = pytest.mark.compiler
+
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 DTYPES = {
     "bf16": (BF16, BF16),

@@ -6,6 +6,8 @@ import pytest
 
 from tests.emulation.channel_mutations import EDITS, outcome
 
+pytestmark = pytest.mark.compiler
+
 
 def test_the_sources_as_they_are_have_no_fault() -> None:
     assert outcome(None) == "-"

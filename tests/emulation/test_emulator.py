@@ -10,6 +10,8 @@ import pytest
 
 from tests.emulation import emulator
 
+pytestmark = pytest.mark.compiler
+
 SEEDS = range(1, 9)
 BYTES = 256 + 2 * 32
 # Of a block of three warps the first two walk and the last one helps; x is shared memory.

@@ -12,6 +12,8 @@ import pytest
 from elman.kernels.compiler import find_compiler
 from tests.emulation.mutations import mutations, outcome
 
+pytestmark = pytest.mark.compiler
+
 ALL = mutations()
 
 

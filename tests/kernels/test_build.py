@@ -20,6 +20,8 @@ from elman.kernels.cache import kernel_cache
 from elman.kernels.compiler import _search
 from elman.kernels.target import Target
 
+pytestmark = pytest.mark.compiler
+
 SOURCE = 'extern "C" int answer() { return 42; }\n'
 LOADER = f"""
 import sys

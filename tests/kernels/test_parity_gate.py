@@ -16,6 +16,8 @@ from elman.modes.train import run
 from elman.ops.channel import custom
 from elman.parity import gate
 
+pytestmark = pytest.mark.compiler
+
 SMALL = (
     "model=e61",
     "model.dim=128",
