@@ -15,6 +15,7 @@ import torch
 from elman.kernels.build import digest
 from elman.kernels.cache import kernel_cache
 from elman.kernels.compiler import BASE_FLAGS, find_compiler, run_compiler
+from elman.kernels.launching import Launch
 from elman.kernels.sources import source_folder, sources_hash
 from elman.ops.matrix_state import cuda
 from elman.ops.matrix_state.arguments import Call
@@ -22,8 +23,9 @@ from elman.ops.matrix_state.backends import Backend
 from elman.ops.matrix_state.choice import H200, choose, forward_of, geometry_of, natural_align
 from elman.ops.matrix_state.geometry import Geometry, Types
 from elman.ops.matrix_state.plan import Plan
+from tests.emulation.stretches import declare, of_matrix
 
-HEADER = "emulation/device.h"
+HEADER, FAST_HEADER = "emulation/device.h", "emulation/fast_device.h"
 # No optimisation: compiling takes longer than running. Static data stay a library's own.
 _FLAGS = (*BASE_FLAGS, "-O0", "-w", "-fno-gnu-unique")
 SANITIZED = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
@@ -40,7 +42,8 @@ def compile_unit(text: str, root: Path, library: Path, flags: tuple[str, ...] = 
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         source, made = Path(folder, "unit.cpp"), Path(folder, "unit.so")
         source.write_text(text)
-        places = ["-I", str(precompiled(flags)), "-I", str(root)]
+        header = FAST_HEADER if FAST_HEADER in text else HEADER
+        places = ["-I", str(precompiled(header, flags)), "-I", str(root)]
         command = [*compiler.command, *_FLAGS, *flags, *places, str(source)]
         done = run_compiler([*command, "-o", str(made)], Path(folder))
         assert done.returncode == 0, done.stderr[:4000]
@@ -48,20 +51,20 @@ def compile_unit(text: str, root: Path, library: Path, flags: tuple[str, ...] = 
 
 
 @functools.cache
-def precompiled(flags: tuple[str, ...]) -> Path:
-    """Return a folder with the compiled header of the emulation, half of what compiling takes.
+def precompiled(name: str, flags: tuple[str, ...]) -> Path:
+    """Return a folder with a compiled header of the emulation, half of what compiling takes.
 
     A compiler that does not look for such files, or refuses this one, takes the header itself.
     """
     compiler = find_compiler()
     assert compiler is not None
-    parts = (sources_hash(f'#include "{HEADER}"'), _FLAGS, flags, compiler.version)
+    parts = (sources_hash(f'#include "{name}"'), _FLAGS, flags, compiler.version)
     folder = kernel_cache() / f"emulated-header-{digest(repr(parts).encode())[:20]}"
-    made = folder / f"{HEADER}.gch"
+    made = folder / f"{name}.gch"
     if not made.exists():
         made.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            header, compiled = source_folder() / HEADER, Path(scratch, "device.h.gch")
+            header, compiled = source_folder() / name, Path(scratch, "header.gch")
             command = [*compiler.command, *_FLAGS, *flags, "-x", "c++-header", str(header)]
             done = run_compiler([*command, "-o", str(compiled)], Path(scratch))
             assert done.returncode == 0, done.stderr[:4000]
@@ -78,6 +81,36 @@ def loaded(text: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
         path.parent.mkdir(parents=True, exist_ok=True)
         compile_unit(text, source_folder(), path, flags)
     return ctypes.CDLL(str(path))
+
+
+def start(library: ctypes.CDLL, wanted: Launch, args: ctypes.Structure, seed: int = 1) -> None:
+    """Run the blocks of a kernel, one after another.
+
+    Raises:
+        FaultError: the emulator found one.
+    """
+    run_blocks(library, wanted, args, range(wanted.blocks), seed)
+
+
+def run_blocks(
+    library: ctypes.CDLL, wanted: Launch, args: ctypes.Structure, blocks: range, seed: int = 1
+) -> None:
+    """Run some of the blocks of a kernel.
+
+    Raises:
+        FaultError: the emulator found one.
+    """
+    kernel = library[wanted.kernel]
+    kernel.restype = ctypes.c_char_p
+    places = ctypes.c_int64(blocks.start), ctypes.c_int64(len(blocks))
+    said = kernel(ctypes.byref(args), *places, ctypes.c_int(wanted.shared_bytes), seed)
+    if said:
+        raise FaultError(f"{wanted.kernel}: {said.decode()}")
+
+
+def header_for(fast: bool) -> str:
+    """Return the header of kernels with the machine's fast functions, or with exact ones."""
+    return FAST_HEADER if fast else HEADER
 
 
 def fitted(call: Call, chosen: Geometry, backward: bool) -> Geometry:
@@ -106,16 +139,17 @@ def run(
         FaultError: the emulator found one.
     """
     chosen = replace(fitted(call, chosen, backward), shares=1)  # that is the GPU's alone
-    kernels = library(cuda.unit_text(chosen, backward, HEADER))
+    kernels = library(cuda.unit_text(chosen, backward, header_for(is_fast(chosen))))
     if backward:
         call.give_workspace(chosen.workspace_bytes(call.args.B, call.args.T))
-    for name, blocks, _, shared_bytes in cuda.launches(chosen, call.args.B, call.args.T, backward):
-        kernel = kernels[name]
-        kernel.restype = ctypes.c_char_p
-        pointer = ctypes.byref(call.args)
-        said = kernel(pointer, ctypes.c_int64(blocks), ctypes.c_int(shared_bytes), seed)
-        if said:
-            raise FaultError(f"{name}: {said.decode()}")
+    declare(kernels, of_matrix(call, chosen, backward=backward))
+    for one in cuda.launches(chosen, call.args.B, call.args.T, backward):
+        start(kernels, one, call.args, seed)
+
+
+def is_fast(chosen: Geometry) -> bool:
+    """Return whether the engine would compile a pass with the machine's fast functions."""
+    return chosen.types.io == "elman::bf16" and not cuda._exact
 
 
 def types_of(plan: Plan, dtype: torch.dtype) -> Types:

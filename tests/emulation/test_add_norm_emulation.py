@@ -27,6 +27,7 @@ from elman.models import norm
 from elman.models.language_model import LanguageModel
 from elman.ops.add_norm import cuda, custom, op, reference
 from tests.emulation import emulator
+from tests.emulation.stretches import declare, of_add_norm
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 DTYPES = {
@@ -50,12 +51,9 @@ def emulate(
 ) -> None:
     """Run kernels one after the other."""
     kernels = library(text.replace("cuda/device.cuh", emulator.HEADER))
+    declare(kernels, of_add_norm(text, [one.kernel for one in wanted], args))
     for one in wanted:
-        kernel = kernels[one.kernel]
-        kernel.restype = ctypes.c_char_p
-        blocks, shared = ctypes.c_int64(one.blocks), ctypes.c_int(one.shared_bytes)
-        if said := kernel(ctypes.byref(args), blocks, shared, seed):
-            raise emulator.FaultError(f"{one.kernel}: {said.decode()}")
+        emulator.start(kernels, one, args, seed)
 
 
 @pytest.fixture(autouse=True)
