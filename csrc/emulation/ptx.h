@@ -92,7 +92,9 @@ class Assembly {
     for (size_t at = 0; at < program.size() && error.empty(); at++) {
       const Instruction& i = program[at];
       if (!i.guard.empty() && (registers[i.guard] != 0) == i.negated) continue;
-      if (i.name == "bra")
+      if (i.name == "bra" && ++jumps > MANY)
+        report("assembly that never ends: %s", i.operands[0].c_str());
+      else if (i.name == "bra")
         at = place_of_label(i.operands[0]) - 1;
       else if (!barriers_run(i) && !copies_run(i) && !numbers_run(i) && i.name != ".reg")
         report("no such instruction here: %s", i.name.c_str());
@@ -101,7 +103,9 @@ class Assembly {
   }
 
  private:
+  static constexpr int MANY = 1 << 20;
   static inline std::map<std::string, std::vector<Instruction>> programs;
+  int jumps = 0;
   std::vector<Instruction>& program;
   std::vector<uint64_t> numbers;   // %0 ...
   std::vector<unsigned*> outputs;  // the first of them
@@ -128,7 +132,7 @@ class Assembly {
   bool barriers_run(const Instruction& i) {
     const auto& o = i.operands;
     if (i.name == "mbarrier.init.shared.b64") {
-      memory_barriers[value(o[0])] = {(int)value(o[1])};
+      memory_barriers[value(o[0])] = {(int)value(o[1]), 0, 0, current->arrivals};
     } else if (i.name == "mbarrier.arrive.shared.b64") {
       arrive_at(memory_barrier(value(o[1])));
     } else if (i.name == "mbarrier.try_wait.parity.shared.b64" ||

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +27,7 @@ from elman.ops.matrix_state.plan import Plan
 from tests.emulation.stretches import declare, of_matrix
 
 HEADER, FAST_HEADER = "emulation/device.h", "emulation/fast_device.h"
+CUDA_HEADER = "emulation/ptx.h"  # for cuda/device.cuh itself, see device_text.py
 # No optimisation: compiling takes longer than running. Static data stay a library's own.
 _FLAGS = (*BASE_FLAGS, "-O0", "-w", "-fno-gnu-unique")
 SANITIZED = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
@@ -42,7 +44,7 @@ def compile_unit(text: str, root: Path, library: Path, flags: tuple[str, ...] = 
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         source, made = Path(folder, "unit.cpp"), Path(folder, "unit.so")
         source.write_text(text)
-        header = FAST_HEADER if FAST_HEADER in text else HEADER
+        header = re.findall(r'#include "(emulation/\w+\.h)"', text)[0]
         places = ["-I", str(precompiled(header, flags)), "-I", str(root)]
         command = [*compiler.command, *_FLAGS, *flags, *places, str(source)]
         done = run_compiler([*command, "-o", str(made)], Path(folder))
