@@ -174,19 +174,20 @@ inline bool touch_global(const void* p, int bytes, bool write) {
 
 // ---- copies that read global memory after they have been started
 
-inline constexpr uintptr_t COPY_WORD = 4;
+// Whether a number begins in the second half of the word at an address: a copy begins with a whole
+// word, and what stands in the other half is nobody's business.
+inline bool is_half_word(uintptr_t at) {
+  const uintptr_t other = at + GRANULE;
+  return at % (2 * GRANULE) == 0 && !stretch_at(granule_at(at), at) &&
+         stretch_at(granule_at(other), other);
+}
 
-// Notes that a copy reads so many bytes from now on, or no more; returns whether it may. A copy
-// begins with a whole word: what stands before the tensor in its first word is nobody's business.
+// Notes that a copy reads so many bytes from now on, or no more; returns whether it may.
 inline bool hold_global(const void* p, int bytes, int by) {
-  const uintptr_t first = (uintptr_t)p / GRANULE * GRANULE, end = (uintptr_t)p + bytes;
-  bool inside = false;
-  for (uintptr_t at = first; at < end; at += GRANULE) {
+  const uintptr_t start = (uintptr_t)p / GRANULE * GRANULE, end = (uintptr_t)p + bytes;
+  for (uintptr_t at = start; at < end; at += GRANULE) {
+    if (at == start && end - at > GRANULE && is_half_word(at)) continue;
     Granule& granule = granule_at(at);
-    if (!inside && at < first + COPY_WORD - GRANULE && at + GRANULE < end &&
-        !stretch_at(granule, at))
-      continue;
-    inside = true;
     if (!may_touch(granule, at, bytes, false)) return false;
     if (by > 0) note_touch(granule, false);
     granule.copies += by;

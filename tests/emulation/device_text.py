@@ -1,6 +1,6 @@
 """csrc/cuda/device.cuh as a text that a C++ compiler of the host takes.
 
-Its inline assembly becomes calls of csrc/emulation/ptx.h, which runs it; nothing else is changed but
+Its inline assembly becomes calls of csrc/emulation/ptx.h, which runs it; nothing else changes but
 the declaration of shared memory.
 """
 

@@ -6,12 +6,14 @@ import ctypes
 import functools
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from elman.kernels.build import digest
 from elman.kernels.cache import kernel_cache
@@ -24,13 +26,16 @@ from elman.ops.matrix_state.backends import Backend
 from elman.ops.matrix_state.choice import H200, choose, forward_of, geometry_of, natural_align
 from elman.ops.matrix_state.geometry import Geometry, Types
 from elman.ops.matrix_state.plan import Plan
-from tests.emulation.stretches import declare, of_matrix
+from tests.emulation.stretches import declare, of_matrix, rows
 
 HEADER, FAST_HEADER = "emulation/device.h", "emulation/fast_device.h"
 CUDA_HEADER = "emulation/ptx.h"  # for cuda/device.cuh itself, see device_text.py
 # No optimisation: compiling takes longer than running. Static data stay a library's own.
 _FLAGS = (*BASE_FLAGS, "-O0", "-w", "-fno-gnu-unique")
 SANITIZED = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+
+Library = Callable[[str], ctypes.CDLL]
+"""Compiles and loads a translation unit."""
 
 
 class FaultError(Exception):
@@ -85,6 +90,26 @@ def loaded(text: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     return ctypes.CDLL(str(path))
 
 
+def planted(folder: Path, file: str, edit: Callable[[str], str], text: str) -> ctypes.CDLL:
+    """Return the library of a translation unit over sources of which one is faulty.
+
+    Args:
+        folder: Where they are copied to.
+        file: The faulty one, under csrc.
+        edit: Makes the faulty text of the whole one.
+        text: The translation unit.
+    """
+    root, made = folder / "csrc", folder / f"{digest(text.encode())}.so"
+    if not root.exists():
+        shutil.copytree(source_folder(), root)
+        whole = (root / file).read_text()
+        (root / file).write_text(edit(whole))
+        assert (root / file).read_text() != whole, file
+    if not made.exists():
+        compile_unit(text, root, made)
+    return ctypes.CDLL(str(made))
+
+
 def start(library: ctypes.CDLL, wanted: Launch, args: ctypes.Structure, seed: int = 1) -> None:
     """Run the blocks of a kernel, one after another.
 
@@ -108,6 +133,20 @@ def run_blocks(
     said = kernel(ctypes.byref(args), *places, ctypes.c_int(wanted.shared_bytes), seed)
     if said:
         raise FaultError(f"{wanted.kernel}: {said.decode()}")
+
+
+def declare_tensors(
+    library: ctypes.CDLL, read: dict[str, Tensor], written: dict[str, Tensor]
+) -> None:
+    """Let the next launch touch contiguous tensors, by name."""
+    declare(
+        library,
+        [
+            rows(name, tensor.data_ptr(), tensor.nbytes, writable=tensors is written)
+            for tensors in (read, written)
+            for name, tensor in tensors.items()
+        ],
+    )
 
 
 def header_for(fast: bool) -> str:
@@ -176,7 +215,7 @@ def backend(
     scratch: bool = False,
     helped: bool = True,
     seed: int = 1,
-    flags: tuple[str, ...] = (),
+    library: Library | None = None,
 ) -> Backend:
     """Return a backend that emulates the kernels.
 
@@ -189,7 +228,7 @@ def backend(
         scratch: Whether replayed states stand in global memory.
         helped: Whether both passes have helpers.
         seed: Of the order in which threads run.
-        flags: Further flags for the compiler.
+        library: Compiles and loads a translation unit; None: from the sources as they are.
     """
 
     def geometry(plan: Plan, batch: int, dtype: torch.dtype) -> Geometry:
@@ -201,8 +240,7 @@ def backend(
     def launch(call: Call, *, backward: bool) -> None:
         chosen = geometry(call.plan, call.args.B, call.like.dtype)
         chosen = chosen if backward else replace(chosen, steps=forward_steps)
-        compiled = functools.partial(loaded, flags=flags)
-        run(compiled, call, chosen, backward=backward, seed=seed)
+        run(library or loaded, call, chosen, backward=backward, seed=seed)
 
     return Backend(launch, lambda plan, batch, dtype: steps, kept_dtype)
 

@@ -1,6 +1,6 @@
 """cuda/device.cuh itself, its inline assembly too, run on a CPU as PTX's manual says.
 
-The other tests of this folder have emulation/device.h in its place. Every probe runs with the header
+The other tests here have emulation/device.h in its place. Every probe runs with the header
 as it is and with each planted fault, all of them in one translation unit.
 """
 
@@ -53,7 +53,10 @@ FAULTS = {
     "halves that stay": ("0x1032", "0x3210"),
     "a root for a reciprocal": ("rcp.approx", "sqrt.approx"),
     "a warp barrier left out": ("sync_warp() { __syncwarp(); }", "sync_warp() {}"),
-    "a block barrier left out": ("  __syncthreads();\n}\nDEVICE void sync_warp", "}\nDEVICE void sync_warp"),
+    "a block barrier left out": (
+        "  __syncthreads();\n}\nDEVICE void sync_warp",
+        "}\nDEVICE void sync_warp",
+    ),
 }
 SHARE_FAULTS = {
     "helpers' share for all": (
@@ -348,3 +351,4 @@ def test_whole_kernels_over_the_header_of_the_gpu(name, heads, monkeypatch) -> N
     leaves = leaves_of(plan, torch.bfloat16, steps=37)
     found = results(plan, leaves, False)
     assert_equal(found, results(plan, leaves, True), TOLERANCE[torch.bfloat16])
+    assert (max(shares) > 1) == (heads < 1500)
