@@ -90,7 +90,13 @@ def loaded(text: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     return ctypes.CDLL(str(path))
 
 
-def planted(folder: Path, file: str, edit: Callable[[str], str], text: str) -> ctypes.CDLL:
+def planted(
+    folder: Path,
+    file: str,
+    edit: Callable[[str], str],
+    text: str,
+    flags: tuple[str, ...] = (),
+) -> ctypes.CDLL:
     """Return the library of a translation unit over sources of which one is faulty.
 
     Args:
@@ -98,6 +104,7 @@ def planted(folder: Path, file: str, edit: Callable[[str], str], text: str) -> c
         file: The faulty one, under csrc.
         edit: Makes the faulty text of the whole one.
         text: The translation unit.
+        flags: Further flags for the compiler.
     """
     root, made = folder / "csrc", folder / f"{digest(text.encode())}.so"
     if not root.exists():
@@ -106,7 +113,7 @@ def planted(folder: Path, file: str, edit: Callable[[str], str], text: str) -> c
         (root / file).write_text(edit(whole))
         assert (root / file).read_text() != whole, file
     if not made.exists():
-        compile_unit(text, root, made)
+        compile_unit(text, root, made, flags)
     return ctypes.CDLL(str(made))
 
 

@@ -294,6 +294,10 @@ FAULTS = {
         "const int at = column(tile, chunk) + 1;",
     ),
     "one block too few": ("block < a.blocks;", "block < a.blocks - 1;"),
+    "number beyond a row": ("if (at < G::D) {", "if (true) {"),
+    "number written beyond a row": ("if (at < G::D) store", "store"),
+    "column that is not there": ("  if (column < G::D) {", "  {"),
+    "column that is written": ("if (warp > 0 || column >= G::D) return;", "if (warp > 0) return;"),
     "one warp too few": ("warp < G::WARPS; warp++", "warp < G::WARPS - 1; warp++"),
 }
 

@@ -116,7 +116,8 @@ FAULTS = {
 # Global memory: `x` of 96 numbers is read, `y` of three rows of 32 is written, with gaps of 32
 # between them; `freed` was freed, `other` is of another block.
 SOUND |= {
-    "a_number_for_every_thread": "store_one(a.y + warp * 64 + lane, load_one(a.x + thread_index()));",
+    "a_number_for_every_thread": """
+        store_one(a.y + warp * 64 + lane, load_one(a.x + thread_index()));""",
     "a_copy_that_is_waited_for": """
         if (lane < 8 && warp == 0)
           copy_async<16>(room + lane * 16, a.x + lane * 4, 16), commit_copies(), wait_copies<0>();

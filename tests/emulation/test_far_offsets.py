@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,7 +39,7 @@ from tests.emulation.mutations import _in_process, edited
 from tests.emulation.stretches import declare, of_add_norm, of_channel, of_matrix
 
 FP32 = torch.float32
-Library = Callable[[str], ctypes.CDLL]
+Library = emulator.Library
 # Engine, file, old text, new text: an offset that is taken in 32 bits.
 FAULTS = {
     "row of a norm": (
