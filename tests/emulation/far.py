@@ -11,12 +11,14 @@ import mmap
 import torch
 from torch import Tensor
 
+# Python 3.13 names it; before, it is Linux's number.
+NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 BEYOND = 2**31  # what 32 bits with a sign do not hold
 
 
 def room(numbers: int, dtype: torch.dtype) -> Tensor:
     """Return so many numbers, of which those that are touched alone take memory."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
     place = mmap.mmap(-1, max(numbers, 1) * dtype.itemsize, flags=flags)
     return torch.frombuffer(place, dtype=dtype)
 

@@ -215,11 +215,13 @@ def norm_results(library: Library, far: bool, steps_apart: bool = False) -> list
 def matrix_results(library: Library, far: bool, steps_apart: bool = False) -> list[Tensor]:
     """Run the last sequence of a batch both ways."""
     heads, time = 2, 19
-    plan = stacked_plan("delta", heads, 8, 20, **{**DELTA, "gate_act": "sigmoid"})
+    options = {**DELTA, "gate_act": "sigmoid", "gate_bias": True, "residual": True}
+    plan = stacked_plan("delta", heads, 8, 20, **options)
     types = emulator.types_of(plan, FP32)
     chosen = geometry_of(plan, types, 8, 1, 8, 1)
     state, out = heads * plan.rows * plan.columns, time * heads * plan.rows
-    batch = math.ceil(BEYOND / min(state, out)) + 1 if far else 1
+    least = min(state, out, heads * chosen.slabs * chosen.param_terms)  # of a sequence
+    batch = math.ceil(BEYOND / least) + 1 if far else 1
     generator = torch.Generator().manual_seed(4)
 
     def last(tensor: Tensor, *shape: int, scale: float = 1.0) -> Tensor:
