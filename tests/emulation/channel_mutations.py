@@ -86,6 +86,12 @@ EDITS = {
     "sum over one batch too few": ("channel", "b < a.batch; b++", "b < a.batch - 1; b++"),
     "norm of all lanes but one": ("channel_unit", "mask < 32", "mask < 16"),
 }
+# Neighbours of a fault that is planted in every run.
+LATER = (
+    "lane without a channel sums a parameter",
+    "row of norms that is not there",
+    "row of norms that is written",
+)
 
 
 def outcome(what: str | None) -> str:

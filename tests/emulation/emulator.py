@@ -15,11 +15,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+import elman.kernels.build
+from elman.kernels import sources
 from elman.kernels.build import digest
 from elman.kernels.cache import kernel_cache
 from elman.kernels.compiler import BASE_FLAGS, find_compiler, run_compiler
 from elman.kernels.launching import Launch
 from elman.kernels.sources import source_folder, sources_hash
+from elman.ops.channel import kernels as channel_kernels
+from elman.ops.matrix_state import cpu as matrix_cpu
 from elman.ops.matrix_state import cuda
 from elman.ops.matrix_state.arguments import Call
 from elman.ops.matrix_state.backends import Backend
@@ -115,6 +119,27 @@ def planted(
     if not made.exists():
         compile_unit(text, root, made, flags)
     return ctypes.CDLL(str(made))
+
+
+def plant_in_cpu_engines(folder: Path, file: str, edit: Callable[[str], str]) -> None:
+    """Let this process compile its CPU kernels from sources of which one is faulty.
+
+    Args:
+        folder: Where they are copied to, and where the kernels are kept.
+        file: The faulty one, under csrc.
+        edit: Makes the faulty text of the whole one.
+    """
+    root = folder / "csrc"
+    shutil.copytree(source_folder(), root)
+    whole = (root / file).read_text()
+    assert edit(whole) != whole, file
+    (root / file).write_text(edit(whole))
+    elman.kernels.build.source_folder = sources.source_folder = lambda: root
+    os.environ["ELMAN_CACHE"] = str(folder)
+    # What was compiled before is not asked for again.
+    channel_kernels.kernel_for.cache_clear()
+    matrix_cpu._found.clear()
+    matrix_cpu._loaded.clear()
 
 
 def start(library: ctypes.CDLL, wanted: Launch, args: ctypes.Structure, seed: int = 1) -> None:

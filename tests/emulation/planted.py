@@ -374,3 +374,11 @@ EDITS = {
     ),
     "one thread too many in the end": ("matrix_finish", "if (number < count) {", "{"),
 }
+# Neighbours of a fault that is planted in every run.
+LATER = (
+    "state written for rows that are not there",
+    "gradients of rows that are not there",
+    "parameters of rows that are not there",
+    "output's parameters of rows that are not there",
+    "one thread too many in the end",
+)

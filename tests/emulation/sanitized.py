@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -22,7 +21,6 @@ import torch
 from torch import Tensor
 
 import elman.kernels.build
-from elman.kernels import sources
 from elman.kernels.compiler import BASE_FLAGS
 from elman.ops.add_norm import cuda as norm_cuda
 from elman.ops.channel import op as channel_op
@@ -124,14 +122,7 @@ def run_planted(engine: str, folder: Path) -> None:
         return whole.replace(old, new)
 
     if engine.startswith("cpu"):
-        root = folder / "csrc"
-        shutil.copytree(sources.source_folder(), root)
-        whole = (root / file).read_text()
-        assert edit(whole) != whole, engine
-        (root / file).write_text(edit(whole))
-        elman.kernels.build.source_folder = lambda: root
-        sources.source_folder = lambda: root
-        os.environ["ELMAN_CACHE"] = str(folder)
+        emulator.plant_in_cpu_engines(folder, file, edit)
     flags = emulator.SANITIZED
     library = functools.partial(emulator.planted, folder / "x", file, edit, flags=flags)
     (folder / "x").mkdir()

@@ -317,7 +317,16 @@ def sources() -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("fault", ["", *sources()], ids=lambda fault: fault or "none")
+LATER = ("number written beyond a row", "column that is written")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(fault, id=fault or "none", marks=[pytest.mark.slow] * (fault in LATER))
+        for fault in ["", *sources()]
+    ],
+)
 def test_a_planted_fault_is_noticed(fault, monkeypatch, tmp_path: Path) -> None:
     root = tmp_path / "csrc"
     shutil.copytree(source_folder(), root)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -394,38 +395,73 @@ def _faulty(folder: Path, file: str, old: str, new: str, text: str) -> ctypes.CD
 # ---- the CPU engines: far strides
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
-def test_channel_sources_of_the_cpu_engine(dtype) -> None:
+def channel_on_cpu(dtype: torch.dtype) -> bool:
+    """Return whether far sequences of the channel engine give what near ones do."""
     inputs = row_blocks(dict.fromkeys(CELLS["e65"].inputs, 21))
     plan = Plan("e65", tuple(inputs.items()), self_gate=True)
-    source = torch.randn(2, 5, 63, dtype=dtype)
-    far = spread(source, (BEYOND + 64, BEYOND // 4 + 64, 1))
-    found = [_channel_on_cpu(plan, x) for x in (source, far)]
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(one, other)
-
-
-def _channel_on_cpu(plan: Plan, source: Tensor) -> list[Tensor]:
     generator = torch.Generator().manual_seed(2)
     names = CELLS[plan.step].parameters
-    parameters = {n: torch.randn(21, generator=generator).to(source.dtype) for n in names}
-    state = torch.zeros(2, 21, dtype=source.dtype)
-    y, last = channel_op.run(plan, [source], parameters, state, backend="cpu")
-    return [y, last]
+    parameters = {n: torch.randn(21, generator=generator).to(dtype) for n in names}
+    state = torch.zeros(2, 21, dtype=dtype)
+    return same_on_cpu(
+        63, dtype, lambda x: channel_op.run(plan, [x], parameters, state, backend="cpu")
+    )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
-def test_matrix_sources_of_the_cpu_engine(dtype) -> None:
+def matrix_on_cpu(dtype: torch.dtype) -> bool:
+    """Return whether far sequences of the matrix-state engine give what near ones do."""
     plan = stacked_plan("delta", 2, 8, 20, **DELTA)
     end = max(place.start + 2 * plan.width(name) for name, place in plan.roles)
     generator = torch.Generator().manual_seed(2)
-    source = torch.randn(2, 5, end, generator=generator).to(dtype)
     parameters = {
         n: torch.randn(plan.parameter_shape(n), generator=generator).to(dtype)
         for n in plan.parameter_names
     }
     first = torch.zeros(2, 2, plan.rows, plan.columns, dtype=dtype)
-    far = spread(source, (BEYOND + 64, BEYOND // 4 + 64, 1))
-    found = [matrix_op.run(plan, [x], parameters, first, backend="cpu") for x in (source, far)]
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(one, other)
+    return same_on_cpu(
+        end, dtype, lambda x: matrix_op.run(plan, [x], parameters, first, backend="cpu")
+    )
+
+
+def same_on_cpu(
+    width: int, dtype: torch.dtype, run: Callable[[Tensor], tuple[Tensor, Tensor]]
+) -> bool:
+    """Run sequences close together and far apart, forward and back; compare all bits."""
+    near_btc = torch.randn(2, 5, width, generator=torch.Generator().manual_seed(3)).to(dtype)
+    found = []
+    for source in (near_btc, spread(near_btc, (BEYOND + 64, BEYOND // 4 + 64, 1))):
+        leaf = source.detach().requires_grad_()
+        outputs = run(leaf)
+        (gradient,) = torch.autograd.grad([out.sum() for out in outputs], leaf)
+        found.append([*outputs, gradient])
+    return all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+ON_CPU = {"channel": channel_on_cpu, "matrix": matrix_on_cpu}
+CPU_FAULTS = {
+    "channel": (
+        "cpu/channel_engine.h",
+        "b * s.batch + t * s.time",
+        "(int)(b * s.batch + t * s.time)",
+    ),
+    "matrix": ("cpu/matrix_places.h", "+ t * x.time +", "+ (int)(t * x.time) +"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+@pytest.mark.parametrize("engine", ON_CPU)
+def test_far_sequences_of_the_cpu_engines(engine, dtype) -> None:
+    assert ON_CPU[engine](dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ON_CPU)
+def test_an_offset_in_32_bits_of_a_cpu_engine_is_noticed(engine, tmp_path: Path) -> None:
+    """It reads beside the sequence, or crashes."""
+    file, old, new = CPU_FAULTS[engine]
+
+    def run() -> bool:
+        emulator.plant_in_cpu_engines(tmp_path, file, lambda whole: whole.replace(old, new, 1))
+        return ON_CPU[engine](torch.float32)
+
+    assert _in_process(run, ()) is not True

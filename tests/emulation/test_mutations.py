@@ -11,6 +11,7 @@ import pytest
 
 from elman.kernels.compiler import find_compiler
 from tests.emulation.mutations import mutations, outcome
+from tests.emulation.planted import LATER
 
 ALL = mutations()
 ENGINES = ("matrix", "channel", "add_norm", "cpu_matrix", "cpu_channel")
@@ -20,7 +21,17 @@ def test_the_sources_as_they_are_have_no_fault() -> None:
     assert outcome(None, "e88") == "-"
 
 
-@pytest.mark.parametrize("mutation", ALL, ids=[mutation.what for mutation in ALL])
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        pytest.param(
+            mutation,
+            id=mutation.what,
+            marks=[pytest.mark.slow] * mutation.what.endswith(LATER),
+        )
+        for mutation in ALL
+    ],
+)
 def test_a_planted_fault_is_noticed(mutation) -> None:
     assert outcome(mutation, "e88") != "-"
 
