@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from elman.ops.matrix_state.plan import PARAMETERS, ROLES, Plan, parse
-from elman.ops.native import check_layout, words_of
+from elman.ops.mirrors import layout_assertions
+from elman.ops.native import words_of
 
 
 class SequenceArgs(ctypes.Structure):
@@ -53,11 +54,11 @@ class MatrixArgs(ctypes.Structure):
     )
 
 
-def check_layouts(library: ctypes.CDLL) -> None:
-    """Compare the mirrors with what a library was compiled with."""
-    check_layout(library, "elman_sequence_layout", SequenceArgs)
-    check_layout(library, "elman_parameter_layout", ParameterArgs)
-    check_layout(library, "elman_args_layout", MatrixArgs)
+@cache
+def layouts() -> str:
+    """Return C++ text that refuses to compile where a mirror is wrong."""
+    mirrors = {"Sequence": SequenceArgs, "Parameter": ParameterArgs, "Args": MatrixArgs}
+    return "".join(layout_assertions(f"elman::{name}", one) for name, one in mirrors.items())
 
 
 _ROLE, _PARAM, _ARGS = (words_of(m) for m in (SequenceArgs, ParameterArgs, MatrixArgs))
