@@ -274,6 +274,8 @@ class Loaded:
 
     def _prepare(self, name: str, shared_bytes: int, device: int) -> Any:
         """Let a kernel use so much shared memory on a device; return and keep it."""
+        if device is None:  # the index of a CPU, whose addresses mean nothing to a GPU
+            raise UserError(f"{_SETTING}: the tensors lie on the CPU; use kernels.backend=auto")
         driver = self._driver
         error, kernel = driver.cuLibraryGetKernel(self._library, name.encode())
         assert not error, (name, error)

@@ -8,7 +8,6 @@ from typing import Any
 from elman.errors import UserError
 from elman.ops.mirrors import cell_assertions
 
-
 MOST_GATES, MOST_PARAMETERS = 2, 3
 """Of a row; MAX_GATES and MAX_PARAMS of csrc/cells/matrix_state.h."""
 

@@ -52,8 +52,12 @@ def launch(call: Call, *, backward: bool) -> None:
     """Run a call, forward or backward.
 
     Raises:
-        UserError: the kernel cannot be compiled.
+        UserError: the tensors do not lie on the CPU, or the kernel cannot be compiled.
     """
+    if not call.like.is_cpu:
+        raise UserError(
+            f"kernels.backend=cpu: the tensors lie on {call.like.device}; use kernels.backend=auto"
+        )
     kernel = _kernel(call.plan, call.like.dtype)
     call.args.threads = kernel_threads(torch.get_num_threads())
     call.give_workspace(kernel.workspace(call.args, backward))
