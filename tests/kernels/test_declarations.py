@@ -208,8 +208,8 @@ def test_the_order_of_roles_is_compared(monkeypatch) -> None:
     "complaint",
     [
         "source.cpp:9:22: error: static assertion failed: {}\n   9 | static_assert(A == 1, ...\n",
-        "source.cpp:9:22: error: static assertion failed due to requirement 'Own<Act::tanh>::A == 1':"
-        " {}\n",
+        "source.cpp:9:22: error: static assertion failed due to requirement "
+        "'Own<Act::tanh>::A == 1': {}\n",
         'source.cpp:9:1: error: static_assert failed due to requirement "A == 1" "{}"\n',
         'unit.cu(9): error: static assertion failed with "{}"\n  static_assert(A == 1, "{}");\n',
     ],

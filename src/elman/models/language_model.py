@@ -92,9 +92,8 @@ class LanguageModel(nn.Module):
             ValueError: the states are another batch's or another model's.
         """
         if states is not None and len(states) != len(self.layers):
-            raise ValueError(
-                f"states of the model: {len(states)}, expected one of each layer, {len(self.layers)}"
-            )
+            expected = f"expected one of each layer, {len(self.layers)}"
+            raise ValueError(f"states of the model: {len(states)}, {expected}")
         x_btd = functional.embedding(tokens_bt.long(), self.embedding)
         run = self._rms if self.wrapper == "rms" else self._legacy
         with self._weights.cast(x_btd):

@@ -49,6 +49,10 @@ def run(
         ValueError: a tensor has another shape, dtype or device than the plan asks for.
         UserError: the backend has no kernel for this plan, or cannot build it.
     """
+    if backend != REFERENCE and plan.kernel_problem:
+        raise UserError(
+            f"kernels.backend={backend}: {plan.kernel_problem}; use kernels.backend=reference"
+        )
     custom.check_call(plan, sources_btc, parameters, state_bhvn)
     dtype = wide_dtype(sources_btc[0].dtype)
     empty = is_empty(sources_btc[0])
@@ -60,10 +64,6 @@ def run(
     if backend == REFERENCE:
         assert state_bhvn is not None
         return _interpreted(plan, sources_btc, parameters, state_bhvn)
-    if plan.kernel_problem:
-        raise UserError(
-            f"kernels.backend={backend}: {plan.kernel_problem}; use kernels.backend=reference"
-        )
     narrow = sources_btc[0].dtype if backend == "cuda" else dtype
     sources_btc = [_adjacent(cast(source_btc, narrow)) for source_btc in sources_btc]
     given = [cast(parameters[name], dtype) for name in plan.parameter_names]
