@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from elman.ops.door import FLOATING, Shape, check
+from elman.ops.door import FLOATING, WIDE, Shape, check
 from elman.ops.precision import wide_dtype
 
 State = dict[str, Tensor]
@@ -16,7 +16,6 @@ State = dict[str, Tensor]
 STORED = frozenset({"conv", "past"})
 """Parts that hold what the projections made, in the dtype of those; the others are wider."""
 _NARROW = frozenset(dtype for dtype in FLOATING if wide_dtype(dtype) == torch.float32)
-_WIDE = {dtype: frozenset({wide_dtype(dtype)}) for dtype in FLOATING}
 _KEPT = {dtype: _NARROW if dtype in _NARROW else frozenset({dtype}) for dtype in FLOATING}
 
 
@@ -45,8 +44,11 @@ def check_state(
         )
     batch, device = like.shape[0], like.device
     for name, shape in shapes.items():
-        dtypes = (_KEPT if name in STORED else _WIDE)[dtype]
-        check(f"state {name} of {of}", state[name], (batch, *shape), device, dtypes)
+        dtypes = (_KEPT if name in STORED else WIDE)[dtype]
+        part, wanted = state[name], (batch, *shape)
+        good = isinstance(part, Tensor) and part.shape == wanted
+        if not good or part.dtype not in dtypes or part.device != device:
+            check(f"state {name} of {of}", part, wanted, device, dtypes, batched=True)
 
 
 def first_state(part: Tensor | None, like: Tensor, *shape: int) -> Tensor:

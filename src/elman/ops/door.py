@@ -8,11 +8,12 @@ Shape legend: b batch, t time, c channels of any kind.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from elman.errors import UserError
 from elman.ops.precision import wide_dtype
 
 Shape = tuple[int | None, ...]
@@ -20,16 +21,23 @@ Shape = tuple[int | None, ...]
 
 
 def check(
-    what: str, tensor: object, shape: Shape, device: torch.device, dtypes: Iterable[torch.dtype]
+    what: str,
+    tensor: object,
+    shape: Shape,
+    device: torch.device,
+    dtypes: Collection[torch.dtype],
+    *,
+    batched: bool = False,
 ) -> None:
     """Compare a tensor with what an operation reads.
 
     Args:
         what: What it is, for people: ``state S of E88``.
         tensor: The tensor.
-        shape: Its shape; the first axis is the batch's in messages.
+        shape: Its shape.
         device: Its device.
         dtypes: The dtypes that it may have.
+        batched: Whether its first axis is the input's batch.
 
     Raises:
         ValueError: it has another shape, dtype or device, or is no tensor.
@@ -38,7 +46,7 @@ def check(
         raise ValueError(f"{what}: {type(tensor).__name__}, expected a tensor {_lengths(shape)}")
     if tensor.shape != shape and not _fits(tensor.shape, shape):
         given = list(tensor.shape)
-        batch = " (batch of the input)" if _fits(given[1:], shape[1:]) and given else ""
+        batch = " (batch of the input)" if batched and _fits(given[1:], shape[1:]) else ""
         raise ValueError(f"{what}: shape {given}, expected {_lengths(shape)}{batch}")
     if tensor.dtype not in dtypes:
         expected = " or ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
@@ -60,7 +68,8 @@ def _lengths(shape: Shape) -> str:
 
 FLOATING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 """Dtypes of sequences and parameters, which an operation casts to its own."""
-_WIDE = {dtype: frozenset({wide_dtype(dtype)}) for dtype in FLOATING}
+WIDE = {dtype: frozenset({wide_dtype(dtype)}) for dtype in FLOATING}
+"""By a sequence's dtype: those of the states before and after it."""
 
 
 def check_sequences(of: str, sources_btc: Sequence[Tensor], channels: Sequence[int] = ()) -> None:
@@ -84,7 +93,9 @@ def check_sequences(of: str, sources_btc: Sequence[Tensor], channels: Sequence[i
         if len(shape) < 3 or shape[:2] != length or shape[2] < least:
             wanted = ", ".join([*map(str, length), f"at least {least}"])
             raise ValueError(f"source {number} of {of}: shape {list(shape)}, expected [{wanted}]")
-        check(f"source {number} of {of}", source, shape, device, FLOATING)
+        # Words are put together for those alone who read them.
+        if source.dtype not in FLOATING or source.device != device:
+            check(f"source {number} of {of}", source, shape, device, FLOATING)
 
 
 def check_parameters(
@@ -102,31 +113,40 @@ def check_parameters(
         device: Their device.
 
     Raises:
-        ValueError: they are others.
+        UserError: they have other names; who wrote the cell can mend it.
+        ValueError: they have other shapes, dtypes or devices.
     """
     if given.keys() != shapes.keys():
-        raise ValueError(f"parameters of {of}: given {_names(given)}, expected {_names(shapes)}")
+        raise UserError(
+            f"parameters of {of}: given {_names(given)}, expected {_names(shapes)}; "
+            "mend the layer or the cell's declaration"
+        )
     for name, shape in shapes.items():
-        check(f"parameter {name} of {of}", given[name], shape, device, FLOATING)
+        one = given[name]
+        if one.shape != shape or one.dtype not in FLOATING or one.device != device:
+            check(f"parameter {name} of {of}", one, shape, device, FLOATING)
 
 
 def _names(named: Mapping[str, object]) -> str:
     return ", ".join(named) or "none"
 
 
-def check_state(what: str, part: Tensor, shape: Shape, like: Tensor) -> None:
+def check_state(part: str, of: str, state: Tensor, shape: Shape, like: Tensor) -> None:
     """Compare a part of a state with the sequence that it stands before.
 
     Args:
-        what: What it is, for people: ``state of channel e61``.
-        part: The part.
+        part: What it is, for people: ``state``.
+        of: The operation.
+        state: The part.
         shape: Its shape; the first axis is the batch.
         like: The sequence, before it was widened.
 
     Raises:
         ValueError: it has another shape, is not in fp32 or what is wider, or on another device.
     """
-    check(what, part, shape, like.device, _WIDE[like.dtype])
+    dtypes = WIDE[like.dtype]
+    if state.shape != shape or state.dtype not in dtypes or state.device != like.device:
+        check(f"{part} of {of}", state, shape, like.device, dtypes, batched=True)
 
 
 def check_kernel_tensors(
@@ -148,7 +168,7 @@ def check_kernel_tensors(
     for source in sources_btc:
         check(f"sources of {of}", source, source.shape, first.device, (first.dtype,))
     for parameter in parameters:
-        check_state(f"parameters of {of}", parameter, parameter.shape, first)
+        check_state("parameters", of, parameter, parameter.shape, first)
 
 
 def is_empty(source_btc: Tensor) -> bool:

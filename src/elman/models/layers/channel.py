@@ -170,6 +170,10 @@ class MinimalMixer(Mixer):
         if self.out_proj is not None:
             init.xavier_(self.out_proj)
 
+    def projection(self) -> Tensor:
+        """Return a weight that has the dtype of the projections."""
+        return self.cell_proj
+
     def state_shapes(self) -> dict[str, Shape]:
         """Return the shape of h."""
         return {"h": (self.cell_proj.shape[0] // len(self.projections),)}

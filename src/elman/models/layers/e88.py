@@ -193,6 +193,10 @@ class E88(Mixer):
         rest = {name: height for name, height in self.rows.items() if name != "qkv"}
         return {"qkv": Slice(0, 0), **row_blocks(rest, source=1)}
 
+    def projection(self) -> Tensor:
+        """Return a weight that has the dtype of the projections."""
+        return self.in_proj
+
     def state_shapes(self) -> dict[str, Shape]:
         """Return the shapes of S and of the convolution's history."""
         shapes: dict[str, Shape] = {"S": (self.heads, self.value_width, self.key_width)}

@@ -74,6 +74,10 @@ class Llama(Mixer):
         init.xavier_blocks_(self.mlp_in, 2)
         init.xavier_(self.mlp_out)
 
+    def projection(self) -> Tensor:
+        """Return a weight that has the dtype of the projections."""
+        return self.in_proj
+
     def state_shapes(self) -> dict[str, Shape]:
         """Return the shape of the keys and values, of any number of positions."""
         return {"past": (None, 2 * self.inner)}

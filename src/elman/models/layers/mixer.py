@@ -78,6 +78,7 @@ class Mixer(nn.Module):
         self.runnable = self.cell.under(self.settings.values)
         self.backend = check_backend(self.runnable, backend)
         self._chosen: dict[tuple[str, str], str] = {}
+        self._shapes: dict[str, Shape] | None = None
 
     def reset_parameters(self) -> None:
         """Draw every weight anew from torch's global generator."""
@@ -116,8 +117,17 @@ class Mixer(nn.Module):
         if state is None or state == {}:
             return {}
         dtype = compute_dtype(x_btd, self.projection().dtype)
-        check_state(type(self).__name__, state, self.state_shapes(), x_btd, dtype)
+        check_state(type(self).__name__, state, self._known_shapes(), x_btd, dtype)
         return state
+
+    def _known_shapes(self) -> dict[str, Shape]:
+        # Options say them, which do not change: asked for once, but where a compiler guards what
+        # a module remembers.
+        if torch.compiler.is_compiling():
+            return self.state_shapes()
+        if self._shapes is None:
+            self._shapes = self.state_shapes()
+        return self._shapes
 
     def begin_step(self) -> None:
         """Advance what moves once per optimizer step (power iterations); most cells have none."""

@@ -107,6 +107,10 @@ class Skeleton(Mixer):
         channels, taps = self.conv.weight.shape
         return {**self.cell_state(), "conv": (taps - 1, channels)}
 
+    def projection(self) -> Tensor:
+        """Return a weight that has the dtype of the projections."""
+        return self.out_proj
+
     def cell_state(self) -> dict[str, Shape]:
         """Return the shapes of what the cell carries."""
         return {"h": (self.width,)}

@@ -8,15 +8,22 @@ Shape legend: b batch, t time, c channels of the state, s all channels of a sour
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from elman.ops.channel import cpu, cuda
-from elman.ops.channel.cells import compiled_cell
+from elman.ops.channel.cells import CELLS, compiled_cell
 from elman.ops.channel.plan import Plan, parse
-from elman.ops.door import check_kernel_tensors, check_parameters, check_sequences, check_state
+from elman.ops.door import (
+    Shape,
+    check_kernel_tensors,
+    check_parameters,
+    check_sequences,
+    check_state,
+)
 from elman.ops.operators import apply, operators_are_seen
 
 
@@ -46,7 +53,7 @@ def channel(
 def check_call(
     plan: Plan,
     sources_bts: Sequence[Tensor],
-    parameters: Mapping[str, Tensor] | None,
+    parameters: Mapping[str, Tensor],
     state_bc: Tensor,
 ) -> None:
     """Compare the tensors of a call with the plan.
@@ -54,7 +61,7 @@ def check_call(
     Args:
         plan: What is computed.
         sources_bts: As for :func:`channel`.
-        parameters: Those of a compiled step; None are those of one that has no kernel.
+        parameters: By name; those of a step without a kernel may have any shape.
         state_bc: As for :func:`channel`.
 
     Raises:
@@ -65,10 +72,15 @@ def check_call(
     channels = state_bc.shape[-1] if state_bc.ndim else 0
     check_sequences(of, sources_bts, [start + channels for start in plan.starts])
     source_bts = sources_bts[0]
-    check_state(f"state of {of}", state_bc, (source_bts.shape[0], channels), source_bts)
-    if parameters is not None:
-        shapes = dict.fromkeys(compiled_cell(plan.step).parameters, (channels,))
-        check_parameters(of, parameters, shapes, source_bts.device)
+    check_state("state", of, state_bc, (source_bts.shape[0], channels), source_bts)
+    if plan.step in CELLS:
+        check_parameters(of, parameters, _shapes(plan.step, channels), source_bts.device)
+
+
+@cache
+def _shapes(step: str, channels: int) -> dict[str, Shape]:
+    """Return the shapes of a compiled step's parameters."""
+    return dict.fromkeys(compiled_cell(step).parameters, (channels,))
 
 
 def _check_operator(

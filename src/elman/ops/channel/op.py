@@ -50,7 +50,7 @@ def run(
     dtype = state_bc.dtype
     narrow = sources_bts[0].dtype if backend == "cuda" else dtype
     compiled = backend in ("cpu", "cuda")
-    custom.check_call(plan, sources_bts, parameters if compiled else None, state_bc)
+    custom.check_call(plan, sources_bts, parameters, state_bc)
     if is_empty(sources_bts[0]):
         shape = (*sources_bts[0].shape[:2], state_bc.shape[1])
         read = (*sources_bts, *parameters.values())

@@ -69,11 +69,11 @@ def dense_recurrence(
         ValueError: a sequence or a part of the state has another shape, dtype or device.
     """
     dtype, of = state[0].dtype, f"dense {step}"
-    check_sequences(of, inputs)
+    check_sequences(of, inputs, [recurrent[0].shape[0]])
     batch, steps, _ = inputs[0].shape
     channels = recurrent[-1].shape[1]
     for number, part in enumerate(state):
-        check_state(f"state {number} of {of}", part, (batch, channels), inputs[0])
+        check_state(f"state {number}", of, part, (batch, channels), inputs[0])
     if is_empty(inputs[0]):
         read = (*inputs, *recurrent, *parameters)
         h_bti, last = empty_results((batch, steps, channels), dtype, state, read)

@@ -62,7 +62,7 @@ def gated_delta_rule(
     batch, _, heads, keys = q_bthk.shape
     shape = (batch, heads, v_bthv.shape[3], keys)
     if state_bhvk is not None:
-        check_state(f"state of {of}", state_bhvk, shape, q_bthk)
+        check_state("state", of, state_bhvk, shape, q_bthk)
     if is_empty(q_bthk):
         wide = wide_dtype(q_bthk.dtype)
         states = [q_bthk.new_zeros(shape, dtype=wide) if state_bhvk is None else state_bhvk]

@@ -67,13 +67,13 @@ def check_call(
     Raises:
         ValueError: one has another shape, dtype or device than the plan asks for.
     """
-    of = f"matrix_state {plan.label}"
+    of = plan.door
     check_sequences(of, sources_btc, plan.channels)
     source_btc = sources_btc[0]
     check_parameters(of, parameters, plan.parameter_shapes, source_btc.device)
     if first_bhvn is not None:
         shape = (source_btc.shape[0], plan.heads, plan.rows, plan.columns)
-        check_state(f"state of {of}", first_bhvn, shape, source_btc)
+        check_state("state", of, first_bhvn, shape, source_btc)
 
 
 def _forward(

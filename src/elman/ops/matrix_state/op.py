@@ -143,7 +143,7 @@ def recurrence(
     q_bthn, dtype, of = sequences["q"], state_bhvn.dtype, f"matrix_state {step}"
     check_sequences(of, list(sequences.values()))
     batch, steps, heads, columns = q_bthn.shape
-    check_state(f"state of {of}", state_bhvn, (batch, heads, None, columns), q_bthn)
+    check_state("state", of, state_bhvn, (batch, heads, None, columns), q_bthn)
     if is_empty(q_bthn):
         read = (*sequences.values(), *parameters.values())
         shape = (batch, steps, heads, state_bhvn.shape[2])

@@ -58,7 +58,7 @@ def selective_scan(
     check_sequences(of, [x_bthp, dt_bth, b_btgn, c_btgn])
     shape = (x_bthp.shape[0], *x_bthp.shape[2:], b_btgn.shape[3])
     if state_bhpn is not None:
-        check_state(f"state of {of}", state_bhpn, shape, x_bthp)
+        check_state("state", of, state_bhpn, shape, x_bthp)
     if is_empty(x_bthp):
         wide = wide_dtype(x_bthp.dtype)
         states = [x_bthp.new_zeros(shape, dtype=wide) if state_bhpn is None else state_bhpn]

@@ -61,8 +61,8 @@ def dual_memory(
     dtype = state_bi.dtype
     check_sequences("dual_memory", [input_bti])
     batch, _, width = input_bti.shape
-    check_state("state of dual_memory", state_bi, (batch, width), input_bti)
-    check_state("tape of dual_memory", tape_bni, (batch, None, width), input_bti)
+    check_state("state", "dual_memory", state_bi, (batch, width), input_bti)
+    check_state("tape", "dual_memory", tape_bni, (batch, None, width), input_bti)
     if is_empty(input_bti):
         read = (input_bti, recurrent_ii, write_ii)
         h_bti, last = empty_results(input_bti.shape, dtype, [tape_bni, state_bi], read)
