@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import elman.layers
+from tests.models.cases import beginning
 
 DIM = 6
 Options = dict[str, Any]
@@ -392,7 +393,7 @@ def test_output_state_and_gradients_equal_the_plain_rewriting(case) -> None:
     plain = PLAIN[case[0]]
     x = torch.randn(3, 5, DIM, dtype=torch.float64, requires_grad=True)
     start = torch.randn_like(layer(x)[1]["S"]).requires_grad_()
-    y, state = layer(x, {"S": start})
+    y, state = layer(x, beginning(layer, x, {"S": start}))
     weights = dict(layer.named_parameters()) | dict(layer.named_buffers())
     rows = [plain(layer.settings.values, weights, x[row], start[row]) for row in range(3)]
     wanted = [torch.stack(side) for side in zip(*rows, strict=True)]

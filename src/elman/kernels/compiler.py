@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -221,8 +222,16 @@ def run_compiler(arguments: list[str], folder: Path) -> subprocess.CompletedProc
         return subprocess.CompletedProcess(arguments, 127, "", str(error.strerror or error))
 
 
+MISMATCH = "mend one of the two"
+"""Words that end the message of an assertion that compares Python with C++."""
+_MISMATCH = re.compile(rf'static.?assert[^\n]*?(?:: |")([^"\n:]+: [^"\n]*{MISMATCH})')
+
+
 def first_error(complaint: str) -> str:
-    """Return the line of a compiler's output that says most."""
+    """Return the line of a compiler's output that says most, without what stands around it."""
+    # Numbers that differ make errors of every kind: the one that names them says most.
+    if found := _MISMATCH.search(complaint):
+        return found[1]
     lines = [line.strip() for line in complaint.splitlines() if line.strip()]
     errors = (line for line in lines if "error" in line.lower() or "cannot find" in line)
     return next(errors, lines[-1] if lines else "it fails without a word")

@@ -26,6 +26,7 @@ from typing import Any
 from elman.errors import UserError
 from elman.kernels.build import digest, locked, say
 from elman.kernels.cache import cannot_write, kernel_cache
+from elman.kernels.compiler import first_error
 from elman.kernels.sources import source_folder, sources_hash
 
 _SETTING = "kernels.backend=cuda"
@@ -206,7 +207,7 @@ def _refused(unit: Unit, error: str, log: str) -> UserError:
         )
     path = unit.folder / _LOG
     path.write_text(f"{unit.text}\n{log}")
-    first = next((line for line in log.splitlines() if "error" in line), error)
+    first = first_error(log if "error" in log else error)
     return UserError(
         f"compiling the {unit.label} kernel failed: {first} (all of it in {path}); "
         "kernels.backend=reference trains without it"
@@ -273,6 +274,8 @@ class Loaded:
 
     def _prepare(self, name: str, shared_bytes: int, device: int) -> Any:
         """Let a kernel use so much shared memory on a device; return and keep it."""
+        if device is None:  # the index of a CPU, whose addresses mean nothing to a GPU
+            raise UserError(f"{_SETTING}: the tensors lie on the CPU; use kernels.backend=auto")
         driver = self._driver
         error, kernel = driver.cuLibraryGetKernel(self._library, name.encode())
         assert not error, (name, error)

@@ -85,8 +85,15 @@ class LanguageModel(nn.Module):
             states: One state per layer, as returned before; None starts a sequence.
 
         Returns:
-            Logits [B, T, vocabulary] in the compute dtype, and the states after the last token.
+            Logits [B, T, vocabulary] in the compute dtype, and the states after the last token:
+            without tokens, the given ones.
+
+        Raises:
+            ValueError: the states are another batch's or another model's.
         """
+        if states is not None and len(states) != len(self.layers):
+            expected = f"expected one of each layer, {len(self.layers)}"
+            raise ValueError(f"states of the model: {len(states)}, {expected}")
         x_btd = functional.embedding(tokens_bt.long(), self.embedding)
         run = self._rms if self.wrapper == "rms" else self._legacy
         with self._weights.cast(x_btd):
@@ -105,7 +112,15 @@ class LanguageModel(nn.Module):
         Returns:
             Mean cross entropy in nats per predicted token, a scalar in fp32 (fp64 for an fp64
             model), and the states after the T-th token.
+
+        Raises:
+            ValueError: no token is to be predicted; as in :meth:`forward`.
         """
+        if tokens_bt1.shape[0] == 0 or tokens_bt1.shape[1] < 2:
+            raise ValueError(
+                f"tokens of the loss: shape {list(tokens_bt1.shape)}, expected rows of 2 or more: "
+                "a mean over no token is no number"
+            )
         logits_btv, carried = self(tokens_bt1[:, :-1], states)
         wide = logits_btv.to(wide_dtype(logits_btv.dtype))
         targets_bt = tokens_bt1[:, 1:].long()

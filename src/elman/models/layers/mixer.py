@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from elman.errors import UserError
 from elman.kernels.backends import check_backend, choose_backend
 from elman.models.registry.spec import Cell, Value
-from elman.models.state import State
+from elman.models.state import State, check_state
+from elman.ops.door import Shape
+from elman.ops.precision import compute_dtype
 from elman.ops.uncompiled import traced_as_constant
 
 
@@ -76,6 +78,7 @@ class Mixer(nn.Module):
         self.runnable = self.cell.under(self.settings.values)
         self.backend = check_backend(self.runnable, backend)
         self._chosen: dict[tuple[str, str], str] = {}
+        self._shapes: dict[str, Shape] | None = None
 
     def reset_parameters(self) -> None:
         """Draw every weight anew from torch's global generator."""
@@ -85,15 +88,46 @@ class Mixer(nn.Module):
         """Continue the sequence.
 
         Args:
-            x_btd: Input, T >= 1 steps, normed; the residual stream itself for a cell with
-                ``own_norms``.
+            x_btd: Input, normed; the residual stream itself for a cell with ``own_norms``.
             state: What the previous call returned; None starts a sequence.
 
         Returns:
             The output, in the dtype of the projections (of the stream with ``own_norms``), and the
-            state after the last step.
+            state after the last step: without steps, the one before the first.
+
+        Raises:
+            ValueError: the state is another batch's or another layer's.
         """
         raise NotImplementedError
+
+    def state_shapes(self) -> dict[str, Shape]:
+        """Return the shape of every part of the state without the batch; None is any length."""
+        raise NotImplementedError
+
+    def projection(self) -> Tensor:
+        """Return a weight that has the dtype of the projections."""
+        return next(self.parameters())
+
+    def begin(self, x_btd: Tensor, state: State | None) -> State:
+        """Return the state before the first step, compared with the layer's; empty at the start.
+
+        Raises:
+            ValueError: it is another batch's or another layer's.
+        """
+        if state is None or state == {}:
+            return {}
+        dtype = compute_dtype(x_btd, self.projection().dtype)
+        check_state(type(self).__name__, state, self._known_shapes(), x_btd, dtype)
+        return state
+
+    def _known_shapes(self) -> dict[str, Shape]:
+        # Options say them, which do not change: asked for once, but where a compiler guards what
+        # a module remembers.
+        if torch.compiler.is_compiling():
+            return self.state_shapes()
+        if self._shapes is None:
+            self._shapes = self.state_shapes()
+        return self._shapes
 
     def begin_step(self) -> None:
         """Advance what moves once per optimizer step (power iterations); most cells have none."""
