@@ -43,14 +43,14 @@ def generate(
     """
     device = next(model.parameters()).device
     generator = torch.Generator(device="cpu").manual_seed(seed)
-    tokens_bt = torch.tensor([list(prompt or START)], dtype=torch.long, device=device)
+    tokens_bt = torch.tensor([list(prompt or START)], dtype=torch.uint8, device=device)
     states = None
     for _ in range(max_bytes):
         logits_btv, states = model(tokens_bt, states)
         logits_v = logits_btv[0, -1].float().cpu()
         byte = choose(logits_v, temperature, top_k, top_p, generator)
         yield byte
-        tokens_bt = torch.tensor([[byte]], dtype=torch.long, device=device)
+        tokens_bt = torch.tensor([[byte]], dtype=torch.uint8, device=device)
 
 
 def choose(

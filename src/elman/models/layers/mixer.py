@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any, ClassVar
 
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor, nn
 
 from elman.errors import UserError
 from elman.kernels.backends import check_backend, choose_backend
+from elman.models.inputs import check_layer_input
 from elman.models.registry.spec import Cell, Value
-from elman.models.state import State
+from elman.models.state import CarriedState, State
 from elman.ops.uncompiled import traced_as_constant
 
 
@@ -66,6 +68,8 @@ class Mixer(nn.Module):
         super().__init_subclass__(**kwargs)
         if "cell" in vars(cls):
             cls.__signature__ = _signature(cls.cell)  # type: ignore[attr-defined]
+        if "forward" in vars(cls):
+            cls.forward = _checked(cls.forward)  # type: ignore[method-assign]
 
     def __init__(self, dim: int, *, backend: str = "auto", **options: Value) -> None:
         super().__init__()
@@ -92,6 +96,10 @@ class Mixer(nn.Module):
         Returns:
             The output, in the dtype of the projections (of the stream with ``own_norms``), and the
             state after the last step.
+
+        Raises:
+            ValueError: ``x_btd`` has another shape or no floating dtype; every layer's own
+                ``forward`` is behind this check.
         """
         raise NotImplementedError
 
@@ -118,6 +126,22 @@ class Mixer(nn.Module):
             if value != options[name].default
         )
         return ", ".join((str(self.dim), *changed))
+
+
+def _checked(
+    forward: Callable[[Any, Tensor, State | None], tuple[Tensor, State]],
+) -> Callable[[Any, Tensor, State | None], tuple[Tensor, State]]:
+    """Return a layer's ``forward`` behind a look at its input; its state can be copied."""
+
+    @wraps(forward)
+    def checked(self: Mixer, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        check_layer_input(type(self).__name__, x_btd, self.dim)
+        y_btd, carried = forward(self, x_btd, state)
+        if torch.compiler.is_compiling():
+            return y_btd, carried
+        return y_btd, CarriedState(carried)
+
+    return checked
 
 
 def _signature(cell: Cell) -> inspect.Signature:
