@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from elman.ops.door import FLOATING, WIDE, Shape, check
 from elman.ops.precision import wide_dtype
@@ -49,6 +53,34 @@ def check_state(
         good = isinstance(part, Tensor) and part.shape == wanted
         if not good or part.dtype not in dtypes or part.device != device:
             check(f"state {name} of {of}", part, wanted, device, dtypes, batched=True)
+
+
+class CarriedState(dict[str, Tensor]):
+    """A state as layers return it: a dict of which ``copy.deepcopy`` makes an independent one.
+
+    PyTorch deep-copies no tensor with a history. A copy has the numbers and no history, as one
+    that was pickled has; pickled, it is an OrderedDict, which ``torch.load`` reads without trust.
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CarriedState:
+        """Return a copy that shares no memory with this state."""
+        return CarriedState(
+            (name, copy.deepcopy(part if part.is_leaf else part.detach(), memo))
+            for name, part in self.items()
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Say how it is pickled; tensors are pickled without their histories."""
+        return OrderedDict, (), None, None, iter(self.items())
+
+
+# As a dict is: PyTorch's transforms and exporters look for tensors inside.
+pytree.register_pytree_node(
+    CarriedState,
+    lambda state: (list(state.values()), list(state)),
+    lambda parts, names: CarriedState(zip(names, parts, strict=True)),
+    serialized_type_name="elman.CarriedState",
+)
 
 
 def first_state(part: Tensor | None, like: Tensor, *shape: int) -> Tensor:

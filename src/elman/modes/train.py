@@ -19,7 +19,7 @@ from elman.kernels.packages import computation_path, on_slow_path, resolve_backe
 from elman.kernels.triton_tuning import tuning_told_to
 from elman.launch.run_folder import CONFIG_FILE, RunLock, config_hash, write_config
 from elman.models import registry
-from elman.parity.gate import require_parity
+from elman.parity.gate import require_norm_parity, require_parity
 from elman.parity.shapes import TrainedSizes
 from elman.report.plots import plot_losses
 from elman.report.summary import print_summary
@@ -76,6 +76,7 @@ class _Session:
         self._error: str | None = None
         self._estimate: int | None = None
         self._parity: dict[str, Any] | None = None
+        self._norm_parity: dict[str, Any] | None = None
 
     def run(self) -> ExitStatus:
         """Train and report; every way of ending leaves a ``result.json``."""
@@ -119,16 +120,12 @@ class _Session:
 
     def _prove(self) -> None:
         """Let no kernel train that computes something else than the reference."""
-        train = self._config.train
-        self._parity = require_parity(
-            self._config.model,
-            self._backend,
-            self._device.type,
-            "bf16" if uses_bf16(self._device, train.precision) else "fp32",
-            self._folder,
-            self._display.say,
-            sizes=TrainedSizes(train.batch_size, train.chunk_size, train.tbptt),
-        )
+        config, train, device = self._config, self._config.train, self._device.type
+        precision = "bf16" if uses_bf16(self._device, train.precision) else "fp32"
+        given = (device, precision, self._folder, self._display.say)
+        sizes = TrainedSizes(train.batch_size, train.chunk_size, train.tbptt)
+        self._parity = require_parity(config.model, self._backend, *given, sizes=sizes)
+        self._norm_parity = require_norm_parity(config.model, config.kernels.backend, *given)
 
     def _restore(self, trainer: Trainer, store: CheckpointStore) -> None:
         train = self._config.train
@@ -246,6 +243,7 @@ class _Session:
             cell = registry.cell(config.model.cell)
             result["backend"] = self._backend
             result["parity"] = self._parity
+            result["norm_parity"] = self._norm_parity
             result["path"] = computation_path(cell, self._backend)
             result["slow_path"] = on_slow_path(self._backend)
             result["graph"] = stepper.graph

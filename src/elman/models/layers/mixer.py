@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any, ClassVar
 
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor, nn
 
 from elman.errors import UserError
 from elman.kernels.backends import check_backend, choose_backend
+from elman.models.inputs import check_layer_input
 from elman.models.registry.spec import Cell, Value
-from elman.models.state import State, check_state
+from elman.models.state import CarriedState, State, check_state
 from elman.ops.door import Shape
 from elman.ops.precision import compute_dtype
 from elman.ops.uncompiled import traced_as_constant
@@ -68,6 +70,8 @@ class Mixer(nn.Module):
         super().__init_subclass__(**kwargs)
         if "cell" in vars(cls):
             cls.__signature__ = _signature(cls.cell)  # type: ignore[attr-defined]
+        if "forward" in vars(cls):
+            cls.forward = _checked(cls.forward)  # type: ignore[method-assign, assignment]
 
     def __init__(self, dim: int, *, backend: str = "auto", **options: Value) -> None:
         super().__init__()
@@ -96,7 +100,8 @@ class Mixer(nn.Module):
             state after the last step: without steps, the one before the first.
 
         Raises:
-            ValueError: the state is another batch's or another layer's.
+            ValueError: ``x_btd`` has another shape or no floating dtype, or the state is another
+                batch's or another layer's; every layer's own ``forward`` is behind these checks.
         """
         raise NotImplementedError
 
@@ -152,6 +157,22 @@ class Mixer(nn.Module):
             if value != options[name].default
         )
         return ", ".join((str(self.dim), *changed))
+
+
+def _checked(
+    forward: Callable[[Any, Tensor, State | None], tuple[Tensor, State]],
+) -> Callable[[Any, Tensor, State | None], tuple[Tensor, State]]:
+    """Return a layer's ``forward`` behind a look at its input; its state can be copied."""
+
+    @wraps(forward)
+    def checked(self: Mixer, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        check_layer_input(type(self).__name__, x_btd, self.dim)
+        y_btd, carried = forward(self, x_btd, state)
+        if torch.compiler.is_compiling():
+            return y_btd, carried
+        return y_btd, CarriedState(carried)
+
+    return checked
 
 
 def _signature(cell: Cell) -> inspect.Signature:
