@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from importlib.resources import files
 
 from elman.report.comparison.columns import BPB, LOSS, MEMORY, MINUTES, NONE, STEPS, TOK_S, VAL_BPB
+from elman.report.comparison.conditions import data_names
 from elman.report.comparison.content import Report
 from elman.report.comparison.notes import ending
 from elman.report.comparison.plots import Plot, make_plots
@@ -104,7 +105,8 @@ def _conditions(rows: Sequence[Row]) -> str:
     by_set: dict[int, dict[str, str]] = {}
     for row in rows:
         if row.set is not None:
-            by_set.setdefault(row.set, row.conditions)
+            files = {"files of the data": data_names(row.counted[0])}
+            by_set.setdefault(row.set, row.conditions | files)
     if not by_set:
         return ""
     names = next(iter(by_set.values()))
