@@ -59,10 +59,11 @@ class PackedSource(ByteSource):
     def describe(self) -> dict[str, Any]:
         """Return :meth:`ByteSource.describe` and ``packed``, what the bytes were made of.
 
-        ``sha256`` is that of all bytes, however many they are; at most the first 1,000 source
-        files are listed, and ``sources_sha256`` covers the list of all.
+        Above 256 MiB ``sha256`` is that of all bytes when they were packed. At most the first
+        1,000 source files are listed, and ``sources_sha256`` covers the list of all.
         """
-        own = super().describe() | {"sha256": self._record["sha256"]}
+        own = super().describe()
+        own["sha256"] = own["sha256"] or self._record["sha256"]
         listed = self._sources[:LISTED]
         return own | {
             "paths": [source["path"] for source in listed],
@@ -78,10 +79,9 @@ class PackedSource(ByteSource):
         }
 
     def is_whole(self) -> bool:
-        """Whether the bytes have the hash that was recorded, or their samples if they are many."""
-        found = super().describe()
-        key = "sha256" if found["sha256"] else "sample_sha256"
-        return bool(found[key] == self._record[key] and found["bytes"] == self._record["bytes"])
+        """Whether the bytes are those that were recorded, as far as their samples tell."""
+        found = {"bytes": len(self), "quick_sha256": self.quick_hash()}
+        return found.items() <= self._record.items()
 
 
 @dataclass
@@ -144,10 +144,10 @@ class Pack:
             if not text.is_file() or record["version"] != _VERSION:
                 return None
             source = PackedSource(text, record, self.setting)
+            if source.is_whole():
+                return source
         except (OSError, ValueError, KeyError, TypeError):  # ValueError: UserError is one
             return None
-        if source.is_whole():
-            return source
         source.close()
         return None
 
@@ -259,8 +259,8 @@ class Pack:
                     progress.say(f"another process is packing {self.where}: waiting for it ...")
                     told = True
                 with suppress(OSError):
-                    written = (self.folder / _PART).stat().st_size
-                    progress.update("waiting for the other process", 0, written)
+                    so_far = size_text((self.folder / _PART).stat().st_size)
+                    progress.show(f"waiting for another process: {so_far} packed")
                 time.sleep(_WAIT_SECONDS)
             yield
         finally:
@@ -280,10 +280,10 @@ class _Packing:
 
     def run(self) -> None:
         """Write the text and then its record."""
-        total = sum(file.bytes for file in self._pack.files)
-        self._progress.say(
-            f"packing {self._pack.where} ({size_text(total)}) into {self._folder}, once"
-        )
+        files = self._pack.files
+        size = size_text(sum(file.bytes for file in files))
+        why = ", for they are too many to hold open" if all(file.plain for file in files) else ""
+        self._progress.say(f"packing {self._pack.where} ({size}) into {self._folder}, once{why}")
         with suppress(FileNotFoundError):
             os.unlink(self._folder / _TEXT)  # damaged
         try:
@@ -328,6 +328,7 @@ class _Packing:
         while left and (block := out.read(min(left, _HASH_STEP))):
             self._digest.update(block)
             left -= len(block)
+            self._progress.show(f"checking what was packed: {size_text(left)} to go")
         return self._digest.hexdigest() == self._state.sha256
 
     def _write(self, out: BinaryIO) -> None:
@@ -338,7 +339,7 @@ class _Packing:
             for piece in self._pack.pieces(file):
                 self._add(out, piece, separate)
                 separate = file.content != "raw"
-                self._progress.update("packing", ends[index] + piece.consumed, self._written)
+                self._progress.packing(ends[index] + piece.consumed, self._written)
             self._state.files = index + 1
             if time.monotonic() - self._saved_at > _STATE_SECONDS:
                 self._save(out)
@@ -372,12 +373,12 @@ class _Packing:
     def _record(self) -> None:
         """Make the text count: its record, then its name."""
         with ByteSource(self._folder / _PART) as text:
-            sample = text.describe()["sample_sha256"]
+            quick = text.quick_hash()
         record = {
             "version": _VERSION,
             "bytes": self._written,
             "sha256": self._digest.hexdigest(),
-            "sample_sha256": sample,
+            "quick_sha256": quick,
             "documents": self._state.documents,
             "halves": self._state.halves,
             "field": self._pack.field_read,

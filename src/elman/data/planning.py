@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Literal, NoReturn
 
 from elman.data.documents import (
@@ -17,20 +17,21 @@ from elman.data.documents import (
 from elman.data.files import found, refuse
 from elman.data.sniffing import (
     HEAD_BYTES,
+    PARQUET,
     TAIL_BYTES,
     UNREADABLE_NAMES,
-    Kind,
     compression_of,
-    is_parquet,
     unreadable,
 )
-from elman.data.streams import decoded_chunks
+from elman.data.streams import Chunk, decoded_chunks
 from elman.errors import UserError
 from elman.schema.training import DataFormat
 
 Content = Literal["raw", "jsonl", "parquet"]
 
 _JSON_LINES = (".jsonl", ".ndjson", ".jsonlines")
+# A file called .json may be one document or many: so much of it is looked at.
+_LONGEST_FIRST_LINE = 16 * 2**20
 _COMPRESSED = {
     ".gz": "gz",
     ".gzip": "gz",
@@ -132,35 +133,43 @@ class _Look:
             if named is not None:
                 self._refuse(f"named {suffix}, and it does not begin as {named} does")
             return None, self._content(self.path, head, tail, "")
-        chunks = decoded_chunks(self.path, compression, self._where)
-        inner = next((chunk.data[:HEAD_BYTES] for chunk in islice(chunks, 1)), b"")
+        inner = _first_bytes(self._chunks(compression), HEAD_BYTES)
         if (twice := compression_of(inner)) is not None:
             self._refuse(f"{twice} inside {compression}; unpack it once")
         inner_name = stem if named is not None else self.path
-        return compression, self._content(inner_name, inner, b"", f" inside {compression}")
+        return compression, self._content(inner_name, inner, b"", compression)
 
-    def _content(self, name: str, head: bytes, tail: bytes, inside: str) -> Content:
-        if is_parquet(head, tail) or head.startswith(b"PAR1"):
-            if inside:
-                self._refuse(f"Parquet{inside}; unpack it")
-            if self.format not in ("auto", "parquet"):
-                self._refuse(f"Parquet, not {self.format}; drop {self._section}.format")
-            if not is_parquet(head, tail):
-                raise UserError(
-                    f"{self._where}: cannot be read as Parquet: it ends too early; fetch it again"
-                )
-            refuse_without_pyarrow(self._where)
-            return "parquet"
+    def _chunks(self, compression: str | None) -> Iterator[Chunk]:
+        return decoded_chunks(self.path, compression, self._where)
+
+    def _content(self, name: str, head: bytes, tail: bytes, compression: str | None) -> Content:
+        inside = f" inside {compression}" if compression else ""
+        if head.startswith(PARQUET):
+            return self._parquet(head, tail, inside)
         suffix = os.path.splitext(name.lower())[1]
         if self.format == "parquet" or (self.format == "auto" and suffix == ".parquet"):
             raise UserError(f"{self._where}: not Parquet; it does not begin as Parquet does")
         if kind := unreadable(head, tail) or UNREADABLE_NAMES.get(suffix):
-            self._refuse_kind(kind, inside)
-        json = self.format == "jsonl" or (self.format == "auto" and suffix in _JSON_LINES)
-        return "jsonl" if json else "raw"
+            self._refuse(f"{kind.name}{inside}; {kind.advice}")
+        if self.format == "jsonl":
+            return "jsonl"
+        if self.format == "auto" and suffix in _JSON_LINES:
+            return "jsonl"
+        if self.format == "auto" and suffix == ".json" and _is_lines(self._chunks(compression)):
+            return "jsonl"
+        return "raw"
 
-    def _refuse_kind(self, kind: Kind, inside: str) -> NoReturn:
-        self._refuse(f"{kind.name}{inside}; {kind.advice}")
+    def _parquet(self, head: bytes, tail: bytes, inside: str) -> Content:
+        if inside:
+            self._refuse(f"Parquet{inside}; unpack it")
+        if self.format not in ("auto", "parquet"):
+            self._refuse(f"Parquet, not {self.format}; drop {self._section}.format")
+        if not tail.endswith(PARQUET):
+            raise UserError(
+                f"{self._where}: cannot be read as Parquet: it ends too early; fetch it again"
+            )
+        refuse_without_pyarrow(self._where)
+        return "parquet"
 
     def _refuse(self, what: str) -> NoReturn:
         raise UserError(
@@ -175,3 +184,29 @@ class _Look:
     @property
     def _section(self) -> str:
         return self.setting.split(".", 1)[0]
+
+
+def _first_bytes(chunks: Iterator[Chunk], wanted: int) -> bytes:
+    """Return the first bytes, fewer if there are no more."""
+    head = b""
+    for data, _ in chunks:
+        head += data
+        if len(head) >= wanted:
+            break
+    return head[:wanted]
+
+
+def _is_lines(chunks: Iterator[Chunk]) -> bool:
+    """Whether a file called .json holds JSON lines: one whole object, and another behind it."""
+    text = b""
+    for data, _ in chunks:
+        text = (text + data).lstrip()
+        first, _, second = text.partition(b"\n")
+        if second.lstrip():
+            try:
+                return isinstance(json.loads(first), dict) and second.lstrip().startswith(b"{")
+            except ValueError:
+                return False
+        if len(text) > _LONGEST_FIRST_LINE:
+            break
+    return False

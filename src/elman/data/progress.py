@@ -27,7 +27,8 @@ class PackingProgress:
         self._live: Live | None = None
         self._total = total
         self._began = self._shown = time.monotonic()
-        self._read_before: int | None = None
+        # When reading began, and with how much read before.
+        self._start: tuple[float, int] | None = None
         self._pause = _FIRST_SECONDS
 
     def __enter__(self) -> Self:
@@ -56,33 +57,40 @@ class PackingProgress:
         text = f"elman: {line}"
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def update(self, doing: str, read: int, written: int) -> None:
-        """Show how much was read and written, if it is time to."""
-        if self._read_before is None:
-            self._read_before = read
+    def show(self, line: str) -> None:
+        """Show what is going on, if it is time to."""
         now = time.monotonic()
         if now - self._shown < self._pause:
             return
         self._shown = now
-        line = self._line(doing, read, written)
         if self._live is not None:
             self._live.update(Text(line), refresh=True)
         else:
             self._pause = min(2 * self._pause, _SPARSE_SECONDS)
             self.say(line)
 
-    def _line(self, doing: str, read: int, written: int) -> str:
-        rate = (read - (self._read_before or 0)) / max(self.seconds, 1e-3)
+    def packing(self, read: int, written: int) -> None:
+        """Show how many bytes were read and written."""
+        if self._start is None:
+            self._start = (time.monotonic(), read)
+        since, before = self._start
+        self.show(self._line(read, written, before, time.monotonic() - since))
+
+    def _line(self, read: int, written: int, before: int, seconds: float) -> str:
+        rate = (read - before) / max(seconds, 1e-3)
         left = f", about {_minutes((self._total - read) / rate)} left" if rate > 0 else ""
         return (
-            f"{doing}: {min(1.0, read / max(1, self._total)):.0%} of {size_text(self._total)} "
+            f"packing: {min(1.0, read / max(1, self._total)):.0%} of {size_text(self._total)} "
             f"read, {size_text(written)} of text, {rate / 1e6:.0f} MB/s{left}"
         )
 
 
 def size_text(n_bytes: float) -> str:
     """Return a number of bytes as ``12.3 MB`` or ``4.5 GB``."""
-    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.1f} MB"
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if n_bytes >= size:
+            return f"{n_bytes / size:.1f} {unit}"
+    return f"{n_bytes / 1e3:.1f} kB"
 
 
 def _minutes(seconds: float) -> str:

@@ -38,7 +38,8 @@ _COMPRESSIONS = {
     "zst": (b"\x28\xb5\x2f\xfd", *(bytes([0x50 + n]) + b"\x2a\x4d\x18" for n in range(16))),
     "xz": (b"\xfd7zXZ\x00",),
 }
-_PARQUET = b"PAR1"
+PARQUET = b"PAR1"
+"""A Parquet file begins and ends so."""
 
 
 def compression_of(head: bytes) -> str | None:
@@ -51,11 +52,6 @@ def compression_of(head: bytes) -> str | None:
     if head.startswith(b"BZh") and head[3:4] in b"123456789" and head[4:10] in ends:
         return "bz2"
     return None
-
-
-def is_parquet(head: bytes, tail: bytes) -> bool:
-    """Whether a file begins and ends as Parquet does; ``tail`` is empty where nobody knows it."""
-    return head.startswith(_PARQUET) and (not tail or tail.endswith(_PARQUET))
 
 
 _ZIP = Kind("a zip archive", UNPACK)

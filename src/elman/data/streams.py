@@ -102,9 +102,7 @@ def _decoder(compression: str) -> tuple[Callable[[], _Std], tuple[type[BaseExcep
     try:
         module = import_module(name)
     except ImportError:
-        raise _DamageError(
-            f"this Python was built without its module {name}; use another"
-        ) from None
+        raise _DamageError(f"this Python was built without its module {name}") from None
     if compression == "bz2":
         return lambda: _Std(module.BZ2Decompressor()), (OSError, ValueError)
     return lambda: _Std(module.LZMADecompressor(module.FORMAT_XZ)), (module.LZMAError,)

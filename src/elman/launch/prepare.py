@@ -30,8 +30,12 @@ from elman.suites import GROUP
 _SILENT_LOG: dict[str, Any] = {"version": 1, "root": None, "disable_existing_loggers": False}
 
 
-def checked_config(tree: DictConfig) -> RunConfig:
+def checked_config(tree: DictConfig, *, may_pack: bool = True) -> RunConfig:
     """Return the typed configuration of a composed tree after every check that needs no torch.
+
+    Args:
+        tree: The tree.
+        may_pack: Whether data is packed that has to be; else it is checked as it lies.
 
     Raises:
         UserError: a setting is wrong, or a file or package that it names is not there.
@@ -44,7 +48,7 @@ def checked_config(tree: DictConfig) -> RunConfig:
         raise UserError(_with_place(str(error), named, tree.hydra.runtime.choices)) from None
     if is_resume(config):
         config = resumed_config(config, plain_tree(tree, model_name), named)
-    _check_files(config, may_pack=not OmegaConf.select(tree, "sweep.dry_run"))
+    _check_files(config, may_pack=may_pack)
     if config.bench is not None:
         benched_models(config, search_overrides(config_places(tree)))
     return _anchored(config)

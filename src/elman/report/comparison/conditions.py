@@ -10,8 +10,8 @@ from elman.report.comparison.runs import Run
 
 NOT_RECORDED = "not recorded"
 
-# Settings in which two runs of one model may differ and still be the same experiment. The bytes, the
-# backend and whether the pass was replayed are taken as measured, from the result.
+# Settings in which two runs of one model may differ and still be the same experiment. The bytes of
+# the data, the backend and whether the pass was replayed are taken as measured, from the result.
 _IRRELEVANT = {
     "train": (
         *("seed", "resume", "device", "profile", "graph"),
