@@ -28,6 +28,7 @@ from elman.data.documents import Piece
 from elman.data.files import ByteSource
 from elman.data.planning import SourceFile
 from elman.data.progress import PackingProgress, size_text
+from elman.data.writing import HashedFile
 from elman.errors import UserError
 
 _VERSION = 1
@@ -37,8 +38,8 @@ LISTED = 1000
 """So many source files are listed in a result; a hash covers all of them."""
 # Between two moments from which packing could go on; each waits for the disk.
 _STATE_SECONDS = 2.0
-_SYNC_BYTES = 2**30
 _HASH_STEP = 4 * 2**20
+_BUFFER = 2**20
 _SAMPLE_BYTES = 4 * 2**20
 _WAIT_SECONDS = 0.5
 
@@ -274,9 +275,6 @@ class _Packing:
         self._pack, self._progress = pack, progress
         self._folder = pack.folder
         self._state = _State()
-        self._digest = hashlib.sha256()
-        self._written = self._synced = 0
-        self._saved_at = time.monotonic()
 
     def run(self) -> None:
         """Write the text and then its record."""
@@ -302,73 +300,65 @@ class _Packing:
         self._progress.say(self._summary())
 
     @contextmanager
-    def _begun(self) -> Iterator[BinaryIO]:
-        """Open the text at the end of the last whole file of an earlier start, if there is one."""
+    def _begun(self) -> Iterator[HashedFile]:
+        """Open the text behind the last whole file of an earlier start, if there is one."""
         part = self._folder / _PART
         part.touch()
-        with open(part, "r+b", buffering=_HASH_STEP) as out:
-            if not self._continues(out):
-                self._state, self._digest = _State(), hashlib.sha256()
-            out.seek(self._state.bytes)
-            out.truncate()
-            self._written = self._synced = self._state.bytes
-            yield out
-            _flushed(out)
+        with open(part, "r+b", buffering=0) as raw:
+            if (digest := self._continued(raw)) is None:
+                self._state, digest = _State(), hashlib.sha256()
+            raw.seek(self._state.bytes)
+            raw.truncate()
+            with open(raw.fileno(), "wb", buffering=_BUFFER, closefd=False) as buffered:
+                yield HashedFile(buffered, digest, self._state.bytes)
 
-    def _continues(self, out: BinaryIO) -> bool:
-        """Take up an earlier start, if what it left on the disk is what it says."""
+    def _continued(self, raw: BinaryIO) -> hashlib._Hash | None:
+        """Return the hash of what an earlier start left, if that is what it said of it."""
         try:
             self._state = _State(**json.loads((self._folder / _STATE).read_text()))
         except (OSError, ValueError, TypeError):
-            return False
-        left = self._state.bytes
+            return None
         self._progress.say(
             f"going on behind {self._state.files} of {len(self._pack.files)} files, packed before"
         )
-        while left and (block := out.read(min(left, _HASH_STEP))):
-            self._digest.update(block)
+        digest, left = hashlib.sha256(), self._state.bytes
+        while left and (block := raw.read(min(left, _HASH_STEP))):
+            digest.update(block)
             left -= len(block)
             self._progress.show(f"checking what was packed: {size_text(left)} to go")
-        return self._digest.hexdigest() == self._state.sha256
+        return digest if digest.hexdigest() == self._state.sha256 else None
 
-    def _write(self, out: BinaryIO) -> None:
+    def _write(self, out: HashedFile) -> None:
         ends = list(accumulate((file.bytes for file in self._pack.files), initial=0))
+        saved_at = time.monotonic()
         for index in range(self._state.files, len(self._pack.files)):
             file = self._pack.files[index]
             separate = file.content != "raw" or self._state.ends_with == "document"
             for piece in self._pack.pieces(file):
                 self._add(out, piece, separate)
                 separate = file.content != "raw"
-                self._progress.packing(ends[index] + piece.consumed, self._written)
+                self._progress.packing(ends[index] + piece.consumed, out.n_bytes)
             self._state.files = index + 1
-            if time.monotonic() - self._saved_at > _STATE_SECONDS:
+            if time.monotonic() - saved_at > _STATE_SECONDS:
                 self._save(out)
-        if not self._written:
+                saved_at = time.monotonic()
+        if not out.n_bytes:
             raise UserError(f"{self._pack.where}: holds no text; name files that do")
+        self._state.bytes, self._state.sha256 = out.n_bytes, out.sync()
 
-    def _add(self, out: BinaryIO, piece: Piece, separate: bool) -> None:
+    def _add(self, out: HashedFile, piece: Piece, separate: bool) -> None:
         state = self._state
         if separate and state.ends_with:
-            self._put(out, SEPARATOR)
-        self._put(out, piece.data)
+            out.put(SEPARATOR)
+        out.put(piece.data)
         state.ends_with = "document" if piece.documents else "bytes"
         state.documents += piece.documents
         state.halves += piece.halves
-        if self._written - self._synced > _SYNC_BYTES:
-            _flushed(out)  # or the last flush would be a long wait that nothing shows
-            self._synced = self._written
 
-    def _put(self, out: BinaryIO, data: bytes) -> None:
-        out.write(data)
-        self._digest.update(data)
-        self._written += len(data)
-
-    def _save(self, out: BinaryIO) -> None:
+    def _save(self, out: HashedFile) -> None:
         """Let a later start go on from here."""
-        _flushed(out)
-        self._state.bytes, self._state.sha256 = self._written, self._digest.hexdigest()
+        self._state.bytes, self._state.sha256 = out.n_bytes, out.sync()
         _write_json(self._folder / _STATE, asdict(self._state))
-        self._saved_at = time.monotonic()
 
     def _record(self) -> None:
         """Make the text count: its record, then its name."""
@@ -376,8 +366,8 @@ class _Packing:
             quick = text.quick_hash()
         record = {
             "version": _VERSION,
-            "bytes": self._written,
-            "sha256": self._digest.hexdigest(),
+            "bytes": self._state.bytes,
+            "sha256": self._state.sha256,
             "quick_sha256": quick,
             "documents": self._state.documents,
             "halves": self._state.halves,
@@ -399,7 +389,7 @@ class _Packing:
             if state.halves
             else ""
         )
-        return f"packed: {documents}{self._written:,} bytes of text in {seconds:.1f} s{halves}"
+        return f"packed: {documents}{state.bytes:,} bytes of text in {seconds:.1f} s{halves}"
 
 
 def _label(paths: list[str]) -> str:
@@ -408,11 +398,6 @@ def _label(paths: list[str]) -> str:
 
 def _hash_of(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def _flushed(out: BinaryIO) -> None:
-    out.flush()
-    os.fsync(out.fileno())
 
 
 def _write_json(path: Path, value: object) -> None:

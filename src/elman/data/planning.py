@@ -131,8 +131,10 @@ class _Look:
         named = _COMPRESSED.get(suffix)
         if compression is None:
             if named is not None:
-                self._refuse(f"named {suffix}, and it does not begin as {named} does")
-            return None, self._content(self.path, head, tail, "")
+                self._refuse(
+                    f"named {suffix}, and it does not begin as {named} does; fetch it again"
+                )
+            return None, self._content(self.path, head, tail, None)
         inner = _first_bytes(self._chunks(compression), HEAD_BYTES)
         if (twice := compression_of(inner)) is not None:
             self._refuse(f"{twice} inside {compression}; unpack it once")

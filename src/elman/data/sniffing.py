@@ -16,7 +16,7 @@ TAIL_BYTES = 8
 UNPACK = "unpack it and name the files in it"
 REPACK = "unpack it, or save it as .zst or .gz"
 EXPORT = "save its text as .jsonl or .parquet"
-NO_TEXT = "it holds no text"
+NO_TEXT = "name a file that holds text"
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ _LOOKS: list[tuple[Callable[[bytes, bytes], bool], Kind]] = [
     (lambda head, tail: head[:4] == b"RIFF" and head[8:12] == b"WEBP", _PICTURE),
     (lambda head, tail: head[:4] == b"RIFF" and head[8:12] in (b"WAVE", b"AVI "), _SOUND),
     (lambda head, tail: head[:3] == b"\0\0\0" and head[4:8] == b"ftyp", _SOUND),
-    (lambda head, tail: head[:3] == b"ORC" and b"ORC" in tail[-5:], Kind("an ORC table", EXPORT)),
+    (lambda head, tail: head[:3] == b"ORC" == tail[4:7], Kind("an ORC table", EXPORT)),
     (_is_arrow_stream, _ARROW),
     (_is_pickle, Kind("a Python pickle", EXPORT)),
     (_is_safetensors, _WEIGHTS),
