@@ -103,10 +103,13 @@ def _line(report: Report, number: int, cells: Sequence[str]) -> str:
 def _conditions(rows: Sequence[Row]) -> str:
     """Return what must agree, with its values by set."""
     by_set: dict[int, dict[str, str]] = {}
+    files: dict[int, dict[str, None]] = {}
     for row in rows:
         if row.set is not None:
-            files = {"files of the data": data_names(row.counted[0])}
-            by_set.setdefault(row.set, row.conditions | files)
+            by_set.setdefault(row.set, row.conditions)
+            files.setdefault(row.set, {})[data_names(row.counted[0])] = None
+    for number, found in by_set.items():
+        found["files of the data"] = " or ".join(files[number])
     if not by_set:
         return ""
     names = next(iter(by_set.values()))
