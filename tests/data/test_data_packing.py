@@ -418,3 +418,12 @@ def test_a_run_goes_on_with_the_same_bytes_under_another_name(
     other.write_bytes(gzip.compress(text_file.read_bytes()[:-1] + b"?"))
     with pytest.raises(UserError, match=r"other\.gz is not what the run was trained on"):
         train("train.steps=12", f"train.resume={run.folder}", f"data.path={other}")
+
+
+def test_a_dry_sweep_packs_nothing(shards: str, pack_cache: Path) -> None:
+    code = "import sys; from elman.cli import main; sys.exit(main(sys.argv[1:]))"
+    planned = process(code, "-m", f"data.path={shards}", "train.seed=1,2", "sweep.dry_run=true")
+    out, errors = planned.communicate(timeout=60)
+    assert planned.returncode == 0, errors
+    assert out.count("train.seed=") == 2
+    assert not pack_cache.exists()
