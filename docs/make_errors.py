@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gzip
 import io
 import os
 import shlex
@@ -120,6 +121,24 @@ CASES: dict[str, list[str]] = {
         "data.path=notes",
         "data.path=empty.txt",
         "data.path=short.txt",
+    ],
+    "Data that cannot be read": [
+        "data.path=papers.zip",
+        "data.path=papers.tar.gz",
+        "data.path=picture.txt",
+        "data.path=cut.txt.gz",
+        "data.path=book.txt.zst",
+        "data.path=table.parquet",
+        "data.path=lines.jsonl",
+        "data.path=lines.jsonl data.field=bdy",
+        "data.path=lines.jsonl data.field=n",
+        "data.path=book.txt data.format=jsonl",
+        "data.path=book.txt data.format=parquet",
+        "data.path=book.txt data.format=json",
+        "data.path=book.txt data.format=raw data.field=body",
+        "data.field=body",
+        "data.format=jsonl",
+        "mode=eval eval.checkpoint=run eval.field=body",
     ],
     "Commands that cannot be read": [
         "foo",
@@ -307,6 +326,13 @@ def make_files(folder: Path) -> None:
     (folder / "book.txt").write_text("It was a dark and stormy night.\n" * 10_000)
     (folder / "short.txt").write_text("It was a dark and stormy night.\n")
     (folder / "empty.txt").touch()
+    (folder / "papers.zip").write_bytes(b"PK\x03\x04")
+    (folder / "papers.tar.gz").write_bytes(gzip.compress(bytes(257) + b"ustar" + bytes(250)))
+    (folder / "picture.txt").write_bytes(b"\x89PNG\r\n\x1a\n")
+    (folder / "cut.txt.gz").write_bytes(gzip.compress(b"It was a dark and stormy night.\n")[:-9])
+    (folder / "book.txt.zst").write_text("It was a dark and stormy night.\n")
+    (folder / "table.parquet").write_bytes(b"PAR1 and no end")
+    (folder / "lines.jsonl").write_text('{"body": "It was", "n": 1}\n{"body": "a dark", "n": 2}\n')
     for name in ("run", "busy"):
         (folder / name / "checkpoints").mkdir(parents=True)
         write_config(folder / name, compose_config(["optim=schedulefree", "train.steps=100"]))

@@ -243,6 +243,22 @@ def test_rows_that_agree_are_comparable(report: Report, sweep: FakeSweep) -> Non
     assert all("set" not in row for row in done.table.values())
 
 
+@pytest.mark.parametrize("sampled", [False, True])
+def test_the_same_bytes_under_another_name_are_comparable(
+    report: Report, sweep: FakeSweep, sampled: bool
+) -> None:
+    """A copy, or the text out of an archive; large texts that lie as they are have samples only."""
+    same: dict[str, Any] = {"sample_sha256": "f" * 16 if sampled else None}
+    packed = {"paths": ["/there/book.jsonl.zst"], "packed": {"documents": 3}}
+    raw = {"sha256": None} if sampled else {}
+    sweep.job("model=e1", result={"data": {"paths": ["/there/copy.txt"]} | same | raw})
+    sweep.job("model=e42", "data.field=body", "data.path=x", result={"data": packed | same})
+    done = report(sweep.folder)
+    assert not any("not comparable" in line for line in done.lines)
+    assert "comparable: all conditions agree" in done.page
+    assert "copy.txt or book.jsonl.zst" in done.page
+
+
 def test_a_failed_run_is_compared_with_nothing(report: Report, sweep: FakeSweep) -> None:
     sweep.job("model=e1")
     sweep.failed("model=e42", "train.batch_size=8", status="oom", error="too large")

@@ -30,8 +30,12 @@ from elman.suites import GROUP
 _SILENT_LOG: dict[str, Any] = {"version": 1, "root": None, "disable_existing_loggers": False}
 
 
-def checked_config(tree: DictConfig) -> RunConfig:
+def checked_config(tree: DictConfig, *, may_pack: bool = True) -> RunConfig:
     """Return the typed configuration of a composed tree after every check that needs no torch.
+
+    Args:
+        tree: The tree.
+        may_pack: Whether data is packed that has to be; else it is checked as it lies.
 
     Raises:
         UserError: a setting is wrong, or a file or package that it names is not there.
@@ -44,7 +48,7 @@ def checked_config(tree: DictConfig) -> RunConfig:
         raise UserError(_with_place(str(error), named, tree.hydra.runtime.choices)) from None
     if is_resume(config):
         config = resumed_config(config, plain_tree(tree, model_name), named)
-    _check_files(config)
+    _check_files(config, may_pack=may_pack)
     if config.bench is not None:
         benched_models(config, search_overrides(config_places(tree)))
     return _anchored(config)
@@ -150,13 +154,17 @@ def _absolute(name: str) -> str:
     return os.path.abspath(os.path.expanduser(name)) if name else name
 
 
-def _check_files(config: RunConfig) -> None:
-    """Refuse what the mode would find missing only after torch is imported."""
+def _check_files(config: RunConfig, *, may_pack: bool) -> None:
+    """Refuse what the mode would find missing only after torch is imported.
+
+    Data that has to be packed is packed here: before there is a folder, before torch takes its
+    memory, and once for all jobs of a sweep, which would otherwise wait for it on their GPUs.
+    """
     reads = MODES[config.mode].reads
     if "data" in reads and config.data.path is not None:
-        from elman.data.batches import open_data
+        from elman.data.batches import check_data
 
-        open_data(config.data, config.train.chunk_size, lambda line: None).close()
+        check_data(config.data, config.train.chunk_size, may_pack=may_pack)
     if "log" in reads and config.log.wandb and find_spec("wandb") is None:
         raise UserError("log.wandb=true: wandb is not installed; type pip install 'elman[wandb]'")
     places = {

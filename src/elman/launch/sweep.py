@@ -75,7 +75,8 @@ def sweep(
     claimed = claims(arguments, earlier["claims"] if earlier else ())
     if earlier:
         settings = _claiming_anew(context, config, suite, claimed, settings)
-    jobs = _checked_jobs(context, config, of_jobs, suite)
+    may_pack = not settings.sweep.dry_run  # which writes nothing
+    jobs = _checked_jobs(context, config, of_jobs, suite, may_pack)
     mode = _one_mode(jobs)
     if mode.in_process:
         refuse_in_process(config, jobs[0].config.mode)
@@ -263,6 +264,7 @@ def _checked_jobs(
     config: DictConfig,
     arguments: Sequence[str],
     suite: ChosenSuite | None,
+    may_pack: bool,
 ) -> list[SweepJob]:
     parser, overrides = _parsed(context, arguments)
     with in_our_words(arguments):
@@ -270,7 +272,7 @@ def _checked_jobs(
     jobs = []
     for number, (texts, swept) in enumerate(expanded, 1):
         with _named(number, len(expanded), swept or texts):
-            typed = _checked(context, config, texts)
+            typed = _checked(context, config, texts, may_pack)
         jobs.append(SweepJob(number, len(expanded), texts, swept, typed))
     return jobs
 
@@ -286,14 +288,16 @@ def _named(number: int, total: int, overrides: Sequence[str]) -> Iterator[None]:
         raise UserError(f"job {number} of {total}{named}: {error}") from error
 
 
-def _checked(context: HydraContext, config: DictConfig, overrides: Sequence[str]) -> RunConfig:
+def _checked(
+    context: HydraContext, config: DictConfig, overrides: Sequence[str], may_pack: bool
+) -> RunConfig:
     loader = context.config_loader
 
     def compose(chosen: Sequence[str]) -> DictConfig:
         return loader.load_sweep_config(config, list(chosen))
 
     with in_our_words(overrides, compose):
-        typed = checked_config(compose(overrides))
+        typed = checked_config(compose(overrides), may_pack=may_pack)
     if typed.train.resume is not None:
         raise UserError("train.resume: cannot be swept; resume each run by a command of its own")
     return typed

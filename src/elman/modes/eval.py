@@ -13,7 +13,7 @@ from rich.table import Table
 
 from elman.config import RunConfig
 from elman.data.batches import open_data
-from elman.data.files import ByteSource
+from elman.data.opening import open_source
 from elman.data.windows import (
     contiguous_chunks,
     scoring_batches,
@@ -94,7 +94,7 @@ def _file(
     assert settings.path is not None
     train, limit = trained.train, settings.max_bytes
     rows = settings.batch_size or train.batch_size
-    with ByteSource(settings.path, setting="eval.path") as source:
+    with open_source(settings.path, settings.format, settings.field, setting="eval.path") as source:
         total = min(len(source) - 1, limit or len(source))
         with _progress(console, total) as show:
             if settings.carry_state:

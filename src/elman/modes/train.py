@@ -202,7 +202,9 @@ class _Session:
             f"backend {self._backend}{through} on {self._device}{graph}{memory}"
         )
         source = self._data.describe()
-        self._display.say(f"data: {source['bytes']:,} bytes of {', '.join(source['paths'][:3])}")
+        packed = source.get("packed")
+        where = f", packed in {packed['file']}" if packed else ""
+        self._display.say(f"data: {source['bytes']:,} bytes of {self._data.source.label}{where}")
         self._display.say(f"run folder: {self._folder}")
         if note := tuning_note(path, self._backend):
             self._display.say(f"{note}; it is not counted")

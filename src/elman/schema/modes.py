@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from elman.errors import UserError
 from elman.schema.model import VOCAB_SIZE, ModelConfig
 from elman.schema.section import Count, NonNegative, Section
+from elman.schema.training import DataFormat, refuse_unread
 
 
 class EvalConfig(Section):
@@ -19,6 +20,8 @@ class EvalConfig(Section):
     Args:
         checkpoint: Run folder, its ``checkpoints`` folder, or one checkpoint in it.
         path: Bytes to score; null is the run's own held-out tail at its fixed positions.
+        format: As ``data.format``, of ``path``.
+        field: As ``data.field``, of ``path``.
         max_bytes: Score at most so many bytes of ``path``, evenly spaced; null is all of it.
         batch_size: Rows at a time; null is the run's own.
         carry_state: Score ``path`` as one contiguous text with carried state, not in windows.
@@ -27,10 +30,17 @@ class EvalConfig(Section):
 
     checkpoint: str
     path: str | list[str] | None = None
+    format: DataFormat = "auto"
+    field: str = "text"
     max_bytes: Count | None = None
     batch_size: Count | None = None
     carry_state: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
+
+    @model_validator(mode="after")
+    def _each_is_read(self) -> Self:
+        refuse_unread("eval", self.path, self.format, self.field)
+        return self
 
 
 class GenerateConfig(Section):

@@ -9,6 +9,7 @@ import torch
 
 from elman.config import RunConfig
 from elman.data.batches import Data
+from elman.data.files import same_bytes
 from elman.data.windows import validation_batches
 from elman.errors import RunStatus, UserError
 from elman.models.build import build_model
@@ -75,9 +76,9 @@ class Trainer:
             UserError: the data are not what they were, or the budget is used up.
         """
         state = checkpoint.load_state()
-        if state["data"] != self._data_identity():
+        if not same_bytes(state["data"], self._data_identity()):
             raise UserError(
-                f"data.path: {', '.join(self._data.source.paths[:3])} is not what the run was "
+                f"data.path: {self._data.source.label} is not what the run was "
                 f"trained on (now {len(self._data.source):,} bytes); bring those bytes back, or "
                 f"start a new run with train.init_from={self._folder}"
             )

@@ -7,6 +7,7 @@ from importlib.resources import files
 
 from elman.report.comparison.collect import Source
 from elman.report.comparison.columns import BPB, LOSS, MEMORY, MINUTES, NONE, STEPS, TOK_S, VAL_BPB
+from elman.report.comparison.conditions import data_names
 from elman.report.comparison.content import Report
 from elman.report.comparison.notes import ending
 from elman.report.comparison.plots import Plot, make_plots
@@ -109,9 +110,13 @@ def _line(report: Report, number: int, cells: Sequence[str]) -> str:
 def _conditions(rows: Sequence[Row]) -> str:
     """Return what must agree, with its values by set."""
     by_set: dict[int, dict[str, str]] = {}
+    files: dict[int, dict[str, None]] = {}
     for row in rows:
         if row.set is not None:
             by_set.setdefault(row.set, row.conditions)
+            files.setdefault(row.set, {})[data_names(row.counted[0])] = None
+    for number, found in by_set.items():
+        found["files of the data"] = " or ".join(files[number])
     if not by_set:
         return ""
     names = next(iter(by_set.values()))
