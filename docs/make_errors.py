@@ -245,6 +245,7 @@ CASES: dict[str, list[str]] = {
         "train.resume=nowhere",
         "train.resume=notes",
         "train.resume=run/checkpoints",
+        "train.resume=run/checkpoints/step-0000100",
         "train.resume=busy",
         "train.resume=run model=e1",
         "train.resume=run model.dim=512",
@@ -315,6 +316,8 @@ CASES: dict[str, list[str]] = {
         "--config-dir mine model=misspelled",
         "--config-dir mine model=lost",
         "--config-dir mine model=mien",
+        "--config-dir mine model=latin",
+        "--config-dir mine model=selfish",
     ],
 }
 
@@ -336,6 +339,7 @@ def make_files(folder: Path) -> None:
     for name in ("run", "busy"):
         (folder / name / "checkpoints").mkdir(parents=True)
         write_config(folder / name, compose_config(["optim=schedulefree", "train.steps=100"]))
+    (folder / "run" / "checkpoints" / "step-0000100").mkdir()
     (folder / "busy" / ".lock").write_text("4242\n")
     models = folder / "mine" / "model"
     models.mkdir(parents=True)
@@ -344,6 +348,8 @@ def make_files(folder: Path) -> None:
     (models / "misspelled.yaml").write_text(cell + "n_haeds: 4\n")
     (models / "lost.yaml").write_text(cell.replace("e88@", "e888@"))
     (models / "mine.yaml").write_text(cell)
+    (models / "latin.yaml").write_bytes(cell.encode() + b"# caf\xe9\n")
+    (models / "selfish.yaml").write_text(cell.replace("/cell/e88", "selfish"))
     suites = folder / "mine" / "benchmark"
     suites.mkdir()
     for name, (section, sweep) in {

@@ -19,6 +19,7 @@ from elman.catalog import SHIPPED, Place, group_files
 from elman.errors import UserError, did_you_mean
 from elman.report.published import Circumstances, Figures, PublishedResult, published
 from elman.schema.suite import PublishedOnly, SuiteConfig
+from elman.yaml_file import not_utf8
 
 GROUP = "benchmark"
 
@@ -171,6 +172,10 @@ def _content(file: Path) -> Mapping[str, Any]:
     except yaml.YAMLError as error:
         line = getattr(getattr(error, "problem_mark", None), "line", 0) + 1
         raise UserError(f"{file}, line {line}: not valid YAML; mend that line") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: {not_utf8(error)}; save it as UTF-8") from None
+    except RecursionError:
+        raise UserError(f"{file}: nested too deep; docs/suites.md shows a whole file") from None
     if not isinstance(content, dict):
         raise UserError(f"{file}: not a suite; docs/suites.md shows a whole file")
     return content

@@ -138,6 +138,25 @@ def test_a_gpu_that_another_elman_has_is_not_ours(bench: Bench, kind: Any) -> No
     assert bench.after(1, 3)
 
 
+@pytest.mark.parametrize("how", ["the last job runs", "the last job has ended", "left"])
+def test_the_claim_goes_with_the_last_job(bench: Bench, how: str) -> None:
+    claim = GpuLock("GPU-aa", "claim")
+    assert bench.after(1, 3)
+    assert not claim.take()
+    bench.slot.started(last=False)
+    assert not claim.take()
+    bench.slot.ended()
+    assert bench.after(0.1)
+    assert not claim.take()
+    if how == "left":
+        bench.slot.leave()
+    else:
+        bench.slot.started(last=True)
+    if how == "the last job has ended":
+        bench.slot.ended()
+    assert claim.take()
+
+
 def _hold(uuid: str, ready: Any) -> None:
     lock = GpuLock(uuid, "run")
     ready.send(lock.take())

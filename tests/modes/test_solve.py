@@ -216,6 +216,21 @@ def test_sizes_that_no_combination_of_the_cell_takes_say_why() -> None:
         search(model("model=e4"), 10**8, ["dim", "rank"], backend="triton")
 
 
+@pytest.mark.parametrize("over", ["depth", "dim"])
+def test_of_two_equally_near_sizes_the_smaller_is_taken(over: Any) -> None:
+    at_first = solve(model("model=e42"), 10**6, over)
+    assert at_first.above is not None
+    counts = (at_first.nearest.params, at_first.above.params)
+    assert sum(counts) % 2 == 0
+    tie = solve(model("model=e42"), sum(counts) // 2, over)
+    assert abs(tie.nearest.error) == abs(at_first.above.params / (sum(counts) // 2) - 1)
+    assert tie.nearest.params == counts[0]
+    assert tie.above is not None
+    assert tie.above.params == counts[1]
+    # One parameter more, and the larger is nearer.
+    assert solve(model("model=e42"), sum(counts) // 2 + 1, over).nearest.params == counts[1]
+
+
 def test_sizes_that_the_cell_refuses_are_left_out() -> None:
     # Blocks of eight: a state of 127 would fit better.
     found = solve(model("model=e74_blockdiag", "model.n_state=8"), 117_200_000, "n_state")

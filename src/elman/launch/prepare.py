@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from elman.catalog import Place, search_overrides
 from elman.compose import named_keys, plain_tree, typed_config, typed_overrides
 from elman.config import MODES, OF_SWEEPS, RunConfig, flatten
 from elman.errors import UserError
+from elman.launch.held_log import HeldFileHandler, release
 from elman.launch.resume import is_resume, resumed_config, resumed_folder
 from elman.launch.run_folder import RunLock, claim_folder, make_folder, run_name
 from elman.launch.session import Job
@@ -101,12 +103,32 @@ def _resumed(tree: DictConfig, config: RunConfig, given: str | None) -> Job:
         raise UserError("hydra.run.dir: train.resume goes on in the run's own folder; drop it")
     folder = resumed_folder(config)
     lock = _locked(folder)
-    number = 1 + len(list((folder / ".hydra").glob("resume-*")))
     with read_write(tree), open_dict(tree):
         for key, section in flatten(config).items():
             tree[key] = section
-    _point_hydra(tree, folder, output_subdir=f".hydra/resume-{number:03d}")
-    return Job(config, folder, lock, resumed=True)
+    # Hydra writes before the mode has looked whether the run can go on: we do so after that.
+    _point_hydra(tree, folder, output_subdir=None)
+    log = OmegaConf.select(tree, "hydra.job_logging.handlers.file")
+    if log is not None:
+        with read_write(tree.hydra), open_dict(tree.hydra):
+            log["class"] = f"{HeldFileHandler.__module__}.{HeldFileHandler.__name__}"
+    kept = deepcopy(tree)
+    return Job(config, folder, lock, resumed=True, on_taken_up=lambda: _note_resume(kept, folder))
+
+
+def _note_resume(tree: DictConfig, folder: Path) -> None:
+    """Write what Hydra writes of a new run, under the number of this session; let the log in."""
+    release()
+    number = 1 + len(list((folder / ".hydra").glob("resume-*")))
+    place = folder / ".hydra" / f"resume-{number:03d}"
+    place.mkdir(parents=True)
+    parts = {
+        "config": OmegaConf.masked_copy(tree, [str(key) for key in tree if key != "hydra"]),
+        "hydra": HydraConfig.instance().cfg,
+        "overrides": tree.hydra.overrides.task,
+    }
+    for name, part in parts.items():
+        (place / f"{name}.yaml").write_text(OmegaConf.to_yaml(part), encoding="utf-8")
 
 
 def _locked(folder: Path) -> RunLock:

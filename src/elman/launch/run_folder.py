@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +20,7 @@ import yaml
 
 from elman.config import RunConfig, flatten
 from elman.errors import UserError
+from elman.yaml_file import YamlError, read_yaml
 
 CONFIG_FILE = "config.yaml"
 LOCK_FILE = ".lock"
@@ -207,11 +208,15 @@ def _owner(descriptor: int) -> str:
     return os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
 
 
+def config_text(config: RunConfig) -> str:
+    """Return what ``config.yaml`` says of a configuration."""
+    return str(yaml.safe_dump(flatten(config), sort_keys=False))
+
+
 def write_config(folder: Path, config: RunConfig) -> None:
     """Write ``config.yaml``, from which ``train.resume`` restores the run."""
-    text = yaml.safe_dump(flatten(config), sort_keys=False)
     temporary = folder / f"{CONFIG_FILE}.tmp"
-    temporary.write_text(text, encoding="utf-8")
+    temporary.write_text(config_text(config), encoding="utf-8")
     os.replace(temporary, folder / CONFIG_FILE)
 
 
@@ -228,11 +233,10 @@ def read_config(folder: Path, key: str) -> dict[str, Any]:
         inside = next((above for above in folder.parents if (above / CONFIG_FILE).is_file()), None)
         hint = f"name {inside}" if inside else "name a folder that elman made below outputs/"
         raise UserError(f"{key}={folder}: not a run folder (no {CONFIG_FILE} in it); {hint}")
+    run = folder.parent.parent
+    if folder.parent.name == "checkpoints" and (run / CONFIG_FILE).is_file():
+        raise UserError(f"{key}={folder}: one checkpoint of a run, not a run folder; name {run}")
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path}: cannot be read ({reason}); restore the file") from None
-    if not isinstance(tree, Mapping):
-        raise UserError(f"{path}: not a configuration; restore the file or start a new run")
-    return dict(tree)
+        return read_yaml(path)
+    except YamlError as error:
+        raise UserError(f"{path}: cannot be read ({error}); restore the file") from None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from elman.errors import ExitStatus
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from elman.config import RunConfig
@@ -34,6 +35,8 @@ class Job:
         lock: The held lock of ``folder``.
         resumed: Whether the folder holds an earlier part of the same run.
         overrides: What a person typed, or would type, for this job alone, without flags.
+        on_taken_up: Called when a resumed run can no longer be refused: what is written into its
+            folder before its mode writes there itself.
     """
 
     config: RunConfig
@@ -41,6 +44,7 @@ class Job:
     lock: RunLock | None = None
     resumed: bool = False
     overrides: tuple[str, ...] = ()
+    on_taken_up: Callable[[], None] | None = None
 
 
 @dataclass
@@ -79,6 +83,13 @@ def begin(config_flags: list[str]) -> Session:
 def current() -> Session:
     """Return the session of this process."""
     return _current
+
+
+def taken_up() -> None:
+    """Note that the job of this process has begun, and can no longer be refused."""
+    job = _current.job
+    if job is not None and job.on_taken_up is not None:
+        job.on_taken_up()
 
 
 def job_started(number: int) -> None:

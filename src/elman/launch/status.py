@@ -23,12 +23,22 @@ def status_word(code: int) -> str:
 
 
 def job_status(returned: JobReturn, result: Mapping[str, Any] | None) -> str:
-    """Return how a job of a sweep ended: as its result file says, or else as its process did."""
+    """Return how a job of a sweep ended: as its result file says, or else as its process did.
+
+    A result that does not fit the process's exit status is that of an earlier session.
+    """
     if returned.status is JobStatus.UNKNOWN:
         return NOT_STARTED
     code = returned._return_value
     if isinstance(code, int) and (code < 0 or code == ExitStatus.TIMEOUT):
         return status_word(code)
-    if result is not None and "status" in result:
+    if result is not None and "status" in result and not _is_earlier(str(result["status"]), code):
         return str(result["status"])
     return status_word(code) if isinstance(code, int) else RunStatus.CRASH.value
+
+
+def _is_earlier(word: str, code: object) -> bool:
+    """Whether a word is that of another session than the one with this exit status."""
+    if word not in set(RunStatus) or word == RunStatus.OK or not isinstance(code, int):
+        return False
+    return RunStatus(word).exit_status != code

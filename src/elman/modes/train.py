@@ -17,13 +17,14 @@ from elman.data.batches import Data, open_data
 from elman.errors import ExitStatus, RunStatus, UserError, first_line
 from elman.kernels.packages import computation_path, on_slow_path, resolve_backend, tuning_note
 from elman.kernels.triton_tuning import tuning_told_to
-from elman.launch.run_folder import CONFIG_FILE, RunLock, config_hash, write_config
+from elman.launch import session
+from elman.launch.run_folder import RunLock, config_hash, config_text, write_config
 from elman.models import registry
 from elman.parity.gate import require_norm_parity, require_parity
 from elman.parity.shapes import TrainedSizes
 from elman.report.plots import plot_losses
 from elman.report.summary import print_summary
-from elman.training.checkpoints import CheckpointStore
+from elman.training.checkpoints import CheckpointStore, DamagedError
 from elman.training.display import Display
 from elman.training.environment import choose_device, describe_environment
 from elman.training.memory import available_memory, estimate_memory, largest_batch
@@ -53,8 +54,7 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
         allow_slow=config.baseline.allow_slow,
     )
     with RunLock(folder), open_data(config.data, config.train.chunk_size, display.say) as data:
-        session = _Session(config, folder, data, device, display, backend)
-        return session.run()
+        return _Session(config, folder, data, device, display, backend).run()
 
 
 class _Session:
@@ -77,10 +77,16 @@ class _Session:
         self._estimate: int | None = None
         self._parity: dict[str, Any] | None = None
         self._norm_parity: dict[str, Any] | None = None
+        self._taken_up = False
 
     def run(self) -> ExitStatus:
-        """Train and report; every way of ending leaves a ``result.json``."""
-        write_config(self._folder, self._config)
+        """Train and report; every way of ending leaves a ``result.json``.
+
+        A resumed run is taken up when nothing can refuse it any more: until then its folder stays
+        as it is, with the result and the configuration of its earlier session.
+        """
+        if not self._resumes:
+            self._take_up()
         self._display.start()
         try:
             with tuning_told_to(self._display.heartbeat):
@@ -98,8 +104,22 @@ class _Session:
             status = ended(error)
         finally:
             self._display.stop()
-        self._report(status)
+        if self._taken_up:
+            self._report(status)
+        else:
+            self._say_end(status)
         return status.exit_status
+
+    @property
+    def _resumes(self) -> bool:
+        return self._config.train.resume is not None
+
+    def _take_up(self) -> None:
+        """Note in the run folder that the run has these settings from here on."""
+        write_config(self._folder, self._config)
+        session.taken_up()
+        _log.info("configuration %s", config_hash(self._config))
+        self._taken_up = True
 
     def _train(self) -> RunStatus:
         config, folder = self._config, self._folder
@@ -109,12 +129,16 @@ class _Session:
         store = CheckpointStore(
             folder / "checkpoints",
             config.train.keep_checkpoints,
-            (folder / CONFIG_FILE).read_text(encoding="utf-8"),
+            config_text(config),
+            self._display.say,
         )
         trainer = Trainer(config, folder, self._data, self._device, store, self._display)
         self._restore(trainer, store)
         self._announce(trainer)
         self._trainer = trainer
+        trainer.first_pass()
+        if not self._taken_up:
+            self._take_up()
         with closing(Recorder(folder, config)) as recorder:
             return trainer.run(recorder)
 
@@ -130,12 +154,15 @@ class _Session:
     def _restore(self, trainer: Trainer, store: CheckpointStore) -> None:
         train = self._config.train
         if train.resume is not None:
-            store.remove_unfinished()
-            newest = store.newest()
+            try:
+                newest = store.newest()
+                if newest is not None:
+                    trainer.resume(newest)
+            except DamagedError as error:
+                raise error.in_resume(Path(train.resume)) from None
             if newest is None:
                 self._display.say("no checkpoint was saved yet: starting from the first step")
             else:
-                trainer.resume(newest)
                 self._display.say(f"resuming after step {newest.step}")
         elif train.init_from is not None:
             trainer.start_from(train.init_from)
@@ -185,13 +212,14 @@ class _Session:
         return RunStatus.OOM
 
     def _crashed(self, error: Exception) -> RunStatus:
-        self._error = f"{type(error).__name__}: {first_line(error)}"
+        line = first_line(error)
+        self._error = line if isinstance(error, UserError) else f"{type(error).__name__}: {line}"
         return RunStatus.CRASH
 
     # ------------------------------------------------------------------ what is said about it
 
     def _announce(self, trainer: Trainer) -> None:
-        config, model = self._config, self._config.model
+        model = self._config.model
         memory = f", about {self._estimate / 1e9:.1f} GB" if self._estimate else ""
         path = computation_path(registry.cell(model.cell), self._backend)
         through = f" ({path})" if path else ""
@@ -208,7 +236,6 @@ class _Session:
         self._display.say(f"run folder: {self._folder}")
         if note := tuning_note(path, self._backend):
             self._display.say(f"{note}; it is not counted")
-        _log.info("configuration %s", config_hash(config))
 
     def _report(self, status: RunStatus) -> None:
         result = self._result(status)
@@ -218,9 +245,12 @@ class _Session:
             _log.warning("no loss curve", exc_info=True)
             self._display.say(f"warning: no loss curve ({first_line(error)})")
         write_result(self._folder, result)
+        self._say_end(status)
+        print_summary(self._display.console, self._folder, result)
+
+    def _say_end(self, status: RunStatus) -> None:
         if self._error:
             self._display.say(f"elman: {status.value}: {self._error}")
-        print_summary(self._display.console, self._folder, result)
 
     def _result(self, status: RunStatus) -> dict[str, Any]:
         """Assemble ``result.json``; every number in it has its definition beside it."""

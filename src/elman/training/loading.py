@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-import yaml
 
 from elman.config import RunConfig, validate
-from elman.errors import UserError
 from elman.models.build import build_model
 from elman.models.language_model import LanguageModel
-from elman.training.checkpoints import CONFIG, Checkpoint, find_checkpoint
+from elman.training.checkpoints import Checkpoint, find_checkpoint
 
 
 def load(
@@ -42,12 +40,10 @@ def load(
 
 
 def saved_config(checkpoint: Checkpoint) -> RunConfig:
-    """Return the configuration of the run that saved ``checkpoint``."""
-    path = checkpoint.path / CONFIG
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); name another checkpoint") from None
-    if not isinstance(tree, dict):
-        raise UserError(f"{path}: is no configuration; name another checkpoint")
-    return validate(tree)
+    """Return the configuration of the run that saved ``checkpoint``.
+
+    Raises:
+        DamagedError: its file is damaged.
+        UserError: it names a setting that there is no more.
+    """
+    return validate(checkpoint.config_tree())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -15,12 +16,15 @@ from elman.errors import RunStatus, UserError
 from elman.models.build import build_model
 from elman.models.language_model import LanguageModel
 from elman.training.checkpoints import (
+    STATE,
     Checkpoint,
     CheckpointError,
     CheckpointStore,
+    DamagedError,
     find_checkpoint,
 )
 from elman.training.display import Display
+from elman.training.integrity import BadFileError
 from elman.training.ledger import Ledger
 from elman.training.optimizers import TrainingOptimizer
 from elman.training.profiling import profiling
@@ -73,9 +77,12 @@ class Trainer:
         """Continue the run that saved ``checkpoint``: weights, optimiser, data, clock, numbers.
 
         Raises:
+            DamagedError: the checkpoint is damaged.
             UserError: the data are not what they were, or the budget is used up.
         """
         state = checkpoint.load_state()
+        if not {"data", "stepper", "ledger"} <= state.keys():
+            raise DamagedError(BadFileError(checkpoint.path / STATE, "damaged (no state of a run)"))
         if not same_bytes(state["data"], self._data_identity()):
             raise UserError(
                 f"data.path: {self._data.source.label} is not what the run was "
@@ -93,22 +100,46 @@ class Trainer:
                 "name a larger train.steps or train.minutes"
             )
 
-    def run(self, recorder: Recorder) -> RunStatus:
-        """Train until the budget is used up, a number is not finite, or a signal comes."""
+    def first_pass(self) -> None:
+        """Build what is missing and prove that a step fits into memory; call before :meth:`run`.
+
+        Raises:
+            UserError: the pass cannot be replayed as a graph.
+        """
         self._display.activity("first pass (not counted)")
         self.stepper.discarded()
         self._display.activity("")
+
+    def run(self, recorder: Recorder) -> RunStatus:
+        """Train until the budget is used up, a number is not finite, or a signal comes.
+
+        Raises:
+            UserError: the data can no longer be read; what was trained until then is saved.
+        """
         with interruptible() as interruption:
             self.ledger.begin(recorder, self.stepper.step, self.stepper.tokens)
             self._saved_at = time.monotonic()
-            status = self._loop(interruption)
-            self._flush()
-            if status is RunStatus.OK:
-                self._validate()
+            try:
+                status = self._loop(interruption)
+                self._flush()
+                if status is RunStatus.OK:
+                    self._validate()
+            except (UserError, OSError):
+                self._rescue()
+                raise
             self._save(final=True)
             if status is RunStatus.OK:
                 self._check_saved_weights()
         return status
+
+    def _rescue(self) -> None:
+        """Save what was trained before the data, or the disk, failed."""
+        self.stepper.blocked(drain=True)  # a step that is not finite was not applied
+        with suppress(OSError):
+            self._flush()
+        self._save()
+        if self._saved_step == self.stepper.step:
+            self._display.say(f"saved after step {self.stepper.step}")
 
     def _loop(self, interruption: Interruption) -> RunStatus:
         config, stepper, ledger = self.config, self.stepper, self.ledger

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from elman.config import RunConfig
 from elman.errors import ExitStatus, UserError
+from elman.launch import session
 from elman.launch.run_folder import write_config
 from elman.training.signals import interruptible
 
@@ -31,6 +32,7 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
     _note("start", config)
     if steps == REFUSED:
         raise UserError("train.steps=901: an unlucky number; type another")
+    session.taken_up()
     if steps == BROKEN:
         raise RuntimeError("first line\nsecond line")
     if steps == KILLED:
