@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from elman.disk import sizes
 from elman.errors import UserError
 
 WEIGHTS, STATE, META, CONFIG = "model.safetensors", "state.pt", "meta.json", "config.yaml"
@@ -161,9 +162,10 @@ class CheckpointStore:
         needed = int(1.05 * (_tensor_bytes(weights) + _tensor_bytes(state))) + (1 << 20)
         free = shutil.disk_usage(self.folder).free
         if free < needed:
+            wanted, left = sizes(needed, free)
             raise CheckpointError(
-                f"{self.folder}: a checkpoint needs {needed / 1e6:.0f} MB and the disk has "
-                f"{free / 1e6:.0f} MB free; safe: {self._safe()}"
+                f"{self.folder}: a checkpoint needs {wanted} and the disk has {left} free; make "
+                f"room there; safe: {self._safe()}"
             )
 
     def _safe(self) -> str:
