@@ -91,17 +91,29 @@ def _adopted(tree: DictConfig) -> Job:
 
 
 def _run_job(job: Job) -> int:
+    """Run one job in its mode, in the folder that it has, if any."""
+    from elman.config import MODES
+    from elman.disk import give_room_back
+    from elman.output import keep_going
+
+    if job.folder is None:
+        return _run_mode(job)
+    keep_going()
+    try:
+        return _run_mode(job)
+    finally:
+        give_room_back(job.folder / MODES[job.config.mode].result_file)
+
+
+def _run_mode(job: Job) -> int:
     """Run one job in its mode; a new run that could not begin leaves no folder."""
     from importlib import import_module
 
     from elman.disk import is_disk_trouble, no_room
     from elman.launch import gate
     from elman.launch.run_folder import discard_folder
-    from elman.output import keep_going
 
     fresh = job.folder if not job.resumed else None
-    if job.folder is not None:
-        keep_going()
     try:
         # The first place that imports torch.
         with _without_collecting():

@@ -74,6 +74,12 @@ def keep_room(path: Path) -> None:
         raise OSError(error.errno, error.strerror, str(path.parent)) from None
 
 
+def give_room_back(path: Path) -> None:
+    """Remove the room that was kept for a result and not used."""
+    with contextlib.suppress(OSError):
+        unfinished(path).unlink()
+
+
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[IO[str]]:
     """Write a file whole or not at all, into the room that was kept for it, if any was.

@@ -87,7 +87,7 @@ def test_a_signal_finishes_the_step_saves_and_says_interrupted(
     process.send_signal(signal.Signals[name])
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
-    assert f"{name}: saving after step" in said
+    assert f"{name}: saved after step" in said
     assert f"elman train.resume={run.relative_to(tmp_path)}" in said
     result = result_of(run)
     assert result["status"] == "interrupted"

@@ -15,7 +15,7 @@ import torch
 
 from elman.config import RunConfig
 from elman.data.batches import Data, open_data
-from elman.disk import is_disk_trouble, keep_room
+from elman.disk import is_disk_trouble, keep_room, sizes
 from elman.errors import ExitStatus, RunStatus, UserError, first_line
 from elman.kernels.packages import computation_path, on_slow_path, resolve_backend, tuning_note
 from elman.launch.run_folder import CONFIG_FILE, RunLock, config_hash, write_config
@@ -124,6 +124,7 @@ class _Session:
         )
         trainer = Trainer(config, folder, self._data, self._device, store, self._display)
         self._restore(trainer, store)
+        self._require_room(trainer)
         self._announce(trainer)
         self._trainer = trainer
         with closing(Recorder(folder, config, self._display.say)) as recorder:
@@ -140,6 +141,18 @@ class _Session:
             self._folder,
             self._display.say,
         )
+
+    def _require_room(self, trainer: Trainer) -> None:
+        """Refuse a run whose first checkpoint cannot fit: it would train for nothing."""
+        needed = sum(p.numel() * p.element_size() for p in trainer.model.parameters())
+        disk = os.statvfs(self._folder)
+        free = disk.f_bavail * disk.f_frsize
+        if free < needed:
+            wanted, left = sizes(needed, free)
+            raise UserError(
+                f"{self._folder}: a checkpoint needs at least {wanted} and the disk has {left} "
+                "free; make room there, or name another disk with hydra.run.dir=<folder>"
+            )
 
     def _restore(self, trainer: Trainer, store: CheckpointStore) -> None:
         train = self._config.train
@@ -200,6 +213,8 @@ class _Session:
 
     def _crashed(self, error: Exception) -> RunStatus:
         self._error = f"{type(error).__name__}: {first_line(error)}"
+        if isinstance(error, CheckpointError):
+            self._error = first_line(error)
         return RunStatus.CRASH
 
     # ------------------------------------------------------------------ what is said about it

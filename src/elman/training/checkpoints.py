@@ -164,8 +164,8 @@ class CheckpointStore:
         if free < needed:
             wanted, left = sizes(needed, free)
             raise CheckpointError(
-                f"{self.folder}: a checkpoint needs {wanted} and the disk has {left} free; make "
-                f"room there; safe: {self._safe()}"
+                f"{self.folder}: a checkpoint needs {wanted} and the disk has {left} free; "
+                f"safe: {self._safe()}; make room there"
             )
 
     def _safe(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 
@@ -28,6 +29,10 @@ from elman.training.signals import Interruption, Stopped
 from elman.training.stepper import Stepper
 
 SHOWN_SECONDS = 10.0
+RETRY_MINUTES = 1.0
+"""Between two tries to save where the disk is full."""
+
+_log = logging.getLogger("elman.train")
 
 
 class Trainer:
@@ -63,6 +68,7 @@ class Trainer:
         self.reload_difference: float | None = None
         self._saved_at = self._flushed_at = time.monotonic()
         self._saved_step: int | None = None
+        self._failed_step: int | None = None
         self._interruption = Interruption()
 
     def start_from(self, place: str) -> None:
@@ -172,6 +178,8 @@ class Trainer:
         if train.save_every and self.stepper.step % train.save_every == 0:
             return True
         minutes = (time.monotonic() - self._saved_at) / 60
+        if self._failed_step is not None and minutes >= RETRY_MINUTES:
+            return True
         return train.save_minutes is not None and minutes >= train.save_minutes
 
     def _validate(self) -> bool:
@@ -189,8 +197,8 @@ class Trainer:
         return self.ledger.validated(self.stepper.step, val_bpb, predicted)
 
     def _save(self, final: bool = False) -> None:
-        """Save a checkpoint; a failure in mid-run is said, and saving tried again later."""
-        if self._saved_step == self.stepper.step and not final:
+        """Save a checkpoint; a failure in mid-run is said once, and saving tried again later."""
+        if self.stepper.step in (self._saved_step, self._failed_step) and not final:
             return
         self.stepper.synchronize()
         self._display.activity("saving")
@@ -200,9 +208,17 @@ class Trainer:
             except OSError as error:
                 if final:
                     raise
-                self._display.say(f"warning: {first_line(error)}; the next save tries again")
+                self._save_failed(error)
         self._saved_at = time.monotonic()
         self._display.activity("")
+
+    def _save_failed(self, error: OSError) -> None:
+        line = f"warning: {first_line(error)}; tried again every minute"
+        if self._failed_step is None:
+            self._display.say(line)
+        else:
+            _log.info(line)
+        self._failed_step = self.stepper.step
 
     def _write_checkpoint(self) -> None:
         step, ledger = self.stepper.step, self.ledger
@@ -216,6 +232,9 @@ class Trainer:
             weights = {k: v.contiguous() for k, v in self.model.state_dict().items()}
             self._store.save(weights, state, {"step": step, "val_bpb": val_bpb})
         self._saved_step = step
+        if self._failed_step is not None:
+            self._failed_step = None
+            self._display.say(f"step {step:>6} | saved: checkpoints can be written again")
 
     def _check_saved_weights(self) -> None:
         """Load the saved weights into a new model and score one batch with both.
