@@ -137,19 +137,18 @@ _DROPPED = ("mem", "lr", "bar", "bpb", "tok/s", "left", "loss")
 
 def live_line(progress: Progress | None, activity: str, width: int) -> RenderableType:
     """Return the line that a terminal of ``width`` columns shows: never more than that."""
-    doing = Text(activity, style="cyan", no_wrap=True, overflow="ellipsis")
-    if progress is None:
-        return doing
-    room = width - (len(activity) + 1 if activity else 0)
+    line = Text()
     left_out: set[str] = set()
-    for name in _DROPPED:
-        if _needs(progress, left_out) <= room:
-            break
-        left_out.add(name)
-    line = Text(progress.line(left_out), no_wrap=True, overflow="ellipsis")
-    if activity:
-        line.append(" ").append_text(doing)
-    if "bar" in left_out:
+    if progress is not None:
+        room = width - (len(activity) + 1 if activity else 0)
+        for name in _DROPPED:
+            if _needs(progress, left_out) <= room:
+                break
+            left_out.add(name)
+        line.append(progress.line(left_out) + " " * bool(activity))
+    line.append(activity, style="cyan")
+    if progress is None or "bar" in left_out:
+        line.truncate(width, overflow="ellipsis")
         return line
     grid = Table.grid(padding=(0, 1))
     grid.add_row(ProgressBar(total=1.0, completed=progress.share, width=_BAR), line)
