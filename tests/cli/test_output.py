@@ -81,6 +81,6 @@ def test_no_file_becomes_the_output_of_a_command_without_one(tmp_path: Path) -> 
         "    file = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)\n"
         "    print('lost'); print('lost', file=sys.stderr); os.system('echo lost; echo lost >&2')\n"
     )
-    command = f"{sys.executable} -c \"$0\" {tmp_path}/file >&- 2>&- <&-"
+    command = f'{sys.executable} -c "$0" {tmp_path}/file >&- 2>&- <&-'
     assert subprocess.run(["bash", "-c", command, program]).returncode == 0
     assert (tmp_path / "file").read_bytes() == b""

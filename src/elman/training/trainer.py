@@ -93,7 +93,8 @@ class Trainer:
         self.stepper.load_state_dict(state["stepper"])
         self.ledger.load_state_dict(state["ledger"])
         self._saved_step = self.stepper.step
-        validated = self.ledger.validated_step == self.stepper.step
+        # A validation that came later is written beside the weights, not into the state.
+        validated = self.ledger.validated_step == self.stepper.step or checkpoint.val_bpb
         if self.ledger.share(self.stepper.step) >= 1.0 and validated:
             used = f"{self.stepper.step} steps, {self.ledger.clock.seconds() / 60:.2f} minutes"
             raise UserError(
@@ -151,6 +152,7 @@ class Trainer:
         every, step = self.config.train.val_every, self.stepper.step
         due = every and step and step % every == 0 and self.ledger.share(step) < 1.0
         if due and self.ledger.validated_step != step and self._validate():
+            self._saved_step = None  # what is on the disk does not say how good it is
             self._save()
 
     def _after_step(self) -> None:
