@@ -261,3 +261,16 @@ def test_a_dtype_without_kernels_is_refused() -> None:
     plan = stacked_plan("delta", 1, 16, 16, **DELTA)
     with pytest.raises(UserError, match="bfloat16 and float32, not on torch"):
         cuda.types(plan, torch.float16)
+
+
+def test_an_interrupted_compilation_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(unit: Unit) -> tuple[bytes, str]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("ELMAN_CACHE", str(tmp_path))
+    monkeypatch.setattr(nvrtc, "_compile", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Unit(EMPTY, "nothing", "sm_90", fast=False).cubin()
+    assert list(tmp_path.iterdir()) == []

@@ -246,6 +246,10 @@ def test_a_run_stopped_in_its_last_validation_is_completed_by_that_alone(
     _, said = again.communicate(timeout=120)
     result = result_of(run)
     assert (result["status"], result["steps"], result["val_step"]) == ("ok", 2, 2), said
+    longer = start(f"train.resume={run}", "train.steps=3", "train.val_every=null")
+    _, said = longer.communicate(timeout=120)
+    first = result["val_bpb"]
+    assert result_of(run)["best_val_bpb"] == min(first, result_of(run)["val_bpb"]), said  # type: ignore[type-var]
     third = start(f"train.resume={run}")
     assert "its budget is used up" in third.communicate(timeout=60)[1]
 

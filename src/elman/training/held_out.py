@@ -37,6 +37,11 @@ class HeldOut:
         self._display = display
         self._seconds: float | None = None
 
+    @property
+    def predicted(self) -> int:
+        """Bytes that a validation predicts: fewer than asked for if the held-out tail is short."""
+        return self._bytes(None)
+
     def score(
         self,
         model: LanguageModel,
@@ -149,6 +154,5 @@ class HeldOut:
         return data.val_window, data.val_sample if sample is None else sample
 
     def _bytes(self, sample: int | None) -> int:
-        """Return the bytes predicted: fewer than asked for if the held-out tail is short."""
         window, wanted = self._windows(sample)
         return len(validation_windows(self._data, window, wanted)) * window

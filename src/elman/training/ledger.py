@@ -111,6 +111,11 @@ class Ledger:
         self.best_val_bpb = val_bpb if improved else self.best_val_bpb
         return improved
 
+    def recall(self, step: int, val_bpb: float, predicted: int) -> None:
+        """Take over a validation of saved weights, which may have come after their state."""
+        self.val_bpb, self.val_tokens, self.validated_step = val_bpb, predicted, step
+        self.best_val_bpb = min(val_bpb, self.best_val_bpb or val_bpb)
+
     def numbers(self, params: int, step: int, tokens: int, data_wait: float) -> dict[str, Any]:
         """Return every defined number of the run so far."""
         loss, rate = self.losses.mean, self.throughput.rate()

@@ -93,8 +93,9 @@ class Trainer:
         self.stepper.load_state_dict(state["stepper"])
         self.ledger.load_state_dict(state["ledger"])
         self._saved_step = self.stepper.step
-        # A validation that came later is written beside the weights, not into the state.
-        validated = self.ledger.validated_step == self.stepper.step or checkpoint.val_bpb
+        if checkpoint.val_bpb is not None:
+            self.ledger.recall(self.stepper.step, checkpoint.val_bpb, self._held_out.predicted)
+        validated = self.ledger.validated_step == self.stepper.step
         if self.ledger.share(self.stepper.step) >= 1.0 and validated:
             used = f"{self.stepper.step} steps, {self.ledger.clock.seconds() / 60:.2f} minutes"
             raise UserError(
