@@ -276,6 +276,7 @@ class TestInterruption:
 
     def test_before_the_first_step_it_ends_at_once_and_cleaning_up_is_left_alone(self) -> None:
         interruption = Interruption()
+        interruption.release()
         with pytest.raises(KeyboardInterrupt):
             self.send(interruption, signal.SIGTERM)
         self.send(interruption, signal.SIGTERM, signal.SIGINT)

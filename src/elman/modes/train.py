@@ -86,6 +86,7 @@ class _Session:
         write_config(self._folder, self._config)
         self._display.start()
         with interruptible() as interruption:
+            interruption.release()
             try:
                 status = self._train(interruption)
             except KeyboardInterrupt:

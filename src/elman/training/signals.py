@@ -35,13 +35,13 @@ class _When(Enum):
 class Interruption:
     """Whether, and by which signal, the run was asked to stop.
 
-    A signal raises KeyboardInterrupt until :meth:`begin`, is noted until :meth:`hold`, and stays
-    without effect until :meth:`release`.
+    A signal is noted, for a loop that looks; after :meth:`release` it raises KeyboardInterrupt,
+    until :meth:`begin`; after :meth:`hold` it stays without effect.
     """
 
     def __init__(self) -> None:
         self.name: str | None = None
-        self._when, self._stoppable = _When.NOW, False
+        self._when, self._stoppable = _When.AFTER_THE_STEP, False
 
     def __bool__(self) -> bool:
         return self.name is not None
@@ -55,7 +55,7 @@ class Interruption:
         self._when = _When.LATER
 
     def release(self) -> None:
-        """What follows may be left out: the result is written."""
+        """What follows may be left at any point: nothing is begun yet, or all is written."""
         self._when = _When.NOW
 
     @contextmanager
