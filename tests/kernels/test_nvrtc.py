@@ -383,3 +383,16 @@ def test_decoding_kernels_compile_without_spills(architecture: str) -> None:
         found = Unit(text, "decoding", architecture, fast=False).resources()[kernel]
         assert found.spilled == 0
         assert found.registers <= 96
+
+
+def test_an_interrupted_compilation_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(unit: Unit) -> tuple[bytes, str]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("ELMAN_CACHE", str(tmp_path))
+    monkeypatch.setattr(nvrtc, "_compile", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Unit(EMPTY, "nothing", "sm_90", fast=False).cubin()
+    assert list(tmp_path.iterdir()) == []

@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -209,17 +210,43 @@ def run_compiler(arguments: list[str], folder: Path) -> subprocess.CompletedProc
     """
     environment = os.environ | {"LC_ALL": "C", "TMPDIR": str(folder)}
     try:
-        return subprocess.run(
+        # A group of its own: the compiler starts others, which must not outlive an interruption.
+        process = subprocess.Popen(
             arguments,
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
+            process_group=0,
         )
     except OSError as error:
         return subprocess.CompletedProcess(arguments, 127, "", str(error.strerror or error))
+    _running.add(process.pid)
+    with process:
+        try:
+            output, complaint = process.communicate()
+        except BaseException:
+            stop_compilers()
+            raise
+        finally:
+            stopped = process.pid not in _running
+            _running.discard(process.pid)
+    if stopped:
+        raise KeyboardInterrupt  # in a thread that nobody else would tell
+    return subprocess.CompletedProcess(arguments, process.returncode, output, complaint)
+
+
+_running: set[int] = set()
+
+
+def stop_compilers() -> None:
+    """Kill every compiler that a thread of this process waits for, with what each has started."""
+    while _running:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(_running.pop(), signal.SIGKILL)
 
 
 MISMATCH = "mend one of the two"

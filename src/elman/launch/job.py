@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from elman.errors import ExitStatus, UserError
@@ -103,24 +102,13 @@ def _check_devices() -> None:
 
 @contextmanager
 def _signals() -> Iterator[tuple[set[int], Any]]:
-    """Let SIGTERM and SIGUSR2 end the job like Ctrl-C, and note which came.
+    """Let every signal end the job like Ctrl-C, and note which came.
 
     Training takes them over while it runs, to save first; this is what they do around it. Yields
     the signals that came, and what SIGUSR2 did before: submitit's requeueing.
     """
     from elman.training import signals
 
-    received = signals.received
-    received.clear()
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        received.add(number)
-        raise KeyboardInterrupt
-
-    caught = (signal.SIGTERM, _PREEMPTED)
-    before = {number: signal.signal(number, interrupt) for number in caught}
-    try:
-        yield received, before[_PREEMPTED]
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    signals.received.clear()
+    with signals.ending() as before:
+        yield signals.received, before[_PREEMPTED]

@@ -20,10 +20,17 @@ from elman.bench.entries import benched_models
 from elman.catalog import Place, search_overrides
 from elman.compose import named_keys, plain_tree, typed_config, typed_overrides
 from elman.config import MODES, OF_SWEEPS, RunConfig, flatten
+from elman.disk import keep_room, no_room
 from elman.errors import UserError
 from elman.launch.held_log import HeldFileHandler, release
 from elman.launch.resume import is_resume, resumed_config, resumed_folder
-from elman.launch.run_folder import RunLock, claim_folder, make_folder, run_name
+from elman.launch.run_folder import (
+    RunLock,
+    claim_folder,
+    discard_folder,
+    make_folder,
+    run_name,
+)
 from elman.launch.session import Job
 from elman.launch.suite_runs import refuse_without_run
 from elman.launch.sweep_settings import refuse_alone
@@ -84,7 +91,7 @@ def prepare(tree: DictConfig) -> Job:
     else:
         folder = make_folder(Path(str(tree.hydra.run.dir)), run_name(config))
     _point_hydra(tree, folder, output_subdir=tree.hydra.output_subdir)
-    return Job(config, folder, _locked(folder))
+    return Job(config, folder, _taken(folder, MODES[config.mode].result_file))
 
 
 def job_overrides(tree: DictConfig) -> tuple[str, ...]:
@@ -129,6 +136,19 @@ def _note_resume(tree: DictConfig, folder: Path) -> None:
     }
     for name, part in parts.items():
         (place / f"{name}.yaml").write_text(OmegaConf.to_yaml(part), encoding="utf-8")
+
+
+def _taken(folder: Path, result_name: str) -> RunLock:
+    """Lock a new run's folder, with room for its result in it; a full disk leaves no folder."""
+    lock = RunLock(folder)
+    try:
+        lock.acquire()
+        keep_room(folder / result_name)
+    except OSError as error:
+        discard_folder(folder)
+        lock.release()
+        raise no_room(error, folder) from None
+    return lock
 
 
 def _locked(folder: Path) -> RunLock:

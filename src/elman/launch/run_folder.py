@@ -143,11 +143,11 @@ class RunLock:
         self._held[self.folder] = (descriptor, count + 1)
 
     def release(self) -> None:
-        """Give the lock back once as many times as it was taken."""
-        descriptor, count = self._held.pop(self.folder)
+        """Give the lock back once as many times as it was taken; one not held is left alone."""
+        descriptor, count = self._held.pop(self.folder, (-1, 0))
         if count > 1:
             self._held[self.folder] = (descriptor, count - 1)
-        else:
+        elif count:
             os.close(descriptor)
 
     def _open(self) -> int:
@@ -166,8 +166,9 @@ class RunLock:
                     f"{self.folder}: another process (pid {owner}) is running in it; "
                     "wait for it to end or stop it first"
                 ) from None
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"{os.getpid()}\n".encode())
+        with contextlib.suppress(OSError):  # the lock holds without room for its words
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"{os.getpid()}\n".encode())
         return descriptor
 
     def __enter__(self) -> RunLock:
@@ -216,8 +217,12 @@ def config_text(config: RunConfig) -> str:
 def write_config(folder: Path, config: RunConfig) -> None:
     """Write ``config.yaml``, from which ``train.resume`` restores the run."""
     temporary = folder / f"{CONFIG_FILE}.tmp"
-    temporary.write_text(config_text(config), encoding="utf-8")
-    os.replace(temporary, folder / CONFIG_FILE)
+    try:
+        temporary.write_text(config_text(config), encoding="utf-8")
+        os.replace(temporary, folder / CONFIG_FILE)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def read_config(folder: Path, key: str) -> dict[str, Any]:

@@ -52,6 +52,7 @@ from elman.launch.sweep_settings import (
     without_sweep_settings,
 )
 from elman.messages import in_our_words
+from elman.output import keep_going
 from elman.report.sweep_table import SweepRow
 from elman.schema.launching import GpusLauncher, SlurmLauncher, SweepSettings
 from elman.suites import GROUP
@@ -88,6 +89,8 @@ def sweep(
     if suite is not None:
         refuse_slow_paths(suite.name, jobs, settings.launcher)
     jobs, folder = _with_folders(config, jobs, mode, settings)
+    if folder is not None:
+        keep_going()
     for line in sizes:
         print(line, flush=True)
     record = Record(folder, jobs, mode.result_file, of_jobs, claimed, suite, started)

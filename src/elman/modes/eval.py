@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from elman.errors import ExitStatus, UserError
 from elman.models.language_model import LanguageModel
 from elman.schema.modes import EvalConfig
 from elman.training.checkpoints import find_checkpoint
+from elman.training.display import Display, duration
 from elman.training.environment import choose_device
 from elman.training.loading import load, saved_config
 from elman.training.metrics import DEFINITIONS
@@ -109,8 +111,17 @@ def _file(
 
 @contextmanager
 def _progress(console: Console, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar on a terminal; yield the function that takes the bytes predicted so far."""
+    """Show a bar on a terminal and lines elsewhere; yield what takes the bytes predicted so far."""
     columns = (TextColumn("scoring"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    display, began = Display(Console(stderr=True)), time.perf_counter()
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("scoring", total=total)
-        yield lambda predicted: bar.update(task, completed=predicted)
+
+        def show(predicted: int) -> None:
+            bar.update(task, completed=predicted)
+            if hidden and predicted < total:
+                left = (time.perf_counter() - began) * (total - predicted) / predicted
+                display.waiting(f"scoring {predicted / total:.0%}, {duration(left)} left")
+
+        yield show

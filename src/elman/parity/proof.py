@@ -15,6 +15,7 @@ from torch import Tensor
 
 from elman.errors import UserError
 from elman.kernels.backends import AUTO, REFERENCE, TORCH, choose_backend
+from elman.kernels.compiler import stop_compilers
 from elman.kernels.packages import computation_path, on_slow_path, package_problem, resolve_backend
 from elman.kernels.threads import cpu_share
 from elman.models import registry
@@ -273,6 +274,12 @@ def _compile(
     with torch.random.fork_rng(devices=[]), ThreadPoolExecutor(cpu_share()) as pool:
         for shape, run in itertools.product(shapes, runs):
             pool.submit(compile_one, shape, run)
+        try:
+            pool.shutdown()
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            stop_compilers()
+            raise
 
 
 def runs_here(

@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from elman.disk import sizes
 from elman.errors import UserError, first_line
 from elman.training import integrity
 from elman.training.integrity import META, UNFINISHED, BadFileError, UnreadableError
@@ -315,9 +316,10 @@ class CheckpointStore:
         needed = int(1.05 * (_tensor_bytes(weights) + _tensor_bytes(state))) + (1 << 20)
         free = shutil.disk_usage(self.folder).free
         if free < needed:
+            wanted, left = sizes(needed, free)
             raise CheckpointError(
-                f"{self.folder}: a checkpoint needs {needed / 1e6:.0f} MB and the disk has "
-                f"{free / 1e6:.0f} MB free; safe: {self._safe()}"
+                f"{self.folder}: a checkpoint needs {wanted} and the disk has {left} free; "
+                f"safe: {self._safe()}; make room there"
             )
 
     def _safe(self) -> str:
