@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,13 +16,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from elman.config import MODES
 from elman.errors import ExitStatus, UserError
 from elman.launch.commands import ALONE
+from elman.launch.job_state import read_result
 from elman.launch.quoting import quoted
 from elman.launch.run_folder import CONFIG_FILE, RunLock, discard_folder
 
 # On this signal submitit saves and requeues; NCCL has USR1 for itself.
 _PREEMPTED = signal.SIGUSR2
+_SIGNAL_EARLY_SECONDS = 75.0  # what sbatch says and a margin for the save
+RESULT_FILE = MODES["train"].result_file
 
 
 @dataclass(frozen=True)
@@ -33,17 +38,20 @@ class SweptJob:
         folder: Its run folder, or None if its mode makes none.
         resumable: Whether its mode continues a run in its folder.
         flags: Those of the arguments that say where YAML files are found.
+        save_seconds: How long before its time limit on a cluster it is told to save.
     """
 
     arguments: tuple[str, ...]
     folder: str | None
     resumable: bool
     flags: tuple[str, ...] = ()
+    save_seconds: float = 0.0
 
     def __call__(self) -> int:
         """Run the job and return its exit status; a preempted one does not return."""
         import submitit
 
+        before = self._steps()
         try:
             _check_devices()
             with _signals() as (received, preempt):
@@ -51,11 +59,16 @@ class SweptJob:
         except UserError as error:
             print(f"elman: error: {error}")
             return int(ExitStatus.USER_ERROR)
-        if status == ExitStatus.INTERRUPTED and _PREEMPTED in received and callable(preempt):
-            try:
-                preempt(_PREEMPTED, None)
-            except submitit.core.utils.UncompletedJobError:
-                return int(ExitStatus.TIMEOUT)
+        if status != ExitStatus.INTERRUPTED or _PREEMPTED not in received or not callable(preempt):
+            return status
+        if self._steps() <= before and near_limit(self.save_seconds):
+            _timed_out("no step between its start and the order to save; not queued again")
+            return int(ExitStatus.TIMEOUT)
+        try:
+            preempt(_PREEMPTED, None)
+        except submitit.core.utils.UncompletedJobError:
+            _timed_out("every start that launcher.requeues allows is used up")
+            return int(ExitStatus.TIMEOUT)
         return status
 
     def checkpoint(self) -> Any:
@@ -79,10 +92,35 @@ class SweptJob:
             _set_aside(folder)
         return [*self.arguments, f"hydra.run.dir={quoted(self.folder)}"]
 
+    def _steps(self) -> int:
+        """Return the optimizer steps that its folder has to show for it."""
+        found = read_result(Path(self.folder), RESULT_FILE) if self.folder else None
+        return int((found or {}).get("steps") or 0)
+
     def _run(self) -> int:
         from elman.cli import main
 
         return main(self.command_line())
+
+
+def near_limit(save_seconds: float) -> bool:
+    """Whether a job is told to save because its time ends, and not for another job's sake.
+
+    SLURM sends that signal up to a minute early. A SLURM that does not say when its jobs end
+    (before 22.05) is taken to mean the limit: a job without progress would be queued for ever.
+    """
+    if os.environ.get("SUBMITIT_EXECUTOR") != "slurm":
+        return False
+    end = os.environ.get("SLURM_JOB_END_TIME", "")
+    if not end.isdigit():
+        return True
+    return int(end) - time.time() <= save_seconds + _SIGNAL_EARLY_SECONDS
+
+
+def _timed_out(why: str) -> None:
+    from elman.launch.outcome import ERROR
+
+    print(f"{ERROR}timeout: told to save at its time limit (launcher.minutes): {why}", flush=True)
 
 
 def _set_aside(folder: Path) -> None:

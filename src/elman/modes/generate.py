@@ -10,7 +10,7 @@ from elman.config import RunConfig
 from elman.errors import ExitStatus
 from elman.models.generation import generate
 from elman.training.environment import choose_device
-from elman.training.loading import load
+from elman.training.loading import load, slow_path_note
 
 
 def run(config: RunConfig, folder: Path | None) -> ExitStatus:
@@ -22,12 +22,11 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
     assert config.generate is not None
     assert folder is None
     settings = config.generate
-    model = load(
-        settings.checkpoint,
-        device=choose_device(settings.device, "generate.device"),
-        backend=config.kernels.backend,
-        allow_slow=config.baseline.allow_slow,
-    )
+    device = choose_device(settings.device, "generate.device")
+    backend, allow_slow = config.kernels.backend, config.baseline.allow_slow
+    model = load(settings.checkpoint, device=device, backend=backend, allow_slow=allow_slow)
+    if note := slow_path_note(settings.checkpoint, device, backend, allow_slow):
+        print(f"elman: {note}", file=sys.stderr, flush=True)  # the text alone is the output
     prompt = settings.prompt.encode()
     sys.stdout.write(settings.prompt)
     # Bytes arrive one by one, characters of several bytes only when they are whole.

@@ -15,10 +15,16 @@ import torch
 from elman.config import RunConfig
 from elman.data.batches import Data, open_data
 from elman.errors import ExitStatus, RunStatus, UserError, first_line
-from elman.kernels.packages import computation_path, on_slow_path, resolve_backend, tuning_note
+from elman.kernels.packages import (
+    computation_path,
+    on_slow_path,
+    resolve_backend,
+    slow_note,
+    tuning_note,
+)
 from elman.launch.run_folder import CONFIG_FILE, RunLock, config_hash, write_config
 from elman.models import registry
-from elman.parity.gate import require_parity
+from elman.parity.gate import ParityError, require_parity
 from elman.report.plots import plot_losses
 from elman.report.summary import print_summary
 from elman.training.checkpoints import CheckpointStore
@@ -88,6 +94,8 @@ class _Session:
         except KeyboardInterrupt:
             status = RunStatus.INTERRUPTED
             self._error = "interrupted before the weights were saved"
+        except ParityError as error:
+            status = self._refused(error)
         except Exception as error:
             _log.error("the run ended with this error", exc_info=True)
             ended = self._out_of_memory if _is_out_of_memory(error) else self._crashed
@@ -112,7 +120,10 @@ class _Session:
         self._announce(trainer)
         self._trainer = trainer
         with closing(Recorder(folder, config)) as recorder:
-            return trainer.run(recorder)
+            status = trainer.run(recorder)
+        if status is RunStatus.NAN:
+            self._error = self._not_finite(trainer)
+        return status
 
     def _prove(self) -> None:
         """Let no kernel train that computes something else than the reference."""
@@ -183,6 +194,20 @@ class _Session:
         self._error = f"{first_line(error)}; {self._advice(available_memory(self._device))}"
         return RunStatus.OOM
 
+    def _not_finite(self, trainer: Trainer) -> str:
+        """Say what was not finite, at which step, what is saved, and what to try."""
+        step, lr = trainer.stepper.step, self._config.optim.lr
+        kept = f"the weights of step {step:,} are saved" if step else "no step was applied"
+        return (
+            f"the {trainer.ledger.non_finite} was not finite at step {step + 1:,}; {kept}; try a "
+            f"smaller optim.lr ({lr / 3:.2g} is a third) or a longer optim.warmup_steps"
+        )
+
+    def _refused(self, error: Exception) -> RunStatus:
+        """A check before the first step failed: nothing has been trained."""
+        self._error = first_line(error)
+        return RunStatus.REFUSED
+
     def _crashed(self, error: Exception) -> RunStatus:
         self._error = f"{type(error).__name__}: {first_line(error)}"
         return RunStatus.CRASH
@@ -203,6 +228,9 @@ class _Session:
         source = self._data.describe()
         self._display.say(f"data: {source['bytes']:,} bytes of {', '.join(source['paths'][:3])}")
         self._display.say(f"run folder: {self._folder}")
+        cell = registry.cell(model.cell).under(model.options)
+        if slow := slow_note(cell, config.kernels.backend, self._device, self._backend):
+            self._display.say(f"{slow}; the result is marked")
         if note := tuning_note(path, self._backend):
             self._display.say(f"{note}; it is not counted")
         _log.info("configuration %s", config_hash(config))
