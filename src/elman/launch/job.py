@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import signal
-import time
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -104,17 +105,24 @@ class SweptJob:
 
 
 def near_limit(save_seconds: float) -> bool:
-    """Whether a job is told to save because its time ends, and not for another job's sake.
+    """Whether a job on SLURM is told to save because its time ends, not for another job's sake.
 
-    SLURM sends that signal up to a minute early. A SLURM that does not say when its jobs end
-    (before 22.05) is taken to mean the limit: a job without progress would be queued for ever.
+    SLURM sends that signal up to a minute early.
     """
-    if os.environ.get("SUBMITIT_EXECUTOR") != "slurm":
+    job = os.environ.get("SLURM_JOB_ID")
+    if job is None:
         return False
-    end = os.environ.get("SLURM_JOB_END_TIME", "")
-    if not end.isdigit():
-        return True
-    return int(end) - time.time() <= save_seconds + _SIGNAL_EARLY_SECONDS
+    asked = subprocess.run(
+        ["squeue", "--noheader", "--format=%e", f"--jobs={job}"],
+        env=os.environ | {"SLURM_TIME_FORMAT": "standard"},
+        capture_output=True,
+        text=True,
+    )
+    try:
+        end = datetime.fromisoformat(asked.stdout.strip())
+    except ValueError:  # it has no end, or nobody answers
+        return False
+    return (end - datetime.now()).total_seconds() <= save_seconds + _SIGNAL_EARLY_SECONDS
 
 
 def _timed_out(why: str) -> None:

@@ -83,7 +83,8 @@ def _allowed(present: Sequence[Gpu], reason: str, visible: str | None, parts: bo
             raise UserError(_wrong(visible, f"{entry} is a part of a GPU (MIG)", present, reason))
         found = _named(entry, present)
         if found is None:
-            raise UserError(_wrong(visible, f"there is no GPU {entry or 'without a name'}", present, reason))
+            what = f"there is no GPU {entry or 'without a name'}"
+            raise UserError(_wrong(visible, what, present, reason))
         if found in allowed:
             raise UserError(_wrong(visible, f"names GPU {found.index} twice", present, reason))
         allowed.append(found)
