@@ -56,7 +56,7 @@ def _recorded(override: str) -> dict[str, Any] | None:
     from elman.launch.sweep_resume import SWEEP_FILE
 
     try:
-        folder = Path(unquoted(override)).expanduser().absolute()
+        folder = Path(os.path.abspath(Path(unquoted(override)).expanduser()))
         content = json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8"))
         assert isinstance(content["launcher"]["overrides"], list)
         known = {name: content[name] for name in ("cwd", "flags", "hydra", "launcher")}

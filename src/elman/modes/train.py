@@ -22,6 +22,8 @@ from elman.kernels.packages import (
     slow_note,
     tuning_note,
 )
+from elman.launch.gpus.asking import asked_driver
+from elman.launch.gpus.visible import refuse_wrong_visible
 from elman.launch.run_folder import CONFIG_FILE, RunLock, config_hash, write_config
 from elman.models import registry
 from elman.parity.gate import ParityError, require_parity
@@ -49,6 +51,8 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
     assert folder is not None, "training always has a run folder"
     display = Display()
     device = choose_device(config.train.device)
+    if device.type == "cpu" and config.train.device == "auto":
+        refuse_wrong_visible(asked_driver())
     _prepare(config, device)
     backend = resolve_backend(
         registry.cell(config.model.cell).under(config.model.options),

@@ -32,7 +32,7 @@ def usable_gpus(
     """
     present, reason = _present(driver)
     visible = os.environ.get(_VISIBLE)
-    allowed = _allowed(present, reason, visible, parts) if wanted else list(present)
+    allowed = _allowed(present, visible, parts) if wanted and present else list(present)
     if visible is not None and present and not allowed:
         reason = f"{_VISIBLE}={visible} allows none"
     chosen = allowed
@@ -44,6 +44,15 @@ def usable_gpus(
         if not chosen:
             raise UserError("launcher.exclude: leaves no GPU; exclude fewer")
     return chosen, reason
+
+
+def refuse_wrong_visible(driver: Driver) -> None:
+    """Raise UserError if CUDA_VISIBLE_DEVICES names what is not there: CUDA would hide every GPU.
+
+    On a machine without a GPU it names nothing that could have been meant.
+    """
+    if os.environ.get(_VISIBLE) is not None:
+        usable_gpus(driver, GpusLauncher(name="gpus"), parts=True)
 
 
 def _present(driver: Driver) -> tuple[list[Gpu], str]:
@@ -63,7 +72,7 @@ def _present(driver: Driver) -> tuple[list[Gpu], str]:
         return [], f"no NVIDIA driver answers: {error}"
 
 
-def _allowed(present: Sequence[Gpu], reason: str, visible: str | None, parts: bool) -> list[Gpu]:
+def _allowed(present: Sequence[Gpu], visible: str | None, parts: bool) -> list[Gpu]:
     """Return the GPUs in the order of CUDA_VISIBLE_DEVICES; like CUDA, stop at -1.
 
     CUDA stops at every entry that it does not know, and the jobs would find themselves on the CPU.
@@ -71,8 +80,8 @@ def _allowed(present: Sequence[Gpu], reason: str, visible: str | None, parts: bo
     Raises:
         UserError: it names a part of a GPU, one that is not there, or one twice.
     """
-    if visible is None or visible in _NONE:
-        return list(present)  # for the latter none was asked for
+    if visible is None:
+        return list(present)
     allowed: list[Gpu] = []
     for entry in map(str.strip, visible.split(",")):
         if entry == "-1":
@@ -80,22 +89,22 @@ def _allowed(present: Sequence[Gpu], reason: str, visible: str | None, parts: bo
         if entry.startswith(_PART):
             if parts:
                 return list(present)
-            raise UserError(_wrong(visible, f"{entry} is a part of a GPU (MIG)", present, reason))
+            raise UserError(_wrong(visible, f"{entry} is a part of a GPU (MIG)", present))
         found = _named(entry, present)
         if found is None:
             what = f"there is no GPU {entry or 'without a name'}"
-            raise UserError(_wrong(visible, what, present, reason))
+            raise UserError(_wrong(visible, what, present))
         if found in allowed:
-            raise UserError(_wrong(visible, f"names GPU {found.index} twice", present, reason))
+            raise UserError(_wrong(visible, f"names GPU {found.index} twice", present))
         allowed.append(found)
     return allowed
 
 
-def _wrong(visible: str, what: str, present: Sequence[Gpu], reason: str) -> str:
+def _wrong(visible: str, what: str, present: Sequence[Gpu]) -> str:
     more = "; launcher=gpus gives each job a whole GPU, launcher=local runs one job after another "
     more = more + "on the part" if what.endswith("(MIG)") else ""
     return (
-        f"{_VISIBLE}={visible}: {what}; there are: {_listing(present) or reason}{more}; name "
+        f"{_VISIBLE}={visible}: {what}; there are: {_listing(present)}{more}; name "
         f"others, unset it to use all, or type {_VISIBLE}= elman ... to run on the CPU"
     )
 
