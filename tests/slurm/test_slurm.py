@@ -317,18 +317,21 @@ def test_a_start_without_progress_is_not_queued_again(
     squeue.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
-    (tmp_path / "result.json").write_text('{"status": "interrupted", "steps": 5}')
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.yaml").touch()
+    (folder / "result.json").write_text('{"status": "interrupted", "steps": 5}')
 
     def run(arguments: list[str]) -> int:
         signals.received.add(signal.SIGUSR2)
-        (tmp_path / "result.json").write_text(json.dumps({"steps": steps}))
+        (folder / "result.json").write_text(json.dumps({"steps": steps}))
         return 130
 
     requeued: list[int] = []
     before = signal.signal(signal.SIGUSR2, lambda number, frame: requeued.append(number))
     monkeypatch.setattr("elman.cli.main", run)
     try:
-        status = SweptJob((), str(tmp_path), resumable=True, save_seconds=60)()
+        status = SweptJob((), str(folder), resumable=True, save_seconds=60)()
     finally:
         signal.signal(signal.SIGUSR2, before)
     assert (bool(requeued), status == ExitStatus.TIMEOUT) == (queued_again, not queued_again)

@@ -20,9 +20,9 @@ from typing import Any
 from elman.config import MODES
 from elman.errors import ExitStatus, UserError
 from elman.launch.commands import ALONE
-from elman.launch.job_state import read_result
+from elman.launch.job_state import has_begun, read_result
 from elman.launch.quoting import quoted
-from elman.launch.run_folder import CONFIG_FILE, RunLock, discard_folder
+from elman.launch.run_folder import RunLock, discard_folder
 
 # On this signal submitit saves and requeues; NCCL has USR1 for itself.
 _PREEMPTED = signal.SIGUSR2
@@ -52,7 +52,7 @@ class SweptJob:
         """Run the job and return its exit status; a preempted one does not return."""
         import submitit
 
-        before = self._steps()
+        before = self._steps() if self._goes_on() else 0
         try:
             _check_devices()
             with _signals() as (received, preempt):
@@ -87,11 +87,15 @@ class SweptJob:
         if self.folder is None:
             return list(self.arguments)
         folder = Path(self.folder)
-        if self.resumable and (folder / CONFIG_FILE).exists():
+        if self._goes_on():
             return [*self.flags, f"train.resume={quoted(self.folder)}", ALONE]
         if folder.exists():
             _set_aside(folder)
         return [*self.arguments, f"hydra.run.dir={quoted(self.folder)}"]
+
+    def _goes_on(self) -> bool:
+        """Whether its folder holds an earlier part of it."""
+        return self.resumable and bool(self.folder) and has_begun(Path(self.folder or ""))
 
     def _steps(self) -> int:
         """Return the optimizer steps that its folder has to show for it."""
