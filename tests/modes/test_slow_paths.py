@@ -36,7 +36,7 @@ def test_a_cell_without_a_kernel_says_so_in_every_mode(
     config = compose_config(["model=e1", *TINY, f"data.path={text_file}", "train.device=cpu"])
     assert train_mode.run(config, folder) == ExitStatus.OK
     said = "slow path: plain PyTorch runs cell e1 (no kernel for a CPU)"
-    output = capsys.readouterr().out
+    output = "".join(capsys.readouterr())
     assert output.count(f"{said}; the result is marked\n") == 1
     assert "backend reference, the slow path" in output
     assert json.loads((folder / "result.json").read_text())["slow_path"] is True
