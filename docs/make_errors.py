@@ -237,6 +237,7 @@ CASES: dict[str, list[str]] = {
         "-m hydra/launcher=basic launcher.workers=2",
         "-m mode=solve solve.params=1M launcher.workers=2",
         "launcher=slurm train.steps=100",
+        "launcher=slurm train.minutes=9 launcher.minutes=2",
     ],
     "Run folders": [
         "hydra.run.dir=run",

@@ -52,7 +52,10 @@ def _main(argv: Sequence[str]) -> int:
 
             print(help_text(arguments.flags.get("--config-dir")), end="")
             return int(ExitStatus.OK)
-        status = _run_hydra(arguments)
+        from elman.launch.taking_up import taken_up
+
+        with taken_up(arguments) as whole:
+            status = _run_hydra(whole)
         sys.stdout.flush()
         return status
     except UserError as error:
@@ -164,7 +167,7 @@ def _run_hydra(arguments: flags.Arguments) -> int:
 
     register_cells()
     _register_plugins()
-    state = session.begin(arguments.search_flags)
+    state = session.begin(arguments.search_flags, arguments.typed)
     command = hydra.main(f"pkg://{CONFIG_MODULE}", CONFIG_NAME, version_base="1.3")(run_task)
     try:
         with _hydra_surroundings(arguments), in_our_words(arguments.overrides, _compose(arguments)):

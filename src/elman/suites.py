@@ -60,6 +60,7 @@ class Suite(SuiteFigures):
         steps: Optimizer steps of each run, or None if it is bounded by time.
         shared: Other settings that its runs share, as a person would type them.
         claims_equal_size: Whether it is refused if its models' sizes spread too far.
+        claims_speed: Whether it is refused on a GPU where a model has no kernel.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Suite(SuiteFigures):
     steps: int | None
     shared: tuple[str, ...]
     claims_equal_size: bool
+    claims_speed: bool = False
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -197,6 +199,7 @@ def _suite(name: str, content: Mapping[str, Any]) -> Suite:
         steps=train.get("steps"),
         shared=tuple(_shared(content)),
         claims_equal_size=bool(sweep.get("equal_size")),
+        claims_speed=config.claims_speed,
     )
 
 

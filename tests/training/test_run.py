@@ -177,6 +177,10 @@ def test_a_non_finite_step_never_reaches_the_weights(train) -> None:
     assert run.status == ExitStatus.NON_FINITE
     assert run.result["status"] == "nan"
     assert run.result["steps"] == 1
+    assert run.result["error"] == (
+        "the loss was not finite at step 2; the weights of step 1 are saved; try a smaller "
+        "optim.lr (3.3e+29 is a third) or a longer optim.warmup_steps"
+    )
     assert same_weights(run.weights(), before.weights())
     refused = run.records("step")[-1]
     assert (refused["step"], refused["applied"]) == (2, False)
@@ -199,6 +203,7 @@ def test_a_nan_gradient_stops_the_run_with_the_weights_of_before(
     monkeypatch.setattr(LanguageModel, "begin_step", spoil)
     bad = train(f"optim={name}", "train.steps=9", "optim.warmup_steps=1", folder="bad")
     assert (bad.status, bad.result["steps"]) == (ExitStatus.NON_FINITE, 3)
+    assert bad.result["error"].startswith("the gradient was not finite at step 4; ")
     if name == "legacy" or name == "schedulefree":  # a cosine depends on the number of steps
         assert same_weights(good.weights(), bad.weights())
     assert all(torch.isfinite(weight).all() for weight in bad.weights().values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -85,6 +86,23 @@ def claim_folder(folder: Path, key: str) -> Path:
         (folder / LOCK_FILE).unlink()
         raise _occupied(folder, key)
     return folder.absolute()
+
+
+def check_free(folder: Path, key: str) -> None:
+    """Raise UserError if :func:`claim_folder` would, as far as that can be told without making it.
+
+    Args:
+        folder: The folder.
+        key: The setting with which the user named it.
+    """
+    if folder.is_dir() and not any(folder.iterdir()):
+        return
+    if folder.exists():
+        raise _occupied(folder, key)
+    above = next(place for place in folder.absolute().parents if place.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        code = errno.EACCES if above.is_dir() else errno.ENOTDIR
+        raise _cannot_make(folder, OSError(code, os.strerror(code)))
 
 
 def discard_folder(folder: Path) -> None:

@@ -27,7 +27,7 @@ from elman.schema.modes import EvalConfig
 from elman.training.checkpoints import find_checkpoint
 from elman.training.display import Display, duration
 from elman.training.environment import choose_device
-from elman.training.loading import load, saved_config
+from elman.training.loading import load, saved_config, slow_path_note
 from elman.training.metrics import DEFINITIONS
 from elman.training.validation import score, score_in_order
 
@@ -51,6 +51,9 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
         allow_slow=config.baseline.allow_slow,
     )
     console = Console()
+    allow_slow, backend = config.baseline.allow_slow, config.kernels.backend
+    if note := slow_path_note(checkpoint.path, device, backend, allow_slow):
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
     if settings.path is None:
         bpb, predicted, meaning = _held_out(settings, trained, model, device, console)
     else:

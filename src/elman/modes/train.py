@@ -17,12 +17,20 @@ from elman.config import RunConfig
 from elman.data.batches import Data, open_data
 from elman.disk import is_disk_trouble, keep_room, sizes
 from elman.errors import ExitStatus, RunStatus, UserError, first_line
-from elman.kernels.packages import computation_path, on_slow_path, resolve_backend, tuning_note
+from elman.kernels.packages import (
+    computation_path,
+    on_slow_path,
+    resolve_backend,
+    slow_note,
+    tuning_note,
+)
 from elman.kernels.triton_tuning import tuning_told_to
 from elman.launch import session
+from elman.launch.gpus.asking import asked_driver
+from elman.launch.gpus.visible import refuse_wrong_visible
 from elman.launch.run_folder import RunLock, config_hash, config_text, write_config
 from elman.models import registry
-from elman.parity.gate import require_norm_parity, require_parity
+from elman.parity.gate import ParityError, require_norm_parity, require_parity
 from elman.parity.shapes import TrainedSizes
 from elman.report.plots import plot_losses
 from elman.report.summary import print_summary
@@ -51,6 +59,8 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
     assert folder is not None, "training always has a run folder"
     display = Display()
     device = choose_device(config.train.device)
+    if device.type == "cpu" and config.train.device == "auto":
+        refuse_wrong_visible(asked_driver())
     _prepare(config, device)
     backend = resolve_backend(
         registry.cell(config.model.cell).under(config.model.options),
@@ -133,6 +143,8 @@ class _Session:
 
     def _failed(self, error: Exception) -> RunStatus:
         """Return the status of a run that an error ended; its traceback goes to the log."""
+        if isinstance(error, ParityError):
+            return self._refused(error)
         if not isinstance(error, CheckpointError):  # which says all there is to say
             _log.error("the run ended with this error", exc_info=error)
         return self._out_of_memory(error) if _is_out_of_memory(error) else self._crashed(error)
@@ -157,7 +169,10 @@ class _Session:
         if not self._taken_up:
             self._take_up()
         with closing(Recorder(folder, config, self._display.say)) as recorder:
-            return trainer.run(recorder, interruption)
+            status = trainer.run(recorder, interruption)
+        if status is RunStatus.NAN:
+            self._error = self._not_finite(trainer)
+        return status
 
     def _prove(self) -> None:
         """Let no kernel train that computes something else than the reference."""
@@ -240,6 +255,20 @@ class _Session:
         self._error = f"{first_line(error)}; {self._advice(available_memory(self._device))}"
         return RunStatus.OOM
 
+    def _not_finite(self, trainer: Trainer) -> str:
+        """Say what was not finite, at which step, what is saved, and what to try."""
+        step, lr = trainer.stepper.step, self._config.optim.lr
+        kept = f"the weights of step {step:,} are saved" if step else "no step was applied"
+        return (
+            f"the {trainer.ledger.non_finite} was not finite at step {step + 1:,}; {kept}; try a "
+            f"smaller optim.lr ({lr / 3:.2g} is a third) or a longer optim.warmup_steps"
+        )
+
+    def _refused(self, error: Exception) -> RunStatus:
+        """A check before the first step failed: nothing has been trained."""
+        self._error = first_line(error)
+        return RunStatus.REFUSED
+
     def _crashed(self, error: Exception) -> RunStatus:
         line, plain = first_line(error), isinstance(error, UserError | CheckpointError)
         self._error = line if plain else f"{type(error).__name__}: {line}"
@@ -263,6 +292,9 @@ class _Session:
         where = f", packed in {packed['file']}" if packed else ""
         self._display.say(f"data: {source['bytes']:,} bytes of {self._data.source.label}{where}")
         self._display.say(f"run folder: {self._folder}")
+        cell = registry.cell(model.cell).under(model.options)
+        if slow := slow_note(cell, self._config.kernels.backend, self._device, self._backend):
+            self._display.say(f"{slow}; the result is marked")
         if note := tuning_note(path, self._backend):
             self._display.say(f"{note}; it is not counted")
 

@@ -37,6 +37,7 @@ class Ledger:
         self.val_tokens = 0
         self.validated_step: int | None = None
         self.contention = ContentionWatch(device)
+        self.non_finite: str | None = None
         self._pending: list[Step] = []
 
     def share(self, step: int) -> float:
@@ -95,6 +96,7 @@ class Ledger:
                 good.append(loss)
             else:
                 record["applied"] = False
+                self.non_finite = self.non_finite or _not_finite(loss)
             records.append(record)
         lr = self._pending[-1].lr
         self._pending.clear()
@@ -182,6 +184,11 @@ class Ledger:
             return
         left = seconds * (1 - share) / share if share > 0 else None
         self._display.update(Progress(step, share, loss, bpb, lr, rate, left, memory))
+
+
+def _not_finite(loss: float) -> str:
+    """Name what kept a step from the weights."""
+    return "gradient" if math.isfinite(loss) else "loss"
 
 
 def _number(value: float) -> float | None:

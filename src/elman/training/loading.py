@@ -7,9 +7,31 @@ from pathlib import Path
 import torch
 
 from elman.config import RunConfig, validate
+from elman.kernels.packages import resolve_backend, slow_note
+from elman.models import registry
 from elman.models.build import build_model
 from elman.models.language_model import LanguageModel
 from elman.training.checkpoints import Checkpoint, find_checkpoint
+
+
+def slow_path_note(
+    place: str | Path, device: str | torch.device, backend: str, allow_slow: bool
+) -> str | None:
+    """Return the line which says that the model of a run runs as plain PyTorch, or None.
+
+    Args:
+        place: As for :func:`load`, and so the others.
+        device: Where the model goes.
+        backend: As ``kernels.backend``.
+        allow_slow: As ``baseline.allow_slow``.
+
+    Raises:
+        UserError: as :func:`load`.
+    """
+    model = saved_config(find_checkpoint(place)).model
+    cell = registry.cell(model.cell).under(model.options)
+    chosen = resolve_backend(cell, backend, device, allow_slow=allow_slow)
+    return slow_note(cell, backend, device, chosen)
 
 
 def load(

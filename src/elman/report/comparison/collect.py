@@ -25,7 +25,7 @@ class Source:
         folder: As named, absolute.
         runs: Its runs, in the order of the sweep.
         is_sweep: Whether it is the folder of a sweep.
-        command: The command of that sweep, or empty.
+        command: The command of that sweep as it was typed, or empty.
         started: When the sweep began, as it wrote it, or empty.
         ended: When it ended; empty while it runs, or if it was killed.
         benchmark: The suite that it ran, or None.
@@ -130,7 +130,7 @@ def _sweep(folder: Path, children: Sequence[Path], places: Sequence[Place]) -> S
         folder,
         tuple(read_run(folder / job["folder"], job) for job in jobs),
         is_sweep=True,
-        command=str(content.get("command") or ""),
+        command=str(content.get("typed") or content.get("command") or ""),
         started=str(content.get("started") or ""),
         ended=str(content.get("ended") or ""),
         benchmark=str(content["benchmark"]) if content.get("benchmark") else None,
