@@ -159,7 +159,10 @@ def _run(
     todo = _left(jobs, mode, recorded_tasks(earlier), settings) if earlier else list(jobs)
     record.begin()
     session.current().record = record
-    ended = _launched(context, task, config, todo, mode) if todo else []
+    try:
+        ended = _launched(context, task, config, todo, mode) if todo else []
+    finally:
+        session.current().record = None  # what comes later in this process is no job of this sweep
     rows = {job.number: _row(job, *end, mode) for job, end in zip(todo, ended, strict=True)}
     for job in jobs:
         if job.number not in rows:
