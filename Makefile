@@ -1,17 +1,34 @@
 # Two commands on a fresh machine with Python 3.11 to 3.13 and make:
 #   make run     a first small run: trains a language model for one minute
-#   make test    every test
+#   make test    every test but the long ones, which are `make test-slow`
 # Each makes .venv and installs into it if that is needed. pip's own settings (PIP_INDEX_URL,
-# PIP_EXTRA_INDEX_URL, pip.conf ...) are honoured, and constraints.txt pins what matters.
+# PIP_EXTRA_INDEX_URL, pip.conf ...) are honoured. constraints.txt says which torch is tested;
+# constraints-dev.txt pins all that tests and checks run with.
 
 VENV ?= .venv
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	&& echo $$p && break; done)
 BIN := $(VENV)/bin
+INSTALL = $(BIN)/python -m pip install
 CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
 
-.PHONY: run test test-slow gpu-check check format clean
+# An environment without a pip that works is half made, or its Python has gone: install again.
+AGAIN := $(shell test -d $(VENV) && ! $(BIN)/python -c 'import pip' 2>/dev/null && echo AGAIN)
+
+# Makes the environment if there is none, anew if its Python does not start, and adds pip if that is
+# missing. Debian and Ubuntu leave out of Python what both need, and `-m venv` then makes half.
+define make-environment
+@test -n "$(PYTHON)" || { echo "elman needs Python 3.11 to 3.13: none found; \
+name one with make PYTHON=/path/to/python" >&2; exit 2; }
+@{ $(BIN)/python -c '' 2>/dev/null \
+|| $(PYTHON) -m venv $(if $(wildcard $(VENV)/pyvenv.cfg),--clear) $(VENV); } \
+&& { $(BIN)/python -c 'import pip' 2>/dev/null || $(BIN)/python -m ensurepip; } \
+|| { echo "elman: $(PYTHON) cannot make an environment with pip in $(VENV); on Debian and Ubuntu: \
+sudo apt-get install python3-venv; then make again" >&2; exit 2; }
+endef
+
+.PHONY: run test test-slow gpu-check check format pins clean AGAIN
 .DEFAULT_GOAL := run
 
 run: $(VENV)/.run-installed
@@ -42,15 +59,27 @@ format: $(VENV)/.dev-installed
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info
 
-$(BIN)/python:
-	@test -n "$(PYTHON)" || { echo "elman needs Python 3.11 to 3.13: none found; \
-	name one with make PYTHON=/path/to/python"; exit 2; }
-	$(PYTHON) -m venv $(VENV)
+# Refreshes the developers' pins; run the checks and tests before you commit them.
+pins: $(VENV)/.dev-installed
+	$(BIN)/uv pip compile --quiet --universal --upgrade --python-version 3.11 --extra dev \
+		$(if $(PIP_INDEX_URL),--default-index $(PIP_INDEX_URL)) --constraint constraints.txt \
+		--python $(BIN)/python --no-python-downloads \
+		--no-annotate --custom-compile-command 'make pins' \
+		--output-file constraints-dev.txt pyproject.toml
 
-$(VENV)/.run-installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --constraint constraints.txt --editable .
+$(VENV)/.run-installed: pyproject.toml constraints.txt $(AGAIN)
+	$(make-environment)
+	$(INSTALL) --constraint constraints.txt --editable .
 	touch $@
 
-$(VENV)/.dev-installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
+# pip before 25.3 also reads PIP_CONSTRAINT where it builds a package, later ones the other: what is
+# built is then built by the pinned setuptools. The second folder holds the compiler that
+# docs/registers.md is written with.
+$(VENV)/.dev-installed: pyproject.toml constraints-dev.txt docs/registers-compiler.txt $(AGAIN)
+	$(make-environment)
+	PIP_CONSTRAINT='constraints-dev.txt $(PIP_CONSTRAINT)' \
+		PIP_BUILD_CONSTRAINT='constraints-dev.txt $(PIP_BUILD_CONSTRAINT)' \
+		$(INSTALL) --editable '.[dev]'
+	$(INSTALL) --no-deps --upgrade --target $(VENV)/registers-compiler \
+		--requirement docs/registers-compiler.txt
 	touch $@ $(VENV)/.run-installed

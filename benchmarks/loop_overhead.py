@@ -57,11 +57,11 @@ def measure(overrides: list[str]) -> dict[str, float]:
     ]
     loop = Trainer._loop
 
-    def counted(trainer: Trainer, interruption: Any) -> Any:
+    def counted(trainer: Trainer) -> Any:
         book.clear()  # the discarded first pass does not count
         began = time.perf_counter()
         try:
-            return loop(trainer, interruption)
+            return loop(trainer)
         finally:
             book["total"] = time.perf_counter() - began
 

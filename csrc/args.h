@@ -1,6 +1,6 @@
 // What one call of a matrix-state kernel receives, the same for the CPU and for the CUDA engine.
-// The Python mirror is elman/ops/matrix_state/arguments.py; sizes and offsets are compared when a
-// library is loaded (ELMAN_MATRIX_LAYOUT).
+// The Python mirror is elman/ops/matrix_state/arguments.py, that of the order of roles and
+// parameters plan.py; every kernel compares sizes, offsets and order when it is compiled.
 //
 // Shapes: B batch, T time, H heads, R value rows, N key columns, K steps between checkpoints. A
 // role of width W (N, R or 1) is a slice of a source [B, T, C]: number j of head h at time t of row
@@ -9,7 +9,6 @@
 #if defined(__CUDACC_RTC__)
 using int64_t = long long;
 #else
-#include <stddef.h>
 #include <stdint.h>
 #endif
 
@@ -89,36 +88,3 @@ struct Args {
 };
 
 }  // namespace elman
-
-// For each structure: its size, then the offset of every field.
-#define ELMAN_MATRIX_LAYOUT                                                                  \
-  extern "C" const int64_t elman_sequence_layout[] = {sizeof(elman::Sequence),               \
-                                                      offsetof(elman::Sequence, data),       \
-                                                      offsetof(elman::Sequence, grad),       \
-                                                      offsetof(elman::Sequence, batch),      \
-                                                      offsetof(elman::Sequence, time),       \
-                                                      offsetof(elman::Sequence, grad_batch), \
-                                                      offsetof(elman::Sequence, grad_time)}; \
-  extern "C" const int64_t elman_parameter_layout[] = {sizeof(elman::Parameter),             \
-                                                       offsetof(elman::Parameter, data),     \
-                                                       offsetof(elman::Parameter, grad)};    \
-  extern "C" const int64_t elman_args_layout[] = {sizeof(elman::Args),                       \
-                                                  offsetof(elman::Args, role),               \
-                                                  offsetof(elman::Args, param),              \
-                                                  offsetof(elman::Args, first),              \
-                                                  offsetof(elman::Args, last),               \
-                                                  offsetof(elman::Args, dlast),              \
-                                                  offsetof(elman::Args, dfirst),             \
-                                                  offsetof(elman::Args, out),                \
-                                                  offsetof(elman::Args, dout),               \
-                                                  offsetof(elman::Args, dout_batch),         \
-                                                  offsetof(elman::Args, dout_time),          \
-                                                  offsetof(elman::Args, checkpoints),        \
-                                                  offsetof(elman::Args, workspace),          \
-                                                  offsetof(elman::Args, B),                  \
-                                                  offsetof(elman::Args, T),                  \
-                                                  offsetof(elman::Args, H),                  \
-                                                  offsetof(elman::Args, R),                  \
-                                                  offsetof(elman::Args, N),                  \
-                                                  offsetof(elman::Args, K),                  \
-                                                  offsetof(elman::Args, threads)};

@@ -1,9 +1,9 @@
-// The arguments of one call of a channel kernel; ops/channel/arguments.py mirrors them.
+// The arguments of one call of a channel kernel; ops/channel/arguments.py mirrors them,
+// which every kernel compares when it is compiled.
 #pragma once
 #if defined(__CUDACC_RTC__)
 using int64_t = long long;
 #else
-#include <stddef.h>
 #include <stdint.h>
 #endif
 
@@ -35,27 +35,3 @@ struct ChannelArgs {
 };
 
 }  // namespace elman
-
-#if !defined(__CUDACC_RTC__)
-// Size and offsets, which the mirror is compared with when a kernel is loaded.
-extern "C" const int64_t elman_channel_layout[] = {
-    sizeof(elman::ChannelArgs),
-    offsetof(elman::ChannelArgs, x),
-    offsetof(elman::ChannelArgs, dx),
-    offsetof(elman::ChannelArgs, y),
-    offsetof(elman::ChannelArgs, dy),
-    offsetof(elman::ChannelArgs, p),
-    offsetof(elman::ChannelArgs, dp),
-    offsetof(elman::ChannelArgs, first),
-    offsetof(elman::ChannelArgs, dfirst),
-    offsetof(elman::ChannelArgs, last),
-    offsetof(elman::ChannelArgs, dlast),
-    offsetof(elman::ChannelArgs, checkpoints),
-    offsetof(elman::ChannelArgs, workspace),
-    offsetof(elman::ChannelArgs, batch),
-    offsetof(elman::ChannelArgs, steps),
-    offsetof(elman::ChannelArgs, channels),
-    offsetof(elman::ChannelArgs, segment),
-    offsetof(elman::ChannelArgs, threads),
-};
-#endif

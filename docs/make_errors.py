@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gzip
 import io
 import os
 import shlex
@@ -123,6 +124,24 @@ CASES: dict[str, list[str]] = {
         "data.path=empty.txt",
         "data.path=short.txt",
     ],
+    "Data that cannot be read": [
+        "data.path=papers.zip",
+        "data.path=papers.tar.gz",
+        "data.path=picture.txt",
+        "data.path=cut.txt.gz",
+        "data.path=book.txt.zst",
+        "data.path=table.parquet",
+        "data.path=lines.jsonl",
+        "data.path=lines.jsonl data.field=bdy",
+        "data.path=lines.jsonl data.field=n",
+        "data.path=book.txt data.format=jsonl",
+        "data.path=book.txt data.format=parquet",
+        "data.path=book.txt data.format=json",
+        "data.path=book.txt data.format=raw data.field=body",
+        "data.field=body",
+        "data.format=jsonl",
+        "mode=eval eval.checkpoint=run eval.field=body",
+    ],
     "Commands that cannot be read": [
         "foo",
         "evl",
@@ -220,6 +239,7 @@ CASES: dict[str, list[str]] = {
         "-m hydra/launcher=basic launcher.workers=2",
         "-m mode=solve solve.params=1M launcher.workers=2",
         "launcher=slurm train.steps=100",
+        "launcher=slurm train.minutes=9 launcher.minutes=2",
     ],
     "Run folders": [
         "hydra.run.dir=run",
@@ -228,6 +248,7 @@ CASES: dict[str, list[str]] = {
         "train.resume=nowhere",
         "train.resume=notes",
         "train.resume=run/checkpoints",
+        "train.resume=run/checkpoints/step-0000100",
         "train.resume=busy",
         "train.resume=run model=e1",
         "train.resume=run model.dim=512",
@@ -245,6 +266,9 @@ CASES: dict[str, list[str]] = {
         "mode=solve solve.param=100M",
         "mode=solve solve.params=100M solve.over=width",
         "mode=solve solve.params=100M model=e1 solve.over=n_heads",
+        "mode=solve solve.params=100M model=e1 solve.over=[dim,rank]",
+        "mode=solve solve.params=100M model=e1 solve.over=[dim,dim]",
+        "mode=solve solve.params=100M model=e4 solve.over=[dim,rank] model.rank=64",
         "mode=solve solve.params=100M solve.over=depth solve.depth=20",
         "mode=solve solve.params=100M model.dim=512",
         "mode=solve solve.params=100M solve.depth=4 model.depth=8",
@@ -295,6 +319,8 @@ CASES: dict[str, list[str]] = {
         "--config-dir mine model=misspelled",
         "--config-dir mine model=lost",
         "--config-dir mine model=mien",
+        "--config-dir mine model=latin",
+        "--config-dir mine model=selfish",
     ],
 }
 
@@ -306,9 +332,17 @@ def make_files(folder: Path) -> None:
     (folder / "book.txt").write_text("It was a dark and stormy night.\n" * 10_000)
     (folder / "short.txt").write_text("It was a dark and stormy night.\n")
     (folder / "empty.txt").touch()
+    (folder / "papers.zip").write_bytes(b"PK\x03\x04")
+    (folder / "papers.tar.gz").write_bytes(gzip.compress(bytes(257) + b"ustar" + bytes(250)))
+    (folder / "picture.txt").write_bytes(b"\x89PNG\r\n\x1a\n")
+    (folder / "cut.txt.gz").write_bytes(gzip.compress(b"It was a dark and stormy night.\n")[:-9])
+    (folder / "book.txt.zst").write_text("It was a dark and stormy night.\n")
+    (folder / "table.parquet").write_bytes(b"PAR1 and no end")
+    (folder / "lines.jsonl").write_text('{"body": "It was", "n": 1}\n{"body": "a dark", "n": 2}\n')
     for name in ("run", "busy"):
         (folder / name / "checkpoints").mkdir(parents=True)
         write_config(folder / name, compose_config(["optim=schedulefree", "train.steps=100"]))
+    (folder / "run" / "checkpoints" / "step-0000100").mkdir()
     (folder / "busy" / ".lock").write_text("4242\n")
     models = folder / "mine" / "model"
     models.mkdir(parents=True)
@@ -317,6 +351,8 @@ def make_files(folder: Path) -> None:
     (models / "misspelled.yaml").write_text(cell + "n_haeds: 4\n")
     (models / "lost.yaml").write_text(cell.replace("e88@", "e888@"))
     (models / "mine.yaml").write_text(cell)
+    (models / "latin.yaml").write_bytes(cell.encode() + b"# caf\xe9\n")
+    (models / "selfish.yaml").write_text(cell.replace("/cell/e88", "selfish"))
     suites = folder / "mine" / "benchmark"
     suites.mkdir()
     for name, (section, sweep) in {

@@ -1,11 +1,17 @@
 """Writes docs/registers.md: what the CUDA kernels take of a multiprocessor, on every architecture.
 
-Run it after a change to csrc/cuda: ``python docs/make_registers.py``. NVRTC compiles everything; no
-GPU is needed. A test compares the rows, where it runs with the same version of NVRTC.
+Run it after a change to csrc/cuda: ``python docs/make_registers.py``. No GPU is needed. Everything
+is compiled by the NVRTC that registers-compiler.txt pins, in a folder of its own: the one that
+kernels use is the user's, and torch's CUDA builds bring theirs. A test asks for the rows one by one
+(``--rows``) and compares them.
 """
 
 from __future__ import annotations
 
+import ctypes
+import json
+import re
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,6 +35,9 @@ from elman.ops.slices import row_blocks
 from elman.report.markdown import table
 
 PAGE = Path(__file__).with_name("registers.md")
+PINNED = Path(__file__).with_name("registers-compiler.txt")
+COMPILER = Path(sys.prefix) / "registers-compiler"
+"""Where ``make test`` installs what is pinned."""
 _KIB = 1024
 ARCHITECTURES = {
     "sm_80": Limits(108, 163 * _KIB, 164 * _KIB),
@@ -170,6 +179,46 @@ HEAD = [
 ]
 
 
+def compiler_problem() -> str | None:
+    """Return that the pinned compiler is missing, with the command that installs it, or None."""
+    if _libraries():
+        return None
+    install = f"pip install --no-deps --upgrade --target {COMPILER} --requirement {PINNED}"
+    return f"the compiler of {PINNED.name} is not in {COMPILER}; {install}"
+
+
+def _libraries() -> list[Path]:
+    """Return NVRTC's libraries, in the order in which they are loaded."""
+    folders = sorted(COMPILER.glob("nvidia/*/lib"))
+    patterns = ("libnvrtc-builtins.so.*", "libnvrtc.so.*")
+    found = [sorted(folder.glob(pattern)) for folder in folders for pattern in patterns]
+    return [paths[0] for paths in found if paths]
+
+
+def take_pinned_compiler() -> None:
+    """Load the pinned NVRTC into this process, where the bindings then find it.
+
+    Raises:
+        SystemExit: it is not installed, or another version is.
+    """
+    if problem := compiler_problem():
+        sys.exit(f"make_registers: {problem}")
+    for library in _libraries():
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    pin = re.search(r"nvrtc==(\d+\.\d+)\.", PINNED.read_text())
+    assert pin, PINNED
+    if nvrtc_version() != pin[1]:
+        sys.exit(f"make_registers: {COMPILER} holds NVRTC {nvrtc_version()}, not {pin[1]}")
+
+
+def answer() -> None:
+    """Compile what standard input names, a label a line, and print each row as JSON."""
+    every: list[Kernel | ChannelKernel] = [*models(), *cells(), *channels()]
+    known = {kernel.label: kernel for kernel in every}
+    for line in sys.stdin:
+        print(json.dumps(known[line.strip()].row()), flush=True)
+
+
 def page() -> str:
     """Compile everything and return the page."""
     with ThreadPoolExecutor(2) as pool:
@@ -182,7 +231,8 @@ Written by `docs/make_registers.py` with NVRTC {nvrtc_version()}; forward / back
 x columns: lanes that share rows of the state, how many rows, and what each holds of one; threads x
 slabs: threads of a block, blocks of a head; K: steps between kept states. Sizes are those that the
 engine chooses for a batch of 32 sequences (E70 one head, E75 8, E88 32); sources that lie unevenly
-take a little more. bf16 kernels use the GPU's own tanh, fp32 kernels the CUDA library's.
+take a little more. bf16 kernels use the GPU's own tanh, fp32 kernels the CUDA library's. Other
+versions of NVRTC give other numbers; torch's CUDA builds bring their own (torch 2.13: NVRTC 13.0).
 
 ## Models
 
@@ -202,4 +252,8 @@ bf16 on sm_90; {TUNED.warps} warps a block, a thread per channel, {TUNED.stages}
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    take_pinned_compiler()
+    if sys.argv[1:] == ["--rows"]:
+        answer()
+    else:
+        PAGE.write_text(page())

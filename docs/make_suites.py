@@ -62,8 +62,12 @@ elman -m sweep.resume=<sweep folder>                 # run again what is not ok 
 
 A suite names its models, so `model=` beside it is refused. A suite that claims one size is refused
 if its models' parameters are more than `sweep.max_params_spread` apart; others say how far they
-are. On a GPU a suite with a model that would run there as plain PyTorch, its slow path, is refused
-unless `baseline.allow_slow=true` is added; such rows are marked, on a CPU always.
+are.
+
+A model without a kernel of its cell runs as plain PyTorch, its slow path: a line says so for each
+reason before the first run, and its rows are marked. A suite whose figures are speeds
+(`claims_speed: true`) is refused on a GPU for such a model, and every sweep is for a packaged
+baseline without its package; `baseline.allow_slow=true` lets both run, marked.
 
 The settings are those of the published runs, their optimisers included, for comparison with the
 published figures: their data, precision and padding were others, and orders within a suite can be

@@ -12,14 +12,35 @@ from typing import Any
 import pytest
 
 from elman.errors import ExitStatus
+from elman.kernels.compiler import compiler_problem
+
+
+def pytest_report_header() -> str | None:
+    """Say first what this machine lacks for the tests of the CPU's kernels."""
+    problem = compiler_problem()
+    return None if problem is None else f"tests of kernels for a CPU cannot run: {problem}"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what is marked ``compiler`` where there is none; in CI it fails instead."""
+    wanted = os.environ.get("CI") != "true" and item.get_closest_marker("compiler")
+    if wanted and (problem := compiler_problem()):
+        pytest.skip(problem)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """In continuous integration, a skip of a test marked ``required`` is a failure."""
+    """Skip what fails for want of a C++ compiler; in CI, no skip of a ``required`` test counts.
+
+    Continuous integration has a compiler: there such a test fails.
+    """
     report = yield
+    problem = None if os.environ.get("CI") == "true" or not report.failed else compiler_problem()
+    if problem is not None and problem in str(report.longrepr):
+        report.outcome = "skipped"
+        report.longrepr = (str(item.path), item.location[1] or 0, f"Skipped: {problem}")
     if os.environ.get("CI") == "true" and report.skipped and item.get_closest_marker("required"):
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid} is required and was skipped: {report.longrepr}"

@@ -3,7 +3,8 @@
 //
 //   vectors of float   tanh 4e-7, exp 2e-7 (on [-87.3, 88.3], beyond it the value at the bound),
 //                      sigmoid 3e-7 above x = -87, softplus 4e-7
-//   float, double      the C library (CUDA: its own), and what follows from it
+//   float, double      the C library (CUDA: its own), and what follows from it; with
+//                      ELMAN_TANH_APPROX, floats: what cuda/device.cuh says of its fast functions
 //   vectors of double  the C library, lane by lane: fp64 is for proofs, not for speed
 //
 // NaN goes through every function. Include it as "math.h" from this folder alone and never put the
@@ -34,38 +35,33 @@ enum class Act { none, sigmoid, tanh, silu };
 
 // ---- numbers ----
 
-#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #if defined(ELMAN_TANH_APPROX)
-HD float exp(float x) { return __expf(x); }
+// The machine's own fast functions, of the device header that a kernel's text includes first.
+HD float exp(float x) { return fast_exp(x); }
 // On [0, 1], all that softplus needs; relative error 4e-7, as for vectors below.
 HD float log1p(float x) {
-  float s = __fdividef(x, x + 2.0f), z = s * s;
+  float s = fast_quotient(x, x + 2.0f), z = s * s;
   float p = z * 0.2801198661327362f + 0.28001806139945984f;
   p = (p * z + 0.4002152681350708f) * z + 0.666664183139801f;
   return (p * z) * s + s * 2.0f;
 }
-#else
+HD float tanh(float x) { return fast_tanh(x); }
+#elif defined(__CUDACC__) || defined(__CUDACC_RTC__)
 HD float exp(float x) { return expf(x); }
 HD float log1p(float x) { return log1pf(x); }
+HD float tanh(float x) { return tanhf(x); }
+#else
+HD float exp(float x) { return std::exp(x); }
+HD float log1p(float x) { return std::log1p(x); }
+HD float tanh(float x) { return std::tanh(x); }
 #endif
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 HD double exp(double x) { return ::exp(x); }
 HD double log1p(double x) { return ::log1p(x); }
 HD double tanh(double x) { return ::tanh(x); }
-HD float tanh(float x) {
-#if defined(ELMAN_TANH_APPROX)
-  float y;  // one instruction of sm_75 and later, relative error 2^-11
-  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 #else
-  return tanhf(x);
-#endif
-}
-#else
-HD float exp(float x) { return std::exp(x); }
 HD double exp(double x) { return std::exp(x); }
-HD float log1p(float x) { return std::log1p(x); }
 HD double log1p(double x) { return std::log1p(x); }
-HD float tanh(float x) { return std::tanh(x); }
 HD double tanh(double x) { return std::tanh(x); }
 #endif
 

@@ -198,6 +198,16 @@ DEVICE float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEVICE double fused(double a, double b, double c) { return __fma_rn(a, b, c); }
 
 #if defined(ELMAN_TANH_APPROX)
+// One instruction of sm_75 and later, relative error 2^-11.
+DEVICE float fast_tanh(float x) {
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// To 2 + 1.173 |x| units in the last place.
+DEVICE float fast_exp(float x) { return __expf(x); }
+// To 2 units in the last place, of a normal divisor.
+DEVICE float fast_quotient(float x, float y) { return __fdividef(x, y); }
 // To 1 unit in the last place; what is not a normal number counts as 0.
 DEVICE float square_root(float x) {
   float y;

@@ -1,9 +1,8 @@
 // What the kernels of csrc/cuda ask of the machine, answered by the emulator: the counterpart of
 // cuda/device.cuh. A translation unit includes one of the two and then the same kernels.
 #pragma once
-#include <cmath>
-
-#include "memory.h"
+#include "copies.h"
+#include "numbers.h"
 
 #define DEVICE inline
 
@@ -75,27 +74,24 @@ DEVICE void store_words(sptr<T> p, const unsigned (&w)[WORDS]) {
 template <int WORDS, class T>
 DEVICE void load_words(unsigned (&w)[WORDS], const T* p) {
   if ((uintptr_t)p % (WORDS * 4)) emulation::report("global load is not aligned");
-  for (int i = 0; i < WORDS; i++) emulation::touch_global((const unsigned*)p + i, false);
-  std::memcpy(w, p, WORDS * 4);
+  std::memset(w, 0xff, WORDS * 4);
+  if (emulation::touch_global(p, WORDS * 4, false)) std::memcpy(w, p, WORDS * 4);
 }
 
 template <int WORDS, class T>
 DEVICE void store_words(T* p, const unsigned (&w)[WORDS]) {
   if ((uintptr_t)p % (WORDS * 4)) emulation::report("global store is not aligned");
-  for (int i = 0; i < WORDS; i++) emulation::touch_global((const unsigned*)p + i, true);
-  std::memcpy(p, w, WORDS * 4);
+  if (emulation::touch_global(p, WORDS * 4, true)) std::memcpy(p, w, WORDS * 4);
 }
 
 template <class T>
 DEVICE T load_one(const T* p) {
-  emulation::touch_global(p, false);
-  return *p;
+  return emulation::touch_global(p, sizeof(T), false) ? *p : T{};
 }
 
 template <class T>
 DEVICE void store_one(T* p, T x) {
-  emulation::touch_global(p, true);
-  *p = x;
+  if (emulation::touch_global(p, sizeof(T), true)) *p = x;
 }
 
 template <class T>
@@ -137,67 +133,45 @@ DEVICE unsigned exchange_halves(unsigned w, bool swapped) {
 
 // ---- conversions
 
-DEVICE unsigned float_bits(float x) {
-  unsigned u;
-  std::memcpy(&u, &x, 4);
-  return u;
-}
-
-DEVICE float bits_float(unsigned u) {
-  float x;
-  std::memcpy(&x, &u, 4);
-  return x;
-}
+using emulation::bits_float;
+using emulation::float_bits;
 
 template <class A>
 DEVICE A fused(A a, A b, A c) {
   return a * b + c;
 }
-DEVICE float square_root(float x) { return std::sqrt(x); }
 DEVICE double square_root(double x) { return std::sqrt(x); }
-DEVICE float reciprocal(float x) { return 1.0f / x; }
 DEVICE double reciprocal(double x) { return 1.0 / x; }
 
-// Bits of bf16, rounded to nearest even; NaN stays NaN.
-DEVICE unsigned bf16_bits(float x) {
-  const unsigned u = float_bits(x);
-  return x != x ? 0x7fc0u : (u + 0x7fffu + (u >> 16 & 1)) >> 16;
-}
+#if defined(ELMAN_TANH_APPROX)
+DEVICE float fast_tanh(float x) { return emulation::near_tanh(x); }
+DEVICE float fast_exp(float x) { return emulation::near_exp(x); }
+DEVICE float fast_quotient(float x, float y) { return emulation::near_quotient(x, y); }
+DEVICE float square_root(float x) { return emulation::near_root(x); }
+DEVICE float reciprocal(float x) { return emulation::near_reciprocal(x); }
+#else
+DEVICE float square_root(float x) { return std::sqrt(x); }
+DEVICE float reciprocal(float x) { return 1.0f / x; }
+#endif
 
-// Bits of fp16, rounded to nearest even.
-DEVICE unsigned f16_bits(float x) {
-  const unsigned sign = float_bits(x) >> 16 & 0x8000u;
-  const float a = std::fabs(x);
-  if (x != x) return 0x7fffu;
-  if (a >= 65520.0f) return sign | 0x7c00u;
-  int exponent;
-  std::frexp(a, &exponent);
-  const int e = std::max(exponent, -13);  // least exponent of a normal number, as frexp counts
-  const unsigned mantissa = (unsigned)std::nearbyint(std::ldexp(a, 11 - e));  // <= 2^11
-  return sign | ((unsigned)(e + 13) * 1024u + mantissa);
+DEVICE unsigned pack_bf16(float low, float high) {
+  return emulation::bf16_bits(low) | emulation::bf16_bits(high) << 16;
 }
-
-DEVICE float f16_float(unsigned bits) {
-  const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
-  const float magnitude = exponent == 31 ? (mantissa ? NAN : INFINITY)
-                          : exponent     ? std::ldexp(1024.0f + mantissa, exponent - 25)
-                                         : std::ldexp((float)mantissa, -24);
-  return bits & 0x8000u ? -magnitude : magnitude;
+DEVICE unsigned pack_f16(float low, float high) {
+  return emulation::f16_bits(low) | emulation::f16_bits(high) << 16;
 }
-
-DEVICE unsigned pack_bf16(float low, float high) { return bf16_bits(low) | bf16_bits(high) << 16; }
-DEVICE unsigned pack_f16(float low, float high) { return f16_bits(low) | f16_bits(high) << 16; }
-DEVICE float low_f16(unsigned w) { return f16_float(w & 0xffffu); }
-DEVICE float high_f16(unsigned w) { return f16_float(w >> 16); }
+DEVICE float low_f16(unsigned w) { return emulation::f16_float(w & 0xffffu); }
+DEVICE float high_f16(unsigned w) { return emulation::f16_float(w >> 16); }
 
 }  // namespace elman
 
-// A kernel of its own name, for Python: runs the grid and returns "" or the first error.
-#define ELMAN_KERNEL(NAME, THREADS, BLOCKS, ARGS, CALL)                                     \
-  extern "C" const char* NAME(const ARGS* given, long long blocks, int shared_bytes,        \
-                              unsigned seed) {                                              \
-    static std::string message;                                                             \
-    const ARGS& a = *given;                                                                 \
-    message = elman::emulation::launch(blocks, THREADS, shared_bytes, seed, [&] { CALL; }); \
-    return message.c_str();                                                                 \
+// A kernel of its own name, for Python: runs blocks of the grid from `first` on, and returns "" or
+// the first error.
+#define ELMAN_KERNEL(NAME, THREADS, BLOCKS, ARGS, CALL)                                            \
+  extern "C" const char* NAME(const ARGS* given, long long first, long long blocks,                \
+                              int shared_bytes, unsigned seed) {                                   \
+    static std::string message;                                                                    \
+    const ARGS& a = *given;                                                                        \
+    message = elman::emulation::launch(first, blocks, THREADS, shared_bytes, seed, [&] { CALL; }); \
+    return message.c_str();                                                                        \
   }

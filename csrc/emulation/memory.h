@@ -1,12 +1,10 @@
-// Memory as the emulated block sees it. Shared memory starts as NaN; every access to it is checked
+// Shared memory as the emulated block sees it. It starts as NaN; every access to it is checked
 // against the bounds of its array and against the other threads: two that touch a word, one of them
-// writing, need a barrier or a signal between them. Copies in flight own their
-// destination until the wait. Global memory: no word may be written by one thread and touched by
-// another in the same launch.
+// writing, need a barrier or a signal between them. Copies in flight own their destination until
+// the wait, and nobody may write to their source.
 #pragma once
-#include <unordered_map>
-
 #include "signals.h"
+#include "stretches.h"
 
 namespace elman::emulation {
 
@@ -25,10 +23,12 @@ struct Word {
   unsigned arrivals = 0, warp_epoch = 0;  // of the writer, then
   Readers readers[2];                     // since
   bool in_flight = false;                 // destination of a copy that nobody has waited for
+  int copies = 0;                         // that nobody has waited for and that read it
 };
 
 inline std::vector<unsigned char> shared;
 inline std::vector<Word> words;
+inline size_t shared_bytes;  // of the block
 
 inline size_t shared_offset(const void* p) { return (const unsigned char*)p - shared.data(); }
 
@@ -74,10 +74,13 @@ inline void touch_word(size_t index, bool write) {
     report("race: shared byte %d, %s by thread %d after a write by thread %d", at,
            write ? "write" : "read", thread, word.writer);
   if (!write) return note_read(word.readers[part_of(thread)], part_of(thread));
+  if (word.copies)
+    report("race: shared byte %d: thread %d writes it while a copy from it is in flight", at,
+           thread);
   for (int part = 0; part < 2; part++)
     if (!read_before(word.readers[part], part))
       report("race: shared byte %d, write by thread %d after a read by another", at, thread);
-  word = {thread, current->arrivals, current->warp_epoch, {}, word.in_flight};
+  word = {thread, current->arrivals, current->warp_epoch, {}, word.in_flight, word.copies};
 }
 
 inline void touch(const void* p, size_t bytes, bool write) {
@@ -134,97 +137,27 @@ template <class T>
 Pointer<T> carve(size_t& carved, long long length) {
   const Pointer<T> array{(T*)(shared.data() + carved), 0, length};
   carved += (length * sizeof(T) + 15) / 16 * 16;
-  if (carved > shared.size())
-    report("shared memory: %zu bytes needed, %zu given", carved, shared.size());
+  if (carved > shared_bytes)
+    report("shared memory: %zu bytes needed, %zu given", carved, shared_bytes);
   return array;
 }
 
+// Bytes behind a block's shared memory that nobody may write: raw pointers know no array's end.
+inline constexpr size_t GUARD_BYTES = 256;
+inline constexpr unsigned char GUARD = 0xa5;
+
 inline void fresh_shared(size_t bytes) {
-  shared.assign(bytes + 16, 0xff);  // NaN in every floating type
-  shared.resize(bytes);
-  words.assign(bytes / 4 + 1, Word());
+  shared_bytes = bytes;
+  shared.assign(bytes + GUARD_BYTES, 0xff);  // NaN in every floating type
+  std::fill(shared.begin() + bytes, shared.end(), GUARD);
+  words.assign((bytes + GUARD_BYTES) / 4 + 1, Word());
 }
 
-// ---- asynchronous copies into shared memory: done at the wait, not before
-
-struct Copy {
-  unsigned char* to;
-  const void* from;
-  int bytes, valid;
-};
-
-struct CopyQueue {
-  std::vector<std::vector<Copy>> groups{1};
-};
-
-inline std::vector<CopyQueue> copies;  // of every thread
-
-inline void queue_copy(const Pointer<unsigned char>& to, const void* from, int bytes, int valid) {
-  unsigned char* target = to.at(0, 1);
-  to.at(bytes - 1, 1);
-  if ((uintptr_t)from % bytes || shared_offset(target) % bytes)
-    report("a copy of %d bytes is not aligned (thread %d)", bytes, current->thread);
-  touch(target, bytes, true);
-  for (int i = 0; i < bytes; i += 4) words[shared_offset(target + i) / 4].in_flight = true;
-  std::memset(target, 0xff, bytes);
-  copies[current->thread].groups.back().push_back({target, from, bytes, valid});
-}
-
-inline void commit_copies() { copies[current->thread].groups.emplace_back(); }
-
-// Completes all but the `pending` last committed groups of the current thread.
-inline void wait_copies(int pending) {
-  auto& groups = copies[current->thread].groups;
-  while ((int)groups.size() - 1 > pending) {
-    for (const Copy& copy : groups.front()) {
-      for (int i = 0; i < copy.bytes; i += 4)
-        words[shared_offset(copy.to + i) / 4].in_flight = false;
-      touch(copy.to, copy.bytes, true);
-      std::memset(copy.to, 0, copy.bytes);
-      std::memcpy(copy.to, copy.from, copy.valid);
-    }
-    groups.erase(groups.begin());
-  }
-}
-
-// ---- global memory
-
-struct Owner {
-  long long writer = -1, reader = -1;  // number of the thread in the grid; -2: several
-};
-
-inline std::unordered_map<uintptr_t, Owner> owners;  // by address of every element touched
-
-inline void touch_global(const void* p, bool write) {
-  Owner& owner = owners[(uintptr_t)p];
-  const long long me = block_index * threads_per_block + current->thread;
-  if (owner.writer >= 0 && owner.writer != me)
-    report("race: global element written by thread %lld, then %s by thread %lld", owner.writer,
-           write ? "written" : "read", me);
-  if (write && owner.reader != -1 && owner.reader != me)
-    report("race: global element read by thread %lld, then written by thread %lld", owner.reader,
-           me);
-  if (write)
-    owner.writer = me;
-  else
-    owner.reader = owner.reader == -1 || owner.reader == me ? me : -2;
-}
-
-// ---- a launch
-
-template <class F>
-std::string launch(long long blocks, int threads, size_t shared_bytes, unsigned seed, F kernel) {
-  const std::function<void()> function = kernel;
-  error.clear();
-  owners.clear();
-  random_state = seed * 2654435761ull + 1;
-  for (long long index = 0; index < blocks && error.empty(); index++) {
-    fresh_shared(shared_bytes);
-    copies.assign(threads, CopyQueue());
-    barriers.clear();
-    run_block(index, threads, function);
-  }
-  return error;
+inline void check_guard() {
+  for (size_t i = shared_bytes; i < shared.size(); i++)
+    if (shared[i] != GUARD)
+      return report("shared memory is written %zu bytes behind its end (block %lld)",
+                    i - shared_bytes + 1, block_index);
 }
 
 }  // namespace elman::emulation

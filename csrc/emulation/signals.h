@@ -76,4 +76,58 @@ inline void wait_for(size_t at, int first, unsigned phase) {
   known[!part] = std::max(known[!part], barrier.last_other);
 }
 
+// ---- the same as PTX has it
+
+// An mbarrier in shared memory.
+struct MemoryBarrier {
+  int expected = 0, arrived = 0;
+  unsigned phase = 0;  // phases that are over
+  unsigned made = 0;   // arrivals of the thread that made it, then
+};
+
+inline std::unordered_map<size_t, MemoryBarrier> memory_barriers;  // by place
+
+inline MemoryBarrier& memory_barrier(size_t at) {
+  static MemoryBarrier none;
+  const auto found = memory_barriers.find(at);
+  if (found != memory_barriers.end() && current->known[0] > found->second.made)
+    return found->second;
+  report("shared byte %zu: thread %d uses a barrier that may not be made yet", at, current->thread);
+  return none;
+}
+
+inline void arrive_at(MemoryBarrier& barrier) {
+  if (++barrier.arrived == barrier.expected) {
+    barrier.arrived = 0;
+    barrier.phase++;
+    for (Fiber& fiber : fibers)
+      if (fiber.wait == Wait::signal && fiber.signal == &barrier) {
+        fiber.wait = Wait::none;
+        ready.push_back(fiber.thread);
+      }
+  }
+  ready.push_back(current->thread);
+  next();
+}
+
+// Whether the phase of a parity is over. Where it is not, others run first, perhaps until it is:
+// nothing is promised of how long the instruction waits.
+inline bool is_over(MemoryBarrier& barrier, unsigned parity) {
+  if (barrier.phase % 2 == parity) {
+    if (random_below(2)) {
+      current->signal = &barrier;
+      wait(Wait::signal, "mbarrier");
+    } else {
+      ready.push_back(current->thread);
+      next();
+    }
+  }
+  return barrier.phase % 2 != parity;
+}
+
+inline void no_barriers() {
+  barriers.clear();
+  memory_barriers.clear();
+}
+
 }  // namespace elman::emulation

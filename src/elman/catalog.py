@@ -100,7 +100,7 @@ def group_files(group: str, places: Iterable[Place] = (SHIPPED,)) -> dict[str, P
         if scheme not in ("pkg", "file"):
             continue
         folder = Path(str(files(path))) if scheme == "pkg" else Path(path)
-        for file in (folder / group).glob("*.yaml"):
+        for file in filter(Path.is_file, (folder / group).glob("*.yaml")):
             found.setdefault(file.stem, file)
     return found
 

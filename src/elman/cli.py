@@ -34,8 +34,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: Arguments without the program's name; those of the process if None.
     """
+    from elman.output import lasting_output
+    from elman.training.signals import ending
+
+    with lasting_output(), ending():
+        return _main(sys.argv[1:] if argv is None else argv)
+
+
+def _main(argv: Sequence[str]) -> int:
     try:
-        arguments = flags.parse(sys.argv[1:] if argv is None else argv)
+        arguments = flags.parse(argv)
         if "--version" in arguments.flags:
             print(f"elman {__version__}")
             return int(ExitStatus.OK)
@@ -44,7 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             print(help_text(arguments.flags.get("--config-dir")), end="")
             return int(ExitStatus.OK)
-        status = _run_hydra(arguments)
+        from elman.launch.taking_up import taken_up
+
+        with taken_up(arguments) as whole:
+            status = _run_hydra(whole)
         sys.stdout.flush()
         return status
     except UserError as error:
@@ -54,10 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(ExitStatus.INTERRUPTED)
     except BrokenPipeError:
         # The reader of our output went away (elman --help | head); nobody is left to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(ExitStatus.FAILED)
     except Exception as error:
-        return _report_internal(error, None)
+        return _failed_before_a_run(error)
 
 
 def run_task(tree: DictConfig) -> int:
@@ -84,9 +94,25 @@ def _adopted(tree: DictConfig) -> Job:
 
 
 def _run_job(job: Job) -> int:
+    """Run one job in its mode, in the folder that it has, if any."""
+    from elman.config import MODES
+    from elman.disk import give_room_back
+    from elman.output import keep_going
+
+    if job.folder is None:
+        return _run_mode(job)
+    keep_going()
+    try:
+        return _run_mode(job)
+    finally:
+        give_room_back(job.folder / MODES[job.config.mode].result_file)
+
+
+def _run_mode(job: Job) -> int:
     """Run one job in its mode; a new run that could not begin leaves no folder."""
     from importlib import import_module
 
+    from elman.disk import is_disk_trouble, no_room
     from elman.launch import gate
     from elman.launch.run_folder import discard_folder
 
@@ -106,7 +132,11 @@ def _run_job(job: Job) -> int:
             discard_folder(fresh)
         raise
     except Exception as error:
-        return _report_internal(error, job.folder)
+        if job.folder is None or not is_disk_trouble(error):
+            return _report_internal(error, job.folder)
+        if fresh is not None:
+            discard_folder(fresh)
+        return _refuse(no_room(error, job.folder))
 
 
 @contextlib.contextmanager
@@ -137,7 +167,7 @@ def _run_hydra(arguments: flags.Arguments) -> int:
 
     register_cells()
     _register_plugins()
-    state = session.begin(arguments.search_flags)
+    state = session.begin(arguments.search_flags, arguments.typed)
     command = hydra.main(f"pkg://{CONFIG_MODULE}", CONFIG_NAME, version_base="1.3")(run_task)
     try:
         with _hydra_surroundings(arguments), in_our_words(arguments.overrides, _compose(arguments)):
@@ -237,23 +267,47 @@ def _refuse(error: UserError) -> int:
     return int(ExitStatus.USER_ERROR)
 
 
+def _failed_before_a_run(error: Exception) -> int:
+    """Say what went wrong outside of a mode: a full disk is not our fault, and leaves no folder."""
+    from elman.disk import is_disk_trouble, no_room
+    from elman.launch import session
+    from elman.launch.run_folder import discard_folder
+
+    if not is_disk_trouble(error):
+        return _report_internal(error, None)
+    job = session.current().job
+    if job is not None and job.folder is not None and not job.resumed:
+        with contextlib.suppress(OSError):
+            discard_folder(job.folder)
+    return _refuse(no_room(error, job.folder if job and job.folder else os.getcwd()))
+
+
 def _report_internal(error: Exception, folder: Path | None) -> int:
     """Write the traceback where it can be read later, and say so in one line."""
     import traceback
 
     from elman.messages import one_line
 
-    text = "".join(traceback.format_exception(error))
+    place = _written_down("".join(traceback.format_exception(error)), folder)
+    what = one_line(f"{type(error).__name__}: {error}")
+    print(f"elman: internal error: {what} ({place})", file=sys.stderr)
+    return int(ExitStatus.FAILED)
+
+
+def _written_down(trace: str, folder: Path | None) -> str:
+    """Write a traceback into the run's log or, where that is not possible, a file of its own."""
+    import tempfile
+
     if folder is not None:
         path = str(folder / "train.log")
-        with open(path, "a", encoding="utf-8") as stream:
-            stream.write(text)
-    else:
-        import tempfile
-
+        with contextlib.suppress(OSError), open(path, "a", encoding="utf-8") as stream:
+            stream.write(trace)
+            stream.flush()
+            return f"traceback in {path}"
+    with contextlib.suppress(OSError):
         descriptor, path = tempfile.mkstemp(prefix="elman-", suffix=".log")
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
-    what = one_line(f"{type(error).__name__}: {error}")
-    print(f"elman: internal error: {what} (traceback in {path})", file=sys.stderr)
-    return int(ExitStatus.FAILED)
+            stream.write(trace)
+            stream.flush()
+        return f"traceback in {path}"
+    return "there is no room for its traceback"

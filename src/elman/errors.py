@@ -28,12 +28,13 @@ class ExitStatus(IntEnum):
 
 
 class RunStatus(StrEnum):
-    """How a run ended, as written to ``result.json``."""
+    """How a run ended, as written to ``result.json``; ``refused``: a check before it failed."""
 
     OK = "ok"
     NAN = "nan"
     OOM = "oom"
     CRASH = "crash"
+    REFUSED = "refused"
     TIMEOUT = "timeout"
     INTERRUPTED = "interrupted"
 
@@ -48,6 +49,7 @@ _EXIT_STATUS = {
     RunStatus.NAN: ExitStatus.NON_FINITE,
     RunStatus.OOM: ExitStatus.OUT_OF_MEMORY,
     RunStatus.CRASH: ExitStatus.FAILED,
+    RunStatus.REFUSED: ExitStatus.FAILED,  # a check that failed, not a mistake in the command
     RunStatus.TIMEOUT: ExitStatus.TIMEOUT,
     RunStatus.INTERRUPTED: ExitStatus.INTERRUPTED,
 }

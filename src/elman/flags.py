@@ -41,6 +41,7 @@ class Arguments:
 
     flags: dict[str, str | None] = field(default_factory=dict)
     overrides: list[str] = field(default_factory=list)
+    typed: tuple[str, ...] = ()
 
     @property
     def for_hydra(self) -> list[str]:
@@ -63,7 +64,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     Raises:
         UserError: a flag is unknown, lacks its value, or contradicts another.
     """
-    found, rest = Arguments(), list(argv)
+    found, rest = Arguments(typed=tuple(argv)), list(argv)
     while rest:
         word = rest.pop(0)
         if not word.startswith("-") or word == "-":

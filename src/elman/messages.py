@@ -29,6 +29,7 @@ from omegaconf.errors import (
 )
 
 from elman.errors import UserError, nearest
+from elman.yaml_file import uncomposable
 
 Compose = Callable[[Sequence[str]], DictConfig]
 # Longer lists of choices are left to `elman --help`.
@@ -53,6 +54,8 @@ def in_our_words(overrides: Sequence[str], compose: Compose | None = None) -> It
     except UserError:
         raise
     except Exception as error:
+        if (line := uncomposable(error)) is not None:
+            raise UserError(one_line(line)) from error
         if not (isinstance(error, HydraException | OmegaConfBaseException) or _foreign(error)):
             raise
         raise UserError(one_line(reword(error, overrides, compose))) from error

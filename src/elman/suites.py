@@ -19,20 +19,25 @@ from elman.catalog import SHIPPED, Place, group_files
 from elman.errors import UserError, did_you_mean
 from elman.report.published import Circumstances, Figures, PublishedResult, published
 from elman.schema.suite import PublishedOnly, SuiteConfig
+from elman.yaml_file import not_utf8
 
 GROUP = "benchmark"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteFigures:
-    """What was published for the models of a suite.
+    """What a suite says of itself, and what was published for its models.
 
     Args:
+        title: What it compares, in a few words.
+        description: What a reader must know before believing its table.
         published: Figures of its models in the published suites that it names, its own first.
         published_only: Published rows that no run repeats: ``figures.model`` is what the row was
             called, ``figures.caveat`` begins with why.
     """
 
+    title: str = ""
+    description: str = ""
     published: tuple[PublishedResult, ...] = field(repr=False, default=())
     published_only: tuple[PublishedResult, ...] = field(repr=False, default=())
 
@@ -55,6 +60,7 @@ class Suite(SuiteFigures):
         steps: Optimizer steps of each run, or None if it is bounded by time.
         shared: Other settings that its runs share, as a person would type them.
         claims_equal_size: Whether it is refused if its models' sizes spread too far.
+        claims_speed: Whether it is refused on a GPU where a model has no kernel.
     """
 
     name: str
@@ -66,6 +72,7 @@ class Suite(SuiteFigures):
     steps: int | None
     shared: tuple[str, ...]
     claims_equal_size: bool
+    claims_speed: bool = False
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -167,6 +174,10 @@ def _content(file: Path) -> Mapping[str, Any]:
     except yaml.YAMLError as error:
         line = getattr(getattr(error, "problem_mark", None), "line", 0) + 1
         raise UserError(f"{file}, line {line}: not valid YAML; mend that line") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: {not_utf8(error)}; save it as UTF-8") from None
+    except RecursionError:
+        raise UserError(f"{file}: nested too deep; docs/suites.md shows a whole file") from None
     if not isinstance(content, dict):
         raise UserError(f"{file}: not a suite; docs/suites.md shows a whole file")
     return content
@@ -188,6 +199,7 @@ def _suite(name: str, content: Mapping[str, Any]) -> Suite:
         steps=train.get("steps"),
         shared=tuple(_shared(content)),
         claims_equal_size=bool(sweep.get("equal_size")),
+        claims_speed=config.claims_speed,
     )
 
 
@@ -200,6 +212,8 @@ def _figures(config: SuiteConfig) -> SuiteFigures:
         if record.of.suite == suite and record.figures.model in models
     ]
     return SuiteFigures(
+        title=config.title,
+        description=config.description,
         published=tuple(records),
         published_only=tuple(_published_only(row) for row in config.published_only),
     )

@@ -321,6 +321,24 @@ def test_streams_continue_until_all_restart_together(make: Callable[..., Data]) 
     assert len(predicted) > 880
 
 
+def test_streams_restart_only_where_no_whole_row_is_left() -> None:
+    rounds, used_up = 80, 0
+    for size in range(97, 131):
+        source, segment = CountingSource(size + 9), size // 2
+        restarted = []
+        with StreamBatches(Data(source, size), 2, 8, seed=size) as batches:
+            for _ in range(rounds):
+                batches.next()
+                restarted.append(batches.restarted)
+        starts = source.offsets[: 2 * rounds : 2]  # of the first of the two streams
+        for (before, start), again in zip(itertools.pairwise(starts), restarted[1:], strict=True):
+            fits = before + 8 + 9 <= segment
+            assert again == (not fits)
+            assert fits == (start == before + 8)
+            used_up += before + 9 == segment
+    assert used_up > 20, "hardly a row ended with its stream, where one too few is seen"
+
+
 def test_error_line_of_more_streams_than_the_text_holds(
     make: Callable[..., Data], tmp_path: Path
 ) -> None:

@@ -90,9 +90,32 @@ def test_its_proof_passes(package: Path) -> None:
 
 
 def test_a_wrong_setting_prints_what_the_guide_says(package: Path) -> None:
-    (block,) = re.findall(r"^```text\n\$ (.*?)\n(.*?)\n```$", GUIDE, re.M | re.S)
+    (block,) = re.findall(r"^```text\n\$ ([^\n]*)\n(.*?)\n```$", GUIDE, re.M | re.S)
     done = run(package, *shlex.split(block[0]))
     assert (done.returncode, done.stderr.strip()) == (2, block[1])
+
+
+MENDED = {
+    "the structure's": ("PARAMETERS = 2, ", ""),
+    "the declaration's": (', "retain_logit"), code', ",), code"),
+}
+
+
+@pytest.mark.parametrize("number", range(2), ids=MENDED)
+def test_numbers_that_differ_print_what_the_guide_says(package: Path, number: int) -> None:
+    said = re.findall(r"^```text\n(elman: error: .*)\n```$", GUIDE, re.M)[number]
+    kernel = package.parent / "site" / "leaky" / "kernel.py"
+    right = kernel.read_text()
+    old, new = list(MENDED.values())[number]
+    assert right.count(old) == 1
+    kernel.write_text(right.replace(old, new))
+    try:
+        done = run(package, *shlex.split(COMMANDS[1]), *SMALL[:-1], "hydra.run.dir=wrong")
+    finally:
+        kernel.write_text(right)
+    assert done.returncode == 2, done.stderr
+    line = done.stderr.strip().splitlines()[-1]
+    assert re.sub(r"all of it in [^)]*", "all of it in {log}", line) == said
 
 
 NAMES = set(re.findall(r"`(elman(?:\.\w+)+)`", GUIDE)) - {"elman.cells"}

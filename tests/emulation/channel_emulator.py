@@ -5,10 +5,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 
+import torch
+
 from elman.ops.channel import cuda
 from elman.ops.channel.arguments import ChannelArgs
 from elman.ops.channel.geometry import Geometry
 from tests.emulation import emulator
+from tests.emulation.stretches import declare, of_channel
+
+_BACKWARD = ("channel_backward", "channel_norms_backward", "channel_finish")
 
 
 def run(
@@ -28,11 +33,9 @@ def run(
     Raises:
         FaultError: the emulator found one.
     """
-    kernels = library(cuda.unit_text(geometry, emulator.HEADER))
+    fast = geometry.io == torch.bfloat16
+    kernels = library(cuda.unit_text(geometry, emulator.header_for(fast)))
+    backward = any(one.kernel in _BACKWARD for one in launches)
+    declare(kernels, of_channel(args, geometry, backward=backward))
     for one in launches:
-        kernel = kernels[one.kernel]
-        kernel.restype = ctypes.c_char_p
-        blocks, shared = ctypes.c_int64(one.blocks), ctypes.c_int(one.shared_bytes)
-        said = kernel(ctypes.byref(args), blocks, shared, 1)
-        if said:
-            raise emulator.FaultError(f"{one.kernel}: {said.decode()}")
+        emulator.start(kernels, one, args)

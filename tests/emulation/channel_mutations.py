@@ -64,11 +64,34 @@ EDITS = {
     "scales of the first tile": ("channel_tiles", "scales += BACKWARD", "scales += 0 * BACKWARD"),
     "neighbour's number": ("channel_tiles", "int at = lane;", "int at = lane ^ 1;"),
     "lane without a channel writes": ("channel", "if (!exists) {", "if (false) {"),
+    "lane without a channel reads a parameter": (
+        "channel",
+        "return exists && from ? load_one",
+        "return from ? load_one",
+    ),
+    "lane without a channel writes a state": ("channel", "if (exists) store_one", "store_one"),
+    "lane without a channel sums a parameter": (
+        "channel",
+        "if (index >= parameters * a.channels) return;",
+        "",
+    ),
+    "row of norms that is not there": ("channel_unit", "  if (unit.exists()) {\n", "  {\n"),
+    "row of norms that is written": (
+        "channel_unit",
+        "if (!unit.exists() || unit.lane) return;",
+        "if (unit.lane) return;",
+    ),
     "checkpoint of the segment after": ("channel", "kept -= a.channels", "kept -= 0 * a.channels"),
     "outputs of one step": ("channel", "at += stride;", "at += 0 * stride;"),
     "sum over one batch too few": ("channel", "b < a.batch; b++", "b < a.batch - 1; b++"),
     "norm of all lanes but one": ("channel_unit", "mask < 32", "mask < 16"),
 }
+# Neighbours of a fault that is planted in every run.
+LATER = (
+    "lane without a channel sums a parameter",
+    "row of norms that is not there",
+    "row of norms that is written",
+)
 
 
 def outcome(what: str | None) -> str:
@@ -110,7 +133,7 @@ def _results(case: str, library: Callable[[str], ctypes.CDLL]) -> list[Tensor]:
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)
 
-    batch, steps = 2, 37
+    batch, steps = 3, 37  # rows of norms that are no multiple of the warps
     source = normal(batch, steps, 120 + 8).to(dtype)[..., start : start + 120]
     parameters = [normal(C) for _ in CELLS[PLAN.step].parameters]
     made = {

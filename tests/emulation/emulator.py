@@ -5,28 +5,41 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import re
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+import elman.kernels.build
+from elman.kernels import sources
 from elman.kernels.build import digest
 from elman.kernels.cache import kernel_cache
 from elman.kernels.compiler import BASE_FLAGS, find_compiler, run_compiler
+from elman.kernels.launching import Launch
 from elman.kernels.sources import source_folder, sources_hash
+from elman.ops.channel import kernels as channel_kernels
+from elman.ops.matrix_state import cpu as matrix_cpu
 from elman.ops.matrix_state import cuda
 from elman.ops.matrix_state.arguments import Call
 from elman.ops.matrix_state.backends import Backend
 from elman.ops.matrix_state.choice import H200, choose, forward_of, geometry_of, natural_align
 from elman.ops.matrix_state.geometry import Geometry, Types
 from elman.ops.matrix_state.plan import Plan
+from tests.emulation.stretches import declare, of_matrix, rows
 
-HEADER = "emulation/device.h"
+HEADER, FAST_HEADER = "emulation/device.h", "emulation/fast_device.h"
+CUDA_HEADER = "emulation/ptx.h"  # for cuda/device.cuh itself, see device_text.py
 # No optimisation: compiling takes longer than running. Static data stay a library's own.
 _FLAGS = (*BASE_FLAGS, "-O0", "-w", "-fno-gnu-unique")
 SANITIZED = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+
+Library = Callable[[str], ctypes.CDLL]
+"""Compiles and loads a translation unit."""
 
 
 class FaultError(Exception):
@@ -40,7 +53,8 @@ def compile_unit(text: str, root: Path, library: Path, flags: tuple[str, ...] = 
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         source, made = Path(folder, "unit.cpp"), Path(folder, "unit.so")
         source.write_text(text)
-        places = ["-I", str(precompiled(flags)), "-I", str(root)]
+        header = re.findall(r'#include "(emulation/\w+\.h)"', text)[0]
+        places = ["-I", str(precompiled(header, flags)), "-I", str(root)]
         command = [*compiler.command, *_FLAGS, *flags, *places, str(source)]
         done = run_compiler([*command, "-o", str(made)], Path(folder))
         assert done.returncode == 0, done.stderr[:4000]
@@ -48,20 +62,20 @@ def compile_unit(text: str, root: Path, library: Path, flags: tuple[str, ...] = 
 
 
 @functools.cache
-def precompiled(flags: tuple[str, ...]) -> Path:
-    """Return a folder with the compiled header of the emulation, half of what compiling takes.
+def precompiled(name: str, flags: tuple[str, ...]) -> Path:
+    """Return a folder with a compiled header of the emulation, half of what compiling takes.
 
     A compiler that does not look for such files, or refuses this one, takes the header itself.
     """
     compiler = find_compiler()
     assert compiler is not None
-    parts = (sources_hash(f'#include "{HEADER}"'), _FLAGS, flags, compiler.version)
+    parts = (sources_hash(f'#include "{name}"'), _FLAGS, flags, compiler.version)
     folder = kernel_cache() / f"emulated-header-{digest(repr(parts).encode())[:20]}"
-    made = folder / f"{HEADER}.gch"
+    made = folder / f"{name}.gch"
     if not made.exists():
         made.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            header, compiled = source_folder() / HEADER, Path(scratch, "device.h.gch")
+            header, compiled = source_folder() / name, Path(scratch, "header.gch")
             command = [*compiler.command, *_FLAGS, *flags, "-x", "c++-header", str(header)]
             done = run_compiler([*command, "-o", str(compiled)], Path(scratch))
             assert done.returncode == 0, done.stderr[:4000]
@@ -78,6 +92,98 @@ def loaded(text: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
         path.parent.mkdir(parents=True, exist_ok=True)
         compile_unit(text, source_folder(), path, flags)
     return ctypes.CDLL(str(path))
+
+
+def planted(
+    folder: Path,
+    file: str,
+    edit: Callable[[str], str],
+    text: str,
+    flags: tuple[str, ...] = (),
+) -> ctypes.CDLL:
+    """Return the library of a translation unit over sources of which one is faulty.
+
+    Args:
+        folder: Where they are copied to.
+        file: The faulty one, under csrc.
+        edit: Makes the faulty text of the whole one.
+        text: The translation unit.
+        flags: Further flags for the compiler.
+    """
+    root, made = folder / "csrc", folder / f"{digest(text.encode())}.so"
+    if not root.exists():
+        shutil.copytree(source_folder(), root)
+        whole = (root / file).read_text()
+        (root / file).write_text(edit(whole))
+        assert (root / file).read_text() != whole, file
+    if not made.exists():
+        compile_unit(text, root, made, flags)
+    return ctypes.CDLL(str(made))
+
+
+def plant_in_cpu_engines(folder: Path, file: str, edit: Callable[[str], str]) -> None:
+    """Let this process compile its CPU kernels from sources of which one is faulty.
+
+    Args:
+        folder: Where they are copied to, and where the kernels are kept.
+        file: The faulty one, under csrc.
+        edit: Makes the faulty text of the whole one.
+    """
+    root = folder / "csrc"
+    shutil.copytree(source_folder(), root)
+    whole = (root / file).read_text()
+    assert edit(whole) != whole, file
+    (root / file).write_text(edit(whole))
+    elman.kernels.build.source_folder = sources.source_folder = lambda: root
+    os.environ["ELMAN_CACHE"] = str(folder)
+    # What was compiled before is not asked for again.
+    channel_kernels.kernel_for.cache_clear()
+    matrix_cpu._found.clear()
+    matrix_cpu._loaded.clear()
+
+
+def start(library: ctypes.CDLL, wanted: Launch, args: ctypes.Structure, seed: int = 1) -> None:
+    """Run the blocks of a kernel, one after another.
+
+    Raises:
+        FaultError: the emulator found one.
+    """
+    run_blocks(library, wanted, args, range(wanted.blocks), seed)
+
+
+def run_blocks(
+    library: ctypes.CDLL, wanted: Launch, args: ctypes.Structure, blocks: range, seed: int = 1
+) -> None:
+    """Run some of the blocks of a kernel.
+
+    Raises:
+        FaultError: the emulator found one.
+    """
+    kernel = library[wanted.kernel]
+    kernel.restype = ctypes.c_char_p
+    places = ctypes.c_int64(blocks.start), ctypes.c_int64(len(blocks))
+    said = kernel(ctypes.byref(args), *places, ctypes.c_int(wanted.shared_bytes), seed)
+    if said:
+        raise FaultError(f"{wanted.kernel}: {said.decode()}")
+
+
+def declare_tensors(
+    library: ctypes.CDLL, read: dict[str, Tensor], written: dict[str, Tensor]
+) -> None:
+    """Let the next launch touch contiguous tensors, by name."""
+    declare(
+        library,
+        [
+            rows(name, tensor.data_ptr(), tensor.nbytes, writable=tensors is written)
+            for tensors in (read, written)
+            for name, tensor in tensors.items()
+        ],
+    )
+
+
+def header_for(fast: bool) -> str:
+    """Return the header of kernels with the machine's fast functions, or with exact ones."""
+    return FAST_HEADER if fast else HEADER
 
 
 def fitted(call: Call, chosen: Geometry, backward: bool) -> Geometry:
@@ -106,16 +212,17 @@ def run(
         FaultError: the emulator found one.
     """
     chosen = replace(fitted(call, chosen, backward), shares=1)  # that is the GPU's alone
-    kernels = library(cuda.unit_text(chosen, backward, HEADER))
+    kernels = library(cuda.unit_text(chosen, backward, header_for(is_fast(chosen))))
     if backward:
         call.give_workspace(chosen.workspace_bytes(call.args.B, call.args.T))
-    for name, blocks, _, shared_bytes in cuda.launches(chosen, call.args.B, call.args.T, backward):
-        kernel = kernels[name]
-        kernel.restype = ctypes.c_char_p
-        pointer = ctypes.byref(call.args)
-        said = kernel(pointer, ctypes.c_int64(blocks), ctypes.c_int(shared_bytes), seed)
-        if said:
-            raise FaultError(f"{name}: {said.decode()}")
+    declare(kernels, of_matrix(call, chosen, backward=backward))
+    for one in cuda.launches(chosen, call.args.B, call.args.T, backward):
+        start(kernels, one, call.args, seed)
+
+
+def is_fast(chosen: Geometry) -> bool:
+    """Return whether the engine would compile a pass with the machine's fast functions."""
+    return chosen.types.io == "elman::bf16" and not cuda._exact
 
 
 def types_of(plan: Plan, dtype: torch.dtype) -> Types:
@@ -140,7 +247,7 @@ def backend(
     scratch: bool = False,
     helped: bool = True,
     seed: int = 1,
-    flags: tuple[str, ...] = (),
+    library: Library | None = None,
 ) -> Backend:
     """Return a backend that emulates the kernels.
 
@@ -153,7 +260,7 @@ def backend(
         scratch: Whether replayed states stand in global memory.
         helped: Whether both passes have helpers.
         seed: Of the order in which threads run.
-        flags: Further flags for the compiler.
+        library: Compiles and loads a translation unit; None: from the sources as they are.
     """
 
     def geometry(plan: Plan, batch: int, dtype: torch.dtype) -> Geometry:
@@ -165,8 +272,7 @@ def backend(
     def launch(call: Call, *, backward: bool) -> None:
         chosen = geometry(call.plan, call.args.B, call.like.dtype)
         chosen = chosen if backward else replace(chosen, steps=forward_steps)
-        compiled = functools.partial(loaded, flags=flags)
-        run(compiled, call, chosen, backward=backward, seed=seed)
+        run(library or loaded, call, chosen, backward=backward, seed=seed)
 
     return Backend(launch, lambda plan, batch, dtype: steps, kept_dtype)
 

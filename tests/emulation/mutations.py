@@ -35,7 +35,7 @@ from tests.emulation import emulator
 from tests.emulation.planted import EDITS
 
 PLANS = {
-    "e88": ("delta", {**DELTA, "gate_act": "sigmoid"}),
+    "e88": ("delta", {**DELTA, "gate_act": "sigmoid", "gate_bias": True, "residual": True}),
     "e70": ("decayed", E70),
     "e73-full": (
         "full_gated_sigmoid",

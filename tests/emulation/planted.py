@@ -347,4 +347,38 @@ EDITS = {
         "slab_part<G, ROLE>(a, 0, 0, 0, 0) + number * V;",
         "slab_part<G, ROLE>(a, 0, 0, 0, 0) + number / 2 * 2 * V;",
     ),
+    "state of rows that are not there": (
+        "lane",
+        "if (live && inside(m)) elman::load<V, T>",
+        "if (inside(m)) elman::load<V, T>",
+    ),
+    "state written for rows that are not there": (
+        "lane",
+        "if (live && inside(m)) elman::store<V, T>",
+        "if (inside(m)) elman::store<V, T>",
+    ),
+    "gradients of rows that are not there": (
+        "gradients",
+        "if (first >= rows_here<G>(at)) continue;",
+        "",
+    ),
+    "parameters of rows that are not there": (
+        "walk_back",
+        "if (trail.lane.live(i))",
+        "",
+    ),
+    "output's parameters of rows that are not there": (
+        "step",
+        "const bool there = row < rows_here<G>(at);",
+        "const bool there = true;",
+    ),
+    "one thread too many in the end": ("matrix_finish", "if (number < count) {", "{"),
 }
+# Neighbours of a fault that is planted in every run.
+LATER = (
+    "state written for rows that are not there",
+    "gradients of rows that are not there",
+    "parameters of rows that are not there",
+    "output's parameters of rows that are not there",
+    "one thread too many in the end",
+)

@@ -1,46 +1,149 @@
-"""Runs the kernels under the address and undefined-behaviour sanitizers, in a process of its own.
+"""Runs kernels under the address and undefined-behaviour sanitizers, in a process of its own.
 
-    LD_PRELOAD=$(g++ -print-file-name=libasan.so) python -m tests.emulation.sanitized
+    LD_PRELOAD=$(g++ -print-file-name=libasan.so) python -m tests.emulation.sanitized ENGINE ...
 
-Prints "clean" when the kernels as they are have run; then plants a fault and runs them again, which
-the sanitizer ends.
+For every engine prints "clean ENGINE" when its kernels have run as they are, forward and back. With
+--planted first a fault is planted in each, in a forked process that the sanitizer has to end, and
+"noticed ENGINE" is printed. Launches of emulated kernels may touch all memory here: what the
+emulator itself would see is left to the sanitizer.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import shutil
+import os
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
-from elman.kernels.sources import source_folder
-from tests.emulation import emulator, mutations
+import torch
+from torch import Tensor
 
-FAULT = "copies from the next step"
+import elman.kernels.build
+from elman.kernels.compiler import BASE_FLAGS
+from elman.ops.add_norm import cuda as norm_cuda
+from elman.ops.channel import op as channel_op
+from elman.ops.channel.cells import CELLS
+from elman.ops.matrix_state import op as matrix_op
+from elman.ops.matrix_state.stacked import stacked_plan
+from tests.emulation import channel_mutations, emulator, mutations, stretches
+from tests.emulation.test_add_norm_emulation import BF16, draw, emulate, everything
+
+# Sources under csrc, old text, new text: reads or writes beside a tensor.
+FAULTS = {
+    "matrix": ("cuda/raw.cuh", "(step - first) * stride", "(step - first + 1) * stride"),
+    "channel": ("cuda/channel.cuh", "if (exists) store_one", "store_one"),
+    "add_norm": ("cuda/add_norm.cuh", "if (at < G::D) store", "store"),
+    "cpu_matrix": ("cpu/matrix_places.h", "+ t * x.grad_time", "+ (t + 1) * x.grad_time"),
+    "cpu_channel": ("cpu/channel_lanes.h", "std::memcpy(to, &v, n * ", "std::memcpy(to, &v, W * "),
+}
+Library = emulator.Library
 
 
-def run(library: Callable[[str], ctypes.CDLL]) -> None:
-    """Run both passes of a plan with padding and several slabs."""
-    mutations.results("e88", mutations.CASES[1], 10, library, seed=1, frame=0)
+def matrix(library: Library, thorough: bool) -> None:
+    """Run plans with padding and several slabs."""
+    for plan in mutations.PLANS if thorough else ("e88",):
+        for case in mutations.CASES if thorough else (mutations.CASES[1],):
+            mutations.results(plan, case, 10, library, seed=1, frame=0)
 
 
-def planted(text: str) -> ctypes.CDLL:
-    """Return the library of a text whose sources have the fault."""
-    file, old, new = mutations.EDITS[FAULT]
-    folder = Path(tempfile.mkdtemp())
-    shutil.copytree(source_folder(), folder / "csrc")
-    path = folder / "csrc" / "cuda" / f"{file}.cuh"
-    path.write_text(mutations.edited(path.read_text(), old, new))
-    library = folder / "unit.so"
-    emulator.compile_unit(text, folder / "csrc", library, emulator.SANITIZED)
-    loaded = ctypes.CDLL(str(library))
-    shutil.rmtree(folder)
-    return loaded
+def channel(library: Library, thorough: bool) -> None:
+    """Run a width with lanes that have no channel, from numbers in the middle of a word too."""
+    for case in channel_mutations.CASES if thorough else ("odd",):
+        channel_mutations._results(case, library)
+
+
+def add_norm(library: Library, thorough: bool) -> None:
+    """Run rows that are no whole vectors."""
+    norm_cuda.LAUNCH = lambda text, wanted, args, _: emulate(library, text, wanted, args)
+    norm_cuda.MULTIPROCESSORS = lambda device: 2
+    for shape in ((2, 4, 37), (1, 3, 601), (1, 5, 4100), (3, 3, 8)) if thorough else ((2, 4, 37),):
+        everything(draw(shape, BF16), BF16, "cuda")
+
+
+def cpu_matrix(library: Library, thorough: bool) -> None:
+    """Run rows and columns that are no whole vectors, and steps that are no whole segment."""
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(4)
+    for name in mutations.PLANS if thorough else ("e88",):
+        cell, options = mutations.PLANS[name]
+        for n, time, batch in ((5, 33, 3), (20, 7, 1), (37, 40, 2)) if thorough else ((5, 33, 3),):
+            plan = stacked_plan(cell, 3, n, n, **options)
+            end = max(place.start + 3 * plan.width(role) for role, place in plan.roles)
+            source = torch.randn(batch, time, end, generator=generator).requires_grad_()
+            parameters = {
+                name: torch.randn(plan.parameter_shape(name), generator=generator).requires_grad_()
+                for name in plan.parameter_names
+            }
+            first = torch.randn(batch, 3, n, n, generator=generator).requires_grad_()
+            pull(matrix_op.run(plan, [source], parameters, first, backend="cpu"))
+
+
+def cpu_channel(library: Library, thorough: bool) -> None:
+    """Run channels that are no whole vectors."""
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(4)
+    plan = channel_mutations.PLAN
+    for width, time in ((37, 35), (3, 1), (29, 64)) if thorough else ((37, 35),):
+        source = torch.randn(3, time, 80 + width, generator=generator).requires_grad_()
+        parameters = {
+            name: torch.randn(width, generator=generator).requires_grad_()
+            for name in CELLS[plan.step].parameters
+        }
+        state = torch.randn(3, width, generator=generator).requires_grad_()
+        pull(channel_op.run(plan, [source], parameters, state, backend="cpu"))
+
+
+def pull(outputs: tuple[Tensor, ...]) -> None:
+    """Run the backward pass."""
+    sum(out.sum() for out in outputs).backward()  # type: ignore[union-attr]
+
+
+ENGINES = {f.__name__: f for f in (matrix, channel, add_norm, cpu_matrix, cpu_channel)}
+
+
+def planted(engine: str) -> bool:
+    """Return whether an engine with its fault is ended by the sanitizer."""
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        with tempfile.TemporaryDirectory() as folder:
+            run_planted(engine, Path(folder))
+        os._exit(0)
+    return os.waitpid(child, 0)[1] != 0
+
+
+def run_planted(engine: str, folder: Path) -> None:
+    """Run an engine over faulty sources."""
+    file, old, new = FAULTS[engine]
+
+    def edit(whole: str) -> str:
+        return whole.replace(old, new)
+
+    if engine.startswith("cpu"):
+        emulator.plant_in_cpu_engines(folder, file, edit)
+    flags = emulator.SANITIZED
+    library = functools.partial(emulator.planted, folder / "x", file, edit, flags=flags)
+    (folder / "x").mkdir()
+    ENGINES[engine](library, False)
+
+
+def lines(engines: list[str], thorough: bool) -> Iterator[str]:
+    """Run engines; yield what was seen."""
+    library = functools.partial(emulator.loaded, flags=emulator.SANITIZED)
+    for engine in engines:
+        if thorough and planted(engine):
+            yield f"noticed {engine}"
+        ENGINES[engine](library, thorough)
+        yield f"clean {engine}"
 
 
 if __name__ == "__main__":
-    run(functools.partial(emulator.loaded, flags=emulator.SANITIZED))
-    print("clean", flush=True)
-    run(planted)
+    stretches.declare_everything()
+    # Little optimisation, as for the emulation: compiling takes longer than running.
+    elman.kernels.build._FLAGS = (*BASE_FLAGS, "-O1", "-Wno-psabi", *emulator.SANITIZED)
+    for line in lines(
+        [name for name in sys.argv[1:] if name != "--planted"], "--planted" in sys.argv
+    ):
+        print(line, flush=True)

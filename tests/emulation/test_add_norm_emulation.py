@@ -27,6 +27,9 @@ from elman.models import norm
 from elman.models.language_model import LanguageModel
 from elman.ops.add_norm import cuda, custom, op, reference
 from tests.emulation import emulator
+from tests.emulation.stretches import declare, of_add_norm
+
+pytestmark = pytest.mark.compiler
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 DTYPES = {
@@ -50,12 +53,9 @@ def emulate(
 ) -> None:
     """Run kernels one after the other."""
     kernels = library(text.replace("cuda/device.cuh", emulator.HEADER))
+    declare(kernels, of_add_norm(text, [one.kernel for one in wanted], args))
     for one in wanted:
-        kernel = kernels[one.kernel]
-        kernel.restype = ctypes.c_char_p
-        blocks, shared = ctypes.c_int64(one.blocks), ctypes.c_int(one.shared_bytes)
-        if said := kernel(ctypes.byref(args), blocks, shared, seed):
-            raise emulator.FaultError(f"{one.kernel}: {said.decode()}")
+        emulator.start(kernels, one, args, seed)
 
 
 @pytest.fixture(autouse=True)
@@ -296,6 +296,10 @@ FAULTS = {
         "const int at = column(tile, chunk) + 1;",
     ),
     "one block too few": ("block < a.blocks;", "block < a.blocks - 1;"),
+    "number beyond a row": ("if (at < G::D) {", "if (true) {"),
+    "number written beyond a row": ("if (at < G::D) store", "store"),
+    "column that is not there": ("  if (column < G::D) {", "  {"),
+    "column that is written": ("if (warp > 0 || column >= G::D) return;", "if (warp > 0) return;"),
     "one warp too few": ("warp < G::WARPS; warp++", "warp < G::WARPS - 1; warp++"),
 }
 
@@ -315,7 +319,16 @@ def sources() -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("fault", ["", *sources()], ids=lambda fault: fault or "none")
+LATER = ("number written beyond a row", "column that is written")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(fault, id=fault or "none", marks=[pytest.mark.slow] * (fault in LATER))
+        for fault in ["", *sources()]
+    ],
+)
 def test_a_planted_fault_is_noticed(fault, monkeypatch, tmp_path: Path) -> None:
     root = tmp_path / "csrc"
     shutil.copytree(source_folder(), root)

@@ -13,6 +13,8 @@ from elman.ops.channel.plan import parse
 from tests.emulation import channel_emulator, emulator
 from tests.ops.test_channel_kernels import PLANS, call, check, draw, everything, identical, wanted
 
+pytestmark = pytest.mark.compiler
+
 SIZE = (2, 37, 5)  # two whole segments and a rest
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from tests.emulation.channel_mutations import EDITS, outcome
+from tests.emulation.channel_mutations import EDITS, LATER, outcome
+
+pytestmark = pytest.mark.compiler
 
 
 def test_the_sources_as_they_are_have_no_fault() -> None:
     assert outcome(None) == "-"
 
 
-@pytest.mark.parametrize("what", EDITS)
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=[pytest.mark.slow] * (what in LATER)) for what in EDITS]
+)
 def test_a_planted_fault_is_noticed(what) -> None:
     assert outcome(what) not in ("-", "crash")

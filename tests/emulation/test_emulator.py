@@ -1,4 +1,4 @@
-"""The emulator itself: what signals between the parts of a block order, and what it reports."""
+"""The emulator itself: what signals order, what memory a launch may touch, and what it reports."""
 
 from __future__ import annotations
 
@@ -7,16 +7,25 @@ import functools
 import re
 
 import pytest
+import torch
 
 from tests.emulation import emulator
+from tests.emulation.stretches import declare, rows
+
+pytestmark = pytest.mark.compiler
 
 SEEDS = range(1, 9)
 BYTES = 256 + 2 * 32
 # Of a block of three warps the first two walk and the last one helps; x is shared memory.
 UNIT = """
 #include "emulation/device.h"
-struct Nothing {};
+struct Nothing { float *x, *y, *freed, *other; };
 namespace elman {
+// Lets go of a stretch of memory, as its owner may while a copy still reads it.
+inline void free_stretch(const char* name) {
+  for (auto& stretch : emulation::stretches)
+    if (!std::strcmp(stretch.name, name)) stretch.freed = 1;
+}
 using Helped = Signal<64, 32>;
 using Walked = Signal<0, 64>;
 // Turns 0, 2 and 1: those two have one barrier.
@@ -25,7 +34,7 @@ inline void lap(const Helped& helped) {
 }
 """
 PROBE = """
-inline void %(name)s() {
+inline void %(name)s(const Nothing& a) {
   Arena arena;
   const sptr<float> x = arena.take<float>(64);
   const Helped helped(arena);
@@ -34,6 +43,7 @@ inline void %(name)s() {
   const int lane = thread_index() %% 32, warp = warp_index();
   const bool helper = warp == 2;
   float seen = 0;
+  const sptr<unsigned char> room = cast<unsigned char>(x);
   %(body)s
 }
 """
@@ -105,6 +115,94 @@ FAULTS = {
         x[thread_index()] = 1.0f, walked.arrive(0), seen = x[63 - thread_index()];""",
     ),
 }
+# Global memory: `x` of 96 numbers is read, `y` of three rows of 32 is written, with gaps of 32
+# between them; `freed` was freed, `other` is of another block.
+SOUND |= {
+    "a_number_for_every_thread": """
+        store_one(a.y + warp * 64 + lane, load_one(a.x + thread_index()));""",
+    "a_copy_that_is_waited_for": """
+        if (lane < 8 && warp == 0)
+          copy_async<16>(room + lane * 16, a.x + lane * 4, 16), commit_copies(), wait_copies<0>();
+        sync_block();
+        if (!helper) seen = x[lane];""",
+}
+_COPY = "copy_async<4>(room + thread_index() % 64 * 4, "
+_WAIT = "commit_copies(), wait_copies<0>();"
+FAULTS |= {
+    "a_read_behind_the_end": (
+        "global read of 4 bytes outside every tensor, 1 bytes behind the end of x "
+        "\\(thread 95 of block 0\\)",
+        "if (thread_index() == 95) seen = load_one(a.x + 96);",
+    ),
+    "a_read_before_the_start": (
+        "global read of 8 bytes outside every tensor, 8 bytes before the start of x",
+        "unsigned w[2]; if (lane == 0) load_words(w, a.x - 2);",
+    ),
+    "a_write_behind_a_row": (
+        "global write of 4 bytes outside every tensor, 1 bytes behind a row of y",
+        "store_one(a.y + warp * 64 + lane + 1, 1.0f);",
+    ),
+    "a_write_to_what_is_read": (
+        "global write to x, which the launch only reads",
+        "store_one(a.x + thread_index(), 1.0f);",
+    ),
+    "a_touch_of_what_was_freed": (
+        "global read of freed, which was freed",
+        "seen = load_one(a.freed);",
+    ),
+    "a_touch_of_another_block_s_memory": (
+        "global read of other, which is of block 7",
+        "seen = load_one(a.other);",
+    ),
+    "a_copy_from_behind_the_end": (
+        "global read of 4 bytes outside every tensor, 1 bytes behind the end of x",
+        "if (!helper) " + _COPY + "a.x + 33 + thread_index(), 4), " + _WAIT,
+    ),
+    "a_copy_of_more_than_there_is": (
+        "global read of 16 bytes outside every tensor, 1 bytes behind the end of x",
+        "if (helper && lane == 0) copy_async<16>(room, a.x + 96, 16), " + _WAIT,
+    ),
+    "a_source_that_is_overwritten": (
+        "race: y is written while a copy from it is in flight",
+        "if (warp == 0) " + _COPY + "a.y + lane, 4), store_one(a.y + lane, 1.0f), " + _WAIT,
+    ),
+    "a_source_that_is_freed": (
+        "global read of y, which was freed",
+        "if (warp == 0) " + _COPY + 'a.y + lane, 4), free_stretch("y"), ' + _WAIT,
+    ),
+    "a_source_in_shared_memory_that_is_overwritten": (
+        "race: shared byte \\d+: thread \\d+ writes it while a copy from it is in flight",
+        "if (warp == 0) { x[lane] = 1.0f; copy_async<4>(room + 128 + lane * 4, "
+        "emulation::shared.data() + lane * 4, 4); x[lane] = 2.0f; commit_copies(); "
+        "wait_copies<0>(); }",
+    ),
+    "a_copy_that_nobody_waits_for": (
+        "thread \\d+ ends while a copy of its is in flight",
+        "if (!helper) " + _COPY + "a.x + thread_index(), 4), commit_copies();",
+    ),
+    "a_target_that_is_read_too_early": (
+        "shared byte \\d+: thread \\d+ reads it while a copy is in flight",
+        "if (!helper) " + _COPY + "a.x + thread_index(), 4), seen = x[thread_index()], " + _WAIT,
+    ),
+    "an_index_of_shared_memory": (
+        "shared index 64 outside an array of 64",
+        "if (lane == 0) x[64] = 1.0f;",
+    ),
+    "a_raw_write_behind_shared_memory": (
+        "shared memory is written 1 bytes behind its end",
+        "if (thread_index() == 0) emulation::shared[emulation::shared_bytes] = 0;",
+    ),
+    "a_number_that_two_threads_write": (
+        "race: global number of y written by thread \\d+, then written by thread \\d+",
+        "store_one(a.y + lane, 1.0f);",
+    ),
+    # Half of a word is a number of its own.
+    "half_a_word_that_another_thread_writes": (
+        "race: global number of y",
+        "if (thread_index() < 2) { if (lane) store_one((unsigned short*)a.y + 1, "
+        "(unsigned short)1); else seen = load_one(a.y); }",
+    ),
+}
 UNREADY = "signals_that_may_not_be_made_yet"
 
 
@@ -118,7 +216,7 @@ def library() -> ctypes.CDLL:
     for name, (ready, body) in probes.items():
         text += PROBE % {"name": name, "ready": ready, "body": body}
     text += "}\n" + "".join(
-        f"ELMAN_KERNEL(run_{name}, 96, 1, Nothing, elman::{name}())\n" for name in probes
+        f"ELMAN_KERNEL(run_{name}, 96, 1, Nothing, elman::{name}(a))\n" for name in probes
     )
     return emulator.loaded(text)
 
@@ -127,8 +225,17 @@ def reported(name: str, seed: int) -> str:
     """Return what the emulator says of a probe whose threads run in some order."""
     kernel = library()[f"run_{name}"]
     kernel.restype = ctypes.c_char_p
-    nothing = ctypes.create_string_buffer(1)
-    said: bytes = kernel(nothing, ctypes.c_int64(1), ctypes.c_int(BYTES), seed)
+    memory = torch.zeros(512)
+    places = [memory.data_ptr() + 4 * at for at in (0, 128, 448, 480)]
+    nothing = (ctypes.c_uint64 * 4)(*places)
+    freed, other = rows("freed", places[2], 64), rows("other", places[3], 64)
+    assert freed is not None
+    assert other is not None
+    freed.freed, other.owner = 1, 7
+    y = rows("y", places[1], 128, (3, 1), (256, 0), writable=True)
+    declare(library(), [rows("x", places[0], 384), y, freed, other])
+    blocks = ctypes.c_int64(0), ctypes.c_int64(1)
+    said: bytes = kernel(nothing, *blocks, ctypes.c_int(BYTES), seed)
     return said.decode()
 
 

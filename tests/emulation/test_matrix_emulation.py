@@ -21,6 +21,8 @@ from elman.ops.matrix_state.plan import Plan
 from tests.emulation import emulator
 from tests.ops.test_matrix_kernels import LAYERS, assert_equal, build, draw, everything, right
 
+pytestmark = pytest.mark.compiler
+
 # Lanes to a row, rows of a lane and warps of a block, where they are not those that the engine
 # would choose; most have helpers.
 GEOMETRIES: dict[str, dict[str, Any]] = {

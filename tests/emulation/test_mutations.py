@@ -11,15 +11,29 @@ import pytest
 
 from elman.kernels.compiler import find_compiler
 from tests.emulation.mutations import mutations, outcome
+from tests.emulation.planted import LATER
+
+pytestmark = pytest.mark.compiler
 
 ALL = mutations()
+ENGINES = ("matrix", "channel", "add_norm", "cpu_matrix", "cpu_channel")
 
 
 def test_the_sources_as_they_are_have_no_fault() -> None:
     assert outcome(None, "e88") == "-"
 
 
-@pytest.mark.parametrize("mutation", ALL, ids=[mutation.what for mutation in ALL])
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        pytest.param(
+            mutation,
+            id=mutation.what,
+            marks=[pytest.mark.slow] * mutation.what.endswith(LATER),
+        )
+        for mutation in ALL
+    ],
+)
 def test_a_planted_fault_is_noticed(mutation) -> None:
     assert outcome(mutation, "e88") != "-"
 
@@ -39,21 +53,36 @@ def test_a_planted_fault_is_noticed_in_other_cells(plan, mutation) -> None:
     assert outcome(mutation, plan) != "-"
 
 
-@pytest.mark.required
-def test_the_sanitizers_find_nothing_and_would() -> None:
-    """AddressSanitizer sees what the emulator cannot: accesses beside the tensors."""
+def sanitized(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run engines under the sanitizers."""
     compiler = find_compiler()
     assert compiler is not None
     asan = subprocess.run(
         [*compiler.command, "-print-file-name=libasan.so"], capture_output=True, text=True
     ).stdout.strip()
     environment = os.environ | {"LD_PRELOAD": asan, "ASAN_OPTIONS": "detect_leaks=0"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.emulation.sanitized"],
+    return subprocess.run(
+        [sys.executable, "-m", "tests.emulation.sanitized", *arguments],
         cwd=Path(__file__).parents[2],
         env=environment,
         capture_output=True,
         text=True,
     )
-    assert done.stdout == "clean\n", done.stderr[-3000:]
+
+
+@pytest.mark.required
+def test_the_sanitizers_find_nothing() -> None:
+    """In every engine, forward and back; they see what the emulator cannot, and the CPU engines."""
+    done = sanitized(*ENGINES)
+    assert done.stdout.split("\n")[:-1] == [f"clean {name}" for name in ENGINES], done.stderr[
+        -3000:
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_sanitizers_would_find_a_fault(engine) -> None:
+    """And nothing in several plans and odd sizes."""
+    done = sanitized("--planted", engine)
+    assert done.stdout == f"noticed {engine}\nclean {engine}\n", done.stderr[-3000:]
     assert "AddressSanitizer: heap-buffer-overflow" in done.stderr

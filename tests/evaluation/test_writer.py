@@ -52,7 +52,7 @@ def test_a_replayed_step_writes_the_same_text(name: str) -> None:
     for graph in (False, True):
         writer = Writer(model, SHARP, graph=graph, graphs=Tapes(torch.device("cpu")))
         writer.read([b"def f(", b"class "])
-        texts.append(written(writer, 70))
+        texts.append(written(writer, 140))
         states.append(writer.state()[0])
         assert writer.replayed == graph
     assert texts[0] == texts[1]

@@ -18,7 +18,10 @@ from elman.kernels import build
 from elman.kernels.build import load_library
 from elman.kernels.cache import kernel_cache
 from elman.kernels.compiler import _search
+from elman.kernels.entry import _sweep as entry_sweep
 from elman.kernels.target import Target
+
+pytestmark = pytest.mark.compiler
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
 LOADER = f"""
@@ -134,6 +137,65 @@ def test_a_killed_compilation_leaves_nothing_half_made(
     (tmp_path / "go").touch()
 
 
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
+def test_a_signal_ends_compiler_and_litter(
+    fake_compiler, cache: Path, tmp_path: Path, text_file: Path, name: str
+) -> None:
+    fake_compiler(f'case "$*" in *-O3*) sleep 100 & echo $! > {tmp_path}/pid; wait;; esac')
+    command = [sys.executable, "-m", "elman", f"data.path={text_file}", "train.device=cpu"]
+    run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().strip():
+        assert run.poll() is None
+        time.sleep(0.01)
+    began = time.monotonic()
+    run.send_signal(signal.Signals[name])
+    _, said = run.communicate(timeout=30)
+    assert (run.returncode, said.splitlines()[-1]) == (130, "elman: interrupted")
+    assert time.monotonic() - began < 10
+    assert not list(cache.glob("e88*"))
+    assert not (tmp_path / "outputs").exists()
+    sleeping = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
+    assert not sleeping.exists() or sleeping.read_text().split()[2] == "Z"
+
+
+def test_what_killed_processes_left_is_swept_and_what_runs_is_not(
+    fake_compiler, cache: Path, tmp_path: Path
+) -> None:
+    fake_compiler(WAITING.format(tmp_path / "go"))
+    running = start()
+    while not list(cache.glob("test-*/building-*/source.cpp")):
+        assert running.poll() is None
+        time.sleep(0.01)
+    left = cache / "killed-0123" / "building-abc"
+    left.mkdir(parents=True)
+    (left.parent / "lock").touch()
+    beside, fresh = (cache / "parity" / f"e1.json.{number}" for number in (17, 18))
+    beside.parent.mkdir()
+    beside.touch()
+    fresh.touch()
+    os.utime(beside, (0, 0))
+    fake_compiler(name="another-g++")
+    entry_sweep.cache_clear()
+    assert load_library(SOURCE.replace("42", "43"), "other").answer() == 43
+    assert not left.parent.exists()
+    assert (beside.exists(), fresh.exists()) == (False, True)
+    (tmp_path / "go").touch()
+    assert running.communicate(timeout=60)[0] == "42\n"
+
+
+def test_who_waits_for_a_process_that_gives_up_compiles(
+    fake_compiler, cache: Path, tmp_path: Path
+) -> None:
+    fake_compiler(WAITING.format(tmp_path / "go"))
+    first, second = start(), start()
+    said = {process.stderr.readline().split()[1]: process for process in (first, second)}  # type: ignore[union-attr]
+    said["compiling"].send_signal(signal.SIGINT)
+    said["compiling"].communicate(timeout=30)
+    (tmp_path / "go").touch()
+    assert said["another"].communicate(timeout=60)[0] == "42\n"
+    assert (entry(cache) / "build.json").exists()
+
+
 @pytest.mark.parametrize("damage", ["truncated", "no-record", "bad-record", "no-library"])
 def test_a_damaged_entry_is_compiled_again(cache: Path, capsys, damage: str) -> None:
     load_library(SOURCE, "test")
@@ -180,7 +242,7 @@ def test_a_full_disk_is_one_line_with_what_to_set(fake_compiler, cache: Path) ->
     with pytest.raises(UserError) as caught:
         load_library(SOURCE, "test")
     assert str(caught.value) == (
-        f"cannot write compiled kernels (No space left on device: {entry(cache)}); "
+        f"cannot write compiled kernels (No space left on device: {cache}); "
         "set ELMAN_CACHE to a folder that can be written and has space"
     )
 

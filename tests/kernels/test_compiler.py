@@ -10,6 +10,8 @@ from elman.kernels import compiler
 from elman.kernels.compiler import compiler_problem, find_compiler
 from elman.kernels.target import host_target
 
+pytestmark = pytest.mark.compiler
+
 
 def test_the_one_of_this_machine_is_found(cache: Path) -> None:
     found = find_compiler()

@@ -194,7 +194,8 @@ def test_training_on_a_gpu_is_refused_before_the_data_is_opened(
 ) -> None:
     del installed["mamba-ssm"]
     monkeypatch.setattr(train, "choose_device", lambda name: GPU)
-    monkeypatch.setattr(batches, "ByteSource", lambda *args: pytest.fail("opened the data"))
+    for opening in ("ByteSource", "open_source"):
+        monkeypatch.setattr(batches, opening, lambda *args: pytest.fail("opened the data"))
     with pytest.raises(UserError, match="mamba-ssm is not installed"):
         train.run(compose_config(["model=mamba2"]), tmp_path)
     assert not list(tmp_path.iterdir())

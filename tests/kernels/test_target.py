@@ -45,6 +45,7 @@ def test_another_machine_gets_no_flags() -> None:
     assert target_for("riscv64", frozenset()).flags == ((),)
 
 
+@pytest.mark.compiler
 def test_the_compiler_here_knows_the_level_of_this_cpu() -> None:
     compiler = find_compiler()
     assert compiler is not None

@@ -115,9 +115,9 @@ def gone(pid: int) -> bool:
     return state == "Z"
 
 
-def eventually(condition: Callable[[], bool]) -> None:
+def eventually(condition: Callable[[], bool], seconds: float = 60) -> None:
     """Wait until something is so."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -150,6 +150,20 @@ def test_two_launchers_never_meet(machine: Machine, jobs: int, gpus: int) -> Non
     assert [ends(launcher) for launcher in started] == [[0] * jobs] * 2
     assert sum(map(len, machine.intervals().values())) == 2 * jobs
     assert min(gaps(machine)) > 0
+
+
+def test_a_gpu_without_more_jobs_is_free_for_others_while_the_sweep_goes_on(
+    machine: Machine,
+) -> None:
+    machine.pretend({}, {})
+    # The second fails at once; the third takes its GPU, for good, before the first has ended.
+    launcher = machine.launch("wfs", seconds=4)
+    machine.wait_for("stubborn")
+    (note,) = machine.wait_for("end")
+    eventually(lambda: gone(note["pid"]))
+    eventually(GpuLock(note["gpu"], "claim").take, seconds=10)
+    eventually(GpuLock(note["gpu"], "run").take, seconds=10)
+    assert launcher.poll() is None
 
 
 def test_a_killed_job_and_one_without_disk_do_not_stop_the_rest(machine: Machine) -> None:

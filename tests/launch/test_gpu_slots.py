@@ -138,6 +138,25 @@ def test_a_gpu_that_another_elman_has_is_not_ours(bench: Bench, kind: Any) -> No
     assert bench.after(1, 3)
 
 
+@pytest.mark.parametrize("how", ["the last job runs", "the last job has ended", "left"])
+def test_the_claim_goes_with_the_last_job(bench: Bench, how: str) -> None:
+    claim = GpuLock("GPU-aa", "claim")
+    assert bench.after(1, 3)
+    assert not claim.take()
+    bench.slot.started(last=False)
+    assert not claim.take()
+    bench.slot.ended()
+    assert bench.after(0.1)
+    assert not claim.take()
+    if how == "left":
+        bench.slot.leave()
+    else:
+        bench.slot.started(last=True)
+    if how == "the last job has ended":
+        bench.slot.ended()
+    assert claim.take()
+
+
 def _hold(uuid: str, ready: Any) -> None:
     lock = GpuLock(uuid, "run")
     ready.send(lock.take())
@@ -195,7 +214,7 @@ def usable(monkeypatch: pytest.MonkeyPatch, visible: str | None, **settings: Any
         (None, {}, [0, 1, 2, 3]),
         ("2,0", {}, [2, 0]),
         ("GPU-dd,1", {}, [3, 1]),
-        ("1,9,2", {}, [1]),
+        ("1,-1,2", {}, [1]),
         ("", {}, []),
         ("-1", {}, []),
         (None, {"gpus": [3, "GPU-bb"]}, [3, 1]),
@@ -221,6 +240,20 @@ def test_which_gpus_may_be_used(
         (None, {"exclude": [7]}, r"launcher\.exclude: there is no GPU 7"),
         ("0", {"exclude": [0]}, r"launcher\.exclude: leaves no GPU"),
         ("", {"gpus": [0]}, r"no GPU 0 to use; there are: CUDA_VISIBLE_DEVICES= allows none"),
+        (
+            "9",
+            {},
+            r"^CUDA_VISIBLE_DEVICES=9: there is no GPU 9; there are: 0 \(GPU-aaaa\), 1 .*CPU$",
+        ),
+        ("1,9,2", {}, r"there is no GPU 9; there are"),
+        ("GPU-bbbc", {}, r"there is no GPU GPU-bbbc; there are"),
+        ("0,GPU-aa", {}, r"names GPU 0 twice; there are"),
+        ("0,,1", {}, r"there is no GPU without a name; there are"),
+        (
+            "MIG-5ab2",
+            {},
+            r"MIG-5ab2 is a part of a GPU \(MIG\); there are.*launcher=local runs one",
+        ),
     ],
 )
 def test_a_gpu_that_is_not_there_is_one_line(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -121,12 +122,18 @@ def test_a_printed_command_runs_its_job_alone(elman: Elman, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("launcher", ["local", "slurm"])
-def test_every_launcher_plans_the_same_jobs(elman: Elman, launcher: str) -> None:
-    ended = elman("benchmark=quick_test", "sweep.dry_run=true", f"launcher={launcher}")
+def test_every_launcher_plans_the_same_jobs(
+    elman: Elman, launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = "baseline.allow_slow=true"
+    for path in (tmp_path / "bin", tmp_path / "bin" / "srun"):
+        path.mkdir() if path.name == "bin" else path.touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    ended = elman("benchmark=quick_test", "sweep.dry_run=true", f"launcher={launcher}", slow)
     assert commands(ended.output) == [
-        "elman benchmark=quick_test model=mamba2_896x20_legacy hydra.mode=RUN",
-        "elman benchmark=quick_test model=e75h8n24 hydra.mode=RUN",
-    ]
+        f"elman benchmark=quick_test model=mamba2_896x20_legacy {slow} hydra.mode=RUN",
+        f"elman benchmark=quick_test model=e75h8n24 {slow} hydra.mode=RUN",
+    ], ended.errors
 
 
 def test_what_the_user_types_wins_and_may_be_swept(elman: Elman, trained: list[RunConfig]) -> None:
@@ -304,25 +311,54 @@ class TestSlowPaths:
         monkeypatch.setenv(locks.FOLDER, str(tmp_path / "locks"))
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    @pytest.mark.parametrize("launcher", ["gpus", "slurm"])
-    def test_a_suite_that_holds_one_is_refused_before_it_starts(
-        self, elman: Elman, tmp_path: Path, launcher: str
+    @pytest.mark.parametrize("plan", [(), ("sweep.dry_run=true",)], ids=["start", "plan"])
+    def test_a_suite_that_claims_speed_is_refused_before_it_starts(
+        self, elman: Elman, tmp_path: Path, plan: tuple[str, ...]
     ) -> None:
-        suite = ("benchmark=simplification_e33_e42", "benchmark.only=e33*,e34*,e42*")
-        ended = elman(*suite, *SMALL, f"launcher={launcher}")
+        suite = ("benchmark=batch_scaling", "benchmark.only=e1*,e23*")
+        ended = elman(*suite, "train.steps=3", *plan)
         assert ended.status == 2
         assert ended.errors == (
-            "elman: error: benchmark=simplification_e33_e42: on a GPU e33_1280x6, e42_1280x6 would "
-            "run as plain PyTorch (cell e33 has no kernel for a GPU); add baseline.allow_slow=true,"
-            " which marks the rows, or benchmark.only=e34_1280x6\n"
+            "elman: error: benchmark=batch_scaling claims speed: on a GPU "
+            "e1_512x21_e1.5_legacy, e1_1280x6_legacy, e23_512x17_e1.5_legacy would run as plain "
+            "PyTorch (cells e1, e23: no kernel for a GPU); add baseline.allow_slow=true, which "
+            "marks the rows\n"
         )
         assert not (tmp_path / "outputs").exists()
 
-    def test_a_missing_package_is_named_with_its_command(self, elman: Elman) -> None:
-        ended = elman("benchmark=quick_test", *SMALL)
+    def test_any_other_suite_runs_and_says_so_once_for_each_reason(
+        self, elman: Elman, trained: list[RunConfig]
+    ) -> None:
+        only = ("benchmark.only=e63,e1,e56,mamba2*", "baseline.allow_slow=true")
+        small = (*SMALL, "sweep.equal_size=false")
+        ended = elman("benchmark=100m_10min", *only, *small, "hydra/launcher=basic")
+        assert (ended.status, ended.errors) == (0, "")
+        said = [line for line in ended.output.splitlines() if line.startswith("slow path: ")]
+        assert said == [
+            "slow path: e63, e1, e56 run as plain PyTorch (cells e63, e1, e56: no kernel for a "
+            "GPU); marked in the tables",
+            said[1],
+        ]
+        assert "as plain PyTorch (cell mamba2: mamba-ssm is not installed; " in said[1]
+        assert {"e63", "e1"} <= {config.model.name for config in trained}
+
+    def test_a_sweep_without_a_suite_says_it_too(self, elman: Elman) -> None:
+        ended = elman("-m", "model=e1,e42", "hydra/launcher=basic", "train.steps=3")
+        assert "e1, e42 run as plain PyTorch (cells e1, e42: no kernel for a GPU)" in ended.output
+
+    def test_a_baseline_without_its_package_stops_any_sweep(
+        self, elman: Elman, tmp_path: Path
+    ) -> None:
+        command = ("-m", "model=mamba2,e1", "train.steps=3", "model.depth=1")
+        ended = elman(*command, "sweep.dry_run=true")
         assert ended.status == 2
-        assert "(mamba-ssm is not installed; pip install " in ended.errors
-        assert ended.errors.endswith("or benchmark.only=e75h8n24\n")
+        assert ended.errors.startswith(
+            "elman: error: baseline.allow_slow=false: on a GPU mamba2 would run as plain PyTorch "
+            "(cell mamba2: mamba-ssm is not installed; pip install "
+        )
+        allowed = elman(*command, "sweep.dry_run=true", "baseline.allow_slow=true")
+        assert allowed.status == 0
+        assert allowed.output.count("slow path: ") == 2
 
     @pytest.mark.parametrize(
         "more",
@@ -341,4 +377,4 @@ class TestSlowPaths:
             "benchmark=quick_test", *SMALL, "benchmark.only=e75h8n24", "kernels.backend=reference"
         )
         assert ended.status == 2
-        assert "(kernels.backend=reference asks for it); add" in ended.errors
+        assert "(cell e75: kernels.backend=reference asks for it); add" in ended.errors

@@ -44,12 +44,15 @@ def test_a_dry_run_prints_commands_that_run_one_job_alone(elman: Elman, tmp_path
     lines = ended.output.splitlines()
     assert lines[0] == "job 1: e1, 114,890,880 parameters (model=e1)"
     assert lines[2].startswith("note: sizes differ by ")
-    assert lines[3:] == [
+    assert lines[3] == (
+        "slow path: e1 runs as plain PyTorch (cell e1: no kernel for a CPU); marked in the tables"
+    )
+    assert lines[4:] == [
         "elman model=e1 train.steps=3 hydra.mode=RUN",
         "elman model=e88_tiny train.steps=3 hydra.mode=RUN",
     ]
     assert list(tmp_path.iterdir()) == []
-    alone = elman(*shlex.split(lines[4])[1:])
+    alone = elman(*shlex.split(lines[5])[1:])
     assert alone.status == 0
     assert alone.output.startswith("ran train e88_tiny 3")
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import elman.layers
 
@@ -200,3 +201,18 @@ def build(case: Case, **kwargs: Any) -> Any:
             # The published scale of 0.01 hides every effect of the state behind rounding.
             layer.basis.mul_(50)
     return layer
+
+
+def first_state(layer: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return what an absent state stands for: zeros, but for a seeded tape and an empty past."""
+    start = {name: torch.zeros_like(one) for name, one in state.items()}
+    if "past" in start:
+        start["past"] = start["past"][:, :0]
+    if getattr(layer, "seeded", False):
+        start["tape"] = start["tape"] + layer.initial_tape
+    return start
+
+
+def beginning(layer: Any, x: Tensor, parts: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state before the first step, with parts of it replaced."""
+    return first_state(layer, layer(x)[1]) | parts

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import elman.layers
 from elman.errors import UserError
+from tests.models.cases import beginning
 
 DIM = 6
 Weights = dict[str, Tensor]
@@ -267,7 +268,7 @@ def agree(layer: Any, plain: Callable[[Weights, Tensor, Tensor], Any], batch: in
     """Compare output, last state and every gradient with a rewriting for one row."""
     x = torch.randn(batch, 5, DIM, dtype=torch.float64, requires_grad=True)
     start = torch.randn_like(layer(x)[1]["h"]).requires_grad_()
-    y, state = layer(x, {"h": start})
+    y, state = layer(x, beginning(layer, x, {"h": start}))
     weights = dict(layer.named_parameters())
     rows = [plain(weights, x[row], start[row]) for row in range(batch)]
     found = [y, state["h"]]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import elman.layers
+from tests.models.cases import beginning
 from tests.ops import backward_dense as by_hand
 from tests.ops.backward_dense import outer, self_gate_slope, sigmoid, silu, silu_slope
 
@@ -189,7 +190,7 @@ def draw(layer: Any, rows: int = 3, steps: int = 5) -> tuple[Tensor, list[Tensor
 def test_output_state_and_gradients_equal_the_plain_rewriting(case, size) -> None:
     layer = build(case)
     x, start = draw(layer, *size)
-    y, state = layer(x, dict(zip(parts(layer), start, strict=True)))
+    y, state = layer(x, beginning(layer, x, dict(zip(parts(layer), start, strict=True))))
     rewritten = plain(layer, x, start)
     found = [y, *(state[name] for name in parts(layer))]
     wanted = [rewritten["y"], *(rewritten[name][:, -1] for name in parts(layer))]
@@ -353,7 +354,7 @@ def factor_gradients(
 def test_autograd_agrees_with_the_hand_derived_gradients(case, size) -> None:
     layer = build(case)
     x, start = draw(layer, *size)
-    y, state = layer(x, dict(zip(parts(layer), start, strict=True)))
+    y, state = layer(x, beginning(layer, x, dict(zip(parts(layer), start, strict=True))))
     found = [y, *(state[name] for name in parts(layer))]
     upstream = [torch.randn_like(one) for one in found]
     torch.autograd.backward(found, upstream)

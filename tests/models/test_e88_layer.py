@@ -11,6 +11,7 @@ from torch import Tensor
 
 from elman.errors import UserError
 from elman.layers import E88
+from tests.models.cases import beginning
 
 DIM = 6
 BASE: dict[str, Any] = {"n_heads": 3, "n_state": 4}
@@ -168,7 +169,7 @@ def test_output_state_and_gradients_equal_the_plain_rewriting(options) -> None:
     x = torch.randn(2, 5, DIM, dtype=torch.float64, requires_grad=True)
     start = torch.randn(2, layer.heads, layer.value_width, layer.key_width, dtype=torch.float64)
     start.requires_grad_()
-    y, state = layer(x, {"S": start})
+    y, state = layer(x, beginning(layer, x, {"S": start}))
     wanted_y, wanted_s = [], []
     for row in range(2):
         heads = [start[row, h].T for h in range(layer.heads)]

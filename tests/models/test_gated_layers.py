@@ -14,6 +14,7 @@ import elman.layers
 from elman.errors import UserError
 from elman.models.layers.gated_dense import GatedDense
 from elman.ops.dense.op import dense_recurrence
+from tests.models.cases import beginning
 
 DIM = 6
 CONV = {"use_conv": True, "expansion": 1.5}
@@ -153,7 +154,7 @@ def test_output_state_and_gradients_equal_the_plain_rewriting(case) -> None:
     rule = RULES["-".join(filter(None, (name, options.get("variant"))))]
     x = torch.randn(4, 3, DIM, dtype=torch.float64, requires_grad=True)
     start = torch.randn_like(layer(x)[1]["h"]).requires_grad_()
-    y, state = layer(x, {"h": start})
+    y, state = layer(x, beginning(layer, x, {"h": start}))
     rows = [plain(layer, rule, x[row], start[row]) for row in range(4)]
     found = [y, state["h"]]
     wanted = [torch.stack(side) for side in list(zip(*rows, strict=True))[:2]]

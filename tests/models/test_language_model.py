@@ -203,5 +203,5 @@ def test_the_norm_is_exact_where_torch_would_use_another_eps() -> None:
 
 
 def test_states_of_the_wrong_number_are_an_error() -> None:
-    with pytest.raises(ValueError, match="zip"):
+    with pytest.raises(ValueError, match="states of the model: 1, expected one of each layer, "):
         build()(torch.zeros(1, 2, dtype=torch.long), [{}])

@@ -88,6 +88,29 @@ def test_a_learned_decay_receives_its_gradient(layer_type, options, name) -> Non
     assert abs(decay.grad.item()) > 1e-4
 
 
+@pytest.mark.parametrize("form", [{}, {"linear_state": True, "projection_norm": "spectral"}])
+def test_e70s_decay_can_stay_where_it_stayed_in_the_published_runs(form) -> None:
+    """5: at 0.9; it is still one of the layer's parameters, whose number was published."""
+    layer, learned = (
+        E70(DIM, n_state=4, learned_decay=flag, dtype=torch.float64, **form)
+        for flag in (False, True)
+    )
+    learned.load_state_dict(layer.state_dict())
+    assert [p.numel() for p in layer.parameters()] == [p.numel() for p in learned.parameters()]
+    x, moved = draws(2, 5, DIM), {}
+    for name, one in (("frozen", layer), ("learned", learned)):
+        model = LanguageModel(DIM, [one], dtype=torch.float64)
+        optimizer = torch.optim.AdamW(p for p in model.parameters() if p.requires_grad)
+        loss_of(one, x).backward()
+        optimizer.step()
+        moved[name] = one.decay.item() - 0.9
+    assert moved["frozen"] == 0
+    assert abs(moved["learned"]) > 1e-4
+    # Whatever else was learned is the same to the bit.
+    for (name, one), other in zip(layer.named_parameters(), learned.parameters(), strict=True):
+        assert name == "decay" or torch.equal(one, other), name
+
+
 @pytest.mark.parametrize("value", [-0.5, 0.9995, 2.0])
 def test_e70s_decay_stays_in_its_range(value) -> None:
     """5: decay = clamp(decay, 0, 0.999)."""

@@ -143,6 +143,12 @@ WRONG = [
         {"n_state": 20},
         "model.n_state=20: does not divide into blocks of 8; use",
     ),
+    (
+        "E74BlockDiagonal",
+        {"n_state": 20, "block_size": 6},
+        "model.n_state=20: does not divide into blocks of 6; use model.n_state=18 or 24, or a",
+    ),
+    ("E74BlockDiagonal", {"block_size": 0}, "model.block_size=0: must be at least 1"),
     ("E74BlockDiagonal", {"n_state": 3}, "model.n_state=3: does not divide into blocks of 8; use"),
     ("E74FixedDecay", {"learned_decay": True, "decay": 0.5}, "model.decay=0.5: read only with"),
     ("E74FixedDecay", {"decay": 1.5}, "model.decay=1.5: must be at most 1"),

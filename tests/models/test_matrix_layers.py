@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import elman.layers
+from tests.models.cases import beginning
 
 DIM = 6
 Options = dict[str, Any]
@@ -30,6 +31,7 @@ CASES: dict[str, tuple[str, Options]] = {
     "e70": ("E70", {}),
     "e70-linear": ("E70", {"linear_state": True}),
     "e70-spectral": ("E70", {"projection_norm": "spectral", "spectral_radius": 0.7}),
+    "e70-frozen": ("E70", {"learned_decay": False}),
     "e70-final": ("E70", {"projection_norm": "spectral", "linear_state": True, "expansion": 0.5}),
     "e71": ("E71", {}),
     "e71-conv": ("E71", {"use_conv": True, "expansion": 1.5}),
@@ -80,6 +82,8 @@ CASES |= {
         "E74BlockDiagonal",
         {"n_state": 24, "projection": "tied_kvq", "nonlinearity": "linear"},
     ),
+    "e74-blockdiag-of-3": ("E74BlockDiagonal", {"n_state": 9, "block_size": 3}),
+    "e74-blockdiag-whole": ("E74BlockDiagonal", {"n_state": 5, "block_size": 5}),
     "e74-blockdiag-kq": ("E74BlockDiagonal", {"n_state": 8, "projection": "tied_kq"}),
     "e74-fixed": ("E74FixedDecay", {"decay": 0.7}),
     "e74-fixed-learned": ("E74FixedDecay", {"learned_decay": True, "expansion": 1.5}),
@@ -312,10 +316,11 @@ def plain_lowrank(o: Options, w: Named, x: Tensor, s: Tensor) -> tuple[Tensor, T
 def plain_blockdiag(o: Options, w: Named, x: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     blocks, rows = list(s), []
     for c in scaffold(w, x):
-        k, v, q, _ = projections(o, w, c, 8 * len(s))
+        size = o["block_size"]
+        k, v, q, _ = projections(o, w, c, size * len(s))
         reads = []
         for i in range(len(blocks)):
-            part = slice(8 * i, 8 * i + 8)
+            part = slice(size * i, size * i + size)
             key = hat(k[part])
             new = blocks[i] + torch.outer(v[part] - blocks[i] @ key, key)
             blocks[i] = squash(o["nonlinearity"], new)
@@ -392,13 +397,14 @@ def test_output_state_and_gradients_equal_the_plain_rewriting(case) -> None:
     plain = PLAIN[case[0]]
     x = torch.randn(3, 5, DIM, dtype=torch.float64, requires_grad=True)
     start = torch.randn_like(layer(x)[1]["S"]).requires_grad_()
-    y, state = layer(x, {"S": start})
+    y, state = layer(x, beginning(layer, x, {"S": start}))
     weights = dict(layer.named_parameters()) | dict(layer.named_buffers())
     rows = [plain(layer.settings.values, weights, x[row], start[row]) for row in range(3)]
     wanted = [torch.stack(side) for side in zip(*rows, strict=True)]
     found = [y, state["S"]]
     factors = [torch.randn_like(one) for one in found]
-    leaves = {"x": x, "S": start} | dict(layer.named_parameters())
+    leaves = {"x": x, "S": start}
+    leaves |= {name: p for name, p in layer.named_parameters() if p.requires_grad}
     gradients = [
         torch.autograd.grad(
             sum((f * one).sum() for f, one in zip(factors, side, strict=True)), leaves.values()

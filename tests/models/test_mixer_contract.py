@@ -16,23 +16,13 @@ from elman.models import registry
 from elman.models.language_model import LanguageModel
 from elman.ops import scan
 
-from .cases import CASES, DIM, build, cases
+from .cases import CASES, DIM, beginning, build, cases, first_state
 
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
 
 
 # Parts of a state that are stored inputs or projections, in their dtype; the others are fp32.
 STORED = {"conv", "past"}
-
-
-def first_state(layer: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return what an absent state stands for: zeros, but for a seeded tape and an empty past."""
-    start = {name: torch.zeros_like(one) for name, one in state.items()}
-    if "past" in start:
-        start["past"] = start["past"][:, :0]
-    if getattr(layer, "seeded", False):
-        start["tape"] = start["tape"] + layer.initial_tape
-    return start
 
 
 def trained(layer: Any) -> dict[str, Tensor]:
@@ -90,7 +80,7 @@ def test_the_carried_state_matters_and_an_absent_one_is_the_first(case) -> None:
     y, state = layer(x)
     assert all(tensor.shape[0] == 2 for tensor in state.values())
     for name in state:
-        carried = layer(x, {name: state[name]})[0]
+        carried = layer(x, beginning(layer, x, {name: state[name]}))[0]
         assert not torch.allclose(carried, y, rtol=1e-6, atol=0), name
     torch.testing.assert_close(layer(x, first_state(layer, state))[0], y, rtol=0, atol=0)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from elman.compose import compose_config
 from elman.errors import UserError
 from elman.layers import E23
+from tests.models.cases import beginning
 
 DIM = 6
 CASES: dict[str, dict[str, Any]] = {
@@ -154,7 +155,7 @@ def test_slots_of_a_zero_tape_stay_identical_and_number_them_is_a_decay_rate(wri
     assert tape.abs().min() > 1e-6
     torch.testing.assert_close(tape, tape[:, :1].expand_as(tape), rtol=0, atol=1e-14)
     # Training cannot separate them either: the gradient of every slot is the same.
-    zero = {"tape": torch.zeros_like(tape).requires_grad_()}
+    zero = beginning(layer, x, {"tape": torch.zeros_like(tape).requires_grad_()})
     (gradient,) = torch.autograd.grad(layer(x, zero)[0].square().sum(), zero["tape"])
     torch.testing.assert_close(gradient, gradient[:, :1].expand_as(gradient), rtol=1e-9, atol=0)
     seeded = build({"n_slots": 4, "write": write})

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from elman.layers import E1, E42, E75
+from tests.models.cases import beginning
 
 DIM = 6
 SHARED: dict[str, dict[str, Any]] = {
@@ -127,7 +128,7 @@ def test_output_state_and_gradients_equal_the_plain_rewriting(case) -> None:
     plain, name = PLAIN[type(layer)]
     x = torch.randn(3, 5, DIM, dtype=torch.float64, requires_grad=True)
     start = torch.randn_like(layer(x)[1][name]).requires_grad_()
-    y, state = layer(x, {name: start})
+    y, state = layer(x, beginning(layer, x, {name: start}))
     rows = [plain(layer, x[row], start[row]) for row in range(3)]
     wanted = [torch.stack(side) for side in zip(*rows, strict=True)]
     found = [y, state[name]]

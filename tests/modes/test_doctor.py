@@ -306,6 +306,30 @@ def test_backends_and_why_not(monkeypatch) -> None:
     assert marks(facts(HOPPER))["cuda"] == "no cell has it in this version"
 
 
+def test_a_backend_of_packages_alone_works_where_they_do(monkeypatch) -> None:
+    packages = {"mamba2": "mamba-ssm", "fla-gdn": "flash-linear-attention"}
+    cells = {
+        name: _Cell(name, ("reference", "triton"), package) for name, package in packages.items()
+    }
+    monkeypatch.setattr("elman.models.registry.cells", lambda: cells)
+    triton, missing = {"triton": "3.7.1"}, {"problem": "it is not installed; pip install it"}
+
+    def judged(here: Facts) -> Finding:
+        return only(backends(here), "triton")
+
+    works = judged(facts(HOPPER, versions=triton | FLA, mamba_ssm=missing))
+    assert (works.mark, works.found) == (Mark.OK, "1 of 2 cells, through packages: fla-gdn")
+    both = judged(facts(HOPPER, versions=triton | FLA))
+    assert both.found == "2 of 2 cells, through packages: mamba2, fla-gdn"
+    names = dict.fromkeys(("mamba_ssm", "flash_linear_attention"), missing)
+    neither = judged(facts(HOPPER, versions=triton, **names))
+    assert neither.mark == Mark.ABSENT
+    assert neither.found == (
+        "mamba2 and fla-gdn have it through packages, and none works here: see baselines"
+    )
+    assert judged(facts(cuda=None)).found == "no GPU"
+
+
 class _Cell:
     """As much of a cell as the verdicts read."""
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from elman.compose import compose_config
+from elman.errors import RunStatus
+from elman.training.signals import Interruption
 
 TINY = (
     "model.dim=128",
@@ -33,13 +39,14 @@ def start(tmp_path: Path, text_file: Path) -> Iterator[Start]:
     """Return a function that starts ``elman`` with the tiny run in the test's folder."""
     processes: list[subprocess.Popen[str]] = []
 
-    def run(*overrides: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "elman", f"data.path={text_file}", *TINY, *overrides]
-        if any(override.startswith("train.resume=") for override in overrides):
+    def run(*overrides: str, **pipes: Any) -> subprocess.Popen[str]:
+        named = {override.split("=")[0] for override in overrides}
+        tiny = [setting for setting in TINY if setting.split("=")[0] not in named]
+        command = [sys.executable, "-m", "elman", f"data.path={text_file}", *tiny, *overrides]
+        if any(override.startswith(("train.resume=", "mode=eval")) for override in overrides):
             command = [sys.executable, "-m", "elman", *overrides]
-        process = subprocess.Popen(
-            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | pipes
+        process = subprocess.Popen(command, cwd=tmp_path, text=True, **pipes)
         processes.append(process)
         return process
 
@@ -78,7 +85,7 @@ def result_of(run: Path) -> dict[str, object]:
 
 
 @pytest.mark.required
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR2"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR2", "SIGHUP"])
 def test_a_signal_finishes_the_step_saves_and_says_interrupted(
     start: Start, tmp_path: Path, name: str
 ) -> None:
@@ -87,7 +94,7 @@ def test_a_signal_finishes_the_step_saves_and_says_interrupted(
     process.send_signal(signal.Signals[name])
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
-    assert f"{name}: saving after step" in said
+    assert f"{name}: saved after step" in said
     assert f"elman train.resume={run.relative_to(tmp_path)}" in said
     result = result_of(run)
     assert result["status"] == "interrupted"
@@ -142,3 +149,211 @@ def test_a_second_interrupt_gives_up_at_once_and_earlier_checkpoints_stay(
     assert process.returncode == 130
     assert result_of(run)["status"] == "interrupted"
     assert list((run / "checkpoints").glob("step-*/model.safetensors"))
+
+
+@pytest.mark.required
+def test_ctrl_c_saves_although_the_reader_of_the_output_is_gone(
+    start: Start, tmp_path: Path
+) -> None:
+    read, write = os.pipe()
+    process = start("train.steps=100000", stdout=write, stderr=write)
+    os.close(write)
+    run = wait_for_steps(tmp_path, process, 3)
+    os.close(read)  # as tee at Ctrl-C
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    result = result_of(run)
+    assert result["status"] == "interrupted"
+    assert (run / "checkpoints" / f"step-{int(str(result['steps'])):07d}").exists()
+
+
+@pytest.mark.parametrize("output", ["full", "closed", "pipe without a reader"])
+def test_a_run_ends_well_without_any_output(
+    start: Start, tmp_path: Path, text_file: Path, output: str
+) -> None:
+    if output == "closed":
+        command = [sys.executable, "-m", "elman", f"data.path={text_file}", *TINY]
+        shell = ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *command, "train.steps=3"]
+        assert subprocess.run(shell, cwd=tmp_path, timeout=60).returncode == 0
+    else:
+        read, gone = os.pipe()
+        os.close(read)
+        target = gone if output.startswith("pipe") else os.open("/dev/full", os.O_WRONLY)
+        process = start("train.steps=3", stdout=target, stderr=target)
+        assert process.wait(timeout=60) == 0
+        os.close(gone)
+    run = only_run(tmp_path)
+    assert run is not None
+    assert (result_of(run)["status"], result_of(run)["steps"]) == ("ok", 3)
+    text = (run / "metrics.jsonl").read_text()
+    assert all(line.startswith("{") for line in text.splitlines())
+
+
+def test_a_run_under_nohup_outlives_its_terminal(start: Start, tmp_path: Path) -> None:
+    ignore = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)  # noqa: E731
+    process = start("train.steps=40", preexec_fn=ignore)
+    run = wait_for_steps(tmp_path, process, 3)
+    process.send_signal(signal.SIGHUP)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert result_of(run)["steps"] == 40
+
+
+SLOW_VALIDATION = (
+    *("kernels.backend=reference", "model.depth=4", "train.batch_size=1", "data.val_bytes=40000"),
+    "data.val_sample=16384",
+)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
+def test_a_signal_ends_a_validation_and_nothing_of_it_counts(
+    start: Start, tmp_path: Path, name: str
+) -> None:
+    process = start("train.steps=2", "train.val_every=1", *SLOW_VALIDATION)
+    run = wait_for_steps(tmp_path, process, 1)  # and the validation after it begins
+    time.sleep(0.5)
+    began = time.monotonic()
+    process.send_signal(signal.Signals[name])
+    _, said = process.communicate(timeout=60)
+    assert time.monotonic() - began < 8, said
+    assert process.returncode == 130, said
+    result = result_of(run)
+    assert (result["status"], result["steps"], result["val_bpb"]) == ("interrupted", 1, None)
+    assert result["best_val_bpb"] is None
+    assert not (run / "checkpoints" / "best").exists()
+    assert "validation" not in (run / "metrics.jsonl").read_text()
+
+    # The run goes on as if no signal had come: with the validation that was stopped.
+    again = start(f"train.resume={run}")
+    _, said = again.communicate(timeout=120)
+    assert again.returncode == 0, said
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [one["step"] for one in records if one["kind"] == "validation"] == [1, 2]
+    saved = (run / "checkpoints").glob("step-*/meta.json")
+    assert all(json.loads(path.read_text())["val_bpb"] is not None for path in saved)
+
+
+def test_a_run_stopped_in_its_last_validation_is_completed_by_that_alone(
+    start: Start, tmp_path: Path
+) -> None:
+    process = start("train.steps=2", *SLOW_VALIDATION)
+    run = wait_for_steps(tmp_path, process, 2)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 130
+    assert result_of(run)["val_bpb"] is None
+    again = start(f"train.resume={run}")
+    _, said = again.communicate(timeout=120)
+    result = result_of(run)
+    assert (result["status"], result["steps"], result["val_step"]) == ("ok", 2, 2), said
+    longer = start(f"train.resume={run}", "train.steps=3", "train.val_every=null")
+    _, said = longer.communicate(timeout=120)
+    first = result["val_bpb"]
+    assert result_of(run)["best_val_bpb"] == min(first, result_of(run)["val_bpb"]), said  # type: ignore[type-var]
+    third = start(f"train.resume={run}")
+    assert "its budget is used up" in third.communicate(timeout=60)[1]
+
+
+def test_signals_end_an_evaluation_at_once(start: Start, tmp_path: Path, text_file: Path) -> None:
+    start("train.steps=1", "model.depth=4").communicate(timeout=60)
+    run = only_run(tmp_path)
+    command = (f"eval.checkpoint={run}", f"eval.path={text_file}", "eval.batch_size=1")
+    process = start("mode=eval", *command, "kernels.backend=reference")
+    time.sleep(7)  # it has imported everything and takes half a minute longer
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=10) == ("", "elman: interrupted\n")
+    assert process.returncode == 130
+
+
+class TestInterruption:
+    """What a signal does when."""
+
+    def send(self, interruption: Interruption, *numbers: int) -> None:
+        """Receive the signals."""
+        for number in numbers:
+            interruption.request(number, None)
+
+    def test_before_the_first_step_it_ends_at_once_and_cleaning_up_is_left_alone(self) -> None:
+        interruption = Interruption()
+        interruption.release()
+        with pytest.raises(KeyboardInterrupt):
+            self.send(interruption, signal.SIGTERM)
+        self.send(interruption, signal.SIGTERM, signal.SIGINT)
+
+    def test_while_it_trains_it_is_noted_and_a_second_ctrl_c_gives_up(self) -> None:
+        interruption = Interruption()
+        interruption.begin()
+        self.send(interruption, signal.SIGHUP, signal.SIGTERM)
+        assert interruption.name == "SIGTERM"
+        with pytest.raises(KeyboardInterrupt):
+            self.send(interruption, signal.SIGINT)
+
+    def test_nothing_interrupts_the_writing_of_the_result(self) -> None:
+        interruption = Interruption()
+        interruption.begin()
+        interruption.hold()
+        self.send(interruption, signal.SIGINT, signal.SIGINT, signal.SIGTERM)
+        interruption.release()
+        with pytest.raises(KeyboardInterrupt):
+            self.send(interruption, signal.SIGINT)
+
+
+def test_a_signal_in_the_check_of_the_saved_weights_costs_the_check_alone(
+    train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from elman.training.trainer import Trainer
+
+    check = Trainer._check_saved_weights
+
+    def interrupted(trainer: Trainer) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        check(trainer)
+
+    monkeypatch.setattr(Trainer, "_check_saved_weights", interrupted)
+    run = train()
+    assert run.result["status"] == RunStatus.OK
+    assert run.result["val_bpb"] is not None
+    assert run.result["reload_difference_bpb"] is None
+
+
+def test_the_picture_is_drawn_after_the_result_is_written(
+    train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from elman.modes import train as mode
+
+    def stopped(folder: Path) -> None:
+        assert (folder / "result.json").exists()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+        raise AssertionError("the signal was not heard")
+
+    monkeypatch.setattr(mode, "plot_losses", stopped)
+    assert train().result["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("train.steps=1",), "validating takes about"),
+        (("train.steps=4", "train.val_every=1"), "5 validations take about"),
+        (("train.minutes=1000", "train.steps=null"), None),
+    ],
+)
+def test_a_validation_longer_than_the_training_is_foretold(
+    train, capsys, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...], said: str | None
+) -> None:
+    from elman.training import held_out, trainer
+
+    monkeypatch.setattr(held_out, "_WORTH_SAYING_SECONDS", 0.0)
+    monkeypatch.setattr(trainer.Ledger, "share", lambda ledger, step: min(1.0, step / 2))
+    train("kernels.backend=reference", "data.val_sample=2048", "train.val_every=null", *overrides)
+    lines = capsys.readouterr().err.splitlines()
+    first = next(n for n, line in enumerate(lines) if line.startswith("step "))
+    found = [line for line in lines[:first] if "longer than the training" in line]
+    assert len(found) == (said is not None)
+    if said is not None:
+        assert found[0].startswith(said)
+        sample = int(re.search(r"data\.val_sample=(\d+)", found[0])[1])  # type: ignore[index]
+        assert 0 < sample < 2048
+        compose_config([f"data.val_sample={sample}"])

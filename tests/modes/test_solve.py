@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import shlex
 import subprocess
@@ -19,6 +20,7 @@ from elman.cli import main
 from elman.compose import compose_config
 from elman.errors import UserError
 from elman.models.build import build_model
+from elman.models.shape_search import fit, search
 from elman.models.sizing import SIZES, solve
 from elman.report.standard_table import STANDARD, standard_rows
 from elman.schema.model import ModelConfig
@@ -113,6 +115,122 @@ def test_no_other_size_is_nearer_by_the_formula(name: str, over: Any, target: in
     assert found.reached == (1 < target < 10**12)
 
 
+def test_a_rank_is_a_size_and_no_larger_than_dim() -> None:
+    config = model("model=e4")
+
+    def params(rank: int) -> int:
+        options = dict(config.options) | {"rank": rank}
+        return model_params("e4", config.dim, config.depth, config.wrapper, options)
+
+    found = solve(config, 100_000_000, "rank")
+    ranks = range(8, config.dim + 1, 8)
+    assert found.nearest.size == min(ranks, key=lambda rank: abs(params(rank) - 10**8))
+    assert found.nearest.params == params(int(found.nearest.size))
+    widest = solve(config, 10**9, "rank")
+    assert (widest.nearest.size, widest.above, widest.reached) == (config.dim, None, False)
+
+
+def test_an_expansion_is_a_size_in_quarters() -> None:
+    found = solve(model("model=e1"), 100_000_000, "expansion")
+    assert found.below is not None
+    assert found.above is not None
+    assert (found.below.size, found.nearest.size, found.above.size) == (1.5, 1.75, 2.0)
+    assert found.nearest.config.options["expansion"] == 1.75
+
+
+OVER = {
+    "e4": ("dim", "rank"),
+    "e4_512x17_e2_legacy": ("dim", "depth", "rank"),
+    "e88f_h32n16": ("dim", "depth"),
+    "e75h4n32": ("dim", "n_heads", "n_state"),
+    "e1": ("expansion", "depth"),
+}
+
+
+@pytest.mark.parametrize("name", OVER)
+def test_several_sizes_give_the_best_few(name: str) -> None:
+    """What is printed is counted, aligned, sorted by the rule, and no nearer one was missed."""
+    config, target, over = model(f"model={name}"), 100_000_000, OVER[name]
+    found = search(config, target, over)
+    assert found.reached
+    assert 1 <= len(found.best) <= 5
+    for one in found.best:
+        assert tuple(one.sizes) == over
+        assert one.params == build_model(one.config, device="meta").num_params()
+        sizes = {"dim": one.config.dim, "depth": one.config.depth, **one.config.options}
+        assert {size: sizes[size] for size in over} == one.sizes
+        assert one.config.dim % 128 == 0
+        assert abs(one.error) <= 0.05
+    assert [one.rank for one in found.best] == sorted(one.rank for one in found.best)
+    assert abs(found.best[0].error) <= 0.005
+    again = search(config, target, tuple(reversed(over)))
+    assert [one.config for one in again.best] == [one.config for one in found.best]
+
+
+def test_dim_and_rank_of_e4_are_those_of_every_pair_that_there_is() -> None:
+    config, target = model("model=e4"), 100_000_000
+
+    def rank_of(pair: tuple[int, int]) -> tuple[float, float, float]:
+        options = dict(config.options) | {"rank": pair[1]}
+        params = model_params("e4", pair[0], config.depth, config.wrapper, options)
+        off = abs(params - target) / target
+        return (0 if off <= 0.005 else off, abs(math.log2(pair[0] / config.dim)), off)
+
+    dims = range(128, 2048 + 1, 128)
+    pairs = [(dim, rank) for dim in dims for rank in range(8, dim + 1, 8)]
+    best = search(config, target, ["dim", "rank"]).best[0]
+    assert (best.sizes["dim"], best.sizes["rank"]) == min(pairs, key=rank_of)
+
+
+@pytest.mark.parametrize(
+    ("counts", "target", "place"),
+    [
+        ([1, 2, 3, 4], 3, 2),
+        ([1, 2, 3, 4], 9, 3),
+        ([5, 6], 1, 0),
+        ([0, 10], 5, 0),
+        ([0, 10], 6, 1),
+        ([None, 1, None, None, 9, None], 4, 1),
+        ([None, 1, None, None, 9, None], 8, 4),
+        ([0, 1, 4, 9, 16, 25, 36, 49, 1000], 37, 6),
+        ([0, *[None] * 30, 500, 1000], 499, 31),
+        ([None, None], 3, None),
+    ],
+)
+def test_a_fit_is_the_nearest_of_all(counts, target: int, place: int | None) -> None:
+    assert fit(counts.__getitem__, target, len(counts)) == place
+
+
+def test_several_sizes_out_of_reach_give_the_nearest() -> None:
+    config = model("model=e4")
+    for target, near in ((1000, min), (10**12, max)):
+        found = search(config, target, ["dim", "rank"])
+        assert not found.reached
+        assert len(found.best) == 1
+        assert found.best[0].params == near(found.best[0].params, target, key=lambda n: -abs(n))
+        assert found.best[0].config.dim == (128 if target == 1000 else 16384)
+
+
+def test_sizes_that_no_combination_of_the_cell_takes_say_why() -> None:
+    with pytest.raises(UserError, match=r"kernels\.backend=triton"):
+        search(model("model=e4"), 10**8, ["dim", "rank"], backend="triton")
+
+
+@pytest.mark.parametrize("over", ["depth", "dim"])
+def test_of_two_equally_near_sizes_the_smaller_is_taken(over: Any) -> None:
+    at_first = solve(model("model=e42"), 10**6, over)
+    assert at_first.above is not None
+    counts = (at_first.nearest.params, at_first.above.params)
+    assert sum(counts) % 2 == 0
+    tie = solve(model("model=e42"), sum(counts) // 2, over)
+    assert abs(tie.nearest.error) == abs(at_first.above.params / (sum(counts) // 2) - 1)
+    assert tie.nearest.params == counts[0]
+    assert tie.above is not None
+    assert tie.above.params == counts[1]
+    # One parameter more, and the larger is nearer.
+    assert solve(model("model=e42"), sum(counts) // 2 + 1, over).nearest.params == counts[1]
+
+
 def test_sizes_that_the_cell_refuses_are_left_out() -> None:
     # Blocks of eight: a state of 127 would fit better.
     found = solve(model("model=e74_blockdiag", "model.n_state=8"), 117_200_000, "n_state")
@@ -167,6 +285,7 @@ def test_other_texts_are_no_number_of_parameters(typed: object) -> None:
         ("solve.params=1M solve.over=n_heads", "model=e88_tiny", "model.n_heads=22"),
         ("solve.params=1M solve.over=n_state", "model=e88_tiny", "model.n_state=45"),
         ("solve.params=1M solve.over=depth", "model=e88_tiny", "model.depth=6"),
+        ("solve.params=1M solve.over=[depth]", "model=e88_tiny", "model.depth=6"),
     ],
 )
 def test_the_printed_command_trains_the_printed_model(
@@ -179,6 +298,24 @@ def test_the_printed_command_trains_the_printed_model(
     (printed,) = re.findall(r"^ *> *│ *\d+ *│ *([\d,]+) *│", output, re.M)
     config = compose_config(shlex.split(command)[1:]).model
     assert f"{build_model(config, device='meta').num_params():,}" == printed
+
+
+def test_the_best_of_several_sizes_is_offered(elman: Elman) -> None:
+    typed = ("mode=solve", "model=e4", "solve.params=100M", "train.chunk_size=8")
+    status, output, errors = elman(*typed, "solve.over=[dim,rank]")
+    assert (status, errors) == (0, "")
+    lines = output.splitlines()
+    assert lines[0] == "e4: dim, rank for 100,000,000 parameters"
+    assert any(line.startswith("best first: those within 0.5% of the target") for line in lines)
+    table = [[cell.strip() for cell in line.split("│")] for line in lines if "│" in line]
+    assert table[0] == [">", "640", "352", "100,145,280", "+0.15%"]
+    (command,) = re.findall(r"^train it: (.+)$", output, re.M)
+    assert command == "elman model=e4 train.chunk_size=8 model.rank=352"
+    config = compose_config(shlex.split(command)[1:]).model
+    assert build_model(config, device="meta").num_params() == 100_145_280
+    _, output, _ = elman("-m", *typed, "solve.over=[dim,rank],depth")
+    assert "dim=640 rank=352" in output
+    assert "depth=22" in output
 
 
 def test_a_model_of_the_users_own_is_solved_and_offered_as_it_was_found(

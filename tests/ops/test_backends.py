@@ -21,6 +21,7 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc, "cuda_problem", lambda: None)
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize(
     ("requested", "device", "wanted"),
     [

@@ -375,8 +375,13 @@ def test_what_has_no_kernel_says_so() -> None:
     inputs, state = {"key": torch.randn(1, 2, 3), "value": torch.randn(1, 2, 3)}, torch.zeros(1, 3)
     with pytest.raises(UserError, match=r"^kernels.backend=cpu: step e74_delta_rmsnorm has no k"):
         op.channel("e74_delta_rmsnorm", inputs, {}, state, backend="cpu")
-    with pytest.raises(UserError, match=r"^kernels.backend=cpu: computes in float32 and float64, "):
+    with pytest.raises(
+        ValueError, match=r"^state of channel e74_delta_tanh: dtype bfloat16, expected float32$"
+    ):
         op.channel("e74_delta_tanh", inputs, {}, state.bfloat16(), backend="cpu")
+    plan = Plan("mingru", (("candidate", Slice(0, 0)), ("gate", Slice(0, 3))))
+    with pytest.raises(UserError, match=r"^kernels.backend=cpu: computes in float32 and float64, "):
+        kernels.spec_for(plan, torch.bfloat16)
 
 
 @pytest.mark.parametrize(

@@ -234,7 +234,7 @@ def not_default(cell: Cell, options: dict[str, Any]) -> dict[str, Any]:
 
 OF_THIS_ENGINE = [name for name, cell in registry.cells().items() if cell.engine == "matrix_state"]
 # What no kernel sees: initial values, frozen parameters.
-NOT_SEEN = ("mamba2_init", "qkv_init", "phantom_norm_gain", "projection_norm")
+NOT_SEEN = ("mamba2_init", "qkv_init", "phantom_norm_gain", "projection_norm", "learned_decay")
 
 
 def pairs_of_choices(name: str) -> Iterator[dict[str, Any]]:

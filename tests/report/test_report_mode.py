@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -97,7 +98,7 @@ def test_seeds_are_one_row_with_mean_and_spread(report: Report, sweep: FakeSweep
     assert (three["loss"], three["spread"]) == ("1.5300", f"sd {deviation:.4f}, n=3")
     assert (three["val bpb"], three["tok/s"], three["seeds"]) == ("2.2000", "2,000", "1, 2, 3")
     assert (three["min"], three["GB"], three["params"]) == ("2.00", "0.39", "90,432")
-    assert (two["loss"], two["spread"]) == ("1.4200", "1.4000 to 1.4400, n=2")
+    assert (two["loss"], two["spread"]) == ("1.4200", "sd 0.0283, n=2")
     assert (one["loss"], one["spread"]) == ("1.3000", "n=1")
     kinds = [line["kind"] for line in done.csv]
     assert kinds[:8] == ["model", *["run"] * 3, "model", *["run"] * 2, "model"]
@@ -106,7 +107,8 @@ def test_seeds_are_one_row_with_mean_and_spread(report: Report, sweep: FakeSweep
     assert float(first["loss_sd"]) == pytest.approx(deviation)
     assert (first["loss_min"], first["loss_max"], first["n"]) == ("1.5", "1.57", "3")
     assert [line["loss"] for line in done.csv[1:4]] == ["1.5", "1.52", "1.57"]
-    assert done.csv[4]["loss_sd"] == ""  # no standard deviation of two
+    assert float(done.csv[4]["loss_sd"]) == pytest.approx(0.02 * math.sqrt(2))
+    assert done.csv[7]["loss_sd"] == ""  # no standard deviation of one
     assert [line["folder"] for line in done.csv[1:3]] == [
         str(sweep.folder / "01_e1"),
         str(sweep.folder / "02_e1"),
@@ -241,6 +243,22 @@ def test_rows_that_agree_are_comparable(report: Report, sweep: FakeSweep) -> Non
     assert all("set" not in row for row in done.table.values())
 
 
+@pytest.mark.parametrize("sampled", [False, True])
+def test_the_same_bytes_under_another_name_are_comparable(
+    report: Report, sweep: FakeSweep, sampled: bool
+) -> None:
+    """A copy, or the text out of an archive; large texts that lie as they are have samples only."""
+    same: dict[str, Any] = {"sample_sha256": "f" * 16 if sampled else None}
+    packed = {"paths": ["/there/book.jsonl.zst"], "packed": {"documents": 3}}
+    raw = {"sha256": None} if sampled else {}
+    sweep.job("model=e1", result={"data": {"paths": ["/there/copy.txt"]} | same | raw})
+    sweep.job("model=e42", "data.field=body", "data.path=x", result={"data": packed | same})
+    done = report(sweep.folder)
+    assert not any("not comparable" in line for line in done.lines)
+    assert "comparable: all conditions agree" in done.page
+    assert "copy.txt or book.jsonl.zst" in done.page
+
+
 def test_a_failed_run_is_compared_with_nothing(report: Report, sweep: FakeSweep) -> None:
     sweep.job("model=e1")
     sweep.failed("model=e42", "train.batch_size=8", status="oom", error="too large")
@@ -275,8 +293,8 @@ def test_seeds_of_two_sweeps_are_one_row_and_a_run_named_twice_counts_once(
 
 
 def test_what_only_logs_makes_no_other_experiment(report: Report, sweep: FakeSweep) -> None:
-    sweep.job("model=e1", "log.every=5", result={"loss": 1.0})
-    sweep.job("model=e1", "log.every=10", result={"loss": 2.0})
+    sweep.job("model=e1", "log.every=5", "train.seed=1", result={"loss": 1.0})
+    sweep.job("model=e1", "log.every=10", "train.seed=2", result={"loss": 2.0})
     assert report(sweep.folder).table["e1"]["loss"] == "1.5000"
 
 
@@ -596,3 +614,31 @@ def test_the_version_of_the_definitions_is_written_by_training(
     train: Callable[..., Any],
 ) -> None:
     assert train("model=e88_tiny").result["metrics_version"] == METRICS_VERSION
+
+
+def test_a_seed_counts_once_however_often_it_ran(report: Report, sweep: FakeSweep) -> None:
+    for loss in (1.5, 1.5, 1.5):
+        sweep.job("model=e1", "train.seed=1", result={"loss": loss})
+    sweep.job("model=e1", "train.seed=2", result={"loss": 1.7})
+    done = report(sweep.folder)
+    row = done.table["e1"]
+    assert (row["loss"], row["spread"]) == ("1.6000", "sd 0.1414, n=2")
+    assert (row["seeds"], row["status"]) == ("1, 2", "4 ok, 2 repeated")
+    assert "e1: 2 more with a seed that is there already, in no mean" in done.output
+
+
+def test_a_copied_run_folder_counts_once(report: Report, sweep: FakeSweep) -> None:
+    sweep.job("model=e1", "train.seed=1", result={"loss": 1.5})
+    original = sweep.folder / sweep.jobs[0]["folder"]
+    copy = sweep.folder.parent / "copy"
+    shutil.copytree(original, copy)
+    done = report(original, copy)
+    (row,) = done.table.values()
+    assert row["spread"] == "n=1"
+
+
+def test_a_status_that_no_run_ends_with_is_damage(report: Report, sweep: FakeSweep) -> None:
+    sweep.job("model=e1", "train.seed=1", result={"status": "fine"})
+    done = report(sweep.folder)
+    assert "damaged" in done.table["e1"]["status"]
+    assert "'fine' is no status; a run ends with one of ok, nan" in done.output

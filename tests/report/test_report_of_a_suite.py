@@ -19,6 +19,7 @@ from .fake_sweep import FakeSweep
 Report = Callable[..., list[dict[str, str]]]
 MINE: dict[str, Any] = {
     "title": "two of mine",
+    "description": "The first has <more> parameters.",
     "source": "my notebook",
     "published": ["e75_100m"],
     "published_only": [
@@ -137,3 +138,14 @@ def test_a_record_that_cannot_be_read_costs_the_published_figures_alone(
     assert [line["model"] for line in lines if line["kind"] == "model"] == ["e75h4n16"]
     (said,) = [line for line in capsys.readouterr().out.splitlines() if "is left out" in line]
     assert problem in said
+
+
+def test_the_page_says_what_a_reader_must_know_of_the_suite(
+    report: Report, tmp_path: Path, folder_of_mine: Path
+) -> None:
+    sweep = FakeSweep(tmp_path / "sweep", benchmark="mine")
+    sweep.job("model=e75h4n16", result={"loss": 1.5})
+    report(sweep.folder, "--config-dir", str(folder_of_mine))
+    page = (sweep.folder / "report.html").read_text()
+    assert "<strong>mine: two of mine.</strong> The first has &lt;more&gt; parameters." in page
+    assert "**mine: two of mine.**" in (sweep.folder / "report.md").read_text()

@@ -7,6 +7,7 @@ import json
 import random
 import re
 import shutil
+import subprocess
 import time
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
@@ -98,11 +99,49 @@ def test_every_run_is_drawn_in_every_plot(sweep: FakeSweep) -> None:
         crosses = [path for path in plots[name].iter("path") if path.get("class") == "cross"]
         assert len(crosses) == 1  # the run that ended with nan
     points = [point.findtext("title") for point in plots["pareto"].iter("circle")]
-    assert points == ["e75h4n16", "fla-gdn"]
+    assert points == ["e75h4n16", "fla-gdn (n=1)"]
     figures = list(page.iter("figure"))
     assert len(figures) == 5
     assert all(figure.find("details/div/table") is not None for figure in figures)
     assert "mean over the 100 optimizer steps" in str(figures[0].findtext("figcaption"))
+
+
+def test_noise_and_slow_paths_are_seen_in_the_plot_of_speed(tmp_path: Path) -> None:
+    sweep = FakeSweep(tmp_path / "sweep")
+    for seed, loss in ((1, 1.5), (2, 1.6)):
+        sweep.job("model=e1", f"train.seed={seed}", result={"loss": loss, "slow_path": True})
+    sweep.job("model=e42", "train.seed=1", result={"loss": 1.7, "tok_s": 2000.0})
+    page = page_of(sweep.folder)
+    (plot,) = [plot for plot in page.iter("svg") if plot.get("id") == "pareto"]
+    circles = {circle.findtext("title"): circle.get("class") for circle in plot.iter("circle")}
+    assert circles == {"e1 (slow path)": None, "e42 (n=1)": "hollow"}
+    assert len([path for path in plot.iter("path") if path.get("class") == "mark"]) == 1
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_a_click_on_a_head_sorts_a_hundred_runs(tmp_path: Path) -> None:
+    sweep = FakeSweep(tmp_path / "sweep")
+    for seed in range(100):
+        sweep.job("model=e1", f"train.seed={seed}", result={"loss": 1 + (seed * 37 % 100) / 100})
+    text = page_text(make_report([sweep.folder]))
+    click = (
+        "<script>var t = document.querySelectorAll('table.sorted')[1];"
+        "var h = Array.from(t.tHead.rows[0].cells).findIndex(c => c.textContent === 'loss');"
+        "var b = t.tHead.rows[0].cells[h].querySelector('button'); b.click(); CLICKS"
+        "document.title = Array.from(t.tBodies[0].rows).map(r => r.cells[h].textContent).join(' ')"
+        "</script></body>"
+    )
+    for clicks, wanted in (("", 1), ("b.click();", -1)):
+        place = tmp_path / "page.html"
+        place.write_text(text.replace("</body>", click.replace("CLICKS", clicks)))
+        command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu"]
+        command += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", place.as_uri()]
+        dom = subprocess.run(
+            command, capture_output=True, text=True, timeout=120, check=True
+        ).stdout
+        losses = [float(word) for word in re.search("<title>(.*?)</title>", dom)[1].split()]
+        assert losses == sorted(losses, reverse=wanted < 0)
+        assert len(set(losses)) == 100
 
 
 def test_the_ends_of_the_axes_are_where_the_runs_end(tmp_path: Path) -> None:
@@ -229,8 +268,15 @@ def test_a_curve_ends_in_the_loss_of_the_table() -> None:
     values = np.array([random.Random(1).random() for _ in range(250)]) + np.arange(250)
     mean = running_mean(values)
     assert mean[-1] == pytest.approx(values[-100:].mean())
-    assert mean[6] == pytest.approx(values[:7].mean())
+    assert mean[6] == pytest.approx(values[3:7].mean())
     assert mean[0] == values[0]
+
+
+def test_a_curve_has_no_kink_where_its_window_is_full() -> None:
+    """A loss that falls like 1 / step: whatever bends in the mean of it is the mean's own doing."""
+    mean = running_mean(3.0 / np.arange(1.0, 401.0))
+    bends = np.abs(np.diff(mean, 2)) / mean[:-2]
+    assert bends[60:].max() < 0.02
 
 
 def test_a_resumed_run_is_read_as_one(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
@@ -160,6 +161,54 @@ def test_what_a_killed_save_left_is_cleared_and_never_taken_for_a_checkpoint(
     assert not leftover.exists()
 
 
+def strip_checksums(path: Path) -> None:
+    """Make a checkpoint one of those that were saved before there were checksums."""
+    meta = json.loads((path / "meta.json").read_text())
+    old = {key: meta[key] for key in ("step", "val_bpb")}
+    (path / "meta.json").write_text(json.dumps(old, indent=2) + "\n")
+
+
+@pytest.mark.parametrize("missing", ["model.safetensors", "state.pt", "meta.json", "config.yaml"])
+def test_an_incomplete_folder_is_written_again_and_not_counted(
+    store: CheckpointStore, missing: str
+) -> None:
+    for step in (1, 2, 3):
+        save(store, step, 3.0 - step / 10)
+    (store.folder / "step-0000003" / missing).unlink()
+    assert [checkpoint.step for checkpoint in store.all()] == [2]
+    assert store.best() == find_checkpoint(store.folder / "step-0000002")
+    save(store, 3, 2.7)
+    assert [checkpoint.step for checkpoint in store.all()] == [2, 3]
+    assert torch.equal(weights_of(store.folder), torch.full((64,), 3.0))
+
+
+def test_what_is_left_of_a_removal_goes_with_the_next_save(store: CheckpointStore) -> None:
+    save(store, 2)
+    half = store.folder / "step-0000001"
+    half.mkdir()
+    (half / "state.pt").write_bytes(b"of a checkpoint that was being removed")
+    assert find_checkpoint(store.folder).step == 2
+    save(store, 3)
+    assert sorted(path.name for path in store.folder.iterdir()) == ["step-0000002", "step-0000003"]
+
+
+def test_damage_elsewhere_stops_no_run_and_removes_nothing_newer(store: CheckpointStore) -> None:
+    for step in (1, 2):
+        save(store, step, 3.0 - step)
+    (store.folder / "step-0000002" / "meta.json").write_text("")
+    save(store, 3, 2.5)
+    names = {path.name for path in store.folder.iterdir()}
+    assert names == {"step-0000001", "step-0000002", "step-0000003", "best"}
+    assert find_checkpoint(store.folder / "best").step == 1
+
+
+def test_a_score_that_is_no_number_is_never_the_best(store: CheckpointStore) -> None:
+    save(store, 1, float("nan"))
+    save(store, 2, 3.0)
+    save(store, 3, float("nan"))
+    assert find_checkpoint(store.folder / "best").step == 2
+
+
 class Malice:
     """Pickles into a call of os.system."""
 
@@ -181,6 +230,7 @@ def test_a_malicious_state_is_refused_and_does_nothing(
         torch.save({"optimizer": payload}, path / "state.pt")
     else:
         (path / "state.pt").write_bytes(pickle.dumps(payload))
+    strip_checksums(path)  # who can write the one file can write the other
     with pytest.raises(UserError, match="cannot be loaded safely"):
         find_checkpoint(path).load_state()
     assert not witness.exists()

@@ -109,5 +109,30 @@ def test_mfu_only_where_the_peak_is_known() -> None:
     assert known == pytest.approx(6e13 / 989e12)
 
 
+@pytest.mark.parametrize(
+    ("device", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H100 NVL", 835e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H200 NVL", 835e12),
+        ("NVIDIA B200", 2250e12),
+        ("NVIDIA GB200", 2500e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA RTX 6000 Ada Generation", 364e12),
+        ("NVIDIA GeForce RTX 4090", 165e12),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("NVIDIA L40", None),
+    ],
+)
+def test_each_device_has_its_own_peak(device: str, peak: float | None) -> None:
+    used = metrics.model_flops_utilisation(10**8, 10**5, device)
+    assert used == (None if peak is None else pytest.approx(6e13 / peak))
+
+
 def test_every_definition_is_one_sentence_of_text() -> None:
     assert all(text and "\n" not in text for text in DEFINITIONS.values())

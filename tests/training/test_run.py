@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+import elman
 from elman.errors import ExitStatus, UserError
 from elman.models.language_model import LanguageModel
 from elman.modes import train as train_mode
 from elman.training import trainer as trainer_module
+from elman.training.checkpoints import Checkpoint, find_checkpoint
 
 Train = Callable[..., object]
 
@@ -174,6 +177,10 @@ def test_a_non_finite_step_never_reaches_the_weights(train) -> None:
     assert run.status == ExitStatus.NON_FINITE
     assert run.result["status"] == "nan"
     assert run.result["steps"] == 1
+    assert run.result["error"] == (
+        "the loss was not finite at step 2; the weights of step 1 are saved; try a smaller "
+        "optim.lr (3.3e+29 is a third) or a longer optim.warmup_steps"
+    )
     assert same_weights(run.weights(), before.weights())
     refused = run.records("step")[-1]
     assert (refused["step"], refused["applied"]) == (2, False)
@@ -196,6 +203,7 @@ def test_a_nan_gradient_stops_the_run_with_the_weights_of_before(
     monkeypatch.setattr(LanguageModel, "begin_step", spoil)
     bad = train(f"optim={name}", "train.steps=9", "optim.warmup_steps=1", folder="bad")
     assert (bad.status, bad.result["steps"]) == (ExitStatus.NON_FINITE, 3)
+    assert bad.result["error"].startswith("the gradient was not finite at step 4; ")
     if name == "legacy" or name == "schedulefree":  # a cosine depends on the number of steps
         assert same_weights(good.weights(), bad.weights())
     assert all(torch.isfinite(weight).all() for weight in bad.weights().values())
@@ -250,6 +258,83 @@ def test_data_that_shrinks_under_a_run_is_one_clear_line(
     assert (run.status, run.result["status"]) == (ExitStatus.FAILED, "crash")
     assert "text.txt" in run.result["error"]
     assert "100" in run.result["error"]
+
+
+SHRINKING = {
+    "training bytes": ([], 100),
+    "the held-out tail alone": (["train.val_every=1"], 65000),
+    "the tail, at the last validation": ([], 65000),
+    "within a step": (["train.grad_accum=3"], 100),
+    "carried states": (["train.grad_accum=3", "train.tbptt=true"], 100),
+}
+
+
+@pytest.mark.required
+@pytest.mark.parametrize(("overrides", "size"), SHRINKING.values(), ids=SHRINKING)
+def test_what_was_trained_before_the_data_shrank_is_saved_and_goes_on(
+    train, text_file: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], size: int
+) -> None:
+    settings = ["train.val_every=null", "model.dropout=0.2", "model.use_conv=true", *overrides]
+    whole = train(*settings, folder="whole")
+    text, taken = text_file.read_bytes(), []
+    begin = LanguageModel.begin_step
+
+    def shrink(model: LanguageModel) -> None:
+        taken.append(1)
+        if len(taken) == 3:
+            text_file.write_bytes(text[:size])
+        begin(model)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LanguageModel, "begin_step", shrink)
+        cut = train(*settings, folder="cut")
+    assert (cut.status, cut.result["status"]) == (ExitStatus.FAILED, "crash")
+    assert cut.result["error"].startswith(f"data.path={text_file}: shrank from 65536 bytes to ")
+    done = cut.result["steps"]
+    assert 2 <= done <= 6
+    newest = find_checkpoint(cut.folder)
+    assert newest.step == done
+    assert same_weights(load_file(newest.path / "model.safetensors"), newest_weights(newest))
+
+    text_file.write_bytes(text)
+    if done == 6:
+        with pytest.raises(UserError, match="budget is used up"):
+            train(*settings, f"train.resume={cut.folder}", folder="cut")
+        assert same_weights(whole.weights(), cut.weights())
+        return
+    resumed = train(*settings, f"train.resume={cut.folder}", folder="cut")
+    assert resumed.status == ExitStatus.OK
+    assert same_weights(whole.weights(), resumed.weights())
+    assert [r for r in resumed.records("step") if r["step"] > done] == [
+        r for r in whole.records("step") if r["step"] > done
+    ]
+
+
+def newest_weights(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """Return the weights of a checkpoint as a model gets them."""
+    return elman.load(checkpoint.path).state_dict()
+
+
+def test_a_checkpoint_has_the_score_of_its_own_step_or_none(train) -> None:
+    run = train(
+        "train.steps=10", "train.val_every=3", "train.save_every=2", "train.keep_checkpoints=20"
+    )
+    scores = {record["step"]: record["val_bpb"] for record in run.records("validation")}
+    assert sorted(scores) == [3, 6, 9, 10]
+    saved = {
+        meta["step"]: meta["val_bpb"]
+        for path in (run.folder / "checkpoints").glob("step-*/meta.json")
+        for meta in [json.loads(path.read_text())]
+    }
+    assert set(saved) >= {2, 4, 6, 8, 10}
+    assert saved == {step: scores.get(step) for step in saved}
+    best = find_checkpoint(run.folder / "checkpoints" / "best")
+    assert best.val_bpb == min(value for value in saved.values() if value is not None)
+
+
+def test_steps_end_a_run_that_has_minutes_left(train) -> None:
+    run = train("train.steps=3", "train.minutes=0.5")
+    assert (run.status, run.result["steps"]) == (ExitStatus.OK, 3)
 
 
 def test_a_full_disk_at_the_end_is_not_called_ok(train, monkeypatch: pytest.MonkeyPatch) -> None:

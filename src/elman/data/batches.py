@@ -19,6 +19,7 @@ import numpy as np
 
 from elman.data.corpus import default_corpus
 from elman.data.files import Bytes, ByteSource, Offsets
+from elman.data.opening import open_source, open_without_packing
 from elman.errors import UserError
 from elman.schema.training import DataConfig
 
@@ -71,7 +72,30 @@ def open_data(config: DataConfig, chunk_size: int, announce: Callable[[str], Non
     Raises:
         UserError: a file cannot be used, or there is too little text for ``chunk_size``.
     """
-    source = ByteSource(default_corpus(announce) if config.path is None else config.path)
+    if config.path is None:
+        return _divided(ByteSource(default_corpus(announce)), config, chunk_size)
+    return _divided(open_source(config.path, config.format, config.field), config, chunk_size)
+
+
+def check_data(config: DataConfig, chunk_size: int, *, may_pack: bool) -> None:
+    """Refuse what :func:`open_data` would refuse, as far as that is known without packing.
+
+    Args:
+        config: Group ``data``, with a path.
+        chunk_size: T.
+        may_pack: Whether data that is not yet packed is packed now, and then checked whole.
+
+    Raises:
+        UserError: as :func:`open_data`.
+    """
+    assert config.path is not None
+    opened = open_source if may_pack else open_without_packing
+    source = opened(config.path, config.format, config.field)
+    if source is not None:
+        _divided(source, config, chunk_size).close()
+
+
+def _divided(source: ByteSource, config: DataConfig, chunk_size: int) -> Data:
     try:
         val_bytes = _held_out(source, config, chunk_size)
     except BaseException:

@@ -18,6 +18,7 @@ from elman.errors import UserError
 # Tests are long lists of literals; idlelib is an application; the others are not the library.
 LEFT_OUT = frozenset({"test", "tests", "idlelib", "site-packages", "dist-packages", "__pycache__"})
 SEPARATOR = b"\x1e"
+CACHE_VARIABLE = "ELMAN_CACHE"
 _MIB = 2**20
 
 
@@ -63,6 +64,15 @@ def cache_folder() -> Path:
     """Return the folder of files that can be made again: ``${XDG_CACHE_HOME:-~/.cache}/elman``."""
     root = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
     return Path(os.path.abspath(os.path.expanduser(root))) / "elman"
+
+
+def data_cache() -> Path:
+    """Return the folder of packed data: ``data`` in ``$ELMAN_CACHE``, or in the user's cache.
+
+    It can be removed at any time; what is in it is made again when it is needed.
+    """
+    named = os.environ.get(CACHE_VARIABLE)
+    return (Path(os.path.abspath(os.path.expanduser(named))) if named else cache_folder()) / "data"
 
 
 def _sources(library: Path) -> list[tuple[str, int]]:

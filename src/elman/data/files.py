@@ -16,7 +16,7 @@ import os
 import resource
 import stat
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -65,12 +65,12 @@ class ByteSource:
         self._sha256: tuple[str | None, str | None] | None = None
         sizes: list[int] = []
         try:
-            for path, size, descriptor in _open_all(_expand(setting, names), setting):
-                self._descriptors.append(descriptor)
-                self.paths += (path,)
-                sizes.append(size)
-            if not sizes:
-                raise UserError(f"{setting}={names}: matches empty files only; name others")
+            listed = found(names, setting)
+            self.paths = tuple(path for path, _ in listed)
+            may_hold_open(len(listed))
+            for path, status in listed:
+                self._descriptors.append(_open(path, setting, len(listed)))
+                sizes.append(status.st_size)
         except BaseException:
             self.close()
             raise
@@ -146,8 +146,8 @@ class ByteSource:
         """Return ``paths``, ``bytes``, ``sha256`` and ``sample_sha256``; computed once.
 
         Up to 256 MiB ``sha256`` is that of all bytes in order and ``sample_sha256`` is None; above,
-        ``sha256`` is None and ``sample_sha256`` covers the files' sizes (decimal, comma-separated)
-        and 1024 evenly spaced blocks of 4 KiB.
+        ``sha256`` is None and ``sample_sha256`` covers the number of bytes (decimal) and 1024
+        evenly spaced blocks of 4 KiB. Neither depends on the names of files or on their borders.
         """
         if self._sha256 is None:
             whole = len(self) <= FULL_HASH_LIMIT
@@ -159,6 +159,14 @@ class ByteSource:
             "sha256": full,
             "sample_sha256": sample,
         }
+
+    def quick_hash(self) -> str:
+        """Return a hash that tells a damaged file from a whole one in milliseconds.
+
+        Of all bytes up to 4 MiB, else ``sample_sha256`` of :meth:`describe`.
+        """
+        few = len(self) <= SAMPLE_BLOCKS * SAMPLE_BLOCK
+        return self._hash() if few else self._sample_hash()
 
     def _gather_whole(self, offsets_b: Offsets, length: int) -> bytearray | None:
         """Return all windows joined, or None if one crosses files, comes short or fails."""
@@ -181,8 +189,7 @@ class ByteSource:
         return digest.hexdigest()
 
     def _sample_hash(self) -> str:
-        sizes = [after - before for before, after in itertools.pairwise(self._borders)]
-        digest = hashlib.sha256(",".join(map(str, sizes)).encode())
+        digest = hashlib.sha256(str(len(self)).encode())
         last = len(self) - SAMPLE_BLOCK
         for block in range(SAMPLE_BLOCKS):
             offset = block * last // (SAMPLE_BLOCKS - 1)
@@ -212,15 +219,35 @@ class ByteSource:
         )
 
 
-def _open_all(
-    candidates: Iterable[tuple[str, bool]], setting: str
-) -> Iterator[tuple[str, int, int]]:
-    """Yield path, size and descriptor of each distinct file, sorted by absolute path."""
+def same_bytes(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two runs read the same bytes, divided alike, whatever their files are called.
+
+    Args:
+        one: ``bytes``, ``train_bytes`` and the hashes of :meth:`ByteSource.describe`.
+        other: Likewise. Where either lacks the hash of all bytes, that of the samples decides.
+    """
+    hashed = one["sha256"] is not None and other["sha256"] is not None
+    keys = ("bytes", "train_bytes", "sha256" if hashed else "sample_sha256")
+    return all(one[key] == other[key] for key in keys)
+
+
+def found(
+    names: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], setting: str
+) -> list[tuple[str, os.stat_result]]:
+    """Return path and status of each distinct file that holds something, by absolute path.
+
+    Args:
+        names: As :class:`ByteSource` takes them.
+        setting: The configuration key that named them, for error lines.
+
+    Raises:
+        UserError: as :class:`ByteSource`, but for what opening a file finds.
+    """
     explicit: dict[str, bool] = {}
-    for path, named in candidates:
+    for path, named in _expand(setting, names):
         explicit[path] = named or explicit.get(path, False)
-    _allow_descriptors(len(explicit))
     seen: set[tuple[int, int]] = set()
+    listed = []
     for path in sorted(explicit):
         status = _checked_status(path, setting)
         identity = (status.st_dev, status.st_ino)
@@ -228,9 +255,12 @@ def _open_all(
             continue
         seen.add(identity)
         if status.st_size > 0:
-            yield path, status.st_size, _open(path, setting, len(explicit))
+            listed.append((path, status))
         elif explicit[path]:
             raise UserError(f"{setting}={path}: the file is empty; name one that holds text")
+    if not listed:
+        raise UserError(f"{setting}={names}: matches empty files only; name others")
+    return listed
 
 
 def _open(path: str, setting: str, n_files: int) -> int:
@@ -238,28 +268,33 @@ def _open(path: str, setting: str, n_files: int) -> int:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
-            _refuse(path, setting, error)
+            refuse(path, setting, error)
         raise UserError(
             f"{setting}: {n_files} files, more than this process may hold open; join them into "
             f"one (cat), or type: ulimit -n {n_files + _SPARE_DESCRIPTORS}"
         ) from None
 
 
-def _allow_descriptors(n_files: int) -> None:
-    """Raise the soft limit on open files as far as ``n_files`` need and the hard limit allows."""
+def may_hold_open(n_files: int) -> bool:
+    """Whether this process may hold so many files open beside everything else.
+
+    Raises the soft limit on open files as far as they need and the hard limit allows.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = n_files + _SPARE_DESCRIPTORS
     wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return soft == resource.RLIM_INFINITY or soft >= needed
 
 
 def _checked_status(path: str, setting: str) -> os.stat_result:
     try:
         status = os.stat(path)
     except OSError as error:
-        _refuse(path, setting, error)
+        refuse(path, setting, error)
     if stat.S_ISREG(status.st_mode):
         return status
     if stat.S_ISDIR(status.st_mode):
@@ -273,8 +308,8 @@ def _checked_status(path: str, setting: str) -> os.stat_result:
     )
 
 
-def _refuse(path: str, setting: str, error: OSError) -> NoReturn:
-    """Raise the line for a path that cannot be opened."""
+def refuse(path: str, setting: str, error: OSError) -> NoReturn:
+    """Raise UserError with the line for a path that cannot be opened."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         raise UserError(f"{setting}={path}: {_what_is_missing(path)}") from None
     if isinstance(error, PermissionError):

@@ -28,6 +28,7 @@ OPTIONAL = (
     "tilelang",
     "cuda-bindings",
     "wandb",
+    "pyarrow",
 )
 """Distributions that no part of elman needs on every machine."""
 # Questions about a distribution, put only where it is installed.

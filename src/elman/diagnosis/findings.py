@@ -52,6 +52,7 @@ _USES = {
     "flash-linear-attention": "fla-gdn on a GPU",
     "cuda-bindings": "kernels on a GPU",
     "wandb": "log.wandb=true",
+    "pyarrow": "data in Parquet",
 }
 
 

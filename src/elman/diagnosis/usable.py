@@ -19,22 +19,26 @@ def backends(facts: Facts) -> list[Finding]:
         "cuda": without_torch or _no_gpu(facts) or _no_nvrtc(facts),
         "triton": without_torch or _no_gpu(facts) or _no_triton(facts),
     }
-    return [_backend(name, reason) for name, reason in reasons.items()]
+    return [_backend(facts, name, reason) for name, reason in reasons.items()]
 
 
-def _backend(name: str, reason: str | None) -> Finding:
-    area = "backends"
-    # A packaged baseline's kernels are not ours: they stand among the baselines.
-    cells = [
-        cell
-        for cell in registry.cells().values()
-        if name in cell.backends and (cell.package is None or name == "reference")
-    ]
-    if not cells:
+def _backend(facts: Facts, name: str, reason: str | None) -> Finding:
+    area, every = "backends", registry.cells().values()
+    having = [cell for cell in every if name in cell.backends]
+    # A packaged baseline's reference is ours, its kernels are the package's.
+    ours = [cell for cell in having if cell.package is None or name == "reference"]
+    if not having:
         return Finding(area, name, Mark.ABSENT, "no cell has it in this version")
     if reason is not None:
         return Finding(area, name, Mark.ABSENT, reason)
-    return Finding(area, name, Mark.OK, f"{len(cells)} of {len(registry.cells())} cells")
+    works = [cell for cell in having if cell in ours or _baseline(facts, cell).mark == Mark.OK]
+    if not works:
+        names = " and ".join(cell.name for cell in having)
+        found = f"{names} have it through packages, and none works here: see baselines"
+        return Finding(area, name, Mark.ABSENT, found)
+    through = "" if ours else f", through packages: {', '.join(cell.name for cell in works)}"
+    count = len(ours or works)
+    return Finding(area, name, Mark.OK, f"{count} of {len(every)} cells{through}")
 
 
 def _no_compiler(facts: Facts) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,8 +24,8 @@ from elman.ops.linear import KeptCopies
 
 # What a text starts from when there is no prompt: the separator between documents.
 START = b"\x1e"
-# Bytes between two looks at the device: at 4,000 a second a reader sees 125 pieces a second.
-BLOCK = 32
+# Bytes between two looks at the device: at 4,000 a second a reader sees 60 pieces a second.
+BLOCK = 64
 # Steps before a recording: states have their final layout then, and kernels are built.
 _EAGER_STEPS = 2
 
@@ -163,7 +164,7 @@ class Writer:
             self._model, self._sampling, self._states, self._last_b1, kernels=self._kernels
         )
         wanted = self._device.type == "cuda" if self._graph is None else self._graph
-        step, done = steps.once, 0
+        done = 0
         with _casts_kept():
             while done < max_bytes:
                 size = min(BLOCK, max_bytes - done)
@@ -171,25 +172,25 @@ class Writer:
                     size = min(size, _EAGER_STEPS)
                 with self._autocast(), self._weights.read():
                     if wanted and done == _EAGER_STEPS:
-                        step = self._recorded(steps) or step
-                        self.replayed = step != steps.once
-                    pieces = steps.block(self._uniform(size), step)
+                        self._record(steps)
+                        self.replayed = steps.replayed
+                    pieces = steps.block(self._uniform(size))
                 self._states, self._last_b1 = steps.states, steps.last_b1
                 yield pieces
                 done += size
 
-    def _recorded(self, steps: _Steps) -> Callable[[], None] | None:
-        """Return what replays a step, or None where the steps stay eager."""
+    def _record(self, steps: _Steps) -> None:
+        """Record the steps, where their states allow it."""
         if not steps.settled:
             if self._graph:
                 raise UserError(
                     "generate.graph=true: the state of this model grows with the text, and a CUDA "
                     "graph needs one shape; use generate.graph=auto"
                 )
-            return None
+            return
         graphs = CudaGraphs(self._device) if self._graphs is None else self._graphs
         try:
-            return steps.record(graphs)
+            steps.record(graphs)
         except Exception as error:
             asked = "auto" if self._graph is None else "true"
             raise UserError(
@@ -260,46 +261,61 @@ class _Steps:
         self._bytes_kb = torch.zeros(BLOCK, rows, dtype=torch.long, device=device)
         self._place_1 = torch.zeros(1, dtype=torch.long, device=device)
         self.settled = False
+        self._replay_one: Callable[[], None] | None = None
+        self._replay_block: Callable[[], None] | None = None
 
-    def block(self, uniform_kb: Tensor, step: Callable[[], None]) -> list[bytes]:
+    @property
+    def replayed(self) -> bool:
+        """Whether steps are replayed."""
+        return self._replay_one is not None
+
+    def block(self, uniform_kb: Tensor) -> list[bytes]:
         """Take a step for every row of ``uniform_kb`` and return the bytes of each text."""
         size = len(uniform_kb)
         self._uniform_kb[:size].copy_(uniform_kb)
-        self._place_1.zero_()
-        for _ in range(size):
-            step()
+        if size == BLOCK and self._replay_block is not None:
+            self._replay_block()
+        else:
+            self._place_1.zero_()
+            for _ in range(size):
+                (self._replay_one or self._once)()
         return [bytes(row) for row in self._bytes_kb[:size].T.tolist()]
 
-    def once(self) -> None:
+    def _once(self) -> None:
         """Take one step, eagerly; the states are new tensors."""
         before = self.states
-        self.states = self._advance()
+        self.states = self._advanced(before)
         self.settled = before is not None and layout(before) == layout(self.states)
 
-    def record(self, graphs: Graphs) -> Callable[[], None]:
-        """Return what takes one step in place, recorded."""
+    def record(self, graphs: Graphs) -> None:
+        """Record one step and a whole block of them; both are replayed from now on."""
         assert self.states is not None, "steps before a recording are eager"
         self.states = copied(self.states)
-        kept = copied(self.states), self.last_b1.clone(), self._place_1.clone()
+        kept = copied(self.states), self.last_b1.clone()
         with graphs.aside():
-            self._advance_in_place()  # what is built or cast at a first call
-        replay = graphs.record(self._advance_in_place)
+            self._advance_in_place(1)  # what is built or cast at a first call
+        recorded = [graphs.record(partial(self._advance_in_place, size)) for size in (1, BLOCK)]
+        self._replay_one, self._replay_block = recorded
         overwrite(self.states, kept[0])
         self.last_b1.copy_(kept[1])
-        self._place_1.copy_(kept[2])
-        return replay
 
-    def _advance_in_place(self) -> None:
+    def _advance_in_place(self, steps: int) -> None:
         assert self.states is not None
-        overwrite(self.states, self._advance())
+        if steps == BLOCK:
+            self._place_1.zero_()
+        states: States | None = self.states
+        for _ in range(steps):
+            states = self._advanced(states)
+        assert states is not None
+        overwrite(self.states, states)
 
-    def _advance(self) -> States:
+    def _advanced(self, states: States | None) -> States:
         """Pass the last byte, draw the next, and return the states between the two."""
-        states: States
-        logits_btv, states = self._model(self.last_b1, self.states)
+        logits_btv, after = self._model(self.last_b1, states)
         self._draw(logits_btv[:, -1])
         self._place_1 += 1
-        return states
+        found: States = after
+        return found
 
     def _draw(self, logits_bv: Tensor) -> None:
         """Draw the next byte of every text."""

@@ -7,21 +7,15 @@ a killed process is never loaded. Imports no torch.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import re
-import shutil
-import sys
-import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,6 +30,7 @@ from elman.kernels.compiler import (
     first_error,
     run_compiler,
 )
+from elman.kernels.entry import making, say, scratch_folder
 from elman.kernels.sources import source_folder, sources_hash
 from elman.kernels.target import host_target
 
@@ -51,14 +46,7 @@ _FLAGS = (
     "-Wno-psabi",
 )
 _OF_GCC = ("-fno-gnu-unique",)
-_LIBRARY, _SOURCE, _RECORD, _LOCK, _LOG = (
-    "kernel.so",
-    "source.cpp",
-    "build.json",
-    "lock",
-    "build.log",
-)
-_SCRATCH = "building-"
+_LIBRARY, _SOURCE, _RECORD, _LOG = "kernel.so", "source.cpp", "build.json", "build.log"
 _NO_SPACE = "No space left on device"
 
 _loaded: dict[Path, ctypes.CDLL] = {}
@@ -141,20 +129,16 @@ class _Build:
     def make(self) -> None:
         """Compile, unless another process does so meanwhile."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with locked(self.folder / _LOCK, self.label):
+            with making(self.folder, self.label):
                 if not self.finished():
                     self._compile()
         except OSError as error:
             raise cannot_write(error) from None
 
     def _compile(self) -> None:
-        for leftover in self.folder.glob(f"{_SCRATCH}*"):  # of a process that was killed
-            shutil.rmtree(leftover, ignore_errors=True)
         say(f"compiling the {self.label} kernel for this CPU, once (2 to 5 s) ...")
         began = time.perf_counter()
-        scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self.folder))
-        try:
+        with scratch_folder(self.folder) as scratch:
             command = self._run(scratch)
             content = (scratch / _LIBRARY).read_bytes()
             record = {
@@ -168,8 +152,6 @@ class _Build:
             # The record last: without it the rest does not count.
             for name in (_SOURCE, _LIBRARY, _RECORD):
                 os.replace(scratch / name, self.folder / name)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
 
     def _run(self, scratch: Path) -> list[str]:
         """Compile into ``scratch`` and return the command."""
@@ -179,7 +161,7 @@ class _Build:
         if done.returncode == 0:
             return command
         if _NO_SPACE in done.stderr:
-            raise OSError(errno.ENOSPC, _NO_SPACE, str(self.folder))
+            raise OSError(errno.ENOSPC, _NO_SPACE, str(kernel_cache()))
         log = self.folder / _LOG
         log.write_text(" ".join([*command, _SOURCE, "-o", _LIBRARY]) + "\n" + done.stderr)
         os.replace(scratch / _SOURCE, self.folder / _SOURCE)
@@ -189,24 +171,5 @@ class _Build:
         )
 
 
-@contextlib.contextmanager
-def locked(path: Path, label: str) -> Iterator[None]:
-    """Hold a lock between processes; the system frees it when its holder dies, however it dies."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"another process is compiling the {label} kernel: waiting for it ...")
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def say(line: str) -> None:
-    print(f"elman: {line}", file=sys.stderr, flush=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from elman.data.corpus import cache_folder
+from elman.data.corpus import CACHE_VARIABLE, cache_folder
 from elman.errors import UserError
 
-VARIABLE = "ELMAN_CACHE"
+VARIABLE = CACHE_VARIABLE
 
 
 def kernel_cache() -> Path:

@@ -9,8 +9,10 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -208,21 +210,55 @@ def run_compiler(arguments: list[str], folder: Path) -> subprocess.CompletedProc
     """
     environment = os.environ | {"LC_ALL": "C", "TMPDIR": str(folder)}
     try:
-        return subprocess.run(
+        # A group of its own: the compiler starts others, which must not outlive an interruption.
+        process = subprocess.Popen(
             arguments,
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
+            process_group=0,
         )
     except OSError as error:
         return subprocess.CompletedProcess(arguments, 127, "", str(error.strerror or error))
+    _running.add(process.pid)
+    with process:
+        try:
+            output, complaint = process.communicate()
+        except BaseException:
+            stop_compilers()
+            raise
+        finally:
+            stopped = process.pid not in _running
+            _running.discard(process.pid)
+    if stopped:
+        raise KeyboardInterrupt  # in a thread that nobody else would tell
+    return subprocess.CompletedProcess(arguments, process.returncode, output, complaint)
+
+
+_running: set[int] = set()
+
+
+def stop_compilers() -> None:
+    """Kill every compiler that a thread of this process waits for, with what each has started."""
+    while _running:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(_running.pop(), signal.SIGKILL)
+
+
+MISMATCH = "mend one of the two"
+"""Words that end the message of an assertion that compares Python with C++."""
+_MISMATCH = re.compile(rf'static.?assert[^\n]*?(?:: |")([^"\n:]+: [^"\n]*{MISMATCH})')
 
 
 def first_error(complaint: str) -> str:
-    """Return the line of a compiler's output that says most."""
+    """Return the line of a compiler's output that says most, without what stands around it."""
+    # Numbers that differ make errors of every kind: the one that names them says most.
+    if found := _MISMATCH.search(complaint):
+        return found[1]
     lines = [line.strip() for line in complaint.splitlines() if line.strip()]
     errors = (line for line in lines if "error" in line.lower() or "cannot find" in line)
     return next(errors, lines[-1] if lines else "it fails without a word")

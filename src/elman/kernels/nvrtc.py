@@ -13,8 +13,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
-import tempfile
 import threading
 import time
 from collections import defaultdict
@@ -24,12 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from elman.errors import UserError
-from elman.kernels.build import digest, locked, say
+from elman.kernels.build import digest
 from elman.kernels.cache import cannot_write, kernel_cache
+from elman.kernels.compiler import first_error
+from elman.kernels.entry import making, say, scratch_folder
 from elman.kernels.sources import source_folder, sources_hash
 
 _SETTING = "kernels.backend=cuda"
-_CUBIN, _RECORD, _LOCK, _LOG = "kernel.cubin", "build.json", "lock", "build.log"
+_CUBIN, _RECORD, _LOG = "kernel.cubin", "build.json", "build.log"
 _BASE = ("--std=c++17", "--ptxas-options=-v")
 # Division and roots of fast kernels are right to 2 units in the last place; nothing flushes
 # denormals. tanh is one instruction, see csrc/cells/math.h.
@@ -95,8 +95,7 @@ class Unit:
         found = self._read()
         if found is None:
             try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                with locked(self.folder / _LOCK, self.label):
+                with making(self.folder, self.label):
                     found = self._read() or self._make()
             except OSError as error:
                 raise cannot_write(error) from None
@@ -122,7 +121,6 @@ class Unit:
         say(f"compiling the {self.label} kernel for {self.architecture}, once (2 to 5 s) ...")
         began = time.perf_counter()
         code, log = _compile(self)
-        scratch = Path(tempfile.mkdtemp(prefix="building-", dir=self.folder))
         record = {
             "sha256": digest(code),
             "seconds": round(time.perf_counter() - began, 3),
@@ -130,13 +128,11 @@ class Unit:
             "nvrtc": nvrtc_version(),
             "log": log,
         }
-        try:
+        with scratch_folder(self.folder) as scratch:
             (scratch / _CUBIN).write_bytes(code)
             (scratch / _RECORD).write_text(json.dumps(record, indent=2) + "\n")
             for name in (_CUBIN, _RECORD):  # the record last: without it the rest does not count
                 os.replace(scratch / name, self.folder / name)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
         return code
 
 
@@ -206,7 +202,7 @@ def _refused(unit: Unit, error: str, log: str) -> UserError:
         )
     path = unit.folder / _LOG
     path.write_text(f"{unit.text}\n{log}")
-    first = next((line for line in log.splitlines() if "error" in line), error)
+    first = first_error(log if "error" in log else error)
     return UserError(
         f"compiling the {unit.label} kernel failed: {first} (all of it in {path}); "
         "kernels.backend=reference trains without it"
@@ -273,6 +269,8 @@ class Loaded:
 
     def _prepare(self, name: str, shared_bytes: int, device: int) -> Any:
         """Let a kernel use so much shared memory on a device; return and keep it."""
+        if device is None:  # the index of a CPU, whose addresses mean nothing to a GPU
+            raise UserError(f"{_SETTING}: the tensors lie on the CPU; use kernels.backend=auto")
         driver = self._driver
         error, kernel = driver.cuLibraryGetKernel(self._library, name.encode())
         assert not error, (name, error)

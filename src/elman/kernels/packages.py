@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from elman.errors import UserError
-from elman.kernels.backends import AUTO, REFERENCE, choose_backend
+from elman.kernels.backends import AUTO, REFERENCE, best_backend, choose_backend
+from elman.kernels.compiler import compiler_problem
 
 if TYPE_CHECKING:
     import torch
@@ -143,6 +144,56 @@ def resolve_backend(
         f"model.cell={cell.name} on a GPU: {problem}"
         + (", or add baseline.allow_slow=true (plain PyTorch, marked)" if requested == AUTO else "")
     )
+
+
+def slow_reason(cell: Cell, requested: str, device: torch.device | str) -> str | None:
+    """Return why a cell runs as plain PyTorch on a device, or None if kernels of some kind run it.
+
+    Args:
+        cell: The cell, under its options.
+        requested: As ``kernels.backend``.
+        device: Where the model runs.
+    """
+    kind = _device_type(device)
+    where = "a GPU" if kind == _GPU else "a CPU"
+    if requested == REFERENCE:
+        return "kernels.backend=reference asks for it"
+    if cell.package is not None and kind == _GPU:
+        return installation_problem(cell.package)
+    if requested != AUTO:
+        return None
+    if cell.package is not None:
+        return f"the package's kernels do not run on {where}"
+    fastest = best_backend(cell, kind)
+    if fastest == REFERENCE:
+        return f"no kernel for {where}" + (f", {cell.reason}" if cell.reason else "")
+    return compiler_problem() if fastest == "cpu" else None
+
+
+def slow_note(cell: Cell, requested: str, device: torch.device | str, backend: str) -> str | None:
+    """Return the line which says that a model runs as plain PyTorch, and why; None if it does not.
+
+    Args:
+        cell: The cell, under its options.
+        requested: As ``kernels.backend``.
+        device: Where the model runs.
+        backend: The backend that runs it, as :func:`resolve_backend` returned it.
+    """
+    if not on_slow_path(backend):
+        return None
+    reason = slow_reason(cell, requested, device)
+    return f"slow path: plain PyTorch runs cell {cell.name}" + (f" ({reason})" if reason else "")
+
+
+def refused_slow_path(cell: Cell, requested: str, *, allow_slow: bool) -> bool:
+    """Whether :func:`resolve_backend` refuses a cell on a GPU for what :func:`slow_reason` says.
+
+    Args:
+        cell: The cell.
+        requested: As ``kernels.backend``.
+        allow_slow: As ``baseline.allow_slow``.
+    """
+    return cell.package is not None and not (allow_slow and requested in (AUTO, REFERENCE))
 
 
 def computation_path(cell: Cell, backend: str) -> str | None:

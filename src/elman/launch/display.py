@@ -55,8 +55,8 @@ class Display:
         """Say that a job has been given a place."""
         self.say(f"[{job.number}/{self._total}] {job.label}")
 
-    def ended(self, job: Queued) -> None:
-        """Say how a job ended, with its last words if not well; show what it printed otherwise."""
+    def ended(self, job: Queued, word: str) -> None:
+        """Say how a job ended, in ``word``, with its last words if not well."""
         assert job.status is not None
         good = job.status == ExitStatus.OK
         self._done, self._failed = self._done + good, self._failed + (not good)
@@ -65,7 +65,7 @@ class Display:
         # What an interrupted run says last is how to go on with it alone.
         silent = good or (job.status == ExitStatus.INTERRUPTED and not job.said.startswith(ERROR))
         words = f": {job.said}" if job.said and not silent else ""
-        self.say(f"[{job.number}/{self._total}] {_end(job.status)}{took}{where}{words}")
+        self.say(f"[{job.number}/{self._total}] {word}{took}{where}{words}")
 
     def again(self, job: Queued, held: bool) -> None:
         """Say that a job goes back to the head of the queue."""
@@ -130,12 +130,6 @@ class Display:
 
 def _kind(waiting: str) -> str:
     return waiting.split(",")[0].rstrip("0123456789 ")
-
-
-def _end(status: int) -> str:
-    from elman.launch.status import status_word
-
-    return status_word(status)
 
 
 def _progress(folder: str | None) -> list[str]:

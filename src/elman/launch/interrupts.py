@@ -6,6 +6,8 @@ import signal
 import time
 from types import FrameType, TracebackType
 
+from elman.training.signals import ignored
+
 # The signals on which a run saves and ends; a closed terminal ends it like SIGTERM. What would
 # requeue a single job ends a sweep: its jobs could not be requeued without their launcher.
 _FORWARDED = {
@@ -43,7 +45,8 @@ class Interrupts:
         self._new.append(_FORWARDED[signal.Signals(number)])
 
     def __enter__(self) -> Interrupts:
-        self._before = {number: signal.signal(number, self._receive) for number in _FORWARDED}
+        heard = [number for number in _FORWARDED if not ignored(number)]
+        self._before = {number: signal.signal(number, self._receive) for number in heard}
         return self
 
     def __exit__(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,17 @@ from elman.bench.entries import benched_models
 from elman.catalog import Place, search_overrides
 from elman.compose import named_keys, plain_tree, typed_config, typed_overrides
 from elman.config import MODES, OF_SWEEPS, RunConfig, flatten
+from elman.disk import keep_room, no_room
 from elman.errors import UserError
+from elman.launch.held_log import HeldFileHandler, release
 from elman.launch.resume import is_resume, resumed_config, resumed_folder
-from elman.launch.run_folder import RunLock, claim_folder, make_folder, run_name
+from elman.launch.run_folder import (
+    RunLock,
+    claim_folder,
+    discard_folder,
+    make_folder,
+    run_name,
+)
 from elman.launch.session import Job
 from elman.launch.suite_runs import refuse_without_run
 from elman.launch.sweep_settings import refuse_alone
@@ -30,8 +39,12 @@ from elman.suites import GROUP
 _SILENT_LOG: dict[str, Any] = {"version": 1, "root": None, "disable_existing_loggers": False}
 
 
-def checked_config(tree: DictConfig) -> RunConfig:
+def checked_config(tree: DictConfig, *, may_pack: bool = True) -> RunConfig:
     """Return the typed configuration of a composed tree after every check that needs no torch.
+
+    Args:
+        tree: The tree.
+        may_pack: Whether data is packed that has to be; else it is checked as it lies.
 
     Raises:
         UserError: a setting is wrong, or a file or package that it names is not there.
@@ -44,7 +57,7 @@ def checked_config(tree: DictConfig) -> RunConfig:
         raise UserError(_with_place(str(error), named, tree.hydra.runtime.choices)) from None
     if is_resume(config):
         config = resumed_config(config, plain_tree(tree, model_name), named)
-    _check_files(config)
+    _check_files(config, may_pack=may_pack)
     if config.bench is not None:
         benched_models(config, search_overrides(config_places(tree)))
     return _anchored(config)
@@ -78,7 +91,7 @@ def prepare(tree: DictConfig) -> Job:
     else:
         folder = make_folder(Path(str(tree.hydra.run.dir)), run_name(config))
     _point_hydra(tree, folder, output_subdir=tree.hydra.output_subdir)
-    return Job(config, folder, _locked(folder))
+    return Job(config, folder, _taken(folder, MODES[config.mode].result_file))
 
 
 def job_overrides(tree: DictConfig) -> tuple[str, ...]:
@@ -97,12 +110,45 @@ def _resumed(tree: DictConfig, config: RunConfig, given: str | None) -> Job:
         raise UserError("hydra.run.dir: train.resume goes on in the run's own folder; drop it")
     folder = resumed_folder(config)
     lock = _locked(folder)
-    number = 1 + len(list((folder / ".hydra").glob("resume-*")))
     with read_write(tree), open_dict(tree):
         for key, section in flatten(config).items():
             tree[key] = section
-    _point_hydra(tree, folder, output_subdir=f".hydra/resume-{number:03d}")
-    return Job(config, folder, lock, resumed=True)
+    # Hydra writes before the mode has looked whether the run can go on: we do so after that.
+    _point_hydra(tree, folder, output_subdir=None)
+    log = OmegaConf.select(tree, "hydra.job_logging.handlers.file")
+    if log is not None:
+        with read_write(tree.hydra), open_dict(tree.hydra):
+            log["class"] = f"{HeldFileHandler.__module__}.{HeldFileHandler.__name__}"
+    kept = deepcopy(tree)
+    return Job(config, folder, lock, resumed=True, on_taken_up=lambda: _note_resume(kept, folder))
+
+
+def _note_resume(tree: DictConfig, folder: Path) -> None:
+    """Write what Hydra writes of a new run, under the number of this session; let the log in."""
+    release()
+    number = 1 + len(list((folder / ".hydra").glob("resume-*")))
+    place = folder / ".hydra" / f"resume-{number:03d}"
+    place.mkdir(parents=True)
+    parts = {
+        "config": OmegaConf.masked_copy(tree, [str(key) for key in tree if key != "hydra"]),
+        "hydra": HydraConfig.instance().cfg,
+        "overrides": tree.hydra.overrides.task,
+    }
+    for name, part in parts.items():
+        (place / f"{name}.yaml").write_text(OmegaConf.to_yaml(part), encoding="utf-8")
+
+
+def _taken(folder: Path, result_name: str) -> RunLock:
+    """Lock a new run's folder, with room for its result in it; a full disk leaves no folder."""
+    lock = RunLock(folder)
+    try:
+        lock.acquire()
+        keep_room(folder / result_name)
+    except OSError as error:
+        discard_folder(folder)
+        lock.release()
+        raise no_room(error, folder) from None
+    return lock
 
 
 def _locked(folder: Path) -> RunLock:
@@ -150,13 +196,17 @@ def _absolute(name: str) -> str:
     return os.path.abspath(os.path.expanduser(name)) if name else name
 
 
-def _check_files(config: RunConfig) -> None:
-    """Refuse what the mode would find missing only after torch is imported."""
+def _check_files(config: RunConfig, *, may_pack: bool) -> None:
+    """Refuse what the mode would find missing only after torch is imported.
+
+    Data that has to be packed is packed here: before there is a folder, before torch takes its
+    memory, and once for all jobs of a sweep, which would otherwise wait for it on their GPUs.
+    """
     reads = MODES[config.mode].reads
     if "data" in reads and config.data.path is not None:
-        from elman.data.batches import open_data
+        from elman.data.batches import check_data
 
-        open_data(config.data, config.train.chunk_size, lambda line: None).close()
+        check_data(config.data, config.train.chunk_size, may_pack=may_pack)
     if "log" in reads and config.log.wandb and find_spec("wandb") is None:
         raise UserError("log.wandb=true: wandb is not installed; type pip install 'elman[wandb]'")
     places = {

@@ -22,6 +22,15 @@ def pasteable(key: str, text: str) -> str:
     return shlex.quote(f"{key}={quoted(text)}")
 
 
+def as_override(value: object) -> str:
+    """Return a setting's value, of simple types and lists of them, in the override grammar."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(as_override, value))}]"
+    return quoted(value) if isinstance(value, str) else repr(value)
+
+
 def unquoted(override: str) -> str:
     """Return the value of an override as the text that it stands for."""
     value = OverridesParser.create().parse_override(override).value()

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from hydra.core.utils import JobReturn, JobStatus
-
+from elman.errors import RunStatus
+from elman.launch.command_record import Command
 from elman.launch.commands import ALONE
 from elman.launch.job_state import NOT_STARTED, RUNNING, read_result, state
 from elman.launch.planned import SweepJob
-from elman.launch.status import job_status
+from elman.launch.status import OutsideEnd, ended_as
 from elman.launch.suite_runs import ChosenSuite
 from elman.launch.sweep_resume import SWEEP_FILE
 
@@ -31,6 +31,8 @@ class Record:
         claimed: What was typed of their sizes.
         suite: The suite that is run, if one is.
         started: When the sweep, or its taking up, began.
+        command: The command that started it; None of a sweep that has not recorded it.
+        tasks: Jobs that were given to a cluster before, with their names there.
     """
 
     def __init__(
@@ -42,11 +44,15 @@ class Record:
         claimed: Sequence[str],
         suite: ChosenSuite | None,
         started: datetime,
+        command: Command | None = None,
+        tasks: Mapping[int, str] | None = None,
     ) -> None:
         self._folder, self._jobs, self._result_name = folder, jobs, result_name
         self._arguments, self._claimed = arguments, claimed
         self._suite, self._started = suite, started
+        self._command, self._tasks = command, dict(tasks or {})
         self._statuses = {job.number: NOT_STARTED for job in jobs}
+        self._reasons: dict[int, str] = {}
         self._warned = False
 
     def begin(self) -> None:
@@ -58,12 +64,18 @@ class Record:
         """Note that a job runs now."""
         self._note(number, RUNNING)
 
-    def job_ended(self, number: int, code: int) -> None:
-        """Note how a job ended; ``code``: its exit status, negative for a signal."""
-        ended = JobReturn(overrides=[], status=JobStatus.COMPLETED)
-        ended.return_value = code
-        folder = self._folder_of(number)
-        self._note(number, job_status(ended, read_result(folder, self._result_name)))
+    def job_ended(self, number: int, code: int) -> str:
+        """Note how a job ended and return the word; ``code``: its exit status, or -signal."""
+        word = ended_as(code, read_result(self._folder_of(number), self._result_name))
+        if isinstance(code, OutsideEnd) and word != RunStatus.OK:
+            self._reasons[number] = code.reason
+        self._note(number, word)
+        return word
+
+    def submitted(self, tasks: Mapping[int, str]) -> None:
+        """Note the names of jobs on a cluster, before anything can happen to this process."""
+        self._tasks |= tasks
+        self._write(None)
 
     def job_waits(self, number: int) -> None:
         """Note that a job that ran was stopped and will run again."""
@@ -101,7 +113,8 @@ class Record:
     def _content(self, ended: datetime | None) -> dict[str, Any]:
         # A suite's file asks for a sweep.
         alone = [ALONE] if self._suite is not None else []
-        return {
+        recorded = self._command.as_json() if self._command is not None else {}
+        return recorded | {
             "command": shlex.join(["elman", "-m", *self._arguments, *self._claimed]),
             "arguments": list(self._arguments),
             "claims": list(self._claimed),
@@ -120,6 +133,8 @@ class Record:
                     "command": shlex.join(["elman", *job.overrides, *alone]),
                     "folder": job.folder.name if job.folder else None,
                     "status": self._statuses[job.number],
+                    "reason": self._reasons.get(job.number),
+                    "task": self._tasks.get(job.number),
                 }
                 for job in self._jobs
             ],

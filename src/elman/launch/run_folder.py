@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -10,7 +11,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +21,7 @@ import yaml
 
 from elman.config import RunConfig, flatten
 from elman.errors import UserError
+from elman.yaml_file import YamlError, read_yaml
 
 CONFIG_FILE = "config.yaml"
 LOCK_FILE = ".lock"
@@ -86,6 +88,23 @@ def claim_folder(folder: Path, key: str) -> Path:
     return folder.absolute()
 
 
+def check_free(folder: Path, key: str) -> None:
+    """Raise UserError if :func:`claim_folder` would, as far as that can be told without making it.
+
+    Args:
+        folder: The folder.
+        key: The setting with which the user named it.
+    """
+    if folder.is_dir() and not any(folder.iterdir()):
+        return
+    if folder.exists():
+        raise _occupied(folder, key)
+    above = next(place for place in folder.absolute().parents if place.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        code = errno.EACCES if above.is_dir() else errno.ENOTDIR
+        raise _cannot_make(folder, OSError(code, os.strerror(code)))
+
+
 def discard_folder(folder: Path) -> None:
     """Remove a folder whose run never began, and the folders above it that this leaves empty.
 
@@ -142,11 +161,11 @@ class RunLock:
         self._held[self.folder] = (descriptor, count + 1)
 
     def release(self) -> None:
-        """Give the lock back once as many times as it was taken."""
-        descriptor, count = self._held.pop(self.folder)
+        """Give the lock back once as many times as it was taken; one not held is left alone."""
+        descriptor, count = self._held.pop(self.folder, (-1, 0))
         if count > 1:
             self._held[self.folder] = (descriptor, count - 1)
-        else:
+        elif count:
             os.close(descriptor)
 
     def _open(self) -> int:
@@ -165,8 +184,9 @@ class RunLock:
                     f"{self.folder}: another process (pid {owner}) is running in it; "
                     "wait for it to end or stop it first"
                 ) from None
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"{os.getpid()}\n".encode())
+        with contextlib.suppress(OSError):  # the lock holds without room for its words
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"{os.getpid()}\n".encode())
         return descriptor
 
     def __enter__(self) -> RunLock:
@@ -207,12 +227,20 @@ def _owner(descriptor: int) -> str:
     return os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
 
 
+def config_text(config: RunConfig) -> str:
+    """Return what ``config.yaml`` says of a configuration."""
+    return str(yaml.safe_dump(flatten(config), sort_keys=False))
+
+
 def write_config(folder: Path, config: RunConfig) -> None:
     """Write ``config.yaml``, from which ``train.resume`` restores the run."""
-    text = yaml.safe_dump(flatten(config), sort_keys=False)
     temporary = folder / f"{CONFIG_FILE}.tmp"
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, folder / CONFIG_FILE)
+    try:
+        temporary.write_text(config_text(config), encoding="utf-8")
+        os.replace(temporary, folder / CONFIG_FILE)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def read_config(folder: Path, key: str) -> dict[str, Any]:
@@ -228,11 +256,10 @@ def read_config(folder: Path, key: str) -> dict[str, Any]:
         inside = next((above for above in folder.parents if (above / CONFIG_FILE).is_file()), None)
         hint = f"name {inside}" if inside else "name a folder that elman made below outputs/"
         raise UserError(f"{key}={folder}: not a run folder (no {CONFIG_FILE} in it); {hint}")
+    run = folder.parent.parent
+    if folder.parent.name == "checkpoints" and (run / CONFIG_FILE).is_file():
+        raise UserError(f"{key}={folder}: one checkpoint of a run, not a run folder; name {run}")
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path}: cannot be read ({reason}); restore the file") from None
-    if not isinstance(tree, Mapping):
-        raise UserError(f"{path}: not a configuration; restore the file or start a new run")
-    return dict(tree)
+        return read_yaml(path)
+    except YamlError as error:
+        raise UserError(f"{path}: cannot be read ({error}); restore the file") from None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from elman.errors import ExitStatus
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from elman.config import RunConfig
@@ -34,6 +36,8 @@ class Job:
         lock: The held lock of ``folder``.
         resumed: Whether the folder holds an earlier part of the same run.
         overrides: What a person typed, or would type, for this job alone, without flags.
+        on_taken_up: Called when a resumed run can no longer be refused: what is written into its
+            folder before its mode writes there itself.
     """
 
     config: RunConfig
@@ -41,6 +45,7 @@ class Job:
     lock: RunLock | None = None
     resumed: bool = False
     overrides: tuple[str, ...] = ()
+    on_taken_up: Callable[[], None] | None = None
 
 
 @dataclass
@@ -55,6 +60,8 @@ class Session:
         jobs: The jobs that a launcher of ours is about to run, with their configurations.
         sweeping: Whether such a sweep is under way: its table will show the results.
         record: Where a launcher of ours notes what becomes of its jobs; None outside a sweep.
+        argv: What was typed, without the program's name.
+        adopted: Jobs of a sweep that goes on which a cluster still has, with their names there.
     """
 
     config_flags: list[str] = field(default_factory=list)
@@ -64,15 +71,17 @@ class Session:
     jobs: list[SweepJob] = field(default_factory=list)
     sweeping: bool = False
     record: Record | None = None
+    argv: tuple[str, ...] = ()
+    adopted: dict[int, str] = field(default_factory=dict)
 
 
 _current = Session()
 
 
-def begin(config_flags: list[str]) -> Session:
+def begin(config_flags: list[str], argv: Sequence[str] = ()) -> Session:
     """Start a new session and return it."""
     global _current
-    _current = Session(config_flags)
+    _current = Session(config_flags, argv=tuple(argv))
     return _current
 
 
@@ -81,16 +90,37 @@ def current() -> Session:
     return _current
 
 
+def taken_up() -> None:
+    """Note that the job of this process has begun, and can no longer be refused."""
+    job = _current.job
+    if job is not None and job.on_taken_up is not None:
+        job.on_taken_up()
+
+
 def job_started(number: int) -> None:
     """Note that a job of this process's sweep runs now."""
     if _current.record is not None:
         _current.record.job_started(number)
 
 
-def job_ended(number: int, code: int) -> None:
-    """Note how a job of this process's sweep ended: its exit status, negative for a signal."""
+def job_ended(number: int, code: int) -> str:
+    """Note how a job of this process's sweep ended and return the word for it.
+
+    Args:
+        number: The job's.
+        code: Its exit status, negative for a signal.
+    """
     if _current.record is not None:
-        _current.record.job_ended(number, code)
+        return _current.record.job_ended(number, code)
+    from elman.launch.status import status_word
+
+    return status_word(code)
+
+
+def submitted(tasks: Mapping[int, str]) -> None:
+    """Note under which names jobs of this process's sweep wait in a cluster's queue."""
+    if _current.record is not None:
+        _current.record.submitted(tasks)
 
 
 def job_waits(number: int) -> None:

@@ -1,51 +1,100 @@
-"""Before a suite takes a GPU: which of its models would run there as plain PyTorch."""
+"""Before the first job: which models would run as plain PyTorch, their slow path, and why.
+
+One rule for all: such a model runs, is said in one line for each reason, and its result and rows
+are marked. A suite that claims speed is refused on a GPU, and so is a packaged baseline without its
+package; ``baseline.allow_slow=true`` lets both run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from elman.config import RunConfig
 from elman.errors import UserError
-from elman.kernels.backends import AUTO, REFERENCE, best_backend
-from elman.kernels.packages import installation_problem
+from elman.kernels.packages import refused_slow_path, slow_reason
 from elman.launch.planned import SweepJob, wants_gpu
+from elman.launch.suite_runs import ChosenSuite
 from elman.models import registry
 from elman.schema.launching import GpusLauncher, LauncherConfig, SlurmLauncher
 
 
-def refuse_slow_paths(suite: str, jobs: Sequence[SweepJob], launcher: LauncherConfig) -> None:
-    """Raise UserError if a training suite holds a slow path on a GPU and was not told to.
+@dataclass(frozen=True)
+class _Slow:
+    """A job whose model would run as plain PyTorch."""
 
-    A table that sets a kernel beside a loop in Python compares nothing. On a CPU, and with
-    ``baseline.allow_slow=true``, such rows are marked.
+    config: RunConfig
+    reason: str
+    on_gpu: bool
+
+    @property
+    def model(self) -> str:
+        return self.config.model.name
+
+    @property
+    def cell(self) -> str:
+        return self.config.model.cell
+
+
+def slow_paths(
+    suite: ChosenSuite | None, jobs: Sequence[SweepJob], launcher: LauncherConfig
+) -> list[str]:
+    """Return a line for each reason why models of a training sweep run on their slow path.
 
     Args:
-        suite: Its name.
+        suite: The suite that is run, if one is.
         jobs: Its jobs.
         launcher: What would run them.
+
+    Raises:
+        UserError: the suite claims speed, or a baseline lacks its package on a GPU, and
+            ``baseline.allow_slow`` is not set.
     """
-    asked = [
-        job.config
-        for job in jobs
-        if job.config.mode == "train" and wants_gpu(job.config) and not _allowed(job.config)
+    configs = [job.config for job in jobs if job.config.mode == "train"]
+    has_gpu = any(map(wants_gpu, configs)) and _has_gpu(launcher)
+    slow = [found for config in configs if (found := _slow(config, has_gpu)) is not None]
+    claims = suite is not None and suite.config.claims_speed
+    refused = [
+        one
+        for one in slow
+        if one.on_gpu and ((claims and not one.config.baseline.allow_slow) or _is_refused(one))
     ]
-    if not asked or not _has_gpu(launcher):
-        return
-    reasons = {config.model.name: reason for config in asked if (reason := _slow(config))}
-    if not reasons:
-        return
-    listing = ", ".join(reasons)
-    others = [config.model.name for config in asked if config.model.name not in reasons]
-    rest = f", or benchmark.only={','.join(dict.fromkeys(others))}" if others else ""
-    why = next(iter(reasons.values()))
-    raise UserError(
-        f"benchmark={suite}: on a GPU {listing} would run as plain PyTorch ({why}); "
-        f"add baseline.allow_slow=true, which marks the rows{rest}"
-    )
+    if refused:
+        raise UserError(_refusal(suite, configs, refused, claims))
+    return [f"slow path: {line}; marked in the tables" for line in _lines(slow)]
 
 
-def _allowed(config: RunConfig) -> bool:
-    return config.baseline.allow_slow
+def _refusal(
+    suite: ChosenSuite | None,
+    configs: Sequence[RunConfig],
+    refused: Sequence[_Slow],
+    claims: bool,
+) -> str:
+    """Word why a sweep does not start, with every reason and what lets it."""
+    names = {one.model for one in refused}
+    rest = list(dict.fromkeys(c.model.name for c in configs if c.model.name not in names))
+    if suite is None:
+        subject, only = "baseline.allow_slow=false", ""
+    else:
+        subject = f"benchmark={suite.name}" + (" claims speed" if claims else "")
+        only = f", or benchmark.only={','.join(rest)}" if rest else ""
+    listed = "; ".join(_lines(refused, "would run"))
+    return f"{subject}: on a GPU {listed}; add baseline.allow_slow=true, which marks the rows{only}"
+
+
+def _lines(slow: Iterable[_Slow], verb: str | None = None) -> list[str]:
+    """Return in words, for each reason, which models and cells have it."""
+    groups: dict[str, list[_Slow]] = {}
+    for one in slow:
+        groups.setdefault(one.reason, []).append(one)
+    found = []
+    for reason, group in groups.items():
+        models = ", ".join(dict.fromkeys(one.model for one in group))
+        cells = list(dict.fromkeys(one.cell for one in group))
+        named = f"cell{'s' if len(cells) > 1 else ''} {', '.join(cells)}"
+        does = verb or ("run" if ", " in models else "runs")
+        found.append(f"{models} {does} as plain PyTorch ({named}: {reason})")
+    return found
 
 
 def _has_gpu(launcher: LauncherConfig) -> bool:
@@ -56,15 +105,20 @@ def _has_gpu(launcher: LauncherConfig) -> bool:
     from elman.launch.gpus.visible import usable_gpus
 
     # The other launchers leave the choice to torch, which sees what is visible here.
-    settings = launcher if isinstance(launcher, GpusLauncher) else GpusLauncher(name="gpus")
-    return bool(usable_gpus(asked_driver(), settings)[0])
+    if isinstance(launcher, GpusLauncher):
+        return bool(usable_gpus(asked_driver(), launcher)[0])
+    return bool(usable_gpus(asked_driver(), GpusLauncher(name="gpus"), parts=True)[0])
 
 
-def _slow(config: RunConfig) -> str | None:
-    """Return why a model would run on its slow path on a GPU, or None."""
+def _slow(config: RunConfig, has_gpu: bool) -> _Slow | None:
+    """Return why a model would run on its slow path, or None if it would not."""
+    on_gpu = has_gpu and wants_gpu(config)
     cell = registry.cell(config.model.cell).under(config.model.options)
-    if config.kernels.backend == REFERENCE:
-        return "kernels.backend=reference asks for it"
-    if config.kernels.backend == AUTO and best_backend(cell, "cuda") == REFERENCE:
-        return cell.reason or f"cell {cell.name} has no kernel for a GPU"
-    return installation_problem(cell.package) if cell.package is not None else None
+    reason = slow_reason(cell, config.kernels.backend, "cuda" if on_gpu else "cpu")
+    return None if reason is None else _Slow(config, reason, on_gpu)
+
+
+def _is_refused(one: _Slow) -> bool:
+    config = one.config
+    cell = registry.cell(config.model.cell)
+    return refused_slow_path(cell, config.kernels.backend, allow_slow=config.baseline.allow_slow)

@@ -5,10 +5,14 @@ What runs in a job, where its files are and how it is requeued is submitit's, as
 
 from __future__ import annotations
 
+import io
 import math
+import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
+from dataclasses import replace
 from typing import Any
 
 import submitit
@@ -20,14 +24,19 @@ from elman.errors import ExitStatus, UserError
 from elman.launch import session
 from elman.launch.display import Display
 from elman.launch.interrupts import Interrupts
-from elman.launch.outcome import last_line, result_status
+from elman.launch.job import SweptJob
+from elman.launch.outcome import ERROR, last_line, result_status
 from elman.launch.planned import SweepJob, wants_gpu
 from elman.launch.queued import Queued, job_return, queued_job
+from elman.launch.slurm_queue import has_ended, outside_end, queue_states
+from elman.launch.status import OutsideEnd
 from elman.schema.launching import SlurmLauncher
 
 POLL_SECONDS = 2.0
 # So many looks without a trace of a job, and it is gone: a file system may be late.
 _GONE_AFTER = 5
+# sbatch: "the signal may be sent up to 60 seconds earlier than specified".
+_SIGNAL_EARLY_SECONDS = 60
 # Parameters that every executor of submitit knows; the others are SLURM's.
 _COMMON = (
     "timeout_min",
@@ -49,26 +58,111 @@ def launch(
 ) -> list[JobReturn]:
     """Submit the jobs as one array, wait for all, and return how each ended.
 
+    Jobs that an earlier array still has are followed, and not submitted again.
+
     Raises:
         UserError: there is no SLURM here, or it refuses the array.
     """
     display = Display(jobs[0].total)
     executor = _executor(parameters, minutes_of(jobs, settings), jobs)
-    queued = [queued_job(config, job) for job in jobs]
-    try:
-        submitted = executor.submit_array([one.job for one in queued])
-    except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
-        lines = [line for line in str(error).splitlines() if line.startswith("sbatch:")]
-        reason = lines[-1] if lines else str(error).splitlines()[0]
-        raise UserError(f"launcher=slurm: {reason}; mend launcher.* or hydra.launcher.*") from None
-    array = submitted[0].job_id.split("_")[0]
-    display.say(f"SLURM job {array}: {len(jobs)} jobs")
+    queued = [_queued(config, job, parameters) for job in jobs]
+    adopted = session.current().adopted
+    tasks = {number: _adopted(executor, name) for number, name in adopted.items()}
+    if fresh := [one for one in queued if one.number not in tasks]:
+        submitted = _submitted(executor, [one.job for one in fresh])
+        tasks |= {one.number: job for one, job in zip(fresh, submitted, strict=True)}
+        session.submitted({one.number: tasks[one.number].job_id for one in fresh})
+        display.say(f"SLURM job {_array(submitted[0])}: {len(fresh)} jobs")
+    for number, name in adopted.items():
+        display.say(f"job {number} is in SLURM's queue as {name}: followed, not started again")
     with Interrupts() as interrupts:
-        _Watch(array, list(zip(queued, submitted, strict=True)), display).run(interrupts)
+        _Watch([(one, tasks[one.number]) for one in queued], display).run(interrupts)
     display.close()
     if interrupts.count:
         session.current().status = ExitStatus.INTERRUPTED
     return [job_return(job, one) for job, one in zip(jobs, queued, strict=True)]
+
+
+def _queued(config: DictConfig, job: SweepJob, parameters: Mapping[str, Any]) -> Queued:
+    """Return a job that knows how long before its limit it is told to save."""
+    one = queued_job(config, job)
+    one.job = replace(one.job, save_seconds=float(parameters["signal_delay_s"]))
+    return one
+
+
+def _adopted(executor: submitit.AutoExecutor, name: str) -> submitit.Job[int]:
+    """Return a job that was submitted by an earlier command."""
+    return submitit.SlurmJob(folder=executor.folder, job_id=name, tasks=[0])
+
+
+def _submitted(
+    executor: submitit.AutoExecutor, jobs: Sequence[SweptJob]
+) -> list[submitit.Job[int]]:
+    """Submit jobs as one array; of a refused one nothing stays.
+
+    Raises:
+        UserError: sbatch refuses the array.
+    """
+    place = submitit.core.utils.JobPaths.get_first_id_independent_folder(executor.folder)
+    before = set(place.iterdir()) if place.is_dir() else set()
+    try:
+        with redirect_stderr(io.StringIO()):  # submitit prints all that it raises too
+            found: list[submitit.Job[int]] = executor.submit_array(jobs)
+    except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
+        for path in set(place.iterdir()) - before:
+            path.unlink()
+        if not before:
+            place.rmdir()
+        lines = [line for line in str(error).splitlines() if line.startswith("sbatch:")]
+        reason = lines[-1] if lines else str(error).splitlines()[0]
+        raise UserError(f"launcher=slurm: {reason}; mend launcher.* or hydra.launcher.*") from None
+    return found
+
+
+def _array(job: submitit.Job[int]) -> str:
+    return str(job.job_id).partition("_")[0]
+
+
+def refuse_without_slurm() -> None:
+    """Raise UserError if no jobs can be submitted from this machine."""
+    if shutil.which("srun") is None:
+        raise UserError(
+            "launcher=slurm: there is no srun here; run it on a node that submits, or use "
+            "launcher=gpus"
+        )
+
+
+def limit_note(jobs: Sequence[SweepJob], settings: SlurmLauncher, save_seconds: int) -> str | None:
+    """Return what is to be said of the jobs' time limit: that all their starts are too short.
+
+    Args:
+        jobs: The jobs.
+        settings: Of the launcher.
+        save_seconds: How long before the limit a job is told to save.
+
+    Raises:
+        UserError: a job would be told to save as soon as it starts, at every start.
+    """
+    minutes = minutes_of(jobs, settings)
+    left = 60 * minutes - save_seconds - _SIGNAL_EARLY_SECONDS
+    if left <= 0:
+        enough = (save_seconds + _SIGNAL_EARLY_SECONDS) // 60 + 1
+        raise UserError(
+            f"launcher.minutes: with a limit of {minutes} min a job is told to save at its start: "
+            f"launcher.save_seconds={save_seconds} s before the end, and SLURM is up to "
+            f"{_SIGNAL_EARLY_SECONDS} s early; type launcher.minutes={enough} or more, or fewer "
+            "launcher.save_seconds"
+        )
+    wanted = max((job.config.train.budget_minutes or 0.0 for job in jobs), default=0.0)
+    starts = settings.requeues + 1
+    if jobs[0].config.mode != "train" or starts * left / 60 >= wanted:
+        return None
+    return (
+        f"note: the longest job trains {wanted:g} min, and {starts} starts (launcher.requeues="
+        f"{settings.requeues}) of {left / 60:.1f} min before it must save (a limit of {minutes} "
+        f"min, launcher.save_seconds={save_seconds}) are {starts * left / 60:.1f}: it will end as "
+        "timeout; add launcher.minutes or launcher.requeues"
+    )
 
 
 def refuse_without_folder(jobs: Sequence[SweepJob], mode: Mode) -> None:
@@ -115,24 +209,17 @@ def _executor(
     if any(wants_gpu(job.config) for job in jobs):
         given.setdefault("gpus_per_node", 1)
     named = {key if key in _COMMON else f"slurm_{key}": value for key, value in given.items()}
-    try:
-        executor = submitit.AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=timeouts)
-    except RuntimeError:
-        raise UserError(
-            "launcher=slurm: there is no srun here; run it on a node that submits, or use "
-            "launcher=gpus"
-        ) from None
+    executor = submitit.AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=timeouts)
     executor.update_parameters(**named)
     return executor
 
 
 class _Watch:
-    """Follows an array until each of its jobs has ended."""
+    """Follows jobs in SLURM's queue until each has ended."""
 
-    def __init__(
-        self, array: str, jobs: list[tuple[Queued, submitit.Job[int]]], display: Display
-    ) -> None:
-        self._array, self._jobs, self._display = array, jobs, display
+    def __init__(self, jobs: list[tuple[Queued, submitit.Job[int]]], display: Display) -> None:
+        self._jobs, self._display = jobs, display
+        self._arrays = list(dict.fromkeys(_array(job) for _, job in jobs))
         self._states: dict[str, str] = {}
         self._unseen: dict[str, int] = {}
 
@@ -141,7 +228,7 @@ class _Watch:
         open_jobs = list(self._jobs)
         while open_jobs:
             self._hand_on(interrupts)
-            states = self._queue()
+            states = queue_states(self._arrays)
             open_jobs = [
                 (one, job) for one, job in open_jobs if not self._over(one, job, states, interrupts)
             ]
@@ -163,16 +250,33 @@ class _Watch:
         self._say_state(queued, name, state)
         # A preempted job has a result too, until it is started again.
         final = status is not None and status != ExitStatus.INTERRUPTED
-        self._unseen[name] = self._unseen.get(name, 0) + 1 if state == "" else 0
+        gone = state is not None and has_ended(state)
+        self._unseen[name] = self._unseen.get(name, 0) + 1 if gone else 0
         if not final and self._unseen[name] < _GONE_AFTER:
             return False
-        if status is None and not queued.since and not job.paths.stdout.exists():
-            return True  # cancelled before it began
-        queued.status = int(ExitStatus.FAILED) if status is None else status
-        queued.said = last_line(job.paths)
-        self._display.ended(queued)
-        session.job_ended(queued.number, queued.status)
+        outside = None if final else outside_end(name, state or "")
+        if status is None and self._never_began(queued, job, outside, interrupts):
+            return True
+        # Our own second signal cancels too: a job that had saved by then was interrupted.
+        if outside is not None and not (interrupts.count and status is not None):
+            queued.status, queued.said = outside, f"{ERROR}{outside.word}: {outside.reason}"
+        else:
+            queued.status = int(ExitStatus.FAILED) if status is None else status
+            queued.said = last_line(job.paths)
+        self._display.ended(queued, session.job_ended(queued.number, queued.status))
         return True
+
+    @staticmethod
+    def _never_began(
+        queued: Queued,
+        job: submitit.Job[int],
+        outside: OutsideEnd | None,
+        interrupts: Interrupts,
+    ) -> bool:
+        """Whether a job left the queue before its start, and nobody but us took it out."""
+        if queued.since or job.paths.stdout.exists():
+            return False
+        return outside is None or bool(interrupts.count)
 
     def _say_state(self, queued: Queued, name: str, state: str | None) -> None:
         """Say that a job starts, or waits again."""
@@ -186,17 +290,6 @@ class _Watch:
             self._display.again(queued, held=False)
             session.job_waits(queued.number)
 
-    def _queue(self) -> dict[str, str] | None:
-        """Return the state of every job of the array that SLURM still has, None if it is mute."""
-        asked = subprocess.run(
-            ["squeue", "--noheader", "--array", "--format=%i %T", f"--jobs={self._array}"],
-            capture_output=True,
-            text=True,
-        )
-        if asked.returncode != 0:
-            return {} if "Invalid job id" in asked.stderr else None
-        return dict(line.split() for line in asked.stdout.splitlines())
-
     def _hand_on(self, interrupts: Interrupts) -> None:
         """First signal: nothing new starts, running jobs save and end. Second: cancel all."""
         for _ in interrupts.take():
@@ -209,4 +302,4 @@ class _Watch:
             self._scancel("--signal=TERM")
 
     def _scancel(self, *how: str) -> None:
-        subprocess.run(["scancel", *how, self._array], capture_output=True)
+        subprocess.run(["scancel", *how, *self._arrays], capture_output=True)

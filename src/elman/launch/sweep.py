@@ -5,7 +5,7 @@ Expansion, checks and the table stand here; how jobs are started is the launcher
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime
@@ -24,25 +24,35 @@ from elman.compose import typed_overrides
 from elman.config import MODES, Mode, RunConfig
 from elman.errors import ExitStatus, UserError
 from elman.launch import in_process, session
+from elman.launch.command_record import recorded_command
 from elman.launch.commands import job_command
 from elman.launch.expansion import expand
 from elman.launch.job_state import NOT_STARTED, read_result, state, still_running
-from elman.launch.planned import SweepJob
+from elman.launch.planned import SweepJob, wants_gpu
 from elman.launch.prepare import checked_config
 from elman.launch.quoting import pasteable, quoted
 from elman.launch.record import Record
 from elman.launch.run_folder import (
     RunLock,
+    check_free,
     claim_folder,
     discard_folder,
     make_folder,
     run_name,
 )
 from elman.launch.sizes import builds_a_model, count_params, size_lines, spread_note
-from elman.launch.slow_paths import refuse_slow_paths
+from elman.launch.slow_paths import slow_paths
 from elman.launch.status import job_status
 from elman.launch.suite_runs import ChosenSuite, chosen_suite, expand_suite
-from elman.launch.sweep_resume import check_same, read_sweep, unfinished
+from elman.launch.sweep_resume import (
+    SUBMITTED,
+    check_same,
+    goes_on_by,
+    in_queue,
+    read_sweep,
+    recorded_tasks,
+    unfinished,
+)
 from elman.launch.sweep_settings import (
     claiming,
     claims,
@@ -52,6 +62,7 @@ from elman.launch.sweep_settings import (
     without_sweep_settings,
 )
 from elman.messages import in_our_words
+from elman.output import keep_going
 from elman.report.sweep_table import SweepRow
 from elman.schema.launching import GpusLauncher, SlurmLauncher, SweepSettings
 from elman.suites import GROUP
@@ -75,35 +86,63 @@ def sweep(
     claimed = claims(arguments, earlier["claims"] if earlier else ())
     if earlier:
         settings = _claiming_anew(context, config, suite, claimed, settings)
-    jobs = _checked_jobs(context, config, of_jobs, suite)
+    may_pack = not settings.sweep.dry_run  # which writes nothing
+    jobs = _checked_jobs(context, config, of_jobs, suite, may_pack)
     mode = _one_mode(jobs)
     if mode.in_process:
         refuse_in_process(config, jobs[0].config.mode)
-    sizes = _sizes(jobs, settings)
-    if settings.sweep.dry_run:
-        print(*sizes, *(job_command(config, job.overrides) for job in jobs), sep="\n", flush=True)
-        return
-    _check_launcher(jobs, mode, settings)
-    if suite is not None:
-        refuse_slow_paths(suite.name, jobs, settings.launcher)
+    said = _sizes(jobs, settings)
+    said += _check_launcher(config, jobs, mode, settings)
+    said += slow_paths(suite, jobs, settings.launcher)
     jobs, folder = _with_folders(config, jobs, mode, settings)
-    for line in sizes:
+    if settings.sweep.dry_run:
+        if earlier is not None and folder is not None:
+            check_same(folder, earlier, jobs)
+        print(*said, *(job_command(config, job.overrides) for job in jobs), sep="\n", flush=True)
+        return
+    if folder is not None:
+        keep_going()
+    for line in said:
         print(line, flush=True)
-    record = Record(folder, jobs, mode.result_file, of_jobs, claimed, suite, started)
+    record = Record(
+        folder,
+        jobs,
+        mode.result_file,
+        of_jobs,
+        claimed,
+        suite,
+        started,
+        recorded_command(config, settings, earlier),
+        recorded_tasks(earlier),
+    )
     with RunLock(folder) if folder is not None else nullcontext():
         if earlier is not None and folder is not None:
             check_same(folder, earlier, jobs)
-        try:
-            rows = _run(context, task, config, jobs, mode, earlier, record)
-        except UserError:
-            if folder is not None and earlier is None and not any(folder.glob("*/")):
-                discard_folder(folder)  # refused by the launcher before any job
-            raise
+        with _said_how_it_goes_on(folder, earlier is not None):
+            rows = _run(context, task, config, jobs, mode, earlier, record, settings)
         record.end([row.status for row in rows])
     _table(mode)(rows, [job.config for job in jobs], folder)
+    if folder is not None and any(row.failed for row in rows):
+        print(goes_on_by(folder), flush=True)
     state = session.current()
     if state.status is ExitStatus.OK and any(row.failed for row in rows):
         state.status = ExitStatus.FAILED
+
+
+@contextmanager
+def _said_how_it_goes_on(folder: Path | None, earlier: bool) -> Iterator[None]:
+    """Say of a sweep that an error ends how it goes on; one that ran no job leaves no folder."""
+    try:
+        yield
+    except BaseException as error:
+        if folder is None:
+            raise
+        jobs = any(path.is_dir() and path.name != SUBMITTED for path in folder.iterdir())
+        if isinstance(error, UserError) and not earlier and not jobs:
+            discard_folder(folder)  # refused by the launcher before any job
+        elif folder.is_dir():
+            print(goes_on_by(folder), flush=True)
+        raise
 
 
 def _run(
@@ -114,12 +153,16 @@ def _run(
     mode: Mode,
     earlier: dict[str, Any] | None,
     record: Record,
+    settings: SweepSettings,
 ) -> list[SweepRow]:
     """Launch the jobs, or those that an earlier sweep left unfinished; return every job's line."""
-    todo = _left(jobs, mode) if earlier else list(jobs)
+    todo = _left(jobs, mode, recorded_tasks(earlier), settings) if earlier else list(jobs)
     record.begin()
     session.current().record = record
-    ended = _launched(context, task, config, todo, mode) if todo else []
+    try:
+        ended = _launched(context, task, config, todo, mode) if todo else []
+    finally:
+        session.current().record = None  # what comes later in this process is no job of this sweep
     rows = {job.number: _row(job, *end, mode) for job, end in zip(todo, ended, strict=True)}
     for job in jobs:
         if job.number not in rows:
@@ -129,22 +172,34 @@ def _run(
     return [rows[job.number] for job in jobs]
 
 
-def _left(jobs: Sequence[SweepJob], mode: Mode) -> list[SweepJob]:
-    """Return the jobs of an earlier sweep to run now: neither ok already nor still running."""
+def _left(
+    jobs: Sequence[SweepJob], mode: Mode, tasks: Mapping[int, str], settings: SweepSettings
+) -> list[SweepJob]:
+    """Return the jobs of an earlier sweep to run, or to follow in a cluster's queue.
+
+    They are neither ok already nor run by a process that nobody follows.
+    """
     todo = unfinished(jobs, [read_result(job.folder, mode.result_file) for job in jobs])
     print(f"{len(jobs) - len(todo)} of {len(jobs)} jobs are ok already", flush=True)
     folders = {job.number: job.folder for job in todo if job.folder is not None}
-    running = still_running(folders, mode.result_file, lambda line: print(line, flush=True))
-    for number, process in running.items():
+    queued = in_queue({n: task for n, task in tasks.items() if n in folders}, settings.launcher)
+    adopts = isinstance(settings.launcher, SlurmLauncher)
+    session.current().adopted = queued if adopts else {}
+    alone = {number: folder for number, folder in folders.items() if number not in queued}
+    running = still_running(alone, mode.result_file, lambda line: print(line, flush=True))
+    where = {number: f"still runs (pid {process})" for number, process in running.items()}
+    if not adopts:
+        where |= {number: f"is in SLURM's queue as {task}" for number, task in queued.items()}
+    for number, what in where.items():
         again = f"elman -m {pasteable('sweep.resume', str(folders[number].parent))}"
+        again += " launcher=slurm" if number in queued else ""
         print(
-            f"job {number} still runs (pid {process}) and is not started again; "
-            f"once it has ended, type {again}",
+            f"job {number} {what} and is not started again; once it has ended, type {again}",
             flush=True,
         )
     # One that was ending may have ended well.
     left = unfinished(todo, [read_result(job.folder, mode.result_file) for job in todo])
-    return [job for job in left if job.number not in running]
+    return [job for job in left if job.number not in where]
 
 
 def _launched(
@@ -204,18 +259,24 @@ def _sizes(jobs: Sequence[SweepJob], settings: SweepSettings) -> list[str]:
     return size_lines(jobs, params) + ([note] if note else [])
 
 
-def _check_launcher(jobs: Sequence[SweepJob], mode: Mode, settings: SweepSettings) -> None:
-    """Refuse, before there is a folder, what the launcher would refuse."""
+def _check_launcher(
+    config: DictConfig, jobs: Sequence[SweepJob], mode: Mode, settings: SweepSettings
+) -> list[str]:
+    """Refuse, before there is a folder, what the launcher would refuse; return what to say."""
     if isinstance(settings.launcher, GpusLauncher) and not mode.in_process:
         from elman.launch.gpus.asking import asked_driver
         from elman.launch.gpus.visible import usable_gpus
 
-        usable_gpus(asked_driver(), settings.launcher)
+        wanted = any(wants_gpu(job.config) for job in jobs)
+        usable_gpus(asked_driver(), settings.launcher, wanted=wanted)
     elif isinstance(settings.launcher, SlurmLauncher):
-        from elman.launch.slurm import minutes_of, refuse_without_folder
+        from elman.launch.slurm import limit_note, refuse_without_folder, refuse_without_slurm
 
         refuse_without_folder(jobs, mode)
-        minutes_of(jobs, settings.launcher)
+        note = limit_note(jobs, settings.launcher, int(config.hydra.launcher.signal_delay_s))
+        refuse_without_slurm()
+        return [note] if note else []
+    return []
 
 
 def _refuse_run_dir(config: DictConfig) -> None:
@@ -263,6 +324,7 @@ def _checked_jobs(
     config: DictConfig,
     arguments: Sequence[str],
     suite: ChosenSuite | None,
+    may_pack: bool,
 ) -> list[SweepJob]:
     parser, overrides = _parsed(context, arguments)
     with in_our_words(arguments):
@@ -270,7 +332,7 @@ def _checked_jobs(
     jobs = []
     for number, (texts, swept) in enumerate(expanded, 1):
         with _named(number, len(expanded), swept or texts):
-            typed = _checked(context, config, texts)
+            typed = _checked(context, config, texts, may_pack)
         jobs.append(SweepJob(number, len(expanded), texts, swept, typed))
     return jobs
 
@@ -286,14 +348,16 @@ def _named(number: int, total: int, overrides: Sequence[str]) -> Iterator[None]:
         raise UserError(f"job {number} of {total}{named}: {error}") from error
 
 
-def _checked(context: HydraContext, config: DictConfig, overrides: Sequence[str]) -> RunConfig:
+def _checked(
+    context: HydraContext, config: DictConfig, overrides: Sequence[str], may_pack: bool
+) -> RunConfig:
     loader = context.config_loader
 
     def compose(chosen: Sequence[str]) -> DictConfig:
         return loader.load_sweep_config(config, list(chosen))
 
     with in_our_words(overrides, compose):
-        typed = checked_config(compose(overrides))
+        typed = checked_config(compose(overrides), may_pack=may_pack)
     if typed.train.resume is not None:
         raise UserError("train.resume: cannot be swept; resume each run by a command of its own")
     return typed
@@ -321,6 +385,10 @@ def _with_folders(
         raise UserError("hydra.sweep.dir: sweep.resume goes on in the sweep's own folder; drop it")
     if settings.sweep.resume is not None:
         folder = Path(settings.sweep.resume).expanduser().absolute()
+    elif settings.sweep.dry_run:
+        if named:
+            check_free(place, "hydra.sweep.dir")
+        return jobs, None
     else:
         folder = claim_folder(place, "hydra.sweep.dir") if named else make_folder(place, "sweep")
     with read_write(config.hydra), open_dict(config.hydra), read_write(config.hydra.sweep):

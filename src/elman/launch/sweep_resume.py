@@ -9,8 +9,12 @@ from typing import Any
 
 from elman.errors import RunStatus, UserError
 from elman.launch.planned import SweepJob
+from elman.launch.quoting import pasteable
+from elman.schema.launching import LauncherConfig
 
 SWEEP_FILE = "sweep.json"
+SUBMITTED = ".submitit"
+"""Folder in that of a sweep with the pickles and logs of its jobs."""
 
 
 def read_sweep(folder: Path) -> dict[str, Any]:
@@ -41,7 +45,7 @@ def check_same(folder: Path, earlier: Mapping[str, Any], jobs: Sequence[SweepJob
     """
     before = [str(job["folder"]) for job in earlier["jobs"]]
     now = [job.folder.name if job.folder else "" for job in jobs]
-    typed = earlier["command"]
+    typed = earlier.get("typed") or earlier["command"]
     if len(before) != len(now):
         raise UserError(
             f"sweep.resume={folder}: that sweep had {len(before)} jobs and this command has "
@@ -61,3 +65,40 @@ def unfinished(
     """Return the jobs whose result file does not say that they ended well."""
     pairs = zip(jobs, results, strict=True)
     return [job for job, result in pairs if (result or {}).get("status") != RunStatus.OK]
+
+
+def goes_on_by(folder: Path) -> str:
+    """Return the line with which every sweep ends that is not complete."""
+    return f"run again what is not ok: elman -m {pasteable('sweep.resume', str(folder))}"
+
+
+def recorded_tasks(earlier: Mapping[str, Any] | None) -> dict[int, str]:
+    """Return the jobs that a sweep gave to a cluster, with their names in its queue."""
+    jobs = (earlier or {}).get("jobs", [])
+    return {int(job["number"]): str(job["task"]) for job in jobs if job.get("task")}
+
+
+def in_queue(tasks: Mapping[int, str], launcher: LauncherConfig) -> dict[int, str]:
+    """Return those of the jobs that a cluster's queue still has.
+
+    Args:
+        tasks: Their names there, by number.
+        launcher: What runs the jobs now.
+
+    Raises:
+        UserError: the cluster does not answer.
+    """
+    if not tasks:
+        return {}
+    from elman.launch.slurm_queue import active_tasks
+
+    try:
+        return active_tasks(tasks)
+    except FileNotFoundError:
+        names = ", ".join(tasks.values())
+        print(
+            f"warning: whether SLURM still has {names} cannot be asked here (no squeue); one that "
+            "starts meanwhile finds its folder taken and ends",
+            flush=True,
+        )
+        return {}

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from elman.models.init import no_decay
+from elman.ops.door import FLOATING, check, empty_results, is_empty
 
 
 class CausalConv(nn.Module):
@@ -71,6 +72,9 @@ def causal_conv(
     padded = _with_past(x_btc, history_bpc, taps)
     # A copy: a view would keep the whole padded input alive between calls.
     history = padded[:, x_btc.shape[1] :].clone()
+    if is_empty(x_btc):
+        read = (x_btc, weight_ck, bias_c)
+        return empty_results(x_btc.shape, x_btc.dtype, [], read)[0], history
     if padded.device.type == "cpu" and padded.dtype == weight_ck.dtype:
         y_btc: Tensor = _ShiftedSum.apply(padded, weight_ck)  # type: ignore[no-untyped-call]
         return (y_btc if bias_c is None else y_btc + bias_c), history
@@ -119,4 +123,6 @@ def next_history(x_btc: Tensor, history_bpc: Tensor | None, taps: int) -> Tensor
 def _with_past(x_btc: Tensor, history_bpc: Tensor | None, taps: int) -> Tensor:
     if history_bpc is None:
         history_bpc = x_btc.new_zeros(x_btc.shape[0], taps - 1, x_btc.shape[2])
+    shape = (x_btc.shape[0], taps - 1, x_btc.shape[2])
+    check("history of the convolution", history_bpc, shape, x_btc.device, FLOATING)
     return torch.cat([history_bpc.to(x_btc.dtype), x_btc], dim=1)

@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from elman.models import init
+from elman.models.inputs import check_ids
 from elman.models.layers.mixer import Mixer
 from elman.models.norm import LayerNorm, RMSNorm
 from elman.models.state import State
@@ -81,12 +82,21 @@ class LanguageModel(nn.Module):
         """Predict the next token at every position.
 
         Args:
-            tokens_bt: Tokens, any integer dtype.
+            tokens_bt: Tokens, any integer dtype, T >= 1.
             states: One state per layer, as returned before; None starts a sequence.
 
         Returns:
-            Logits [B, T, vocabulary] in the compute dtype, and the states after the last token.
+            Logits [B, T, vocabulary] in the compute dtype, and the states after the last token:
+            without tokens, the given ones.
+
+        Raises:
+            ValueError: the tokens are no whole numbers [B, T] of the vocabulary, or the states are
+                another batch's or another model's.
         """
+        check_ids("tokens", tokens_bt, self.embedding.shape[0])
+        if states is not None and len(states) != len(self.layers):
+            expected = f"expected one of each layer, {len(self.layers)}"
+            raise ValueError(f"states of the model: {len(states)}, {expected}")
         x_btd = functional.embedding(tokens_bt.long(), self.embedding)
         run = self._rms if self.wrapper == "rms" else self._legacy
         with self._weights.cast(x_btd):
@@ -105,7 +115,17 @@ class LanguageModel(nn.Module):
         Returns:
             Mean cross entropy in nats per predicted token, a scalar in fp32 (fp64 for an fp64
             model), and the states after the T-th token.
+
+        Raises:
+            ValueError: the tokens are no whole numbers [B, T + 1] of the vocabulary, or none of
+                them is to be predicted; as in :meth:`forward`.
         """
+        check_ids("tokens", tokens_bt1, self.embedding.shape[0], steps=2)
+        if tokens_bt1.shape[0] == 0:
+            raise ValueError(
+                f"tokens of the loss: shape {list(tokens_bt1.shape)}, expected 1 row or more: "
+                "a mean over no token is no number"
+            )
         logits_btv, carried = self(tokens_bt1[:, :-1], states)
         wide = logits_btv.to(wide_dtype(logits_btv.dtype))
         targets_bt = tokens_bt1[:, 1:].long()

@@ -7,7 +7,7 @@ so it is right for every cell there is or will be.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -23,9 +23,12 @@ SIZES: dict[Size, range] = {
     "depth": range(1, 128 + 1),
     "n_heads": range(1, 2048 + 1),
     "n_state": range(1, 1024 + 1),
+    "rank": range(8, 4096 + 1, 8),
+    "expansion": range(1, 16 + 1),
 }
 """What is searched; wide enough for every published model, whose largest are dim 7680, depth 50,
-2000 heads and state 256."""
+2000 heads and state 256. An expansion is counted in quarters; a rank is no larger than dim."""
+_QUARTER = 0.25
 
 Count = Callable[[int], int | None]
 """Parameters at the n-th size, or None if the cell refuses that size."""
@@ -43,7 +46,7 @@ class Sized:
     """
 
     config: ModelConfig
-    size: int
+    size: int | float
     params: int
     target: int
 
@@ -98,7 +101,7 @@ def solve(config: ModelConfig, target: int, over: Size = "dim", backend: str = "
     lower = _next(count, range(at_least - 1, -1, -1))
     upper = at_least if at_least < len(sizes) else None
     if lower is None and upper is None:
-        _count(_resized(config, over, sizes[-1]), backend)
+        count_params(resized_to(config, {over: sizes[-1]}), backend)
         raise AssertionError(f"{config.name} takes no {over}, and its largest can be built")
     best = _nearer(count, target, lower, upper)
     places = (
@@ -119,8 +122,8 @@ def _counter(config: ModelConfig, over: Size, backend: str) -> Count:
 
     @cache
     def built(size: int | None, layers: int) -> int:
-        resized = config if size is None else _resized(config, over, size)
-        return _count(_resized(resized, "depth", layers), backend)
+        resized = config if size is None else resized_to(config, {over: size})
+        return count_params(resized_to(resized, {"depth": layers}), backend)
 
     @cache
     def count(place: int) -> int | None:
@@ -136,24 +139,34 @@ def _counter(config: ModelConfig, over: Size, backend: str) -> Count:
     return count
 
 
-def _resized(config: ModelConfig, over: Size, size: int) -> ModelConfig:
-    """Return the model with another size.
+def resized_to(config: ModelConfig, sizes: Mapping[Size, int]) -> ModelConfig:
+    """Return the model with other sizes, each as ``SIZES`` counts it.
 
     Raises:
-        UserError: the cell refuses the size.
+        UserError: the cell refuses them.
     """
     changed: dict[str, object] = {"expected_params": None}
     options: dict[str, Value] = dict(config.options)
-    if over in ("dim", "depth"):
-        changed[over] = size
-    else:
-        options[over] = size
+    for over, size in sizes.items():
+        if over in ("dim", "depth"):
+            changed[over] = size
+        else:
+            options[over] = value_of(over, size)
     resized = config.model_copy(update=changed)
     checked = registry.cell(config.cell).parse_options(resized.dim, options)
+    if (rank := sizes.get("rank", 0)) > resized.dim:
+        raise UserError(
+            f"model.rank={rank}: larger than model.dim={resized.dim}; use a smaller one"
+        )
     return resized.model_copy(update={"options": checked})
 
 
-def _count(config: ModelConfig, backend: str) -> int:
+def value_of(over: Size, size: int) -> int | float:
+    """Return a size of ``SIZES`` as the model has it."""
+    return size * _QUARTER if over == "expansion" else size
+
+
+def count_params(config: ModelConfig, backend: str) -> int:
     return build_model(config, backend=backend, device="meta").num_params()
 
 
@@ -194,7 +207,7 @@ def _whole(
     config: ModelConfig, over: Size, size: int, target: int, expected: int | None, backend: str
 ) -> Sized:
     """Build a model in all its depth and count it."""
-    resized = _resized(config, over, size)
-    params = _count(resized, backend)
+    resized = resized_to(config, {over: size})
+    params = count_params(resized, backend)
     assert params == expected, f"{over}={size} has {params} parameters, not {expected}"
-    return Sized(resized, size, params, target)
+    return Sized(resized, value_of(over, size), params, target)

@@ -2,15 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
+from elman.ops.door import FLOATING, WIDE, Shape, check
 from elman.ops.precision import wide_dtype
 
 State = dict[str, Tensor]
 """Named tensors, each with the batch as its first axis; an absent state means zeros."""
+
+STORED = frozenset({"conv", "past"})
+"""Parts that hold what the projections made, in the dtype of those; the others are wider."""
+_NARROW = frozenset(dtype for dtype in FLOATING if wide_dtype(dtype) == torch.float32)
+_KEPT = {dtype: _NARROW if dtype in _NARROW else frozenset({dtype}) for dtype in FLOATING}
+
+
+def check_state(
+    of: str, state: State, shapes: Mapping[str, Shape], like: Tensor, dtype: torch.dtype
+) -> None:
+    """Compare a state with what a layer carries.
+
+    Args:
+        of: The layer, for people.
+        state: The state.
+        shapes: The shape of every part, without the batch.
+        like: The layer's input, with the batch as its first axis.
+        dtype: Dtype of the layer's projections.
+
+    Raises:
+        ValueError: it has other parts, or one of another shape, dtype or device.
+    """
+    if not isinstance(state, dict):
+        raise ValueError(
+            f"state of {of}: {type(state).__name__}, expected a dict of {', '.join(shapes)}"
+        )
+    if state.keys() != shapes.keys():
+        raise ValueError(
+            f"state of {of}: parts {', '.join(map(str, state))}, expected {', '.join(shapes)}"
+        )
+    batch, device = like.shape[0], like.device
+    for name, shape in shapes.items():
+        dtypes = (_KEPT if name in STORED else WIDE)[dtype]
+        part, wanted = state[name], (batch, *shape)
+        good = isinstance(part, Tensor) and part.shape == wanted
+        if not good or part.dtype not in dtypes or part.device != device:
+            check(f"state {name} of {of}", part, wanted, device, dtypes, batched=True)
+
+
+class CarriedState(dict[str, Tensor]):
+    """A state as layers return it: a dict of which ``copy.deepcopy`` makes an independent one.
+
+    PyTorch deep-copies no tensor with a history. A copy has the numbers and no history, as one
+    that was pickled has; pickled, it is an OrderedDict, which ``torch.load`` reads without trust.
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CarriedState:
+        """Return a copy that shares no memory with this state."""
+        return CarriedState(
+            (name, copy.deepcopy(part if part.is_leaf else part.detach(), memo))
+            for name, part in self.items()
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Say how it is pickled; tensors are pickled without their histories."""
+        return OrderedDict, (), None, None, iter(self.items())
+
+
+# As a dict is: PyTorch's transforms and exporters look for tensors inside.
+pytree.register_pytree_node(
+    CarriedState,
+    lambda state: (list(state.values()), list(state)),
+    lambda parts, names: CarriedState(zip(names, parts, strict=True)),
+    serialized_type_name="elman.CarriedState",
+)
 
 
 def first_state(part: Tensor | None, like: Tensor, *shape: int) -> Tensor:

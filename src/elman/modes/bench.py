@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from elman.bench.benchmark import run_benchmark
 from elman.catalog import command_places, search_overrides
 from elman.config import RunConfig
+from elman.disk import say_unwritten, whole_file
 from elman.errors import ExitStatus
 from elman.launch.run_folder import RunLock, config_hash, write_config
 from elman.report.bench_table import print_bench
@@ -34,8 +35,16 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
         with _progress() as (say, progress):
             result = run_benchmark(config, search_overrides(command_places()), say, progress)
         result["config_hash"] = config_hash(config)
-        (folder / RESULT).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        failure: OSError | None = None
+        try:
+            with whole_file(folder / RESULT) as stream:
+                stream.write(json.dumps(result, indent=2) + "\n")
+        except OSError as error:
+            failure = error
     print_bench(wide_console(), result, folder)
+    if failure is not None:
+        say_unwritten(folder / RESULT, failure)
+        return ExitStatus.FAILED
     return ExitStatus.OK
 
 

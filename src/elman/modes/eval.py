@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from rich.table import Table
 
 from elman.config import RunConfig
 from elman.data.batches import open_data
-from elman.data.files import ByteSource
+from elman.data.opening import open_source
 from elman.data.windows import (
     contiguous_chunks,
     scoring_batches,
@@ -24,8 +25,9 @@ from elman.errors import ExitStatus, UserError
 from elman.models.language_model import LanguageModel
 from elman.schema.modes import EvalConfig
 from elman.training.checkpoints import find_checkpoint
+from elman.training.display import Display, duration
 from elman.training.environment import choose_device
-from elman.training.loading import load, saved_config
+from elman.training.loading import load, saved_config, slow_path_note
 from elman.training.metrics import DEFINITIONS
 from elman.training.validation import score, score_in_order
 
@@ -49,6 +51,9 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
         allow_slow=config.baseline.allow_slow,
     )
     console = Console()
+    allow_slow, backend = config.baseline.allow_slow, config.kernels.backend
+    if note := slow_path_note(checkpoint.path, device, backend, allow_slow):
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
     if settings.path is None:
         bpb, predicted, meaning = _held_out(settings, trained, model, device, console)
     else:
@@ -94,7 +99,7 @@ def _file(
     assert settings.path is not None
     train, limit = trained.train, settings.max_bytes
     rows = settings.batch_size or train.batch_size
-    with ByteSource(settings.path, setting="eval.path") as source:
+    with open_source(settings.path, settings.format, settings.field, setting="eval.path") as source:
         total = min(len(source) - 1, limit or len(source))
         with _progress(console, total) as show:
             if settings.carry_state:
@@ -109,8 +114,17 @@ def _file(
 
 @contextmanager
 def _progress(console: Console, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar on a terminal; yield the function that takes the bytes predicted so far."""
+    """Show a bar on a terminal and lines elsewhere; yield what takes the bytes predicted so far."""
     columns = (TextColumn("scoring"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    display, began = Display(Console(stderr=True)), time.perf_counter()
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("scoring", total=total)
-        yield lambda predicted: bar.update(task, completed=predicted)
+
+        def show(predicted: int) -> None:
+            bar.update(task, completed=predicted)
+            if hidden and predicted < total:
+                left = (time.perf_counter() - began) * (total - predicted) / predicted
+                display.waiting(f"scoring {predicted / total:.0%}, {duration(left)} left")
+
+        yield show

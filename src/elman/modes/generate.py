@@ -22,7 +22,7 @@ from elman.models.language_model import LanguageModel
 from elman.schema.modes import GenerateConfig
 from elman.training.checkpoints import Checkpoint, find_checkpoint
 from elman.training.environment import choose_device
-from elman.training.loading import load, saved_config
+from elman.training.loading import load, saved_config, slow_path_note
 from elman.training.validation import uses_bf16
 
 # Multiplications a step below which threads cost more than they save: they wait for each other
@@ -41,14 +41,12 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
     settings = config.generate
     checkpoint = find_checkpoint(settings.checkpoint)
     device = choose_device(settings.device, "generate.device")
-    model = load(
-        checkpoint.path,
-        device=device,
-        backend=config.kernels.backend,
-        allow_slow=config.baseline.allow_slow,
-    )
-    kernels = device.type == "cuda" and config.kernels.backend != REFERENCE
-    writer = _writer(settings, checkpoint, model, kernels=kernels and cuda_problem() is None)
+    backend, allow_slow = config.kernels.backend, config.baseline.allow_slow
+    model = load(checkpoint.path, device=device, backend=backend, allow_slow=allow_slow)
+    if note := slow_path_note(checkpoint.path, device, backend, allow_slow):
+        print(f"elman: {note}", file=sys.stderr, flush=True)  # the text alone is the output
+    kernels = device.type == "cuda" and backend != REFERENCE and cuda_problem() is None
+    writer = _writer(settings, checkpoint, model, kernels=kernels)
     prompts = _read(settings, writer, _identity(checkpoint))
     with _threads_for(model, len(prompts)):
         count = (

@@ -12,12 +12,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from elman.config import RunConfig
+from elman.disk import say_unwritten
 from elman.errors import ExitStatus
 from elman.kernels.packages import computation_path, tuning_note
 from elman.launch.run_folder import RunLock, config_hash, write_config
 from elman.models import registry
 from elman.parity.proof import prove, runs_here
-from elman.parity.record import write_parity
+from elman.parity.record import FILE, write_parity
 from elman.parity.source import proof_conditions
 from elman.report.parity_table import print_parity
 from elman.report.sweep_table import wide_console
@@ -50,8 +51,15 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
             "quick": settings.quick,
             "conditions": proof_conditions(),
         }
-        write_parity(folder, result)
+        failure: OSError | None = None
+        try:
+            write_parity(folder, result)
+        except OSError as error:
+            failure = error
     print_parity(wide_console(), result, folder)
+    if failure is not None:
+        say_unwritten(folder / FILE, failure)
+        return ExitStatus.FAILED
     return ExitStatus.OK if proof.passed else ExitStatus.FAILED
 
 

@@ -14,8 +14,9 @@ from elman.errors import ExitStatus
 from elman.kernels.backends import AUTO, best_backend
 from elman.launch import session
 from elman.models import registry
-from elman.models.sizing import SIZES, Sized, Solution, solve
-from elman.report.solve_table import print_solution
+from elman.models.shape_search import RULE, Shapes, search
+from elman.models.sizing import SIZES, Sized, Solution, solve, value_of
+from elman.report.solve_table import print_shapes, print_solution
 from elman.report.standard_table import standard_rows, standard_table
 from elman.report.sweep_table import wide_console
 from elman.schema.model import ModelConfig
@@ -39,34 +40,65 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
         return ExitStatus.OK
     assert settings.params is not None
     model = config.model.model_copy(update={"depth": settings.depth or config.model.depth})
-    solution = solve(model, settings.params, settings.over, config.kernels.backend)
-    result = _result(config, solution)
+    backend, over = config.kernels.backend, settings.over
+    if len(over) == 1:
+        solution = solve(model, settings.params, over[0], backend)
+        result, reached = _result(config, solution), solution.reached
+    else:
+        shapes = search(model, settings.params, over, backend)
+        result, reached = _shapes_result(config, shapes), shapes.reached
     state.results.append(result)
     if not state.sweeping:
-        print_solution(result, console)
-    return ExitStatus.OK if solution.reached else ExitStatus.FAILED
+        (print_solution if len(over) == 1 else print_shapes)(result, console)
+    return ExitStatus.OK if reached else ExitStatus.FAILED
 
 
 def _result(config: RunConfig, solution: Solution) -> dict[str, Any]:
     """Return the answer as plain data, for the tables."""
-    assert config.solve is not None
-    nearest, sizes = solution.nearest, SIZES[solution.over]
-    state = session.current()
-    typed = state.job.overrides if state.job else ()
-    command = training_command(config, nearest, [*state.config_flags, *typed])
-    return {
-        "status": "ok" if solution.reached else "not reached",
-        "model": config.model.name,
-        "over": solution.over,
-        "searched": (sizes[0], sizes[-1]),
-        "target": config.solve.params,
-        "nearest": _plain(nearest),
+    over, sizes = solution.over, SIZES[solution.over]
+    return _shared(config, solution.nearest.config, reached=solution.reached) | {
+        "over": over,
+        "searched": (value_of(over, sizes[0]), value_of(over, sizes[-1])),
+        "nearest": _plain(solution.nearest),
         "below": _plain(solution.below) if solution.below else None,
         "above": _plain(solution.above) if solution.above else None,
-        "memory_bytes": quick_memory(_as_trained(config, nearest.config)),
+    }
+
+
+def _shapes_result(config: RunConfig, shapes: Shapes) -> dict[str, Any]:
+    """Return the best of several sizes as plain data, for the tables."""
+    best = [
+        {
+            "sizes": dict(one.sizes),
+            "depth": one.config.depth,
+            "params": one.params,
+            "error": one.error,
+        }
+        for one in shapes.best
+    ]
+    return _shared(config, shapes.best[0].config, reached=shapes.reached) | {
+        "over": list(shapes.over),
+        "best": best,
+        "rule": RULE,
+        "nearest": best[0],
+        "below": None,
+        "above": None,
+    }
+
+
+def _shared(config: RunConfig, found: ModelConfig, *, reached: bool) -> dict[str, Any]:
+    """Return what every answer has: the target, the memory and the command that trains it."""
+    assert config.solve is not None
+    state = session.current()
+    typed = state.job.overrides if state.job else ()
+    return {
+        "status": "ok" if reached else "not reached",
+        "model": config.model.name,
+        "target": config.solve.params,
+        "memory_bytes": quick_memory(_as_trained(config, found)),
         "batch_size": config.train.batch_size,
         "chunk_size": config.train.chunk_size,
-        "command": command,
+        "command": training_command(config, found, [*state.config_flags, *typed]),
     }
 
 
@@ -94,19 +126,19 @@ def _plain(sized: Sized) -> dict[str, Any]:
     }
 
 
-def training_command(config: RunConfig, found: Sized, typed: Sequence[str]) -> str:
+def training_command(config: RunConfig, found: ModelConfig, typed: Sequence[str]) -> str:
     """Return the command that trains the model at the size that was found.
 
     Args:
         config: What was typed, composed: the model before it was resized.
-        found: The size.
+        found: The model at the size that was found.
         typed: Flags and overrides of the command that looked for it.
     """
     of_solve = ("mode=", "solve.")
     kept = [text for text in typed if not text.startswith(of_solve)]
     if not any(text.startswith("model=") for text in kept):
         kept.insert(0, f"model={config.model.name}")
-    before, after = config.model, found.config
+    before, after = config.model, found
     sizes = {
         "dim": (before.dim, after.dim),
         "depth": (before.depth, after.depth),

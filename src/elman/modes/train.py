@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,26 +15,39 @@ import torch
 
 from elman.config import RunConfig
 from elman.data.batches import Data, open_data
+from elman.disk import is_disk_trouble, keep_room, sizes
 from elman.errors import ExitStatus, RunStatus, UserError, first_line
-from elman.kernels.packages import computation_path, on_slow_path, resolve_backend, tuning_note
+from elman.kernels.packages import (
+    computation_path,
+    on_slow_path,
+    resolve_backend,
+    slow_note,
+    tuning_note,
+)
 from elman.kernels.triton_tuning import tuning_told_to
-from elman.launch.run_folder import CONFIG_FILE, RunLock, config_hash, write_config
+from elman.launch import session
+from elman.launch.gpus.asking import asked_driver
+from elman.launch.gpus.visible import refuse_wrong_visible
+from elman.launch.run_folder import RunLock, config_hash, config_text, write_config
 from elman.models import registry
-from elman.parity.gate import require_parity
+from elman.parity.gate import ParityError, require_norm_parity, require_parity
 from elman.parity.shapes import TrainedSizes
 from elman.report.plots import plot_losses
 from elman.report.summary import print_summary
-from elman.training.checkpoints import CheckpointStore
+from elman.training.checkpoints import CheckpointError, CheckpointStore, DamagedError
 from elman.training.display import Display
 from elman.training.environment import choose_device, describe_environment
 from elman.training.memory import available_memory, estimate_memory, largest_batch
 from elman.training.metrics import DEFINITIONS, METRICS_VERSION
-from elman.training.recorder import Recorder, write_result
+from elman.training.recorder import RESULT, Recorder, write_result
 from elman.training.replay import uses_graph
+from elman.training.signals import Interruption, interruptible
 from elman.training.trainer import Trainer
 from elman.training.validation import uses_bf16
 
 _log = logging.getLogger("elman.train")
+# Of a result, what tells of the definitions and the machine, not of the run.
+_OF_EVERY_RUN = ("definitions", "environment", "data", "parity")
 
 
 def run(config: RunConfig, folder: Path | None) -> ExitStatus:
@@ -45,6 +59,8 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
     assert folder is not None, "training always has a run folder"
     display = Display()
     device = choose_device(config.train.device)
+    if device.type == "cpu" and config.train.device == "auto":
+        refuse_wrong_visible(asked_driver())
     _prepare(config, device)
     backend = resolve_backend(
         registry.cell(config.model.cell).under(config.model.options),
@@ -53,8 +69,7 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
         allow_slow=config.baseline.allow_slow,
     )
     with RunLock(folder), open_data(config.data, config.train.chunk_size, display.say) as data:
-        session = _Session(config, folder, data, device, display, backend)
-        return session.run()
+        return _Session(config, folder, data, device, display, backend).run()
 
 
 class _Session:
@@ -76,31 +91,65 @@ class _Session:
         self._error: str | None = None
         self._estimate: int | None = None
         self._parity: dict[str, Any] | None = None
+        self._norm_parity: dict[str, Any] | None = None
+        self._taken_up = False
 
     def run(self) -> ExitStatus:
-        """Train and report; every way of ending leaves a ``result.json``."""
-        write_config(self._folder, self._config)
+        """Train and report; every way of ending a run that has begun leaves a ``result.json``.
+
+        A resumed run is taken up when nothing can refuse it any more: until then its folder stays
+        as it is, with the result and the configuration of its earlier session.
+        """
+        if not self._resumes:
+            self._take_up()
         self._display.start()
-        try:
-            with tuning_told_to(self._display.heartbeat):
-                status = self._train()
-        except UserError as error:
-            if self._trainer is None or not self._trainer.ledger.begun:
-                raise
-            status = self._crashed(error)
-        except KeyboardInterrupt:
-            status = RunStatus.INTERRUPTED
-            self._error = "interrupted before the weights were saved"
-        except Exception as error:
-            _log.error("the run ended with this error", exc_info=True)
-            ended = self._out_of_memory if _is_out_of_memory(error) else self._crashed
-            status = ended(error)
-        finally:
-            self._display.stop()
-        self._report(status)
+        with interruptible() as interruption:
+            interruption.release()
+            try:
+                with tuning_told_to(self._display.waiting):
+                    status = self._train(interruption)
+            except KeyboardInterrupt:
+                if not self._begun:
+                    raise
+                status = RunStatus.INTERRUPTED
+                self._error = "interrupted before the weights were saved"
+            except Exception as error:
+                if not self._begun and (isinstance(error, UserError) or is_disk_trouble(error)):
+                    raise
+                status = self._failed(error)
+            finally:
+                interruption.hold()
+                self._display.stop()
+            if self._taken_up:
+                return self._report(status, interruption)
+        self._say_end(status)
         return status.exit_status
 
-    def _train(self) -> RunStatus:
+    @property
+    def _resumes(self) -> bool:
+        return self._config.train.resume is not None
+
+    @property
+    def _begun(self) -> bool:
+        return self._trainer is not None and self._trainer.ledger.begun
+
+    def _take_up(self) -> None:
+        """Note in the run folder that the run has these settings from here on."""
+        keep_room(self._folder / RESULT)
+        write_config(self._folder, self._config)
+        session.taken_up()
+        _log.info("configuration %s", config_hash(self._config))
+        self._taken_up = True
+
+    def _failed(self, error: Exception) -> RunStatus:
+        """Return the status of a run that an error ended; its traceback goes to the log."""
+        if isinstance(error, ParityError):
+            return self._refused(error)
+        if not isinstance(error, CheckpointError):  # which says all there is to say
+            _log.error("the run ended with this error", exc_info=error)
+        return self._out_of_memory(error) if _is_out_of_memory(error) else self._crashed(error)
+
+    def _train(self, interruption: Interruption) -> RunStatus:
         config, folder = self._config, self._folder
         if (short := self._too_large()) is not None:
             return short
@@ -108,37 +157,56 @@ class _Session:
         store = CheckpointStore(
             folder / "checkpoints",
             config.train.keep_checkpoints,
-            (folder / CONFIG_FILE).read_text(encoding="utf-8"),
+            config_text(config),
+            self._display.say,
         )
         trainer = Trainer(config, folder, self._data, self._device, store, self._display)
         self._restore(trainer, store)
+        self._require_room(trainer)
         self._announce(trainer)
         self._trainer = trainer
-        with closing(Recorder(folder, config)) as recorder:
-            return trainer.run(recorder)
+        trainer.first_pass()
+        if not self._taken_up:
+            self._take_up()
+        with closing(Recorder(folder, config, self._display.say)) as recorder:
+            status = trainer.run(recorder, interruption)
+        if status is RunStatus.NAN:
+            self._error = self._not_finite(trainer)
+        return status
 
     def _prove(self) -> None:
         """Let no kernel train that computes something else than the reference."""
-        train = self._config.train
-        self._parity = require_parity(
-            self._config.model,
-            self._backend,
-            self._device.type,
-            "bf16" if uses_bf16(self._device, train.precision) else "fp32",
-            self._folder,
-            self._display.say,
-            sizes=TrainedSizes(train.batch_size, train.chunk_size, train.tbptt),
-        )
+        config, train, device = self._config, self._config.train, self._device.type
+        precision = "bf16" if uses_bf16(self._device, train.precision) else "fp32"
+        given = (device, precision, self._folder, self._display.say)
+        sizes = TrainedSizes(train.batch_size, train.chunk_size, train.tbptt)
+        self._parity = require_parity(config.model, self._backend, *given, sizes=sizes)
+        self._norm_parity = require_norm_parity(config.model, config.kernels.backend, *given)
+
+    def _require_room(self, trainer: Trainer) -> None:
+        """Refuse a run whose first checkpoint cannot fit: it would train for nothing."""
+        needed = sum(p.numel() * p.element_size() for p in trainer.model.parameters())
+        disk = os.statvfs(self._folder)
+        free = disk.f_bavail * disk.f_frsize
+        if free < needed:
+            wanted, left = sizes(needed, free)
+            raise UserError(
+                f"{self._folder}: a checkpoint needs at least {wanted} and the disk has {left} "
+                "free; make room there, or name another disk with hydra.run.dir=<folder>"
+            )
 
     def _restore(self, trainer: Trainer, store: CheckpointStore) -> None:
         train = self._config.train
         if train.resume is not None:
-            store.remove_unfinished()
-            newest = store.newest()
+            try:
+                newest = store.newest()
+                if newest is not None:
+                    trainer.resume(newest)
+            except DamagedError as error:
+                raise error.in_resume(Path(train.resume)) from None
             if newest is None:
                 self._display.say("no checkpoint was saved yet: starting from the first step")
             else:
-                trainer.resume(newest)
                 self._display.say(f"resuming after step {newest.step}")
         elif train.init_from is not None:
             trainer.start_from(train.init_from)
@@ -187,14 +255,29 @@ class _Session:
         self._error = f"{first_line(error)}; {self._advice(available_memory(self._device))}"
         return RunStatus.OOM
 
+    def _not_finite(self, trainer: Trainer) -> str:
+        """Say what was not finite, at which step, what is saved, and what to try."""
+        step, lr = trainer.stepper.step, self._config.optim.lr
+        kept = f"the weights of step {step:,} are saved" if step else "no step was applied"
+        return (
+            f"the {trainer.ledger.non_finite} was not finite at step {step + 1:,}; {kept}; try a "
+            f"smaller optim.lr ({lr / 3:.2g} is a third) or a longer optim.warmup_steps"
+        )
+
+    def _refused(self, error: Exception) -> RunStatus:
+        """A check before the first step failed: nothing has been trained."""
+        self._error = first_line(error)
+        return RunStatus.REFUSED
+
     def _crashed(self, error: Exception) -> RunStatus:
-        self._error = f"{type(error).__name__}: {first_line(error)}"
+        line, plain = first_line(error), isinstance(error, UserError | CheckpointError)
+        self._error = line if plain else f"{type(error).__name__}: {line}"
         return RunStatus.CRASH
 
     # ------------------------------------------------------------------ what is said about it
 
     def _announce(self, trainer: Trainer) -> None:
-        config, model = self._config, self._config.model
+        model = self._config.model
         memory = f", about {self._estimate / 1e9:.1f} GB" if self._estimate else ""
         path = computation_path(registry.cell(model.cell), self._backend)
         through = f" ({path})" if path else ""
@@ -205,23 +288,49 @@ class _Session:
             f"backend {self._backend}{through} on {self._device}{graph}{memory}"
         )
         source = self._data.describe()
-        self._display.say(f"data: {source['bytes']:,} bytes of {', '.join(source['paths'][:3])}")
+        packed = source.get("packed")
+        where = f", packed in {packed['file']}" if packed else ""
+        self._display.say(f"data: {source['bytes']:,} bytes of {self._data.source.label}{where}")
         self._display.say(f"run folder: {self._folder}")
+        cell = registry.cell(model.cell).under(model.options)
+        if slow := slow_note(cell, self._config.kernels.backend, self._device, self._backend):
+            self._display.say(f"{slow}; the result is marked")
         if note := tuning_note(path, self._backend):
             self._display.say(f"{note}; it is not counted")
-        _log.info("configuration %s", config_hash(config))
 
-    def _report(self, status: RunStatus) -> None:
-        result = self._result(status)
+    def _report(self, status: RunStatus, interruption: Interruption) -> ExitStatus:
+        """Write the result, which no signal cuts short, and then show it, which one may."""
+        result, code = self._result(status), status.exit_status
+        try:
+            write_result(self._folder, result)
+        except OSError as error:
+            code = code or ExitStatus.FAILED
+            self._say_result(result, error)
+        interruption.release()
+        with suppress(KeyboardInterrupt):
+            self._say_end(status)
+            self._draw()
+            print_summary(self._display.console, self._folder, result)
+        return code
+
+    def _draw(self) -> None:
         try:
             plot_losses(self._folder)
         except Exception as error:  # a picture is no reason to lose a result
-            _log.warning("no loss curve", exc_info=True)
+            _log.warning("no loss curve (%s)", first_line(error))
             self._display.say(f"warning: no loss curve ({first_line(error)})")
-        write_result(self._folder, result)
+
+    def _say_end(self, status: RunStatus) -> None:
         if self._error:
             self._display.say(f"elman: {status.value}: {self._error}")
-        print_summary(self._display.console, self._folder, result)
+
+    def _say_result(self, result: dict[str, Any], error: OSError) -> None:
+        """Print the numbers of a run whose result could not be written."""
+        kept = {key: value for key, value in result.items() if key not in _OF_EVERY_RUN}
+        self._display.say(
+            f"elman: {self._folder / RESULT}: cannot be written ({error.strerror}); it is "
+            f"{json.dumps(kept)}"
+        )
 
     def _result(self, status: RunStatus) -> dict[str, Any]:
         """Assemble ``result.json``; every number in it has its definition beside it."""
@@ -246,6 +355,7 @@ class _Session:
             cell = registry.cell(config.model.cell)
             result["backend"] = self._backend
             result["parity"] = self._parity
+            result["norm_parity"] = self._norm_parity
             result["path"] = computation_path(cell, self._backend)
             result["slow_path"] = on_slow_path(self._backend)
             result["graph"] = stepper.graph

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from elman.ops.door import check, empty_results, is_empty
 from elman.ops.precision import wide_dtype
 
 _WITHOUT_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -34,7 +35,16 @@ def causal_attention(
         v_bshc: Values of all positions.
         theta: Base of the wavelengths.
         context: Positions that each position sees, itself included; 0 is every one before it.
+
+    Raises:
+        ValueError: keys or values have another batch, width, dtype or device than the queries.
     """
+    batch, _, heads, channels = q_bthc.shape
+    for name, one in (("keys", k_bshc), ("values", v_bshc)):
+        shape = (batch, None, heads, channels)
+        check(f"{name} of causal_attention", one, shape, q_bthc.device, (q_bthc.dtype,))
+    if is_empty(q_bthc):
+        return empty_results(q_bthc.shape, q_bthc.dtype, [], [q_bthc, k_bshc, v_bshc])[0]
     asked, known = q_bthc.shape[1], k_bshc.shape[1]
     q_bhtc = rotate(q_bthc, known - asked, theta).transpose(1, 2)
     k_bhsc = rotate(k_bshc, 0, theta).transpose(1, 2)

@@ -96,11 +96,15 @@ class Experiment:
         if self.state is not None:
             state = self._first_state(layer, run)
             inputs |= {f"{name} first": part for name, part in state.items()}
-        with _autocast(run), poisoned(), products(rounded=run.precision == "tf32"):
+        with autocast_for(run), poisoned(), products(rounded=run.precision == "tf32"):
             y_btd, last = layer(inputs["x"], state)
             outputs = {"y": y_btd} | {f"{name} last": part for name, part in last.items()}
             gradients = self._gradients(outputs, inputs | trained(layer))
         return {name: t.detach().double().cpu() for name, t in (outputs | gradients).items()}
+
+    def precision_of(self, name: str, run: Run) -> str:
+        """Return the precision whose tolerance a result has: that of the run."""
+        return run.precision
 
     def _layer_for(self, run: Run) -> nn.Module:
         layer = copy.deepcopy(self.layer).to(device=run.device, dtype=_DTYPES[run.precision])
@@ -111,7 +115,7 @@ class Experiment:
         """Return the state in the dtypes that the layer itself hands on in this precision."""
         assert self.state is not None
         one_btd = self.x_btd[:, :1].to(run.device, _DTYPES[run.precision])
-        with torch.no_grad(), _autocast(run):
+        with torch.no_grad(), autocast_for(run):
             _, like = layer(one_btd)
         return {
             name: _placed(part, run.device, like[name].dtype) for name, part in self.state.items()
@@ -138,7 +142,7 @@ def call_once(cell: Cell, shape: Shape, run: Run) -> None:
     sizes = (shape.batch, shape.steps, shape.dim)
     x_btd = torch.randn(sizes, device=run.device, dtype=dtype, requires_grad=True)
     state: State | None = None
-    with _autocast(run):
+    with autocast_for(run):
         if shape.initial:
             with torch.no_grad():
                 _, state = layer(x_btd)
@@ -157,7 +161,7 @@ def compile_for(cell: Cell, shape: Shape, run: Run) -> None:
     both = run.backend == "cuda"
     batch = shape.batch if both else 1
     x_btd = torch.zeros(batch, 1, shape.dim, device=run.device, dtype=dtype, requires_grad=True)
-    with torch.set_grad_enabled(both), _autocast(run):
+    with torch.set_grad_enabled(both), autocast_for(run):
         y_btd, _ = layer(x_btd)
     if y_btd.requires_grad:
         torch.autograd.grad(y_btd, x_btd, torch.zeros_like(y_btd))
@@ -245,5 +249,6 @@ def _placed(tensor: Tensor, device: str, dtype: torch.dtype) -> Tensor:
     return span.copy_(tensor).requires_grad_()
 
 
-def _autocast(run: Run) -> torch.autocast:
+def autocast_for(run: Run) -> torch.autocast:
+    """Return the context that a run's precision asks for."""
     return torch.autocast(run.device, torch.bfloat16, enabled=run.precision == "bf16")

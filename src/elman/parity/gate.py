@@ -15,11 +15,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from elman.kernels.backends import REFERENCE, norm_backend
 from elman.kernels.cache import cannot_write, kernel_cache
 from elman.kernels.packages import computation_path
 from elman.models import registry
+from elman.parity import norms
 from elman.parity.experiment import Run
-from elman.parity.proof import Proof, prove_as_trained, prove_runs
+from elman.parity.proof import Proof, prove_as_trained, prove_norms, prove_runs
 from elman.parity.record import write_parity
 from elman.parity.shapes import TrainedSizes
 from elman.parity.source import proof_conditions
@@ -89,6 +91,55 @@ def require_parity(
     return _remember(marker, proof, conditions)
 
 
+def require_norm_parity(
+    config: ModelConfig,
+    requested: str,
+    device: str,
+    precision: str,
+    folder: Path,
+    say: Callable[[str], None],
+) -> dict[str, Any] | None:
+    """Make sure that the kernel of a run's norms has passed, as :func:`require_parity` its cell's.
+
+    Models whose cell has no kernel have it, too.
+
+    Args:
+        config: Group ``model``.
+        requested: As ``kernels.backend``: the norms choose by themselves.
+        device: As there, and so are the others.
+        precision: As there.
+        folder: As there.
+        say: As there.
+
+    Returns:
+        What ``result.json`` says about it; None where plain PyTorch computes the norms.
+
+    Raises:
+        ParityError: the kernel is wrong here.
+    """
+    if config.wrapper != "rms" or norm_backend(requested, device) == REFERENCE:
+        return None
+    precisions = ["fp32", "bf16"] if precision == "bf16" else ["fp32"]
+    conditions = {
+        "cell": norms.NAME,
+        "dim": config.dim,
+        "backend": norms.CUDA,
+        "device": device,
+        "precisions": precisions,
+        "conditions": proof_conditions(),
+    }
+    marker = _marker(norms.NAME, norms.CUDA, conditions)
+    if (known := _recalled(marker)) is not None:
+        return known
+    say(f"checking the {norms.CUDA} kernel of {norms.NAME} against plain PyTorch, once ...")
+    runs = [Run(norms.CUDA, device, name) for name in precisions]
+    proof = prove_norms(config.dim, runs, seed=SEED, quick=True)
+    if not proof.passed:
+        place = write_parity(folder, proof.as_json() | conditions)
+        raise ParityError(_refusal(proof, place, _plain_norms(config)))
+    return _remember(marker, proof, conditions)
+
+
 def _conditions(
     config: ModelConfig, backend: str, device: str, precisions: Sequence[str]
 ) -> dict[str, Any]:
@@ -137,13 +188,19 @@ def _remember(marker: Path, proof: Proof, conditions: dict[str, Any]) -> dict[st
     return parity
 
 
-def _refusal(proof: Proof, place: Path) -> str:
+def _plain_norms(config: ModelConfig) -> str:
+    """Return the settings under which plain PyTorch computes the norms."""
+    cell = registry.cell(config.cell)
+    slow = " baseline.allow_slow=true" if cell.package is not None else ""
+    return f"kernels.backend={cell.backends[0]}{slow}"
+
+
+def _refusal(proof: Proof, place: Path, remedy: str = "kernels.backend=reference") -> str:
     failed = [check for check in proof.checks if not check.passed]
     first = failed[0]
     return (
         f"the {first.run.backend} kernel of {proof.cell} is wrong on this machine: "
-        f"{first.worst.tensor} in {first.run.precision} at {first.sizes} has a relative error of "
-        f"{first.worst.relative_l2:.1e}, tolerance {first.worst.tolerance:.1e} "
+        f"{first.worst.tensor} in {first.run.precision} at {first.sizes} {first.worst.error} "
         f"({len(failed)} of {len(proof.checks)} checks failed; {place}); "
-        "kernels.backend=reference trains without it"
+        f"{remedy} trains without it"
     )

@@ -7,20 +7,23 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from elman.errors import UserError
 from elman.kernels.backends import AUTO, REFERENCE, TORCH, choose_backend
+from elman.kernels.compiler import stop_compilers
 from elman.kernels.packages import computation_path, on_slow_path, package_problem, resolve_backend
 from elman.kernels.threads import cpu_share
 from elman.models import registry
 from elman.models.registry.spec import Cell
-from elman.parity.compare import Comparison, compare, tolerance
+from elman.parity import norms
+from elman.parity.compare import TOLERANCES, Comparison, compare, compare_beside
 from elman.parity.experiment import EXACT, Experiment, Run, call_once, compile_for
-from elman.parity.shapes import Shape, TrainedSizes, few_rows, shape_as_trained, shapes_for
+from elman.parity.shapes import TrainedSizes, few_rows, shape_as_trained, shapes_for
 from elman.schema.model import ModelConfig
 
 # What each backend is asked to compute; the engines for GPUs have no fp64.
@@ -31,6 +34,7 @@ _PRECISIONS = {
     "triton": ("tf32", "bf16"),
 }
 _GPU = ("cuda", "triton")
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -42,12 +46,14 @@ class Check:
         shape: Name of the shape.
         sizes: Its sizes, for people.
         comparisons: Every output, state and gradient.
+        part: What ran: the name of the cell, or of the residual stream's add and norm.
     """
 
     run: Run
     shape: str
     sizes: str
     comparisons: Sequence[Comparison]
+    part: str = ""
 
     @property
     def passed(self) -> bool:
@@ -109,13 +115,15 @@ class Proof:
     def _summary(self) -> list[dict[str, Any]]:
         """Return for every way of running the layer what passed, and the worst tensor."""
         found = []
-        for run in dict.fromkeys(check.run for check in self.checks):
-            checks = [check for check in self.checks if check.run == run]
+        for part, run in dict.fromkeys((check.part, check.run) for check in self.checks):
+            checks = [check for check in self.checks if (check.part, check.run) == (part, run)]
             worst = worst_of(check.worst for check in checks)
             counts = {"checks": len(checks), "passed": sum(check.passed for check in checks)}
+            path = self.paths.get(run.backend) if part != norms.NAME else None
             found.append(
-                asdict(run)
-                | {"path": self.paths.get(run.backend), "slow_path": on_slow_path(run.backend)}
+                {"part": part}
+                | asdict(run)
+                | {"path": path, "slow_path": on_slow_path(run.backend)}
                 | counts
                 | {"worst": _tensor_as_json(worst)}
             )
@@ -147,7 +155,29 @@ def prove(
     """
     cell = registry.cell(config.cell).under(config.options)
     runs, notes = runs_here(cell, backend, allow_slow=allow_slow)
-    return prove_runs(config, runs, notes, seed=seed, quick=quick, progress=progress)
+    if config.wrapper != "rms":
+        return prove_runs(config, runs, notes, seed=seed, quick=quick, progress=progress)
+    norm_runs, norm_notes = norms.norm_runs(backend)
+    later = len(norm_runs) * len(norms.norm_shapes(config.dim, norm_runs, quick=quick))
+    proof = prove_runs(
+        config,
+        runs,
+        notes,
+        seed=seed,
+        quick=quick,
+        progress=lambda done, total: progress(done, total + later),
+    )
+    before = len(proof.checks)
+    of_norms = prove_norms(
+        config.dim,
+        norm_runs,
+        seed=seed,
+        quick=quick,
+        progress=lambda done, total: progress(before + done, before + total),
+    )
+    proof.checks += of_norms.checks
+    proof.notes += norm_notes
+    return proof
 
 
 def prove_runs(
@@ -169,9 +199,12 @@ def prove_runs(
             proof.paths[run.backend] = path
     total = len(shapes) * len(runs)
     progress(0, total)
-    _compile(cell, shapes, [run for run in runs if run.backend in kernels])
+    _compile(partial(compile_for, cell), shapes, [run for run in runs if run.backend in kernels])
     for shape in shapes:
-        for check in _checks(cell, shape, runs, seed):
+        experiment = Experiment(cell, shape, seed)
+        label = Label(cell.name, shape.name, shape.describe(cell))
+        shared = cell.package is None
+        for check in _checks(experiment, label, cell.backends[0], runs, shared=shared):
             proof.checks.append(check)
             progress(len(proof.checks), total)
     return proof
@@ -192,19 +225,61 @@ def prove_as_trained(config: ModelConfig, run: Run, sizes: TrainedSizes, *, seed
     cell = registry.cell(config.cell)
     trained = shape_as_trained(cell, config.dim, config.options, sizes)
     call_once(cell, trained, run)
+    shape = few_rows(trained)
+    experiment = Experiment(cell, shape, seed, run.device)
+    label = Label(cell.name, shape.name, shape.describe(cell))
     proof = Proof(config.name, cell.name, [run.backend])
-    proof.checks += _checks(cell, few_rows(trained), [run], seed, exact_on=run.device)
+    base = cell.backends[0]
+    proof.checks += _checks(experiment, label, base, [run], shared=False, exact_on=run.device)
     return proof
 
 
-def _compile(cell: Cell, shapes: Sequence[Shape], runs: Sequence[Run]) -> None:
+def prove_norms(
+    width: int,
+    runs: Sequence[Run],
+    *,
+    seed: int,
+    quick: bool,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Proof:
+    """Check the residual stream's add and norm at a model's width in the given ways of running it.
+
+    Args:
+        width: Model width.
+        runs: As :func:`elman.parity.norms.norm_runs` returns them.
+        seed: Seed of the numbers.
+        quick: Only a model's own norms, no odd sizes.
+        progress: As in :func:`prove`; not called before the first check is done.
+    """
+    shapes = norms.norm_shapes(width, runs, quick=quick)
+    kernels = [run for run in runs if run.backend != REFERENCE]
+    proof = Proof(norms.NAME, norms.NAME, list(dict.fromkeys(run.backend for run in kernels)))
+    _compile(norms.compile_norm, shapes, kernels)
+    for shape in shapes:
+        experiment = norms.NormExperiment(shape, seed)
+        label = Label(norms.NAME, shape.name, shape.describe())
+        for check in _checks(experiment, label, REFERENCE, runs, shared=True):
+            proof.checks.append(check)
+            progress(len(proof.checks), len(shapes) * len(runs))
+    return proof
+
+
+def _compile(
+    compile_one: Callable[[S, Run], None], shapes: Sequence[S], runs: Sequence[Run]
+) -> None:
     """Compile what the checks will call, several kernels at a time: one after another takes long.
 
     What goes wrong here goes wrong again, and is reported, where it is checked.
     """
     with torch.random.fork_rng(devices=[]), ThreadPoolExecutor(cpu_share()) as pool:
         for shape, run in itertools.product(shapes, runs):
-            pool.submit(compile_for, cell, shape, run)
+            pool.submit(compile_one, shape, run)
+        try:
+            pool.shutdown()
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            stop_compilers()
+            raise
 
 
 def runs_here(
@@ -261,11 +336,45 @@ def _device_of(cell: Cell, backend: str) -> str:
     return "cuda"
 
 
+@dataclass(frozen=True)
+class Label:
+    """What a check is of: names of the part and the shape, and the shape's sizes, for people."""
+
+    part: str
+    shape: str
+    sizes: str
+
+
+class Measured(Protocol):
+    """A part of a model with everything that it is given."""
+
+    def run(self, run: Run) -> dict[str, Tensor]:
+        """Return outputs and gradients by name, in fp64 on the CPU."""
+
+    def precision_of(self, name: str, run: Run) -> str:
+        """Return the precision whose tolerance a result has."""
+
+
 def _checks(
-    cell: Cell, shape: Shape, runs: Sequence[Run], seed: int, exact_on: str = "cpu"
+    experiment: Measured,
+    label: Label,
+    base: str,
+    runs: Sequence[Run],
+    *,
+    shared: bool,
+    exact_on: str = "cpu",
 ) -> list[Check]:
-    experiment = Experiment(cell, shape, seed, exact_on)
-    wanted = experiment.run(Run(cell.backends[0], exact_on, EXACT))
+    """Run everything and compare.
+
+    Args:
+        experiment: What is run.
+        label: What it is.
+        base: The backend that says what is right.
+        runs: The ways of running it.
+        shared: As :func:`~elman.parity.compare.compare_beside` has it.
+        exact_on: Type of the device on which that backend computes in fp64.
+    """
+    wanted = experiment.run(Run(base, exact_on, EXACT))
     known: dict[Run, dict[str, Tensor]] = {}
 
     def found_by(run: Run) -> dict[str, Tensor]:
@@ -275,33 +384,39 @@ def _checks(
 
     checks = []
     for run in runs:
-        found, own = found_by(run), {}
-        if run.precision != EXACT:
-            own = found_by(Run(cell.backends[0], run.device, run.precision))
-        comparisons = [
-            _compared(name, found[name], own.get(name), wanted[name], run.precision)
-            for name in wanted
-        ]
-        checks.append(Check(run, shape.name, shape.describe(cell), comparisons))
+        found = found_by(run)
+        if run.precision == EXACT:
+            exact = TOLERANCES[EXACT]
+            comparisons = [compare(name, found[name], wanted[name], exact) for name in wanted]
+        else:
+            own = found_by(Run(base, run.device, run.precision))
+            comparisons = [
+                compare_beside(
+                    name,
+                    found[name],
+                    own[name],
+                    wanted[name],
+                    experiment.precision_of(name, run),
+                    shared=shared,
+                )
+                for name in wanted
+            ]
+        checks.append(Check(run, label.shape, label.sizes, comparisons, label.part))
     return checks
 
 
-def _compared(
-    name: str, found: Tensor, own: Tensor | None, wanted: Tensor, precision: str
-) -> Comparison:
-    """Compare with the tolerance that the reference's own result in this precision allows."""
-    error = 0.0 if own is None else compare(name, own, wanted, 0.0).relative_l2
-    return compare(name, found, wanted, tolerance(precision, error))
-
-
 def _check_as_json(check: Check) -> dict[str, Any]:
-    return asdict(check.run) | {
-        "shape": check.shape,
-        "sizes": check.sizes,
-        "passed": check.passed,
-        "worst": _tensor_as_json(check.worst),
-        "tensors": [_tensor_as_json(one) for one in check.comparisons],
-    }
+    return (
+        {"part": check.part}
+        | asdict(check.run)
+        | {
+            "shape": check.shape,
+            "sizes": check.sizes,
+            "passed": check.passed,
+            "worst": _tensor_as_json(check.worst),
+            "tensors": [_tensor_as_json(one) for one in check.comparisons],
+        }
+    )
 
 
 def _tensor_as_json(one: Comparison) -> dict[str, Any]:
@@ -311,6 +426,10 @@ def _tensor_as_json(one: Comparison) -> dict[str, Any]:
         "cosine": _finite(one.cosine),
         "max_abs": _finite(one.max_abs),
         "tolerance": one.tolerance,
+        "reference_relative_l2": None if one.reference is None else _finite(one.reference),
+        "from_reference": None if one.apart is None else _finite(one.apart),
+        "most_from_reference": _finite(one.most_apart),
+        "excused": one.excused,
         "passed": one.passed,
     }
 

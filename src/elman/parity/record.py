@@ -7,11 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from elman.disk import whole_file
+
 FILE = "parity.json"
 
 
 def write_parity(folder: Path, result: Mapping[str, Any]) -> Path:
-    """Write ``parity.json`` and return its path."""
+    """Write ``parity.json`` whole and return its path.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     path = folder / FILE
-    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    with whole_file(path) as stream:
+        stream.write(json.dumps(result, indent=2) + "\n")
     return path

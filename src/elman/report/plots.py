@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,7 +39,12 @@ def plot_losses(folder: Path) -> Path | None:
     axes.set(xlabel="optimizer step", ylabel="bits per byte", title=folder.name)
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(folder / CURVE, dpi=120)
+    scratch = folder / f".{CURVE}"
+    try:
+        figure.savefig(scratch, dpi=120)
+        os.replace(scratch, folder / CURVE)
+    finally:
+        scratch.unlink(missing_ok=True)
     return folder / CURVE
 
 

@@ -43,6 +43,30 @@ def print_solution(result: Result, console: Console) -> None:
             style = "bold" if mark else None
             table.add_row(mark, str(sized["size"]), *_count(sized), style=style)
     console.print(table)
+    _print_training(result, console)
+
+
+def print_shapes(result: Result, console: Console) -> None:
+    """Print the best configurations of several sizes, and what training the first takes."""
+    over = result["over"]
+    words = ", ".join(over)
+    _line(console, f"{result['model']}: {words} for {result['target']:,} parameters")
+    if result["status"] != "ok":
+        _line(console, f"not reached with these values of {words}: the nearest are")
+    table = Table(show_edge=False, header_style="bold")
+    for head in ("", *over, "parameters", "off"):
+        table.add_column(head, justify="right")
+    for place, one in enumerate(result["best"]):
+        style, mark = (None, "") if place else ("bold", ">")
+        sizes = [str(one["sizes"][size]) for size in over]
+        table.add_row(mark, *sizes, *_count(one), style=style)
+    console.print(table)
+    _line(console, result["rule"])
+    _print_training(result, console)
+
+
+def _print_training(result: Result, console: Console) -> None:
+    """Print what a training step of the answer takes, and the command."""
     batch = f"{result['batch_size']} rows of {result['chunk_size']} bytes"
     _line(console, f"memory of a training step: {_memory(result)} at {batch}")
     _line(console, f"train it: {result['command']}")
@@ -78,13 +102,20 @@ def _cells(result: Result) -> list[str]:
     nearest = result["nearest"]
     return [
         f"{result['target']:,}",
-        f"{result['over']}={nearest['size']}",
+        _found(result),
         str(nearest["depth"]),
         *_count(nearest),
         *(_neighbour(result[name]) for name in ("below", "above")),
         _memory(result),
         f"{result['batch_size']} x {result['chunk_size']}",
     ]
+
+
+def _found(result: Result) -> str:
+    """Return the answer's sizes as they are typed, without ``model.``."""
+    nearest = result["nearest"]
+    sizes = nearest.get("sizes") or {result["over"]: nearest["size"]}
+    return " ".join(f"{name}={size}" for name, size in sizes.items())
 
 
 def _count(sized: Result) -> tuple[str, str]:

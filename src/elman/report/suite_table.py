@@ -67,7 +67,11 @@ def print_suite(console: Console, suite: Suite, listed: Sequence[Listed]) -> Non
     if suite.published:
         console.print(Text("Losses of different suites and dates cannot be compared."))
     slow = any(one.config is not None and _on_a_gpu(one) == _SLOW for one in listed)
-    more = f"; on a GPU it needs baseline.allow_slow=true, because of the {_SLOW}" if slow else ""
+    more = ""
+    if slow and suite.claims_speed:
+        more = f"; on a GPU it needs baseline.allow_slow=true, because of the {_SLOW}"
+    elif slow:
+        more = f"; on a GPU the rows of the {_SLOW} are marked"
     console.print(Text(f"elman benchmark={suite.name} runs it{more}"))
 
 
@@ -128,6 +132,8 @@ def facts(suite: Suite, models: Mapping[str, Listed]) -> dict[str, str]:
         spread = max(known) / min(known) - 1
         claim = "claims one size" if suite.claims_equal_size else "claims no equal size"
         found["sizes"] = f"{min(known):,} to {max(known):,} ({spread:.0%} apart); {claim}"
+    if suite.claims_speed:
+        found["speed"] = "its figures are speeds: no slow path on a GPU without allow_slow"
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from elman.errors import RunStatus
 from elman.launch.quoting import pasteable
 from elman.report.sweep_table import computed_by
 from elman.training.display import duration
@@ -32,7 +33,7 @@ def print_summary(console: Console, folder: Path, result: dict[str, Any]) -> Non
     place = os.path.relpath(folder)
     place = place if len(place) < len(str(folder)) else str(folder)
     console.print(f"everything about it: {place}", markup=False, soft_wrap=True)
-    if result.get("steps"):
+    if result.get("steps") and status != RunStatus.NAN:  # its error says what to try
         _print_next(console, place, status)
 
 
@@ -74,9 +75,8 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str, str]]:
 def _computed_by(result: dict[str, Any]) -> str:
     """Name the backend and, of a packaged baseline, what computed it."""
     graph = ", as a CUDA graph" if result.get("graph") else ""
-    path = result.get("path")
-    slow = bool(path and result["slow_path"])
-    return f"backend {computed_by(result['backend'], path, slow)}{graph}"
+    by = computed_by(result["backend"], result.get("path"), bool(result["slow_path"]))
+    return f"backend {by}{graph}"
 
 
 def _number(value: float | None) -> str:

@@ -98,16 +98,15 @@ def _numbers(result: Mapping[str, Any]) -> list[str]:
 
 
 def computed_by(backend: str, path: str | None, slow: bool) -> str:
-    """Name the backend and, of a packaged baseline, what computed it.
+    """Name the backend, what computed a packaged baseline, and that it is a slow path.
 
     Args:
         backend: Its name.
         path: What computed a packaged baseline, in words; None for other cells.
-        slow: Whether that is its slow path.
+        slow: Whether plain PyTorch computed it.
     """
-    if not path:
-        return backend
-    return f"{backend}: {path}" + (", the slow path" if slow else "")
+    named = f"{backend}: {path}" if path else backend
+    return named + (", the slow path" if slow else "")
 
 
 def _shown(value: Any, form: str) -> str:

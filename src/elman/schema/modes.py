@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from elman.errors import UserError
 from elman.schema.model import VOCAB_SIZE, ModelConfig
 from elman.schema.section import Count, NonNegative, Section
+from elman.schema.training import DataFormat, refuse_unread
 
 
 class EvalConfig(Section):
@@ -19,6 +20,8 @@ class EvalConfig(Section):
     Args:
         checkpoint: Run folder, its ``checkpoints`` folder, or one checkpoint in it.
         path: Bytes to score; null is the run's own held-out tail at its fixed positions.
+        format: As ``data.format``, of ``path``.
+        field: As ``data.field``, of ``path``.
         max_bytes: Score at most so many bytes of ``path``, evenly spaced; null is all of it.
         batch_size: Rows at a time; null is the run's own.
         carry_state: Score ``path`` as one contiguous text with carried state, not in windows.
@@ -27,10 +30,17 @@ class EvalConfig(Section):
 
     checkpoint: str
     path: str | list[str] | None = None
+    format: DataFormat = "auto"
+    field: str = "text"
     max_bytes: Count | None = None
     batch_size: Count | None = None
     carry_state: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
+
+    @model_validator(mode="after")
+    def _each_is_read(self) -> Self:
+        refuse_unread("eval", self.path, self.format, self.field)
+        return self
 
 
 class GenerateConfig(Section):
@@ -67,8 +77,11 @@ class GenerateConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
 
-Size = Literal["dim", "depth", "n_heads", "n_state"]
-"""What ``mode=solve`` can look for; the last two are options of the cells that have them."""
+Size = Literal["dim", "depth", "n_heads", "n_state", "rank", "expansion"]
+"""What ``mode=solve`` can look for; those after depth are options of the cells that have them."""
+_DIM: list[Size] = ["dim"]
+# `solve.over=depth` means `solve.over=[depth]`.
+_one_or_more = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 
 _UNITS = {"": 1, "k": 1_000, "m": 1_000_000, "b": 1_000_000_000, "g": 1_000_000_000}
 
@@ -97,13 +110,13 @@ class SolveConfig(Section):
 
     Args:
         params: Number of parameters to come near, as 100M, 1.3B, 50k, 1e8 or 100_000_000.
-        over: The size that is found; every other stays as it is.
+        over: The size that is found, or several, found together; every other stays as it is.
         depth: Layers; null is the model's own depth.
         standard: Print the seeds' standard 100M table beside ours, and nothing else.
     """
 
     params: Annotated[int | None, BeforeValidator(parse_params)] = None
-    over: Size = "dim"
+    over: Annotated[list[Size], _one_or_more] = Field(default_factory=_DIM.copy)
     depth: Count | None = None
     standard: bool = False
 
@@ -122,20 +135,32 @@ class SolveConfig(Section):
                     "drop one of them"
                 )
             return
-        sizes = [size for size in get_args(Size) if size in ("dim", "depth", *model.options)]
-        if self.over not in sizes:
-            raise UserError(
-                f"solve.over={self.over}: cell {model.cell} has no such size; "
-                f"choose one of {', '.join(sizes)}"
-            )
-        if self.over == "depth" and self.depth is not None:
-            raise UserError("solve.depth: not read with solve.over=depth, which finds it; drop it")
-        if f"model.{self.over}" in named:
-            raise UserError(
-                f"model.{self.over}: not read with solve.over={self.over}, which finds it; drop it"
-            )
+        self._refuse_sizes(model, named)
         if self.depth is not None and "model.depth" in named:
             raise UserError("model.depth: not read beside solve.depth; drop one of them")
+
+    def _refuse_sizes(self, model: ModelConfig, named: frozenset[str]) -> None:
+        """Raise UserError on sizes that cannot be looked for, or that were given as well."""
+        sizes = [size for size in get_args(Size) if size in ("dim", "depth", *model.options)]
+        typed = self.over[0] if len(self.over) == 1 else f"[{','.join(self.over)}]"
+        if not self.over or len(set(self.over)) < len(self.over):
+            raise UserError(
+                f"solve.over={typed}: name each size once, as in solve.over=[dim,depth]"
+            )
+        for size in self.over:
+            if size not in sizes:
+                raise UserError(
+                    f"solve.over={typed}: cell {model.cell} has no such size as {size}; "
+                    f"choose from {', '.join(sizes)}"
+                )
+            if f"model.{size}" in named:
+                raise UserError(
+                    f"model.{size}: not read with solve.over={typed}, which finds it; drop it"
+                )
+        if "depth" in self.over and self.depth is not None:
+            raise UserError(
+                f"solve.depth: not read with solve.over={typed}, which finds it; drop it"
+            )
 
 
 class ModelsConfig(Section):

@@ -47,6 +47,7 @@ class SuiteConfig(Section):
         published: Published suites with the figures of its runs, its own first: names of files in
             elman.report.published.
         published_only: Published rows that no run repeats.
+        claims_speed: Whether its figures are speeds: models without kernels then stop it on a GPU.
         runs: The overrides of every run, in the order of the table.
         only: Models of the runs that start, by name or pattern (``e75*``); null is all.
     """
@@ -56,6 +57,7 @@ class SuiteConfig(Section):
     description: str = ""
     published: list[str] = Field(default_factory=list)
     published_only: list[PublishedOnly] = Field(default_factory=list)
+    claims_speed: bool = False
     runs: Annotated[list[Run], Field(min_length=1)]
     only: str | list[str] | None = None
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
+from elman.errors import UserError
 from elman.schema.section import Count, NonNegative, Positive, Section
+
+DataFormat = Literal["auto", "raw", "text", "jsonl", "parquet"]
+"""How files become bytes; :class:`DataConfig` says what each means."""
 
 
 class DataConfig(Section):
-    """Group ``data``: raw bytes and how much of their tail is held out.
+    """Group ``data``: what is read, and how much of its tail is held out.
 
     Args:
         path: A file, a glob, or a list of them; null is the Python standard library's own text.
+        format: ``raw``: every file's bytes as they are. ``text``: .gz, .zst, .xz and .bz2
+            decompressed. ``jsonl``, ``parquet``: the documents in ``field`` of each line or row,
+            joined by the byte 0x1e; JSON lines may be compressed. ``auto``: each file as its first
+            bytes and its name say, like ``text`` where they say nothing.
+        field: Where a document's text stands; a dot descends, as in ``meta.text``.
         val_bytes: Length of the held-out tail in bytes; null is 5 % of the data, at most 4 MiB.
         val_sample: Bytes predicted at each validation, at fixed positions of the tail.
         val_window: Bytes predicted from each of those positions, starting from zero state. It does
@@ -21,9 +30,30 @@ class DataConfig(Section):
     """
 
     path: str | list[str] | None = None
+    format: DataFormat = "auto"
+    field: str = "text"
     val_bytes: Count | None = None
     val_sample: Count = 65536
     val_window: Count = 512
+
+    @model_validator(mode="after")
+    def _each_is_read(self) -> Self:
+        refuse_unread("data", self.path, self.format, self.field)
+        return self
+
+
+def refuse_unread(section: str, path: object, format_: DataFormat, field: str) -> None:
+    """Raise UserError if nothing would read the format or the field that a section names."""
+    if not field:
+        raise UserError(f"{section}.field: names nothing; type {section}.field=text")
+    settings = ((f"{section}.format", format_, "auto"), (f"{section}.field", field, "text"))
+    for name, value, usual in settings:
+        if path is None and value != usual:
+            raise UserError(f"{name}={value}: read only with {section}.path; name that, or drop it")
+    if format_ in ("raw", "text") and field != "text":
+        raise UserError(
+            f"{section}.field={field}: {section}.format={format_} has no fields; drop one of them"
+        )
 
 
 # To a Literal, 1 is True.

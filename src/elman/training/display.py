@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -14,6 +15,9 @@ from rich.text import Text
 
 PLAIN_SECONDS = 5.0
 """Between two lines where there is no terminal."""
+WAIT_SECONDS = 15.0
+"""Without a line, after which a wait says how far it is where there is no terminal."""
+_BAR = 24
 
 _log = logging.getLogger("elman.train")
 
@@ -42,14 +46,23 @@ class Progress:
     seconds_left: float | None
     memory: int
 
-    def line(self) -> str:
-        """Return it as one line of text, the same in the log and on a terminal."""
+    def fields(self) -> dict[str, str]:
+        """Return what is shown, by name, in order."""
         rate = f"{self.tok_s:,.0f}" if self.tok_s else "-"
         left = duration(self.seconds_left) if self.seconds_left is not None else "-"
-        return (
-            f"step {self.step:>6} | loss {self.loss:.4f} | bpb {self.bpb:.4f} | "
-            f"lr {self.lr:.2e} | tok/s {rate} | left {left} | mem {self.memory / 1e9:.2f} GB"
-        )
+        return {
+            "step": f"step {self.step:>6}",
+            "loss": f"loss {self.loss:.4f}",
+            "bpb": f"bpb {self.bpb:.4f}",
+            "lr": f"lr {self.lr:.2e}",
+            "tok/s": f"tok/s {rate}",
+            "left": f"left {left}",
+            "mem": f"mem {self.memory / 1e9:.2f} GB",
+        }
+
+    def line(self, left_out: Collection[str] = ()) -> str:
+        """Return it as one line of text, for the log and, less ``left_out``, a terminal."""
+        return " | ".join(text for name, text in self.fields().items() if name not in left_out)
 
 
 class Display:
@@ -59,6 +72,7 @@ class Display:
         self.console = console or Console(stderr=True)
         self._live: Live | None = None
         self._last_plain = 0.0
+        self._last_said = time.monotonic()
         self._activity = ""
         self._progress: Progress | None = None
 
@@ -79,6 +93,7 @@ class Display:
     def say(self, text: str) -> None:
         """Print one line, above the live one, and log it."""
         _log.info(text)
+        self._last_said = time.monotonic()
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def activity(self, text: str) -> None:
@@ -86,13 +101,16 @@ class Display:
         self._activity = text
         self._refresh()
 
-    def heartbeat(self, text: str) -> None:
-        """Show that a long wait moves: in the live line, or every few seconds as a line."""
-        if self._live is not None:
-            self.activity(text)
-        elif time.monotonic() - self._last_plain >= PLAIN_SECONDS:
-            self._last_plain = time.monotonic()
-            self.say(f"{text} ...")
+    def waiting(self, text: str, every: float = WAIT_SECONDS) -> None:
+        """Name what the run does and how far it is: on a terminal, elsewhere in sparse lines.
+
+        Args:
+            text: What is shown.
+            every: Seconds without a line after which one is printed.
+        """
+        self.activity(text)
+        if self._live is None and time.monotonic() - self._last_said >= every:
+            self._print_plain(text)
 
     def update(self, progress: Progress) -> None:
         """Show a new moment of the run."""
@@ -101,19 +119,45 @@ class Display:
         if self._live is not None:
             self._refresh()
         elif time.monotonic() - self._last_plain >= PLAIN_SECONDS:
-            self._last_plain = time.monotonic()
-            self.console.print(progress.line(), markup=False, highlight=False, soft_wrap=True)
+            self._print_plain(progress.line())
+
+    def _print_plain(self, text: str) -> None:
+        self._last_plain = self._last_said = time.monotonic()
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _refresh(self) -> None:
-        if self._live is None:
-            return
-        grid = Table.grid(padding=(0, 1))
-        if self._progress is not None:
-            bar = ProgressBar(total=1.0, completed=self._progress.share, width=24)
-            grid.add_row(bar, Text(self._progress.line()), Text(self._activity, style="cyan"))
-        else:
-            grid.add_row(Text(self._activity, style="cyan"))
-        self._live.update(grid, refresh=True)
+        if self._live is not None:
+            shown = live_line(self._progress, self._activity, self.console.width)
+            self._live.update(shown, refresh=True)
+
+
+# Dropped in this order until the line fits; what the run does now stays longest, after the step.
+_DROPPED = ("mem", "lr", "bar", "bpb", "tok/s", "left", "loss")
+
+
+def live_line(progress: Progress | None, activity: str, width: int) -> RenderableType:
+    """Return the line that a terminal of ``width`` columns shows: never more than that."""
+    line = Text()
+    left_out: set[str] = set()
+    if progress is not None:
+        room = width - (len(activity) + 1 if activity else 0)
+        for name in _DROPPED:
+            if _needs(progress, left_out) <= room:
+                break
+            left_out.add(name)
+        line.append(progress.line(left_out) + " " * bool(activity))
+    line.append(activity, style="cyan")
+    if progress is None or "bar" in left_out:
+        line.truncate(width, overflow="ellipsis")
+        return line
+    grid = Table.grid(padding=(0, 1))
+    grid.add_row(ProgressBar(total=1.0, completed=progress.share, width=_BAR), line)
+    return grid
+
+
+def _needs(progress: Progress, left_out: Collection[str]) -> int:
+    bar = 0 if "bar" in left_out else _BAR + 1
+    return bar + len(progress.line(left_out))
 
 
 def duration(seconds: float) -> str:

@@ -37,6 +37,7 @@ class Ledger:
         self.val_tokens = 0
         self.validated_step: int | None = None
         self.contention = ContentionWatch(device)
+        self.non_finite: str | None = None
         self._pending: list[Step] = []
 
     def share(self, step: int) -> float:
@@ -74,12 +75,13 @@ class Ledger:
         self._pending.append(taken)
         self.throughput.step(tokens, self.clock.seconds())
 
-    def flush(self, applied: int, data_wait: float) -> None:
+    def flush(self, applied: int, data_wait: float, *, show: bool = True) -> None:
         """Fetch, record and show the steps booked since the last flush.
 
         Args:
             applied: The last step whose update was applied; later ones are recorded as not.
             data_wait: Seconds spent waiting for data so far.
+            show: Whether people see them, too: not before a save that must not wait for anybody.
         """
         if not self._pending:
             return
@@ -94,12 +96,13 @@ class Ledger:
                 good.append(loss)
             else:
                 record["applied"] = False
+                self.non_finite = self.non_finite or _not_finite(loss)
             records.append(record)
         lr = self._pending[-1].lr
         self._pending.clear()
         self.recorder.steps(records)
         if good:
-            self._window(applied, sum(good) / len(good), lr, data_wait)
+            self._window(applied, sum(good) / len(good), lr, data_wait, show)
 
     def validated(self, step: int, val_bpb: float, predicted: int) -> bool:
         """Book a validation; return whether it is the best so far."""
@@ -109,6 +112,11 @@ class Ledger:
         improved = self.best_val_bpb is None or val_bpb < self.best_val_bpb
         self.best_val_bpb = val_bpb if improved else self.best_val_bpb
         return improved
+
+    def recall(self, step: int, val_bpb: float, predicted: int) -> None:
+        """Take over a validation of saved weights, which may have come after their state."""
+        self.val_bpb, self.val_tokens, self.validated_step = val_bpb, predicted, step
+        self.best_val_bpb = min(val_bpb, self.best_val_bpb or val_bpb)
 
     def numbers(self, params: int, step: int, tokens: int, data_wait: float) -> dict[str, Any]:
         """Return every defined number of the run so far."""
@@ -159,7 +167,7 @@ class Ledger:
         self.contention.contended = state.get("contended")  # not in the first checkpoints
         self.val_bpb, self.best_val_bpb, self.val_tokens, self.validated_step = state["validation"]
 
-    def _window(self, step: int, loss: float, lr: float, data_wait: float) -> None:
+    def _window(self, step: int, loss: float, lr: float, data_wait: float, show: bool) -> None:
         self.contention.sample()
         rate, seconds = self.throughput.window(), self.clock.seconds()
         share, memory, bpb = self.share(step), peak_memory(self._device), bits_per_byte(loss)
@@ -172,8 +180,15 @@ class Ledger:
             "peak_memory_bytes": memory,
         }
         self.recorder.event("window", step, values)
+        if not show:
+            return
         left = seconds * (1 - share) / share if share > 0 else None
         self._display.update(Progress(step, share, loss, bpb, lr, rate, left, memory))
+
+
+def _not_finite(loss: float) -> str:
+    """Name what kept a step from the weights."""
+    return "gradient" if math.isfinite(loss) else "loss"
 
 
 def _number(value: float) -> float | None:

@@ -5,13 +5,33 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-import yaml
 
 from elman.config import RunConfig, validate
-from elman.errors import UserError
+from elman.kernels.packages import resolve_backend, slow_note
+from elman.models import registry
 from elman.models.build import build_model
 from elman.models.language_model import LanguageModel
-from elman.training.checkpoints import CONFIG, Checkpoint, find_checkpoint
+from elman.training.checkpoints import Checkpoint, find_checkpoint
+
+
+def slow_path_note(
+    place: str | Path, device: str | torch.device, backend: str, allow_slow: bool
+) -> str | None:
+    """Return the line which says that the model of a run runs as plain PyTorch, or None.
+
+    Args:
+        place: As for :func:`load`, and so the others.
+        device: Where the model goes.
+        backend: As ``kernels.backend``.
+        allow_slow: As ``baseline.allow_slow``.
+
+    Raises:
+        UserError: as :func:`load`.
+    """
+    model = saved_config(find_checkpoint(place)).model
+    cell = registry.cell(model.cell).under(model.options)
+    chosen = resolve_backend(cell, backend, device, allow_slow=allow_slow)
+    return slow_note(cell, backend, device, chosen)
 
 
 def load(
@@ -42,12 +62,10 @@ def load(
 
 
 def saved_config(checkpoint: Checkpoint) -> RunConfig:
-    """Return the configuration of the run that saved ``checkpoint``."""
-    path = checkpoint.path / CONFIG
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); name another checkpoint") from None
-    if not isinstance(tree, dict):
-        raise UserError(f"{path}: is no configuration; name another checkpoint")
-    return validate(tree)
+    """Return the configuration of the run that saved ``checkpoint``.
+
+    Raises:
+        DamagedError: its file is damaged.
+        UserError: it names a setting that there is no more.
+    """
+    return validate(checkpoint.config_tree())

@@ -50,17 +50,23 @@ DEFINITIONS = {
     "slow_path": "it ran as plain PyTorch: without its package, or its cell has no kernel there",
 }
 
-# Dense bf16 tensor-core peaks in FLOP/s, from NVIDIA's data sheets; matched by substring.
+# Dense bf16 tensor-core peaks in FLOP/s, from NVIDIA's data sheets; a device has the peak of the
+# longest name that is part of its own.
 _PEAK_FLOPS = {
+    "GB200": 2500e12,
     "B200": 2250e12,
     "H200": 989e12,
-    "H100 PCIe": 756e12,
+    "H200 NVL": 835e12,
     "H100": 989e12,
+    "H100 NVL": 835e12,
+    "H100 PCIe": 756e12,
     "A100": 312e12,
     "L40S": 362e12,
     "RTX 6000 Ada": 364e12,
     "RTX 4090": 165e12,
 }
+# Slower devices whose names hold that of a faster one: a part of a GPU, and two other chips.
+_OTHER_DEVICES = ("MIG", "Laptop", "RTX 4090 D")
 
 
 def bits_per_byte(nats: float) -> float:
@@ -70,10 +76,10 @@ def bits_per_byte(nats: float) -> float:
 
 def model_flops_utilisation(params: int, tok_s: float, device_name: str) -> float | None:
     """Return the share of the device's bf16 peak that 6 * params FLOP per byte amount to."""
-    for name, peak in _PEAK_FLOPS.items():
-        if name in device_name:
-            return 6 * params * tok_s / peak
-    return None
+    known = [name for name in _PEAK_FLOPS if name in device_name]
+    if not known or any(other in device_name for other in _OTHER_DEVICES):
+        return None
+    return 6 * params * tok_s / _PEAK_FLOPS[max(known, key=len)]
 
 
 class LossMeter:

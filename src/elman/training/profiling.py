@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
+from elman.errors import first_line
+
+_log = logging.getLogger("elman.train")
 TRACE = "profile.json"
 SKIPPED, RECORDED = 3, 3
 
@@ -26,7 +30,10 @@ def profiling(enabled: bool, folder: Path, device: torch.device) -> Iterator[Cal
         activities.append(torch.profiler.ProfilerActivity.CUDA)
 
     def export(profiler: torch.profiler.profile) -> None:
-        profiler.export_chrome_trace(str(folder / TRACE))
+        try:
+            profiler.export_chrome_trace(str(folder / TRACE))
+        except Exception as error:  # a trace is no reason to lose a run
+            _log.warning("no trace: %s", first_line(error))
 
     with torch.profiler.profile(
         activities=activities,

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from elman.config import RunConfig, flatten
+from elman.disk import Appender, whole_file
+from elman.errors import first_line
 from elman.schema.training import LogConfig
 
 METRICS, RESULT = "metrics.jsonl", "result.json"
+
+_log = logging.getLogger("elman.train")
 
 
 class Recorder:
@@ -20,54 +30,100 @@ class Recorder:
     (one optimizer step), ``window`` (rates over some steps), ``validation``.
     """
 
-    def __init__(self, folder: Path, config: RunConfig) -> None:
-        self._stream = (folder / METRICS).open("a", encoding="utf-8")
+    def __init__(
+        self, folder: Path, config: RunConfig, say: Callable[[str], None] = _log.warning
+    ) -> None:
+        self._say = say
+        self._stream = Appender(folder / METRICS)
         self._sinks = _open_sinks(folder, config)
 
     def steps(self, records: list[dict[str, Any]]) -> None:
         """Append optimizer steps, each with step, loss, lr and grad_norm."""
+        self._append([{"kind": "step", **record} for record in records])
         for record in records:
-            self._stream.write(json.dumps({"kind": "step", **record}) + "\n")
-        self._stream.flush()
-        for sink in self._sinks:
-            for record in records:
-                values = {key: value for key, value in record.items() if key != "step"}
-                sink.scalars({f"train/{k}": v for k, v in values.items()}, record["step"])
+            values = {key: value for key, value in record.items() if key != "step"}
+            self._show({f"train/{k}": v for k, v in values.items()}, record["step"])
 
     def event(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Append one record of another kind; its numbers go to the dashboards too."""
-        self._stream.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
-        self._stream.flush()
+        self._append([{"kind": kind, "step": step, **values}])
         numbers = {
             f"{kind}/{key}": value
             for key, value in values.items()
             if isinstance(value, int | float)
         }
-        for sink in self._sinks:
-            sink.scalars(numbers, step)
+        self._show(numbers, step)
 
     def close(self) -> None:
-        """Flush and close every stream."""
-        self._stream.close()
+        """Write what waits for room, close every stream, and say what is lost."""
+        lost = {METRICS: self._stream.close()}
         for sink in self._sinks:
-            sink.close()
+            lost[sink.name] = self._guarded(sink, sink.close) or 0
+        named = [f"{size:,} bytes of {name}" for name, size in lost.items() if size]
+        if named:
+            self._say(f"warning: there was no room for {' and '.join(named)}")
+
+    def _append(self, records: list[dict[str, Any]]) -> None:
+        lines = "".join(json.dumps(record) + "\n" for record in records)
+        self._stream.append(lines.encode())
+
+    def _show(self, values: Mapping[str, float | None], step: int) -> None:
+        for sink in list(self._sinks):
+            self._guarded(sink, partial(sink.scalars, values, step))
+
+    def _guarded(self, sink: _Sink, act: Callable[[], int | None]) -> int | None:
+        """Let no dashboard end a run: one that fails is left, with one line."""
+        try:
+            return act()
+        except Exception as error:
+            self._sinks.remove(sink)
+            self._say(f"warning: {sink.name} gets no more numbers ({first_line(error)})")
+            return None
 
 
 class _TensorBoard:
+    """Writes TensorBoard's event file itself.
+
+    torch's SummaryWriter has a thread for it, which a full disk ends with a traceback, and its
+    caller then waits for good.
+    """
+
+    name = "tensorboard"
+
     def __init__(self, folder: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        place = folder / "tensorboard"
+        place.mkdir(exist_ok=True)
+        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        self.file = Appender(place / name)
+        self.file.append(_event(file_version="brain.Event:2"))
 
-        self._writer = SummaryWriter(str(folder / "tensorboard"))
+    def scalars(self, values: Mapping[str, float | None], step: int) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
 
-    def scalars(self, values: dict[str, float], step: int) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+        shown = [
+            Summary.Value(tag=name, simple_value=value)
+            for name, value in values.items()
+            if value is not None
+        ]
+        self.file.append(_event(step=step, summary=Summary(value=shown)))
 
-    def close(self) -> None:
-        self._writer.close()
+    def close(self) -> int:
+        return self.file.close()
+
+
+def _event(**fields: Any) -> bytes:
+    """Return one record of an event file: length, its checksum, the event, its checksum."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    record = io.BytesIO()
+    RecordWriter(record).write(Event(wall_time=time.time(), **fields).SerializeToString())
+    return record.getvalue()
 
 
 class _WeightsAndBiases:
+    name = "Weights & Biases"
+
     def __init__(self, folder: Path, config: RunConfig) -> None:
         import wandb
 
@@ -80,16 +136,20 @@ class _WeightsAndBiases:
             id=folder.name.replace(":", "-"),
         )
 
-    def scalars(self, values: dict[str, float], step: int) -> None:
+    def scalars(self, values: Mapping[str, float | None], step: int) -> None:
         self._run.log(values, step=step)
 
-    def close(self) -> None:
+    def close(self) -> int:
         self._run.finish()
+        return 0
 
 
-def _open_sinks(folder: Path, config: RunConfig) -> list[_TensorBoard | _WeightsAndBiases]:
+_Sink = _TensorBoard | _WeightsAndBiases
+
+
+def _open_sinks(folder: Path, config: RunConfig) -> list[_Sink]:
     log: LogConfig = config.log
-    sinks: list[_TensorBoard | _WeightsAndBiases] = []
+    sinks: list[_Sink] = []
     if log.tensorboard:
         sinks.append(_TensorBoard(folder))
     if log.wandb:
@@ -98,16 +158,16 @@ def _open_sinks(folder: Path, config: RunConfig) -> list[_TensorBoard | _Weights
 
 
 def write_result(folder: Path, result: dict[str, Any]) -> Path:
-    """Write ``result.json`` atomically; the result of an earlier session is kept, numbered."""
+    """Write ``result.json`` atomically; the result of an earlier session is kept, numbered.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     path = folder / RESULT
     if path.exists():
         number = 1 + len(list(folder.glob("result-*.json")))
         os.replace(path, folder / f"result-{number:03d}.json")
-    scratch = folder / f".{RESULT}.unfinished"
-    with scratch.open("w", encoding="utf-8") as stream:
+    with whole_file(path) as stream:
         json.dump(result, stream, indent=2)
         stream.write("\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(scratch, path)
     return path

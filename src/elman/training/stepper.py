@@ -15,6 +15,8 @@ from torch import Tensor
 
 from elman.config import RunConfig
 from elman.data.batches import Data, RandomBatches, StreamBatches
+from elman.data.files import Bytes
+from elman.errors import UserError
 from elman.models.language_model import LanguageModel
 from elman.models.state import State, copied
 from elman.training.optimizers import TrainingOptimizer
@@ -31,6 +33,15 @@ class Step(NamedTuple):
     loss: Tensor
     grad_norm: Tensor
     lr: float
+
+
+class _Bookmark(NamedTuple):
+    """Where a step began that may have to be taken again."""
+
+    batches: dict[str, Any]
+    states: list[State] | None
+    rng: dict[str, Tensor]
+    buffers: list[Tensor]
 
 
 class Stepper:
@@ -76,10 +87,21 @@ class Stepper:
         return self.step * train.batch_size * train.chunk_size * train.grad_accum
 
     def take(self, share: float) -> Step:
-        """Take one optimizer step at ``share`` of the budget."""
+        """Take one optimizer step at ``share`` of the budget.
+
+        Raises:
+            UserError: the data can no longer be read; everything is as after the step before.
+        """
+        before = self._bookmark() if self._train.grad_accum > 1 else None
+        rows = self._next_rows()  # before anything changes
         self.model.begin_step()
+        try:
+            loss = self._accumulate(rows)
+        except (UserError, OSError):
+            if before is not None:
+                self._back_to(before)
+            raise
         lr = self.optimizer.set_rate(self.step, share)
-        loss = self._accumulate()
         limit = self._train.grad_clip or math.inf
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         # Sticky: once a number is not finite, no later update may reach the weights either.
@@ -151,24 +173,46 @@ class Stepper:
         self.step, self.data_wait = state["step"], state["data_wait"]
         set_rng_state(state["rng"], self._device)
 
-    def _accumulate(self) -> Tensor:
-        """Forward and backward over the micro-batches; return the mean loss, nats per byte."""
+    def _accumulate(self, rows: Bytes) -> Tensor:
+        """Forward and backward over the micro-batches; return the mean loss, nats per byte.
+
+        Args:
+            rows: The first micro-batch, uint8 [b, t+1].
+        """
         total = torch.zeros((), device=self._device)
         for n in range(self._train.grad_accum):
-            tokens = self._next_tokens()
+            rows = self._next_rows() if n else rows
+            if isinstance(self.batches, StreamBatches) and self.batches.restarted:
+                self._states = None
+            tokens = to_device(rows, self._device)
             self.mark("data")
             loss, self._states = self._pass.run(tokens, self._states, fresh=n == 0, mark=self.mark)
             self.mark("backward")
             total += loss
         return total / self._train.grad_accum
 
-    def _next_tokens(self) -> Tensor:
+    def _bookmark(self) -> _Bookmark:
+        """Return what the micro-batches of a step change before its update."""
+        return _Bookmark(
+            self.batches.state_dict(),
+            None if self._states is None else copied(self._states),
+            rng_state(self._device),
+            [buffer.clone() for buffer in self.model.buffers()],
+        )
+
+    def _back_to(self, before: _Bookmark) -> None:
+        """Be as before a step of which only some micro-batches could be read."""
+        self.batches.load_state_dict(before.batches)
+        self._states = before.states
+        set_rng_state(before.rng, self._device)
+        for buffer, value in zip(self.model.buffers(), before.buffers, strict=True):
+            buffer.copy_(value)
+
+    def _next_rows(self) -> Bytes:
         began = time.perf_counter()
         rows = self.batches.next()
         self.data_wait += time.perf_counter() - began
-        if isinstance(self.batches, StreamBatches) and self.batches.restarted:
-            self._states = None
-        return to_device(rows, self._device)
+        return rows
 
     def _fetch(self, flag: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
         """Start copying a device flag to the host; the event says when it has arrived."""

@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 from elman.config import RunConfig
 from elman.data.batches import Data
-from elman.data.windows import validation_batches
-from elman.errors import RunStatus, UserError
+from elman.data.files import same_bytes
+from elman.errors import RunStatus, UserError, first_line
 from elman.models.build import build_model
 from elman.models.language_model import LanguageModel
 from elman.training.checkpoints import (
+    STATE,
     Checkpoint,
     CheckpointError,
     CheckpointStore,
+    DamagedError,
     find_checkpoint,
 )
 from elman.training.display import Display
+from elman.training.held_out import HeldOut
+from elman.training.integrity import BadFileError
 from elman.training.ledger import Ledger
 from elman.training.optimizers import TrainingOptimizer
 from elman.training.profiling import profiling
 from elman.training.recorder import Recorder
-from elman.training.signals import Interruption, interruptible
+from elman.training.signals import Interruption, Stopped
 from elman.training.stepper import Stepper
-from elman.training.validation import score
 
 SHOWN_SECONDS = 10.0
+RETRY_MINUTES = 1.0
+"""Between two tries to save where the disk is full."""
+
+_log = logging.getLogger("elman.train")
 
 
 class Trainer:
@@ -60,9 +69,13 @@ class Trainer:
         optimizer = TrainingOptimizer(config.optim, self.model)
         self.stepper = Stepper(config, data, self.model, optimizer, device)
         self.ledger = Ledger(config, display, device)
+        self._pass_seconds = 0.0
+        self._held_out = HeldOut(config, data, device, display)
         self.reload_difference: float | None = None
         self._saved_at = self._flushed_at = time.monotonic()
         self._saved_step: int | None = None
+        self._failed_step: int | None = None
+        self._interruption = Interruption()
 
     def start_from(self, place: str) -> None:
         """Take the weights, and nothing else, from another run's checkpoint."""
@@ -72,12 +85,16 @@ class Trainer:
         """Continue the run that saved ``checkpoint``: weights, optimiser, data, clock, numbers.
 
         Raises:
-            UserError: the data are not what they were, or the budget is used up.
+            DamagedError: the checkpoint is damaged.
+            UserError: the data are not what they were, or the budget is used up and nothing is left
+                to do: a run that was stopped in its last validation only validates.
         """
         state = checkpoint.load_state()
-        if state["data"] != self._data_identity():
+        if not {"data", "stepper", "ledger"} <= state.keys():
+            raise DamagedError(BadFileError(checkpoint.path / STATE, "damaged (no state of a run)"))
+        if not same_bytes(state["data"], self._data_identity()):
             raise UserError(
-                f"data.path: {', '.join(self._data.source.paths[:3])} is not what the run was "
+                f"data.path: {self._data.source.label} is not what the run was "
                 f"trained on (now {len(self._data.source):,} bytes); bring those bytes back, or "
                 f"start a new run with train.init_from={self._folder}"
             )
@@ -85,34 +102,77 @@ class Trainer:
         self.stepper.load_state_dict(state["stepper"])
         self.ledger.load_state_dict(state["ledger"])
         self._saved_step = self.stepper.step
-        if self.ledger.share(self.stepper.step) >= 1.0:
+        if checkpoint.val_bpb is not None:
+            self.ledger.recall(self.stepper.step, checkpoint.val_bpb, self._held_out.predicted)
+        validated = self.ledger.validated_step == self.stepper.step
+        if self.ledger.share(self.stepper.step) >= 1.0 and validated:
             used = f"{self.stepper.step} steps, {self.ledger.clock.seconds() / 60:.2f} minutes"
             raise UserError(
                 f"{self._folder}: its budget is used up ({used}); "
                 "name a larger train.steps or train.minutes"
             )
 
-    def run(self, recorder: Recorder) -> RunStatus:
-        """Train until the budget is used up, a number is not finite, or a signal comes."""
+    def first_pass(self) -> None:
+        """Build what is missing and prove that a step fits into memory; call before :meth:`run`.
+
+        Raises:
+            UserError: the pass cannot be replayed as a graph.
+        """
         self._display.activity("first pass (not counted)")
+        began = time.perf_counter()
         self.stepper.discarded()
+        seconds = (time.perf_counter() - began) * self.config.train.grad_accum
         self._display.activity("")
-        with interruptible() as interruption:
-            self.ledger.begin(recorder, self.stepper.step, self.stepper.tokens)
-            self._saved_at = time.monotonic()
-            status = self._loop(interruption)
-            self._flush()
-            if status is RunStatus.OK:
-                self._validate()
-            self._save(final=True)
-            if status is RunStatus.OK:
-                self._check_saved_weights()
+        self._pass_seconds = seconds
+
+    def run(self, recorder: Recorder, interruption: Interruption) -> RunStatus:
+        """Train until the budget is used up, a number is not finite, or a signal comes.
+
+        Raises:
+            UserError: the data can no longer be read; what was trained until then is saved.
+        """
+        self._held_out.foretell(self.model, self._pass_seconds, self.stepper.step)
+        self._interruption = interruption
+        self.ledger.begin(recorder, self.stepper.step, self.stepper.tokens)
+        interruption.begin()
+        self._saved_at = time.monotonic()
+        try:
+            status = self._trained()
+        except (UserError, OSError):
+            self._rescue()
+            raise
+        self._save(final=True)
+        if status is RunStatus.INTERRUPTED:
+            self._display.say(f"{interruption.name}: saved after step {self.stepper.step}")
+        if status is RunStatus.OK:
+            self._check_saved_weights()
         return status
 
-    def _loop(self, interruption: Interruption) -> RunStatus:
+    def _trained(self) -> RunStatus:
+        """Train and validate; return how it ended."""
+        self._make_up_validation()
+        status = self._loop()
+        # Talking waits, if need be for a terminal that stands still; the weights are saved first.
+        self._flush(show=not self._interruption)
+        if status is RunStatus.OK and self.ledger.validated_step != self.stepper.step:
+            self._validate()
+            if self.ledger.validated_step != self.stepper.step:
+                status = RunStatus.INTERRUPTED
+        return status
+
+    def _rescue(self) -> None:
+        """Save what was trained before the data, or the disk, failed."""
+        self.stepper.blocked(drain=True)  # a step that is not finite was not applied
+        with suppress(OSError):
+            self._flush()
+        self._save()
+        if self._saved_step == self.stepper.step:
+            self._display.say(f"saved after step {self.stepper.step}")
+
+    def _loop(self) -> RunStatus:
         config, stepper, ledger = self.config, self.stepper, self.ledger
         with profiling(config.train.profile, self._folder, self._device) as profiler_step:
-            while ledger.share(stepper.step) < 1.0:
+            while ledger.share(stepper.step) < 1.0 and not self._interruption:
                 taken = stepper.take(ledger.share(stepper.step))
                 if ledger.throughput.marks_next():
                     stepper.synchronize()
@@ -120,14 +180,20 @@ class Trainer:
                 profiler_step()
                 if stepper.blocked():
                     return RunStatus.NAN
-                if interruption:
-                    self._display.say(f"{interruption.name}: saving after step {stepper.step}")
-                    break
-                self._after_step()
+                if not self._interruption:
+                    self._after_step()
         # The flag of the last step may still be on its way from the device.
         if stepper.blocked(drain=True):
             return RunStatus.NAN
-        return RunStatus.INTERRUPTED if interruption else RunStatus.OK
+        return RunStatus.INTERRUPTED if self._interruption else RunStatus.OK
+
+    def _make_up_validation(self) -> None:
+        """Do the validation that a signal stopped: the run continues as if none had come."""
+        every, step = self.config.train.val_every, self.stepper.step
+        due = every and step and step % every == 0 and self.ledger.share(step) < 1.0
+        if due and self.ledger.validated_step != step and self._validate():
+            self._saved_step = None  # what is on the disk does not say how good it is
+            self._save()
 
     def _after_step(self) -> None:
         """Record, validate and save when it is time; not after the last step."""
@@ -145,8 +211,8 @@ class Trainer:
         if self._save_is_due():
             self._save()
 
-    def _flush(self) -> None:
-        self.ledger.flush(self.stepper.step, self.stepper.data_wait)
+    def _flush(self, *, show: bool = True) -> None:
+        self.ledger.flush(self.stepper.step, self.stepper.data_wait, show=show)
         self._flushed_at = time.monotonic()
 
     def _save_is_due(self) -> bool:
@@ -154,42 +220,47 @@ class Trainer:
         if train.save_every and self.stepper.step % train.save_every == 0:
             return True
         minutes = (time.monotonic() - self._saved_at) / 60
+        if self._failed_step is not None and minutes >= RETRY_MINUTES:
+            return True
         return train.save_minutes is not None and minutes >= train.save_minutes
 
     def _validate(self) -> bool:
-        """Measure ``val_bpb`` with the weights to keep; return whether it is the best so far."""
+        """Measure ``val_bpb`` with the weights to keep; return whether it is the best so far.
+
+        What a signal stops is no measurement: nothing of it is recorded, and no checkpoint is
+        chosen by it.
+        """
         self.stepper.synchronize()
-        with self.ledger.clock.pause("validation"), self.stepper.optimizer.kept_weights():
-            val_bpb, predicted = self._score(self.model, self.config.data.val_sample)
-        self._display.activity("")
+        try:
+            with self.ledger.clock.pause("validation"), self.stepper.optimizer.kept_weights():
+                val_bpb, predicted = self._held_out.score(self.model, self._interruption)
+        except Stopped:
+            return False
         return self.ledger.validated(self.stepper.step, val_bpb, predicted)
 
-    def _score(self, model: LanguageModel, sample: int) -> tuple[float, int]:
-        train = self.config.train
-
-        def show(predicted: int) -> None:
-            self._display.activity(f"validating {min(1.0, predicted / sample):.0%}")
-
-        batches = validation_batches(
-            self._data, self.config.data.val_window, sample, train.batch_size
-        )
-        return score(model, batches, self._device, train.precision, show)
-
     def _save(self, final: bool = False) -> None:
-        """Save a checkpoint; a failure in mid-run is said, and saving tried again later."""
-        if self._saved_step == self.stepper.step and not final:
+        """Save a checkpoint; a failure in mid-run is said once, and saving tried again later."""
+        if self.stepper.step in (self._saved_step, self._failed_step) and not final:
             return
         self.stepper.synchronize()
         self._display.activity("saving")
         with self.ledger.clock.pause("checkpoint"):
             try:
                 self._write_checkpoint()
-            except CheckpointError as error:
+            except OSError as error:
                 if final:
                     raise
-                self._display.say(f"warning: {error}")
+                self._save_failed(error)
         self._saved_at = time.monotonic()
         self._display.activity("")
+
+    def _save_failed(self, error: OSError) -> None:
+        line = f"warning: {first_line(error)}; tried again every minute"
+        if self._failed_step is None:
+            self._display.say(line)
+        else:
+            _log.info(line)
+        self._failed_step = self.stepper.step
 
     def _write_checkpoint(self) -> None:
         step, ledger = self.stepper.step, self.ledger
@@ -203,9 +274,14 @@ class Trainer:
             weights = {k: v.contiguous() for k, v in self.model.state_dict().items()}
             self._store.save(weights, state, {"step": step, "val_bpb": val_bpb})
         self._saved_step = step
+        if self._failed_step is not None:
+            self._failed_step = None
+            self._display.say(f"step {step:>6} | saved: checkpoints can be written again")
 
     def _check_saved_weights(self) -> None:
         """Load the saved weights into a new model and score one batch with both.
+
+        A signal leaves the check out: everything of the run is on the disk by then.
 
         Raises:
             CheckpointError: they do not predict what the model in memory predicts.
@@ -215,12 +291,16 @@ class Trainer:
         sample = min(config.data.val_sample, one_batch)
         newest = self._store.newest()
         assert newest is not None, "the final save was just written"
-        with self.ledger.clock.pause("checkpoint"):
-            reloaded = self._build()
-            newest.load_weights(reloaded)
-            saved, _ = self._score(reloaded, sample)
-            with self.stepper.optimizer.kept_weights():
-                in_memory, _ = self._score(self.model, sample)
+        scored, what = self._held_out.score, "checking the saved weights"
+        try:
+            with self.ledger.clock.pause("checkpoint"):
+                reloaded = self._build()
+                newest.load_weights(reloaded)
+                saved, _ = scored(reloaded, self._interruption, what=what, sample=sample)
+                with self.stepper.optimizer.kept_weights():
+                    in_memory, _ = scored(self.model, self._interruption, what=what, sample=sample)
+        except Stopped:
+            return
         self.reload_difference = abs(saved - in_memory)
         if not self.reload_difference <= 1e-3 * in_memory:
             raise CheckpointError(

@@ -14,6 +14,8 @@ from elman.models.language_model import LanguageModel
 from elman.models.state import State
 from elman.training.metrics import bits_per_byte
 
+Stoppable = Callable[[], contextlib.AbstractContextManager[None]]
+
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[object]:
     """Return the autocast context of ``train.precision`` (auto: bf16 on a GPU, fp32 on a CPU)."""
@@ -40,13 +42,16 @@ def score(
     device: torch.device,
     precision: str,
     progress: Callable[[int], None] = lambda predicted: None,
+    stoppable: Stoppable = contextlib.nullcontext,
 ) -> tuple[float, int]:
     """Return (bits per predicted byte, predicted bytes) over ``batches`` of [b, t+1] bytes.
 
     Every row starts from zero state. The mean is over bytes, so rows of different length count by
-    their length. The model is in evaluation mode during the call only.
+    their length. The model is in evaluation mode during the call only. ``stoppable`` makes the
+    context of each forward pass, which may be left at any point by an exception: there is no
+    number then.
     """
-    return _score(model, batches, device, precision, progress, carry=False)
+    return _score(model, batches, device, precision, progress, stoppable, carry=False)
 
 
 def score_in_order(
@@ -57,7 +62,7 @@ def score_in_order(
     progress: Callable[[int], None] = lambda predicted: None,
 ) -> tuple[float, int]:
     """Return the same over ``chunks`` of one text, each starting from the state before it."""
-    return _score(model, chunks, device, precision, progress, carry=True)
+    return _score(model, chunks, device, precision, progress, contextlib.nullcontext, carry=True)
 
 
 @torch.no_grad()
@@ -67,6 +72,7 @@ def _score(
     device: torch.device,
     precision: str,
     progress: Callable[[int], None],
+    stoppable: Stoppable,
     carry: bool,
 ) -> tuple[float, int]:
     was_training = model.training
@@ -77,7 +83,7 @@ def _score(
     try:
         for rows in batches:
             tokens = to_device(rows, device)
-            with autocast(device, precision):
+            with autocast(device, precision), stoppable():
                 loss, carried = model.loss(tokens, states)
             states = carried if carry else None
             count = rows.shape[0] * (rows.shape[1] - 1)

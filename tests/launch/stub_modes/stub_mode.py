@@ -10,12 +10,13 @@ from pathlib import Path
 
 from elman.config import RunConfig
 from elman.errors import ExitStatus, UserError
+from elman.launch import session
 from elman.launch.run_folder import write_config
 from elman.training.signals import interruptible
 
 # train.steps of a run -> how it ends. Any other number: well.
 REFUSED, BROKEN, KILLED, NON_FINITE, UNTIL_SIGNAL, INTERRUPTED_EARLY = 901, 902, 903, 904, 905, 906
-STUBBORN, PREEMPTED, DISK_FULL = 907, 908, 909
+STUBBORN, PREEMPTED, DISK_FULL, WRONG_KERNEL = 907, 908, 909, 910
 # Seconds that a job takes that ends well.
 SECONDS = float(os.environ.get("STUB_SECONDS", "0"))
 # A folder in which every job notes when it ran and what it saw.
@@ -31,6 +32,7 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
     _note("start", config)
     if steps == REFUSED:
         raise UserError("train.steps=901: an unlucky number; type another")
+    session.taken_up()
     if steps == BROKEN:
         raise RuntimeError("first line\nsecond line")
     if steps == KILLED:
@@ -47,6 +49,9 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
         return _preempted_once(folder, config)
     if steps == DISK_FULL:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    if steps == WRONG_KERNEL:
+        print("elman: refused: the cpu kernel of e61 is wrong on this machine", flush=True)
+        return _end(folder, config, "refused", ExitStatus.FAILED)
     if steps == NON_FINITE:
         return _end(folder, config, "nan", ExitStatus.NON_FINITE)
     time.sleep(SECONDS)

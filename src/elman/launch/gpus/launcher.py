@@ -54,8 +54,9 @@ def launch(config: DictConfig, jobs: Sequence[SweepJob], settings: GpusLauncher)
 
 def _slots(jobs: Sequence[SweepJob], settings: GpusLauncher, display: Display) -> list[Slot]:
     """Return the places where jobs can run, and say which."""
-    gpus, reason = usable_gpus(asked_driver(), settings)
-    if gpus and not any(wants_gpu(job.config) for job in jobs):
+    wanted = any(wants_gpu(job.config) for job in jobs)
+    gpus, reason = usable_gpus(asked_driver(), settings, wanted=wanted)
+    if gpus and not wanted:
         gpus, reason = [], "these jobs ask for the CPU"
     if gpus:
         display.say("on " + ", ".join(f"GPU {gpu.index} ({gpu.name})" for gpu in gpus))

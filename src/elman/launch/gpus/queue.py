@@ -162,8 +162,7 @@ class Queue:
 
     def _over(self, job: Queued, status: int) -> None:
         job.status = status
-        self._display.ended(job)
-        session.job_ended(job.number, status)
+        self._display.ended(job, session.job_ended(job.number, status))
 
     def _stuck(self) -> bool:
         """Whether nothing runs and no place can be hoped for; say so then."""

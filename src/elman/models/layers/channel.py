@@ -21,6 +21,7 @@ from elman.models.registry.spec import Value
 from elman.models.state import State, first_state
 from elman.ops.channel.op import run
 from elman.ops.channel.plan import Plan
+from elman.ops.door import Shape
 from elman.ops.linear import linear
 from elman.ops.slices import row_blocks
 
@@ -81,6 +82,10 @@ class ChannelMixer(Skeleton):
         """Return the width of the state."""
         return self.width
 
+    def cell_state(self) -> dict[str, Shape]:
+        """Return the shape of h."""
+        return {"h": (self.channels,)}
+
     def reset_parameters(self) -> None:
         """Draw every weight anew, the cell's matrix block by block."""
         self.reset_input()
@@ -91,7 +96,7 @@ class ChannelMixer(Skeleton):
 
     def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
-        state = state or {}
+        state = self.begin(x_btd, state)
         carried: State = {}
         (p_bti,) = self.project_in(x_btd, state, carried)
         projected_bts = linear(self.activate(p_bti), self.cell_proj)
@@ -165,6 +170,14 @@ class MinimalMixer(Mixer):
         if self.out_proj is not None:
             init.xavier_(self.out_proj)
 
+    def projection(self) -> Tensor:
+        """Return a weight that has the dtype of the projections."""
+        return self.cell_proj
+
+    def state_shapes(self) -> dict[str, Shape]:
+        """Return the shape of h."""
+        return {"h": (self.cell_proj.shape[0] // len(self.projections),)}
+
     def choose_plan(self, inner: int) -> Plan:
         """Return what one call of the engine computes from the projection."""
         parallel = self.settings.word("form") == "parallel"
@@ -174,13 +187,14 @@ class MinimalMixer(Mixer):
 
     def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
+        state = self.begin(x_btd, state)
         projected_bts = linear(x_btd, self.cell_proj)
         inner = projected_bts.shape[-1] // len(self.projections)
         h_bti, last_bi = run(
             self.plan,
             (projected_bts,),
             {},
-            first_state((state or {}).get("h"), projected_bts, inner),
+            first_state(state.get("h"), projected_bts, inner),
             backend=self.backend_for(x_btd),
         )
         y_bti = h_bti.to(projected_bts.dtype)

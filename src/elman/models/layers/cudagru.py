@@ -49,6 +49,7 @@ class CudaGRU(Skeleton):
 
     def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
+        state = self.begin(x_btd, state)
         p_bti = linear(x_btd, self.in_proj)
         cell_btc = linear(p_bti, self.cell_proj, self.cell_bias)
         gates_btc, new_bti = torch.split(cell_btc, [2 * self.width, self.width], dim=-1)
@@ -56,7 +57,7 @@ class CudaGRU(Skeleton):
             "gru",
             [gates_btc, new_bti],
             [self.recurrent_gates],
-            [first_state((state or {}).get("h"), p_bti, self.width)],
+            [first_state(state.get("h"), p_bti, self.width)],
             parameters=[self.recurrent],
             backend=self.backend_for(x_btd),
         )

@@ -16,6 +16,7 @@ from elman.models.layers.skeleton import Skeleton
 from elman.models.registry.cudalstm import CELL
 from elman.models.state import State, first_state
 from elman.ops.dense.op import dense_recurrence
+from elman.ops.door import Shape
 from elman.ops.linear import linear
 
 FORGET_BIAS = 1.0
@@ -49,9 +50,13 @@ class CudaLSTM(Skeleton):
         for gate in self.recurrent.chunk(4):
             init.orthogonal_(gate)
 
+    def cell_state(self) -> dict[str, Shape]:
+        """Return the shapes of h and c."""
+        return {"h": (self.width,), "c": (self.width,)}
+
     def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
-        state = state or {}
+        state = self.begin(x_btd, state)
         p_bti = linear(x_btd, self.in_proj)
         h_bti, (final_bi, cell_bi) = dense_recurrence(
             "lstm",

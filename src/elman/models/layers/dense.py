@@ -31,7 +31,7 @@ class DenseLayer(Skeleton):
 
     def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
-        state = state or {}
+        state = self.begin(x_btd, state)
         carried: State = {}
         p_bti, *z_bti = self.project_in(x_btd, state, carried)
         h_bti, carried["h"] = self.recur(

@@ -72,7 +72,7 @@ class E0(NormedLayer):
 
     def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
-        state = state or {}
+        state = self.begin(x_btd, state)
         carried: State = {}
         (u_bti,) = self.project_in(x_btd, state, carried)
         if self.conv is not None:

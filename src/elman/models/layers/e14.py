@@ -17,6 +17,7 @@ from elman.models import init
 from elman.models.layers.skeleton import Skeleton
 from elman.models.registry.e14 import CELL
 from elman.models.state import State
+from elman.ops.door import Shape
 from elman.ops.linear import linear
 from elman.ops.matrix_state.op import run
 from elman.ops.matrix_state.plan import Plan
@@ -64,15 +65,20 @@ class E14(Skeleton):
             torch.split(self.cell_bias, self.blocks)[1], self.settings.number("decay_init")
         )
 
+    def cell_state(self) -> dict[str, Shape]:
+        """Return the shape of S."""
+        return {"S": (1, self.width, self.columns)}
+
     def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
+        state = self.begin(x_btd, state)
         x_bti, z_bti = self.project_in(x_btd, {}, {})
         cell_btc = linear(functional.silu(x_bti), self.cell_proj, self.cell_bias)
         out_bt1i, end_bhin = run(
             self.plan,
             [cell_btc, z_bti],
             {},
-            (state or {}).get("S"),
+            state.get("S"),
             backend=self.backend_for(x_btd),
         )
         return self.project_out(out_bt1i.flatten(-2).to(z_bti.dtype)), {"S": end_bhin}

@@ -17,6 +17,7 @@ from elman.models import init
 from elman.models.layers.skeleton import Skeleton
 from elman.models.registry.e23 import CELL
 from elman.models.state import State, first_state
+from elman.ops.door import Shape
 from elman.ops.linear import linear
 from elman.ops.precision import wide_dtype
 from elman.ops.tape.op import Write, dual_memory
@@ -73,9 +74,13 @@ class E23(Skeleton):
             shape = self.initial_tape.shape
             self.initial_tape.copy_(torch.randn(shape, generator=generator, device="cpu"))
 
+    def cell_state(self) -> dict[str, Shape]:
+        """Return the shapes of h and of the tape."""
+        return {"h": (self.width,), "tape": (self.slots, self.width)}
+
     def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
-        state = state or {}
+        state = self.begin(x_btd, state)
         p_bti, z_bti = self.project_in(x_btd, {}, {})
         h_bti, tape_bni, h_bi = dual_memory(
             linear(functional.silu(p_bti), self.input, self.bias),

@@ -18,6 +18,7 @@ from elman.models.layers.matrix import MatrixMixer
 from elman.models.registry.e63m import CELL
 from elman.models.state import State, first_state
 from elman.ops.dense.op import elman
+from elman.ops.door import Shape
 from elman.ops.linear import linear
 from elman.ops.matrix_state.op import recurrence
 from elman.ops.precision import compute_dtype, wide_dtype
@@ -58,6 +59,11 @@ class E63m(MatrixMixer):
         slots, inner = self.state_shape()
         return inner if self.variant == "lite" else slots
 
+    def cell_state(self) -> dict[str, Shape]:
+        """Return the shapes of S and, of the variant rnn, of the output before."""
+        slots = self.state_shape()[0]
+        return super().cell_state() | ({"out": (slots,)} if self.variant == "rnn" else {})
+
     def row_blocks(self) -> dict[str, int]:
         """Return key, query, the value's input and the gate's logits."""
         slots, inner = self.state_shape()
@@ -89,7 +95,7 @@ class E63m(MatrixMixer):
 
     def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
-        state = state or {}
+        state = self.begin(x_btd, state)
         carried: State = {}
         cell_btc = self.project_cell(x_btd, state, carried)
         y_btn, carried["S"] = self._recur(cell_btc, state.get("S"), self.backend_for(x_btd))

@@ -23,8 +23,8 @@ MAX_DECAY = 0.999
 class E70(MatrixMixer):
     """S' = tanh(decay S + v k^T), y = S' q, out = y silu(y) (matrix-state specification 5).
 
-    The decay is one learned number, held in [0, 0.999]; k is not normalised. linear_state and
-    projection_norm=spectral together are the form of 2026-01-15.
+    The decay is one number, held in [0, 0.999], learned or frozen at 0.9; k is not normalised.
+    linear_state and projection_norm=spectral together are the form of 2026-01-15.
     """
 
     cell = CELL
@@ -39,8 +39,9 @@ class E70(MatrixMixer):
         return {"decay": (1, 0.9)}
 
     def add_cell(self, to: Mapping[str, Any]) -> None:
-        """Register the projection, and the norms of W_k and W_v."""
+        """Register the projection, freeze the decay if it is not learned, and norm W_k and W_v."""
         super().add_cell(to)
+        self.decay.requires_grad_(self.settings.flag("learned_decay"))
         self.norms = nn.ModuleList()
         if self.settings.word("projection_norm") == "spectral":
             radius = self.settings.number("spectral_radius")

@@ -1,10 +1,10 @@
-"""Layer E74 with a block-diagonal state: its blocks are heads of 8 by 8."""
+"""Layer E74 with a block-diagonal state: its blocks are heads."""
 
 from __future__ import annotations
 
 from elman.models.layers.e74 import PROJECTIONS, tied
 from elman.models.layers.matrix import MatrixMixer
-from elman.models.registry.e74_blockdiag import BLOCK, CELL
+from elman.models.registry.e74_blockdiag import CELL
 from elman.ops.matrix_state.plan import Plan
 
 
@@ -12,7 +12,7 @@ class E74BlockDiagonal(MatrixMixer):
     """S' = f(S + (v - S k) k^T) in every block, y = S' q, out = y silu(y).
 
     k is normalised block by block, v and q are raw (matrix-state specification 9,
-    block-diagonal). State: ``S`` [B, n_state / 8, 8, 8].
+    block-diagonal). State: ``S`` [B, n_state / block_size, block_size, block_size].
     """
 
     cell = CELL
@@ -20,11 +20,12 @@ class E74BlockDiagonal(MatrixMixer):
     @property
     def heads(self) -> int:
         """Number of blocks."""
-        return self.size // BLOCK
+        return self.size // self.settings.count("block_size")
 
     def state_shape(self) -> tuple[int, int]:
         """Return the shape of a block."""
-        return BLOCK, BLOCK
+        block = self.settings.count("block_size")
+        return block, block
 
     def row_blocks(self) -> dict[str, int]:
         """Return the projections that the options ask for."""

@@ -22,6 +22,7 @@ from elman.models.registry.e88 import CELL
 from elman.models.registry.spec import Value
 from elman.models.state import State
 from elman.ops.add_norm.reference import rms_norm
+from elman.ops.door import Shape
 from elman.ops.linear import linear
 from elman.ops.matrix_state.op import run
 from elman.ops.matrix_state.plan import Plan
@@ -192,9 +193,21 @@ class E88(Mixer):
         rest = {name: height for name, height in self.rows.items() if name != "qkv"}
         return {"qkv": Slice(0, 0), **row_blocks(rest, source=1)}
 
+    def projection(self) -> Tensor:
+        """Return a weight that has the dtype of the projections."""
+        return self.in_proj
+
+    def state_shapes(self) -> dict[str, Shape]:
+        """Return the shapes of S and of the convolution's history."""
+        shapes: dict[str, Shape] = {"S": (self.heads, self.value_width, self.key_width)}
+        if self.conv is not None:
+            channels, taps = self.conv.weight.shape
+            shapes["conv"] = (taps - 1, channels)
+        return shapes
+
     def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
-        state = state or {}
+        state = self.begin(x_btd, state)
         carried: State = {}
         projected_btc = linear(x_btd, self.in_proj)
         sources = [projected_btc]

@@ -18,6 +18,7 @@ from elman.models.layers.mixer import Mixer
 from elman.models.registry.fla_gdn import CELL, heads_of
 from elman.models.registry.spec import Value
 from elman.models.state import State
+from elman.ops.door import Shape, is_empty
 from elman.ops.gated_delta import triton
 from elman.ops.gated_delta.op import gated_delta_rule
 from elman.ops.linear import linear
@@ -112,9 +113,23 @@ class GatedDeltaNet(Mixer):
         nn.init.ones_(self.o_norm.weight)
         self.o_proj.reset_parameters()
 
+    def state_shapes(self) -> dict[str, Shape]:
+        """Return the shapes of S and of the convolutions' history."""
+        shapes: dict[str, Shape] = {"S": (self.heads, self.value_width, self.key_width)}
+        if self.settings.flag("use_conv"):
+            channels = self.heads * (2 * self.key_width + self.value_width)
+            shapes["conv"] = (self.settings.count("d_conv") - 1, channels)
+        return shapes
+
+    def projection(self) -> Tensor:
+        """Return a weight that has the dtype of the projections."""
+        return self.q_proj.weight
+
     def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
-        backend, state = self.backend_for(x_btd), state or {}
+        state = self.begin(x_btd, state)
+        # The package has no launches of nothing.
+        backend = "reference" if is_empty(x_btd) else self.backend_for(x_btd)
         carried: State = {}
         q_bta, k_bta, v_bta = self._qkv(x_btd, state, carried, backend)
         q_bthk, k_bthk, v_bthv = (

@@ -19,6 +19,7 @@ from elman.models.registry.llama import CELL
 from elman.models.registry.spec import Value
 from elman.models.state import State
 from elman.ops.attention import causal_attention
+from elman.ops.door import Shape
 from elman.ops.linear import linear
 
 
@@ -73,9 +74,18 @@ class Llama(Mixer):
         init.xavier_blocks_(self.mlp_in, 2)
         init.xavier_(self.mlp_out)
 
+    def projection(self) -> Tensor:
+        """Return a weight that has the dtype of the projections."""
+        return self.in_proj
+
+    def state_shapes(self) -> dict[str, Shape]:
+        """Return the shape of the keys and values, of any number of positions."""
+        return {"past": (None, 2 * self.inner)}
+
     def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
-        a_btd, past_bsk = self._attend(self.attention_norm(x_btd)[1], (state or {}).get("past"))
+        state = self.begin(x_btd, state)
+        a_btd, past_bsk = self._attend(self.attention_norm(x_btd)[1], state.get("past"))
         a_btd = a_btd.to(x_btd.dtype)
         m_btd = self._swiglu(self.mlp_norm(x_btd, a_btd)[1])
         return a_btd + m_btd.to(x_btd.dtype), {"past": past_bsk}

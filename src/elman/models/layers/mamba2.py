@@ -20,6 +20,7 @@ from elman.models.registry.mamba2 import CELL
 from elman.models.registry.spec import Value
 from elman.models.state import State
 from elman.ops.add_norm.reference import EPS, rms_norm
+from elman.ops.door import Shape, is_empty
 from elman.ops.linear import linear
 from elman.ops.precision import wide_dtype
 from elman.ops.ssd import triton
@@ -108,13 +109,24 @@ class Mamba2(Mixer):
         init.time_step_(self.dt_bias, low, high, given.number("dt_floor"))
         init.decay_rate_(self.A_log, given.number("a_min"), given.number("a_max"))
 
+    def state_shapes(self) -> dict[str, Shape]:
+        """Return the shapes of the convolution's history and of S."""
+        given = self.settings
+        sizes = (given.count("head_dim"), given.count("n_state"))
+        return {"conv": (given.count("d_conv") - 1, self.channels), "S": (self.heads, *sizes)}
+
+    def projection(self) -> Tensor:
+        """Return a weight that has the dtype of the projections."""
+        return self.in_proj.weight
+
     def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
-        backend = self.backend_for(x_btd)
+        state = self.begin(x_btd, state)
+        # The package has no launches of nothing.
+        backend = "reference" if is_empty(x_btd) else self.backend_for(x_btd)
         projected_bte = linear(x_btd, self.in_proj.weight)
         if backend == "triton" and not state and triton.can_fuse(self.settings.count("d_conv")):
             return self._fused(projected_bte)
-        state = state or {}
         z_bti, conv_btc, dt_bth = self._split(projected_bte)
         weight_ck = self.conv1d.weight.squeeze(1)
         conv_btc, history = causal_conv(conv_btc, weight_ck, self.conv1d.bias, state.get("conv"))

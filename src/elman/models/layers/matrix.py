@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from elman.models import init
 from elman.models.layers.skeleton import Skeleton
 from elman.models.state import State
+from elman.ops.door import Shape
 from elman.ops.linear import linear
 from elman.ops.matrix_state.op import run
 from elman.ops.matrix_state.plan import Plan
@@ -63,6 +64,10 @@ class MatrixMixer(Skeleton):
     def state_shape(self) -> tuple[int, int]:
         """Return rows and columns of a head's state."""
         return self.size, self.size
+
+    def cell_state(self) -> dict[str, Shape]:
+        """Return the shape of S."""
+        return {"S": (self.heads, *self.state_shape())}
 
     def row_blocks(self) -> dict[str, int]:
         """Return the row blocks of the cell's projection and their heights, in order."""
@@ -117,7 +122,7 @@ class MatrixMixer(Skeleton):
 
     def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
-        state = state or {}
+        state = self.begin(x_btd, state)
         carried: State = {}
         out_bthv, carried["S"] = run(
             self.plan,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any, ClassVar
 
 import torch
@@ -11,8 +12,11 @@ from torch import Tensor, nn
 
 from elman.errors import UserError
 from elman.kernels.backends import check_backend, choose_backend
+from elman.models.inputs import check_layer_input
 from elman.models.registry.spec import Cell, Value
-from elman.models.state import State
+from elman.models.state import CarriedState, State, check_state
+from elman.ops.door import Shape
+from elman.ops.precision import compute_dtype
 from elman.ops.uncompiled import traced_as_constant
 
 
@@ -66,6 +70,8 @@ class Mixer(nn.Module):
         super().__init_subclass__(**kwargs)
         if "cell" in vars(cls):
             cls.__signature__ = _signature(cls.cell)  # type: ignore[attr-defined]
+        if "forward" in vars(cls):
+            cls.forward = _checked(cls.forward)  # type: ignore[method-assign, assignment]
 
     def __init__(self, dim: int, *, backend: str = "auto", **options: Value) -> None:
         super().__init__()
@@ -76,6 +82,7 @@ class Mixer(nn.Module):
         self.runnable = self.cell.under(self.settings.values)
         self.backend = check_backend(self.runnable, backend)
         self._chosen: dict[tuple[str, str], str] = {}
+        self._shapes: dict[str, Shape] | None = None
 
     def reset_parameters(self) -> None:
         """Draw every weight anew from torch's global generator."""
@@ -85,15 +92,47 @@ class Mixer(nn.Module):
         """Continue the sequence.
 
         Args:
-            x_btd: Input, T >= 1 steps, normed; the residual stream itself for a cell with
-                ``own_norms``.
+            x_btd: Input, normed; the residual stream itself for a cell with ``own_norms``.
             state: What the previous call returned; None starts a sequence.
 
         Returns:
             The output, in the dtype of the projections (of the stream with ``own_norms``), and the
-            state after the last step.
+            state after the last step: without steps, the one before the first.
+
+        Raises:
+            ValueError: ``x_btd`` has another shape or no floating dtype, or the state is another
+                batch's or another layer's; every layer's own ``forward`` is behind these checks.
         """
         raise NotImplementedError
+
+    def state_shapes(self) -> dict[str, Shape]:
+        """Return the shape of every part of the state without the batch; None is any length."""
+        raise NotImplementedError
+
+    def projection(self) -> Tensor:
+        """Return a weight that has the dtype of the projections."""
+        return next(self.parameters())
+
+    def begin(self, x_btd: Tensor, state: State | None) -> State:
+        """Return the state before the first step, compared with the layer's; empty at the start.
+
+        Raises:
+            ValueError: it is another batch's or another layer's.
+        """
+        if state is None or state == {}:
+            return {}
+        dtype = compute_dtype(x_btd, self.projection().dtype)
+        check_state(type(self).__name__, state, self._known_shapes(), x_btd, dtype)
+        return state
+
+    def _known_shapes(self) -> dict[str, Shape]:
+        # Options say them, which do not change: asked for once, but where a compiler guards what
+        # a module remembers.
+        if torch.compiler.is_compiling():
+            return self.state_shapes()
+        if self._shapes is None:
+            self._shapes = self.state_shapes()
+        return self._shapes
 
     def begin_step(self) -> None:
         """Advance what moves once per optimizer step (power iterations); most cells have none."""
@@ -118,6 +157,22 @@ class Mixer(nn.Module):
             if value != options[name].default
         )
         return ", ".join((str(self.dim), *changed))
+
+
+def _checked(
+    forward: Callable[[Any, Tensor, State | None], tuple[Tensor, State]],
+) -> Callable[[Any, Tensor, State | None], tuple[Tensor, State]]:
+    """Return a layer's ``forward`` behind a look at its input; its state can be copied."""
+
+    @wraps(forward)
+    def checked(self: Mixer, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        check_layer_input(type(self).__name__, x_btd, self.dim)
+        y_btd, carried = forward(self, x_btd, state)
+        if torch.compiler.is_compiling():
+            return y_btd, carried
+        return y_btd, CarriedState(carried)
+
+    return checked
 
 
 def _signature(cell: Cell) -> inspect.Signature:

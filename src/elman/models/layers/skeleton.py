@@ -18,6 +18,7 @@ from elman.models.dropout import Dropout
 from elman.models.layers.mixer import Mixer
 from elman.models.registry.spec import Value
 from elman.models.state import State
+from elman.ops.door import Shape
 from elman.ops.linear import linear
 
 
@@ -98,6 +99,21 @@ class Skeleton(Mixer):
             init.xavier_(weight)
         else:
             init.normal_(weight)
+
+    def state_shapes(self) -> dict[str, Shape]:
+        """Return the shapes of the cell's parts and of the convolution's history."""
+        if self.conv is None:
+            return self.cell_state()
+        channels, taps = self.conv.weight.shape
+        return {**self.cell_state(), "conv": (taps - 1, channels)}
+
+    def projection(self) -> Tensor:
+        """Return a weight that has the dtype of the projections."""
+        return self.out_proj
+
+    def cell_state(self) -> dict[str, Shape]:
+        """Return the shapes of what the cell carries."""
+        return {"h": (self.width,)}
 
     def project_in(self, x_btd: Tensor, state: State, carried: State) -> tuple[Tensor, ...]:
         """Return the branches of the first projection, the first one behind the convolution."""

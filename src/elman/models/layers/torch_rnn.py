@@ -17,6 +17,7 @@ from elman.models import init
 from elman.models.layers.skeleton import Skeleton
 from elman.models.registry import gru, lstm
 from elman.models.state import State, first_state
+from elman.ops.door import Shape, empty_results, is_empty
 from elman.ops.linear import linear
 from elman.ops.precision import no_autocast, wide_dtype
 from elman.ops.uncompiled import uncompiled
@@ -55,10 +56,14 @@ class TorchRNN(Skeleton):
             else:
                 nn.init.zeros_(parameter)
 
+    def cell_state(self) -> dict[str, Shape]:
+        """Return the shapes of the network's parts."""
+        return dict.fromkeys(self.parts, (self.width,))
+
     def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.layers.mixer.Mixer`."""
+        given = self.begin(x_btd, state)
         p_bti = linear(x_btd, self.in_proj)
-        given = state or {}
         first_1bi = tuple(
             first_state(given.get(name), p_bti, self.width).to(p_bti.dtype).unsqueeze(0)
             for name in self.parts
@@ -76,6 +81,10 @@ class TorchRNN(Skeleton):
         self, p_bti: Tensor, first_1bi: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Run the network with its weights in the dtype of ``p_bti``."""
+        if is_empty(p_bti):
+            read = (p_bti, *self.rnn.parameters())
+            h_bti, last_1bi = empty_results(p_bti.shape, p_bti.dtype, first_1bi, read)
+            return h_bti, tuple(last_1bi)
         first = first_1bi if len(first_1bi) > 1 else first_1bi[0]
         # Autocast to bf16 would run cuDNN in fp16, whose range gradients of a mean loss leave.
         with no_autocast(p_bti):

@@ -21,6 +21,11 @@ _OPTIONS = matrix_options(expansion=2.0) | {
         above=0,
         needs={"projection_norm": "spectral"},
     ),
+    "learned_decay": Option(
+        True,
+        "learn the decay; off holds it at 0.9, as in every published run, where no gradient "
+        "reached it: a frozen parameter, still counted",
+    ),
 }
 
 CELL = Cell(

@@ -1,4 +1,4 @@
-"""Cell E74 with a block-diagonal state: a delta rule in every block of 8 by 8."""
+"""Cell E74 with a block-diagonal state: a delta rule in every block."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ from collections.abc import Mapping
 
 from elman.errors import UserError
 from elman.models.registry.e74_reduced import reduced_options
-from elman.models.registry.spec import Cell, Value
+from elman.models.registry.spec import Cell, Option, Value
 from elman.models.registry.width import wide_enough
-
-BLOCK = 8
-"""Rows and columns of a block."""
 
 
 def _rule(dim: int, options: Mapping[str, Value]) -> None:
     wide_enough(dim, options)
-    size = options["n_state"]
+    size, block = options["n_state"], options["block_size"]
     assert isinstance(size, int)
-    if size % BLOCK:
-        above = (size // BLOCK + 1) * BLOCK
-        near = f"{above - BLOCK} or {above}" if above > BLOCK else f"{above}"
+    assert isinstance(block, int)
+    if size % block:
+        above = (size // block + 1) * block
+        near = f"{above - block} or {above}" if above > block else f"{above}"
         raise UserError(
-            f"model.n_state={size}: does not divide into blocks of {BLOCK}; "
-            f"use model.n_state={near}"
+            f"model.n_state={size}: does not divide into blocks of {block}; "
+            f"use model.n_state={near}, or a model.block_size that divides {size}"
         )
 
 
@@ -30,9 +28,14 @@ CELL = Cell(
     name="e74_blockdiag",
     engine="matrix_state",
     layer="elman.models.layers.e74_blockdiag:E74BlockDiagonal",
-    equation="S' = tanh(S + (v - S k) k^T) in blocks of 8 x 8, y = S' q, out = y silu(y)",
+    equation="S' = tanh(S + (v - S k) k^T) in every block, y = S' q, out = y silu(y)",
     source="matrix-state specification 9",
-    options=reduced_options(),
+    options=reduced_options()
+    | {
+        "block_size": Option(
+            8, "rows and columns of a block, as many blocks as n_state has", minimum=1
+        )
+    },
     backends=("reference", "cpu", "cuda"),
     rule=_rule,
 )

@@ -19,6 +19,7 @@ from elman.kernels import nvrtc
 from elman.kernels.launching import Launch, architecture, launch
 from elman.kernels.nvrtc import Loaded, Unit
 from elman.ops.add_norm.reference import EPS
+from elman.ops.mirrors import layout_assertions, same
 from elman.ops.native import words_of
 
 IO = {torch.bfloat16: "elman::bf16", torch.float16: "elman::f16", torch.float32: "float"}
@@ -193,7 +194,6 @@ def unit_text(geometry: Geometry, device: str = "cuda/device.cuh") -> str:
     """
     g = geometry
     numbers = f"{g.width}, {g.vector}, {_NUMBERS // g.vector}, {g.warps}"
-    size = ctypes.sizeof(AddNormArgs)
     kernels = {
         "forward": "G::THREADS, G::BLOCKS",
         "backward": "G::THREADS, G::BLOCKS",
@@ -204,8 +204,9 @@ def unit_text(geometry: Geometry, device: str = "cuda/device.cuh") -> str:
             f'#include "{device}"',
             '#include "cuda/add_norm.cuh"',
             f"using G = elman::AddNormGeometry<{IO[g.branch]}, {IO[g.out]}, {numbers}>;",
-            f'static_assert(sizeof(elman::AddNormArgs) == {size}, "cuda.py");',
-            f'static_assert(G::BLOCKS == {g.blocks} && G::SLICES == {_SLICES}, "cuda.py");',
+            layout_assertions("elman::AddNormArgs", AddNormArgs)
+            + same("G::BLOCKS", g.blocks, f"cuda.py has {g.blocks} for G::BLOCKS")
+            + same("G::SLICES", _SLICES, f"cuda.py has {_SLICES} for G::SLICES"),
             *(
                 f"ELMAN_KERNEL(add_norm_{name}, {bounds}, elman::AddNormArgs, "
                 f"elman::add_norm_{name}<G>(a))"

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from elman.errors import UserError
 from elman.ops.add_norm import custom, reference
+from elman.ops.door import FLOATING, check
 from elman.ops.precision import cast
 
 
@@ -44,9 +45,14 @@ def add_rms_norm(
         The sum in the stream's dtype (the stream itself without a branch), and its norm.
 
     Raises:
+        ValueError: branch or gain have another shape or device than the stream.
         UserError: the kernel does not compute on one of the dtypes, or cannot be built or run.
     """
-    if backend == "reference":
+    shape, device = stream_btd.shape, stream_btd.device
+    check("gain of add_rms_norm", gain_d, shape[-1:], device, FLOATING)
+    if branch_btd is not None:
+        check("branch of add_rms_norm", branch_btd, shape, device, FLOATING)
+    if backend == "reference" or not stream_btd.numel():
         return reference.add_rms_norm(stream_btd, branch_btd, gain_d, dtype)
     if not supported(stream_btd, branch_btd, dtype):
         given = (stream_btd.dtype, dtype if branch_btd is None else branch_btd.dtype, dtype)

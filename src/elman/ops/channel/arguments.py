@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import cache
 
 from torch import Tensor
 
+from elman.ops.mirrors import layout_assertions
 from elman.ops.native import words_of
 
 MAX_SLOTS, MAX_PARAMETERS = 4, 4
@@ -42,6 +44,13 @@ class ChannelArgs(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in _POINTERS),
         *((name, ctypes.c_int64) for name in _NUMBERS),
     )
+
+
+@cache
+def layouts() -> str:
+    """Return C++ text that refuses to compile where a mirror is wrong."""
+    mirrors = {"ChannelSequence": ChannelSequence, "ChannelArgs": ChannelArgs}
+    return "".join(layout_assertions(f"elman::{name}", one) for name, one in mirrors.items())
 
 
 WORDS, SEQUENCE_WORDS = words_of(ChannelArgs), words_of(ChannelSequence)

@@ -8,11 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elman.errors import UserError
+from elman.ops.mirrors import cell_assertions
 
 
 @dataclass(frozen=True)
 class CompiledCell:
     """A cell of csrc/cells/channel.h, or one that another package brings with it.
+
+    A compiler compares the numbers of inputs and parameters with the structure's.
 
     Args:
         type: The structure's C++ name.
@@ -25,6 +28,19 @@ class CompiledCell:
     inputs: tuple[str, ...]
     parameters: tuple[str, ...] = ()
     code: str = ""
+
+    def assertions(self, name: str) -> str:
+        """Return C++ text that refuses to compile where the structure states something else.
+
+        Args:
+            name: Name of the step.
+        """
+        stated = {
+            "INPUTS": ("len(inputs)", len(self.inputs)),
+            "PARAMETERS": ("len(parameters)", len(self.parameters)),
+        }
+        limits = {constant: f"MAX_{constant}" for constant in (*stated, "MEMO")}
+        return cell_assertions(name, self.type, "CompiledCell", stated, limits)
 
 
 _GATED = (("retain", "candidate"), ("retain_bias", "candidate_bias"))

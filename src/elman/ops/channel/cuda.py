@@ -221,7 +221,7 @@ def unit_text(geometry: Geometry, device: str = "cuda/device.cuh") -> str:
             "namespace elman {",
             spec.structure("Spec") + "}  // namespace elman",
             f"using G = elman::ChannelGeometry<{arguments}>;",
-            *static_checks(geometry),
+            static_checks(geometry),
             *(
                 f"ELMAN_KERNEL(channel_{name}, G::THREADS, G::{blocks}, elman::ChannelArgs, "
                 f"elman::channel_{name}<G>(a))"

@@ -7,14 +7,23 @@ Shape legend: b batch, t time, c channels of the state, s all channels of a sour
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from elman.ops.channel import cpu, cuda
-from elman.ops.channel.plan import parse
+from elman.ops.channel.cells import CELLS, compiled_cell
+from elman.ops.channel.plan import Plan, parse
+from elman.ops.door import (
+    Shape,
+    check_kernel_tensors,
+    check_parameters,
+    check_sequences,
+    check_state,
+)
 from elman.ops.operators import apply, operators_are_seen
 
 
@@ -33,14 +42,61 @@ def channel(
     Returns:
         The output [B, T, C] in the sources' dtype, the state after the last step, and the states
         [B, segments, C] that the backward pass starts from.
+
+    Raises:
+        ValueError: a tensor has another shape, dtype or device, or there is no row or no step.
     """
+    _check_operator(plan, sources_bts, parameters_c, state_bc)
     return cpu.forward(parse(plan), sources_bts, parameters_c, state_bc)
+
+
+def check_call(
+    plan: Plan,
+    sources_bts: Sequence[Tensor],
+    parameters: Mapping[str, Tensor],
+    state_bc: Tensor,
+) -> None:
+    """Compare the tensors of a call with the plan.
+
+    Args:
+        plan: What is computed.
+        sources_bts: As for :func:`channel`.
+        parameters: By name; those of a step without a kernel may have any shape.
+        state_bc: As for :func:`channel`.
+
+    Raises:
+        ValueError: one has another shape, dtype or device than the plan asks for.
+    """
+    of = f"channel {plan.step}"
+    # Every slice has the state's width, which the first source's batch stands before.
+    channels = state_bc.shape[-1] if state_bc.ndim else 0
+    check_sequences(of, sources_bts, [start + channels for start in plan.starts])
+    source_bts = sources_bts[0]
+    check_state("state", of, state_bc, (source_bts.shape[0], channels), source_bts)
+    if plan.step in CELLS:
+        check_parameters(of, parameters, _shapes(plan.step, channels), source_bts.device)
+
+
+@cache
+def _shapes(step: str, channels: int) -> dict[str, Shape]:
+    """Return the shapes of a compiled step's parameters."""
+    return dict.fromkeys(compiled_cell(step).parameters, (channels,))
+
+
+def _check_operator(
+    plan: str, sources_bts: Sequence[Tensor], parameters_c: Sequence[Tensor], state_bc: Tensor
+) -> None:
+    parsed = parse(plan)
+    names = compiled_cell(parsed.step).parameters
+    check_call(parsed, sources_bts, dict(zip(names, parameters_c, strict=False)), state_bc)
+    check_kernel_tensors(f"channel {parsed.step}", sources_bts, parameters_c)
 
 
 @channel.register_kernel("cuda")
 def _(
     plan: str, sources_bts: Sequence[Tensor], parameters_c: Sequence[Tensor], state_bc: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
+    _check_operator(plan, sources_bts, parameters_c, state_bc)
     return cuda.forward(parse(plan), sources_bts, parameters_c, state_bc)
 
 

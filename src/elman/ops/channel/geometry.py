@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 from array import array
 from dataclasses import dataclass
 
 import torch
 
-from elman.ops.channel.arguments import (
-    MAX_SLOTS,
-    SEQUENCE_WORDS,
-    WORDS,
-    ChannelArgs,
-    ChannelSequence,
-)
+from elman.ops.channel.arguments import MAX_SLOTS, SEQUENCE_WORDS, WORDS, layouts
 from elman.ops.channel.plan import Plan
+from elman.ops.mirrors import same
 
 LANES = 32
 _SIZE = len(SEQUENCE_WORDS)
@@ -89,13 +83,13 @@ def copy_unit(words: array[int], io: torch.dtype, backward: bool) -> int:
     return 16 if even else max(4, number)
 
 
-def static_checks(geometry: Geometry) -> list[str]:
-    """Return the lines of a translation unit that compare it with what Python knows of it."""
-    sizes = {"ChannelArgs": ChannelArgs, "ChannelSequence": ChannelSequence}
-    compared = {f"sizeof(elman::{name})": ctypes.sizeof(mirror) for name, mirror in sizes.items()}
-    compared["G::THREADS"] = geometry.threads
-    compared |= {
+def static_checks(geometry: Geometry) -> str:
+    """Return C++ text that compares a translation unit with what Python knows of it."""
+    compared = {"G::THREADS": geometry.threads} | {
         f"G::shared_bytes({word})": geometry.shared_bytes(word == "true")
         for word in ("false", "true")
     }
-    return [f'static_assert({cpp} == {value}, "geometry.py");' for cpp, value in compared.items()]
+    return layouts() + "".join(
+        same(cpp, value, f"geometry.py has {value} for {cpp} of {geometry.plan.step}")
+        for cpp, value in compared.items()
+    )

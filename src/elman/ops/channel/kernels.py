@@ -12,10 +12,11 @@ import torch
 
 from elman.errors import UserError
 from elman.kernels.build import load_library
-from elman.ops.channel.arguments import ChannelArgs
-from elman.ops.channel.cells import compiled_cell
+from elman.kernels.compiler import MISMATCH
+from elman.ops.channel.arguments import ChannelArgs, layouts
+from elman.ops.channel.cells import CELLS, CompiledCell, compiled_cell
 from elman.ops.channel.plan import Plan
-from elman.ops.native import C_TYPES, check_layout
+from elman.ops.native import C_TYPES
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class Spec:
     """All that a kernel is compiled for; sizes and places are read when it runs.
 
     Args:
-        cell: C++ type of the cell.
-        code: Its definition, where csrc/cells/channel.h has none.
+        cell: The cell.
+        step: Its name, for people: the first of those that have it.
         slots: The slice that each of the cell's inputs reads, numbered.
         unit: Number of the input that is divided by its norm, or -1.
         query: Number of the slice that the state is multiplied by, or -1.
@@ -32,8 +33,8 @@ class Spec:
         dtype: What it reads, computes in and writes.
     """
 
-    cell: str
-    code: str
+    cell: CompiledCell
+    step: str
     slots: tuple[int, ...]
     unit: int
     query: int
@@ -44,9 +45,10 @@ class Spec:
         """Return the C++ ``Spec`` of csrc/cpu/channel_engine.h."""
         number = "static constexpr int"
         return (
-            f"struct {name} {{\n{self.code}"
+            f"struct {name} {{\n{self.cell.code}"
             f"    using T = {C_TYPES[self.dtype]};\n"
-            f"    using Cell = {self.cell};\n"
+            f"    using Cell = {self.cell.type};\n"
+            f"{self.cell.assertions(self.step)}"
             f"    {number} SLOTS = {max(*self.slots, self.query) + 1};\n"
             f"    {number} SLOT[] = {{{', '.join(map(str, self.slots))}}};\n"
             f"    {number} UNIT = {self.unit}, QUERY = {self.query};\n"
@@ -80,10 +82,14 @@ def spec_for(plan: Plan, dtype: torch.dtype) -> Spec:
             "use kernels.backend=reference"
         )
     places, slices = dict(plan.inputs), plan.slices()
-    assert set(places) == set(cell.inputs), (plan, cell)
+    if set(places) != set(cell.inputs):
+        raise UserError(
+            f"cell {plan.step}: its layer gives the inputs {', '.join(places)}, its CompiledCell "
+            f"declares {', '.join(cell.inputs)}; {MISMATCH}"
+        )
     return Spec(
-        cell=cell.type,
-        code=cell.code,
+        cell=cell,
+        step=next(name for name, one in CELLS.items() if one == cell),
         slots=tuple(slices.index(places[name]) for name in cell.inputs),
         unit=-1 if plan.unit is None else cell.inputs.index(plan.unit),
         query=-1 if plan.query is None else slices.index(plan.query),
@@ -120,9 +126,8 @@ def prepare(specs: Iterable[Spec], label: str) -> None:
     )
     exports = "".join(f"ELMAN_CHANNEL({name}, elman::Spec_{name})\n" for name in names)
     inner = f"namespace elman {{\nnamespace {{\n{structures}}}\n}}\n"
-    source = f'#include "cpu/channel_engine.h"\n\n{inner}{exports}'
+    source = f'#include "cpu/channel_engine.h"\n\n{layouts()}{inner}{exports}'
     library = load_library(source, label)
-    check_layout(library, "elman_channel_layout", ChannelArgs)
     for spec, name in zip(missing, names, strict=True):
         _loaded[spec] = _functions(library, name)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from elman.ops.channel import custom, reference
 from elman.ops.channel.cells import compiled_cell
 from elman.ops.channel.plan import Plan
+from elman.ops.door import empty_results, is_empty
 from elman.ops.precision import cast, no_autocast
 from elman.ops.slices import Slice
 from elman.ops.uncompiled import uncompiled
@@ -43,13 +44,21 @@ def run(
         says; so has the output, but for the cuda backend, which writes it in the sources' dtype.
 
     Raises:
+        ValueError: a tensor has another shape, dtype or device than the plan asks for.
         UserError: the backend has no kernel for the plan's step or the state's dtype.
     """
     dtype = state_bc.dtype
     narrow = sources_bts[0].dtype if backend == "cuda" else dtype
+    compiled = backend in ("cpu", "cuda")
+    custom.check_call(plan, sources_bts, parameters, state_bc)
+    if is_empty(sources_bts[0]):
+        shape = (*sources_bts[0].shape[:2], state_bc.shape[1])
+        read = (*sources_bts, *parameters.values())
+        y_btc, (last_bc,) = empty_results(shape, narrow, [state_bc], read)
+        return y_btc, last_bc
     sources_bts = [cast(source_bts, narrow) for source_bts in sources_bts]
     parameters = {name: cast(parameter, dtype) for name, parameter in parameters.items()}
-    if backend in ("cpu", "cuda"):
+    if compiled:
         ordered = [parameters[name] for name in compiled_cell(plan.step).parameters]
         return custom.run(plan.text, sources_bts, ordered, state_bc)
     return _REFERENCE[backend](plan, sources_bts, parameters, state_bc)

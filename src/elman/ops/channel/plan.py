@@ -25,6 +25,7 @@ class Plan:
 
     Attributes:
         text: The plan as a word, the argument of the custom operators.
+        starts: Where the last slice of every source begins.
     """
 
     step: str
@@ -33,6 +34,7 @@ class Plan:
     query: Slice | None = None
     self_gate: bool = False
     text: str = field(init=False, compare=False, repr=False)
+    starts: tuple[int, ...] = field(init=False, compare=False, repr=False)
     _slices: tuple[Slice, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -42,6 +44,10 @@ class Plan:
         if self.query is not None:
             mentioned.append(self.query)
         object.__setattr__(self, "_slices", tuple(dict.fromkeys(mentioned)))
+        starts = [0] * (1 + max(place.source for place in mentioned))
+        for place in mentioned:
+            starts[place.source] = max(place.start, starts[place.source])
+        object.__setattr__(self, "starts", tuple(starts))
 
     def __hash__(self) -> int:
         return hash(self.text)  # which remembers it; plans are keys of many things

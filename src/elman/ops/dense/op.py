@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from elman.ops.dense import reference
+from elman.ops.door import check_sequences, check_state, empty_results, is_empty
 from elman.ops.precision import no_autocast
 from elman.ops.uncompiled import uncompiled
 
@@ -63,8 +64,20 @@ def dense_recurrence(
     Returns:
         h of all steps [B, T, i] and the state after the last one. Both, and all of the computation,
         have the dtype of ``state`` (fp32 or wider), whatever autocast says.
+
+    Raises:
+        ValueError: a sequence or a part of the state has another shape, dtype or device.
     """
-    dtype = state[0].dtype
+    dtype, of = state[0].dtype, f"dense {step}"
+    check_sequences(of, inputs, [recurrent[0].shape[0]])
+    batch, steps, _ = inputs[0].shape
+    channels = recurrent[-1].shape[1]
+    for number, part in enumerate(state):
+        check_state(f"state {number}", of, part, (batch, channels), inputs[0])
+    if is_empty(inputs[0]):
+        read = (*inputs, *recurrent, *parameters)
+        h_bti, last = empty_results((batch, steps, channels), dtype, state, read)
+        return h_bti, tuple(last)
     with no_autocast(state[0]):
         return _RECURRENCE[backend](
             step,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
+from elman.ops.door import check_sequences, check_state, empty_results, is_empty
 from elman.ops.gated_delta import chunked, triton
 from elman.ops.precision import no_autocast, wide_dtype
 from elman.ops.uncompiled import uncompiled
@@ -51,7 +52,24 @@ def gated_delta_rule(
     Returns:
         Reads y_bthv and the state after the last step, in fp32 or wider; the reads of ``triton``
         have the dtype of ``q``.
+
+    Raises:
+        ValueError: the state or a sequence has another shape, dtype or device than the rest.
     """
+    of = "gated_delta_rule"
+    sequences = (q_bthk, k_bthk, v_bthv, decay_bth, write_bth)
+    check_sequences(of, sequences)
+    batch, _, heads, keys = q_bthk.shape
+    shape = (batch, heads, v_bthv.shape[3], keys)
+    if state_bhvk is not None:
+        check_state("state", of, state_bhvk, shape, q_bthk)
+    if is_empty(q_bthk):
+        wide = wide_dtype(q_bthk.dtype)
+        states = [q_bthk.new_zeros(shape, dtype=wide) if state_bhvk is None else state_bhvk]
+        dtype = q_bthk.dtype if backend == "triton" else wide
+        read = (*sequences, a_log_h, dt_bias_h)
+        y_bthv, (last_bhvk,) = empty_results(v_bthv.shape, dtype, states, read)
+        return y_bthv, last_bhvk
     run = triton.gated_delta_rule if backend == "triton" else _plain
     with no_autocast(q_bthk):
         return run(

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from elman.ops.matrix_state.plan import PARAMETERS, ROLES, Plan, parse
-from elman.ops.native import check_layout, words_of
+from elman.ops.mirrors import layout_assertions
+from elman.ops.native import words_of
 
 
 class SequenceArgs(ctypes.Structure):
@@ -53,11 +54,11 @@ class MatrixArgs(ctypes.Structure):
     )
 
 
-def check_layouts(library: ctypes.CDLL) -> None:
-    """Compare the mirrors with what a library was compiled with."""
-    check_layout(library, "elman_sequence_layout", SequenceArgs)
-    check_layout(library, "elman_parameter_layout", ParameterArgs)
-    check_layout(library, "elman_args_layout", MatrixArgs)
+@cache
+def layouts() -> str:
+    """Return C++ text that refuses to compile where a mirror is wrong."""
+    mirrors = {"Sequence": SequenceArgs, "Parameter": ParameterArgs, "Args": MatrixArgs}
+    return "".join(layout_assertions(f"elman::{name}", one) for name, one in mirrors.items())
 
 
 _ROLE, _PARAM, _ARGS = (words_of(m) for m in (SequenceArgs, ParameterArgs, MatrixArgs))
@@ -73,7 +74,6 @@ class _Layout:
 
     Args:
         roles: The first word of every role, its source and where in that it starts.
-        channels: What every source has at least, by the source's number.
         parameters: The first word of every parameter, and its shape.
         read: Words with an address, and words with a distance in numbers, of all that is read
             or written by rows: in a forward pass.
@@ -81,7 +81,6 @@ class _Layout:
     """
 
     roles: tuple[tuple[int, int, int], ...]
-    channels: dict[int, int]
     parameters: tuple[tuple[int, tuple[int, ...]], ...]
     read: tuple[tuple[int, ...], tuple[int, ...]]
     written: tuple[tuple[int, ...], tuple[int, ...]]
@@ -92,10 +91,6 @@ def _layout(plan_text: str) -> _Layout:
     plan = parse(plan_text)
     size = len(_ROLE)
     first = {name: _ARGS["role"] + size * ROLES.index(name) for name, _ in plan.roles}
-    channels: dict[int, int] = {}
-    for name, place in plan.roles:
-        end = place.start + plan.heads * plan.width(name)
-        channels[place.source] = max(end, channels.get(place.source, 0))
     # Roles on one slice have one address, those of one source have its distances.
     wide = {name: place for name, place in plan.roles if plan.width(name) > 1}
     rows = {place: first[name] for name, place in wide.items()}.values()
@@ -106,7 +101,6 @@ def _layout(plan_text: str) -> _Layout:
 
     return _Layout(
         tuple((first[name], place.source, place.start) for name, place in plan.roles),
-        channels,
         tuple(
             (_ARGS["param"] + len(_PARAM) * PARAMETERS.index(name), plan.parameter_shape(name))
             for name in plan.parameter_names
@@ -141,8 +135,7 @@ def _sized(
     sizes = (batch, steps, plan.heads, plan.rows, plan.columns, segment, 1)
     for name, size in zip(_SIZES, sizes, strict=True):
         words[_ARGS[name]] = size
-    for source, end in layout.channels.items():
-        shape, distances = sources[source]
+    for end, (shape, distances) in zip(plan.channels, sources, strict=False):
         assert shape[:2] == (batch, steps), (plan, shape)
         assert shape[2] >= end, (plan, shape)
         assert distances[2] == 1, (plan, distances)

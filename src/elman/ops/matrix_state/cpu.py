@@ -12,7 +12,7 @@ import torch
 from elman.errors import UserError
 from elman.kernels.build import load_library
 from elman.kernels.threads import kernel_threads
-from elman.ops.matrix_state.arguments import Call, MatrixArgs, check_layouts
+from elman.ops.matrix_state.arguments import Call, MatrixArgs, layouts
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.matrix_state.spec import spec_source
 from elman.ops.native import C_TYPES
@@ -52,8 +52,12 @@ def launch(call: Call, *, backward: bool) -> None:
     """Run a call, forward or backward.
 
     Raises:
-        UserError: the kernel cannot be compiled.
+        UserError: the tensors do not lie on the CPU, or the kernel cannot be compiled.
     """
+    if not call.like.is_cpu:
+        raise UserError(
+            f"kernels.backend=cpu: the tensors lie on {call.like.device}; use kernels.backend=auto"
+        )
     kernel = _kernel(call.plan, call.like.dtype)
     call.args.threads = kernel_threads(torch.get_num_threads())
     call.give_workspace(kernel.workspace(call.args, backward))
@@ -74,13 +78,12 @@ def prepare(plans: Iterable[tuple[Plan, torch.dtype]], label: str) -> None:
     missing = [spec for spec in specs if spec not in _loaded]
     if not missing:
         return
-    parts = ['#include "cpu/matrix_engine.h"\n\nELMAN_MATRIX_LAYOUT\n']
+    parts = ['#include "cpu/matrix_engine.h"\n', layouts()]
     for number, spec in enumerate(missing):
         name = f"matrix_{number}"
         parts.append(spec.replace(f"struct {_NAME} ", f"struct {_NAME}_{name} "))
         parts.append(f"ELMAN_MATRIX({name}, elman::{_NAME}_{name})\n")
     library = load_library("\n".join(parts), label)
-    check_layouts(library)
     for number, spec in enumerate(missing):
         _loaded[spec] = _functions(library, f"matrix_{number}")
 

@@ -7,7 +7,6 @@ has several of them, and the gradients of parameters. All run on PyTorch's curre
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,13 +18,7 @@ from elman.errors import UserError
 from elman.kernels import launching
 from elman.kernels.launching import Launch, architecture
 from elman.kernels.nvrtc import Loaded, Unit, device_limits, load
-from elman.ops.matrix_state.arguments import (
-    Call,
-    MatrixArgs,
-    ParameterArgs,
-    SequenceArgs,
-    row_bits,
-)
+from elman.ops.matrix_state.arguments import Call, layouts, row_bits
 from elman.ops.matrix_state.choice import H200, choose, forward_of
 from elman.ops.matrix_state.geometry import LEAST_ALIGN, Geometry, Types
 from elman.ops.matrix_state.plan import Plan, parse
@@ -180,7 +173,7 @@ def unit_text(chosen: Geometry, backward: bool, device: str = "cuda/device.cuh")
             *(f'#include "cuda/{name}.cuh"' for name in kernels),
             spec_source(chosen.plan, "Spec", io=types.io, state=types.state),
             f"using G = {chosen.type_text()};",
-            chosen.assertions(backward) + _layout_assertions(),
+            chosen.assertions(backward) + layouts(),
             *(
                 f"ELMAN_KERNEL({name}, {bounds[name]}, 1, elman::Args, elman::{name}<G>(a))"
                 for name in kernels
@@ -196,12 +189,3 @@ def _shares(chosen: Geometry, backward: bool) -> list[str]:
         return []
     numbers = {"S": chosen.shares, "_WARPS": chosen.warps, "_BYTES": chosen.forward_bytes}
     return [f"#define ELMAN_SHARE{name} {number}" for name, number in numbers.items()]
-
-
-def _layout_assertions() -> str:
-    """Return C++ text that refuses to compile where the arguments' mirror is wrong."""
-    # NVRTC 13.0 has no offsetof; the CPU engine's library compares the offsets.
-    mirrors = {"Args": MatrixArgs, "Sequence": SequenceArgs, "Parameter": ParameterArgs}
-    sizes = {name: ctypes.sizeof(mirror) for name, mirror in mirrors.items()}
-    texts = [f"sizeof(elman::{name}) == {size}" for name, size in sizes.items()]
-    return "".join(f'static_assert({text}, "arguments.py mirrors it");\n' for text in texts)

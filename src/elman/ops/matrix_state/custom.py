@@ -8,13 +8,14 @@ k kept states.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from elman.ops.door import check_kernel_tensors, check_parameters, check_sequences, check_state
 from elman.ops.matrix_state.arguments import Call
 from elman.ops.matrix_state.backends import BACKENDS
 from elman.ops.matrix_state.plan import Plan, parse
@@ -44,8 +45,35 @@ def matrix_state(
     Returns:
         The output [B, T, heads, rows] in the sources' dtype, the state after the last step, and
         the kept states [segments - 1, B, heads, rows, columns], in an order of the kernel's own.
+
+    Raises:
+        ValueError: a tensor has another shape, dtype or device, or there is no row or no step.
     """
+    parsed = parse(plan)
+    named = dict(zip(parsed.parameter_names, parameters, strict=False))
+    check_call(parsed, sources_btc, named, first_bhvn)
+    check_kernel_tensors(f"matrix_state {parsed.label}", sources_btc, parameters)
     return _forward(plan, backend, keep, sources_btc, parameters, first_bhvn)
+
+
+def check_call(
+    plan: Plan,
+    sources_btc: Sequence[Tensor],
+    parameters: Mapping[str, Tensor],
+    first_bhvn: Tensor | None,
+) -> None:
+    """Compare the tensors of a call with the plan.
+
+    Raises:
+        ValueError: one has another shape, dtype or device than the plan asks for.
+    """
+    of = plan.door
+    check_sequences(of, sources_btc, plan.channels)
+    source_btc = sources_btc[0]
+    check_parameters(of, parameters, plan.parameter_shapes, source_btc.device)
+    if first_bhvn is not None:
+        shape = (source_btc.shape[0], plan.heads, plan.rows, plan.columns)
+        check_state("state", of, first_bhvn, shape, source_btc)
 
 
 def _forward(

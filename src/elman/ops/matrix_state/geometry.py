@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from elman.ops.matrix_state.cells import CELLS
 from elman.ops.matrix_state.plan import ROLES, Plan
+from elman.ops.mirrors import same
 
 _COLUMNS = ("k", "q", "z", "read")
 _HEAD = ("decay", "write")
@@ -171,13 +172,11 @@ class Geometry:
 
     @property
     def backward_bytes(self) -> int:
-        """Shared memory of the backward pass, at most."""
+        """Shared memory of the backward pass."""
         plan, cell = self.plan, CELLS[self.plan.cell]
         gate = plan.gate_act != "none"
-        # Which cells use the energy of a row is not known here; only those with parameters can.
-        energy = cell.reads and cell.parameters > 0
         needs_y = gate or plan.self_gate
-        rows = 1 + energy + needs_y + cell.gates + gate
+        rows = 1 + cell.energy + needs_y + cell.gates + gate
         sums = 2 + self._own_key + cell.column
         decay, write = self._decay_terms, plan.write != "none"
         buffers, sets = (3, 2) if self.replayed else (2, 1)
@@ -227,9 +226,10 @@ class Geometry:
     @property
     def _decay_terms(self) -> int:
         cell = CELLS[self.plan.cell]
-        if self.plan.decay == "none":
+        if self.plan.decay == "none" or cell.keeps:
             return 0
-        by_lane = not (cell.gates or cell.parameters) and self.warps <= 4
+        plain = not (cell.gates or cell.parameters or cell.element)
+        by_lane = plain and self.warps <= 4
         return self.threads if by_lane else self.rows
 
     # ---- global memory
@@ -290,7 +290,7 @@ class Geometry:
     def assertions(self, backward: bool) -> str:
         """Return C++ text that refuses to compile a pass where this mirror is wrong."""
         mirrored = {"G::SLABS": self.slabs, "G::THREADS": self.threads}
-        texts = [f"G::FORWARD_BYTES <= {self.forward_bytes}"]
+        mirrored["G::FORWARD_BYTES"] = self.forward_bytes
         if not backward:
             mirrored["G::FORWARD_THREADS"] = self.forward_threads
         else:
@@ -298,9 +298,11 @@ class Geometry:
             mirrored["G::HISTORY"] = self.history
             mirrored["G::PARAM_TERMS"] = self.param_terms
             mirrored["elman::slab_offset<G>(elman::ROLES)"] = self.slab_numbers
-            texts = [f"G::BACKWARD_BYTES <= {self.backward_bytes}"]
-        texts += [f"{name} == {value}" for name, value in mirrored.items()]
-        return "".join(f'static_assert({text}, "geometry.py mirrors it");\n' for text in texts)
+            mirrored["G::BACKWARD_BYTES"] = self.backward_bytes
+        return "".join(
+            same(cpp, value, f"geometry.py has {value} for {cpp} of {self.plan.label}")
+            for cpp, value in mirrored.items()
+        )
 
 
 def _round(number: int, unit: int) -> int:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from elman.errors import UserError
+from elman.ops.door import check_sequences, check_state, empty_results, is_empty
 from elman.ops.matrix_state import custom, interpret, reference
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.precision import cast, no_autocast, wide_dtype
@@ -45,24 +46,46 @@ def run(
         backend, which writes it in the sources' dtype.
 
     Raises:
+        ValueError: a tensor has another shape, dtype or device than the plan asks for.
         UserError: the backend has no kernel for this plan, or cannot build it.
     """
-    dtype = wide_dtype(sources_btc[0].dtype) if state_bhvn is None else state_bhvn.dtype
-    if backend == REFERENCE:
-        if state_bhvn is None:
-            shape = (sources_btc[0].shape[0], plan.heads, plan.rows, plan.columns)
-            state_bhvn = sources_btc[0].new_zeros(shape, dtype=dtype)
-        return _interpreted(plan, sources_btc, parameters, state_bhvn)
-    if plan.kernel_problem:
+    if backend != REFERENCE and plan.kernel_problem:
         raise UserError(
             f"kernels.backend={backend}: {plan.kernel_problem}; use kernels.backend=reference"
         )
+    custom.check_call(plan, sources_btc, parameters, state_bhvn)
+    dtype = wide_dtype(sources_btc[0].dtype)
+    empty = is_empty(sources_btc[0])
+    if state_bhvn is None and (empty or backend == REFERENCE):
+        shape = (sources_btc[0].shape[0], plan.heads, plan.rows, plan.columns)
+        state_bhvn = sources_btc[0].new_zeros(shape, dtype=dtype)
+    if empty:
+        return _empty(plan, sources_btc, parameters, state_bhvn, backend)
+    if backend == REFERENCE:
+        assert state_bhvn is not None
+        return _interpreted(plan, sources_btc, parameters, state_bhvn)
     narrow = sources_btc[0].dtype if backend == "cuda" else dtype
     sources_btc = [_adjacent(cast(source_btc, narrow)) for source_btc in sources_btc]
     given = [cast(parameters[name], dtype) for name in plan.parameter_names]
     tensors = [*sources_btc, *given, *([] if state_bhvn is None else [state_bhvn])]
     keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     return custom.run(plan.text, backend, keep, sources_btc, given, state_bhvn)
+
+
+def _empty(
+    plan: Plan,
+    sources_btc: Sequence[Tensor],
+    parameters: Mapping[str, Tensor],
+    state_bhvn: Tensor | None,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    """Return the results of sequences without rows or steps."""
+    assert state_bhvn is not None
+    dtype = sources_btc[0].dtype if backend == "cuda" else state_bhvn.dtype
+    shape = (*sources_btc[0].shape[:2], plan.heads, plan.rows)
+    read = (*sources_btc, *parameters.values())
+    out_bthv, (last_bhvn,) = empty_results(shape, dtype, [state_bhvn], read)
+    return out_bthv, last_bhvn
 
 
 def _adjacent(source_btc: Tensor) -> Tensor:
@@ -113,8 +136,19 @@ def recurrence(
     Returns:
         Reads y_bthv and the state after the last step. Both, and all of the computation, have the
         dtype of ``state_bhvn`` (fp32 or wider), whatever autocast says.
+
+    Raises:
+        ValueError: the state or a sequence has another shape, dtype or device than the rest.
     """
-    dtype = state_bhvn.dtype
+    q_bthn, dtype, of = sequences["q"], state_bhvn.dtype, f"matrix_state {step}"
+    check_sequences(of, list(sequences.values()))
+    batch, steps, heads, columns = q_bthn.shape
+    check_state("state", of, state_bhvn, (batch, heads, None, columns), q_bthn)
+    if is_empty(q_bthn):
+        read = (*sequences.values(), *parameters.values())
+        shape = (batch, steps, heads, state_bhvn.shape[2])
+        y_bthv, (last_bhvn,) = empty_results(shape, dtype, [state_bhvn], read)
+        return y_bthv, last_bhvn
     with no_autocast(state_bhvn):
         return _RECURRENCE[backend](
             step,

@@ -62,6 +62,9 @@ class Plan:
     Attributes:
         text: The plan as a word, the argument of the custom operators.
         parameter_names: The parameters that a call gives, in the order of :data:`PARAMETERS`.
+        parameter_shapes: Their shapes, by name.
+        channels: How many channels every source has at least.
+        door: What errors call a call of it.
         kernel_problem: Why the plan runs on the reference alone, or nothing.
     """
 
@@ -87,6 +90,9 @@ class Plan:
     gate_bias: bool = False
     text: str = field(init=False, compare=False, repr=False)
     parameter_names: tuple[str, ...] = field(init=False, compare=False, repr=False)
+    parameter_shapes: dict[str, tuple[int, ...]] = field(init=False, compare=False, repr=False)
+    channels: tuple[int, ...] = field(init=False, compare=False, repr=False)
+    door: str = field(init=False, compare=False, repr=False)
     kernel_problem: str = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -94,6 +100,10 @@ class Plan:
         # Once, and not when it is asked for: torch.compile cannot look into json.
         object.__setattr__(self, "text", as_word(self))
         object.__setattr__(self, "parameter_names", self._parameter_names())
+        shapes = {name: self.parameter_shape(name) for name in self.parameter_names}
+        object.__setattr__(self, "parameter_shapes", shapes)
+        object.__setattr__(self, "door", f"matrix_state {self.label}")
+        object.__setattr__(self, "channels", self._channels())
         object.__setattr__(self, "kernel_problem", self._kernel_problem())
 
     def __hash__(self) -> int:
@@ -147,6 +157,13 @@ class Plan:
         }
         there |= {name for name, wanted in asked.items() if wanted}
         return tuple(name for name in PARAMETERS if name in there)
+
+    def _channels(self) -> tuple[int, ...]:
+        ends = [0] * (1 + max(place.source for _, place in self.roles))
+        for name, place in self.roles:
+            end = place.start + self.heads * self.width(name)
+            ends[place.source] = max(end, ends[place.source])
+        return tuple(ends)
 
     @property
     def label(self) -> str:

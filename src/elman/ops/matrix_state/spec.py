@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from elman.ops.matrix_state.cells import CELLS
-from elman.ops.matrix_state.plan import Plan
+from elman.ops.matrix_state.plan import PARAMETERS, ROLES, Plan
+from elman.ops.mirrors import same
 
 
 def spec_source(
@@ -47,6 +50,7 @@ def spec_source(
         f"struct {name} {{",
         *([cell.code] if cell.code else []),
         f"  using Cell = {cell.type};",
+        cell.assertions(plan.cell) + order_assertions(),
         f"  using IO = {io};",
         f"  using State = {state};",
         f"  static constexpr int R = {plan.rows}, N = {plan.columns};",
@@ -60,3 +64,15 @@ def spec_source(
         "}  // namespace elman",
     ]
     return "\n".join(lines) + "\n"
+
+
+@cache
+def order_assertions() -> str:
+    """Return C++ text that compares the order of roles and parameters with csrc/args.h."""
+    lines = []
+    for kind, names in (("ROLE", ROLES), ("PARAM", PARAMETERS)):
+        places = {f"{kind}_{name.upper()}": place for place, name in enumerate(names)}
+        for word, place in (places | {f"{kind}S": len(names)}).items():
+            message = f"plan.py has {word} as number {place}, csrc/args.h as another"
+            lines.append(same(f"int(elman::{word})", place, message))
+    return "".join(lines)

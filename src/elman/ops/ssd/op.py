@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from elman.ops.door import check_sequences, check_state, empty_results, is_empty
 from elman.ops.precision import no_autocast, wide_dtype
 from elman.ops.ssd import chunked, triton
 from elman.ops.uncompiled import uncompiled
@@ -49,7 +50,22 @@ def selective_scan(
     Returns:
         Reads y_bthp and the state after the last step, in fp32 or wider; the reads of ``triton``
         have the dtype of ``x``.
+
+    Raises:
+        ValueError: the state or a sequence has another shape, dtype or device than the rest.
     """
+    of = "selective_scan"
+    check_sequences(of, [x_bthp, dt_bth, b_btgn, c_btgn])
+    shape = (x_bthp.shape[0], *x_bthp.shape[2:], b_btgn.shape[3])
+    if state_bhpn is not None:
+        check_state("state", of, state_bhpn, shape, x_bthp)
+    if is_empty(x_bthp):
+        wide = wide_dtype(x_bthp.dtype)
+        states = [x_bthp.new_zeros(shape, dtype=wide) if state_bhpn is None else state_bhpn]
+        read = (x_bthp, dt_bth, b_btgn, c_btgn, a_log_h, dt_bias_h, skip_h)
+        dtype = x_bthp.dtype if backend == "triton" else wide
+        y_bthp, (last_bhpn,) = empty_results(x_bthp.shape, dtype, states, read)
+        return y_bthp, last_bhpn
     run = triton.selective_scan if backend == "triton" else _plain
     with no_autocast(x_bthp):
         return run(x_bthp, dt_bth, b_btgn, c_btgn, a_log_h, dt_bias_h, skip_h, state_bhpn, chunk)

@@ -9,6 +9,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from elman.ops.door import check_sequences, check_state, empty_results, is_empty
 from elman.ops.precision import no_autocast
 from elman.ops.tape import reference
 from elman.ops.uncompiled import uncompiled
@@ -52,9 +53,20 @@ def dual_memory(
     Returns:
         All states h_bti, the last tape and the last state. All three, and all of the computation,
         have the dtype of ``state_bi`` (fp32 or wider), whatever autocast says.
+
+    Raises:
+        ValueError: the input, the tape or the state has another shape, dtype or device.
     """
     assert (write_ii is not None) == (write == "full")
     dtype = state_bi.dtype
+    check_sequences("dual_memory", [input_bti])
+    batch, _, width = input_bti.shape
+    check_state("state", "dual_memory", state_bi, (batch, width), input_bti)
+    check_state("tape", "dual_memory", tape_bni, (batch, None, width), input_bti)
+    if is_empty(input_bti):
+        read = (input_bti, recurrent_ii, write_ii)
+        h_bti, last = empty_results(input_bti.shape, dtype, [tape_bni, state_bi], read)
+        return h_bti, last[0], last[1]
     with no_autocast(state_bi):
         return _DUAL_MEMORY[backend](
             input_bti.to(dtype),

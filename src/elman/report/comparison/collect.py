@@ -25,7 +25,7 @@ class Source:
         folder: As named, absolute.
         runs: Its runs, in the order of the sweep.
         is_sweep: Whether it is the folder of a sweep.
-        command: The command of that sweep, or empty.
+        command: The command of that sweep as it was typed, or empty.
         started: When the sweep began, as it wrote it, or empty.
         ended: When it ended; empty while it runs, or if it was killed.
         benchmark: The suite that it ran, or None.
@@ -42,6 +42,16 @@ class Source:
     benchmark: str | None = None
     suite: SuiteFigures | None = None
     problems: tuple[str, ...] = ()
+
+    @property
+    def about(self) -> tuple[str, str]:
+        """What its suite compares, and what a reader must know before believing the table."""
+        if self.suite is None or not self.suite.title:
+            return "", ""
+        title, text = (
+            " ".join(part.split()) for part in (self.suite.title, self.suite.description)
+        )
+        return f"{self.benchmark}: {title}", text
 
 
 def collect(folders: Sequence[Path], places: Sequence[Place] = (SHIPPED,)) -> list[Source]:
@@ -120,7 +130,7 @@ def _sweep(folder: Path, children: Sequence[Path], places: Sequence[Place]) -> S
         folder,
         tuple(read_run(folder / job["folder"], job) for job in jobs),
         is_sweep=True,
-        command=str(content.get("command") or ""),
+        command=str(content.get("typed") or content.get("command") or ""),
         started=str(content.get("started") or ""),
         ended=str(content.get("ended") or ""),
         benchmark=str(content["benchmark"]) if content.get("benchmark") else None,

@@ -10,14 +10,14 @@ from elman.report.comparison.runs import Run
 
 NOT_RECORDED = "not recorded"
 
-# Settings in which two runs of one model may differ and still be the same experiment. The data, the
-# backend and whether the pass was replayed are taken as measured, from the result.
+# Settings in which two runs of one model may differ and still be the same experiment. The bytes of
+# the data, the backend and whether the pass was replayed are taken as measured, from the result.
 _IRRELEVANT = {
     "train": (
         *("seed", "resume", "device", "profile", "graph"),
         *("save_every", "save_minutes", "keep_checkpoints"),
     ),
-    "data": ("path",),
+    "data": ("path", "format", "field"),
 }
 _IRRELEVANT_SECTIONS = ("log", "kernels", "baseline", "mode")
 # Settings beside the conditions that a reader should know to differ.
@@ -83,6 +83,7 @@ def remarks(run: Run) -> dict[str, str]:
     for name in _REMARKED_SECTIONS:
         found |= {f"{name}.{key}": _text(v) for key, v in (config.get(name) or {}).items()}
     if run.result is not None:
+        found["data.path"] = data_names(run)
         # The first results do not say so: nothing was replayed then.
         found["train.graph"] = _text(bool(run.result.graph))
         environment = run.result.environment
@@ -106,15 +107,28 @@ def _without_seed(overrides: tuple[str, ...]) -> list[str]:
     return [text for text in overrides if not text.startswith("train.seed=")]
 
 
+def data_names(run: Run) -> str:
+    """Return what the files of a run's data are called."""
+    paths = run.result.data.paths if run.result is not None else []
+    names = ", ".join(path.rsplit("/", 1)[-1] for path in paths[:2])
+    return (names or NOT_RECORDED) + (", ..." if len(paths) > 2 else "")
+
+
 def _data(run: Run) -> str:
+    """Word which bytes a run read: the same bytes are the same data, whatever they are called.
+
+    Of many bytes those that are read where they lie have a hash of samples alone, so that this is
+    what is compared then, for packed ones as well.
+    """
     if run.result is None or run.result.data.bytes is None:
         return NOT_RECORDED
     data = run.result.data
-    names = ", ".join(path.rsplit("/", 1)[-1] for path in data.paths[:2])
-    names += ", ..." if len(data.paths) > 2 else ""
-    print_ = data.sha256 or data.sample_sha256
-    mark = f", sha256 {print_[:12]}" if print_ else ""
-    return f"{names} ({data.bytes:,} bytes{mark}, {data.val_bytes or 0:,} held out)"
+    print_ = data.sample_sha256 or data.sha256
+    if print_ is None:
+        mark = f", {data_names(run)}"
+    else:
+        mark = f", {'sampled ' if data.sample_sha256 else ''}sha256 {print_[:12]}"
+    return f"{data.bytes:,} bytes{mark}, {data.val_bytes or 0:,} held out"
 
 
 def _batch(train: Mapping[str, Any]) -> str:

@@ -16,8 +16,10 @@ from elman.training.metrics import LOSS_WINDOW
 
 RATE_WINDOWS = 10
 SMOOTHING = (
-    f"Each point is the mean over the {LOSS_WINDOW} optimizer steps up to it (over all steps so "
-    f"far before step {LOSS_WINDOW}), so that a curve ends in the loss of the table."
+    f"Each point is the mean over the {LOSS_WINDOW} optimizer steps up to it; before step "
+    f"{2 * LOSS_WINDOW}, over the last half of the steps so far, so that the start of training "
+    f"leaves the mean step by step. From {2 * LOSS_WINDOW} steps on a curve ends in the loss of "
+    "the table."
 )
 RATE_SMOOTHING = (
     f"Each point is predicted bytes per second of training time over the {RATE_WINDOWS} records "
@@ -101,10 +103,14 @@ def make_curves(rows: Sequence[Row]) -> Curves:
 
 
 def running_mean(values: Floats) -> Floats:
-    """Return the mean over the last ``LOSS_WINDOW`` values up to each."""
+    """Return the mean over the last ``LOSS_WINDOW`` values up to each, of which half are there.
+
+    A window that fills up first and then moves would let go of the high losses of the first steps
+    at once, a hundred steps later: the curve would have a kink there that no training has.
+    """
     total = np.concatenate([[0.0], np.cumsum(values)])
     ends = np.arange(1, values.size + 1)
-    starts = np.maximum(0, ends - LOSS_WINDOW)
+    starts = ends - np.minimum(LOSS_WINDOW, (ends + 1) // 2)
     mean: Floats = (total[ends] - total[starts]) / (ends - starts)
     return mean
 

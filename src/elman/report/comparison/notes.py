@@ -27,7 +27,7 @@ def comparison_notes(rows: Sequence[Row]) -> list[str]:
                 listed.append(place)
         if len(places) > 1:
             found.append(f"not comparable: different {name}: {_listing(places)}")
-    found += [*_sizes(counted), *_remarks(counted)]
+    found += [*_sizes(counted), *_remarks(counted), *_repeats(counted)]
     if counted and all(len(row.counted) == 1 for row in counted):
         found.append(
             "n=1: one seed a row, so nothing is known of the noise between seeds; "
@@ -48,6 +48,17 @@ def _sizes(rows: Sequence[Row]) -> list[str]:
         return []
     ends = " to ".join(f"{known[label]:,} in {label}" for label in (small, large))
     return [f"differs too: params by {spread:.0%}: {ends}"]
+
+
+def _repeats(rows: Sequence[Row]) -> list[str]:
+    """Name the runs that have a seed a second time: a mean counts each seed once."""
+    return [
+        f"{row.label}: {len(row.repeated)} more with a seed that is there already, in no mean: "
+        + ", ".join(_named(run) for run in row.repeated[:_MOST_NAMES])
+        + (" ..." if len(row.repeated) > _MOST_NAMES else "")
+        for row in rows
+        if row.repeated
+    ]
 
 
 def _remarks(rows: Sequence[Row]) -> list[str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 
+from elman.report.comparison.collect import Source
 from elman.report.comparison.columns import BPB, LOSS, MEMORY, MINUTES, NONE, STEPS, TOK_S, VAL_BPB
+from elman.report.comparison.conditions import data_names
 from elman.report.comparison.content import Report
 from elman.report.comparison.notes import ending
 from elman.report.comparison.plots import Plot, make_plots
@@ -51,14 +53,20 @@ def _head(report: Report) -> str:
         suite = f"suite {source.benchmark}" if source.benchmark else ""
         facts.append(" · ".join(filter(None, (str(source.folder), suite, when))))
         facts.append(source.command)
+    about = "".join(map(_about, report.sources))
     meta = "".join(f'<p class="meta"><code>{escape(fact)}</code></p>' for fact in facts if fact)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8" />'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}" />{PAGE_MARK}'
         '<meta name="viewport" content="width=device-width, initial-scale=1" />'
         f"<title>{escape(names)}: report</title><style>{_asset('page.css')}</style></head>"
-        f"<body><h1>{escape(names)}</h1>{meta}"
+        f"<body><h1>{escape(names)}</h1>{meta}{about}"
     )
+
+
+def _about(source: Source) -> str:
+    title, text = source.about
+    return f'<p class="about"><strong>{escape(title)}.</strong> {escape(text)}</p>' if title else ""
 
 
 def _comparison(report: Report) -> str:
@@ -78,7 +86,7 @@ def _table(report: Report) -> str:
         for column in report.columns
     )
     lines = [_line(report, number, cells) for number, cells in enumerate(report.cells)]
-    table = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    table = _sorted_table(heads, lines)
     return f'<div class="scroll">{table}</div>{_conditions(report.rows)}'
 
 
@@ -102,9 +110,13 @@ def _line(report: Report, number: int, cells: Sequence[str]) -> str:
 def _conditions(rows: Sequence[Row]) -> str:
     """Return what must agree, with its values by set."""
     by_set: dict[int, dict[str, str]] = {}
+    files: dict[int, dict[str, None]] = {}
     for row in rows:
         if row.set is not None:
             by_set.setdefault(row.set, row.conditions)
+            files.setdefault(row.set, {})[data_names(row.counted[0])] = None
+    for number, found in by_set.items():
+        found["files of the data"] = " or ".join(files[number])
     if not by_set:
         return ""
     names = next(iter(by_set.values()))
@@ -159,8 +171,13 @@ def _runs(report: Report) -> str:
         f'<th scope="col" class="{_kind(at > 3)}">{escape(head)}</th>'
         for at, head in enumerate(_RUN_HEADS)
     )
-    table = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
-    return f'<div class="scroll">{table}</div>'
+    return f'<div class="scroll">{_sorted_table(heads, lines)}</div>'
+
+
+def _sorted_table(heads: str, lines: Sequence[str]) -> str:
+    """Return a table whose heads sort it where the page may run its script."""
+    body = f"<thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody>"
+    return f'<table class="sorted">{body}</table>'
 
 
 def _run_cells(row: Row, run: Run) -> list[str]:

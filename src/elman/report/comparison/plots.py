@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -16,6 +16,7 @@ from elman.report.comparison.curves import (
     stretches,
 )
 from elman.report.comparison.rows import Row
+from elman.report.comparison.statistics import Spread
 from elman.report.comparison.svg import Point, axis, line_plot, scatter_plot
 
 # The start of training, far above all the rest, would flatten it: the axis ends where the curves
@@ -119,8 +120,16 @@ def _point(number: int, row: Row) -> Point | None:
     rate, loss = row.over_runs(TOK_S.of), row.over_runs(LOSS.of)
     if rate is None or loss is None:
         return None
-    ranges = (rate.low, rate.high), (loss.low, loss.high)
-    return Point(number, row.label, rate.mean, loss.mean, *ranges)
+    known = loss.sd is not None
+    return Point(
+        number, row.label, rate.mean, loss.mean, _bar(rate), _bar(loss), known, tuple(row.marks)
+    )
+
+
+def _bar(numbers: Spread) -> tuple[float, float]:
+    """Return the mean less and plus one standard deviation, or the mean twice."""
+    sd = numbers.sd or 0.0
+    return numbers.mean - sd, numbers.mean + sd
 
 
 def _pareto(rows: Sequence[Row], points: Sequence[Point]) -> Plot:
@@ -132,16 +141,31 @@ def _pareto(rows: Sequence[Row], points: Sequence[Point]) -> Plot:
     x = axis("tok/s", [value for p in points for value in p.x_range])
     y = axis("loss, nats per byte", [value for p in points for value in p.y_range])
     lines = tuple(
-        (p.name, TOK_S.shown(p.x), LOSS.shown(p.y), "yes" if p.row in on_front else "no")
+        (p.told, TOK_S.shown(p.x), LOSS.shown(p.y), _on_front(p, on_front, points, rows))
         for p in points
     )
     caption = (
-        "Means over seeds, bars from the smallest to the largest run. The line is the Pareto "
-        "front of each set of comparable rows: no row of the set is both faster and better. Of "
-        "more than twelve rows only those on a front are named at first; point at the others."
+        "Means over seeds, bars of one standard deviation each way; a hollow dot is one seed, "
+        "whose noise is not known. A dashed square and a star mark runs on a slow path, with "
+        "company on their GPU, or otherwise marked in the table: their speed is not the model's. "
+        "The line is the Pareto front of each set of comparable rows: no row of the set is both "
+        "faster and better. Of more than twelve rows only those on a front are named at first; "
+        "point at the others."
     )
     heads = ("row", "tok/s", "loss", "on the front")
     return Plot(title, scatter_plot("pareto", title, points, fronts, x, y), caption, heads, lines)
+
+
+def _on_front(
+    point: Point, on_front: Collection[int], points: Sequence[Point], rows: Sequence[Row]
+) -> str:
+    """Return whether a row is on the front of its set, or could be within its own noise."""
+    if point.row in on_front:
+        return "yes"
+    low, _ = point.y_range
+    own = [p for p in points if rows[p.row].set == rows[point.row].set and p is not point]
+    beaten = any(p.x >= point.x and p.y <= low for p in own)
+    return "no" if beaten or not point.known else "not by its mean, within one deviation"
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:

@@ -35,12 +35,22 @@ class Row:
     _counted: tuple[Run, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_counted", tuple(run for run in self.runs if run.counts))
+        # A second run with a seed tells nothing of the noise between seeds: the first one counts.
+        first: dict[int | None, Run] = {}
+        for run in self.runs:
+            if run.counts:
+                first.setdefault(run.seed, run)
+        object.__setattr__(self, "_counted", tuple(first.values()))
 
     @property
     def counted(self) -> tuple[Run, ...]:
-        """The runs whose numbers are in the means."""
+        """The runs whose numbers are in the means: one for each seed."""
         return self._counted
+
+    @property
+    def repeated(self) -> tuple[Run, ...]:
+        """The runs that ended well with a seed that another of them has, and do not count."""
+        return tuple(run for run in self.runs if run.counts and run not in self._counted)
 
     def over_runs(self, number: Callable[[Result], float | None]) -> Spread | None:
         """Return a number over the runs that count; None if there are none, or one lacks it."""
@@ -84,6 +94,8 @@ class Row:
                 found.append(mark if count == len(self.runs) else f"{count} {mark}")
         if not all(run.version_is_known for run in self.runs):
             found.append("unknown metric version")
+        if self.repeated:
+            found.append(f"{len(self.repeated)} repeated")
         return found
 
     @property

@@ -29,6 +29,13 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _known_status(value: Any) -> Any:
+    if value not in set(RunStatus):
+        words = ", ".join(status.value for status in RunStatus)
+        raise ValueError(f"{value!r} is no status; a run ends with one of {words}")
+    return value
+
+
 Number = Annotated[float | None, BeforeValidator(_finite)]
 Whole = Annotated[int | None, BeforeValidator(_finite)]
 
@@ -67,7 +74,7 @@ class Environment(_Part):
 class Result(_Part):
     """What a report reads of ``result.json``; :mod:`elman.training.metrics` defines the numbers."""
 
-    status: str
+    status: Annotated[str, BeforeValidator(_known_status)]
     error: str | None = None
     model: str | None = None
     metrics_version: Whole = None
@@ -196,19 +203,21 @@ def _end(folder: Path, result: Result | None, job: Mapping[str, Any]) -> tuple[s
             return RUNNING, "it has been given a place"
     if result is not None:
         reason = result.error or ""
+        if job.get("reason") and result.status == RunStatus.INTERRUPTED:
+            return seen, str(job["reason"])  # it saved, and its scheduler had stopped it
         ended = seen and seen not in (NOT_STARTED, RUNNING, UNFINISHED)
         if ended and job.get("final") and seen != result.status:
             reason = "; ".join(filter(None, (reason, f"its sweep saw: {seen}")))
         return result.status, reason
     if seen == RunStatus.OK:
         return DAMAGED, f"no {RESULT_FILE}, though its sweep saw it end well"
-    return _without_result(folder, seen)
+    return _without_result(folder, seen, job)
 
 
-def _without_result(folder: Path, seen: str) -> tuple[str, str]:
+def _without_result(folder: Path, seen: str, job: Mapping[str, Any]) -> tuple[str, str]:
     """Return what has become of a run that nobody is in and that has left no result."""
     if seen and seen not in (NOT_STARTED, RUNNING, UNFINISHED):
-        return seen, ""
+        return seen, str(job.get("reason") or "")
     if _begun(folder):
         # Of a sweep's job it is the sweep that goes on.
         more = "" if seen else f"; go on with elman {pasteable('train.resume', str(folder))}"

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 SPREAD_DEFINITION = (
-    "over seeds: the standard deviation (n - 1 in the denominator) from three runs on, with n; "
-    "smallest to largest for two; n=1 where there is only one run, so that nothing is known of "
-    "the noise"
+    "over seeds: the standard deviation (n - 1 in the denominator) with n, the number of distinct "
+    "seeds, each counted once; of two seeds it is hardly known; n=1 where there is only one, so "
+    "that nothing is known of the noise"
 )
 
 
@@ -45,15 +45,13 @@ class Spread:
 
     @property
     def sd(self) -> float | None:
-        """Standard deviation of the sample; None for fewer than three runs."""
-        return statistics.stdev(self.values) if self.n > 2 else None
+        """Standard deviation of the sample; None for one run."""
+        return statistics.stdev(self.values) if self.n > 1 else None
 
     def words(self, form: str) -> str:
         """Return the spread as text, its numbers in the format ``form``."""
-        if self.n == 1:
-            return "n=1"
         if self.sd is None:
-            return f"{self.low:{form}} to {self.high:{form}}, n=2"
+            return "n=1"
         return f"sd {self.sd:{form}}, n={self.n}"
 
 

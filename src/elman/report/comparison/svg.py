@@ -82,7 +82,18 @@ def axis(label: str, values: Sequence[float], *, from_zero: bool = False) -> Axi
 
 @dataclass(frozen=True)
 class Point:
-    """One row in a scatter plot, with its range in both directions."""
+    """One row in a scatter plot.
+
+    Args:
+        row: Its number in the table.
+        name: What it is called.
+        x: Its mean.
+        y: Its mean.
+        x_range: Ends of its bar; both are ``x`` where nothing is known of the noise.
+        y_range: Likewise.
+        known: Whether anything is known of its noise; otherwise its dot is hollow.
+        marks: What a reader must know of its runs, as in the table.
+    """
 
     row: int
     name: str
@@ -90,6 +101,14 @@ class Point:
     y: float
     x_range: tuple[float, float]
     y_range: tuple[float, float]
+    known: bool = True
+    marks: tuple[str, ...] = ()
+
+    @property
+    def told(self) -> str:
+        """Return its name with its marks."""
+        marks = [*self.marks, *([] if self.known else ["n=1"])]
+        return f"{self.name} ({', '.join(marks)})" if marks else self.name
 
 
 def line_plot(name: str, title: str, curves: Sequence[Curve], x: Axis, y: Axis) -> str:
@@ -140,12 +159,15 @@ def scatter_plot(
         label_y = heights.get(point.row, py) - 6
         label = (
             f'<text{quiet} x="{text_x:.1f}" y="{label_y:.1f}" text-anchor="{anchor}">'
-            f"{escape(_short(point.name))}</text>"
+            f"{escape(_short(point.name))}{' *' if point.marks else ''}</text>"
         )
+        hollow = "" if point.known else ' class="hollow"'
+        around = f'<path class="mark" d="M{px - 7:.1f} {py - 7:.1f}h14v14h-14z" />'
         parts.append(
             f'<g class="point {style_of(point.row)}" data-row="{point.row}">'
             f'<path d="M{left:.1f} {py:.1f}H{right:.1f}M{px:.1f} {low:.1f}V{high:.1f}" />'
-            f'<circle cx="{px:.1f}" cy="{py:.1f}" r="4"><title>{escape(point.name)}</title>'
+            f"{around if point.marks else ''}"
+            f'<circle{hollow} cx="{px:.1f}" cy="{py:.1f}" r="4"><title>{escape(point.told)}</title>'
             f"</circle>{label}</g>"
         )
     return _plot(name, title, x, y, "".join(parts))

@@ -44,7 +44,7 @@ CSV_COLUMNS = {
         f"{key}_{kind}": f"of a row: {what} of {key}"
         for key in _SPREAD_OF
         for kind, what in (
-            ("sd", "standard deviation (n - 1), from three runs on,"),
+            ("sd", "standard deviation (n - 1), from two seeds on,"),
             ("min", "smallest"),
             ("max", "largest"),
         )
@@ -155,6 +155,11 @@ def markdown_text(report: Report) -> str:
         f"`{one_line(source.command).replace('`', chr(39))}`"
         for source in report.sources
         if source.command
+    ]
+    parts += [
+        f"**{_plain(title)}.** {_plain(text)}".strip()
+        for title, text in (source.about for source in report.sources)
+        if title
     ]
     parts.append(_table([column.head for column in columns], report.cells))
     if notes := [*report.comparison, *report.problems]:

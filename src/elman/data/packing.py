@@ -1,0 +1,425 @@
+"""Data that is not read as it lies on the disk, packed once into one file of the cache.
+
+One folder of the cache holds one pack: ``text``, the bytes; ``pack.json``, what they were made of
+and their hash, without which they do not count; ``lock``; and while it is made ``text.part`` with
+``state.json``, which says how far the last whole source file reached. NumPy only; no torch.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from elman.data.corpus import CACHE_VARIABLE, SEPARATOR, data_cache
+from elman.data.documents import Piece
+from elman.data.files import ByteSource
+from elman.data.planning import SourceFile
+from elman.data.progress import PackingProgress, size_text
+from elman.data.writing import HashedFile
+from elman.errors import UserError
+
+_VERSION = 1
+_TEXT, _RECORD, _LOCK = "text", "pack.json", "lock"
+_PART, _STATE = "text.part", "state.json"
+LISTED = 1000
+"""So many source files are listed in a result; a hash covers all of them."""
+# Between two moments from which packing could go on; each waits for the disk.
+_STATE_SECONDS = 2.0
+_HASH_STEP = 4 * 2**20
+_BUFFER = 2**20
+_SAMPLE_BYTES = 4 * 2**20
+_WAIT_SECONDS = 0.5
+
+
+class PackedSource(ByteSource):
+    """The one file of a pack, described by the files that it was made of."""
+
+    def __init__(self, text: Path, record: dict[str, Any], setting: str) -> None:
+        super().__init__(text, setting=setting)
+        self._record = record
+        self._sources: list[dict[str, Any]] = record["sources"]
+
+    @property
+    def label(self) -> str:
+        """The first of the source files and how many more there are."""
+        return _label([source["path"] for source in self._sources])
+
+    def describe(self) -> dict[str, Any]:
+        """Return :meth:`ByteSource.describe` and ``packed``, what the bytes were made of.
+
+        Above 256 MiB ``sha256`` is that of all bytes when they were packed. At most the first
+        1,000 source files are listed, and ``sources_sha256`` covers the list of all.
+        """
+        own = super().describe()
+        own["sha256"] = own["sha256"] or self._record["sha256"]
+        listed = self._sources[:LISTED]
+        return own | {
+            "paths": [source["path"] for source in listed],
+            "packed": {
+                "file": self.paths[0],
+                "files": len(self._sources),
+                "sources": listed,
+                "sources_sha256": _hash_of(self._sources),
+                "field": self._record["field"],
+                "joiner": SEPARATOR.hex(),
+                "documents": self._record["documents"],
+            },
+        }
+
+    def is_whole(self) -> bool:
+        """Whether the bytes are those that were recorded, as far as their samples tell."""
+        found = {"bytes": len(self), "quick_sha256": self.quick_hash()}
+        return found.items() <= self._record.items()
+
+
+@dataclass
+class _State:
+    """How far packing reached: whole source files, and what was written of them."""
+
+    files: int = 0
+    bytes: int = 0
+    sha256: str = hashlib.sha256().hexdigest()
+    documents: int = 0
+    halves: int = 0
+    # The text so far ends with a document, or with bytes as they are; "" while it is empty.
+    ends_with: str = ""
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Files to be read as one text, by way of the cache.
+
+    Args:
+        files: The files, in their order.
+        field: Where a document's text stands.
+        setting: The configuration key that named the files, for error lines.
+    """
+
+    files: tuple[SourceFile, ...]
+    field: str
+    setting: str
+
+    def open(self) -> PackedSource:
+        """Return the packed text; make it if it is not there, whole.
+
+        Any number of processes may ask at once: one packs, the others wait and say so.
+
+        Raises:
+            UserError: a file is damaged or does not hold what it should, there is no text in them,
+                or the cache cannot hold it.
+        """
+        if (source := self.finished()) is not None:
+            return source
+        expected = self._expected_bytes()
+        with PackingProgress(sum(file.bytes for file in self.files)) as progress:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                with self._locked(progress):
+                    if (source := self.finished()) is None:
+                        self._refuse_without_space(expected)
+                        _Packing(self, progress).run()
+                        source = self.finished()
+            except OSError as error:
+                raise self._cannot_write(error) from None
+        assert source is not None, "just packed"
+        return source
+
+    def finished(self) -> PackedSource | None:
+        """Return the packed text if it is there, whole."""
+        text = self.folder / _TEXT
+        try:
+            record = json.loads((self.folder / _RECORD).read_text())
+            if not text.is_file() or record["version"] != _VERSION:
+                return None
+            source = PackedSource(text, record, self.setting)
+            if source.is_whole():
+                return source
+        except (OSError, ValueError, KeyError, TypeError):  # ValueError: UserError is one
+            return None
+        source.close()
+        return None
+
+    @cached_property
+    def folder(self) -> Path:
+        """Its folder in the cache, named by everything that the text depends on."""
+        key = _hash_of([_VERSION, self.field_read, self.sources])
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(self.files[0].path))[:40]
+        return data_cache() / f"{name}-{key[:20]}"
+
+    @property
+    def sources(self) -> list[dict[str, Any]]:
+        """The files as they are recorded."""
+        return [asdict(file) for file in self.files]
+
+    @property
+    def field_read(self) -> str | None:
+        """The field, if any file has fields."""
+        return self.field if any(file.content != "raw" for file in self.files) else None
+
+    @property
+    def where(self) -> str:
+        """The setting and the files, for error lines."""
+        return f"{self.setting}={_label([file.path for file in self.files])}"
+
+    def pieces(self, file: SourceFile) -> Iterator[Piece]:
+        """Yield the text of one file.
+
+        Raises:
+            UserError: it cannot be read, or was written to since it was looked at.
+        """
+        try:
+            yield from file.pieces(self.field, self.setting)
+            status = os.stat(file.path)
+        except OSError as error:
+            raise UserError(
+                f"{self.setting}={file.path}: {error.strerror}; type the command again once it can "
+                f"be read"
+            ) from None
+        if (status.st_size, status.st_mtime_ns) != (file.bytes, file.modified_ns):
+            raise UserError(
+                f"{self.setting}={file.path}: written to while it was packed; type the command "
+                f"again once it is whole"
+            )
+
+    def _expected_bytes(self) -> int:
+        """Estimate the bytes of text from the first MiB of a few files of each kind."""
+        kinds: defaultdict[tuple[str | None, str], list[SourceFile]] = defaultdict(list)
+        for file in self.files:
+            kinds[file.compression, file.content].append(file)
+        expected = 0.0
+        for group in kinds.values():
+            total = sum(file.bytes for file in group)
+            if group[0].plain:
+                expected += total
+                continue
+            read = text = 0
+            for file in {group[0].path: group[0], group[-1].path: group[-1]}.values():
+                sampled, consumed = self._sampled(file)
+                text += sampled
+                read += consumed
+            expected += total * text / max(1, read)
+        return int(expected)
+
+    def _sampled(self, file: SourceFile) -> tuple[int, int]:
+        """Return how much text the first of a file is, and how much of the file that took."""
+        text, consumed = 0, 0
+        for piece in self.pieces(file):
+            text, consumed = text + len(piece.data), piece.consumed
+            if text >= _SAMPLE_BYTES:
+                return text, consumed
+        return text, file.bytes
+
+    def _refuse_without_space(self, expected: int) -> None:
+        there = sum(
+            (self.folder / name).stat().st_size
+            for name in (_TEXT, _PART)
+            if (self.folder / name).exists()
+        )
+        free = shutil.disk_usage(self.folder).free + there
+        if expected > free:
+            raise UserError(
+                f"{self.where}: packed it takes about {size_text(expected)}, and "
+                f"{size_text(free)} are free for {self.folder}; set {CACHE_VARIABLE} to a folder "
+                f"on a larger disk"
+            )
+
+    def _cannot_write(self, error: OSError) -> UserError:
+        with suppress(OSError):
+            _discard(self.folder)
+        return UserError(
+            f"{self.where}: cannot pack it ({error.strerror}: {error.filename or self.folder}); "
+            f"set {CACHE_VARIABLE} to a folder that can be written and has space"
+        )
+
+    @contextmanager
+    def _locked(self, progress: PackingProgress) -> Iterator[None]:
+        """Hold the pack's lock; the system frees it when its holder dies, however it dies."""
+        descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            told = False
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    pass
+                if not told:
+                    progress.say(f"another process is packing {self.where}: waiting for it ...")
+                    told = True
+                with suppress(OSError):
+                    so_far = size_text((self.folder / _PART).stat().st_size)
+                    progress.show(f"waiting for another process: {so_far} packed")
+                time.sleep(_WAIT_SECONDS)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+class _Packing:
+    """One process at work on one pack, whose lock it holds."""
+
+    def __init__(self, pack: Pack, progress: PackingProgress) -> None:
+        self._pack, self._progress = pack, progress
+        self._folder = pack.folder
+        self._state = _State()
+
+    def run(self) -> None:
+        """Write the text and then its record."""
+        files = self._pack.files
+        size = size_text(sum(file.bytes for file in files))
+        why = ", for they are too many to hold open" if all(file.plain for file in files) else ""
+        self._progress.say(f"packing {self._pack.where} ({size}) into {self._folder}, once{why}")
+        with suppress(FileNotFoundError):
+            os.unlink(self._folder / _TEXT)  # damaged
+        try:
+            with self._begun() as out:
+                self._write(out)
+        except UserError:
+            _discard(self._folder)
+            raise
+        except KeyboardInterrupt:
+            self._progress.say(
+                f"interrupted: {self._state.files} of {len(self._pack.files)} files are packed and "
+                f"kept; the same command goes on behind them"
+            )
+            raise
+        self._record()
+        self._progress.say(self._summary())
+
+    @contextmanager
+    def _begun(self) -> Iterator[HashedFile]:
+        """Open the text behind the last whole file of an earlier start, if there is one."""
+        part = self._folder / _PART
+        part.touch()
+        with open(part, "r+b", buffering=0) as raw:
+            if (digest := self._continued(raw)) is None:
+                self._state, digest = _State(), hashlib.sha256()
+            raw.seek(self._state.bytes)
+            raw.truncate()
+            with open(raw.fileno(), "wb", buffering=_BUFFER, closefd=False) as buffered:
+                yield HashedFile(buffered, digest, self._state.bytes)
+
+    def _continued(self, raw: BinaryIO) -> hashlib._Hash | None:
+        """Return the hash of what an earlier start left, if that is what it said of it."""
+        try:
+            self._state = _State(**json.loads((self._folder / _STATE).read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+        self._progress.say(
+            f"going on behind {self._state.files} of {len(self._pack.files)} files, packed before"
+        )
+        digest, left = hashlib.sha256(), self._state.bytes
+        while left and (block := raw.read(min(left, _HASH_STEP))):
+            digest.update(block)
+            left -= len(block)
+            self._progress.show(f"checking what was packed: {size_text(left)} to go")
+        return digest if digest.hexdigest() == self._state.sha256 else None
+
+    def _write(self, out: HashedFile) -> None:
+        ends = list(accumulate((file.bytes for file in self._pack.files), initial=0))
+        saved_at = time.monotonic()
+        for index in range(self._state.files, len(self._pack.files)):
+            file = self._pack.files[index]
+            separate = file.content != "raw" or self._state.ends_with == "document"
+            for piece in self._pack.pieces(file):
+                self._add(out, piece, separate)
+                separate = file.content != "raw"
+                self._progress.packing(ends[index] + piece.consumed, out.n_bytes)
+            self._state.files = index + 1
+            if time.monotonic() - saved_at > _STATE_SECONDS:
+                self._save(out)
+                saved_at = time.monotonic()
+        if not out.n_bytes:
+            raise UserError(f"{self._pack.where}: holds no text; name files that do")
+        self._state.bytes, self._state.sha256 = out.n_bytes, out.sync()
+
+    def _add(self, out: HashedFile, piece: Piece, separate: bool) -> None:
+        state = self._state
+        if separate and state.ends_with:
+            out.put(SEPARATOR)
+        out.put(piece.data)
+        state.ends_with = "document" if piece.documents else "bytes"
+        state.documents += piece.documents
+        state.halves += piece.halves
+
+    def _save(self, out: HashedFile) -> None:
+        """Let a later start go on from here."""
+        self._state.bytes, self._state.sha256 = out.n_bytes, out.sync()
+        _write_json(self._folder / _STATE, asdict(self._state))
+
+    def _record(self) -> None:
+        """Make the text count: its record, then its name."""
+        with ByteSource(self._folder / _PART) as text:
+            quick = text.quick_hash()
+        record = {
+            "version": _VERSION,
+            "bytes": self._state.bytes,
+            "sha256": self._state.sha256,
+            "quick_sha256": quick,
+            "documents": self._state.documents,
+            "halves": self._state.halves,
+            "field": self._pack.field_read,
+            "joiner": SEPARATOR.hex(),
+            "sources": self._pack.sources,
+        }
+        _write_json(self._folder / _RECORD, record)
+        os.replace(self._folder / _PART, self._folder / _TEXT)
+        _sync_folder(self._folder)
+        with suppress(FileNotFoundError):
+            os.unlink(self._folder / _STATE)
+
+    def _summary(self) -> str:
+        state, seconds = self._state, self._progress.seconds
+        documents = f"{state.documents:,} documents, " if state.documents else ""
+        halves = (
+            f"; {state.halves:,} documents hold half of a surrogate pair, kept as its three bytes"
+            if state.halves
+            else ""
+        )
+        return f"packed: {documents}{state.bytes:,} bytes of text in {seconds:.1f} s{halves}"
+
+
+def _label(paths: list[str]) -> str:
+    return paths[0] + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+
+
+def _hash_of(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _write_json(path: Path, value: object) -> None:
+    """Write a file that is there whole or not at all."""
+    temporary = path.with_name(f"{path.name}.new")
+    with open(temporary, "w", encoding="utf-8") as out:
+        json.dump(value, out)
+        out.flush()
+        os.fsync(out.fileno())
+    os.replace(temporary, path)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _discard(folder: Path) -> None:
+    """Remove what is half done; the lock stays, for others wait at it."""
+    for name in (_PART, _STATE, f"{_STATE}.new", f"{_RECORD}.new"):
+        with suppress(FileNotFoundError):
+            os.unlink(folder / name)

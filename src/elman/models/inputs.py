@@ -1,0 +1,77 @@
+"""What a model and its layers are called with, checked where it comes in.
+
+Shape legend: b batch, t time, d model width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from elman.ops.operators import watched
+
+_ID_DTYPES = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+
+
+def check_layer_input(layer: str, x_btd: Tensor, dim: int) -> None:
+    """Raise ValueError unless ``x_btd`` is [batch, time, dim] of a floating dtype.
+
+    Args:
+        layer: Its name, for the error.
+        x_btd: What the layer was called with.
+        dim: The width that it was made for.
+    """
+    wanted = f"{layer}: x: expected a floating tensor [batch, time, {dim}]"
+    if not isinstance(x_btd, Tensor):
+        raise ValueError(f"{wanted}, not {type(x_btd).__name__}")
+    shape = list(x_btd.shape)
+    if len(shape) == 2 and shape[1] == dim:
+        raise ValueError(f"{wanted}, not {shape}; one sequence is x.unsqueeze(0)")
+    if len(shape) != 3:
+        raise ValueError(f"{wanted}, not {shape}")
+    if shape[2] != dim:
+        made = f"{layer}({shape[2]})"
+        raise ValueError(f"{wanted}, not {shape}; {made} makes a layer of that width")
+    if not x_btd.is_floating_point():
+        raise ValueError(f"{wanted}, not one of {x_btd.dtype}; pass x.float()")
+
+
+def check_ids(name: str, ids_bt: Tensor, vocab_size: int, steps: int = 0) -> None:
+    """Raise ValueError unless ids are whole numbers [batch, time] below ``vocab_size``.
+
+    Bytes need no look at their values. Others get one, for which a GPU has to be waited for;
+    under a compiler, a dispatch mode or a CUDA graph's capture nobody can look.
+
+    Args:
+        name: What the ids are called, for the error.
+        ids_bt: What the model was called with.
+        vocab_size: Number of tokens.
+        steps: Smallest length.
+    """
+    wanted = f"{name}: expected whole numbers [batch, time] of 0 to {vocab_size - 1}"
+    if not isinstance(ids_bt, Tensor):
+        raise ValueError(f"{wanted}, not {type(ids_bt).__name__}; pass a tensor of torch.long")
+    if ids_bt.dtype not in _ID_DTYPES:
+        raise ValueError(
+            f"{wanted} in torch.long (or torch.uint8), not {ids_bt.dtype}; pass {name}.long()"
+        )
+    shape = list(ids_bt.shape)
+    if len(shape) == 1:
+        raise ValueError(f"{wanted}, not {shape}; one sequence is {name}.unsqueeze(0)")
+    if len(shape) != 2 or shape[1] < steps:
+        least = f", {steps} steps at least" if steps else ""
+        raise ValueError(f"{wanted}{least}, not {shape}")
+    if _may_be_outside(ids_bt, vocab_size) and ids_bt.numel():
+        low, high = (int(end) for end in ids_bt.aminmax())
+        if low < 0 or high >= vocab_size:
+            wrong = low if low < 0 else high
+            raise ValueError(f"{wanted}, not {wrong}; a byte's id is its value")
+
+
+def _may_be_outside(ids_bt: Tensor, vocab_size: int) -> bool:
+    """Return whether an id can be outside the vocabulary and its value can be looked at."""
+    if ids_bt.dtype == torch.uint8 and vocab_size >= 256:
+        return False
+    if ids_bt.is_meta or watched([ids_bt]):
+        return False
+    return not (ids_bt.is_cuda and torch.cuda.is_current_stream_capturing())

@@ -1,0 +1,96 @@
+"""YAML files that cannot be read: what is wrong with which, in one line. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import yaml
+
+
+class YamlError(ValueError):
+    """A file is no configuration; the message is the reason alone, without the file's name."""
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the mapping in a YAML file, as plain containers that hold no one of themselves.
+
+    Raises:
+        YamlError: it cannot be read, is no UTF-8, no YAML, no mapping, or includes itself.
+    """
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        looped = _holds_itself(tree, [], set())
+    except OSError as error:
+        raise YamlError(error.strerror or str(error)) from None
+    except UnicodeDecodeError as error:
+        raise YamlError(not_utf8(error)) from None
+    except yaml.YAMLError as error:
+        raise YamlError(f"not YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise YamlError("nested too deep") from None
+    if looped:
+        raise YamlError("it includes itself, by an alias of YAML")
+    if not isinstance(tree, dict):
+        raise YamlError("not a configuration")
+    return tree
+
+
+def not_utf8(error: UnicodeDecodeError) -> str:
+    """Return in words where a text stops being UTF-8."""
+    return f"not UTF-8: byte {error.object[error.start]:#04x} at position {error.start}"
+
+
+def _holds_itself(node: Any, above: list[int], seen: set[int]) -> bool:
+    """Whether a tree with aliases has a node below itself."""
+    if not isinstance(node, dict | list):
+        return False
+    if id(node) in above:
+        return True
+    if id(node) in seen:
+        return False
+    seen.add(id(node))
+    parts = node.values() if isinstance(node, dict) else node
+    return any(_holds_itself(part, [*above, id(node)], seen) for part in parts)
+
+
+def uncomposable(error: Exception) -> str | None:
+    """Return the line for a file of the user's own on which Hydra failed, or None for other errors.
+
+    Neither Hydra nor Python names the file; it stands in the frames of the traceback.
+    """
+    frames = list(_frames(error))
+    if isinstance(error, RecursionError) and (loop := _loop_of_defaults(frames)):
+        through = f" through {', '.join(loop[1:])}" if loop[1:] else ""
+        return f"{loop[0]}: its defaults include itself{through}; take that line out"
+    opened = [frame.f_locals["full_path"] for frame in frames if "full_path" in frame.f_locals]
+    if not opened:
+        return None
+    if isinstance(error, UnicodeDecodeError):
+        return f"{opened[-1]}: {not_utf8(error)}; save it as UTF-8"
+    if isinstance(error, RecursionError):
+        return f"{opened[-1]}: includes itself by an alias of YAML, or is nested too deep; mend it"
+    if isinstance(error, yaml.reader.ReaderError):
+        return f"{opened[-1]}: not YAML: {error.reason} (position {error.position}); mend it"
+    return None
+
+
+def _frames(error: Exception) -> Iterator[FrameType]:
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace.tb_frame
+        trace = trace.tb_next
+
+
+def _loop_of_defaults(frames: list[FrameType]) -> list[str]:
+    """Return the files that include one another, if Hydra went from each to the next for ever."""
+    paths: list[str] = []
+    for frame in frames:
+        loaded, path = frame.f_locals.get("loaded"), frame.f_locals.get("path")
+        if frame.f_code.co_name == "_create_defaults_tree_impl" and loaded is not None:
+            folder = str(loaded.path).removeprefix("file://")
+            paths.append(str(Path(folder, f"{path}.yaml")))
+    again = [path for path in dict.fromkeys(paths) if paths.count(path) > 2]
+    return sorted(again)

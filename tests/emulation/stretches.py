@@ -1,0 +1,235 @@
+"""What a launch may touch: its tensors as csrc/emulation/stretches.h knows them.
+
+The emulator reports every access to global memory outside of what is declared here, by name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from elman.ops.add_norm.cuda import AddNormArgs
+from elman.ops.channel.arguments import ChannelArgs, ChannelSequence
+from elman.ops.channel.cells import compiled_cell
+from elman.ops.channel.geometry import Geometry as ChannelGeometry
+from elman.ops.matrix_state.arguments import Call
+from elman.ops.matrix_state.geometry import Geometry
+from elman.ops.matrix_state.plan import PARAMETERS, ROLES
+
+GLOBAL, SHARED = 0, 1
+EVERYBODY = -1
+
+
+class Stretch(ctypes.Structure):
+    """Rows of bytes at two distances; csrc/emulation/stretches.h declares it."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("first", ctypes.c_uint64),
+        ("row", ctypes.c_int64),
+        ("counts", ctypes.c_int64 * 2),
+        ("strides", ctypes.c_int64 * 2),
+        ("space", ctypes.c_int),
+        ("writable", ctypes.c_int),
+        ("owner", ctypes.c_int64),
+        ("freed", ctypes.c_int),
+    )
+
+
+def rows(
+    name: str,
+    address: int | None,
+    row_bytes: int,
+    counts: tuple[int, int] = (1, 1),
+    strides: tuple[int, int] = (0, 0),
+    *,
+    writable: bool = False,
+) -> Stretch | None:
+    """Return a stretch of rows.
+
+    Args:
+        name: What messages call it.
+        address: Of its first byte; none, and there is no such tensor.
+        row_bytes: Bytes of a row.
+        counts: Rows in either direction.
+        strides: Bytes from one row to the next.
+        writable: Whether the launch may write to it.
+    """
+    if not address:
+        return None
+    # The emulator takes the larger distance first.
+    (a, one), (b, other) = sorted(zip(strides, counts, strict=True), reverse=True)
+    pair = ctypes.c_int64 * 2
+    return Stretch(
+        name.encode(), address, row_bytes, pair(one, other), pair(a, b), GLOBAL, writable, EVERYBODY
+    )
+
+
+def declare_everything() -> None:
+    """Let all launches of this process touch anything: another checker watches them."""
+    anything = rows("anything", 1, 2**62, writable=True)
+    assert anything is not None
+    _everything.append(anything)
+
+
+_everything: list[Stretch] = []
+
+
+def declare(library: ctypes.CDLL, given: Iterable[Stretch | None]) -> None:
+    """Let the next launch of a library touch these stretches and nothing else."""
+    there = [stretch for stretch in given if stretch is not None]
+    if _everything:
+        there = _everything
+    declared = library.elman_declare
+    declared.restype = None
+    array = (Stretch * len(there))(*there)
+    declared(array, ctypes.c_int(len(there)))
+    _declared[id(library)] = there
+
+
+# The emulator keeps pointers to the names.
+_declared: dict[int, list[Stretch]] = {}
+
+
+# ---- the engines
+
+
+def of_matrix(call: Call, chosen: Geometry, *, backward: bool) -> list[Stretch | None]:
+    """Return the tensors of a pass of the matrix-state engine."""
+    a, plan = call.args, call.plan
+    io, number, kept = chosen.types.sizes
+    found: list[Stretch | None] = []
+    for name, _ in plan.roles:
+        role, width = a.role[ROLES.index(name)], plan.heads * plan.width(name) * io
+        found.append(
+            rows(f"role {name}", role.data, width, (a.B, a.T), (role.batch * io, role.time * io))
+        )
+        if backward:
+            strides = (role.grad_batch * io, role.grad_time * io)
+            what = f"gradient of role {name}"
+            found.append(rows(what, role.grad, width, (a.B, a.T), strides, writable=True))
+    for name in plan.parameter_names:
+        parameter = a.param[PARAMETERS.index(name)]
+        size = torch.Size(plan.parameter_shape(name)).numel() * number
+        found.append(rows(f"parameter {name}", parameter.data, size))
+        if backward:
+            what = f"gradient of parameter {name}"
+            found.append(rows(what, parameter.grad, size, writable=True))
+    state = a.B * a.H * a.R * a.N * number
+    checkpoints = a.B * a.H * ((a.T - 1) // a.K) * a.R * a.N * kept
+    found += [
+        rows("first state", a.first, state),
+        rows("checkpoints", a.checkpoints, checkpoints, writable=not backward),
+    ]
+    row = a.H * a.R * io
+    if not backward:
+        out = rows("output", a.out, a.B * a.T * row, writable=True)
+        return [*found, out, rows("last state", a.last, state, writable=True)]
+    strides = (a.dout_batch * io, a.dout_time * io)
+    return [
+        *found,
+        rows("gradient of the output", a.dout, row, (a.B, a.T), strides),
+        rows("gradient of the last state", a.dlast, state),
+        rows("gradient of the first state", a.dfirst, state, writable=True),
+        *_matrix_workspace(call, chosen),
+    ]
+
+
+def _matrix_workspace(call: Call, chosen: Geometry) -> list[Stretch | None]:
+    """Return the parts of the workspace, as csrc/cuda/workspace.cuh lays them out."""
+    a, number = call.args, chosen.types.sizes[1]
+    sums = a.B * a.H * chosen.slabs * chosen.param_terms
+    parts = chosen.slab_numbers * chosen.slabs * a.B * a.H * a.T
+    at = a.workspace or 0
+    behind_sums = at + (sums + -sums % 4) * number
+    behind_parts = behind_sums + (parts + -parts % 4) * number
+    scratch = at + chosen.workspace_bytes(a.B, a.T) - behind_parts
+    places = {
+        "sums of parameters": (at, sums * number),
+        "parts of slices": (behind_sums, parts * number),
+        "replayed states": (behind_parts, scratch),
+    }
+    return [rows(f"workspace: {n}", *place, writable=True) for n, place in places.items()]
+
+
+def of_channel(
+    args: ChannelArgs, geometry: ChannelGeometry, *, backward: bool
+) -> list[Stretch | None]:
+    """Return the tensors of a pass of the channel engine."""
+    io, number = geometry.io.itemsize, geometry.state.itemsize
+    batch, steps, channels = args.batch, args.steps, args.channels
+    parameters = len(compiled_cell(geometry.plan.step).parameters)
+
+    def sequence(name: str, one: ChannelSequence, writable: bool = False) -> Stretch | None:
+        strides = (one.batch * io, one.time * io)
+        return rows(name, one.data, channels * io, (batch, steps), strides, writable=writable)
+
+    slots = range(len(geometry.plan.slices()))
+    state, row = batch * channels * number, channels * number
+    segments = -(-steps // args.segment)
+    found = [
+        *(sequence(f"slice {n}", args.x[n]) for n in slots),
+        *(rows(f"parameter {n}", args.p[n], row) for n in range(parameters)),
+        rows("first state", args.first, state),
+        rows("checkpoints", args.checkpoints, segments * state, writable=not backward),
+        *_channel_workspace(args, geometry, backward),
+    ]
+    if not backward:
+        last = rows("last state", args.last, state, writable=True)
+        return [*found, sequence("output", args.y, True), last]
+    return [
+        *found,
+        *(sequence(f"gradient of slice {n}", args.dx[n], True) for n in slots),
+        *(
+            rows(f"gradient of parameter {n}", args.dp[n], row, writable=True)
+            for n in range(parameters)
+        ),
+        sequence("gradient of the output", args.dy),
+        rows("gradient of the last state", args.dlast, state),
+        rows("gradient of the first state", args.dfirst, state, writable=True),
+    ]
+
+
+def _channel_workspace(
+    args: ChannelArgs, geometry: ChannelGeometry, backward: bool
+) -> list[Stretch | None]:
+    """Return the parts of the workspace, as ChannelSpace lays them out."""
+    number, lanes = geometry.state.itemsize, 32
+    unit = args.batch * args.steps if geometry.plan.unit is not None else 0
+    parameters = len(compiled_cell(geometry.plan.step).parameters)
+    sizes = {"nowhere": args.batch * lanes, "norms": unit, "scales": unit}
+    if backward:
+        sizes["gradients of the unit input"] = unit * args.channels
+        sizes["sums of parameters"] = args.batch * parameters * args.channels
+    found, at = [], args.workspace or 0
+    for name, size in sizes.items():
+        found.append(rows(f"workspace: {name}", at, size * number, writable=True))
+        at += size * number
+    return found
+
+
+_GEOMETRY = re.compile(r"AddNormGeometry<([\w:]+), ([\w:]+), (\d+),")
+_SIZES = {"elman::bf16": 2, "elman::f16": 2, "float": 4}
+
+
+def of_add_norm(text: str, kernels: Sequence[str], args: AddNormArgs) -> list[Stretch | None]:
+    """Return the tensors of a pass of the add-and-norm kernels, whose text says the dtypes."""
+    match = _GEOMETRY.search(text)
+    assert match, text
+    branch, out, width = _SIZES[match[1]], _SIZES[match[2]], int(match[3])
+    backward = "add_norm_backward" in kernels
+    numbers = args.rows * width
+    read = {"stream": numbers * 4, "branch": numbers * branch, "gain": width * 4}
+    read |= {"dsum": numbers * 4, "dnormed": numbers * out}
+    written = {"normed": numbers * out, "dstream": numbers * 4, "dbranch": numbers * branch}
+    written |= {"partial": args.blocks * width * 4, "dgain": width * 4}
+    # What the forward pass makes, the backward pass reads.
+    (read if backward else written).update({"sum": numbers * 4, "rstd": args.rows * 4})
+    return [
+        rows(name, getattr(args, name), size, writable=sizes is written)
+        for sizes in (read, written)
+        for name, size in sizes.items()
+    ]

@@ -1,0 +1,74 @@
+"""What a terminal shows of a run, at any width."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from elman.training.display import Display, Progress, live_line
+
+MOMENT = Progress(123456, 0.5, 1.2345, 1.7810, 1.33e-03, 1234567.0, 3600.0 * 5, 12_340_000_000)
+FIRST = Progress(1, 0.001, 5.0636, 7.3052, 1.33e-04, None, None, 380_000_000)
+VALIDATING = "validating 12%, 26m10s left"
+
+
+def drawn(progress: Progress | None, activity: str, width: int) -> list[str]:
+    """Return the lines that a terminal of this width is left with."""
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    with console.capture() as capture:
+        console.print(live_line(progress, activity, width))
+    return capture.get().splitlines()
+
+
+@pytest.mark.parametrize("activity", ["", "saving", VALIDATING])
+@pytest.mark.parametrize("progress", [MOMENT, FIRST, None])
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 120, 200])
+def test_the_live_line_is_one_line(progress: Progress | None, activity: str, width: int) -> None:
+    lines = drawn(progress, activity, width)
+    assert len(lines) <= 1
+    assert all(len(line) <= width for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("width", "activity", "shown"),
+    [
+        (200, VALIDATING, "step loss bpb lr tok/s left mem validating"),
+        (120, "", "step loss bpb lr tok/s left"),
+        (80, "", "step loss bpb tok/s left"),
+        (60, "", "step loss tok/s left"),
+        (60, "saving", "step loss left saving"),
+        (40, "", "step loss left"),
+        (40, "saving", "step loss saving"),
+        (40, VALIDATING, "step validating"),
+    ],
+)
+def test_what_matters_least_goes_first(width: int, activity: str, shown: str) -> None:
+    (line,) = drawn(MOMENT, activity, width)
+    names = "step|loss|bpb|lr|tok/s|left|mem|saving|validating"
+    before = line.removesuffix(VALIDATING)
+    found = re.findall(rf"(?:^|[ ━])({names})(?= )", before + " ")
+    assert found + ["validating"] * line.endswith(VALIDATING) == shown.split()
+
+
+def test_a_log_line_has_every_field() -> None:
+    assert MOMENT.line() == (
+        "step 123456 | loss 1.2345 | bpb 1.7810 | lr 1.33e-03 | tok/s 1,234,567 | left 5h00m | "
+        "mem 12.34 GB"
+    )
+
+
+def test_a_long_wait_is_said_sparsely_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("elman.training.display.time.monotonic", lambda: now)
+    console = Console(file=io.StringIO(), width=80)
+    display = Display(console)
+    for second in range(60):
+        now = 1000.0 + second
+        display.waiting(f"validating {second}%")
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines() == [
+        f"validating {second}%" for second in (15, 30, 45)
+    ]
