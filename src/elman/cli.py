@@ -167,6 +167,8 @@ def _run_hydra(arguments: flags.Arguments) -> int:
 
     register_cells()
     _register_plugins()
+    if "--cfg" in arguments.flags:
+        _show_what_runs()
     state = session.begin(arguments.search_flags, arguments.typed)
     command = hydra.main(f"pkg://{CONFIG_MODULE}", CONFIG_NAME, version_base="1.3")(run_task)
     try:
@@ -180,6 +182,32 @@ def _run_hydra(arguments: flags.Arguments) -> int:
         if state.job is not None and state.job.lock is not None:
             state.job.lock.release()
     return int(state.status)
+
+
+def _show_what_runs() -> None:
+    """Let ``--cfg`` print the minutes of a run for which none are named, not null.
+
+    Hydra prints the composed tree without calling anybody, but for this function of its own.
+    """
+    from hydra._internal.hydra import Hydra
+    from omegaconf import open_dict, read_write
+
+    from elman.schema.budget import UNSAID_MINUTES
+
+    plain = Hydra.get_sanitized_cfg
+
+    def filled(self: Hydra, cfg: DictConfig, cfg_type: str) -> DictConfig:
+        tree = plain(self, cfg, cfg_type)
+        train = tree.get("train") if tree.get("mode") == "train" else None
+        if train is None or any(
+            train.get(key) is not None for key in ("minutes", "steps", "resume")
+        ):
+            return tree
+        with read_write(tree), open_dict(tree):
+            train.minutes = UNSAID_MINUTES
+        return tree
+
+    Hydra.get_sanitized_cfg = filled
 
 
 def _register_plugins() -> None:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from elman.errors import UserError, did_you_mean, nearest
+from elman.meanings import meant_key
 from elman.models import registry
 from elman.schema.graphs import graph_conflict
 from elman.schema.launching import LAUNCHERS, SweepConfig, SweepSettings
@@ -254,6 +255,10 @@ def known_keys(tree: Mapping[str, Any] | None = None) -> list[str]:
     return ["mode", *read_keys, *dict.fromkeys(of_sweeps)]
 
 
+# Groups have short names, in which one wrong letter is much.
+_GROUP_LIKE = 0.6
+
+
 def unknown_key(key: str, value: str, tree: Mapping[str, Any] | None = None) -> str:
     """Word the error of a key that composition does not know, given what the tree chose.
 
@@ -271,13 +276,16 @@ def unknown_key(key: str, value: str, tree: Mapping[str, Any] | None = None) -> 
         return whole_section(key, value)
     if section == "model" and name and (cell := _chosen(tree or {}, "model.cell")):
         return _not_an_option(name, cell)
-    keys = known_keys(tree)
-    groups = [group for group in RunConfig.model_fields if group not in _MODE_SECTIONS]
-    groups += [*OF_SWEEPS, "benchmark"]
-    # `steps=100` and `lr=1e-3` mean the one key that ends so; `modle=e1` means a group.
-    best = next((known for known in keys if known.split(".")[-1] == key), None)
-    best = best or nearest(key, keys if name else groups) or nearest(key, known_keys())
-    hint = f"did you mean {best}={value}?" if best else "`elman --cfg job` prints every setting"
+    if not name:
+        groups = [group for group in RunConfig.model_fields if group not in _MODE_SECTIONS]
+        # `modle=e1` means a group.
+        if group := nearest(key, [*groups, *OF_SWEEPS, "benchmark"], _GROUP_LIKE):
+            return f"{key}={value}: no such setting; did you mean {group}={value}?"
+    meant = meant_key(key, known_keys(tree)) or meant_key(key, known_keys())
+    hint = "`elman --cfg job` prints every setting"
+    if meant is not None:
+        best, fits = meant
+        hint = f"did you mean {best}={value if fits else '...'}?"
     return f"{key}={value}: no such setting; {hint}"
 
 

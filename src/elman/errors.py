@@ -61,16 +61,21 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
     """Return the member of ``known`` that ``name`` most resembles, or None if none is close.
 
     One that begins with ``name`` was most likely meant; of several, the shortest.
+
+    Args:
+        name: What was typed.
+        known: What there is.
+        cutoff: Share of equal letters, of 1, below which none is close.
     """
     by_lower = {candidate.lower(): candidate for candidate in known}
     begun = [candidate for candidate in by_lower if name and candidate.startswith(name.lower())]
     if begun:
         return by_lower[min(begun, key=len)]
-    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
     return by_lower[found[0]] if found else None
 
 

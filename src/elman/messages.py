@@ -29,6 +29,7 @@ from omegaconf.errors import (
 )
 
 from elman.errors import UserError, nearest
+from elman.meanings import meant_key
 from elman.yaml_file import uncomposable
 
 Compose = Callable[[Sequence[str]], DictConfig]
@@ -51,7 +52,9 @@ def in_our_words(overrides: Sequence[str], compose: Compose | None = None) -> It
         _refuse_path(override, _Command(overrides, compose))
     try:
         yield
-    except UserError:
+    except UserError as error:
+        if (line := _as_typed(str(error), overrides)) != str(error):
+            raise UserError(line) from error
         raise
     except Exception as error:
         if (line := uncomposable(error)) is not None:
@@ -59,6 +62,27 @@ def in_our_words(overrides: Sequence[str], compose: Compose | None = None) -> It
         if not (isinstance(error, HydraException | OmegaConfBaseException) or _foreign(error)):
             raise
         raise UserError(one_line(reword(error, overrides, compose))) from error
+
+
+def _as_typed(line: str, overrides: Sequence[str]) -> str:
+    """Return an error's line with its number as it was typed: 1e3, not 1000.0; 1e400, not inf."""
+    key, equals, rest = line.partition("=")
+    shown, colon, reason = rest.partition(":")
+    for override in overrides:
+        name, _, value = override.partition("=")
+        if name.lstrip("+") != key or not equals or not colon:
+            continue
+        for piece in value.split(","):
+            if piece != shown and _number(piece) is not None and _number(piece) == _number(shown):
+                return f"{key}={piece}:{reason}"
+    return line
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def reword(error: Exception, overrides: Sequence[str], compose: Compose | None = None) -> str:
@@ -382,8 +406,8 @@ def _syntax(override: str, message: str) -> str:
 def _bare_word(word: str) -> str:
     from elman.config import MODES, known_keys
 
-    if "." in word and (best := nearest(word, known_keys())):
-        return f"{word}: expected key=value; did you mean {best}=...?"
+    if "." in word and (meant := meant_key(word, known_keys())):
+        return f"{word}: expected key=value; did you mean {meant[0]}=...?"
     for group in ("benchmark", "model"):
         if _group_meant(group, word):
             return f"{word}: expected key=value; did you mean {group}={word}?"

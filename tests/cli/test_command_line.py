@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from elman.cli import main
+
 WATCHED = """
 import sys
 from elman.cli import main
@@ -144,3 +146,27 @@ def test_a_cell_of_another_package(tmp_path: Path) -> None:
     assert "gain: 2" in ended.stdout
     wrong = elman(*common, "model.gain=-1", cwd=tmp_path, **path)
     assert wrong.stderr == "elman: error: model.gain=-1.0: must be at least 0\n"
+
+
+def test_the_configuration_shows_the_minutes_of_a_run(capfd) -> None:
+    assert main(["--cfg", "job", "--package", "train"]) == 0
+    assert "minutes: 1.0" in capfd.readouterr().out
+    assert main(["--cfg", "job", "--package", "train", "train.steps=5"]) == 0
+    assert "minutes: null" in capfd.readouterr().out
+    assert main(["--cfg", "job", "train.minutes=3"]) == 0
+    assert "minutes: 3" in capfd.readouterr().out
+    assert main(["--cfg", "job", "mode=doctor"]) == 0
+    assert "minutes: 1.0" not in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ("train.steps=1e400", "train.steps=1e400: expected"),
+        ("model.dim=1e3", "model.dim=1e3: "),
+        ("train.seed=99999999999", "train.seed=99999999999: must be at most 4294967295"),
+    ],
+)
+def test_an_error_repeats_the_number_that_was_typed(typed: str, line: str, capfd) -> None:
+    assert main([typed]) == 2
+    assert capfd.readouterr().err.startswith(f"elman: error: {line}")

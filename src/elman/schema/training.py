@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from elman.errors import UserError
+from elman.schema.budget import UNSAID_MINUTES
 from elman.schema.section import Count, NonNegative, Positive, Section
 
 DataFormat = Literal["auto", "raw", "text", "jsonl", "parquet"]
@@ -115,7 +116,7 @@ class TrainConfig(Section):
     def budget_minutes(self) -> float | None:
         """Minutes that bound the run; one minute if neither minutes nor steps are named."""
         if self.minutes is None and self.steps is None:
-            return 1.0
+            return UNSAID_MINUTES
         return self.minutes
 
 
