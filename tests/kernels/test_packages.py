@@ -308,7 +308,8 @@ def test_bench_and_parity_say_what_computed_a_baseline(model, tmp_path, capsys) 
     assert parity_mode.run(config, tmp_path) == ExitStatus.OK
     assert said in capsys.readouterr().out.splitlines()
     result = json.loads((tmp_path / "parity.json").read_text())
-    (one,) = result["summary"]
+    one, norms = result["summary"]
+    assert (norms["part"], norms["path"]) == ("add_norm", None)
     assert (one["path"], one["slow_path"]) == ("plain PyTorch, chunked", True)
     print_parity_sweep([SweepRow(1, [], "ok", result)], [config], None)
     assert said in capsys.readouterr().out.splitlines()
@@ -488,7 +489,7 @@ def test_a_run_on_a_cpu_is_marked(model, tmp_path, text_file) -> None:
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        (parity_mode, "checking mamba2 (soon): 0 of 2 ..."),
+        (parity_mode, "checking mamba2 (soon): 0 of 7 ..."),
         (benchmark, "timing 1 layers, 1 rounds; soon ..."),
         (train, "soon; it is not counted"),
     ],
