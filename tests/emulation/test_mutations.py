@@ -71,7 +71,8 @@ def sanitized(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def expect_clean(engines: tuple[str, ...]) -> None:
     done = sanitized(*engines)
-    assert done.stdout.split("\n")[:-1] == [f"clean {name}" for name in engines], done.stderr[-3000:]
+    wanted = [f"clean {name}" for name in engines]
+    assert done.stdout.split("\n")[:-1] == wanted, done.stderr[-3000:]
 
 
 @pytest.mark.required
