@@ -438,30 +438,9 @@ def same_on_cpu(
 
 
 ON_CPU = {"channel": channel_on_cpu, "matrix": matrix_on_cpu}
-CPU_FAULTS = {
-    "channel": (
-        "cpu/channel_engine.h",
-        "b * s.batch + t * s.time",
-        "(int)(b * s.batch + t * s.time)",
-    ),
-    "matrix": ("cpu/matrix_places.h", "+ t * x.time +", "+ (int)(t * x.time) +"),
-}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
 @pytest.mark.parametrize("engine", ON_CPU)
 def test_far_sequences_of_the_cpu_engines(engine, dtype) -> None:
     assert ON_CPU[engine](dtype)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ON_CPU)
-def test_an_offset_in_32_bits_of_a_cpu_engine_is_noticed(engine, tmp_path: Path) -> None:
-    """It reads beside the sequence, or crashes."""
-    file, old, new = CPU_FAULTS[engine]
-
-    def run() -> bool:
-        emulator.plant_in_cpu_engines(tmp_path, file, lambda whole: whole.replace(old, new, 1))
-        return ON_CPU[engine](torch.float32)
-
-    assert _in_process(run, ()) is not True
