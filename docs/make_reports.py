@@ -42,11 +42,12 @@ A row is one experiment: runs whose configurations differ in nothing but `train.
 saves, logs or names (checkpoints, `log`, `kernels.backend`, paths), on the same data, device and
 backend, all replayed as a CUDA graph (`train.graph`) or none. Its numbers are means over the runs
 that ended with status `ok`. A run that ended otherwise (`nan`, `oom`, `crash`, `timeout`,
-`interrupted`, `killed`, `refused`, `not started`, `cancelled` and others by its scheduler;
-`running`: a process is in its folder; `unfinished`: it was killed before it could write a result;
-`damaged`: its result cannot be read) has its row, its status and its reason, and is in no mean. A
-mean in which one run lacks the number is not shown. Numbers by definitions of another metric
-version are shown and are in no mean.
+`interrupted`, `killed`, `refused`, `not started`; `cancelled`, `preempted`, `node failed`: by its
+scheduler; `running`: a process is in its folder;
+`unfinished`: it was killed before it could write a result; `damaged`:
+its result cannot be read) has its row, its status and its reason, and is in no mean. A mean in
+which one run lacks the number is not shown. Numbers by definitions of another metric version are
+shown and are in no mean.
 
 Rows are comparable if data, batch, chunk, seeds, duration, metric version, validation and device
 are the same; otherwise the column `set` numbers those that are, and a line says for each condition
