@@ -110,7 +110,7 @@ def test_numbers_that_differ_print_what_the_guide_says(package: Path, number: in
     assert right.count(old) == 1
     kernel.write_text(right.replace(old, new))
     try:
-        done = run(package, *shlex.split(COMMANDS[1]), *SMALL[:-1], "hydra.run.dir=wrong")
+        done = run(package, *shlex.split(COMMANDS[1]), *SMALL[:-1], f"hydra.run.dir=wrong-{number}")
     finally:
         kernel.write_text(right)
     assert done.returncode == 2, done.stderr
