@@ -425,5 +425,5 @@ def test_a_dry_sweep_packs_nothing(shards: str, pack_cache: Path) -> None:
     planned = process(code, "-m", f"data.path={shards}", "train.seed=1,2", "sweep.dry_run=true")
     out, errors = planned.communicate(timeout=60)
     assert planned.returncode == 0, errors
-    assert out.count("hydra.mode=RUN") == 2
+    assert out.count("hydra.mode=RUN") == 2, out
     assert not pack_cache.exists()

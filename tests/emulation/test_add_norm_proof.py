@@ -252,7 +252,7 @@ def test_a_wrong_kernel_of_the_norms_refuses_the_run(
     assert status is ExitStatus.FAILED
     error = result["error"]
     assert error.startswith(
-        "ParityError: the cuda kernel of add_norm is wrong on this machine: d stream in fp32"
+        "the cuda kernel of add_norm is wrong on this machine: d stream in fp32"
     )
     assert error.endswith(f"; kernels.backend={remedy} trains without it")
     assert json.loads((tmp_path / "run" / "parity.json").read_text())["status"] == "failed"

@@ -192,11 +192,16 @@ def test_a_model_predicts_nothing_of_nothing(wrapper, batch, steps) -> None:
         torch.testing.assert_close(after, before, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("shape", [(0, 5), (2, 1), (2, 0)], ids=str)
-def test_a_loss_of_no_token_is_refused(shape) -> None:
-    with pytest.raises(
-        ValueError, match=r"tokens of the loss: shape .* expected rows of 2 or more"
-    ):
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ((0, 5), "tokens of the loss: shape .0, 5., expected 1 row or more"),
+        ((2, 1), "tokens: expected .* 2 steps at least, not .2, 1."),
+        ((2, 0), "tokens: expected .* 2 steps at least, not .2, 0."),
+    ],
+)
+def test_a_loss_of_no_token_is_refused(shape, said) -> None:
+    with pytest.raises(ValueError, match=said):
         model_of("rms").loss(torch.zeros(shape, dtype=torch.long))
 
 

@@ -55,6 +55,12 @@ def cell_assertions(
     return "".join(lines)
 
 
+# NVRTC has offsets from 13.5 on; for an older one every compiler of a CPU has compared them.
+_KNOWS_OFFSETS = (
+    "#if !defined(__CUDACC_RTC__) || __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1305"
+)
+
+
 def layout_assertions(structure: str, mirror: type[ctypes.Structure]) -> str:
     """Return C++ text that compares size and offsets of a structure with its mirror's.
 
@@ -72,4 +78,4 @@ def layout_assertions(structure: str, mirror: type[ctypes.Structure]) -> str:
         for name, *_ in mirror._fields_
     )
     size = same(f"sizeof({structure})", ctypes.sizeof(mirror), f"{where} size")
-    return size + "".join(offsets)
+    return f"{size}{_KNOWS_OFFSETS}\n{''.join(offsets)}#endif\n"
