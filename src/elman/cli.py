@@ -207,7 +207,7 @@ def _show_what_runs() -> None:
             train.minutes = UNSAID_MINUTES
         return tree
 
-    Hydra.get_sanitized_cfg = filled
+    Hydra.get_sanitized_cfg = filled  # type: ignore[method-assign]
 
 
 def _register_plugins() -> None:

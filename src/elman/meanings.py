@@ -103,7 +103,7 @@ def meant_key(key: str, keys: Sequence[str]) -> tuple[str, bool] | None:
         if found:
             return found[0], True
     other = _ANOTHER_UNIT.get(name.lower())
-    return (other, False) if other in keys else None
+    return (other, False) if other is not None and other in keys else None
 
 
 def _alike(name: str, keys: Sequence[str]) -> list[str]:

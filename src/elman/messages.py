@@ -53,8 +53,8 @@ def in_our_words(overrides: Sequence[str], compose: Compose | None = None) -> It
     try:
         yield
     except UserError as error:
-        if (line := _as_typed(str(error), overrides)) != str(error):
-            raise UserError(line) from error
+        if (typed := _as_typed(str(error), overrides)) != str(error):
+            raise UserError(typed) from error
         raise
     except Exception as error:
         if (line := uncomposable(error)) is not None:
