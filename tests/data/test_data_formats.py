@@ -302,7 +302,7 @@ def test_error_line_of_a_file_without_lines(folder: Path, monkeypatch: pytest.Mo
     )
 
 
-@pytest.mark.parametrize("empty", [b"\n \n", gzip.compress(b"")])
+@pytest.mark.parametrize("empty", [b"\n \n", gzip.compress(b"")], ids=["lines", "gz"])
 def test_error_line_of_files_that_hold_nothing(folder: Path, empty: bytes) -> None:
     assert error_line(write("a.jsonl", empty)) == "holds no text; name files that do"
 
