@@ -250,11 +250,27 @@ DEVICE float high_f16(unsigned w) {
   return x;
 }
 
+// A kernel may be launched to begin while the one before it on the stream still runs: what it reads
+// of that one's results, and all that it writes, comes after this.
+DEVICE void wait_for_predecessor() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets such a kernel begin; of no effect where the next one was launched to wait.
+DEVICE void let_successor_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 }  // namespace elman
 
 // A kernel of its own name, at most THREADS threads a block and at least BLOCKS blocks at a time.
 #define ELMAN_KERNEL(NAME, THREADS, BLOCKS, ARGS, CALL)                          \
   extern "C" __global__ void __launch_bounds__((THREADS) * ELMAN_SHARES, BLOCKS) \
       NAME(const __grid_constant__ ARGS a) {                                     \
+    elman::let_successor_begin();                                                \
     CALL;                                                                        \
   }

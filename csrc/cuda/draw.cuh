@@ -31,6 +31,7 @@ DEVICE void draw(const DrawArgs& a) {
   const sptr<int> values = arena.take<int>(V);
   const sptr<float> ends = arena.take<float>(1);
   const long long text = block_index();
+  wait_for_predecessor();
   const long long place = load_one((const long long*)a.place);
   const bool greedy = a.temperature == 0.0;
   const int mine = thread_index();

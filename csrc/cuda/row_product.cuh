@@ -19,6 +19,19 @@ struct RowProductGeometry {
   static constexpr int THREADS = 32 * WARPS, STEP = 32 * V;
 };
 
+// Adds the products of V weights with the same columns of every row.
+template <class G>
+DEVICE void add_products(float (&sums)[G::ROWS], const RowProductArgs& a, const float* w, int at) {
+  using S = typename G::Number;
+#pragma unroll
+  for (int row = 0; row < G::ROWS; row++) {
+    float x[G::V];
+    load<G::V, S>(x, (const S*)a.x + (long long)row * G::I + at);
+#pragma unroll
+    for (int i = 0; i < G::V; i++) sums[row] = fused(w[i], x[i], sums[row]);
+  }
+}
+
 template <class G>
 DEVICE void row_product(const RowProductArgs& a) {
   using S = typename G::Number;
@@ -27,20 +40,28 @@ DEVICE void row_product(const RowProductArgs& a) {
   if (output >= a.outputs) return;  // a whole warp at once
   const int lane = thread_index() % 32;
   const S* weight = (const S*)a.weight + output * G::I;
+  // The weights are nobody's result: they are on their way while the kernel before still runs.
+  constexpr int AHEAD = (G::I + G::STEP - 1) / G::STEP < 8 ? (G::I + G::STEP - 1) / G::STEP : 8;
+  float ahead[AHEAD][V];
+#pragma unroll
+  for (int step = 0; step < AHEAD; step++) {
+    const int at = step * G::STEP + lane * V;
+    if (at < G::I) load<V, S>(ahead[step], weight + at);
+  }
+  wait_for_predecessor();
   float sums[G::ROWS];
 #pragma unroll
   for (int row = 0; row < G::ROWS; row++) sums[row] = 0.0f;
-  // Eight accesses are under way at a time: the latency of memory is paid once, not for each.
-#pragma unroll 8
-  for (int at = lane * V; at < G::I; at += G::STEP) {
-    float w[V], x[V];
+#pragma unroll
+  for (int step = 0; step < AHEAD; step++) {
+    const int at = step * G::STEP + lane * V;
+    if (at < G::I) add_products<G>(sums, a, ahead[step], at);
+  }
+#pragma unroll 4
+  for (int at = AHEAD * G::STEP + lane * V; at < G::I; at += G::STEP) {
+    float w[V];
     load<V, S>(w, weight + at);
-#pragma unroll
-    for (int row = 0; row < G::ROWS; row++) {
-      load<V, S>(x, (const S*)a.x + (long long)row * G::I + at);
-#pragma unroll
-      for (int i = 0; i < V; i++) sums[row] = fused(w[i], x[i], sums[row]);
-    }
+    add_products<G>(sums, a, w, at);
   }
 #pragma unroll
   for (int row = 0; row < G::ROWS; row++) {

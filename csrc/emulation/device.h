@@ -163,6 +163,10 @@ DEVICE unsigned pack_f16(float low, float high) {
 DEVICE float low_f16(unsigned w) { return emulation::f16_float(w & 0xffffu); }
 DEVICE float high_f16(unsigned w) { return emulation::f16_float(w >> 16); }
 
+// Kernels run one after another here.
+DEVICE void wait_for_predecessor() {}
+DEVICE void let_successor_begin() {}
+
 }  // namespace elman
 
 // A kernel of its own name, for Python: runs blocks of the grid from `first` on, and returns "" or

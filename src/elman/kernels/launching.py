@@ -23,12 +23,14 @@ class Launch(NamedTuple):
         blocks: Blocks of the grid.
         threads: Threads of a block.
         shared_bytes: Dynamic shared memory of a block.
+        early: Whether it may begin while the kernel before it still runs; it waits itself.
     """
 
     kernel: str
     blocks: int
     threads: int
     shared_bytes: int = 0
+    early: bool = False
 
 
 def launch(
@@ -56,7 +58,7 @@ def _launch(
     kernels: Loaded, wanted: Sequence[Launch], arguments: ctypes.Structure, device: int
 ) -> None:
     stream = STREAM(device)
-    for kernel, blocks, threads, shared_bytes in wanted:
+    for kernel, blocks, threads, shared_bytes, early in wanted:
         kernels.launch(
             kernel,
             blocks=blocks,
@@ -65,6 +67,7 @@ def _launch(
             arguments=arguments,
             device=device,
             stream=stream,
+            early=early and torch.cuda.get_device_capability(device) >= (9, 0),
         )
 
 

@@ -238,6 +238,7 @@ class Loaded:
         arguments: ctypes.Structure,
         device: int,
         stream: int,
+        early: bool = False,
     ) -> None:
         """Launch a kernel that takes one structure by value; returns at once.
 
@@ -249,6 +250,8 @@ class Loaded:
             arguments: The structure; it is copied.
             device: Index of the current device.
             stream: Handle of a stream of that device.
+            early: Let it begin while the kernel before it on the stream still runs; for kernels
+                that wait for that one themselves, on devices from sm_90 on.
 
         Raises:
             UserError: the driver refuses the launch.
@@ -258,14 +261,35 @@ class Loaded:
         if kernel is None:
             kernel = self._prepare(name, shared_bytes, device)
         pointers = _Pointers(ctypes.addressof(arguments))
-        (error,) = self._driver.cuLaunchKernel(
-            kernel, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, ctypes.addressof(pointers), 0
-        )
+        place = ctypes.addressof(pointers)
+        if early:
+            config = self._early(blocks, threads, shared_bytes, stream)
+            (error,) = self._driver.cuLaunchKernelEx(config, kernel, place, 0)
+        else:
+            (error,) = self._driver.cuLaunchKernel(
+                kernel, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, place, 0
+            )
         if error:
             raise UserError(
                 f"{_SETTING}: the {self._label} kernel cannot be launched "
                 f"({error.name}: {blocks} blocks of {threads} threads, {shared_bytes} bytes)"
             )
+
+    def _early(self, blocks: int, threads: int, shared_bytes: int, stream: int) -> Any:
+        """Return how a kernel is launched that may begin before its predecessor has ended."""
+        driver = self._driver
+        value = driver.CUlaunchAttributeValue()
+        value.programmaticStreamSerializationAllowed = 1
+        attribute = driver.CUlaunchAttribute()
+        kinds = driver.CUlaunchAttributeID
+        attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value = value
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.sharedMemBytes, config.hStream = shared_bytes, driver.CUstream(stream)
+        config.attrs, config.numAttrs = [attribute], 1
+        return config
 
     def _prepare(self, name: str, shared_bytes: int, device: int) -> Any:
         """Let a kernel use so much shared memory on a device; return and keep it."""

@@ -72,7 +72,7 @@ def draw_into(
 def _grid(texts: int, values: int) -> Launch:
     # Three arrays of a number for each value, and one number: each on a boundary of 16 bytes.
     shared = 3 * math.ceil(values / 4) * 16 + 16
-    return Launch("draw", texts, 32 * math.ceil(values / 32), shared)
+    return Launch("draw", texts, 32 * math.ceil(values / 32), shared, early=True)
 
 
 @cache

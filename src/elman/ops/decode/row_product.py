@@ -62,7 +62,7 @@ def row_product(x_ri: Tensor, weight_oi: Tensor) -> Tensor:
 
 @cache
 def _grid(outputs: int) -> Launch:
-    return Launch("row_product", math.ceil(outputs / _WARPS), 32 * _WARPS)
+    return Launch("row_product", math.ceil(outputs / _WARPS), 32 * _WARPS, early=True)
 
 
 @cache
