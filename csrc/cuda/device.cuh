@@ -258,19 +258,19 @@ DEVICE void wait_for_predecessor() {
 #endif
 }
 
-// Lets such a kernel begin; of no effect where the next one was launched to wait.
-DEVICE void let_successor_begin() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
 }  // namespace elman
+
+// Lets a kernel begin that was launched to begin early; of no effect where the next one was not.
+#if __CUDA_ARCH__ >= 900
+#define ELMAN_LET_SUCCESSOR_BEGIN asm volatile("griddepcontrol.launch_dependents;")
+#else
+#define ELMAN_LET_SUCCESSOR_BEGIN
+#endif
 
 // A kernel of its own name, at most THREADS threads a block and at least BLOCKS blocks at a time.
 #define ELMAN_KERNEL(NAME, THREADS, BLOCKS, ARGS, CALL)                          \
   extern "C" __global__ void __launch_bounds__((THREADS) * ELMAN_SHARES, BLOCKS) \
       NAME(const __grid_constant__ ARGS a) {                                     \
-    elman::let_successor_begin();                                                \
+    ELMAN_LET_SUCCESSOR_BEGIN;                                                   \
     CALL;                                                                        \
   }

@@ -165,7 +165,6 @@ DEVICE float high_f16(unsigned w) { return emulation::f16_float(w >> 16); }
 
 // Kernels run one after another here.
 DEVICE void wait_for_predecessor() {}
-DEVICE void let_successor_begin() {}
 
 }  // namespace elman
 

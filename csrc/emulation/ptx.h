@@ -153,6 +153,8 @@ class Assembly {
       if (whole ? bytes != 16 : bytes != 4 && bytes != 8 && bytes != 16)
         report("%s of %d bytes", i.name.c_str(), bytes);
       queue_copy(shared.data() + value(o[0]), (const void*)value(o[1]), bytes, valid);
+    } else if (i.name == "griddepcontrol.wait" || i.name == "griddepcontrol.launch_dependents") {
+      // Kernels run one after another here.
     } else if (i.name == "cp.async.commit_group") {
       commit_copies();
     } else if (i.name == "cp.async.wait_group") {
