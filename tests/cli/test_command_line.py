@@ -145,7 +145,7 @@ def test_a_cell_of_another_package(tmp_path: Path) -> None:
     ended = elman(*common, "model.gain=2", "--cfg", "job", cwd=tmp_path, **path)
     assert "gain: 2" in ended.stdout
     wrong = elman(*common, "model.gain=-1", cwd=tmp_path, **path)
-    assert wrong.stderr == "elman: error: model.gain=-1.0: must be at least 0\n"
+    assert wrong.stderr == "elman: error: model.gain=-1: must be at least 0\n"
 
 
 def test_the_configuration_shows_the_minutes_of_a_run(capfd) -> None:

@@ -6,6 +6,7 @@ Shape legend: r rows, i input channels, o output channels, b texts, v values.
 from __future__ import annotations
 
 import ctypes
+import re
 
 import pytest
 import torch
@@ -14,11 +15,32 @@ from torch import Tensor
 from elman.kernels.launching import Launch
 from elman.ops.decode import launches, reference
 from elman.ops.decode.draw import draw_into
-from elman.ops.decode.row_product import MOST_ROWS, fits, row_product
+from elman.ops.decode.row_product import MOST_ROWS, RowProductArgs, fits, row_product
 from elman.ops.linear import KeptCopies, linear
 from tests.emulation import emulator
+from tests.emulation.stretches import Stretch, declare, rows
 
 LIMITS = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 1e-6}
+
+
+def stretches_of(text: str, args: ctypes.Structure) -> list[Stretch | None]:
+    """Return the tensors of a launch, whose text says dtype and sizes."""
+    match = re.search(r"Geometry<(\S+), (\d+)(?:, \d+, (\d+), \d+)?>", text)
+    assert match, text
+    size, width = 4 if match[1] == "float" else 2, int(match[2])
+    if isinstance(args, RowProductArgs):
+        given, outputs = int(match[3]), args.outputs
+        read = {"x": given * width * size, "weight": outputs * width * size}
+        written = {"y": given * outputs * size}
+    else:
+        steps = ctypes.c_int64.from_address(args.place).value + 1
+        read = {"logits": args.texts * width * size, "uniform": steps * args.texts * 4, "place": 8}
+        written = {"last": args.texts * 8, "drawn": steps * args.texts * 8}
+    return [
+        rows(name, getattr(args, name), count, writable=sizes is written)
+        for sizes in (read, written)
+        for name, count in sizes.items()
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -26,11 +48,9 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the kernels on CPU tensors, with NaN wherever nothing was written."""
 
     def launch(text: str, one: Launch, args: ctypes.Structure, device: torch.device) -> None:
-        kernel = emulator.loaded(text.replace("cuda/device.cuh", emulator.HEADER))[one.kernel]
-        kernel.restype = ctypes.c_char_p
-        blocks, shared = ctypes.c_int64(one.blocks), ctypes.c_int(one.shared_bytes)
-        if said := kernel(ctypes.byref(args), blocks, shared, 1):
-            raise emulator.FaultError(f"{one.kernel}: {said.decode()}")
+        kernels = emulator.loaded(text.replace("cuda/device.cuh", emulator.HEADER))
+        declare(kernels, stretches_of(text, args))
+        emulator.start(kernels, one, args)
 
     monkeypatch.setattr(launches, "LAUNCH", launch)
     new_empty = Tensor.new_empty
