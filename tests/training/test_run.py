@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -177,9 +178,11 @@ def test_a_non_finite_step_never_reaches_the_weights(train) -> None:
     assert run.status == ExitStatus.NON_FINITE
     assert run.result["status"] == "nan"
     assert run.result["steps"] == 1
-    assert run.result["error"] == (
-        "the loss was not finite at step 2; the weights of step 1 are saved; try a smaller "
-        "optim.lr (3.3e+29 is a third) or a longer optim.warmup_steps"
+    # Whether the loss is large and finite still, depends on the machine.
+    assert re.fullmatch(
+        r"the (loss|gradient) was not finite at step 2; the weights of step 1 are saved; try a "
+        r"smaller optim\.lr \(3\.3e\+29 is a third\) or a longer optim\.warmup_steps",
+        run.result["error"],
     )
     assert same_weights(run.weights(), before.weights())
     refused = run.records("step")[-1]
@@ -297,11 +300,7 @@ def test_what_was_trained_before_the_data_shrank_is_saved_and_goes_on(
     assert same_weights(load_file(newest.path / "model.safetensors"), newest_weights(newest))
 
     text_file.write_bytes(text)
-    if done == 6:
-        with pytest.raises(UserError, match="budget is used up"):
-            train(*settings, f"train.resume={cut.folder}", folder="cut")
-        assert same_weights(whole.weights(), cut.weights())
-        return
+    # After the last step a resumed run only validates.
     resumed = train(*settings, f"train.resume={cut.folder}", folder="cut")
     assert resumed.status == ExitStatus.OK
     assert same_weights(whole.weights(), resumed.weights())
