@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 
 from elman.errors import UserError
 from elman.kernels.build import load_library
 from elman.kernels.compiler import first_error
-from elman.kernels.nvrtc import Unit
+from elman.kernels.nvrtc import Unit, nvrtc_version
 from elman.ops.add_norm import cuda as norm_cuda
 from elman.ops.channel import cells as channel_cells
 from elman.ops.channel import cuda as channel_cuda
@@ -186,6 +187,8 @@ def compile_layout(structure: str, mirror: type[ctypes.Structure], backend: str)
 def test_every_field_of_a_mirror_is_compared(structure, backend) -> None:
     mirror = STRUCTURES[structure][1]
     compile_layout(structure, mirror, backend)
+    if backend == "cuda" and Version(nvrtc_version()) < Version("13.5"):
+        pytest.skip("NVRTC before 13.5 has no offsets: the CPU's compiler compares them")
     fields: list[Any] = list(mirror._fields_)
     # Of different sizes or meanings, so that the two change places.
     fields[0], fields[-1] = fields[-1], fields[0]

@@ -37,7 +37,6 @@ WRONG_X: dict[str, tuple[Any, str]] = {
     "a-vector": (torch.zeros(DIM), f"not [{DIM}]"),
     "four-axes": (torch.zeros(1, 2, 3, DIM), f"not [1, 2, 3, {DIM}]"),
     "another-width": (torch.zeros(1, 2, DIM + 1), f"({DIM + 1}) makes a layer of that width"),
-    "no-step": (torch.zeros(2, 0, DIM), f"of one step at least, not [2, 0, {DIM}]"),
     "ids": (torch.zeros(1, 2, DIM).long(), "not one of torch.int64; pass x.float()"),
     "a-list": ([[1.0]], "not list"),
 }
@@ -72,7 +71,6 @@ WRONG_IDS: dict[str, tuple[Any, str]] = {
     "too-large": (torch.tensor([[1, 256]]), "not 256; a byte's id is its value"),
     "negative": (torch.tensor([[1, -100]]), "not -100; a byte's id is its value"),
     "no-batch": (torch.tensor([1, 2]), "not [2]; one sequence is tokens.unsqueeze(0)"),
-    "nothing": (torch.zeros(2, 0, dtype=torch.long), "steps at least, not [2, 0]"),
     "a-list": ([[1, 2]], "not list; pass a tensor of torch.long"),
 }
 
