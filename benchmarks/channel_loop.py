@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from elman.ops.channel.cells import CELLS
 from elman.ops.channel.op import run
 from elman.ops.channel.plan import Plan
-from elman.ops.slices import row_blocks
+from elman.ops.channel.recurrences import CELLS
+from elman.ops.common.slices import row_blocks
 
 ROUNDS = 5
 WAYS = ("plain", "reference", "cpu")

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from elman.models.layers.fla_gdn import GatedDeltaNet
-from elman.models.layers.mamba2 import Mamba2
-from elman.models.layers.mixer import Mixer
+from elman.models.cells.common.mixer import Mixer
+from elman.models.cells.gated_delta.fla_gdn_layer import GatedDeltaNet
+from elman.models.cells.ssd.mamba2_layer import Mamba2
 from elman.ops.gated_delta import chunked as delta_chunked
 from elman.ops.gated_delta import reference as delta_reference
 from elman.ops.ssd import chunked as ssd_chunked

@@ -16,7 +16,7 @@ import time
 import numpy as np
 
 from elman.data.batches import Batches, RandomBatches, StreamBatches, open_data
-from elman.schema.training import DataConfig
+from elman.sections.training import DataConfig
 
 ROUNDS = 7
 

@@ -32,15 +32,15 @@ import elman.layers
 from elman.kernels import launching, nvrtc
 from elman.models.language_model import LanguageModel
 from elman.ops.add_norm import cuda as norm_cuda
-from elman.ops.add_norm import custom as norm_custom
+from elman.ops.add_norm import custom_op as norm_custom
 from elman.ops.add_norm import op as norm_op
-from elman.ops.channel import cuda as channel_cuda
-from elman.ops.channel import custom as channel_custom
+from elman.ops.channel import custom_op as channel_custom
 from elman.ops.channel import op as channel_op
+from elman.ops.channel.cuda import kernels as channel_cuda
 from elman.ops.linear import Weights, linear
-from elman.ops.matrix_state import cuda as matrix_cuda
-from elman.ops.matrix_state import custom as matrix_custom
+from elman.ops.matrix_state import custom_op as matrix_custom
 from elman.ops.matrix_state import op as matrix_op
+from elman.ops.matrix_state.cuda import kernels as matrix_cuda
 
 LAYERS, CALLS, ROUNDS = 20, 5, 15
 BATCH, STEPS, WIDTH = 2, 8, 64

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from elman.compose import compose_config
+from elman.config.compose import compose_config
 from elman.data.batches import Batches
 from elman.models.language_model import LanguageModel
 from elman.modes.train import run
-from elman.training.optimizers import TrainingOptimizer
+from elman.training.optim.optimizers import TrainingOptimizer
 from elman.training.trainer import Trainer
 
 ROUNDS = 7

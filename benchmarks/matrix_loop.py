@@ -24,9 +24,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from elman.ops.common.slices import Slice
 from elman.ops.matrix_state.op import run
 from elman.ops.matrix_state.plan import Plan
-from elman.ops.slices import Slice
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from elman.errors import ExitStatus
+from elman.base.errors import ExitStatus
 from elman.kernels.compiler import compiler_problem
 
 
@@ -98,7 +98,7 @@ class Run:
 @pytest.fixture
 def train(tmp_path: Path, text_file: Path) -> Callable[..., Run]:
     """Return a function that trains the tiny run with more overrides, in this process."""
-    from elman.compose import compose_config
+    from elman.config.compose import compose_config
     from elman.modes.train import run
 
     def start(*overrides: str, folder: str = "run") -> Run:

@@ -43,7 +43,7 @@ def test_a_skip_of_a_required_test_fails(tmp_path: Path, mark: str, ci: str, sta
 
 NEEDS_COMPILER = """
 import pytest
-from elman.errors import UserError
+from elman.base.errors import UserError
 from elman.kernels.compiler import compiler_problem
 
 def test_it():

@@ -3,7 +3,7 @@
 // destination or write to the source, which has to be there all the while. Either end lies in
 // global memory or in the block's shared memory, told by its address.
 #pragma once
-#include "memory.h"
+#include "emulation/memory.h"
 
 namespace elman::emulation {
 

@@ -1,8 +1,8 @@
 // What the kernels of csrc/cuda ask of the machine, answered by the emulator: the counterpart of
-// cuda/device.cuh. A translation unit includes one of the two and then the same kernels.
+// cuda/common/device.cuh. A translation unit includes one of the two and then the same kernels.
 #pragma once
-#include "copies.h"
-#include "numbers.h"
+#include "emulation/copies.h"
+#include "emulation/numbers.h"
 
 #define DEVICE inline
 

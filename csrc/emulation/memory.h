@@ -3,8 +3,8 @@
 // writing, need a barrier or a signal between them. Copies in flight own their destination until
 // the wait, and nobody may write to their source.
 #pragma once
-#include "signals.h"
-#include "stretches.h"
+#include "emulation/signals.h"
+#include "emulation/stretches.h"
 
 namespace elman::emulation {
 

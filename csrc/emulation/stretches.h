@@ -5,7 +5,7 @@
 #pragma once
 #include <unordered_map>
 
-#include "fibers.h"
+#include "emulation/fibers.h"
 
 namespace elman::emulation {
 

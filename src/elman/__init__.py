@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from elman._version import __version__
 
 if TYPE_CHECKING:
-    from elman.training.loading import load
+    from elman.training.checkpoints.loading import load
 
 __all__ = ["__version__", "load"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "load":
-        from elman.training.loading import load
+        from elman.training.checkpoints.loading import load
 
         return load
     raise AttributeError(f"module 'elman' has no attribute '{name}'")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from elman.models import registry
+from elman.models.cells import registry
 
 _CELLS = {cell.layer.partition(":")[2]: cell for cell in registry.cells().values()}
 

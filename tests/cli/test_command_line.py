@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from elman.cli import main
+from elman.cli.main import main
 
 WATCHED = """
 import sys
-from elman.cli import main
+from elman.cli.main import main
 status = main(sys.argv[1:])
 heavy = sorted({"torch", "matplotlib", "tensorboard", "safetensors"} & set(sys.modules))
 print(f"imported {heavy}", file=sys.stderr)
 sys.exit(status)
 """
 CELL = """
-from elman.models.registry.spec import Cell, Option
+from elman.models.cells.declaration import Cell, Option
 
 CELL = Cell(
     name="mine",

@@ -45,7 +45,7 @@ def test_wrong_commands_print_one_line_and_make_nothing(title: str, tmp_path: Pa
         before = sorted(tmp_path.rglob("*"))
         for command, expected in sections()[title].items():
             status, output, errors = make_errors.outcome(command)
-            assert errors == f"{expected}\n", f"elman {command}: run docs/make_errors.py"
+            assert errors == f"{expected}\n", f"elman {command}: run tools/docs/make_errors.py"
             assert errors.startswith("elman: error: ")
             assert (status, output, errors.count("\n")) == (2, "", 1), command
             assert "append" not in errors

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elman.errors import UserError
-from elman.flags import parse
+from elman.base.errors import UserError
+from elman.cli.flags import parse
 
 
 @pytest.mark.parametrize(

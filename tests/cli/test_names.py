@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from elman.cli import main
-from elman.compose import compose_config
-from elman.errors import UserError
+from elman.base.errors import UserError
+from elman.cli.main import main
+from elman.config.compose import compose_config
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 
-from elman.errors import UserError
-from elman.output import keep_going, lasting_output
+from elman.base.errors import UserError
+from elman.base.output import keep_going, lasting_output
 
 
 class _Gone(io.StringIO):
@@ -76,7 +76,7 @@ def test_a_reader_that_has_read_enough_is_told_nothing() -> None:
 
 def test_no_file_becomes_the_output_of_a_command_without_one(tmp_path: Path) -> None:
     program = (
-        "import os, sys; from elman.output import lasting_output\n"
+        "import os, sys; from elman.base.output import lasting_output\n"
         "with lasting_output():\n"
         "    file = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)\n"
         "    print('lost'); print('lost', file=sys.stderr); os.system('echo lost; echo lost >&2')\n"

@@ -11,8 +11,8 @@ from pathlib import Path
 import elman.conf
 import pytest
 
-from elman.compose import compose_config
-from elman.errors import UserError
+from elman.base.errors import UserError
+from elman.config.compose import compose_config
 from elman.models.build import build_model
 
 FOLDER = Path(next(iter(elman.conf.__path__))) / "model"

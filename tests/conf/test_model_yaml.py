@@ -11,11 +11,11 @@ import elman.conf
 import pytest
 import yaml
 
-from elman.compose import compose_config, compose_tree, plain_tree
-from elman.config import validate
-from elman.models import registry
+from elman.config.compose import compose_config, compose_tree, plain_tree
+from elman.config.run_config import validate
 from elman.models.build import build_model
-from elman.schema.model import DIM_ALIGNMENT, ModelConfig
+from elman.models.cells import registry
+from elman.sections.model import DIM_ALIGNMENT, ModelConfig
 from tests.conf.count_formulas import model_params
 from tests.conf.published_counts import ROWS
 

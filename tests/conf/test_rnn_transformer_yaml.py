@@ -11,7 +11,7 @@ from pathlib import Path
 import elman.conf
 import pytest
 
-from elman.compose import compose_config
+from elman.config.compose import compose_config
 from elman.models.build import build_model
 
 FOLDER = Path(next(iter(elman.conf.__path__))) / "model"

@@ -10,12 +10,12 @@ from typing import Any
 import elman.conf
 import pytest
 
-from elman.catalog import Listed, catalog
-from elman.compose import compose_tree, plain_tree
-from elman.config import RunConfig, validate
-from elman.errors import UserError
-from elman.report.published import published
-from elman.suites import Suite, load_suite, model_of, suite_names
+from elman.base.errors import UserError
+from elman.config.catalog import Listed, catalog
+from elman.config.compose import compose_tree, plain_tree
+from elman.config.run_config import RunConfig, validate
+from elman.config.suites import Suite, load_suite, model_of, suite_names
+from elman.published import published
 
 FOLDER = Path(next(iter(elman.conf.__path__))) / "benchmark"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -321,7 +321,7 @@ def test_a_suite_that_is_not_there_gets_the_nearest_name() -> None:
 @pytest.mark.slow
 @suites
 def test_every_run_composes_through_hydra(name: str) -> None:
-    from elman.compose import compose_config
+    from elman.config.compose import compose_config
 
     for run, expected in zip(suite(name).runs, configs(name), strict=True):
         assert compose_config([f"benchmark={name}", *run]) == expected

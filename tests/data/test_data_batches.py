@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elman.base.errors import UserError
 from elman.data import batches as batches_module
 from elman.data.batches import Batches, Data, RandomBatches, StreamBatches, open_data
 from elman.data.files import Bytes, ByteSource, Offsets
@@ -24,8 +25,7 @@ from elman.data.windows import (
     validation_batches,
     validation_windows,
 )
-from elman.errors import UserError
-from elman.schema.training import DataConfig
+from elman.sections.training import DataConfig
 
 KINDS = [pytest.param(RandomBatches, id="random"), pytest.param(StreamBatches, id="streams")]
 
@@ -427,7 +427,7 @@ def test_validation_windows_are_the_same_in_another_process(make: Callable[..., 
     with make(100_000) as data:
         here = validation_windows(data, 16, 1000).tolist()
         code = (
-            "import sys; from elman.schema.training import DataConfig\n"
+            "import sys; from elman.sections.training import DataConfig\n"
             "from elman.data.batches import open_data\n"
             "from elman.data.windows import validation_windows\n"
             "data = open_data(DataConfig(path=sys.argv[1], val_window=16), 16, print)\n"

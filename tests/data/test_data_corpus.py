@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from elman.base.errors import UserError
 from elman.data.corpus import default_corpus
-from elman.errors import UserError
 
 PRINT_CORPUS = "from elman.data.corpus import default_corpus; print(default_corpus(print))"
 

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elman.base.errors import UserError
 from elman.data import files
 from elman.data.files import ByteSource
-from elman.errors import UserError
 
 UNPRIVILEGED = 65534
 
@@ -255,7 +255,7 @@ def test_more_files_than_the_soft_limit_on_descriptors(many: str) -> None:
 
 def test_error_line_of_more_files_than_the_hard_limit(many: str) -> None:
     assert in_subprocess(MANY, many, "64").stderr.splitlines()[-1] == (
-        "elman.errors.UserError: data.path: 100 files, more than this process may hold open; "
+        "elman.base.errors.UserError: data.path: 100 files, more than this process may hold open; "
         "join them into one (cat), or type: ulimit -n 356"
     )
 

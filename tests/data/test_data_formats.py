@@ -22,10 +22,10 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from elman.base.errors import UserError
 from elman.data import documents
 from elman.data.opening import open_source
-from elman.errors import UserError
-from elman.schema.training import DataFormat
+from elman.sections.training import DataFormat
 
 pytestmark = pytest.mark.usefixtures("pack_cache")
 

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 import zstandard
 
+from elman.base.errors import UserError
 from elman.data import opening, packing
 from elman.data.batches import check_data, open_data
 from elman.data.files import ByteSource, same_bytes
 from elman.data.opening import open_source
-from elman.errors import UserError
-from elman.schema.training import DataConfig
+from elman.sections.training import DataConfig
 
 PARTS = [b"first " * 20_000, b"second " * 20_000, b"third " * 20_000]
 WHOLE = b"".join(PARTS)
@@ -174,7 +174,7 @@ def test_documents_are_joined_across_a_kill(tmp_path: Path, pack_cache: Path) ->
 
 def test_an_interrupted_process_says_what_it_kept(shards: str, tmp_path: Path) -> None:
     code = KILLED.replace("signal.SIGKILL", "signal.SIGINT")
-    code = code.replace("open_source(sys.argv[1])", "from elman.cli import main")
+    code = code.replace("open_source(sys.argv[1])", "from elman.cli.main import main")
     running = process(code + "sys.exit(main(sys.argv[2:]))", "", f"data.path={shards}")
     errors = running.communicate(timeout=60)[1].splitlines()
     assert running.returncode == 130
@@ -251,7 +251,7 @@ def test_error_line_of_too_little_space_before_anything_is_written(
 FULL = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
-from elman.cli import main
+from elman.cli.main import main
 sys.exit(main([f"data.path={sys.argv[1]}"]))
 """
 
@@ -394,7 +394,7 @@ def test_training_on_compressed_lines_by_the_command_line(tmp_path: Path) -> Non
         "optim.warmup_steps=1",
     ]
     arguments = [*tiny, f"data.path={sample}", f"hydra.run.dir={tmp_path / 'run'}"]
-    code = "import sys; from elman.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from elman.cli.main import main; sys.exit(main(sys.argv[1:]))"
     environment = os.environ | {"ELMAN_CACHE": str(tmp_path / "cache")}
     command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
@@ -421,7 +421,7 @@ def test_a_run_goes_on_with_the_same_bytes_under_another_name(
 
 
 def test_a_dry_sweep_packs_nothing(shards: str, pack_cache: Path) -> None:
-    code = "import sys; from elman.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from elman.cli.main import main; sys.exit(main(sys.argv[1:]))"
     planned = process(code, "-m", f"data.path={shards}", "train.seed=1,2", "sweep.dry_run=true")
     out, errors = planned.communicate(timeout=60)
     assert planned.returncode == 0, errors

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from elman.models import registry
+from elman.models.cells import registry
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -29,7 +29,7 @@ make_cells = _load()
 def test_the_committed_page_is_the_generated_one() -> None:
     committed = (DOCS / "cells.md").read_text(encoding="utf-8")
     if committed != make_cells.page():
-        pytest.fail("docs/cells.md is not what the cells are: run python docs/make_cells.py")
+        pytest.fail("docs/cells.md is not what the cells are: run python tools/docs/make_cells.py")
 
 
 def test_every_cell_and_every_option_is_listed() -> None:

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from elman.catalog import catalog
+from elman.config.catalog import catalog
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -29,7 +29,9 @@ make_models = _load()
 def test_the_committed_page_is_the_generated_one() -> None:
     committed = (DOCS / "models.md").read_text(encoding="utf-8")
     if committed != make_models.page():
-        pytest.fail("docs/models.md is not what the models are: run python docs/make_models.py")
+        pytest.fail(
+            "docs/models.md is not what the models are: run python tools/docs/make_models.py"
+        )
 
 
 def test_every_model_is_on_the_page_and_links_to_its_cell() -> None:

@@ -18,7 +18,7 @@ def test_the_page_is_current_and_defines_every_column() -> None:
     make = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(make)
     text = make.PAGE.read_text()
-    assert text == make.page(), "run python docs/make_reports.py"
+    assert text == make.page(), "run python tools/docs/make_reports.py"
     lines = text.splitlines()
     for name, meaning in CSV_COLUMNS.items():
         assert f"| `{name}` | {meaning} |" in lines

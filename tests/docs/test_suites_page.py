@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from elman.cli import main
+from elman.cli.main import main
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -29,7 +29,9 @@ make_suites = _load()
 def test_the_committed_page_is_the_generated_one() -> None:
     committed = (DOCS / "suites.md").read_text(encoding="utf-8")
     if committed != make_suites.page():
-        pytest.fail("docs/suites.md is not what the suites are: run python docs/make_suites.py")
+        pytest.fail(
+            "docs/suites.md is not what the suites are: run python tools/docs/make_suites.py"
+        )
 
 
 def test_the_example_of_an_own_suite_plans_its_jobs(

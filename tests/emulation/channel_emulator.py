@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from elman.ops.channel import cuda
-from elman.ops.channel.arguments import ChannelArgs
-from elman.ops.channel.geometry import Geometry
+from elman.ops.channel.abi import ChannelArgs
+from elman.ops.channel.cuda import kernels
+from elman.ops.channel.cuda.tile_config import Geometry
 from tests.emulation import emulator
 from tests.emulation.stretches import declare, of_channel
 
@@ -19,7 +19,7 @@ _BACKWARD = ("channel_backward", "channel_norms_backward", "channel_finish")
 def run(
     library: Callable[[str], ctypes.CDLL],
     geometry: Geometry,
-    launches: Sequence[cuda.Launch],
+    launches: Sequence[kernels.Launch],
     args: ChannelArgs,
 ) -> None:
     """Run the kernels of a pass.
@@ -34,8 +34,8 @@ def run(
         FaultError: the emulator found one.
     """
     fast = geometry.io == torch.bfloat16
-    kernels = library(cuda.unit_text(geometry, emulator.header_for(fast)))
+    compiled = library(kernels.unit_text(geometry, emulator.header_for(fast)))
     backward = any(one.kernel in _BACKWARD for one in launches)
-    declare(kernels, of_channel(args, geometry, backward=backward))
+    declare(compiled, of_channel(args, geometry, backward=backward))
     for one in launches:
-        emulator.start(kernels, one, args)
+        emulator.start(compiled, one, args)

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from elman.kernels.sources import source_folder
-from elman.ops.channel import cuda
-from elman.ops.channel.arguments import pointers, sequence
-from elman.ops.channel.cells import CELLS
-from elman.ops.channel.geometry import Geometry, Tuning
+from elman.ops.channel.abi import pointers, sequence
+from elman.ops.channel.cuda import kernels
+from elman.ops.channel.cuda.tile_config import Geometry, Tuning
 from elman.ops.channel.plan import Plan
-from elman.ops.slices import Slice
+from elman.ops.channel.recurrences import CELLS
+from elman.ops.common.slices import Slice
 from tests.emulation import channel_emulator, emulator
 from tests.emulation.mutations import _in_process, _mutated
 
@@ -145,7 +145,7 @@ def _results(case: str, library: Callable[[str], ctypes.CDLL]) -> list[Tensor]:
             "workspace": (batch * (32 + 2 * C + steps * (2 + C)),),
         }.items()
     }
-    call = cuda._Call(PLAN, [source], parameters, normal(batch, C))
+    call = kernels._Call(PLAN, [source], parameters, normal(batch, C))
     call.point(first=call.like, dlast=normal(batch, C), **made)
     call.args.segment = SHORT.steps
     y, dsource = (torch.full((batch, steps, width), 9.0, dtype=dtype) for width in (40, 120))
@@ -160,10 +160,10 @@ def _results(case: str, library: Callable[[str], ctypes.CDLL]) -> list[Tensor]:
     return [y, dsource, *dparameters, made["last"], made["dfirst"]]
 
 
-def _run_pass(call: cuda._Call, backward: bool, library: Callable[[str], ctypes.CDLL]) -> None:
+def _run_pass(call: kernels._Call, backward: bool, library: Callable[[str], ctypes.CDLL]) -> None:
     unit = call.geometry(backward=backward).unit
     geometry = Geometry(PLAN, call.dtype, torch.float32, SHORT, unit)
-    launches = cuda.launches(geometry, call.args, backward)
+    launches = kernels.launches(geometry, call.args, backward)
     channel_emulator.run(library, geometry, launches, call.args)
 
 

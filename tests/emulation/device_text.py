@@ -1,4 +1,4 @@
-"""csrc/cuda/device.cuh as a text that a C++ compiler of the host takes.
+"""csrc/cuda/common/device.cuh as a text that a C++ compiler of the host takes.
 
 Its inline assembly becomes calls of csrc/emulation/ptx.h, which runs it; nothing else changes but
 the declaration of shared memory.
@@ -16,7 +16,7 @@ _OPERAND = re.compile(r'"(=?)[a-z]"\s*\(')
 
 
 def source() -> str:
-    """Return the text of cuda/device.cuh as it is."""
+    """Return the text of cuda/common/device.cuh as it is."""
     return (source_folder() / "cuda" / "device.cuh").read_text()
 
 

@@ -22,18 +22,24 @@ from elman.kernels.cache import kernel_cache
 from elman.kernels.compiler import BASE_FLAGS, find_compiler, run_compiler
 from elman.kernels.launching import Launch
 from elman.kernels.sources import source_folder, sources_hash
-from elman.ops.channel import kernels as channel_kernels
+from elman.ops.channel import source as channel_kernels
 from elman.ops.matrix_state import cpu as matrix_cpu
-from elman.ops.matrix_state import cuda
-from elman.ops.matrix_state.arguments import Call
+from elman.ops.matrix_state.abi import Call
 from elman.ops.matrix_state.backends import Backend
-from elman.ops.matrix_state.choice import H200, choose, forward_of, geometry_of, natural_align
-from elman.ops.matrix_state.geometry import Geometry, Types
+from elman.ops.matrix_state.cuda import kernels
+from elman.ops.matrix_state.cuda.heuristics import (
+    H200,
+    choose,
+    forward_of,
+    geometry_of,
+    natural_align,
+)
+from elman.ops.matrix_state.cuda.tile_config import Geometry, Types
 from elman.ops.matrix_state.plan import Plan
 from tests.emulation.stretches import declare, of_matrix, rows
 
 HEADER, FAST_HEADER = "emulation/device.h", "emulation/fast_device.h"
-CUDA_HEADER = "emulation/ptx.h"  # for cuda/device.cuh itself, see device_text.py
+CUDA_HEADER = "emulation/ptx.h"  # for cuda/common/device.cuh itself, see device_text.py
 # No optimisation: compiling takes longer than running. Static data stay a library's own.
 _FLAGS = (*BASE_FLAGS, "-O0", "-w", "-fno-gnu-unique")
 SANITIZED = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
@@ -188,7 +194,7 @@ def header_for(fast: bool) -> str:
 
 def fitted(call: Call, chosen: Geometry, backward: bool) -> Geometry:
     """Return a geometry with the alignment that a call's tensors have."""
-    return replace(chosen, align=cuda.alignment(call, chosen, backward))
+    return replace(chosen, align=kernels.alignment(call, chosen, backward))
 
 
 def run(
@@ -212,29 +218,29 @@ def run(
         FaultError: the emulator found one.
     """
     chosen = replace(fitted(call, chosen, backward), shares=1)  # that is the GPU's alone
-    kernels = library(cuda.unit_text(chosen, backward, header_for(is_fast(chosen))))
+    compiled = library(kernels.unit_text(chosen, backward, header_for(is_fast(chosen))))
     if backward:
         call.give_workspace(chosen.workspace_bytes(call.args.B, call.args.T))
-    declare(kernels, of_matrix(call, chosen, backward=backward))
-    for one in cuda.launches(chosen, call.args.B, call.args.T, backward):
-        start(kernels, one, call.args, seed)
+    declare(compiled, of_matrix(call, chosen, backward=backward))
+    for one in kernels.launches(chosen, call.args.B, call.args.T, backward):
+        start(compiled, one, call.args, seed)
 
 
 def is_fast(chosen: Geometry) -> bool:
     """Return whether the engine would compile a pass with the machine's fast functions."""
-    return chosen.types.io == "elman::bf16" and not cuda._exact
+    return chosen.types.io == "elman::bf16" and not kernels._exact
 
 
 def types_of(plan: Plan, dtype: torch.dtype) -> Types:
     """Return the types of an emulated kernel: those of the GPU, and fp64 throughout for proofs."""
     if dtype == torch.float64:
         return Types("double", "double", "double")
-    return cuda.types(plan, dtype)
+    return kernels.types(plan, dtype)
 
 
 def kept_dtype(plan: Plan, dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of kept states."""
-    return dtype if dtype == torch.float64 else cuda.kept_dtype(plan, dtype)
+    return dtype if dtype == torch.float64 else kernels.kept_dtype(plan, dtype)
 
 
 def backend(
@@ -298,5 +304,5 @@ def engine(heads: int) -> Backend:
 
 def chosen_by_engine(plan: Plan, heads: int, *, backward: bool) -> Geometry:
     """Return the geometry of a pass over bf16 sources on a GPU."""
-    chosen = choose(plan, cuda.types(plan, torch.bfloat16), heads, H200)
+    chosen = choose(plan, kernels.types(plan, torch.bfloat16), heads, H200)
     return chosen if backward else forward_of(chosen, heads, H200)

@@ -27,9 +27,9 @@ from torch import Tensor
 
 from elman.kernels.build import digest
 from elman.kernels.sources import included_sources, source_folder
-from elman.ops.matrix_state.arguments import Call
-from elman.ops.matrix_state.cells import CELLS
-from elman.ops.matrix_state.choice import geometry_of
+from elman.ops.matrix_state.abi import Call
+from elman.ops.matrix_state.cuda.heuristics import geometry_of
+from elman.ops.matrix_state.recurrences import CELLS
 from elman.ops.matrix_state.stacked import DELTA, E70, E75, stacked_plan
 from tests.emulation import emulator
 from tests.emulation.planted import EDITS

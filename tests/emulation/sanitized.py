@@ -24,7 +24,7 @@ import elman.kernels.build
 from elman.kernels.compiler import BASE_FLAGS
 from elman.ops.add_norm import cuda as norm_cuda
 from elman.ops.channel import op as channel_op
-from elman.ops.channel.cells import CELLS
+from elman.ops.channel.recurrences import CELLS
 from elman.ops.matrix_state import op as matrix_op
 from elman.ops.matrix_state.stacked import stacked_plan
 from tests.emulation import channel_mutations, emulator, mutations, stretches
@@ -32,11 +32,15 @@ from tests.emulation.test_add_norm_emulation import BF16, draw, emulate, everyth
 
 # Sources under csrc, old text, new text: reads or writes beside a tensor.
 FAULTS = {
-    "matrix": ("cuda/raw.cuh", "(step - first) * stride", "(step - first + 1) * stride"),
-    "channel": ("cuda/channel.cuh", "if (exists) store_one", "store_one"),
-    "add_norm": ("cuda/add_norm.cuh", "if (at < G::D) store", "store"),
-    "cpu_matrix": ("cpu/matrix_places.h", "+ t * x.grad_time", "+ (t + 1) * x.grad_time"),
-    "cpu_channel": ("cpu/channel_lanes.h", "std::memcpy(to, &v, n * ", "std::memcpy(to, &v, W * "),
+    "matrix": (
+        "cuda/matrix_state/smem_staging.cuh",
+        "(step - first) * stride",
+        "(step - first + 1) * stride",
+    ),
+    "channel": ("cuda/channel/passes.cuh", "if (exists) store_one", "store_one"),
+    "add_norm": ("cuda/add_norm/add_norm.cuh", "if (at < G::D) store", "store"),
+    "cpu_matrix": ("cpu/matrix_state/places.h", "+ t * x.grad_time", "+ (t + 1) * x.grad_time"),
+    "cpu_channel": ("cpu/channel/lanes.h", "std::memcpy(to, &v, n * ", "std::memcpy(to, &v, W * "),
 }
 Library = emulator.Library
 

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from elman.ops.add_norm.cuda import AddNormArgs
-from elman.ops.channel.arguments import ChannelArgs, ChannelSequence
-from elman.ops.channel.cells import compiled_cell
-from elman.ops.channel.geometry import Geometry as ChannelGeometry
-from elman.ops.matrix_state.arguments import Call
-from elman.ops.matrix_state.geometry import Geometry
+from elman.ops.channel.abi import ChannelArgs, ChannelSequence
+from elman.ops.channel.cuda.tile_config import Geometry as ChannelGeometry
+from elman.ops.channel.recurrences import compiled_cell
+from elman.ops.matrix_state.abi import Call
+from elman.ops.matrix_state.cuda.tile_config import Geometry
 from elman.ops.matrix_state.plan import PARAMETERS, ROLES
 
 GLOBAL, SHARED = 0, 1
@@ -139,7 +139,7 @@ def of_matrix(call: Call, chosen: Geometry, *, backward: bool) -> list[Stretch |
 
 
 def _matrix_workspace(call: Call, chosen: Geometry) -> list[Stretch | None]:
-    """Return the parts of the workspace, as csrc/cuda/workspace.cuh lays them out."""
+    """Return the parts of the workspace, as csrc/cuda/matrix_state/workspace.cuh lays them out."""
     a, number = call.args, chosen.types.sizes[1]
     sums = a.B * a.H * chosen.slabs * chosen.param_terms
     parts = chosen.slab_numbers * chosen.slabs * a.B * a.H * a.T

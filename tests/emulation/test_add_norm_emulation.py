@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from elman.errors import UserError
-from elman.kernels import backends
+from elman.base.errors import UserError
 from elman.kernels.nvrtc import Unit
 from elman.kernels.sources import included_sources, source_folder
 from elman.layers import E1, Llama
-from elman.models import norm
+from elman.models import backends
+from elman.models.blocks import norm
 from elman.models.language_model import LanguageModel
-from elman.ops.add_norm import cuda, custom, op, reference
+from elman.ops.add_norm import cuda, custom_op, op, reference
 from tests.emulation import emulator
 from tests.emulation.stretches import declare, of_add_norm
 
@@ -52,7 +52,7 @@ def emulate(
     seed: int = 1,
 ) -> None:
     """Run kernels one after the other."""
-    kernels = library(text.replace("cuda/device.cuh", emulator.HEADER))
+    kernels = library(text.replace("cuda/common/device.cuh", emulator.HEADER))
     declare(kernels, of_add_norm(text, [one.kernel for one in wanted], args))
     for one in wanted:
         emulator.start(kernels, one, args, seed)
@@ -198,12 +198,12 @@ def test_gradients_of_an_fp32_branch_are_not_computed_twice() -> None:
 def test_opcheck(branch) -> None:
     stream, gain, *given = draw((2, 3, 8), branch)
     arguments = (stream, given[0] if given else None, gain, BF16)
-    torch.library.opcheck(custom.add_rms_norm, arguments)
-    total, normed, rstd = (out.detach() for out in custom.add_rms_norm(*arguments))
+    torch.library.opcheck(custom_op.add_rms_norm, arguments)
+    total, normed, rstd = (out.detach() for out in custom_op.add_rms_norm(*arguments))
     total = stream.detach() if branch is None else total
     for dsum in (None, total):
         torch.library.opcheck(
-            custom.add_rms_norm_backward, (dsum, normed, total, rstd, gain.detach(), branch)
+            custom_op.add_rms_norm_backward, (dsum, normed, total, rstd, gain.detach(), branch)
         )
 
 
@@ -261,7 +261,7 @@ def test_what_is_emulated_is_what_nvrtc_compiles() -> None:
     geometry = cuda.Geometry(40, 4, BF16, BF16)
     compiled = cuda.unit_text(geometry)
     emulated_text = cuda.unit_text(geometry, emulator.HEADER)
-    assert emulated_text == compiled.replace("cuda/device.cuh", emulator.HEADER)
+    assert emulated_text == compiled.replace("cuda/common/device.cuh", emulator.HEADER)
     shared = {p for p in included_sources(emulated_text) if p.parent.name != "emulation"}
     assert shared == {p for p in included_sources(compiled) if p.name != "device.cuh"}
     engine = next(path for path in shared if path.name == "add_norm.cuh")

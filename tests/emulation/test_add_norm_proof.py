@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from elman.compose import compose_config
-from elman.errors import ExitStatus
+from elman.base.errors import ExitStatus
+from elman.config.compose import compose_config
 from elman.kernels import nvrtc
 from elman.kernels.sources import source_folder
-from elman.models import norm
+from elman.models.blocks import norm
 from elman.modes import parity as parity_mode
 from elman.modes import train as train_mode
 from elman.ops.add_norm import cuda

@@ -6,19 +6,28 @@ import pytest
 import torch
 
 from elman.kernels.sources import included_sources
-from elman.ops.channel import cuda, custom
-from elman.ops.channel.cells import CELLS
-from elman.ops.channel.geometry import Geometry, Tuning
+from elman.ops.channel import custom_op
+from elman.ops.channel.cuda import kernels
+from elman.ops.channel.cuda.tile_config import Geometry, Tuning
 from elman.ops.channel.plan import parse
+from elman.ops.channel.recurrences import CELLS
 from tests.emulation import channel_emulator, emulator
-from tests.ops.test_channel_kernels import PLANS, call, check, draw, everything, identical, wanted
+from tests.ops.channel.test_channel_kernels import (
+    PLANS,
+    call,
+    check,
+    draw,
+    everything,
+    identical,
+    wanted,
+)
 
 pytestmark = pytest.mark.compiler
 
 SIZE = (2, 37, 5)  # two whole segments and a rest
 
 
-def emulate(geometry: Geometry, launches: list[cuda.Launch], made: cuda._Call) -> None:
+def emulate(geometry: Geometry, launches: list[kernels.Launch], made: kernels._Call) -> None:
     """Run the kernels of a pass."""
     channel_emulator.run(emulator.loaded, geometry, launches, made.args)
 
@@ -26,9 +35,9 @@ def emulate(geometry: Geometry, launches: list[cuda.Launch], made: cuda._Call) -
 @pytest.fixture(autouse=True)
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the operators call the GPU's code, with NaN wherever nothing was written."""
-    monkeypatch.setattr(cuda, "LAUNCH", emulate)
+    monkeypatch.setattr(kernels, "LAUNCH", emulate)
     # The operator is registered by device; here the CPU's tensors take the GPU's way.
-    monkeypatch.setattr(custom, "cpu", cuda)
+    monkeypatch.setattr(custom_op, "cpu", kernels)
     for make in ("new_empty", "empty", "empty_like"):
         owner = torch.Tensor if make == "new_empty" else torch
         original = getattr(owner, make)
@@ -98,7 +107,7 @@ def test_tuning_changes_no_number(tuning, monkeypatch) -> None:
     plan = PLANS["e74-tied-kq"](35)
     leaves = draw(plan, (2, 37, 35), torch.float32)
     before = everything(plan, leaves, "cpu")
-    monkeypatch.setattr(cuda, "TUNING", tuning)
+    monkeypatch.setattr(kernels, "TUNING", tuning)
     identical(everything(plan, leaves, "cpu"), before)
 
 
@@ -122,7 +131,7 @@ def test_sources_may_begin_anywhere(dtype, channels, start, unit) -> None:
     wide[..., start : start - 16] = narrow
     moved = wide[..., start : start - 16].requires_grad_()
     parameters = [leaves[name] for name in CELLS["e65"].parameters]
-    made = cuda._Call(plan, [moved], parameters, leaves["state"])
+    made = kernels._Call(plan, [moved], parameters, leaves["state"])
     assert made.geometry(backward=False).unit == unit
     identical(everything(plan, leaves | {"source": moved}, "cuda"), before)
 
@@ -131,8 +140,10 @@ def test_what_is_emulated_is_what_nvrtc_compiles() -> None:
     """Same text, same sources: but for the one header that says what the machine answers."""
     plan = parse(PLANS["e74-key-alone"](4).text)
     geometry = Geometry(plan, torch.bfloat16, torch.float32)
-    compiled, emulated = (cuda.unit_text(geometry, *header) for header in ((), (emulator.HEADER,)))
-    assert emulated == compiled.replace("cuda/device.cuh", emulator.HEADER)
+    compiled, emulated = (
+        kernels.unit_text(geometry, *header) for header in ((), (emulator.HEADER,))
+    )
+    assert emulated == compiled.replace("cuda/common/device.cuh", emulator.HEADER)
     assert "channel_norms_backward" in compiled
     shared = {path for path in included_sources(emulated) if path.parent.name != "emulation"}
     assert shared == {path for path in included_sources(compiled) if path.name != "device.cuh"}

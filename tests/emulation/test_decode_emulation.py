@@ -48,7 +48,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the kernels on CPU tensors, with NaN wherever nothing was written."""
 
     def launch(text: str, one: Launch, args: ctypes.Structure, device: torch.device) -> None:
-        kernels = emulator.loaded(text.replace("cuda/device.cuh", emulator.HEADER))
+        kernels = emulator.loaded(text.replace("cuda/common/device.cuh", emulator.HEADER))
         declare(kernels, stretches_of(text, args))
         emulator.start(kernels, one, args)
 

@@ -1,4 +1,4 @@
-"""cuda/device.cuh itself, its inline assembly too, run on a CPU as PTX's manual says.
+"""cuda/common/device.cuh itself, its inline assembly too, run on a CPU as PTX's manual says.
 
 The other tests here have emulation/device.h in its place. Every probe runs with the header
 as it is and with each planted fault, all of them in one translation unit.
@@ -18,14 +18,13 @@ import torch
 
 from elman.kernels.launching import Launch
 from elman.kernels.sources import source_folder
-from elman.ops.matrix_state import cuda
-from elman.ops.matrix_state.arguments import Call
+from elman.ops.matrix_state.abi import Call
 from elman.ops.matrix_state.backends import BACKENDS, Backend
-from elman.ops.matrix_state.choice import H200, choose, forward_of
+from elman.ops.matrix_state.cuda.heuristics import H200, choose, forward_of
 from tests.emulation import device_text, emulator
 from tests.emulation.stretches import declare, of_matrix, rows
 from tests.emulation.test_matrix_emulation import TOLERANCE, leaves_of, results
-from tests.ops.test_matrix_kernels import LAYERS, assert_equal, build
+from tests.ops.matrix_state.test_matrix_kernels import LAYERS, assert_equal, build
 
 SEEDS = range(1, 7)
 TURNS, NUMBERS = 9, 64
@@ -288,7 +287,7 @@ def test_a_fault_of_shared_blocks_is_noticed(fault) -> None:
 
 @functools.cache
 def compiled(text: str) -> ctypes.CDLL:
-    """Return the library of a translation unit over cuda/device.cuh."""
+    """Return the library of a translation unit over cuda/common/device.cuh."""
     with tempfile.TemporaryDirectory() as folder:
         root, made = Path(folder, "csrc"), Path(folder, "unit.so")
         shutil.copytree(source_folder(), root)
@@ -311,15 +310,15 @@ def gpu_backend(heads: int) -> Backend:
     """Return a backend that runs all that the GPU's engine would compile for so many heads."""
 
     def launch(call: Call, *, backward: bool) -> None:
-        chosen = choose(call.plan, cuda.types(call.plan, torch.bfloat16), heads, H200)
+        chosen = choose(call.plan, launch.types(call.plan, torch.bfloat16), heads, H200)
         chosen = emulator.fitted(
             call, chosen if backward else forward_of(chosen, heads, H200), backward
         )
         shares.add(chosen.shares)
         head = f'#include "{emulator.CUDA_HEADER}"\n#define ELMAN_TANH_APPROX\n'
-        wanted = cuda.launches(chosen, call.args.B, call.args.T, backward)
+        wanted = launch.launches(chosen, call.args.B, call.args.T, backward)
         runs = "".join(f"ELMAN_RUN({one.kernel}, elman::Args)\n" for one in wanted)
-        kernels = compiled(head + cuda.unit_text(chosen, backward) + runs)
+        kernels = compiled(head + launch.unit_text(chosen, backward) + runs)
         if backward:
             call.give_workspace(chosen.workspace_bytes(call.args.B, call.args.T))
         declare(kernels, of_matrix(call, chosen, backward=backward))
@@ -327,7 +326,7 @@ def gpu_backend(heads: int) -> Backend:
             start(kernels, one, call.args)
 
     def steps(plan, batch, dtype) -> int:
-        return choose(plan, cuda.types(plan, torch.bfloat16), heads, H200).steps
+        return choose(plan, launch.types(plan, torch.bfloat16), heads, H200).steps
 
     shares.clear()
     return Backend(launch, steps, emulator.kept_dtype)

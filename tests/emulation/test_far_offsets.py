@@ -21,19 +21,19 @@ from torch import Tensor
 
 from elman.kernels.launching import Launch
 from elman.ops.add_norm import cuda as norm_cuda
-from elman.ops.channel import cuda as channel_cuda
 from elman.ops.channel import op as channel_op
-from elman.ops.channel.arguments import pointers, sequence
-from elman.ops.channel.cells import CELLS
-from elman.ops.channel.geometry import Geometry as ChannelGeometry
+from elman.ops.channel.abi import pointers, sequence
+from elman.ops.channel.cuda import kernels as channel_cuda
+from elman.ops.channel.cuda.tile_config import Geometry as ChannelGeometry
 from elman.ops.channel.plan import Plan
-from elman.ops.matrix_state import cuda
+from elman.ops.channel.recurrences import CELLS
+from elman.ops.common.slices import row_blocks
 from elman.ops.matrix_state import op as matrix_op
-from elman.ops.matrix_state.arguments import Call
-from elman.ops.matrix_state.choice import geometry_of
-from elman.ops.matrix_state.geometry import Geometry
+from elman.ops.matrix_state.abi import Call
+from elman.ops.matrix_state.cuda import kernels
+from elman.ops.matrix_state.cuda.heuristics import geometry_of
+from elman.ops.matrix_state.cuda.tile_config import Geometry
 from elman.ops.matrix_state.stacked import DELTA, stacked_plan
-from elman.ops.slices import row_blocks
 from tests.emulation import channel_mutations, emulator
 from tests.emulation.far import BEYOND, room, spread
 from tests.emulation.mutations import _in_process, edited
@@ -192,7 +192,7 @@ def norm_results(library: Library, far: bool, steps_apart: bool = False) -> list
     tensor("rstd", rows)
     geometry = norm_cuda.geometry_of(width, False, FP32, FP32)
     text = norm_cuda.unit_text(geometry, emulator.HEADER)
-    kernels = library(text)
+    compiled = library(text)
     for kernel in ("add_norm_forward", "add_norm_backward"):
         blocks = rows if kernel == "add_norm_forward" else few
         if kernel == "add_norm_backward":
@@ -202,10 +202,10 @@ def norm_results(library: Library, far: bool, steps_apart: bool = False) -> list
         words, _ = norm_cuda._places(made)
         args = norm_cuda.AddNormArgs.from_buffer(words)
         args.rows, args.blocks, args.eps = rows, blocks, 1e-6
-        declare(kernels, of_add_norm(text, [kernel], args))
+        declare(compiled, of_add_norm(text, [kernel], args))
         shared = math.ceil(2 * geometry.warps / 4) * 16
         wanted = Launch(kernel, blocks, 32 * geometry.warps, shared)
-        emulator.run_blocks(kernels, wanted, args, range(rows - few, rows))
+        emulator.run_blocks(compiled, wanted, args, range(rows - few, rows))
     names = ("sum", "normed", "dstream", "partial")
     return [made[name][-few * width :].clone() for name in names]
 
@@ -281,11 +281,11 @@ def _run_last(library: Library, call: Call, chosen: Geometry, backward: bool) ->
     """Run the blocks of the last sequence."""
     a = call.args
     fitted = emulator.fitted(call, chosen, backward)
-    kernels = library(cuda.unit_text(fitted, backward, emulator.HEADER))
-    declare(kernels, of_matrix(call, fitted, backward=backward))
-    wanted = cuda.launches(fitted, a.B, a.T, backward)[0]
+    compiled = library(kernels.unit_text(fitted, backward, emulator.HEADER))
+    declare(compiled, of_matrix(call, fitted, backward=backward))
+    wanted = kernels.launches(fitted, a.B, a.T, backward)[0]
     own = a.H * fitted.slabs
-    emulator.run_blocks(kernels, wanted, a, range(a.B * own - own, a.B * own))
+    emulator.run_blocks(compiled, wanted, a, range(a.B * own - own, a.B * own))
 
 
 # ---- the channel engine
@@ -330,12 +330,12 @@ def channel_results(library: Library, far: bool, steps_apart: bool = False) -> l
     for backward in (False, True):
         unit = call.geometry(backward=backward).unit
         geometry = ChannelGeometry(plan, FP32, FP32, tuning, unit)
-        kernels = library(channel_cuda.unit_text(geometry, emulator.HEADER))
-        declare(kernels, of_channel(call.args, geometry, backward=backward))
+        compiled = library(channel_cuda.unit_text(geometry, emulator.HEADER))
+        declare(compiled, of_channel(call.args, geometry, backward=backward))
         for one in channel_cuda.launches(geometry, call.args, backward):
             # What the last two sequences are of the blocks.
             own = {"channel_finish": 0}.get(one.kernel, one.blocks * 2 // batch)
-            emulator.run_blocks(kernels, one, call.args, range(one.blocks - own, one.blocks))
+            emulator.run_blocks(compiled, one, call.args, range(one.blocks - own, one.blocks))
     last = ("last", "dfirst", "checkpoints")
     return [t[-2:].clone() for t in (y[..., :channels], dsource, *(states[n] for n in last))]
 

@@ -13,14 +13,14 @@ from torch import Tensor
 from elman.kernels import nvrtc
 from elman.kernels.launching import Launch
 from elman.kernels.sources import source_folder
-from elman.ops.channel import cuda as channel_cuda
-from elman.ops.channel import custom
-from elman.ops.matrix_state import cuda
+from elman.ops.channel import custom_op
+from elman.ops.channel.cuda import kernels as channel_cuda
 from elman.ops.matrix_state.backends import BACKENDS
+from elman.ops.matrix_state.cuda import kernels
 from tests.emulation import channel_emulator, emulator
 from tests.emulation.test_matrix_emulation import GEOMETRIES, TOLERANCE, leaves_of, results
-from tests.ops.test_channel_kernels import PLANS, call, check, draw, everything
-from tests.ops.test_matrix_kernels import LAYERS, assert_equal, build
+from tests.ops.channel.test_channel_kernels import PLANS, call, check, draw, everything
+from tests.ops.matrix_state.test_matrix_kernels import LAYERS, assert_equal, build
 
 BF16 = torch.bfloat16
 # Functions of csrc/cells/math.h, by how far from a double's they may be: relative, or absolute.
@@ -132,7 +132,7 @@ def test_a_fault_is_noticed_in_a_kernel(fault, monkeypatch, tmp_path: Path) -> N
 
 def test_bf16_kernels_with_exact_functions(monkeypatch) -> None:
     """As ``mode=parity`` runs them too."""
-    with cuda.exact():
+    with kernels.exact():
         assert matrix_distance(emulator.loaded, monkeypatch, BF16) == ""
 
 
@@ -145,7 +145,7 @@ def test_channel_cells_with_fast_functions(name, monkeypatch) -> None:
         channel_emulator.run(emulator.loaded, geometry, launches, made.args)
 
     monkeypatch.setattr(channel_cuda, "LAUNCH", emulate)
-    monkeypatch.setattr(custom, "cpu", channel_cuda)
+    monkeypatch.setattr(custom_op, "cpu", channel_cuda)
     plan = PLANS[name](11)
     leaves = draw(plan, (2, 19, 11), torch.float32)
     leaves["source"] = leaves["source"].detach().to(BF16).requires_grad_()

@@ -14,12 +14,20 @@ import torch
 from torch import Tensor
 
 from elman.kernels.sources import included_sources
-from elman.ops.matrix_state import cuda, interpret, op
+from elman.ops.matrix_state import interpret, op
 from elman.ops.matrix_state.backends import BACKENDS, Backend
-from elman.ops.matrix_state.choice import H200, choose
+from elman.ops.matrix_state.cuda import kernels
+from elman.ops.matrix_state.cuda.heuristics import H200, choose
 from elman.ops.matrix_state.plan import Plan
 from tests.emulation import emulator
-from tests.ops.test_matrix_kernels import LAYERS, assert_equal, build, draw, everything, right
+from tests.ops.matrix_state.test_matrix_kernels import (
+    LAYERS,
+    assert_equal,
+    build,
+    draw,
+    everything,
+    right,
+)
 
 pytestmark = pytest.mark.compiler
 
@@ -247,10 +255,10 @@ def test_a_nan_reaches_output_state_and_gradients(monkeypatch) -> None:
 def test_what_is_emulated_is_what_nvrtc_compiles(backward) -> None:
     """Same text, same sources: but for the one header that says what the machine answers."""
     plan = build(LAYERS["e88-n16"], torch.float32).plan
-    chosen = choose(plan, cuda.types(plan, torch.bfloat16), 3, H200)
-    compiled = cuda.unit_text(chosen, backward)
-    emulated = cuda.unit_text(chosen, backward, emulator.HEADER)
-    assert emulated == compiled.replace("cuda/device.cuh", emulator.HEADER)
+    chosen = choose(plan, kernels.types(plan, torch.bfloat16), 3, H200)
+    compiled = kernels.unit_text(chosen, backward)
+    emulated = kernels.unit_text(chosen, backward, emulator.HEADER)
+    assert emulated == compiled.replace("cuda/common/device.cuh", emulator.HEADER)
     sources = [
         {path for path in included_sources(text) if path.parent.name != "emulation"}
         for text in (compiled, emulated)

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from elman.compose import compose_config
-from elman.errors import ExitStatus, UserError
+from elman.base.errors import ExitStatus, UserError
+from elman.config.compose import compose_config
 from elman.evaluation.generation import Writer
 from elman.evaluation.sampling import Sampling
 from elman.evaluation.text_state import load_text_state, save_text_state

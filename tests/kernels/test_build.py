@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from elman.errors import UserError
+from elman.base.errors import UserError
 from elman.kernels import build
 from elman.kernels.build import load_library
 from elman.kernels.cache import kernel_cache

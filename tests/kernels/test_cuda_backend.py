@@ -20,27 +20,27 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import elman.layers
+from elman.base.errors import UserError
 from elman.bench.entries import entries
-from elman.compose import compose_config
-from elman.errors import UserError
+from elman.config.compose import compose_config
 from elman.kernels import launching, nvrtc
 from elman.ops.add_norm import cuda as norm_cuda
 from elman.ops.add_norm.op import add_rms_norm
-from elman.ops.channel import cuda as channel_cuda
-from elman.ops.channel import custom as channel_custom
-from elman.ops.channel.geometry import Geometry as ChannelGeometry
+from elman.ops.channel import custom_op as channel_custom
+from elman.ops.channel.cuda import kernels as channel_cuda
+from elman.ops.channel.cuda.tile_config import Geometry as ChannelGeometry
 from elman.ops.channel.plan import Plan as ChannelPlan
-from elman.ops.matrix_state import cuda as matrix_cuda
+from elman.ops.common.slices import Slice
 from elman.ops.matrix_state import op
-from elman.ops.matrix_state.arguments import Call
+from elman.ops.matrix_state.abi import Call
+from elman.ops.matrix_state.cuda import kernels as matrix_cuda
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.matrix_state.stacked import DELTA, stacked_plan
-from elman.ops.slices import Slice
 from elman.parity import gate
 from elman.parity.compare import Comparison
 from elman.parity.experiment import Run
 from elman.parity.proof import Check, Proof
-from elman.training.memory import estimate_memory
+from elman.training.memory.estimate import estimate_memory
 
 GPU = torch.device("cuda", 0)
 DELTA_RULE = stacked_plan("delta", 4, 16, 16, **DELTA)
@@ -331,7 +331,7 @@ def test_a_benchmark_on_a_gpu_times_the_cuda_kernel() -> None:
 def test_nothing_of_cuda_is_imported_before_a_gpu_is_used() -> None:
     program = """
 import sys
-import elman.cli, elman.help, elman.kernels.backends, elman.kernels.nvrtc
+import elman.cli.main, elman.cli.help, elman.models.backends, elman.kernels.nvrtc
 found = {name for name in sys.modules if name.partition(".")[0] in ("cuda", "torch")}
 import torch, elman.layers
 layer = elman.layers.E61(16)

@@ -10,25 +10,25 @@ import pytest
 import torch
 from packaging.version import Version
 
-from elman.errors import UserError
+from elman.base.errors import UserError
 from elman.kernels.build import load_library
 from elman.kernels.compiler import first_error
 from elman.kernels.nvrtc import Unit, nvrtc_version
 from elman.ops.add_norm import cuda as norm_cuda
-from elman.ops.channel import cells as channel_cells
-from elman.ops.channel import cuda as channel_cuda
-from elman.ops.channel import kernels
-from elman.ops.channel.arguments import ChannelArgs
-from elman.ops.channel.geometry import Geometry
+from elman.ops.channel import recurrences as channel_cells
+from elman.ops.channel import source as channel_source
+from elman.ops.channel.abi import ChannelArgs
+from elman.ops.channel.cuda import kernels as channel_cuda
+from elman.ops.channel.cuda.tile_config import Geometry
 from elman.ops.channel.plan import Plan
-from elman.ops.matrix_state import cells as matrix_cells
-from elman.ops.matrix_state import cpu, spec
-from elman.ops.matrix_state import cuda as matrix_cuda
-from elman.ops.matrix_state.arguments import MatrixArgs, ParameterArgs, SequenceArgs
-from elman.ops.matrix_state.cells import MatrixCell
+from elman.ops.common.mirrors import layout_assertions
+from elman.ops.common.slices import Slice
+from elman.ops.matrix_state import cpu, source
+from elman.ops.matrix_state import recurrences as matrix_cells
+from elman.ops.matrix_state.abi import MatrixArgs, ParameterArgs, SequenceArgs
+from elman.ops.matrix_state.cuda import kernels as matrix_cuda
+from elman.ops.matrix_state.recurrences import MatrixCell
 from elman.ops.matrix_state.stacked import stacked_plan
-from elman.ops.mirrors import layout_assertions
-from elman.ops.slices import Slice
 
 BACKENDS = ("cpu", "cuda")
 FLOAT = torch.float32
@@ -39,7 +39,7 @@ def compile_channel(step: str, backend: str) -> None:
     names = channel_cells.CELLS[step].inputs
     plan = Plan(step, tuple((name, Slice(n, 0)) for n, name in enumerate(names)))
     if backend == "cpu":
-        kernels.prepare([kernels.spec_for(plan, FLOAT)], step)
+        channel_source.prepare([channel_source.spec_for(plan, FLOAT)], step)
     else:
         text = channel_cuda.unit_text.__wrapped__(Geometry(plan, FLOAT, FLOAT))
         Unit(text, step, "sm_80", fast=False).cubin()
@@ -157,7 +157,7 @@ def test_inputs_that_the_declaration_does_not_have_are_refused_in_one_line() -> 
     plan = Plan("e34", (("candidat", Slice(0, 0)),))
     said = "cell e34: its layer gives the inputs candidat, its CompiledCell declares candidate; "
     with pytest.raises(UserError, match=said):
-        kernels.spec_for(plan, FLOAT)
+        channel_source.spec_for(plan, FLOAT)
 
 
 STRUCTURES: dict[str, tuple[str, type[ctypes.Structure]]] = {
@@ -165,7 +165,7 @@ STRUCTURES: dict[str, tuple[str, type[ctypes.Structure]]] = {
     "elman::Sequence": ("args.h", SequenceArgs),
     "elman::Parameter": ("args.h", ParameterArgs),
     "elman::ChannelArgs": ("channel_args.h", ChannelArgs),
-    "elman::AddNormArgs": ("cuda/add_norm.cuh", norm_cuda.AddNormArgs),
+    "elman::AddNormArgs": ("cuda/add_norm/add_norm.cuh", norm_cuda.AddNormArgs),
 }
 
 
@@ -174,7 +174,7 @@ def compile_layout(structure: str, mirror: type[ctypes.Structure], backend: str)
     header = STRUCTURES[structure][0]
     text = f'#include "{header}"\n{layout_assertions(structure, mirror)}'
     if header.endswith("cuh"):
-        device = {"cpu": "emulation/device.h", "cuda": "cuda/device.cuh"}[backend]
+        device = {"cpu": "emulation/device.h", "cuda": "cuda/common/device.cuh"}[backend]
         text = f'#include "{device}"\n{text}'
     if backend == "cpu":
         load_library(text, "layout")
@@ -198,9 +198,9 @@ def test_every_field_of_a_mirror_is_compared(structure, backend) -> None:
 
 
 def test_the_order_of_roles_is_compared(monkeypatch) -> None:
-    first, second, *rest = spec.ROLES
-    monkeypatch.setattr(spec, "ROLES", (second, first, *rest))
-    monkeypatch.setattr(spec, "order_assertions", spec.order_assertions.__wrapped__)
+    first, second, *rest = source.ROLES
+    monkeypatch.setattr(source, "ROLES", (second, first, *rest))
+    monkeypatch.setattr(source, "order_assertions", source.order_assertions.__wrapped__)
     with pytest.raises(
         UserError, match=r"plan\.py has ROLE_G0 as number 0, csrc/args\.h as another"
     ):

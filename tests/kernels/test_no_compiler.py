@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from elman.cli import main
-from elman.errors import ExitStatus, UserError
-from elman.kernels import backends
-from elman.kernels.backends import choose_backend
-from elman.models import registry
+from elman.base.errors import ExitStatus, UserError
+from elman.cli.main import main
+from elman.models import backends
+from elman.models.backends import choose_backend
+from elman.models.cells import registry
 
 WITH_KERNEL = dataclasses.replace(registry.cell("e88"), backends=("reference", "cpu"))
 

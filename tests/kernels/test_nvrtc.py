@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 import torch
 
-from elman.errors import UserError
+from elman.base.errors import UserError
 from elman.kernels import nvrtc, sources
 from elman.kernels.nvrtc import Unit, nvrtc_version
 from elman.ops.decode import draw, row_product
-from elman.ops.matrix_state import cuda
+from elman.ops.matrix_state.cuda import kernels
 from elman.ops.matrix_state.stacked import DELTA, stacked_plan
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -81,7 +81,7 @@ def row_of() -> Iterator[Callable[[str], list[str]]]:
 
 
 def check_committed(row: list[str]) -> None:
-    assert row in rows(), "docs/registers.md is old: run python docs/make_registers.py"
+    assert row in rows(), "docs/registers.md is old: run python tools/docs/make_registers.py"
 
 
 @pytest.mark.required
@@ -188,7 +188,7 @@ def test_every_condition_has_a_kernel_of_its_own(cache: Path, monkeypatch) -> No
 
 
 def test_a_change_to_an_included_source_makes_another_kernel(cache: Path, monkeypatch) -> None:
-    text = '#include "cuda/channel.cuh"\n' + EMPTY
+    text = '#include "cuda/channel/passes.cuh"\n' + EMPTY
     before = Unit(text, "empty test", "sm_90", True).folder
     read = sources._read
     monkeypatch.setattr(sources, "_read", lambda path: read(path) + b" " * (path.name == "math.h"))
@@ -370,7 +370,7 @@ def _no_library(flags: int) -> tuple[int]:
 def test_a_dtype_without_kernels_is_refused() -> None:
     plan = stacked_plan("delta", 1, 16, 16, **DELTA)
     with pytest.raises(UserError, match="bfloat16 and float32, not on torch"):
-        cuda.types(plan, torch.float16)
+        kernels.types(plan, torch.float16)
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])

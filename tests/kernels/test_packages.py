@@ -13,11 +13,11 @@ import pytest
 import torch
 from rich.console import Console
 
+from elman.base.errors import ExitStatus, UserError
 from elman.bench import benchmark, subjects
 from elman.bench.entries import entries
-from elman.compose import compose_config
+from elman.config.compose import compose_config
 from elman.data import batches
-from elman.errors import ExitStatus, UserError
 from elman.kernels import packages
 from elman.kernels.packages import (
     computation_path,
@@ -27,9 +27,9 @@ from elman.kernels.packages import (
     resolve_backend,
     tuning_note,
 )
-from elman.launch.planned import wants_gpu
-from elman.models import registry
+from elman.launchers.job import wants_gpu
 from elman.models.build import build_model
+from elman.models.cells import registry
 from elman.modes import bench as bench_mode
 from elman.modes import parity as parity_mode
 from elman.modes import train
@@ -38,10 +38,10 @@ from elman.parity.compare import Comparison
 from elman.parity.experiment import Experiment, Run
 from elman.parity.proof import Check, Proof, runs_here
 from elman.parity.shapes import Shape, TrainedSizes, few_rows
-from elman.report.bench_table import print_bench_sweep
-from elman.report.parity_table import print_parity_sweep
 from elman.report.summary import print_summary
-from elman.report.sweep_table import SweepRow, sweep_table
+from elman.report.tables.bench import print_bench_sweep
+from elman.report.tables.parity import print_parity_sweep
+from elman.report.tables.sweep import SweepRow, sweep_table
 
 GPU = torch.device("cuda", 0)
 MAMBA2, GDN, E88 = (registry.cell(name) for name in ("mamba2", "fla_gdn", "e88"))

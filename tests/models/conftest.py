@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elman.models.layers import mixer
-from elman.models.registry.spec import Cell
+from elman.models.cells.common import mixer
+from elman.models.cells.declaration import Cell
 
 
 @pytest.fixture(autouse=True)
@@ -13,7 +13,8 @@ def _matrix_state_runs_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """``auto`` is ``reference`` for cells of the matrix-state engine.
 
     Their kernels are compiled for every size and option, a second each, and these tests have
-    hundreds; tests/ops/test_matrix_kernels.py compares kernels with the reference, layer by layer.
+    hundreds; tests/ops/matrix_state/test_matrix_kernels.py compares kernels with the reference,
+    layer by layer.
     """
     choose = mixer.choose_backend
 

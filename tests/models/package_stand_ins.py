@@ -185,7 +185,7 @@ def depthwise(x: Tensor, weight: Tensor, bias: Tensor | None, past: Tensor | Non
 
 def install(monkeypatch: Any, *, fused: bool) -> list[str]:
     """Make the layers' backend ``triton`` call these; return the names of what was called."""
-    from elman.models.layers import mixer
+    from elman.models.cells.common import mixer
     from elman.ops.gated_delta import triton as fla
     from elman.ops.ssd import triton as mamba
 

@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 import torch
 
-from elman.errors import UserError
-from elman.models import registry
+from elman.base.errors import UserError
 from elman.models.build import build_model, layer_class
-from elman.schema.model import ModelConfig
+from elman.models.cells import registry
+from elman.sections.model import ModelConfig
 
 
 def config(**changes: object) -> ModelConfig:
@@ -76,8 +76,8 @@ def test_the_backend_reaches_the_layers_and_a_missing_one_is_refused(monkeypatch
     ("layer", "message"),
     [
         ("no.such.module:E88", "cannot be imported"),
-        ("elman.models.layers.e88:E89", "cannot be imported"),
-        ("elman.models.layers.e88:rms_norm", "is not an nn.Module class"),
+        ("elman.models.cells.matrix_state.e88_layer:E89", "cannot be imported"),
+        ("elman.models.cells.matrix_state.e88_layer:rms_norm", "is not an nn.Module class"),
     ],
 )
 def test_a_broken_declaration_of_another_package_is_one_line(layer, message) -> None:

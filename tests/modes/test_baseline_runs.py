@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import elman
-from elman.compose import compose_config
-from elman.errors import ExitStatus
+from elman.base.errors import ExitStatus
+from elman.config.compose import compose_config
 from elman.modes import eval as eval_mode
 from elman.modes import generate as generate_mode
 from elman.modes import train as train_mode

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from elman.base.errors import ExitStatus, UserError
 from elman.bench import benchmark, rounds
 from elman.bench.build import layer_subjects
 from elman.bench.clock import WallClock
@@ -26,18 +27,17 @@ from elman.bench.peers import Sizes, build_peer
 from elman.bench.rates import MachineRates, measure_rates
 from elman.bench.rounds import Spread, ratios, time_rounds, totals
 from elman.bench.subjects import LayerSubject, Subject
-from elman.cli import main
-from elman.compose import compose_config
+from elman.cli.main import main
+from elman.config.compose import compose_config
 from elman.data.batches import open_data
-from elman.errors import ExitStatus, UserError
 from elman.models.build import build_model
 from elman.modes import bench as bench_mode
 from elman.ops.channel import plan as channel_plan
+from elman.ops.common.slices import row_blocks
 from elman.ops.matrix_state import plan as matrix_plan
-from elman.ops.slices import row_blocks
-from elman.report.bench_table import print_bench_sweep
-from elman.report.sweep_table import SweepRow
-from elman.training.optimizers import TrainingOptimizer
+from elman.report.tables.bench import print_bench_sweep
+from elman.report.tables.sweep import SweepRow
+from elman.training.optim.optimizers import TrainingOptimizer
 from elman.training.stepper import Stepper
 
 CPU = torch.device("cpu")

@@ -15,8 +15,8 @@ import torch
 import yaml
 
 import elman as package
-from elman.cli import main
-from elman.errors import UserError
+from elman.base.errors import UserError
+from elman.cli.main import main
 from elman.modes import train as train_mode
 from elman.training.stepper import Stepper
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import elman
-from elman.compose import compose_config
-from elman.errors import ExitStatus, UserError
+from elman.base.errors import ExitStatus, UserError
+from elman.config.compose import compose_config
 from elman.evaluation.generation import Writer, generate
 from elman.modes import eval as eval_mode
 from elman.modes import generate as generate_mode

@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
-from elman import disk
-from elman.disk import Appender, keep_room, sizes, unfinished, whole_file
-from elman.errors import ExitStatus
-from elman.training import checkpoints, recorder, trainer
+from elman.base import disk
+from elman.base.disk import Appender, keep_room, sizes, unfinished, whole_file
+from elman.base.errors import ExitStatus
+from elman.training import recorder, trainer
+from elman.training.checkpoints import store
 
 FULL = [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG]
 TINY = (
@@ -220,7 +221,7 @@ def test_training_goes_on_without_logs_and_checkpoints(
     train, capsys, monkeypatch: pytest.MonkeyPatch, pretended: _Disk, number: int
 ) -> None:
     take = trainer.Stepper.take
-    save_file = checkpoints.save_file
+    save_file = store.save_file
 
     def full_after_two(stepper: Any, share: float) -> Any:
         pretended.error = {2: number, 5: None}.get(stepper.step, pretended.error)
@@ -232,7 +233,7 @@ def test_training_goes_on_without_logs_and_checkpoints(
         save_file(*arguments)
 
     monkeypatch.setattr(trainer.Stepper, "take", full_after_two)
-    monkeypatch.setattr(checkpoints, "save_file", save)
+    monkeypatch.setattr(store, "save_file", save)
     run = train("train.save_every=1", "train.val_every=null", "log.every=1", "log.tensorboard=true")
     said = capsys.readouterr().err
     assert (run.status, run.result["status"]) == (ExitStatus.OK, "ok")

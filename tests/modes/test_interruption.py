@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from elman.compose import compose_config
-from elman.errors import RunStatus
-from elman.training.signals import Interruption
+from elman.base.errors import RunStatus
+from elman.base.signals import Interruption
+from elman.config.compose import compose_config
 
 TINY = (
     "model.dim=128",

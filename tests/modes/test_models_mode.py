@@ -12,16 +12,16 @@ from pathlib import Path
 import elman.conf
 import pytest
 
-from elman.catalog import Listed, catalog, natural
-from elman.cli import main
-from elman.compose import compose_config
-from elman.models import registry
-from elman.report.published import published, published_for
+from elman.cli.main import main
+from elman.config.catalog import Listed, catalog, natural
+from elman.config.compose import compose_config
+from elman.models.cells import registry
+from elman.published import published, published_for
 
 FOLDER = Path(next(iter(elman.conf.__path__))) / "model"
 Elman = Callable[..., tuple[int, str, str]]
 CELL = """
-from elman.models.registry.spec import Cell, Option
+from elman.models.cells.declaration import Cell, Option
 
 CELL = Cell(
     name="mine",
@@ -124,7 +124,7 @@ def test_the_filter_looks_at_name_cell_and_source(
 
 
 def test_the_list_needs_no_torch(tmp_path: Path) -> None:
-    code = "import sys; from elman.cli import main; main(['mode=models'] + sys.argv[1:]); "
+    code = "import sys; from elman.cli.main import main; main(['mode=models'] + sys.argv[1:]); "
     code += "print('torch' in sys.modules)"
     for arguments in ([], ["model=e68"]):
         ended = subprocess.run(

@@ -17,20 +17,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from elman.cli import main
-from elman.compose import compose_config
-from elman.errors import ExitStatus, UserError
-from elman.models import registry
-from elman.models.layers.mixer import Mixer
-from elman.models.registry.spec import Cell, Option
+from elman.base.errors import ExitStatus, UserError
+from elman.cli.main import main
+from elman.config.compose import compose_config
+from elman.models.cells import registry
+from elman.models.cells.common.mixer import Mixer
+from elman.models.cells.declaration import Cell, Option
 from elman.modes import parity as parity_mode
 from elman.parity import proof as proof_module
 from elman.parity.compare import compare, compare_beside, tolerance
 from elman.parity.proof import prove, runs_here
 from elman.parity.shapes import shapes_for
-from elman.report.parity_table import print_parity_sweep
-from elman.report.sweep_table import SweepRow
-from elman.schema.model import ModelConfig
+from elman.report.tables.parity import print_parity_sweep
+from elman.report.tables.sweep import SweepRow
+from elman.sections.model import ModelConfig
 
 CELL = Cell(
     name="planted",

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from elman.compose import compose_config
-from elman.errors import ExitStatus, UserError
+from elman.base.errors import ExitStatus, UserError
+from elman.config.compose import compose_config
+from elman.devices import nvml
 from elman.kernels.packages import slow_reason
-from elman.launch.gpus import nvml
-from elman.models import registry
+from elman.models.cells import registry
 from elman.modes import eval as eval_mode
 from elman.modes import generate as generate_mode
 from elman.modes import train as train_mode

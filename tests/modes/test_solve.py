@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 
-from elman.catalog import catalog
-from elman.cli import main
-from elman.compose import compose_config
-from elman.errors import UserError
+from elman.base.errors import UserError
+from elman.cli.main import main
+from elman.config.catalog import catalog
+from elman.config.compose import compose_config
 from elman.models.build import build_model
 from elman.models.shape_search import fit, search
 from elman.models.sizing import SIZES, solve
-from elman.report.standard_table import STANDARD, standard_rows
-from elman.schema.model import ModelConfig
-from elman.schema.modes import parse_params
-from elman.training.memory import estimate_memory
+from elman.report.tables.standard import STANDARD, standard_rows
+from elman.sections.model import ModelConfig
+from elman.sections.modes import parse_params
+from elman.training.memory.estimate import estimate_memory
 from tests.conf.count_formulas import model_params
 
 Elman = Callable[..., tuple[int, str, str]]
@@ -415,7 +415,7 @@ def test_it_imports_no_compiler_and_leaves_torch_out_of_the_collection_of_garbag
     """What makes the answer quick: Dynamo alone would take a second."""
     code = """
 import gc, sys
-from elman.cli import main
+from elman.cli.main import main
 for model in ("e1", "e75h4n32", "mamba2", "e88f_h32n16", "fla-gdn"):
     assert main(["mode=solve", f"model={model}", "solve.params=100M", "solve.depth=20"]) == 0
     print("imported", model, [name for name in ("torch._dynamo", "sympy") if name in sys.modules])

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from elman.cli import main
-from elman.suites import load_suite, suite_names
+from elman.cli.main import main
+from elman.config.suites import load_suite, suite_names
 
 Elman = Callable[..., tuple[int, str, str]]
 
@@ -70,7 +70,7 @@ def test_one_suite_is_explained(elman_here: Elman, tmp_path: Path) -> None:
 
 
 def test_neither_needs_torch(tmp_path: Path) -> None:
-    code = "import sys; from elman.cli import main; main(['mode=suites'] + sys.argv[1:]); "
+    code = "import sys; from elman.cli.main import main; main(['mode=suites'] + sys.argv[1:]); "
     code += "print('torch' in sys.modules)"
     for arguments in ([], ["benchmark=100m_10min"]):
         ended = subprocess.run(

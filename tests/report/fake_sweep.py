@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from elman.compose import compose_config
-from elman.config import RunConfig
-from elman.launch.run_folder import write_config
-from elman.training.metrics import DEFINITIONS, METRICS_VERSION
+from elman.config.compose import compose_config
+from elman.config.run_config import RunConfig
+from elman.evaluation.metrics import DEFINITIONS, METRICS_VERSION
+from elman.runs.folder import write_config
 
 BATCH, CHUNK = 4, 32
 USUAL = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elman.compose import compose_config
-from elman.report.published import published
+from elman.config.compose import compose_config
+from elman.published import published
 
 
 def test_every_published_e70_says_that_its_decay_did_not_learn() -> None:

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from elman.cli import main
-from elman.training.metrics import METRICS_VERSION
+from elman.cli.main import main
+from elman.evaluation.metrics import METRICS_VERSION
 
 from .fake_sweep import FakeSweep, make_run, records
 
@@ -552,7 +552,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(sweep: FakeSwee
     sweep.job("model=e1")
     code = (
         "import resource, sys\n"
-        "from elman.cli import main\n"
+        "from elman.cli.main import main\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
@@ -571,12 +571,9 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(sweep: FakeSwee
 
 
 def test_no_torch_is_imported(sweep: FakeSweep) -> None:
-    sweep.job("model=e1")
-    code = (
-        "import sys; from elman.cli import main; main(sys.argv[1:]); print('torch' in sys.modules)"
-    )
-    arguments = ["mode=report", f"report.dir={sweep.folder}"]
-    ended = subprocess.run(
+    sweep.job("model=e1") code = "import sys; from elman.cli.main import main; main(sys.argv[1:]);
+    print('torch' in sys.modules)" arguments = ["mode=report", f"report.dir={sweep.folder}"] ended =
+    subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
     )
     assert ended.stdout.splitlines()[-1] == "False"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from elman.cli import main
-from elman.errors import ExitStatus
-from elman.launch.run_folder import RunLock
+from elman.base.errors import ExitStatus
+from elman.cli.main import main
+from elman.runs.folder import RunLock
 
 from .fake_sweep import FakeSweep, make_run
 

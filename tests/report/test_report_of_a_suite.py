@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from elman.cli import main
-from elman.errors import ExitStatus
+from elman.base.errors import ExitStatus
+from elman.cli.main import main
 
 from .fake_sweep import FakeSweep
 
@@ -122,7 +122,7 @@ def test_of_a_sweep_without_a_record_the_file_is_found(
     ("record", "problem"),
     [
         ({"title": "mine"}, "benchmark.source (in benchmark=mine): missing"),
-        (MINE | {"published": ["e75_1m"]}, "e75_1m is no file of elman.report.published"),
+        (MINE | {"published": ["e75_1m"]}, "e75_1m is no file of elman.published"),
         ("text", "benchmark (in benchmark=mine): "),
     ],
     ids=["lacks a part", "of another version", "no section"],

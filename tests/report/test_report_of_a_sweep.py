@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from elman.cli import main
+from elman.cli.main import main
 from elman.report.comparison.sweep_end import print_training_sweep
-from elman.report.sweep_table import SweepRow
+from elman.report.tables.sweep import SweepRow
 
 from .fake_sweep import FakeSweep
 

@@ -27,7 +27,7 @@ from elman.report.comparison.svg import Point, axis
 from elman.report.comparison.terminal import print_report
 from elman.report.comparison.text_files import csv_text, markdown_text
 from elman.report.metrics_file import read_metrics
-from elman.report.sweep_table import wide_console
+from elman.report.tables.sweep import wide_console
 
 from .fake_sweep import FakeSweep, make_run, records
 

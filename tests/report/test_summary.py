@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from elman.launch.quoting import pasteable, unquoted
+from elman.base.quoting import pasteable, unquoted
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from elman.launch.gpus.nvml import DriverError, Gpu, GpuProcess, Sample
+from elman.devices.nvml import DriverError, Gpu, GpuProcess, Sample
 from elman.training import contention, ledger
 from elman.training.contention import ContentionWatch, foreign
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from elman.compose import compose_config
-from elman.training import metrics
+from elman.config.compose import compose_config
+from elman.evaluation import metrics
 from elman.training.display import Display
 from elman.training.ledger import Ledger
 from elman.training.recorder import Recorder

@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file
 
 import elman
-from elman.errors import ExitStatus, UserError
+from elman.base.errors import ExitStatus, UserError
 from elman.models.language_model import LanguageModel
 from elman.modes import train as train_mode
 from elman.training import trainer as trainer_module
-from elman.training.checkpoints import Checkpoint, find_checkpoint
+from elman.training.checkpoints.store import Checkpoint, find_checkpoint
 
 Train = Callable[..., object]
 
@@ -215,8 +215,8 @@ def test_a_nan_gradient_stops_the_run_with_the_weights_of_before(
 def test_a_step_that_cannot_fit_ends_before_anything_is_allocated(
     train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from elman.compose import compose_config
-    from elman.training.memory import estimate_memory
+    from elman.config.compose import compose_config
+    from elman.training.memory.estimate import estimate_memory
 
     monkeypatch.setattr(train_mode, "available_memory", lambda device: 700 << 20)
     overrides = ("train.batch_size=512", "train.chunk_size=64")
@@ -337,10 +337,10 @@ def test_steps_end_a_run_that_has_minutes_left(train) -> None:
 
 
 def test_a_full_disk_at_the_end_is_not_called_ok(train, monkeypatch: pytest.MonkeyPatch) -> None:
-    from elman.training import checkpoints
+    from elman.training.checkpoints import store
 
     usage = type("usage", (), {"free": 0})
-    monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda folder: usage)
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda folder: usage)
     run = train()
     assert (run.status, run.result["status"]) == (ExitStatus.FAILED, "crash")
     assert "0 MB free" in run.result["error"]

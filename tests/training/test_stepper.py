@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from elman.compose import compose_config
+from elman.base.errors import UserError
+from elman.config.compose import compose_config
 from elman.data.batches import open_data
-from elman.errors import UserError
 from elman.models.build import build_model
 from elman.models.language_model import LanguageModel
-from elman.training.optimizers import TrainingOptimizer
+from elman.training.optim.optimizers import TrainingOptimizer
 from elman.training.stepper import Stepper
 
 CPU = torch.device("cpu")

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
+from elman.base.errors import UserError
 from elman.bench.build import layer_subjects, step_subjects
 from elman.bench.entries import benched_models, entries
 from elman.bench.floors import floor_seconds
@@ -15,10 +16,9 @@ from elman.bench.operations import PRODUCTS, look_into
 from elman.bench.rates import MachineRates, measure_rates
 from elman.bench.rounds import Parts, Spread, ratios, time_rounds, totals
 from elman.bench.subjects import Subject
-from elman.config import RunConfig
-from elman.errors import UserError
+from elman.config.run_config import RunConfig
+from elman.devices.environment import choose_device, describe_environment
 from elman.kernels.packages import on_slow_path, tuning_note
-from elman.training.environment import choose_device, describe_environment
 
 Say = Callable[[str], None]
 Progress = Callable[[int, int], None]

@@ -10,15 +10,15 @@ from contextlib import ExitStack
 
 import torch
 
+from elman.base.errors import UserError
 from elman.bench.entries import Entry
 from elman.bench.peers import Sizes, build_peer
 from elman.bench.subjects import LayerSubject, StepSubject, Subject
-from elman.config import RunConfig
+from elman.config.run_config import RunConfig
 from elman.data.batches import open_data
-from elman.errors import UserError
-from elman.models import registry
 from elman.models.build import layer_class
-from elman.schema.training import TrainConfig
+from elman.models.cells import registry
+from elman.sections.training import TrainConfig
 
 _SEED = 42
 

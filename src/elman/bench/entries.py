@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elman.compose import compose_config
-from elman.config import RunConfig
-from elman.errors import UserError
+from elman.base.errors import UserError
+from elman.config.compose import compose_config
+from elman.config.run_config import RunConfig
 from elman.kernels.packages import computation_path, resolve_backend
-from elman.models import registry
-from elman.schema.model import ModelConfig
+from elman.models.cells import registry
+from elman.sections.model import ModelConfig
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from elman.ops.channel import plan as channel_plan
 from elman.ops.matrix_state import plan as matrix_plan
-from elman.ops.matrix_state.cells import CELLS
+from elman.ops.matrix_state.recurrences import CELLS
 
 
 @dataclass(frozen=True)

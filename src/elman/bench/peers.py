@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from elman.errors import UserError
-from elman.schema.measuring import Peer
+from elman.base.errors import UserError
+from elman.sections.measuring import Peer
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from elman.kernels.compiler import find_compiler
 from elman.kernels.threads import kernel_threads
 
 _SOURCE = """\
-#include "cpu/rates.h"
+#include "cpu/common/rates.h"
 
 extern "C" double multiplies(int threads, double seconds) {
   return elman::cpu::rate<elman::cpu::MultiplyAdd>(threads, seconds);

@@ -12,12 +12,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from elman.config import RunConfig
+from elman.config.run_config import RunConfig
 from elman.data.batches import Data
+from elman.evaluation.validation import autocast
 from elman.models.build import build_model
-from elman.training.optimizers import TrainingOptimizer
+from elman.training.optim.optimizers import TrainingOptimizer
 from elman.training.stepper import Stepper
-from elman.training.validation import autocast
 
 Mark = Callable[[str], None]
 

@@ -17,11 +17,11 @@ from typing import Any, Self
 
 import numpy as np
 
+from elman.base.errors import UserError
 from elman.data.corpus import default_corpus
 from elman.data.files import Bytes, ByteSource, Offsets
 from elman.data.opening import open_source, open_without_packing
-from elman.errors import UserError
-from elman.schema.training import DataConfig
+from elman.sections.training import DataConfig
 
 VAL_PERCENT = 5
 VAL_BYTES_LIMIT = 4 * 2**20

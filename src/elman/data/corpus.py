@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from elman.errors import UserError
+from elman.base.errors import UserError
 
 # Tests are long lists of literals; idlelib is an application; the others are not the library.
 LEFT_OUT = frozenset({"test", "tests", "idlelib", "site-packages", "dist-packages", "__pycache__"})

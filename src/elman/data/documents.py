@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
+from elman.base.errors import UserError, did_you_mean, first_line
 from elman.data.corpus import SEPARATOR
 from elman.data.streams import Chunk
-from elman.errors import UserError, did_you_mean, first_line
 
 LONGEST_LINE = 2**30
 """A document's line of more bytes is refused: it must stand in memory whole."""

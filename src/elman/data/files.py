@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from elman.errors import UserError, did_you_mean
+from elman.base.errors import UserError, did_you_mean
 
 Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int64]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from elman.data.files import ByteSource, may_hold_open
 from elman.data.packing import Pack
 from elman.data.planning import plan
-from elman.schema.training import DataFormat
+from elman.sections.training import DataFormat
 
 
 def open_source(

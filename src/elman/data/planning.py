@@ -8,12 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NoReturn
 
-from elman.data.documents import (
-    Piece,
-    json_documents,
-    parquet_documents,
-    refuse_without_pyarrow,
-)
+from elman.base.errors import UserError
+from elman.data.documents import Piece, json_documents, parquet_documents, refuse_without_pyarrow
 from elman.data.files import found, refuse
 from elman.data.sniffing import (
     HEAD_BYTES,
@@ -24,8 +20,7 @@ from elman.data.sniffing import (
     unreadable,
 )
 from elman.data.streams import Chunk, decoded_chunks
-from elman.errors import UserError
-from elman.schema.training import DataFormat
+from elman.sections.training import DataFormat
 
 Content = Literal["raw", "jsonl", "parquet"]
 

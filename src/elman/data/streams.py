@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any, BinaryIO, NamedTuple
 
-from elman.errors import UserError, first_line
+from elman.base.errors import UserError, first_line
 
 _STEP = 64 * 2**10
 _LIMIT = 4 * 2**20

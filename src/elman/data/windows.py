@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from elman.base.errors import UserError
 from elman.data.batches import Data
 from elman.data.files import Bytes, ByteSource, Offsets
-from elman.errors import UserError
 
 
 def validation_windows(data: Data, window: int, sample_bytes: int) -> Offsets:

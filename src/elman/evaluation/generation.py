@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from elman.errors import UserError, first_line
+from elman.base.errors import UserError, first_line
 from elman.evaluation.sampling import Sampling
 from elman.kernels.graphs import CudaGraphs, Graphs
 from elman.models.language_model import LanguageModel

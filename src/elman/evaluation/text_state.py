@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from elman.errors import UserError
+from elman.base.errors import UserError
 from elman.evaluation.generation import States, Writer
 
 _LAST = "last_bytes"

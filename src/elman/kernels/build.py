@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from elman.errors import UserError
+from elman.base.errors import UserError
 from elman.kernels.cache import VARIABLE, cannot_write, kernel_cache
 from elman.kernels.compiler import (
     BASE_FLAGS,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from elman.base.errors import UserError
 from elman.data.corpus import CACHE_VARIABLE, cache_folder
-from elman.errors import UserError
 
 VARIABLE = CACHE_VARIABLE
 

@@ -21,7 +21,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from elman.errors import UserError
+from elman.base.errors import UserError
 from elman.kernels.build import digest
 from elman.kernels.cache import cannot_write, kernel_cache
 from elman.kernels.compiler import first_error

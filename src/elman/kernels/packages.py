@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
-from elman.errors import UserError
-from elman.kernels.backends import AUTO, REFERENCE, best_backend, choose_backend
+from elman.base.errors import UserError
 from elman.kernels.compiler import compiler_problem
+from elman.models.backends import AUTO, REFERENCE, best_backend, choose_backend
 
 if TYPE_CHECKING:
     import torch
 
-    from elman.models.registry.spec import Cell
+    from elman.models.cells.declaration import Cell
 
 PLAIN_PATH = "plain PyTorch, chunked"
 _GPU = "cuda"
@@ -113,7 +113,7 @@ def resolve_backend(
 ) -> str:
     """Return the backend that runs a model of ``cell``: what is there decides, not hope.
 
-    As :func:`~elman.kernels.backends.choose_backend`, but a packaged baseline on a GPU has its
+    As :func:`~elman.models.backends.choose_backend`, but a packaged baseline on a GPU has its
     package checked, and is refused where it would run as plain PyTorch.
 
     Args:

@@ -7,12 +7,12 @@ import importlib
 import torch
 from torch import nn
 
-from elman.errors import UserError
+from elman.base.errors import UserError
 from elman.kernels.packages import resolve_backend
-from elman.models import registry
+from elman.models.cells import registry
+from elman.models.cells.declaration import Cell
 from elman.models.language_model import LanguageModel
-from elman.models.registry.spec import Cell
-from elman.schema.model import VOCAB_SIZE, ModelConfig
+from elman.sections.model import VOCAB_SIZE, ModelConfig
 
 
 def build_model(

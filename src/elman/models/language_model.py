@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from elman.models import init
+from elman.models.blocks import init
+from elman.models.blocks.norm import LayerNorm, RMSNorm
+from elman.models.cells.common.mixer import Mixer
 from elman.models.inputs import check_ids
-from elman.models.layers.mixer import Mixer
-from elman.models.norm import LayerNorm, RMSNorm
 from elman.models.state import State
+from elman.ops.common.precision import compute_dtype, wide_dtype
 from elman.ops.linear import Weights, linear
-from elman.ops.precision import compute_dtype, wide_dtype
 
 Wrapper = Literal["rms", "legacy_ln"]
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from elman.errors import UserError
+from elman.base.errors import UserError
 from elman.models.sizing import SIZES, count_params, resized_to, value_of
-from elman.schema.model import ModelConfig
-from elman.schema.modes import Size
+from elman.sections.model import ModelConfig
+from elman.sections.modes import Size
 
 NEAR = 0.005
 """Counts that are off by no more than this fraction of the target are equally good."""

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from elman.errors import UserError
-from elman.models import registry
+from elman.base.errors import UserError
 from elman.models.build import build_model
-from elman.models.registry.spec import Value
-from elman.schema.model import DIM_ALIGNMENT, ModelConfig
-from elman.schema.modes import Size
+from elman.models.cells import registry
+from elman.models.cells.declaration import Value
+from elman.sections.model import DIM_ALIGNMENT, ModelConfig
+from elman.sections.modes import Size
 
 SIZES: dict[Size, range] = {
     "dim": range(DIM_ALIGNMENT, 16384 + 1, DIM_ALIGNMENT),

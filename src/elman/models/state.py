@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from elman.ops.door import FLOATING, WIDE, Shape, check
-from elman.ops.precision import wide_dtype
+from elman.ops.common.door import FLOATING, WIDE, Shape, check
+from elman.ops.common.precision import wide_dtype
 
 State = dict[str, Tensor]
 """Named tensors, each with the batch as its first axis; an absent state means zeros."""

@@ -11,14 +11,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from elman.base.disk import say_unwritten, whole_file
+from elman.base.errors import ExitStatus
 from elman.bench.benchmark import run_benchmark
-from elman.catalog import command_places, search_overrides
-from elman.config import RunConfig
-from elman.disk import say_unwritten, whole_file
-from elman.errors import ExitStatus
-from elman.launch.run_folder import RunLock, config_hash, write_config
-from elman.report.bench_table import print_bench
-from elman.report.sweep_table import wide_console
+from elman.config.catalog import command_places, search_overrides
+from elman.config.run_config import RunConfig
+from elman.report.tables.bench import print_bench
+from elman.report.tables.sweep import wide_console
+from elman.runs.folder import RunLock, config_hash, write_config
 
 RESULT = "bench.json"
 

@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from elman.config import RunConfig
-from elman.diagnosis.combinations import combinations
-from elman.diagnosis.facts import gather
-from elman.diagnosis.findings import Finding, Mark, installed, machine
-from elman.diagnosis.usable import backends, baselines
-from elman.errors import ExitStatus
+from elman.base.errors import ExitStatus
+from elman.config.run_config import RunConfig
+from elman.doctor.combinations import combinations
+from elman.doctor.facts import gather
+from elman.doctor.findings import Finding, Mark, installed, machine
+from elman.doctor.usable import backends, baselines
 
 _STYLES = {Mark.OK: "green", Mark.ABSENT: "dim", Mark.NOTE: "yellow", Mark.BROKEN: "bold red"}
 

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from elman.config import RunConfig
+from elman.base.errors import ExitStatus, UserError
+from elman.config.run_config import RunConfig
 from elman.data.batches import open_data
 from elman.data.opening import open_source
 from elman.data.windows import (
@@ -21,15 +22,14 @@ from elman.data.windows import (
     validation_batches,
     validation_windows,
 )
-from elman.errors import ExitStatus, UserError
+from elman.devices.environment import choose_device
+from elman.evaluation.metrics import DEFINITIONS
+from elman.evaluation.validation import score, score_in_order
 from elman.models.language_model import LanguageModel
-from elman.schema.modes import EvalConfig
-from elman.training.checkpoints import find_checkpoint
+from elman.sections.modes import EvalConfig
+from elman.training.checkpoints.loading import load, saved_config, slow_path_note
+from elman.training.checkpoints.store import find_checkpoint
 from elman.training.display import Display, duration
-from elman.training.environment import choose_device
-from elman.training.loading import load, saved_config, slow_path_note
-from elman.training.metrics import DEFINITIONS
-from elman.training.validation import score, score_in_order
 
 
 def run(config: RunConfig, folder: Path | None) -> ExitStatus:

@@ -11,19 +11,19 @@ from pathlib import Path
 
 import torch
 
-from elman.config import RunConfig
-from elman.errors import ExitStatus, UserError
+from elman.base.errors import ExitStatus, UserError
+from elman.config.run_config import RunConfig
+from elman.devices.environment import choose_device
 from elman.evaluation.generation import START, Writer
 from elman.evaluation.sampling import Sampling
 from elman.evaluation.text_state import load_text_state, save_text_state
-from elman.kernels.backends import REFERENCE
+from elman.evaluation.validation import uses_bf16
 from elman.kernels.nvrtc import cuda_problem
+from elman.models.backends import REFERENCE
 from elman.models.language_model import LanguageModel
-from elman.schema.modes import GenerateConfig
-from elman.training.checkpoints import Checkpoint, find_checkpoint
-from elman.training.environment import choose_device
-from elman.training.loading import load, saved_config, slow_path_note
-from elman.training.validation import uses_bf16
+from elman.sections.modes import GenerateConfig
+from elman.training.checkpoints.loading import load, saved_config, slow_path_note
+from elman.training.checkpoints.store import Checkpoint, find_checkpoint
 
 # Multiplications a step below which threads cost more than they save: they wait for each other
 # several times a layer, and on a busy machine for whoever has their core.

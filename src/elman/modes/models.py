@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from elman.catalog import Listed, Place, catalog, command_places, first_line
-from elman.compose import named_keys
-from elman.config import RunConfig
-from elman.errors import ExitStatus, UserError, did_you_mean
-from elman.launch import session
-from elman.report.model_table import models_table, print_explanation
-from elman.report.sweep_table import UNCUT, wide_console
-from elman.schema.model import ModelConfig
+from elman.base.errors import ExitStatus, UserError, did_you_mean
+from elman.cli import session
+from elman.config.catalog import Listed, Place, catalog, command_places, first_line
+from elman.config.compose import named_keys
+from elman.config.run_config import RunConfig
+from elman.report.tables.models import models_table, print_explanation
+from elman.report.tables.sweep import UNCUT, wide_console
+from elman.sections.model import ModelConfig
 
 
 def run(config: RunConfig, folder: Path | None) -> ExitStatus:

@@ -11,17 +11,17 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from elman.config import RunConfig
-from elman.disk import say_unwritten
-from elman.errors import ExitStatus
+from elman.base.disk import say_unwritten
+from elman.base.errors import ExitStatus
+from elman.config.run_config import RunConfig
 from elman.kernels.packages import computation_path, tuning_note
-from elman.launch.run_folder import RunLock, config_hash, write_config
-from elman.models import registry
+from elman.models.cells import registry
 from elman.parity.proof import prove, runs_here
 from elman.parity.record import FILE, write_parity
 from elman.parity.source import proof_conditions
-from elman.report.parity_table import print_parity
-from elman.report.sweep_table import wide_console
+from elman.report.tables.parity import print_parity
+from elman.report.tables.sweep import wide_console
+from elman.runs.folder import RunLock, config_hash, write_config
 from elman.training.display import PLAIN_SECONDS
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from elman.catalog import command_places
-from elman.config import RunConfig
-from elman.errors import ExitStatus, UserError
+from elman.base.errors import ExitStatus, UserError
+from elman.config.catalog import command_places
+from elman.config.run_config import RunConfig
 from elman.report.comparison.content import Report, make_report
 from elman.report.comparison.files import write_report
 from elman.report.comparison.terminal import print_report, say_where
-from elman.report.sweep_table import UNCUT, wide_console
+from elman.report.tables.sweep import UNCUT, wide_console
 
 
 def run(config: RunConfig, folder: Path | None) -> ExitStatus:

@@ -9,18 +9,18 @@ from typing import Any
 
 import torch
 
-from elman.config import RunConfig
-from elman.errors import ExitStatus
-from elman.kernels.backends import AUTO, best_backend
-from elman.launch import session
-from elman.models import registry
+from elman.base.errors import ExitStatus
+from elman.cli import session
+from elman.config.run_config import RunConfig
+from elman.models.backends import AUTO, best_backend
+from elman.models.cells import registry
 from elman.models.shape_search import RULE, Shapes, search
 from elman.models.sizing import SIZES, Sized, Solution, solve, value_of
-from elman.report.solve_table import print_shapes, print_solution
-from elman.report.standard_table import standard_rows, standard_table
-from elman.report.sweep_table import wide_console
-from elman.schema.model import ModelConfig
-from elman.training.quick_memory import quick_memory
+from elman.report.tables.solve import print_shapes, print_solution
+from elman.report.tables.standard import standard_rows, standard_table
+from elman.report.tables.sweep import wide_console
+from elman.sections.model import ModelConfig
+from elman.training.memory.quick import quick_memory
 
 
 def run(config: RunConfig, folder: Path | None) -> ExitStatus:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 
-from elman.catalog import command_places, listed_models
-from elman.config import RunConfig
-from elman.errors import ExitStatus
-from elman.report.suite_table import print_suite, suites_table
-from elman.report.sweep_table import UNCUT, wide_console
-from elman.suites import GROUP, load_suite, suite_names
+from elman.base.errors import ExitStatus
+from elman.config.catalog import command_places, listed_models
+from elman.config.run_config import RunConfig
+from elman.config.suites import GROUP, load_suite, suite_names
+from elman.report.tables.suites import print_suite, suites_table
+from elman.report.tables.sweep import UNCUT, wide_console
 
 
 def run(config: RunConfig, folder: Path | None) -> ExitStatus:

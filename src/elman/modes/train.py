@@ -13,10 +13,17 @@ from typing import Any
 
 import torch
 
-from elman.config import RunConfig
+from elman.base.disk import is_disk_trouble, keep_room, sizes
+from elman.base.errors import ExitStatus, RunStatus, UserError, first_line
+from elman.base.signals import Interruption, interruptible
+from elman.cli import session
+from elman.config.run_config import RunConfig
 from elman.data.batches import Data, open_data
-from elman.disk import is_disk_trouble, keep_room, sizes
-from elman.errors import ExitStatus, RunStatus, UserError, first_line
+from elman.devices.environment import choose_device, describe_environment
+from elman.devices.nvml_client import asked_driver
+from elman.devices.visible import refuse_wrong_visible
+from elman.evaluation.metrics import DEFINITIONS, METRICS_VERSION
+from elman.evaluation.validation import uses_bf16
 from elman.kernels.packages import (
     computation_path,
     on_slow_path,
@@ -25,25 +32,18 @@ from elman.kernels.packages import (
     tuning_note,
 )
 from elman.kernels.triton_tuning import tuning_told_to
-from elman.launch import session
-from elman.launch.gpus.asking import asked_driver
-from elman.launch.gpus.visible import refuse_wrong_visible
-from elman.launch.run_folder import RunLock, config_hash, config_text, write_config
-from elman.models import registry
+from elman.models.cells import registry
 from elman.parity.gate import ParityError, require_norm_parity, require_parity
 from elman.parity.shapes import TrainedSizes
 from elman.report.plots import plot_losses
 from elman.report.summary import print_summary
-from elman.training.checkpoints import CheckpointError, CheckpointStore, DamagedError
+from elman.runs.folder import RunLock, config_hash, config_text, write_config
+from elman.training.checkpoints.store import CheckpointError, CheckpointStore, DamagedError
+from elman.training.cuda_graph import uses_graph
 from elman.training.display import Display
-from elman.training.environment import choose_device, describe_environment
-from elman.training.memory import available_memory, estimate_memory, largest_batch
-from elman.training.metrics import DEFINITIONS, METRICS_VERSION
+from elman.training.memory.estimate import available_memory, estimate_memory, largest_batch
 from elman.training.recorder import RESULT, Recorder, write_result
-from elman.training.replay import uses_graph
-from elman.training.signals import Interruption, interruptible
 from elman.training.trainer import Trainer
-from elman.training.validation import uses_bf16
 
 _log = logging.getLogger("elman.train")
 # Of a result, what tells of the definitions and the machine, not of the run.

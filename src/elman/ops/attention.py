@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from elman.ops.door import check, empty_results, is_empty
-from elman.ops.precision import wide_dtype
+from elman.ops.common.door import check, empty_results, is_empty
+from elman.ops.common.precision import wide_dtype
 
 _WITHOUT_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 

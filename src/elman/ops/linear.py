@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from elman.ops.operators import watched
+from elman.ops.common.operators import watched
 
 _Copies = dict[int, tuple[nn.Parameter, Tensor]]
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from elman.ops.common.operators import apply, watched
+from elman.ops.common.precision import cast, compute_dtype
 from elman.ops.linear import narrow
-from elman.ops.operators import apply, watched
-from elman.ops.precision import cast, compute_dtype
 
 
 def silu_linear(u_bti: Tensor, weight_oi: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from elman.models.build import layer_class
-from elman.models.layers.mixer import Mixer
-from elman.models.registry.spec import Cell
+from elman.models.cells.common.mixer import Mixer
+from elman.models.cells.declaration import Cell
 from elman.models.state import State
 from elman.parity.shapes import Shape
 

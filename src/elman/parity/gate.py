@@ -15,17 +15,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from elman.kernels.backends import REFERENCE, norm_backend
 from elman.kernels.cache import cannot_write, kernel_cache
 from elman.kernels.packages import computation_path
-from elman.models import registry
+from elman.models.backends import REFERENCE, norm_backend
+from elman.models.cells import registry
 from elman.parity import norms
 from elman.parity.experiment import Run
 from elman.parity.proof import Proof, prove_as_trained, prove_norms, prove_runs
 from elman.parity.record import write_parity
 from elman.parity.shapes import TrainedSizes
 from elman.parity.source import proof_conditions
-from elman.schema.model import ModelConfig
+from elman.sections.model import ModelConfig
 
 SEED = 42
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from elman.kernels import nvrtc
-from elman.kernels.backends import AUTO, REFERENCE, TORCH, norm_backend
+from elman.models.backends import AUTO, REFERENCE, TORCH, norm_backend
 from elman.ops.add_norm import cuda, op
 from elman.parity.experiment import EXACT, Run, autocast_for, poisoned
 

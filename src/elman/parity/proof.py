@@ -13,18 +13,18 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from elman.errors import UserError
-from elman.kernels.backends import AUTO, REFERENCE, TORCH, choose_backend
+from elman.base.errors import UserError
 from elman.kernels.compiler import stop_compilers
 from elman.kernels.packages import computation_path, on_slow_path, package_problem, resolve_backend
 from elman.kernels.threads import cpu_share
-from elman.models import registry
-from elman.models.registry.spec import Cell
+from elman.models.backends import AUTO, REFERENCE, TORCH, choose_backend
+from elman.models.cells import registry
+from elman.models.cells.declaration import Cell
 from elman.parity import norms
 from elman.parity.compare import TOLERANCES, Comparison, compare, compare_beside
 from elman.parity.experiment import EXACT, Experiment, Run, call_once, compile_for
 from elman.parity.shapes import TrainedSizes, few_rows, shape_as_trained, shapes_for
-from elman.schema.model import ModelConfig
+from elman.sections.model import ModelConfig
 
 # What each backend is asked to compute; the engines for GPUs have no fp64.
 _PRECISIONS = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from elman.disk import whole_file
+from elman.base.disk import whole_file
 
 FILE = "parity.json"
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from elman.errors import UserError
+from elman.base.errors import UserError
 from elman.models.build import layer_class
-from elman.models.registry.spec import Cell, Value
+from elman.models.cells.declaration import Cell, Value
 
 STATE_SIZES = (16, 20, 28, 32, 64, 256)
 _SIZE = "n_state"

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-from elman.errors import UserError
+from elman.base.errors import UserError
+from elman.devices.environment import device_name
 from elman.kernels.compiler import find_compiler
 from elman.kernels.nvrtc import nvrtc_version
 from elman.kernels.sources import files_hash, source_folder
 from elman.kernels.target import host_target
-from elman.training.environment import device_name
 
 # Python sources that decide what a kernel is asked to do and how it is called.
 _PACKAGES = ("kernels", "ops", "models", "parity")

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from elman.evaluation.metrics import bits_per_byte
 from elman.report.metrics_file import read_metrics
-from elman.training.metrics import bits_per_byte
 
 CURVE = "loss.png"
 

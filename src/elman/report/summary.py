@@ -9,9 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from elman.errors import RunStatus
-from elman.launch.quoting import pasteable
-from elman.report.sweep_table import computed_by
+from elman.base.errors import RunStatus
+from elman.base.quoting import pasteable
+from elman.report.tables.sweep import computed_by
 from elman.training.display import duration
 
 _COLOURS = {"ok": "green", "interrupted": "yellow"}

@@ -8,7 +8,7 @@ from contextlib import suppress
 import psutil
 import torch
 
-from elman.launch.gpus.nvml import Driver, DriverError, GpuProcess, driver
+from elman.devices.nvml import Driver, DriverError, GpuProcess, driver
 
 SAMPLE_SECONDS = 5.0
 

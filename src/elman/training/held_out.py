@@ -7,13 +7,13 @@ import time
 
 import torch
 
-from elman.config import RunConfig
+from elman.base.signals import Interruption
+from elman.config.run_config import RunConfig
 from elman.data.batches import Data
 from elman.data.windows import validation_batches, validation_windows
+from elman.evaluation.validation import score
 from elman.models.language_model import LanguageModel
 from elman.training.display import WAIT_SECONDS, Display, duration
-from elman.training.signals import Interruption
-from elman.training.validation import score
 
 _WORTH_SAYING_SECONDS = 10.0
 # Of each row of one batch, to learn the speed of a forward pass.

@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
-from elman.config import RunConfig
-from elman.training.contention import ContentionWatch
-from elman.training.display import Display, Progress
-from elman.training.environment import device_name, peak_memory
-from elman.training.metrics import (
+from elman.config.run_config import RunConfig
+from elman.devices.environment import device_name, peak_memory
+from elman.evaluation.metrics import (
     LossMeter,
     Throughput,
     TrainingClock,
     bits_per_byte,
     model_flops_utilisation,
 )
+from elman.training.contention import ContentionWatch
+from elman.training.display import Display, Progress
 from elman.training.recorder import Recorder
 from elman.training.stepper import Step
 

@@ -11,11 +11,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from elman.config import RunConfig
+from elman.config.run_config import RunConfig
+from elman.evaluation.validation import autocast
 from elman.models.language_model import LanguageModel
 from elman.models.state import State
-from elman.training.optimizers import TrainingOptimizer
-from elman.training.validation import autocast
+from elman.training.optim.optimizers import TrainingOptimizer
 
 Mark = Callable[[str], None]
 """Called with its name when a part of a step ends."""

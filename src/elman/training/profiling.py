@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from elman.errors import first_line
+from elman.base.errors import first_line
 
 _log = logging.getLogger("elman.train")
 TRACE = "profile.json"

@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from elman.config import RunConfig, flatten
-from elman.disk import Appender, whole_file
-from elman.errors import first_line
-from elman.schema.training import LogConfig
+from elman.base.disk import Appender, whole_file
+from elman.base.errors import first_line
+from elman.config.run_config import RunConfig, flatten
+from elman.sections.training import LogConfig
 
 METRICS, RESULT = "metrics.jsonl", "result.json"
 

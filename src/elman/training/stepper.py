@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from elman.config import RunConfig
+from elman.base.errors import UserError
+from elman.config.run_config import RunConfig
 from elman.data.batches import Data, RandomBatches, StreamBatches
 from elman.data.files import Bytes
-from elman.errors import UserError
+from elman.evaluation.validation import to_device
 from elman.models.language_model import LanguageModel
 from elman.models.state import State, copied
-from elman.training.optimizers import TrainingOptimizer
+from elman.training.cuda_graph import ReplayedPass, uses_graph
+from elman.training.optim.optimizers import TrainingOptimizer
 from elman.training.passes import EagerPass, Mark, TrainingPass, unmarked
-from elman.training.replay import ReplayedPass, uses_graph
 from elman.training.rng import rng_state, set_rng_state
-from elman.training.validation import to_device
 
 
 class Step(NamedTuple):

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import torch
 
-from elman.config import RunConfig
+from elman.base.errors import RunStatus, UserError, first_line
+from elman.base.signals import Interruption, Stopped
+from elman.config.run_config import RunConfig
 from elman.data.batches import Data
 from elman.data.files import same_bytes
-from elman.errors import RunStatus, UserError, first_line
 from elman.models.build import build_model
 from elman.models.language_model import LanguageModel
-from elman.training.checkpoints import (
+from elman.training.checkpoints.integrity import BadFileError
+from elman.training.checkpoints.store import (
     STATE,
     Checkpoint,
     CheckpointError,
@@ -25,12 +27,10 @@ from elman.training.checkpoints import (
 )
 from elman.training.display import Display
 from elman.training.held_out import HeldOut
-from elman.training.integrity import BadFileError
 from elman.training.ledger import Ledger
-from elman.training.optimizers import TrainingOptimizer
+from elman.training.optim.optimizers import TrainingOptimizer
 from elman.training.profiling import profiling
 from elman.training.recorder import Recorder
-from elman.training.signals import Interruption, Stopped
 from elman.training.stepper import Stepper
 
 SHOWN_SECONDS = 10.0

@@ -1,6 +1,6 @@
 """Hydra's launchers of ours; Hydra 1.3 accepts launchers only in this namespace.
 
-Hydra imports this module at every start, so the work stands in :mod:`elman.launch`.
+Hydra imports this module at every start, so the work stands in :mod:`elman.launchers`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class LocalLauncher(Launcher):
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
-        from elman.launch import session
-        from elman.launch.local import launch
+        from elman.cli import session
+        from elman.launchers.local import launch
 
         return launch(self.config, session.current().jobs)
 
@@ -37,10 +37,10 @@ class GpusLauncher(LocalLauncher):
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
-        from elman.launch import session
-        from elman.launch.gpus.launcher import launch
-        from elman.launch.sweep_settings import sweep_settings
-        from elman.schema import launching
+        from elman.cli import session
+        from elman.launchers.gpus.launcher import launch
+        from elman.sections import launching
+        from elman.sweeps.settings import sweep_settings
 
         settings = sweep_settings(self.config).launcher
         assert isinstance(settings, launching.GpusLauncher)
@@ -56,10 +56,10 @@ class SlurmLauncher(LocalLauncher):
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
-        from elman.launch import session
-        from elman.launch.slurm import launch
-        from elman.launch.sweep_settings import sweep_settings
-        from elman.schema import launching
+        from elman.cli import session
+        from elman.launchers.slurm import launch
+        from elman.sections import launching
+        from elman.sweeps.settings import sweep_settings
 
         settings = sweep_settings(self.config).launcher
         assert isinstance(settings, launching.SlurmLauncher)

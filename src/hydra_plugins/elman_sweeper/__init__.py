@@ -1,6 +1,6 @@
 """Hydra sweeper ``elman``; Hydra 1.3 accepts sweepers only in this namespace.
 
-Hydra imports this module at every start, so the work stands in :mod:`elman.launch.sweep`.
+Hydra imports this module at every start, so the work stands in :mod:`elman.sweeps.sweep`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class ElmanSweeper(Sweeper):
         self.config = config
 
     def sweep(self, arguments: list[str]) -> None:
-        from elman.launch.sweep import sweep
+        from elman.sweeps.sweep import sweep
 
         assert self.hydra_context is not None
         assert self.config is not None

@@ -19,22 +19,22 @@ from elman.kernels import nvrtc
 from elman.kernels.launching import Launch, architecture, launch
 from elman.kernels.nvrtc import Loaded, Unit
 from elman.ops.add_norm.reference import EPS
-from elman.ops.mirrors import layout_assertions, same
-from elman.ops.native import words_of
+from elman.ops.common.mirrors import layout_assertions, same
+from elman.ops.common.native import words_of
 
 IO = {torch.bfloat16: "elman::bf16", torch.float16: "elman::f16", torch.float32: "float"}
 """Dtypes that the kernel reads and writes beside the fp32 stream, with their C++ names."""
 _VECTOR = 4  # numbers: 16 bytes of fp32
 _NUMBERS = 8  # of a row that a thread holds
 _MOST_WARPS = 16  # of a block; a longer row is read twice
-_SLICES = 16  # as in csrc/cuda/add_norm.cuh
+_SLICES = 16  # as in csrc/cuda/add_norm/add_norm.cuh
 _MOST_BLOCKS = 2**31 - 1
 _POINTERS = ("stream", "branch", "gain", "sum", "normed", "rstd", "dsum", "dnormed", "dstream")
 _MORE_POINTERS = ("dbranch", "partial", "dgain")
 
 
 class AddNormArgs(ctypes.Structure):
-    """One call, as csrc/cuda/add_norm.cuh declares it."""
+    """One call, as csrc/cuda/add_norm/add_norm.cuh declares it."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in (*_POINTERS, *_MORE_POINTERS)),
@@ -71,7 +71,7 @@ class Geometry:
 
     @property
     def blocks(self) -> int:
-        """Blocks that a multiprocessor holds at a time, as in csrc/cuda/add_norm.cuh."""
+        """Blocks that a multiprocessor holds at a time, as in csrc/cuda/add_norm/add_norm.cuh."""
         return min(16, 32 // self.warps)
 
 
@@ -185,7 +185,7 @@ def _launches(geometry: Geometry, blocks: int, *, backward: bool) -> tuple[Launc
 
 
 @cache
-def unit_text(geometry: Geometry, device: str = "cuda/device.cuh") -> str:
+def unit_text(geometry: Geometry, device: str = "cuda/common/device.cuh") -> str:
     """Return the text of a geometry's translation unit, all passes in one.
 
     Args:
@@ -202,7 +202,7 @@ def unit_text(geometry: Geometry, device: str = "cuda/device.cuh") -> str:
     return "\n".join(
         [
             f'#include "{device}"',
-            '#include "cuda/add_norm.cuh"',
+            '#include "cuda/add_norm/add_norm.cuh"',
             f"using G = elman::AddNormGeometry<{IO[g.branch]}, {IO[g.out]}, {numbers}>;",
             layout_assertions("elman::AddNormArgs", AddNormArgs)
             + same("G::BLOCKS", g.blocks, f"cuda.py has {g.blocks} for G::BLOCKS")

@@ -8,16 +8,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from elman.errors import UserError
-from elman.ops.add_norm import custom, reference
-from elman.ops.door import FLOATING, check
-from elman.ops.precision import cast
+from elman.base.errors import UserError
+from elman.ops.add_norm import custom_op, reference
+from elman.ops.common.door import FLOATING, check
+from elman.ops.common.precision import cast
 
 
 def supported(stream_btd: Tensor, branch_btd: Tensor | None, dtype: torch.dtype) -> bool:
     """Return whether the CUDA kernel computes on these dtypes; arguments as there."""
     branch = dtype if branch_btd is None else branch_btd.dtype
-    return stream_btd.dtype == torch.float32 and {branch, dtype} <= custom.DTYPES
+    return stream_btd.dtype == torch.float32 and {branch, dtype} <= custom_op.DTYPES
 
 
 def add_rms_norm(
@@ -62,5 +62,5 @@ def add_rms_norm(
             "use kernels.backend=reference"
         )
     gain_d = cast(gain_d, stream_btd.dtype)
-    sum_btd, normed_btd = custom.run(stream_btd, branch_btd, gain_d, dtype)
+    sum_btd, normed_btd = custom_op.run(stream_btd, branch_btd, gain_d, dtype)
     return stream_btd if branch_btd is None else sum_btd, normed_btd

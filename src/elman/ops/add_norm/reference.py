@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from elman.ops.precision import wide_dtype
+from elman.ops.common.precision import wide_dtype
 
 EPS = 1e-5
 """Added to the mean square, as in every published run."""

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from elman.kernels.threads import kernel_threads
-from elman.ops.channel.arguments import ChannelArgs, pointers, sequence
-from elman.ops.channel.cells import compiled_cell
-from elman.ops.channel.kernels import Kernel, kernel_for
+from elman.ops.channel.abi import ChannelArgs, pointers, sequence
 from elman.ops.channel.plan import Plan
+from elman.ops.channel.recurrences import compiled_cell
+from elman.ops.channel.source import Kernel, kernel_for
 
 SEGMENT = 16
 """Steps between two kept states: they take a sixteenth of one sequence's memory, and running a

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from elman.ops.channel import custom, reference
-from elman.ops.channel.cells import compiled_cell
+from elman.ops.channel import custom_op, reference
 from elman.ops.channel.plan import Plan
-from elman.ops.door import empty_results, is_empty
-from elman.ops.precision import cast, no_autocast
-from elman.ops.slices import Slice
-from elman.ops.uncompiled import uncompiled
+from elman.ops.channel.recurrences import compiled_cell
+from elman.ops.common.door import empty_results, is_empty
+from elman.ops.common.precision import cast, no_autocast
+from elman.ops.common.slices import Slice
+from elman.ops.common.uncompiled import uncompiled
 
 
 def run(
@@ -36,7 +36,7 @@ def run(
         sources_bts: Projections before their biases and activations.
         parameters: The step's other tensors by name: [channels] unless the step says otherwise.
         state_bc: State before the first step.
-        backend: Name of the implementation, as chosen by ``elman.kernels.backends``.
+        backend: Name of the implementation, as chosen by ``elman.models.backends``.
 
     Returns:
         The output y_btc (the states, or what the plan makes of them) and the last state. The state
@@ -50,7 +50,7 @@ def run(
     dtype = state_bc.dtype
     narrow = sources_bts[0].dtype if backend == "cuda" else dtype
     compiled = backend in ("cpu", "cuda")
-    custom.check_call(plan, sources_bts, parameters, state_bc)
+    custom_op.check_call(plan, sources_bts, parameters, state_bc)
     if is_empty(sources_bts[0]):
         shape = (*sources_bts[0].shape[:2], state_bc.shape[1])
         read = (*sources_bts, *parameters.values())
@@ -60,7 +60,7 @@ def run(
     parameters = {name: cast(parameter, dtype) for name, parameter in parameters.items()}
     if compiled:
         ordered = [parameters[name] for name in compiled_cell(plan.step).parameters]
-        return custom.run(plan.text, sources_bts, ordered, state_bc)
+        return custom_op.run(plan.text, sources_bts, ordered, state_bc)
     return _REFERENCE[backend](plan, sources_bts, parameters, state_bc)
 
 

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass, field
 from functools import cache
 
-from elman.ops.slices import Slice, as_word
+from elman.ops.common.slices import Slice, as_word
 
 
 @dataclass(frozen=True)

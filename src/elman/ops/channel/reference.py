@@ -19,9 +19,9 @@ from torch.nn import functional
 from elman.ops.channel import log_space
 from elman.ops.channel.plan import Plan
 from elman.ops.channel.positive import positive
-from elman.ops.gates import self_gate, unit
-from elman.ops.scan import scan
-from elman.ops.slices import Slice
+from elman.ops.common.gates import self_gate, unit
+from elman.ops.common.scan import scan
+from elman.ops.common.slices import Slice
 
 NORM_EPS = 1e-6
 """Added to the mean square in E59, to the norm itself in E74 (matrix-state specification 9)."""

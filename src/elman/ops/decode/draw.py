@@ -20,7 +20,7 @@ MOST_VALUES = 1024
 
 
 class DrawArgs(ctypes.Structure):
-    """One call, as csrc/cuda/draw.cuh declares it."""
+    """One call, as csrc/cuda/decode/draw.cuh declares it."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("logits", "uniform", "place", "last", "drawn")),
@@ -76,13 +76,13 @@ def _grid(texts: int, values: int) -> Launch:
 
 
 @cache
-def unit_text(dtype: torch.dtype, values: int, device: str = "cuda/device.cuh") -> str:
+def unit_text(dtype: torch.dtype, values: int, device: str = "cuda/common/device.cuh") -> str:
     """Return the text of a translation unit; ``device``: header that answers for the machine."""
     size = ctypes.sizeof(DrawArgs)
     return "\n".join(
         [
             f'#include "{device}"',
-            '#include "cuda/draw.cuh"',
+            '#include "cuda/decode/draw.cuh"',
             f"using G = elman::DrawGeometry<{launches.NUMBERS[dtype]}, {values}>;",
             f'static_assert(sizeof(elman::DrawArgs) == {size}, "draw.py");',
             "ELMAN_KERNEL(draw, G::THREADS, 1, elman::DrawArgs, elman::draw<G>(a))",

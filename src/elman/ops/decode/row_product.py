@@ -21,7 +21,7 @@ _WARPS = 4
 
 
 class RowProductArgs(ctypes.Structure):
-    """One call, as csrc/cuda/row_product.cuh declares it."""
+    """One call, as csrc/cuda/decode/row_product.cuh declares it."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "weight", "y")),
@@ -67,7 +67,7 @@ def _grid(outputs: int) -> Launch:
 
 @cache
 def unit_text(
-    dtype: torch.dtype, width: int, vector: int, rows: int, device: str = "cuda/device.cuh"
+    dtype: torch.dtype, width: int, vector: int, rows: int, device: str = "cuda/common/device.cuh"
 ) -> str:
     """Return the text of a translation unit.
 
@@ -83,7 +83,7 @@ def unit_text(
     return "\n".join(
         [
             f'#include "{device}"',
-            '#include "cuda/row_product.cuh"',
+            '#include "cuda/decode/row_product.cuh"',
             f"using G = elman::RowProductGeometry<{numbers}>;",
             f'static_assert(sizeof(elman::RowProductArgs) == {size}, "row_product.py");',
             "ELMAN_KERNEL(row_product, G::THREADS, 1, elman::RowProductArgs, "

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from elman.ops.common.door import check_sequences, check_state, empty_results, is_empty
+from elman.ops.common.precision import no_autocast
+from elman.ops.common.uncompiled import uncompiled
 from elman.ops.dense import reference
-from elman.ops.door import check_sequences, check_state, empty_results, is_empty
-from elman.ops.precision import no_autocast
-from elman.ops.uncompiled import uncompiled
 
 _RECURRENCE = {"reference": reference.dense_recurrence}
 
@@ -59,7 +59,7 @@ def dense_recurrence(
         recurrent: The matrix R [out, in], already constrained, or its factors U, V with R = U V.
         state: State before the first step, [B, i] each, h first.
         parameters: The step's own: U [i, i] of ``gru``, alpha [1] of ``normalised_scalar``.
-        backend: Name of the implementation, as chosen by ``elman.kernels.backends``.
+        backend: Name of the implementation, as chosen by ``elman.models.backends``.
 
     Returns:
         h of all steps [B, T, i] and the state after the last one. Both, and all of the computation,

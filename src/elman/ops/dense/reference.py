@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from elman.ops.scan import scan
+from elman.ops.common.scan import scan
 
 NORM_EPS = 1e-6
 """Added to the mean square by the norm of E60 and E60b."""

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from elman.ops.chunk_decays import chunk_decays
-from elman.ops.chunking import run_in_chunks
+from elman.ops.common.chunk_decays import chunk_decays
+from elman.ops.common.chunking import run_in_chunks
 from elman.ops.gated_delta.inverse import unit_lower_inverse
 
 CHUNK = 64

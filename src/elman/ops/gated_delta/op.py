@@ -8,10 +8,10 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from elman.ops.door import check_sequences, check_state, empty_results, is_empty
+from elman.ops.common.door import check_sequences, check_state, empty_results, is_empty
+from elman.ops.common.precision import no_autocast, wide_dtype
+from elman.ops.common.uncompiled import uncompiled
 from elman.ops.gated_delta import chunked, triton
-from elman.ops.precision import no_autocast, wide_dtype
-from elman.ops.uncompiled import uncompiled
 
 _EPS = 1e-6
 
@@ -47,7 +47,7 @@ def gated_delta_rule(
         dt_bias_h: Added to the logits of the decay.
         write_scale: 1, or 2 for eigenvalues down to -1.
         state_bhvk: State before the first step, fp32 or wider; None starts a sequence.
-        backend: Name of the implementation, as chosen by ``elman.kernels.backends``.
+        backend: Name of the implementation, as chosen by ``elman.models.backends``.
 
     Returns:
         Reads y_bthv and the state after the last step, in fp32 or wider; the reads of ``triton``

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from elman.kernels.packages import import_kernels
-from elman.ops.uncompiled import uncompiled
+from elman.ops.common.uncompiled import uncompiled
 
 
 def gated_delta_rule(
@@ -51,7 +51,7 @@ def gated_delta_rule(
 def causal_conv_silu(
     x_btc: Tensor, weight_cw: Tensor, bias_c: Tensor | None, history_bpc: Tensor | None
 ) -> Tensor:
-    """Return silu of the causal convolution; ``history_bpc`` as in elman.models.conv."""
+    """Return silu of the causal convolution; ``history_bpc`` as in elman.models.blocks.conv."""
     past_bcw = None if history_bpc is None else functional.pad(history_bpc.mT, (1, 0))
     y_btc: Tensor
     y_btc, _ = _conv().causal_conv1d(

@@ -8,8 +8,9 @@ from typing import Protocol
 
 import torch
 
-from elman.ops.matrix_state import cpu, cuda
-from elman.ops.matrix_state.arguments import Call
+from elman.ops.matrix_state import cpu
+from elman.ops.matrix_state.abi import Call
+from elman.ops.matrix_state.cuda import kernels
 from elman.ops.matrix_state.plan import Plan
 
 
@@ -37,6 +38,6 @@ class Backend:
 
 BACKENDS: dict[str, Backend] = {
     "cpu": Backend(cpu.launch, cpu.segment, cpu.kept_dtype),
-    "cuda": Backend(cuda.launch, cuda.segment, cuda.kept_dtype),
+    "cuda": Backend(kernels.launch, kernels.segment, kernels.kept_dtype),
 }
 """By the name that ``kernels.backend`` has."""

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from elman.errors import UserError
+from elman.base.errors import UserError
 from elman.kernels.build import load_library
 from elman.kernels.threads import kernel_threads
-from elman.ops.matrix_state.arguments import Call, MatrixArgs, layouts
+from elman.ops.common.native import C_TYPES
+from elman.ops.matrix_state.abi import Call, MatrixArgs, layouts
 from elman.ops.matrix_state.plan import Plan
-from elman.ops.matrix_state.spec import spec_source
-from elman.ops.native import C_TYPES
+from elman.ops.matrix_state.source import spec_source
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def prepare(plans: Iterable[tuple[Plan, torch.dtype]], label: str) -> None:
     missing = [spec for spec in specs if spec not in _loaded]
     if not missing:
         return
-    parts = ['#include "cpu/matrix_engine.h"\n', layouts()]
+    parts = ['#include "cpu/matrix_state/engine.h"\n', layouts()]
     for number, spec in enumerate(missing):
         name = f"matrix_{number}"
         parts.append(spec.replace(f"struct {_NAME} ", f"struct {_NAME}_{name} "))

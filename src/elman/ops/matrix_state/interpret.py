@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from elman.ops.gates import self_gate, unit
+from elman.ops.common.gates import self_gate, unit
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.matrix_state.reference import recurrence
 

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from elman.errors import UserError
-from elman.ops.door import check_sequences, check_state, empty_results, is_empty
-from elman.ops.matrix_state import custom, interpret, reference
+from elman.base.errors import UserError
+from elman.ops.common.door import check_sequences, check_state, empty_results, is_empty
+from elman.ops.common.precision import cast, no_autocast, wide_dtype
+from elman.ops.common.uncompiled import uncompiled
+from elman.ops.matrix_state import custom_op, interpret, reference
 from elman.ops.matrix_state.plan import Plan
-from elman.ops.precision import cast, no_autocast, wide_dtype
-from elman.ops.uncompiled import uncompiled
 
 REFERENCE = "reference"
 
@@ -38,7 +38,7 @@ def run(
         sources_btc: Projections before their biases and activations.
         parameters: Those of ``plan.parameter_names`` by name, of ``plan.parameter_shape``.
         state_bhvn: State before the first step; None is zeros.
-        backend: Name of the implementation, as chosen by ``elman.kernels.backends``.
+        backend: Name of the implementation, as chosen by ``elman.models.backends``.
 
     Returns:
         The output [B, T, heads, rows] and the state after the last step. The state and all of the
@@ -53,7 +53,7 @@ def run(
         raise UserError(
             f"kernels.backend={backend}: {plan.kernel_problem}; use kernels.backend=reference"
         )
-    custom.check_call(plan, sources_btc, parameters, state_bhvn)
+    custom_op.check_call(plan, sources_btc, parameters, state_bhvn)
     dtype = wide_dtype(sources_btc[0].dtype)
     empty = is_empty(sources_btc[0])
     if state_bhvn is None and (empty or backend == REFERENCE):
@@ -69,7 +69,7 @@ def run(
     given = [cast(parameters[name], dtype) for name in plan.parameter_names]
     tensors = [*sources_btc, *given, *([] if state_bhvn is None else [state_bhvn])]
     keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    return custom.run(plan.text, backend, keep, sources_btc, given, state_bhvn)
+    return custom_op.run(plan.text, backend, keep, sources_btc, given, state_bhvn)
 
 
 def _empty(

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
 
-from elman.ops.matrix_state.cells import CELLS, MatrixCell
-from elman.ops.slices import Slice, as_word
+from elman.ops.common.slices import Slice, as_word
+from elman.ops.matrix_state.recurrences import CELLS, MatrixCell
 
 ROLES = ("v", "g0", "g1", "gate", "decay", "write", "k", "q", "z", "read")
-"""What a step reads, in the order of ``Role`` in csrc/args.h."""
+"""What a step reads, in the order of ``Role`` in csrc/abi/matrix_state.h."""
 PARAMETERS = ("p0", "p1", "p2", "z_bias", "decay", "dt_bias", "residual", "gate_bias")
-"""Tensors that do not change over time, in the order of ``Param`` in csrc/args.h."""
+"""Tensors that do not change over time, in the order of ``Param`` in csrc/abi/matrix_state.h."""
 
 _ON_COLUMNS = frozenset({"k", "q", "z", "read", "z_bias"})
 _PER_HEAD = frozenset({"decay", "write", "dt_bias"})
@@ -35,7 +35,7 @@ class Plan:
         y += residual o v;  y = y silu(y) if self_gate;  y *= act(gate + gate_bias)
 
     Args:
-        cell: Name in :data:`elman.ops.matrix_state.cells.CELLS`.
+        cell: Name in :data:`elman.ops.matrix_state.recurrences.CELLS`.
         heads: States side by side.
         rows: Value rows of a state.
         columns: Key columns of a state.

@@ -13,8 +13,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from elman.ops.common.scan import scan
 from elman.ops.matrix_state.steps import NONLINEARITIES, STEPS, Step
-from elman.ops.scan import scan
 
 
 def _time_first(x_bthc: Tensor) -> Tensor:

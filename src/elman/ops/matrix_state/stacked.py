@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from elman.ops.matrix_state.cells import CELLS
+from elman.ops.common.slices import row_blocks
 from elman.ops.matrix_state.plan import Plan
-from elman.ops.slices import row_blocks
+from elman.ops.matrix_state.recurrences import CELLS
 
 _ON_COLUMNS = ("q", "k", "z", "read")
 _OF_HEAD = ("decay", "write")
@@ -19,7 +19,7 @@ def stacked_plan(cell: str, heads: int, rows: int, columns: int, **options: Any)
     """Return a plan whose roles lie behind each other in one source, heads side by side in each.
 
     Args:
-        cell: Name in :data:`elman.ops.matrix_state.cells.CELLS`.
+        cell: Name in :data:`elman.ops.matrix_state.recurrences.CELLS`.
         heads: States side by side.
         rows: Value rows of a state.
         columns: Key columns of a state.

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from elman.ops.chunk_decays import chunk_decays
-from elman.ops.chunking import run_in_chunks
+from elman.ops.common.chunk_decays import chunk_decays
+from elman.ops.common.chunking import run_in_chunks
 
 CHUNK = 64
 """Steps of a chunk where nothing else is asked for: the fastest of 16 to 256 on a CPU."""

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from elman.ops.door import check_sequences, check_state, empty_results, is_empty
-from elman.ops.precision import no_autocast, wide_dtype
+from elman.ops.common.door import check_sequences, check_state, empty_results, is_empty
+from elman.ops.common.precision import no_autocast, wide_dtype
+from elman.ops.common.uncompiled import uncompiled
 from elman.ops.ssd import chunked, triton
-from elman.ops.uncompiled import uncompiled
 
 
 @uncompiled
@@ -45,7 +45,7 @@ def selective_scan(
         skip_h: Weight of the input in the output.
         state_bhpn: State before the first step, fp32 or wider; None starts a sequence.
         chunk: Steps computed at once; 0 is the implementation's own choice.
-        backend: Name of the implementation, as chosen by ``elman.kernels.backends``.
+        backend: Name of the implementation, as chosen by ``elman.models.backends``.
 
     Returns:
         Reads y_bthp and the state after the last step, in fp32 or wider; the reads of ``triton``

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from elman.kernels.packages import import_kernels
-from elman.ops.uncompiled import uncompiled
+from elman.ops.common.uncompiled import uncompiled
 
 CHUNK = 256
 """Steps of a chunk in the package's own layer."""

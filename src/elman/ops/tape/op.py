@@ -9,10 +9,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from elman.ops.door import check_sequences, check_state, empty_results, is_empty
-from elman.ops.precision import no_autocast
+from elman.ops.common.door import check_sequences, check_state, empty_results, is_empty
+from elman.ops.common.precision import no_autocast
+from elman.ops.common.uncompiled import uncompiled
 from elman.ops.tape import reference
-from elman.ops.uncompiled import uncompiled
 
 Write = Literal["full", "identity", "shared"]
 """Which value the tape is written with: W_r h, h, or W_h h."""
@@ -48,7 +48,7 @@ def dual_memory(
         tape_bni: Tape before the first step.
         state_bi: State before the first step.
         write: Which value q is.
-        backend: Name of the implementation, as chosen by ``elman.kernels.backends``.
+        backend: Name of the implementation, as chosen by ``elman.models.backends``.
 
     Returns:
         All states h_bti, the last tape and the last state. All three, and all of the computation,

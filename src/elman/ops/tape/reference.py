@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from elman.ops.scan import scan
+from elman.ops.common.scan import scan
 
 
 def dual_memory(

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from elman.catalog import SHIPPED, Place
-from elman.errors import UserError
-from elman.launch.quoting import pasteable
-from elman.launch.run_folder import lock_holder
-from elman.launch.sweep_resume import SWEEP_FILE
+from elman.base.errors import UserError
+from elman.base.quoting import pasteable
+from elman.config.catalog import SHIPPED, Place
+from elman.config.suites import SuiteFigures, load_suite, recorded_figures
 from elman.report.comparison.runs import Run, is_run, read_run
-from elman.suites import SuiteFigures, load_suite, recorded_figures
+from elman.runs.folder import lock_holder
+from elman.sweeps.resume import SWEEP_FILE
 
 
 @dataclass(frozen=True)

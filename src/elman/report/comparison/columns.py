@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from elman.evaluation.metrics import DEFINITIONS, LOSS_WINDOW
+from elman.published import PublishedResult
 from elman.report.comparison.published_rows import words
 from elman.report.comparison.rows import Row
 from elman.report.comparison.runs import Result
 from elman.report.comparison.statistics import SPREAD_DEFINITION, Spread
-from elman.report.published import PublishedResult
-from elman.training.metrics import DEFINITIONS, LOSS_WINDOW
 
 Records = Sequence[PublishedResult]
 NONE = "-"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from elman.catalog import SHIPPED, Place
+from elman.config.catalog import SHIPPED, Place
 from elman.report.comparison.collect import Source, collect
 from elman.report.comparison.columns import NONE, Column, published_only, shown_columns
 from elman.report.comparison.notes import comparison_notes, run_notes

@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from elman.errors import RunStatus
+from elman.base.errors import RunStatus
+from elman.evaluation.metrics import LOSS_WINDOW
 from elman.report.comparison.rows import Row
 from elman.report.comparison.runs import Run
 from elman.report.metrics_file import Floats, Metrics
-from elman.training.metrics import LOSS_WINDOW
 
 RATE_WINDOWS = 10
 SMOOTHING = (

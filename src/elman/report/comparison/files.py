@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from elman.errors import UserError
+from elman.base.errors import UserError
 from elman.report.comparison.content import Report
 from elman.report.comparison.page import PAGE_MARK, page_text
 from elman.report.comparison.text_files import CSV_COLUMNS, MARKDOWN_MARK, csv_text, markdown_text

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from elman.errors import RunStatus
+from elman.base.errors import RunStatus
 from elman.report.comparison.conditions import remarks
 from elman.report.comparison.rows import Row
 from elman.report.comparison.runs import Run
-from elman.schema.launching import SweepConfig
+from elman.sections.launching import SweepConfig
 
 _MOST_NAMES = 4
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from elman.config.suites import SuiteFigures
+from elman.published import PublishedResult, published_for
 from elman.report.comparison.rows import Row
-from elman.report.published import PublishedResult, published_for
-from elman.suites import SuiteFigures
 
 WARNING = (
     "Published losses are defined otherwise than ours (each definition stands beside its figure) "

@@ -13,12 +13,12 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from elman.errors import RunStatus
-from elman.launch.job_state import NOT_STARTED, RUNNING, UNFINISHED, runs_in
-from elman.launch.quoting import pasteable
-from elman.launch.run_folder import CONFIG_FILE
+from elman.base.errors import RunStatus
+from elman.base.quoting import pasteable
+from elman.evaluation.metrics import METRICS_VERSION
 from elman.report.metrics_file import METRICS, Metrics, read_metrics
-from elman.training.metrics import METRICS_VERSION
+from elman.runs.folder import CONFIG_FILE
+from elman.runs.state import NOT_STARTED, RUNNING, UNFINISHED, runs_in
 
 RESULT_FILE = "result.json"
 DAMAGED = "damaged"
@@ -72,7 +72,7 @@ class Environment(_Part):
 
 
 class Result(_Part):
-    """What a report reads of ``result.json``; :mod:`elman.training.metrics` defines the numbers."""
+    """What a report reads of ``result.json``; elman.evaluation.metrics defines the numbers."""
 
     status: Annotated[str, BeforeValidator(_known_status)]
     error: str | None = None

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from elman.config import RunConfig
-from elman.errors import UserError
+from elman.base.errors import UserError
+from elman.config.run_config import RunConfig
 from elman.report.comparison.content import make_report
 from elman.report.comparison.files import write_report
 from elman.report.comparison.terminal import print_report, say, say_where
-from elman.report.sweep_table import UNCUT, SweepRow, notes, print_sweep, wide_console
+from elman.report.tables.sweep import UNCUT, SweepRow, notes, print_sweep, wide_console
 
 
 def print_training_sweep(

@@ -7,6 +7,8 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
+from elman.evaluation.metrics import DEFINITIONS
+from elman.published import PublishedResult
 from elman.report.comparison.columns import MEASURES, NONE, backend
 from elman.report.comparison.content import Report
 from elman.report.comparison.printable import one_line
@@ -14,8 +16,6 @@ from elman.report.comparison.published_rows import WARNING, words
 from elman.report.comparison.rows import Row
 from elman.report.comparison.runs import Run
 from elman.report.markdown import table
-from elman.report.published import PublishedResult
-from elman.training.metrics import DEFINITIONS
 
 MARKDOWN_MARK = "<!-- written by elman mode=report -->"
 _SPREAD_OF = ("loss", "bpb", "val_bpb", "tok_s")

@@ -1,0 +1,311 @@
+// The CPU engine of the channel cells: OpenMP over (batch, slab of channels), channels in SIMD
+// lanes, all of time in one task.
+//
+// A slab is as wide as the threads' even load allows, so that every step reads whole rows. Forward
+// writes the output and, every `segment` steps, the state. Backward runs each segment forward once
+// more into a workspace that stays in the cache, with all that the derivative needs, then back.
+//
+// A Spec, which Python generates, says what is run:
+//   T           float or double
+//   Cell        of cells/channel.h
+//   SLOTS       distinct slices; SLOT[i]: the one that input i reads
+//   UNIT        input that is divided by its norm over the channels, or -1
+//   QUERY       slot that the state is multiplied by in the output, or -1
+//   SELF_GATE   whether the output y is replaced by y silu(y)
+#pragma once
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "abi/channel.h"
+#include "cpu/channel/lanes.h"
+#include "cpu/channel/unit.h"
+
+namespace elman {
+
+template <class Spec>
+class ChannelEngine {
+  using T = typename Spec::T;
+  using Cell = typename Spec::Cell;
+  using L = Lanes<T>;
+  using V = typename L::V;
+  using Unit = ChannelUnit<T>;
+
+  static constexpr int64_t LINE = 64 / sizeof(T);      // a cache line
+  static constexpr int64_t WIDEST = 2048 / sizeof(T);  // channels of a slab
+  static constexpr int64_t SMALL = 1 << 14;            // elements that one thread does at once
+  static constexpr bool HAS_UNIT = Spec::UNIT >= 0, HAS_QUERY = Spec::QUERY >= 0;
+
+  const ChannelArgs& a;
+  int64_t threads, slab, slabs, segments;
+
+  static int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+  // ---- where things lie ----
+
+  HD static T* at(const ChannelSequence& s, int64_t b, int64_t t) {
+    return static_cast<T*>(s.data) + b * s.batch + t * s.time;
+  }
+  HD static T* row(void* tensor, int64_t b, int64_t channels) {
+    return static_cast<T*>(tensor) + b * channels;
+  }
+  HD T* checkpoint(int64_t b, int64_t segment) const {
+    return row(a.checkpoints, b * segments + segment, a.channels);
+  }
+  HD int64_t end_of(int64_t begin) const {
+    return begin + slab < a.channels ? begin + slab : a.channels;
+  }
+
+  // The workspace: norms [B, T], gradients of the unit input [B, T, C], sums over time of the
+  // parameters' gradients [B, P, C], and a part for each thread.
+  int64_t norms_size() const { return HAS_UNIT ? up(a.batch * a.steps, LINE) : 0; }
+  int64_t unit_size() const { return HAS_UNIT ? up(a.batch * a.steps * a.channels, LINE) : 0; }
+  int64_t sums_size() const { return up(a.batch * Cell::PARAMETERS * a.channels, LINE); }
+  int64_t own_size() const { return (1 + a.segment * (1 + Cell::MEMO)) * up(slab, L::W); }
+  int64_t shared_size() const { return norms_size() + unit_size() + sums_size(); }
+  T* norms() const { return static_cast<T*>(a.workspace); }
+  T* unit_gradients() const { return norms() + norms_size(); }
+  T* sums() const { return unit_gradients() + unit_size(); }
+  T* own(int64_t thread) const { return norms() + shared_size() + thread * own_size(); }
+
+  // The rows of one (batch, step).
+  struct Rows {
+    const T *x[MAX_SLOTS], *dy;
+    T *dx[MAX_SLOTS], *y, *unit_gradient;
+    T scale;  // of the unit input
+  };
+  HD Rows rows(int64_t b, int64_t t, bool backward) const {
+    Rows r;
+    for (int s = 0; s < Spec::SLOTS; s++) {
+      r.x[s] = at(a.x[s], b, t);
+      if (backward) r.dx[s] = at(a.dx[s], b, t);
+    }
+    if (HAS_UNIT) r.scale = T(1) / (norms()[b * a.steps + t] + T(NORM_EPS));
+    if (HAS_UNIT && backward) r.unit_gradient = row(unit_gradients(), b * a.steps + t, a.channels);
+    if (backward)
+      r.dy = a.dy.data ? at(a.dy, b, t) : nullptr;
+    else
+      r.y = at(a.y, b, t);
+    return r;
+  }
+
+  // ---- one vector of channels ----
+
+  // Reads the n channels from i on; returns the query.
+  HD V read(const Rows& r, int64_t i, int n, Channel<V>& c) const {
+    V slot[MAX_SLOTS];
+    for (int s = 0; s < Spec::SLOTS; s++) slot[s] = L::load(r.x[s] + i, n);
+    for (int k = 0; k < Cell::INPUTS; k++) c.x[k] = slot[Spec::SLOT[k]];
+    if constexpr (HAS_UNIT) c.x[Spec::UNIT] *= r.scale;
+    for (int k = 0; k < Cell::PARAMETERS; k++)
+      c.p[k] = L::load(static_cast<const T*>(a.p[k]) + i, n);
+    if constexpr (HAS_QUERY) return slot[Spec::QUERY];
+    return V{};
+  }
+  // Writes the gradients of the slices: the sum over those that read one.
+  HD static void write(const Rows& r, int64_t i, int n, const ChannelGrad<V>& d, V dquery) {
+    V slot[MAX_SLOTS];
+    bool written[MAX_SLOTS] = {};
+    for (int k = 0; k < Cell::INPUTS; k++) {
+      if (k == Spec::UNIT) {
+        L::store(r.unit_gradient + i, d.x[k], n);
+        continue;
+      }
+      const int s = Spec::SLOT[k];
+      slot[s] = written[s] ? slot[s] + d.x[k] : d.x[k];
+      written[s] = true;
+    }
+    if constexpr (HAS_QUERY) {
+      slot[Spec::QUERY] = written[Spec::QUERY] ? slot[Spec::QUERY] + dquery : dquery;
+      written[Spec::QUERY] = true;
+    }
+    for (int s = 0; s < Spec::SLOTS; s++)
+      if (written[s]) L::store(r.dx[s] + i, slot[s], n);
+  }
+  HD static V output(V h, V query) {
+    V y = HAS_QUERY ? h * query : h;
+    return Spec::SELF_GATE ? self_gate(y) : y;
+  }
+  // Returns the gradient of h and sets that of the query.
+  HD static V output_bwd(V h, V query, V dy, V& dquery) {
+    if (Spec::SELF_GATE) dy *= self_gate_slope(HAS_QUERY ? h * query : h);
+    if constexpr (!HAS_QUERY) return dy;
+    dquery = dy * h;
+    return dy * query;
+  }
+
+  // ---- one slab of channels through all of time ----
+
+  void forward_slab(int64_t b, int64_t begin) const {
+    const int64_t end = end_of(begin), bytes = (end - begin) * sizeof(T);
+    T* h = row(a.last, b, a.channels);
+    std::memcpy(h + begin, row(a.first, b, a.channels) + begin, bytes);
+    for (int64_t t = 0; t < a.steps; t++) {
+      if (t % a.segment == 0) std::memcpy(checkpoint(b, t / a.segment) + begin, h + begin, bytes);
+      const Rows r = rows(b, t, false);
+      for (int64_t i = begin; i < end; i += L::W) {
+        const int n = L::count(i, end);
+        Channel<V> c;
+        V memo[MAX_MEMO];
+        const V query = read(r, i, n, c);
+        c.h = L::load(h + i, n);
+        const V h_new = Cell::step(c, memo);
+        L::store(h + i, h_new, n);
+        L::store(r.y + i, output(h_new, query), n);
+      }
+    }
+  }
+
+  // Runs one step forward, from the states h to h + width.
+  void replay(const Rows& r, int64_t begin, int64_t end, int64_t width, V* h, V* memo) const {
+    for (int64_t i = begin; i < end; i += L::W, h++, memo += Cell::MEMO) {
+      Channel<V> c;
+      V m[MAX_MEMO];
+      read(r, i, L::count(i, end), c);
+      c.h = *h;
+      h[width] = Cell::step(c, m);
+      for (int k = 0; k < Cell::MEMO; k++) memo[k] = m[k];
+    }
+  }
+  // Runs it back: dh goes from the gradient of the new states to that of the old ones.
+  void back(const Rows& r, int64_t begin, int64_t end, int64_t width, const V* h, const V* memo,
+            T* dh, T* sum) const {
+    for (int64_t i = begin; i < end; i += L::W, h++, memo += Cell::MEMO) {
+      const int n = L::count(i, end);
+      Channel<V> c;
+      ChannelGrad<V> d;
+      V m[MAX_MEMO], dquery = {};
+      const V query = read(r, i, n, c);
+      c.h = *h;
+      for (int k = 0; k < Cell::MEMO; k++) m[k] = memo[k];
+      const V h_new = h[width], dy = r.dy ? L::load(r.dy + i, n) : V{};
+      const V e = L::load(dh + i, n) + output_bwd(h_new, query, dy, dquery);
+      Cell::step_bwd(c, m, h_new, e, d);
+      L::store(dh + i, d.h, n);
+      write(r, i, n, d, dquery);
+      for (int k = 0; k < Cell::PARAMETERS; k++) {
+        T* to = sum + k * a.channels + i;
+        L::store(to, L::load(to, n) + d.p[k], n);
+      }
+    }
+  }
+  void backward_slab(int64_t b, int64_t begin, T* work) const {
+    const int64_t end = end_of(begin), bytes = (end - begin) * sizeof(T);
+    const int64_t width = up(end - begin, L::W) / L::W;
+    V *h = reinterpret_cast<V*>(work), *memo = h + (a.segment + 1) * width;
+    T *dh = row(a.dfirst, b, a.channels), *sum = row(sums(), b * Cell::PARAMETERS, a.channels);
+    if (a.dlast)
+      std::memcpy(dh + begin, row(a.dlast, b, a.channels) + begin, bytes);
+    else
+      std::memset(dh + begin, 0, bytes);
+    for (int k = 0; k < Cell::PARAMETERS; k++) std::memset(sum + k * a.channels + begin, 0, bytes);
+    h[width - 1] = V{};  // lanes without a channel
+    for (int64_t s = segments - 1; s >= 0; s--) {
+      const int64_t t0 = s * a.segment;
+      const int64_t steps = a.steps - t0 < a.segment ? a.steps - t0 : a.segment;
+      std::memcpy(h, checkpoint(b, s) + begin, bytes);
+      for (int64_t u = 0; u < steps; u++)
+        replay(rows(b, t0 + u, true), begin, end, width, h + u * width,
+               memo + u * width * Cell::MEMO);
+      for (int64_t u = steps - 1; u >= 0; u--)
+        back(rows(b, t0 + u, true), begin, end, width, h + u * width, memo + u * width * Cell::MEMO,
+             dh, sum);
+    }
+  }
+
+  // ---- before and after the recurrence, by all threads of a team ----
+
+  void take_norms() const {
+    const ChannelSequence& x = a.x[Spec::SLOT[Spec::UNIT]];
+#pragma omp for schedule(static) collapse(2)
+    for (int64_t b = 0; b < a.batch; b++)
+      for (int64_t t = 0; t < a.steps; t++)
+        norms()[b * a.steps + t] = Unit::norm(at(x, b, t), a.channels);
+  }
+  // Whether something besides the unit input reads its slice.
+  static constexpr bool shared() {
+    bool found = HAS_QUERY && Spec::QUERY == Spec::SLOT[HAS_UNIT ? Spec::UNIT : 0];
+    for (int k = 0; k < Cell::INPUTS; k++)
+      found |= k != Spec::UNIT && Spec::SLOT[k] == Spec::SLOT[HAS_UNIT ? Spec::UNIT : 0];
+    return found;
+  }
+  void norms_bwd() const {
+    const int s = Spec::SLOT[Spec::UNIT];
+#pragma omp for schedule(static) collapse(2)
+    for (int64_t b = 0; b < a.batch; b++)
+      for (int64_t t = 0; t < a.steps; t++) {
+        const int64_t at_bt = b * a.steps + t;
+        Unit::template bwd<shared()>(at(a.x[s], b, t), row(unit_gradients(), at_bt, a.channels),
+                                     at(a.dx[s], b, t), norms()[at_bt], a.channels);
+      }
+  }
+  // In the order of the batch, whatever thread did which part.
+  void sum_parameters() const {
+    for (int k = 0; k < Cell::PARAMETERS; k++) {
+      T* to = static_cast<T*>(a.dp[k]);
+      std::memset(to, 0, a.channels * sizeof(T));
+      for (int64_t b = 0; b < a.batch; b++) {
+        const T* from = row(sums(), b * Cell::PARAMETERS + k, a.channels);
+        for (int64_t i = 0; i < a.channels; i++) to[i] += from[i];
+      }
+    }
+  }
+  static int64_t thread_index() {
+#ifdef _OPENMP
+    return omp_get_thread_num();
+#else
+    return 0;
+#endif
+  }
+
+ public:
+  explicit ChannelEngine(const ChannelArgs& args) : a(args) {
+    threads = a.batch * a.steps * a.channels <= SMALL ? 1 : a.threads;
+    int64_t parts = 1;
+    while (a.batch * parts % threads != 0 && a.batch * parts < 4 * threads) parts++;
+    slab = up((a.channels + parts - 1) / parts, LINE);
+    if (slab > WIDEST) slab = WIDEST;
+    slabs = (a.channels + slab - 1) / slab;
+    segments = (a.steps + a.segment - 1) / a.segment;
+  }
+  int64_t workspace_bytes() const {
+    return (shared_size() + threads * own_size()) * int64_t(sizeof(T));
+  }
+  void forward() const {
+#pragma omp parallel num_threads(threads)
+    {
+      const cpu::FlushDenormals flushed;
+      if constexpr (HAS_UNIT) take_norms();
+#pragma omp for schedule(dynamic) collapse(2)
+      for (int64_t b = 0; b < a.batch; b++)
+        for (int64_t s = 0; s < slabs; s++) forward_slab(b, s * slab);
+    }
+  }
+  void backward() const {
+#pragma omp parallel num_threads(threads)
+    {
+      const cpu::FlushDenormals flushed;
+      T* work = own(thread_index());
+      if constexpr (HAS_UNIT) take_norms();
+#pragma omp for schedule(dynamic) collapse(2)
+      for (int64_t b = 0; b < a.batch; b++)
+        for (int64_t s = 0; s < slabs; s++) backward_slab(b, s * slab, work);
+      if constexpr (HAS_UNIT) norms_bwd();
+    }
+    sum_parameters();
+  }
+};
+
+}  // namespace elman
+
+// The C interface of one Spec.
+#define ELMAN_CHANNEL(NAME, SPEC)                                    \
+  extern "C" void NAME##_forward(const elman::ChannelArgs* a) {      \
+    elman::ChannelEngine<SPEC>(*a).forward();                        \
+  }                                                                  \
+  extern "C" void NAME##_backward(const elman::ChannelArgs* a) {     \
+    elman::ChannelEngine<SPEC>(*a).backward();                       \
+  }                                                                  \
+  extern "C" int64_t NAME##_workspace(const elman::ChannelArgs* a) { \
+    return elman::ChannelEngine<SPEC>(*a).workspace_bytes();         \
+  }

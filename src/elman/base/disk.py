@@ -1,0 +1,173 @@
+"""Files of a run on a disk that may be full: appended to later, written into room kept from before.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TypeGuard
+
+from elman.base.errors import UserError
+
+_TROUBLE = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ENODEV, errno.ESTALE}
+)
+RESULT_BYTES = 1 << 16
+"""Room that a run keeps for its result from the start."""
+HELD_BYTES = 1 << 24
+"""The most that waits in memory for each file of a run."""
+_PART_BYTES = 1 << 20
+
+
+def is_disk_trouble(error: BaseException) -> TypeGuard[OSError]:
+    """Whether the disk is at fault: full, over quota, read-only, broken or gone."""
+    return isinstance(error, OSError) and error.errno in _TROUBLE
+
+
+def no_room(error: OSError, place: Path | str) -> UserError:
+    """Word the error of a run that could not begin because of its disk."""
+    where = error.filename or place
+    return UserError(
+        f"{where}: cannot be written ({error.strerror}); free some space there, or name a folder "
+        "on another disk with hydra.run.dir=<folder>"
+    )
+
+
+def sizes(needed: int, free: int) -> tuple[str, str]:
+    """Return both in megabytes, with as many decimals as it takes to tell them apart."""
+    for digits in range(6):
+        pair = f"{needed / 1e6:,.{digits}f} MB", f"{free / 1e6:,.{digits}f} MB"
+        if pair[0] != pair[1]:
+            break
+    return pair
+
+
+def unfinished(path: Path) -> Path:
+    """Return the name under which a result is written before it is renamed."""
+    return path.with_name(f".{path.name}.unfinished")
+
+
+def keep_room(path: Path) -> None:
+    """Take the room for a result now, so that the result of a run on a full disk can be written.
+
+    Raises:
+        OSError: there is no such room.
+    """
+    scratch = unfinished(path)
+    try:
+        with scratch.open("wb") as stream:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(stream.fileno(), 0, RESULT_BYTES)
+            else:
+                stream.write(bytes(RESULT_BYTES))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            scratch.unlink()
+        if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
+            return  # a file system that keeps no room
+        raise OSError(error.errno, error.strerror, str(path.parent)) from None
+
+
+def give_room_back(path: Path) -> None:
+    """Remove the room that was kept for a result and not used."""
+    with contextlib.suppress(OSError):
+        unfinished(path).unlink()
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[IO[str]]:
+    """Write a file whole or not at all, into the room that was kept for it, if any was.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    scratch = unfinished(path)
+    # Not "w": it would give the room back before anything is written.
+    with os.fdopen(
+        os.open(scratch, os.O_RDWR | os.O_CREAT, 0o666), "w", encoding="utf-8"
+    ) as stream:
+        yield stream
+        stream.flush()
+        stream.truncate()
+        os.fsync(stream.fileno())
+    os.replace(scratch, path)
+
+
+def say_unwritten(path: Path, error: OSError) -> None:
+    """Say that a result stands nowhere but in the terminal."""
+    _say(f"elman: {path}: cannot be written ({error.strerror}); the table above is all of it")
+
+
+class Appender:
+    """Appends to a file; what finds no room waits in memory and is written, in order, later.
+
+    The first file that has to wait says so, once, and so does the last one whose wait is over.
+
+    Args:
+        path: The file; it is made if it is not there.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+
+    _waiting: set[Appender] = set()  # noqa: RUF012 (of all files of the process)
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = os.open(
+            path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666
+        )
+        self._held = bytearray()
+        self.dropped = 0
+
+    def append(self, content: bytes) -> None:
+        """Append ``content``, now or later; beyond 16 MiB that wait, it is dropped."""
+        if self._held and len(self._held) + len(content) > HELD_BYTES:
+            self.dropped += len(content)
+            content = b""
+        self._held += content
+        self._write()
+
+    def close(self) -> int:
+        """Write what waits, if that is possible, close the file, and return the bytes lost."""
+        self._write()
+        Appender._waiting.discard(self)
+        with contextlib.suppress(OSError):
+            os.close(self._descriptor)
+        return len(self._held) + self.dropped
+
+    def _write(self) -> None:
+        try:
+            while self._held:
+                written = os.write(self._descriptor, bytes(self._held[:_PART_BYTES]))
+                del self._held[:written]
+        except OSError as error:
+            self._waits(error)
+        else:
+            self._goes_on()
+
+    def _waits(self, error: OSError) -> None:
+        if not Appender._waiting:
+            _say(
+                f"warning: {self.path}: {error.strerror}; metrics and log lines wait in memory "
+                "until there is room, and the run goes on"
+            )
+        Appender._waiting.add(self)
+
+    def _goes_on(self) -> None:
+        if self not in Appender._waiting:
+            return
+        Appender._waiting.discard(self)
+        if not Appender._waiting:
+            _say(f"{self.path.parent}: can be written again; metrics and log lines are on the disk")
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)

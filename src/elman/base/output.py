@@ -1,0 +1,117 @@
+"""Standard output and error that may go away: a run never ends because nobody reads it any more.
+
+The reader of a pipe dies (``| tee log`` at Ctrl-C), a terminal closes, the disk under a log fills.
+A text that cannot be written is then dropped, once there is a run that would be lost by an error.
+Before that, output is all that a command makes: one that nobody reads ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO, cast
+
+from elman.base.errors import UserError
+
+
+class _Lasting:
+    """A text stream whose failures are dropped, or ended with, as :func:`keep_going` says."""
+
+    def __init__(self, stream: TextIO, necessary: bool) -> None:
+        self._stream, self._necessary = stream, necessary
+
+    def write(self, text: str) -> int:
+        """Write ``text`` if that is possible."""
+        with self._survived():
+            self._stream.write(text)
+        return len(text)
+
+    def writelines(self, lines: list[str]) -> None:
+        """Write every line if that is possible."""
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """Hand on what was written if that is possible."""
+        with self._survived():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _survived(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if _keeps_going or not self._necessary:
+                return
+            if isinstance(error, BrokenPipeError):
+                raise
+            raise UserError(
+                f"standard output cannot be written ({error.strerror}); send it elsewhere"
+            ) from None
+        except ValueError:
+            if not self._stream.closed:
+                raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+_keeps_going = False
+
+
+def keep_going() -> None:
+    """From now on the command makes more than its output: it goes on without any."""
+    global _keeps_going
+    _keeps_going = True
+
+
+@contextlib.contextmanager
+def lasting_output() -> Iterator[None]:
+    """Let standard output and error outlive their readers inside this context."""
+    global _keeps_going
+    _open_closed()
+    before = sys.stdout, sys.stderr, _keeps_going
+    out, err = _stream(1), _stream(2)
+    sys.stdout, sys.stderr = cast(TextIO, _Lasting(out, True)), cast(TextIO, _Lasting(err, False))
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr, _keeps_going = before
+        for stream in (out, err):
+            _settle(stream)
+
+
+def _open_closed() -> None:
+    """Open what the caller has closed: else the first file of a run would be its output."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+
+
+def _stream(descriptor: int) -> TextIO:
+    """Return the standard stream, which prints any text in any encoding."""
+    stream = sys.stdout if descriptor == 1 else sys.stderr
+    if stream is None:  # it was closed when Python started
+        return open(os.devnull, "w")
+    reconfigure = getattr(stream, "reconfigure", None)
+    if reconfigure is not None and stream.errors in ("strict", "surrogateescape"):
+        with contextlib.suppress(OSError):  # it writes out what waits
+            reconfigure(errors="backslashreplace")
+    return stream
+
+
+def _settle(stream: TextIO) -> None:
+    """Leave nothing unwritten in a stream: Python would complain of it at its end."""
+    try:
+        if not stream.closed:
+            stream.flush()
+    except OSError:
+        with contextlib.suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+            stream.flush()

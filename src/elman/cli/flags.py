@@ -1,0 +1,132 @@
+"""The command line's flags: which exist, which belong together, and in what order Hydra wants them.
+
+Hydra's own parser dies at a flag after an override (``elman model=a -m x=1,2``) and answers a
+misspelled one with its whole usage text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from elman.base.errors import UserError, did_you_mean, nearest
+
+# Every flag by its long name: its short name and what its value is called.
+_FLAGS: dict[str, tuple[str, str | None]] = {
+    "--help": ("-h", None),
+    "--version": ("", None),
+    "--hydra-help": ("", None),
+    "--multirun": ("-m", None),
+    "--run": ("-r", None),
+    "--cfg": ("-c", "job|hydra|all"),
+    "--resolve": ("", None),
+    "--package": ("-p", "GROUP"),
+    "--info": ("-i", "all|config|defaults|defaults-tree|plugins|searchpath"),
+    "--shell-completion": ("-sc", None),
+    "--config-dir": ("-cd", "DIR"),
+    "--config-name": ("-cn", "NAME"),
+    "--config-path": ("-cp", "DIR"),
+}
+_LONG_NAMES = {short: long for long, (short, _) in _FLAGS.items() if short}
+# What Hydra does instead of running one job; at most one of them.
+_ACTIONS = ("--run", "--multirun", "--cfg", "--info", "--shell-completion")
+# Where YAML files are found; a sweep's jobs need the same.
+_SEARCH = ("--config-dir", "--config-name", "--config-path")
+_COMPLETION = {"install", "uninstall", "query"}
+
+
+@dataclass
+class Arguments:
+    """A command line taken apart: flags by their long names, and overrides in their order."""
+
+    flags: dict[str, str | None] = field(default_factory=dict)
+    overrides: list[str] = field(default_factory=list)
+    typed: tuple[str, ...] = ()
+
+    @property
+    def for_hydra(self) -> list[str]:
+        """The arguments in the one order that Hydra's parser takes."""
+        return [*self._spelled(self.flags), *self.overrides]
+
+    @property
+    def search_flags(self) -> list[str]:
+        """The flags that say where YAML files are found."""
+        return self._spelled([name for name in self.flags if name in _SEARCH])
+
+    def _spelled(self, names: Sequence[str] | dict[str, str | None]) -> list[str]:
+        pairs = [(name, self.flags[name]) for name in names]
+        return [text for name, value in pairs for text in (name, value) if text is not None]
+
+
+def parse(argv: Sequence[str]) -> Arguments:
+    """Take a command line apart.
+
+    Raises:
+        UserError: a flag is unknown, lacks its value, or contradicts another.
+    """
+    found, rest = Arguments(typed=tuple(argv)), list(argv)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-") or word == "-":
+            found.overrides.append(word)
+            continue
+        if word == "--":
+            found.overrides += rest
+            break
+        name, equals, value = word.partition("=")
+        name = _LONG_NAMES.get(name, name)
+        if name not in _FLAGS:
+            raise UserError(_unknown(word, rest))
+        found.flags[name] = value if equals else _take_value(name, rest)
+        if equals and _FLAGS[name][1] is None:
+            raise UserError(f"{word}: {name} takes no value; type {name}")
+    _check(found)
+    return found
+
+
+def _take_value(name: str, rest: list[str]) -> str | None:
+    placeholder = _FLAGS[name][1]
+    if placeholder is None:
+        return None
+    if name == "--info":
+        # Its value may be left out, and an override may follow.
+        return rest.pop(0) if rest and rest[0] in placeholder.split("|") else "all"
+    if not rest or rest[0].startswith("-"):
+        raise UserError(f"{name}: needs a value; type {name} {placeholder}")
+    return rest.pop(0)
+
+
+def _check(found: Arguments) -> None:
+    for name, value in found.flags.items():
+        placeholder = _FLAGS[name][1] or ""
+        choices = placeholder.split("|")
+        if len(choices) > 1 and value not in choices:
+            hint = did_you_mean(value or "", choices)
+            raise UserError(f"{name} {value}: expected one of {', '.join(choices)}{hint}")
+    actions = [name for name in _ACTIONS if name in found.flags]
+    if len(actions) > 1:
+        raise UserError(f"{actions[0]} and {actions[1]}: give only one of them")
+    if "--resolve" in found.flags and not found.flags.keys() & {"--cfg", "--help"}:
+        raise UserError("--resolve: read only with --cfg; type --cfg job --resolve")
+    if "--package" in found.flags and "--cfg" not in found.flags:
+        raise UserError("--package: read only with --cfg; type --cfg job --package GROUP")
+    if "--shell-completion" in found.flags:
+        commands = [text.split("=")[0] for text in found.overrides]
+        if len(commands) != 1 or commands[0] not in _COMPLETION or "=" not in found.overrides[0]:
+            raise UserError("-sc: type elman -sc install=bash (or zsh, fish; or uninstall=bash)")
+
+
+def _unknown(word: str, rest: Sequence[str]) -> str:
+    """Word an unknown flag: often a setting, typed as other programs want it."""
+    from elman.config.run_config import known_keys
+
+    name, _, value = word.lstrip("-").partition("=")
+    value = value or (rest[0] if rest and not rest[0].startswith("-") else "...")
+    key = name.replace("-", "_")
+    known = known_keys()
+    exact = [full for full in known if key in (full, full.split(".")[-1])]
+    if exact:
+        return f"{word}: unknown flag; settings are key=value: did you mean {exact[0]}={value}?"
+    best = nearest(word.split("=")[0], _FLAGS) if word.startswith("--") else None
+    hint = f"did you mean {best}?" if best else "`elman --help` lists the flags"
+    return f"{word}: unknown flag; {hint}"

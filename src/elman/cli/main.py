@@ -1,0 +1,341 @@
+"""The command ``elman``: compose, validate, dispatch on mode. Imports no torch.
+
+Hydra runs in the middle; whatever it or the program says about a person's mistake comes out of
+:func:`main` as one line, with exit status 2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from elman._version import __version__
+from elman.base.errors import ExitStatus, UserError
+from elman.cli import flags
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from omegaconf import DictConfig
+
+    from elman.cli.session import Job
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit status.
+
+    Args:
+        argv: Arguments without the program's name; those of the process if None.
+    """
+    from elman.base.output import lasting_output
+    from elman.base.signals import ending
+
+    with lasting_output(), ending():
+        return _main(sys.argv[1:] if argv is None else argv)
+
+
+def _main(argv: Sequence[str]) -> int:
+    try:
+        arguments = flags.parse(argv)
+        if "--version" in arguments.flags:
+            print(f"elman {__version__}")
+            return int(ExitStatus.OK)
+        if "--help" in arguments.flags:
+            from elman.cli.help import help_text
+
+            print(help_text(arguments.flags.get("--config-dir")), end="")
+            return int(ExitStatus.OK)
+        from elman.cli.taking_up import taken_up
+
+        with taken_up(arguments) as whole:
+            status = _run_hydra(whole)
+        sys.stdout.flush()
+        return status
+    except UserError as error:
+        return _refuse(error)
+    except KeyboardInterrupt:
+        print("elman: interrupted", file=sys.stderr)
+        return int(ExitStatus.INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output went away (elman --help | head); nobody is left to tell.
+        return int(ExitStatus.FAILED)
+    except Exception as error:
+        return _failed_before_a_run(error)
+
+
+def run_task(tree: DictConfig) -> int:
+    """Run the job that the callback prepared; Hydra calls this.
+
+    Nothing but an interruption is raised: Hydra would add lines of its own to an error's.
+    """
+    from elman.cli import session
+
+    state = session.current()
+    try:
+        status = _run_job(state.job or _adopted(tree))
+    except UserError as error:
+        status = _refuse(error)
+    state.status = ExitStatus(status)
+    return status
+
+
+def _adopted(tree: DictConfig) -> Job:
+    """Prepare a job that one of Hydra's own launchers runs: those know no callback before it."""
+    from elman.runs.prepare import adopt
+
+    return adopt(tree)
+
+
+def _run_job(job: Job) -> int:
+    """Run one job in its mode, in the folder that it has, if any."""
+    from elman.base.disk import give_room_back
+    from elman.base.output import keep_going
+    from elman.config.run_config import MODES
+
+    if job.folder is None:
+        return _run_mode(job)
+    keep_going()
+    try:
+        return _run_mode(job)
+    finally:
+        give_room_back(job.folder / MODES[job.config.mode].result_file)
+
+
+def _run_mode(job: Job) -> int:
+    """Run one job in its mode; a new run that could not begin leaves no folder."""
+    from importlib import import_module
+
+    from elman.base.disk import is_disk_trouble, no_room
+    from elman.launchers import place
+    from elman.runs.folder import discard_folder
+
+    fresh = job.folder if not job.resumed else None
+    try:
+        # The first place that imports torch.
+        with _without_collecting():
+            mode = import_module(f"elman.modes.{job.config.mode}")
+        place.passed()
+        return int(mode.run(job.config, job.folder))
+    except UserError as error:
+        if fresh is not None:
+            discard_folder(fresh)
+        return _refuse(error)
+    except KeyboardInterrupt:
+        if fresh is not None:
+            discard_folder(fresh)
+        raise
+    except Exception as error:
+        if job.folder is None or not is_disk_trouble(error):
+            return _report_internal(error, job.folder)
+        if fresh is not None:
+            discard_folder(fresh)
+        return _refuse(no_room(error, job.folder))
+
+
+@contextlib.contextmanager
+def _without_collecting() -> Iterator[None]:
+    """Import torch without the collection of garbage, and keep it out of later collections.
+
+    It makes some hundred thousand objects that stay: to look through them again and again takes a
+    quarter of its import.
+    """
+    if "torch" in sys.modules or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def _run_hydra(arguments: flags.Arguments) -> int:
+    """Let Hydra compose and dispatch, and return what the job or the sweep left in the session."""
+    import hydra
+
+    from elman.cli import session
+    from elman.config.compose import CONFIG_MODULE, CONFIG_NAME, register_cells
+    from elman.config.wording import in_our_words
+
+    register_cells()
+    _register_plugins()
+    if "--cfg" in arguments.flags:
+        _show_what_runs()
+    state = session.begin(arguments.search_flags, arguments.typed)
+    command = hydra.main(f"pkg://{CONFIG_MODULE}", CONFIG_NAME, version_base="1.3")(run_task)
+    try:
+        with _hydra_surroundings(arguments), in_our_words(arguments.overrides, _compose(arguments)):
+            command()
+    except session.Halt as halt:
+        raise halt.cause from None
+    except SystemExit as exited:
+        return exited.code if isinstance(exited.code, int) else int(exited.code is not None)
+    finally:
+        if state.job is not None and state.job.lock is not None:
+            state.job.lock.release()
+    return int(state.status)
+
+
+def _show_what_runs() -> None:
+    """Let ``--cfg`` print the minutes of a run for which none are named, not null.
+
+    Hydra prints the composed tree without calling anybody, but for this function of its own.
+    """
+    from hydra._internal.hydra import Hydra
+    from omegaconf import open_dict, read_write
+
+    from elman.sections.budget import UNSAID_MINUTES
+
+    plain = Hydra.get_sanitized_cfg
+
+    def filled(self: Hydra, cfg: DictConfig, cfg_type: str) -> DictConfig:
+        tree = plain(self, cfg, cfg_type)
+        train = tree.get("train") if tree.get("mode") == "train" else None
+        if train is None or any(
+            train.get(key) is not None for key in ("minutes", "steps", "resume")
+        ):
+            return tree
+        with read_write(tree), open_dict(tree):
+            train.minutes = UNSAID_MINUTES
+        return tree
+
+    Hydra.get_sanitized_cfg = filled  # type: ignore[method-assign]
+
+
+def _register_plugins() -> None:
+    """Show Hydra our plugins: its own search does not see into an editable install."""
+    from hydra.core.plugins import Plugins
+
+    plugins = Plugins.instance()
+
+    from hydra_plugins.elman_launcher import GpusLauncher, LocalLauncher, SlurmLauncher
+    from hydra_plugins.elman_sweeper import ElmanSweeper
+
+    for plugin in (GpusLauncher, LocalLauncher, SlurmLauncher, ElmanSweeper):
+        plugins.register(plugin)
+
+
+@contextlib.contextmanager
+def _hydra_surroundings(arguments: flags.Arguments) -> Iterator[None]:
+    """Give Hydra its arguments and have it raise its errors instead of printing them."""
+    argv, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv = [argv[0], *arguments.for_hydra]
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    # --info is logged, and logging would print a traceback for each line that `| head` cuts off.
+    logging.raiseExceptions = "--info" not in arguments.flags
+    if "--shell-completion" in arguments.flags:
+        _order_completion_line()
+    try:
+        with warnings.catch_warnings(), _package_errors(arguments):
+            # Two mistakes that Hydra only warns of.
+            warnings.filterwarnings("error", message=r"\s*Running Hydra app with --multirun")
+            warnings.filterwarnings("error", message=r"provider=hydra\.searchpath")
+            yield
+    finally:
+        sys.argv = argv
+        del os.environ["HYDRA_FULL_ERROR"]
+        if full is not None:
+            os.environ["HYDRA_FULL_ERROR"] = full
+
+
+@contextlib.contextmanager
+def _package_errors(arguments: flags.Arguments) -> Iterator[None]:
+    """Reword what ``--cfg job -p typo`` prints before it exits."""
+    if "--package" not in arguments.flags:
+        yield
+        return
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            yield
+    except SystemExit:
+        if "not found in config" not in said.getvalue():
+            raise
+        package = arguments.flags["--package"]
+        raise UserError(
+            f"--package {package}: no such group; `elman --cfg job` prints them"
+        ) from None
+    finally:
+        if "not found in config" not in said.getvalue():
+            sys.stderr.write(said.getvalue())
+
+
+def _order_completion_line() -> None:
+    """Put the flags of a line that is being completed first, where Hydra's parser wants them."""
+    line = os.environ.get("COMP_LINE", "")
+    program, *words = line.split() or [""]
+    try:
+        ordered = " ".join([program, *flags.parse(words).for_hydra])
+    except UserError:
+        return
+    os.environ["COMP_LINE"] = ordered + " " * line.endswith(" ")
+
+
+def _compose(arguments: flags.Arguments) -> Callable[[Sequence[str]], DictConfig]:
+    """Return the composition that sees the same YAML files as this command."""
+    from elman.config.compose import compose_tree
+
+    folder = arguments.flags.get("--config-dir")
+    search = [f"hydra.searchpath=['file://{os.path.abspath(folder)}']"] if folder else []
+    return lambda overrides: compose_tree([*overrides, *search])
+
+
+def _refuse(error: UserError) -> int:
+    from elman.config.wording import one_line
+
+    print(f"elman: error: {one_line(str(error))}", file=sys.stderr)
+    return int(ExitStatus.USER_ERROR)
+
+
+def _failed_before_a_run(error: Exception) -> int:
+    """Say what went wrong outside of a mode: a full disk is not our fault, and leaves no folder."""
+    from elman.base.disk import is_disk_trouble, no_room
+    from elman.cli import session
+    from elman.runs.folder import discard_folder
+
+    if not is_disk_trouble(error):
+        return _report_internal(error, None)
+    job = session.current().job
+    if job is not None and job.folder is not None and not job.resumed:
+        with contextlib.suppress(OSError):
+            discard_folder(job.folder)
+    return _refuse(no_room(error, job.folder if job and job.folder else os.getcwd()))
+
+
+def _report_internal(error: Exception, folder: Path | None) -> int:
+    """Write the traceback where it can be read later, and say so in one line."""
+    import traceback
+
+    from elman.config.wording import one_line
+
+    place = _written_down("".join(traceback.format_exception(error)), folder)
+    what = one_line(f"{type(error).__name__}: {error}")
+    print(f"elman: internal error: {what} ({place})", file=sys.stderr)
+    return int(ExitStatus.FAILED)
+
+
+def _written_down(trace: str, folder: Path | None) -> str:
+    """Write a traceback into the run's log or, where that is not possible, a file of its own."""
+    import tempfile
+
+    if folder is not None:
+        path = str(folder / "train.log")
+        with contextlib.suppress(OSError), open(path, "a", encoding="utf-8") as stream:
+            stream.write(trace)
+            stream.flush()
+            return f"traceback in {path}"
+    with contextlib.suppress(OSError):
+        descriptor, path = tempfile.mkstemp(prefix="elman-", suffix=".log")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(trace)
+            stream.flush()
+        return f"traceback in {path}"
+    return "there is no room for its traceback"

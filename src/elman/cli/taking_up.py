@@ -1,0 +1,112 @@
+"""``elman -m sweep.resume=<folder>`` alone: the command that it stands for.
+
+The sweep has recorded the command that started it: its flags, its launcher with all settings, and
+the folder from which its relative paths count. This makes it whole before anything is composed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from elman.cli.flags import Arguments
+
+_RESUME = "sweep.resume"
+# Flags whose value is a path.
+_PLACES = ("--config-dir", "--config-path")
+
+
+@contextmanager
+def taken_up(arguments: Arguments) -> Iterator[Arguments]:
+    """Yield a command made whole, with the folder current in which its paths count.
+
+    Any other command is yielded as it is, and so is that of a sweep which has recorded nothing:
+    whatever is wrong with its folder is said where the folder is read.
+    """
+    named = [text for text in arguments.overrides if _key(text) == _RESUME]
+    recorded = _recorded(named[-1]) if named else None
+    if recorded is None:
+        yield arguments
+        return
+    here = os.getcwd()
+    whole = _whole(arguments, recorded, here)
+    own = any(not _of_the_sweep(_key(text)) for text in arguments.overrides)
+    # What is typed anew for the jobs is meant from where it is typed.
+    place = here if own else str(recorded["cwd"])
+    if not os.path.isdir(place):
+        print(
+            f"note: {place}, where the sweep was started, is gone: relative paths count from here"
+        )
+        place = here
+    os.chdir(place)
+    try:
+        yield whole
+    finally:
+        os.chdir(here)
+
+
+def _recorded(override: str) -> dict[str, Any] | None:
+    """Return what the sweep has recorded of its command, with its ``folder``; None if nothing."""
+    from elman.base.quoting import unquoted
+    from elman.sweeps.resume import SWEEP_FILE
+
+    try:
+        folder = Path(os.path.abspath(Path(unquoted(override)).expanduser()))
+        content = json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8"))
+        assert isinstance(content["launcher"]["overrides"], list)
+        known = {name: content[name] for name in ("cwd", "flags", "hydra", "launcher")}
+    except Exception:  # no override, no folder, no such file: said by whoever reads them next
+        return None
+    return known | {"folder": str(folder)}
+
+
+def _whole(arguments: Arguments, recorded: dict[str, Any], here: str) -> Arguments:
+    flags = dict(arguments.flags)
+    for name in _PLACES:
+        if (typed := flags.get(name)) is not None:
+            flags[name] = _absolute(typed, here)
+    before = [str(text) for text in recorded["flags"]]
+    for name, value in zip(before[::2], before[1::2], strict=True):
+        flags.setdefault(name, _absolute(value, recorded["cwd"]) if name in _PLACES else value)
+    typed_texts = [_placed(text, recorded["folder"]) for text in arguments.overrides]
+    keys = {_key(text) for text in typed_texts}
+    kept = [*recorded["hydra"], *_launcher(recorded["launcher"], typed_texts)]
+    return replace(
+        arguments,
+        flags=flags,
+        overrides=[*(text for text in kept if _key(text) not in keys), *typed_texts],
+    )
+
+
+def _launcher(recorded: dict[str, Any], typed: Sequence[str]) -> list[str]:
+    """Return the recorded settings of the launcher, unless another launcher is typed."""
+    chosen = [text for text in typed if _key(text) in ("launcher", "hydra/launcher")]
+    same = all(text == f"launcher={recorded['name']}" for text in chosen)
+    return list(recorded["overrides"]) if same else []
+
+
+def _placed(text: str, folder: str) -> str:
+    """Return an override with the sweep's folder in full: the current one may change."""
+    from elman.base.quoting import quoted
+
+    return f"{_RESUME}={quoted(folder)}" if _key(text) == _RESUME else text
+
+
+def _absolute(path: str, cwd: str) -> str:
+    return path if "://" in path else os.path.join(cwd, os.path.expanduser(path))
+
+
+def _of_the_sweep(key: str) -> bool:
+    from elman.config.compose import is_hydra_key
+    from elman.sweeps.settings import is_of_sweeps
+
+    return is_of_sweeps(key) or is_hydra_key(key)
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+~")

@@ -1,0 +1,132 @@
+"""From override strings to a typed configuration: the one door to Hydra's composition.
+
+Imports no torch. The command line, the sweeper, the tests and the Python API all come through here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from hydra import compose, initialize_config_module
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+
+from elman.models.cells import registry
+
+if TYPE_CHECKING:  # pydantic costs 0.1 s, which completion and --help need not pay
+    from elman.config.run_config import RunConfig
+
+CONFIG_MODULE = "elman.conf"
+CONFIG_NAME = "config"
+# Sections of the composed tree that are not part of a single job's typed configuration.
+OTHER_SECTIONS = ("hydra", "launcher", "sweep", "benchmark")
+
+
+@cache
+def register_cells() -> None:
+    """Offer every cell's defaults to model files as ``/cell/<name>``.
+
+    The declaration in the registry is thereby the only place where an option and its default
+    stand; a model's YAML names what differs.
+    """
+    store = ConfigStore.instance()
+    for cell in registry.cells().values():
+        node: dict[str, Any] = {
+            "name": None,
+            "cell": cell.name,
+            "dim": "???",
+            "depth": "???",
+            "wrapper": "rms",
+            "allow_unaligned": False,
+            "expected_params": None,
+        }
+        node |= {name: option.default for name, option in cell.options.items()}
+        store.store(group="cell", name=cell.name, node=node, provider="elman")
+
+
+def compose_config(overrides: Sequence[str] = ()) -> RunConfig:
+    """Return the typed configuration of ``elman <overrides>``.
+
+    Raises:
+        UserError: an override cannot be read, or a setting is unknown, of the wrong type or
+            impossible.
+    """
+    from elman.config.wording import in_our_words
+
+    with in_our_words(overrides):
+        tree = compose_tree(overrides)
+        return typed_config(tree, tree.hydra.runtime.choices["model"], named_keys(overrides))
+
+
+def compose_tree(overrides: Sequence[str] = ()) -> DictConfig:
+    """Return the untyped tree of ``elman <overrides>``, Hydra's own section included."""
+    register_cells()
+    # Not the global state of a command line that may be running around this call.
+    outer = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+            return compose(CONFIG_NAME, overrides=list(overrides), return_hydra_config=True)
+    finally:
+        GlobalHydra.instance().hydra = outer
+
+
+def typed_config(tree: DictConfig, model_name: str, named: frozenset[str]) -> RunConfig:
+    """Validate a composed tree; ``named`` are the dotted keys that the user named."""
+    from elman.config.run_config import validate
+
+    return validate(plain_tree(tree, model_name), named)
+
+
+def plain_tree(tree: DictConfig, model_name: str) -> dict[str, Any]:
+    """Return a composed tree as plain containers, interpolations resolved, without ``hydra``.
+
+    Raises:
+        omegaconf.errors.OmegaConfBaseException: an interpolation leads nowhere, or a mandatory
+            value is missing.
+    """
+    plain: dict[str, Any] = {}
+    for key in tree:
+        if key in OTHER_SECTIONS:
+            continue
+        node = tree[key]
+        plain[str(key)] = (
+            OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
+            if OmegaConf.is_config(node)
+            else node
+        )
+    if isinstance(model := plain.get("model"), dict) and model.get("name") is None:
+        model["name"] = model_name
+    return plain
+
+
+def named_keys(overrides: Sequence[str]) -> frozenset[str]:
+    """Return the keys of ``key=value`` overrides, without Hydra's ``+`` and ``~`` marks.
+
+    Hydra's own settings are left out.
+    """
+    keys = (override.split("=", 1)[0].lstrip("+~") for override in overrides)
+    return frozenset(key for key in keys if not is_hydra_key(key))
+
+
+def typed_overrides(tree: DictConfig, kind: Literal["task", "hydra"]) -> list[str]:
+    """Return the overrides of a composed tree as typed: the job's own, or those of Hydra."""
+    # Unresolved: what a person typed may hold ${...}.
+    typed = OmegaConf.to_container(tree.hydra.overrides[kind], resolve=False)
+    assert isinstance(typed, list)
+    return [str(text) for text in typed]
+
+
+def is_hydra_key(key: str) -> bool:
+    """Whether a key or group belongs to Hydra itself."""
+    return key == "hydra" or key.startswith(("hydra.", "hydra/"))
+
+
+def as_tree(container: Mapping[str, Any]) -> DictConfig:
+    """Return plain containers as an OmegaConf tree."""
+    tree = OmegaConf.create(dict(container))
+    assert isinstance(tree, DictConfig)
+    return tree

@@ -1,0 +1,124 @@
+"""What somebody meant by a key that does not exist: by its meaning, by its place, by its letters.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from elman.base.errors import nearest
+
+# Names of other programs and papers, with the keys that mean the same here.
+_SAME = {
+    "accumulate": ("train.grad_accum",),
+    "accumulation_steps": ("train.grad_accum",),
+    "gradient_accumulation_steps": ("train.grad_accum",),
+    "batch": ("train.batch_size",),
+    "bs": ("train.batch_size",),
+    "block_size": ("train.chunk_size",),
+    "bptt": ("train.tbptt",),
+    "checkpoint_every": ("train.save_every",),
+    "clip": ("train.grad_clip",),
+    "clip_grad": ("train.grad_clip",),
+    "clip_norm": ("train.grad_clip",),
+    "context": ("train.chunk_size",),
+    "context_length": ("train.chunk_size",),
+    "ctx": ("train.chunk_size",),
+    "d_model": ("model.dim",),
+    "d_state": ("model.n_state",),
+    "dataset": ("data.path",),
+    "embed_dim": ("model.dim",),
+    "eval_every": ("train.val_every",),
+    "eval_interval": ("train.val_every",),
+    "expand": ("model.expansion",),
+    "file": ("data.path", "eval.path"),
+    "gpu": ("launcher.gpus",),
+    "gpus": ("launcher.gpus",),
+    "gradient_clip": ("train.grad_clip",),
+    "heads": ("model.n_heads",),
+    "hidden": ("model.dim",),
+    "hidden_dim": ("model.dim",),
+    "hidden_size": ("model.dim",),
+    "iterations": ("train.steps",),
+    "iters": ("train.steps",),
+    "layers": ("model.depth",),
+    "learning_rate": ("optim.lr",),
+    "length": ("generate.max_bytes", "train.chunk_size"),
+    "log_interval": ("log.every",),
+    "max_iters": ("train.steps",),
+    "max_length": ("generate.max_bytes",),
+    "max_new_tokens": ("generate.max_bytes",),
+    "max_steps": ("train.steps",),
+    "max_tokens": ("generate.max_bytes",),
+    "n_embd": ("model.dim",),
+    "n_head": ("model.n_heads",),
+    "n_layer": ("model.depth",),
+    "n_layers": ("model.depth",),
+    "num_heads": ("model.n_heads",),
+    "num_layers": ("model.depth",),
+    "num_steps": ("train.steps",),
+    "optimizer": ("optim.name",),
+    "sequence_length": ("train.chunk_size",),
+    "seq_len": ("train.chunk_size",),
+    "state_size": ("model.n_state",),
+    "temp": ("generate.temperature",),
+    "text": ("generate.prompt",),
+    "tokens": ("generate.max_bytes",),
+    "warmup": ("optim.warmup_steps",),
+    "wd": ("optim.weight_decay",),
+    "width": ("model.dim",),
+    "workers": ("launcher.workers",),
+}
+# Keys that measure the same in another unit: the typed value would be wrong there.
+_ANOTHER_UNIT = {
+    "epochs": "train.minutes",
+    "hours": "train.minutes",
+    "seconds": "train.minutes",
+    "time": "train.minutes",
+    "max_epochs": "train.minutes",
+}
+# Shares of equal letters below which a likeness is chance, measured on names alone.
+_LIKE, _SECTION_LIKE = 0.7, 0.6
+
+
+def meant_key(key: str, keys: Sequence[str]) -> tuple[str, bool] | None:
+    """Return the key that was meant, and whether the typed value fits it; None if nobody can tell.
+
+    Args:
+        key: Dotted key as typed, or a name alone.
+        keys: Every dotted key that there is.
+    """
+    section, _, name = key.rpartition(".")
+    same = [known for known in _SAME.get(name.lower(), ()) if known in keys]
+    of_section = [known for known in keys if known.rpartition(".")[0] == section]
+    named = [known for known in keys if known.rpartition(".")[2] == name]
+    for found in (
+        [known for known in same if known in of_section],
+        named,
+        same,
+        _alike(name, of_section),
+        _in_a_section_alike(section, name, keys),
+    ):
+        if found:
+            return found[0], True
+    other = _ANOTHER_UNIT.get(name.lower())
+    return (other, False) if other is not None and other in keys else None
+
+
+def _alike(name: str, keys: Sequence[str]) -> list[str]:
+    """Return the key whose name has nearly the letters of ``name``."""
+    by_name = {known.rpartition(".")[2]: known for known in keys}
+    best = nearest(name, by_name, _LIKE)
+    return [by_name[best]] if best else []
+
+
+def _in_a_section_alike(section: str, name: str, keys: Sequence[str]) -> list[str]:
+    """Return the key of a section whose own name is mistyped."""
+    sections = dict.fromkeys(known.rpartition(".")[0] for known in keys if "." in known)
+    best = nearest(section, sections, _SECTION_LIKE) if section else None
+    if best is None or best == section:
+        return []
+    inside = [known for known in keys if known.rpartition(".")[0] == best]
+    exact = [known for known in inside if known.rpartition(".")[2] == name]
+    return exact or _alike(name, inside)

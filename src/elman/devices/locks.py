@@ -1,0 +1,120 @@
+"""Two locks per GPU, so that two launchers, or two users, never meet on one.
+
+A launcher holds ``claim`` from before it looks at a GPU; the job takes ``run`` and holds it until
+it dies, also if its launcher is gone by then. Only who holds ``claim`` may look whether ``run`` is
+free. The kernel frees both when their holder dies, however it dies.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import getpass
+import json
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+from elman.base.errors import UserError
+
+FOLDER = "ELMAN_LOCKS"
+"""Environment variable: folder of the locks, where it is not to be ``/tmp/elman-gpu-locks`` (for
+containers that share GPUs but not /tmp, and for tests). It must be local to the machine."""
+
+
+class GpuLock:
+    """One of the locks of one GPU; what its file says of its holder is for people."""
+
+    def __init__(self, uuid: str, kind: Literal["claim", "run"]) -> None:
+        self.path = _folder() / f"{uuid}.{kind}"
+        self._descriptor: int | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether this object holds it."""
+        return self._descriptor is not None
+
+    def take(self, what: str = "") -> bool:
+        """Take the lock, or return False at once if somebody else has it.
+
+        Args:
+            what: What the holder does, for others to read.
+        """
+        if self.held:
+            return True
+        descriptor = _open(self.path)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        self._descriptor = descriptor
+        lease = {"pid": os.getpid(), "user": _user(), "what": what}
+        with suppress(OSError):  # on a full disk the lock holds all the same
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, (json.dumps(lease) + "\n").encode(), 0)
+        return True
+
+    def drop(self) -> None:
+        """Give the lock back, if held."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def holder(self) -> str:
+        """Return who took the lock last, in words."""
+        try:
+            lease = json.loads(self.path.read_text())
+            return f"elman pid {lease['pid']} ({lease['user']}) {lease['what']}".rstrip()
+        except (OSError, ValueError, KeyError, TypeError):  # being written just now
+            return "another elman"
+
+
+def _folder() -> Path:
+    named = os.environ.get(FOLDER)
+    folder = Path(named or tempfile.gettempdir()) / ("" if named else "elman-gpu-locks")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if folder.stat().st_uid == os.getuid():
+            # Everybody's, like /tmp: others' files can be locked, not removed.
+            folder.chmod(0o1777)
+    except OSError as error:
+        raise _cannot(folder, error) from None
+    return folder
+
+
+def _open(path: Path) -> int:
+    """Open a lock's file, made if needed; anybody may lock and write it, whatever the umask."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+    for _ in range(100):
+        try:
+            # Without O_CREAT: the kernel refuses that for another user's file in such a folder.
+            return os.open(path, flags)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise _cannot(path, error) from None
+        try:
+            descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+            os.fchmod(descriptor, 0o666)
+            return descriptor
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise _cannot(path, error) from None
+    raise UserError(f"{path}: appears and vanishes; keep other programs out of that folder")
+
+
+def _cannot(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"{path}: cannot lock a GPU there ({error.strerror}); "
+        f"name a folder of this machine that you may write with {FOLDER}=<folder>"
+    )
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container without a name for its user
+        return str(os.getuid())

@@ -1,0 +1,122 @@
+"""Puts the questions of :mod:`elman.doctor.questions`, all at once, each with a time limit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from elman.doctor.questions import MARK
+
+TIME_LIMIT = 120.0
+"""Seconds that one question may take: importing torch from a cold network disk takes a minute."""
+_PAUSE = 0.05
+_LONGEST = 300
+
+
+@dataclass(frozen=True)
+class Answered:
+    """How one question ended.
+
+    Args:
+        value: The answer, empty if there is none.
+        problem: Why there is none: the last line of an exception, a signal or the time limit.
+    """
+
+    value: Mapping[str, Any] = field(default_factory=dict)
+    problem: str | None = None
+
+
+def ask(
+    questions: Iterable[str],
+    show: Callable[[list[str]], None] = lambda waiting: None,
+    limit: float | None = None,
+) -> dict[str, Answered]:
+    """Ask all questions side by side and return how each ended.
+
+    Args:
+        questions: Names in :data:`elman.doctor.questions.QUESTIONS`.
+        show: Called with the names still unanswered, whenever there are fewer.
+        limit: Seconds for each; None is :data:`TIME_LIMIT`.
+    """
+    found: dict[str, Answered] = {}
+    deadline = time.monotonic() + (TIME_LIMIT if limit is None else limit)
+    with ExitStack() as stack:
+        waiting = {name: stack.enter_context(_Asked(name)) for name in questions}
+        while waiting:
+            show(list(waiting))
+            ended = _wait(waiting, deadline)
+            for name in ended:
+                found[name] = waiting.pop(name).answer()
+    return found
+
+
+class _Asked:
+    """One question under way, in a session of its own so that it can be ended with its children."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> _Asked:
+        self._said: IO[str] = tempfile.TemporaryFile("w+", errors="replace")
+        self._complained: IO[str] = tempfile.TemporaryFile("w+", errors="replace")
+        self.process = subprocess.Popen(
+            # -P: a folder named torch where the user stands is not the package.
+            [sys.executable, "-P", "-m", "elman.doctor.questions", self._name],
+            stdin=subprocess.DEVNULL,
+            stdout=self._said,
+            stderr=self._complained,
+            start_new_session=True,
+        )
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._end()
+        self._said.close()
+        self._complained.close()
+
+    def answer(self) -> Answered:
+        """Return the answer of a process that has ended, or end it and say that it was late."""
+        late = self.process.poll() is None
+        self._end()
+        for line in _lines(self._said):
+            if line.startswith(MARK):
+                return Answered(json.loads(line.removeprefix(MARK)))
+        if late:
+            return Answered(problem="no answer within the time limit")
+        return Answered(problem=self._how_it_ended())
+
+    def _how_it_ended(self) -> str:
+        status = self.process.returncode
+        if status < 0:
+            return f"killed by {signal.Signals(-status).name}"
+        complaints = [line.strip() for line in _lines(self._complained) if line.strip()]
+        return (complaints or [f"exit status {status}"])[-1][:_LONGEST]
+
+    def _end(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+def _wait(waiting: Mapping[str, _Asked], deadline: float) -> list[str]:
+    """Return the names of those that have ended, or of all once the deadline has passed."""
+    while time.monotonic() < deadline:
+        ended = [name for name, asked in waiting.items() if asked.process.poll() is not None]
+        if ended:
+            return ended
+        time.sleep(_PAUSE)
+    return list(waiting)
+
+
+def _lines(stream: IO[str]) -> list[str]:
+    stream.seek(0)
+    return stream.read().splitlines()

@@ -1,0 +1,160 @@
+"""What is known of this machine: versions from metadata, answers from processes of their own.
+
+Imports neither torch nor any package that it reports on.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from elman.doctor.asking import Answered, ask
+from elman.doctor.questions import OF_A_GPU, QUESTIONS
+from elman.kernels.cache import kernel_cache
+
+OPTIONAL = (
+    "triton",
+    "mamba-ssm",
+    "causal-conv1d",
+    "flash-linear-attention",
+    "tilelang",
+    "cuda-bindings",
+    "wandb",
+    "pyarrow",
+)
+"""Distributions that no part of elman needs on every machine."""
+# Questions about a distribution, put only where it is installed.
+_ABOUT = {"triton": "triton", "causal-conv1d": "causal-conv1d", "nvidia-ml-py": "nvml"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder that is written to.
+
+    Args:
+        what: What for.
+        path: Where, whether or not it exists yet.
+        free: Bytes that are free there.
+        writable: Whether it, or the nearest folder above it, can be written.
+    """
+
+    what: str
+    path: Path
+    free: int
+    writable: bool
+
+
+@dataclass(frozen=True)
+class Unmet:
+    """A requirement of elman that what is installed does not meet.
+
+    Args:
+        name: The distribution.
+        found: Its installed version; None if it is missing.
+        wanted: The requirement as ``pip`` reads it.
+    """
+
+    name: str
+    found: str | None
+    wanted: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything that the verdicts rest on.
+
+    Args:
+        versions: Version of each distribution, None if it is not installed.
+        unmet: Requirements of elman that are not met.
+        answers: How each question ended, by name; a question that was not put is missing.
+        places: Folders that runs and kernels are written to.
+        visible: ``CUDA_VISIBLE_DEVICES``; None if it is not set.
+    """
+
+    versions: Mapping[str, str | None]
+    unmet: tuple[Unmet, ...]
+    answers: Mapping[str, Answered]
+    places: tuple[Place, ...]
+    visible: str | None = None
+
+    def value(self, question: str) -> Mapping[str, Any]:
+        """Return the answer to a question, empty if there is none."""
+        return self.answers.get(question, Answered()).value
+
+    def problem(self, question: str) -> str | None:
+        """Return why a question has no answer, None if it has one or was not put."""
+        return self.answers.get(question, Answered()).problem
+
+    def installed(self, name: str) -> Version | None:
+        """Return the version of a distribution."""
+        found = self.versions.get(name)
+        return None if found is None else Version(found)
+
+    @property
+    def gpus(self) -> list[Mapping[str, Any]]:
+        """The GPUs that torch can use."""
+        return list(self.value("torch").get("devices", ()))
+
+    @property
+    def capabilities(self) -> set[tuple[int, int]]:
+        """Compute capabilities of those GPUs."""
+        return {tuple(gpu["capability"]) for gpu in self.gpus}
+
+    @property
+    def has_driver_gpus(self) -> bool:
+        """Whether the driver shows a GPU, whatever torch makes of it."""
+        return bool(self.value("nvml").get("devices"))
+
+
+def gather(show: Callable[[list[str]], None] = lambda waiting: None) -> Facts:
+    """Look at this machine; ``show`` as in :func:`~elman.doctor.asking.ask`."""
+    unmet = _unmet()
+    names = {"torch", "numpy", "hydra-core", "nvidia-ml-py", *OPTIONAL}
+    versions = {name: _version(name) for name in names}
+    put = [
+        question
+        for question in QUESTIONS
+        if all(versions[name] for name, about in _ABOUT.items() if about == question)
+    ]
+    places = (_place("runs", Path("outputs")), _place("kernels", kernel_cache()))
+    answers = ask(put, show)
+    if answers["torch"].value.get("devices"):
+        answers |= ask(OF_A_GPU, show)
+    return Facts(versions, unmet, answers, places, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _unmet() -> tuple[Unmet, ...]:
+    """Compare what elman's metadata asks for with what is installed."""
+    try:
+        lines = requires("elman") or []
+    except PackageNotFoundError:
+        return ()
+    found = []
+    for wanted in map(Requirement, lines):
+        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+            continue
+        installed = _version(wanted.name)
+        if installed is None or not wanted.specifier.contains(installed, prereleases=True):
+            found.append(Unmet(wanted.name, installed, f"{wanted.name}{wanted.specifier}"))
+    return tuple(found)
+
+
+def _place(what: str, path: Path) -> Place:
+    path = path.absolute()
+    there = next(folder for folder in (path, *path.parents) if folder.exists())
+    return Place(what, path, shutil.disk_usage(there).free, os.access(there, os.W_OK))

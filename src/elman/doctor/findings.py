@@ -1,0 +1,192 @@
+"""Verdicts on the facts: what is installed, what the machine has, what can be computed on it."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from elman._version import __version__
+from elman.doctor.facts import OPTIONAL, Facts, Place
+
+MIN_FREE = 2 << 30
+"""Bytes below which a folder is reported as nearly full: the checkpoints of one 100M run."""
+TORCH_INSTALL = "pip install --force-reinstall 'torch>=2.11'"
+
+
+class Mark(StrEnum):
+    """How something stands."""
+
+    OK = "ok"
+    ABSENT = "-"
+    NOTE = "note"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the diagnosis.
+
+    Args:
+        area: What it belongs to.
+        name: What it is about.
+        mark: How that stands.
+        found: What was found, in words.
+        mend: The command that mends it, if something does.
+    """
+
+    area: str
+    name: str
+    mark: Mark
+    found: str
+    mend: str = ""
+
+
+# What an optional distribution is for; one that is not named here is shown where it is installed.
+_USES = {
+    "triton": "torch.compile and the packaged baselines on a GPU",
+    "mamba-ssm": "mamba2 on a GPU",
+    "causal-conv1d": "a faster mamba2 on a GPU",
+    "flash-linear-attention": "fla-gdn on a GPU",
+    "cuda-bindings": "kernels on a GPU",
+    "wandb": "log.wandb=true",
+    "pyarrow": "data in Parquet",
+}
+
+
+def installed(facts: Facts) -> list[Finding]:
+    """Return what is installed and whether it can be imported."""
+    area = "installed"
+    python = f"{platform.python_version()} ({sys.executable})"
+    found = [
+        Finding(area, "python", Mark.OK, python),
+        Finding(area, "elman", Mark.OK, __version__),
+        _torch(facts),
+    ]
+    unmet = {one.name for one in facts.unmet}
+    for name in ("numpy", "hydra-core"):
+        version = facts.versions[name]
+        if version is None and name not in unmet:
+            found.append(Finding(area, name, Mark.BROKEN, "missing", f"pip install {name}"))
+        elif version is not None and name not in unmet:
+            found.append(Finding(area, name, Mark.OK, version))
+    found += [
+        Finding(
+            area,
+            one.name,
+            Mark.BROKEN,
+            f"{one.found or 'missing'}, and elman needs {one.wanted}",
+            f"pip install '{one.wanted}'",
+        )
+        for one in facts.unmet
+        if one.name != "torch"
+    ]
+    shown = [name for name in OPTIONAL if name in _USES or facts.versions[name]]
+    return found + [_optional(facts, name) for name in shown]
+
+
+def _torch(facts: Facts) -> Finding:
+    area, version = "installed", facts.versions["torch"]
+    for one in facts.unmet:
+        if one.name == "torch":
+            found = f"{version or 'missing'}, and elman needs {one.wanted}"
+            return Finding(area, "torch", Mark.BROKEN, found, f"pip install '{one.wanted}'")
+    if (problem := facts.problem("torch")) is not None:
+        found = f"{version} cannot be imported: {problem}"
+        return Finding(area, "torch", Mark.BROKEN, found, TORCH_INSTALL)
+    cuda = facts.value("torch")["cuda"]
+    built = f"CUDA {cuda} build" if cuda else "CPU build"
+    return Finding(area, "torch", Mark.OK, f"{version} ({built})")
+
+
+def _optional(facts: Facts, name: str) -> Finding:
+    area, version = "installed", facts.versions[name]
+    if version is None:
+        return Finding(area, name, Mark.ABSENT, f"not installed; for {_USES[name]}")
+    if (problem := facts.problem(name)) is None:
+        return Finding(area, name, Mark.OK, version)
+    found = f"{version} cannot be imported: {problem}"
+    again = f"pip install --force-reinstall --no-build-isolation --no-deps {name}=={version}"
+    return Finding(area, name, Mark.BROKEN, found, again)
+
+
+def machine(facts: Facts) -> list[Finding]:
+    """Return the GPUs, their driver, the compilers and the free space."""
+    found = [*_gpus(facts), _driver(facts), _compiler(facts), _nvrtc(facts)]
+    return found + [_free(place) for place in facts.places]
+
+
+def _gpus(facts: Facts) -> Iterable[Finding]:
+    area = "machine"
+    if not facts.gpus:
+        yield Finding(area, "GPU", Mark.ABSENT, "torch sees none; everything runs on the CPU")
+    memory = [device["memory"] for device in facts.value("nvml").get("devices", ())]
+    for number, gpu in enumerate(facts.gpus):
+        major, minor = gpu["capability"]
+        name = f"GPU {number}"
+        size = f", {memory[number] / 2**30:.0f} GiB" if len(memory) == len(facts.gpus) else ""
+        what = f"{gpu['name']}, sm_{major}{minor}{size}"
+        if gpu["problem"] is None:
+            yield Finding(area, name, Mark.OK, what)
+        else:
+            found = f"{what} cannot multiply two matrices: {gpu['problem']}"
+            yield Finding(area, name, Mark.BROKEN, found, "nvidia-smi")
+
+
+def _driver(facts: Facts) -> Finding:
+    area, name = "machine", "NVIDIA driver"
+    if (problem := facts.problem("nvml")) is not None:
+        return Finding(area, name, Mark.BROKEN, f"does not answer: {problem}", "nvidia-smi")
+    answer = facts.value("nvml")
+    if answer.get("driver") is None:
+        mark = Mark.BROKEN if answer.get("broken") else Mark.ABSENT
+        reason = answer.get("reason", "nvidia-ml-py is missing")
+        return Finding(area, name, mark, reason, "nvidia-smi" if answer.get("broken") else "")
+    major, minor = answer["cuda"]
+    what = f"{answer['driver']}, CUDA up to {major}.{minor}, {len(answer['devices'])} GPU"
+    return Finding(area, name, Mark.OK, what)
+
+
+def _compiler(facts: Facts) -> Finding:
+    area, name = "machine", "C++ compiler"
+    if (problem := facts.problem("compiler")) is not None:
+        return Finding(area, name, Mark.BROKEN, f"looking for it ended so: {problem}")
+    answer = facts.value("compiler")
+    if answer["command"] is not None:
+        return Finding(area, name, Mark.OK, f"{answer['command']}: {answer['version']}")
+    reason, _, mend = answer["problem"].rpartition("; ")
+    # A compiler that was named and does not work is a mistake; having none is not.
+    mark = Mark.BROKEN if reason.startswith("CXX=") else Mark.ABSENT
+    return Finding(area, name, mark, reason, mend)
+
+
+def _nvrtc(facts: Facts) -> Finding:
+    area, name = "machine", "NVRTC"
+    if (problem := facts.problem("nvrtc")) is not None:
+        mend = "pip install --force-reinstall cuda-bindings nvidia-cuda-nvrtc"
+        return Finding(area, name, Mark.BROKEN, f"cannot be loaded: {problem}", mend)
+    answer = facts.value("nvrtc")
+    if answer["version"] is not None:
+        return Finding(area, name, Mark.OK, f"{answer['version']}, compiles kernels for a GPU")
+    mend = answer["install"] if facts.gpus else ""
+    return Finding(area, name, Mark.ABSENT, "not found; compiles kernels for a GPU", mend)
+
+
+def _free(place: Place) -> Finding:
+    area, name = "machine", f"disk of {place.what}"
+    what = f"{place.free / 2**30:.1f} GiB free: {place.path}"
+    if not place.writable:
+        return Finding(
+            area, name, Mark.BROKEN, f"{place.path} cannot be written", _elsewhere(place)
+        )
+    if place.free < MIN_FREE:
+        return Finding(area, name, Mark.NOTE, what, _elsewhere(place))
+    return Finding(area, name, Mark.OK, what)
+
+
+def _elsewhere(place: Place) -> str:
+    if place.what == "runs":
+        return "elman hydra.run.dir=<a folder on another disk>"
+    return "export ELMAN_CACHE=<a folder on another disk>"

@@ -1,0 +1,90 @@
+"""Verdicts on what elman can compute here: each backend, each baseline, and why not."""
+
+from __future__ import annotations
+
+from elman.doctor.facts import Facts
+from elman.doctor.findings import Finding, Mark
+from elman.kernels.nvrtc import OLDEST
+from elman.models.cells import registry
+from elman.models.cells.declaration import Cell
+
+
+def backends(facts: Facts) -> list[Finding]:
+    """Return which backends work here."""
+    without_torch = None if facts.value("torch") else "torch does not work"
+    reasons = {
+        "reference": without_torch,
+        "torch": without_torch,
+        "cpu": without_torch or _no_compiler(facts),
+        "cuda": without_torch or _no_gpu(facts) or _no_nvrtc(facts),
+        "triton": without_torch or _no_gpu(facts) or _no_triton(facts),
+    }
+    return [_backend(facts, name, reason) for name, reason in reasons.items()]
+
+
+def _backend(facts: Facts, name: str, reason: str | None) -> Finding:
+    area, every = "backends", registry.cells().values()
+    having = [cell for cell in every if name in cell.backends]
+    # A packaged baseline's reference is ours, its kernels are the package's.
+    ours = [cell for cell in having if cell.package is None or name == "reference"]
+    if not having:
+        return Finding(area, name, Mark.ABSENT, "no cell has it in this version")
+    if reason is not None:
+        return Finding(area, name, Mark.ABSENT, reason)
+    works = [cell for cell in having if cell in ours or _baseline(facts, cell).mark == Mark.OK]
+    if not works:
+        names = " and ".join(cell.name for cell in having)
+        found = f"{names} have it through packages, and none works here: see baselines"
+        return Finding(area, name, Mark.ABSENT, found)
+    through = "" if ours else f", through packages: {', '.join(cell.name for cell in works)}"
+    count = len(ours or works)
+    return Finding(area, name, Mark.OK, f"{count} of {len(every)} cells{through}")
+
+
+def _no_compiler(facts: Facts) -> str | None:
+    if facts.value("compiler").get("command") is not None:
+        return None
+    return "no C++ compiler that works; its cells run reference"
+
+
+def _no_gpu(facts: Facts) -> str | None:
+    if not facts.gpus:
+        return "no GPU"
+    if all(capability < OLDEST for capability in facts.capabilities):
+        return f"the GPU is older than sm_{OLDEST[0]}{OLDEST[1]}"
+    return None
+
+
+def _no_nvrtc(facts: Facts) -> str | None:
+    return None if facts.value("nvrtc").get("version") else "no NVRTC"
+
+
+def _no_triton(facts: Facts) -> str | None:
+    works = facts.versions["triton"] is not None and facts.problem("triton") is None
+    return None if works else "no triton"
+
+
+def baselines(facts: Facts) -> list[Finding]:
+    """Return what computes each baseline here."""
+    found = registry.cells().values()
+    return [_baseline(facts, cell) for cell in found if cell.package or cell.engine == "torch"]
+
+
+def _baseline(facts: Facts, cell: Cell) -> Finding:
+    area = "baselines"
+    if not facts.value("torch"):
+        return Finding(area, cell.name, Mark.ABSENT, "torch does not work")
+    if cell.package is None:
+        return Finding(area, cell.name, Mark.OK, "PyTorch's own layers")
+    if not facts.gpus:
+        return Finding(area, cell.name, Mark.OK, "plain PyTorch, chunked: the path of a CPU")
+    if (ended := facts.problem(cell.package)) is not None:
+        return Finding(area, cell.name, Mark.BROKEN, f"{cell.package}: {ended}")
+    problem = facts.value(cell.package)["problem"]
+    if problem is None:
+        return Finding(area, cell.name, Mark.OK, f"{cell.package} {facts.versions[cell.package]}")
+    # "what is wrong; command, and what it does"
+    reason, _, advice = problem.rpartition("; ")
+    mend = advice.partition(", which")[0]
+    mark = Mark.ABSENT if facts.versions[cell.package] is None else Mark.BROKEN
+    return Finding(area, cell.name, mark, reason, mend)

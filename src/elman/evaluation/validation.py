@@ -1,0 +1,95 @@
+"""Bits per byte on fixed windows, the same code for validation, ``mode=eval`` and reload checks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from elman.evaluation.metrics import bits_per_byte
+from elman.models.language_model import LanguageModel
+from elman.models.state import State
+
+Stoppable = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[object]:
+    """Return the autocast context of ``train.precision`` (auto: bf16 on a GPU, fp32 on a CPU)."""
+    enabled = uses_bf16(device, precision)
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled)
+
+
+def uses_bf16(device: torch.device, precision: str) -> bool:
+    """Return whether ``train.precision`` means bf16 on this device."""
+    return precision == "bf16" or (precision == "auto" and device.type == "cuda")
+
+
+def to_device(rows: NDArray[np.uint8], device: torch.device) -> Tensor:
+    """Return a batch of bytes on ``device`` without waiting for the copy."""
+    tokens = torch.from_numpy(rows)
+    if device.type == "cuda":
+        return tokens.pin_memory().to(device, non_blocking=True)
+    return tokens
+
+
+def score(
+    model: LanguageModel,
+    batches: Iterable[NDArray[np.uint8]],
+    device: torch.device,
+    precision: str,
+    progress: Callable[[int], None] = lambda predicted: None,
+    stoppable: Stoppable = contextlib.nullcontext,
+) -> tuple[float, int]:
+    """Return (bits per predicted byte, predicted bytes) over ``batches`` of [b, t+1] bytes.
+
+    Every row starts from zero state. The mean is over bytes, so rows of different length count by
+    their length. The model is in evaluation mode during the call only. ``stoppable`` makes the
+    context of each forward pass, which may be left at any point by an exception: there is no
+    number then.
+    """
+    return _score(model, batches, device, precision, progress, stoppable, carry=False)
+
+
+def score_in_order(
+    model: LanguageModel,
+    chunks: Iterable[NDArray[np.uint8]],
+    device: torch.device,
+    precision: str,
+    progress: Callable[[int], None] = lambda predicted: None,
+) -> tuple[float, int]:
+    """Return the same over ``chunks`` of one text, each starting from the state before it."""
+    return _score(model, chunks, device, precision, progress, contextlib.nullcontext, carry=True)
+
+
+@torch.no_grad()
+def _score(
+    model: LanguageModel,
+    batches: Iterable[NDArray[np.uint8]],
+    device: torch.device,
+    precision: str,
+    progress: Callable[[int], None],
+    stoppable: Stoppable,
+    carry: bool,
+) -> tuple[float, int]:
+    was_training = model.training
+    model.eval()
+    total = torch.zeros((), dtype=torch.float64)
+    predicted = 0
+    states: list[State] | None = None
+    try:
+        for rows in batches:
+            tokens = to_device(rows, device)
+            with autocast(device, precision), stoppable():
+                loss, carried = model.loss(tokens, states)
+            states = carried if carry else None
+            count = rows.shape[0] * (rows.shape[1] - 1)
+            total += loss.double().cpu() * count
+            predicted += count
+            progress(predicted)
+    finally:
+        model.train(was_training)
+    return bits_per_byte(float(total) / predicted), predicted

@@ -1,1 +1,0 @@
-"""From a composed configuration to running jobs: run folders, sweeps and launchers. No torch."""

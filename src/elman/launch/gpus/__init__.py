@@ -1,1 +1,0 @@
-"""Launcher ``gpus``: one job per GPU of this machine, never two. No torch in the launcher."""

@@ -1,0 +1,164 @@
+"""The one job function of every launcher that goes through submitit: on this machine or a cluster.
+
+It is pickled, so it holds plain texts; it runs the command line in its own process. A requeued job
+is the same function called again: it goes on in the folder that it finds.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from elman.base.errors import ExitStatus, UserError
+from elman.base.quoting import quoted
+from elman.config.run_config import MODES
+from elman.launchers.arguments import ALONE
+from elman.runs.folder import RunLock, discard_folder
+from elman.runs.state import has_begun, read_result
+
+# On this signal submitit saves and requeues; NCCL has USR1 for itself.
+_PREEMPTED = signal.SIGUSR2
+_SIGNAL_EARLY_SECONDS = 75.0  # what sbatch says and a margin for the save
+RESULT_FILE = MODES["train"].result_file
+
+
+@dataclass(frozen=True)
+class SweptJob:
+    """One job of a sweep.
+
+    Args:
+        arguments: Its command line, without its folder.
+        folder: Its run folder, or None if its mode makes none.
+        resumable: Whether its mode continues a run in its folder.
+        flags: Those of the arguments that say where YAML files are found.
+        save_seconds: How long before its time limit on a cluster it is told to save.
+    """
+
+    arguments: tuple[str, ...]
+    folder: str | None
+    resumable: bool
+    flags: tuple[str, ...] = ()
+    save_seconds: float = 0.0
+
+    def __call__(self) -> int:
+        """Run the job and return its exit status; a preempted one does not return."""
+        import submitit
+
+        before = self._steps() if self._goes_on() else 0
+        try:
+            _check_devices()
+            with _signals() as (received, preempt):
+                status = self._run()
+        except UserError as error:
+            print(f"elman: error: {error}")
+            return int(ExitStatus.USER_ERROR)
+        if status != ExitStatus.INTERRUPTED or _PREEMPTED not in received or not callable(preempt):
+            return status
+        if self._steps() <= before and near_limit(self.save_seconds):
+            _timed_out("no step between its start and the order to save; not queued again")
+            return int(ExitStatus.TIMEOUT)
+        try:
+            preempt(_PREEMPTED, None)
+        except submitit.core.utils.UncompletedJobError:
+            _timed_out("every start that launcher.requeues allows is used up")
+            return int(ExitStatus.TIMEOUT)
+        return status
+
+    def checkpoint(self) -> Any:
+        """Return what submitit runs after a requeue: the same."""
+        import submitit
+
+        return submitit.helpers.DelayedSubmission(self)
+
+    def command_line(self) -> list[str]:
+        """Return the arguments with which it starts, or goes on in a folder that has begun.
+
+        Raises:
+            UserError: another process runs in its folder.
+        """
+        if self.folder is None:
+            return list(self.arguments)
+        folder = Path(self.folder)
+        if self._goes_on():
+            return [*self.flags, f"train.resume={quoted(self.folder)}", ALONE]
+        if folder.exists():
+            _set_aside(folder)
+        return [*self.arguments, f"hydra.run.dir={quoted(self.folder)}"]
+
+    def _goes_on(self) -> bool:
+        """Whether its folder holds an earlier part of it."""
+        return self.resumable and bool(self.folder) and has_begun(Path(self.folder or ""))
+
+    def _steps(self) -> int:
+        """Return the optimizer steps that its folder has to show for it."""
+        found = read_result(Path(self.folder), RESULT_FILE) if self.folder else None
+        return int((found or {}).get("steps") or 0)
+
+    def _run(self) -> int:
+        from elman.cli.main import main
+
+        return main(self.command_line())
+
+
+def near_limit(save_seconds: float) -> bool:
+    """Whether a job on SLURM is told to save because its time ends, not for another job's sake.
+
+    SLURM sends that signal up to a minute early.
+    """
+    job = os.environ.get("SLURM_JOB_ID")
+    if job is None:
+        return False
+    asked = subprocess.run(
+        ["squeue", "--noheader", "--format=%e", f"--jobs={job}"],
+        env=os.environ | {"SLURM_TIME_FORMAT": "standard"},
+        capture_output=True,
+        text=True,
+    )
+    try:
+        end = datetime.fromisoformat(asked.stdout.strip())
+    except ValueError:  # it has no end, or nobody answers
+        return False
+    return (end - datetime.now()).total_seconds() <= save_seconds + _SIGNAL_EARLY_SECONDS
+
+
+def _timed_out(why: str) -> None:
+    from elman.launchers.outcome import ERROR
+
+    print(f"{ERROR}timeout: told to save at its time limit (launcher.minutes): {why}", flush=True)
+
+
+def _set_aside(folder: Path) -> None:
+    """Clear the place of a job that starts anew: what never began goes, the rest is renamed."""
+    with RunLock(folder):
+        discard_folder(folder)
+    if folder.exists():
+        number = 1 + len(list(folder.parent.glob(f"{folder.name}.earlier-*")))
+        os.rename(folder, folder.with_name(f"{folder.name}.earlier-{number:03d}"))
+
+
+def _check_devices() -> None:
+    """On a cluster the job has what SLURM gave it, which must be one GPU."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if os.environ.get("SUBMITIT_EXECUTOR") == "slurm" and len(visible) > 1:
+        raise UserError(f"this job sees {len(visible)} GPUs; use hydra.launcher.gpus_per_node=1")
+
+
+@contextmanager
+def _signals() -> Iterator[tuple[set[int], Any]]:
+    """Let every signal end the job like Ctrl-C, and note which came.
+
+    Training takes them over while it runs, to save first; this is what they do around it. Yields
+    the signals that came, and what SIGUSR2 did before: submitit's requeueing.
+    """
+    from elman.base import signals
+
+    signals.received.clear()
+    with signals.ending() as before:
+        yield signals.received, before[_PREEMPTED]

@@ -1,0 +1,151 @@
+"""What a person sees while a sweep runs: one live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import errno
+import json
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from elman.base.errors import ExitStatus
+from elman.launchers.outcome import ERROR
+from elman.training.display import duration
+
+if TYPE_CHECKING:
+    from elman.launchers.gpus.slot import Slot
+    from elman.launchers.handle import Queued
+
+_REFRESH_SECONDS = 0.5
+# Elsewhere than on a terminal, why a place is not free is said when it changes, and so often.
+_REMIND_SECONDS = 60.0
+_TAIL_BYTES = 8192
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Display:
+    """Shows a sweep of ``total`` jobs on standard output."""
+
+    def __init__(self, total: int, console: Console | None = None) -> None:
+        self.console = console or Console()
+        self._total, self._shown = total, 0.0
+        self._done, self._failed = 0, 0
+        self._said: dict[str, tuple[str, float]] = {}
+        self._live: Live | None = None
+        if self.console.is_terminal:
+            self._live = Live(console=self.console, auto_refresh=False, transient=True)
+            self._live.start()
+
+    def say(self, text: str) -> None:
+        """Print one line, if it can be: where there is no room for it, the jobs still go on."""
+        try:
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+
+    def started(self, job: Queued) -> None:
+        """Say that a job has been given a place."""
+        self.say(f"[{job.number}/{self._total}] {job.label}")
+
+    def ended(self, job: Queued, word: str) -> None:
+        """Say how a job ended, in ``word``, with its last words if not well."""
+        assert job.status is not None
+        good = job.status == ExitStatus.OK
+        self._done, self._failed = self._done + good, self._failed + (not good)
+        took = f" after {duration(time.monotonic() - job.since)}" if job.since else ""
+        where = f" on {job.slot.name}" if job.slot else ""
+        # What an interrupted run says last is how to go on with it alone.
+        silent = good or (job.status == ExitStatus.INTERRUPTED and not job.said.startswith(ERROR))
+        words = f": {job.said}" if job.said and not silent else ""
+        self.say(f"[{job.number}/{self._total}] {word}{took}{where}{words}")
+
+    def again(self, job: Queued, held: bool) -> None:
+        """Say that a job goes back to the head of the queue."""
+        reason = "its GPU was taken by another elman" if held else "preempted"
+        self.say(f"[{job.number}/{self._total}] {reason}: queued again")
+
+    def interrupted(self, running: int, count: int) -> None:
+        """Say what a signal does."""
+        if count > 1:
+            self.say(f"killing {running} running jobs")
+        else:
+            self.say(f"stopping: {running} running jobs save and end; again kills them")
+
+    def show(self, running: Sequence[Queued], slots: Sequence[Slot], pending: int) -> None:
+        """Show where the sweep stands, if it is time to."""
+        now = time.monotonic()
+        if now - self._shown < _REFRESH_SECONDS:
+            return
+        self._shown = now
+        if self._live is not None:
+            self._live.update(self._table(running, slots, pending), refresh=True)
+        elif pending:
+            self._explain(running, slots, now)
+
+    def close(self) -> None:
+        """End the live table."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _explain(self, running: Sequence[Queued], slots: Sequence[Slot], now: float) -> None:
+        """Say why places are not free, when that is new or long ago."""
+        busy = {id(job.slot) for job in running}
+        for slot in slots:
+            if id(slot) in busy or not slot.waiting:
+                self._said.pop(slot.name, None)
+                continue
+            text, before = self._said.get(slot.name, ("", now))
+            # Numbers change at every look; who and what rarely do.
+            known = text.split(",")[0].rstrip("0123456789 ") == _kind(slot.waiting)
+            if not known or now - before > _REMIND_SECONDS:
+                self._said[slot.name] = (_kind(slot.waiting), now)
+                self.say(f"{slot.name}: {slot.waiting}")
+
+    def _table(self, running: Sequence[Queued], slots: Sequence[Slot], pending: int) -> Group:
+        table = Table(show_edge=False, header_style="bold")
+        for name in ("where", "job", "what", "step", "loss", "tok/s", "time"):
+            numbers = name in ("job", "step", "loss", "tok/s", "time")
+            table.add_column(name, justify="right" if numbers else "left", no_wrap=numbers)
+        by_slot = {id(job.slot): job for job in running}
+        for slot in slots:
+            job = by_slot.get(id(slot))
+            if job is None:
+                table.add_row(slot.name, "", Text(slot.waiting or "free", style="dim"))
+                continue
+            spent = duration(time.monotonic() - job.since)
+            cells = _progress(job.job.folder) if job.running else ["", "", ""]
+            table.add_row(slot.name, str(job.number), Text(job.label), *cells, spent)
+        counts = f"{self._done} ok, {self._failed} failed, {len(running)} running, {pending} queued"
+        return Group(table, Text(counts, style="dim"))
+
+
+def _kind(waiting: str) -> str:
+    return waiting.split(",")[0].rstrip("0123456789 ")
+
+
+def _progress(folder: str | None) -> list[str]:
+    """Return step, loss and rate of the newest window in a run's metrics."""
+    record: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
+        if folder is not None:
+            with (Path(folder) / "metrics.jsonl").open("rb") as stream:
+                stream.seek(0, 2)
+                stream.seek(max(0, stream.tell() - _TAIL_BYTES))
+                lines = stream.read().decode(errors="replace").splitlines()
+            windows = [line for line in lines if line.startswith('{"kind": "window"')]
+            record = json.loads(windows[-1]) if windows else {}
+    loss, rate = record.get("loss"), record.get("tok_s")
+    return [
+        str(record.get("step", "")),
+        f"{loss:.4f}" if isinstance(loss, float) else "",
+        f"{rate:,.0f}" if isinstance(rate, float) else "",
+    ]

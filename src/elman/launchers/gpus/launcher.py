@@ -1,0 +1,89 @@
+"""Launcher ``elman_gpus``: from the jobs of a sweep to a queue over the GPUs of this machine."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from hydra.core.utils import JobReturn
+from omegaconf import DictConfig
+
+from elman.base.errors import ExitStatus
+from elman.cli import session
+from elman.devices.nvml_client import asked_driver
+from elman.devices.visible import usable_gpus
+from elman.kernels.threads import cpu_share
+from elman.launchers.display import Display
+from elman.launchers.gpus.executor import Executor
+from elman.launchers.gpus.queue import Queue
+from elman.launchers.gpus.slot import CpuSlot, GpuSlot, Slot
+from elman.launchers.handle import Queued, job_return, queued_job
+from elman.launchers.interrupts import Interrupts
+from elman.launchers.job import SweepJob, wants_gpu
+from elman.sections.launching import GpusLauncher
+
+
+def launch(config: DictConfig, jobs: Sequence[SweepJob], settings: GpusLauncher) -> list[JobReturn]:
+    """Run the jobs, one per GPU at a time, and return how each ended.
+
+    A job that fails or is killed does not stop the others; one that never started keeps the
+    status UNKNOWN.
+
+    Raises:
+        UserError: the settings name a GPU that is not there.
+    """
+    display = Display(jobs[0].total)
+    slots = _slots(jobs, settings, display)
+    with _folder(jobs) as folder:
+        executor = Executor(folder, _threads(len(slots)), settings.detach)
+        queued = [queued_job(config, job) for job in jobs]
+        queue = Queue(
+            queued, slots, executor, display, 60 * settings.wait_minutes, settings.save_seconds
+        )
+        with Interrupts() as interrupts:
+            queue.run(interrupts)
+        for one in queued if jobs[0].folder is None else ():
+            _print_output(executor, one)
+    if interrupts.count:
+        session.current().status = ExitStatus.INTERRUPTED
+    return [job_return(job, one) for job, one in zip(jobs, queued, strict=True)]
+
+
+def _slots(jobs: Sequence[SweepJob], settings: GpusLauncher, display: Display) -> list[Slot]:
+    """Return the places where jobs can run, and say which."""
+    wanted = any(wants_gpu(job.config) for job in jobs)
+    gpus, reason = usable_gpus(asked_driver(), settings, wanted=wanted)
+    if gpus and not wanted:
+        gpus, reason = [], "these jobs ask for the CPU"
+    if gpus:
+        display.say("on " + ", ".join(f"GPU {gpu.index} ({gpu.name})" for gpu in gpus))
+        return [GpuSlot(gpu, asked_driver()) for gpu in gpus]
+    number = settings.workers
+    display.say(f"on the CPU ({reason}): {number} job{'s' if number > 1 else ''} at a time")
+    return [CpuSlot(n) for n in range(1, number + 1)]
+
+
+def _threads(slots: int) -> int | None:
+    """Return each job's share of the threads; one job alone takes what torch takes."""
+    return max(1, cpu_share() // slots) if slots > 1 else None
+
+
+@contextmanager
+def _folder(jobs: Sequence[SweepJob]) -> Iterator[Path]:
+    """Yield where submitit keeps its files: the sweep's folder, or for a while one of its own."""
+    if jobs[0].folder is not None:
+        yield jobs[0].folder.parent
+        return
+    with tempfile.TemporaryDirectory(prefix="elman-sweep-") as folder:
+        yield Path(folder)
+
+
+def _print_output(executor: Executor, job: Queued) -> None:
+    """Print what a job printed, where that is all that it leaves."""
+    paths = executor.paths(job.name)
+    for path, stream in ((paths.stdout, sys.stdout), (paths.stderr, sys.stderr)):
+        if path.exists() and (text := path.read_text(errors="replace").rstrip()):
+            print(f"[{job.number}] {job.label}\n{text}", file=stream, flush=True)

@@ -1,0 +1,51 @@
+"""A GPU on which one job after another fails at once rests, or it would eat the whole queue."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from elman.base.errors import ExitStatus
+from elman.launchers.gpus.slot import Slot
+
+AT_ONCE_SECONDS = 60.0
+"""A job that crashes, or is killed, within this time of its start has failed at once."""
+FAILURES = 3
+"""So many in a row on one GPU, while another GPU does its work, and it rests."""
+REST_SECONDS = 60.0
+"""The first rest; every further failure at once doubles it, a job that lasts ends all that."""
+
+
+class Quarantine:
+    """Counts failures at once per place, and says which places rest.
+
+    Jobs that fail everywhere are at fault themselves: no place rests then, and none on the CPU.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._in_a_row: dict[str, int] = {}
+        self._until: dict[str, float] = {}
+
+    def started(self, slot: Slot) -> None:
+        """Note that a place was given a job."""
+        self._in_a_row.setdefault(slot.name, 0)
+
+    def ended(self, slot: Slot, status: int, seconds: float) -> None:
+        """Note how a job ended, and after how long; say so on the place if it rests now."""
+        failed = status == ExitStatus.FAILED or status < 0
+        if slot.run_lock() is None or not failed or seconds > AT_ONCE_SECONDS:
+            self._in_a_row[slot.name] = 0
+            return
+        self._in_a_row[slot.name] += 1
+        number = self._in_a_row[slot.name]
+        others = [count for name, count in self._in_a_row.items() if name != slot.name]
+        if number < FAILURES or 0 not in others:
+            return
+        rest = REST_SECONDS * 2 ** (number - FAILURES)
+        self._until[slot.name] = self._clock() + rest
+        slot.waiting = f"quarantined for {rest:.0f} s: {number} jobs in a row failed there at once"
+
+    def resting(self, slot: Slot) -> bool:
+        """Whether a place is to be left alone now."""
+        return self._clock() < self._until.get(slot.name, 0.0)

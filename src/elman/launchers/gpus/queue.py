@@ -1,0 +1,204 @@
+"""The queue of a sweep on one machine: free places, waiting processes, ends, signals."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from elman.base.errors import ExitStatus, UserError
+from elman.cli import session
+from elman.launchers.display import Display
+from elman.launchers.gpus.executor import REQUEUED, Executor, dismiss
+from elman.launchers.gpus.quarantine import Quarantine
+from elman.launchers.gpus.slot import Slot
+from elman.launchers.gpus.worker import HELD, RUNNING
+from elman.launchers.handle import Queued
+from elman.launchers.interrupts import Interrupts
+from elman.launchers.outcome import last_line
+from elman.runs.folder import RunLock, discard_folder
+
+POLL_SECONDS = 0.05
+# A job that is preempted without end would keep its GPU from the others.
+_REQUEUES = 6
+
+
+class Queue:
+    """Runs jobs in order, each in the first place that is free, and survives what befalls them.
+
+    Args:
+        jobs: The jobs.
+        slots: Where they can run.
+        executor: What starts their processes.
+        display: What people see.
+        wait_seconds: Longest time with no job running and no place free.
+        save_seconds: Time between the first signal to a job and its kill.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[Queued],
+        slots: Sequence[Slot],
+        executor: Executor,
+        display: Display,
+        wait_seconds: float,
+        save_seconds: float,
+    ) -> None:
+        self._pending, self._slots = deque(jobs), list(slots)
+        self._executor, self._display = executor, display
+        self._wait_seconds, self._save_seconds = wait_seconds, save_seconds
+        self._running: list[Queued] = []
+        self._idle_since = time.monotonic()
+        self._quarantine = Quarantine()
+
+    def run(self, interrupts: Interrupts) -> bool:
+        """Run the jobs to their ends; return False if some could not be started."""
+        try:
+            while self._running or (self._pending and not interrupts.count):
+                self._step(interrupts)
+                time.sleep(POLL_SECONDS)
+                if self._pending and not self._running and not interrupts.count and self._stuck():
+                    return False
+            return not self._pending or bool(interrupts.count)
+        finally:
+            self._end(interrupts)
+
+    def _step(self, interrupts: Interrupts) -> None:
+        self._forward(interrupts)
+        for job in list(self._running):
+            self._look_after(job)
+        if not interrupts.count:
+            self._place()
+            self._warm_up()
+        self._display.show(self._running, self._slots, len(self._pending))
+
+    def _place(self) -> None:
+        """Start the next jobs wherever a place is free."""
+        taken = {id(job.slot) for job in self._running}
+        for slot in self._slots:
+            if not self._pending:
+                return
+            if id(slot) in taken or self._quarantine.resting(slot) or not slot.ready():
+                continue
+            job = self._pending[0]
+            if not self._has_process(job):
+                continue
+            self._pending.popleft()
+            assert job.process is not None
+            job.slot, job.since = slot, time.monotonic()
+            self._running.append(job)
+            self._quarantine.started(slot)
+            job.process.run_on(slot, f"job {job.number}: {job.label}")
+            self._display.started(job)
+            session.job_started(job.number)
+
+    def _warm_up(self) -> None:
+        """Have a process wait for every place that will be free and takes one that is warm."""
+        wanted = sum(slot.warm and not slot.broken for slot in self._slots)
+        for job in list(self._pending)[:wanted]:
+            self._has_process(job)
+
+    def _has_process(self, job: Queued) -> bool:
+        """Start the process of a pending job; a job that cannot have one has ended."""
+        if job.process is not None and job.process.ended():
+            self._pending.remove(job)
+            self._over(job, self._closed(job))  # refused, or it died while it waited
+            return False
+        if job.process is not None:
+            return True
+        try:
+            if job.submitted:
+                job.process = self._executor.restart(job.name)
+            else:
+                job.process = self._executor.start(job.job, job.name)
+                job.submitted = True
+        except OSError as error:
+            place = error.filename or self._executor.paths(job.name).folder
+            job.said = f"cannot be started: {place}: {error.strerror or error}"
+            self._pending.remove(job)
+            self._over(job, int(ExitStatus.FAILED))
+            return False
+        return True
+
+    def _look_after(self, job: Queued) -> None:
+        """See how far a job is that was given a place."""
+        assert job.process is not None
+        assert job.slot is not None
+        if not job.running and job.process.said(RUNNING):
+            job.running = True
+            job.slot.started(last=not self._pending)
+        if not job.process.ended():
+            return
+        held = not job.running and job.process.said(HELD)
+        if not job.running and not held and job.process.said(RUNNING):
+            job.running = True
+            job.slot.started(last=not self._pending)
+        status = self._closed(job)
+        self._idle_since = time.monotonic()
+        self._running.remove(job)
+        job.slot.ended()
+        if held or (status == REQUEUED and job.requeues < _REQUEUES):
+            job.requeues += not held
+            job.running, job.slot = False, None
+            self._pending.appendleft(job)
+            self._display.again(job, held)
+            session.job_waits(job.number)
+            return
+        self._quarantine.ended(job.slot, status, time.monotonic() - job.since)
+        if not self._pending:
+            job.slot.leave()
+        self._over(job, int(ExitStatus.INTERRUPTED) if status == REQUEUED else status)
+
+    def _closed(self, job: Queued) -> int:
+        """Return the exit status of a job whose process is over, and let go of that."""
+        assert job.process is not None
+        status, job.said = job.process.status(), last_line(job.process.paths, job.process.begun)
+        job.process.close()
+        job.process = None
+        return status
+
+    def _over(self, job: Queued, status: int) -> None:
+        job.status = status
+        self._display.ended(job, session.job_ended(job.number, status))
+
+    def _stuck(self) -> bool:
+        """Whether nothing runs and no place can be hoped for; say so then."""
+        if all(slot.broken for slot in self._slots):
+            self._display.say("no place is left for the other jobs")
+        elif time.monotonic() - self._idle_since > self._wait_seconds:
+            minutes = self._wait_seconds / 60
+            self._display.say(f"no place was free for {minutes:g} minutes (launcher.wait_minutes)")
+        else:
+            return False
+        for slot in self._slots:
+            self._display.say(f"  {slot.name}: {slot.waiting}")
+        return True
+
+    def _forward(self, interrupts: Interrupts) -> None:
+        """Hand on the first signal, and kill at the second or when a job does not end."""
+        kill = interrupts.count > 1 or interrupts.seconds() > self._save_seconds
+        for number in interrupts.take():
+            self._display.interrupted(len(self._running), interrupts.count)
+            for job in self._running:
+                assert job.process is not None
+                job.process.signal(number)
+        for job in self._running if kill else ():
+            assert job.process is not None
+            job.process.signal(signal.SIGKILL)
+
+    def _end(self, interrupts: Interrupts) -> None:
+        """Leave nothing behind: no waiting process, no claim."""
+        waiting = [job for job in self._pending if job.process is not None]
+        processes = [job.process for job in waiting if job.process is not None]
+        dismiss(processes, lambda: interrupts.count > 1)
+        folders = [Path(job.job.folder) for job in waiting if job.job.folder is not None]
+        for folder in folders if interrupts.count > 1 else ():
+            with suppress(UserError, OSError), RunLock(folder):
+                discard_folder(folder)  # of a process that was killed before it could do so
+        for slot in self._slots:
+            with suppress(OSError):
+                slot.leave()
+        self._display.close()

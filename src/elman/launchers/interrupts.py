@@ -1,0 +1,59 @@
+"""Signals to a launcher: caught, counted, and handed on to its jobs."""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import FrameType, TracebackType
+
+from elman.base.signals import ignored
+
+# The signals on which a run saves and ends; a closed terminal ends it like SIGTERM. What would
+# requeue a single job ends a sweep: its jobs could not be requeued without their launcher.
+_FORWARDED = {
+    signal.SIGINT: signal.SIGINT,
+    signal.SIGTERM: signal.SIGTERM,
+    signal.SIGUSR2: signal.SIGTERM,
+    signal.SIGHUP: signal.SIGTERM,
+}
+
+
+class Interrupts:
+    """Catches the signals inside its context, and gives them back afterwards.
+
+    Attributes:
+        count: How many came.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._first = 0.0
+        self._new: list[signal.Signals] = []
+
+    def take(self) -> list[signal.Signals]:
+        """Return what to send to the jobs: the signals that came since the last call."""
+        new, self._new = self._new, []
+        return new
+
+    def seconds(self) -> float:
+        """Return the time since the first one, 0 before it."""
+        return time.monotonic() - self._first if self.count else 0.0
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self._first = self._first or time.monotonic()
+        self.count += 1
+        self._new.append(_FORWARDED[signal.Signals(number)])
+
+    def __enter__(self) -> Interrupts:
+        heard = [number for number in _FORWARDED if not ignored(number)]
+        self._before = {number: signal.signal(number, self._receive) for number in heard}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

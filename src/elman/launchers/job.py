@@ -1,0 +1,59 @@
+"""One job of a sweep, checked and not yet started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from elman.base.quoting import quoted
+from elman.config.run_config import RunConfig
+from elman.models.backends import REFERENCE
+from elman.models.cells import registry
+
+
+@dataclass(frozen=True)
+class SweepJob:
+    """One job of a sweep.
+
+    Args:
+        number: Its place, from 1.
+        total: How many the whole sweep has, also where few of them run again.
+        overrides: What a person would type to run it alone.
+        swept: Those of its overrides that other jobs have otherwise.
+        config: Its typed configuration.
+        folder: Its run folder, or None if its mode makes none.
+    """
+
+    number: int
+    total: int
+    overrides: tuple[str, ...]
+    swept: tuple[str, ...]
+    config: RunConfig
+    folder: Path | None = None
+
+    @property
+    def for_launcher(self) -> list[str]:
+        """Its overrides and its folder, as launchers of Hydra's own expect it too."""
+        if self.folder is None:
+            return list(self.overrides)
+        folder, name = quoted(str(self.folder.parent)), quoted(self.folder.name)
+        return [*self.overrides, f"hydra.sweep.dir={folder}", f"hydra.sweep.subdir={name}"]
+
+
+def wants_gpu(config: RunConfig) -> bool:
+    """Whether a job would take a GPU if there is one."""
+    if config.mode == "parity":
+        if config.kernels.backend == REFERENCE:
+            # On a GPU plain PyTorch is checked only of what a run there would compute by it.
+            return (
+                config.baseline.allow_slow and registry.cell(config.model.cell).package is not None
+            )
+        return config.kernels.backend != "cpu"
+    sections = {
+        "train": config.train,
+        "eval": config.eval,
+        "generate": config.generate,
+        "bench": config.bench,
+    }
+    section = sections.get(config.mode)
+    return section is not None and section.device != "cpu"

@@ -1,0 +1,305 @@
+"""Launcher ``elman_slurm``: the jobs of a sweep as an array on a SLURM cluster, one GPU each.
+
+What runs in a job, where its files are and how it is requeued is submitit's, as on one machine.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
+from dataclasses import replace
+from typing import Any
+
+import submitit
+from hydra.core.utils import JobReturn
+from omegaconf import DictConfig, OmegaConf
+
+from elman.base.errors import ExitStatus, UserError
+from elman.cli import session
+from elman.config.run_config import Mode
+from elman.launchers.command import SweptJob
+from elman.launchers.display import Display
+from elman.launchers.handle import Queued, job_return, queued_job
+from elman.launchers.interrupts import Interrupts
+from elman.launchers.job import SweepJob, wants_gpu
+from elman.launchers.outcome import ERROR, last_line, result_status
+from elman.launchers.slurm_queue import has_ended, outside_end, queue_states
+from elman.runs.status import OutsideEnd
+from elman.sections.launching import SlurmLauncher
+
+POLL_SECONDS = 2.0
+# So many looks without a trace of a job, and it is gone: a file system may be late.
+_GONE_AFTER = 5
+# sbatch: "the signal may be sent up to 60 seconds earlier than specified".
+_SIGNAL_EARLY_SECONDS = 60
+# Parameters that every executor of submitit knows; the others are SLURM's.
+_COMMON = (
+    "timeout_min",
+    "cpus_per_task",
+    "gpus_per_node",
+    "tasks_per_node",
+    "mem_gb",
+    "nodes",
+    "name",
+    "stderr_to_stdout",
+)
+
+
+def launch(
+    config: DictConfig,
+    jobs: Sequence[SweepJob],
+    settings: SlurmLauncher,
+    parameters: Mapping[str, Any],
+) -> list[JobReturn]:
+    """Submit the jobs as one array, wait for all, and return how each ended.
+
+    Jobs that an earlier array still has are followed, and not submitted again.
+
+    Raises:
+        UserError: there is no SLURM here, or it refuses the array.
+    """
+    display = Display(jobs[0].total)
+    executor = _executor(parameters, minutes_of(jobs, settings), jobs)
+    queued = [_queued(config, job, parameters) for job in jobs]
+    adopted = session.current().adopted
+    tasks = {number: _adopted(executor, name) for number, name in adopted.items()}
+    if fresh := [one for one in queued if one.number not in tasks]:
+        submitted = _submitted(executor, [one.job for one in fresh])
+        tasks |= {one.number: job for one, job in zip(fresh, submitted, strict=True)}
+        session.submitted({one.number: tasks[one.number].job_id for one in fresh})
+        display.say(f"SLURM job {_array(submitted[0])}: {len(fresh)} jobs")
+    for number, name in adopted.items():
+        display.say(f"job {number} is in SLURM's queue as {name}: followed, not started again")
+    with Interrupts() as interrupts:
+        _Watch([(one, tasks[one.number]) for one in queued], display).run(interrupts)
+    display.close()
+    if interrupts.count:
+        session.current().status = ExitStatus.INTERRUPTED
+    return [job_return(job, one) for job, one in zip(jobs, queued, strict=True)]
+
+
+def _queued(config: DictConfig, job: SweepJob, parameters: Mapping[str, Any]) -> Queued:
+    """Return a job that knows how long before its limit it is told to save."""
+    one = queued_job(config, job)
+    one.job = replace(one.job, save_seconds=float(parameters["signal_delay_s"]))
+    return one
+
+
+def _adopted(executor: submitit.AutoExecutor, name: str) -> submitit.Job[int]:
+    """Return a job that was submitted by an earlier command."""
+    return submitit.SlurmJob(folder=executor.folder, job_id=name, tasks=[0])
+
+
+def _submitted(
+    executor: submitit.AutoExecutor, jobs: Sequence[SweptJob]
+) -> list[submitit.Job[int]]:
+    """Submit jobs as one array; of a refused one nothing stays.
+
+    Raises:
+        UserError: sbatch refuses the array.
+    """
+    place = submitit.core.utils.JobPaths.get_first_id_independent_folder(executor.folder)
+    before = set(place.iterdir()) if place.is_dir() else set()
+    try:
+        with redirect_stderr(io.StringIO()):  # submitit prints all that it raises too
+            found: list[submitit.Job[int]] = executor.submit_array(jobs)
+    except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
+        for path in set(place.iterdir()) - before:
+            path.unlink()
+        if not before:
+            place.rmdir()
+        lines = [line for line in str(error).splitlines() if line.startswith("sbatch:")]
+        reason = lines[-1] if lines else str(error).splitlines()[0]
+        raise UserError(f"launcher=slurm: {reason}; mend launcher.* or hydra.launcher.*") from None
+    return found
+
+
+def _array(job: submitit.Job[int]) -> str:
+    return str(job.job_id).partition("_")[0]
+
+
+def refuse_without_slurm() -> None:
+    """Raise UserError if no jobs can be submitted from this machine."""
+    if shutil.which("srun") is None:
+        raise UserError(
+            "launcher=slurm: there is no srun here; run it on a node that submits, or use "
+            "launcher=gpus"
+        )
+
+
+def limit_note(jobs: Sequence[SweepJob], settings: SlurmLauncher, save_seconds: int) -> str | None:
+    """Return what is to be said of the jobs' time limit: that all their starts are too short.
+
+    Args:
+        jobs: The jobs.
+        settings: Of the launcher.
+        save_seconds: How long before the limit a job is told to save.
+
+    Raises:
+        UserError: a job would be told to save as soon as it starts, at every start.
+    """
+    minutes = minutes_of(jobs, settings)
+    left = 60 * minutes - save_seconds - _SIGNAL_EARLY_SECONDS
+    if left <= 0:
+        enough = (save_seconds + _SIGNAL_EARLY_SECONDS) // 60 + 1
+        raise UserError(
+            f"launcher.minutes: with a limit of {minutes} min a job is told to save at its start: "
+            f"launcher.save_seconds={save_seconds} s before the end, and SLURM is up to "
+            f"{_SIGNAL_EARLY_SECONDS} s early; type launcher.minutes={enough} or more, or fewer "
+            "launcher.save_seconds"
+        )
+    wanted = max((job.config.train.budget_minutes or 0.0 for job in jobs), default=0.0)
+    starts = settings.requeues + 1
+    if jobs[0].config.mode != "train" or starts * left / 60 >= wanted:
+        return None
+    return (
+        f"note: the longest job trains {wanted:g} min, and {starts} starts (launcher.requeues="
+        f"{settings.requeues}) of {left / 60:.1f} min before it must save (a limit of {minutes} "
+        f"min, launcher.save_seconds={save_seconds}) are {starts * left / 60:.1f}: it will end as "
+        "timeout; add launcher.minutes or launcher.requeues"
+    )
+
+
+def refuse_without_folder(jobs: Sequence[SweepJob], mode: Mode) -> None:
+    """Raise UserError if the jobs leave nothing where it could be found."""
+    if not mode.makes_folder:
+        raise UserError(
+            f"launcher=slurm: mode={jobs[0].config.mode} leaves nothing in a folder; "
+            "use launcher=gpus"
+        )
+
+
+def minutes_of(jobs: Sequence[SweepJob], settings: SlurmLauncher) -> int:
+    """Return the time limit of every job of an array: that of the longest.
+
+    Raises:
+        UserError: a job says no minutes, and neither does the launcher.
+    """
+    if settings.minutes is not None:
+        return settings.minutes
+    budgets = [
+        job.config.train.budget_minutes if job.config.mode == "train" else None for job in jobs
+    ]
+    longest = 0.0
+    for job, minutes in zip(jobs, budgets, strict=True):
+        if minutes is None:
+            raise UserError(
+                f"launcher.minutes: job {job.number} has no train.minutes to take a time limit "
+                "from; add launcher.minutes=60"
+            )
+        longest = max(longest, minutes)
+    return math.ceil(longest) + settings.margin
+
+
+def _executor(
+    parameters: Mapping[str, Any], minutes: int, jobs: Sequence[SweepJob]
+) -> submitit.AutoExecutor:
+    given = {
+        key: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        for key, value in parameters.items()
+        if value is not None
+    }
+    folder, timeouts = str(given.pop("submitit_folder")), given.pop("max_num_timeout")
+    given["timeout_min"] = minutes
+    if any(wants_gpu(job.config) for job in jobs):
+        given.setdefault("gpus_per_node", 1)
+    named = {key if key in _COMMON else f"slurm_{key}": value for key, value in given.items()}
+    executor = submitit.AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=timeouts)
+    executor.update_parameters(**named)
+    return executor
+
+
+class _Watch:
+    """Follows jobs in SLURM's queue until each has ended."""
+
+    def __init__(self, jobs: list[tuple[Queued, submitit.Job[int]]], display: Display) -> None:
+        self._jobs, self._display = jobs, display
+        self._arrays = list(dict.fromkeys(_array(job) for _, job in jobs))
+        self._states: dict[str, str] = {}
+        self._unseen: dict[str, int] = {}
+
+    def run(self, interrupts: Interrupts) -> None:
+        """Poll the queue and the result files until nothing is left to wait for."""
+        open_jobs = list(self._jobs)
+        while open_jobs:
+            self._hand_on(interrupts)
+            states = queue_states(self._arrays)
+            open_jobs = [
+                (one, job) for one, job in open_jobs if not self._over(one, job, states, interrupts)
+            ]
+            running = [one for one, job in open_jobs if one.running]
+            self._display.show(running, (), len(open_jobs) - len(running))
+            if open_jobs:
+                time.sleep(POLL_SECONDS)
+
+    def _over(
+        self,
+        queued: Queued,
+        job: submitit.Job[int],
+        states: Mapping[str, str] | None,
+        interrupts: Interrupts,
+    ) -> bool:
+        """Note what has become of a job; return whether it has ended."""
+        name, status = job.job_id, result_status(job.paths)
+        state = None if states is None else states.get(name, "")
+        self._say_state(queued, name, state)
+        # A preempted job has a result too, until it is started again.
+        final = status is not None and status != ExitStatus.INTERRUPTED
+        gone = state is not None and has_ended(state)
+        self._unseen[name] = self._unseen.get(name, 0) + 1 if gone else 0
+        if not final and self._unseen[name] < _GONE_AFTER:
+            return False
+        outside = None if final else outside_end(name, state or "")
+        if status is None and self._never_began(queued, job, outside, interrupts):
+            return True
+        # Our own second signal cancels too: a job that had saved by then was interrupted.
+        if outside is not None and not (interrupts.count and status is not None):
+            queued.status, queued.said = outside, f"{ERROR}{outside.word}: {outside.reason}"
+        else:
+            queued.status = int(ExitStatus.FAILED) if status is None else status
+            queued.said = last_line(job.paths)
+        self._display.ended(queued, session.job_ended(queued.number, queued.status))
+        return True
+
+    @staticmethod
+    def _never_began(
+        queued: Queued,
+        job: submitit.Job[int],
+        outside: OutsideEnd | None,
+        interrupts: Interrupts,
+    ) -> bool:
+        """Whether a job left the queue before its start, and nobody but us took it out."""
+        if queued.since or job.paths.stdout.exists():
+            return False
+        return outside is None or bool(interrupts.count)
+
+    def _say_state(self, queued: Queued, name: str, state: str | None) -> None:
+        """Say that a job starts, or waits again."""
+        before, self._states[name] = self._states.get(name, ""), state or ""
+        if state == "RUNNING" and before != state:
+            queued.running, queued.since = True, time.monotonic()
+            self._display.started(queued)
+            session.job_started(queued.number)
+        if state == "PENDING" and queued.running:
+            queued.running = False
+            self._display.again(queued, held=False)
+            session.job_waits(queued.number)
+
+    def _hand_on(self, interrupts: Interrupts) -> None:
+        """First signal: nothing new starts, running jobs save and end. Second: cancel all."""
+        for _ in interrupts.take():
+            running = sum(one.running for one, _ in self._jobs if one.status is None)
+            self._display.interrupted(running, interrupts.count)
+            if interrupts.count > 1:
+                self._scancel()
+                continue
+            self._scancel("--state=PENDING")
+            self._scancel("--signal=TERM")
+
+    def _scancel(self, *how: str) -> None:
+        subprocess.run(["scancel", *how, *self._arrays], capture_output=True)

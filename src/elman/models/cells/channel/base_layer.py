@@ -1,0 +1,202 @@
+"""What layers without a matrix in their recurrence share: projections, biases, first state.
+
+Shape legend: b batch, t time, d model width, i = int(d * expansion) inner channels, c channels of
+the state (i, but for E74), s = n c for the n blocks of a projection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from elman.models.blocks import init
+from elman.models.cells.common.mixer import Mixer
+from elman.models.cells.common.skeleton import Skeleton
+from elman.models.cells.declaration import Value
+from elman.models.state import State, first_state
+from elman.ops.channel.op import run
+from elman.ops.channel.plan import Plan
+from elman.ops.common.door import Shape
+from elman.ops.common.slices import row_blocks
+from elman.ops.linear import linear
+
+RETAIN_BIAS = 2.0
+"""Initial bias of every retain gate: 0.88 of the state is kept (vector-state specification 4)."""
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """What a cell, with its options, asks of the channel engine.
+
+    Args:
+        step: Name of the step in :mod:`elman.ops.channel.reference`.
+        projections: Blocks of the cell's matrix, in row order.
+        vectors: Parameters of one number per channel, with their initial value.
+        scalars: Parameters of one number, with their initial value.
+    """
+
+    step: str
+    projections: tuple[str, ...]
+    vectors: Mapping[str, float] = field(default_factory=dict)
+    scalars: Mapping[str, float] = field(default_factory=dict)
+
+
+class ChannelMixer(Skeleton):
+    """u = silu(conv(W_in x)), h' = step(W u, h), y = W_out (h' silu(h')).
+
+    Vector-state specification 2.2, skeleton S. State: ``h`` [B, c] in fp32 or wider, and with
+    use_conv ``conv``.
+    """
+
+    def add_cell(self, to: Mapping[str, Any]) -> None:
+        """Register what the recurrence asks for."""
+        self.channels = self.state_channels()
+        self.recurrence = self.choose_recurrence()
+        self.plan = self.choose_plan()
+        rows = len(self.recurrence.projections) * self.channels
+        self.cell_proj = nn.Parameter(torch.empty(rows, self.width, **to))
+        for name in self.recurrence.vectors:
+            self.register_parameter(name, nn.Parameter(torch.empty(self.channels, **to)))
+        for name in self.recurrence.scalars:
+            self.register_parameter(name, nn.Parameter(torch.empty(1, **to)))
+
+    def output_channels(self) -> int:
+        """Return how many channels the last projection reads."""
+        return self.channels
+
+    def choose_recurrence(self) -> Recurrence:
+        """Return the recurrence that the options ask for."""
+        raise NotImplementedError
+
+    def choose_plan(self) -> Plan:
+        """Return what one call of the engine computes from the cell's projection."""
+        places = row_blocks(dict.fromkeys(self.recurrence.projections, self.channels))
+        return Plan(self.recurrence.step, tuple(places.items()), self_gate=True)
+
+    def state_channels(self) -> int:
+        """Return the width of the state."""
+        return self.width
+
+    def cell_state(self) -> dict[str, Shape]:
+        """Return the shape of h."""
+        return {"h": (self.channels,)}
+
+    def reset_parameters(self) -> None:
+        """Draw every weight anew, the cell's matrix block by block."""
+        self.reset_input()
+        init.xavier_blocks_(self.cell_proj, len(self.recurrence.projections))
+        for name, value in {**self.recurrence.vectors, **self.recurrence.scalars}.items():
+            nn.init.constant_(self.get_parameter(name), value)
+        self.reset_projection(self.out_proj)
+
+    def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
+        state = self.begin(x_btd, state)
+        carried: State = {}
+        (p_bti,) = self.project_in(x_btd, state, carried)
+        projected_bts = linear(self.activate(p_bti), self.cell_proj)
+        y_btc, carried["h"] = run(
+            self.plan,
+            (projected_bts,),
+            self.step_parameters(),
+            first_state(state.get("h"), projected_bts, self.channels),
+            backend=self.backend_for(projected_bts),
+        )
+        # The self gate is the recurrence's, in its dtype; the output projection has its own.
+        return self.project_out(y_btc.to(projected_bts.dtype)), carried
+
+    def activate(self, p_bti: Tensor) -> Tensor:
+        """Apply the first activation."""
+        return functional.silu(p_bti)
+
+    def step_parameters(self) -> dict[str, Tensor]:
+        """Return the step's parameters by name."""
+        names = (*self.recurrence.vectors, *self.recurrence.scalars)
+        return {name: self.get_parameter(name) for name in names}
+
+
+class MinimalMixer(Mixer):
+    """h' = step(W x, h), y = h', or W_out h' exactly when the expansion is not 1.
+
+    Vector-state specification 5.0, 5.3 and 5.4: no gate, no nonlinearity after h. State: ``h``
+    [B, i] in fp32 or wider, of any sign.
+
+    Args:
+        dim: Model width.
+        backend: As ``kernels.backend``.
+        device: Where the weights are made.
+        dtype: Their dtype.
+        options: The cell's options.
+
+    Attributes:
+        step: Name of the step in :mod:`elman.ops.channel.reference`.
+        projections: Blocks of W, in row order.
+    """
+
+    step: ClassVar[str]
+    projections: ClassVar[tuple[str, ...]]
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Value,
+    ) -> None:
+        super().__init__(dim, backend=backend, **options)
+        expansion = self.settings.number("expansion")
+        inner = int(dim * expansion)
+        rows = len(self.projections) * inner
+        self.plan = self.choose_plan(inner)
+        self.cell_proj = nn.Parameter(torch.empty(rows, dim, device=device, dtype=dtype))
+        # Also where int(dim * expansion) == dim: published counts depend on it.
+        self.out_proj = (
+            nn.Parameter(torch.empty(dim, inner, device=device, dtype=dtype))
+            if expansion != 1.0
+            else None
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw every weight anew, W with the Xavier bound of all its blocks together."""
+        init.xavier_(self.cell_proj)
+        if self.out_proj is not None:
+            init.xavier_(self.out_proj)
+
+    def projection(self) -> Tensor:
+        """Return a weight that has the dtype of the projections."""
+        return self.cell_proj
+
+    def state_shapes(self) -> dict[str, Shape]:
+        """Return the shape of h."""
+        return {"h": (self.cell_proj.shape[0] // len(self.projections),)}
+
+    def choose_plan(self, inner: int) -> Plan:
+        """Return what one call of the engine computes from the projection."""
+        parallel = self.settings.word("form") == "parallel"
+        step = f"{self.step}_parallel" if parallel else self.step
+        places = row_blocks(dict.fromkeys(self.projections, inner))
+        return Plan(step, tuple(places.items()))
+
+    def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
+        state = self.begin(x_btd, state)
+        projected_bts = linear(x_btd, self.cell_proj)
+        inner = projected_bts.shape[-1] // len(self.projections)
+        h_bti, last_bi = run(
+            self.plan,
+            (projected_bts,),
+            {},
+            first_state(state.get("h"), projected_bts, inner),
+            backend=self.backend_for(x_btd),
+        )
+        y_bti = h_bti.to(projected_bts.dtype)
+        y_btd = y_bti if self.out_proj is None else linear(y_bti, self.out_proj)
+        return y_btd, {"h": last_bi}

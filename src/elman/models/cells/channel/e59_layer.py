@@ -1,0 +1,28 @@
+"""Layer E59: a running sum of projected inputs, normalised after each step."""
+
+from __future__ import annotations
+
+import math
+
+from elman.models.cells.channel.base_layer import ChannelMixer, Recurrence
+from elman.models.cells.channel.e59 import CELL
+
+LOG_ALPHA = math.log(0.1)
+"""Logarithm of the input's weight at the start."""
+
+
+class E59(ChannelMixer):
+    """h' = rn(h + alpha (W u + b)), alpha = exp(log_alpha) one learned scalar from 0.1 on.
+
+    rn(v) = v / sqrt(mean(v^2) + 1e-6) without a gain (vector-state specification 3.12). After a
+    first step from a zero state rn takes the scale away again: alpha acts from the second on.
+
+    State: ``h`` [B, i] in fp32 or wider, and with use_conv ``conv``, the last d_conv - 1 inputs
+    of the convolution.
+    """
+
+    cell = CELL
+
+    def choose_recurrence(self) -> Recurrence:
+        """Return the recurrence that the options ask for."""
+        return Recurrence("e59", ("value",), {"value_bias": 0.0}, {"log_alpha": LOG_ALPHA})

@@ -1,0 +1,7 @@
+"""Gates and normalisations that several layers apply outside their recurrence."""
+
+from __future__ import annotations
+
+from elman.ops.common.gates import KEY_EPS, self_gate, unit
+
+__all__ = ["KEY_EPS", "self_gate", "unit"]

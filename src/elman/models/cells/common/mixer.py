@@ -1,0 +1,195 @@
+"""What every layer shares: options checked by the cell's declaration, and a choice of backend."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from elman.base.errors import UserError
+from elman.models.backends import check_backend, choose_backend
+from elman.models.cells.declaration import Cell, Value
+from elman.models.inputs import check_layer_input
+from elman.models.state import CarriedState, State, check_state
+from elman.ops.common.door import Shape
+from elman.ops.common.precision import compute_dtype
+from elman.ops.common.uncompiled import traced_as_constant
+
+
+class Settings:
+    """The checked and complete options of one layer, read by type."""
+
+    def __init__(self, values: Mapping[str, Value]) -> None:
+        self.values = dict(values)
+
+    def flag(self, name: str) -> bool:
+        """Return a true-or-false option."""
+        value = self.values[name]
+        assert isinstance(value, bool)
+        return value
+
+    def count(self, name: str) -> int:
+        """Return a whole-number option."""
+        value = self.values[name]
+        assert type(value) is int
+        return value
+
+    def number(self, name: str) -> float:
+        """Return a real-number option."""
+        value = self.values[name]
+        assert isinstance(value, float)
+        return value
+
+    def word(self, name: str) -> str:
+        """Return a string option."""
+        value = self.values[name]
+        assert isinstance(value, str)
+        return value
+
+
+class Mixer(nn.Module):
+    """A layer ``(x [B, T, dim], state) -> (y [B, T, dim], state)`` of one cell.
+
+    Args:
+        dim: Model width, at least 1.
+        backend: As ``kernels.backend``.
+        options: The cell's options; those not given have the declared defaults. One that nothing
+            reads under the others is refused, at its default too.
+
+    Raises:
+        UserError: an option or the backend is unknown, wrong, or impossible with the others.
+    """
+
+    cell: ClassVar[Cell]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "cell" in vars(cls):
+            cls.__signature__ = _signature(cls.cell)  # type: ignore[attr-defined]
+        if "forward" in vars(cls):
+            cls.forward = _checked(cls.forward)  # type: ignore[method-assign, assignment]
+
+    def __init__(self, dim: int, *, backend: str = "auto", **options: Value) -> None:
+        super().__init__()
+        if type(dim) is not int or dim < 1:
+            raise UserError(f"dim={dim}: expected a whole number of at least 1, as in dim=512")
+        self.dim = dim
+        self.settings = Settings(self.cell.parse_options(dim, options, named=frozenset(options)))
+        self.runnable = self.cell.under(self.settings.values)
+        self.backend = check_backend(self.runnable, backend)
+        self._chosen: dict[tuple[str, str], str] = {}
+        self._shapes: dict[str, Shape] | None = None
+
+    def reset_parameters(self) -> None:
+        """Draw every weight anew from torch's global generator."""
+        raise NotImplementedError
+
+    def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Continue the sequence.
+
+        Args:
+            x_btd: Input, normed; the residual stream itself for a cell with ``own_norms``.
+            state: What the previous call returned; None starts a sequence.
+
+        Returns:
+            The output, in the dtype of the projections (of the stream with ``own_norms``), and the
+            state after the last step: without steps, the one before the first.
+
+        Raises:
+            ValueError: ``x_btd`` has another shape or no floating dtype, or the state is another
+                batch's or another layer's; every layer's own ``forward`` is behind these checks.
+        """
+        raise NotImplementedError
+
+    def state_shapes(self) -> dict[str, Shape]:
+        """Return the shape of every part of the state without the batch; None is any length."""
+        raise NotImplementedError
+
+    def projection(self) -> Tensor:
+        """Return a weight that has the dtype of the projections."""
+        return next(self.parameters())
+
+    def begin(self, x_btd: Tensor, state: State | None) -> State:
+        """Return the state before the first step, compared with the layer's; empty at the start.
+
+        Raises:
+            ValueError: it is another batch's or another layer's.
+        """
+        if state is None or state == {}:
+            return {}
+        dtype = compute_dtype(x_btd, self.projection().dtype)
+        check_state(type(self).__name__, state, self._known_shapes(), x_btd, dtype)
+        return state
+
+    def _known_shapes(self) -> dict[str, Shape]:
+        # Options say them, which do not change: asked for once, but where a compiler guards what
+        # a module remembers.
+        if torch.compiler.is_compiling():
+            return self.state_shapes()
+        if self._shapes is None:
+            self._shapes = self.state_shapes()
+        return self._shapes
+
+    def begin_step(self) -> None:
+        """Advance what moves once per optimizer step (power iterations); most cells have none."""
+
+    def backend_for(self, x_btd: Tensor) -> str:
+        """Return the backend that runs this call."""
+        return self._backend_on(x_btd.device.type)
+
+    @traced_as_constant
+    def _backend_on(self, device_type: str) -> str:
+        key = self.backend, device_type
+        if key not in self._chosen:
+            self._chosen[key] = choose_backend(self.runnable, *key)
+        return self._chosen[key]
+
+    def extra_repr(self) -> str:
+        """Return the options that differ from their defaults, for printing."""
+        options = self.cell.options
+        changed = (
+            f"{name}={value}"
+            for name, value in self.settings.values.items()
+            if value != options[name].default
+        )
+        return ", ".join((str(self.dim), *changed))
+
+
+def _checked(
+    forward: Callable[[Any, Tensor, State | None], tuple[Tensor, State]],
+) -> Callable[[Any, Tensor, State | None], tuple[Tensor, State]]:
+    """Return a layer's ``forward`` behind a look at its input; its state can be copied."""
+
+    @wraps(forward)
+    def checked(self: Mixer, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        check_layer_input(type(self).__name__, x_btd, self.dim)
+        y_btd, carried = forward(self, x_btd, state)
+        if torch.compiler.is_compiling():
+            return y_btd, carried
+        return y_btd, CarriedState(carried)
+
+    return checked
+
+
+def _signature(cell: Cell) -> inspect.Signature:
+    """Return the constructor's signature with the cell's options spelled out, for help()."""
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    options = [
+        inspect.Parameter(name, keyword, default=option.default, annotation=type(option.default))
+        for name, option in cell.options.items()
+    ]
+    return inspect.Signature(
+        [
+            inspect.Parameter("dim", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=int),
+            *options,
+            inspect.Parameter("backend", keyword, default="auto", annotation=str),
+            inspect.Parameter(
+                "device", keyword, default=None, annotation=torch.device | str | None
+            ),
+            inspect.Parameter("dtype", keyword, default=None, annotation=torch.dtype | None),
+        ]
+    )

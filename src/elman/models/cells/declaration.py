@@ -1,0 +1,175 @@
+"""How a cell declares itself: its options, their ranges and its engine. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from elman.base.errors import UserError, did_you_mean
+
+Value = bool | int | float | str
+Engine = Literal["matrix_state", "channel", "dense", "tape", "ssd", "gated_delta", "torch"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One setting of a cell, ``model.<name>`` in the configuration.
+
+    Args:
+        default: Value where a model's YAML says nothing; its type is the option's type.
+        doc: One line for people: meaning, unit, source.
+        choices: Allowed values of a string option.
+        minimum: Smallest allowed number (``above`` excludes the bound itself).
+        maximum: Largest allowed number (inclusive).
+        above: Exclusive lower bound.
+        size: Whether it changes a shape or the parameter count.
+        needs: Values of other options under which this one is read, each one value or a tuple of
+            alternatives; elsewhere setting it is an error.
+    """
+
+    default: Value
+    doc: str
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+    above: float | None = None
+    size: bool = False
+    needs: Mapping[str, Value | tuple[Value, ...]] = field(default_factory=dict)
+
+    def parse(self, key: str, value: Any) -> Value:
+        """Return ``value`` in this option's type, or raise UserError naming ``key``."""
+        if isinstance(self.default, float) and type(value) is int:
+            value = float(value)
+        if type(value) is not type(self.default):
+            raise UserError(f"{key}={value}: expected {_TYPE_NAMES[type(self.default)]}")
+        if self.choices and value not in self.choices:
+            hint = did_you_mean(str(value), self.choices)
+            raise UserError(f"{key}={value}: expected one of {', '.join(self.choices)}{hint}")
+        self._check_range(key, value)
+        return value
+
+    def _check_range(self, key: str, value: Any) -> None:
+        if isinstance(value, bool | str):
+            return
+        if self.minimum is not None and not value >= self.minimum:
+            raise UserError(f"{key}={value}: must be at least {self.minimum:g}")
+        if self.above is not None and not value > self.above:
+            raise UserError(f"{key}={value}: must be greater than {self.above:g}")
+        if self.maximum is not None and not value <= self.maximum:
+            raise UserError(f"{key}={value}: must be at most {self.maximum:g}")
+
+
+_TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
+
+
+def _no_rule(dim: int, options: Mapping[str, Value]) -> None:
+    """The rule of a cell whose options combine freely."""
+
+
+def _no_limit(options: Mapping[str, Value]) -> str:
+    """The limit of a cell whose kernels compute all of its options."""
+    return ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One recurrent cell as the rest of the program knows it before torch is imported.
+
+    Args:
+        name: Value of ``model.cell``.
+        engine: Recurrence engine that runs it, one folder of elman.ops each; ``torch``: PyTorch's
+            own layers.
+        layer: ``module:Class`` of the layer; the module is imported when a model is built.
+        equation: The step in one line, for tables and ``mode=models``.
+        source: Seed file, paper or specification section of the formulas.
+        options: Its settings. The layer's constructor takes exactly these as keywords.
+        backends: Backends that exist for it, fastest last: ``reference``, or ``torch`` alone.
+        rule: Raises UserError on option values that do not combine; called with dim and options.
+        limit: Returns why these options run on the reference alone, or nothing.
+        reason: Why the whole cell does; part of the error when another backend is asked for.
+        own_norms: Whether the layer is several residual blocks, each with a norm of its own: it is
+            handed the residual stream and returns what is to be added to it.
+        package: Distribution of another project whose kernels are its ``triton`` backend, for a
+            packaged baseline; everywhere else ``reference`` is plain PyTorch in chunks of time.
+    """
+
+    name: str
+    engine: Engine
+    layer: str
+    equation: str
+    source: str
+    options: Mapping[str, Option]
+    backends: tuple[str, ...] = ("reference",)
+    rule: Callable[[int, Mapping[str, Value]], None] = _no_rule
+    limit: Callable[[Mapping[str, Value]], str] = _no_limit
+    reason: str = ""
+    own_norms: bool = False
+    package: str | None = None
+
+    def under(self, options: Mapping[str, Value]) -> Cell:
+        """Return the cell with the backends that can run these options, all of them given."""
+        if reason := self.limit(options):
+            return replace(self, backends=self.backends[:1], reason=reason)
+        return self
+
+    def check_wrapper(self, wrapper: str) -> None:
+        """Raise UserError if a model with this wrapper would not norm this cell's input so."""
+        if self.own_norms and wrapper != "rms":
+            raise UserError(
+                f"model.wrapper={wrapper}: cell {self.name} has RMSNorms of its own; "
+                "use model.wrapper=rms"
+            )
+
+    def parse_options(
+        self, dim: int, given: Mapping[str, Any], named: frozenset[str] = frozenset()
+    ) -> dict[str, Value]:
+        """Check ``given`` against the declared options and fill in the defaults.
+
+        Args:
+            dim: Model width.
+            given: Option values by name, without the ``model.`` prefix.
+            named: Options that the user named; one that nothing reads is then an error even at
+                its default value.
+
+        Raises:
+            UserError: unknown option, wrong type, value out of range, a combination that the cell
+                cannot compute, or an option that the other settings leave unread.
+        """
+        for name in given:
+            if name not in self.options:
+                hint = did_you_mean(name, self.options)
+                raise UserError(
+                    f"model.{name}: cell {self.name} does not read it{hint}; "
+                    f"its options: {', '.join(self.options)}"
+                )
+        values = {
+            name: option.parse(f"model.{name}", given.get(name, option.default))
+            for name, option in self.options.items()
+        }
+        self._refuse_unread(values, named)
+        self.rule(dim, values)
+        return values
+
+    def _refuse_unread(self, values: Mapping[str, Value], named: frozenset[str]) -> None:
+        for name, option in self.options.items():
+            if name not in named and values[name] == option.default:
+                continue
+            for other, wanted in option.needs.items():
+                alternatives = wanted if isinstance(wanted, tuple) else (wanted,)
+                if values[other] in alternatives:
+                    continue
+                one, need = _typed(name, values[name]), _typed(other, alternatives[0])
+                if len(alternatives) == 1:
+                    raise UserError(
+                        f"{one}: read only with {need}; add {need} or drop model.{name}"
+                    )
+                raise UserError(
+                    f"{one}: not read with {_typed(other, values[other])}; "
+                    f"use {need} or drop model.{name}"
+                )
+
+
+def _typed(name: str, value: Value) -> str:
+    """Return an option as a person types it on the command line."""
+    return f"model.{name}={str(value).lower() if isinstance(value, bool) else value}"

@@ -1,0 +1,68 @@
+"""Layer CudaLSTM: an LSTM with one bias per gate, between two projections.
+
+Shape legend: b batch, t time, d model width, i = int(d * expansion) channels of the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from elman.models.blocks import init
+from elman.models.cells.common.skeleton import Skeleton
+from elman.models.cells.dense.cudalstm import CELL
+from elman.models.state import State, first_state
+from elman.ops.common.door import Shape
+from elman.ops.dense.op import dense_recurrence
+from elman.ops.linear import linear
+
+FORGET_BIAS = 1.0
+
+
+class CudaLSTM(Skeleton):
+    """c' = f c + i q, q = tanh(W_q x + U_q h + b_q), h' = o tanh(c'), y = W_out h'.
+
+    x = W_in input, [f; i; o] = sigmoid(W x + U h + b) (vector-state specification 5.2). W_out
+    starts at zero: every block starts as the identity. State: ``h`` and ``c``, [B, i] each, in
+    fp32 or wider.
+    """
+
+    cell = CELL
+
+    def add_cell(self, to: Mapping[str, Any]) -> None:
+        """Register the gates' matrices and biases."""
+        i = self.width
+        # Rows of every matrix: f, i, o, q.
+        self.cell_proj = nn.Parameter(torch.empty(4 * i, i, **to))
+        self.cell_bias = nn.Parameter(torch.empty(4 * i, **to))
+        self.recurrent = nn.Parameter(torch.empty(4 * i, i, **to))
+
+    def reset_parameters(self) -> None:
+        """Draw every weight anew; the recurrent matrix gate by gate."""
+        init.normal_(self.in_proj)
+        nn.init.zeros_(self.out_proj)
+        init.normal_(self.cell_proj)
+        nn.init.zeros_(self.cell_bias)
+        nn.init.constant_(self.cell_bias[: self.width], FORGET_BIAS)
+        for gate in self.recurrent.chunk(4):
+            init.orthogonal_(gate)
+
+    def cell_state(self) -> dict[str, Shape]:
+        """Return the shapes of h and c."""
+        return {"h": (self.width,), "c": (self.width,)}
+
+    def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
+        state = self.begin(x_btd, state)
+        p_bti = linear(x_btd, self.in_proj)
+        h_bti, (final_bi, cell_bi) = dense_recurrence(
+            "lstm",
+            [linear(p_bti, self.cell_proj, self.cell_bias)],
+            [self.recurrent],
+            [first_state(state.get(part), p_bti, self.width) for part in ("h", "c")],
+            backend=self.backend_for(x_btd),
+        )
+        return self.project_out(h_bti.to(p_bti.dtype)), {"h": final_bi, "c": cell_bi}

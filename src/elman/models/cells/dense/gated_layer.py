@@ -1,0 +1,115 @@
+"""What the gated dense layers share: one input branch, blocks of gates, a product with the state.
+
+Shape legend: b batch, t time, d model width, i = int(d * expansion) channels of the state,
+k = blocks * i channels of the pre-activations, p = products * i of them that read the state,
+r rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from elman.models.blocks import init
+from elman.models.cells.dense.base_layer import DenseLayer
+from elman.ops.common.precision import wide_dtype
+from elman.ops.dense.op import dense_recurrence
+from elman.ops.linear import linear
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The recurrence of one cell, in the terms of :func:`~elman.ops.dense.op.dense_recurrence`.
+
+    Args:
+        step: Name of the step.
+        biases: Initial bias of each block.
+        products: Gain of the orthogonal recurrent matrix of each block that reads the state; of a
+            low-rank product, the gain of both its factors.
+        rank: Rank of the recurrent product; None keeps it dense.
+        tied: Whether the recurrent matrix, drawn from the Xavier bound, is the input matrix too.
+        alpha: Initial value of the step's learned size exp(log_alpha); None has none.
+    """
+
+    step: str
+    biases: tuple[float, ...]
+    products: tuple[float, ...]
+    rank: int | None = None
+    tied: bool = False
+    alpha: float | None = None
+
+
+class GatedDense(DenseLayer):
+    """u = silu(W_in x), h' = step(W u + b, R h), y = W_out (h' silu(h')).
+
+    Vector-state specification 2.2, 3.12 and 4. State: ``h`` [B, i] in fp32 or wider, and with
+    use_conv ``conv``. A cell is its :meth:`plan`.
+    """
+
+    def add_cell(self, to: Mapping[str, Any]) -> None:
+        """Register what the plan asks for."""
+        width = self.width
+        self.recurrence = plan = self.plan()
+        blocks, products = len(plan.biases), len(plan.products)
+        # Rows: one block of i after another; those that read the state stand first.
+        self.input = None if plan.tied else nn.Parameter(torch.empty(blocks * width, width, **to))
+        self.bias = nn.Parameter(torch.empty(blocks * width, **to))
+        inner = width if plan.rank is None else plan.rank
+        self.recurrent = nn.Parameter(torch.empty(products * width, inner, **to))
+        self.recurrent_down = (
+            None if plan.rank is None else nn.Parameter(torch.empty(plan.rank, width, **to))
+        )
+        self.log_alpha = None if plan.alpha is None else nn.Parameter(torch.empty(1, **to))
+
+    def plan(self) -> Plan:
+        """Return the recurrence that the options ask for; ``self.width`` is known by then."""
+        raise NotImplementedError
+
+    def reset_parameters(self) -> None:
+        """Draw every weight anew."""
+        self.reset_projections()
+        for bias, start in zip(self._blocks(self.bias), self.recurrence.biases, strict=True):
+            nn.init.constant_(bias, start)
+        if self.input is not None:
+            init.xavier_blocks_(self.input, len(self.recurrence.biases))
+        self._reset_recurrence()
+
+    def _reset_recurrence(self) -> None:
+        plan = self.recurrence
+        if plan.tied:
+            init.xavier_(self.recurrent)
+        else:
+            for block, gain in zip(self._blocks(self.recurrent), plan.products, strict=True):
+                init.orthogonal_(block, gain)
+        if self.recurrent_down is not None:
+            init.orthogonal_(self.recurrent_down, *plan.products)
+        if self.log_alpha is not None:
+            assert plan.alpha is not None
+            nn.init.constant_(self.log_alpha, math.log(plan.alpha))
+
+    def _blocks(self, rows: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(rows.detach(), self.width)
+
+    def recur(self, u_bti: Tensor, h_bi: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+        """Return the states of all steps and the last one, in fp32 or wider."""
+        inputs_btk = linear(u_bti, self.recurrent if self.input is None else self.input)
+        wide = wide_dtype(inputs_btk.dtype)
+        # Gates saturate: their biases are added, and they are applied, in fp32 or wider.
+        inputs_btk = inputs_btk.to(wide) + self.bias
+        reads = len(self.recurrence.products) * self.width
+        rest = inputs_btk[..., reads:]
+        down = self.recurrent_down
+        h_bti, (final_bi,) = dense_recurrence(
+            self.recurrence.step,
+            [inputs_btk[..., :reads], *(rest.split(self.width, dim=-1) if rest.numel() else ())],
+            [self.recurrent] if down is None else [self.recurrent, down],
+            [h_bi],
+            parameters=[] if self.log_alpha is None else [self.log_alpha.to(wide).exp()],
+            backend=backend,
+        )
+        return h_bti, final_bi

@@ -1,0 +1,203 @@
+"""Layer Gated DeltaNet: parameters and computation of flash-linear-attention's GatedDeltaNet.
+
+Shape legend: b batch, t time, d model width, h heads, k key width of a head, v value width of a
+head, a channels of a projection; qkv are three sequences of channels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from elman.models.blocks import init
+from elman.models.blocks.conv import causal_conv, next_history
+from elman.models.cells.common.mixer import Mixer
+from elman.models.cells.declaration import Value
+from elman.models.cells.gated_delta.fla_gdn import CELL, heads_of
+from elman.models.state import State
+from elman.ops.common.door import Shape, is_empty
+from elman.ops.common.precision import wide_dtype
+from elman.ops.gated_delta import triton
+from elman.ops.gated_delta.op import gated_delta_rule
+from elman.ops.linear import linear
+
+
+class HeadNorm(nn.Module):
+    """RMSNorm of each head's read, the gain shared by the heads."""
+
+    def __init__(self, width: int, epsilon: float, **to: Any) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+        self.weight = nn.Parameter(torch.ones(width, **to))
+
+    def forward(self, y_bthv: Tensor) -> Tensor:
+        """Return the normed reads in fp32 or wider."""
+        wide = wide_dtype(y_bthv.dtype)
+        gain = self.weight.to(wide)
+        return functional.rms_norm(y_bthv.to(wide), gain.shape, gain, self.epsilon)
+
+
+class GatedDeltaNet(Mixer):
+    """S' = c S + w (v - c S k) k^T, y = S' q, out = W_o (norm(y) silu(W_g x)), per head.
+
+    q, k and v pass a causal convolution and silu, q and k are normalised; the decay c and the
+    strength w are numbers per head and step (Yang, Kautz and Hatamizadeh 2025; lm-and-training
+    specification 5.2). Names, shapes, order and initial values of the parameters are those of
+    ``fla.layers.GatedDeltaNet`` 0.6.0, so that its state dict fits. State: ``S`` [B, H, v, k] in
+    fp32 or wider and, with ``use_conv``, ``conv`` [B, d_conv - 1, channels of q, k and v].
+
+    Args:
+        dim: Model width.
+        backend: As ``kernels.backend``; ``triton`` is the package, ``reference`` plain PyTorch.
+        device: Where the weights are made.
+        dtype: Their dtype.
+        options: The cell's options.
+    """
+
+    cell = CELL
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Value,
+    ) -> None:
+        super().__init__(dim, backend=backend, **options)
+        to: dict[str, Any] = {"device": device, "dtype": dtype}
+        given = self.settings
+        self.heads = heads_of(dim, given.count("n_heads"))
+        self.key_width = given.count("head_dim") or dim // self.heads
+        self.value_width = int(self.key_width * given.number("expansion"))
+        keys, values = self.heads * self.key_width, self.heads * self.value_width
+        # Modules draw their weights when they are made: in the order of the package.
+        self.q_proj = nn.Linear(dim, keys, bias=False, **to)
+        self.k_proj = nn.Linear(dim, keys, bias=False, **to)
+        self.v_proj = nn.Linear(dim, values, bias=False, **to)
+        self.a_proj = nn.Linear(dim, self.heads, bias=False, **to)
+        self.b_proj = nn.Linear(dim, self.heads, bias=False, **to)
+        self.A_log = init.no_decay(torch.empty(self.heads, **to))
+        self.dt_bias = init.no_decay(torch.empty(self.heads, **to))
+        init.mamba_decay_(self.A_log, self.dt_bias)
+        if given.flag("use_conv"):
+            self.q_conv1d = self._conv(keys, to)
+            self.k_conv1d = self._conv(keys, to)
+            self.v_conv1d = self._conv(values, to)
+        if given.flag("use_gate"):
+            self.g_proj = nn.Linear(dim, values, bias=False, **to)
+        self.o_norm = HeadNorm(self.value_width, given.number("norm_eps"), **to)
+        self.o_proj = nn.Linear(values, dim, bias=False, **to)
+
+    def _conv(self, channels: int, to: dict[str, Any]) -> nn.Conv1d:
+        taps, bias = self.settings.count("d_conv"), self.settings.flag("conv_bias")
+        conv = nn.Conv1d(
+            channels, channels, taps, groups=channels, padding=taps - 1, bias=bias, **to
+        )
+        conv.weight.no_weight_decay = True  # type: ignore[attr-defined]
+        return conv
+
+    def reset_parameters(self) -> None:
+        """Draw every weight anew, in the order of the package's layer."""
+        for projection in (self.q_proj, self.k_proj, self.v_proj, self.a_proj, self.b_proj):
+            projection.reset_parameters()
+        init.mamba_decay_(self.A_log, self.dt_bias)
+        for conv in self._convs():
+            conv.reset_parameters()
+        if self.settings.flag("use_gate"):
+            self.g_proj.reset_parameters()
+        nn.init.ones_(self.o_norm.weight)
+        self.o_proj.reset_parameters()
+
+    def state_shapes(self) -> dict[str, Shape]:
+        """Return the shapes of S and of the convolutions' history."""
+        shapes: dict[str, Shape] = {"S": (self.heads, self.value_width, self.key_width)}
+        if self.settings.flag("use_conv"):
+            channels = self.heads * (2 * self.key_width + self.value_width)
+            shapes["conv"] = (self.settings.count("d_conv") - 1, channels)
+        return shapes
+
+    def projection(self) -> Tensor:
+        """Return a weight that has the dtype of the projections."""
+        return self.q_proj.weight
+
+    def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
+        state = self.begin(x_btd, state)
+        # The package has no launches of nothing.
+        backend = "reference" if is_empty(x_btd) else self.backend_for(x_btd)
+        carried: State = {}
+        q_bta, k_bta, v_bta = self._qkv(x_btd, state, carried, backend)
+        q_bthk, k_bthk, v_bthv = (
+            part.unflatten(-1, (self.heads, -1)) for part in (q_bta, k_bta, v_bta)
+        )
+        y_bthv, carried["S"] = gated_delta_rule(
+            q_bthk,
+            k_bthk,
+            v_bthv,
+            linear(x_btd, self.a_proj.weight),
+            linear(x_btd, self.b_proj.weight),
+            a_log_h=self.A_log,
+            dt_bias_h=self.dt_bias,
+            write_scale=2.0 if self.settings.flag("allow_neg_eigval") else 1.0,
+            state_bhvk=state.get("S"),
+            backend=backend,
+        )
+        y_bta = self._gated(y_bthv, x_btd, backend).flatten(-2)
+        return linear(y_bta.to(q_bta.dtype), self.o_proj.weight), carried
+
+    def _qkv(self, x_btd: Tensor, state: State, carried: State, backend: str) -> list[Tensor]:
+        """Return q, k and v, convolved and activated; carry the convolution's inputs."""
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        projected = [linear(x_btd, projection.weight) for projection in projections]
+        if not (convs := self._convs()):
+            return [functional.silu(one) for one in projected]
+        history = state.get("conv")
+        if backend == "triton":
+            return self._fused_conv(projected, history, carried)
+        widths = [one.shape[-1] for one in projected]
+        pasts = [None] * 3 if history is None else list(history.split(widths, dim=-1))
+        activated, histories = [], []
+        for one, conv, past in zip(projected, convs, pasts, strict=True):
+            convolved, kept = causal_conv(one, conv.weight.squeeze(1), conv.bias, past)
+            activated.append(functional.silu(convolved))
+            histories.append(kept)
+        carried["conv"] = torch.cat(histories, dim=-1)
+        return activated
+
+    def _fused_conv(
+        self, projected: list[Tensor], history: Tensor | None, carried: State
+    ) -> list[Tensor]:
+        """Return q, k and v behind one convolution of all three, as the package computes them."""
+        convs = self._convs()
+        qkv_bta = torch.cat(projected, dim=-1)
+        carried["conv"] = next_history(qkv_bta, history, self.settings.count("d_conv"))
+        weight = torch.cat([conv.weight.squeeze(1) for conv in convs])
+        biases = [conv.bias for conv in convs if conv.bias is not None]
+        bias = torch.cat(biases) if biases else None
+        qkv_bta = triton.causal_conv_silu(qkv_bta, weight, bias, history)
+        return list(qkv_bta.split([one.shape[-1] for one in projected], dim=-1))
+
+    def _convs(self) -> list[nn.Conv1d]:
+        """Return the convolutions of q, k and v, if there are any."""
+        if not self.settings.flag("use_conv"):
+            return []
+        return [self.q_conv1d, self.k_conv1d, self.v_conv1d]
+
+    def _gated(self, y_bthv: Tensor, x_btd: Tensor, backend: str) -> Tensor:
+        """Return the normed reads, times the output gate if there is one."""
+        norm = self.o_norm
+        if not self.settings.flag("use_gate"):
+            normed_bthv: Tensor = norm(y_bthv)
+            return normed_bthv
+        gate_bthv = linear(x_btd, self.g_proj.weight).unflatten(-1, (self.heads, -1))
+        activation = self.settings.word("gate_activation")
+        if backend == "triton":
+            return triton.gated_norm(y_bthv, gate_bthv, norm.weight, activation, norm.epsilon)
+        normed_bthv = norm(y_bthv)
+        activate = functional.silu if activation == "silu" else torch.sigmoid
+        return normed_bthv * activate(gate_bthv.to(normed_bthv.dtype))

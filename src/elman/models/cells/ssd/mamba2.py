@@ -1,0 +1,96 @@
+"""Cell Mamba2: a linear matrix state per head with a scalar decay; package mamba-ssm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from elman.base.errors import UserError
+from elman.models.cells.common.options import expansion
+from elman.models.cells.common.width import wide_enough
+from elman.models.cells.declaration import Cell, Option, Value
+
+_OPTIONS = {
+    "n_state": Option(128, "columns of a head's state (d_state)", minimum=1, size=True),
+    "expansion": expansion("width of all heads together", 2.0),
+    "head_dim": Option(64, "rows of a head's state (headdim)", minimum=1, size=True),
+    "n_groups": Option(
+        1, "groups of heads, each with its own B, C and output norm (ngroups)", minimum=1, size=True
+    ),
+    "d_conv": Option(4, "taps of the convolution on x, B and C", minimum=2, size=True),
+    "a_min": Option(1.0, "smallest initial decay rate A (A_init_range)", above=0),
+    "a_max": Option(16.0, "largest initial decay rate A (A_init_range)", above=0),
+    "dt_min": Option(0.001, "smallest initial time step", above=0),
+    "dt_max": Option(0.1, "largest initial time step", above=0),
+    "dt_floor": Option(1e-4, "initial time steps are at least this (dt_init_floor)", above=0),
+    "chunk_size": Option(
+        0,
+        "steps computed at once, a power of two; it changes the speed alone, 0 is what is fastest",
+        minimum=0,
+    ),
+}
+
+
+def _rule(dim: int, options: Mapping[str, Value]) -> None:
+    wide_enough(dim, options)
+    ratio, size, groups = options["expansion"], options["head_dim"], options["n_groups"]
+    assert isinstance(ratio, float)
+    assert isinstance(size, int)
+    assert isinstance(groups, int)
+    width = int(dim * ratio)
+    if width % size:
+        below, above = width // size * size, (width // size + 1) * size
+        near = f"{_ratio(dim, below)} or {_ratio(dim, above)}" if below else _ratio(dim, above)
+        raise UserError(
+            f"model.expansion={ratio:g}: {width} channels are no whole number of heads of "
+            f"{size}; use model.expansion={near}, or another model.head_dim"
+        )
+    heads = width // size
+    if heads % groups:
+        near_groups = next(n for n in range(min(groups, heads), 0, -1) if heads % n == 0)
+        raise UserError(
+            f"model.n_groups={groups}: does not divide {heads} heads; "
+            f"use model.n_groups={near_groups}"
+        )
+    _check_ranges(options)
+
+
+def _check_ranges(options: Mapping[str, Value]) -> None:
+    for name in ("a", "dt"):
+        low, high = options[f"{name}_min"], options[f"{name}_max"]
+        assert isinstance(low, float)
+        assert isinstance(high, float)
+        if low > high:
+            raise UserError(
+                f"model.{name}_min={low:g}: above model.{name}_max={high:g}; "
+                f"use model.{name}_min={high:g} or less"
+            )
+    chunk = options["chunk_size"]
+    assert isinstance(chunk, int)
+    if chunk & (chunk - 1):
+        below = 1 << (chunk.bit_length() - 1)
+        raise UserError(
+            f"model.chunk_size={chunk}: not a power of two; "
+            f"use model.chunk_size={below} or {2 * below}"
+        )
+
+
+def _ratio(dim: int, width: int) -> str:
+    """Return the shortest decimal whose truncated width is ``width``."""
+    for digits in range(1, 18):
+        text = f"{width / dim:.{digits}g}"
+        if int(dim * float(text)) == width:
+            return text
+    raise AssertionError(f"no decimal times {dim} is {width}")
+
+
+CELL = Cell(
+    name="mamba2",
+    engine="ssd",
+    layer="elman.models.cells.ssd.mamba2_layer:Mamba2",
+    equation="S' = exp(-dt A) S + dt x B^T, y = S' C + D x, out = norm(y o silu(z))",
+    source="Dao and Gu 2024; lm-and-training specification 5.1",
+    options=_OPTIONS,
+    backends=("reference", "triton"),
+    rule=_rule,
+    package="mamba-ssm",
+)

@@ -1,0 +1,39 @@
+"""Cell E23: Elman recurrence beside a tape of memory slots, read and written by attention."""
+
+from __future__ import annotations
+
+from elman.models.cells.common.options import skeleton_options
+from elman.models.cells.common.width import wide_enough
+from elman.models.cells.declaration import Cell, Option
+
+CELL = Cell(
+    name="e23",
+    engine="tape",
+    layer="elman.models.cells.tape.e23_layer:E23",
+    equation="h' = tanh(W_h h + W_x u + r M + b), M' = (1 - w) M + w (W_r h'), out = h' silu(z)",
+    source="seed 003; vector-state specification 3.4",
+    options={
+        "n_slots": Option(8, "memory slots of the tape", minimum=1, size=True),
+        "initial_tape": Option(
+            "seeded",
+            "tape that a sequence starts from: seeded fixed N(0, 1) values, kept in checkpoints; "
+            "zero the published one, whose slots stay identical for ever",
+            choices=("seeded", "zero"),
+        ),
+        "tape_seed": Option(
+            0,
+            "seed of the initial tape",
+            minimum=0,
+            maximum=999_999,
+            needs={"initial_tape": "seeded"},
+        ),
+        "write": Option(
+            "full",
+            "value that the tape is written with: full W_r h'; identity h'; shared W_h h'",
+            choices=("full", "identity", "shared"),
+            size=True,
+        ),
+        **skeleton_options(convolution=False),
+    },
+    rule=wide_enough,
+)

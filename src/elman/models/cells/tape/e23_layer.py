@@ -1,0 +1,100 @@
+"""Layer E23: Elman recurrence beside a tape of memory slots, read and written by attention.
+
+Shape legend: b batch, t time, d model width, i = int(d * expansion) channels of the state,
+n slots of the tape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from elman.models.blocks import init
+from elman.models.cells.common.skeleton import Skeleton
+from elman.models.cells.tape.e23 import CELL
+from elman.models.state import State, first_state
+from elman.ops.common.door import Shape
+from elman.ops.common.precision import wide_dtype
+from elman.ops.linear import linear
+from elman.ops.tape.op import Write, dual_memory
+
+RECURRENT_GAIN = 0.9
+"""Every singular value of the initial recurrent matrix."""
+
+_WRITES: dict[str, Write] = {write: write for write in get_args(Write)}
+
+
+class E23(Skeleton):
+    """[p; z] = W_in x, u = silu(p), (h', M') = step(h, M, W_x u + b), y = W_out (h' silu(z)).
+
+    Vector-state specification 3.4; the step is :func:`elman.ops.tape.op.dual_memory`. With a zero
+    initial tape all slots stay identical for ever, and the number of slots is only a decay rate:
+    the tape is one vector m' = (1 - 1/n) m + W_r h'/n. A seeded one breaks that symmetry. It is
+    the buffer ``initial_tape`` [n, i], N(0, 1) from ``tape_seed`` alone, the same in all layers.
+
+    State: ``h`` [B, i] and ``tape`` [B, n, i], both in fp32 or wider. An absent ``tape`` is the
+    initial one, not zeros.
+    """
+
+    cell = CELL
+    branches = 2
+    initial_tape: Tensor
+
+    def add_cell(self, to: Mapping[str, Any]) -> None:
+        """Register the matrices, the bias and a seeded tape."""
+        given, width = self.settings, self.width
+        self.slots = given.count("n_slots")
+        self.write_value = _WRITES[given.word("write")]
+        self.seeded = given.word("initial_tape") == "seeded"
+        self.input = nn.Parameter(torch.empty(width, width, **to))
+        self.recurrent = nn.Parameter(torch.empty(width, width, **to))
+        self.write = (
+            nn.Parameter(torch.empty(width, width, **to)) if self.write_value == "full" else None
+        )
+        self.bias = nn.Parameter(torch.empty(width, **to))
+        if self.seeded:
+            wide = wide_dtype(self.input.dtype)
+            tape_ni = torch.zeros(self.slots, width, device=self.input.device, dtype=wide)
+            self.register_buffer("initial_tape", tape_ni)
+
+    def reset_parameters(self) -> None:
+        """Draw every weight anew; the initial tape has the same values each time."""
+        self.reset_projections()
+        init.xavier_(self.input)
+        init.orthogonal_(self.recurrent, RECURRENT_GAIN)
+        if self.write is not None:
+            init.xavier_(self.write)
+        nn.init.zeros_(self.bias)
+        if self.seeded:
+            generator = torch.Generator("cpu").manual_seed(self.settings.count("tape_seed"))
+            shape = self.initial_tape.shape
+            self.initial_tape.copy_(torch.randn(shape, generator=generator, device="cpu"))
+
+    def cell_state(self) -> dict[str, Shape]:
+        """Return the shapes of h and of the tape."""
+        return {"h": (self.width,), "tape": (self.slots, self.width)}
+
+    def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
+        state = self.begin(x_btd, state)
+        p_bti, z_bti = self.project_in(x_btd, {}, {})
+        h_bti, tape_bni, h_bi = dual_memory(
+            linear(functional.silu(p_bti), self.input, self.bias),
+            self.recurrent,
+            self.write,
+            self._first_tape(state.get("tape"), p_bti),
+            first_state(state.get("h"), p_bti, self.width),
+            write=self.write_value,
+            backend=self.backend_for(x_btd),
+        )
+        gated_bti = (h_bti * functional.silu(z_bti)).to(z_bti.dtype)
+        return self.project_out(gated_bti), {"h": h_bi, "tape": tape_bni}
+
+    def _first_tape(self, tape_bni: Tensor | None, p_bti: Tensor) -> Tensor:
+        if tape_bni is None and self.seeded:
+            return self.initial_tape.expand(len(p_bti), -1, -1)
+        return first_state(tape_bni, p_bti, self.slots, self.width)

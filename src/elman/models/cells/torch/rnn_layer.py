@@ -1,0 +1,126 @@
+"""Layers GRU and LSTM: PyTorch's own networks (cuDNN on a GPU) between two projections.
+
+Shape legend: b batch, t time, d model width, i = int(d * expansion) channels of the state; 1bi is
+[1, B, i], one layer and direction of the network.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from elman.models.blocks import init
+from elman.models.cells.common.skeleton import Skeleton
+from elman.models.cells.torch import gru, lstm
+from elman.models.state import State, first_state
+from elman.ops.common.door import Shape, empty_results, is_empty
+from elman.ops.common.precision import no_autocast, wide_dtype
+from elman.ops.common.uncompiled import uncompiled
+from elman.ops.linear import linear
+
+# Weights that were cast for one call are never in one buffer; joining them costs next to nothing.
+warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous")
+
+
+class TorchRNN(Skeleton):
+    """y = W_out network(W_in x) (lm-and-training specification 5.4, wrapper of 5.0).
+
+    W_out starts at zero: every block starts as the identity. The network's matrices start
+    orthogonal, its gates stacked; its biases, of which it has two per gate, at zero. The network
+    computes in the dtype of the projections, the state between two steps included.
+
+    Attributes:
+        network: The class of PyTorch's network.
+        parts: Names of the state's parts, each [B, i], in the network's order, returned in fp32 or
+            wider.
+    """
+
+    network: ClassVar[type[nn.GRU] | type[nn.LSTM]]
+    parts: ClassVar[tuple[str, ...]]
+
+    def add_cell(self, to: Mapping[str, Any]) -> None:
+        """Register the network."""
+        self.rnn = self.network(self.width, self.width, batch_first=True, **to)
+
+    def reset_parameters(self) -> None:
+        """Draw every weight anew."""
+        init.normal_(self.in_proj)
+        nn.init.zeros_(self.out_proj)
+        for parameter in self.rnn.parameters():
+            if parameter.ndim == 2:
+                init.orthogonal_(parameter)
+            else:
+                nn.init.zeros_(parameter)
+
+    def cell_state(self) -> dict[str, Shape]:
+        """Return the shapes of the network's parts."""
+        return dict.fromkeys(self.parts, (self.width,))
+
+    def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
+        given = self.begin(x_btd, state)
+        p_bti = linear(x_btd, self.in_proj)
+        first_1bi = tuple(
+            first_state(given.get(name), p_bti, self.width).to(p_bti.dtype).unsqueeze(0)
+            for name in self.parts
+        )
+        h_bti, last_1bi = self._run(p_bti, first_1bi)
+        wide = wide_dtype(p_bti.dtype)
+        carried = {
+            name: part_1bi.squeeze(0).to(wide)
+            for name, part_1bi in zip(self.parts, last_1bi, strict=True)
+        }
+        return self.project_out(h_bti), carried
+
+    @uncompiled
+    def _run(
+        self, p_bti: Tensor, first_1bi: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Run the network with its weights in the dtype of ``p_bti``."""
+        if is_empty(p_bti):
+            read = (p_bti, *self.rnn.parameters())
+            h_bti, last_1bi = empty_results(p_bti.shape, p_bti.dtype, first_1bi, read)
+            return h_bti, tuple(last_1bi)
+        first = first_1bi if len(first_1bi) > 1 else first_1bi[0]
+        # Autocast to bf16 would run cuDNN in fp16, whose range gradients of a mean loss leave.
+        with no_autocast(p_bti):
+            if self.rnn.weight_hh_l0.dtype == p_bti.dtype:
+                h_bti, last = self.rnn(p_bti, first)
+            else:
+                weights = {n: p.to(p_bti.dtype) for n, p in self.rnn.named_parameters()}
+                h_bti, last = torch.func.functional_call(self.rnn, weights, (p_bti, first))
+        return h_bti, (last,) if isinstance(last, Tensor) else last
+
+
+class GRU(TorchRNN):
+    """h' = z h + (1 - z) tanh(W_n x + b_n + r (U_n h + c_n)), [r; z] = sigmoid(W x + b + U h + c).
+
+    The reset gate acts behind the matrix and z keeps the state, both unlike
+    :class:`~elman.models.cells.dense.cudagru_layer.CudaGRU`. State: ``h``.
+    """
+
+    cell = gru.CELL
+    network = nn.GRU
+    parts = ("h",)
+
+
+class LSTM(TorchRNN):
+    """c' = f c + i tanh(W_g x + U_g h), h' = o tanh(c'), [i; f; o] = sigmoid(W x + b + U h + c).
+
+    Both biases of the forget gate start at 1 (vector-state specification 5.2). State: ``h``, ``c``.
+    """
+
+    cell = lstm.CELL
+    network = nn.LSTM
+    parts = ("h", "c")
+
+    def reset_parameters(self) -> None:
+        """Draw every weight anew; rows of PyTorch's gates: i, f, g, o."""
+        super().reset_parameters()
+        for name in ("bias_ih_l0", "bias_hh_l0"):
+            with torch.no_grad():
+                self.rnn.get_parameter(name)[self.width : 2 * self.width] = 1.0

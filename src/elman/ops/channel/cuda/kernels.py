@@ -1,0 +1,254 @@
+"""One call of a channel kernel on an NVIDIA GPU, on PyTorch's current stream.
+
+Shape legend: b batch, t time, c channels of the state, s all channels of a source, k segments.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from elman.base.errors import UserError
+from elman.kernels import nvrtc
+from elman.kernels.launching import Launch, architecture, launch
+from elman.kernels.nvrtc import Loaded, Unit
+from elman.ops.channel.abi import N_WORDS, SEQUENCE_WORDS, WORDS, ChannelArgs
+from elman.ops.channel.cpu import adjacent, gradient_room
+from elman.ops.channel.cuda.tile_config import LANES, Geometry, Tuning, copy_unit, static_checks
+from elman.ops.channel.plan import Plan
+from elman.ops.channel.recurrences import compiled_cell
+from elman.ops.channel.source import spec_for
+
+TUNING = Tuning()
+"""How every call runs; tools/gpu/gpu_channel.py puts others here."""
+_IO = {torch.bfloat16: "elman::bf16", torch.float32: "float", torch.float64: "double"}
+_OVER_TIME = ("channel_forward", "channel_backward")
+
+
+def n_segments(steps: int) -> int:
+    """Return how many states a call keeps for its backward pass."""
+    return math.ceil(steps / TUNING.steps)
+
+
+def forward(
+    plan: Plan, sources_bts: Sequence[Tensor], parameters_c: Sequence[Tensor], state_bc: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the output [B, T, C], the last state, and the states before every segment."""
+    batch, steps, _ = sources_bts[0].shape
+    channels = state_bc.shape[1]
+    y_btc = sources_bts[0].new_empty(batch, steps, channels)
+    last_bc = _room(state_bc)
+    kept_bkc = state_bc.new_empty(batch, n_segments(steps), channels)
+    call = _Call(plan, sources_bts, parameters_c, state_bc)
+    call.put("y", y_btc)
+    call.point(first=state_bc.contiguous(), last=last_bc, checkpoints=kept_bkc)
+    call.run(backward=False)
+    return y_btc, last_bc, kept_bkc
+
+
+def backward(
+    plan: Plan,
+    dy_btc: Tensor | None,
+    dlast_bc: Tensor | None,
+    sources_bts: Sequence[Tensor],
+    parameters_c: Sequence[Tensor],
+    kept_bkc: Tensor,
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """Return the gradients of the sources, of the parameters and of the first state."""
+    batch, _, channels = kept_bkc.shape
+    dfirst_bc = kept_bkc.new_empty(batch, channels)
+    dparameters_c = [_room(parameter) for parameter in parameters_c]
+    dsources_bts = [
+        gradient_room(plan, n, source, channels) for n, source in enumerate(sources_bts)
+    ]
+    call = _Call(plan, sources_bts, parameters_c, kept_bkc)
+    for slot, place in enumerate(plan.slices()):
+        call.put("dx", dsources_bts[place.source], slot, place.start)
+    call.put_parameters("dp", dparameters_c)
+    call.point(dfirst=dfirst_bc, checkpoints=kept_bkc)
+    if dy_btc is not None:
+        call.put("dy", call.keep(adjacent(dy_btc)))
+    if dlast_bc is not None:
+        call.point(dlast=dlast_bc.contiguous())
+    call.run(backward=True)
+    return dsources_bts, dparameters_c, dfirst_bc
+
+
+def _room(tensor: Tensor) -> Tensor:
+    """Return room for as many numbers."""
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+class _Call:
+    """The arguments of one call, and the tensors that they point to.
+
+    Attributes:
+        args: The arguments.
+        words: The same memory as numbers.
+        kept: Tensors that the call has to itself.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        sources_bts: Sequence[Tensor],
+        parameters_c: Sequence[Tensor],
+        like: Tensor,
+    ) -> None:
+        assert len(parameters_c) == len(compiled_cell(plan.step).parameters), plan
+        batch, steps, _ = sources_bts[0].shape
+        channels = like.shape[-1]
+        self.plan, self.dtype, self.like = plan, sources_bts[0].dtype, like
+        self.kept: list[Tensor] = []
+        words = self.words = array("q", bytes(8 * N_WORDS))
+        self.args = ChannelArgs.from_buffer(words)
+        words[WORDS["batch"]], words[WORDS["steps"]] = batch, steps
+        words[WORDS["channels"]], words[WORDS["segment"]] = channels, TUNING.steps
+        self.put_parameters("p", [self.keep(p.contiguous()) for p in parameters_c])
+        sources = [self.keep(adjacent(source)) for source in sources_bts]
+        assert all(source.shape[:2] == (batch, steps) for source in sources), plan
+        for slot, place in enumerate(plan.slices()):
+            assert place.start + channels <= sources[place.source].shape[2], plan
+            self.put("x", sources[place.source], slot, place.start)
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """Hold a tensor until the call is over."""
+        self.kept.append(tensor)
+        return tensor
+
+    def put(self, name: str, tensor_btc: Tensor, slot: int = 0, start: int = 0) -> None:
+        """Set a sequence to the channels of a tensor from ``start`` on."""
+        at = WORDS[name] + len(SEQUENCE_WORDS) * slot
+        words, (batch, time, _) = self.words, tensor_btc.stride()
+        words[at] = tensor_btc.data_ptr() + start * tensor_btc.element_size()
+        words[at + 1], words[at + 2] = batch, time
+
+    def put_parameters(self, name: str, tensors_c: Sequence[Tensor]) -> None:
+        """Set where parameters or their gradients lie."""
+        for at, tensor_c in enumerate(tensors_c, WORDS[name]):
+            assert tensor_c.shape == self.like.shape[-1:], self.plan
+            self.words[at] = tensor_c.data_ptr()
+
+    def point(self, **tensors: Tensor) -> None:
+        """Set arguments that are one contiguous tensor each."""
+        for name, tensor in tensors.items():
+            self.words[WORDS[name]] = self.keep(tensor).data_ptr()
+
+    def run(self, *, backward: bool) -> None:
+        """Launch a pass in a workspace of the size that it needs."""
+        args, geometry = self.args, self.geometry(backward=backward)
+        ready = _ready(geometry, args.batch, args.steps, args.channels, backward)
+        self.point(workspace=self.like.new_empty(ready.workspace))
+        LAUNCH(geometry, ready.launches, self)
+
+    def geometry(self, *, backward: bool) -> Geometry:
+        """Return how a pass runs."""
+        unit = copy_unit(self.words, self.dtype, backward)
+        return _geometry(self.plan, self.dtype, self.like.dtype, TUNING, unit)
+
+
+_geometry = cache(Geometry)
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """What a pass over shapes takes; working it out takes longer than to launch it."""
+
+    launches: list[Launch]
+    workspace: int
+
+
+@cache
+def _ready(geometry: Geometry, batch: int, steps: int, channels: int, backward: bool) -> _Ready:
+    """Prepare a pass over shapes."""
+    # As ChannelSpace lays it out: what the backward pass alone needs stands last.
+    rows = batch * steps if geometry.plan.unit is not None else 0
+    numbers = batch * LANES + 2 * rows
+    if backward:
+        parameters = len(compiled_cell(geometry.plan.step).parameters)
+        numbers += (rows + parameters * batch) * channels
+    args = ChannelArgs(batch=batch, steps=steps, channels=channels)
+    return _Ready(launches(geometry, args, backward), numbers)
+
+
+def launches(geometry: Geometry, args: ChannelArgs, backward: bool) -> list[Launch]:
+    """Return the kernels of a pass in their order, but for those that have nothing to do."""
+    plan, warps = geometry.plan, geometry.tuning.warps
+    unit = plan.unit is not None
+    rows = math.ceil(args.batch * args.steps / warps)
+    parameters = len(compiled_cell(plan.step).parameters)
+    blocks = {"channel_norms": rows} if unit else {}
+    blocks[_OVER_TIME[backward]] = math.ceil(args.batch * math.ceil(args.channels / LANES) / warps)
+    if backward and unit:
+        blocks["channel_norms_backward"] = rows
+    if backward and parameters:
+        blocks["channel_finish"] = math.ceil(parameters * args.channels / geometry.threads)
+    shared = {_OVER_TIME[backward]: geometry.shared_bytes(backward)}
+    return [
+        Launch(name, n, geometry.threads, shared.get(name, 0)) for name, n in blocks.items() if n
+    ]
+
+
+@cache
+def unit_text(geometry: Geometry, device: str = "cuda/common/device.cuh") -> str:
+    """Return the text of a translation unit, all passes in one.
+
+    Args:
+        geometry: What is computed, and how it runs.
+        device: Header that says what the kernels ask of the machine.
+
+    Raises:
+        UserError: there is no kernel for the step.
+    """
+    plan, tuning = geometry.plan, geometry.tuning
+    spec = spec_for(plan, geometry.state)
+    names = ["finish"] if compiled_cell(plan.step).parameters else []
+    names += ["norms", "norms_backward"] if plan.unit is not None else []
+    kernels = {"backward": "BACKWARD_BLOCKS", **dict.fromkeys(["forward", *names], "BLOCKS")}
+    sizes = (tuning.steps, tuning.stages, tuning.warps, geometry.unit)
+    arguments = ", ".join(["elman::Spec", _IO[geometry.io], *map(str, sizes)])
+    return "\n".join(
+        [
+            f'#include "{device}"',
+            '#include "cuda/channel/passes.cuh"',
+            '#include "cuda/channel/unit.cuh"',
+            "namespace elman {",
+            spec.structure("Spec") + "}  // namespace elman",
+            f"using G = elman::ChannelGeometry<{arguments}>;",
+            static_checks(geometry),
+            *(
+                f"ELMAN_KERNEL(channel_{name}, G::THREADS, G::{blocks}, elman::ChannelArgs, "
+                f"elman::channel_{name}<G>(a))"
+                for name, blocks in kernels.items()
+            ),
+            "",
+        ]
+    )
+
+
+def _launch(geometry: Geometry, wanted: Sequence[Launch], call: _Call) -> None:
+    """Launch kernels on the current stream of the call's device."""
+    if call.dtype not in (torch.bfloat16, torch.float32):
+        raise UserError(
+            f"kernels.backend=cuda: computes on bfloat16 and float32, not on {call.dtype}; "
+            "use kernels.backend=reference"
+        )
+    index = call.like.device.index
+    launch(_kernels(geometry, index), wanted, call.args, index)
+
+
+@cache
+def _kernels(geometry: Geometry, device: int) -> Loaded:
+    """Return a geometry's kernels for a GPU."""
+    fast = geometry.io == torch.bfloat16
+    return nvrtc.load(Unit(unit_text(geometry), geometry.plan.step, architecture(device), fast))
+
+
+LAUNCH: Callable[[Geometry, Sequence[Launch], _Call], None] = _launch
+"""Runs the kernels of a pass; tests put the emulator here."""

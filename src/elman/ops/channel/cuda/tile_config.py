@@ -1,0 +1,95 @@
+"""How a plan of the channel engine runs on a GPU, as csrc/cuda/channel/tiles.cuh computes it."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+import torch
+
+from elman.ops.channel.abi import MAX_SLOTS, SEQUENCE_WORDS, WORDS, layouts
+from elman.ops.channel.plan import Plan
+from elman.ops.common.mirrors import same
+
+LANES = 32
+_SIZE = len(SEQUENCE_WORDS)
+_READ = tuple(range(WORDS["x"], WORDS["x"] + _SIZE * MAX_SLOTS, _SIZE))
+_READ_BACK = (*_READ, WORDS["dy"])
+"""The first words of the sequences that a pass copies."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Sizes that change no number but the time and the memory that a call takes.
+
+    Args:
+        steps: Steps of a tile, which are also those between two kept states; a multiple of 8, at
+            most 32. All that the backward pass computes of them stays in registers.
+        stages: Tiles of a sequence in shared memory, all but one of them in flight.
+        warps: Warps of a block.
+    """
+
+    steps: int = 16
+    stages: int = 3
+    warps: int = 2
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """All that a translation unit is compiled for.
+
+    Args:
+        plan: What is computed.
+        io: Dtype of the sequences.
+        state: Dtype of everything else.
+        tuning: Sizes.
+        unit: Bytes of a copy into shared memory.
+    """
+
+    plan: Plan
+    io: torch.dtype
+    state: torch.dtype
+    tuning: Tuning = Tuning()
+    unit: int = 16
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return LANES * self.tuning.warps
+
+    def shared_bytes(self, backward: bool) -> int:
+        """Return the shared memory of a block in a pass over time."""
+        number = self.io.itemsize
+        row = (LANES + (number < self.unit == 4)) * number
+        row += -row % self.unit
+        scale = self.state.itemsize if self.plan.unit is not None else 0
+        step = (len(self.plan.slices()) + backward) * row + scale
+        return self.tuning.warps * self.tuning.stages * self.tuning.steps * step
+
+
+def copy_unit(words: array[int], io: torch.dtype, backward: bool) -> int:
+    """Return the bytes of the widest copies that the sequences of a call are aligned to.
+
+    Args:
+        words: The call's arguments.
+        io: Dtype of its sequences.
+        backward: Which pass.
+    """
+    number, places, distances = io.itemsize, 0, 0
+    for at in _READ_BACK if backward else _READ:
+        places |= words[at]
+        distances |= words[at + 1] | words[at + 2]
+    even = (places | distances * number) % 16 == 0
+    return 16 if even else max(4, number)
+
+
+def static_checks(geometry: Geometry) -> str:
+    """Return C++ text that compares a translation unit with what Python knows of it."""
+    compared = {"G::THREADS": geometry.threads} | {
+        f"G::shared_bytes({word})": geometry.shared_bytes(word == "true")
+        for word in ("false", "true")
+    }
+    return layouts() + "".join(
+        same(cpp, value, f"geometry.py has {value} for {cpp} of {geometry.plan.step}")
+        for cpp, value in compared.items()
+    )

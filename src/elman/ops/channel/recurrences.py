@@ -1,0 +1,107 @@
+"""Which compiled cell runs which step, and in which order it takes its tensors.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elman.base.errors import UserError
+from elman.ops.common.mirrors import cell_assertions
+
+
+@dataclass(frozen=True)
+class CompiledCell:
+    """A cell of csrc/cells/channel.h, or one that another package brings with it.
+
+    A compiler compares the numbers of inputs and parameters with the structure's.
+
+    Args:
+        type: The structure's C++ name.
+        inputs: The step's sequences in the order of its ``x``.
+        parameters: The step's other tensors, of one number per channel, in the order of its ``p``.
+        code: The structure itself, where it is not one of that file.
+    """
+
+    type: str
+    inputs: tuple[str, ...]
+    parameters: tuple[str, ...] = ()
+    code: str = ""
+
+    def assertions(self, name: str) -> str:
+        """Return C++ text that refuses to compile where the structure states something else.
+
+        Args:
+            name: Name of the step.
+        """
+        stated = {
+            "INPUTS": ("len(inputs)", len(self.inputs)),
+            "PARAMETERS": ("len(parameters)", len(self.parameters)),
+        }
+        limits = {constant: f"MAX_{constant}" for constant in (*stated, "MEMO")}
+        return cell_assertions(name, self.type, "CompiledCell", stated, limits)
+
+
+_GATED = (("retain", "candidate"), ("retain_bias", "candidate_bias"))
+_SCALED = (_GATED[0], (*_GATED[1], "coefficient"))
+_SELF = (_GATED[0], (*_SCALED[1], "self_bias"))
+_MINGRU = CompiledCell("MinGru", ("candidate", "gate"))
+_MINLSTM = CompiledCell("MinLstm", ("candidate", "forget", "write"))
+
+
+def _diagonal(name: str, phi: str) -> CompiledCell:
+    """Return a cell of E74 with a diagonal state."""
+    tanh = "true" if phi == "tanh" else "false"
+    pair = ("key", "value")
+    gates = ("gate_scale", "gate_bias")
+    return {
+        "delta": CompiledCell(f"DiagonalDelta<{tanh}>", pair),
+        "simple": CompiledCell(f"DiagonalSimple<{tanh}>", pair, ("retain_logit",)),
+        "ema": CompiledCell(f"DiagonalAverage<{tanh}>", (*pair, "retain"), ("retain_bias",)),
+        "retain": CompiledCell(f"DiagonalGated<{tanh}, true>", pair, gates),
+        "state": CompiledCell(f"DiagonalGated<{tanh}, false>", pair, gates),
+    }[name]
+
+
+CELLS: dict[str, CompiledCell] = {
+    "e34": CompiledCell("Elman", ("candidate",), ("candidate_bias", "coefficient")),
+    "e61": CompiledCell("Retained<false>", *_GATED),
+    "e61_tanh": CompiledCell("Retained<true>", *_GATED),
+    "e61_additive": CompiledCell("Additive", *_GATED),
+    "tied": CompiledCell("Tied", ("candidate",), ("candidate_bias",)),
+    "e62": CompiledCell("Overwritten", ("write", "candidate"), ("write_bias", "candidate_bias")),
+    "e62_decay": CompiledCell(
+        "DecayedOverwritten",
+        ("write", "candidate", "retain"),
+        ("write_bias", "candidate_bias", "retain_bias"),
+    ),
+    "e64": CompiledCell("StateInCandidate", *_GATED),
+    "e65": CompiledCell("ScaledStateInCandidate", *_SCALED),
+    "e67": CompiledCell("StateInGate", *_SCALED),
+    "e68": CompiledCell("SelfGatedCandidate<false>", *_SELF),
+    "e68_inverse": CompiledCell("SelfGatedCandidate<true>", *_SELF),
+    # The parallel forms are the same recurrences computed otherwise: a kernel has no use for them.
+    **dict.fromkeys(("mingru", "mingru_parallel"), _MINGRU),
+    **dict.fromkeys(("minlstm", "minlstm_parallel"), _MINLSTM),
+    **{
+        f"e74_{name}_{phi}": _diagonal(name, phi)
+        for name in ("delta", "simple", "ema", "retain", "state")
+        for phi in ("tanh", "linear")
+    },
+}
+"""By the step's name. E59 and the norms of E74 sum over the channels at every step, which an engine
+of independent channels cannot do: they run on the reference alone."""
+
+
+def compiled_cell(step: str) -> CompiledCell:
+    """Return the compiled cell of a step.
+
+    Raises:
+        UserError: it has none.
+    """
+    if step not in CELLS:
+        raise UserError(
+            f"kernels.backend=cpu: step {step} has no kernel; use kernels.backend=reference"
+        )
+    return CELLS[step]

@@ -1,0 +1,141 @@
+"""From plans to compiled CPU kernels of the channel engine."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from elman.base.errors import UserError
+from elman.kernels.build import load_library
+from elman.kernels.compiler import MISMATCH
+from elman.ops.channel.abi import ChannelArgs, layouts
+from elman.ops.channel.plan import Plan
+from elman.ops.channel.recurrences import CELLS, CompiledCell, compiled_cell
+from elman.ops.common.native import C_TYPES
+
+
+@dataclass(frozen=True)
+class Spec:
+    """All that a kernel is compiled for; sizes and places are read when it runs.
+
+    Args:
+        cell: The cell.
+        step: Its name, for people: the first of those that have it.
+        slots: The slice that each of the cell's inputs reads, numbered.
+        unit: Number of the input that is divided by its norm, or -1.
+        query: Number of the slice that the state is multiplied by, or -1.
+        self_gate: Whether y silu(y) is returned instead of y.
+        dtype: What it reads, computes in and writes.
+    """
+
+    cell: CompiledCell
+    step: str
+    slots: tuple[int, ...]
+    unit: int
+    query: int
+    self_gate: bool
+    dtype: torch.dtype
+
+    def structure(self, name: str) -> str:
+        """Return the C++ ``Spec`` of csrc/cpu/channel/engine.h."""
+        number = "static constexpr int"
+        return (
+            f"struct {name} {{\n{self.cell.code}"
+            f"    using T = {C_TYPES[self.dtype]};\n"
+            f"    using Cell = {self.cell.type};\n"
+            f"{self.cell.assertions(self.step)}"
+            f"    {number} SLOTS = {max(*self.slots, self.query) + 1};\n"
+            f"    {number} SLOT[] = {{{', '.join(map(str, self.slots))}}};\n"
+            f"    {number} UNIT = {self.unit}, QUERY = {self.query};\n"
+            f"    static constexpr bool SELF_GATE = {str(self.self_gate).lower()};\n"
+            "};\n"
+        )
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The functions of a loaded kernel: each takes one ChannelArgs, the last returns bytes."""
+
+    forward: Any
+    backward: Any
+    workspace: Any
+
+
+_loaded: dict[Spec, Kernel] = {}
+
+
+def spec_for(plan: Plan, dtype: torch.dtype) -> Spec:
+    """Return what a plan's kernel is compiled for.
+
+    Raises:
+        UserError: there is no kernel for its step or dtype.
+    """
+    cell = compiled_cell(plan.step)
+    if dtype not in C_TYPES:
+        raise UserError(
+            f"kernels.backend=cpu: computes in float32 and float64, not in {dtype}; "
+            "use kernels.backend=reference"
+        )
+    places, slices = dict(plan.inputs), plan.slices()
+    if set(places) != set(cell.inputs):
+        raise UserError(
+            f"cell {plan.step}: its layer gives the inputs {', '.join(places)}, its CompiledCell "
+            f"declares {', '.join(cell.inputs)}; {MISMATCH}"
+        )
+    return Spec(
+        cell=cell,
+        step=next(name for name, one in CELLS.items() if one == cell),
+        slots=tuple(slices.index(places[name]) for name in cell.inputs),
+        unit=-1 if plan.unit is None else cell.inputs.index(plan.unit),
+        query=-1 if plan.query is None else slices.index(plan.query),
+        self_gate=plan.self_gate,
+        dtype=dtype,
+    )
+
+
+@cache
+def kernel_for(plan: Plan, dtype: torch.dtype) -> Kernel:
+    """Return a plan's kernel, compiled if it was not compiled before."""
+    spec = spec_for(plan, dtype)
+    if spec not in _loaded:
+        prepare([spec], plan.step)
+    return _loaded[spec]
+
+
+def prepare(specs: Iterable[Spec], label: str) -> None:
+    """Compile and load the kernels that are not loaded yet, all as one library.
+
+    Args:
+        specs: What to compile.
+        label: What they are, for people.
+
+    Raises:
+        UserError: they cannot be compiled.
+    """
+    missing = [spec for spec in dict.fromkeys(specs) if spec not in _loaded]
+    if not missing:
+        return
+    names = [f"channel_{i}" for i in range(len(missing))]
+    structures = "".join(
+        spec.structure(f"Spec_{name}") for spec, name in zip(missing, names, strict=True)
+    )
+    exports = "".join(f"ELMAN_CHANNEL({name}, elman::Spec_{name})\n" for name in names)
+    inner = f"namespace elman {{\nnamespace {{\n{structures}}}\n}}\n"
+    source = f'#include "cpu/channel/engine.h"\n\n{layouts()}{inner}{exports}'
+    library = load_library(source, label)
+    for spec, name in zip(missing, names, strict=True):
+        _loaded[spec] = _functions(library, name)
+
+
+def _functions(library: ctypes.CDLL, name: str) -> Kernel:
+    parts = [library[f"{name}_{part}"] for part in ("forward", "backward", "workspace")]
+    for part in parts:
+        part.argtypes = (ctypes.POINTER(ChannelArgs),)
+        part.restype = None
+    parts[-1].restype = ctypes.c_int64
+    return Kernel(*parts)

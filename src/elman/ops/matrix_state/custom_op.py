@@ -1,0 +1,315 @@
+"""The matrix-state engine as custom operators: what autograd, autocast and torch.compile see.
+
+Where nobody looks at operators, :class:`MatrixState` calls the kernels without one.
+
+Shape legend: b batch, t time, c channels of a source, h heads, n state columns, v state rows,
+k kept states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elman.ops.common.door import (
+    check_kernel_tensors,
+    check_parameters,
+    check_sequences,
+    check_state,
+)
+from elman.ops.common.operators import apply, operators_are_seen
+from elman.ops.common.precision import wide_dtype
+from elman.ops.matrix_state.abi import Call
+from elman.ops.matrix_state.backends import BACKENDS
+from elman.ops.matrix_state.plan import Plan, parse
+
+
+@torch.library.custom_op("elman::matrix_state", mutates_args=())
+def matrix_state(
+    plan: str,
+    backend: str,
+    keep: bool,
+    sources_btc: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    first_bhvn: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run a plan of the matrix-state engine on a compiled kernel.
+
+    Args:
+        plan: ``Plan.text``.
+        backend: A key of :data:`~elman.ops.matrix_state.backends.BACKENDS`.
+        keep: Whether the states that a backward pass starts from are kept.
+        sources_btc: Sequences of one dtype.
+        parameters: In the order of ``Plan.parameter_names``, of the state's dtype.
+        first_bhvn: State before the first step; None is zeros.
+
+    Returns:
+        The output [B, T, heads, rows] in the sources' dtype, the state after the last step, and
+        the kept states [segments - 1, B, heads, rows, columns], in an order of the kernel's own.
+
+    Raises:
+        ValueError: a tensor has another shape, dtype or device, or there is no row or no step.
+    """
+    parsed = parse(plan)
+    named = dict(zip(parsed.parameter_names, parameters, strict=False))
+    check_call(parsed, sources_btc, named, first_bhvn)
+    check_kernel_tensors(f"matrix_state {parsed.label}", sources_btc, parameters)
+    return _forward(plan, backend, keep, sources_btc, parameters, first_bhvn)
+
+
+def check_call(
+    plan: Plan,
+    sources_btc: Sequence[Tensor],
+    parameters: Mapping[str, Tensor],
+    first_bhvn: Tensor | None,
+) -> None:
+    """Compare the tensors of a call with the plan.
+
+    Raises:
+        ValueError: one has another shape, dtype or device than the plan asks for.
+    """
+    of = plan.door
+    check_sequences(of, sources_btc, plan.channels)
+    source_btc = sources_btc[0]
+    check_parameters(of, parameters, plan.parameter_shapes, source_btc.device)
+    if first_bhvn is not None:
+        shape = (source_btc.shape[0], plan.heads, plan.rows, plan.columns)
+        check_state("state", of, first_bhvn, shape, source_btc)
+
+
+def _forward(
+    plan: str,
+    backend: str,
+    keep: bool,
+    sources_btc: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    first_bhvn: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    outputs = _outputs(parse(plan), backend, keep, sources_btc[0])
+    call = _call(plan, backend, sources_btc, parameters, first_bhvn)
+    call.point(out=outputs[0], last=outputs[1], checkpoints=outputs[2] if keep else None)
+    BACKENDS[backend].launch(call, backward=False)
+    return outputs
+
+
+@matrix_state.register_fake
+def _(
+    plan: str,
+    backend: str,
+    keep: bool,
+    sources_btc: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    first_bhvn: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _outputs(parse(plan), backend, keep, sources_btc[0])
+
+
+def _outputs(
+    plan: Plan, backend: str, keep: bool, source_btc: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    (batch, steps, _), dtype, device = source_btc.shape, source_btc.dtype, source_btc.device
+    chosen = BACKENDS[backend]
+    # A batch that torch.compile traces as a symbol is taken at its number; T stays one.
+    kept = (steps - 1) // chosen.segment(plan, int(batch), dtype) if keep else 0
+    state = (batch, plan.heads, plan.rows, plan.columns)
+    return (
+        torch.empty(batch, steps, plan.heads, plan.rows, dtype=dtype, device=device),
+        torch.empty(*state, dtype=wide_dtype(dtype), device=device),
+        torch.empty(kept, *state, dtype=chosen.kept_dtype(plan, dtype), device=device),
+    )
+
+
+def _call(
+    plan: str,
+    backend: str,
+    sources_btc: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    first_bhvn: Tensor | None,
+) -> Call:
+    parsed = parse(plan)
+    call = Call(
+        parsed,
+        [source if source.stride(-1) == 1 else source.contiguous() for source in sources_btc],
+        [parameter.contiguous() for parameter in parameters],
+        BACKENDS[backend].segment(parsed, sources_btc[0].shape[0], sources_btc[0].dtype),
+    )
+    if first_bhvn is not None:
+        call.point(first=first_bhvn.contiguous())
+    return call
+
+
+@torch.library.custom_op("elman::matrix_state_backward", mutates_args=())
+def matrix_state_backward(
+    plan: str,
+    backend: str,
+    dout_bthv: Tensor | None,
+    dlast_bhvn: Tensor | None,
+    sources_btc: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    first_bhvn: Tensor | None,
+    kept_kbhvn: Tensor,
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """Return the gradients of sources, parameters and first state (empty where there is none)."""
+    dsources_btc, dparameters, dfirst_bhvn = _backward(
+        plan, backend, dout_bthv, dlast_bhvn, sources_btc, parameters, first_bhvn, kept_kbhvn
+    )
+    if dfirst_bhvn is None:
+        dfirst_bhvn = _first_gradient(None, sources_btc[0])
+    return dsources_btc, dparameters, dfirst_bhvn
+
+
+def _backward(
+    plan: str,
+    backend: str,
+    dout_bthv: Tensor | None,
+    dlast_bhvn: Tensor | None,
+    sources_btc: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    first_bhvn: Tensor | None,
+    kept_kbhvn: Tensor,
+) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
+    dsources_btc = [_gradient(plan, n, source) for n, source in enumerate(sources_btc)]
+    dparameters = [torch.empty_like(p, memory_format=torch.contiguous_format) for p in parameters]
+    dfirst_bhvn = None if first_bhvn is None else _first_gradient(first_bhvn, sources_btc[0])
+    call = _call(plan, backend, sources_btc, parameters, first_bhvn)
+    call.point_gradients(dsources_btc, dparameters)
+    call.point(checkpoints=kept_kbhvn, dfirst=dfirst_bhvn)
+    if dlast_bhvn is not None:
+        call.point(dlast=dlast_bhvn.contiguous())
+    if dout_bthv is not None:
+        call.point_output_gradient(dout_bthv)
+    BACKENDS[backend].launch(call, backward=True)
+    return dsources_btc, dparameters, dfirst_bhvn
+
+
+@matrix_state_backward.register_fake
+def _(
+    plan: str,
+    backend: str,
+    dout_bthv: Tensor | None,
+    dlast_bhvn: Tensor | None,
+    sources_btc: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    first_bhvn: Tensor | None,
+    kept_kbhvn: Tensor,
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    return (
+        [source.new_empty(source.shape) for source in sources_btc],
+        [parameter.new_empty(parameter.shape) for parameter in parameters],
+        _first_gradient(first_bhvn, sources_btc[0]),
+    )
+
+
+def _gradient(plan: str, number: int, source_btc: Tensor) -> Tensor:
+    """Return room for a source's gradient, 0 in columns that no role covers."""
+    # To make one like another takes half of the time of making one of a shape.
+    make = torch.empty_like if _covers(plan, number, source_btc.shape[2]) else torch.zeros_like
+    return make(source_btc, memory_format=torch.contiguous_format)
+
+
+@cache
+def _covers(plan: str, number: int, channels: int) -> bool:
+    return parse(plan).covers(number, channels)
+
+
+def _first_gradient(first_bhvn: Tensor | None, source_btc: Tensor) -> Tensor:
+    shape = (0,) if first_bhvn is None else first_bhvn.shape
+    return torch.empty(shape, dtype=wide_dtype(source_btc.dtype), device=source_btc.device)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.plan, ctx.backend, keep, sources_btc, parameters, first_bhvn = inputs
+    assert keep, "a gradient is asked for, and no states were kept"
+    ctx.n_sources = len(sources_btc)
+    ctx.save_for_backward(*sources_btc, *parameters, first_bhvn, output[2])
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(
+    ctx: Any, dout_bthv: Tensor | None, dlast_bhvn: Tensor | None, *, plain: bool
+) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
+    """Return the gradients of sources, parameters and first state, None where there is none.
+
+    Args:
+        ctx: As :func:`_setup` left it.
+        dout_bthv: Gradient of the output.
+        dlast_bhvn: Gradient of the last state.
+        plain: Whether a plain call may compute them, where no operator is seen.
+    """
+    *tensors, first_bhvn, kept_kbhvn = ctx.saved_tensors
+    # Who differentiates once more is told by the operator that this cannot be.
+    plain = plain and not torch.is_grad_enabled()
+    plain = plain and not operators_are_seen((*tensors, dout_bthv, dlast_bhvn))
+    dsources_btc, dparameters, dfirst_bhvn = (_backward if plain else matrix_state_backward)(
+        ctx.plan,
+        ctx.backend,
+        dout_bthv,
+        dlast_bhvn,
+        tensors[: ctx.n_sources],
+        tensors[ctx.n_sources :],
+        first_bhvn,
+        kept_kbhvn,
+    )
+    return dsources_btc, dparameters, None if first_bhvn is None else dfirst_bhvn
+
+
+def _differentiate_operator(
+    ctx: Any, dout_bthv: Tensor | None, dlast_bhvn: Tensor | None, _: Tensor | None
+) -> tuple[None, None, None, list[Tensor], list[Tensor], Tensor | None]:
+    return None, None, None, *_differentiate(ctx, dout_bthv, dlast_bhvn, plain=False)
+
+
+matrix_state.register_autograd(_differentiate_operator, setup_context=_setup)
+# The state's precision is the engine's: what autocast made of the projections is widened. On CUDA
+# no rule: sources stay as narrow as they are, and parameters come in the state's dtype.
+matrix_state.register_autocast("cpu", torch.float32)
+
+
+class MatrixState(torch.autograd.Function):
+    """The operator :func:`matrix_state` where nobody looks; the kept states stay inside."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, plan: str, backend: str, n_sources: int, *tensors: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Run the kernel on sources, parameters and the first state or None, in this order."""
+        sources_btc, parameters = tensors[:n_sources], tensors[n_sources:-1]
+        inputs = (plan, backend, True, sources_btc, parameters, tensors[-1])
+        outputs = _forward(*inputs)
+        _setup(ctx, inputs, outputs)
+        return outputs[:2]
+
+    @staticmethod
+    def backward(
+        ctx: Any, dout_bthv: Tensor | None, dlast_bhvn: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        """Run the kernels of the backward pass."""
+        dsources_btc, dparameters, dfirst_bhvn = _differentiate(
+            ctx, dout_bthv, dlast_bhvn, plain=True
+        )
+        return None, None, None, *dsources_btc, *dparameters, dfirst_bhvn
+
+
+def run(
+    plan: str,
+    backend: str,
+    keep: bool,
+    sources_btc: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    first_bhvn: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Return the first two outputs of :func:`matrix_state`, by an operator only if it is seen."""
+    tensors = (*sources_btc, *parameters, first_bhvn)
+    if not operators_are_seen(tensors):
+        if keep:
+            outputs: tuple[Tensor, Tensor] = apply(
+                MatrixState, plan, backend, len(sources_btc), *tensors
+            )
+            return outputs
+        return _forward(plan, backend, False, sources_btc, parameters, first_bhvn)[:2]
+    out_bthv, last_bhvn, _ = matrix_state(plan, backend, keep, sources_btc, parameters, first_bhvn)
+    return out_bthv, last_bhvn

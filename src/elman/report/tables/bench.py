@@ -1,0 +1,167 @@
+"""The tables of ``mode=bench``: times and ratios, then kernels, products and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from elman.config.run_config import RunConfig
+from elman.report.tables.sweep import SweepRow, computed_by, wide_console
+
+Row = Mapping[str, Any]
+_PARTS = ("data", "forward", "backward", "optimiser")
+
+
+def print_bench(console: Console, result: Mapping[str, Any], folder: Path) -> None:
+    """Print the result of one benchmark."""
+    for level in dict.fromkeys(_group(row) for row in result["rows"]):
+        rows = [row for row in result["rows"] if _group(row) == level]
+        console.print(_times(level, rows))
+        console.print(_insides(level, rows))
+    for line in _notes(result):
+        _say(console, line)
+    _say(console, f"all rounds of all parts: {folder}/bench.json")
+
+
+def print_bench_sweep(
+    rows: Sequence[SweepRow], configs: Sequence[RunConfig], folder: Path | None
+) -> None:
+    """Print the table at the end of a sweep: every job's rows, told apart by their overrides."""
+    console = wide_console()
+    table = _table("benchmarks", ("overrides", "level", "name", "backend"))
+    for name in ("ms", "range", "tok/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        label = " ".join(row.overrides)
+        if row.result is None:
+            table.add_row(label, "", "", row.status, "", "", "")
+            continue
+        for one in row.result["rows"]:
+            cells = (_ms(one["total"]["median"]), _range(one["total"]), f"{one['tok_s']:,.0f}")
+            table.add_row(label, one["level"], one["name"], one["backend"], *cells)
+    console.print(table)
+    for line in _packaged([one for row in rows if row.result for one in row.result["rows"]]):
+        _say(console, line)
+    if folder is not None:
+        _say(console, f"sweep folder: {folder}")
+
+
+def _group(row: Row) -> str:
+    """Return the level whose tables a row stands in: a recurrence alone is beside the layers."""
+    return "step" if row["level"] == "step" else "layer"
+
+
+def _times(level: str, rows: Sequence[Row]) -> Table:
+    rounds = len(rows[0]["rounds"])
+    table = _table(
+        f"one {level}: milliseconds, medians of {rounds} rounds", ("name", "backend", "params")
+    )
+    parts = [part for part in _PARTS if part in rows[0]["seconds"]]
+    for name in (*parts, "all", "range", "times the first", "tok/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        only = "" if row["level"] != "op" else " (recurrence alone)"
+        table.add_row(
+            row["name"] + only,
+            row["backend"],
+            "" if row["level"] == "op" else f"{row['params']:,}",
+            *(_ms(row["seconds"][part]["median"]) for part in parts),
+            _ms(row["total"]["median"]),
+            _range(row["total"]),
+            _ratio(row["ratio"]),
+            f"{row['tok_s']:,.0f}",
+        )
+    return table
+
+
+def _insides(level: str, rows: Sequence[Row]) -> Table:
+    names = ("name", "backend")
+    table = _table(f"inside one {level}: kernels (and floor), products, memory", names)
+    for name in ("kernel forward", "kernel backward", "products", "times these", "saved MB"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("peak MB", justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row["name"],
+            row["backend"],
+            _kernel(row, "kernel forward"),
+            _kernel(row, "kernel backward"),
+            f"{_ms(row['products'])} ms",
+            _over_products(row),
+            f"{row['saved_bytes'] / 1e6:,.1f}",
+            f"{row['peak_bytes'] / 1e6:,.1f}",
+        )
+    return table
+
+
+def _notes(result: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a reader must know."""
+    yield from result["notes"]
+    yield from _packaged(result["rows"])
+    yield "products: matrix products; times these: forward and backward over them"
+    first = result["rows"][0]
+    kernels = sum(kernel["seconds"] for kernel in first["kernels"].values())
+    for row in result["rows"]:
+        if row["level"] == "op" and kernels > 0:
+            times = row["total"]["median"] / kernels
+            yield f"{row['name']}: {times:.1f} times the kernels of {first['name']}"
+    rates, environment = result["rates"], result["environment"]
+    measured = [f"{environment['device_name']}, {environment['threads']} threads"]
+    if rates["multiplies"]:
+        measured.append(f"{rates['multiplies'] / 1e9:,.0f} G multiply-adds/s")
+    if rates["tanhs"]:
+        measured.append(f"{rates['tanhs'] / 1e9:,.2f} G tanh/s")
+    copies = [f"{rate / 1e9:,.0f}" for rate in rates["copies"].values()]
+    if copies:
+        measured.append(f"copies {min(copies, key=float)} to {max(copies, key=float)} GB/s")
+    yield f"floors from what was measured here: {', '.join(measured)}"
+
+
+def _packaged(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield what computed each packaged baseline."""
+    found = (
+        f"{row['name']}, {computed_by(row['backend'], row['path'], row['slow_path'])}"
+        for row in rows
+        if row.get("path")  # None of other cells; a resumed sweep's older rows lack it
+    )
+    yield from dict.fromkeys(found)
+
+
+def _table(title: str, names: Sequence[str]) -> Table:
+    table = Table(title=title, show_edge=False, header_style="bold", title_justify="left")
+    for name in names:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def _kernel(row: Row, direction: str) -> str:
+    found = row["kernels"].get(direction)
+    if found is None:
+        return "-"
+    return f"{_ms(found['seconds'])} ms ({_ms(found['floor'])})"
+
+
+def _over_products(row: Row) -> str:
+    """Return forward and backward over the matrix products in them; none where torch hides them."""
+    both = sum(row["seconds"][part]["median"] for part in ("forward", "backward"))
+    return f"{both / row['products']:.2f}" if row["products"] > 0 else "-"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.2f}"
+
+
+def _range(spread: Mapping[str, float]) -> str:
+    return f"{_ms(spread['low'])} to {_ms(spread['high'])}"
+
+
+def _ratio(spread: Mapping[str, float]) -> str:
+    return f"{spread['median']:.2f} ({spread['low']:.2f} to {spread['high']:.2f})"
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,139 @@
+"""What ``mode=models`` prints: the list of every model, or one of them explained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from elman.config.catalog import Listed
+from elman.models.cells import registry
+from elman.models.cells.declaration import Cell
+from elman.published import Figures, PublishedResult, published_for
+from elman.report.tables.option_words import as_typed, read_when, values_of
+from elman.sections.model import ModelConfig
+
+HEADS = ("model", "cell", "dim x depth", "heads x state", "parameters", "source")
+FIGURES = ("loss", "tok/s", "steps", "memory")
+_WRAPPERS = {
+    "rms": "RMSNorm before each mixer, residual stream in fp32",
+    "legacy_ln": "LayerNorm with bias, residual in the compute dtype: before 2026-01-11",
+}
+
+
+def row_cells(listed: Listed, params: int | None) -> list[str]:
+    """Return one model as text, under ``HEADS``."""
+    model = listed.config
+    if model is None:
+        return [listed.name, "-", "-", "-", "-", listed.problem]
+    size = f"{model.dim} x {model.depth}"
+    count = "-" if params is None else f"{params:,}"
+    return [listed.name, model.cell, size, heads_and_state(model), count, listed.source]
+
+
+def heads_and_state(model: ModelConfig) -> str:
+    """Return heads and the size of a head's state, or a dash for a cell without such a state."""
+    options = model.options
+    if "n_state" not in options:
+        return "-"
+    heads = options.get("n_heads", 1)
+    if "head_dim" in options:
+        # Mamba2 has as many heads as fit into its inner width.
+        heads = int(model.dim * float(options["expansion"])) // int(options["head_dim"])
+    return f"{heads} x {options['n_state']}"
+
+
+def models_table(rows: Sequence[tuple[Listed, int | None]]) -> Table:
+    """Return one line for each model, with its number of parameters if it is known."""
+    table = plain_table(*HEADS, right=HEADS[2:5])
+    for column in table.columns:
+        # One line each, whatever the terminal's width; the source is cut, and explained whole.
+        column.no_wrap, column.overflow = True, "ellipsis"
+    for listed, params in rows:
+        table.add_row(*map(Text, row_cells(listed, params)))
+    return table
+
+
+def print_explanation(console: Console, model: ModelConfig, source: str, params: int) -> None:
+    """Print everything that is known of one model: cell, options, published figures.
+
+    Args:
+        console: Where to.
+        model: The model, as the command's overrides leave it.
+        source: First line of its YAML.
+        params: Its number of parameters.
+    """
+    cell = registry.cell(model.cell)
+    console.print(Text(model.name, style="bold"))
+    if source:
+        console.print(Text(source))
+    console.print(Padding(_facts(model, cell, params), (1, 0)))
+    console.print(_options(cell, model))
+    records = published_for(model.name)
+    title = f"Published for {model.name} as its file has it" if records else "Nothing published"
+    console.print(Padding(Text(title, style="bold"), (1, 0, 0, 0)))
+    if records:
+        console.print(_results(records))
+        for suite in dict.fromkeys(record.of for record in records):
+            loss = f"; loss: {suite.definition}" if suite.definition else ""
+            console.print(Text(f"{suite.suite}: {suite.setting}{loss} ({suite.citation})"))
+        console.print(Text("Losses of different suites cannot be compared."))
+
+
+def _facts(model: ModelConfig, cell: Cell, params: int) -> Table:
+    table = Table.grid(padding=(0, 2))
+    facts = {
+        "cell": f"{cell.name}, engine {cell.engine}: {cell.source}",
+        "step": cell.equation,
+        "wrapper": f"{model.wrapper}: {_WRAPPERS[model.wrapper]}",
+        "size": f"dim {model.dim}, depth {model.depth}, {params:,} parameters",
+        "backends": ", ".join(cell.backends),
+    }
+    if cell.package is not None:
+        facts["package"] = f"{cell.package}, for a GPU"
+    for name, fact in facts.items():
+        table.add_row(Text(name, style="bold"), Text(fact))
+    return table
+
+
+def _options(cell: Cell, model: ModelConfig) -> Table:
+    table = plain_table("option", "here", "default", "values", "what it does", "read with")
+    for name, option in cell.options.items():
+        here, default = (as_typed(value) for value in (model.options[name], option.default))
+        style = "bold" if here != default else ""
+        words = (default, values_of(option), option.doc, read_when(option))
+        table.add_row(Text(f"model.{name}"), Text(here, style=style), *map(Text, words))
+    return table
+
+
+def _results(records: Sequence[PublishedResult]) -> Table:
+    table = plain_table("suite", "date", *FIGURES, "caveat", right=FIGURES)
+    for record in records:
+        numbers = figure_numbers(record.figures)
+        table.add_row(*map(Text, (record.of.suite, record.of.date, *numbers, record.caveats)))
+    return table
+
+
+def figure_numbers(figures: Figures) -> list[str]:
+    """Return what was published for a run as text, under ``FIGURES``."""
+    return [
+        _number(figures.loss, "g"),
+        _number(figures.tok_s, ",.0f"),
+        _number(figures.steps, ","),
+        _number(figures.memory_gb, "g", " GB"),
+    ]
+
+
+def _number(value: float | None, form: str, unit: str = "") -> str:
+    return "-" if value is None else f"{value:{form}}{unit}"
+
+
+def plain_table(*heads: str, right: Sequence[str] = ()) -> Table:
+    """Return an empty table; the columns in ``right`` are numbers."""
+    table = Table(show_edge=False, header_style="bold")
+    for head in heads:
+        table.add_column(head, justify="right" if head in right else "left", overflow="fold")
+    return table

@@ -1,0 +1,162 @@
+"""The tables of ``mode=parity``: one line for each check, and one for each model of a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from elman.config.run_config import RunConfig
+from elman.report.tables.sweep import SweepRow, computed_by, wide_console
+
+_NUMBERS = ("relative L2", "reference", "cosine", "max abs", "tolerance")
+_LEGEND = (
+    "relative L2: |found - right| / |right|, right being the reference in fp64; reference: the "
+    "same of the reference in the precision of the row"
+)
+# Wrong tensors that are listed; a wrong kernel easily has hundreds.
+_LISTED = 20
+
+
+def print_parity(console: Console, result: Mapping[str, Any], folder: Path) -> None:
+    """Print one model's checks, every tensor that failed or needs a word, what was not checked."""
+    checks = result["checks"]
+    table = _table(("part", "backend", "precision", "shape", "sizes", "worst tensor"))
+    for check in checks:
+        names = (check["part"], *_run(check), check["shape"], check["sizes"])
+        table.add_row(*names, check["worst"]["tensor"], *_cells(check["worst"]))
+    console.print(table)
+    packaged = _packaged(result["model"], result["summary"])
+    for line in (_LEGEND, *_failures(checks), *_excused(checks), *packaged, *result["notes"]):
+        _say(console, line)
+    tensors = sum(len(check["tensors"]) for check in checks)
+    failed = sum(not check["passed"] for check in checks)
+    verdict = f"{failed} of {len(checks)} checks failed"
+    if not failed:
+        verdict = f"{len(checks)} checks passed"
+    where = f"{tensors} tensors, all in {folder}/parity.json"
+    _say(console, f"{result['model']}: {verdict}; {where}")
+
+
+def print_parity_sweep(
+    rows: Sequence[SweepRow], configs: Sequence[RunConfig], folder: Path | None
+) -> None:
+    """Print the table at the end of a sweep: each model's worst tensor by backend and precision."""
+    console = wide_console()
+    table = _table(("model", "part", "backend", "precision", "checks", "worst tensor"))
+    for row, config in zip(rows, configs, strict=True):
+        if row.result is None:
+            empty = [""] * (4 + len(_NUMBERS))
+            table.add_row(config.model.name, config.model.cell, *empty, row.status)
+        else:
+            for one in _summary(row):
+                counted = f"{one['passed']}/{one['checks']}"
+                worst = one["worst"]
+                # A resumed sweep's older results have the cell alone.
+                part = one.get("part", config.model.cell)
+                names = (config.model.name, part, *_run(one))
+                table.add_row(*names, counted, worst["tensor"], *_cells(worst))
+    console.print(table)
+    _say(console, _LEGEND)
+    if any(one["worst"].get("excused") for row in rows if row.result for one in _summary(row)):
+        _say(console, "* the reference itself is as far off; the job's parity.json has it all")
+    for row, config in zip(rows, configs, strict=True):
+        for line in _packaged(config.model.name, _summary(row)):
+            _say(console, line)
+    if folder is not None:
+        _say(console, f"sweep folder: {folder}")
+
+
+def _summary(row: SweepRow) -> Sequence[Mapping[str, Any]]:
+    """Return what a job of a sweep found, by part, backend and precision."""
+    found: Sequence[Mapping[str, Any]] = row.result["summary"] if row.result else ()
+    return found
+
+
+def _packaged(model: str, summary: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what computed a packaged baseline, a line for each backend; none for other cells."""
+    found = (
+        f"{model}, {computed_by(one['backend'], one['path'], one['slow_path'])}"
+        for one in summary
+        if one.get("path")  # None of other cells; a resumed sweep's older results lack it
+    )
+    return list(dict.fromkeys(found))
+
+
+def _table(names: Sequence[str]) -> Table:
+    table = Table(show_edge=False, header_style="bold")
+    for name in names:
+        table.add_column(name, overflow="fold")
+    for name in _NUMBERS:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("pass", no_wrap=True)
+    return table
+
+
+def _run(check: Mapping[str, Any]) -> tuple[str, str]:
+    """Return backend and precision; the device, too, where the backend does not tell it."""
+    backend, device = check["backend"], check["device"]
+    told = device in ("cpu", backend)
+    return (backend if told else f"{backend} ({device})"), check["precision"]
+
+
+def _cells(tensor: Mapping[str, Any]) -> list[str]:
+    own = tensor.get("reference_relative_l2")
+    passed = "yes*" if tensor.get("excused") else "yes"
+    return [
+        _shown(tensor["relative_l2"], ".1e"),
+        "-" if own is None else f"{own:.1e}",
+        _shown(tensor["cosine"], ".6f"),
+        _shown(tensor["max_abs"], ".1e"),
+        _shown(tensor["tolerance"], ".1e"),
+        f"[green]{passed}[/]" if tensor["passed"] else "[red]NO[/]",
+    ]
+
+
+def _failures(checks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each wrong tensor, the first of them."""
+    lines = [
+        f"wrong: {_failure(check, tensor)}"
+        for check in checks
+        for tensor in check["tensors"]
+        if not tensor["passed"]
+    ]
+    more = len(lines) - _LISTED
+    return [*lines[:_LISTED], f"and {more} more"] if more > 0 else lines
+
+
+def _excused(checks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each tensor that passes because the reference is as far off, and why."""
+    return [
+        f"* {tensor['tensor']} of {' '.join(_run(check))} at {check['shape']}: relative L2 "
+        f"{tensor['relative_l2']:.1e}, and {tensor['reference_relative_l2']:.1e} of the reference "
+        f"itself in {check['precision']}: a sum that nearly cancels, of rounded numbers; from that "
+        f"reference the kernel is {tensor['from_reference']:.1e} away"
+        for check in checks
+        for tensor in check["tensors"]
+        if tensor["excused"]
+    ]
+
+
+def _failure(check: Mapping[str, Any], tensor: Mapping[str, Any]) -> str:
+    backend, precision = _run(check)
+    line = (
+        f"{tensor['tensor']} of {backend} {precision} at {check['shape']} ({check['sizes']}): "
+        f"relative L2 {_shown(tensor['relative_l2'], '.2e')}, cosine "
+        f"{_shown(tensor['cosine'], '.5f')}, tolerance {tensor['tolerance']:.1e}"
+    )
+    apart, most = tensor["from_reference"], tensor["most_from_reference"]
+    if apart is not None and most is not None and apart > most:
+        line += f"; {apart:.1e} from the reference in {precision}, tolerance {most:.1e}"
+    return line
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "nan" if value is None else format(value, form)
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,135 @@
+"""What ``mode=solve`` prints: one answer with its neighbours, or the answers of a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from elman.config.run_config import RunConfig
+from elman.report.tables.sweep import UNCUT, SweepRow, wide_console
+
+Result = Mapping[str, Any]
+"""What one job of ``mode=solve`` found (:func:`elman.modes.solve.run`)."""
+
+_HEADS = (
+    "wanted",
+    "found",
+    "depth",
+    "parameters",
+    "off",
+    "smaller",
+    "larger",
+    "memory",
+    "batch",
+)
+
+
+def print_solution(result: Result, console: Console) -> None:
+    """Print one answer: sizes and counts, memory, and the command that trains it."""
+    over, searched = result["over"], result["searched"]
+    _line(console, f"{result['model']}: {over} nearest to {result['target']:,} parameters")
+    if result["status"] != "ok":
+        _line(console, f"not reached with {over} of {searched[0]} to {searched[1]}: the nearest is")
+    table = Table(show_edge=False, header_style="bold")
+    for head in ("", over, "parameters", "off"):
+        table.add_column(head, justify="right")
+    for name, mark in (("below", ""), ("nearest", ">"), ("above", "")):
+        if sized := result[name]:
+            style = "bold" if mark else None
+            table.add_row(mark, str(sized["size"]), *_count(sized), style=style)
+    console.print(table)
+    _print_training(result, console)
+
+
+def print_shapes(result: Result, console: Console) -> None:
+    """Print the best configurations of several sizes, and what training the first takes."""
+    over = result["over"]
+    words = ", ".join(over)
+    _line(console, f"{result['model']}: {words} for {result['target']:,} parameters")
+    if result["status"] != "ok":
+        _line(console, f"not reached with these values of {words}: the nearest are")
+    table = Table(show_edge=False, header_style="bold")
+    for head in ("", *over, "parameters", "off"):
+        table.add_column(head, justify="right")
+    for place, one in enumerate(result["best"]):
+        style, mark = (None, "") if place else ("bold", ">")
+        sizes = [str(one["sizes"][size]) for size in over]
+        table.add_row(mark, *sizes, *_count(one), style=style)
+    console.print(table)
+    _line(console, result["rule"])
+    _print_training(result, console)
+
+
+def _print_training(result: Result, console: Console) -> None:
+    """Print what a training step of the answer takes, and the command."""
+    batch = f"{result['batch_size']} rows of {result['chunk_size']} bytes"
+    _line(console, f"memory of a training step: {_memory(result)} at {batch}")
+    _line(console, f"train it: {result['command']}")
+
+
+def print_solutions(
+    rows: Sequence[SweepRow], configs: Sequence[RunConfig], folder: Path | None
+) -> None:
+    """Print the answers of a sweep in one table, and the command that trains each."""
+    assert folder is None
+    console = wide_console(UNCUT)
+    console.print(solutions_table(rows))
+    for row in rows:
+        if row.result:
+            _line(console, row.result["command"])
+
+
+def solutions_table(rows: Sequence[SweepRow]) -> Table:
+    """Return one line for each job of a sweep."""
+    table = Table(show_edge=False, header_style="bold")
+    table.add_column("job", justify="right")
+    table.add_column("overrides", overflow="fold")
+    for head in _HEADS:
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("status", no_wrap=True)
+    for row in rows:
+        cells = _cells(row.result) if row.result else ["-"] * len(_HEADS)
+        table.add_row(str(row.number), Text(" ".join(row.overrides)), *cells, row.status)
+    return table
+
+
+def _cells(result: Result) -> list[str]:
+    nearest = result["nearest"]
+    return [
+        f"{result['target']:,}",
+        _found(result),
+        str(nearest["depth"]),
+        *_count(nearest),
+        *(_neighbour(result[name]) for name in ("below", "above")),
+        _memory(result),
+        f"{result['batch_size']} x {result['chunk_size']}",
+    ]
+
+
+def _found(result: Result) -> str:
+    """Return the answer's sizes as they are typed, without ``model.``."""
+    nearest = result["nearest"]
+    sizes = nearest.get("sizes") or {result["over"]: nearest["size"]}
+    return " ".join(f"{name}={size}" for name, size in sizes.items())
+
+
+def _count(sized: Result) -> tuple[str, str]:
+    return f"{sized['params']:,}", f"{sized['error']:+.2%}"
+
+
+def _neighbour(sized: Result | None) -> str:
+    return f"{sized['size']}: {sized['error']:+.2%}" if sized else "-"
+
+
+def _memory(result: Result) -> str:
+    return f"{result['memory_bytes'] / 2**30:.1f} GiB"
+
+
+def _line(console: Console, text: str) -> None:
+    """Print a line as it is: nothing coloured, marked up or broken."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)

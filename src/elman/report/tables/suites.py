@@ -1,0 +1,163 @@
+"""What ``mode=suites`` prints: the list of every suite, or one of them explained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from elman.config.catalog import Listed
+from elman.config.suites import Suite, model_of
+from elman.models.backends import REFERENCE, best_backend
+from elman.models.cells import registry
+from elman.published import Circumstances, PublishedResult
+from elman.report.tables.models import FIGURES, figure_numbers, plain_table
+
+HEADS = ("suite", "runs", "each", "GPU hours", "what it compares", "source")
+_SLOW = "slow path"
+_NUMBERS = ("parameters", *FIGURES)
+
+
+def suite_cells(suite: Suite) -> list[str]:
+    """Return one suite as text, under ``HEADS``."""
+    hours = "-" if suite.gpu_hours is None else f"{suite.gpu_hours:.2g}"
+    runs = str(len(suite.runs))
+    return [suite.name, runs, bound(suite), hours, suite.title, suite.citation]
+
+
+def bound(suite: Suite) -> str:
+    """Return how long each run of a suite is."""
+    if suite.minutes is not None:
+        return f"{suite.minutes:g} min"
+    return f"{suite.steps:,} steps" if suite.steps is not None else "1 min"
+
+
+def suites_table(suites: Sequence[Suite]) -> Table:
+    """Return one line for each suite."""
+    table = plain_table(*HEADS, right=("runs", "each", "GPU hours"))
+    for column in table.columns:
+        column.no_wrap, column.overflow = True, "ellipsis"
+    for suite in suites:
+        table.add_row(*map(Text, suite_cells(suite)))
+    return table
+
+
+def print_suite(console: Console, suite: Suite, listed: Sequence[Listed]) -> None:
+    """Print everything that is known of one suite: settings, runs, published figures.
+
+    Args:
+        console: Where to.
+        suite: The suite.
+        listed: Its models.
+    """
+    models = {one.name: one for one in listed}
+    console.print(Text(suite.name, style="bold"))
+    console.print(Text(f"{suite.title} ({suite.citation})"))
+    if suite.description:
+        console.print(Text(suite.description))
+    console.print(Padding(_facts(suite, models), (1, 0)))
+    console.print(_lines(RUN_HEADS, [run_cells(suite, run, models) for run in suite.runs]))
+    _print_published(console, "Published", FIGURE_HEADS, suite.published)
+    _print_published(console, "Published only", ONLY_HEADS, suite.published_only)
+    for name, words in circumstances((*suite.published, *suite.published_only)):
+        console.print(Text(f"{name}: {words}"))
+    if suite.published:
+        console.print(Text("Losses of different suites and dates cannot be compared."))
+    slow = any(one.config is not None and _on_a_gpu(one) == _SLOW for one in listed)
+    more = ""
+    if slow and suite.claims_speed:
+        more = f"; on a GPU it needs baseline.allow_slow=true, because of the {_SLOW}"
+    elif slow:
+        more = f"; on a GPU the rows of the {_SLOW} are marked"
+    console.print(Text(f"elman benchmark={suite.name} runs it{more}"))
+
+
+RUN_HEADS = ("run", "parameters", "on a GPU", "what it is")
+FIGURE_HEADS = ("model", "suite", "date", *_NUMBERS, "caveat")
+ONLY_HEADS = ("row", "suite", "date", *_NUMBERS, "why it does not run")
+
+
+def run_cells(suite: Suite, run: Sequence[str], models: Mapping[str, Listed]) -> list[str]:
+    """Return one run as text, under ``RUN_HEADS``."""
+    name = model_of(run)
+    model = models.get(name or "")
+    if model is None:
+        return [" ".join(run), "-", "-", ""]
+    if model.config is None:
+        return [" ".join(run), "-", "-", model.problem]
+    params = model.config.expected_params
+    count = "-" if params is None else f"{params:,}"
+    return [" ".join(run), count, _on_a_gpu(model), model.source]
+
+
+def figure_cells(record: PublishedResult) -> list[str]:
+    """Return one published row as text, under ``FIGURE_HEADS`` or ``ONLY_HEADS``."""
+    figures = record.figures
+    count = "-" if figures.params is None else f"{figures.params:,}"
+    numbers = (count, *figure_numbers(figures))
+    return [figures.model, record.of.suite, record.of.date, *numbers, figures.caveat]
+
+
+def circumstances(records: Sequence[PublishedResult]) -> list[tuple[str, str]]:
+    """Return each published suite of some rows, and in one line what its runs share."""
+    return [
+        (f"{of.suite}, {of.date}", _described(of)) for of in dict.fromkeys(r.of for r in records)
+    ]
+
+
+def _described(of: Circumstances) -> str:
+    loss = f"; loss: {of.definition}" if of.definition else ""
+    caveat = f"; {of.caveat}" if of.caveat else ""
+    return f"{of.setting}{loss}{caveat} ({of.citation})"
+
+
+def _facts(suite: Suite, models: Mapping[str, Listed]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for name, fact in facts(suite, models).items():
+        table.add_row(Text(name, style="bold"), Text(fact))
+    return table
+
+
+def facts(suite: Suite, models: Mapping[str, Listed]) -> dict[str, str]:
+    """Return what the runs of a suite share, in words."""
+    found = {"settings": " ".join(suite.shared)}
+    hours = "" if suite.gpu_hours is None else f", {suite.gpu_hours:.2g} GPU hours of training"
+    found["time"] = f"{len(suite.runs)} runs of {bound(suite)}{hours}"
+    counts = [one.config.expected_params for one in models.values() if one.config is not None]
+    known = [count for count in counts if count is not None]
+    if known:
+        spread = max(known) / min(known) - 1
+        claim = "claims one size" if suite.claims_equal_size else "claims no equal size"
+        found["sizes"] = f"{min(known):,} to {max(known):,} ({spread:.0%} apart); {claim}"
+    if suite.claims_speed:
+        found["speed"] = "its figures are speeds: no slow path on a GPU without allow_slow"
+    return found
+
+
+def _on_a_gpu(model: Listed) -> str:
+    """Say whether a kernel runs the model on a GPU."""
+    assert model.config is not None
+    cell = registry.cell(model.config.cell).under(model.config.options)
+    if cell.package is not None:
+        return cell.package
+    fastest = best_backend(cell, "cuda")
+    return _SLOW if fastest == REFERENCE else fastest
+
+
+def _print_published(
+    console: Console, title: str, heads: Sequence[str], records: Sequence[PublishedResult]
+) -> None:
+    if not records:
+        return
+    console.print(Padding(Text(title, style="bold"), (1, 0, 0, 0)))
+    console.print(_lines(heads, [figure_cells(record) for record in records]))
+
+
+def _lines(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = plain_table(*heads, right=_NUMBERS)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table

@@ -1,0 +1,265 @@
+"""Run folders: one for each run, made by an exclusive mkdir, locked while a process works in it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar
+
+import yaml
+
+from elman.base.errors import UserError
+from elman.base.yaml_file import YamlError, read_yaml
+from elman.config.run_config import RunConfig, flatten
+
+CONFIG_FILE = "config.yaml"
+LOCK_FILE = ".lock"
+LOG_FILE = "train.log"
+_ATTEMPTS = 1000
+# Somebody who only asks who runs in a folder holds its lock for a moment.
+_LOOKS, _LOOK_SECONDS = 4, 0.05
+
+
+def config_hash(config: RunConfig) -> str:
+    """Return eight hexadecimal digits that identify a run: the same after ``train.resume``."""
+    tree = flatten(config)
+    tree["train"].pop("resume")
+    text = json.dumps(tree, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def run_name(config: RunConfig) -> str:
+    """Return ``<model>_<hash>``, safe as part of a file name."""
+    return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', config.model.name)}_{config_hash(config)}"
+
+
+def make_folder(root: Path, name: str, now: Callable[[], datetime] = datetime.now) -> Path:
+    """Make and return ``root/<date>/<time with microseconds>_<name>``, which is nobody else's.
+
+    Raises:
+        UserError: the folder cannot be made there.
+    """
+    for _ in range(_ATTEMPTS):
+        time = now()
+        folder = root / f"{time:%Y-%m-%d}" / f"{time:%H-%M-%S-%f}_{name}"
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir()
+        except FileExistsError as error:
+            if not folder.is_dir():
+                raise _cannot_make(folder, error) from None
+            continue  # another run took this microsecond
+        except FileNotFoundError:
+            continue  # another run has just removed the date's folder, which it left empty
+        except OSError as error:
+            raise _cannot_make(folder, error) from None
+        return folder.absolute()
+    raise UserError(f"{root}: no free folder name after {_ATTEMPTS} attempts; check the clock")
+
+
+def claim_folder(folder: Path, key: str) -> Path:
+    """Make ``folder``, or take it if it is empty; the user named it with the setting ``key``.
+
+    Raises:
+        UserError: it holds something already, or cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Of two processes that find the same empty folder, one makes the file.
+        os.close(os.open(folder / LOCK_FILE, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+    except FileExistsError:
+        raise _occupied(folder, key) from None
+    except OSError as error:
+        raise _cannot_make(folder, error) from None
+    if any(path.name != LOCK_FILE for path in folder.iterdir()):
+        (folder / LOCK_FILE).unlink()
+        raise _occupied(folder, key)
+    return folder.absolute()
+
+
+def check_free(folder: Path, key: str) -> None:
+    """Raise UserError if :func:`claim_folder` would, as far as that can be told without making it.
+
+    Args:
+        folder: The folder.
+        key: The setting with which the user named it.
+    """
+    if folder.is_dir() and not any(folder.iterdir()):
+        return
+    if folder.exists():
+        raise _occupied(folder, key)
+    above = next(place for place in folder.absolute().parents if place.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        code = errno.EACCES if above.is_dir() else errno.ENOTDIR
+        raise _cannot_make(folder, OSError(code, os.strerror(code)))
+
+
+def discard_folder(folder: Path) -> None:
+    """Remove a folder whose run never began, and the folders above it that this leaves empty.
+
+    A folder with a result, a checkpoint or a single metric in it is kept.
+    """
+    metrics = folder / "metrics.jsonl"
+    begun = [folder / "result.json", folder / "checkpoints"]
+    if any(path.exists() for path in begun) or (metrics.exists() and metrics.stat().st_size):
+        return
+    shutil.rmtree(folder)
+    date, root = folder.parent, folder.parent.parent
+    if re.fullmatch(r"\d{4}-\d\d-\d\d", date.name) and root.name == "outputs":
+        with contextlib.suppress(OSError):  # not empty
+            date.rmdir()
+            root.rmdir()
+
+
+def _occupied(folder: Path, key: str) -> UserError:
+    if not folder.is_dir():
+        return UserError(f"{key}={folder}: a file stands there; name another folder")
+    if (folder / CONFIG_FILE).exists():
+        return UserError(
+            f"{key}={folder}: holds another run; name a new folder, drop {key}, "
+            f"or continue that run with train.resume={folder}"
+        )
+    return UserError(f"{key}={folder}: is not empty; name a new folder or drop {key}")
+
+
+def _cannot_make(folder: Path, error: OSError) -> UserError:
+    return UserError(
+        f"{folder}: cannot make the run folder ({error.strerror}); "
+        "start elman where you may write, or name a folder with hydra.run.dir=<folder>"
+    )
+
+
+class RunLock:
+    """Exclusive hold on a run folder by this process, released when the process ends.
+
+    Reentrant within a process: the command line holds it from before the run until after it, and
+    a trainer that is called directly takes it itself. Use as a context manager or with
+    :meth:`acquire` and :meth:`release`.
+    """
+
+    _held: ClassVar[dict[Path, tuple[int, int]]] = {}
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+
+    def acquire(self) -> None:
+        """Take the lock, or raise UserError naming the process that has it."""
+        descriptor, count = self._held.get(self.folder, (-1, 0))
+        if count == 0:
+            descriptor = self._open()
+        self._held[self.folder] = (descriptor, count + 1)
+
+    def release(self) -> None:
+        """Give the lock back once as many times as it was taken; one not held is left alone."""
+        descriptor, count = self._held.pop(self.folder, (-1, 0))
+        if count > 1:
+            self._held[self.folder] = (descriptor, count - 1)
+        elif count:
+            os.close(descriptor)
+
+    def _open(self) -> int:
+        descriptor = os.open(self.folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+        for looks_left in reversed(range(_LOOKS)):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if looks_left:
+                    time.sleep(_LOOK_SECONDS)
+                    continue
+                owner = _owner(descriptor)
+                os.close(descriptor)
+                raise UserError(
+                    f"{self.folder}: another process (pid {owner}) is running in it; "
+                    "wait for it to end or stop it first"
+                ) from None
+        with contextlib.suppress(OSError):  # the lock holds without room for its words
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"{os.getpid()}\n".encode())
+        return descriptor
+
+    def __enter__(self) -> RunLock:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+def lock_holder(folder: Path) -> str | None:
+    """Return the id of the process that runs in a folder, or None if none does.
+
+    Whoever starts in the folder at this moment is not refused. The id means something on the
+    machine of that process only.
+    """
+    try:
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY)
+    except OSError:  # nobody has run there, or it is not ours to know
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _owner(descriptor)
+    except OSError:  # a file system without locks
+        return None
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def _owner(descriptor: int) -> str:
+    return os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
+
+
+def config_text(config: RunConfig) -> str:
+    """Return what ``config.yaml`` says of a configuration."""
+    return str(yaml.safe_dump(flatten(config), sort_keys=False))
+
+
+def write_config(folder: Path, config: RunConfig) -> None:
+    """Write ``config.yaml``, from which ``train.resume`` restores the run."""
+    temporary = folder / f"{CONFIG_FILE}.tmp"
+    try:
+        temporary.write_text(config_text(config), encoding="utf-8")
+        os.replace(temporary, folder / CONFIG_FILE)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read_config(folder: Path, key: str) -> dict[str, Any]:
+    """Return the tree in ``folder/config.yaml``; the user named the folder with ``key``.
+
+    Raises:
+        UserError: there is no such folder, or it is not a run folder.
+    """
+    path = folder / CONFIG_FILE
+    if not folder.exists():
+        raise UserError(f"{key}={folder}: no such folder; runs are below outputs/")
+    if not path.is_file():
+        inside = next((above for above in folder.parents if (above / CONFIG_FILE).is_file()), None)
+        hint = f"name {inside}" if inside else "name a folder that elman made below outputs/"
+        raise UserError(f"{key}={folder}: not a run folder (no {CONFIG_FILE} in it); {hint}")
+    run = folder.parent.parent
+    if folder.parent.name == "checkpoints" and (run / CONFIG_FILE).is_file():
+        raise UserError(f"{key}={folder}: one checkpoint of a run, not a run folder; name {run}")
+    try:
+        return read_yaml(path)
+    except YamlError as error:
+        raise UserError(f"{path}: cannot be read ({error}); restore the file") from None

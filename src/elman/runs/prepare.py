@@ -1,0 +1,231 @@
+"""From Hydra's composed tree to a job that is ready to run: validated, checked, with a folder.
+
+Imports no torch: everything that a person can have typed wrong is found here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from copy import deepcopy
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from elman.base.disk import keep_room, no_room
+from elman.base.errors import UserError
+from elman.bench.entries import benched_models
+from elman.cli.session import Job
+from elman.config.catalog import Place, search_overrides
+from elman.config.compose import named_keys, plain_tree, typed_config, typed_overrides
+from elman.config.run_config import MODES, OF_SWEEPS, RunConfig, flatten
+from elman.config.suites import GROUP
+from elman.runs.folder import RunLock, claim_folder, discard_folder, make_folder, run_name
+from elman.runs.held_log import HeldFileHandler, release
+from elman.runs.resume import is_resume, resumed_config, resumed_folder
+from elman.sweeps.settings import refuse_alone
+from elman.sweeps.suite_runs import refuse_without_run
+
+_SILENT_LOG: dict[str, Any] = {"version": 1, "root": None, "disable_existing_loggers": False}
+
+
+def checked_config(tree: DictConfig, *, may_pack: bool = True) -> RunConfig:
+    """Return the typed configuration of a composed tree after every check that needs no torch.
+
+    Args:
+        tree: The tree.
+        may_pack: Whether data is packed that has to be; else it is checked as it lies.
+
+    Raises:
+        UserError: a setting is wrong, or a file or package that it names is not there.
+    """
+    overrides = typed_overrides(tree, "task")
+    named, model_name = named_keys(overrides), str(tree.hydra.runtime.choices["model"])
+    try:
+        config = typed_config(tree, model_name, named)
+    except UserError as error:
+        raise UserError(_with_place(str(error), named, tree.hydra.runtime.choices)) from None
+    if is_resume(config):
+        config = resumed_config(config, plain_tree(tree, model_name), named)
+    _check_files(config, may_pack=may_pack)
+    if config.bench is not None:
+        benched_models(config, search_overrides(config_places(tree)))
+    return _anchored(config)
+
+
+def _with_place(line: str, named: frozenset[str], choices: Mapping[str, Any]) -> str:
+    """Add which file a wrong setting stands in, if the user named no such key."""
+    match = re.match(r"((\w+)\.\w+)(=[^:]*)?", line)
+    if match is None or match[1] in named or match[2] not in choices:
+        return line
+    return f"{match[0]} (in {match[2]}={choices[match[2]]}){line[match.end() :]}"
+
+
+def prepare(tree: DictConfig) -> Job:
+    """Check a composed job, make its folder and point Hydra there."""
+    HydraConfig.instance().set_config(tree)
+    named = named_keys(typed_overrides(tree, "task"))
+    refuse_alone(named)
+    refuse_without_run(tree, named)
+    config = checked_config(tree)
+    given = _named_run_dir(tree)
+    if not MODES[config.mode].makes_folder:
+        if given is not None:
+            raise UserError(f"hydra.run.dir: mode={config.mode} makes no run folder; drop it")
+        _point_hydra(tree, Path(), output_subdir=None, silent=True)
+        return Job(config, overrides=job_overrides(tree))
+    if is_resume(config):
+        return _resumed(tree, config, given)
+    if given is not None:
+        folder = claim_folder(Path(given), "hydra.run.dir")
+    else:
+        folder = make_folder(Path(str(tree.hydra.run.dir)), run_name(config))
+    _point_hydra(tree, folder, output_subdir=tree.hydra.output_subdir)
+    return Job(config, folder, _taken(folder, MODES[config.mode].result_file))
+
+
+def job_overrides(tree: DictConfig) -> tuple[str, ...]:
+    """Return the overrides of a composed job as typed, with where its YAML files are found."""
+    search = [text for text in typed_overrides(tree, "hydra") if "hydra.searchpath=" in text]
+    return (*typed_overrides(tree, "task"), *search)
+
+
+def config_places(tree: DictConfig) -> list[Place]:
+    """Return where the YAML files of a composed tree were found."""
+    return [(str(one.schema), str(one.path)) for one in tree.hydra.runtime.config_sources]
+
+
+def _resumed(tree: DictConfig, config: RunConfig, given: str | None) -> Job:
+    if given is not None:
+        raise UserError("hydra.run.dir: train.resume goes on in the run's own folder; drop it")
+    folder = resumed_folder(config)
+    lock = _locked(folder)
+    with read_write(tree), open_dict(tree):
+        for key, section in flatten(config).items():
+            tree[key] = section
+    # Hydra writes before the mode has looked whether the run can go on: we do so after that.
+    _point_hydra(tree, folder, output_subdir=None)
+    log = OmegaConf.select(tree, "hydra.job_logging.handlers.file")
+    if log is not None:
+        with read_write(tree.hydra), open_dict(tree.hydra):
+            log["class"] = f"{HeldFileHandler.__module__}.{HeldFileHandler.__name__}"
+    kept = deepcopy(tree)
+    return Job(config, folder, lock, resumed=True, on_taken_up=lambda: _note_resume(kept, folder))
+
+
+def _note_resume(tree: DictConfig, folder: Path) -> None:
+    """Write what Hydra writes of a new run, under the number of this session; let the log in."""
+    release()
+    number = 1 + len(list((folder / ".hydra").glob("resume-*")))
+    place = folder / ".hydra" / f"resume-{number:03d}"
+    place.mkdir(parents=True)
+    parts = {
+        "config": OmegaConf.masked_copy(tree, [str(key) for key in tree if key != "hydra"]),
+        "hydra": HydraConfig.instance().cfg,
+        "overrides": tree.hydra.overrides.task,
+    }
+    for name, part in parts.items():
+        (place / f"{name}.yaml").write_text(OmegaConf.to_yaml(part), encoding="utf-8")
+
+
+def _taken(folder: Path, result_name: str) -> RunLock:
+    """Lock a new run's folder, with room for its result in it; a full disk leaves no folder."""
+    lock = RunLock(folder)
+    try:
+        lock.acquire()
+        keep_room(folder / result_name)
+    except OSError as error:
+        discard_folder(folder)
+        lock.release()
+        raise no_room(error, folder) from None
+    return lock
+
+
+def _locked(folder: Path) -> RunLock:
+    lock = RunLock(folder)
+    lock.acquire()
+    return lock
+
+
+def _named_run_dir(tree: DictConfig) -> str | None:
+    """Return hydra.run.dir if the user named it."""
+    typed = typed_overrides(tree, "hydra")
+    named = any(text.startswith("hydra.run.dir=") for text in typed)
+    return str(tree.hydra.run.dir) if named else None
+
+
+def _point_hydra(
+    tree: DictConfig, folder: Path, *, output_subdir: str | None, silent: bool = False
+) -> None:
+    """Tell Hydra where the job runs, so that its own files and log land there too.
+
+    What it writes of the configuration leaves out what no job reads.
+    """
+    with read_write(tree), open_dict(tree):
+        for name in (*OF_SWEEPS, GROUP):
+            tree.pop(name, None)
+    with read_write(tree.hydra), open_dict(tree.hydra):
+        with read_write(tree.hydra.run):
+            tree.hydra.run.dir = str(folder)
+        tree.hydra.output_subdir = output_subdir
+        if silent:
+            tree.hydra.job_logging = OmegaConf.create(_SILENT_LOG)
+
+
+def _anchored(config: RunConfig) -> RunConfig:
+    """Make the data's paths absolute: a run may be resumed or evaluated from another folder."""
+    path = config.data.path
+    if path is None:
+        return config
+    absolute = _absolute(path) if isinstance(path, str) else [_absolute(name) for name in path]
+    data = config.data.model_copy(update={"path": absolute})
+    return config.model_copy(update={"data": data})
+
+
+def _absolute(name: str) -> str:
+    return os.path.abspath(os.path.expanduser(name)) if name else name
+
+
+def _check_files(config: RunConfig, *, may_pack: bool) -> None:
+    """Refuse what the mode would find missing only after torch is imported.
+
+    Data that has to be packed is packed here: before there is a folder, before torch takes its
+    memory, and once for all jobs of a sweep, which would otherwise wait for it on their GPUs.
+    """
+    reads = MODES[config.mode].reads
+    if "data" in reads and config.data.path is not None:
+        from elman.data.batches import check_data
+
+        check_data(config.data, config.train.chunk_size, may_pack=may_pack)
+    if "log" in reads and config.log.wandb and find_spec("wandb") is None:
+        raise UserError("log.wandb=true: wandb is not installed; type pip install 'elman[wandb]'")
+    places = {
+        "train.init_from": config.train.init_from if "train" in reads else None,
+        "eval.checkpoint": config.eval.checkpoint if config.eval else None,
+        "generate.checkpoint": config.generate.checkpoint if config.generate else None,
+    }
+    for key, place in places.items():
+        if place is not None and not Path(place).expanduser().exists():
+            raise UserError(
+                f"{key}={place}: no such folder; name a run folder (outputs/...) or a checkpoint"
+            )
+
+
+def adopt(sections: DictConfig) -> Job:
+    """Prepare a job inside Hydra's own job runner, which has made its folder already.
+
+    Hydra's basic launcher and those of clusters call the task so.
+    """
+    hydra = HydraConfig.get()
+    tree = sections.copy()
+    with open_dict(tree):
+        tree.hydra = hydra
+    config = checked_config(tree)
+    if not MODES[config.mode].makes_folder:
+        return Job(config, overrides=job_overrides(tree))
+    folder = Path(str(hydra.runtime.output_dir))
+    return Job(config, folder, _locked(folder))

@@ -1,0 +1,82 @@
+"""How a job ended, in words."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+from hydra.core.utils import JobReturn, JobStatus
+
+from elman.base.errors import ExitStatus, RunStatus
+from elman.runs.state import NOT_STARTED
+
+# One exit status has several words; without a result file it says no more than this.
+_WORDS = {status.exit_status: status.value for status in RunStatus if status != RunStatus.REFUSED}
+_WORDS[ExitStatus.USER_ERROR] = RunStatus.REFUSED.value
+
+
+class OutsideEnd(int):
+    """The exit status of a job that something outside ended: its scheduler.
+
+    Args:
+        code: The exit status.
+        word: How it ended, in a word or two.
+        reason: Why, in one line.
+    """
+
+    word: str
+    reason: str
+
+    def __new__(cls, code: int, word: str, reason: str) -> OutsideEnd:
+        made = super().__new__(cls, code)
+        made.word, made.reason = word, reason
+        return made
+
+
+def status_word(code: int) -> str:
+    """Return the word for an exit status; a negative one is the signal that the job died of."""
+    if isinstance(code, OutsideEnd):
+        return code.word
+    if code < 0:
+        return f"killed ({signal.Signals(-code).name})"
+    return _WORDS.get(ExitStatus(code), "crash") if code in set(ExitStatus) else "crash"
+
+
+def job_status(returned: JobReturn, result: Mapping[str, Any] | None) -> str:
+    """Return how a job of a sweep ended: as its result file says, or else as its process did.
+
+    A result that does not fit the process's exit status is that of an earlier session.
+    """
+    if returned.status is JobStatus.UNKNOWN:
+        return NOT_STARTED
+    code = returned._return_value
+    return ended_as(code, result) if isinstance(code, int) else _own_word(result, None)
+
+
+def ended_as(code: int, result: Mapping[str, Any] | None) -> str:
+    """Return how a job ended.
+
+    Args:
+        code: Its exit status, negative for a signal.
+        result: What it has written, or None; of a resumed job it may be an earlier session's.
+    """
+    word = status_word(code)
+    if code < 0 or code == ExitStatus.TIMEOUT:
+        return word
+    own = _own_word(result, word)
+    # A result of a job that was stopped may be an earlier start's; one that is ok is no such.
+    if own != RunStatus.OK and (isinstance(code, OutsideEnd) or _is_earlier(own, code)):
+        return word
+    return own
+
+
+def _own_word(result: Mapping[str, Any] | None, otherwise: str | None) -> str:
+    if result is not None and "status" in result:
+        return str(result["status"])
+    return otherwise or RunStatus.CRASH.value
+
+
+def _is_earlier(word: str, code: int) -> bool:
+    """Whether a word is that of another session than the one with this exit status."""
+    return word in set(RunStatus) and RunStatus(word).exit_status != code

@@ -1,1 +1,0 @@
-"""Typed sections of the configuration, one file per kind; none imports torch."""

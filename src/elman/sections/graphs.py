@@ -1,0 +1,29 @@
+"""Which settings go together with replaying the training pass as a CUDA graph."""
+
+from __future__ import annotations
+
+from elman.sections.model import ModelConfig
+from elman.sections.training import TrainConfig
+
+
+def graph_conflict(train: TrainConfig, model: ModelConfig) -> str | None:
+    """Return why no pass of these settings can be replayed, and the way out; None if nothing is.
+
+    Args:
+        train: Group ``train``; ``graph`` itself is not looked at.
+        model: Group ``model``.
+    """
+    if train.device == "cpu":
+        return "a CUDA graph needs a GPU, not train.device=cpu; use train.graph=auto"
+    if train.compile:
+        return "not together with train.compile=true; drop one of them"
+    if train.activation_checkpointing:
+        # It stores and restores the generators' states in the pass, which CUDA forbids in a graph.
+        return "not together with train.activation_checkpointing=true; drop one of them"
+    context = model.options.get("context")
+    if train.tbptt and type(context) is int and context > train.chunk_size + 1:
+        return (
+            f"with train.tbptt=true and model.context={context} the carried states grow from chunk "
+            f"to chunk; use model.context={train.chunk_size + 1} or less, or train.graph=auto"
+        )
+    return None

@@ -1,0 +1,105 @@
+"""Groups ``launcher`` and ``sweep``: settings of a whole sweep, which no single job reads."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from elman.sections.section import Count, Positive, Section
+
+GpuName = int | str
+"""A GPU as a person names it: its number in PCI order, or the beginning of its UUID."""
+
+
+class GpusLauncher(Section):
+    """``launcher=gpus``: one job per GPU of this machine; without a GPU, workers on the CPU.
+
+    Args:
+        gpus: GPUs to use; null is every one that CUDA_VISIBLE_DEVICES allows.
+        exclude: GPUs to leave alone.
+        workers: Jobs at a time where there is no GPU, each with its share of the threads.
+        wait_minutes: Longest wait for a GPU while no job of the sweep runs.
+        save_seconds: Time that a job gets to save and end after Ctrl-C, before it is killed.
+        detach: Let running jobs go on if the launcher is killed; otherwise they save and end.
+    """
+
+    name: Literal["gpus"]
+    gpus: Annotated[list[GpuName], Field(min_length=1)] | None = None
+    exclude: list[GpuName] = Field(default_factory=list)
+    workers: Count = 1
+    wait_minutes: Positive = 60
+    save_seconds: Positive = 120
+    detach: bool = False
+
+
+class LocalLauncher(Section):
+    """``launcher=local``: one job after another in this terminal, wherever torch puts it."""
+
+    name: Literal["local"]
+
+
+class SlurmLauncher(Section):
+    """``launcher=slurm``: an array of jobs with one GPU each, through submitit.
+
+    Args:
+        minutes: Time limit of a job; null is its longest ``train.minutes`` and a margin.
+        margin: Minutes added to ``train.minutes`` for the start, validation and the last save.
+        jobs: Jobs that may run at a time.
+        requeues: How often a job that ran into its time limit is started again.
+        save_seconds: How long before its limit, or its preemption, a job is told to save.
+        cpus: CPUs of a job; null is the cluster's default.
+        mem_gb: Main memory of a job in GB; null is the cluster's default.
+        partition: As sbatch.
+        account: As sbatch.
+        qos: As sbatch.
+        constraint: As sbatch.
+        exclude: Nodes to leave alone, as sbatch.
+    """
+
+    name: Literal["slurm"]
+    minutes: Count | None = None
+    margin: Count = 15
+    jobs: Count = 256
+    requeues: Annotated[int, Field(ge=0)] = 3
+    save_seconds: Count = 120
+    cpus: Count | None = None
+    mem_gb: Count | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    exclude: str | None = None
+
+
+LauncherConfig = GpusLauncher | LocalLauncher | SlurmLauncher
+LAUNCHERS: dict[str, type[LauncherConfig]] = {
+    "gpus": GpusLauncher,
+    "local": LocalLauncher,
+    "slurm": SlurmLauncher,
+}
+"""Every launcher by its name in YAML."""
+
+
+class SweepConfig(Section):
+    """Group ``sweep``.
+
+    Args:
+        resume: Folder of an earlier sweep, of which the jobs that are not ok run again.
+        dry_run: Check everything, print the command of every job, and run none.
+        max_params_spread: Largest spread of the jobs' parameter counts, (largest - smallest) /
+            smallest, that passes without a note.
+        equal_size: Whether the sweep claims models of one size: a larger spread then stops it.
+    """
+
+    resume: str | None = None
+    dry_run: bool = False
+    max_params_spread: Positive = 0.15
+    equal_size: bool = False
+
+
+class SweepSettings(Section):
+    """What a sweep as a whole is told."""
+
+    launcher: LauncherConfig
+    sweep: SweepConfig

@@ -1,0 +1,73 @@
+"""Sections of the modes that prove and time kernels."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from elman.base.errors import UserError
+from elman.sections.section import Count, Section
+from elman.sections.training import Backend
+
+Peer = Literal[
+    "mamba2_transformers",
+    "gated_delta_fla",
+    "gated_delta_fla_op",
+    "torch_lstm",
+    "torch_gru",
+    "torch_rnn",
+]
+"""Implementations of other projects that ``mode=bench`` can time beside a model."""
+
+
+_AUTO: list[Backend] = ["auto"]
+# `bench.models=e1` means `bench.models=[e1]`.
+_one_or_more = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+
+
+class ParityConfig(Section):
+    """Keys of ``mode=parity``.
+
+    Args:
+        seed: Seed of weights, inputs and incoming gradients.
+        quick: Two small shapes, as before a training run, instead of all.
+    """
+
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
+    quick: bool = False
+
+
+class BenchConfig(Section):
+    """Keys of ``mode=bench``.
+
+    Args:
+        models: Models to time beside ``model``, by name.
+        backends: Backends of each; one that a model does not have is left out, and said.
+        peers: Implementations of other projects, at the width of ``model``.
+        same_size: Build every model at ``model.dim`` and ``model.depth``, not at its own.
+        level: One layer alone, the whole model's optimizer step, or both.
+        batch_size: Rows.
+        chunk_size: Bytes a row.
+        rounds: Rounds; in each, everything is timed once, in turn.
+        device: As ``train.device``.
+        precision: As ``train.precision``.
+    """
+
+    models: Annotated[list[str], _one_or_more] = Field(default_factory=list)
+    backends: Annotated[list[Backend], _one_or_more] = Field(default_factory=_AUTO.copy)
+    peers: Annotated[list[Peer], _one_or_more] = Field(default_factory=list)
+    same_size: bool = False
+    level: Literal["layer", "step", "both"] = "layer"
+    batch_size: Count = 8
+    chunk_size: Count = 256
+    rounds: Count = 7
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+
+    @field_validator("backends")
+    @classmethod
+    def _not_empty(cls, backends: list[Backend]) -> list[Backend]:
+        if not backends:
+            raise UserError("bench.backends=[]: names none; name one, as in bench.backends=[auto]")
+        return backends

@@ -1,0 +1,43 @@
+"""Group ``model``: one cell in one language model."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from elman.base.errors import UserError
+from elman.models.cells.declaration import Value
+from elman.sections.section import Count, Section
+
+DIM_ALIGNMENT = 128
+VOCAB_SIZE = 256
+
+
+class ModelConfig(Section):
+    """Group ``model``: one cell in one language model.
+
+    ``options`` holds the cell's own settings, already checked and complete; in YAML and on the
+    command line they stand beside the other keys (``model.n_state=16``).
+    """
+
+    name: str
+    cell: str
+    dim: Count
+    depth: Count
+    wrapper: Literal["rms", "legacy_ln"] = "rms"
+    allow_unaligned: bool = False
+    expected_params: Count | None = None
+    options: dict[str, Value] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _aligned(self) -> ModelConfig:
+        if self.dim % DIM_ALIGNMENT and not self.allow_unaligned:
+            below = max(DIM_ALIGNMENT, self.dim // DIM_ALIGNMENT * DIM_ALIGNMENT)
+            above = (self.dim // DIM_ALIGNMENT + 1) * DIM_ALIGNMENT
+            near = f"{below} or {above}" if below < self.dim else f"{above}"
+            raise UserError(
+                f"model.dim={self.dim}: not a multiple of {DIM_ALIGNMENT}; "
+                f"use {near}, or add model.allow_unaligned=true"
+            )
+        return self

@@ -1,0 +1,83 @@
+"""Group ``optim``: one section per optimiser."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from elman.sections.section import Count, Fraction, NonNegative, Positive, Section
+
+
+class ScheduledConfig(Section):
+    """What the optimisers with a warm-up and a schedule share."""
+
+    name: Literal["adamw", "muon"]
+    lr: Positive
+    warmup_steps: Annotated[int, Field(ge=0)]
+    schedule: Literal["cosine", "constant"]
+    final_lr_ratio: Annotated[float, Field(ge=0, le=1)]
+    weight_decay: NonNegative
+    beta1: Fraction
+    beta2: Fraction
+    eps: Positive
+
+
+class AdamWConfig(ScheduledConfig):
+    """``optim=adamw``: fp32 master weights, decay on matrices only, warm-up then a schedule."""
+
+    name: Literal["adamw"]
+
+
+class MuonConfig(ScheduledConfig):
+    """``optim=muon``: torch's Muon on the layers' matrices, AdamW on all else.
+
+    Args:
+        matrix_lr: Rate of the matrices, in the scale of an AdamW rate; it follows the same
+            schedule as ``lr``.
+        momentum: Momentum of the matrices.
+    """
+
+    name: Literal["muon"]
+    matrix_lr: Positive
+    momentum: Fraction
+
+
+class ScheduleFreeConfig(Section):
+    """``optim=schedulefree``: schedule-free AdamW of the ``schedulefree`` library."""
+
+    name: Literal["schedulefree"]
+    lr: Positive
+    warmup_steps: Annotated[int, Field(ge=0)]
+    weight_decay: NonNegative
+    beta1: Annotated[float, Field(gt=0, lt=1)]
+    beta2: Fraction
+    eps: Positive
+
+
+class LegacyConfig(Section):
+    """``optim=legacy``: AdamW with the periodic cosine of the January 2026 runs (comparison only).
+
+    Weight decay on every parameter; the rate returns to ``lr`` every ``2 * warmup_steps`` steps.
+    """
+
+    name: Literal["legacy"]
+    lr: Positive
+    warmup_steps: Count
+    weight_decay: NonNegative
+    beta1: Fraction
+    beta2: Fraction
+    eps: Positive
+
+
+OptimConfig = Annotated[
+    AdamWConfig | MuonConfig | ScheduleFreeConfig | LegacyConfig, Field(discriminator="name")
+]
+
+OPTIMISERS: dict[str, type[Section]] = {
+    "adamw": AdamWConfig,
+    "muon": MuonConfig,
+    "schedulefree": ScheduleFreeConfig,
+    "legacy": LegacyConfig,
+}
+"""Every optimiser by its name in YAML."""

@@ -1,0 +1,34 @@
+"""Section ``report``, which ``mode=report`` brings."""
+
+from __future__ import annotations
+
+from pydantic import field_validator
+
+from elman.base.errors import UserError
+from elman.sections.section import Section
+
+
+class ReportConfig(Section):
+    """Keys of ``mode=report``.
+
+    Args:
+        dir: A sweep's folder, run folders, or a list of both.
+        out: Folder that the report is written into; null is the sweep's own, if there is one.
+    """
+
+    dir: str | list[str]
+    out: str | None = None
+
+    @field_validator("dir")
+    @classmethod
+    def _names_one(cls, folders: str | list[str]) -> str | list[str]:
+        if not folders or (isinstance(folders, list) and "" in folders):
+            raise UserError(
+                "report.dir=: names no folder; name a sweep's, as in report.dir=outputs/..."
+            )
+        return folders
+
+    @property
+    def folders(self) -> list[str]:
+        """The folders, as typed."""
+        return [self.dir] if isinstance(self.dir, str) else self.dir

@@ -1,0 +1,70 @@
+"""Section ``benchmark``: a suite of runs, as its file in conf/benchmark has it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from elman.base.errors import UserError
+from elman.sections.section import Count, Positive, Section
+
+Run = Annotated[list[str], Field(min_length=1)]
+"""The overrides of one run, its model first: ``[model=e1_1280x6, train.batch_size=64]``."""
+
+
+class PublishedOnly(Section):
+    """A published row that no run repeats.
+
+    Args:
+        of: Published suite that it stands in: name of its file in elman.published.
+        row: What the row was called.
+        why: Why there is no run of it.
+        params: Parameters, or null where they were not recorded.
+        loss: As that suite defines it, or null.
+        tok_s: Tokens per second, or null.
+        steps: Optimizer steps, or null.
+        memory_gb: Peak memory in GB, or null.
+    """
+
+    of: str
+    row: str
+    why: str
+    params: Count | None = None
+    loss: Positive | None = None
+    tok_s: Positive | None = None
+    steps: Count | None = None
+    memory_gb: Positive | None = None
+
+
+class SuiteConfig(Section):
+    """Section ``benchmark``.
+
+    Args:
+        title: What is compared, in a few words.
+        source: Where the suite stands: section of a specification, seed.
+        description: What a reader must know before believing its table.
+        published: Published suites with the figures of its runs, its own first: names of files in
+            elman.published.
+        published_only: Published rows that no run repeats.
+        claims_speed: Whether its figures are speeds: models without kernels then stop it on a GPU.
+        runs: The overrides of every run, in the order of the table.
+        only: Models of the runs that start, by name or pattern (``e75*``); null is all.
+    """
+
+    title: str
+    source: str
+    description: str = ""
+    published: list[str] = Field(default_factory=list)
+    published_only: list[PublishedOnly] = Field(default_factory=list)
+    claims_speed: bool = False
+    runs: Annotated[list[Run], Field(min_length=1)]
+    only: str | list[str] | None = None
+
+    @field_validator("runs")
+    @classmethod
+    def _of_overrides(cls, runs: list[Run]) -> list[Run]:
+        for text in (text for run in runs for text in run):
+            if "=" not in text:
+                raise UserError(f"{text}: expected key=value, as in [model=e1, train.batch_size=8]")
+        return runs

@@ -1,0 +1,158 @@
+"""Groups ``data``, ``train``, ``kernels`` and ``log``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from elman.base.errors import UserError
+from elman.sections.budget import UNSAID_MINUTES
+from elman.sections.section import Count, NonNegative, Positive, Section
+
+DataFormat = Literal["auto", "raw", "text", "jsonl", "parquet"]
+"""How files become bytes; :class:`DataConfig` says what each means."""
+
+
+class DataConfig(Section):
+    """Group ``data``: what is read, and how much of its tail is held out.
+
+    Args:
+        path: A file, a glob, or a list of them; null is the Python standard library's own text.
+        format: ``raw``: every file's bytes as they are. ``text``: .gz, .zst, .xz and .bz2
+            decompressed. ``jsonl``, ``parquet``: the documents in ``field`` of each line or row,
+            joined by the byte 0x1e; JSON lines may be compressed. ``auto``: each file as its first
+            bytes and its name say, like ``text`` where they say nothing.
+        field: Where a document's text stands; a dot descends, as in ``meta.text``.
+        val_bytes: Length of the held-out tail in bytes; null is 5 % of the data, at most 4 MiB.
+        val_sample: Bytes predicted at each validation, at fixed positions of the tail.
+        val_window: Bytes predicted from each of those positions, starting from zero state. It does
+            not follow ``train.chunk_size``, so that runs of different chunks are compared alike.
+    """
+
+    path: str | list[str] | None = None
+    format: DataFormat = "auto"
+    field: str = "text"
+    val_bytes: Count | None = None
+    val_sample: Count = 65536
+    val_window: Count = 512
+
+    @model_validator(mode="after")
+    def _each_is_read(self) -> Self:
+        refuse_unread("data", self.path, self.format, self.field)
+        return self
+
+
+def refuse_unread(section: str, path: object, format_: DataFormat, field: str) -> None:
+    """Raise UserError if nothing would read the format or the field that a section names."""
+    if not field:
+        raise UserError(f"{section}.field: names nothing; type {section}.field=text")
+    settings = ((f"{section}.format", format_, "auto"), (f"{section}.field", field, "text"))
+    for name, value, usual in settings:
+        if path is None and value != usual:
+            raise UserError(f"{name}={value}: read only with {section}.path; name that, or drop it")
+    if format_ in ("raw", "text") and field != "text":
+        raise UserError(
+            f"{section}.field={field}: {section}.format={format_} has no fields; drop one of them"
+        )
+
+
+# To a Literal, 1 is True.
+_no_number = BeforeValidator(lambda value: str(value) if type(value) is int else value)
+
+
+class TrainConfig(Section):
+    """Group ``train``. With neither ``minutes`` nor ``steps``, a run lasts one minute.
+
+    Args:
+        minutes: Training time; validation and checkpoints do not count.
+        steps: Optimizer steps.
+        batch_size: Rows per micro-batch.
+        chunk_size: Bytes predicted per row.
+        seed: Seed of the initial weights and of the data order.
+        grad_accum: Micro-batches per optimizer step.
+        grad_clip: Largest global gradient norm; 0 is off.
+        tbptt: Train on ``batch_size`` contiguous streams with carried states.
+        compile: torch.compile the model.
+        graph: Replay forward and backward pass as a CUDA graph; ``auto`` is yes on a GPU, unless
+            the model has no kernels but a loop over time, or ``profile`` is on or a setting that
+            :func:`~elman.sections.graphs.graph_conflict` names.
+        activation_checkpointing: Recompute each mixer in the backward pass.
+        device: ``auto`` is the GPU if there is one.
+        precision: ``auto`` is bf16 autocast on a GPU and fp32 on a CPU.
+        deterministic: Refuse operations whose results vary from run to run.
+        profile: Write a torch profiler trace of a few steps into the run folder.
+        val_every: Optimizer steps between validations; null is only at the end.
+        save_every: Optimizer steps between checkpoints; null leaves it to ``save_minutes``.
+        save_minutes: Minutes between checkpoints; null leaves it to ``save_every``.
+        keep_checkpoints: Newest checkpoints kept; the best one is kept besides.
+        resume: Run folder to continue.
+        init_from: Run folder or checkpoint whose weights a new run starts from.
+    """
+
+    minutes: Positive | None = None
+    steps: Count | None = None
+    batch_size: Count
+    chunk_size: Count
+    seed: Annotated[int, Field(ge=0, lt=2**32)]
+    grad_accum: Count = 1
+    grad_clip: NonNegative = 1.0
+    tbptt: bool = False
+    compile: bool = False
+    graph: Annotated[Literal["auto", True, False], _no_number] = "auto"
+    activation_checkpointing: bool = False
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    deterministic: bool = False
+    profile: bool = False
+    val_every: Count | None = None
+    save_every: Count | None = None
+    save_minutes: Positive | None = None
+    keep_checkpoints: Count = 2
+    resume: str | None = None
+    init_from: str | None = None
+
+    @property
+    def budget_minutes(self) -> float | None:
+        """Minutes that bound the run; one minute if neither minutes nor steps are named."""
+        if self.minutes is None and self.steps is None:
+            return UNSAID_MINUTES
+        return self.minutes
+
+
+Backend = Literal["auto", "reference", "cpu", "cuda", "triton", "torch"]
+
+
+class KernelsConfig(Section):
+    """Group ``kernels``: which implementation of the recurrence runs."""
+
+    backend: Backend = "auto"
+
+
+class BaselineConfig(Section):
+    """Group ``baseline``: what may be compared although it is slower than it could be.
+
+    Args:
+        allow_slow: Let mamba2 and fla-gdn run as plain PyTorch on a GPU, where their package is
+            missing or ``kernels.backend=reference`` asks for it, and let a suite hold such rows and
+            cells without a kernel there; the results are marked. Only then does ``mode=bench`` time
+            plain PyTorch of the two on a GPU, and ``mode=parity`` check it there.
+    """
+
+    allow_slow: bool = False
+
+
+class LogConfig(Section):
+    """Group ``log``.
+
+    Args:
+        every: Optimizer steps between records and progress lines.
+        tensorboard: Write TensorBoard events into the run folder.
+        wandb: Also report to Weights & Biases (needs ``pip install 'elman[wandb]'``).
+        wandb_project: Project name there.
+    """
+
+    every: Count = 10
+    tensorboard: bool = True
+    wandb: bool = False
+    wandb_project: str = "elman"

@@ -1,0 +1,48 @@
+"""From the overrides of a sweep to those of its jobs: the product of all lists of values."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from hydra.core.override_parser.types import Override
+
+from elman.base.errors import UserError
+
+Expanded = tuple[tuple[str, ...], tuple[str, ...]]
+"""All overrides of a job, and those that tell it from the others."""
+
+
+def expand(overrides: Sequence[Override]) -> list[Expanded]:
+    """Return (all overrides, the swept ones among them) of every job: the product of the sweeps.
+
+    Of two overrides with one key the later counts, as without ``-m``.
+
+    Raises:
+        UserError: a sweep has no values, or endlessly many.
+    """
+    values: dict[str, list[str]] = {}
+    for override in overrides:
+        key = override.get_key_element()
+        values[key] = [f"{key}={value}" for value in _values(override)]
+    swept = [key for key, texts in values.items() if len(texts) > 1]
+    keys = list(values)
+    return [
+        (job, tuple(text for key, text in zip(keys, job, strict=True) if key in swept))
+        for job in itertools.product(*values.values())
+    ]
+
+
+def _values(override: Override) -> list[str]:
+    if not override.is_sweep_override():
+        # As typed: 1e-3 and not 0.001.
+        return [(override.input_line or "").partition("=")[2]]
+    if not override.is_discrete_sweep():
+        raise UserError(
+            f"{override.input_line}: has endlessly many values; "
+            f"list some, as in {override.get_key_element()}=1,2,3, or use range(start,stop,step)"
+        )
+    found = list(override.sweep_string_iterator())
+    if not found:
+        raise UserError(f"{override.input_line}: matches nothing; `elman --help` lists the choices")
+    return found

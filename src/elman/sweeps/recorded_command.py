@@ -1,0 +1,97 @@
+"""What a sweep records of the command that started it, and of the launcher that ran it last."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig
+
+from elman.base.quoting import as_override
+from elman.cli import session
+from elman.config.compose import typed_overrides
+from elman.launchers.arguments import OF_THE_SWEEP
+from elman.sections.launching import LauncherConfig, SweepSettings
+
+
+@dataclass(frozen=True)
+class Command:
+    """The command that started a sweep, from which ``sweep.resume`` makes its own.
+
+    Args:
+        typed: All of it, without the program's name.
+        cwd: The folder in which it was typed, from which its relative paths count.
+        flags: Those of its flags that say where YAML files are found.
+        hydra: Its overrides of Hydra's own settings, but for places and modes.
+        launcher: Its overrides of the launcher and its settings.
+        launcher_name: The launcher that ran the jobs last.
+    """
+
+    typed: tuple[str, ...]
+    cwd: str
+    flags: tuple[str, ...]
+    hydra: tuple[str, ...]
+    launcher: tuple[str, ...]
+    launcher_name: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as ``sweep.json`` has it."""
+        return {
+            "typed": shlex.join(["elman", *self.typed]),
+            "argv": list(self.typed),
+            "cwd": self.cwd,
+            "flags": list(self.flags),
+            "hydra": list(self.hydra),
+            "launcher": {"name": self.launcher_name, "overrides": list(self.launcher)},
+        }
+
+
+def recorded_command(
+    tree: DictConfig,
+    settings: SweepSettings,
+    earlier: Mapping[str, Any] | None,
+) -> Command | None:
+    """Return what a sweep records of the command that started it, and of its launcher now.
+
+    Args:
+        tree: The composed tree of this command.
+        settings: The sweep's settings.
+        earlier: The record of the sweep that goes on. An old one has not recorded its command,
+            which nobody knows then.
+    """
+    state, of_hydra = session.current(), typed_overrides(tree, "hydra")
+    own_launcher = [text for text in of_hydra if re.match(r"hydra[./]launcher\b", text)]
+    chosen = str(tree.hydra.runtime.choices["launcher"])
+    used = str(tree.hydra.runtime.choices["hydra/launcher"])
+    if used.startswith("elman_"):
+        own_launcher = [*_launcher_overrides(chosen, settings.launcher), *own_launcher]
+    if earlier is None:
+        return Command(
+            typed=state.argv,
+            cwd=os.getcwd(),
+            flags=tuple(state.config_flags),
+            hydra=tuple(text for text in of_hydra if not OF_THE_SWEEP.match(text)),
+            launcher=tuple(own_launcher),
+            launcher_name=chosen,
+        )
+    if "argv" not in earlier:
+        return None
+    return Command(
+        typed=tuple(earlier["argv"]),
+        cwd=str(earlier["cwd"]),
+        flags=tuple(earlier["flags"]),
+        hydra=tuple(earlier["hydra"]),
+        launcher=tuple(own_launcher),
+        launcher_name=chosen,
+    )
+
+
+def _launcher_overrides(chosen: str, settings: LauncherConfig) -> list[str]:
+    """Return overrides that choose a launcher with just these settings."""
+    own = settings.model_dump(exclude={"name"})
+    values = [f"launcher.{key}={as_override(value)}" for key, value in own.items()]
+    return [f"launcher={chosen}", *values]

@@ -1,0 +1,84 @@
+"""What a sweep as a whole is told: the sections ``launcher`` and ``sweep``, and who reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from omegaconf import DictConfig, OmegaConf
+
+from elman.base.errors import UserError
+from elman.config.compose import named_keys, typed_overrides
+from elman.config.run_config import OF_SWEEPS, validate_sweep
+from elman.sections.launching import SweepSettings
+
+# A group of the user's own may hold both settings.
+_CLAIMS = ("sweep", "sweep.equal_size", "sweep.max_params_spread")
+
+
+def sweep_settings(tree: DictConfig) -> SweepSettings:
+    """Return the typed settings of the sweep that a composed tree belongs to.
+
+    Raises:
+        UserError: a setting is wrong, or the launcher that was chosen does not read it.
+    """
+    named = named_keys(typed_overrides(tree, "task"))
+    sections = {name: OmegaConf.to_container(tree[name], resolve=True) for name in OF_SWEEPS}
+    settings = validate_sweep(sections["launcher"], sections["sweep"], named)
+    used = str(tree.hydra.runtime.choices["hydra/launcher"])
+    of_launcher = sorted(key for key in named if _of("launcher", key))
+    if used != f"elman_{settings.launcher.name}" and of_launcher:
+        raise UserError(
+            f"{of_launcher[0]}: hydra/launcher={used} does not read it; drop one of the two"
+        )
+    return settings
+
+
+def claims(arguments: Sequence[str], earlier: Sequence[str] = ()) -> list[str]:
+    """Return the overrides that say what a sweep claims of its models' sizes.
+
+    Args:
+        arguments: Overrides of this command.
+        earlier: Those of the sweep that goes on, which this command's replace.
+    """
+    own = [text for text in arguments if text.partition("=")[0].lstrip("+~") in _CLAIMS]
+    return list({text.partition("=")[0]: text for text in (*earlier, *own)}.values())
+
+
+def claiming(settings: SweepSettings, tree: DictConfig) -> SweepSettings:
+    """Return settings with the claim of sizes of another composed tree.
+
+    Raises:
+        UserError: the claim is wrong.
+    """
+    sections = {name: OmegaConf.to_container(tree[name], resolve=True) for name in OF_SWEEPS}
+    composed = validate_sweep(sections["launcher"], sections["sweep"], frozenset()).sweep
+    update = composed.model_dump(include={"equal_size", "max_params_spread"})
+    return settings.model_copy(update={"sweep": settings.sweep.model_copy(update=update)})
+
+
+def refuse_alone(named: Iterable[str]) -> None:
+    """Raise UserError if the command of a single job names what only sweeps read."""
+    for key in sorted(named):
+        if is_of_sweeps(key):
+            raise UserError(f"{key}: read only in a sweep; add -m or drop it")
+
+
+def refuse_in_process(tree: DictConfig, mode: str) -> None:
+    """Raise UserError if the command names a launcher's settings for a mode that needs none."""
+    for key in sorted(named_keys(typed_overrides(tree, "task"))):
+        if _of("launcher", key) or key == "sweep.resume":
+            raise UserError(f"{key}: mode={mode} runs in this process and reads it not; drop it")
+
+
+def without_sweep_settings(overrides: Sequence[str]) -> list[str]:
+    """Return the overrides that a single job reads."""
+    return [text for text in overrides if not is_of_sweeps(text.split("=", 1)[0].lstrip("+~"))]
+
+
+def is_of_sweeps(key: str) -> bool:
+    """Whether a key or group belongs to a sweep as a whole."""
+    return any(_of(section, key) for section in OF_SWEEPS)
+
+
+def _of(section: str, key: str) -> bool:
+    return key == section or key.startswith((f"{section}.", f"{section}@"))

@@ -1,0 +1,73 @@
+"""Every model of a sweep, built without memory before the first job runs, and how they compare."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from elman.base.errors import UserError
+from elman.config.run_config import MODES, RunConfig
+from elman.sections.launching import SweepConfig
+
+if TYPE_CHECKING:
+    from elman.launchers.job import SweepJob
+
+
+def builds_a_model(config: RunConfig) -> bool:
+    """Whether a job's model is that of its own configuration, not a checkpoint's."""
+    return "model" in MODES[config.mode].reads
+
+
+def count_params(config: RunConfig, known: dict[str, int]) -> int:
+    """Return the parameters of a job's model, built on the meta device.
+
+    Args:
+        config: The job.
+        known: Counts by what they depend on; what is found here is added.
+
+    Raises:
+        UserError: the model cannot be built, or has another size than it says it has.
+    """
+    from elman.models.build import build_model
+
+    key = f"{config.kernels.backend} {config.model.model_dump_json()}"
+    if key not in known:
+        model = build_model(config.model, backend=config.kernels.backend, device="meta")
+        known[key] = model.num_params()
+    return known[key]
+
+
+def size_lines(jobs: Sequence[SweepJob], params: Sequence[int]) -> list[str]:
+    """Return a line for each job: which model it is, and how large."""
+    labels = [" ".join(job.swept or job.overrides) for job in jobs]
+    return [
+        f"job {job.number}: {job.config.model.name}, {count:,} parameters"
+        + (f" ({label})" if label else "")
+        for job, count, label in zip(jobs, params, labels, strict=True)
+    ]
+
+
+def spread_note(
+    jobs: Sequence[SweepJob], params: Sequence[int], settings: SweepConfig
+) -> str | None:
+    """Return what a reader must know of the models' sizes, if they differ too much.
+
+    Raises:
+        UserError: the sweep claims models of one size, and they are not.
+    """
+    by_size = sorted(zip(params, jobs, strict=True), key=lambda pair: pair[0])
+    (least, smallest), (most, largest) = by_size[0], by_size[-1]
+    if not least or most / least - 1 <= settings.max_params_spread:
+        return None
+    line = (
+        f"sizes differ by {most / least - 1:.0%}: job {smallest.number} "
+        f"({smallest.config.model.name}) has {least:,} parameters, job {largest.number} "
+        f"({largest.config.model.name}) {most:,}"
+    )
+    limit = f"sweep.max_params_spread={settings.max_params_spread:g}"
+    if settings.equal_size:
+        raise UserError(
+            f"{limit}: {line}; resize one with mode=solve, or mark the table with "
+            "sweep.equal_size=false"
+        )
+    return f"note: {line}, more than {limit}"

@@ -1,0 +1,419 @@
+"""``elman -m``: from one command to jobs, all checked before the first, and to one table.
+
+Expansion, checks and the table stand here; how jobs are started is the launcher's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from datetime import datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, open_dict, read_write
+
+from elman.base.errors import ExitStatus, UserError
+from elman.base.output import keep_going
+from elman.base.quoting import pasteable, quoted
+from elman.cli import session
+from elman.config.compose import typed_overrides
+from elman.config.run_config import MODES, Mode, RunConfig
+from elman.config.suites import GROUP
+from elman.config.wording import in_our_words
+from elman.launchers.arguments import job_command
+from elman.launchers.job import SweepJob, wants_gpu
+from elman.report.tables.sweep import SweepRow
+from elman.runs.folder import (
+    RunLock,
+    check_free,
+    claim_folder,
+    discard_folder,
+    make_folder,
+    run_name,
+)
+from elman.runs.prepare import checked_config
+from elman.runs.state import NOT_STARTED, read_result, state, still_running
+from elman.runs.status import job_status
+from elman.sections.launching import GpusLauncher, SlurmLauncher, SweepSettings
+from elman.sweeps import in_process
+from elman.sweeps.expand import expand
+from elman.sweeps.manifest import Record
+from elman.sweeps.recorded_command import recorded_command
+from elman.sweeps.resume import (
+    SUBMITTED,
+    check_same,
+    goes_on_by,
+    in_queue,
+    read_sweep,
+    recorded_tasks,
+    unfinished,
+)
+from elman.sweeps.settings import (
+    claiming,
+    claims,
+    is_of_sweeps,
+    refuse_in_process,
+    sweep_settings,
+    without_sweep_settings,
+)
+from elman.sweeps.sizes import builds_a_model, count_params, size_lines, spread_note
+from elman.sweeps.slow_paths import slow_paths
+from elman.sweeps.suite_runs import ChosenSuite, chosen_suite, expand_suite
+
+
+def sweep(
+    context: HydraContext, task: TaskFunction, config: DictConfig, arguments: Sequence[str]
+) -> None:
+    """Run a whole sweep; its exit status is left in the session.
+
+    Raises:
+        UserError: a job is wrong; none has run then.
+    """
+    started = datetime.now().astimezone()
+    _refuse_run_dir(config)
+    settings = sweep_settings(config)
+    earlier = _earlier(settings)
+    _refuse_swept_settings(context, arguments)
+    of_jobs = without_sweep_settings(arguments) or (earlier["arguments"] if earlier else [])
+    suite = _suite(context, config, of_jobs)
+    claimed = claims(arguments, earlier["claims"] if earlier else ())
+    if earlier:
+        settings = _claiming_anew(context, config, suite, claimed, settings)
+    may_pack = not settings.sweep.dry_run  # which writes nothing
+    jobs = _checked_jobs(context, config, of_jobs, suite, may_pack)
+    mode = _one_mode(jobs)
+    if mode.in_process:
+        refuse_in_process(config, jobs[0].config.mode)
+    said = _sizes(jobs, settings)
+    said += _check_launcher(config, jobs, mode, settings)
+    said += slow_paths(suite, jobs, settings.launcher)
+    jobs, folder = _with_folders(config, jobs, mode, settings)
+    if settings.sweep.dry_run:
+        if earlier is not None and folder is not None:
+            check_same(folder, earlier, jobs)
+        print(*said, *(job_command(config, job.overrides) for job in jobs), sep="\n", flush=True)
+        return
+    if folder is not None:
+        keep_going()
+    for line in said:
+        print(line, flush=True)
+    record = Record(
+        folder,
+        jobs,
+        mode.result_file,
+        of_jobs,
+        claimed,
+        suite,
+        started,
+        recorded_command(config, settings, earlier),
+        recorded_tasks(earlier),
+    )
+    with RunLock(folder) if folder is not None else nullcontext():
+        if earlier is not None and folder is not None:
+            check_same(folder, earlier, jobs)
+        with _said_how_it_goes_on(folder, earlier is not None):
+            rows = _run(context, task, config, jobs, mode, earlier, record, settings)
+        record.end([row.status for row in rows])
+    _table(mode)(rows, [job.config for job in jobs], folder)
+    if folder is not None and any(row.failed for row in rows):
+        print(goes_on_by(folder), flush=True)
+    state = session.current()
+    if state.status is ExitStatus.OK and any(row.failed for row in rows):
+        state.status = ExitStatus.FAILED
+
+
+@contextmanager
+def _said_how_it_goes_on(folder: Path | None, earlier: bool) -> Iterator[None]:
+    """Say of a sweep that an error ends how it goes on; one that ran no job leaves no folder."""
+    try:
+        yield
+    except BaseException as error:
+        if folder is None:
+            raise
+        jobs = any(path.is_dir() and path.name != SUBMITTED for path in folder.iterdir())
+        if isinstance(error, UserError) and not earlier and not jobs:
+            discard_folder(folder)  # refused by the launcher before any job
+        elif folder.is_dir():
+            print(goes_on_by(folder), flush=True)
+        raise
+
+
+def _run(
+    context: HydraContext,
+    task: TaskFunction,
+    config: DictConfig,
+    jobs: Sequence[SweepJob],
+    mode: Mode,
+    earlier: dict[str, Any] | None,
+    record: Record,
+    settings: SweepSettings,
+) -> list[SweepRow]:
+    """Launch the jobs, or those that an earlier sweep left unfinished; return every job's line."""
+    todo = _left(jobs, mode, recorded_tasks(earlier), settings) if earlier else list(jobs)
+    record.begin()
+    session.current().record = record
+    try:
+        ended = _launched(context, task, config, todo, mode) if todo else []
+    finally:
+        session.current().record = None  # what comes later in this process is no job of this sweep
+    rows = {job.number: _row(job, *end, mode) for job, end in zip(todo, ended, strict=True)}
+    for job in jobs:
+        if job.number not in rows:
+            result = read_result(job.folder, mode.result_file)
+            status = state(job.folder, mode.result_file)
+            rows[job.number] = SweepRow(job.number, job.swept or job.overrides, status, result)
+    return [rows[job.number] for job in jobs]
+
+
+def _left(
+    jobs: Sequence[SweepJob], mode: Mode, tasks: Mapping[int, str], settings: SweepSettings
+) -> list[SweepJob]:
+    """Return the jobs of an earlier sweep to run, or to follow in a cluster's queue.
+
+    They are neither ok already nor run by a process that nobody follows.
+    """
+    todo = unfinished(jobs, [read_result(job.folder, mode.result_file) for job in jobs])
+    print(f"{len(jobs) - len(todo)} of {len(jobs)} jobs are ok already", flush=True)
+    folders = {job.number: job.folder for job in todo if job.folder is not None}
+    queued = in_queue({n: task for n, task in tasks.items() if n in folders}, settings.launcher)
+    adopts = isinstance(settings.launcher, SlurmLauncher)
+    session.current().adopted = queued if adopts else {}
+    alone = {number: folder for number, folder in folders.items() if number not in queued}
+    running = still_running(alone, mode.result_file, lambda line: print(line, flush=True))
+    where = {number: f"still runs (pid {process})" for number, process in running.items()}
+    if not adopts:
+        where |= {number: f"is in SLURM's queue as {task}" for number, task in queued.items()}
+    for number, what in where.items():
+        again = f"elman -m {pasteable('sweep.resume', str(folders[number].parent))}"
+        again += " launcher=slurm" if number in queued else ""
+        print(
+            f"job {number} {what} and is not started again; once it has ended, type {again}",
+            flush=True,
+        )
+    # One that was ending may have ended well.
+    left = unfinished(todo, [read_result(job.folder, mode.result_file) for job in todo])
+    return [job for job in left if job.number not in where]
+
+
+def _launched(
+    context: HydraContext,
+    task: TaskFunction,
+    config: DictConfig,
+    jobs: Sequence[SweepJob],
+    mode: Mode,
+) -> list[tuple[JobReturn, dict[str, Any] | None]]:
+    """Hand the jobs to whoever runs them; return how each ended and the result that it left."""
+    if mode.in_process:
+        return in_process.launch(task, config, jobs)
+    session.current().jobs = list(jobs)
+    launcher = Plugins.instance().instantiate_launcher(
+        hydra_context=context, task_function=task, config=config
+    )
+    returns = launcher.launch([job.for_launcher for job in jobs], initial_job_idx=0)
+    results = [read_result(job.folder, mode.result_file) for job in jobs]
+    return list(zip(returns, results, strict=True))
+
+
+def _earlier(settings: SweepSettings) -> dict[str, Any] | None:
+    """Return what is known of the sweep that goes on, if one does."""
+    if settings.sweep.resume is None:
+        return None
+    return read_sweep(Path(settings.sweep.resume).expanduser().absolute())
+
+
+def _claiming_anew(
+    context: HydraContext,
+    config: DictConfig,
+    suite: ChosenSuite | None,
+    claimed: Sequence[str],
+    settings: SweepSettings,
+) -> SweepSettings:
+    """Return the settings of a sweep that goes on, with the claim that it would start with now.
+
+    The command that takes it up names neither its suite nor what it was told of sizes.
+    """
+    chosen = [f"{GROUP}={quoted(suite.name)}"] if suite is not None else []
+    with in_our_words(claimed):
+        tree = context.config_loader.load_sweep_config(config, [*chosen, *claimed])
+    return claiming(settings, tree)
+
+
+def _sizes(jobs: Sequence[SweepJob], settings: SweepSettings) -> list[str]:
+    """Build every model without memory; return what is to be said of their sizes."""
+    if MODES[jobs[0].config.mode].in_process or not builds_a_model(jobs[0].config):
+        return []
+    known: dict[str, int] = {}
+    params = []
+    for job in jobs:
+        with _named(job.number, len(jobs), job.swept or job.overrides):
+            params.append(count_params(job.config, known))
+    compares = MODES[jobs[0].config.mode].compares
+    note = spread_note(jobs, params, settings.sweep) if compares else None
+    return size_lines(jobs, params) + ([note] if note else [])
+
+
+def _check_launcher(
+    config: DictConfig, jobs: Sequence[SweepJob], mode: Mode, settings: SweepSettings
+) -> list[str]:
+    """Refuse, before there is a folder, what the launcher would refuse; return what to say."""
+    if isinstance(settings.launcher, GpusLauncher) and not mode.in_process:
+        from elman.devices.nvml_client import asked_driver
+        from elman.devices.visible import usable_gpus
+
+        wanted = any(wants_gpu(job.config) for job in jobs)
+        usable_gpus(asked_driver(), settings.launcher, wanted=wanted)
+    elif isinstance(settings.launcher, SlurmLauncher):
+        from elman.launchers.slurm import limit_note, refuse_without_folder, refuse_without_slurm
+
+        refuse_without_folder(jobs, mode)
+        note = limit_note(jobs, settings.launcher, int(config.hydra.launcher.signal_delay_s))
+        refuse_without_slurm()
+        return [note] if note else []
+    return []
+
+
+def _refuse_run_dir(config: DictConfig) -> None:
+    if any(text.startswith("hydra.run.dir=") for text in typed_overrides(config, "hydra")):
+        raise UserError("hydra.run.dir: every job would share it; with -m type hydra.sweep.dir=...")
+
+
+def _parsed(
+    context: HydraContext, arguments: Sequence[str]
+) -> tuple[OverridesParser, list[Override]]:
+    with in_our_words(arguments):
+        parser = OverridesParser.create(config_loader=context.config_loader)
+        return parser, parser.parse_overrides(list(arguments))
+
+
+def _refuse_swept_settings(context: HydraContext, arguments: Sequence[str]) -> None:
+    """Refuse several values of what a sweep as a whole is told once, and what one run is told."""
+    for override in _parsed(context, arguments)[1]:
+        key = override.get_key_element().lstrip("+~")
+        if is_of_sweeps(key) and override.is_sweep_override():
+            raise UserError(f"{override.input_line}: holds for the whole sweep; give one value")
+        if key == "train.resume" and override.value() is not None:
+            raise UserError(
+                f"{override.input_line}: goes on with one run, and this is a sweep; type elman -m "
+                "sweep.resume=<folder of the sweep or suite>, or elman train.resume=<run folder> "
+                "alone"
+            )
+
+
+def _suite(
+    context: HydraContext, config: DictConfig, arguments: Sequence[str]
+) -> ChosenSuite | None:
+    """Return the suite of the sweep; one that goes on names it in what it was asked before."""
+    loader = context.config_loader
+    with in_our_words(arguments):
+        return chosen_suite(
+            lambda chosen: loader.load_sweep_config(config, chosen),
+            _parsed(context, arguments)[1],
+            str(config.mode),
+        )
+
+
+def _checked_jobs(
+    context: HydraContext,
+    config: DictConfig,
+    arguments: Sequence[str],
+    suite: ChosenSuite | None,
+    may_pack: bool,
+) -> list[SweepJob]:
+    parser, overrides = _parsed(context, arguments)
+    with in_our_words(arguments):
+        expanded = expand_suite(suite, overrides, parser) if suite else expand(overrides)
+    jobs = []
+    for number, (texts, swept) in enumerate(expanded, 1):
+        with _named(number, len(expanded), swept or texts):
+            typed = _checked(context, config, texts, may_pack)
+        jobs.append(SweepJob(number, len(expanded), texts, swept, typed))
+    return jobs
+
+
+@contextmanager
+def _named(number: int, total: int, overrides: Sequence[str]) -> Iterator[None]:
+    """Say in an error which job of the sweep it is about."""
+    try:
+        yield
+    except UserError as error:
+        label = " ".join(overrides)
+        named = "" if str(error).startswith(label) else f" ({label})"
+        raise UserError(f"job {number} of {total}{named}: {error}") from error
+
+
+def _checked(
+    context: HydraContext, config: DictConfig, overrides: Sequence[str], may_pack: bool
+) -> RunConfig:
+    loader = context.config_loader
+
+    def compose(chosen: Sequence[str]) -> DictConfig:
+        return loader.load_sweep_config(config, list(chosen))
+
+    with in_our_words(overrides, compose):
+        typed = checked_config(compose(overrides), may_pack=may_pack)
+    if typed.train.resume is not None:
+        raise UserError("train.resume: cannot be swept; resume each run by a command of its own")
+    return typed
+
+
+def _one_mode(jobs: Sequence[SweepJob]) -> Mode:
+    """Return the mode of the jobs, which share one table."""
+    names = list(dict.fromkeys(job.config.mode for job in jobs))
+    if len(names) > 1:
+        raise UserError(f"mode={','.join(names)}: a sweep has one mode; type a command for each")
+    return MODES[names[0]]
+
+
+def _with_folders(
+    config: DictConfig, jobs: list[SweepJob], mode: Mode, settings: SweepSettings
+) -> tuple[list[SweepJob], Path | None]:
+    """Make the sweep's folder, if its mode has one, and name each job's folder in it."""
+    place = Path(str(config.hydra.sweep.dir))
+    named = any(text.startswith("hydra.sweep.dir=") for text in typed_overrides(config, "hydra"))
+    if not mode.makes_folder:
+        if named:
+            raise UserError(f"hydra.sweep.dir: mode={jobs[0].config.mode} makes none; drop it")
+        return jobs, None
+    if settings.sweep.resume is not None and named:
+        raise UserError("hydra.sweep.dir: sweep.resume goes on in the sweep's own folder; drop it")
+    if settings.sweep.resume is not None:
+        folder = Path(settings.sweep.resume).expanduser().absolute()
+    elif settings.sweep.dry_run:
+        if named:
+            check_free(place, "hydra.sweep.dir")
+        return jobs, None
+    else:
+        folder = claim_folder(place, "hydra.sweep.dir") if named else make_folder(place, "sweep")
+    with read_write(config.hydra), open_dict(config.hydra), read_write(config.hydra.sweep):
+        config.hydra.sweep.dir = str(folder)
+    width = max(2, len(str(len(jobs))))
+    return [_in_folder(job, folder, width) for job in jobs], folder
+
+
+def _in_folder(job: SweepJob, folder: Path, width: int) -> SweepJob:
+    name = f"{job.number:0{width}d}_{run_name(job.config)}"
+    return replace(job, folder=folder / name)
+
+
+def _table(mode: Mode) -> Callable[[Sequence[SweepRow], Sequence[RunConfig], Path | None], None]:
+    """Import what prints the table at the end."""
+    module, _, name = mode.table.partition(":")
+    found: Callable[[Sequence[SweepRow], Sequence[RunConfig], Path | None], None]
+    found = getattr(import_module(module), name)
+    return found
+
+
+def _row(job: SweepJob, returned: JobReturn, result: dict[str, Any] | None, mode: Mode) -> SweepRow:
+    """Return a job's line of the table; one that was not started now may have begun before."""
+    status = job_status(returned, result)
+    if status == NOT_STARTED:
+        status = state(job.folder, mode.result_file)
+    return SweepRow(job.number, job.swept or job.overrides, status, result)

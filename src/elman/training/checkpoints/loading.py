@@ -1,0 +1,71 @@
+"""From a run folder back to a model: what ``elman.load``, ``mode=eval`` and ``generate`` share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from elman.config.run_config import RunConfig, validate
+from elman.kernels.packages import resolve_backend, slow_note
+from elman.models.build import build_model
+from elman.models.cells import registry
+from elman.models.language_model import LanguageModel
+from elman.training.checkpoints.store import Checkpoint, find_checkpoint
+
+
+def slow_path_note(
+    place: str | Path, device: str | torch.device, backend: str, allow_slow: bool
+) -> str | None:
+    """Return the line which says that the model of a run runs as plain PyTorch, or None.
+
+    Args:
+        place: As for :func:`load`, and so the others.
+        device: Where the model goes.
+        backend: As ``kernels.backend``.
+        allow_slow: As ``baseline.allow_slow``.
+
+    Raises:
+        UserError: as :func:`load`.
+    """
+    model = saved_config(find_checkpoint(place)).model
+    cell = registry.cell(model.cell).under(model.options)
+    chosen = resolve_backend(cell, backend, device, allow_slow=allow_slow)
+    return slow_note(cell, backend, device, chosen)
+
+
+def load(
+    place: str | Path,
+    device: str | torch.device = "cpu",
+    backend: str = "auto",
+    allow_slow: bool = False,
+) -> LanguageModel:
+    """Return the trained model of a run, in evaluation mode.
+
+    Nothing in the folder is executed: names in its configuration go through the registry of
+    cells, and weights are safetensors.
+
+    Args:
+        place: Run folder (its newest checkpoint is meant) or one checkpoint's folder.
+        device: Where the model goes.
+        backend: As ``kernels.backend``.
+        allow_slow: As ``baseline.allow_slow``.
+
+    Raises:
+        UserError: there is no checkpoint, it is damaged, or what computes it is not there.
+    """
+    checkpoint = find_checkpoint(place)
+    config = saved_config(checkpoint)
+    model = build_model(config.model, backend=backend, device=device, allow_slow=allow_slow)
+    checkpoint.load_weights(model)
+    return model.eval()
+
+
+def saved_config(checkpoint: Checkpoint) -> RunConfig:
+    """Return the configuration of the run that saved ``checkpoint``.
+
+    Raises:
+        DamagedError: its file is damaged.
+        UserError: it names a setting that there is no more.
+    """
+    return validate(checkpoint.config_tree())

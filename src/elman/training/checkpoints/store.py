@@ -1,0 +1,445 @@
+"""Checkpoints that survive a crash, a full disk and a kill at any moment.
+
+One checkpoint is a folder ``checkpoints/step-<n>`` with ``model.safetensors`` (the weights to
+keep), ``state.pt`` (all that a resumed run needs, loaded with ``weights_only``), the run's
+``config.yaml``, and ``meta.json`` with the checksums of the three. It is written beside its final
+place and renamed, and renamed away before it is removed: a folder of that name is always whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import re
+import shlex
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from elman.base.disk import sizes
+from elman.base.errors import UserError, first_line
+from elman.base.yaml_file import YamlError, read_yaml
+from elman.training.checkpoints import integrity
+from elman.training.checkpoints.integrity import META, UNFINISHED, BadFileError, UnreadableError
+
+WEIGHTS, STATE, CONFIG = "model.safetensors", "state.pt", "config.yaml"
+BEST = "best"
+_PREFIX = "step-"
+_log = logging.getLogger("elman.checkpoints")
+
+
+class CheckpointError(OSError):
+    """A checkpoint could not be written; the message says what is still safe."""
+
+
+class DamagedError(UserError):
+    """A checkpoint is damaged; the message names another one beside it that is whole.
+
+    Attributes:
+        damage: What is wrong with which file.
+        good: The newest other checkpoint in the same folder that is whole, if there is one.
+    """
+
+    def __init__(self, damage: BadFileError) -> None:
+        self.damage = damage
+        self.good = _newest_good(damage.file.parent)
+        name = f"name {self.good} instead, which is whole"
+        none = "no other checkpoint beside it is whole: bring the file back, or name another run's"
+        super().__init__(f"{damage}; {name if self.good else none}")
+
+    def in_resume(self, run: Path) -> UserError:
+        """Return the line for a run that was to go on from the damaged checkpoint."""
+        folder = self.damage.file.parent
+        if self.good is None:
+            return UserError(
+                f"{self.damage}; no other checkpoint of the run is whole: bring the file back, or "
+                "start a new run"
+            )
+        aside = folder.with_name(f"damaged-{folder.name}")
+        return UserError(
+            f"{self.damage}; {self.good} is whole: to go on from there, move the damaged one away "
+            f"(mv {shlex.quote(str(folder))} {shlex.quote(str(aside))}) and type again "
+            f"elman train.resume={run}"
+        )
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint on disk."""
+
+    path: Path
+    meta: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done when it was saved."""
+        return int(self.meta["step"])
+
+    @property
+    def val_bpb(self) -> float | None:
+        """Validation figure of these very weights, if they were validated."""
+        value = self.meta.get("val_bpb")
+        return None if value is None else float(value)
+
+    def load_weights(self, model: nn.Module) -> None:
+        """Copy the kept weights into ``model``.
+
+        Raises:
+            DamagedError: the file is damaged.
+            UserError: it belongs to another model.
+        """
+        try:
+            tensors = self._weights()
+        except BadFileError as damage:
+            raise DamagedError(damage) from None
+        try:
+            model.load_state_dict(tensors)
+        except RuntimeError as error:
+            first = str(error).splitlines()[-1].strip()
+            raise UserError(
+                f"{self.path / WEIGHTS}: does not fit this model ({first}); load it with the model "
+                "that wrote it"
+            ) from None
+
+    def load_state(self) -> dict[str, Any]:
+        """Return what a resumed run needs; nothing in the file is ever executed.
+
+        Raises:
+            DamagedError: the file is damaged, or holds what is no state of a run.
+        """
+        try:
+            return self._state()
+        except BadFileError as damage:
+            raise DamagedError(damage) from None
+
+    def config_tree(self) -> dict[str, Any]:
+        """Return the configuration of the run that saved it, as plain containers.
+
+        Raises:
+            DamagedError: the file is damaged.
+        """
+        try:
+            integrity.check(self.path, CONFIG, self.meta)
+            return read_yaml(self.path / CONFIG)
+        except BadFileError as damage:
+            raise DamagedError(damage) from None
+        except YamlError as error:
+            raise DamagedError(BadFileError(self.path / CONFIG, f"damaged ({error})")) from None
+
+    def require_whole(self) -> None:
+        """Raise BadFileError unless weights and state can be loaded; reads all of both."""
+        self._weights()
+        self._state()
+
+    def _weights(self) -> dict[str, Tensor]:
+        integrity.check(self.path, WEIGHTS, self.meta)
+        try:
+            return load_file(self.path / WEIGHTS)
+        except (SafetensorError, OSError) as error:
+            raise BadFileError(self.path / WEIGHTS, f"damaged ({first_line(error)})") from None
+
+    def _state(self) -> dict[str, Any]:
+        path = self.path / STATE
+        integrity.check(self.path, STATE, self.meta)
+        # Never torch's own text: it advises to load the file with weights_only=False.
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError:
+            what = "cannot be loaded safely (it holds more than numbers, texts and tensors)"
+            raise BadFileError(path, what) from None
+        except Exception as error:  # zip and OS errors alike mean an unusable file
+            raise BadFileError(path, f"damaged ({type(error).__name__} when read)") from None
+        if not isinstance(state, dict):
+            raise BadFileError(path, "damaged (no state of a run)")
+        return state
+
+
+class CheckpointStore:
+    """The ``checkpoints`` folder of one run: writes, keeps the newest N and the best.
+
+    Args:
+        folder: The folder; made when the first checkpoint is saved.
+        keep: N.
+        config_text: The run's configuration, kept with each checkpoint.
+        say: Called with a line about what went wrong without any loss.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        config_text: str,
+        say: Callable[[str], None] = _log.warning,
+    ) -> None:
+        self.folder = folder
+        self._keep = keep
+        self._config_text = config_text
+        self._say = say
+
+    def save(self, weights: dict[str, Any], state: dict[str, Any], meta: dict[str, Any]) -> Path:
+        """Write one checkpoint and return its folder.
+
+        Raises:
+            CheckpointError: there is no room, or writing failed; earlier checkpoints are intact.
+        """
+        final = self.folder / f"{_PREFIX}{meta['step']:07d}"
+        scratch = self.folder / f"{UNFINISHED}{final.name}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.remove_unfinished()
+            if (same := _if_whole(final)) is not None:
+                self._add(same, meta)
+            else:
+                self._require_room(weights, state)
+                self._write(scratch, weights, state, meta)
+                self._put(scratch, final)
+        except CheckpointError:
+            raise
+        except (OSError, RuntimeError, SafetensorError) as error:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise CheckpointError(
+                f"{final}: not written ({first_line(error)}); safe: {self._safe()}"
+            ) from error
+        self._tidy()
+        return final
+
+    def all(self) -> list[Checkpoint]:
+        """Return the checkpoints of which every file is there in its length, oldest first."""
+        found = [_if_whole(path) for path in _step_folders(self.folder)]
+        return [checkpoint for checkpoint in found if checkpoint is not None]
+
+    def newest(self) -> Checkpoint | None:
+        """Return the newest checkpoint, if there is one.
+
+        Raises:
+            DamagedError: it is damaged; an older one is never taken in its place.
+        """
+        folders = _step_folders(self.folder)
+        return _opened(folders[-1]) if folders else None
+
+    def best(self) -> Checkpoint | None:
+        """Return the checkpoint with the smallest validation figure, if any was validated."""
+        validated = [(c.val_bpb, c) for c in self.all() if c.val_bpb is not None]
+        finite = [(bpb, checkpoint) for bpb, checkpoint in validated if isfinite(bpb)]
+        return min(finite, key=lambda one: one[0])[1] if finite else None
+
+    def remove_unfinished(self) -> None:
+        """Remove what a killed process left half written or half removed."""
+        for pattern in (f"{UNFINISHED}*", f"{_PREFIX}*/{UNFINISHED}*"):
+            for path in self.folder.glob(pattern):
+                with suppress(OSError):
+                    _remove(path)
+
+    def _write(
+        self, scratch: Path, weights: dict[str, Any], state: dict[str, Any], meta: dict[str, Any]
+    ) -> None:
+        scratch.mkdir()
+        save_file(weights, scratch / WEIGHTS)
+        torch.save(state, scratch / STATE)
+        (scratch / CONFIG).write_text(self._config_text, encoding="utf-8")
+        names = (WEIGHTS, STATE, CONFIG)
+        for name in names:
+            integrity.sync(scratch / name)
+        integrity.write_meta(scratch, meta | integrity.fingerprints(scratch, names))
+
+    def _put(self, scratch: Path, final: Path) -> None:
+        """Give a finished folder its name; what has that name is damaged and goes."""
+        if final.exists():
+            _discard(final)
+        os.rename(scratch, final)
+        integrity.sync(self.folder)
+
+    def _add(self, checkpoint: Checkpoint, meta: dict[str, Any]) -> None:
+        """Add what is newly known of a saved step; its weights are the same."""
+        known = checkpoint.meta | {key: value for key, value in meta.items() if value is not None}
+        if known == checkpoint.meta:
+            return
+        try:
+            integrity.write_meta(checkpoint.path, known)
+        except OSError as error:
+            self._say(
+                f"warning: {checkpoint.path / META}: val_bpb not added ({first_line(error)}); "
+                "the checkpoint itself is whole"
+            )
+
+    def _tidy(self) -> None:
+        """Point ``best`` to the best checkpoint and remove those that nobody needs any more."""
+        with suppress(OSError):
+            self._link_best()
+            self._remove_outlived()
+            return
+        try:
+            self._remove_outlived()  # on a full disk this makes room for the link
+            self._link_best()
+            self._remove_outlived()
+            self.remove_unfinished()  # of the attempt before
+        except OSError as error:
+            self._say(
+                f"warning: {self.folder}: not tidied ({first_line(error)}); every checkpoint in it "
+                "is whole, and the next save tries again"
+            )
+
+    def _link_best(self) -> None:
+        best, link = self.best(), self.folder / BEST
+        if best is None or (link.is_symlink() and os.readlink(link) == best.path.name):
+            return
+        scratch = self.folder / f"{UNFINISHED}{BEST}"
+        with suppress(FileNotFoundError):
+            scratch.unlink()
+        scratch.symlink_to(best.path.name)
+        os.replace(scratch, link)
+
+    def _remove_outlived(self) -> None:
+        """Remove what is older than the newest N, but for the best and what ``best`` names."""
+        newest = self.all()[-self._keep :]
+        best, link = self.best(), self.folder / BEST
+        kept = {checkpoint.path.name for checkpoint in newest}
+        kept |= {best.path.name} if best is not None else set()
+        kept |= {os.readlink(link)} if link.is_symlink() else set()
+        full = len(newest) == self._keep
+        for path in _step_folders(self.folder):
+            older = newest and _step_of(path) < newest[0].step
+            if path.name not in kept and older and (full or not _usable(path)):
+                _discard(path)
+
+    def _require_room(self, weights: dict[str, Any], state: dict[str, Any]) -> None:
+        needed = int(1.05 * (_tensor_bytes(weights) + _tensor_bytes(state))) + (1 << 20)
+        free = shutil.disk_usage(self.folder).free
+        if free < needed:
+            wanted, left = sizes(needed, free)
+            raise CheckpointError(
+                f"{self.folder}: a checkpoint needs {wanted} and the disk has {left} free; "
+                f"safe: {self._safe()}; make room there"
+            )
+
+    def _safe(self) -> str:
+        try:
+            whole = self.all()
+        except OSError:
+            return f"what was saved in {self.folder} before"
+        return str(whole[-1].path) if whole else "no checkpoint yet"
+
+
+def find_checkpoint(place: str | Path) -> Checkpoint:
+    """Return the checkpoint that ``place`` names.
+
+    Args:
+        place: A run folder or its ``checkpoints`` folder (the newest one is meant), or one
+            checkpoint's own folder, ``best`` included.
+
+    Raises:
+        DamagedError: it is damaged; no other is taken in its place.
+        UserError: there is none.
+    """
+    path = Path(place).expanduser()
+    if path.is_symlink() and not path.exists():
+        raise UserError(f"{path}: leads to {os.readlink(path)}, which is gone; name another")
+    if not path.exists():
+        raise UserError(f"{path}: no such folder; name a run folder (outputs/...) or a checkpoint")
+    if any((path / name).is_file() for name in (META, WEIGHTS)) or _is_step(path):
+        return _opened(path)
+    for folder in (path / "checkpoints", path):
+        newest = CheckpointStore(folder, 1, "").newest() if folder.is_dir() else None
+        if newest is not None:
+            return newest
+    raise UserError(f"{path}: holds no checkpoint; name a run folder or one of its checkpoints")
+
+
+def _opened(path: Path) -> Checkpoint:
+    """Return the checkpoint in a folder; its weights are there, its state need not be."""
+    try:
+        checkpoint = Checkpoint(path, integrity.read_meta(path))
+        integrity.check_length(path, WEIGHTS, checkpoint.meta)
+    except BadFileError as damage:
+        raise DamagedError(damage) from None
+    return checkpoint
+
+
+def _if_whole(path: Path) -> Checkpoint | None:
+    """Return the checkpoint in a folder if every file is there in its length, which is quick.
+
+    Raises:
+        OSError: the system does not let us look: nobody may take it for damaged and remove it.
+    """
+    try:
+        checkpoint = Checkpoint(path, integrity.read_meta(path))
+        for name in (WEIGHTS, STATE, CONFIG):
+            integrity.check_length(path, name, checkpoint.meta)
+    except UnreadableError as error:
+        raise OSError(str(error)) from None
+    except BadFileError:
+        return None
+    return checkpoint
+
+
+def _newest_good(damaged: Path) -> Path | None:
+    """Return the newest checkpoint beside a damaged one that can be loaded."""
+    damaged = damaged.resolve()
+    for path in reversed(_step_folders(damaged.parent)):
+        if path == damaged:
+            continue
+        with suppress(BadFileError):
+            Checkpoint(path, integrity.read_meta(path)).require_whole()
+            return _as_named(path)
+    return None
+
+
+def _as_named(path: Path) -> Path:
+    """Return a path as a person would type it here."""
+    with suppress(ValueError):
+        return path.relative_to(Path.cwd())
+    return path
+
+
+def _step_folders(folder: Path) -> list[Path]:
+    """Return the folders of checkpoints, whole or not, oldest first."""
+    return sorted(filter(_is_step, folder.glob(f"{_PREFIX}*")), key=_step_of)
+
+
+def _is_step(path: Path) -> bool:
+    return re.fullmatch(rf"{_PREFIX}\d+", path.name) is not None and path.is_dir()
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix(_PREFIX))
+
+
+def _usable(path: Path) -> bool:
+    """Whether the weights in a folder can still serve somebody."""
+    return (path / META).is_file() and (path / WEIGHTS).is_file()
+
+
+def _discard(path: Path) -> None:
+    """Remove a checkpoint; a kill on the way leaves nothing that looks like one."""
+    going = path.with_name(f"{UNFINISHED}old-{path.name}")
+    if going.exists():
+        _remove(going)
+    os.rename(path, going)
+    _remove(going)
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink() or not path.is_dir():
+        path.unlink()
+    else:
+        shutil.rmtree(path)
+
+
+def _tensor_bytes(tree: Any) -> int:
+    if isinstance(tree, torch.Tensor):
+        return tree.numel() * tree.element_size()
+    if isinstance(tree, dict):
+        return sum(_tensor_bytes(value) for value in tree.values())
+    if isinstance(tree, list | tuple):
+        return sum(_tensor_bytes(value) for value in tree)
+    return 64

@@ -1,0 +1,242 @@
+"""The training pass as CUDA graphs: captured once, then replayed without Python.
+
+A small model's pass is thousands of short kernels, and a GPU waits for the interpreter between
+them. A CUDA graph launches them all at once, on the same memory every time: bytes and carried
+states are copied into tensors that stay, and loss, gradients and new states appear in others.
+What the optimiser does between two replays stays outside and as it is, since it changes weights
+and gradients in place.
+
+Shapes: b rows, t predicted bytes; a batch is [b, t+1] bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from elman.base.errors import UserError, first_line
+from elman.config.run_config import RunConfig
+from elman.kernels.graphs import CudaGraphs, Graphs
+from elman.models.cells import registry
+from elman.models.language_model import LanguageModel
+from elman.models.state import State, copied, layout, overwrite
+from elman.sections.graphs import graph_conflict
+from elman.training.optim.optimizers import TrainingOptimizer
+from elman.training.passes import EagerPass, Mark
+from elman.training.rng import rng_state, set_rng_state
+
+# Between a replay and the same pass, eager: only sums whose order the GPU chooses may differ.
+TOLERANCE = 1e-2
+
+
+def uses_graph(config: RunConfig, device: torch.device) -> bool:
+    """Return whether ``train.graph`` means that the pass is replayed on this device.
+
+    Raises:
+        UserError: ``true`` was asked for and there is no GPU.
+    """
+    train = config.train
+    if train.graph == "auto":
+        # A profile names operators, and a replay has none.
+        fitting = not train.profile and graph_conflict(train, config.model) is None
+        return device.type == "cuda" and fitting and not _loops_in_python(config)
+    if train.graph and device.type != "cuda":
+        raise UserError(
+            f"train.graph=true: a CUDA graph needs a GPU, and training runs on {device.type} here; "
+            "use train.graph=auto"
+        )
+    return train.graph
+
+
+def _loops_in_python(config: RunConfig) -> bool:
+    """Return whether a step of time is a round of a loop in Python.
+
+    Its pass is 10^5 short kernels or more. What time and memory a graph of so many takes was never
+    measured, so it has to be asked for.
+    """
+    cell = registry.cell(config.model.cell).under(config.model.options)
+    return config.kernels.backend == "reference" or tuple(cell.backends) == ("reference",)
+
+
+class _Kind(NamedTuple):
+    """One of the computations that a micro-batch may be.
+
+    Args:
+        restart: Whether its rows start without states; zeros given as states may be computed
+            otherwise.
+        fresh: Whether its gradients replace those that are there.
+    """
+
+    restart: bool
+    fresh: bool
+
+
+class _Recorded(NamedTuple):
+    replay: Callable[[], None]
+    loss: Tensor
+
+
+class ReplayedPass:
+    """A pass that is recorded once and replayed.
+
+    The gradients of the first micro-batch of a step are not added to zeros but written, as in an
+    eager step, whose gradients are None before; so each parameter of which the pass has no gradient
+    keeps None.
+
+    Args:
+        config: The run's configuration.
+        model: What is trained; its parameters and buffers stay where they are from now on.
+        optimizer: Its optimiser.
+        device: Where both are.
+        graphs: What records and replays; None is CUDA graphs.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model: LanguageModel,
+        optimizer: TrainingOptimizer,
+        device: torch.device,
+        graphs: Graphs | None = None,
+    ) -> None:
+        train = config.train
+        self._config, self._model, self._optimizer = config, model, optimizer
+        self._device, self._carries = device, train.tbptt
+        self._eager = EagerPass(config, model, optimizer, device)
+        self._graphs = CudaGraphs(device) if graphs is None else graphs
+        shape = (train.batch_size, train.chunk_size + 1)
+        self._tokens_bt1 = torch.zeros(shape, dtype=torch.uint8, device=device)
+        self._states: list[State] | None = None
+        self._recorded: dict[_Kind, _Recorded] = {}
+
+    def prepare(self, states: Sequence[State] | None) -> None:
+        """See :class:`~.passes.TrainingPass`: builds kernels, records, and compares.
+
+        Raises:
+            UserError: the pass cannot be recorded, or a replay computes something else.
+        """
+        rng, kinds = rng_state(self._device), self._kinds()
+        self._begin()
+        with self._graphs.aside():
+            # Once without looking: kernels are built, and some try variants of themselves.
+            for kind in kinds:
+                self._compute(kind)
+            set_rng_state(rng, self._device)
+            wanted = self._run_eagerly(kinds)
+        self._optimizer.zero_grad()
+        if self._states is not None:
+            # Elsewhere, so that all memory of those passes can be given back before a capture.
+            self._states = copied(self._states)
+        # The fresh one first: it makes the gradients that the others add to.
+        for kind in sorted(kinds, key=lambda kind: not kind.fresh):
+            self._recorded[kind] = self._record(kind)
+        set_rng_state(rng, self._device)
+        found = self._run_recorded(kinds)
+        if not torch.allclose(found, wanted, rtol=TOLERANCE, equal_nan=True):
+            self._refuse("computes something else as a CUDA graph")
+
+    def run(
+        self, tokens_bt1: Tensor, states: list[State] | None, *, fresh: bool, mark: Mark
+    ) -> tuple[Tensor, list[State] | None]:
+        """See :class:`~.passes.TrainingPass`: forward and backward pass end together."""
+        assert self._recorded, "prepare records the pass"
+        self._tokens_bt1.copy_(tokens_bt1)
+        if states is not None and states is not self._states:
+            assert self._states is not None
+            overwrite(self._states, states)
+        kind = _Kind(states is None, fresh)
+        if kind not in self._recorded:  # a restart in a step's first micro-batch, which is rare
+            torch._foreach_zero_(self._gradients())
+            kind = kind._replace(fresh=False)
+        return self._replay(kind), self._states
+
+    def _kinds(self) -> list[_Kind]:
+        """Return what is recorded, in an order in which states are there when they are needed."""
+        restart = not self._carries
+        kinds = [_Kind(restart, fresh=True)]
+        if self._config.train.grad_accum > 1:
+            kinds.append(_Kind(restart, fresh=False))
+        return [_Kind(restart=True, fresh=False), *kinds] if self._carries else kinds
+
+    def _begin(self) -> None:
+        """Forget an earlier recording, and write bytes of every value for the next."""
+        self._states = None
+        self._recorded.clear()
+        values = torch.arange(self._tokens_bt1.numel(), device=self._device) % 256
+        self._tokens_bt1.copy_(values.view_as(self._tokens_bt1))
+
+    def _compute(self, kind: _Kind) -> Tensor:
+        """Do what a graph holds: add the gradients of a micro-batch, and keep its states."""
+        given = None if kind.restart else self._states
+        loss, states = self._eager.compute(self._tokens_bt1, given)
+        if states is not None and self._states is None:
+            self._states = copied(states)
+        elif states is not None:
+            assert self._states is not None
+            if layout(states) != layout(self._states):
+                self._refuse("carries states that change their shape or dtype between chunks")
+            overwrite(self._states, states)
+        return loss
+
+    def _record(self, kind: _Kind) -> _Recorded:
+        losses: list[Tensor] = []
+        try:
+            replay = self._graphs.record(lambda: losses.append(self._compute(kind)))
+        except Exception as error:  # the same pass has just run well, so it is the recording's
+            first = _first_cause(error)
+            if isinstance(first, torch.OutOfMemoryError) or not isinstance(first, Exception):
+                raise first from None
+            self._refuse(f"cannot be captured ({first_line(first)})", error)
+        return _Recorded(replay, losses[-1])
+
+    def _replay(self, kind: _Kind) -> Tensor:
+        recorded = self._recorded[kind]
+        recorded.replay()
+        return recorded.loss
+
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self._model.parameters() if p.grad is not None]
+
+    def _figures(self, loss: Tensor) -> Tensor:
+        """Return the loss and the norm of the gradients, as one tensor."""
+        return torch.stack([loss, torch.nn.utils.get_total_norm(self._gradients())])
+
+    def _run_eagerly(self, kinds: Sequence[_Kind]) -> Tensor:
+        """Return the figures of a micro-batch of each kind.
+
+        Raises:
+            UserError: they have gradients of different parameters, so that a step could not tell
+                those of which it has none.
+        """
+        figures, owners = [], set()
+        for kind in kinds:
+            self._optimizer.zero_grad()
+            figures.append(self._figures(self._compute(kind)))
+            owners.add(tuple(p.grad is not None for p in self._model.parameters()))
+        if len(owners) > 1:
+            self._refuse("has parameters that only rows with states reach, or only rows without")
+        return torch.stack(figures)
+
+    def _run_recorded(self, kinds: Sequence[_Kind]) -> Tensor:
+        """Return the same of replays."""
+        figures = []
+        for kind in kinds:
+            torch._foreach_zero_(self._gradients())
+            figures.append(self._figures(self._replay(kind)))
+        return torch.stack(figures)
+
+    def _refuse(self, why: str, cause: Exception | None = None) -> NoReturn:
+        asked = str(self._config.train.graph).lower()
+        raise UserError(
+            f"train.graph={asked}: {self._config.model.name} {why}; use train.graph=false"
+        ) from cause
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """Return what went wrong first: ending a capture that failed fails, too."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error

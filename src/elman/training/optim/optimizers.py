@@ -1,0 +1,187 @@
+"""Four optimisers behind one interface: a masked step, a rate, weights to train and to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import schedulefree
+import torch
+from torch import Tensor, nn
+
+from elman.sections.optim import LegacyConfig, MuonConfig, OptimConfig, ScheduleFreeConfig
+from elman.training.optim.schedules import legacy_lr, scheduled_lr
+
+
+class TrainingOptimizer:
+    """An optimiser whose step can be masked on the device.
+
+    Weight decay acts on matrices only (``legacy``: on everything, as those runs did). A parameter
+    that is no matrix in meaning although it has two axes carries ``no_weight_decay = True``.
+    """
+
+    def __init__(self, config: OptimConfig, model: nn.Module) -> None:
+        self.config = config
+        self._warmup_progress: float | None = None
+        matrices = _layer_matrices(model) if isinstance(config, MuonConfig) else []
+        self._matrices = _build_muon(config, matrices) if isinstance(config, MuonConfig) else None
+        self._optimizer = _build(config, model, {id(matrix) for matrix in matrices})
+
+    @property
+    def keeps_average(self) -> bool:
+        """Whether the weights to keep differ from the weights that are trained."""
+        return isinstance(self.config, ScheduleFreeConfig)
+
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
+        self._optimizer.zero_grad(set_to_none=True)
+        if self._matrices is not None:
+            self._matrices.zero_grad(set_to_none=True)
+
+    def set_rate(self, step: int, progress: float) -> float:
+        """Set and return the learning rate of step ``step`` at ``progress`` of the budget."""
+        config = self.config
+        if isinstance(config, ScheduleFreeConfig):
+            return _schedule_free_rate(config, step)
+        if isinstance(config, LegacyConfig):
+            rate = legacy_lr(config, step)
+        else:
+            if step >= config.warmup_steps and self._warmup_progress is None:
+                self._warmup_progress = progress
+            rate = scheduled_lr(config, step, progress, self._warmup_progress or 0.0)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        if self._matrices is not None and isinstance(config, MuonConfig):
+            for group in self._matrices.param_groups:
+                group["lr"] = rate * config.matrix_lr / config.lr
+        return rate
+
+    def step(self, blocked: Tensor) -> None:
+        """Apply the update unless ``blocked`` (a boolean scalar on the device) is true.
+
+        The fused AdamW kernels read the flag on the device, so nothing waits for it; Muon and the
+        schedule-free library have no such argument, so there the flag is read here.
+        """
+        if self.keeps_average:
+            if not bool(blocked):
+                self._optimizer.step()
+            return
+        if self._matrices is not None and not bool(blocked):
+            self._matrices.step()
+        self._optimizer.found_inf = blocked.to(torch.float32)  # type: ignore[attr-defined]
+        self._optimizer.grad_scale = None  # type: ignore[attr-defined]
+        self._optimizer.step()
+
+    @contextmanager
+    def kept_weights(self) -> Iterator[None]:
+        """The weights to evaluate and to keep are in the model inside this context.
+
+        The trained weights come back bit for bit: the library's own way back rounds.
+        """
+        if not isinstance(self._optimizer, schedulefree.AdamWScheduleFree):
+            yield
+            return
+        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+        trained = [parameter.detach().clone() for parameter in parameters]
+        self._optimizer.eval()
+        try:
+            yield
+        finally:
+            self._optimizer.train()
+            with torch.no_grad():
+                for parameter, value in zip(parameters, trained, strict=True):
+                    parameter.copy_(value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that the next step depends on, the weights excepted."""
+        return {
+            "optimizer": self._optimizer.state_dict(),
+            "matrices": None if self._matrices is None else self._matrices.state_dict(),
+            "warmup_progress": self._warmup_progress,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from ``state``; hyperparameters come from the present configuration."""
+        _load(self._optimizer, state["optimizer"])
+        if self._matrices is not None:
+            _load(self._matrices, state["matrices"])
+        if isinstance(self.config, ScheduleFreeConfig):
+            for group in self._optimizer.param_groups:
+                group["lr"] = self.config.lr
+        self._warmup_progress = state["warmup_progress"]
+
+
+def _load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load moments and counts; the settings stay those of the present configuration."""
+    present = [dict(group) for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, settings in zip(optimizer.param_groups, present, strict=True):
+        for key in ("betas", "eps", "weight_decay", "warmup_steps", "momentum"):
+            if key in settings:
+                group[key] = settings[key]
+
+
+def _layer_matrices(model: nn.Module) -> list[nn.Parameter]:
+    """Return the matrices of the layers: all that decay, without the tied embedding."""
+    embedding = getattr(model, "embedding", None)
+    return [p for p in model.parameters() if _decays(p) and p is not embedding]
+
+
+def _decays(parameter: nn.Parameter) -> bool:
+    is_matrix = parameter.ndim == 2 and not getattr(parameter, "no_weight_decay", False)
+    return parameter.requires_grad and is_matrix
+
+
+def _build_muon(config: MuonConfig, matrices: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Muon(
+        matrices,
+        lr=config.matrix_lr,
+        weight_decay=config.weight_decay,
+        momentum=config.momentum,
+        # Updates of the size that AdamW's have, so that rates and decay mean the same.
+        adjust_lr_fn="match_rms_adamw",
+    )
+
+
+def _build(config: OptimConfig, model: nn.Module, elsewhere: set[int]) -> torch.optim.Optimizer:
+    betas = (config.beta1, config.beta2)
+    if isinstance(config, LegacyConfig):
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        return torch.optim.AdamW(
+            parameters, config.lr, betas, config.eps, config.weight_decay, fused=True
+        )
+    groups = _decay_groups(config.weight_decay, model, elsewhere)
+    if isinstance(config, ScheduleFreeConfig):
+        optimizer: torch.optim.Optimizer = schedulefree.AdamWScheduleFree(
+            groups,
+            lr=config.lr,
+            betas=betas,
+            eps=config.eps,
+            warmup_steps=config.warmup_steps,
+        )
+        optimizer.train()  # type: ignore[attr-defined]
+        return optimizer
+    return torch.optim.AdamW(groups, config.lr, betas, config.eps, fused=True)
+
+
+def _decay_groups(
+    weight_decay: float, model: nn.Module, elsewhere: set[int]
+) -> list[dict[str, Any]]:
+    decayed: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for parameter in model.parameters():
+        if parameter.requires_grad and id(parameter) not in elsewhere:
+            (decayed if _decays(parameter) else others).append(parameter)
+    groups = [
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _schedule_free_rate(config: ScheduleFreeConfig, step: int) -> float:
+    """The rate that the library applies in step ``step`` (its own linear warm-up)."""
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    return config.lr

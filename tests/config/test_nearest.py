@@ -1,0 +1,83 @@
+"""The name that a mistyped one most resembles."""
+
+from __future__ import annotations
+
+import pytest
+
+from elman.base.errors import did_you_mean, nearest
+from elman.cli.main import main
+from elman.config.meanings import meant_key
+from elman.config.run_config import known_keys, meanings
+
+
+@pytest.mark.parametrize(
+    ("typed", "known", "meant"),
+    [
+        ("e75_100", ["e75_10min", "e75_100m_e2", "e75_100m"], "e75_100m"),
+        ("solve.par", ["solve.over", "solve.depth", "solve.params"], "solve.params"),
+        ("E88f", ["e88", "e88f_h32n16", "e88f_h4"], "e88f_h4"),
+        ("quick", ["e88_nstate", "quick_test"], "quick_test"),
+        ("mdoe", ["model", "mode"], "mode"),
+        ("zebra", ["model", "mode"], None),
+        ("", ["model", "mode"], None),
+    ],
+)
+def test_a_name_that_begins_with_what_was_typed_comes_first(
+    typed: str, known: list[str], meant: str | None
+) -> None:
+    assert nearest(typed, known) == meant
+    assert did_you_mean(typed, known) == (f" (did you mean {meant}?)" if meant else "")
+
+
+MEANT = {
+    "generate.tokens": "generate.max_bytes",
+    "generate.max_new_tokens": "generate.max_bytes",
+    "generate.temp": "generate.temperature",
+    "train.lr": "optim.lr",
+    "train.learning_rate": "optim.lr",
+    "optim.learning_rate": "optim.lr",
+    "train.batch": "train.batch_size",
+    "bs": "train.batch_size",
+    "train.minute": "train.minutes",
+    "train.max_steps": "train.steps",
+    "seq_len": "train.chunk_size",
+    "model.layers": "model.depth",
+    "model.d_model": "model.dim",
+    "model.hidden_size": "model.dim",
+    "steps": "train.steps",
+    "lr": "optim.lr",
+    "trian.steps": "train.steps",
+    "data.pth": "data.path",
+    "train.gpus": "launcher.gpus",
+    "data.seed": "train.seed",
+    "optim.wd": "optim.weight_decay",
+}
+
+
+@pytest.mark.parametrize("typed", MEANT)
+def test_a_key_is_suggested_by_its_meaning(typed: str) -> None:
+    assert meant_key(typed, known_keys()) == (MEANT[typed], True)
+
+
+@pytest.mark.parametrize("typed", ["log.note", "train.colour", "generate.zebra", "foo.bar", "x"])
+def test_nothing_is_suggested_where_nothing_is_meant(typed: str) -> None:
+    assert meant_key(typed, known_keys()) is None
+
+
+def test_another_unit_is_suggested_without_the_value(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["train.epochs=3"]) == 2
+    said = capfd.readouterr().err
+    assert said == (
+        "elman: error: train.epochs=3: no such setting; did you mean train.minutes=...?\n"
+    )
+
+
+def test_every_suggestion_exists() -> None:
+    keys = set(known_keys())
+    targets = [target for known in meanings._SAME.values() for target in known]
+    assert set(targets) | set(meanings._ANOTHER_UNIT.values()) <= keys
+    names = {key.rpartition(".")[2] for key in keys}
+    assert not {name for name in meanings._SAME if name in names and name not in _AMBIGUOUS}
+
+
+_AMBIGUOUS = {"gpus", "workers", "context", "block_size"}

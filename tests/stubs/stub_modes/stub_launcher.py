@@ -1,0 +1,45 @@
+"""A launcher of stub jobs, as a process of its own: ``stub_launcher.py <folder> <first> <ends>``.
+
+``ends`` is one letter for each job: w well, k killed, s stubborn, f full disk, x crashes on GPU-0.
+The GPUs are those that the environment pretends.
+"""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from stub_job import StubJob
+
+from elman.devices.nvml import driver
+from elman.launchers.display import Display
+from elman.launchers.gpus.executor import Executor
+from elman.launchers.gpus.queue import Queue
+from elman.launchers.gpus.slot import GpuSlot
+from elman.launchers.handle import Queued
+from elman.launchers.interrupts import Interrupts
+
+ENDS = {"w": "well", "k": "killed", "s": "stubborn", "f": "full", "x": "sick"}
+
+
+def main(folder: Path, first: int, ends: str, seconds: float, save: float, wait: float) -> None:
+    """Run the jobs and print how each ended."""
+    notes = folder / "notes"
+    jobs = [
+        StubJob(number, str(notes), seconds, ENDS[end]) for number, end in enumerate(ends, first)
+    ]
+    queued = [Queued(job.number, f"{job.number:02d}", "stub", job) for job in jobs]
+    slots = [GpuSlot(gpu, driver()) for gpu in driver().gpus()]
+    executor = Executor(folder / f"from{first}", 1, detach=False)
+    display = Display(len(jobs), Console(file=io.StringIO()))
+    with Interrupts() as interrupts:
+        Queue(queued, slots, executor, display, wait, save).run(interrupts)
+    statuses = {job.number: job.status for job in queued}
+    print(json.dumps([statuses[job.number] for job in jobs]), flush=True)
+    print(display.console.file.getvalue(), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    place, number, letters, *times = sys.argv[1:]
+    main(Path(place), int(number), letters, *map(float, times))

@@ -1,0 +1,262 @@
+"""Checkpoints under a kill, a full disk, damage and malice."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from elman.base.errors import UserError
+from elman.training.checkpoints import store as checkpoints
+from elman.training.checkpoints.store import (
+    CheckpointError,
+    CheckpointStore,
+    find_checkpoint,
+)
+
+
+def save(store: CheckpointStore, step: int, val_bpb: float | None = None) -> Path:
+    weights = {"w": torch.full((64,), float(step))}
+    return store.save(weights, {"step": step}, {"step": step, "val_bpb": val_bpb})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path / "checkpoints", 2, "mode: train\n")
+
+
+def weights_of(path: Path) -> torch.Tensor:
+    model = torch.nn.ParameterDict({"w": torch.nn.Parameter(torch.zeros(64))})
+    find_checkpoint(path).load_weights(model)
+    return model["w"].detach()
+
+
+def test_saved_weights_and_state_come_back(store: CheckpointStore) -> None:
+    path = save(store, 7, 2.5)
+    checkpoint = find_checkpoint(path)
+    assert (checkpoint.step, checkpoint.val_bpb) == (7, 2.5)
+    assert checkpoint.load_state() == {"step": 7}
+    assert torch.equal(weights_of(path), torch.full((64,), 7.0))
+
+
+def test_newest_two_and_the_best_are_kept(store: CheckpointStore) -> None:
+    for step, val_bpb in enumerate((3.0, 2.0, 2.5, None, 2.6), start=1):
+        save(store, step, val_bpb)
+    assert [checkpoint.step for checkpoint in store.all()] == [2, 4, 5]
+    assert find_checkpoint(store.folder / "best").step == 2
+
+
+def test_a_run_folder_its_checkpoints_and_one_of_them_all_name_a_checkpoint(
+    store: CheckpointStore,
+) -> None:
+    save(store, 1)
+    newest = save(store, 2)
+    assert find_checkpoint(store.folder.parent).path == newest
+    assert find_checkpoint(store.folder).path == newest
+    assert find_checkpoint(newest).path == newest
+
+
+def test_saving_the_same_step_again_only_adds_what_is_known(store: CheckpointStore) -> None:
+    path = save(store, 3)
+    saved_at = (path / "model.safetensors").stat().st_mtime_ns
+    assert save(store, 3, 1.75) == path
+    assert find_checkpoint(path).val_bpb == 1.75
+    assert (path / "model.safetensors").stat().st_mtime_ns == saved_at
+
+
+def test_no_room_is_known_before_anything_is_written(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    safe = save(store, 1)
+    usage = type("usage", (), {"free": 1000})
+    monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda folder: usage)
+    with pytest.raises(CheckpointError, match=r"the disk has 0 MB free; safe: .*step-0000001"):
+        save(store, 2)
+    assert [path.name for path in store.folder.iterdir() if path.is_dir()] == [safe.name]
+
+
+LIMITED = """
+import resource, signal, sys, torch
+from pathlib import Path
+from elman.training.checkpoints.store import CheckpointError, CheckpointStore, find_checkpoint
+store = CheckpointStore(Path(sys.argv[1]), 2, "")
+store.save({"w": torch.ones(1000)}, {}, {"step": 1, "val_bpb": None})
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write past the limit fails like a full disk
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+try:
+    store.save({"w": torch.ones(100000)}, {"m": torch.ones(200000)}, {"step": 2, "val_bpb": None})
+except CheckpointError as error:
+    print("refused:", error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+print(sorted(path.name for path in store.folder.iterdir()), find_checkpoint(store.folder).step)
+"""
+
+
+@pytest.mark.parametrize("limit", [20, 200_000, 500_000], ids=["first byte", "weights", "state"])
+def test_a_write_that_fails_halfway_leaves_the_last_good_checkpoint(
+    tmp_path: Path, limit: int
+) -> None:
+    folder = tmp_path / "checkpoints"
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(folder), str(limit)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "refused:" in done.stdout
+    assert "safe:" in done.stdout
+    assert done.stdout.splitlines()[-1] == "['step-0000001'] 1"
+
+
+KILLED = """
+import sys, torch
+from pathlib import Path
+from elman.training.checkpoints.store import CheckpointStore
+store = CheckpointStore(Path(sys.argv[1]), 2, "")
+newest = store.newest()
+step = newest.step if newest else 0
+while True:
+    step += 1
+    weights = {"w": torch.full((200_000,), float(step))}
+    store.save(weights, {"step": step}, {"step": step, "val_bpb": None})
+    print(step, flush=True)
+"""
+
+
+@pytest.mark.required
+def test_kill_at_any_moment_of_a_save_leaves_a_whole_newest_checkpoint(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    last = 0
+    for attempt in range(6):
+        process = subprocess.Popen(
+            [sys.executable, "-c", KILLED, str(folder)], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        last = int(process.stdout.readline())
+        time.sleep(0.013 * (attempt + 1))
+        os.kill(process.pid, signal.SIGKILL)
+        rest = process.communicate()[0].split()
+        last = int(rest[-1]) if rest else last
+        newest = find_checkpoint(folder)
+        assert newest.step >= last
+        model = torch.nn.ParameterDict({"w": torch.nn.Parameter(torch.zeros(200_000))})
+        newest.load_weights(model)
+        assert torch.equal(model["w"], torch.full((200_000,), float(newest.step)))
+        assert newest.load_state() == {"step": newest.step}
+
+
+def test_what_a_killed_save_left_is_cleared_and_never_taken_for_a_checkpoint(
+    store: CheckpointStore,
+) -> None:
+    save(store, 1)
+    leftover = store.folder / ".unfinished-step-0000009"
+    leftover.mkdir()
+    (leftover / "model.safetensors").write_bytes(b"half")
+    assert find_checkpoint(store.folder).step == 1
+    save(store, 2)
+    assert not leftover.exists()
+
+
+def strip_checksums(path: Path) -> None:
+    """Make a checkpoint one of those that were saved before there were checksums."""
+    meta = json.loads((path / "meta.json").read_text())
+    old = {key: meta[key] for key in ("step", "val_bpb")}
+    (path / "meta.json").write_text(json.dumps(old, indent=2) + "\n")
+
+
+@pytest.mark.parametrize("missing", ["model.safetensors", "state.pt", "meta.json", "config.yaml"])
+def test_an_incomplete_folder_is_written_again_and_not_counted(
+    store: CheckpointStore, missing: str
+) -> None:
+    for step in (1, 2, 3):
+        save(store, step, 3.0 - step / 10)
+    (store.folder / "step-0000003" / missing).unlink()
+    assert [checkpoint.step for checkpoint in store.all()] == [2]
+    assert store.best() == find_checkpoint(store.folder / "step-0000002")
+    save(store, 3, 2.7)
+    assert [checkpoint.step for checkpoint in store.all()] == [2, 3]
+    assert torch.equal(weights_of(store.folder), torch.full((64,), 3.0))
+
+
+def test_what_is_left_of_a_removal_goes_with_the_next_save(store: CheckpointStore) -> None:
+    save(store, 2)
+    half = store.folder / "step-0000001"
+    half.mkdir()
+    (half / "state.pt").write_bytes(b"of a checkpoint that was being removed")
+    assert find_checkpoint(store.folder).step == 2
+    save(store, 3)
+    assert sorted(path.name for path in store.folder.iterdir()) == ["step-0000002", "step-0000003"]
+
+
+def test_damage_elsewhere_stops_no_run_and_removes_nothing_newer(store: CheckpointStore) -> None:
+    for step in (1, 2):
+        save(store, step, 3.0 - step)
+    (store.folder / "step-0000002" / "meta.json").write_text("")
+    save(store, 3, 2.5)
+    names = {path.name for path in store.folder.iterdir()}
+    assert names == {"step-0000001", "step-0000002", "step-0000003", "best"}
+    assert find_checkpoint(store.folder / "best").step == 1
+
+
+def test_a_score_that_is_no_number_is_never_the_best(store: CheckpointStore) -> None:
+    save(store, 1, float("nan"))
+    save(store, 2, 3.0)
+    save(store, 3, float("nan"))
+    assert find_checkpoint(store.folder / "best").step == 2
+
+
+class Malice:
+    """Pickles into a call of os.system."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize("form", ["torch", "pickle"])
+def test_a_malicious_state_is_refused_and_does_nothing(
+    store: CheckpointStore, tmp_path: Path, form: str
+) -> None:
+    path = save(store, 1)
+    witness = tmp_path / "witness"
+    payload = Malice(f"touch {witness}")
+    if form == "torch":
+        torch.save({"optimizer": payload}, path / "state.pt")
+    else:
+        (path / "state.pt").write_bytes(pickle.dumps(payload))
+    strip_checksums(path)  # who can write the one file can write the other
+    with pytest.raises(UserError, match="cannot be loaded safely"):
+        find_checkpoint(path).load_state()
+    assert not witness.exists()
+
+
+def test_damaged_weights_are_named(store: CheckpointStore) -> None:
+    path = save(store, 1)
+    whole = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match=r"model\.safetensors: damaged"):
+        weights_of(path)
+
+
+def test_weights_of_another_model_are_refused(store: CheckpointStore) -> None:
+    path = save(store, 1)
+    with pytest.raises(UserError, match="does not fit this model"):
+        find_checkpoint(path).load_weights(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("place", "message"), [("nowhere", "no such folder"), (".", "holds no checkpoint")]
+)
+def test_a_place_without_checkpoint_is_named(tmp_path: Path, place: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        find_checkpoint(tmp_path / place)

@@ -1,0 +1,101 @@
+"""The optimisers: what decays, what a blocked step leaves alone, and which weights are kept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from elman.config.compose import compose_config
+from elman.training.optim.optimizers import TrainingOptimizer
+
+NAMES = ("adamw", "muon", "schedulefree", "legacy")
+
+
+def small_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2))
+
+
+def build(name: str, model: nn.Module, *overrides: str) -> TrainingOptimizer:
+    return TrainingOptimizer(compose_config([f"optim={name}", *overrides]).optim, model)
+
+
+def fill_gradients(model: nn.Module, value: float) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, value)
+
+
+def snapshot(model: nn.Module) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_blocked_step_changes_neither_weights_nor_moments(name: str) -> None:
+    plain, blocked = small_model(), small_model()
+    optimizers = [build(name, model, "optim.warmup_steps=1") for model in (plain, blocked)]
+    no, yes = torch.tensor(False), torch.tensor(True)
+    for optimizer, model in zip(optimizers, (plain, blocked), strict=True):
+        fill_gradients(model, 0.1)
+        optimizer.set_rate(1, 0.0)
+        optimizer.step(no)
+    fill_gradients(blocked, float("nan"))
+    optimizers[1].step(yes)
+    for optimizer, model in zip(optimizers, (plain, blocked), strict=True):
+        fill_gradients(model, 0.2)
+        optimizer.step(no)
+    assert all(map(torch.equal, snapshot(plain), snapshot(blocked)))
+
+
+@pytest.mark.parametrize(
+    ("name", "decays_gains"), [*zip(NAMES, (False, False, False, True), strict=True)]
+)
+def test_decay_acts_on_matrices_only(name: str, decays_gains: bool) -> None:
+    model = small_model()
+    before = [value.clone() for value in snapshot(model)]
+    optimizer = build(name, model, "optim.weight_decay=0.5", "optim.warmup_steps=1", "optim.lr=0.1")
+    for step in range(3):
+        fill_gradients(model, 0.0)
+        optimizer.set_rate(1 + 2 * step, 0.0)
+        optimizer.step(torch.tensor(False))
+    with optimizer.kept_weights():
+        for old, new in zip(before, snapshot(model), strict=True):
+            if old.ndim == 2:
+                assert new.norm() < old.norm()
+            elif old.abs().sum() > 0:
+                assert torch.equal(old, new) is not decays_gains
+
+
+def test_parameters_that_ask_for_it_do_not_decay() -> None:
+    model = nn.Linear(3, 3)
+    model.weight.no_weight_decay = True  # type: ignore[assignment]
+    before = model.weight.detach().clone()
+    optimizer = build("adamw", model, "optim.weight_decay=0.5")
+    fill_gradients(model, 0.0)
+    optimizer.set_rate(200, 0.0)
+    optimizer.step(torch.tensor(False))
+    assert torch.equal(before, model.weight)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_trained_weights_return_bit_for_bit_after_the_kept_ones(name: str) -> None:
+    model = small_model()
+    optimizer = build(name, model, "optim.lr=0.1")
+    for step in range(5):
+        fill_gradients(model, 0.1 * (step + 1))
+        optimizer.set_rate(200 + step, 0.0)
+        optimizer.step(torch.tensor(False))
+    before = snapshot(model)
+    with optimizer.kept_weights():
+        kept = snapshot(model)
+    assert all(map(torch.equal, before, snapshot(model)))
+    assert all(map(torch.equal, before, kept)) is not optimizer.keeps_average
+
+
+def test_hyperparameters_of_a_resumed_run_are_the_named_ones() -> None:
+    model = small_model()
+    saved = build("adamw", model).state_dict()
+    resumed = build("adamw", model, "optim.weight_decay=0.25", "optim.beta2=0.5")
+    resumed.load_state_dict(saved)
+    group = resumed.state_dict()["optimizer"]["param_groups"][0]
+    assert (group["weight_decay"], group["betas"]) == (0.25, (0.9, 0.5))

@@ -1,0 +1,262 @@
+"""Writes docs/registers.md: what the CUDA kernels take of a multiprocessor, on every architecture.
+
+Run it after a change to csrc/cuda: ``python tools/docs/make_registers.py``. No GPU is needed.
+Everything is compiled by the NVRTC that registers-compiler.txt pins, in a folder of its own: the
+one that kernels use is the user's, and torch's CUDA builds bring theirs. A test asks for the rows
+one by one (``--rows``) and compares them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elman.kernels.nvrtc import Limits, Unit, nvrtc_version
+from elman.ops.channel import recurrences as channel_cells
+from elman.ops.channel.cuda import kernels as channel_cuda
+from elman.ops.channel.cuda.tile_config import Geometry as ChannelGeometry
+from elman.ops.channel.plan import Plan as ChannelPlan
+from elman.ops.common.slices import row_blocks
+from elman.ops.matrix_state.cuda import kernels
+from elman.ops.matrix_state.cuda.heuristics import H200, choose, forward_of
+from elman.ops.matrix_state.cuda.tile_config import Geometry
+from elman.ops.matrix_state.plan import Plan
+from elman.ops.matrix_state.recurrences import CELLS
+from elman.ops.matrix_state.stacked import DELTA, E70, E75, stacked_plan
+from elman.report.markdown import table
+
+PAGE = Path(__file__).with_name("registers.md")
+PINNED = Path(__file__).with_name("registers-compiler.txt")
+COMPILER = Path(sys.prefix) / "registers-compiler"
+"""Where ``make test`` installs what is pinned."""
+_KIB = 1024
+ARCHITECTURES = {
+    "sm_80": Limits(108, 163 * _KIB, 164 * _KIB),
+    "sm_90": H200,
+    "sm_100": Limits(148, 227 * _KIB, 228 * _KIB),
+    "sm_120": Limits(170, 99 * _KIB, 100 * _KIB),
+}
+SIZES = (16, 20, 32, 64, 128)
+TUNED = channel_cuda.TUNING
+# Models by the cell that they run, what stands around it, and heads of a batch of 32.
+MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "E70": ("decayed", E70, 32),
+    "E75": ("row_gated_delta", E75, 256),
+    "E88": ("delta", DELTA, 1024),
+}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A pair of kernels, forward and backward, on one architecture.
+
+    Args:
+        name: The model, or the cell.
+        plan: What is computed.
+        heads: Heads of all sequences of a batch.
+        dtype: Of the sources: bfloat16 or float32.
+        architecture: As NVRTC names it.
+    """
+
+    name: str
+    plan: Plan
+    heads: int
+    dtype: torch.dtype
+    architecture: str
+
+    @property
+    def label(self) -> str:
+        """The kernel in one word."""
+        dtype = "bf16" if self.dtype == torch.bfloat16 else "fp32"
+        return f"{self.name}-n{self.plan.columns}-{dtype}-{self.architecture}"
+
+    @property
+    def geometries(self) -> tuple[Geometry, Geometry]:
+        """How the engine runs its forward and its backward pass."""
+        device = ARCHITECTURES[self.architecture]
+        chosen = choose(self.plan, kernels.types(self.plan, self.dtype), self.heads, device)
+        return forward_of(chosen, self.heads, device), chosen
+
+    def row(self) -> list[str]:
+        """Compile both kernels and return their row of the page."""
+        pair, fast = self.geometries, self.dtype == torch.bfloat16
+        used = [
+            kernels.unit_of(pair[backward], backward, self.architecture, fast=fast).resources()[
+                name
+            ]
+            for backward, name in ((False, "matrix_forward"), (True, "matrix_backward"))
+        ]
+        shared = (pair[0].forward_bytes, pair[1].backward_bytes)
+        threads = (pair[0].forward_threads, pair[1].backward_threads)
+        return [
+            self.name,
+            str(self.plan.columns),
+            "bf16" if fast else "fp32",
+            self.architecture,
+            " / ".join(f"{one.lanes} x {one.tall} x {one.columns}" for one in pair),
+            " / ".join(f"{n} x {one.slabs}" for n, one in zip(threads, pair, strict=True)),
+            str(pair[1].steps),
+            " / ".join(str(one.registers) for one in used),
+            " / ".join(str(one.spilled) for one in used),
+            " / ".join(f"{n_bytes / _KIB:.1f}" for n_bytes in shared),
+        ]
+
+
+def models() -> Iterator[Kernel]:
+    """Yield E70, E75 and E88 in every size: bf16 on every architecture, fp32 on sm_90."""
+    for name, (cell, options, heads) in MODELS.items():
+        for n in SIZES:
+            plan = stacked_plan(cell, 1, n, n, **options)
+            for architecture in ARCHITECTURES:
+                yield Kernel(name, plan, heads, torch.bfloat16, architecture)
+            yield Kernel(name, plan, heads, torch.float32, "sm_90")
+
+
+def cells() -> Iterator[Kernel]:
+    """Yield every cell at n = 32 on sm_90, with the smallest plan that it runs with."""
+    for name, needs in CELLS.items():
+        if needs.type is not None:
+            plan = stacked_plan(name, 1, 32, 32)
+            yield Kernel(name, plan, 256, torch.bfloat16, "sm_90")
+
+
+@dataclass(frozen=True)
+class ChannelKernel:
+    """The kernels of a step of the channel engine, bf16 on sm_90.
+
+    Args:
+        step: Its name.
+    """
+
+    step: str
+
+    @property
+    def label(self) -> str:
+        """The kernel in one word."""
+        return f"channel-{self.step}"
+
+    def row(self) -> list[str]:
+        """Compile the kernels and return their row of the page."""
+        inputs = channel_cells.CELLS[self.step].inputs
+        unit = "key" if "key" in inputs else None
+        places = row_blocks(dict.fromkeys(inputs, 64))
+        plan = ChannelPlan(self.step, tuple(places.items()), unit=unit, self_gate=True)
+        geometry = ChannelGeometry(plan, torch.bfloat16, torch.float32)
+        text = channel_cuda.unit_text(geometry)
+        used = Unit(text, self.step, "sm_90", True).resources()
+        both = [used[f"channel_{name}"] for name in ("forward", "backward")]
+        return [
+            self.step,
+            " / ".join(str(one.registers) for one in both),
+            " / ".join(str(one.spilled) for one in both),
+        ]
+
+
+def channels() -> Iterator[ChannelKernel]:
+    """Yield every step of the channel engine."""
+    for step in channel_cells.CELLS:
+        yield ChannelKernel(step)
+
+
+HEAD = [
+    "kernel",
+    "n",
+    "dtype",
+    "architecture",
+    "lanes x rows x columns",
+    "threads x slabs",
+    "K",
+    "registers",
+    "spilled bytes",
+    "shared KiB",
+]
+
+
+def compiler_problem() -> str | None:
+    """Return that the pinned compiler is missing, with the command that installs it, or None."""
+    if _libraries():
+        return None
+    install = f"pip install --no-deps --upgrade --target {COMPILER} --requirement {PINNED}"
+    return f"the compiler of {PINNED.name} is not in {COMPILER}; {install}"
+
+
+def _libraries() -> list[Path]:
+    """Return NVRTC's libraries, in the order in which they are loaded."""
+    folders = sorted(COMPILER.glob("nvidia/*/lib"))
+    patterns = ("libnvrtc-builtins.so.*", "libnvrtc.so.*")
+    found = [sorted(folder.glob(pattern)) for folder in folders for pattern in patterns]
+    return [paths[0] for paths in found if paths]
+
+
+def take_pinned_compiler() -> None:
+    """Load the pinned NVRTC into this process, where the bindings then find it.
+
+    Raises:
+        SystemExit: it is not installed, or another version is.
+    """
+    if problem := compiler_problem():
+        sys.exit(f"make_registers: {problem}")
+    for library in _libraries():
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    pin = re.search(r"nvrtc==(\d+\.\d+)\.", PINNED.read_text())
+    assert pin, PINNED
+    if nvrtc_version() != pin[1]:
+        sys.exit(f"make_registers: {COMPILER} holds NVRTC {nvrtc_version()}, not {pin[1]}")
+
+
+def answer() -> None:
+    """Compile what standard input names, a label a line, and print each row as JSON."""
+    every: list[Kernel | ChannelKernel] = [*models(), *cells(), *channels()]
+    known = {kernel.label: kernel for kernel in every}
+    for line in sys.stdin:
+        print(json.dumps(known[line.strip()].row()), flush=True)
+
+
+def page() -> str:
+    """Compile everything and return the page."""
+    with ThreadPoolExecutor(2) as pool:
+        rows = [list(pool.map(Kernel.row, kernels)) for kernels in (models(), cells())]
+        steps = list(pool.map(ChannelKernel.row, channels()))
+    return f"""\
+# Registers and shared memory of the CUDA kernels
+
+Written by `tools/docs/make_registers.py` with NVRTC {nvrtc_version()}; forward / backward. Lanes x
+rows x columns: lanes that share rows of the state, how many rows, and what each holds of one;
+threads x slabs: threads of a block, blocks of a head; K: steps between kept states. Sizes are those
+that the engine chooses for a batch of 32 sequences (E70 one head, E75 8, E88 32); sources that lie
+unevenly take a little more. bf16 kernels use the GPU's own tanh, fp32 kernels the CUDA library's.
+Other versions of NVRTC give other numbers; torch's CUDA builds bring their own (torch 2.13: NVRTC
+13.0).
+
+## Models
+
+{table(HEAD, rows[0])}
+
+## Every cell
+
+{table(HEAD, rows[1])}
+
+## Channel engine
+
+bf16 on sm_90; {TUNED.warps} warps a block, a thread per channel, {TUNED.stages} tiles of
+{TUNED.steps} steps of every sequence in shared memory.
+
+{table(["step", "registers", "spilled bytes"], steps)}
+"""
+
+
+if __name__ == "__main__":
+    take_pinned_compiler()
+    if sys.argv[1:] == ["--rows"]:
+        answer()
+    else:
+        PAGE.write_text(page())

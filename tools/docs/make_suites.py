@@ -1,0 +1,123 @@
+"""Writes docs/suites.md: every suite that is shipped, with its runs and what was published.
+
+Run it after a change to a suite's file, a model's or a published figure: ``python
+tools/docs/make_suites.py``. A test compares the committed page with what this script makes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from elman.config.catalog import listed_models
+from elman.config.suites import Suite, load_suite, suite_names
+from elman.report.markdown import code, table
+from elman.report.tables.suites import (
+    FIGURE_HEADS,
+    HEADS,
+    ONLY_HEADS,
+    RUN_HEADS,
+    circumstances,
+    facts,
+    figure_cells,
+    run_cells,
+    suite_cells,
+)
+
+PAGE = Path(__file__).with_name("suites.md")
+OWN = """\
+# @package _global_
+# My three cells, twenty minutes each.
+defaults:
+  - override /optim: adamw
+
+benchmark:
+  title: three cells of mine, about 100M
+  source: my notebook
+  description: What a reader must know before believing the table.
+  runs:
+    - [model=mamba2]
+    - [model=e75h8n24]
+    - [model=e88f_h32n16_2432x20, optim.lr=6e-4]
+
+train: {minutes: 20, batch_size: 32, chunk_size: 512}
+sweep: {equal_size: true}
+hydra: {mode: MULTIRUN}
+"""
+INTRODUCTION = f"""\
+# Suites
+
+A suite is a comparison under a name: its models, the settings that they share, and what was
+published for them. Written by `tools/docs/make_suites.py`; a test compares. `elman mode=suites`
+prints the list, `elman mode=suites benchmark=e75_100m` explains one.
+
+```sh
+elman benchmark=e75_100m                             # a sweep of its runs, one per free GPU
+elman benchmark=e75_100m sweep.dry_run=true          # only the checks, and the command of every job
+elman benchmark=e75_100m train.minutes=1 data.path=pile.txt    # what is typed wins over the suite
+elman benchmark=e75_100m train.seed=1,2,3            # each run with each of these
+elman benchmark=e75_100m benchmark.only=e75h4n16,mamba2*       # some of its models
+elman benchmark=e75_100m launcher=slurm              # as an array of jobs on a cluster
+elman -m sweep.resume=<sweep folder>                 # run again what is not ok in it
+```
+
+A suite names its models, so `model=` beside it is refused. A suite that claims one size is refused
+if its models' parameters are more than `sweep.max_params_spread` apart; others say how far they
+are.
+
+A model without a kernel of its cell runs as plain PyTorch, its slow path: a line says so for each
+reason before the first run, and its rows are marked. A suite whose figures are speeds
+(`claims_speed: true`) is refused on a GPU for such a model, and every sweep is for a packaged
+baseline without its package; `baseline.allow_slow=true` lets both run, marked.
+
+The settings are those of the published runs, their optimisers included, for comparison with the
+published figures: their data, precision and padding were others, and orders within a suite can be
+compared, not losses. For a fair comparison of your own add `optim=adamw`.
+
+## Your own
+
+`--config-dir DIR` finds `DIR/benchmark/mine.yaml`, which is then `benchmark=mine`:
+
+```yaml
+{OWN}```
+
+Every run is a list of overrides; `benchmark.published` names files of `elman.published`
+whose figures stand beside the runs of the same models. A sweep records its suite, and its report
+shows the same when the file is gone.
+
+## All
+"""
+
+
+def page() -> str:
+    """Return the whole page."""
+    suites = [load_suite(name) for name in suite_names()]
+    rows = [[f"[{suite.name}](#{suite.name})", *suite_cells(suite)[1:]] for suite in suites]
+    return "\n".join([INTRODUCTION, table(HEADS, rows), "", *map(section, suites)])
+
+
+def section(suite: Suite) -> str:
+    """Return what the page says of one suite."""
+    models = {one.name: one for one in listed_models(suite.models)}
+    runs = [run_cells(suite, run, models) for run in suite.runs]
+    said = [f"{name}: {words}." for name, words in facts(suite, models).items()]
+    parts = [
+        f"## {suite.name}\n",
+        f"{suite.title[:1].upper()}{suite.title[1:]} ({suite.citation}).\n",
+        *([f"{suite.description}\n"] if suite.description else []),
+        "\n".join(f"- {line}" for line in said) + "\n",
+        table(RUN_HEADS, [[code(run), *rest] for run, *rest in runs]) + "\n",
+    ]
+    for title, heads, records in (
+        ("Published:", FIGURE_HEADS, suite.published),
+        ("Published only:", ONLY_HEADS, suite.published_only),
+    ):
+        if records:
+            parts += [f"{title}\n", table(heads, [figure_cells(one) for one in records]) + "\n"]
+    shared = circumstances((*suite.published, *suite.published_only))
+    if shared:
+        parts.append("\n".join(f"- {name}: {words}" for name, words in shared) + "\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

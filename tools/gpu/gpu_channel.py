@@ -1,0 +1,253 @@
+"""The channel engine's kernels on a GPU: parity of every step with fp64, times beside their floors.
+
+    python tools/gpu/gpu_channel.py --out DIR [--steps STEP ...] [--sweep]
+
+Times are those of the kernels, replayed as a CUDA graph; "eager" is a call from Python. The floor
+is what must pass through memory at the bandwidth of a copy, measured in the same run. With --sweep,
+steps are timed with other sizes of tiles and blocks, too. Needs what gpu_kernels.py needs. Shape
+legend: b batch, t time, c channels, s channels of a source.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elman.kernels.nvrtc import Unit
+from elman.ops.channel import op
+from elman.ops.channel.cuda import kernels
+from elman.ops.channel.cuda.tile_config import Geometry, Tuning
+from elman.ops.channel.plan import Plan
+from elman.ops.channel.recurrences import CELLS
+from elman.ops.common.slices import Slice, row_blocks
+
+BATCH, TIME, CHANNELS = 32, 512, 1536
+REPEATS, WARMUP = 20, 3
+SETS = 2  # of tensors, so that little of a call is in the cache from the call before
+LIMITS = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
+# Compared with fp64: batch, steps, channels. The last lie unevenly, so that copies have 4 bytes.
+SHAPES = ((3, 37, 40), (2, TIME, CHANNELS), (3, 37, 35))
+SWEPT = [Tuning(*sizes) for sizes in itertools.product((8, 16), (2, 3, 4), (1, 2, 4, 6))]
+
+
+def plan_of(step: str, channels: int) -> Plan:
+    """Return a plan with the step's inputs in one source, keys normalised, y silu(y)."""
+    inputs = CELLS[step].inputs
+    unit = "key" if "key" in inputs else None
+    places = row_blocks(dict.fromkeys(inputs, channels))
+    query = Slice(0, len(inputs) * channels) if unit else None
+    return Plan(step, tuple(places.items()), unit=unit, query=query, self_gate=True)
+
+
+def compile_all(geometries: Iterable[Geometry]) -> None:
+    """Compile kernels side by side, so that none is compiled while another is timed."""
+    major, minor = torch.cuda.get_device_capability()
+
+    def compiled(one: Geometry) -> None:
+        fast = one.io == torch.bfloat16
+        Unit(kernels.unit_text(one), one.plan.step, f"sm_{major}{minor}", fast).cubin()
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(compiled, geometries))
+
+
+def leaves_of(plan: Plan, batch: int, time: int, channels: int, dtype: torch.dtype) -> list[Tensor]:
+    """Return a source, the parameters and a first state, at random."""
+    draw = torch.Generator("cuda").manual_seed(1)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=draw, device="cuda")
+
+    width = max(place.start for place in plan.slices()) + channels
+    leaves = [normal(batch, time, width).to(dtype)]
+    leaves += [0.5 * normal(channels) for _ in CELLS[plan.step].parameters]
+    leaves.append(normal(batch, channels))
+    return [leaf.requires_grad_() for leaf in leaves]
+
+
+def run(plan: Plan, leaves: list[Tensor], backend: str) -> tuple[Tensor, Tensor]:
+    """Run a plan."""
+    source, *parameters, first = leaves
+    named = dict(zip(CELLS[plan.step].parameters, parameters, strict=True))
+    return op.run(plan, [source], named, first, backend=backend)
+
+
+def error_of(step: str, dtype: torch.dtype, shape: tuple[int, int, int]) -> float:
+    """Return the largest relative L2 error of outputs and gradients against fp64."""
+    plan = plan_of(step, shape[2])
+    narrow = leaves_of(plan, *shape, dtype)
+    wide = [leaf.detach().double().requires_grad_() for leaf in narrow]
+    results = []
+    for leaves, backend in ((narrow, "cuda"), (wide, "reference")):
+        outputs = run(plan, leaves, backend)
+        pulls = [torch.linspace(-1, 1, out.numel(), device="cuda").to(dtype) for out in outputs]
+        shaped = [p.reshape(o.shape).to(o.dtype) for p, o in zip(pulls, outputs, strict=True)]
+        gradients = torch.autograd.grad(outputs, leaves, shaped)
+        results.append([tensor.detach().double() for tensor in (*outputs, *gradients)])
+    errors = [float((x - y).norm() / (y.norm() + 1e-30)) for x, y in zip(*results, strict=True)]
+    return max(error if error == error else 9.0 for error in errors)
+
+
+def parity(steps: Iterable[str]) -> dict[str, Any]:
+    """Compare steps with fp64."""
+    rows: dict[str, Any] = {}
+    for step, (dtype, limit), shape in itertools.product(steps, LIMITS.items(), SHAPES):
+        try:
+            error: float | str = error_of(step, dtype, shape)
+        except Exception as problem:
+            error = repr(problem)
+        passed = isinstance(error, float) and error <= limit
+        rows[f"{step} {dtype} {shape}"] = {"error": error, "passed": passed}
+    return rows
+
+
+def median_us(call: Callable[[], Any]) -> float:
+    """Return the median time of a call in microseconds, by events on the device."""
+    for _ in range(WARMUP):
+        call()
+    pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(REPEATS)]
+    for begin, end in pairs:
+        begin.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return 1e3 * float(statistics.median(begin.elapsed_time(end) for begin, end in pairs))
+
+
+def replayed_us(calls: list[Callable[[], Any]]) -> float:
+    """Return the time of a call, from one graph of them all."""
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for call in calls:
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        held = [call() for call in calls]
+    time = median_us(graph.replay) / len(calls)
+    del held, graph
+    return time
+
+
+class Timed:
+    """A step's tensors in bf16, and its passes as calls.
+
+    Args:
+        step: Its name.
+    """
+
+    def __init__(self, step: str) -> None:
+        self.plan = plan_of(step, CHANNELS)
+        self.sets = [
+            leaves_of(self.plan, BATCH, TIME, CHANNELS, torch.bfloat16) for _ in range(SETS)
+        ]
+        self.dy = torch.randn(BATCH, TIME, CHANNELS, device="cuda").to(torch.bfloat16)
+
+    def kernels_us(self) -> tuple[float, float]:
+        """Return the times of the forward and of the backward pass."""
+        detached = [[leaf.detach() for leaf in leaves] for leaves in self.sets]
+
+        def forward(source: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+            return kernels.forward(self.plan, [source], rest[:-1], rest[-1])
+
+        def backward(source: Tensor, *rest: Tensor) -> Any:
+            return kernels.backward(self.plan, self.dy, None, [source], rest[:-1], rest[-1])
+
+        kept = [[*leaves[:-1], forward(*leaves)[2]] for leaves in detached]
+        return (
+            replayed_us([partial(forward, *leaves) for leaves in detached]),
+            replayed_us([partial(backward, *leaves) for leaves in kept]),
+        )
+
+    def eager_us(self) -> tuple[float, float]:
+        """Return the times of a call, and of a call with its gradients."""
+        leaves = self.sets[0]
+
+        def both() -> Any:
+            return torch.autograd.grad(run(self.plan, leaves, "cuda")[0], leaves, self.dy)
+
+        return median_us(lambda: run(self.plan, leaves, "cuda")), median_us(both)
+
+    def floors_us(self, bytes_per_us: float) -> tuple[float, float]:
+        """Return the least times that memory allows."""
+        numbers, inputs = BATCH * TIME * CHANNELS, len(self.plan.slices())
+        kept = numbers * 4 / kernels.TUNING.steps
+        return (
+            ((inputs + 1) * numbers * 2 + kept) / bytes_per_us,
+            ((2 * inputs + 1) * numbers * 2 + kept) / bytes_per_us,
+        )
+
+
+def times_of(step: str, bytes_per_us: float) -> dict[str, float]:
+    """Time a step beside its floors."""
+    timed = Timed(step)
+    eager, floors = timed.eager_us(), timed.floors_us(bytes_per_us)
+    row: dict[str, float] = {}
+    for name, time, floor in zip(("forward", "backward"), timed.kernels_us(), floors, strict=True):
+        row[f"{name}_us"] = round(time, 1)
+        row[f"{name}_floor_us"] = round(floor, 1)
+        row[f"{name}_over_floor"] = round(time / floor, 2)
+    return row | {"eager_forward_us": round(eager[0], 1), "eager_both_us": round(eager[1], 1)}
+
+
+def sweep(step: str) -> list[dict[str, Any]]:
+    """Time a step's kernels with every tuning, the fastest sum first."""
+    before, timed, rows = kernels.TUNING, Timed(step), []
+    compile_all(Geometry(timed.plan, torch.bfloat16, torch.float32, one) for one in SWEPT)
+    for one in SWEPT:
+        kernels.TUNING = one
+        forward, backward = timed.kernels_us()
+        rows.append({"tuning": str(one), "forward_us": forward, "backward_us": backward})
+    kernels.TUNING = before
+    return sorted(rows, key=lambda row: float(row["forward_us"] + row["backward_us"]))
+
+
+def main() -> None:
+    """Compare and time; write ``gpu_channel.json``."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", nargs="+", choices=CELLS, default=list(CELLS))
+    parser.add_argument("--sweep", action="store_true", help="time other tile and block sizes")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    compile_all(
+        Geometry(plan_of(step, 1), dtype, torch.float32, kernels.TUNING, unit)
+        for step, dtype, unit in itertools.product(given.steps, LIMITS, (16, 4))
+    )
+    x = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    y = torch.empty_like(x)
+    bytes_per_us = 2 * x.numel() / median_us(lambda: y.copy_(x))
+    report: dict[str, Any] = {
+        "copy_tb_s": round(bytes_per_us / 1e6, 3),
+        "tuning": str(kernels.TUNING),
+    }
+    report["parity"] = parity(given.steps)
+    wrong = {name: row for name, row in report["parity"].items() if not row["passed"]}
+    print(f"copies {report['copy_tb_s']} TB/s; {len(report['parity'])} compared, wrong: {wrong}")
+    report["times"] = {}
+    for step in given.steps:
+        try:
+            report["times"][step] = times_of(step, bytes_per_us)
+        except Exception as problem:
+            report["times"][step] = {"error": repr(problem)}
+        print(step, report["times"][step], flush=True)
+    report["sweep"] = {step: sweep(step) for step in given.steps} if given.sweep else {}
+    for step, rows in report["sweep"].items():
+        for row in rows:
+            print(step, row, flush=True)
+    (given.out / "gpu_channel.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

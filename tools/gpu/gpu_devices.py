@@ -1,0 +1,156 @@
+"""Several GPUs in one process: what the second computes must be the first one's, to the bit.
+
+A small model of every cell with CUDA kernels takes one pass of training on each GPU, whichever of
+them is current, from a thread for each GPU at once, and replayed as a CUDA graph on the second.
+
+    python tools/gpu/gpu_devices.py --out DIR
+
+Everything goes to DIR/gpu_devices.json. Exit status: 0 all agree, 1 something does not, 2 there is
+no second GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_train import attempt  # type: ignore[import-not-found]
+from torch import Tensor
+
+from elman.config.catalog import catalog
+from elman.models.build import build_model
+from elman.models.cells import registry
+from elman.models.language_model import LanguageModel
+from elman.sections.model import ModelConfig
+
+FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
+BATCH, STEPS = 4, 129
+Pass = Callable[[], list[Tensor]]
+
+
+def main() -> int:
+    """Check every cell and write ``gpu_devices.json``."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    if torch.cuda.device_count() < 2:
+        print("gpu_devices: torch sees no second GPU here", file=sys.stderr)
+        return 2
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    given.out.mkdir(parents=True, exist_ok=True)
+    report: dict[str, Any] = {}
+    for name in cells():
+        attempt(name, lambda name=name: check(name), report)
+        print(name, report[name], flush=True)
+        (given.out / "gpu_devices.json").write_text(json.dumps(report, indent=1) + "\n")
+    wrong = [name for name, row in report.items() if not row["passed"]]
+    print(f"devices: {len(report)} cells, failed: {', '.join(wrong) or 'none'}", flush=True)
+    return int(bool(wrong))
+
+
+def cells() -> list[str]:
+    """Return the cells that have CUDA kernels."""
+    return sorted(name for name, cell in registry.cells().items() if "cuda" in cell.backends)
+
+
+def check(name: str) -> dict[str, Any]:
+    """Compare passes of a cell's small model on two GPUs."""
+    models = {device: small_model(name, device) for device in (FIRST, SECOND)}
+    models[SECOND].load_state_dict(models[FIRST].state_dict())
+
+    def on(device: torch.device, current: torch.device | None = None) -> Pass:
+        return lambda: one_pass(models[device], device, current or device)
+
+    wanted = on(FIRST)()
+    with ThreadPoolExecutor(2) as threads:
+        at_once = [threads.submit(on(device)) for device in (FIRST, SECOND)]
+    ways: dict[str, Pass] = {
+        "second": on(SECOND),
+        "second, first current": on(SECOND, FIRST),
+        "first, second current": on(FIRST, SECOND),
+        "first, both at once": at_once[0].result,
+        "second, both at once": at_once[1].result,
+        "second, replayed": lambda: replayed(models[SECOND]),
+    }
+    same = {way: equal(run(), wanted) for way, run in ways.items()}
+    return {"passed": all(same.values()), **same}
+
+
+def small_model(name: str, device: torch.device) -> LanguageModel:
+    """Return two small layers of a cell."""
+    torch.manual_seed(0)
+    return build_model(model_of(name), backend="cuda", device=device)
+
+
+def model_of(name: str) -> ModelConfig:
+    """Return the newest model of a cell whose options have kernels, made small."""
+    cell = registry.cell(name)
+    fitting = [
+        one
+        for one in listed_models()
+        if one.cell == name and "cuda" in cell.under(one.options).backends
+    ]
+    return fitting[-1].model_copy(update={"dim": 256, "depth": 2, "expected_params": None})
+
+
+@cache
+def listed_models() -> list[ModelConfig]:
+    """Return the configurations of all models."""
+    return [one.config for one in catalog() if one.config is not None]
+
+
+def one_pass(model: LanguageModel, device: torch.device, current: torch.device) -> list[Tensor]:
+    """Return the loss and all gradients of a pass while ``current`` is the current GPU."""
+    tokens = tokens_on(device)
+    with torch.cuda.device(current):
+        return [one.cpu() for one in computed(model, tokens)]
+
+
+def tokens_on(device: torch.device) -> Tensor:
+    """Return bytes, the same on every device."""
+    generator = torch.Generator().manual_seed(1)
+    drawn = torch.randint(256, (BATCH, STEPS + 1), generator=generator, dtype=torch.uint8)
+    return drawn.to(device)
+
+
+def computed(model: LanguageModel, tokens: Tensor) -> list[Tensor]:
+    """Return the loss and all gradients of a pass."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    with torch.autocast("cuda", torch.bfloat16):
+        loss, _ = model.loss(tokens)
+    gradients = torch.autograd.grad(loss, weights, allow_unused=True)
+    return [loss.detach(), *(gradient for gradient in gradients if gradient is not None)]
+
+
+def replayed(model: LanguageModel) -> list[Tensor]:
+    """Return the same of a CUDA graph on the second GPU."""
+    tokens = tokens_on(SECOND)
+    with torch.cuda.device(SECOND):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            computed(model, tokens)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results = computed(model, tokens)
+        graph.replay()
+        return [one.cpu() for one in results]
+
+
+def equal(found: list[Tensor], wanted: list[Tensor]) -> bool:
+    """Return whether all tensors agree to the bit and are finite."""
+    pairs = zip(found, wanted, strict=True)
+    return all(torch.equal(x, y) and bool(x.isfinite().all()) for x, y in pairs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
