@@ -571,9 +571,13 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(sweep: FakeSwee
 
 
 def test_no_torch_is_imported(sweep: FakeSweep) -> None:
-    sweep.job("model=e1") code = "import sys; from elman.cli.main import main; main(sys.argv[1:]);
-    print('torch' in sys.modules)" arguments = ["mode=report", f"report.dir={sweep.folder}"] ended =
-    subprocess.run(
+    sweep.job("model=e1")
+    code = (
+        "import sys; from elman.cli.main import main; main(sys.argv[1:]); "
+        "print('torch' in sys.modules)"
+    )
+    arguments = ["mode=report", f"report.dir={sweep.folder}"]
+    ended = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
     )
     assert ended.stdout.splitlines()[-1] == "False"
