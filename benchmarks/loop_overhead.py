@@ -24,6 +24,7 @@ from elman.config.compose import compose_config
 from elman.data.batches import Batches
 from elman.models.language_model import LanguageModel
 from elman.modes.train import run
+from elman.runs.prepared import PreparedRun
 from elman.training.optim.optimizers import TrainingOptimizer
 from elman.training.trainer import Trainer
 
@@ -79,7 +80,7 @@ def measure(overrides: list[str]) -> dict[str, float]:
     Trainer._validate = keep  # type: ignore[method-assign, assignment]
     try:
         with tempfile.TemporaryDirectory() as folder:
-            run(compose_config(overrides), Path(folder))
+            run(PreparedRun(compose_config(overrides), Path(folder)))
     finally:
         Trainer._loop, Trainer._validate = loop, validate  # type: ignore[method-assign]
         for owner, name, original in originals:

@@ -14,6 +14,8 @@ import pytest
 from elman.base.errors import ExitStatus
 from elman.kernels.compiler import compiler_problem
 
+pytest_plugins = ["tests.stubs.command_line"]
+
 
 def pytest_report_header() -> str | None:
     """Say first what this machine lacks for the tests of the CPU's kernels."""
@@ -100,6 +102,7 @@ def train(tmp_path: Path, text_file: Path) -> Callable[..., Run]:
     """Return a function that trains the tiny run with more overrides, in this process."""
     from elman.config.compose import compose_config
     from elman.modes.train import run
+    from elman.runs.prepared import PreparedRun
 
     def start(*overrides: str, folder: str = "run") -> Run:
         place = tmp_path / folder
@@ -108,7 +111,7 @@ def train(tmp_path: Path, text_file: Path) -> Callable[..., Run]:
         tiny = [setting for setting in TINY if setting.split("=")[0] not in named]
         if "data.path" not in named:
             tiny.append(f"data.path={text_file}")
-        status = run(compose_config([*tiny, *overrides]), place)
+        status = run(PreparedRun(compose_config([*tiny, *overrides]), place))
         return Run(place, status, json.loads((place / "result.json").read_text()))
 
     return start

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from elman._version import __version__
+from elman.base.version import __version__
 
 if TYPE_CHECKING:
     from elman.training.checkpoints.loading import load

@@ -8,7 +8,8 @@ from hydra.core.global_hydra import GlobalHydra
 from pydantic import ValidationError
 
 from elman.base.errors import UserError
-from elman.config.compose import compose_config, compose_tree, named_keys
+from elman.config.compose import compose_config, compose_tree
+from elman.config.keys import named_keys
 from elman.config.run_config import MODES, RunConfig, flatten, known_keys, size_keys, validate
 from elman.sections.training import TrainConfig
 

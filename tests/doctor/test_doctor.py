@@ -20,6 +20,7 @@ from elman.doctor.facts import OPTIONAL, Facts, Place, Unmet
 from elman.doctor.findings import Finding, Mark, installed, machine
 from elman.doctor.usable import backends, baselines
 from elman.modes import doctor as doctor_mode
+from elman.runs.prepared import PreparedRun
 
 HOPPER, BLACKWELL, AMPERE, VOLTA = (9, 0), (10, 0), (8, 0), (7, 0)
 SPACE = Place("runs", Path("/data/outputs"), 100 << 30, True)
@@ -482,7 +483,7 @@ def test_the_status_and_the_commands_below_the_table(
     monkeypatch, capsys, here, status, commands
 ) -> None:
     monkeypatch.setattr(doctor_mode, "gather", lambda show: here)
-    assert doctor_mode.run(compose_config(["mode=doctor"]), None) == status
+    assert doctor_mode.run(PreparedRun(compose_config(["mode=doctor"]))) == status
     said = capsys.readouterr().out
     assert said.endswith(commands)
     assert ("\nTo " in said) is bool(commands)

@@ -25,6 +25,7 @@ from elman.parity import gate, norms, proof
 from elman.parity.experiment import Run
 from elman.parity.norms import norm_runs, norm_shapes
 from elman.parity.proof import Proof, prove_norms
+from elman.runs.prepared import PreparedRun
 from tests.emulation import emulator
 from tests.emulation.test_add_norm_emulation import FAULTS, emulate
 
@@ -141,7 +142,7 @@ def test_the_short_proof_notices_a_fault(fault: str, plant) -> None:
 
 def run_mode(tmp_path: Path, *overrides: str) -> tuple[ExitStatus, dict[str, Any]]:
     config = compose_config(["mode=parity", "parity.quick=true", *MODEL, *overrides])
-    status = parity_mode.run(config, tmp_path)
+    status = parity_mode.run(PreparedRun(config, tmp_path))
     return status, json.loads((tmp_path / "parity.json").read_text())
 
 
@@ -218,7 +219,7 @@ def train(place: Path, text_file: Path, *overrides: str) -> tuple[ExitStatus, di
         "log.tensorboard=false",
         f"data.path={text_file}",
     )
-    status = train_mode.run(compose_config([*MODEL, *settings, *overrides]), place)
+    status = train_mode.run(PreparedRun(compose_config([*MODEL, *settings, *overrides]), place))
     return status, json.loads((place / "result.json").read_text())
 
 

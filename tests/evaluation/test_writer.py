@@ -18,6 +18,7 @@ from elman.models.build import build_model
 from elman.models.language_model import LanguageModel
 from elman.modes import generate as generate_mode
 from elman.ops.decode.reference import draw
+from elman.runs.prepared import PreparedRun
 from tests.training.tapes import Tapes
 
 MODELS = ["e88_tiny", "e1", "e75h4n16", "e23", "lstm", "mingru", "mamba2", "fla-gdn"]
@@ -165,7 +166,7 @@ def test_several_prompts_are_printed_whole_with_their_speed(train, capsys) -> No
     run = train("train.steps=30", "optim.lr=0.01")
     given = [f"generate.checkpoint={run.folder}", "generate.max_bytes=40", "mode=generate"]
     many = compose_config([*given, "generate.prompt=[def,class]", "generate.samples=2"])
-    assert generate_mode.run(many, None) == ExitStatus.OK
+    assert generate_mode.run(PreparedRun(many)) == ExitStatus.OK
     printed = capsys.readouterr()
     parts = re.split(r"--- \d of 4 ---\n", printed.out)
     assert [part[:3] for part in parts[1:]] == ["def", "def", "cla", "cla"]
@@ -178,13 +179,13 @@ def test_several_prompts_are_printed_whole_with_their_speed(train, capsys) -> No
 def test_a_text_is_continued_by_the_command(train, tmp_path: Path, capsys) -> None:
     run, file = train("train.steps=30", "optim.lr=0.01"), tmp_path / "state"
     given = [f"generate.checkpoint={run.folder}", "mode=generate", "generate.prompt='def '"]
-    generate_mode.run(compose_config([*given, "generate.max_bytes=50"]), None)
+    generate_mode.run(PreparedRun(compose_config([*given, "generate.max_bytes=50"])))
     whole = capsys.readouterr().out
     saving = [*given, "generate.max_bytes=20", f"generate.save_state={file}"]
-    generate_mode.run(compose_config(saving), None)
+    generate_mode.run(PreparedRun(compose_config(saving)))
     first = capsys.readouterr().out
     going_on = [*given[:2], f"generate.state={file}", "generate.max_bytes=30"]
-    generate_mode.run(compose_config(going_on), None)
+    generate_mode.run(PreparedRun(compose_config(going_on)))
     assert first.removesuffix("\n") + capsys.readouterr().out == whole
 
 
@@ -200,7 +201,7 @@ def test_wrong_settings_of_generate_are_named(train, override: str, message: str
     run = train()
     config = compose_config(["mode=generate", f"generate.checkpoint={run.folder}", override])
     with pytest.raises(UserError, match=message):
-        generate_mode.run(config, None)
+        generate_mode.run(PreparedRun(config))
 
 
 @pytest.mark.parametrize(

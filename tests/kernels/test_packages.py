@@ -19,15 +19,9 @@ from elman.bench.entries import entries
 from elman.config.compose import compose_config
 from elman.data import batches
 from elman.kernels import packages
-from elman.kernels.packages import (
-    computation_path,
-    import_kernels,
-    on_slow_path,
-    package_problem,
-    resolve_backend,
-    tuning_note,
-)
+from elman.kernels.packages import import_kernels, package_problem
 from elman.launchers.job import wants_gpu
+from elman.models.backends import computation_path, on_slow_path, resolve_backend, tuning_note
 from elman.models.build import build_model
 from elman.models.cells import registry
 from elman.modes import bench as bench_mode
@@ -41,7 +35,9 @@ from elman.parity.shapes import Shape, TrainedSizes, few_rows
 from elman.report.summary import print_summary
 from elman.report.tables.bench import print_bench_sweep
 from elman.report.tables.parity import print_parity_sweep
-from elman.report.tables.sweep import SweepRow, sweep_table
+from elman.report.tables.sweep import sweep_table
+from elman.runs.prepared import PreparedRun
+from elman.sweeps.row import SweepRow
 
 GPU = torch.device("cuda", 0)
 MAMBA2, GDN, E88 = (registry.cell(name) for name in ("mamba2", "fla_gdn", "e88"))
@@ -197,7 +193,7 @@ def test_training_on_a_gpu_is_refused_before_the_data_is_opened(
     for opening in ("ByteSource", "open_source"):
         monkeypatch.setattr(batches, opening, lambda *args: pytest.fail("opened the data"))
     with pytest.raises(UserError, match="mamba-ssm is not installed"):
-        train.run(compose_config(["model=mamba2"]), tmp_path)
+        train.run(PreparedRun(compose_config(["model=mamba2"]), tmp_path))
     assert not list(tmp_path.iterdir())
 
 
@@ -305,7 +301,7 @@ def test_bench_and_parity_say_what_computed_a_baseline(model, tmp_path, capsys) 
     said = f"{model}, reference: plain PyTorch, chunked, the slow path"
     small = [f"model={model}", "model.dim=128", "model.depth=1", "baseline.allow_slow=true"]
     config = compose_config(["mode=parity", "parity.quick=true", *small])
-    assert parity_mode.run(config, tmp_path) == ExitStatus.OK
+    assert parity_mode.run(PreparedRun(config, tmp_path)) == ExitStatus.OK
     assert said in capsys.readouterr().out.splitlines()
     result = json.loads((tmp_path / "parity.json").read_text())
     one, norms = result["summary"]
@@ -315,7 +311,7 @@ def test_bench_and_parity_say_what_computed_a_baseline(model, tmp_path, capsys) 
     assert said in capsys.readouterr().out.splitlines()
     sizes = ["bench.rounds=1", "bench.batch_size=1", "bench.chunk_size=16"]
     config = compose_config(["mode=bench", *sizes, *small])
-    assert bench_mode.run(config, tmp_path) == ExitStatus.OK
+    assert bench_mode.run(PreparedRun(config, tmp_path)) == ExitStatus.OK
     assert said in capsys.readouterr().out.splitlines()
     result = json.loads((tmp_path / "bench.json").read_text())
     (row,) = result["rows"]
@@ -472,7 +468,7 @@ SMALL = (
 @pytest.mark.parametrize("model", ["mamba2", "fla-gdn"])
 def test_a_run_on_a_cpu_is_marked(model, tmp_path, text_file) -> None:
     config = compose_config([f"model={model}", *SMALL, f"data.path={text_file}"])
-    assert train.run(config, tmp_path) == ExitStatus.OK
+    assert train.run(PreparedRun(config, tmp_path)) == ExitStatus.OK
     result: dict[str, Any] = json.loads((tmp_path / "result.json").read_text())
     assert (result["backend"], result["path"]) == ("reference", "plain PyTorch, chunked")
     assert result["slow_path"] is True
@@ -499,12 +495,18 @@ def test_a_long_start_is_announced(module, line, tmp_path, capsys, monkeypatch, 
     monkeypatch.setattr(module, "tuning_note", lambda path, backend: "soon")
     small = ["model=mamba2", "model.dim=128", "model.depth=1"]
     if module is train:
-        train.run(compose_config(["model=mamba2", *SMALL, f"data.path={text_file}"]), tmp_path)
+        train.run(
+            PreparedRun(
+                compose_config(["model=mamba2", *SMALL, f"data.path={text_file}"]), tmp_path
+            )
+        )
     elif module is benchmark:
         sizes = ["bench.rounds=1", "bench.batch_size=1", "bench.chunk_size=16", "bench.level=layer"]
-        bench_mode.run(compose_config(["mode=bench", *sizes, *small]), tmp_path)
+        bench_mode.run(PreparedRun(compose_config(["mode=bench", *sizes, *small]), tmp_path))
     else:
-        parity_mode.run(compose_config(["mode=parity", "parity.quick=true", *small]), tmp_path)
+        parity_mode.run(
+            PreparedRun(compose_config(["mode=parity", "parity.quick=true", *small]), tmp_path)
+        )
     assert line in capsys.readouterr().err.splitlines()
 
 

@@ -19,7 +19,7 @@ import pytest
 from elman.devices import locks, nvml
 from elman.devices.locks import GpuLock
 
-STUBS = Path(__file__).with_name("stub_modes")
+STUBS = Path(__file__).parents[1] / "stubs" / "stub_modes"
 
 
 class Machine:

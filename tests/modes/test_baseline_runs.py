@@ -15,6 +15,7 @@ from elman.config.compose import compose_config
 from elman.modes import eval as eval_mode
 from elman.modes import generate as generate_mode
 from elman.modes import train as train_mode
+from elman.runs.prepared import PreparedRun
 
 TINY = (
     "model.dim=128",
@@ -37,7 +38,7 @@ def run_folder(request, tmp_path: Path, text_file: Path) -> Path:
     folder.mkdir()
     given = [f"model={request.param}", *OPTIONS[request.param], "train.tbptt=true"]
     config = compose_config([*TINY, *given, f"data.path={text_file}"])
-    assert train_mode.run(config, folder) == ExitStatus.OK
+    assert train_mode.run(PreparedRun(config, folder)) == ExitStatus.OK
     result = json.loads((folder / "result.json").read_text())
     assert (result["status"], result["backend"]) == ("ok", "torch")
     return folder
@@ -49,11 +50,11 @@ def test_a_run_is_sampled_and_scored_with_carried_state(run_folder, tmp_path, ca
     capsys.readouterr()
     given = [f"generate.checkpoint={run_folder}", "generate.max_bytes=9", "generate.top_k=0"]
     config = compose_config(["mode=generate", *given, "generate.prompt=def"])
-    assert generate_mode.run(config, None) == ExitStatus.OK
+    assert generate_mode.run(PreparedRun(config)) == ExitStatus.OK
     assert capsys.readouterr().out.startswith("def")
     where = [f"eval.checkpoint={run_folder}", f"eval.path={tmp_path / 'text'}"]
     config = compose_config(["mode=eval", *where, "eval.carry_state=true"])
-    assert eval_mode.run(config, None) == ExitStatus.OK
+    assert eval_mode.run(PreparedRun(config)) == ExitStatus.OK
     row = next(line for line in capsys.readouterr().out.splitlines() if "bits per byte" in line)
     with torch.no_grad():
         whole, _ = elman.load(run_folder).loss(torch.tensor([list(text)]))

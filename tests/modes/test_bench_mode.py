@@ -36,7 +36,8 @@ from elman.ops.channel import plan as channel_plan
 from elman.ops.common.slices import row_blocks
 from elman.ops.matrix_state import plan as matrix_plan
 from elman.report.tables.bench import print_bench_sweep
-from elman.report.tables.sweep import SweepRow
+from elman.runs.prepared import PreparedRun
+from elman.sweeps.row import SweepRow
 from elman.training.optim.optimizers import TrainingOptimizer
 from elman.training.stepper import Stepper
 
@@ -381,7 +382,7 @@ def given_rates(monkeypatch: pytest.MonkeyPatch) -> None:
 def run_mode(folder: Path, *overrides: str) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
     config = compose_config(["mode=bench", "model.dim=128", *SMALL, *overrides])
-    assert bench_mode.run(config, folder) is ExitStatus.OK
+    assert bench_mode.run(PreparedRun(config, folder)) is ExitStatus.OK
     result: dict[str, Any] = json.loads((folder / "bench.json").read_text())
     return result
 

@@ -14,6 +14,7 @@ from elman.evaluation.generation import Writer, generate
 from elman.modes import eval as eval_mode
 from elman.modes import generate as generate_mode
 from elman.ops.decode.reference import draw
+from elman.runs.prepared import PreparedRun
 
 
 def scored(output: str) -> float:
@@ -26,7 +27,7 @@ def test_eval_of_a_run_reproduces_its_val_bpb(train, capsys, optim: str) -> None
     run = train(f"optim={optim}")
     capsys.readouterr()
     config = compose_config(["mode=eval", f"eval.checkpoint={run.folder}"])
-    assert eval_mode.run(config, None) == ExitStatus.OK
+    assert eval_mode.run(PreparedRun(config)) == ExitStatus.OK
     assert scored(capsys.readouterr().out) == pytest.approx(run.result["val_bpb"], abs=5e-5)
 
 
@@ -35,10 +36,10 @@ def test_eval_of_a_file_counts_every_byte_once(train, tmp_path: Path, capsys) ->
     text = tmp_path / "other.txt"
     text.write_bytes(bytes(range(256)) * 3 + b"tail")
     overrides = ["mode=eval", f"eval.checkpoint={run.folder}", f"eval.path={text}"]
-    eval_mode.run(compose_config(overrides), None)
+    eval_mode.run(PreparedRun(compose_config(overrides)))
     windows = capsys.readouterr().out
     assert "771" in windows
-    eval_mode.run(compose_config([*overrides, "eval.carry_state=true"]), None)
+    eval_mode.run(PreparedRun(compose_config([*overrides, "eval.carry_state=true"])))
     carried = capsys.readouterr().out
     assert "771" in carried
     assert "state carried" in carried
@@ -52,7 +53,7 @@ def test_carried_state_scores_a_text_as_one_long_forward_does(
     text = b"def add(left, right): return left + right # " * 4
     (tmp_path / "text").write_bytes(text)
     overrides = ["mode=eval", f"eval.checkpoint={run.folder}", f"eval.path={tmp_path / 'text'}"]
-    eval_mode.run(compose_config([*overrides, "eval.carry_state=true"]), None)
+    eval_mode.run(PreparedRun(compose_config([*overrides, "eval.carry_state=true"])))
     model = elman.load(run.folder)
     with torch.no_grad():
         loss, _ = model.loss(torch.tensor([list(text)]))
@@ -72,19 +73,19 @@ def test_wrong_settings_of_eval_are_named(train, override: str, message: str) ->
     run = train()
     overrides = ["mode=eval", f"eval.checkpoint={run.folder}", override]
     with pytest.raises(UserError, match=message):
-        eval_mode.run(compose_config(overrides), None)
+        eval_mode.run(PreparedRun(compose_config(overrides)))
 
 
 def test_generate_prints_the_prompt_and_streams_its_continuation(train, capsys) -> None:
     run = train("train.steps=60", "optim.lr=0.01")
     overrides = ["mode=generate", f"generate.checkpoint={run.folder}", "generate.prompt='def a'"]
     config = compose_config([*overrides, "generate.max_bytes=40"])
-    assert generate_mode.run(config, None) == ExitStatus.OK
+    assert generate_mode.run(PreparedRun(config)) == ExitStatus.OK
     first = capsys.readouterr().out
     assert first.startswith("def a")
-    generate_mode.run(config, None)
+    generate_mode.run(PreparedRun(config))
     assert capsys.readouterr().out == first
-    generate_mode.run(compose_config([*overrides, "generate.seed=1"]), None)
+    generate_mode.run(PreparedRun(compose_config([*overrides, "generate.seed=1"])))
     assert capsys.readouterr().out != first
 
 
@@ -115,7 +116,7 @@ def test_characters_of_several_bytes_come_out_whole(train, capsys, monkeypatch) 
     pieces = [[b"\xc3"], ["é→".encode()[1:3]], ["→\n".encode()[1:] + b"\xff"]]
     monkeypatch.setattr(Writer, "write", lambda self, count: iter(pieces))
     config = compose_config(["mode=generate", f"generate.checkpoint={run.folder}"])
-    generate_mode.run(config, None)
+    generate_mode.run(PreparedRun(config))
     assert capsys.readouterr().out == "é→\n\ufffd\n"
 
 

@@ -29,8 +29,9 @@ from elman.parity.compare import compare, compare_beside, tolerance
 from elman.parity.proof import prove, runs_here
 from elman.parity.shapes import shapes_for
 from elman.report.tables.parity import print_parity_sweep
-from elman.report.tables.sweep import SweepRow
+from elman.runs.prepared import PreparedRun
 from elman.sections.model import ModelConfig
+from elman.sweeps.row import SweepRow
 
 CELL = Cell(
     name="planted",
@@ -312,7 +313,7 @@ def test_a_backend_that_cannot_run_here_is_said_or_refused(monkeypatch) -> None:
 
 def run_mode(tmp_path: Path, *overrides: str) -> tuple[ExitStatus, dict[str, Any]]:
     config = compose_config(["mode=parity", *overrides])
-    status = parity_mode.run(config, tmp_path)
+    status = parity_mode.run(PreparedRun(config, tmp_path))
     return status, json.loads((tmp_path / "parity.json").read_text())
 
 
@@ -333,7 +334,7 @@ def test_the_mode_passes_writes_and_prints(tmp_path: Path, capsys, name: str) ->
 def test_a_failure_is_listed_and_fails_the_job(tmp_path: Path, capsys, monkeypatch) -> None:
     config = compose_config(["mode=parity", "parity.quick=true"])
     config = config.model_copy(update={"model": model("last channel unwritten")})
-    assert parity_mode.run(config, tmp_path) is ExitStatus.FAILED
+    assert parity_mode.run(PreparedRun(config, tmp_path)) is ExitStatus.FAILED
     result = json.loads((tmp_path / "parity.json").read_text())
     assert result["status"] == "failed"
     wrong = [t for c in result["checks"] for t in c["tensors"] if not t["passed"]]

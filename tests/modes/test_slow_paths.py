@@ -10,11 +10,12 @@ import pytest
 from elman.base.errors import ExitStatus, UserError
 from elman.config.compose import compose_config
 from elman.devices import nvml
-from elman.kernels.packages import slow_reason
+from elman.models.backends import slow_reason
 from elman.models.cells import registry
 from elman.modes import eval as eval_mode
 from elman.modes import generate as generate_mode
 from elman.modes import train as train_mode
+from elman.runs.prepared import PreparedRun
 
 TINY = (
     "model.dim=128",
@@ -34,17 +35,17 @@ def test_a_cell_without_a_kernel_says_so_in_every_mode(
     folder = tmp_path / "run"
     folder.mkdir()
     config = compose_config(["model=e1", *TINY, f"data.path={text_file}", "train.device=cpu"])
-    assert train_mode.run(config, folder) == ExitStatus.OK
+    assert train_mode.run(PreparedRun(config, folder)) == ExitStatus.OK
     said = "slow path: plain PyTorch runs cell e1 (no kernel for a CPU)"
     output = "".join(capsys.readouterr())
     assert output.count(f"{said}; the result is marked\n") == 1
     assert "backend reference, the slow path" in output
     assert json.loads((folder / "result.json").read_text())["slow_path"] is True
     scores = compose_config(["mode=eval", f"eval.checkpoint={folder}", "eval.device=cpu"])
-    eval_mode.run(scores, None)
+    eval_mode.run(PreparedRun(scores))
     assert f"{said}\n" in capsys.readouterr().out
     samples = ["mode=generate", f"generate.checkpoint={folder}", "generate.device=cpu"]
-    generate_mode.run(compose_config([*samples, "generate.max_bytes=2"]), None)
+    generate_mode.run(PreparedRun(compose_config([*samples, "generate.max_bytes=2"])))
     assert capsys.readouterr().err.startswith(f"elman: {said}\nelman: 2 bytes, ")
 
 
@@ -72,4 +73,4 @@ def test_a_run_does_not_go_to_the_cpu_because_of_a_wrong_name(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     config = compose_config([*TINY, f"data.path={text_file}"])
     with pytest.raises(UserError, match=rf"^CUDA_VISIBLE_DEVICES={visible}: there is no GPU "):
-        train_mode.run(config, tmp_path / "run")
+        train_mode.run(PreparedRun(config, tmp_path / "run"))

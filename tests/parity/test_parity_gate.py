@@ -15,6 +15,7 @@ from elman.config.compose import compose_config
 from elman.modes.train import run
 from elman.ops.channel import custom_op
 from elman.parity import gate
+from elman.runs.prepared import PreparedRun
 
 pytestmark = pytest.mark.compiler
 
@@ -56,7 +57,7 @@ def train(tmp_path: Path, text_file: Path, records: Path, capsys) -> Callable[..
         place = tmp_path / folder
         place.mkdir()
         config = compose_config([*SMALL, f"data.path={text_file}", *overrides])
-        status = run(config, place)
+        status = run(PreparedRun(config, place))
         result = json.loads((place / "result.json").read_text())
         return Ended(status, result, capsys.readouterr().err, place)
 

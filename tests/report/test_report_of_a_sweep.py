@@ -11,7 +11,7 @@ import pytest
 
 from elman.cli.main import main
 from elman.report.comparison.sweep_end import print_training_sweep
-from elman.report.tables.sweep import SweepRow
+from elman.sweeps.row import SweepRow
 
 from .fake_sweep import FakeSweep
 

@@ -14,9 +14,9 @@ import yaml
 
 from elman.cli.main import main
 from elman.config.compose import compose_config
-from elman.config.run_config import RunConfig
 from elman.runs import prepare
 from elman.runs.folder import write_config
+from elman.runs.prepared import PreparedRun
 
 Elman = Callable[..., Any]  # the fixtures of tests/stubs/command_line.py
 
@@ -188,9 +188,10 @@ class TestResume:
 
 
 def _recording(seen: list[object]) -> Callable[..., int]:
-    def run(config: RunConfig, folder: Path) -> int:
-        seen.append(config.data.path)
-        write_config(folder, config)
+    def run(job: PreparedRun) -> int:
+        assert job.folder is not None
+        seen.append(job.config.data.path)
+        write_config(job.folder, job.config)
         return 0
 
     return run

@@ -15,6 +15,7 @@ import yaml
 
 from elman.config.run_config import RunConfig
 from elman.devices import locks, nvml
+from elman.runs.prepared import PreparedRun
 
 Elman = Callable[..., Any]  # the fixtures of tests/stubs/command_line.py
 # A plan of small models, whatever their sizes.
@@ -53,8 +54,8 @@ def trained(elman: Elman, monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
     """Return the list that every configuration handed to the trainer of this process goes to."""
     seen: list[RunConfig] = []
 
-    def run(config: RunConfig, folder: Path) -> int:
-        seen.append(config)
+    def run(job: PreparedRun) -> int:
+        seen.append(job.config)
         return 0
 
     monkeypatch.setattr(sys.modules["elman.modes.train"], "run", run)

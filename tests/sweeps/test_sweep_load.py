@@ -25,7 +25,7 @@ from elman.devices import locks, nvml
 
 pytestmark = pytest.mark.slow
 
-NOTED = Path(__file__).with_name("noted_jobs")
+NOTED = Path(__file__).parents[1] / "stubs" / "noted_jobs"
 
 
 class Machine:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from elman.base.errors import ExitStatus
-from elman.cli import session
-from elman.config.run_config import MODES, Mode, RunConfig
-from elman.report.tables.sweep import SweepRow
+from elman.config.run_config import MODES, Mode
+from elman.runs.prepared import PreparedRun
+from elman.sweeps.row import SweepRow
 
 Elman = Callable[..., Any]  # the fixture of tests/stubs/command_line.py
 Declare = Callable[..., list[Any]]
@@ -38,17 +38,17 @@ def declare(monkeypatch: pytest.MonkeyPatch) -> Declare:
     return as_train
 
 
-def in_process(config: RunConfig, folder: Path | None) -> ExitStatus:
+def in_process(job: PreparedRun) -> ExitStatus:
     """Leave a result, except in the jobs whose number of steps says otherwise."""
-    steps = config.train.steps
-    assert folder is None
-    assert session.current().sweeping
-    print(f"ran {steps} {session.current().job.overrides}")
+    steps = job.config.train.steps
+    assert job.folder is None
+    assert job.in_sweep
+    print(f"ran {steps} {job.overrides}")
     if steps == 130:
         raise KeyboardInterrupt
     if steps == 1:
         raise RuntimeError("broken")
-    session.current().results.append({"steps": steps, "status": "odd" if steps == 7 else "ok"})
+    job.result = {"steps": steps, "status": "odd" if steps == 7 else "ok"}
     return ExitStatus.FAILED if steps == 7 else ExitStatus.OK
 
 
@@ -100,9 +100,10 @@ def test_a_wrong_job_stops_a_sweep_in_this_process_before_the_first(
 def test_the_result_file_is_the_one_that_the_mode_declares(
     elman: Elman, declare: Declare, tmp_path: Path
 ) -> None:
-    def run(config: RunConfig, folder: Path) -> ExitStatus:
-        (folder / "other.json").write_text(json.dumps({"cases": config.train.steps}))
-        (folder / "result.json").write_text("{}")
+    def run(job: PreparedRun) -> ExitStatus:
+        assert job.folder is not None
+        (job.folder / "other.json").write_text(json.dumps({"cases": job.config.train.steps}))
+        (job.folder / "result.json").write_text("{}")
         return ExitStatus.OK
 
     printed = declare(run, makes_folder=True, result_file="other.json")

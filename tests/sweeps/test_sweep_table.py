@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from elman.report.tables.sweep import SweepRow, notes, sweep_table
+from elman.report.tables.sweep import notes, sweep_table
+from elman.sweeps.row import SweepRow
 
 RESULT: dict[str, Any] = {
     "params": 1234567,

@@ -26,13 +26,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from elman.kernels.packages import (
-    PACKAGES,
-    computation_path,
-    import_kernels,
-    installed_version,
-    package_problem,
-)
+from elman.kernels.packages import PACKAGES, import_kernels, installed_version, package_problem
+from elman.models.backends import computation_path
 from elman.models.cells.common.mixer import Mixer
 from elman.models.cells.gated_delta.fla_gdn_layer import GatedDeltaNet
 from elman.models.cells.ssd.mamba2_layer import Mamba2

@@ -27,8 +27,7 @@ from gpu_baselines import Training, environment  # type: ignore[import-not-found
 from torch.profiler import ProfilerActivity, profile
 
 from elman.config.compose import compose_config
-from elman.kernels.packages import computation_path
-from elman.models.backends import choose_backend
+from elman.models.backends import choose_backend, computation_path
 from elman.models.build import build_model
 from elman.models.cells import registry
 

@@ -48,10 +48,11 @@ from elman.config.catalog import catalog
 from elman.config.compose import compose_config
 from elman.config.run_config import RunConfig
 from elman.data.batches import open_data
-from elman.kernels.packages import resolve_backend
+from elman.models.backends import resolve_backend
 from elman.models.build import build_model
 from elman.models.cells import registry
 from elman.modes.train import run as run_training
+from elman.runs.prepared import PreparedRun
 from elman.training.optim.optimizers import TrainingOptimizer
 from elman.training.stepper import Stepper
 
@@ -260,7 +261,7 @@ def rates(name: str, out: Path, device: str) -> dict[str, Any]:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         began = time.perf_counter()
-        run_training(compose_config(given), folder)
+        run_training(PreparedRun(compose_config(given), folder))
         result = json.loads((folder / "result.json").read_text())
         assert result["error"] is None, result["error"]
         found["graph" if result["graph"] else "eager"] = {

@@ -39,6 +39,7 @@ from elman.config.compose import compose_config
 from elman.models.build import layer_class
 from elman.models.cells.registry import cell
 from elman.modes.train import run as run_training
+from elman.runs.prepared import PreparedRun
 
 SMALL = ("model.dim=256", "model.depth=2")
 # e88_tiny is small as it is.
@@ -104,7 +105,7 @@ def train(place: Place, name: str, *overrides: str) -> dict[str, Any]:
         line = b"def add(left, right):\n    return left + right\n\n\n"
         text.write_bytes((line * (1 + 65536 // len(line)))[:65536])
     settings = [f"data.path={text}", f"train.device={place.device}", *overrides]
-    status = run_training(compose_config([*place.overrides, *RUN, *settings]), folder)
+    status = run_training(PreparedRun(compose_config([*place.overrides, *RUN, *settings]), folder))
     result = json.loads((folder / "result.json").read_text())
     assert status is ExitStatus.OK, result["error"]
     return {"result": result, "losses": losses(folder), "weights": weights(folder)}

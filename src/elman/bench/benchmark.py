@@ -18,7 +18,7 @@ from elman.bench.rounds import Parts, Spread, ratios, time_rounds, totals
 from elman.bench.subjects import Subject
 from elman.config.run_config import RunConfig
 from elman.devices.environment import choose_device, describe_environment
-from elman.kernels.packages import on_slow_path, tuning_note
+from elman.models.backends import on_slow_path, tuning_note
 
 Say = Callable[[str], None]
 Progress = Callable[[int, int], None]

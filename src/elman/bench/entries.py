@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from elman.base.errors import UserError
 from elman.config.compose import compose_config
 from elman.config.run_config import RunConfig
-from elman.kernels.packages import computation_path, resolve_backend
+from elman.models.backends import computation_path, resolve_backend
 from elman.models.cells import registry
 from elman.sections.model import ModelConfig
 

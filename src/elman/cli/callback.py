@@ -14,12 +14,20 @@ class ElmanCallback(Callback):
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Prepare the one job of this process."""
         from elman.cli import session
-        from elman.config.compose import typed_overrides
+        from elman.config.compose import compose_tree, typed_overrides
+        from elman.config.keys import named_keys
         from elman.config.wording import in_our_words
         from elman.runs.prepare import prepare
+        from elman.sweeps.settings import refuse_alone
+        from elman.sweeps.suite_runs import refuse_without_run
 
         try:
-            with in_our_words(typed_overrides(config, "task")):
-                session.current().job = prepare(config)
+            typed = typed_overrides(config, "task")
+            with in_our_words(typed, compose_tree):
+                refuse_alone(named_keys(typed))
+                refuse_without_run(config, named_keys(typed))
+                state = session.current()
+                state.job = prepare(config)
+                state.job.config_flags = state.config_flags
         except Exception as error:
             raise session.Halt(error) from error

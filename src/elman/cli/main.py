@@ -16,8 +16,8 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from elman._version import __version__
 from elman.base.errors import ExitStatus, UserError
+from elman.base.version import __version__
 from elman.cli import flags
 
 if TYPE_CHECKING:
@@ -25,23 +25,25 @@ if TYPE_CHECKING:
 
     from omegaconf import DictConfig
 
-    from elman.cli.session import Job
+    from elman.runs.prepared import PreparedRun
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, before_run: Callable[[], None] = lambda: None) -> int:
     """Run one command line and return its exit status.
 
     Args:
         argv: Arguments without the program's name; those of the process if None.
+        before_run: Called when the job of this process is checked and imported; it returns when
+            the job may run.
     """
     from elman.base.output import lasting_output
     from elman.base.signals import ending
 
     with lasting_output(), ending():
-        return _main(sys.argv[1:] if argv is None else argv)
+        return _main(sys.argv[1:] if argv is None else argv, before_run)
 
 
-def _main(argv: Sequence[str]) -> int:
+def _main(argv: Sequence[str], before_run: Callable[[], None]) -> int:
     try:
         arguments = flags.parse(argv)
         if "--version" in arguments.flags:
@@ -55,7 +57,7 @@ def _main(argv: Sequence[str]) -> int:
         from elman.cli.taking_up import taken_up
 
         with taken_up(arguments) as whole:
-            status = _run_hydra(whole)
+            status = _run_hydra(whole, before_run)
         sys.stdout.flush()
         return status
     except UserError as error:
@@ -79,22 +81,22 @@ def run_task(tree: DictConfig) -> int:
 
     state = session.current()
     try:
-        status = _run_job(state.job or _adopted(tree))
+        status = run_prepared(state.job or _adopted(tree))
     except UserError as error:
         status = _refuse(error)
     state.status = ExitStatus(status)
     return status
 
 
-def _adopted(tree: DictConfig) -> Job:
+def _adopted(tree: DictConfig) -> PreparedRun:
     """Prepare a job that one of Hydra's own launchers runs: those know no callback before it."""
     from elman.runs.prepare import adopt
 
     return adopt(tree)
 
 
-def _run_job(job: Job) -> int:
-    """Run one job in its mode, in the folder that it has, if any."""
+def run_prepared(job: PreparedRun) -> int:
+    """Run one job in its mode, in the folder that it has, if any; return its exit status."""
     from elman.base.disk import give_room_back
     from elman.base.output import keep_going
     from elman.config.run_config import MODES
@@ -108,12 +110,12 @@ def _run_job(job: Job) -> int:
         give_room_back(job.folder / MODES[job.config.mode].result_file)
 
 
-def _run_mode(job: Job) -> int:
+def _run_mode(job: PreparedRun) -> int:
     """Run one job in its mode; a new run that could not begin leaves no folder."""
     from importlib import import_module
 
     from elman.base.disk import is_disk_trouble, no_room
-    from elman.launchers import place
+    from elman.cli import session
     from elman.runs.folder import discard_folder
 
     fresh = job.folder if not job.resumed else None
@@ -121,8 +123,8 @@ def _run_mode(job: Job) -> int:
         # The first place that imports torch.
         with _without_collecting():
             mode = import_module(f"elman.modes.{job.config.mode}")
-        place.passed()
-        return int(mode.run(job.config, job.folder))
+        session.current().before_run()
+        return int(mode.run(job))
     except UserError as error:
         if fresh is not None:
             discard_folder(fresh)
@@ -157,7 +159,7 @@ def _without_collecting() -> Iterator[None]:
         gc.enable()
 
 
-def _run_hydra(arguments: flags.Arguments) -> int:
+def _run_hydra(arguments: flags.Arguments, before_run: Callable[[], None]) -> int:
     """Let Hydra compose and dispatch, and return what the job or the sweep left in the session."""
     import hydra
 
@@ -169,7 +171,8 @@ def _run_hydra(arguments: flags.Arguments) -> int:
     _register_plugins()
     if "--cfg" in arguments.flags:
         _show_what_runs()
-    state = session.begin(arguments.search_flags, arguments.typed)
+    flags_of_jobs, typed = tuple(arguments.search_flags), tuple(arguments.typed)
+    state = session.begin(session.Session(flags_of_jobs, typed, before_run, main, run_prepared))
     command = hydra.main(f"pkg://{CONFIG_MODULE}", CONFIG_NAME, version_base="1.3")(run_task)
     try:
         with _hydra_surroundings(arguments), in_our_words(arguments.overrides, _compose(arguments)):

@@ -1,21 +1,19 @@
-"""What Hydra's plugins and callbacks hand to the command line: Hydra itself passes nothing on."""
+"""What Hydra's plugins and callbacks hand to the command line: Hydra itself passes nothing on.
+
+Only this package and the plugins of Hydra read it; everybody else is handed what they need.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from elman.base.errors import ExitStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from elman.config.run_config import RunConfig
-    from elman.launchers.job import SweepJob
-    from elman.runs.folder import RunLock
-    from elman.sweeps.manifest import Record
+    from elman.launchers.command import Start
+    from elman.runs.prepared import PreparedRun
 
 
 class Halt(SystemExit):
@@ -27,103 +25,39 @@ class Halt(SystemExit):
 
 
 @dataclass
-class Job:
-    """One validated job, ready to run.
-
-    Args:
-        config: Its typed configuration.
-        folder: Its run folder, or None for a mode that makes none.
-        lock: The held lock of ``folder``.
-        resumed: Whether the folder holds an earlier part of the same run.
-        overrides: What a person typed, or would type, for this job alone, without flags.
-        on_taken_up: Called when a resumed run can no longer be refused: what is written into its
-            folder before its mode writes there itself.
-    """
-
-    config: RunConfig
-    folder: Path | None = None
-    lock: RunLock | None = None
-    resumed: bool = False
-    overrides: tuple[str, ...] = ()
-    on_taken_up: Callable[[], None] | None = None
-
-
-@dataclass
 class Session:
     """One invocation of the command line.
 
     Args:
         config_flags: Flags that every process of a sweep needs to find the same YAML files.
+        argv: What was typed, without the program's name.
+        before_run: Called when the job of this process is checked and imported: it returns when
+            the job may run, at once where no launcher has to find a place for it.
+        start: Runs a command line; the process of each job of a sweep calls it.
+        run: Runs a prepared job in this process.
         job: The job of this process, once validated.
         status: Exit status so far.
-        results: What the jobs of a sweep in this process found, in the order in which they ended.
-        jobs: The jobs that a launcher of ours is about to run, with their configurations.
-        sweeping: Whether such a sweep is under way: its table will show the results.
-        record: Where a launcher of ours notes what becomes of its jobs; None outside a sweep.
-        argv: What was typed, without the program's name.
-        adopted: Jobs of a sweep that goes on which a cluster still has, with their names there.
     """
 
-    config_flags: list[str] = field(default_factory=list)
-    job: Job | None = None
-    status: ExitStatus = ExitStatus.OK
-    results: list[dict[str, Any]] = field(default_factory=list)
-    jobs: list[SweepJob] = field(default_factory=list)
-    sweeping: bool = False
-    record: Record | None = None
+    config_flags: tuple[str, ...] = ()
     argv: tuple[str, ...] = ()
-    adopted: dict[int, str] = field(default_factory=dict)
+    before_run: Callable[[], None] = lambda: None
+    start: Start | None = None
+    run: Callable[[PreparedRun], int] | None = None
+    job: PreparedRun | None = None
+    status: ExitStatus = ExitStatus.OK
 
 
 _current = Session()
 
 
-def begin(config_flags: list[str], argv: Sequence[str] = ()) -> Session:
-    """Start a new session and return it."""
+def begin(session: Session) -> Session:
+    """Make a session that of this process, and return it."""
     global _current
-    _current = Session(config_flags, argv=tuple(argv))
-    return _current
+    _current = session
+    return session
 
 
 def current() -> Session:
     """Return the session of this process."""
     return _current
-
-
-def taken_up() -> None:
-    """Note that the job of this process has begun, and can no longer be refused."""
-    job = _current.job
-    if job is not None and job.on_taken_up is not None:
-        job.on_taken_up()
-
-
-def job_started(number: int) -> None:
-    """Note that a job of this process's sweep runs now."""
-    if _current.record is not None:
-        _current.record.job_started(number)
-
-
-def job_ended(number: int, code: int) -> str:
-    """Note how a job of this process's sweep ended and return the word for it.
-
-    Args:
-        number: The job's.
-        code: Its exit status, negative for a signal.
-    """
-    if _current.record is not None:
-        return _current.record.job_ended(number, code)
-    from elman.runs.status import status_word
-
-    return status_word(code)
-
-
-def submitted(tasks: Mapping[int, str]) -> None:
-    """Note under which names jobs of this process's sweep wait in a cluster's queue."""
-    if _current.record is not None:
-        _current.record.submitted(tasks)
-
-
-def job_waits(number: int) -> None:
-    """Note that a job of this process's sweep was stopped and will run again."""
-    if _current.record is not None:
-        _current.record.job_waits(number)

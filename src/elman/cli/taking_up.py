@@ -102,7 +102,7 @@ def _absolute(path: str, cwd: str) -> str:
 
 
 def _of_the_sweep(key: str) -> bool:
-    from elman.config.compose import is_hydra_key
+    from elman.config.keys import is_hydra_key
     from elman.sweeps.settings import is_of_sweeps
 
     return is_of_sweeps(key) or is_hydra_key(key)

@@ -14,6 +14,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
+from elman.config.keys import named_keys
+from elman.config.wording import in_our_words
 from elman.models.cells import registry
 
 if TYPE_CHECKING:  # pydantic costs 0.1 s, which completion and --help need not pay
@@ -54,9 +56,7 @@ def compose_config(overrides: Sequence[str] = ()) -> RunConfig:
         UserError: an override cannot be read, or a setting is unknown, of the wrong type or
             impossible.
     """
-    from elman.config.wording import in_our_words
-
-    with in_our_words(overrides):
+    with in_our_words(overrides, compose_tree):
         tree = compose_tree(overrides)
         return typed_config(tree, tree.hydra.runtime.choices["model"], named_keys(overrides))
 
@@ -103,26 +103,12 @@ def plain_tree(tree: DictConfig, model_name: str) -> dict[str, Any]:
     return plain
 
 
-def named_keys(overrides: Sequence[str]) -> frozenset[str]:
-    """Return the keys of ``key=value`` overrides, without Hydra's ``+`` and ``~`` marks.
-
-    Hydra's own settings are left out.
-    """
-    keys = (override.split("=", 1)[0].lstrip("+~") for override in overrides)
-    return frozenset(key for key in keys if not is_hydra_key(key))
-
-
 def typed_overrides(tree: DictConfig, kind: Literal["task", "hydra"]) -> list[str]:
     """Return the overrides of a composed tree as typed: the job's own, or those of Hydra."""
     # Unresolved: what a person typed may hold ${...}.
     typed = OmegaConf.to_container(tree.hydra.overrides[kind], resolve=False)
     assert isinstance(typed, list)
     return [str(text) for text in typed]
-
-
-def is_hydra_key(key: str) -> bool:
-    """Whether a key or group belongs to Hydra itself."""
-    return key == "hydra" or key.startswith(("hydra.", "hydra/"))
 
 
 def as_tree(container: Mapping[str, Any]) -> DictConfig:

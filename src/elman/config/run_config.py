@@ -95,11 +95,10 @@ class Mode:
         makes_folder: Whether a job of this mode gets a run folder.
         result_file: File in the run folder that holds a job's result when it has ended.
         table: ``module:function`` that prints the table at the end of a sweep, called with its
-            rows, configurations and folder (:func:`elman.report.tables.sweep.print_sweep`).
+            rows, configurations and folder.
         compares: Whether the table sets models beside one another, which unequal sizes spoil.
         in_process: Whether a sweep runs its jobs in its own process, one after another: for a mode
-            that makes no folder and ends in seconds. Each leaves its result in
-            ``elman.cli.session.current().results``.
+            that makes no folder and ends in seconds.
     """
 
     reads: frozenset[str]

@@ -30,6 +30,7 @@ from omegaconf.errors import (
 
 from elman.base.errors import UserError, nearest
 from elman.base.yaml_file import uncomposable
+from elman.config.keys import is_hydra_key
 from elman.config.meanings import meant_key
 
 Compose = Callable[[Sequence[str]], DictConfig]
@@ -40,7 +41,7 @@ _FOREIGN = ("hydra", "omegaconf", "antlr4", "yaml")
 
 
 @contextmanager
-def in_our_words(overrides: Sequence[str], compose: Compose | None = None) -> Iterator[None]:
+def in_our_words(overrides: Sequence[str], compose: Compose) -> Iterator[None]:
     """Turn what Hydra and OmegaConf raise in this context into a one-line UserError.
 
     Args:
@@ -85,7 +86,7 @@ def _number(text: str) -> float | None:
         return None
 
 
-def reword(error: Exception, overrides: Sequence[str], compose: Compose | None = None) -> str:
+def reword(error: Exception, overrides: Sequence[str], compose: Compose) -> str:
     """Return the line for one error of Hydra, OmegaConf or the YAML parser."""
     if isinstance(error, OverrideParseException):
         return _syntax(error.override, error.message)
@@ -168,7 +169,7 @@ def _shipped_choices(group: str) -> list[str]:
 class _Command:
     """The overrides of a command and what the groups among them choose."""
 
-    def __init__(self, overrides: Sequence[str], compose: Compose | None) -> None:
+    def __init__(self, overrides: Sequence[str], compose: Compose) -> None:
         self.overrides, self._compose = overrides, compose
 
     def typed(self, key: str) -> str:
@@ -189,10 +190,6 @@ class _Command:
         return True
 
     def _composed(self, overrides: Sequence[str]) -> DictConfig:
-        if self._compose is None:
-            from elman.config.compose import compose_tree
-
-            self._compose = compose_tree
         return self._compose(overrides)
 
     def tree(self) -> Mapping[str, Any] | None:
@@ -211,7 +208,6 @@ class _Command:
 
 
 def _unknown_key(match: re.Match[str], error: Exception, command: _Command) -> str:
-    from elman.config.compose import is_hydra_key
     from elman.config.run_config import RunConfig, unknown_key, whole_section
 
     key = match[1]

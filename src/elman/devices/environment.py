@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import torch
 
-from elman._version import __version__
 from elman.base.errors import UserError
+from elman.base.version import __version__
 
 _PACKAGES = (
     "torch",

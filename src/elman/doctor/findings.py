@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from elman._version import __version__
+from elman.base.version import __version__
 from elman.doctor.facts import OPTIONAL, Facts, Place
 
 MIN_FREE = 2 << 30

@@ -1,25 +1,34 @@
-"""The one job function of every launcher that goes through submitit: on this machine or a cluster.
+"""The command of one job of a sweep: as its process gets it, and as a person would type it.
 
-It is pickled, so it holds plain texts; it runs the command line in its own process. A requeued job
-is the same function called again: it goes on in the folder that it finds.
+:class:`JobCommand` is the one job function of every launcher that goes through submitit, on this
+machine or a cluster. It is pickled, so it holds plain texts and names of functions; it runs the
+command line in its own process. A requeued job is the same function called again: it goes on in the
+folder that it finds.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from omegaconf import DictConfig
+
+from elman.base import signals
 from elman.base.errors import ExitStatus, UserError
 from elman.base.quoting import quoted
+from elman.config.compose import typed_overrides
 from elman.config.run_config import MODES
-from elman.launchers.arguments import ALONE
+from elman.launchers.outcome import ERROR
+from elman.launchers.place import place_of_this_process
 from elman.runs.folder import RunLock, discard_folder
 from elman.runs.state import has_begun, read_result
 
@@ -27,16 +36,34 @@ from elman.runs.state import has_begun, read_result
 _PREEMPTED = signal.SIGUSR2
 _SIGNAL_EARLY_SECONDS = 75.0  # what sbatch says and a margin for the save
 RESULT_FILE = MODES["train"].result_file
+# Hydra settings of the sweep itself, which its jobs must not see.
+OF_THE_SWEEP = re.compile(r"hydra[./](mode|sweep|sweeper|launcher|run)\b")
+# Says that a job runs alone, also where a file of settings asks for a sweep.
+ALONE = "hydra.mode=RUN"
+
+
+class Start(Protocol):
+    """Runs a command line in the calling process; pickled by its name."""
+
+    def __call__(self, argv: Sequence[str], before_run: Callable[[], None]) -> int:
+        """Return the exit status of ``elman <argv>``.
+
+        Args:
+            argv: The arguments, without the program's name.
+            before_run: Called when everything is checked and imported; it returns when the job
+                may run.
+        """
 
 
 @dataclass(frozen=True)
-class SweptJob:
+class JobCommand:
     """One job of a sweep.
 
     Args:
         arguments: Its command line, without its folder.
         folder: Its run folder, or None if its mode makes none.
         resumable: Whether its mode continues a run in its folder.
+        start: Runs a command line in this process.
         flags: Those of the arguments that say where YAML files are found.
         save_seconds: How long before its time limit on a cluster it is told to save.
     """
@@ -44,6 +71,7 @@ class SweptJob:
     arguments: tuple[str, ...]
     folder: str | None
     resumable: bool
+    start: Start
     flags: tuple[str, ...] = ()
     save_seconds: float = 0.0
 
@@ -102,9 +130,7 @@ class SweptJob:
         return int((found or {}).get("steps") or 0)
 
     def _run(self) -> int:
-        from elman.cli.main import main
-
-        return main(self.command_line())
+        return self.start(self.command_line(), place_of_this_process())
 
 
 def near_limit(save_seconds: float) -> bool:
@@ -129,8 +155,6 @@ def near_limit(save_seconds: float) -> bool:
 
 
 def _timed_out(why: str) -> None:
-    from elman.launchers.outcome import ERROR
-
     print(f"{ERROR}timeout: told to save at its time limit (launcher.minutes): {why}", flush=True)
 
 
@@ -157,8 +181,27 @@ def _signals() -> Iterator[tuple[set[int], Any]]:
     Training takes them over while it runs, to save first; this is what they do around it. Yields
     the signals that came, and what SIGUSR2 did before: submitit's requeueing.
     """
-    from elman.base import signals
-
     signals.received.clear()
     with signals.ending() as before:
         yield signals.received, before[_PREEMPTED]
+
+
+def job_arguments(
+    config: DictConfig, overrides: Sequence[str], config_flags: Sequence[str]
+) -> list[str]:
+    """Return the arguments of one job, without its folder.
+
+    Args:
+        config: The sweep's composed tree.
+        overrides: The job's own overrides; those that place it in a sweep are left out.
+        config_flags: Flags that say where YAML files are found.
+    """
+    of_hydra = typed_overrides(config, "hydra")
+    kept = [text for text in of_hydra if not OF_THE_SWEEP.match(text)]
+    own = [text for text in overrides if not OF_THE_SWEEP.match(text)]
+    return [*config_flags, *own, *kept, ALONE]
+
+
+def job_command(config: DictConfig, overrides: Sequence[str], config_flags: Sequence[str]) -> str:
+    """Return what a person pastes to run one job of a sweep alone."""
+    return shlex.join(["elman", *job_arguments(config, overrides, config_flags)])

@@ -21,7 +21,7 @@ from elman.training.display import duration
 
 if TYPE_CHECKING:
     from elman.launchers.gpus.slot import Slot
-    from elman.launchers.handle import Queued
+    from elman.launchers.handle import JobHandle
 
 _REFRESH_SECONDS = 0.5
 # Elsewhere than on a terminal, why a place is not free is said when it changes, and so often.
@@ -51,11 +51,11 @@ class Display:
             if error.errno not in _NO_ROOM:
                 raise
 
-    def started(self, job: Queued) -> None:
+    def started(self, job: JobHandle) -> None:
         """Say that a job has been given a place."""
         self.say(f"[{job.number}/{self._total}] {job.label}")
 
-    def ended(self, job: Queued, word: str) -> None:
+    def ended(self, job: JobHandle, word: str) -> None:
         """Say how a job ended, in ``word``, with its last words if not well."""
         assert job.status is not None
         good = job.status == ExitStatus.OK
@@ -67,7 +67,7 @@ class Display:
         words = f": {job.said}" if job.said and not silent else ""
         self.say(f"[{job.number}/{self._total}] {word}{took}{where}{words}")
 
-    def again(self, job: Queued, held: bool) -> None:
+    def again(self, job: JobHandle, held: bool) -> None:
         """Say that a job goes back to the head of the queue."""
         reason = "its GPU was taken by another elman" if held else "preempted"
         self.say(f"[{job.number}/{self._total}] {reason}: queued again")
@@ -79,7 +79,7 @@ class Display:
         else:
             self.say(f"stopping: {running} running jobs save and end; again kills them")
 
-    def show(self, running: Sequence[Queued], slots: Sequence[Slot], pending: int) -> None:
+    def show(self, running: Sequence[JobHandle], slots: Sequence[Slot], pending: int) -> None:
         """Show where the sweep stands, if it is time to."""
         now = time.monotonic()
         if now - self._shown < _REFRESH_SECONDS:
@@ -96,7 +96,7 @@ class Display:
             self._live.stop()
             self._live = None
 
-    def _explain(self, running: Sequence[Queued], slots: Sequence[Slot], now: float) -> None:
+    def _explain(self, running: Sequence[JobHandle], slots: Sequence[Slot], now: float) -> None:
         """Say why places are not free, when that is new or long ago."""
         busy = {id(job.slot) for job in running}
         for slot in slots:
@@ -110,7 +110,7 @@ class Display:
                 self._said[slot.name] = (_kind(slot.waiting), now)
                 self.say(f"{slot.name}: {slot.waiting}")
 
-    def _table(self, running: Sequence[Queued], slots: Sequence[Slot], pending: int) -> Group:
+    def _table(self, running: Sequence[JobHandle], slots: Sequence[Slot], pending: int) -> Group:
         table = Table(show_edge=False, header_style="bold")
         for name in ("where", "job", "what", "step", "loss", "tok/s", "time"):
             numbers = name in ("job", "step", "loss", "tok/s", "time")
@@ -122,7 +122,7 @@ class Display:
                 table.add_row(slot.name, "", Text(slot.waiting or "free", style="dim"))
                 continue
             spent = duration(time.monotonic() - job.since)
-            cells = _progress(job.job.folder) if job.running else ["", "", ""]
+            cells = _progress(job.command.folder) if job.running else ["", "", ""]
             table.add_row(slot.name, str(job.number), Text(job.label), *cells, spent)
         counts = f"{self._done} ok, {self._failed} failed, {len(running)} running, {pending} queued"
         return Group(table, Text(counts, style="dim"))

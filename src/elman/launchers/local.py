@@ -7,25 +7,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 
 from hydra.core.utils import JobReturn, JobStatus
-from omegaconf import DictConfig
 
 from elman.base.errors import ExitStatus, UserError
-from elman.cli import session
-from elman.launchers.arguments import OF_THE_SWEEP
-from elman.launchers.command import SweptJob
-from elman.launchers.handle import swept_job
+from elman.launchers.command import OF_THE_SWEEP, JobCommand
 from elman.launchers.interrupts import Interrupts
-from elman.launchers.job import SweepJob
+from elman.launchers.request import Launched, LaunchRequest
 
 # The first signal asks for a save, the second gives up waiting for the step, the third kills.
 _PATIENCE = 2
 _POLL_SECONDS = 0.02
 
 
-def launch(config: DictConfig, jobs: Sequence[SweepJob]) -> list[JobReturn]:
+def launch(request: LaunchRequest) -> Launched:
     """Run the jobs in order and return how each ended.
 
     A job that fails or is killed does not stop the others. After Ctrl-C the running job saves and
@@ -34,7 +29,7 @@ def launch(config: DictConfig, jobs: Sequence[SweepJob]) -> list[JobReturn]:
     returns = []
     with Interrupts() as interrupts:
         runner = _Runner(interrupts)
-        for job in jobs:
+        for job in request.jobs:
             overrides = job.for_launcher
             returned = JobReturn(overrides=overrides)
             returns.append(returned)
@@ -42,16 +37,14 @@ def launch(config: DictConfig, jobs: Sequence[SweepJob]) -> list[JobReturn]:
                 continue
             shown = " ".join(text for text in overrides if not OF_THE_SWEEP.match(text))
             print(f"[{job.number}/{job.total}] {shown}", flush=True)
-            session.job_started(job.number)
-            returned.return_value = _run(runner, swept_job(config, job))
+            request.log.job_started(job.number)
+            returned.return_value = _run(runner, request.command_of(job))
             returned.status = JobStatus.COMPLETED
-            session.job_ended(job.number, returned.return_value)
-    if interrupts.count:
-        session.current().status = ExitStatus.INTERRUPTED
-    return returns
+            request.log.job_ended(job.number, returned.return_value)
+    return Launched(returns, bool(interrupts.count))
 
 
-def _run(runner: _Runner, job: SweptJob) -> int:
+def _run(runner: _Runner, job: JobCommand) -> int:
     """Run one job of a sweep to its end; one that goes on does so in its folder."""
     try:
         arguments = job.command_line()

@@ -1,19 +1,73 @@
-"""Where a job that is composed, checked and imported waits until its launcher has a GPU for it."""
+"""Where a job that is composed, checked and imported waits until its launcher has a GPU for it.
+
+The launcher starts a job's process early. It hands it the number of an open descriptor for answers
+in the environment, and sends its order on stdin as one JSON object; end of file means that there is
+no work. A process without that variable has its place already.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
-_wait: Callable[[], None] | None = None
+from elman.devices.locks import GpuLock
+
+ANSWERS = "ELMAN_PLACE_ANSWERS"
+"""Environment variable with the descriptor on which a waiting process answers."""
+WAITING, RUNNING, HELD = "waiting", "running", "held"
+"""Answers: ready to run; running, with the GPU's ``run`` lock; somebody else has that lock."""
+_LOCKS: list[GpuLock] = []  # held until this process dies
 
 
-def close(wait: Callable[[], None]) -> None:
-    """Have the job of this process call ``wait`` right before it runs."""
-    global _wait
-    _wait = wait
+def place_of_this_process() -> Callable[[], None]:
+    """Return what a job calls right before it runs; it returns when the job may run."""
+    answers = os.environ.pop(ANSWERS, None)
+    if answers is None:
+        return lambda: None
+    descriptor = int(answers)
+    return lambda: _wait(descriptor)
 
 
-def passed() -> None:
-    """Return when the job may run; at once where no launcher has closed the gate."""
-    if _wait is not None:
-        _wait()
+def _wait(answers: int) -> None:
+    """Wait for the order, pin this process to its GPU and take the GPU's lock.
+
+    Raises:
+        KeyboardInterrupt: there is no work, or the GPU is another's.
+    """
+    _answer(answers, WAITING)
+    order = _order()
+    if order is None:
+        raise KeyboardInterrupt
+    _check_untouched()
+    os.environ.update(order["environment"])
+    lock = [GpuLock(order["lock"], "run")] if order["lock"] else []
+    if not all(one.take(f"runs {order['what']}") for one in lock):
+        _answer(answers, HELD)
+        raise KeyboardInterrupt
+    _answer(answers, RUNNING)
+    os.close(answers)
+    _LOCKS.extend(lock)
+
+
+def _order() -> dict[str, Any] | None:
+    """Return the order, or None if the launcher is gone or has no work; then close stdin."""
+    line = sys.stdin.readline()
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+    return json.loads(line) if line else None
+
+
+def _check_untouched() -> None:
+    """Assert that CUDA has not looked for GPUs yet: it would not look again."""
+    torch = sys.modules.get("torch")
+    assert torch is None or not torch.cuda.is_initialized(), "an import has started CUDA"
+
+
+def _answer(descriptor: int, word: str) -> None:
+    with suppress(BrokenPipeError):  # the launcher is gone, and the job was let go on without it
+        os.write(descriptor, f"{word}\n".encode())

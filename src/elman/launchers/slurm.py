@@ -16,18 +16,17 @@ from dataclasses import replace
 from typing import Any
 
 import submitit
-from hydra.core.utils import JobReturn
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from elman.base.errors import ExitStatus, UserError
-from elman.cli import session
 from elman.config.run_config import Mode
-from elman.launchers.command import SweptJob
+from elman.launchers.command import JobCommand
 from elman.launchers.display import Display
-from elman.launchers.handle import Queued, job_return, queued_job
+from elman.launchers.handle import JobHandle, job_handle, job_return
 from elman.launchers.interrupts import Interrupts
 from elman.launchers.job import SweepJob, wants_gpu
 from elman.launchers.outcome import ERROR, last_line, result_status
+from elman.launchers.request import JobLog, Launched, LaunchRequest
 from elman.launchers.slurm_queue import has_ended, outside_end, queue_states
 from elman.runs.status import OutsideEnd
 from elman.sections.launching import SlurmLauncher
@@ -50,44 +49,42 @@ _COMMON = (
 )
 
 
-def launch(
-    config: DictConfig,
-    jobs: Sequence[SweepJob],
-    settings: SlurmLauncher,
-    parameters: Mapping[str, Any],
-) -> list[JobReturn]:
+def launch(request: LaunchRequest, parameters: Mapping[str, Any]) -> Launched:
     """Submit the jobs as one array, wait for all, and return how each ended.
 
     Jobs that an earlier array still has are followed, and not submitted again.
 
+    Args:
+        request: The jobs.
+        parameters: Those of submitit, as ``hydra.launcher`` has them.
+
     Raises:
         UserError: there is no SLURM here, or it refuses the array.
     """
+    jobs, settings = request.jobs, request.settings
+    assert isinstance(settings, SlurmLauncher)
     display = Display(jobs[0].total)
     executor = _executor(parameters, minutes_of(jobs, settings), jobs)
-    queued = [_queued(config, job, parameters) for job in jobs]
-    adopted = session.current().adopted
-    tasks = {number: _adopted(executor, name) for number, name in adopted.items()}
+    queued = [_handle(request, job, parameters) for job in jobs]
+    tasks = {number: _adopted(executor, name) for number, name in request.adopted.items()}
     if fresh := [one for one in queued if one.number not in tasks]:
-        submitted = _submitted(executor, [one.job for one in fresh])
+        submitted = _submitted(executor, [one.command for one in fresh])
         tasks |= {one.number: job for one, job in zip(fresh, submitted, strict=True)}
-        session.submitted({one.number: tasks[one.number].job_id for one in fresh})
+        request.log.submitted({one.number: tasks[one.number].job_id for one in fresh})
         display.say(f"SLURM job {_array(submitted[0])}: {len(fresh)} jobs")
-    for number, name in adopted.items():
+    for number, name in request.adopted.items():
         display.say(f"job {number} is in SLURM's queue as {name}: followed, not started again")
     with Interrupts() as interrupts:
-        _Watch([(one, tasks[one.number]) for one in queued], display).run(interrupts)
+        _Watch([(one, tasks[one.number]) for one in queued], display, request.log).run(interrupts)
     display.close()
-    if interrupts.count:
-        session.current().status = ExitStatus.INTERRUPTED
-    return [job_return(job, one) for job, one in zip(jobs, queued, strict=True)]
+    returns = [job_return(job, one) for job, one in zip(jobs, queued, strict=True)]
+    return Launched(returns, bool(interrupts.count))
 
 
-def _queued(config: DictConfig, job: SweepJob, parameters: Mapping[str, Any]) -> Queued:
+def _handle(request: LaunchRequest, job: SweepJob, parameters: Mapping[str, Any]) -> JobHandle:
     """Return a job that knows how long before its limit it is told to save."""
-    one = queued_job(config, job)
-    one.job = replace(one.job, save_seconds=float(parameters["signal_delay_s"]))
-    return one
+    seconds = float(parameters["signal_delay_s"])
+    return job_handle(job, replace(request.command_of(job), save_seconds=seconds))
 
 
 def _adopted(executor: submitit.AutoExecutor, name: str) -> submitit.Job[int]:
@@ -96,7 +93,7 @@ def _adopted(executor: submitit.AutoExecutor, name: str) -> submitit.Job[int]:
 
 
 def _submitted(
-    executor: submitit.AutoExecutor, jobs: Sequence[SweptJob]
+    executor: submitit.AutoExecutor, jobs: Sequence[JobCommand]
 ) -> list[submitit.Job[int]]:
     """Submit jobs as one array; of a refused one nothing stays.
 
@@ -217,8 +214,10 @@ def _executor(
 class _Watch:
     """Follows jobs in SLURM's queue until each has ended."""
 
-    def __init__(self, jobs: list[tuple[Queued, submitit.Job[int]]], display: Display) -> None:
-        self._jobs, self._display = jobs, display
+    def __init__(
+        self, jobs: list[tuple[JobHandle, submitit.Job[int]]], display: Display, log: JobLog
+    ) -> None:
+        self._jobs, self._display, self._log = jobs, display, log
         self._arrays = list(dict.fromkeys(_array(job) for _, job in jobs))
         self._states: dict[str, str] = {}
         self._unseen: dict[str, int] = {}
@@ -239,7 +238,7 @@ class _Watch:
 
     def _over(
         self,
-        queued: Queued,
+        handle: JobHandle,
         job: submitit.Job[int],
         states: Mapping[str, str] | None,
         interrupts: Interrupts,
@@ -247,7 +246,7 @@ class _Watch:
         """Note what has become of a job; return whether it has ended."""
         name, status = job.job_id, result_status(job.paths)
         state = None if states is None else states.get(name, "")
-        self._say_state(queued, name, state)
+        self._say_state(handle, name, state)
         # A preempted job has a result too, until it is started again.
         final = status is not None and status != ExitStatus.INTERRUPTED
         gone = state is not None and has_ended(state)
@@ -255,40 +254,40 @@ class _Watch:
         if not final and self._unseen[name] < _GONE_AFTER:
             return False
         outside = None if final else outside_end(name, state or "")
-        if status is None and self._never_began(queued, job, outside, interrupts):
+        if status is None and self._never_began(handle, job, outside, interrupts):
             return True
         # Our own second signal cancels too: a job that had saved by then was interrupted.
         if outside is not None and not (interrupts.count and status is not None):
-            queued.status, queued.said = outside, f"{ERROR}{outside.word}: {outside.reason}"
+            handle.status, handle.said = outside, f"{ERROR}{outside.word}: {outside.reason}"
         else:
-            queued.status = int(ExitStatus.FAILED) if status is None else status
-            queued.said = last_line(job.paths)
-        self._display.ended(queued, session.job_ended(queued.number, queued.status))
+            handle.status = int(ExitStatus.FAILED) if status is None else status
+            handle.said = last_line(job.paths)
+        self._display.ended(handle, self._log.job_ended(handle.number, handle.status))
         return True
 
     @staticmethod
     def _never_began(
-        queued: Queued,
+        handle: JobHandle,
         job: submitit.Job[int],
         outside: OutsideEnd | None,
         interrupts: Interrupts,
     ) -> bool:
         """Whether a job left the queue before its start, and nobody but us took it out."""
-        if queued.since or job.paths.stdout.exists():
+        if handle.since or job.paths.stdout.exists():
             return False
         return outside is None or bool(interrupts.count)
 
-    def _say_state(self, queued: Queued, name: str, state: str | None) -> None:
+    def _say_state(self, handle: JobHandle, name: str, state: str | None) -> None:
         """Say that a job starts, or waits again."""
         before, self._states[name] = self._states.get(name, ""), state or ""
         if state == "RUNNING" and before != state:
-            queued.running, queued.since = True, time.monotonic()
-            self._display.started(queued)
-            session.job_started(queued.number)
-        if state == "PENDING" and queued.running:
-            queued.running = False
-            self._display.again(queued, held=False)
-            session.job_waits(queued.number)
+            handle.running, handle.since = True, time.monotonic()
+            self._display.started(handle)
+            self._log.job_started(handle.number)
+        if state == "PENDING" and handle.running:
+            handle.running = False
+            self._display.again(handle, held=False)
+            self._log.job_waits(handle.number)
 
     def _hand_on(self, interrupts: Interrupts) -> None:
         """First signal: nothing new starts, running jobs save and end. Second: cancel all."""

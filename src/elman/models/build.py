@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from elman.base.errors import UserError
-from elman.kernels.packages import resolve_backend
+from elman.models.backends import resolve_backend
 from elman.models.cells import registry
 from elman.models.cells.declaration import Cell
 from elman.models.language_model import LanguageModel

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -15,20 +14,21 @@ from elman.base.disk import say_unwritten, whole_file
 from elman.base.errors import ExitStatus
 from elman.bench.benchmark import run_benchmark
 from elman.config.catalog import command_places, search_overrides
-from elman.config.run_config import RunConfig
 from elman.report.tables.bench import print_bench
 from elman.report.tables.sweep import wide_console
 from elman.runs.folder import RunLock, config_hash, write_config
+from elman.runs.prepared import PreparedRun
 
 RESULT = "bench.json"
 
 
-def run(config: RunConfig, folder: Path | None) -> ExitStatus:
+def run(job: PreparedRun) -> ExitStatus:
     """Time what ``config.bench`` names, write ``bench.json`` and print the tables.
 
     Raises:
         UserError: nothing of it can be timed here.
     """
+    config, folder = job.config, job.folder
     assert folder is not None
     with RunLock(folder):
         write_config(folder, config)

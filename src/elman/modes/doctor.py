@@ -6,25 +6,24 @@ Imports neither torch nor any package that it reports on: each is tried in a pro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from elman.base.errors import ExitStatus
-from elman.config.run_config import RunConfig
 from elman.doctor.combinations import combinations
 from elman.doctor.facts import gather
 from elman.doctor.findings import Finding, Mark, installed, machine
 from elman.doctor.usable import backends, baselines
+from elman.runs.prepared import PreparedRun
 
 _STYLES = {Mark.OK: "green", Mark.ABSENT: "dim", Mark.NOTE: "yellow", Mark.BROKEN: "bold red"}
 
 
-def run(config: RunConfig, folder: Path | None) -> ExitStatus:
+def run(job: PreparedRun) -> ExitStatus:
     """Print the diagnosis; the status is FAILED if something that is installed is broken."""
-    assert folder is None
+    assert job.folder is None
     console = Console()
     with console.status("looking at this machine") as live:
         facts = gather(lambda waiting: live.update(f"waiting for {', '.join(waiting)}"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -26,20 +25,22 @@ from elman.devices.environment import choose_device
 from elman.evaluation.metrics import DEFINITIONS
 from elman.evaluation.validation import score, score_in_order
 from elman.models.language_model import LanguageModel
+from elman.runs.prepared import PreparedRun
 from elman.sections.modes import EvalConfig
 from elman.training.checkpoints.loading import load, saved_config, slow_path_note
 from elman.training.checkpoints.store import find_checkpoint
 from elman.training.display import Display, duration
 
 
-def run(config: RunConfig, folder: Path | None) -> ExitStatus:
+def run(job: PreparedRun) -> ExitStatus:
     """Print bits per byte and what exactly was measured.
 
     Raises:
         UserError: no such checkpoint, data or device.
     """
+    config = job.config
     assert config.eval is not None
-    assert folder is None
+    assert job.folder is None
     settings = config.eval
     checkpoint = find_checkpoint(settings.checkpoint)
     trained = saved_config(checkpoint)

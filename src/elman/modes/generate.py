@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from elman.base.errors import ExitStatus, UserError
-from elman.config.run_config import RunConfig
 from elman.devices.environment import choose_device
 from elman.evaluation.generation import START, Writer
 from elman.evaluation.sampling import Sampling
@@ -21,6 +20,7 @@ from elman.evaluation.validation import uses_bf16
 from elman.kernels.nvrtc import cuda_problem
 from elman.models.backends import REFERENCE
 from elman.models.language_model import LanguageModel
+from elman.runs.prepared import PreparedRun
 from elman.sections.modes import GenerateConfig
 from elman.training.checkpoints.loading import load, saved_config, slow_path_note
 from elman.training.checkpoints.store import Checkpoint, find_checkpoint
@@ -30,14 +30,15 @@ from elman.training.checkpoints.store import Checkpoint, find_checkpoint
 _FEW = 2**24
 
 
-def run(config: RunConfig, folder: Path | None) -> ExitStatus:
+def run(job: PreparedRun) -> ExitStatus:
     """Print the prompts and their continuations to standard output; one alone as it is drawn.
 
     Raises:
         UserError: there is no such checkpoint, state or device.
     """
+    config = job.config
     assert config.generate is not None
-    assert folder is None
+    assert job.folder is None
     settings = config.generate
     checkpoint = find_checkpoint(settings.checkpoint)
     device = choose_device(settings.device, "generate.device")

@@ -3,40 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from elman.base.errors import ExitStatus, UserError, did_you_mean
-from elman.cli import session
 from elman.config.catalog import Listed, Place, catalog, command_places, first_line
-from elman.config.compose import named_keys
-from elman.config.run_config import RunConfig
+from elman.config.keys import named_keys
 from elman.report.tables.models import models_table, print_explanation
 from elman.report.tables.sweep import UNCUT, wide_console
+from elman.runs.prepared import PreparedRun
 from elman.sections.model import ModelConfig
 
 
-def run(config: RunConfig, folder: Path | None) -> ExitStatus:
+def run(job: PreparedRun) -> ExitStatus:
     """Print the list of models; with a model named on the command line, what is known of it.
 
     Raises:
         UserError: no model has the text of ``models.filter``.
     """
-    assert folder is None
+    config = job.config
+    assert job.folder is None
     assert config.models is not None
     places = command_places()
-    if _model_was_named():
+    if "model" in named_keys(job.overrides):  # the composed one may be the default
         model = config.model
         source = first_line(model.name, places)
         print_explanation(wide_console(), model, source, _params(model))
         return ExitStatus.OK
     _print_list(places, config.models.filter)
     return ExitStatus.OK
-
-
-def _model_was_named() -> bool:
-    """Whether the command says ``model=...``: the composed one may be the default."""
-    job = session.current().job
-    return job is not None and "model" in named_keys(job.overrides)
 
 
 def _print_list(places: Sequence[Place], text: str | None) -> None:

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -14,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from elman.base.disk import say_unwritten
 from elman.base.errors import ExitStatus
 from elman.config.run_config import RunConfig
-from elman.kernels.packages import computation_path, tuning_note
+from elman.models.backends import computation_path, tuning_note
 from elman.models.cells import registry
 from elman.parity.proof import prove, runs_here
 from elman.parity.record import FILE, write_parity
@@ -22,15 +21,17 @@ from elman.parity.source import proof_conditions
 from elman.report.tables.parity import print_parity
 from elman.report.tables.sweep import wide_console
 from elman.runs.folder import RunLock, config_hash, write_config
+from elman.runs.prepared import PreparedRun
 from elman.training.display import PLAIN_SECONDS
 
 
-def run(config: RunConfig, folder: Path | None) -> ExitStatus:
+def run(job: PreparedRun) -> ExitStatus:
     """Check the layer of ``config.model`` and write ``parity.json``; any failure fails the job.
 
     Raises:
         UserError: the named backend does not run here.
     """
+    config, folder = job.config, job.folder
     assert config.parity is not None
     assert folder is not None
     settings = config.parity

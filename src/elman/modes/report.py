@@ -9,20 +9,21 @@ from pathlib import Path
 
 from elman.base.errors import ExitStatus, UserError
 from elman.config.catalog import command_places
-from elman.config.run_config import RunConfig
 from elman.report.comparison.content import Report, make_report
 from elman.report.comparison.files import write_report
 from elman.report.comparison.terminal import print_report, say_where
 from elman.report.tables.sweep import UNCUT, wide_console
+from elman.runs.prepared import PreparedRun
 
 
-def run(config: RunConfig, folder: Path | None) -> ExitStatus:
+def run(job: PreparedRun) -> ExitStatus:
     """Print the table and write the report; a failed run is a row of it and no failure of ours.
 
     Raises:
         UserError: a folder holds no runs, or the report cannot be written.
     """
-    assert folder is None
+    config = job.config
+    assert job.folder is None
     assert config.report is not None
     report = make_report([Path(name) for name in config.report.folders], command_places())
     place = _place(report, config.report.out)

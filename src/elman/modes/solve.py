@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from elman.base.errors import ExitStatus
-from elman.cli import session
 from elman.config.run_config import RunConfig
 from elman.models.backends import AUTO, best_backend
 from elman.models.cells import registry
@@ -19,11 +17,12 @@ from elman.models.sizing import SIZES, Sized, Solution, solve, value_of
 from elman.report.tables.solve import print_shapes, print_solution
 from elman.report.tables.standard import standard_rows, standard_table
 from elman.report.tables.sweep import wide_console
+from elman.runs.prepared import PreparedRun
 from elman.sections.model import ModelConfig
 from elman.training.memory.quick import quick_memory
 
 
-def run(config: RunConfig, folder: Path | None) -> ExitStatus:
+def run(job: PreparedRun) -> ExitStatus:
     """Print the nearest size, its neighbours, its memory and the command that trains it.
 
     Returns:
@@ -32,9 +31,10 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
     Raises:
         UserError: the cell cannot be built at any size.
     """
-    assert folder is None
+    config = job.config
+    assert job.folder is None
     assert config.solve is not None
-    settings, state, console = config.solve, session.current(), wide_console()
+    settings, console = config.solve, wide_console()
     if settings.standard:
         console.print(standard_table(standard_rows()))
         return ExitStatus.OK
@@ -43,20 +43,20 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
     backend, over = config.kernels.backend, settings.over
     if len(over) == 1:
         solution = solve(model, settings.params, over[0], backend)
-        result, reached = _result(config, solution), solution.reached
+        result, reached = _result(job, solution), solution.reached
     else:
         shapes = search(model, settings.params, over, backend)
-        result, reached = _shapes_result(config, shapes), shapes.reached
-    state.results.append(result)
-    if not state.sweeping:
+        result, reached = _shapes_result(job, shapes), shapes.reached
+    job.result = result
+    if not job.in_sweep:
         (print_solution if len(over) == 1 else print_shapes)(result, console)
     return ExitStatus.OK if reached else ExitStatus.FAILED
 
 
-def _result(config: RunConfig, solution: Solution) -> dict[str, Any]:
+def _result(job: PreparedRun, solution: Solution) -> dict[str, Any]:
     """Return the answer as plain data, for the tables."""
     over, sizes = solution.over, SIZES[solution.over]
-    return _shared(config, solution.nearest.config, reached=solution.reached) | {
+    return _shared(job, solution.nearest.config, reached=solution.reached) | {
         "over": over,
         "searched": (value_of(over, sizes[0]), value_of(over, sizes[-1])),
         "nearest": _plain(solution.nearest),
@@ -65,7 +65,7 @@ def _result(config: RunConfig, solution: Solution) -> dict[str, Any]:
     }
 
 
-def _shapes_result(config: RunConfig, shapes: Shapes) -> dict[str, Any]:
+def _shapes_result(job: PreparedRun, shapes: Shapes) -> dict[str, Any]:
     """Return the best of several sizes as plain data, for the tables."""
     best = [
         {
@@ -76,7 +76,7 @@ def _shapes_result(config: RunConfig, shapes: Shapes) -> dict[str, Any]:
         }
         for one in shapes.best
     ]
-    return _shared(config, shapes.best[0].config, reached=shapes.reached) | {
+    return _shared(job, shapes.best[0].config, reached=shapes.reached) | {
         "over": list(shapes.over),
         "best": best,
         "rule": RULE,
@@ -86,11 +86,10 @@ def _shapes_result(config: RunConfig, shapes: Shapes) -> dict[str, Any]:
     }
 
 
-def _shared(config: RunConfig, found: ModelConfig, *, reached: bool) -> dict[str, Any]:
+def _shared(job: PreparedRun, found: ModelConfig, *, reached: bool) -> dict[str, Any]:
     """Return what every answer has: the target, the memory and the command that trains it."""
+    config = job.config
     assert config.solve is not None
-    state = session.current()
-    typed = state.job.overrides if state.job else ()
     return {
         "status": "ok" if reached else "not reached",
         "model": config.model.name,
@@ -98,7 +97,7 @@ def _shared(config: RunConfig, found: ModelConfig, *, reached: bool) -> dict[str
         "memory_bytes": quick_memory(_as_trained(config, found)),
         "batch_size": config.train.batch_size,
         "chunk_size": config.train.chunk_size,
-        "command": training_command(config, found, [*state.config_flags, *typed]),
+        "command": training_command(config, found, [*job.config_flags, *job.overrides]),
     }
 
 

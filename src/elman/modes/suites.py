@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from hydra.core.hydra_config import HydraConfig
 
 from elman.base.errors import ExitStatus
 from elman.config.catalog import command_places, listed_models
-from elman.config.run_config import RunConfig
 from elman.config.suites import GROUP, load_suite, suite_names
 from elman.report.tables.suites import print_suite, suites_table
 from elman.report.tables.sweep import UNCUT, wide_console
+from elman.runs.prepared import PreparedRun
 
 
-def run(config: RunConfig, folder: Path | None) -> ExitStatus:
+def run(job: PreparedRun) -> ExitStatus:
     """Print the list of suites; with ``benchmark=<name>``, what is known of that one.
 
     Raises:
         UserError: a suite's file is wrong.
     """
-    assert folder is None
+    assert job.folder is None
     places = command_places()
     name = HydraConfig.get().runtime.choices.get(GROUP)
     if name is not None:

@@ -16,7 +16,6 @@ import torch
 from elman.base.disk import is_disk_trouble, keep_room, sizes
 from elman.base.errors import ExitStatus, RunStatus, UserError, first_line
 from elman.base.signals import Interruption, interruptible
-from elman.cli import session
 from elman.config.run_config import RunConfig
 from elman.data.batches import Data, open_data
 from elman.devices.environment import choose_device, describe_environment
@@ -24,20 +23,21 @@ from elman.devices.nvml_client import asked_driver
 from elman.devices.visible import refuse_wrong_visible
 from elman.evaluation.metrics import DEFINITIONS, METRICS_VERSION
 from elman.evaluation.validation import uses_bf16
-from elman.kernels.packages import (
+from elman.kernels.triton_tuning import tuning_told_to
+from elman.models.backends import (
     computation_path,
     on_slow_path,
     resolve_backend,
     slow_note,
     tuning_note,
 )
-from elman.kernels.triton_tuning import tuning_told_to
 from elman.models.cells import registry
 from elman.parity.gate import ParityError, require_norm_parity, require_parity
 from elman.parity.shapes import TrainedSizes
 from elman.report.plots import plot_losses
 from elman.report.summary import print_summary
 from elman.runs.folder import RunLock, config_hash, config_text, write_config
+from elman.runs.prepared import PreparedRun
 from elman.training.checkpoints.store import CheckpointError, CheckpointStore, DamagedError
 from elman.training.cuda_graph import uses_graph
 from elman.training.display import Display
@@ -50,12 +50,13 @@ _log = logging.getLogger("elman.train")
 _OF_EVERY_RUN = ("definitions", "environment", "data", "parity")
 
 
-def run(config: RunConfig, folder: Path | None) -> ExitStatus:
+def run(job: PreparedRun) -> ExitStatus:
     """Train ``config`` in ``folder`` and return the exit status of the run.
 
     Raises:
         UserError: the run cannot start: data, device, checkpoint or a package is at fault.
     """
+    config, folder = job.config, job.folder
     assert folder is not None, "training always has a run folder"
     display = Display()
     device = choose_device(config.train.device)
@@ -69,7 +70,7 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
         allow_slow=config.baseline.allow_slow,
     )
     with RunLock(folder), open_data(config.data, config.train.chunk_size, display.say) as data:
-        return _Session(config, folder, data, device, display, backend).run()
+        return _Session(job, folder, data, device, display, backend).run()
 
 
 class _Session:
@@ -77,14 +78,15 @@ class _Session:
 
     def __init__(
         self,
-        config: RunConfig,
+        job: PreparedRun,
         folder: Path,
         data: Data,
         device: torch.device,
         display: Display,
         backend: str,
     ) -> None:
-        self._config, self._folder, self._data = config, folder, data
+        self._job, self._config = job, job.config
+        self._folder, self._data = folder, data
         self._device, self._display, self._backend = device, display, backend
         self._started = datetime.now().astimezone()
         self._trainer: Trainer | None = None
@@ -137,7 +139,7 @@ class _Session:
         """Note in the run folder that the run has these settings from here on."""
         keep_room(self._folder / RESULT)
         write_config(self._folder, self._config)
-        session.taken_up()
+        self._job.taken_up()
         _log.info("configuration %s", config_hash(self._config))
         self._taken_up = True
 

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from elman.kernels.cache import cannot_write, kernel_cache
-from elman.kernels.packages import computation_path
-from elman.models.backends import REFERENCE, norm_backend
+from elman.models.backends import REFERENCE, computation_path, norm_backend
 from elman.models.cells import registry
 from elman.parity import norms
 from elman.parity.experiment import Run

@@ -15,9 +15,17 @@ from torch import Tensor
 
 from elman.base.errors import UserError
 from elman.kernels.compiler import stop_compilers
-from elman.kernels.packages import computation_path, on_slow_path, package_problem, resolve_backend
+from elman.kernels.packages import package_problem
 from elman.kernels.threads import cpu_share
-from elman.models.backends import AUTO, REFERENCE, TORCH, choose_backend
+from elman.models.backends import (
+    AUTO,
+    REFERENCE,
+    TORCH,
+    choose_backend,
+    computation_path,
+    on_slow_path,
+    resolve_backend,
+)
 from elman.models.cells import registry
 from elman.models.cells.declaration import Cell
 from elman.parity import norms

@@ -19,16 +19,15 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from elman.base.disk import keep_room, no_room
 from elman.base.errors import UserError
 from elman.bench.entries import benched_models
-from elman.cli.session import Job
 from elman.config.catalog import Place, search_overrides
-from elman.config.compose import named_keys, plain_tree, typed_config, typed_overrides
+from elman.config.compose import plain_tree, typed_config, typed_overrides
+from elman.config.keys import named_keys
 from elman.config.run_config import MODES, OF_SWEEPS, RunConfig, flatten
 from elman.config.suites import GROUP
 from elman.runs.folder import RunLock, claim_folder, discard_folder, make_folder, run_name
 from elman.runs.held_log import HeldFileHandler, release
+from elman.runs.prepared import PreparedRun
 from elman.runs.resume import is_resume, resumed_config, resumed_folder
-from elman.sweeps.settings import refuse_alone
-from elman.sweeps.suite_runs import refuse_without_run
 
 _SILENT_LOG: dict[str, Any] = {"version": 1, "root": None, "disable_existing_loggers": False}
 
@@ -65,19 +64,16 @@ def _with_place(line: str, named: frozenset[str], choices: Mapping[str, Any]) ->
     return f"{match[0]} (in {match[2]}={choices[match[2]]}){line[match.end() :]}"
 
 
-def prepare(tree: DictConfig) -> Job:
+def prepare(tree: DictConfig) -> PreparedRun:
     """Check a composed job, make its folder and point Hydra there."""
     HydraConfig.instance().set_config(tree)
-    named = named_keys(typed_overrides(tree, "task"))
-    refuse_alone(named)
-    refuse_without_run(tree, named)
     config = checked_config(tree)
     given = _named_run_dir(tree)
     if not MODES[config.mode].makes_folder:
         if given is not None:
             raise UserError(f"hydra.run.dir: mode={config.mode} makes no run folder; drop it")
         _point_hydra(tree, Path(), output_subdir=None, silent=True)
-        return Job(config, overrides=job_overrides(tree))
+        return PreparedRun(config, overrides=job_overrides(tree))
     if is_resume(config):
         return _resumed(tree, config, given)
     if given is not None:
@@ -85,7 +81,7 @@ def prepare(tree: DictConfig) -> Job:
     else:
         folder = make_folder(Path(str(tree.hydra.run.dir)), run_name(config))
     _point_hydra(tree, folder, output_subdir=tree.hydra.output_subdir)
-    return Job(config, folder, _taken(folder, MODES[config.mode].result_file))
+    return PreparedRun(config, folder, _taken(folder, MODES[config.mode].result_file))
 
 
 def job_overrides(tree: DictConfig) -> tuple[str, ...]:
@@ -99,7 +95,7 @@ def config_places(tree: DictConfig) -> list[Place]:
     return [(str(one.schema), str(one.path)) for one in tree.hydra.runtime.config_sources]
 
 
-def _resumed(tree: DictConfig, config: RunConfig, given: str | None) -> Job:
+def _resumed(tree: DictConfig, config: RunConfig, given: str | None) -> PreparedRun:
     if given is not None:
         raise UserError("hydra.run.dir: train.resume goes on in the run's own folder; drop it")
     folder = resumed_folder(config)
@@ -114,7 +110,9 @@ def _resumed(tree: DictConfig, config: RunConfig, given: str | None) -> Job:
         with read_write(tree.hydra), open_dict(tree.hydra):
             log["class"] = f"{HeldFileHandler.__module__}.{HeldFileHandler.__name__}"
     kept = deepcopy(tree)
-    return Job(config, folder, lock, resumed=True, on_taken_up=lambda: _note_resume(kept, folder))
+    return PreparedRun(
+        config, folder, lock, resumed=True, on_taken_up=lambda: _note_resume(kept, folder)
+    )
 
 
 def _note_resume(tree: DictConfig, folder: Path) -> None:
@@ -215,7 +213,7 @@ def _check_files(config: RunConfig, *, may_pack: bool) -> None:
             )
 
 
-def adopt(sections: DictConfig) -> Job:
+def adopt(sections: DictConfig) -> PreparedRun:
     """Prepare a job inside Hydra's own job runner, which has made its folder already.
 
     Hydra's basic launcher and those of clusters call the task so.
@@ -226,6 +224,6 @@ def adopt(sections: DictConfig) -> Job:
         tree.hydra = hydra
     config = checked_config(tree)
     if not MODES[config.mode].makes_folder:
-        return Job(config, overrides=job_overrides(tree))
+        return PreparedRun(config, overrides=job_overrides(tree))
     folder = Path(str(hydra.runtime.output_dir))
-    return Job(config, folder, _locked(folder))
+    return PreparedRun(config, folder, _locked(folder))

@@ -7,9 +7,10 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from elman.base.errors import UserError
-from elman.models.cells.declaration import Value
 from elman.sections.section import Count, Section
 
+Value = bool | int | float | str
+"""Of a cell's option."""
 DIM_ALIGNMENT = 128
 VOCAB_SIZE = 256
 

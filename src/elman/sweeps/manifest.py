@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from elman.base.errors import RunStatus
-from elman.launchers.arguments import ALONE
+from elman.launchers.command import ALONE
 from elman.launchers.job import SweepJob
 from elman.runs.state import NOT_STARTED, RUNNING, read_result, state
 from elman.runs.status import OutsideEnd, ended_as

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig
 
 from elman.base.quoting import as_override
-from elman.cli import session
 from elman.config.compose import typed_overrides
-from elman.launchers.arguments import OF_THE_SWEEP
+from elman.launchers.command import OF_THE_SWEEP
 from elman.sections.launching import LauncherConfig, SweepSettings
 
 
@@ -54,6 +53,8 @@ def recorded_command(
     tree: DictConfig,
     settings: SweepSettings,
     earlier: Mapping[str, Any] | None,
+    argv: Sequence[str],
+    config_flags: Sequence[str],
 ) -> Command | None:
     """Return what a sweep records of the command that started it, and of its launcher now.
 
@@ -62,8 +63,10 @@ def recorded_command(
         settings: The sweep's settings.
         earlier: The record of the sweep that goes on. An old one has not recorded its command,
             which nobody knows then.
+        argv: This command as typed, without the program's name.
+        config_flags: Those of its flags that say where YAML files are found.
     """
-    state, of_hydra = session.current(), typed_overrides(tree, "hydra")
+    of_hydra = typed_overrides(tree, "hydra")
     own_launcher = [text for text in of_hydra if re.match(r"hydra[./]launcher\b", text)]
     chosen = str(tree.hydra.runtime.choices["launcher"])
     used = str(tree.hydra.runtime.choices["hydra/launcher"])
@@ -71,9 +74,9 @@ def recorded_command(
         own_launcher = [*_launcher_overrides(chosen, settings.launcher), *own_launcher]
     if earlier is None:
         return Command(
-            typed=state.argv,
+            typed=tuple(argv),
             cwd=os.getcwd(),
-            flags=tuple(state.config_flags),
+            flags=tuple(config_flags),
             hydra=tuple(text for text in of_hydra if not OF_THE_SWEEP.match(text)),
             launcher=tuple(own_launcher),
             launcher_name=chosen,

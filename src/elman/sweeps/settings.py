@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from omegaconf import DictConfig, OmegaConf
 
 from elman.base.errors import UserError
-from elman.config.compose import named_keys, typed_overrides
+from elman.config.compose import typed_overrides
+from elman.config.keys import named_keys
 from elman.config.run_config import OF_SWEEPS, validate_sweep
 from elman.sections.launching import SweepSettings
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from elman.base.errors import UserError
 from elman.config.run_config import RunConfig
-from elman.kernels.packages import refused_slow_path, slow_reason
 from elman.launchers.job import SweepJob, wants_gpu
+from elman.models.backends import refused_slow_path, slow_reason
 from elman.models.cells import registry
 from elman.sections.launching import GpusLauncher, LauncherConfig, SlurmLauncher
 from elman.sweeps.suite_runs import ChosenSuite

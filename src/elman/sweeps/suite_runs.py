@@ -12,7 +12,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from elman.base.errors import UserError, did_you_mean
-from elman.config.compose import named_keys
+from elman.config.keys import named_keys
 from elman.config.run_config import check_read
 from elman.config.suites import GROUP, model_of, models_of, parse_suite
 from elman.config.wording import several_suites

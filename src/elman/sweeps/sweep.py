@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,13 @@ from omegaconf import DictConfig, open_dict, read_write
 from elman.base.errors import ExitStatus, UserError
 from elman.base.output import keep_going
 from elman.base.quoting import pasteable, quoted
-from elman.cli import session
-from elman.config.compose import typed_overrides
+from elman.config.compose import compose_tree, typed_overrides
 from elman.config.run_config import MODES, Mode, RunConfig
 from elman.config.suites import GROUP
 from elman.config.wording import in_our_words
-from elman.launchers.arguments import job_command
+from elman.launchers.command import Start, job_command
 from elman.launchers.job import SweepJob, wants_gpu
-from elman.report.tables.sweep import SweepRow
+from elman.launchers.request import JobLauncher, LaunchRequest
 from elman.runs.folder import (
     RunLock,
     check_free,
@@ -40,6 +38,7 @@ from elman.runs.folder import (
     run_name,
 )
 from elman.runs.prepare import checked_config
+from elman.runs.prepared import PreparedRun
 from elman.runs.state import NOT_STARTED, read_result, state, still_running
 from elman.runs.status import job_status
 from elman.sections.launching import GpusLauncher, SlurmLauncher, SweepSettings
@@ -56,6 +55,7 @@ from elman.sweeps.resume import (
     recorded_tasks,
     unfinished,
 )
+from elman.sweeps.row import PrintTable, SweepRow
 from elman.sweeps.settings import (
     claiming,
     claims,
@@ -69,10 +69,45 @@ from elman.sweeps.slow_paths import slow_paths
 from elman.sweeps.suite_runs import ChosenSuite, chosen_suite, expand_suite
 
 
+@dataclass(frozen=True)
+class SweepCommand:
+    """The command that asks for a sweep, and what it lends for it.
+
+    Args:
+        overrides: Its overrides, those of Hydra's own settings left out.
+        argv: All of it as typed, without the program's name.
+        config_flags: Those of its flags that say where YAML files are found.
+        start: Runs a command line; the process of each job calls it.
+        run: Runs a prepared job in this process.
+        table_of: Returns what prints the table of a mode.
+    """
+
+    overrides: Sequence[str]
+    argv: Sequence[str]
+    config_flags: tuple[str, ...]
+    start: Start
+    run: Callable[[PreparedRun], int]
+    table_of: Callable[[Mode], PrintTable]
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """How jobs ended: for each what Hydra knows of it and its result; whether a signal came."""
+
+    jobs: list[tuple[JobReturn, dict[str, Any] | None]]
+    interrupted: bool = False
+
+
 def sweep(
-    context: HydraContext, task: TaskFunction, config: DictConfig, arguments: Sequence[str]
-) -> None:
-    """Run a whole sweep; its exit status is left in the session.
+    context: HydraContext, task: TaskFunction, config: DictConfig, command: SweepCommand
+) -> ExitStatus:
+    """Run a whole sweep and return its exit status.
+
+    Args:
+        context: Hydra's, which composes.
+        task: Hydra's task, for launchers of Hydra's own.
+        config: The composed tree.
+        command: The command.
 
     Raises:
         UserError: a job is wrong; none has run then.
@@ -81,10 +116,10 @@ def sweep(
     _refuse_run_dir(config)
     settings = sweep_settings(config)
     earlier = _earlier(settings)
-    _refuse_swept_settings(context, arguments)
-    of_jobs = without_sweep_settings(arguments) or (earlier["arguments"] if earlier else [])
+    _refuse_swept_settings(context, command.overrides)
+    of_jobs = without_sweep_settings(command.overrides) or (earlier["arguments"] if earlier else [])
     suite = _suite(context, config, of_jobs)
-    claimed = claims(arguments, earlier["claims"] if earlier else ())
+    claimed = claims(command.overrides, earlier["claims"] if earlier else ())
     if earlier:
         settings = _claiming_anew(context, config, suite, claimed, settings)
     may_pack = not settings.sweep.dry_run  # which writes nothing
@@ -99,8 +134,9 @@ def sweep(
     if settings.sweep.dry_run:
         if earlier is not None and folder is not None:
             check_same(folder, earlier, jobs)
-        print(*said, *(job_command(config, job.overrides) for job in jobs), sep="\n", flush=True)
-        return
+        commands = (job_command(config, job.overrides, command.config_flags) for job in jobs)
+        print(*said, *commands, sep="\n", flush=True)
+        return ExitStatus.OK
     if folder is not None:
         keep_going()
     for line in said:
@@ -113,21 +149,23 @@ def sweep(
         claimed,
         suite,
         started,
-        recorded_command(config, settings, earlier),
+        recorded_command(config, settings, earlier, command.argv, command.config_flags),
         recorded_tasks(earlier),
     )
+    launch = _Launch(context, task, config, command, settings, record)
     with RunLock(folder) if folder is not None else nullcontext():
         if earlier is not None and folder is not None:
             check_same(folder, earlier, jobs)
         with _said_how_it_goes_on(folder, earlier is not None):
-            rows = _run(context, task, config, jobs, mode, earlier, record, settings)
+            rows, interrupted = _run(launch, jobs, mode, earlier)
         record.end([row.status for row in rows])
-    _table(mode)(rows, [job.config for job in jobs], folder)
-    if folder is not None and any(row.failed for row in rows):
+    command.table_of(mode)(rows, [job.config for job in jobs], folder)
+    failed = any(row.failed for row in rows)
+    if folder is not None and failed:
         print(goes_on_by(folder), flush=True)
-    state = session.current()
-    if state.status is ExitStatus.OK and any(row.failed for row in rows):
-        state.status = ExitStatus.FAILED
+    if interrupted:
+        return ExitStatus.INTERRUPTED
+    return ExitStatus.FAILED if failed else ExitStatus.OK
 
 
 @contextmanager
@@ -146,46 +184,90 @@ def _said_how_it_goes_on(folder: Path | None, earlier: bool) -> Iterator[None]:
         raise
 
 
+@dataclass(frozen=True)
+class _Launch:
+    """What it takes to launch jobs of a sweep."""
+
+    context: HydraContext
+    task: TaskFunction
+    config: DictConfig
+    command: SweepCommand
+    settings: SweepSettings
+    record: Record
+
+    def run(self, jobs: Sequence[SweepJob], mode: Mode, adopted: Mapping[int, str]) -> _Ended:
+        """Hand the jobs to whoever runs them; return how each ended and the result that it left.
+
+        Args:
+            jobs: The jobs.
+            mode: Theirs.
+            adopted: Those that a cluster still has, with their names there.
+        """
+        if mode.in_process:
+            launched, found = in_process.launch(
+                self.command.run, self.config, jobs, self.command.config_flags
+            )
+            return _Ended(list(zip(launched.returns, found, strict=True)), launched.interrupted)
+        launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=self.context, task_function=self.task, config=self.config
+        )
+        interrupted = False
+        if isinstance(launcher, JobLauncher):
+            launched = launcher.launch_jobs(self._request(jobs, adopted))
+            returns, interrupted = launched.returns, launched.interrupted
+        else:
+            returns = list(launcher.launch([job.for_launcher for job in jobs], initial_job_idx=0))
+        results = [read_result(job.folder, mode.result_file) for job in jobs]
+        return _Ended(list(zip(returns, results, strict=True)), interrupted)
+
+    def _request(self, jobs: Sequence[SweepJob], adopted: Mapping[int, str]) -> LaunchRequest:
+        return LaunchRequest(
+            self.config,
+            jobs,
+            self.settings.launcher,
+            self.command.start,
+            self.command.config_flags,
+            self.record,
+            adopted,
+        )
+
+
 def _run(
-    context: HydraContext,
-    task: TaskFunction,
-    config: DictConfig,
-    jobs: Sequence[SweepJob],
-    mode: Mode,
-    earlier: dict[str, Any] | None,
-    record: Record,
-    settings: SweepSettings,
-) -> list[SweepRow]:
-    """Launch the jobs, or those that an earlier sweep left unfinished; return every job's line."""
-    todo = _left(jobs, mode, recorded_tasks(earlier), settings) if earlier else list(jobs)
-    record.begin()
-    session.current().record = record
-    try:
-        ended = _launched(context, task, config, todo, mode) if todo else []
-    finally:
-        session.current().record = None  # what comes later in this process is no job of this sweep
-    rows = {job.number: _row(job, *end, mode) for job, end in zip(todo, ended, strict=True)}
+    launch: _Launch, jobs: Sequence[SweepJob], mode: Mode, earlier: dict[str, Any] | None
+) -> tuple[list[SweepRow], bool]:
+    """Launch the jobs, or those that an earlier sweep left unfinished.
+
+    Returns:
+        Every job's line, and whether a signal stopped the sweep.
+    """
+    todo, adopted = list(jobs), dict[int, str]()
+    if earlier is not None:
+        todo, adopted = _left(jobs, mode, recorded_tasks(earlier), launch.settings)
+    launch.record.begin()
+    ended = launch.run(todo, mode, adopted) if todo else _Ended([])
+    pairs = zip(todo, ended.jobs, strict=True)
+    rows = {job.number: _row(job, *end, mode) for job, end in pairs}
     for job in jobs:
         if job.number not in rows:
             result = read_result(job.folder, mode.result_file)
             status = state(job.folder, mode.result_file)
             rows[job.number] = SweepRow(job.number, job.swept or job.overrides, status, result)
-    return [rows[job.number] for job in jobs]
+    return [rows[job.number] for job in jobs], ended.interrupted
 
 
 def _left(
     jobs: Sequence[SweepJob], mode: Mode, tasks: Mapping[int, str], settings: SweepSettings
-) -> list[SweepJob]:
+) -> tuple[list[SweepJob], dict[int, str]]:
     """Return the jobs of an earlier sweep to run, or to follow in a cluster's queue.
 
-    They are neither ok already nor run by a process that nobody follows.
+    They are neither ok already nor run by a process that nobody follows. The second result has the
+    names of those to follow.
     """
     todo = unfinished(jobs, [read_result(job.folder, mode.result_file) for job in jobs])
     print(f"{len(jobs) - len(todo)} of {len(jobs)} jobs are ok already", flush=True)
     folders = {job.number: job.folder for job in todo if job.folder is not None}
     queued = in_queue({n: task for n, task in tasks.items() if n in folders}, settings.launcher)
     adopts = isinstance(settings.launcher, SlurmLauncher)
-    session.current().adopted = queued if adopts else {}
     alone = {number: folder for number, folder in folders.items() if number not in queued}
     running = still_running(alone, mode.result_file, lambda line: print(line, flush=True))
     where = {number: f"still runs (pid {process})" for number, process in running.items()}
@@ -200,26 +282,7 @@ def _left(
         )
     # One that was ending may have ended well.
     left = unfinished(todo, [read_result(job.folder, mode.result_file) for job in todo])
-    return [job for job in left if job.number not in where]
-
-
-def _launched(
-    context: HydraContext,
-    task: TaskFunction,
-    config: DictConfig,
-    jobs: Sequence[SweepJob],
-    mode: Mode,
-) -> list[tuple[JobReturn, dict[str, Any] | None]]:
-    """Hand the jobs to whoever runs them; return how each ended and the result that it left."""
-    if mode.in_process:
-        return in_process.launch(task, config, jobs)
-    session.current().jobs = list(jobs)
-    launcher = Plugins.instance().instantiate_launcher(
-        hydra_context=context, task_function=task, config=config
-    )
-    returns = launcher.launch([job.for_launcher for job in jobs], initial_job_idx=0)
-    results = [read_result(job.folder, mode.result_file) for job in jobs]
-    return list(zip(returns, results, strict=True))
+    return [job for job in left if job.number not in where], queued if adopts else {}
 
 
 def _earlier(settings: SweepSettings) -> dict[str, Any] | None:
@@ -241,7 +304,7 @@ def _claiming_anew(
     The command that takes it up names neither its suite nor what it was told of sizes.
     """
     chosen = [f"{GROUP}={quoted(suite.name)}"] if suite is not None else []
-    with in_our_words(claimed):
+    with in_our_words(claimed, compose_tree):
         tree = context.config_loader.load_sweep_config(config, [*chosen, *claimed])
     return claiming(settings, tree)
 
@@ -288,7 +351,7 @@ def _refuse_run_dir(config: DictConfig) -> None:
 def _parsed(
     context: HydraContext, arguments: Sequence[str]
 ) -> tuple[OverridesParser, list[Override]]:
-    with in_our_words(arguments):
+    with in_our_words(arguments, compose_tree):
         parser = OverridesParser.create(config_loader=context.config_loader)
         return parser, parser.parse_overrides(list(arguments))
 
@@ -312,7 +375,7 @@ def _suite(
 ) -> ChosenSuite | None:
     """Return the suite of the sweep; one that goes on names it in what it was asked before."""
     loader = context.config_loader
-    with in_our_words(arguments):
+    with in_our_words(arguments, compose_tree):
         return chosen_suite(
             lambda chosen: loader.load_sweep_config(config, chosen),
             _parsed(context, arguments)[1],
@@ -328,7 +391,7 @@ def _checked_jobs(
     may_pack: bool,
 ) -> list[SweepJob]:
     parser, overrides = _parsed(context, arguments)
-    with in_our_words(arguments):
+    with in_our_words(arguments, compose_tree):
         expanded = expand_suite(suite, overrides, parser) if suite else expand(overrides)
     jobs = []
     for number, (texts, swept) in enumerate(expanded, 1):
@@ -401,14 +464,6 @@ def _with_folders(
 def _in_folder(job: SweepJob, folder: Path, width: int) -> SweepJob:
     name = f"{job.number:0{width}d}_{run_name(job.config)}"
     return replace(job, folder=folder / name)
-
-
-def _table(mode: Mode) -> Callable[[Sequence[SweepRow], Sequence[RunConfig], Path | None], None]:
-    """Import what prints the table at the end."""
-    module, _, name = mode.table.partition(":")
-    found: Callable[[Sequence[SweepRow], Sequence[RunConfig], Path | None], None]
-    found = getattr(import_module(module), name)
-    return found
 
 
 def _row(job: SweepJob, returned: JobReturn, result: dict[str, Any] | None, mode: Mode) -> SweepRow:

@@ -6,12 +6,15 @@ Hydra imports this module at every start, so the work stands in :mod:`elman.laun
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
+
+if TYPE_CHECKING:
+    from elman.launchers.request import Launched, LaunchRequest
 
 
 class LocalLauncher(Launcher):
@@ -25,26 +28,29 @@ class LocalLauncher(Launcher):
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
-        from elman.cli import session
+        """Refuse: only elman's own sweeper checks the jobs before the first of them runs."""
+        from elman.base.errors import UserError
+
+        raise UserError(
+            "hydra/sweeper: launcher=local, gpus and slurm run the jobs of hydra/sweeper=elman "
+            "only; drop hydra/sweeper, or type hydra/launcher=basic"
+        )
+
+    def launch_jobs(self, request: LaunchRequest) -> Launched:
+        """Run the jobs of a sweep."""
         from elman.launchers.local import launch
 
-        return launch(self.config, session.current().jobs)
+        return launch(request)
 
 
 class GpusLauncher(LocalLauncher):
     """Runs one job per free GPU of this machine."""
 
-    def launch(
-        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
-    ) -> Sequence[JobReturn]:
-        from elman.cli import session
+    def launch_jobs(self, request: LaunchRequest) -> Launched:
+        """Run the jobs of a sweep."""
         from elman.launchers.gpus.launcher import launch
-        from elman.sections import launching
-        from elman.sweeps.settings import sweep_settings
 
-        settings = sweep_settings(self.config).launcher
-        assert isinstance(settings, launching.GpusLauncher)
-        return launch(self.config, session.current().jobs, settings)
+        return launch(request)
 
 
 class SlurmLauncher(LocalLauncher):
@@ -53,14 +59,8 @@ class SlurmLauncher(LocalLauncher):
     def __init__(self, **parameters: Any) -> None:
         self.parameters = parameters
 
-    def launch(
-        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
-    ) -> Sequence[JobReturn]:
-        from elman.cli import session
+    def launch_jobs(self, request: LaunchRequest) -> Launched:
+        """Run the jobs of a sweep."""
         from elman.launchers.slurm import launch
-        from elman.sections import launching
-        from elman.sweeps.settings import sweep_settings
 
-        settings = sweep_settings(self.config).launcher
-        assert isinstance(settings, launching.SlurmLauncher)
-        return launch(self.config, session.current().jobs, settings, self.parameters)
+        return launch(request, self.parameters)

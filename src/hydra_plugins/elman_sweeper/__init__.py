@@ -21,8 +21,25 @@ class ElmanSweeper(Sweeper):
         self.config = config
 
     def sweep(self, arguments: list[str]) -> None:
-        from elman.sweeps.sweep import sweep
+        from elman.base.errors import ExitStatus
+        from elman.cli import session
+        from elman.modes.sweep_table import sweep_table_of
+        from elman.sweeps.sweep import SweepCommand, sweep
 
         assert self.hydra_context is not None
         assert self.config is not None
-        sweep(self.hydra_context, self.task_function, self.config, arguments)
+        state = session.current()
+        assert state.start is not None
+        assert state.run is not None
+        command = SweepCommand(
+            overrides=arguments,
+            argv=state.argv,
+            config_flags=state.config_flags,
+            start=state.start,
+            run=state.run,
+            table_of=sweep_table_of,
+        )
+        status = sweep(self.hydra_context, self.task_function, self.config, command)
+        # One of Hydra's own launchers has left the status of its last job here.
+        if state.status is ExitStatus.OK or status is ExitStatus.INTERRUPTED:
+            state.status = status

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,14 @@ import pytest
 from elman.base import signals
 from elman.base.errors import ExitStatus, UserError
 from elman.config.compose import compose_config
-from elman.launchers.command import SweptJob
+from elman.launchers.command import JobCommand
 from elman.launchers.job import SweepJob
 from elman.launchers.slurm import limit_note, minutes_of
 from elman.launchers.slurm_queue import outside_end
 from elman.runs.status import ended_as
 from elman.sections.launching import SlurmLauncher
 
-STUBS = Path(__file__).parents[1] / "launch" / "stub_modes"
+STUBS = Path(__file__).parents[2] / "stubs" / "stub_modes"
 
 
 def _node() -> Any:
@@ -322,16 +322,15 @@ def test_a_start_without_progress_is_not_queued_again(
     (folder / "config.yaml").touch()
     (folder / "result.json").write_text('{"status": "interrupted", "steps": 5}')
 
-    def run(arguments: list[str]) -> int:
+    def run(arguments: Sequence[str], before_run: Callable[[], None]) -> int:
         signals.received.add(signal.SIGUSR2)
         (folder / "result.json").write_text(json.dumps({"steps": steps}))
         return 130
 
     requeued: list[int] = []
     before = signal.signal(signal.SIGUSR2, lambda number, frame: requeued.append(number))
-    monkeypatch.setattr("elman.cli.main", run)
     try:
-        status = SweptJob((), str(folder), resumable=True, save_seconds=60)()
+        status = JobCommand((), str(folder), resumable=True, start=run, save_seconds=60)()
     finally:
         signal.signal(signal.SIGUSR2, before)
     assert (bool(requeued), status == ExitStatus.TIMEOUT) == (queued_again, not queued_again)

@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -32,15 +33,20 @@ def _end() -> None:
 
 
 if "SUBMITIT_LOCAL_JOB_ID" in os.environ and "JOB_NOTES" in os.environ:
-    from elman.launchers import place
+    from elman.launchers import command
 
-    _passed = place.passed
+    _place = command.place_of_this_process
 
     def _noted() -> None:
-        _passed()
+        _wait()
         _note("start")
         atexit.register(_end)
         if limit := os.environ.get("JOB_FILE_BYTES"):
             resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), resource.RLIM_INFINITY))
 
-    place.passed = _noted
+    def _noted_place() -> Callable[[], None]:
+        global _wait
+        _wait = _place()
+        return _noted
+
+    command.place_of_this_process = _noted_place

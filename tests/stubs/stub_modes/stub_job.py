@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from elman.launchers import place
+from elman.launchers.place import place_of_this_process
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class StubJob:
     def __call__(self) -> int:
         """Wait for a place, note it, and end."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # submitit ignores it
-        place.passed()
+        place_of_this_process()()
         self._note("start")
         if self.end == "stubborn":
             for number in (signal.SIGINT, signal.SIGTERM):

@@ -17,8 +17,9 @@ from elman.launchers.display import Display
 from elman.launchers.gpus.executor import Executor
 from elman.launchers.gpus.queue import Queue
 from elman.launchers.gpus.slot import GpuSlot
-from elman.launchers.handle import Queued
+from elman.launchers.handle import JobHandle
 from elman.launchers.interrupts import Interrupts
+from elman.launchers.request import NoLog
 
 ENDS = {"w": "well", "k": "killed", "s": "stubborn", "f": "full", "x": "sick"}
 
@@ -29,12 +30,12 @@ def main(folder: Path, first: int, ends: str, seconds: float, save: float, wait:
     jobs = [
         StubJob(number, str(notes), seconds, ENDS[end]) for number, end in enumerate(ends, first)
     ]
-    queued = [Queued(job.number, f"{job.number:02d}", "stub", job) for job in jobs]
+    queued = [JobHandle(job.number, f"{job.number:02d}", "stub", job) for job in jobs]
     slots = [GpuSlot(gpu, driver()) for gpu in driver().gpus()]
     executor = Executor(folder / f"from{first}", 1, detach=False)
     display = Display(len(jobs), Console(file=io.StringIO()))
     with Interrupts() as interrupts:
-        Queue(queued, slots, executor, display, wait, save).run(interrupts)
+        Queue(queued, slots, executor, display, NoLog(), wait, save).run(interrupts)
     statuses = {job.number: job.status for job in queued}
     print(json.dumps([statuses[job.number] for job in jobs]), flush=True)
     print(display.console.file.getvalue(), file=sys.stderr)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from elman.base.errors import ExitStatus, UserError
 from elman.base.signals import interruptible
-from elman.cli import session
 from elman.config.run_config import RunConfig
 from elman.runs.folder import write_config
+from elman.runs.prepared import PreparedRun
 
 # train.steps of a run -> how it ends. Any other number: well.
 REFUSED, BROKEN, KILLED, NON_FINITE, UNTIL_SIGNAL, INTERRUPTED_EARLY = 901, 902, 903, 904, 905, 906
@@ -23,8 +23,9 @@ SECONDS = float(os.environ.get("STUB_SECONDS", "0"))
 NOTES = os.environ.get("STUB_NOTES")
 
 
-def run(config: RunConfig, folder: Path | None) -> ExitStatus:
+def run(job: PreparedRun) -> ExitStatus:
     """Say what was handed over, then end."""
+    config, folder = job.config, job.folder
     steps = config.train.steps
     print(
         f"ran {config.mode} {config.model.name} {steps} torch={'torch' in sys.modules}", flush=True
@@ -32,7 +33,7 @@ def run(config: RunConfig, folder: Path | None) -> ExitStatus:
     _note("start", config)
     if steps == REFUSED:
         raise UserError("train.steps=901: an unlucky number; type another")
-    session.taken_up()
+    job.taken_up()
     if steps == BROKEN:
         raise RuntimeError("first line\nsecond line")
     if steps == KILLED:

@@ -21,7 +21,7 @@ from submitit.core.utils import JobPaths
 from submitit.local.local import LOCAL_REQUEUE_RETURN_CODE, LocalExecutor, LocalJob
 
 from elman.base.errors import ExitStatus
-from elman.launchers.command import SweptJob
+from elman.launchers.command import JobCommand
 from elman.launchers.gpus import worker
 from elman.launchers.gpus.slot import Slot
 from elman.launchers.outcome import result_status
@@ -150,7 +150,7 @@ class Executor(LocalExecutor):
         self._process: Process | None = None
         self.update_parameters(timeout_min=_MINUTES)
 
-    def start(self, job: SweptJob, name: str) -> Process:
+    def start(self, job: JobCommand, name: str) -> Process:
         """Submit a job and return its process, which prepares everything and waits.
 
         Raises:

@@ -8,11 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from hydra.core.utils import JobReturn
-from omegaconf import DictConfig
-
-from elman.base.errors import ExitStatus
-from elman.cli import session
 from elman.devices.nvml_client import asked_driver
 from elman.devices.visible import usable_gpus
 from elman.kernels.threads import cpu_share
@@ -20,13 +15,14 @@ from elman.launchers.display import Display
 from elman.launchers.gpus.executor import Executor
 from elman.launchers.gpus.queue import Queue
 from elman.launchers.gpus.slot import CpuSlot, GpuSlot, Slot
-from elman.launchers.handle import Queued, job_return, queued_job
+from elman.launchers.handle import JobHandle, job_handle, job_return
 from elman.launchers.interrupts import Interrupts
 from elman.launchers.job import SweepJob, wants_gpu
+from elman.launchers.request import Launched, LaunchRequest
 from elman.sections.launching import GpusLauncher
 
 
-def launch(config: DictConfig, jobs: Sequence[SweepJob], settings: GpusLauncher) -> list[JobReturn]:
+def launch(request: LaunchRequest) -> Launched:
     """Run the jobs, one per GPU at a time, and return how each ended.
 
     A job that fails or is killed does not stop the others; one that never started keeps the
@@ -35,21 +31,28 @@ def launch(config: DictConfig, jobs: Sequence[SweepJob], settings: GpusLauncher)
     Raises:
         UserError: the settings name a GPU that is not there.
     """
+    jobs, settings = request.jobs, request.settings
+    assert isinstance(settings, GpusLauncher)
     display = Display(jobs[0].total)
     slots = _slots(jobs, settings, display)
     with _folder(jobs) as folder:
         executor = Executor(folder, _threads(len(slots)), settings.detach)
-        queued = [queued_job(config, job) for job in jobs]
+        queued = [job_handle(job, request.command_of(job)) for job in jobs]
         queue = Queue(
-            queued, slots, executor, display, 60 * settings.wait_minutes, settings.save_seconds
+            queued,
+            slots,
+            executor,
+            display,
+            request.log,
+            60 * settings.wait_minutes,
+            settings.save_seconds,
         )
         with Interrupts() as interrupts:
             queue.run(interrupts)
         for one in queued if jobs[0].folder is None else ():
             _print_output(executor, one)
-    if interrupts.count:
-        session.current().status = ExitStatus.INTERRUPTED
-    return [job_return(job, one) for job, one in zip(jobs, queued, strict=True)]
+    returns = [job_return(job, one) for job, one in zip(jobs, queued, strict=True)]
+    return Launched(returns, bool(interrupts.count))
 
 
 def _slots(jobs: Sequence[SweepJob], settings: GpusLauncher, display: Display) -> list[Slot]:
@@ -81,7 +84,7 @@ def _folder(jobs: Sequence[SweepJob]) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _print_output(executor: Executor, job: Queued) -> None:
+def _print_output(executor: Executor, job: JobHandle) -> None:
     """Print what a job printed, where that is all that it leaves."""
     paths = executor.paths(job.name)
     for path, stream in ((paths.stdout, sys.stdout), (paths.stderr, sys.stderr)):

@@ -10,15 +10,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from elman.base.errors import ExitStatus, UserError
-from elman.cli import session
 from elman.launchers.display import Display
 from elman.launchers.gpus.executor import REQUEUED, Executor, dismiss
 from elman.launchers.gpus.quarantine import Quarantine
 from elman.launchers.gpus.slot import Slot
-from elman.launchers.gpus.worker import HELD, RUNNING
-from elman.launchers.handle import Queued
+from elman.launchers.handle import JobHandle
 from elman.launchers.interrupts import Interrupts
 from elman.launchers.outcome import last_line
+from elman.launchers.place import HELD, RUNNING
+from elman.launchers.request import JobLog
 from elman.runs.folder import RunLock, discard_folder
 
 POLL_SECONDS = 0.05
@@ -34,23 +34,25 @@ class Queue:
         slots: Where they can run.
         executor: What starts their processes.
         display: What people see.
+        log: Where it notes what becomes of the jobs.
         wait_seconds: Longest time with no job running and no place free.
         save_seconds: Time between the first signal to a job and its kill.
     """
 
     def __init__(
         self,
-        jobs: Sequence[Queued],
+        jobs: Sequence[JobHandle],
         slots: Sequence[Slot],
         executor: Executor,
         display: Display,
+        log: JobLog,
         wait_seconds: float,
         save_seconds: float,
     ) -> None:
         self._pending, self._slots = deque(jobs), list(slots)
-        self._executor, self._display = executor, display
+        self._executor, self._display, self._log = executor, display, log
         self._wait_seconds, self._save_seconds = wait_seconds, save_seconds
-        self._running: list[Queued] = []
+        self._running: list[JobHandle] = []
         self._idle_since = time.monotonic()
         self._quarantine = Quarantine()
 
@@ -93,7 +95,7 @@ class Queue:
             self._quarantine.started(slot)
             job.process.run_on(slot, f"job {job.number}: {job.label}")
             self._display.started(job)
-            session.job_started(job.number)
+            self._log.job_started(job.number)
 
     def _warm_up(self) -> None:
         """Have a process wait for every place that will be free and takes one that is warm."""
@@ -101,7 +103,7 @@ class Queue:
         for job in list(self._pending)[:wanted]:
             self._has_process(job)
 
-    def _has_process(self, job: Queued) -> bool:
+    def _has_process(self, job: JobHandle) -> bool:
         """Start the process of a pending job; a job that cannot have one has ended."""
         if job.process is not None and job.process.ended():
             self._pending.remove(job)
@@ -113,7 +115,7 @@ class Queue:
             if job.submitted:
                 job.process = self._executor.restart(job.name)
             else:
-                job.process = self._executor.start(job.job, job.name)
+                job.process = self._executor.start(job.command, job.name)
                 job.submitted = True
         except OSError as error:
             place = error.filename or self._executor.paths(job.name).folder
@@ -123,7 +125,7 @@ class Queue:
             return False
         return True
 
-    def _look_after(self, job: Queued) -> None:
+    def _look_after(self, job: JobHandle) -> None:
         """See how far a job is that was given a place."""
         assert job.process is not None
         assert job.slot is not None
@@ -145,14 +147,14 @@ class Queue:
             job.running, job.slot = False, None
             self._pending.appendleft(job)
             self._display.again(job, held)
-            session.job_waits(job.number)
+            self._log.job_waits(job.number)
             return
         self._quarantine.ended(job.slot, status, time.monotonic() - job.since)
         if not self._pending:
             job.slot.leave()
         self._over(job, int(ExitStatus.INTERRUPTED) if status == REQUEUED else status)
 
-    def _closed(self, job: Queued) -> int:
+    def _closed(self, job: JobHandle) -> int:
         """Return the exit status of a job whose process is over, and let go of that."""
         assert job.process is not None
         status, job.said = job.process.status(), last_line(job.process.paths, job.process.begun)
@@ -160,9 +162,9 @@ class Queue:
         job.process = None
         return status
 
-    def _over(self, job: Queued, status: int) -> None:
+    def _over(self, job: JobHandle, status: int) -> None:
         job.status = status
-        self._display.ended(job, session.job_ended(job.number, status))
+        self._display.ended(job, self._log.job_ended(job.number, status))
 
     def _stuck(self) -> bool:
         """Whether nothing runs and no place can be hoped for; say so then."""
@@ -194,7 +196,7 @@ class Queue:
         waiting = [job for job in self._pending if job.process is not None]
         processes = [job.process for job in waiting if job.process is not None]
         dismiss(processes, lambda: interrupts.count > 1)
-        folders = [Path(job.job.folder) for job in waiting if job.job.folder is not None]
+        folders = [Path(job.command.folder) for job in waiting if job.command.folder is not None]
         for folder in folders if interrupts.count > 1 else ():
             with suppress(UserError, OSError), RunLock(folder):
                 discard_folder(folder)  # of a process that was killed before it could do so

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from elman.base.errors import UserError, did_you_mean
+from elman.sections.model import Value as Value
 
-Value = bool | int | float | str
 Engine = Literal["matrix_state", "channel", "dense", "tape", "ssd", "gated_delta", "torch"]
 
 

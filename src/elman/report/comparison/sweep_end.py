@@ -10,7 +10,8 @@ from elman.config.run_config import RunConfig
 from elman.report.comparison.content import make_report
 from elman.report.comparison.files import write_report
 from elman.report.comparison.terminal import print_report, say, say_where
-from elman.report.tables.sweep import UNCUT, SweepRow, notes, print_sweep, wide_console
+from elman.report.tables.sweep import UNCUT, notes, print_sweep, wide_console
+from elman.sweeps.row import SweepRow
 
 
 def print_training_sweep(

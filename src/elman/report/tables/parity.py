@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from elman.config.run_config import RunConfig
-from elman.report.tables.sweep import SweepRow, computed_by, wide_console
+from elman.report.tables.sweep import computed_by, wide_console
+from elman.sweeps.row import SweepRow
 
 _NUMBERS = ("relative L2", "reference", "cosine", "max abs", "tolerance")
 _LEGEND = (

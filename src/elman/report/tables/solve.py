@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from elman.config.run_config import RunConfig
-from elman.report.tables.sweep import UNCUT, SweepRow, wide_console
+from elman.report.tables.sweep import UNCUT, wide_console
+from elman.sweeps.row import SweepRow
 
 Result = Mapping[str, Any]
 """What one job of ``mode=solve`` found (:func:`elman.modes.solve.run`)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,36 +10,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from elman.base.errors import RunStatus
 from elman.config.run_config import RunConfig
+from elman.sweeps.row import SweepRow
 
 # Optimizer steps of which the loss is the mean; a smaller number is shown beside it.
 _LOSS_STEPS = 100
 _WIDTH_OF_A_FILE = 160
 UNCUT = 400
 """Columns of a table in a file whose lines are searched, one for each entry."""
-
-
-@dataclass(frozen=True)
-class SweepRow:
-    """One job.
-
-    Args:
-        number: Its place in the sweep, from 1.
-        overrides: The overrides that tell it from the others.
-        status: How it ended, in a word or two.
-        result: Its ``result.json``, or None if it wrote none.
-    """
-
-    number: int
-    overrides: Sequence[str]
-    status: str
-    result: Mapping[str, Any] | None = None
-
-    @property
-    def failed(self) -> bool:
-        """Whether it ended otherwise than well."""
-        return self.status != RunStatus.OK
 
 
 def print_sweep(

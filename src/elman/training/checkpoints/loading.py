@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from elman.config.run_config import RunConfig, validate
-from elman.kernels.packages import resolve_backend, slow_note
+from elman.models.backends import resolve_backend, slow_note
 from elman.models.build import build_model
 from elman.models.cells import registry
 from elman.models.language_model import LanguageModel

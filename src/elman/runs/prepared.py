@@ -1,0 +1,44 @@
+"""One job, checked and ready to run: what its mode is told of it, and what the mode leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elman.config.run_config import RunConfig
+from elman.runs.folder import RunLock
+
+
+@dataclass
+class PreparedRun:
+    """One validated job, ready to run.
+
+    Args:
+        config: Its typed configuration.
+        folder: Its run folder, or None for a mode that makes none.
+        lock: The held lock of ``folder``.
+        resumed: Whether the folder holds an earlier part of the same run.
+        overrides: What a person typed, or would type, for this job alone, without flags.
+        config_flags: Flags of the command that say where YAML files are found.
+        on_taken_up: Called when a resumed run can no longer be refused: it writes into the run
+            folder what has to be there before the mode writes.
+        in_sweep: Whether it runs in the process of its sweep, whose table will show the result.
+        result: What the mode found, where it has no folder to leave it in.
+    """
+
+    config: RunConfig
+    folder: Path | None = None
+    lock: RunLock | None = None
+    resumed: bool = False
+    overrides: tuple[str, ...] = ()
+    config_flags: tuple[str, ...] = ()
+    on_taken_up: Callable[[], None] | None = None
+    in_sweep: bool = False
+    result: dict[str, Any] | None = None
+
+    def taken_up(self) -> None:
+        """Note that the job has begun, and can no longer be refused."""
+        if self.on_taken_up is not None:
+            self.on_taken_up()

@@ -1,0 +1,37 @@
+"""One job's line in the table at the end of a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elman.base.errors import RunStatus
+from elman.config.run_config import RunConfig
+
+
+@dataclass(frozen=True)
+class SweepRow:
+    """One job.
+
+    Args:
+        number: Its place in the sweep, from 1.
+        overrides: The overrides that tell it from the others.
+        status: How it ended, in a word or two.
+        result: Its ``result.json``, or None if it wrote none.
+    """
+
+    number: int
+    overrides: Sequence[str]
+    status: str
+    result: Mapping[str, Any] | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended otherwise than well."""
+        return self.status != RunStatus.OK
+
+
+PrintTable = Callable[[Sequence[SweepRow], Sequence[RunConfig], Path | None], None]
+"""Prints the table of a sweep: its rows, the jobs' configurations, and the sweep's folder."""
