@@ -43,16 +43,27 @@ def stretches_of(text: str, args: ctypes.Structure) -> list[Stretch | None]:
     ]
 
 
+def emulate(
+    library: emulator.Library, text: str, one: Launch, args: ctypes.Structure, seed: int = 1
+) -> None:
+    """Run one kernel of a translation unit on CPU tensors."""
+    kernels = library(text.replace("cuda/device.cuh", emulator.HEADER))
+    declare(kernels, stretches_of(text, args))
+    emulator.start(kernels, one, args, seed)
+
+
 @pytest.fixture(autouse=True)
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate_everywhere(monkeypatch, emulator.loaded)
+
+
+def emulate_everywhere(
+    monkeypatch: pytest.MonkeyPatch, library: emulator.Library, seed: int = 1
+) -> None:
     """Run the kernels on CPU tensors, with NaN wherever nothing was written."""
-
-    def launch(text: str, one: Launch, args: ctypes.Structure, device: torch.device) -> None:
-        kernels = emulator.loaded(text.replace("cuda/device.cuh", emulator.HEADER))
-        declare(kernels, stretches_of(text, args))
-        emulator.start(kernels, one, args)
-
-    monkeypatch.setattr(launches, "LAUNCH", launch)
+    monkeypatch.setattr(
+        launches, "LAUNCH", lambda text, one, args, _: emulate(library, text, one, args, seed)
+    )
     new_empty = Tensor.new_empty
     monkeypatch.setattr(Tensor, "new_empty", lambda *a, **k: new_empty(*a, **k).fill_(torch.nan))
 
@@ -64,11 +75,12 @@ def normal(*shape: int, dtype: torch.dtype, shift: int = 0) -> Tensor:
     return flat[shift:].view(shape)
 
 
+# Rows, width and outputs.
+PRODUCTS = [(1, 1536, 9), (1, 37, 5), (4, 264, 6), (3, 8, 1), (2, 2305, 3), (1, 1, 4)]
+
+
 @pytest.mark.parametrize("dtype", LIMITS)
-@pytest.mark.parametrize(
-    ("rows", "width", "outputs"),
-    [(1, 1536, 9), (1, 37, 5), (4, 264, 6), (3, 8, 1), (2, 2305, 3), (1, 1, 4)],
-)
+@pytest.mark.parametrize(("rows", "width", "outputs"), PRODUCTS)
 def test_products_of_rows_are_those_of_fp64(dtype, rows, width, outputs) -> None:
     x_ri, weight_oi = normal(rows, width, dtype=dtype), normal(outputs, width, dtype=dtype)
     assert fits(x_ri, weight_oi)
@@ -123,7 +135,10 @@ HOW = [
 ]
 
 
-@pytest.mark.parametrize("values", [256, 33, 3])
+VALUES = [256, 33, 3]
+
+
+@pytest.mark.parametrize("values", VALUES)
 @pytest.mark.parametrize("how", HOW)
 def test_the_kernel_draws_what_plain_pytorch_draws(how, values) -> None:
     logits_bv = 2 * normal(5, values, dtype=torch.float32)
