@@ -255,11 +255,14 @@ def _draw_tests() -> Tests:
         for how in decode.HOW:
             test = partial(decode.test_the_kernel_draws_what_plain_pytorch_draws, how, values)
             yield f"draws among {values}, {how}", test
-    for test in (
-        decode.test_narrow_logits_are_drawn_from,
-        decode.test_logits_that_are_no_numbers_read_nothing_out_of_bounds,
-    ):
-        yield test.__name__, test
+    for far in decode.FAR:
+        yield f"logits of {far}", partial(decode.test_logits_far_from_0_are_drawn_from, far)
+    for how in decode.HOW[:2]:
+        test = partial(decode.test_a_logit_that_is_no_number_is_the_least, how)
+        yield f"one that is no number, {how}", test
+    yield "narrow logits", decode.test_narrow_logits_are_drawn_from
+    test = decode.test_logits_that_are_no_numbers_read_nothing_out_of_bounds
+    yield "logits that are no numbers", test
 
 
 TESTS = {"row_product": _product_tests, "draw": _draw_tests}
