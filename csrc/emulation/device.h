@@ -163,8 +163,8 @@ DEVICE unsigned pack_f16(float low, float high) {
 DEVICE float low_f16(unsigned w) { return emulation::f16_float(w & 0xffffu); }
 DEVICE float high_f16(unsigned w) { return emulation::f16_float(w >> 16); }
 
-// Kernels run one after another here.
-DEVICE void wait_for_predecessor() {}
+// Kernels run one after another here; what is touched before this is reported all the same.
+DEVICE void wait_for_predecessor() { emulation::current->waited = true; }
 
 }  // namespace elman
 

@@ -58,6 +58,7 @@ struct Fiber {
   Wait wait = Wait::none;
   const char* where = "";
   unsigned warp_epoch = 0;
+  bool waited = false;  // until the kernel before this one has ended
   // How often it arrived at barriers of the block and at signals, and how often, as far as it
   // knows, every thread of a part of the block has.
   unsigned arrivals = 0, known[2] = {0, 0};
@@ -85,6 +86,8 @@ inline int threads_per_block, alive;
 // Signals part a block in two: threads below this one, and those from it on.
 inline int second_part;
 inline long long block_index;
+// Whether the kernel may begin while the one before it still runs.
+inline bool begins_early;
 inline uint64_t random_state;
 inline const std::function<void()>* body;
 inline std::string error;
@@ -223,6 +226,7 @@ inline void start(Fiber& fiber, int thread) {
   fiber.thread = thread;
   fiber.wait = Wait::none;
   fiber.warp_epoch = fiber.shuffles = 0;
+  fiber.waited = !begins_early;
   fiber.arrivals = fiber.known[0] = fiber.known[1] = 0;
   fiber.fake_stack = nullptr;
 #if defined(__SANITIZE_ADDRESS__)

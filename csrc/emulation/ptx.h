@@ -153,7 +153,9 @@ class Assembly {
       if (whole ? bytes != 16 : bytes != 4 && bytes != 8 && bytes != 16)
         report("%s of %d bytes", i.name.c_str(), bytes);
       queue_copy(shared.data() + value(o[0]), (const void*)value(o[1]), bytes, valid);
-    } else if (i.name == "griddepcontrol.wait" || i.name == "griddepcontrol.launch_dependents") {
+    } else if (i.name == "griddepcontrol.wait") {
+      current->waited = true;
+    } else if (i.name == "griddepcontrol.launch_dependents") {
       // Kernels run one after another here.
     } else if (i.name == "cp.async.commit_group") {
       commit_copies();

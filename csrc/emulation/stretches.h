@@ -24,6 +24,8 @@ struct Stretch {
   int writable;
   long long owner;  // the block that alone may touch it, or EVERYBODY
   int freed;
+  int settled;    // written by no kernel that may still run when this one begins
+  int unwatched;  // another checker watches it
 
   // Bytes from the nearest row's first byte to an address, by rounding down; `row` and more is
   // behind the row, less than 0 before it.
@@ -137,12 +139,16 @@ inline bool may_touch(Granule& granule, uintptr_t at, int bytes, bool write) {
            here().c_str());
   else if (write && !found->writable && !writable(at))
     report("global write to %s, which the launch only reads (%s)", found->name, here().c_str());
+  else if (!current->waited && !found->settled)
+    report("global %s of %s before the wait for the kernel before (%s)", what, found->name,
+           here().c_str());
   else
     return true;
   return false;
 }
 
 inline void note_touch(Granule& granule, bool write) {
+  if (stretches[granule.stretch - 1].unwatched) return;
   const long long me = block_index * threads_per_block + current->thread + 1;
   const char* name = stretches[granule.stretch - 1].name;
   if (granule.writer && granule.writer != me)
@@ -201,4 +207,9 @@ inline bool hold_global(const void* p, int bytes, int by) {
 extern "C" __attribute__((weak)) void elman_declare(const elman::emulation::Stretch* given,
                                                     int count) {
   elman::emulation::stretches.assign(given, given + count);
+}
+
+// Says whether the next launch may begin while the kernel before it still runs.
+extern "C" __attribute__((weak)) void elman_begin_early(int early) {
+  elman::emulation::begins_early = early;
 }

@@ -165,6 +165,9 @@ def run_blocks(
     Raises:
         FaultError: the emulator found one.
     """
+    begin_early = library.elman_begin_early
+    begin_early.restype = None
+    begin_early(ctypes.c_int(wanted.early))
     kernel = library[wanted.kernel]
     kernel.restype = ctypes.c_char_p
     places = ctypes.c_int64(blocks.start), ctypes.c_int64(len(blocks))

@@ -40,7 +40,7 @@ FAULTS = {
     "channel": ("cuda/channel/passes.cuh", "if (exists) store_one", "store_one"),
     "add_norm": ("cuda/add_norm/add_norm.cuh", "if (at < G::D) store", "store"),
     "cpu_matrix": ("cpu/matrix_state/places.h", "+ t * x.grad_time", "+ (t + 1) * x.grad_time"),
-    "cpu_channel": ("cpu/channel/lanes.h", "std::memcpy(to, &v, n * ", "std::memcpy(to, &v, W * "),
+    "cpu_channel": ("cpu/channel/lanes.h", "(to, &v, n * sizeof", "(to, &v, (n + 1) * sizeof"),
 }
 Library = emulator.Library
 

@@ -36,6 +36,8 @@ class Stretch(ctypes.Structure):
         ("writable", ctypes.c_int),
         ("owner", ctypes.c_int64),
         ("freed", ctypes.c_int),
+        ("settled", ctypes.c_int),
+        ("unwatched", ctypes.c_int),
     )
 
 
@@ -47,6 +49,7 @@ def rows(
     strides: tuple[int, int] = (0, 0),
     *,
     writable: bool = False,
+    settled: bool = False,
 ) -> Stretch | None:
     """Return a stretch of rows.
 
@@ -57,21 +60,23 @@ def rows(
         counts: Rows in either direction.
         strides: Bytes from one row to the next.
         writable: Whether the launch may write to it.
+        settled: Whether no kernel writes it that may still run when this one begins.
     """
     if not address:
         return None
     # The emulator takes the larger distance first.
     (a, one), (b, other) = sorted(zip(strides, counts, strict=True), reverse=True)
     pair = ctypes.c_int64 * 2
-    return Stretch(
-        name.encode(), address, row_bytes, pair(one, other), pair(a, b), GLOBAL, writable, EVERYBODY
-    )
+    counted = pair(one, other), pair(a, b)
+    whose = GLOBAL, writable, EVERYBODY, 0, settled
+    return Stretch(name.encode(), address, row_bytes, *counted, *whose)
 
 
 def declare_everything() -> None:
     """Let all launches of this process touch anything: another checker watches them."""
     anything = rows("anything", 1, 2**62, writable=True)
     assert anything is not None
+    anything.unwatched = True
     _everything.append(anything)
 
 

@@ -37,22 +37,39 @@ def stretches_of(text: str, args: ctypes.Structure) -> list[Stretch | None]:
         read = {"logits": args.texts * width * size, "uniform": steps * args.texts * 4, "place": 8}
         written = {"last": args.texts * 8, "drawn": steps * args.texts * 8}
     return [
-        rows(name, getattr(args, name), count, writable=sizes is written)
+        rows(
+            name,
+            getattr(args, name),
+            count,
+            writable=sizes is written,
+            settled=name == "weight",
+        )
         for sizes in (read, written)
         for name, count in sizes.items()
     ]
 
 
+def emulate(
+    library: emulator.Library, text: str, one: Launch, args: ctypes.Structure, seed: int = 1
+) -> None:
+    """Run one kernel of a translation unit on CPU tensors."""
+    kernels = library(text.replace("cuda/common/device.cuh", emulator.HEADER))
+    declare(kernels, stretches_of(text, args))
+    emulator.start(kernels, one, args, seed)
+
+
 @pytest.fixture(autouse=True)
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate_everywhere(monkeypatch, emulator.loaded)
+
+
+def emulate_everywhere(
+    monkeypatch: pytest.MonkeyPatch, library: emulator.Library, seed: int = 1
+) -> None:
     """Run the kernels on CPU tensors, with NaN wherever nothing was written."""
-
-    def launch(text: str, one: Launch, args: ctypes.Structure, device: torch.device) -> None:
-        kernels = emulator.loaded(text.replace("cuda/common/device.cuh", emulator.HEADER))
-        declare(kernels, stretches_of(text, args))
-        emulator.start(kernels, one, args)
-
-    monkeypatch.setattr(launches, "LAUNCH", launch)
+    monkeypatch.setattr(
+        launches, "LAUNCH", lambda text, one, args, _: emulate(library, text, one, args, seed)
+    )
     new_empty = Tensor.new_empty
     monkeypatch.setattr(Tensor, "new_empty", lambda *a, **k: new_empty(*a, **k).fill_(torch.nan))
 
@@ -64,11 +81,12 @@ def normal(*shape: int, dtype: torch.dtype, shift: int = 0) -> Tensor:
     return flat[shift:].view(shape)
 
 
+# Rows, width and outputs.
+PRODUCTS = [(1, 1536, 9), (1, 37, 5), (4, 264, 6), (3, 8, 1), (2, 2305, 3), (1, 1, 4)]
+
+
 @pytest.mark.parametrize("dtype", LIMITS)
-@pytest.mark.parametrize(
-    ("rows", "width", "outputs"),
-    [(1, 1536, 9), (1, 37, 5), (4, 264, 6), (3, 8, 1), (2, 2305, 3), (1, 1, 4)],
-)
+@pytest.mark.parametrize(("rows", "width", "outputs"), PRODUCTS)
 def test_products_of_rows_are_those_of_fp64(dtype, rows, width, outputs) -> None:
     x_ri, weight_oi = normal(rows, width, dtype=dtype), normal(outputs, width, dtype=dtype)
     assert fits(x_ri, weight_oi)
@@ -123,21 +141,46 @@ HOW = [
 ]
 
 
-@pytest.mark.parametrize("values", [256, 33, 3])
+VALUES = [256, 33, 3]
+
+
+def check_draws(logits_bv: Tensor, readable_bv: Tensor, how: dict[str, float]) -> None:
+    """Compare three steps with plain PyTorch, which is given logits that are all numbers."""
+    texts = len(logits_bv)
+    uniform_kb = torch.rand(3, texts, generator=torch.Generator().manual_seed(1))
+    uniform_kb[2] = torch.tensor([0.0, 1 - 2**-24, 0.5, 1e-7, 0.999])[:texts]
+    last_b1 = torch.full((texts, 1), -1)
+    drawn_kb = torch.full((3, texts), -1)
+    for step in range(3):
+        place_1 = torch.tensor([step])
+        draw_into(logits_bv, uniform_kb, place_1, last_b1, drawn_kb, **how)
+        wanted = reference.draw(readable_bv, uniform_kb[step], **how)
+        assert drawn_kb[step].tolist() == wanted.tolist()
+        assert last_b1[:, 0].tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("values", VALUES)
 @pytest.mark.parametrize("how", HOW)
 def test_the_kernel_draws_what_plain_pytorch_draws(how, values) -> None:
     logits_bv = 2 * normal(5, values, dtype=torch.float32)
     logits_bv[:, 1] = logits_bv[:, 0]  # of equal ones the smaller is first
-    uniform_kb = torch.rand(3, 5, generator=torch.Generator().manual_seed(1))
-    uniform_kb[2] = torch.tensor([0.0, 1 - 2**-24, 0.5, 1e-7, 0.999])
-    last_b1 = torch.full((5, 1), -1)
-    drawn_kb = torch.full((3, 5), -1)
-    for step in range(3):
-        place_1 = torch.tensor([step])
-        draw_into(logits_bv, uniform_kb, place_1, last_b1, drawn_kb, **how)
-        wanted = reference.draw(logits_bv, uniform_kb[step], **how)
-        assert drawn_kb[step].tolist() == wanted.tolist()
-        assert last_b1[:, 0].tolist() == wanted.tolist()
+    check_draws(logits_bv, logits_bv, how)
+
+
+# Their exponentials are infinite, or all 0.
+FAR = [200.0, -200.0]
+
+
+@pytest.mark.parametrize("far", FAR)
+def test_logits_far_from_0_are_drawn_from(far) -> None:
+    logits_bv = 2 * normal(5, 33, dtype=torch.float32) + far
+    check_draws(logits_bv, logits_bv, HOW[1])
+
+
+@pytest.mark.parametrize("how", HOW[:2])
+def test_a_logit_that_is_no_number_is_the_least(how) -> None:
+    readable_bv = normal(3, 3, dtype=torch.float32).fill_diagonal_(-torch.inf)
+    check_draws(readable_bv.clone().fill_diagonal_(torch.nan), readable_bv, how)
 
 
 def test_narrow_logits_are_drawn_from() -> None:

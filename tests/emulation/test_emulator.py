@@ -120,6 +120,9 @@ FAULTS = {
 SOUND |= {
     "a_number_for_every_thread": """
         store_one(a.y + warp * 64 + lane, load_one(a.x + thread_index()));""",
+    "settled_numbers_before_the_wait": """
+        seen = load_one(a.x + thread_index()), wait_for_predecessor();
+        store_one(a.y + warp * 64 + lane, seen);""",
     "a_copy_that_is_waited_for": """
         if (lane < 8 && warp == 0)
           copy_async<16>(room + lane * 16, a.x + lane * 4, 16), commit_copies(), wait_copies<0>();
@@ -153,6 +156,18 @@ FAULTS |= {
     "a_touch_of_another_block_s_memory": (
         "global read of other, which is of block 7",
         "seen = load_one(a.other);",
+    ),
+    "a_read_before_the_wait": (
+        "global read of y before the wait for the kernel before",
+        "seen = load_one(a.y + warp * 64 + lane), wait_for_predecessor();",
+    ),
+    "a_write_before_the_wait": (
+        "global write of y before the wait for the kernel before",
+        "if (helper) store_one(a.y + lane, 1.0f); wait_for_predecessor();",
+    ),
+    "a_copy_before_the_wait": (
+        "global read of y before the wait for the kernel before",
+        "if (warp == 0) " + _COPY + "a.y + lane, 4), " + _WAIT,
     ),
     "a_copy_from_behind_the_end": (
         "global read of 4 bytes outside every tensor, 1 bytes behind the end of x",
@@ -233,7 +248,8 @@ def reported(name: str, seed: int) -> str:
     assert other is not None
     freed.freed, other.owner = 1, 7
     y = rows("y", places[1], 128, (3, 1), (256, 0), writable=True)
-    declare(library(), [rows("x", places[0], 384), y, freed, other])
+    declare(library(), [rows("x", places[0], 384, settled=True), y, freed, other])
+    library().elman_begin_early("before_the_wait" in name)
     blocks = ctypes.c_int64(0), ctypes.c_int64(1)
     said: bytes = kernel(nothing, *blocks, ctypes.c_int(BYTES), seed)
     return said.decode()
