@@ -290,8 +290,9 @@ def test_every_model_is_timed_on_every_backend_that_it_has_once() -> None:
         ("e61", "cpu"),
         ("e1", "reference"),
     ]
-    assert len(notes) == 1
-    assert notes[0].startswith("e1 left out: kernels.backend=cpu: cell e1 has only reference")
+    slow, left_out = notes
+    assert slow == "slow path: plain PyTorch runs cell e1 (no kernel for a CPU)"
+    assert left_out.startswith("e1 left out: kernels.backend=cpu: cell e1 has only reference")
 
 
 @pytest.mark.parametrize(
@@ -421,6 +422,15 @@ def test_layers_of_models_backends_and_peers_in_one_run(
     assert "one layer: milliseconds, medians of 2 rounds" in printed
     assert "left out: bench.peers: mamba2_transformers needs transformers" in printed
     assert "floors from what was measured here" in printed
+
+
+def test_a_model_without_kernels_is_said_and_marked(tmp_path: Path, capsys, given_rates) -> None:
+    run_mode(tmp_path / "run", "model=e61", "bench.models=[e1]", "bench.level=layer")
+    output = capsys.readouterr().out
+    assert "slow path: plain PyTorch runs cell e1 (no kernel for a CPU" in output
+    marked = [line for line in output.splitlines() if "reference, the slow path" in line]
+    assert len(marked) == 1
+    assert "e1" in marked[0]
 
 
 def test_a_recurrence_alone_is_set_against_the_kernels(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from elman.base.errors import UserError
 from elman.config.compose import compose_config
 from elman.config.run_config import RunConfig
-from elman.models.backends import computation_path, resolve_backend
+from elman.models.backends import AUTO, computation_path, resolve_backend, slow_note
 from elman.models.cells import registry
 from elman.sections.model import ModelConfig
 
@@ -90,6 +90,9 @@ def entries(
             except UserError as error:
                 notes.append(f"{model.name} left out: {error}")
                 continue
+            slow = slow_note(cell, requested, device, backend) if requested == AUTO else None
+            if slow is not None and slow not in notes:
+                notes.append(slow)
             entry = Entry(model, backend)
             # auto is one of the named ones, and a model may be named twice.
             if entry not in found:

@@ -43,7 +43,8 @@ def print_bench_sweep(
             continue
         for one in row.result["rows"]:
             cells = (_ms(one["total"]["median"]), _range(one["total"]), f"{one['tok_s']:,.0f}")
-            table.add_row(label, one["level"], one["name"], one["backend"], *cells)
+            backend = computed_by(one["backend"], None, one.get("slow_path", False))
+            table.add_row(label, one["level"], one["name"], backend, *cells)
     console.print(table)
     for line in _packaged([one for row in rows if row.result for one in row.result["rows"]]):
         _say(console, line)
@@ -68,7 +69,7 @@ def _times(level: str, rows: Sequence[Row]) -> Table:
         only = "" if row["level"] != "op" else " (recurrence alone)"
         table.add_row(
             row["name"] + only,
-            row["backend"],
+            computed_by(row["backend"], None, row.get("slow_path", False)),
             "" if row["level"] == "op" else f"{row['params']:,}",
             *(_ms(row["seconds"][part]["median"]) for part in parts),
             _ms(row["total"]["median"]),
