@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from elman.base.errors import UserError
@@ -109,13 +108,6 @@ def group_files(group: str, places: Iterable[Place] = (SHIPPED,)) -> dict[str, P
         for file in filter(Path.is_file, (folder / group).glob("*.yaml")):
             found.setdefault(file.stem, file)
     return found
-
-
-def command_places() -> list[Place]:
-    """Return where the running command finds YAML files; only the shipped ones outside of one."""
-    if not HydraConfig.initialized():
-        return [SHIPPED]
-    return [(str(one.schema), str(one.path)) for one in HydraConfig.get().runtime.config_sources]
 
 
 def _first_comment(file: Path) -> str:

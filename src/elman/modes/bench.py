@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from elman.base.disk import say_unwritten, whole_file
 from elman.base.errors import ExitStatus
 from elman.bench.benchmark import run_benchmark
-from elman.config.catalog import command_places, search_overrides
+from elman.config.catalog import search_overrides
 from elman.report.tables.bench import print_bench
 from elman.report.tables.sweep import wide_console
 from elman.runs.folder import RunLock, config_hash, write_config
@@ -33,7 +33,7 @@ def run(job: PreparedRun) -> ExitStatus:
     with RunLock(folder):
         write_config(folder, config)
         with _progress() as (say, progress):
-            result = run_benchmark(config, search_overrides(command_places()), say, progress)
+            result = run_benchmark(config, search_overrides(job.places), say, progress)
         result["config_hash"] = config_hash(config)
         failure: OSError | None = None
         try:

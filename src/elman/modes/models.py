@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from elman.base.errors import ExitStatus, UserError, did_you_mean
-from elman.config.catalog import Listed, Place, catalog, command_places, first_line
+from elman.config.catalog import Listed, Place, catalog, first_line
 from elman.config.keys import named_keys
 from elman.report.tables.models import models_table, print_explanation
 from elman.report.tables.sweep import UNCUT, wide_console
@@ -22,7 +22,7 @@ def run(job: PreparedRun) -> ExitStatus:
     config = job.config
     assert job.folder is None
     assert config.models is not None
-    places = command_places()
+    places = job.places
     if "model" in named_keys(job.overrides):  # the composed one may be the default
         model = config.model
         source = first_line(model.name, places)

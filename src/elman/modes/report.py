@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from elman.base.errors import ExitStatus, UserError
-from elman.config.catalog import command_places
 from elman.report.comparison.content import Report, make_report
 from elman.report.comparison.files import write_report
 from elman.report.comparison.terminal import print_report, say_where
@@ -25,7 +24,7 @@ def run(job: PreparedRun) -> ExitStatus:
     config = job.config
     assert job.folder is None
     assert config.report is not None
-    report = make_report([Path(name) for name in config.report.folders], command_places())
+    report = make_report([Path(name) for name in config.report.folders], job.places)
     place = _place(report, config.report.out)
     console = wide_console(UNCUT)
     print_report(console, report)

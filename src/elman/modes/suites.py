@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from hydra.core.hydra_config import HydraConfig
-
 from elman.base.errors import ExitStatus
-from elman.config.catalog import command_places, listed_models
+from elman.config.catalog import listed_models
 from elman.config.suites import GROUP, load_suite, suite_names
 from elman.report.tables.suites import print_suite, suites_table
 from elman.report.tables.sweep import UNCUT, wide_console
@@ -19,10 +17,9 @@ def run(job: PreparedRun) -> ExitStatus:
         UserError: a suite's file is wrong.
     """
     assert job.folder is None
-    places = command_places()
-    name = HydraConfig.get().runtime.choices.get(GROUP)
-    if name is not None:
-        suite = load_suite(str(name), places)
+    places = job.places
+    if job.suite is not None:
+        suite = load_suite(job.suite, places)
         print_suite(wide_console(), suite, listed_models(suite.models, places))
         return ExitStatus.OK
     console = wide_console(UNCUT)

@@ -73,7 +73,7 @@ def prepare(tree: DictConfig) -> PreparedRun:
         if given is not None:
             raise UserError(f"hydra.run.dir: mode={config.mode} makes no run folder; drop it")
         _point_hydra(tree, Path(), output_subdir=None, silent=True)
-        return PreparedRun(config, overrides=job_overrides(tree))
+        return without_folder(tree, config)
     if is_resume(config):
         return _resumed(tree, config, given)
     if given is not None:
@@ -81,7 +81,19 @@ def prepare(tree: DictConfig) -> PreparedRun:
     else:
         folder = make_folder(Path(str(tree.hydra.run.dir)), run_name(config))
     _point_hydra(tree, folder, output_subdir=tree.hydra.output_subdir)
-    return PreparedRun(config, folder, _taken(folder, MODES[config.mode].result_file))
+    lock = _taken(folder, MODES[config.mode].result_file)
+    return PreparedRun(config, folder, lock, places=config_places(tree))
+
+
+def without_folder(tree: DictConfig, config: RunConfig) -> PreparedRun:
+    """Return a job whose mode makes no folder, with what the command says beside its settings."""
+    suite = tree.hydra.runtime.choices.get(GROUP)
+    return PreparedRun(
+        config,
+        overrides=job_overrides(tree),
+        places=config_places(tree),
+        suite=None if suite is None else str(suite),
+    )
 
 
 def job_overrides(tree: DictConfig) -> tuple[str, ...]:
@@ -224,6 +236,6 @@ def adopt(sections: DictConfig) -> PreparedRun:
         tree.hydra = hydra
     config = checked_config(tree)
     if not MODES[config.mode].makes_folder:
-        return PreparedRun(config, overrides=job_overrides(tree))
+        return without_folder(tree, config)
     folder = Path(str(hydra.runtime.output_dir))
     return PreparedRun(config, folder, _locked(folder))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from elman.config.catalog import SHIPPED, Place
 from elman.config.run_config import RunConfig
 from elman.runs.folder import RunLock
 
@@ -22,6 +23,8 @@ class PreparedRun:
         resumed: Whether the folder holds an earlier part of the same run.
         overrides: What a person typed, or would type, for this job alone, without flags.
         config_flags: Flags of the command that say where YAML files are found.
+        places: Where the command finds YAML files.
+        suite: The suite that the command names, if it names one.
         on_taken_up: Called when a resumed run can no longer be refused: it writes into the run
             folder what has to be there before the mode writes.
         in_sweep: Whether it runs in the process of its sweep, whose table will show the result.
@@ -34,6 +37,8 @@ class PreparedRun:
     resumed: bool = False
     overrides: tuple[str, ...] = ()
     config_flags: tuple[str, ...] = ()
+    places: Sequence[Place] = (SHIPPED,)
+    suite: str | None = None
     on_taken_up: Callable[[], None] | None = None
     in_sweep: bool = False
     result: dict[str, Any] | None = None

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig
 
 from elman.base.errors import ExitStatus
 from elman.launchers.job import SweepJob
 from elman.launchers.request import Launched
-from elman.runs.prepare import job_overrides
+from elman.runs.prepare import job_overrides, without_folder
 from elman.runs.prepared import PreparedRun
 
 
@@ -33,7 +33,6 @@ def launch(
         jobs: The jobs.
         config_flags: Flags of the command that say where YAML files are found.
     """
-    HydraConfig.instance().set_config(config)
     # Where the user's own YAML files are is a setting of Hydra, the same for every job.
     search = [text for text in job_overrides(config) if text.startswith("hydra.")]
     returns: list[JobReturn] = []
@@ -41,8 +40,8 @@ def launch(
     interrupted = False
     for job in jobs:
         returned = JobReturn(overrides=list(job.overrides))
-        prepared = PreparedRun(
-            job.config,
+        prepared = replace(
+            without_folder(config, job.config),
             overrides=(*job.overrides, *search),
             config_flags=config_flags,
             in_sweep=True,
