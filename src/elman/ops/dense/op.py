@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
-from elman.ops.common.door import check_sequences, check_state, empty_results, is_empty
-from elman.ops.common.precision import no_autocast
+from elman.ops.common.door import empty_results, is_empty
+from elman.ops.common.precision import cast, no_autocast
 from elman.ops.common.uncompiled import uncompiled
-from elman.ops.dense import reference
-
-_RECURRENCE = {"reference": reference.dense_recurrence}
+from elman.ops.dense import custom_op, reference
 
 
-@uncompiled
 def dense_recurrence(
     step: str,
     inputs: Sequence[Tensor],
@@ -68,24 +66,32 @@ def dense_recurrence(
     Raises:
         ValueError: a sequence or a part of the state has another shape, dtype or device.
     """
-    dtype, of = state[0].dtype, f"dense {step}"
-    check_sequences(of, inputs, [recurrent[0].shape[0]])
+    dtype = state[0].dtype
+    custom_op.check_call(step, inputs, recurrent, state)
     batch, steps, _ = inputs[0].shape
     channels = recurrent[-1].shape[1]
-    for number, part in enumerate(state):
-        check_state(f"state {number}", of, part, (batch, channels), inputs[0])
     if is_empty(inputs[0]):
         read = (*inputs, *recurrent, *parameters)
         h_bti, last = empty_results((batch, steps, channels), dtype, state, read)
         return h_bti, tuple(last)
+    wide = [[cast(one, dtype) for one in group] for group in (inputs, recurrent, parameters)]
+    if backend == "cpu":
+        custom_op.check_parameters(step, wide[2], state[0])
+        y_bti, last_sbi = custom_op.run(step, *wide, torch.stack(tuple(state)))
+        return y_bti, last_sbi.unbind(0)
+    return _reference(step, *wide, state)
+
+
+@uncompiled
+def _reference(
+    step: str,
+    inputs: Sequence[Tensor],
+    recurrent: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    state: Sequence[Tensor],
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     with no_autocast(state[0]):
-        return _RECURRENCE[backend](
-            step,
-            [sequence.to(dtype) for sequence in inputs],
-            [matrix.to(dtype) for matrix in recurrent],
-            [part.to(dtype) for part in state],
-            [parameter.to(dtype) for parameter in parameters],
-        )
+        return reference.dense_recurrence(step, inputs, recurrent, state, parameters)
 
 
 def elman(

@@ -1,0 +1,248 @@
+// The dense cells, each written once for the CPU engine and for a CUDA engine.
+//
+// A step adds R h, a product with all channels of the old state, to its first input. What follows
+// is pointwise: one channel's new state is h' = step(a, p, h, c), all numbers. A cell is `step` and
+// its derivative `step_bwd`; the engine owns the product, time, memory and the sums over batch and
+// time. T is a float, a double or a SIMD vector of either.
+//
+// `step` leaves in `m` what its derivative needs and is dear to compute again. The equations stand
+// in elman/ops/dense/op.py.
+#pragma once
+#include "cells/math.h"
+
+namespace elman {
+
+inline constexpr int MAX_BLOCKS = 4, MAX_OTHERS = 2, MAX_DENSE_MEMO = 5;
+
+// What a channel sees at one step.
+template <class T>
+struct Dense {
+  T a[MAX_BLOCKS];  // the first input plus R h, block by block
+  T p[MAX_OTHERS];  // the other inputs, before their activations
+  T h, c;           // old state
+  T scale;          // the step's own number, the same at every step
+};
+
+// Its gradient; a cell sets what it uses.
+template <class T>
+struct DenseGrad {
+  T a[MAX_BLOCKS], p[MAX_OTHERS], h, c, scale;
+};
+
+// BLOCKS: of R h. OTHERS: inputs beside the first. STATES: 2 with c. NORM: the new state is divided
+// by its root mean square over the channels. SCALE: whether it has a number of its own. EXTRA: a
+// second product, with r h, stands inside the step.
+struct DenseCell {
+  static constexpr int BLOCKS = 1, OTHERS = 0, STATES = 1, MEMO = 0;
+  static constexpr bool NORM = false, SCALE = false, EXTRA = false;
+};
+
+// h' = tanh(a), or a: E0 to E56.
+template <bool TANH>
+struct DensePlain : DenseCell {
+  template <class T>
+  HD static T step(const Dense<T>& x, T*, T&) {
+    return TANH ? tanh(x.a[0]) : x.a[0];
+  }
+  template <class T>
+  HD static void step_bwd(const Dense<T>&, const T*, T h_new, T, T e, T, DenseGrad<T>& d) {
+    d.a[0] = TANH ? e * (1.0f - h_new * h_new) : e;
+    d.h = T{};
+  }
+};
+
+// c' = s(f) c + s(i) tanh(n), h' = s(o) tanh(c'); a = [f i o n].
+struct DenseLstm : DenseCell {
+  static constexpr int BLOCKS = 4, STATES = 2, MEMO = 5;
+  template <class T>
+  HD static T step(const Dense<T>& x, T* m, T& c_new) {
+    for (int k = 0; k < 3; k++) m[k] = sigmoid(x.a[k]);
+    m[3] = tanh(x.a[3]);
+    m[4] = c_new = m[0] * x.c + m[1] * m[3];
+    return m[2] * tanh(c_new);
+  }
+  template <class T>
+  HD static void step_bwd(const Dense<T>& x, const T* m, T, T c_new, T e, T ec, DenseGrad<T>& d) {
+    T t = tanh(c_new);
+    T de = ec + e * m[2] * (1.0f - t * t);
+    d.a[0] = de * x.c * m[0] * (1.0f - m[0]);
+    d.a[1] = de * m[3] * m[1] * (1.0f - m[1]);
+    d.a[2] = e * t * m[2] * (1.0f - m[2]);
+    d.a[3] = de * m[1] * (1.0f - m[3] * m[3]);
+    d.c = de * m[0];
+    d.h = T{};
+  }
+};
+
+// h' = s h + (1 - s) v and the gradients of h, v and of the argument of s = sigmoid(.).
+template <class T>
+HD T blend(T s, T h, T v) {
+  return v + s * (h - v);
+}
+template <class T>
+HD void blend_bwd(T s, T h, T v, T e, T& dh, T& dv, T& ds) {
+  dh = e * s;
+  dv = e - dh;
+  ds = dv * s * (h - v);
+}
+
+// h' = s(p) h + (1 - s(p)) tanh(a): E63, E66.
+struct DenseMix : DenseCell {
+  static constexpr int OTHERS = 1, MEMO = 2;
+  template <class T>
+  HD static T step(const Dense<T>& x, T* m, T&) {
+    m[0] = tanh(x.a[0]);
+    m[1] = sigmoid(x.p[0]);
+    return blend(m[1], x.h, m[0]);
+  }
+  template <class T>
+  HD static void step_bwd(const Dense<T>& x, const T* m, T, T, T e, T, DenseGrad<T>& d) {
+    T dv;
+    blend_bwd(m[1], x.h, m[0], e, d.h, dv, d.p[0]);
+    d.a[0] = dv * (1.0f - m[0] * m[0]);
+  }
+};
+
+// h' = s(c) h + (1 - s(c)) tanh(a); a = [a c]: E60c.
+struct DenseMixAll : DenseCell {
+  static constexpr int BLOCKS = 2, MEMO = 2;
+  template <class T>
+  HD static T step(const Dense<T>& x, T* m, T&) {
+    m[0] = tanh(x.a[0]);
+    m[1] = sigmoid(x.a[1]);
+    return blend(m[1], x.h, m[0]);
+  }
+  template <class T>
+  HD static void step_bwd(const Dense<T>& x, const T* m, T, T, T e, T, DenseGrad<T>& d) {
+    T dv;
+    blend_bwd(m[1], x.h, m[0], e, d.h, dv, d.a[1]);
+    d.a[0] = dv * (1.0f - m[0] * m[0]);
+  }
+};
+
+// h' = s(a) h + (1 - s(a)) tanh(p): E67lr.
+struct DenseMixGate : DenseCell {
+  static constexpr int OTHERS = 1, MEMO = 2;
+  template <class T>
+  HD static T step(const Dense<T>& x, T* m, T&) {
+    m[0] = tanh(x.p[0]);
+    m[1] = sigmoid(x.a[0]);
+    return blend(m[1], x.h, m[0]);
+  }
+  template <class T>
+  HD static void step_bwd(const Dense<T>& x, const T* m, T, T, T e, T, DenseGrad<T>& d) {
+    T dv;
+    blend_bwd(m[1], x.h, m[0], e, d.h, dv, d.a[0]);
+    d.p[0] = dv * (1.0f - m[0] * m[0]);
+  }
+};
+
+// h' = r h + w v with gates r = s(.), w = s(.) and v = tanh(.): the gradients of their arguments.
+template <class T>
+HD void two_gates_bwd(T r, T w, T v, T h, T e, T& dr, T& dw, T& dv, T& dh) {
+  dr = e * h * r * (1.0f - r);
+  dw = e * v * w * (1.0f - w);
+  dv = e * w * (1.0f - v * v);
+  dh = e * r;
+}
+
+// h' = s(p) h + s(q) tanh(a): E63 independent.
+struct DenseTwoGates : DenseCell {
+  static constexpr int OTHERS = 2, MEMO = 3;
+  template <class T>
+  HD static T step(const Dense<T>& x, T* m, T&) {
+    m[0] = sigmoid(x.p[0]);
+    m[1] = sigmoid(x.p[1]);
+    m[2] = tanh(x.a[0]);
+    return m[0] * x.h + m[1] * m[2];
+  }
+  template <class T>
+  HD static void step_bwd(const Dense<T>& x, const T* m, T, T, T e, T, DenseGrad<T>& d) {
+    two_gates_bwd(m[0], m[1], m[2], x.h, e, d.p[0], d.p[1], d.a[0], d.h);
+  }
+};
+
+// h' = s(c) h + s(d) tanh(a); a = [a c d]: E63 h_dependent.
+struct DenseTwoGatesAll : DenseCell {
+  static constexpr int BLOCKS = 3, MEMO = 3;
+  template <class T>
+  HD static T step(const Dense<T>& x, T* m, T&) {
+    m[0] = sigmoid(x.a[1]);
+    m[1] = sigmoid(x.a[2]);
+    m[2] = tanh(x.a[0]);
+    return m[0] * x.h + m[1] * m[2];
+  }
+  template <class T>
+  HD static void step_bwd(const Dense<T>& x, const T* m, T, T, T e, T, DenseGrad<T>& d) {
+    two_gates_bwd(m[0], m[1], m[2], x.h, e, d.a[1], d.a[2], d.a[0], d.h);
+  }
+};
+
+// h' = h + s(p) tanh(a): E63 residual; divided by its root mean square: E60b.
+template <bool NORMED>
+struct DenseResidual : DenseCell {
+  static constexpr int OTHERS = 1, MEMO = 2;
+  static constexpr bool NORM = NORMED;
+  template <class T>
+  HD static T step(const Dense<T>& x, T* m, T&) {
+    m[0] = sigmoid(x.p[0]);
+    m[1] = tanh(x.a[0]);
+    return x.h + m[0] * m[1];
+  }
+  template <class T>
+  HD static void step_bwd(const Dense<T>&, const T* m, T, T, T e, T, DenseGrad<T>& d) {
+    d.p[0] = e * m[1] * m[0] * (1.0f - m[0]);
+    d.a[0] = e * m[0] * (1.0f - m[1] * m[1]);
+    d.h = e;
+  }
+};
+
+// h' = h + scale tanh(a), divided by its root mean square: E60.
+struct DenseScaled : DenseCell {
+  static constexpr int MEMO = 1;
+  static constexpr bool NORM = true, SCALE = true;
+  template <class T>
+  HD static T step(const Dense<T>& x, T* m, T&) {
+    m[0] = tanh(x.a[0]);
+    return x.h + x.scale * m[0];
+  }
+  template <class T>
+  HD static void step_bwd(const Dense<T>& x, const T* m, T, T, T e, T, DenseGrad<T>& d) {
+    d.a[0] = e * x.scale * (1.0f - m[0] * m[0]);
+    d.scale = e * m[0];
+    d.h = e;
+  }
+};
+
+// h' = (1 - s(z)) h + s(z) tanh(p + U (s(r) h)); a = [z r]: CudaGRU. `gates` comes before the
+// product with U, which the engine adds to p; so with the derivative, the other way round.
+struct DenseGru : DenseCell {
+  static constexpr int BLOCKS = 2, OTHERS = 1, MEMO = 3;
+  static constexpr bool EXTRA = true;
+  // Returns r h.
+  template <class T>
+  HD static T gates(const Dense<T>& x, T* m) {
+    m[0] = sigmoid(x.a[0]);
+    m[1] = sigmoid(x.a[1]);
+    return m[1] * x.h;
+  }
+  template <class T>
+  HD static T step(const Dense<T>& x, T* m, T&) {
+    m[2] = tanh(x.p[0]);
+    return x.h + m[0] * (m[2] - x.h);
+  }
+  // Returns the gradient of the argument of tanh.
+  template <class T>
+  HD static T candidate_bwd(const T* m, T e) {
+    return e * m[0] * (1.0f - m[2] * m[2]);
+  }
+  // `drh` is the gradient of r h.
+  template <class T>
+  HD static void step_bwd(const Dense<T>& x, const T* m, T, T, T e, T drh, DenseGrad<T>& d) {
+    d.a[0] = e * (m[2] - x.h) * m[0] * (1.0f - m[0]);
+    d.a[1] = drh * x.h * m[1] * (1.0f - m[1]);
+    d.h = e - e * m[0] + drh * m[1];
+  }
+};
+
+}  // namespace elman

@@ -1,0 +1,233 @@
+"""The dense engine as custom operators: what autograd, autocast and torch.compile see.
+
+Where nobody looks at operators, :class:`Dense` calls the kernels without one.
+
+Shape legend: b batch, t time, i channels of the state, s parts of the state, m numbers of the memo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elman.ops.common.door import check, check_kernel_tensors, check_sequences, check_state
+from elman.ops.common.operators import apply, operators_are_seen
+from elman.ops.dense import cpu
+from elman.ops.dense.cpu import Gradients, Results
+from elman.ops.dense.recurrences import compiled_cell
+
+Tensors = Sequence[Tensor]
+Outputs = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+@torch.library.custom_op("elman::dense", mutates_args=(), device_types="cpu")
+def dense(
+    step: str,
+    keep: bool,
+    inputs: Sequence[Tensor],
+    recurrent: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    first_sbi: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Run a step of the dense engine over time.
+
+    Args:
+        step: Name of the step.
+        keep: Whether a backward pass follows.
+        inputs: Sequences [B, T, channels]; everything here has their dtype.
+        recurrent: The matrix [out, in], or its two factors.
+        parameters: The step's own.
+        first_sbi: State before the first step.
+
+    Returns:
+        The states of all steps [B, T, i], the state after the last one, and what the backward pass
+        needs: the memo [B, T, m, i] and 1 / root mean square [B, T], both empty where nobody
+        needs them.
+
+    Raises:
+        ValueError: a tensor has another shape, dtype or device, or there is no row or no step.
+    """
+    of, batch = f"dense {step}", inputs[0].shape[0]
+    check_call(step, inputs, recurrent, list(first_sbi.unbind(0)))
+    check_kernel_tensors(of, inputs, (*recurrent, *parameters))
+    check_parameters(step, parameters, first_sbi)
+    check_state("state", of, first_sbi[0], (batch, first_sbi.shape[2]), inputs[0])
+    return _forward(step, keep, inputs, recurrent, parameters, first_sbi)
+
+
+def check_call(step: str, inputs: Tensors, recurrent: Tensors, state: Tensors) -> None:
+    """Compare the sequences and the state of a call with the recurrent matrix.
+
+    Raises:
+        ValueError: one has another shape, dtype or device.
+    """
+    of = f"dense {step}"
+    check_sequences(of, inputs, [recurrent[0].shape[0]])
+    channels = recurrent[-1].shape[1]
+    for number, part in enumerate(state):
+        check_state(f"state {number}", of, part, (inputs[0].shape[0], channels), inputs[0])
+
+
+def check_parameters(step: str, parameters: Tensors, like: Tensor) -> None:
+    """Compare the step's own tensors with what its kernel reads.
+
+    Raises:
+        ValueError: there are others, or one has another shape.
+    """
+    cell, channels = compiled_cell(step), like.shape[-1]
+    if len(parameters) != cell.parameters:
+        raise ValueError(f"dense {step}: {len(parameters)} parameters, expected {cell.parameters}")
+    for one in parameters:
+        shape = (channels, channels) if cell.extra else (1,)
+        check(f"parameter of dense {step}", one, shape, like.device, (like.dtype,))
+
+
+def _forward(
+    step: str,
+    keep: bool,
+    inputs: Tensors,
+    recurrent: Tensors,
+    parameters: Tensors,
+    first_sbi: Tensor,
+) -> Outputs:
+    found = cpu.forward(step, inputs, recurrent, parameters, first_sbi, keep)
+    return found.y_bti, found.last_sbi, found.memo_btmi, found.norms_bt
+
+
+@dense.register_fake
+def _(
+    step: str,
+    keep: bool,
+    inputs: Sequence[Tensor],
+    recurrent: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    first_sbi: Tensor,
+) -> Outputs:
+    batch, steps, _ = inputs[0].shape
+    made = cpu.shapes(step, batch, steps, first_sbi.shape[2], keep)
+    y_bti, last_sbi, memo_btmi, norms_bt = (first_sbi.new_empty(shape) for shape in made)
+    return y_bti, last_sbi, memo_btmi, norms_bt
+
+
+@torch.library.custom_op("elman::dense_backward", mutates_args=(), device_types="cpu")
+def dense_backward(
+    step: str,
+    dy_bti: Tensor | None,
+    dlast_sbi: Tensor | None,
+    inputs: Sequence[Tensor],
+    recurrent: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    first_sbi: Tensor,
+    y_bti: Tensor,
+    memo_btmi: Tensor,
+    norms_bt: Tensor,
+) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor]:
+    """Return the gradients of inputs, matrices, parameters and first state."""
+    results = Results(y_bti, first_sbi, memo_btmi, norms_bt)
+    found = cpu.backward(step, dy_bti, dlast_sbi, inputs, recurrent, parameters, first_sbi, results)
+    return found.inputs, found.recurrent, found.parameters, found.first_sbi
+
+
+@dense_backward.register_fake
+def _(
+    step: str,
+    dy_bti: Tensor | None,
+    dlast_sbi: Tensor | None,
+    inputs: Sequence[Tensor],
+    recurrent: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    first_sbi: Tensor,
+    y_bti: Tensor,
+    memo_btmi: Tensor,
+    norms_bt: Tensor,
+) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor]:
+    inputs, recurrent, parameters = (
+        [one.new_empty(one.shape) for one in tensors] for tensors in (inputs, recurrent, parameters)
+    )
+    return inputs, recurrent, parameters, first_sbi.new_empty(first_sbi.shape)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
+    ctx.step, _, *groups, first_sbi = inputs
+    ctx.sizes = [len(group) for group in groups]
+    y_bti, _, memo_btmi, norms_bt = output
+    tensors = (tensor for group in groups for tensor in group)
+    ctx.save_for_backward(*tensors, first_sbi, y_bti, memo_btmi, norms_bt)
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(
+    ctx: Any, dy_bti: Tensor | None, dlast_sbi: Tensor | None, *, plain: bool
+) -> Gradients:
+    """Return the gradients of all that was read.
+
+    Args:
+        ctx: As :func:`_setup` left it.
+        dy_bti: Gradient of the states.
+        dlast_sbi: Gradient of the last state.
+        plain: Whether a plain call may compute them, where no operator is seen.
+    """
+    saved = list(ctx.saved_tensors)
+    groups = [[saved.pop(0) for _ in range(size)] for size in ctx.sizes]
+    first_sbi, y_bti, memo_btmi, norms_bt = saved
+    # Who differentiates once more is told by the operator that this cannot be.
+    plain = plain and not torch.is_grad_enabled()
+    if plain and not operators_are_seen((*groups[0], dy_bti, dlast_sbi)):
+        results = Results(y_bti, first_sbi, memo_btmi, norms_bt)
+        return cpu.backward(ctx.step, dy_bti, dlast_sbi, *groups, first_sbi, results)
+    given = (*groups, first_sbi, y_bti, memo_btmi, norms_bt)
+    return Gradients(*dense_backward(ctx.step, dy_bti, dlast_sbi, *given))
+
+
+def _differentiate_operator(
+    ctx: Any, dy_bti: Tensor | None, dlast_sbi: Tensor | None, *rest: Tensor | None
+) -> tuple[None, None, list[Tensor], list[Tensor], list[Tensor], Tensor]:
+    found = _differentiate(ctx, dy_bti, dlast_sbi, plain=False)
+    return None, None, found.inputs, found.recurrent, found.parameters, found.first_sbi
+
+
+dense.register_autograd(_differentiate_operator, setup_context=_setup)
+# The state's precision is the engine's: what autocast made of the projections is widened.
+dense.register_autocast("cpu", torch.float32)
+
+
+class Dense(torch.autograd.Function):
+    """The operator :func:`dense` where nobody looks; memo and norms stay inside."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, step: str, sizes: tuple[int, int, int], *tensors: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Run the kernel on inputs, matrices, parameters and the first state, in this order."""
+        rest = list(tensors)
+        groups = [[rest.pop(0) for _ in range(size)] for size in sizes]
+        (first_sbi,) = rest
+        outputs = _forward(step, True, groups[0], groups[1], groups[2], first_sbi)
+        _setup(ctx, (step, True, *groups, first_sbi), outputs)
+        return outputs[:2]
+
+    @staticmethod
+    def backward(
+        ctx: Any, dy_bti: Tensor | None, dlast_sbi: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        """Run the kernels of the backward pass."""
+        found = _differentiate(ctx, dy_bti, dlast_sbi, plain=True)
+        return None, None, *found.inputs, *found.recurrent, *found.parameters, found.first_sbi
+
+
+def run(
+    step: str, inputs: Tensors, recurrent: Tensors, parameters: Tensors, first_sbi: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the first two outputs of :func:`dense`, by an operator only where it is seen."""
+    tensors = (*inputs, *recurrent, *parameters, first_sbi)
+    keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    if operators_are_seen(tensors):
+        return dense(step, keep, inputs, recurrent, parameters, first_sbi)[:2]
+    if not keep:
+        return _forward(step, False, inputs, recurrent, parameters, first_sbi)[:2]
+    sizes = (len(inputs), len(recurrent), len(parameters))
+    outputs: tuple[Tensor, Tensor] = apply(Dense, step, sizes, *tensors)
+    return outputs

@@ -1,0 +1,83 @@
+"""Which compiled cell runs which step of the dense engine. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elman.base.errors import UserError
+from elman.ops.common.mirrors import cell_assertions
+
+
+@dataclass(frozen=True)
+class DenseRecurrence:
+    """A cell of csrc/cells/dense.h, or one that another package brings with it.
+
+    A compiler compares the numbers with the structure's.
+
+    Args:
+        type: The structure's C++ name.
+        blocks: How many blocks of channels the first input and R h have.
+        others: How many other inputs it has.
+        states: Parts of the state: 2 with c.
+        memo: Numbers that a channel's step leaves for its derivative.
+        norm: Whether the new state is divided by its root mean square.
+        scale: Whether the step has a number of its own.
+        extra: Whether a second product, with U [channels, channels], stands inside the step.
+        code: The structure itself, where it is not one of that file.
+    """
+
+    type: str
+    blocks: int = 1
+    others: int = 0
+    states: int = 1
+    memo: int = 0
+    norm: bool = False
+    scale: bool = False
+    extra: bool = False
+    code: str = ""
+
+    @property
+    def parameters(self) -> int:
+        """How many tensors the step has beside the recurrent matrix."""
+        return int(self.scale) + int(self.extra)
+
+    def assertions(self, name: str) -> str:
+        """Return C++ text that refuses to compile where the structure states something else.
+
+        Args:
+            name: Name of the step.
+        """
+        words = ("blocks", "others", "states", "memo", "norm", "scale", "extra")
+        stated = {word.upper(): (word, getattr(self, word)) for word in words}
+        limits = {"BLOCKS": "MAX_BLOCKS", "OTHERS": "MAX_OTHERS", "MEMO": "MAX_DENSE_MEMO"}
+        return cell_assertions(name, self.type, "DenseRecurrence", stated, limits)
+
+
+CELLS: dict[str, DenseRecurrence] = {
+    "tanh": DenseRecurrence("DensePlain<true>"),
+    "linear": DenseRecurrence("DensePlain<false>"),
+    "gru": DenseRecurrence("DenseGru", blocks=2, others=1, memo=3, extra=True),
+    "lstm": DenseRecurrence("DenseLstm", blocks=4, states=2, memo=5),
+    "normalised_scalar": DenseRecurrence("DenseScaled", memo=1, norm=True, scale=True),
+    "normalised": DenseRecurrence("DenseResidual<true>", others=1, memo=2, norm=True),
+    "mix": DenseRecurrence("DenseMix", others=1, memo=2),
+    "mix_all": DenseRecurrence("DenseMixAll", blocks=2, memo=2),
+    "mix_gate": DenseRecurrence("DenseMixGate", others=1, memo=2),
+    "two_gates": DenseRecurrence("DenseTwoGates", others=2, memo=3),
+    "two_gates_all": DenseRecurrence("DenseTwoGatesAll", blocks=3, memo=3),
+    "residual": DenseRecurrence("DenseResidual<false>", others=1, memo=2),
+}
+"""By the step's name; the equations stand in :func:`elman.ops.dense.op.dense_recurrence`."""
+
+
+def compiled_cell(step: str) -> DenseRecurrence:
+    """Return the compiled cell of a step.
+
+    Raises:
+        UserError: it has none.
+    """
+    if step not in CELLS:
+        raise UserError(
+            f"kernels.backend=cpu: step {step} has no kernel; use kernels.backend=reference"
+        )
+    return CELLS[step]
