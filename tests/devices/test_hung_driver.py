@@ -54,7 +54,7 @@ nvmlDeviceGetComputeRunningProcesses = lambda handle: [Of(pid=1, usedGpuMemory=N
 IMPATIENT = """
 import sys
 from elman.cli.main import main
-from elman.launchers.gpus import asking
+from elman.devices import nvml_client
 nvml_client._SAID_AFTER, nvml_client.GPUS_SECONDS = 0.1, 1.0
 sys.exit(main(sys.argv[1:]))
 """

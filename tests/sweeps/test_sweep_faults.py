@@ -28,7 +28,7 @@ from elman.launchers.gpus.executor import Executor
 from elman.launchers.gpus.quarantine import Quarantine
 from elman.launchers.gpus.queue import Queue
 from elman.launchers.gpus.slot import CpuSlot, Slot
-from elman.launchers.handle import Queued
+from elman.launchers.handle import JobHandle
 from elman.launchers.interrupts import Interrupts
 from elman.runs import state as job_state
 
@@ -261,7 +261,7 @@ class _FullDisk(Executor):
 
 
 def test_a_job_without_room_for_its_files_says_where(tmp_path: Path) -> None:
-    job = Queued(1, "01", "model=e1", cast(Any, None))
+    job = JobHandle(1, "01", "model=e1", cast(Any, None))
     display = Display(1, Console(file=(tmp_path / "said").open("w"), width=200))
     with Interrupts() as interrupts:
         executor = _FullDisk(tmp_path, None, detach=False)
