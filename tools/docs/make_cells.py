@@ -24,7 +24,7 @@ from elman.models.cells.declaration import Cell, Value
 from elman.report.markdown import code, table
 from elman.report.tables.option_words import as_typed, read_when, values_of
 
-PAGE = Path(__file__).with_name("cells.md")
+PAGE = Path(__file__).parents[2] / "docs" / "cells.md"
 REFERENCE_DIM = 512
 BATCH = 7
 STEPS = (2, 3, 4)

@@ -20,7 +20,7 @@ from elman.cli.main import main
 from elman.config.compose import compose_config
 from elman.runs.folder import write_config
 
-PAGE = Path(__file__).with_name("errors.md")
+PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
 # What the page shows in place of the folder that the commands ran in.
 HOME = "/home/you"
 INTRODUCTION = """\

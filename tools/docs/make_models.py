@@ -14,7 +14,7 @@ from elman.report.tables.models import HEADS, row_cells
 from elman.report.tables.standard import CITATION, TARGET, standard_rows
 from elman.report.tables.standard import HEADS as STANDARD_HEADS
 
-PAGE = Path(__file__).with_name("models.md")
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 INTRODUCTION = """\
 # Models
 

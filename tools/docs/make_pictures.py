@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.text import Text
 
 COLUMNS, LINES = 112, 34
-PICTURES = Path(__file__).parent / "pictures"
+PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 MID_RUN_SECONDS = 40.0
 
 

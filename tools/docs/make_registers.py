@@ -34,8 +34,8 @@ from elman.ops.matrix_state.recurrences import CELLS
 from elman.ops.matrix_state.stacked import DELTA, E70, E75, stacked_plan
 from elman.report.markdown import table
 
-PAGE = Path(__file__).with_name("registers.md")
-PINNED = Path(__file__).with_name("registers-compiler.txt")
+PAGE = Path(__file__).parents[2] / "docs" / "registers.md"
+PINNED = Path(__file__).parents[2] / "docs" / "registers-compiler.txt"
 COMPILER = Path(sys.prefix) / "registers-compiler"
 """Where ``make test`` installs what is pinned."""
 _KIB = 1024

@@ -13,7 +13,7 @@ from elman.report.comparison.published_rows import WARNING
 from elman.report.comparison.text_files import CSV_COLUMNS
 from elman.report.markdown import code, table
 
-PAGE = Path(__file__).with_name("reports.md")
+PAGE = Path(__file__).parents[2] / "docs" / "reports.md"
 INTRODUCTION = """\
 # Reports
 

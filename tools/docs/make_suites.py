@@ -23,7 +23,7 @@ from elman.report.tables.suites import (
     suite_cells,
 )
 
-PAGE = Path(__file__).with_name("suites.md")
+PAGE = Path(__file__).parents[2] / "docs" / "suites.md"
 OWN = """\
 # @package _global_
 # My three cells, twenty minutes each.
