@@ -229,8 +229,8 @@ def page() -> str:
     return f"""\
 # Registers and shared memory of the CUDA kernels
 
-`tools/docs/make_registers.py` writes this page with NVRTC {nvrtc_version()}. Two values with a
-slash are those of the forward and of the backward kernel.
+`tools/docs/make_registers.py` writes this page with NVRTC {nvrtc_version()}; of two values with a
+slash, the first is of the forward kernel and the second of the backward kernel.
 
 - **lanes x rows x columns**: how many lanes (threads of a warp) share rows of the state, how many
   rows they share, and how many columns of a row each lane holds.
