@@ -8,7 +8,6 @@ from pathlib import Path
 from elman.report.comparison.columns import COLUMNS
 from elman.report.comparison.text_files import CSV_COLUMNS
 
-DOCS = Path(__file__).parents[2] / "docs"
 TOOLS = Path(__file__).parents[2] / "tools" / "docs"
 
 

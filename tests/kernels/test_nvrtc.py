@@ -27,7 +27,6 @@ from elman.ops.decode import draw, row_product
 from elman.ops.matrix_state.cuda import kernels
 from elman.ops.matrix_state.stacked import DELTA, stacked_plan
 
-DOCS = Path(__file__).parents[2] / "docs"
 TOOLS = Path(__file__).parents[2] / "tools" / "docs"
 EMPTY = 'extern "C" __global__ void nothing() {}'
 

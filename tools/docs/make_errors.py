@@ -26,9 +26,9 @@ HOME = "/home/you"
 INTRODUCTION = """\
 # What a wrong command prints
 
-Every mistake in a command is one line on the terminal, exit status 2, before torch is imported and
-before anything is written to the disk. The line says what is wrong, where, and what to type.
-Written by `tools/docs/make_errors.py`; a test runs every command below.
+If a command has a mistake, elman prints one line and ends with exit status 2. The line says what is
+wrong, where, and what to type. Nothing is written to the disk before, and torch is not imported.
+`tools/docs/make_errors.py` writes this page, and a test runs every command below.
 """
 CASES: dict[str, list[str]] = {
     "Settings that do not exist": [

@@ -173,7 +173,7 @@ HEAD = [
     "dtype",
     "architecture",
     "lanes x rows x columns",
-    "threads x slabs",
+    "threads x row tiles",
     "K",
     "registers",
     "spilled bytes",
@@ -229,13 +229,19 @@ def page() -> str:
     return f"""\
 # Registers and shared memory of the CUDA kernels
 
-Written by `tools/docs/make_registers.py` with NVRTC {nvrtc_version()}; forward / backward. Lanes x
-rows x columns: lanes that share rows of the state, how many rows, and what each holds of one;
-threads x slabs: threads of a block, blocks of a head; K: steps between kept states. Sizes are those
-that the engine chooses for a batch of 32 sequences (E70 one head, E75 8, E88 32); sources that lie
-unevenly take a little more. bf16 kernels use the GPU's own tanh, fp32 kernels the CUDA library's.
-Other versions of NVRTC give other numbers; torch's CUDA builds bring their own (torch 2.13: NVRTC
-13.0).
+`tools/docs/make_registers.py` writes this page with NVRTC {nvrtc_version()}; of two values with a
+slash, the first is of the forward kernel and the second of the backward kernel.
+
+- **lanes x rows x columns**: how many lanes (threads of a warp) share rows of the state, how many
+  rows they share, and how many columns of a row each lane holds.
+- **threads x row tiles**: the threads of a block, and the blocks of a head. Each block holds one
+  row tile, which is a part of the rows of a head's state.
+- **K**: the steps between two checkpoints of the state.
+
+The sizes are those that the engine chooses for a batch of 32 sequences; E70 has one head, E75 has 8
+and E88 has 32. Inputs whose rows are not aligned take a little more shared memory. bf16 kernels use
+the GPU's own tanh, fp32 kernels that of the CUDA library. Other versions of NVRTC give other
+numbers. torch's CUDA builds bring their own version (torch 2.13: NVRTC 13.0).
 
 ## Models
 
@@ -247,8 +253,8 @@ Other versions of NVRTC give other numbers; torch's CUDA builds bring their own 
 
 ## Channel engine
 
-bf16 on sm_90; {TUNED.warps} warps a block, a thread per channel, {TUNED.stages} tiles of
-{TUNED.steps} steps of every sequence in shared memory.
+All kernels are for bf16 and sm_90. A block has {TUNED.warps} warps, with one thread per channel.
+Shared memory holds {TUNED.stages} tiles, each with {TUNED.steps} steps of every input sequence.
 
 {table(["step", "registers", "spilled bytes"], steps)}
 """
