@@ -13,7 +13,6 @@ from torch import Tensor
 from elman.kernels import nvrtc
 from elman.kernels.launching import Launch
 from elman.kernels.sources import source_folder
-from elman.ops.channel import custom_op
 from elman.ops.channel.cuda import kernels as channel_cuda
 from elman.ops.matrix_state.backends import BACKENDS
 from elman.ops.matrix_state.cuda import kernels
@@ -145,7 +144,6 @@ def test_channel_cells_with_fast_functions(name, monkeypatch) -> None:
         channel_emulator.run(emulator.loaded, geometry, launches, made.args)
 
     monkeypatch.setattr(channel_cuda, "LAUNCH", emulate)
-    monkeypatch.setattr(custom_op, "cpu", channel_cuda)
     plan = PLANS[name](11)
     leaves = draw(plan, (2, 19, 11), torch.float32)
     leaves["source"] = leaves["source"].detach().to(BF16).requires_grad_()

@@ -13,7 +13,7 @@ from torch import Tensor
 import elman.layers
 from elman.base.errors import UserError
 from elman.models.cells import registry
-from elman.ops.channel import cpu, custom_op, op, reference, source
+from elman.ops.channel import cpu, custom_op, op, source, steps
 from elman.ops.channel.plan import Plan, parse
 from elman.ops.channel.recurrences import CELLS
 from elman.ops.common.slices import Slice, row_blocks
@@ -158,8 +158,8 @@ def test_gradients_of_one_output_alone(name, reached) -> None:
 
 
 def test_every_step_without_a_norm_has_a_kernel_that_takes_its_tensors() -> None:
-    without = {step for step in reference.STEPS if step.startswith("e59") or "norm" in step}
-    assert set(CELLS) == (set(reference.STEPS) - without) | {"mingru_parallel", "minlstm_parallel"}
+    without = {step for step in steps.STEPS if step.startswith("e59") or "norm" in step}
+    assert set(CELLS) == (set(steps.STEPS) - without) | {"mingru_parallel", "minlstm_parallel"}
 
 
 @SOME
@@ -318,21 +318,21 @@ def operands(name: str) -> tuple[Plan, Leaves, list[Tensor]]:
 @pytest.mark.parametrize("name", ["e65", "mingru", "e74-tied-kq"])
 def test_opcheck(name) -> None:
     plan, leaves, parameters = operands(name)
-    arguments = (plan.text, [leaves["source"]], parameters, leaves["state"])
+    arguments = (plan.text, "cpu", [leaves["source"]], parameters, leaves["state"])
     torch.library.opcheck(custom_op.channel, arguments)
     y, last, kept = (tensor.detach() for tensor in custom_op.channel(*arguments))
     detached = [leaf.detach() for leaf in parameters]
     for dy, dlast in ((y, last), (None, last), (y, None)):
-        given = (plan.text, dy, dlast, [leaves["source"].detach()], detached, kept)
+        given = (plan.text, "cpu", dy, dlast, [leaves["source"].detach()], detached, kept)
         torch.library.opcheck(custom_op.channel_backward, given)
 
 
 def test_autocast_keeps_the_engine_in_fp32() -> None:
     plan, leaves, parameters = operands("e65")
-    exact = custom_op.channel(plan.text, [leaves["source"]], parameters, leaves["state"])
+    exact = custom_op.channel(plan.text, "cpu", [leaves["source"]], parameters, leaves["state"])
     narrow = leaves["source"].to(torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
-        found = custom_op.channel(plan.text, [narrow], parameters, leaves["state"])
+        found = custom_op.channel(plan.text, "cpu", [narrow], parameters, leaves["state"])
     assert {tensor.dtype for tensor in found} == {torch.float32}
     assert (found[0] - exact[0]).norm() < 1e-2 * exact[0].norm()
 

@@ -202,7 +202,7 @@ def operator_tensors(name: str) -> tuple[Tensors, Callable[[Tensors], Any]]:
         )
     call = torch.ops.elman.channel
     return tensors, lambda t: call(
-        CHANNEL.text, [t["x"]], [t["bias"], t["coefficient"]], t["state"]
+        CHANNEL.text, "cpu", [t["x"]], [t["bias"], t["coefficient"]], t["state"]
     )
 
 

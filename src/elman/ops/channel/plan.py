@@ -1,4 +1,4 @@
-"""What one call of the channel engine computes, as data: every backend runs the same plan.
+"""What one call of the channel engine computes, as data. Every backend runs the same plan.
 
 Imports no torch.
 """
@@ -17,7 +17,7 @@ class Plan:
     """A recurrence with what stands before and behind it.
 
     Args:
-        step: Name of the step; its equation stands in :mod:`elman.ops.channel.reference`.
+        step: Name of the step; its equation stands in :mod:`elman.ops.channel.steps`.
         inputs: The step's sequences by name, and where each lies.
         unit: Input that is divided by its norm over the channels + 1e-6, or none.
         query: Sequence that the state is multiplied by, or none.

@@ -1,6 +1,7 @@
-"""Which compiled cell runs which step, and in which order it takes its tensors.
+"""The recurrences of the channel engine that have kernels. Imports no torch.
 
-Imports no torch.
+A recurrence has the same name here, in plans and in steps.py. An activation or a variant is the
+last word of a name: ``e61_tanh``, ``e68_inverse``, ``e74_<update>_<nonlinearity>``.
 """
 
 from __future__ import annotations
