@@ -1,4 +1,8 @@
-"""The cells of the matrix-state engine, as plans name them. Imports no torch."""
+"""The recurrences of the matrix-state engine by the names that plans use. Imports no torch.
+
+steps.py computes each of them under the same name. The C++ structure in csrc/cells/matrix_state.h
+has the name in CamelCase, and its activation or variant as a template argument.
+"""
 
 from __future__ import annotations
 
@@ -118,4 +122,4 @@ CELLS: dict[str, MatrixCell] = {
     "residual": MatrixCell("Residual", parameters=1, reads=True, element=True),
 }
 """By the name that plans use; the equations stand in csrc/cells/matrix_state.h and, a second time,
-in :mod:`elman.ops.matrix_state.reference`."""
+in :mod:`elman.ops.matrix_state.steps`."""
