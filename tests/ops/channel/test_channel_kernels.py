@@ -32,7 +32,7 @@ def gated(step: str) -> Callable[[int], Plan]:
 
 
 def keyed(step: str, query: int, value: int = 1) -> Callable[[int], Plan]:
-    """Return a plan of E74: keys normalised, value and query from any block."""
+    """Return a plan of E74: keys normalized, value and query from any block."""
 
     def make(c: int) -> Plan:
         places = row_blocks(dict.fromkeys(CELLS[step].inputs, c)) | {"value": Slice(0, value * c)}

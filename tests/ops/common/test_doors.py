@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -229,13 +230,14 @@ def test_the_operators_themselves_refuse_what_they_would_misread(name) -> None:
 @pytest.mark.parametrize("name", ["matrix", "channel"])
 def test_a_kernel_of_the_cpu_takes_no_tensors_of_another_device(name) -> None:
     tensors = {key: one.to("meta") for key, one in drawn(f"{name}-cpu").items()}
+    if name == "matrix":
+        numbers = [tensors["decay"], tensors["dt"]]
+        run = partial(matrix_custom._forward, MATRIX.text, "cpu", False)
+    else:
+        numbers = [tensors["bias"], tensors["coefficient"]]
+        run = partial(channel_custom._forward, CHANNEL.text, "cpu")
     with pytest.raises(UserError, match=r"kernels.backend=cpu: the tensors lie on meta; use "):
-        if name == "matrix":
-            numbers = [tensors["decay"], tensors["dt"]]
-            matrix_custom._forward(MATRIX.text, "cpu", False, [tensors["x"]], numbers, None)
-        else:
-            numbers = [tensors["bias"], tensors["coefficient"]]
-            channel_custom._forward(CHANNEL.text, "cpu", [tensors["x"]], numbers, tensors["state"])
+        run([tensors["x"]], numbers, tensors["state"])
 
 
 def test_norm_and_attention_compare_what_they_add_and_multiply() -> None:

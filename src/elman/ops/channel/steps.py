@@ -243,7 +243,7 @@ def _through(phi: Callable[[Tensor], Tensor]) -> Advance:
 
 
 def _e74_delta(key: Tensor, value: Tensor, *, phi: Callable[[Tensor], Tensor]) -> Prepared:
-    """s' = phi(s (1 - k^2) + v k), k normalised by the caller (matrix-state specification 9)."""
+    """s' = phi(s (1 - k^2) + v k), k normalized by the caller (matrix-state specification 9)."""
     return (1 - key.square(), value * key), _through(phi)
 
 

@@ -58,10 +58,8 @@ def run(
     source_btc = sources_btc[0]
     if is_empty(source_btc):
         first_bhvn = first_state(plan, source_btc) if state_bhvn is None else state_bhvn
-        shape, io = (
-            (*source_btc.shape[:2], plan.heads, plan.rows),
-            chosen.io_dtype(source_btc.dtype),
-        )
+        shape = (*source_btc.shape[:2], plan.heads, plan.rows)
+        io = chosen.io_dtype(source_btc.dtype)
         read = (*sources_btc, *parameters.values())
         out_bthv, (last_bhvn,) = empty_results(shape, io, [first_bhvn], read)
         return out_bthv, last_bhvn

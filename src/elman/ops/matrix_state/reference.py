@@ -2,10 +2,10 @@
 
 Every kernel is checked against it. :func:`run` computes a plan, :func:`recurrence` a step by name.
 
-Shape legend: t time, b batch, c channels of a source, h heads, s = b*h sequences, n state columns
-(keys), v state rows (values), m reads of a step; before the loop c and x are columns, rows or 1.
-Inside the loop the state is transposed, s_snv: reads then run along contiguous rows, and one product
-reads it twice.
+Shape legend: t time, b batch, c channels of a source (in the loop columns, rows or 1), h heads,
+s = b*h sequences, n state columns (keys), v state rows (values), x columns or rows or 1, m reads of
+a step. Inside the loop the state is transposed, s_snv: reads then run along contiguous rows, and
+one product computes both reads of a step.
 """
 
 from __future__ import annotations

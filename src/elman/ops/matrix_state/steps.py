@@ -1,8 +1,8 @@
 """The pointwise mathematics of the matrix-state recurrences, in PyTorch.
 
-:data:`STEPS` has the new state before its nonlinearity, as pure functions. :data:`ADAPTERS` has what
-a recurrence computes for all steps at once: the gates that its step takes. The loop over time
-(reference.py) knows no recurrence by name.
+:data:`STEPS` has pure functions that return the new state before its nonlinearity.
+:data:`ADAPTERS` has the gates that a step takes, which are computed for all of time at once. The
+loop over time (reference.py) knows no recurrence by name.
 
 Shape legend: s = batch * heads sequences, n state columns (keys), v state rows (values). The state
 stands transposed, s_snv. Inside a step, what lives on columns is [s, n, 1], what lives on rows is
@@ -71,7 +71,7 @@ def _delta(
     decay: Tensor | None = None,
     write: Tensor | None = None,
 ) -> Tensor:
-    """S' = decay > S + write (v - row o r) (x) k: the delta rule; decay, write, row are optional."""
+    """S' = decay > S + write (v - row o r) (x) k: the delta rule, three parts optional."""
     delta_s1v = v - r_s1v if row is None else torch.addcmul(v, row, r_s1v, value=-1)
     if write is not None:
         delta_s1v = delta_s1v * write
@@ -199,9 +199,9 @@ STEPS: dict[str, Step] = {
 """Every step by name (matrix-state specification 3 to 9).
 
 A step has the name that recurrences.py and plans have for its recurrence. ``decayed`` and ``delta``
-also serve their relatives, which differ in the gates alone (:data:`ADAPTERS`). ``e63m`` has no plan.
-Every step takes the query ``q``; a step that reads also takes ``read``, the key of the read where it
-is not ``k``."""
+also serve their relatives, which differ in the gates alone (:data:`ADAPTERS`). ``e63m`` has no
+plan. Every step takes the query ``q``. A step that reads also takes ``read``, the key of the read
+where that is not ``k``."""
 
 
 def _rms_norm(s_snv: Tensor) -> Tensor:
@@ -271,7 +271,7 @@ class StepCall:
 
 def head_numbers(x: Inputs) -> StepCall:
     """Return the decay and the write gate that the plan gives a head, if any."""
-    sequences = {name: x.roles[name] for name in ("decay", "write") if name in x.roles}
+    sequences = {name: one for name, one in x.roles.items() if name in ("decay", "write")}
     if "decay" in sequences or "decay" not in x.parameters:
         return StepCall(sequences)
     return StepCall(sequences, {"decay": x.parameters["decay"].unsqueeze(-1)})
