@@ -1,7 +1,8 @@
 """The recurrences of the channel engine that have kernels. Imports no torch.
 
 A recurrence has the same name here, in plans and in steps.py. An activation or a variant is the
-last word of a name: ``e61_tanh``, ``e68_inverse``, ``e74_<update>_<nonlinearity>``.
+last word of a name: ``e61_tanh``, ``e68_inverse``, ``e74_<update>_<nonlinearity>``. The C++
+structures have words for what they compute, and :data:`CELLS` says which one is whose.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """The recurrences of the matrix-state engine by the names that plans use. Imports no torch.
 
 steps.py computes each of them under the same name. The C++ structure in csrc/cells/matrix_state.h
-has the name in CamelCase, and its activation or variant as a template argument.
+has the same words in CamelCase, and an activation or ``inverse`` as a template argument. Relatives
+share a structure: ``forgetting`` and ``full_gated_*`` are RowGated, and ``state_gated_delta`` and
+``retain_gated_delta`` are EnergyGatedDelta.
 """
 
 from __future__ import annotations
