@@ -36,7 +36,6 @@ from elman.ops.add_norm import custom_op as norm_custom
 from elman.ops.add_norm import op as norm_op
 from elman.ops.channel import custom_op as channel_custom
 from elman.ops.channel import op as channel_op
-from elman.ops.channel.cuda import kernels as channel_cuda
 from elman.ops.linear import Weights, linear
 from elman.ops.matrix_state import custom_op as matrix_custom
 from elman.ops.matrix_state import op as matrix_op
@@ -69,7 +68,6 @@ def no_gpu() -> Iterator[None]:
             (nvrtc, "load", lambda unit: loaded),
             (matrix_cuda, "load", lambda unit: loaded),
             (norm_cuda, "MULTIPROCESSORS", lambda device: 132),
-            (channel_custom, "cpu", channel_cuda),
         ):
             stack.enter_context(patch.object(owner, name, value))
         yield

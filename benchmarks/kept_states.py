@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 from matrix_loop import make_case, seconds  # type: ignore[import-not-found]
 
-from elman.ops.matrix_state.backends import BACKENDS
+from elman.ops.matrix_state.custom_op import KERNELS
 
 
 def main() -> None:
@@ -28,12 +28,12 @@ def main() -> None:
     heads, n = map(int, given.shape.split("x"))
     case = make_case(given.cell, given.batch_size, given.chunk_size, heads, n)
     intervals = [int(steps) for steps in given.steps.split(",")]
-    chosen = BACKENDS["cpu"].segment(case.plan, given.batch_size, torch.float32)
+    chosen = KERNELS["cpu"].segment(case.plan, given.batch_size, torch.float32)
     times: dict[int, list[float]] = {steps: [] for steps in intervals}
     for _ in range(given.rounds + 1):  # the first round warms up
         for steps, found in times.items():
-            every = replace(BACKENDS["cpu"], segment=lambda *_, steps=steps: steps)
-            BACKENDS["cpu"] = every
+            every = replace(KERNELS["cpu"], segment=lambda *_, steps=steps: steps)
+            KERNELS["cpu"] = every
             found.append(1e3 * seconds(lambda: case.both("cpu"), clock))
     print(
         f"{given.cell}, {given.shape}, B={given.batch_size} T={given.chunk_size}, "

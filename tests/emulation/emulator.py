@@ -25,7 +25,6 @@ from elman.kernels.sources import source_folder, sources_hash
 from elman.ops.channel import source as channel_kernels
 from elman.ops.matrix_state import cpu as matrix_cpu
 from elman.ops.matrix_state.abi import Call
-from elman.ops.matrix_state.backends import Backend
 from elman.ops.matrix_state.cuda import kernels
 from elman.ops.matrix_state.cuda.heuristics import (
     H200,
@@ -35,6 +34,7 @@ from elman.ops.matrix_state.cuda.heuristics import (
     natural_align,
 )
 from elman.ops.matrix_state.cuda.tile_config import Geometry, Types
+from elman.ops.matrix_state.custom_op import Kernels
 from elman.ops.matrix_state.plan import Plan
 from tests.emulation.stretches import declare, of_matrix, rows
 
@@ -257,7 +257,7 @@ def backend(
     helped: bool = True,
     seed: int = 1,
     library: Library | None = None,
-) -> Backend:
+) -> Kernels:
     """Return a backend that emulates the kernels.
 
     Args:
@@ -283,10 +283,10 @@ def backend(
         chosen = chosen if backward else replace(chosen, steps=forward_steps)
         run(library or loaded, call, chosen, backward=backward, seed=seed)
 
-    return Backend(launch, lambda plan, batch, dtype: steps, kept_dtype)
+    return Kernels(launch, lambda plan, batch, dtype: steps, kept_dtype)
 
 
-def engine(heads: int) -> Backend:
+def engine(heads: int) -> Kernels:
     """Return a backend that emulates the kernels as the engine runs them on a GPU.
 
     Args:
@@ -302,7 +302,7 @@ def engine(heads: int) -> Backend:
     def steps(plan: Plan, batch: int, dtype: torch.dtype) -> int:
         return chosen_by_engine(plan, heads, backward=True).steps
 
-    return Backend(launch, steps, kept_dtype)
+    return Kernels(launch, steps, kept_dtype)
 
 
 def chosen_by_engine(plan: Plan, heads: int, *, backward: bool) -> Geometry:

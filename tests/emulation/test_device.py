@@ -19,8 +19,8 @@ import torch
 from elman.kernels.launching import Launch
 from elman.kernels.sources import source_folder
 from elman.ops.matrix_state.abi import Call
-from elman.ops.matrix_state.backends import BACKENDS, Backend
 from elman.ops.matrix_state.cuda.heuristics import H200, choose, forward_of
+from elman.ops.matrix_state.custom_op import KERNELS, Kernels
 from tests.emulation import device_text, emulator
 from tests.emulation.stretches import declare, of_matrix, rows
 from tests.emulation.test_matrix_emulation import TOLERANCE, leaves_of, results
@@ -306,7 +306,7 @@ def start(kernels: ctypes.CDLL, wanted: Launch, args: ctypes.Structure) -> None:
     assert not said, said
 
 
-def gpu_backend(heads: int) -> Backend:
+def gpu_backend(heads: int) -> Kernels:
     """Return a backend that runs all that the GPU's engine would compile for so many heads."""
 
     def launch(call: Call, *, backward: bool) -> None:
@@ -329,7 +329,7 @@ def gpu_backend(heads: int) -> Backend:
         return choose(plan, launch.types(plan, torch.bfloat16), heads, H200).steps
 
     shares.clear()
-    return Backend(launch, steps, emulator.kept_dtype)
+    return Kernels(launch, steps, emulator.kept_dtype)
 
 
 shares: set[int] = set()
@@ -345,7 +345,7 @@ WHOLE = [
 @pytest.mark.parametrize(("name", "heads"), WHOLE)
 def test_whole_kernels_over_the_header_of_the_gpu(name, heads, monkeypatch) -> None:
     """Where the engine lets blocks share one of the GPU's, they do."""
-    monkeypatch.setitem(BACKENDS, "cuda", gpu_backend(heads))
+    monkeypatch.setitem(KERNELS, "cuda", gpu_backend(heads))
     plan = build(LAYERS[name], torch.float32).plan
     leaves = leaves_of(plan, torch.bfloat16, steps=37)
     found = results(plan, leaves, False)

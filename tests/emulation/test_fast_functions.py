@@ -13,10 +13,9 @@ from torch import Tensor
 from elman.kernels import nvrtc
 from elman.kernels.launching import Launch
 from elman.kernels.sources import source_folder
-from elman.ops.channel import custom_op
 from elman.ops.channel.cuda import kernels as channel_cuda
-from elman.ops.matrix_state.backends import BACKENDS
 from elman.ops.matrix_state.cuda import kernels
+from elman.ops.matrix_state.custom_op import KERNELS
 from tests.emulation import channel_emulator, emulator
 from tests.emulation.test_matrix_emulation import GEOMETRIES, TOLERANCE, leaves_of, results
 from tests.ops.channel.test_channel_kernels import PLANS, call, check, draw, everything
@@ -108,7 +107,7 @@ def test_bf16_kernels_are_emulated_with_the_functions_that_nvrtc_gives_them() ->
 def matrix_distance(library: object, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> str:
     """Return what is wrong with a layer that has silu, sigmoid and softplus."""
     name = "e88-everything"
-    monkeypatch.setitem(BACKENDS, "cuda", emulator.backend(**GEOMETRIES[name], library=library))
+    monkeypatch.setitem(KERNELS, "cuda", emulator.backend(**GEOMETRIES[name], library=library))
     plan = build(LAYERS[name], torch.float32).plan
     leaves = leaves_of(plan, dtype, steps=7)
     try:
@@ -145,7 +144,6 @@ def test_channel_cells_with_fast_functions(name, monkeypatch) -> None:
         channel_emulator.run(emulator.loaded, geometry, launches, made.args)
 
     monkeypatch.setattr(channel_cuda, "LAUNCH", emulate)
-    monkeypatch.setattr(custom_op, "cpu", channel_cuda)
     plan = PLANS[name](11)
     leaves = draw(plan, (2, 19, 11), torch.float32)
     leaves["source"] = leaves["source"].detach().to(BF16).requires_grad_()

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from elman.kernels.nvrtc import Unit, load, nvrtc_version
-from elman.ops.matrix_state import interpret, op
+from elman.ops.matrix_state import op, reference
 from elman.ops.matrix_state.abi import Call
 from elman.ops.matrix_state.cuda import kernels
 from elman.ops.matrix_state.cuda.tile_config import Geometry
@@ -354,7 +354,7 @@ def in_double(given: Tensors) -> dict[str, Tensor]:
     inputs = [given.source_btc, *given.parameters, given.first_bhvn]
     source, *parameters, first = (x.double().requires_grad_() for x in inputs)
     named = dict(zip(plan.parameter_names, parameters, strict=True))
-    out, last = interpret.run(plan, [source], named, first)
+    out, last = reference.run(plan, [source], named, first)
     loss = (out * given.dout_bthv.double()).sum() + (last * given.dlast_bhvn.double()).sum()
     grads = torch.autograd.grad(loss, [source, *parameters, first])
     names = ["dsource", *(f"d{name}" for name in plan.parameter_names), "dfirst"]

@@ -12,8 +12,7 @@ from torch import Tensor
 from elman.base.errors import UserError
 from elman.layers import GatedDeltaNet, Mamba2
 from elman.models.language_model import LanguageModel
-
-from . import package_stand_ins
+from tests.models import package_stand_ins
 
 LAYERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "mamba2": (Mamba2, {"head_dim": 4, "n_state": 3}),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from elman.models.backends import check_name, norm_backend
-from elman.ops.add_norm import op
+from elman.ops.add_norm import backends, op
 from elman.ops.add_norm.reference import EPS
 from elman.ops.common.precision import compute_dtype, wide_dtype
 from elman.ops.common.uncompiled import traced_as_constant
@@ -60,7 +60,7 @@ class RMSNorm(nn.Module):
         dtype = compute_dtype(stream_btd, self.weight.dtype)
         backend = "reference"
         # A named backend is taken at its word; otherwise PyTorch computes what no kernel does.
-        if self.backend == "cuda" or op.supported(stream_btd, branch_btd, dtype):
+        if self.backend == "cuda" or backends.supported(stream_btd, branch_btd, dtype):
             backend = self._backend_on(stream_btd.device.type)
         return op.add_rms_norm(stream_btd, branch_btd, self.weight, dtype, backend=backend)
 

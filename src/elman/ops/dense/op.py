@@ -1,4 +1,4 @@
-"""Dense recurrences as the layers call them: shapes, dtypes, choice of implementation.
+"""The door of the dense engine: it checks a call, sets the dtypes and runs the backend.
 
 Shape legend: b batch, t time, i channels of the state.
 """
@@ -12,9 +12,7 @@ from torch import Tensor
 from elman.ops.common.door import check_sequences, check_state, empty_results, is_empty
 from elman.ops.common.precision import no_autocast
 from elman.ops.common.uncompiled import uncompiled
-from elman.ops.dense import reference
-
-_RECURRENCE = {"reference": reference.dense_recurrence}
+from elman.ops.dense.backends import BACKENDS
 
 
 @uncompiled
@@ -29,8 +27,9 @@ def dense_recurrence(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Run one kind of step over time, from a given state to the final one.
 
-    Every step adds R h to its first input. With h the state before it, a (or [a, c, ...], blocks of
-    i channels) that sum, p, q the other inputs, s = sigma and rn(x) = x / sqrt(mean(x^2) + 1e-6):
+    Every step adds R h to its first input. In the table h is the state before the step; a (or
+    [a, c, ...], blocks of i channels) is that sum; p and q are the other inputs; s = sigma; and
+    rn(x) = x / sqrt(mean(x^2) + 1e-6):
 
     ================= ========= =================================================== ===============
     step              a, others new state                                           cell
@@ -39,8 +38,8 @@ def dense_recurrence(
     linear            a         a                                                   E36, E42
     gru               [z r], p  (1 - s(z)) h + s(z) tanh(p + U (s(r) h))            CudaGRU
     lstm              [f i o n] c' = s(f) c + s(i) tanh(n), h' = s(o) tanh(c')      CudaLSTM
-    normalised_scalar a         rn(h + alpha tanh(a))                               E60
-    normalised        a, p      rn(h + s(p) tanh(a))                                E60b
+    normalized_scalar a         rn(h + alpha tanh(a))                               E60
+    normalized        a, p      rn(h + s(p) tanh(a))                                E60b
     mix               a, p      s(p) h + (1 - s(p)) tanh(a)                         E63, E66
     mix_all           [a c]     s(c) h + (1 - s(c)) tanh(a)                         E60c
     mix_gate          a, p      s(a) h + (1 - s(a)) tanh(p)                         E67lr
@@ -53,12 +52,12 @@ def dense_recurrence(
     tensor argument.
 
     Args:
-        step: Name of the step.
+        step: Name in :data:`elman.ops.dense.steps.STEPS`.
         inputs: Sequences [B, T, channels]: the parts of the pre-activations that do not depend on
             the state, biases included.
         recurrent: The matrix R [out, in], already constrained, or its factors U, V with R = U V.
         state: State before the first step, [B, i] each, h first.
-        parameters: The step's own: U [i, i] of ``gru``, alpha [1] of ``normalised_scalar``.
+        parameters: The step's own: U [i, i] of ``gru``, alpha [1] of ``normalized_scalar``.
         backend: Name of the implementation, as chosen by ``elman.models.backends``.
 
     Returns:
@@ -79,7 +78,7 @@ def dense_recurrence(
         h_bti, last = empty_results((batch, steps, channels), dtype, state, read)
         return h_bti, tuple(last)
     with no_autocast(state[0]):
-        return _RECURRENCE[backend](
+        return BACKENDS[backend].run(
             step,
             [sequence.to(dtype) for sequence in inputs],
             [matrix.to(dtype) for matrix in recurrent],

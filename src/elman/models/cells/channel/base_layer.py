@@ -34,7 +34,7 @@ class Recurrence:
     """What a cell, with its options, asks of the channel engine.
 
     Args:
-        step: Name of the step in :mod:`elman.ops.channel.reference`.
+        step: Name of the step in :mod:`elman.ops.channel.steps`.
         projections: Blocks of the cell's matrix, in row order.
         vectors: Parameters of one number per channel, with their initial value.
         scalars: Parameters of one number, with their initial value.
@@ -134,7 +134,7 @@ class MinimalMixer(Mixer):
         options: The cell's options.
 
     Attributes:
-        step: Name of the step in :mod:`elman.ops.channel.reference`.
+        step: Name of the step in :mod:`elman.ops.channel.steps`.
         projections: Blocks of W, in row order.
     """
 

@@ -1,9 +1,9 @@
-"""Layer E60: a residual step of learned size, normalised after each step."""
+"""Layer E60: a residual step of learned size, normalized after each step."""
 
 from __future__ import annotations
 
 from elman.models.cells.dense.e60 import CELL
-from elman.models.cells.dense.gated_layer import GatedDense, Plan
+from elman.models.cells.dense.gated_layer import GatedDense, Recurrence
 
 
 class E60(GatedDense):
@@ -16,10 +16,10 @@ class E60(GatedDense):
 
     cell = CELL
 
-    def plan(self) -> Plan:
+    def choose_recurrence(self) -> Recurrence:
         """Return the recurrence."""
-        return Plan(
-            "normalised_scalar",
+        return Recurrence(
+            "normalized_scalar",
             biases=(0.0,),
             products=(0.5,),
             tied=self.settings.flag("tied"),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from elman.models.cells.dense.e63 import CELL
-from elman.models.cells.dense.gated_layer import GatedDense, Plan
+from elman.models.cells.dense.gated_layer import GatedDense, Recurrence
 
 _PLANS = {
-    "complementary": Plan("mix", biases=(0.0, 2.0), products=(0.5,)),
-    "independent": Plan("two_gates", biases=(0.0, 2.0, 0.0), products=(0.5,)),
-    "h_dependent": Plan("two_gates_all", biases=(0.0, 2.0, 0.0), products=(0.5, 0.1, 0.1)),
-    "residual": Plan("residual", biases=(0.0, 0.0), products=(0.3,)),
+    "complementary": Recurrence("mix", biases=(0.0, 2.0), products=(0.5,)),
+    "independent": Recurrence("two_gates", biases=(0.0, 2.0, 0.0), products=(0.5,)),
+    "h_dependent": Recurrence("two_gates_all", biases=(0.0, 2.0, 0.0), products=(0.5, 0.1, 0.1)),
+    "residual": Recurrence("residual", biases=(0.0, 0.0), products=(0.3,)),
 }
 
 
@@ -23,6 +23,6 @@ class E63(GatedDense):
 
     cell = CELL
 
-    def plan(self) -> Plan:
+    def choose_recurrence(self) -> Recurrence:
         """Return the recurrence of the variant."""
         return _PLANS[self.settings.word("variant")]

@@ -23,11 +23,11 @@ from elman.ops.linear import linear
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The recurrence of one cell, in the terms of :func:`~elman.ops.dense.op.dense_recurrence`.
+class Recurrence:
+    """A step of the dense engine, and the initial values of what it takes.
 
     Args:
-        step: Name of the step.
+        step: Name in :data:`elman.ops.dense.steps.STEPS`.
         biases: Initial bias of each block.
         products: Gain of the orthogonal recurrent matrix of each block that reads the state; of a
             low-rank product, the gain of both its factors.
@@ -48,25 +48,25 @@ class GatedDense(DenseLayer):
     """u = silu(W_in x), h' = step(W u + b, R h), y = W_out (h' silu(h')).
 
     Vector-state specification 2.2, 3.12 and 4. State: ``h`` [B, i] in fp32 or wider, and with
-    use_conv ``conv``. A cell is its :meth:`plan`.
+    use_conv ``conv``. A cell is its :meth:`choose_recurrence`.
     """
 
     def add_cell(self, to: Mapping[str, Any]) -> None:
-        """Register what the plan asks for."""
+        """Register what the recurrence asks for."""
         width = self.width
-        self.recurrence = plan = self.plan()
-        blocks, products = len(plan.biases), len(plan.products)
+        self.recurrence = chosen = self.choose_recurrence()
+        blocks, products = len(chosen.biases), len(chosen.products)
         # Rows: one block of i after another; those that read the state stand first.
-        self.input = None if plan.tied else nn.Parameter(torch.empty(blocks * width, width, **to))
+        self.input = None if chosen.tied else nn.Parameter(torch.empty(blocks * width, width, **to))
         self.bias = nn.Parameter(torch.empty(blocks * width, **to))
-        inner = width if plan.rank is None else plan.rank
+        inner = width if chosen.rank is None else chosen.rank
         self.recurrent = nn.Parameter(torch.empty(products * width, inner, **to))
         self.recurrent_down = (
-            None if plan.rank is None else nn.Parameter(torch.empty(plan.rank, width, **to))
+            None if chosen.rank is None else nn.Parameter(torch.empty(chosen.rank, width, **to))
         )
-        self.log_alpha = None if plan.alpha is None else nn.Parameter(torch.empty(1, **to))
+        self.log_alpha = None if chosen.alpha is None else nn.Parameter(torch.empty(1, **to))
 
-    def plan(self) -> Plan:
+    def choose_recurrence(self) -> Recurrence:
         """Return the recurrence that the options ask for; ``self.width`` is known by then."""
         raise NotImplementedError
 
@@ -80,17 +80,17 @@ class GatedDense(DenseLayer):
         self._reset_recurrence()
 
     def _reset_recurrence(self) -> None:
-        plan = self.recurrence
-        if plan.tied:
+        chosen = self.recurrence
+        if chosen.tied:
             init.xavier_(self.recurrent)
         else:
-            for block, gain in zip(self._blocks(self.recurrent), plan.products, strict=True):
+            for block, gain in zip(self._blocks(self.recurrent), chosen.products, strict=True):
                 init.orthogonal_(block, gain)
         if self.recurrent_down is not None:
-            init.orthogonal_(self.recurrent_down, *plan.products)
+            init.orthogonal_(self.recurrent_down, *chosen.products)
         if self.log_alpha is not None:
-            assert plan.alpha is not None
-            nn.init.constant_(self.log_alpha, math.log(plan.alpha))
+            assert chosen.alpha is not None
+            nn.init.constant_(self.log_alpha, math.log(chosen.alpha))
 
     def _blocks(self, rows: Tensor) -> tuple[Tensor, ...]:
         return torch.split(rows.detach(), self.width)

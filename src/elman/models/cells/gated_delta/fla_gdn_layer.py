@@ -20,7 +20,7 @@ from elman.models.cells.gated_delta.fla_gdn import CELL, heads_of
 from elman.models.state import State
 from elman.ops.common.door import Shape, is_empty
 from elman.ops.common.precision import wide_dtype
-from elman.ops.gated_delta import triton
+from elman.ops.gated_delta import package
 from elman.ops.gated_delta.op import gated_delta_rule
 from elman.ops.linear import linear
 
@@ -179,7 +179,7 @@ class GatedDeltaNet(Mixer):
         weight = torch.cat([conv.weight.squeeze(1) for conv in convs])
         biases = [conv.bias for conv in convs if conv.bias is not None]
         bias = torch.cat(biases) if biases else None
-        qkv_bta = triton.causal_conv_silu(qkv_bta, weight, bias, history)
+        qkv_bta = package.causal_conv_silu(qkv_bta, weight, bias, history)
         return list(qkv_bta.split([one.shape[-1] for one in projected], dim=-1))
 
     def _convs(self) -> list[nn.Conv1d]:
@@ -197,7 +197,7 @@ class GatedDeltaNet(Mixer):
         gate_bthv = linear(x_btd, self.g_proj.weight).unflatten(-1, (self.heads, -1))
         activation = self.settings.word("gate_activation")
         if backend == "triton":
-            return triton.gated_norm(y_bthv, gate_bthv, norm.weight, activation, norm.epsilon)
+            return package.gated_norm(y_bthv, gate_bthv, norm.weight, activation, norm.epsilon)
         normed_bthv = norm(y_bthv)
         activate = functional.silu if activation == "silu" else torch.sigmoid
         return normed_bthv * activate(gate_bthv.to(normed_bthv.dtype))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from elman.models.cells.matrix_state.base_layer import MatrixMixer
-from elman.models.cells.matrix_state.e74 import CELL
+from elman.models.cells.matrix_state.e74 import CELL, recurrence_of
 from elman.ops.common.precision import wide_dtype
 from elman.ops.matrix_state.plan import Plan
 
@@ -38,15 +38,6 @@ def tied(projection: str) -> dict[str, str]:
     """
     blocks = PROJECTIONS[projection]
     return {role: role if role in blocks else "k" for role in ("k", "v", "q")}
-
-
-_CELLS = {
-    "residual": "residual",
-    "simple": "decayed",
-    "ema": "averaged",
-    "ntm": "erase_write",
-    "retrieved_gate": "write_gated_delta",
-}
 
 
 class E74(MatrixMixer):
@@ -111,15 +102,11 @@ class E74(MatrixMixer):
             choices |= {"self_gate": False, "gate_act": "silu", "gate_bias": True}
         if self.update == "simple":
             choices["decay"] = "parameter"
-        return self.plan_of(self._cell(), roles, k_unit=True, **choices)
+        return self.plan_of(self._recurrence(), roles, k_unit=True, **choices)
 
-    def _cell(self) -> str:
-        gate = self.settings.word("gate")
-        if self.update == "delta":
-            return f"{gate}_gated_delta" if gate in ("retain", "state") else "delta"
-        if self.update == "retrieved_gate" and self.settings.flag("error_gate"):
-            return "error_gated_delta"
-        return _CELLS[self.update]
+    def _recurrence(self) -> str:
+        gate, error_gate = self.settings.word("gate"), self.settings.flag("error_gate")
+        return recurrence_of(self.update, gate, error_gate=error_gate)
 
     def plan_parameters(self) -> dict[str, Tensor]:
         """Return biases, gate weights, write scales and the decay."""
