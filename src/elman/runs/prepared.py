@@ -20,7 +20,7 @@ class PreparedRun:
         folder: Its run folder, or None for a mode that makes none.
         lock: The lock of ``folder``, which is held.
         resumed: Whether the folder holds an earlier part of the same run.
-        overrides: The overrides that a user typed, or would type, for this job alone.
+        overrides: What a user typed, or would type, for this job alone, without flags.
         config_flags: Flags of the command that say where YAML files are found.
         on_taken_up: Called when a resumed run can no longer be refused. It writes the files that
             must be in the run folder before the mode writes.

@@ -14,7 +14,7 @@ FREE_BELOW_MIB = 500
 """A GPU counts as free if it uses less memory than this, besides the driver's own."""
 FREE_BELOW_PERCENT = 5
 SAMPLES = 3
-"""A GPU that we know nothing about is free after this many free samples in a row."""
+"""An unknown GPU is free after this many free samples in a row, :data:`SAMPLE_SECONDS` apart."""
 SAMPLE_SECONDS = 1.0
 RELEASE_SECONDS = 30.0
 """Time for the driver to release the memory of an ended job, or to answer again."""
