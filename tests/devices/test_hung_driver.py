@@ -99,7 +99,8 @@ def test_answers_come_through_one_process(driver: AskedDriver, library: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("how", "message"), [("lost", "GPU is lost"), ("dies", "what asks it ended with status 7")]
+    ("how", "message"),
+    [("lost", "GPU is lost"), ("dies", "the process that asks it ended with status 7")],
 )
 def test_an_error_is_not_a_hang_and_may_pass(
     driver: AskedDriver, library: Path, how: str, message: str

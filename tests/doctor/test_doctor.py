@@ -468,7 +468,7 @@ def test_this_machine_without_a_compiler(tmp_path: Path) -> None:
         (
             facts(cuda=None, versions={"triton": "9.9"}, triton=Answered(problem="killed by X")),
             ExitStatus.FAILED,
-            "To mend triton:\n    pip install --force-reinstall --no-build-isolation --no-deps "
+            "To fix triton:\n    pip install --force-reinstall --no-build-isolation --no-deps "
             "triton==9.9\n",
         ),
         (

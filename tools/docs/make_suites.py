@@ -58,7 +58,7 @@ elman benchmark=e75_100m train.minutes=1 data.path=pile.txt    # what is typed w
 elman benchmark=e75_100m train.seed=1,2,3            # each run with each of these
 elman benchmark=e75_100m benchmark.only=e75h4n16,mamba2*       # some of its models
 elman benchmark=e75_100m launcher=slurm              # as an array of jobs on a cluster
-elman -m sweep.resume=<sweep folder>                 # run again what is not ok in it
+elman -m sweep.resume=<sweep folder>                 # run again its jobs that are not ok
 ```
 
 A suite names its models, so you cannot type `model=` beside it. Some suites claim that their models
