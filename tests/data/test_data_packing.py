@@ -416,7 +416,7 @@ def test_a_run_goes_on_with_the_same_bytes_under_another_name(
     assert again.result["steps"] == 9
     other = tmp_path / "other.gz"
     other.write_bytes(gzip.compress(text_file.read_bytes()[:-1] + b"?"))
-    with pytest.raises(UserError, match=r"other\.gz is not what the run was trained on"):
+    with pytest.raises(UserError, match=r"other\.gz differs from the data that"):
         train("train.steps=12", f"train.resume={run.folder}", f"data.path={other}")
 
 
