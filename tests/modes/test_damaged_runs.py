@@ -357,7 +357,7 @@ USERS = {
     ),
     "an alias": (
         {"a": b"defaults: [/cell/e88@_here_, _self_]\ndim: &x [*x]\n"},
-        r"a\.yaml: includes itself by an alias",
+        r"a\.yaml: includes itself through a YAML alias",
     ),
     "a zero byte": ({"a": b"dim: \x00\n"}, r"a\.yaml: not YAML: "),
 }

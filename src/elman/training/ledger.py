@@ -14,7 +14,7 @@ from elman.evaluation.metrics import (
     Throughput,
     TrainingClock,
     bits_per_byte,
-    model_flops_utilisation,
+    model_flops_utilization,
 )
 from elman.training.contention import ContentionWatch
 from elman.training.display import Display, Progress
@@ -126,7 +126,7 @@ class Ledger:
         seconds = self.clock.seconds()
         mfu = None
         if rate is not None and self._device.type == "cuda":
-            mfu = model_flops_utilisation(params, rate, device_name(self._device))
+            mfu = model_flops_utilization(params, rate, device_name(self._device))
         return {
             "contended": self.contention.contended,
             "params": params,
