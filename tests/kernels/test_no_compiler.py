@@ -29,7 +29,7 @@ def test_auto_runs_the_reference_and_says_so_once(capsys) -> None:
     assert chosen == ["reference"] * 3
     said = capsys.readouterr().err
     assert said == (
-        "elman: plain PyTorch runs, slowly: no C++ compiler (g++ or clang++) in PATH; "
+        "elman: using plain PyTorch, which is slow: no C++ compiler (g++ or clang++) in PATH; "
         "conda install -c conda-forge gxx\n"
     )
 

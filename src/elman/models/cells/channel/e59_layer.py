@@ -1,4 +1,4 @@
-"""Layer E59: a running sum of projected inputs, normalised after each step."""
+"""Layer E59: a running sum of projected inputs, normalized after each step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What layers with a dense recurrent matrix share: their forward pass, start, constraint.
+"""Base of the layers with a dense recurrent matrix: forward pass, initialization, constraint.
 
 Shape legend: b batch, t time, d model width, i = int(d * expansion) channels of the state.
 """

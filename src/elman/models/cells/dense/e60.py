@@ -1,4 +1,4 @@
-"""Cell E60: a residual step of learned size, normalised after each step."""
+"""Cell E60: a residual step of learned size, normalized after each step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer E60: a residual step of learned size, normalised after each step."""
+"""Layer E60: a residual step of learned size, normalized after each step."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from elman.ops.matrix_state.plan import Plan
 class E74FixedDecay(MatrixMixer):
     """S' = decay S + (v - S k) k^T, y = S' q, out = y silu(y).
 
-    k is normalised, v and q are raw; the decay is a constant or sigmoid(l), which then receives its
+    k is normalized, v and q are raw; the decay is a constant or sigmoid(l), which then receives its
     gradient (matrix-state specification 9, fixed decay). Dropout stands after the output
     projection.
     """

@@ -28,7 +28,7 @@ FORGET_BIAS = 2.0
 class E75(MatrixMixer):
     """S' = tanh(beta > S + (v - S k) k^T), y = S' q, out = y silu(y), per head.
 
-    beta > S scales the value rows of S; k is normalised, q is not; S is read before it forgets
+    beta > S scales the value rows of S; k is normalized, q is not; S is read before it forgets
     (matrix-state specification 10 and 11). One head is the single-head form, whose dropout stands
     before the output projection instead of after it. linear_state, without tanh, is the vector
     gate.

@@ -103,7 +103,7 @@ class Llama(Mixer):
         theta = self.settings.number("rope_theta")
         o_bthc = causal_attention(q_bthc, k_bshc, v_bshc, theta=theta, context=context)
         if 0 < context <= kv_bsk.shape[1]:
-            # A copy: a view would keep everything before it alive between calls.
+            # A copy: a view would keep the whole older tensor alive between calls.
             kv_bsk = kv_bsk[:, kv_bsk.shape[1] - (context - 1) :].clone()
         return linear(o_bthc.flatten(2), self.out_proj), kv_bsk
 

@@ -22,7 +22,7 @@ from elman.ops.common.precision import no_autocast, wide_dtype
 from elman.ops.common.uncompiled import uncompiled
 from elman.ops.linear import linear
 
-# Weights that were cast for one call are never in one buffer; joining them costs next to nothing.
+# Weights that are cast for one call are never in one buffer, and joining them costs very little.
 warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous")
 
 
@@ -86,7 +86,7 @@ class TorchRNN(Skeleton):
             h_bti, last_1bi = empty_results(p_bti.shape, p_bti.dtype, first_1bi, read)
             return h_bti, tuple(last_1bi)
         first = first_1bi if len(first_1bi) > 1 else first_1bi[0]
-        # Autocast to bf16 would run cuDNN in fp16, whose range gradients of a mean loss leave.
+        # Autocast to bf16 would run cuDNN in fp16, whose range gradients of a mean loss exceed.
         with no_autocast(p_bti):
             if self.rnn.weight_hh_l0.dtype == p_bti.dtype:
                 h_bti, last = self.rnn(p_bti, first)
