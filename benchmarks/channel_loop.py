@@ -5,7 +5,7 @@
 It times three ways of running one recurrence with its self gate, forward only and with backward, in
 interleaved rounds:
 
-- ``plain``: the obvious loop, which indexes each step, applies biases and activations there, stacks.
+- ``plain``: the obvious loop, which indexes each step, applies biases and activations, stacks.
 - ``reference``: the reference backend, which computes everything without the state before the loop.
 - ``cpu``: the engine.
 

@@ -5,10 +5,10 @@
 The loop is the obvious one: it indexes each step, holds the whole state in one tensor, stacks the
 outputs, and leaves the gradients to autograd. Both compute only the recurrence from the same
 leaves, without activations before it or gates after it. In each round each one runs twice in a row,
-and the second time counts: the first run must get back the memory that the other one returned to the
-system, which does not happen in training. Times are medians of interleaved rounds, with the fastest
-in brackets; the ratio is of the medians. With --busy they are CPU time of one thread, which is
-still meaningful on a machine that others use.
+and the second time counts: the first run must get back the memory that the other one returned to
+the system, which does not happen in training. Times are medians of interleaved rounds, with the
+fastest in brackets; the ratio is of the medians. With --busy they are CPU time of one thread, which
+is still meaningful on a machine that others use.
 
 Shape legend: b batch, t time, h heads, n columns of the state, v rows, i = h n.
 """

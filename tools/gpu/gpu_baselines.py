@@ -4,10 +4,11 @@
 
 Needs torch and the packages, but no configuration (no Hydra). Parity: one layer of each baseline
 runs in every way, with the same weights, and is compared with plain PyTorch in fp64 on the same
-GPU. The figures are relative L2 error and cosine of the output, the final state, the input's gradient
-and every parameter's gradient, in one call and in two calls with a carried state. The package's own
-layer is compared, too, if it can be imported. Speed: eager training steps of whole models, medians
-of interleaved rounds. Everything goes to DIR/gpu_baselines.json, rewritten after each result.
+GPU. The figures are relative L2 error and cosine of the output, the final state, the input's
+gradient and every parameter's gradient, in one call and in two calls with a carried state. The
+package's own layer is compared, too, if it can be imported. Speed: eager training steps of whole
+models, medians of interleaved rounds. Everything goes to DIR/gpu_baselines.json, rewritten after
+each result.
 """
 
 from __future__ import annotations
