@@ -53,7 +53,7 @@ class Settings:
         out: Folder of the report.
         quick: Two small shapes for each model in parity, one model for each cell, no speed of whole
             models.
-        jobs: Models that are proved at the same time.
+        jobs: Number of models that are checked at the same time.
     """
 
     out: Path
@@ -65,7 +65,7 @@ class Settings:
 
 
 def models(quick: bool) -> list[str]:
-    """Return the models to prove: one for each cell, or one for each set of its options."""
+    """Return the models to check: one for each cell, or one for each set of its options."""
     found: dict[str, str] = {}
     for listed in catalog():
         model = listed.config

@@ -1,6 +1,6 @@
 """The experiment for the residual stream's add and norm, which every ``rms`` model has.
 
-The add and norm stands between the layers of any cell, so it is checked besides the cell.
+The add and norm comes between the layers of every cell, so it has its own check.
 
 Shape legend: b batch, t time, d model width.
 """

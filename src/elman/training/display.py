@@ -79,8 +79,8 @@ class Display:
     def start(self) -> None:
         """Start the live line if the console can show one."""
         if self.console.is_terminal:
-            # The line is drawn only on news. A thread of its own would compete for the
-            # interpreter with a small model's many short operations.
+            # The line is drawn only when something changes. A drawing thread would compete for
+            # the interpreter with a small model's many short operations.
             self._live = Live(console=self.console, auto_refresh=False, transient=True)
             self._live.start()
 

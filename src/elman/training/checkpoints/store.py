@@ -335,7 +335,7 @@ def find_checkpoint(place: str | Path) -> Checkpoint:
     """Return the checkpoint that ``place`` names.
 
     Args:
-        place: A run folder or its ``checkpoints`` folder (which stand for the newest checkpoint),
+        place: A run folder or its ``checkpoints`` folder (which mean the newest checkpoint),
             or one checkpoint's own folder, ``best`` included.
 
     Raises:

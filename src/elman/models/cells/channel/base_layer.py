@@ -1,7 +1,7 @@
 """Base of the layers without a matrix in their recurrence: projections, biases, first state.
 
 Shape legend: b batch, t time, d model width, i = int(d * expansion) inner channels, c channels of
-the state (i, but for E74), s = n c for the n blocks of a projection.
+the state (i, except in E74), s = n c for the n blocks of a projection.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class GatedDense(DenseLayer):
         width = self.width
         self.recurrence = plan = self.plan()
         blocks, products = len(plan.biases), len(plan.products)
-        # Rows: one block of i after another; those that read the state stand first.
+        # Rows: one block of i after another; the blocks that read the state come first.
         self.input = None if plan.tied else nn.Parameter(torch.empty(blocks * width, width, **to))
         self.bias = nn.Parameter(torch.empty(blocks * width, **to))
         inner = width if plan.rank is None else plan.rank

@@ -25,7 +25,7 @@ class E74FixedDecay(MatrixMixer):
     decay_logit: nn.Parameter
 
     def dropout_after(self) -> bool:
-        """Return that dropout stands after the output projection."""
+        """Return that dropout comes after the output projection."""
         return True
 
     def row_blocks(self) -> dict[str, int]:

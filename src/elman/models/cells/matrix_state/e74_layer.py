@@ -93,7 +93,7 @@ class E74(MatrixMixer):
         return found | ({"decay_logit": (1, 0.0)} if self.update == "simple" else {})
 
     def activated(self) -> bool:
-        """Return whether silu stands before the cell's projection."""
+        """Return whether silu is applied before the cell's projection."""
         return self.settings.flag("use_silu")
 
     def choose_plan(self) -> Plan:

@@ -1,4 +1,4 @@
-"""Layer llama: attention and SwiGLU, each behind an RMSNorm and added to the residual stream.
+"""Layer llama: attention and SwiGLU, each after an RMSNorm and added to the residual stream.
 
 Shape legend: b batch, t time, s time with what was carried, d model width, h heads, c channels of a
 head, a = h c channels of all heads, m width of the SwiGLU; kv is keys beside values.

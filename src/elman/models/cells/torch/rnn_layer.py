@@ -29,9 +29,9 @@ warnings.filterwarnings("ignore", message="RNN module weights are not part of si
 class TorchRNN(Skeleton):
     """y = W_out network(W_in x) (lm-and-training specification 5.4, wrapper of 5.0).
 
-    W_out starts at zero: every block starts as the identity. The network's matrices start
-    orthogonal, its gates stacked; its biases, of which it has two per gate, at zero. The network
-    computes in the dtype of the projections, the state between two steps included.
+    W_out starts at zero, so every block starts as the identity. The network's matrices, with
+    stacked gates, start orthogonal. Its biases, two per gate, start at zero. The network and the
+    state between two steps have the dtype of the projections.
 
     Attributes:
         network: The class of PyTorch's network.
@@ -99,7 +99,7 @@ class TorchRNN(Skeleton):
 class GRU(TorchRNN):
     """h' = z h + (1 - z) tanh(W_n x + b_n + r (U_n h + c_n)), [r; z] = sigmoid(W x + b + U h + c).
 
-    The reset gate acts behind the matrix and z keeps the state, both unlike
+    The reset gate acts after the matrix and z keeps the state, both unlike
     :class:`~elman.models.cells.dense.cudagru_layer.CudaGRU`. State: ``h``.
     """
 
