@@ -240,8 +240,8 @@ def test_error_line_of_too_little_space_before_anything_is_written(
     (folder,) = pack_cache.iterdir()
     line = re.sub(r"3[78]\d\.\d kB", "380 kB", str(caught.value))  # an estimate
     assert line == (
-        f"data.path={shards[:-4]}0.txt.gz and 2 more: packed it takes about 380 kB, and 300.0 kB "
-        f"are free for {folder}; set ELMAN_CACHE to a folder on a larger disk"
+        f"data.path={shards[:-4]}0.txt.gz and 2 more: packed it takes about 380 kB, but only "
+        f"300.0 kB are free for {folder}; set ELMAN_CACHE to a folder on a larger disk"
     )
     assert [path.name for path in folder.iterdir()] == ["lock"]
 
