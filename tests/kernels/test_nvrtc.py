@@ -286,7 +286,7 @@ def asked_anew() -> Iterator[None]:
         ),
         (
             FakeDriver(1, 13050, (9, 0)),
-            "NVIDIA's driver does not start (CUDA_ERROR_NO_DEVICE); nvidia-smi tells more",
+            "NVIDIA's driver does not start (CUDA_ERROR_NO_DEVICE); nvidia-smi says more",
         ),
         (None, f"cuda-bindings is missing; {nvrtc.INSTALL}"),
     ],

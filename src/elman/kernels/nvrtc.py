@@ -324,7 +324,7 @@ def _driver() -> Any:
         ) from None
     if error:
         raise UserError(
-            f"{_SETTING}: NVIDIA's driver does not start ({error.name}); nvidia-smi tells more"
+            f"{_SETTING}: NVIDIA's driver does not start ({error.name}); nvidia-smi says more"
         )
     return driver
 
