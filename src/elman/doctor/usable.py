@@ -44,7 +44,7 @@ def _backend(facts: Facts, name: str, reason: str | None) -> Finding:
 def _no_compiler(facts: Facts) -> str | None:
     if facts.value("compiler").get("command") is not None:
         return None
-    return "no working C++ compiler; its cells run on reference"
+    return "no C++ compiler that works; its cells run on reference"
 
 
 def _no_gpu(facts: Facts) -> str | None:
