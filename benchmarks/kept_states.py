@@ -1,10 +1,10 @@
-"""What keeping every K-th state costs and saves on a CPU: time and bytes for the backward pass.
+"""Measures checkpoints of every K-th state on a CPU: their time, and bytes for the backward pass.
 
     python benchmarks/kept_states.py [--cell e73cp] [--shape 8x64] [--steps 1,8,16,32,64] [--busy]
 
-K = 1 keeps the whole trajectory. Bytes are those of the states that the forward pass leaves behind,
-beside its inputs, which every K needs alike. Times of forward with backward, medians of interleaved
-rounds and, in brackets, the fastest.
+K = 1 stores every state. Bytes count the states that the forward pass stores, without its inputs,
+which are the same for every K. Times are of forward with backward: medians of interleaved rounds,
+with the fastest in brackets.
 """
 
 from __future__ import annotations

@@ -277,12 +277,12 @@ def asked_anew() -> Iterator[None]:
         (FakeDriver(0, 99000, (8, 0)), None),
         (
             FakeDriver(0, 12040, (9, 0)),
-            f"the driver goes to CUDA 12.4 and NVRTC is {nvrtc_version()}; update the driver, "
+            f"the driver supports CUDA 12.4 and NVRTC is {nvrtc_version()}; update the driver, "
             "or pip install 'cuda-bindings==12.*' nvidia-cuda-nvrtc-cu12",
         ),
         (
             FakeDriver(0, 13050, (7, 5)),
-            "kernels need a GPU of sm_80 or later and this is sm_75; take another",
+            "kernels need a GPU of sm_80 or later and this is sm_75; use another GPU",
         ),
         (
             FakeDriver(1, 13050, (9, 0)),

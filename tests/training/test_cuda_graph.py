@@ -287,7 +287,7 @@ def test_a_model_that_counts_in_python_is_refused(train, monkeypatch: pytest.Mon
         return loss * len(calls)
 
     spoiled(monkeypatch, counted)
-    with pytest.raises(UserError, match=r"e88_tiny computes something else as a CUDA graph; use"):
+    with pytest.raises(UserError, match=r"e88_tiny gives other results as a CUDA graph; use"):
         train("train.graph=true")
 
 

@@ -1,8 +1,8 @@
-"""Writes docs/cells.md: every cell of the registry, with what its layer really has.
+"""Writes docs/cells.md: every cell of the registry, with the facts of its real layer.
 
 Run it after a change to a cell: ``python tools/docs/make_cells.py``. A test compares the committed
-page with what this script makes. Shapes and counts come from layers on the meta device: counts are
-taken at many sizes, and the formula is the one polynomial that gives all of them.
+page with this script's output. Shapes and counts come from layers on the meta device. Layers are
+counted at many sizes, and the formula is the one polynomial that gives all of these counts.
 """
 
 from __future__ import annotations

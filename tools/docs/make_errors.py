@@ -1,7 +1,7 @@
-"""Writes docs/errors.md: wrong commands and the one line that each prints.
+"""Writes docs/errors.md: wrong commands and the one line that each of them prints.
 
 Run it after a change to a message: ``python tools/docs/make_errors.py``. A test runs every command
-of the page and compares.
+of the page and compares the output.
 """
 
 from __future__ import annotations

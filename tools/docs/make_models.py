@@ -1,7 +1,7 @@
-"""Writes docs/models.md: every model that is shipped, and the seeds' standard 100M table.
+"""Writes docs/models.md: every shipped model, and the seeds' standard 100M table.
 
 Run it after a change to a model's YAML or to a cell's size: ``python tools/docs/make_models.py``. A
-test compares the committed page with what this script makes.
+test compares the committed page with this script's output.
 """
 
 from __future__ import annotations

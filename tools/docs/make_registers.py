@@ -1,9 +1,9 @@
-"""Writes docs/registers.md: what the CUDA kernels take of a multiprocessor, on every architecture.
+"""Writes docs/registers.md: the registers of the CUDA kernels on every architecture.
 
-Run it after a change to csrc/cuda: ``python tools/docs/make_registers.py``. No GPU is needed.
-Everything is compiled by the NVRTC that registers-compiler.txt pins, in a folder of its own: the
-one that kernels use is the user's, and torch's CUDA builds bring theirs. A test asks for the rows
-one by one (``--rows``) and compares them.
+Run it after a change to csrc/cuda: ``python tools/docs/make_registers.py``. It needs no GPU. It
+compiles everything with the NVRTC version that registers-compiler.txt pins, installed in a separate
+folder, because the user's NVRTC and the one of torch's CUDA builds may have other versions. A test
+requests the rows one by one (``--rows``) and compares them.
 """
 
 from __future__ import annotations

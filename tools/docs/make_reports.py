@@ -1,4 +1,4 @@
-"""Writes docs/reports.md: what a report holds, every column with its definition.
+"""Writes docs/reports.md: the content of a report, every column with its definition.
 
 Run it after a change to a column: ``python tools/docs/make_reports.py``. A test compares the page.
 """

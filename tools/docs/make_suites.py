@@ -1,7 +1,7 @@
-"""Writes docs/suites.md: every suite that is shipped, with its runs and what was published.
+"""Writes docs/suites.md: every shipped suite, with its runs and its published figures.
 
 Run it after a change to a suite's file, a model's or a published figure: ``python
-tools/docs/make_suites.py``. A test compares the committed page with what this script makes.
+tools/docs/make_suites.py``. A test compares the committed page with this script's output.
 """
 
 from __future__ import annotations

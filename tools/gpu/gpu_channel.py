@@ -1,11 +1,11 @@
-"""The channel engine's kernels on a GPU: parity of every step with fp64, times beside their floors.
+"""Checks the channel engine's kernels on a GPU against fp64, and compares times with their floors.
 
     python tools/gpu/gpu_channel.py --out DIR [--steps STEP ...] [--sweep]
 
-Times are those of the kernels, replayed as a CUDA graph; "eager" is a call from Python. The floor
-is what must pass through memory at the bandwidth of a copy, measured in the same run. With --sweep,
-steps are timed with other sizes of tiles and blocks, too. Needs what gpu_kernels.py needs. Shape
-legend: b batch, t time, c channels, s channels of a source.
+Times are of the kernels, replayed as a CUDA graph; "eager" is a call from Python. The floor is the
+time to move the necessary bytes at the bandwidth of a copy, measured in the same run. With --sweep,
+steps are also timed with other tile and block sizes. Needs the same packages as gpu_kernels.py.
+Shape legend: b batch, t time, c channels, s channels of a source.
 """
 
 from __future__ import annotations

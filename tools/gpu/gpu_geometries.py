@@ -1,7 +1,7 @@
-"""The matrix-state kernels on a GPU with other geometries than the chosen ones: how long they take.
+"""Times the matrix-state kernels on a GPU with other tile configurations than the chosen ones.
 
-What ops/matrix_state/tiles.py and choice.py know was read off this. It needs what gpu_kernels.py
-needs.
+The heuristics of the matrix-state engine's CUDA folder come from these times. Needs the same
+packages as gpu_kernels.py.
 
     python tools/gpu/gpu_geometries.py --out DIR [--plans "E88 h32n16,E70 n64"] [--passes forward]
 """

@@ -1,13 +1,13 @@
-"""The matrix-state kernels on a GPU: right, and how far from what the machine allows.
+"""Checks the matrix-state kernels on a GPU, and compares their times with the machine's limits.
 
-Ceilings of the machine; parity of every cell with fp64, forward and backward; times of forward and
-backward beside their floors (gpu_geometries.py has those of other geometries). Needs PyTorch for
-CUDA, cuda-bindings and NVRTC, and of elman only its kernels. Every section stands alone: one that
-fails is recorded, and the others run.
+The sections are: the machine's limits; parity of every cell with fp64, forward and backward; times
+of forward and backward next to their floors (gpu_geometries.py times other tile configurations).
+Needs PyTorch for CUDA, cuda-bindings and NVRTC, and only the kernels of elman. A section that fails
+is recorded, and the others still run.
 
     python tools/gpu/gpu_kernels.py --out DIR [--sections machine,parity,operator,times]
 
-Where elman is not installed: ln -s ../../csrc src/elman/csrc, and PYTHONPATH=src.
+If elman is not installed: ln -s ../../csrc src/elman/csrc, and PYTHONPATH=src.
 
 Shape legend: b batch, t time, c channels of a source, h heads, n state columns, v state rows.
 """

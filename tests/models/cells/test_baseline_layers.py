@@ -195,7 +195,7 @@ WRONG = [
     (
         Mamba2,
         {"expansion": 1.5, "head_dim": 64, "dim": 64},
-        "model.expansion=1.5: 96 channels are no whole number of heads of 64; "
+        "model.expansion=1.5: 96 channels are not a whole number of heads of 64; "
         "use model.expansion=1 or 2, or another model.head_dim",
     ),
     (
@@ -222,7 +222,7 @@ WRONG = [
     (
         GatedDeltaNet,
         {"expansion": 1.3, "n_heads": 8, "dim": 128},
-        "model.expansion=1.3: 20.8 values for a head of 16 keys is no whole number; "
+        "model.expansion=1.3: 20.8 values for a head of 16 keys is not a whole number; "
         "use model.expansion=1.3125",
     ),
     (

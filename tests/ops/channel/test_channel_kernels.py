@@ -387,11 +387,11 @@ def test_what_has_no_kernel_says_so() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "reason"),
     [
-        ("E59", {}, "every step normalises over all channels"),
+        ("E59", {}, "every step normalizes over all channels"),
         (
             "E74Diagonal",
             {"nonlinearity": "rmsnorm"},
-            "model.nonlinearity=rmsnorm normalises over all channels",
+            "model.nonlinearity=rmsnorm normalizes over all channels",
         ),
     ],
     ids=["e59", "e74-rmsnorm"],

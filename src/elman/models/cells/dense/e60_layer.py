@@ -7,10 +7,11 @@ from elman.models.cells.dense.gated_layer import GatedDense, Recurrence
 
 
 class E60(GatedDense):
-    """h' = rn(h + alpha tanh(W_h h + W_x u + b)), alpha one learned scalar from 0.5 on.
+    """h' = rn(h + alpha tanh(W_h h + W_x u + b)), alpha one learned scalar, initially 0.5.
 
-    rn(v) = v / sqrt(mean(v^2) + 1e-6) without a gain (vector-state specification 3.12). After a
-    first step from a zero state rn takes the scale away again: alpha acts from the second on.
+    rn(v) = v / sqrt(mean(v^2) + 1e-6) without a gain (vector-state specification 3.12). In the
+    first step from a zero state, rn removes the scale again, so alpha has an effect only from the
+    second step on.
     State: as of :class:`~elman.models.cells.dense.gated_layer.GatedDense`.
     """
 

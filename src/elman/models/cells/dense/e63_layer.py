@@ -16,9 +16,9 @@ _PLANS = {
 class E63(GatedDense):
     """h' = al h + (1 - al) v, v = tanh(W_h h + W_x u + b), al = sigma(W_a u + b_a), b_a = 2.
 
-    Vector-state specification 4.3. Blocks: v, al, and the independent gate be where the variant
-    has one. State: as of :class:`~elman.models.cells.dense.gated_layer.GatedDense`; it stays within
-    [-1, 1] from a zero start in the complementary variant alone.
+    Vector-state specification 4.3. Blocks: v, al, and the independent gate be if the variant has
+    one. State: as of :class:`~elman.models.cells.dense.gated_layer.GatedDense`. From a zero start
+    it stays within [-1, 1] only in the complementary variant.
     """
 
     cell = CELL

@@ -1,4 +1,4 @@
-"""What the gated dense layers share: one input branch, blocks of gates, a product with the state.
+"""Base of the gated dense layers: one input branch, blocks of gates, a product with the state.
 
 Shape legend: b batch, t time, d model width, i = int(d * expansion) channels of the state,
 k = blocks * i channels of the pre-activations, p = products * i of them that read the state,
@@ -52,11 +52,11 @@ class GatedDense(DenseLayer):
     """
 
     def add_cell(self, to: Mapping[str, Any]) -> None:
-        """Register what the recurrence asks for."""
+        """Register the parameters of the recurrence."""
         width = self.width
         self.recurrence = chosen = self.choose_recurrence()
         blocks, products = len(chosen.biases), len(chosen.products)
-        # Rows: one block of i after another; those that read the state stand first.
+        # Rows: one block of i after another; the blocks that read the state come first.
         self.input = None if chosen.tied else nn.Parameter(torch.empty(blocks * width, width, **to))
         self.bias = nn.Parameter(torch.empty(blocks * width, **to))
         inner = width if chosen.rank is None else chosen.rank
@@ -67,7 +67,7 @@ class GatedDense(DenseLayer):
         self.log_alpha = None if chosen.alpha is None else nn.Parameter(torch.empty(1, **to))
 
     def choose_recurrence(self) -> Recurrence:
-        """Return the recurrence that the options ask for; ``self.width`` is known by then."""
+        """Return the recurrence for the options; ``self.width`` is already set."""
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
@@ -99,7 +99,7 @@ class GatedDense(DenseLayer):
         """Return the states of all steps and the last one, in fp32 or wider."""
         inputs_btk = linear(u_bti, self.recurrent if self.input is None else self.input)
         wide = wide_dtype(inputs_btk.dtype)
-        # Gates saturate: their biases are added, and they are applied, in fp32 or wider.
+        # Gates saturate, so their biases are added and they are applied in fp32 or wider.
         inputs_btk = inputs_btk.to(wide) + self.bias
         reads = len(self.recurrence.products) * self.width
         rest = inputs_btk[..., reads:]

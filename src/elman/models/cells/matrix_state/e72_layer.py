@@ -15,7 +15,7 @@ class E72(MatrixMixer):
     """r = S k, g = sigmoid(d o r + b), S' = a > S + (1 - a) > (v o g) k^T, y = S' q.
 
     a = sigmoid(W_a c + b_a) does not read the state; the inverse variant has g = sigmoid(-d o |r|
-    + b); k is not normalised; out = y silu(y) (matrix-state specification 7).
+    + b); k is not normalized; out = y silu(y) (matrix-state specification 7).
     """
 
     cell = CELL

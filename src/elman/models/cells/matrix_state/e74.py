@@ -1,4 +1,4 @@
-"""Cell E74, full matrix state: the delta rule and what it can be exchanged for."""
+"""Cell E74, full matrix state: the delta rule and its alternatives."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def _rule(dim: int, options: Mapping[str, Value]) -> None:
         return
     if options["gate"] in ("retain", "state"):
         raise UserError(
-            f"model.gate={options['gate']} with model.update={update}: acts on the delta rule "
-            "alone; use model.update=delta, or model.gate=output or input"
+            f"model.gate={options['gate']} with model.update={update}: this gate needs the delta "
+            "rule; use model.update=delta, or model.gate=output or input"
         )
     if options["projection"] == "full":
         raise UserError(
@@ -89,7 +89,7 @@ def _rule(dim: int, options: Mapping[str, Value]) -> None:
 
 
 def _limit(options: Mapping[str, Value]) -> str:
-    """Kernels run rows of the state apart."""
+    """Return why no kernel can run these options: kernels run the state's rows separately."""
     if options["error_gate"]:
         return "model.error_gate=true looks at all rows of the state at once"
     if options["nonlinearity"] not in ("tanh", "linear"):

@@ -1,4 +1,4 @@
-"""Layer E74 with a full matrix state: the delta rule and what it can be exchanged for.
+"""Layer E74 with a full matrix state: the delta rule and its alternatives.
 
 Shape legend: b batch, t time, i inner channels.
 """
@@ -22,7 +22,7 @@ PROJECTIONS = {
     "tied_kq": ("k", "v"),
     "tied_kvq": ("k",),
 }
-# Projections, each with a bias, that an update needs besides.
+# Additional projections that an update needs, each with a bias.
 _GATES: dict[str, dict[str, float]] = {
     "ntm": {"erase": 0.0, "write": 0.0},
     "retrieved_gate": {"write": 0.0},
@@ -33,8 +33,8 @@ _GATES: dict[str, dict[str, float]] = {
 def tied(projection: str) -> dict[str, str]:
     """Return the row blocks of k, v and q under an option of :data:`PROJECTIONS`.
 
-    q and v, where they have no projection, are the raw k; the gradients of all roles meet in the
-    one projection (matrix-state specification 9).
+    If q or v have no projection of their own, they are the raw k. The gradients of all roles add up
+    in the shared projection (matrix-state specification 9).
     """
     blocks = PROJECTIONS[projection]
     return {role: role if role in blocks else "k" for role in ("k", "v", "q")}
@@ -43,7 +43,7 @@ def tied(projection: str) -> dict[str, str]:
 class E74(MatrixMixer):
     """S' = f(S + (v - S k) k^T), y = S' q, out = y silu(y) (matrix-state specification 9).
 
-    k is normalised, v and q are raw. The options replace the update, the projections, the
+    k is normalized, v and q are raw. The options replace the update, the projections, the
     nonlinearity f and the gate; with projection=full the read is (S o z_j) k.
     """
 
@@ -84,11 +84,11 @@ class E74(MatrixMixer):
         return found | ({"decay_logit": (1, 0.0)} if self.update == "simple" else {})
 
     def activated(self) -> bool:
-        """Return whether silu stands before the cell's projection."""
+        """Return whether silu is applied before the cell's projection."""
         return self.settings.flag("use_silu")
 
     def choose_plan(self) -> Plan:
-        """Return the plan of the update that is asked for, under its gate."""
+        """Return the plan of the chosen update and gate."""
         roles = tied(self.settings.word("projection"))
         # In the order of the cell's gates.
         inner = [name for name in self.gates if name != "out"]

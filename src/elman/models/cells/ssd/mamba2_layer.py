@@ -81,7 +81,7 @@ class Mamba2(Mixer):
         self.groups, taps = given.count("n_groups"), given.count("d_conv")
         self.columns = self.groups * given.count("n_state")
         self.channels = self.width + 2 * self.columns
-        # Modules draw their weights when they are made: in the order of the package.
+        # Modules draw their weights when they are made, so the order is that of the package.
         self.in_proj = nn.Linear(dim, self.width + self.channels + self.heads, bias=False, **to)
         self.conv1d = nn.Conv1d(
             self.channels, self.channels, taps, groups=self.channels, padding=taps - 1, **to
@@ -122,7 +122,7 @@ class Mamba2(Mixer):
     def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
         state = self.begin(x_btd, state)
-        # The package has no launches of nothing.
+        # The package cannot launch kernels for zero steps.
         backend = "reference" if is_empty(x_btd) else self.backend_for(x_btd)
         projected_bte = linear(x_btd, self.in_proj.weight)
         if backend == "triton" and not state and package.can_fuse(self.settings.count("d_conv")):
@@ -150,7 +150,7 @@ class Mamba2(Mixer):
     def _scan(
         self, conv_btc: Tensor, dt_bth: Tensor, state_bhpn: Tensor | None, backend: str
     ) -> tuple[Tensor, Tensor]:
-        """Run the recurrence on what left the convolution."""
+        """Run the recurrence on the output of the convolution."""
         x_bti, b_btn, c_btn = conv_btc.split([self.width, self.columns, self.columns], dim=-1)
         x_bthp = x_bti.unflatten(-1, (self.heads, -1))
         return selective_scan(
