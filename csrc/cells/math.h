@@ -4,7 +4,8 @@
 //   vectors of float   tanh 4e-7, exp 2e-7 (on [-87.3, 88.3], beyond it the value at the bound),
 //                      sigmoid 3e-7 above x = -87, softplus 4e-7
 //   float, double      the C library (CUDA: its own), and what follows from it; with
-//                      ELMAN_TANH_APPROX, floats: what cuda/common/device.cuh says of its fast functions
+//                      ELMAN_TANH_APPROX, floats: what cuda/common/device.cuh says of its fast
+//                      functions
 //   vectors of double  the C library, lane by lane: fp64 is for proofs, not for speed
 //
 // NaN goes through every function. Include it as "math.h" from this folder alone and never put the

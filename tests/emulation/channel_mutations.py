@@ -22,7 +22,7 @@ from torch import Tensor
 from elman.kernels.sources import source_folder
 from elman.ops.channel.abi import pointers, sequence
 from elman.ops.channel.cuda import kernels
-from elman.ops.channel.cuda.tile_config import Geometry, Tuning
+from elman.ops.channel.cuda.tile_config import TileConfig, Tuning
 from elman.ops.channel.plan import Plan
 from elman.ops.channel.recurrences import CELLS
 from elman.ops.common.slices import Slice
@@ -161,10 +161,10 @@ def _results(case: str, library: Callable[[str], ctypes.CDLL]) -> list[Tensor]:
 
 
 def _run_pass(call: kernels._Call, backward: bool, library: Callable[[str], ctypes.CDLL]) -> None:
-    unit = call.geometry(backward=backward).unit
-    geometry = Geometry(PLAN, call.dtype, torch.float32, SHORT, unit)
-    launches = kernels.launches(geometry, call.args, backward)
-    channel_emulator.run(library, geometry, launches, call.args)
+    unit = call.tile_config(backward=backward).unit
+    tile_config = TileConfig(PLAN, call.dtype, torch.float32, SHORT, unit)
+    launches = kernels.launches(tile_config, call.args, backward)
+    channel_emulator.run(library, tile_config, launches, call.args)
 
 
 def main() -> int:

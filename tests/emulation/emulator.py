@@ -31,10 +31,10 @@ from elman.ops.matrix_state.cuda.heuristics import (
     H200,
     choose,
     forward_of,
-    geometry_of,
     natural_align,
+    tile_config_of,
 )
-from elman.ops.matrix_state.cuda.tile_config import Geometry, Types
+from elman.ops.matrix_state.cuda.tile_config import TileConfig, Types
 from elman.ops.matrix_state.plan import Plan
 from tests.emulation.stretches import declare, of_matrix, rows
 
@@ -192,15 +192,15 @@ def header_for(fast: bool) -> str:
     return FAST_HEADER if fast else HEADER
 
 
-def fitted(call: Call, chosen: Geometry, backward: bool) -> Geometry:
-    """Return a geometry with the alignment that a call's tensors have."""
+def fitted(call: Call, chosen: TileConfig, backward: bool) -> TileConfig:
+    """Return a tile config with the alignment that a call's tensors have."""
     return replace(chosen, align=kernels.alignment(call, chosen, backward))
 
 
 def run(
     library: Callable[[str], ctypes.CDLL],
     call: Call,
-    chosen: Geometry,
+    chosen: TileConfig,
     *,
     backward: bool,
     seed: int = 1,
@@ -226,7 +226,7 @@ def run(
         start(compiled, one, call.args, seed)
 
 
-def is_fast(chosen: Geometry) -> bool:
+def is_fast(chosen: TileConfig) -> bool:
     """Return whether the engine would compile a pass with the machine's fast functions."""
     return chosen.types.io == "elman::bf16" and not kernels._exact
 
@@ -269,14 +269,14 @@ def backend(
         library: Compiles and loads a translation unit; None: from the sources as they are.
     """
 
-    def geometry(plan: Plan, batch: int, dtype: torch.dtype) -> Geometry:
+    def tile_config(plan: Plan, batch: int, dtype: torch.dtype) -> TileConfig:
         types = types_of(plan, dtype)
         chosen = choose(plan, types, batch * plan.heads, H200)
         shape = (lanes or chosen.lanes, warps or chosen.warps, steps, tall)
-        return replace(geometry_of(plan, types, *shape), scratch=scratch, helped=helped)
+        return replace(tile_config_of(plan, types, *shape), scratch=scratch, helped=helped)
 
     def launch(call: Call, *, backward: bool) -> None:
-        chosen = geometry(call.plan, call.args.B, call.like.dtype)
+        chosen = tile_config(call.plan, call.args.B, call.like.dtype)
         chosen = chosen if backward else replace(chosen, steps=forward_steps)
         run(library or loaded, call, chosen, backward=backward, seed=seed)
 
@@ -287,7 +287,7 @@ def engine(heads: int) -> Backend:
     """Return a backend that emulates the kernels as the engine runs them on a GPU.
 
     Args:
-        heads: B H for which the geometries are chosen, however small a call is; of bf16 sources.
+        heads: B H for which the tile configs are chosen, however small a call is; of bf16 sources.
     """
 
     def launch(call: Call, *, backward: bool) -> None:
@@ -302,7 +302,7 @@ def engine(heads: int) -> Backend:
     return Backend(launch, steps, kept_dtype)
 
 
-def chosen_by_engine(plan: Plan, heads: int, *, backward: bool) -> Geometry:
-    """Return the geometry of a pass over bf16 sources on a GPU."""
+def chosen_by_engine(plan: Plan, heads: int, *, backward: bool) -> TileConfig:
+    """Return the tile config of a pass over bf16 sources on a GPU."""
     chosen = choose(plan, kernels.types(plan, torch.bfloat16), heads, H200)
     return chosen if backward else forward_of(chosen, heads, H200)

@@ -3,24 +3,28 @@
 # File, old text, new text.
 EDITS = {
     "copies into the buffer in use, alone": (
-        "matrix_forward",
+        "forward",
         "in.raw.fetch(length(segment + 1), buffer(segment + 1));",
         "in.raw.fetch(length(segment + 1), buffer(segment));",
     ),
     "set in use prepared": (
-        "matrix_forward",
+        "forward",
         "in.turn(second);\n    }\n  }",
         "}\n  }",
     ),
     "copies into the buffer in use": (
-        "matrix_forward",
+        "forward",
         "in.raw.fetch(length(round + 1), buffer(round + 1));",
         "in.raw.fetch(length(round + 1), buffer(round));",
     ),
-    "copies one step too many": ("raw", "if (step < length) {", "if (step <= length) {"),
-    "copies from the next step": ("raw", "(step - first) * stride", "(step - first + 1) * stride"),
+    "copies one step too many": ("smem_staging", "if (step < length) {", "if (step <= length) {"),
+    "copies from the next step": (
+        "smem_staging",
+        "(step - first) * stride",
+        "(step - first + 1) * stride",
+    ),
     "row of the raw inputs + 1": (
-        "raw",
+        "smem_staging",
         "+ step * G::row_bytes(ROLE);",
         "+ (step + 1) * G::row_bytes(ROLE);",
     ),
@@ -59,7 +63,7 @@ EDITS = {
         "Kept>(vector, history + (history_at(step, m) ^ G::KEPT_VECTOR));",
     ),
     "history one step short": (
-        "geometry",
+        "tile_config",
         "HISTORY = (STEPS +",
         "HISTORY = (STEPS - 1 +",
     ),
@@ -75,18 +79,18 @@ EDITS = {
         "for (int mask = 1; mask < (thread_index() % 32 < 16 ? G::LANES : 1); mask *= 2) {",
     ),
     "copies of a vector too close": (
-        "geometry",
+        "tile_config",
         "COPY_STRIDE = STEPS * WIDTH +",
         "COPY_STRIDE = STEPS * WIDTH - 32 +",
     ),
     "state kept a step too late": (
-        "matrix_forward",
+        "forward",
         "due = pass.a.K;",
         "due = pass.a.K + 1;",
     ),
-    "parts of rows in whole vectors": ("geometry", "WARP_ROWS & -WARP_ROWS);", "WARP_ROWS);"),
+    "parts of rows in whole vectors": ("tile_config", "WARP_ROWS & -WARP_ROWS);", "WARP_ROWS);"),
     "three rows of a lane as four": (
-        "geometry",
+        "tile_config",
         "WARP_ROWS = ROW_LANES * TALL,",
         "WARP_ROWS = ROW_LANES * power_above(TALL),",
     ),
@@ -101,7 +105,7 @@ EDITS = {
         "lane / G::LANES * (TALL - 1);",
     ),
     "helpers arrive before they have prepared": (
-        "matrix_forward",
+        "forward",
         """      if (round < segments) in.prepare(round * G::STEPS, buffer(round));
       if (round >= 2) write_outputs(output, y + (second ? READS : 0), round - 2);
       wait_copies<0>();
@@ -114,7 +118,7 @@ EDITS = {
 """,
     ),
     "helpers arrive before they have written": (
-        "matrix_forward",
+        "forward",
         """      if (round >= 2) write_outputs(output, y + (second ? READS : 0), round - 2);
       wait_copies<0>();
       if (round <= segments) relay.meet((unsigned)round + 1);
@@ -125,7 +129,7 @@ EDITS = {
 """,
     ),
     "helpers prepare before they wait": (
-        "matrix_forward",
+        "forward",
         """      if (round >= 2) relay.walked.wait((unsigned)round - 2);
       if (round < segments) in.prepare(round * G::STEPS, buffer(round));
 """,
@@ -134,7 +138,7 @@ EDITS = {
 """,
     ),
     "walkers arrive before they have walked": (
-        "matrix_forward",
+        "forward",
         """      walk.run(segment, y + (second ? READS : 0));
       relay.walked.arrive((unsigned)segment);
 """,
@@ -143,7 +147,7 @@ EDITS = {
 """,
     ),
     "walkers walk before they wait": (
-        "matrix_forward",
+        "forward",
         """      relay.prepared.wait((unsigned)segment + 1);
       walk.run(segment, y + (second ? READS : 0));
 """,
@@ -152,68 +156,68 @@ EDITS = {
 """,
     ),
     "walkers wait for the turn before": (
-        "matrix_forward",
+        "forward",
         "relay.prepared.wait((unsigned)segment + 1);",
         "relay.prepared.wait((unsigned)segment);",
     ),
     "walkers wait for the turn after": (
-        "matrix_forward",
+        "forward",
         "relay.prepared.wait((unsigned)segment + 1);",
         "relay.prepared.wait((unsigned)segment + 2);",
     ),
     "helpers wait for the turn before": (
-        "matrix_forward",
+        "forward",
         "relay.walked.wait((unsigned)round - 2);",
         "relay.walked.wait((unsigned)round - 3);",
     ),
     "helpers wait for the turn after": (
-        "matrix_forward",
+        "forward",
         "relay.walked.wait((unsigned)round - 2);",
         "relay.walked.wait((unsigned)round - 1);",
     ),
     "walkers arrive for the turn after": (
-        "matrix_forward",
+        "forward",
         "relay.walked.arrive((unsigned)segment);",
         "relay.walked.arrive((unsigned)segment + 1);",
     ),
     "helpers meet for the turn before": (
-        "matrix_forward",
+        "forward",
         "relay.meet((unsigned)round + 1);",
         "relay.meet((unsigned)round);",
     ),
     "helpers meet for the turn after": (
-        "matrix_forward",
+        "forward",
         "relay.meet((unsigned)round + 1);",
         "relay.meet((unsigned)round + 2);",
     ),
     "last segment not written": (
-        "matrix_forward",
+        "forward",
         "segments + 2; round++",
         "segments + 1; round++",
     ),
     "walkers arrive as helpers": (
-        "matrix_forward",
+        "forward",
         "Signal<0, G::THREADS> walked;",
         "Signal<G::THREADS, G::helpers(false)> walked;",
     ),
-    "one buffer too few": ("geometry", "? 4 : 2;", "? 3 : 2;"),
+    "one buffer too few": ("tile_config", "? 4 : 2;", "? 3 : 2;"),
     "reads of all segments in one set": (
-        "matrix_forward",
+        "forward",
         "walk.run(segment, y + (second ? READS : 0));",
         "walk.run(segment, y);",
     ),
     "two rows' parts on the same numbers": (
-        "geometry",
+        "tile_config",
         "(PART_ROWS / N) + e / N",
         "(PART_ROWS / N)",
     ),
     "two warps' parts on the same numbers": (
-        "geometry",
+        "tile_config",
         "/ WARP_ROWS * WARP_PARTS",
         "/ WARP_ROWS * 0",
     ),
     "two steps' parts on the same numbers": (
-        "geometry",
+        "tile_config",
         "above(WARPS * WARP_PARTS,",
         "above(WARPS * WARP_PARTS - 32,",
     ),
@@ -229,12 +233,12 @@ EDITS = {
         "y + ((step + 2) * G::PARTS +",
     ),
     "state copied to the step before": (
-        "replay",
+        "recompute",
         "history_at(G::STEPS - 1, n / EACH)",
         "history_at(G::STEPS - 2, n / EACH)",
     ),
     "state copied onto one that is needed": (
-        "matrix_backward",
+        "backward",
         """      walk.start(segment.length, replay.S);
       replay.copy_start(index - 1);
 """,
@@ -242,16 +246,16 @@ EDITS = {
       walk.start(segment.length, replay.S);
 """,
     ),
-    "state copied that nobody has kept": ("replay", "if (segment <= 0) return;", ""),
+    "state copied that nobody has kept": ("recompute", "if (segment <= 0) return;", ""),
     "state copied without its order": ("lane", "reorder(S + m * V);", ";"),
     "state copied for rows that are not there": (
         "lane",
         "const bool there = live(i) && inside(m);",
         "const bool there = inside(m);",
     ),
-    "checkpoint of the segment after": ("replay", "kept -= trail.a.B", "kept -= 0 * trail.a.B"),
+    "checkpoint of the segment after": ("recompute", "kept -= trail.a.B", "kept -= 0 * trail.a.B"),
     "helpers arrive before they have replayed": (
-        "matrix_backward",
+        "backward",
         """      replay.run(segment.length);
       if constexpr (G::NEEDS_Y) {
         crew.meet();
@@ -268,7 +272,7 @@ EDITS = {
 """,
     ),
     "walkers arrive before they have walked back": (
-        "matrix_backward",
+        "backward",
         """      walk.run(segment.t0, segment.length, segment.buffer);
       handover.walked.arrive(round);
 """,
@@ -277,7 +281,7 @@ EDITS = {
 """,
     ),
     "walkers start before they wait": (
-        "matrix_backward",
+        "backward",
         """      handover.replayed.wait(round);
       walk.start(segment.length);
 """,
@@ -286,17 +290,17 @@ EDITS = {
 """,
     ),
     "walkers wait for the segment behind": (
-        "matrix_backward",
+        "backward",
         "handover.replayed.wait(round);",
         "handover.replayed.wait(round - 1);",
     ),
     "helpers wait for the segment behind": (
-        "matrix_backward",
+        "backward",
         "if (round) handover.walked.wait(round - 1);",
         "if (round) handover.walked.wait(round - 2);",
     ),
     "state copied while it is walked": (
-        "matrix_backward",
+        "backward",
         """      if (round) handover.walked.wait(round - 1);
       replay.copy_start(index - 1);
 """,
@@ -305,11 +309,11 @@ EDITS = {
 """,
     ),
     "gradients of the segment that is walked": (
-        "matrix_backward",
+        "backward",
         "segment_at(index + 1, buffer(round - 1)));",
         "segment_at(index, buffer(round)));",
     ),
-    "one buffer too few on the way back": ("geometry", "backward ? 3 :", "backward ? 2 :"),
+    "one buffer too few on the way back": ("tile_config", "backward ? 3 :", "backward ? 2 :"),
     "replay and walk in one history": (
         "trail",
         "history = history + (back ? -G::HISTORY : G::HISTORY);",
@@ -318,7 +322,7 @@ EDITS = {
     "reads of the replay among those of the walk": ("gradients", "dv = dv + rows;", ""),
     "norms of the segment before": ("inputs", "k_scale = k_scale + steps;", ""),
     "state behind the segment not kept": (
-        "replay",
+        "recompute",
         "if constexpr (G::helped(true)) trail.keep(length, S);",
         "",
     ),
@@ -333,17 +337,17 @@ EDITS = {
         "store<V, IO>((IO*)to + numbers + V, x);",
     ),
     "sum over one batch too few": (
-        "matrix_finish",
+        "finish",
         "batch < a.B; batch++",
         "batch < a.B - 1; batch++",
     ),
     "sum over one slab too few": (
-        "matrix_finish",
+        "finish",
         "slab = 1; slab < G::SLABS; slab++",
         "slab = 1; slab < G::SLABS - 1; slab++",
     ),
     "sum of the vector beside": (
-        "matrix_finish",
+        "finish",
         "slab_part<G, ROLE>(a, 0, 0, 0, 0) + number * V;",
         "slab_part<G, ROLE>(a, 0, 0, 0, 0) + number / 2 * 2 * V;",
     ),
@@ -372,7 +376,7 @@ EDITS = {
         "const bool there = row < rows_here<G>(at);",
         "const bool there = true;",
     ),
-    "one thread too many in the end": ("matrix_finish", "if (number < count) {", "{"),
+    "one thread too many in the end": ("finish", "if (number < count) {", "{"),
 }
 # Neighbours of a fault that is planted in every run.
 LATER = (

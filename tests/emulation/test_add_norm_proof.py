@@ -113,7 +113,7 @@ def test_the_kernel_passes_at_every_size() -> None:
 
 def test_every_block_gets_more_than_one_row() -> None:
     for shape in norm_shapes(1536, [BF16], quick=True):
-        blocks = cuda.geometry_of(1536, True, torch.bfloat16, torch.bfloat16).blocks
+        blocks = cuda.tile_config_of(1536, True, torch.bfloat16, torch.bfloat16).blocks
         assert shape.rows == 2 * MULTIPROCESSORS * blocks + 1
     assert {shape.rows for shape in norm_shapes(1536, norm_runs()[0], quick=True)} == {35}
 

@@ -24,15 +24,15 @@ from elman.ops.add_norm import cuda as norm_cuda
 from elman.ops.channel import op as channel_op
 from elman.ops.channel.abi import pointers, sequence
 from elman.ops.channel.cuda import kernels as channel_cuda
-from elman.ops.channel.cuda.tile_config import Geometry as ChannelGeometry
+from elman.ops.channel.cuda.tile_config import TileConfig as ChannelTileConfig
 from elman.ops.channel.plan import Plan
 from elman.ops.channel.recurrences import CELLS
 from elman.ops.common.slices import row_blocks
 from elman.ops.matrix_state import op as matrix_op
 from elman.ops.matrix_state.abi import Call
 from elman.ops.matrix_state.cuda import kernels
-from elman.ops.matrix_state.cuda.heuristics import geometry_of
-from elman.ops.matrix_state.cuda.tile_config import Geometry
+from elman.ops.matrix_state.cuda.heuristics import tile_config_of
+from elman.ops.matrix_state.cuda.tile_config import TileConfig
 from elman.ops.matrix_state.stacked import DELTA, stacked_plan
 from tests.emulation import channel_mutations, emulator
 from tests.emulation.far import BEYOND, room, spread
@@ -190,8 +190,8 @@ def norm_results(library: Library, far: bool, steps_apart: bool = False) -> list
     for name in ("sum", "normed", "dstream"):
         tensor(name, rows, width)
     tensor("rstd", rows)
-    geometry = norm_cuda.geometry_of(width, False, FP32, FP32)
-    text = norm_cuda.unit_text(geometry, emulator.HEADER)
+    tile_config = norm_cuda.tile_config_of(width, False, FP32, FP32)
+    text = norm_cuda.unit_text(tile_config, emulator.HEADER)
     compiled = library(text)
     for kernel in ("add_norm_forward", "add_norm_backward"):
         blocks = rows if kernel == "add_norm_forward" else few
@@ -203,8 +203,8 @@ def norm_results(library: Library, far: bool, steps_apart: bool = False) -> list
         args = norm_cuda.AddNormArgs.from_buffer(words)
         args.rows, args.blocks, args.eps = rows, blocks, 1e-6
         declare(compiled, of_add_norm(text, [kernel], args))
-        shared = math.ceil(2 * geometry.warps / 4) * 16
-        wanted = Launch(kernel, blocks, 32 * geometry.warps, shared)
+        shared = math.ceil(2 * tile_config.warps / 4) * 16
+        wanted = Launch(kernel, blocks, 32 * tile_config.warps, shared)
         emulator.run_blocks(compiled, wanted, args, range(rows - few, rows))
     names = ("sum", "normed", "dstream", "partial")
     return [made[name][-few * width :].clone() for name in names]
@@ -219,7 +219,7 @@ def matrix_results(library: Library, far: bool, steps_apart: bool = False) -> li
     options = {**DELTA, "gate_act": "sigmoid", "gate_bias": True, "residual": True}
     plan = stacked_plan("delta", heads, 8, 20, **options)
     types = emulator.types_of(plan, FP32)
-    chosen = geometry_of(plan, types, 8, 1, 8, 1)
+    chosen = tile_config_of(plan, types, 8, 1, 8, 1)
     state, out = heads * plan.rows * plan.columns, time * heads * plan.rows
     least = min(state, out, heads * chosen.slabs * chosen.param_terms)  # of a sequence
     batch = math.ceil(BEYOND / least) + 1 if far else 1
@@ -277,7 +277,7 @@ def matrix_results(library: Library, far: bool, steps_apart: bool = False) -> li
     return found
 
 
-def _run_last(library: Library, call: Call, chosen: Geometry, backward: bool) -> None:
+def _run_last(library: Library, call: Call, chosen: TileConfig, backward: bool) -> None:
     """Run the blocks of the last sequence."""
     a = call.args
     fitted = emulator.fitted(call, chosen, backward)
@@ -328,11 +328,11 @@ def channel_results(library: Library, far: bool, steps_apart: bool = False) -> l
     for slot, place in enumerate(plan.slices()):
         call.args.dx[slot] = sequence(dsource, place.start)
     for backward in (False, True):
-        unit = call.geometry(backward=backward).unit
-        geometry = ChannelGeometry(plan, FP32, FP32, tuning, unit)
-        compiled = library(channel_cuda.unit_text(geometry, emulator.HEADER))
-        declare(compiled, of_channel(call.args, geometry, backward=backward))
-        for one in channel_cuda.launches(geometry, call.args, backward):
+        unit = call.tile_config(backward=backward).unit
+        tile_config = ChannelTileConfig(plan, FP32, FP32, tuning, unit)
+        compiled = library(channel_cuda.unit_text(tile_config, emulator.HEADER))
+        declare(compiled, of_channel(call.args, tile_config, backward=backward))
+        for one in channel_cuda.launches(tile_config, call.args, backward):
             # What the last two sequences are of the blocks.
             own = {"channel_finish": 0}.get(one.kernel, one.blocks * 2 // batch)
             emulator.run_blocks(compiled, one, call.args, range(one.blocks - own, one.blocks))

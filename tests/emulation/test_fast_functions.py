@@ -18,7 +18,7 @@ from elman.ops.channel.cuda import kernels as channel_cuda
 from elman.ops.matrix_state.backends import BACKENDS
 from elman.ops.matrix_state.cuda import kernels
 from tests.emulation import channel_emulator, emulator
-from tests.emulation.test_matrix_emulation import GEOMETRIES, TOLERANCE, leaves_of, results
+from tests.emulation.test_matrix_emulation import TILE_CONFIGS, TOLERANCE, leaves_of, results
 from tests.ops.channel.test_channel_kernels import PLANS, call, check, draw, everything
 from tests.ops.matrix_state.test_matrix_kernels import LAYERS, assert_equal, build
 
@@ -108,7 +108,7 @@ def test_bf16_kernels_are_emulated_with_the_functions_that_nvrtc_gives_them() ->
 def matrix_distance(library: object, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> str:
     """Return what is wrong with a layer that has silu, sigmoid and softplus."""
     name = "e88-everything"
-    monkeypatch.setitem(BACKENDS, "cuda", emulator.backend(**GEOMETRIES[name], library=library))
+    monkeypatch.setitem(BACKENDS, "cuda", emulator.backend(**TILE_CONFIGS[name], library=library))
     plan = build(LAYERS[name], torch.float32).plan
     leaves = leaves_of(plan, dtype, steps=7)
     try:
@@ -141,8 +141,8 @@ def test_bf16_kernels_with_exact_functions(monkeypatch) -> None:
 def test_channel_cells_with_fast_functions(name, monkeypatch) -> None:
     """Every cell, forward and back, against fp64."""
 
-    def emulate(geometry, launches, made) -> None:
-        channel_emulator.run(emulator.loaded, geometry, launches, made.args)
+    def emulate(tile_config, launches, made) -> None:
+        channel_emulator.run(emulator.loaded, tile_config, launches, made.args)
 
     monkeypatch.setattr(channel_cuda, "LAUNCH", emulate)
     monkeypatch.setattr(custom_op, "cpu", channel_cuda)

@@ -1,7 +1,7 @@
 """The matrix-state CUDA kernels, run on a CPU from their own sources, against the fp64 reference.
 
 The layers are those that the CPU engine is checked with: between them they have every cell, map,
-epilogue and tie. Each runs with a geometry of its own.
+epilogue and tie. Each runs with a tile config of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.compiler
 
 # Lanes to a row, rows of a lane and warps of a block, where they are not those that the engine
 # would choose; most have helpers.
-GEOMETRIES: dict[str, dict[str, Any]] = {
+TILE_CONFIGS: dict[str, dict[str, Any]] = {
     "e14-rectangle": {"lanes": 1, "warps": 1, "helped": False},
     "e70-linear-n9": {"lanes": 2, "warps": 1, "scratch": True},
     "e71-n20": {"lanes": 4, "tall": 2, "warps": 2, "forward_steps": 5},
@@ -69,7 +69,7 @@ SLOW = pytest.mark.slow
     "name", [pytest.param(name, marks=[SLOW] * (name in REPEATED)) for name in LAYERS]
 )
 def test_outputs_and_gradients_are_those_of_the_fp64_reference(name, monkeypatch) -> None:
-    monkeypatch.setitem(BACKENDS, "cpu", emulator.backend(**GEOMETRIES.get(name, {})))
+    monkeypatch.setitem(BACKENDS, "cpu", emulator.backend(**TILE_CONFIGS.get(name, {})))
     layer = build(LAYERS[name], torch.float64)
     # Two whole segments and a rest.
     x, state = draw(layer, (2, 10), first=True)
@@ -81,7 +81,7 @@ def test_outputs_and_gradients_are_those_of_the_fp64_reference(name, monkeypatch
 @pytest.mark.parametrize("steps", [1, 4], ids=["one-step", "one-segment"])
 @pytest.mark.parametrize("name", ["e88-n16", "e75-n32"], ids=["alone", "helped"])
 def test_short_sequences_without_a_first_state(name, steps, reached, monkeypatch) -> None:
-    monkeypatch.setitem(BACKENDS, "cpu", emulator.backend(**GEOMETRIES[name]))
+    monkeypatch.setitem(BACKENDS, "cpu", emulator.backend(**TILE_CONFIGS[name]))
     layer = build(LAYERS[name], torch.float64)
     x, state = draw(layer, (1, steps), first=False)
     found = everything(layer, x, state, reached)
@@ -108,7 +108,7 @@ LENGTHS = [(case, 71) for case in CHOSEN] + [(WHOLE, steps) for steps in (1, 17,
     ("case", "steps"),
     [pytest.param(case, steps, id=f"{case[0]}-{case[1]}-{steps}") for case, steps in LENGTHS],
 )
-def test_the_geometries_that_the_engine_chooses(case, steps, monkeypatch) -> None:
+def test_the_tile_configs_that_the_engine_chooses(case, steps, monkeypatch) -> None:
     name, heads = case
     monkeypatch.setitem(BACKENDS, "cpu", emulator.engine(heads))
     layer = build(LAYERS[name], torch.float64)
@@ -117,7 +117,7 @@ def test_the_geometries_that_the_engine_chooses(case, steps, monkeypatch) -> Non
     assert_equal(found, right(LAYERS[name], torch.float64, x, state, "both"), 1e-11)
 
 
-def test_those_geometries_have_every_kind_of_segment() -> None:
+def test_those_tile_configs_have_every_kind_of_segment() -> None:
     kinds = set()
     for name, heads in CHOSEN:
         plan = build(LAYERS[name], torch.float32).plan
@@ -194,7 +194,7 @@ PRODUCT = itertools.product(["e75-n32", "e88-n16", "e88-everything"], TOLERANCE,
 )
 def test_narrow_numbers(name, dtype, offset, monkeypatch) -> None:
     """bf16 in and out with states kept in fp16, and fp32; also from slices at odd places."""
-    monkeypatch.setitem(BACKENDS, "cuda", emulator.backend(**GEOMETRIES[name]))
+    monkeypatch.setitem(BACKENDS, "cuda", emulator.backend(**TILE_CONFIGS[name]))
     plan = build(LAYERS[name], torch.float32).plan
     leaves = leaves_of(plan, dtype, offset)
     assert_equal(results(plan, leaves, False), results(plan, leaves, True), TOLERANCE[dtype])
@@ -203,8 +203,8 @@ def test_narrow_numbers(name, dtype, offset, monkeypatch) -> None:
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_a_warp_whose_rows_are_no_whole_vectors(dtype, monkeypatch) -> None:
     """Six rows, where four numbers are read at once; the second slab of twelve has four."""
-    geometry = {"lanes": 16, "tall": 3, "warps": 2, "forward_steps": 5}
-    monkeypatch.setitem(BACKENDS, "cuda", emulator.backend(**geometry))
+    tile_config = {"lanes": 16, "tall": 3, "warps": 2, "forward_steps": 5}
+    monkeypatch.setitem(BACKENDS, "cuda", emulator.backend(**tile_config))
     plan = build(LAYERS["e88-n16"], torch.float32).plan
     leaves = leaves_of(plan, dtype)
     assert_equal(results(plan, leaves, False), results(plan, leaves, True), TOLERANCE[dtype])
@@ -234,12 +234,12 @@ def test_emulation_and_cpu_engine_agree(monkeypatch) -> None:
     layer = build(LAYERS["e88-n16"], torch.float64)
     x, state = draw(layer, (2, 10), first=True)
     engine = everything(layer, x, state)
-    monkeypatch.setitem(BACKENDS, "cpu", emulator.backend(**GEOMETRIES["e88-n16"]))
+    monkeypatch.setitem(BACKENDS, "cpu", emulator.backend(**TILE_CONFIGS["e88-n16"]))
     assert_equal(everything(layer, x, state), engine, 1e-12)
 
 
 def test_a_nan_reaches_output_state_and_gradients(monkeypatch) -> None:
-    monkeypatch.setitem(BACKENDS, "cuda", emulator.backend(**GEOMETRIES["e88-n16"]))
+    monkeypatch.setitem(BACKENDS, "cuda", emulator.backend(**TILE_CONFIGS["e88-n16"]))
     plan = build(LAYERS["e88-n16"], torch.float32).plan
     leaves = leaves_of(plan, torch.bfloat16)
     with torch.no_grad():

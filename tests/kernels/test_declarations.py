@@ -19,7 +19,7 @@ from elman.ops.channel import recurrences as channel_cells
 from elman.ops.channel import source as channel_source
 from elman.ops.channel.abi import ChannelArgs
 from elman.ops.channel.cuda import kernels as channel_cuda
-from elman.ops.channel.cuda.tile_config import Geometry
+from elman.ops.channel.cuda.tile_config import TileConfig
 from elman.ops.channel.plan import Plan
 from elman.ops.common.mirrors import layout_assertions
 from elman.ops.common.slices import Slice
@@ -41,7 +41,7 @@ def compile_channel(step: str, backend: str) -> None:
     if backend == "cpu":
         channel_source.prepare([channel_source.spec_for(plan, FLOAT)], step)
     else:
-        text = channel_cuda.unit_text.__wrapped__(Geometry(plan, FLOAT, FLOAT))
+        text = channel_cuda.unit_text.__wrapped__(TileConfig(plan, FLOAT, FLOAT))
         Unit(text, step, "sm_80", fast=False).cubin()
 
 
@@ -52,7 +52,7 @@ def compile_matrix(cell: str, backend: str) -> None:
         cpu.prepare([(plan, FLOAT)], plan.label)
         return
     for backward in (False, True):
-        chosen = matrix_cuda.geometry.__wrapped__(plan.text, 2, FLOAT, backward=backward)
+        chosen = matrix_cuda.tile_config.__wrapped__(plan.text, 2, FLOAT, backward=backward)
         text = matrix_cuda.unit_text(chosen, backward)
         Unit(text, plan.label, "sm_80", fast=False).cubin()
 

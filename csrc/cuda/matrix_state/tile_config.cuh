@@ -1,6 +1,6 @@
 // How a head's state is spread over threads, and what a block keeps in shared memory; all of it
-// known at compile time. elman/ops/matrix_state/cuda/tile_config.py chooses the numbers and mirrors the
-// sizes, which the generated translation unit compares.
+// known at compile time. elman/ops/matrix_state/cuda/tile_config.py chooses the numbers and mirrors
+// the sizes, which the generated translation unit compares.
 //
 // A block owns a slab of value rows of one head. LANES neighbouring lanes of a warp share TALL
 // neighbouring rows; each holds COLUMNS elements of every one of them in registers, in vectors of
@@ -58,7 +58,7 @@ HD constexpr bool has_param(int param) {
 // pass has helpers.
 template <class Spec_, class Kept_, int LANES_, int TALL_, int WARPS_, int VECTOR_, int STEPS_,
           int ALIGN_, bool SCRATCH_, bool HELPED_>
-struct Geometry {
+struct TileConfig {
   using Spec = Spec_;
   using Cell = typename Spec::Cell;
   using A = typename Spec::State;
@@ -69,8 +69,8 @@ struct Geometry {
   static constexpr int STEPS = STEPS_;
   static constexpr int ALIGN = ALIGN_;
   static constexpr bool SCRATCH = SCRATCH_, HELPED = HELPED_;
-  static_assert(is_power(LANES) && LANES <= 32 && is_power(VECTOR) && VECTOR <= 4, "geometry");
-  static_assert(TALL >= 1 && TALL <= 4, "geometry");
+  static_assert(is_power(LANES) && LANES <= 32 && is_power(VECTOR) && VECTOR <= 4, "tile config");
+  static_assert(TALL >= 1 && TALL <= 4, "tile config");
 
   static constexpr int THREADS = 32 * WARPS;  // that hold the state
   // Helpers are warps beside those that walk from step to step: they prepare the next segment's

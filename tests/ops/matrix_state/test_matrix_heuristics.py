@@ -1,4 +1,4 @@
-"""The geometries that are chosen for CUDA kernels: they fit the GPU, whatever the problem."""
+"""The tile configs that are chosen for CUDA kernels: they fit the GPU, whatever the problem."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from elman.kernels.nvrtc import Limits
 from elman.ops.matrix_state.cuda import kernels
 from elman.ops.matrix_state.cuda.heuristics import H200, choose, forward_of, natural_align
-from elman.ops.matrix_state.cuda.tile_config import Geometry, Types
+from elman.ops.matrix_state.cuda.tile_config import TileConfig, Types
 from elman.ops.matrix_state.stacked import DELTA, E70, E75, stacked_plan
 
 SM_86 = Limits(84, 99 * 1024, 100 * 1024)  # the least shared memory of all
@@ -23,26 +23,26 @@ HEADS = (1, 7, 32, 256, 1024, 5000)
 
 def pair(
     cell: str, n: int, heads: int, device: Limits = H200, types: Types = BF16
-) -> tuple[Geometry, Geometry]:
-    """Return the geometries of the forward and of the backward pass."""
+) -> tuple[TileConfig, TileConfig]:
+    """Return the tile configs of the forward and of the backward pass."""
     backward = choose(stacked_plan(cell, 1, n, n, **CELLS[cell]), types, heads, device)
     return forward_of(backward, heads, device), backward
 
 
-def most_bytes(chosen: Geometry, *, backward: bool) -> int:
+def most_bytes(chosen: TileConfig, *, backward: bool) -> int:
     """Return the shared memory of the GPU's block, with sources that lie as unevenly as can be."""
     ways = [replace(chosen, align=align) for align in (4, 8, 16) if align <= natural_align(chosen)]
     most = max(one.backward_bytes if backward else one.forward_bytes for one in ways)
     return most if backward else most * chosen.shares
 
 
-def fits_forward(chosen: Geometry, device: Limits) -> bool:
+def fits_forward(chosen: TileConfig, device: Limits) -> bool:
     """Return whether a forward pass can run."""
     few = chosen.forward_threads * chosen.shares <= 640
     return few and most_bytes(chosen, backward=False) <= device.shared_bytes
 
 
-def rounds(chosen: Geometry, heads: int, device: Limits) -> int:
+def rounds(chosen: TileConfig, heads: int, device: Limits) -> int:
     """Return how many of a multiprocessor's blocks of the forward pass follow each other."""
     blocks = math.ceil(heads * chosen.slabs / chosen.shares / device.multiprocessors)
     at_once = device.shared_total // (chosen.forward_bytes * chosen.shares + 1024)

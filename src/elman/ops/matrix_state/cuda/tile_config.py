@@ -46,7 +46,7 @@ _SIZES = {"elman::bf16": 2, "elman::f16": 2, "float": 4, "double": 8}
 
 
 @dataclass(frozen=True)
-class Geometry:
+class TileConfig:
     """One way to run a plan's kernel; csrc/cuda/matrix_state/tile_config.cuh explains the numbers.
 
     Args:
@@ -285,7 +285,7 @@ class Geometry:
         numbers = (self.lanes, self.tall, self.warps, self.vector, self.steps, self.align)
         switches = f"{self.scratch}, {self.helped}".lower()
         inner = ", ".join(map(str, numbers))
-        return f"elman::Geometry<elman::Spec, {self.types.kept}, {inner}, {switches}>"
+        return f"elman::TileConfig<elman::Spec, {self.types.kept}, {inner}, {switches}>"
 
     def assertions(self, backward: bool) -> str:
         """Return C++ text that refuses to compile a pass where this mirror is wrong."""
@@ -300,7 +300,7 @@ class Geometry:
             mirrored["elman::slab_offset<G>(elman::ROLES)"] = self.slab_numbers
             mirrored["G::BACKWARD_BYTES"] = self.backward_bytes
         return "".join(
-            same(cpp, value, f"geometry.py has {value} for {cpp} of {self.plan.label}")
+            same(cpp, value, f"tile_config.py has {value} for {cpp} of {self.plan.label}")
             for cpp, value in mirrored.items()
         )
 
