@@ -82,8 +82,9 @@ def precompiled(name: str, flags: tuple[str, ...]) -> Path:
         made.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             header, compiled = source_folder() / name, Path(scratch, "header.gch")
-            command = [*compiler.command, *_FLAGS, *flags, "-x", "c++-header", str(header)]
-            done = run_compiler([*command, "-o", str(compiled)], Path(scratch))
+            command = [*compiler.command, *_FLAGS, *flags, "-I", str(source_folder())]
+            command += ["-x", "c++-header", str(header), "-o", str(compiled)]
+            done = run_compiler(command, Path(scratch))
             assert done.returncode == 0, done.stderr[:4000]
             os.replace(compiled, made)
     return folder

@@ -306,7 +306,7 @@ FAULTS = {
 
 def sources() -> dict[str, str]:
     """Return the kernel's source with each fault."""
-    whole = (source_folder() / "cuda" / "add_norm.cuh").read_text()
+    whole = (source_folder() / "cuda/add_norm/add_norm.cuh").read_text()
     barriers = list(re.finditer(r"sync_block\(\);", whole))
     assert len(barriers) == 2
     found = {
@@ -333,7 +333,7 @@ def test_a_planted_fault_is_noticed(fault, monkeypatch, tmp_path: Path) -> None:
     root = tmp_path / "csrc"
     shutil.copytree(source_folder(), root)
     if fault:
-        (root / "cuda" / "add_norm.cuh").write_text(sources()[fault])
+        (root / "cuda/add_norm/add_norm.cuh").write_text(sources()[fault])
 
     @functools.cache
     def planted(text: str) -> ctypes.CDLL:

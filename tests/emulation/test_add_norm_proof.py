@@ -50,7 +50,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, str
     def replace(old: str, new: str) -> None:
         root = tmp_path / "csrc"
         shutil.copytree(source_folder(), root)
-        source = root / "cuda" / "add_norm.cuh"
+        source = root / "cuda/add_norm/add_norm.cuh"
         assert old in source.read_text()
         source.write_text(source.read_text().replace(old, new))
         numbers = iter(range(100))

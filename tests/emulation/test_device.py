@@ -291,7 +291,7 @@ def compiled(text: str) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as folder:
         root, made = Path(folder, "csrc"), Path(folder, "unit.so")
         shutil.copytree(source_folder(), root)
-        header = root / "cuda" / "device.cuh"
+        header = root / "cuda/common/device.cuh"
         header.write_text(device_text.translated(header.read_text()))
         emulator.compile_unit(text, root, made)
         return ctypes.CDLL(str(made))

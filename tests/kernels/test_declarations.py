@@ -161,10 +161,10 @@ def test_inputs_that_the_declaration_does_not_have_are_refused_in_one_line() -> 
 
 
 STRUCTURES: dict[str, tuple[str, type[ctypes.Structure]]] = {
-    "elman::Args": ("args.h", MatrixArgs),
-    "elman::Sequence": ("args.h", SequenceArgs),
-    "elman::Parameter": ("args.h", ParameterArgs),
-    "elman::ChannelArgs": ("channel_args.h", ChannelArgs),
+    "elman::Args": ("abi/matrix_state.h", MatrixArgs),
+    "elman::Sequence": ("abi/matrix_state.h", SequenceArgs),
+    "elman::Parameter": ("abi/matrix_state.h", ParameterArgs),
+    "elman::ChannelArgs": ("abi/channel.h", ChannelArgs),
     "elman::AddNormArgs": ("cuda/add_norm/add_norm.cuh", norm_cuda.AddNormArgs),
 }
 
@@ -202,7 +202,7 @@ def test_the_order_of_roles_is_compared(monkeypatch) -> None:
     monkeypatch.setattr(source, "ROLES", (second, first, *rest))
     monkeypatch.setattr(source, "order_assertions", source.order_assertions.__wrapped__)
     with pytest.raises(
-        UserError, match=r"plan\.py has ROLE_G0 as number 0, csrc/args\.h as another"
+        UserError, match=r"plan\.py has ROLE_G0 as number 0, csrc/abi/matrix_state\.h as another"
     ):
         compile_matrix("decayed", "cpu")
 

@@ -1,7 +1,7 @@
 """How long the matrix-state kernels take on a GPU with other tile configs than the chosen ones.
 
-What ops/matrix_state/tiles.py and choice.py know was read off this. It needs what gpu_kernels.py
-needs.
+What ops/matrix_state/cuda/tiles.py and heuristics.py know was read off this. It needs what
+gpu_kernels.py needs.
 
     python tools/gpu/gpu_tile_configs.py --out DIR [--plans "E88 h32n16,E70 n64"] [--passes forward]
 """
