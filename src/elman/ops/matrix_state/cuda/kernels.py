@@ -160,7 +160,8 @@ def unit_text(chosen: TileConfig, backward: bool, device: str = "cuda/common/dev
         device: Header that says what the kernels ask of the machine.
     """
     types = chosen.types
-    kernels = ("matrix_backward", "matrix_finish") if backward else ("matrix_forward",)
+    sources = ("backward", "finish") if backward else ("forward",)
+    kernels = [f"matrix_{name}" for name in sources]
     bounds = {
         "matrix_forward": "G::FORWARD_THREADS",
         "matrix_backward": "G::BACKWARD_THREADS",
@@ -170,7 +171,7 @@ def unit_text(chosen: TileConfig, backward: bool, device: str = "cuda/common/dev
         [
             *_shares(chosen, backward),
             f'#include "{device}"',
-            *(f'#include "cuda/{name}.cuh"' for name in kernels),
+            *(f'#include "cuda/matrix_state/{name}.cuh"' for name in sources),
             spec_source(chosen.plan, "Spec", io=types.io, state=types.state),
             f"using G = {chosen.type_text()};",
             chosen.assertions(backward) + layouts(),
