@@ -16,16 +16,11 @@ namespace elman {
 
 // Compile-time choices of a generated `struct Spec`, beside those of cells/matrix_state.h:
 //   Cell, IO (dtype of sources and output), State (of everything else), R, N, TANH (phi),
-//   Q_ACT, K_ACT, V_ACT, Z_ACT, GATE_ACT (an Act each), Q_UNIT, K_UNIT (x / (|x| + 1e-6)),
-//   Z_BIAS, DECAY, WRITE, KEY, RESIDUAL, SELF_GATE, GATE, GATE_BIAS,
+//   Q_ACT, K_ACT, V_ACT, Z_ACT, GATE_ACT (an Act of cells/maps.h each), Q_UNIT, K_UNIT
+//   (cells/unit.h), Z_BIAS, DECAY, WRITE (a Map of cells/maps.h each), KEY, RESIDUAL, SELF_GATE,
+//   GATE, GATE_BIAS (cells/epilogue.h),
 //   TIE[ROLES]: the first role, in the order of Role, on the same slice of a source; -1 if it is
 //   this one. Gradients of tied roles are summed.
-enum class Map {
-  none,       // 1
-  parameter,  // one number per head, PARAM_DECAY
-  sigmoid,    // sigmoid(x)
-  mamba       // exp(-exp(PARAM_DECAY) softplus(x + PARAM_DT_BIAS))
-};
 // What a read multiplies the state by: k, z_j k_j, or a sequence of its own.
 enum class Key { k, zk, read };
 

@@ -20,6 +20,7 @@ from elman.kernels.launching import Launch
 from elman.kernels.sources import source_folder
 from elman.ops.matrix_state.abi import Call
 from elman.ops.matrix_state.backends import BACKENDS, Backend
+from elman.ops.matrix_state.cuda import kernels as cuda
 from elman.ops.matrix_state.cuda.heuristics import H200, choose, forward_of
 from tests.emulation import device_text, emulator
 from tests.emulation.stretches import declare, of_matrix, rows
@@ -310,15 +311,15 @@ def gpu_backend(heads: int) -> Backend:
     """Return a backend that runs all that the GPU's engine would compile for so many heads."""
 
     def launch(call: Call, *, backward: bool) -> None:
-        chosen = choose(call.plan, launch.types(call.plan, torch.bfloat16), heads, H200)
+        chosen = choose(call.plan, cuda.types(call.plan, torch.bfloat16), heads, H200)
         chosen = emulator.fitted(
             call, chosen if backward else forward_of(chosen, heads, H200), backward
         )
         shares.add(chosen.shares)
         head = f'#include "{emulator.CUDA_HEADER}"\n#define ELMAN_TANH_APPROX\n'
-        wanted = launch.launches(chosen, call.args.B, call.args.T, backward)
+        wanted = cuda.launches(chosen, call.args.B, call.args.T, backward)
         runs = "".join(f"ELMAN_RUN({one.kernel}, elman::Args)\n" for one in wanted)
-        kernels = compiled(head + launch.unit_text(chosen, backward) + runs)
+        kernels = compiled(head + cuda.unit_text(chosen, backward) + runs)
         if backward:
             call.give_workspace(chosen.workspace_bytes(call.args.B, call.args.T))
         declare(kernels, of_matrix(call, chosen, backward=backward))
@@ -326,7 +327,7 @@ def gpu_backend(heads: int) -> Backend:
             start(kernels, one, call.args)
 
     def steps(plan, batch, dtype) -> int:
-        return choose(plan, launch.types(plan, torch.bfloat16), heads, H200).steps
+        return choose(plan, cuda.types(plan, torch.bfloat16), heads, H200).steps
 
     shares.clear()
     return Backend(launch, steps, emulator.kept_dtype)

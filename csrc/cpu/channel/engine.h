@@ -18,6 +18,7 @@
 #endif
 
 #include "abi/channel.h"
+#include "cells/epilogue.h"
 #include "cpu/channel/lanes.h"
 #include "cpu/channel/unit.h"
 
@@ -80,7 +81,7 @@ class ChannelEngine {
       r.x[s] = at(a.x[s], b, t);
       if (backward) r.dx[s] = at(a.dx[s], b, t);
     }
-    if (HAS_UNIT) r.scale = T(1) / (norms()[b * a.steps + t] + T(NORM_EPS));
+    if (HAS_UNIT) r.scale = unit_scale(norms()[b * a.steps + t]);
     if (HAS_UNIT && backward) r.unit_gradient = row(unit_gradients(), b * a.steps + t, a.channels);
     if (backward)
       r.dy = a.dy.data ? at(a.dy, b, t) : nullptr;
@@ -122,17 +123,6 @@ class ChannelEngine {
     for (int s = 0; s < Spec::SLOTS; s++)
       if (written[s]) L::store(r.dx[s] + i, slot[s], n);
   }
-  HD static V output(V h, V query) {
-    V y = HAS_QUERY ? h * query : h;
-    return Spec::SELF_GATE ? self_gate(y) : y;
-  }
-  // Returns the gradient of h and sets that of the query.
-  HD static V output_bwd(V h, V query, V dy, V& dquery) {
-    if (Spec::SELF_GATE) dy *= self_gate_slope(HAS_QUERY ? h * query : h);
-    if constexpr (!HAS_QUERY) return dy;
-    dquery = dy * h;
-    return dy * query;
-  }
 
   // ---- one slab of channels through all of time ----
 
@@ -151,7 +141,7 @@ class ChannelEngine {
         c.h = L::load(h + i, n);
         const V h_new = Cell::step(c, memo);
         L::store(h + i, h_new, n);
-        L::store(r.y + i, output(h_new, query), n);
+        L::store(r.y + i, channel_output<HAS_QUERY, Spec::SELF_GATE>(h_new, query), n);
       }
     }
   }
@@ -179,7 +169,8 @@ class ChannelEngine {
       c.h = *h;
       for (int k = 0; k < Cell::MEMO; k++) m[k] = memo[k];
       const V h_new = h[width], dy = r.dy ? L::load(r.dy + i, n) : V{};
-      const V e = L::load(dh + i, n) + output_bwd(h_new, query, dy, dquery);
+      const V e = L::load(dh + i, n) +
+                  channel_output_bwd<HAS_QUERY, Spec::SELF_GATE>(h_new, query, dy, dquery);
       Cell::step_bwd(c, m, h_new, e, d);
       L::store(dh + i, d.h, n);
       write(r, i, n, d, dquery);

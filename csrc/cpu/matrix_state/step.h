@@ -1,5 +1,6 @@
 // One step of M blocks of rows, forward and back: all that touches the state itself.
 #pragma once
+#include "cells/epilogue.h"
 #include "cpu/matrix_state/layout.h"
 
 namespace elman::cpu {
@@ -174,7 +175,8 @@ class Slab : Layout<Spec> {
     RowGrad<V> d = {};
     Cell::row_bwd(row(t, m, Cell::READ ? s.r[at] : V{}, Cell::ENERGY ? s.e[at] : V{}), c, w, dc, dw,
                   d);
-    s.dv[at] = Spec::RESIDUAL ? d.v + s.p[PARAM_RESIDUAL][block + m] * s.dy[at] : d.v;
+    const V residual = Spec::RESIDUAL ? s.p[PARAM_RESIDUAL][block + m] : V{};
+    s.dv[at] = Epilogue<Spec, V>{residual, V{}}.value_bwd(d.v, s.dy[at]);
     for (int i = 0; i < Cell::GATES; i++) s.dg[i][at] = d.g[i];
     for (int i = 0; i < Cell::PARAMS; i++) s.dp[i][block + m] += d.p[i];
     if constexpr (L::HEAD_DECAY) head(m).ddecay_lanes[t] += d.decay;

@@ -180,7 +180,7 @@ struct Forward {
       in.raw.template read<ROLE_GATE, V>(gate, buffer(segment), t0, step, first);
 #pragma unroll
     for (int e = 0; e < V; e++)
-      x[e] = output.forward(x[e], activate<Spec::V_ACT>(v[e]), gate[e], m * V + e);
+      x[e] = output.of(m * V + e).forward(x[e], activate<Spec::V_ACT>(v[e]), gate[e]);
   }
 };
 

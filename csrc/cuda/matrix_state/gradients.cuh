@@ -6,13 +6,6 @@
 
 namespace elman {
 
-// The slope of an activation at its input.
-template <Act ACT, class A>
-DEVICE A input_slope(A x) {
-  if constexpr (ACT == Act::silu) return silu_slope(x);
-  if constexpr (ACT != Act::silu) return slope_at<ACT>(x);
-}
-
 // What the replay of a segment and the walk through it leave in shared memory.
 template <class G>
 struct Sums {
@@ -204,7 +197,7 @@ struct Gradients {
           in.raw.template read<ROLE_GATE, V>(gate, s.buffer, s.t0, step, first);
 #pragma unroll
         for (int e = 0; e < V; e++)
-          dout[e] = epilogue.backward(x[e], v[e], gate[e], dout[e], m * V + e, dgate[e]);
+          dout[e] = epilogue.of(m * V + e).backward(x[e], v[e], gate[e], dout[e], dgate[e]);
         store<V, A>(sums.dy + row, dout);
         if constexpr (Spec::GATE) store<V, A>(sums.dgate + row, dgate);
       }
@@ -295,7 +288,7 @@ struct Gradients {
 
   static DEVICE void through_unit(A* d, const A* x, A along, A scale) {
 #pragma unroll
-    for (int i = 0; i < NUMBERS; i++) d[i] = d[i] * scale - x[i] * along;
+    for (int i = 0; i < NUMBERS; i++) d[i] = unit_bwd(d[i], x[i], scale, along);
   }
 
   template <int ROLE, Act ACT>
@@ -304,7 +297,7 @@ struct Gradients {
       A x[NUMBERS];
       in.template read_columns<ROLE>(x, s.t0, step, s.buffer);
 #pragma unroll
-      for (int i = 0; i < NUMBERS; i++) d[i] *= input_slope<ACT>(x[i]);
+      for (int i = 0; i < NUMBERS; i++) d[i] *= slope_at<ACT>(x[i]);
     }
   }
 
@@ -362,7 +355,7 @@ struct Gradients {
     if constexpr (ROLE == ROLE_V && Spec::V_ACT != Act::none) {
       A x;
       in.raw.template read<ROLE_V, 1>(&x, s.buffer, s.t0, step, row);
-      d *= input_slope<Spec::V_ACT>(x);
+      d *= slope_at<Spec::V_ACT>(x);
     }
     return d;
   }
@@ -380,7 +373,7 @@ struct Gradients {
 #pragma unroll
         for (int e = 0; e < Rows::V; e++) {
           if constexpr (ROLE == ROLE_V && Spec::V_ACT != Act::none)
-            d[e] *= input_slope<Spec::V_ACT>(raw[e]);
+            d[e] *= slope_at<Spec::V_ACT>(raw[e]);
           x[e] += d[e];
         }
       }
@@ -439,7 +432,8 @@ struct Gradients {
     }
     if constexpr (G::GRAD_WRITE) {
       A d = term_sum<G::ROWS>(sums.dwrite + readable * G::WRITE_STRIDE);
-      d *= slope_of<Act::sigmoid>((A)in.write[readable]);
+      A none;
+      d *= mapped_bwd<Spec::WRITE>(A(1), A(0), (A)in.write[readable], A(0), A(0), none);
       if (writes) put<ROLE_WRITE, 1>(base, 0, &d);
     }
   }

@@ -1,5 +1,6 @@
 // One step of a lane's piece of the state, and what follows the recurrence: residual and gates.
 #pragma once
+#include "cells/epilogue.h"
 #include "cuda/matrix_state/lane.cuh"
 
 namespace elman {
@@ -209,13 +210,13 @@ DEVICE typename G::Kept* checkpoint(const Args& a, const Place& at, int64_t segm
   return (typename G::Kept*)a.checkpoints + ((segment - 1) * a.B * a.H + head) * G::R * G::N;
 }
 
-// What follows the recurrence at one number: y += residual v, y silu(y), y act(gate + bias).
+// What the epilogue needs of the rows that a thread deals with.
 template <class G, bool BACKWARD>
 struct Output {
   using A = typename G::A;
   using Spec = typename G::Spec;
   using Rows = Spread<G, G::width(ROLE_V), BACKWARD>;
-  A residual[Rows::NUMBERS], bias[Rows::NUMBERS];  // of the rows that a thread deals with
+  A residual[Rows::NUMBERS], bias[Rows::NUMBERS];
 
   DEVICE Output(const Args& a, const Place& at) {
 #pragma unroll
@@ -231,26 +232,8 @@ struct Output {
     }
   }
 
-  DEVICE A forward(A y, A v, A gate, int i) const {
-    if constexpr (Spec::RESIDUAL) y += residual[i] * v;
-    if constexpr (Spec::SELF_GATE) y = self_gate(y);
-    if constexpr (Spec::GATE) y *= activate<Spec::GATE_ACT>(gate + bias[i]);
-    return y;
-  }
-
-  // From the gradient of the output to that of y behind the residual, and of the gate's logit.
-  DEVICE A backward(A y, A v, A gate, A dout, int i, A& dgate) const {
-    if constexpr (Spec::RESIDUAL) y += residual[i] * v;
-    A before = y;
-    if constexpr (Spec::SELF_GATE) y = self_gate(y);
-    if constexpr (Spec::GATE) {
-      const A logit = gate + bias[i];
-      dgate = dout * y * slope_at<Spec::GATE_ACT>(logit);
-      dout *= activate<Spec::GATE_ACT>(logit);
-    }
-    if constexpr (Spec::SELF_GATE) dout *= self_gate_slope(before);
-    return dout;
-  }
+  // Of number i of the thread.
+  DEVICE Epilogue<Spec, A> of(int i) const { return {residual[i], bias[i]}; }
 };
 
 }  // namespace elman

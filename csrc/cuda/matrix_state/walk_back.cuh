@@ -249,7 +249,7 @@ struct WalkBack {
       if constexpr (Spec::RESIDUAL) dresidual[i] += dread[i] * x[i].v;
       if constexpr (Spec::GATE_BIAS)
         dgate_bias[i] += trail.sums.dgate[step * G::ROWS + trail.lane.slab_row + i];
-      dv[i] = Spec::RESIDUAL ? d[i].v + dread[i] * residual[i] : d[i].v;
+      dv[i] = Epilogue<Spec, A>{residual[i], A(0)}.value_bwd(d[i].v, dread[i]);
       ddecay[i] = d[i].decay;
       dwrite[i] = d[i].write;
       decay_sum += d[i].decay;
