@@ -64,7 +64,7 @@ HD double exp(double x) { return std::exp(x); }
 HD double log1p(double x) { return std::log1p(x); }
 HD double tanh(double x) { return std::tanh(x); }
 #endif
-#if !defined(DEVICE)  // a device header has its machine's own
+#if !defined(DEVICE) && !defined(__CUDACC_RTC__)  // a device header has its machine's own
 HD float square_root(float x) { return std::sqrt(x); }
 HD double square_root(double x) { return std::sqrt(x); }
 HD float reciprocal(float x) { return 1.0f / x; }

@@ -68,7 +68,7 @@ inline void wait_for(size_t at, int first, unsigned phase) {
   Barrier& barrier = made_barrier(at);
   while (barrier.phases % 2 == phase % 2) {
     current->signal = &barrier;
-    wait(Wait::signal, first ? "signal of helpers" : "signal of those that walk");
+    wait(Wait::signal, first ? "signal of producers" : "signal of those that walk");
   }
   const int part = first != 0;
   unsigned* known = current->known;

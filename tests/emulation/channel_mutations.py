@@ -81,7 +81,11 @@ EDITS = {
         "if (!unit.exists() || unit.lane) return;",
         "if (unit.lane) return;",
     ),
-    "checkpoint of the segment after": ("passes", "kept -= a.channels", "kept -= 0 * a.channels"),
+    "checkpoint of the segment after": (
+        "passes",
+        "next_checkpoint -= a.channels",
+        "next_checkpoint -= 0 * a.channels",
+    ),
     "outputs of one step": ("passes", "at += stride;", "at += 0 * stride;"),
     "sum over one batch too few": ("passes", "b < a.batch; b++", "b < a.batch - 1; b++"),
     "norm of all lanes but one": ("unit", "mask < 32", "mask < 16"),

@@ -240,7 +240,7 @@ def types_of(plan: Plan, dtype: torch.dtype) -> Types:
 
 
 def kept_dtype(plan: Plan, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of kept states."""
+    """Return the dtype of checkpoints."""
     return dtype if dtype == torch.float64 else kernels.kept_dtype(plan, dtype)
 
 
@@ -252,7 +252,7 @@ def backend(
     steps: int = 4,
     forward_steps: int = 4,
     scratch: bool = False,
-    helped: bool = True,
+    producers: bool = True,
     seed: int = 1,
     library: Library | None = None,
 ) -> Backend:
@@ -262,10 +262,10 @@ def backend(
         lanes: Lanes to a row; None: as the engine chooses.
         warps: Warps of a block; None: as the engine chooses.
         tall: Rows of a lane.
-        steps: Steps between kept states, and of a segment of the backward pass.
+        steps: Steps between checkpoints, and of a segment of the backward pass.
         forward_steps: Steps of a segment of the forward pass.
-        scratch: Whether replayed states stand in global memory.
-        helped: Whether both passes have helpers.
+        scratch: Whether recomputed states stand in global memory.
+        producers: Whether both passes have producer warps.
         seed: Of the order in which threads run.
         library: Compiles and loads a translation unit; None: from the sources as they are.
     """
@@ -274,7 +274,7 @@ def backend(
         types = types_of(plan, dtype)
         chosen = choose(plan, types, batch * plan.heads, H200)
         shape = (lanes or chosen.lanes, warps or chosen.warps, steps, tall)
-        return replace(tile_config_of(plan, types, *shape), scratch=scratch, helped=helped)
+        return replace(tile_config_of(plan, types, *shape), scratch=scratch, producers=producers)
 
     def launch(call: Call, *, backward: bool) -> None:
         chosen = tile_config(call.plan, call.args.B, call.like.dtype)

@@ -76,7 +76,7 @@ FORWARD_STEPS, BACKWARD_STEPS = 12, 10
 SEEDS = (1, 2, 3)
 _BARRIER = re.compile(
     r"\b(sync<G>\(\)|sync_(?:warp|block)\(\)|relay\.meet\(.*\)|crew\.meet\(\)|"
-    r"(?:(?:relay|handover)\.)?(?:walked|prepared|replayed)\.\w+\(.*\)|"
+    r"(?:(?:relay|handover)\.)?(?:walked|prepared|recomputed)\.\w+\(.*\)|"
     r"signals_ready\(\)|commit_copies\(\)|wait_copies<0>\(\));"
 )
 # A place of those cells alone that have a flag, or of plans with parameters that a block sums.
@@ -253,7 +253,7 @@ def results(
     call.point(first=first, dlast=dlast, checkpoints=checkpoints, **made)
     call.point_output_gradient(normal(*made["out"].shape))
     call.point_gradients([dsource], dparameters)
-    chosen = replace(chosen, helped=case.warps > 1)
+    chosen = replace(chosen, producers=case.warps > 1)
     forward = replace(chosen, steps=FORWARD_STEPS)
     for backward, tile_config in enumerate((forward, chosen)):
         emulator.run(library, call, tile_config, backward=bool(backward), seed=seed)

@@ -4,8 +4,8 @@
 EDITS = {
     "copies into the buffer in use, alone": (
         "forward",
-        "in.raw.fetch(length(segment + 1), buffer(segment + 1));",
-        "in.raw.fetch(length(segment + 1), buffer(segment));",
+        "in.staging.fetch(length(segment + 1), buffer(segment + 1));",
+        "in.staging.fetch(length(segment + 1), buffer(segment));",
     ),
     "set in use prepared": (
         "forward",
@@ -14,8 +14,8 @@ EDITS = {
     ),
     "copies into the buffer in use": (
         "forward",
-        "in.raw.fetch(length(round + 1), buffer(round + 1));",
-        "in.raw.fetch(length(round + 1), buffer(round));",
+        "in.staging.fetch(length(round + 1), buffer(round + 1));",
+        "in.staging.fetch(length(round + 1), buffer(round));",
     ),
     "copies one step too many": ("smem_staging", "if (step < length) {", "if (step <= length) {"),
     "copies from the next step": (
@@ -59,8 +59,8 @@ EDITS = {
     ),
     "history of the next thread": (
         "trail",
-        "Kept>(vector, history + history_at(step, m));",
-        "Kept>(vector, history + (history_at(step, m) ^ G::KEPT_VECTOR));",
+        "Checkpoint>(vector, history + history_at(step, m));",
+        "Checkpoint>(vector, history + (history_at(step, m) ^ G::HISTORY_VECTOR));",
     ),
     "history one step short": (
         "tile_config",
@@ -96,15 +96,15 @@ EDITS = {
     ),
     "the second of three rows twice": (
         "lane",
-        "array + (step * STRIDE + slab_row + i));",
-        "array + (step * STRIDE + slab_row + least(i, 1)));",
+        "array + (step * STRIDE + tile_row + i));",
+        "array + (step * STRIDE + tile_row + least(i, 1)));",
     ),
     "rows of the lanes before": (
         "lane",
         "lane / G::LANES * TALL;",
         "lane / G::LANES * (TALL - 1);",
     ),
-    "helpers arrive before they have prepared": (
+    "producers arrive before they have prepared": (
         "forward",
         """      if (round < segments) in.prepare(round * G::STEPS, buffer(round));
       if (round >= 2) write_outputs(output, y + (second ? READS : 0), round - 2);
@@ -117,7 +117,7 @@ EDITS = {
       if (round >= 2) write_outputs(output, y + (second ? READS : 0), round - 2);
 """,
     ),
-    "helpers arrive before they have written": (
+    "producers arrive before they have written": (
         "forward",
         """      if (round >= 2) write_outputs(output, y + (second ? READS : 0), round - 2);
       wait_copies<0>();
@@ -128,7 +128,7 @@ EDITS = {
       if (round >= 2) write_outputs(output, y + (second ? READS : 0), round - 2);
 """,
     ),
-    "helpers prepare before they wait": (
+    "producers prepare before they wait": (
         "forward",
         """      if (round >= 2) relay.walked.wait((unsigned)round - 2);
       if (round < segments) in.prepare(round * G::STEPS, buffer(round));
@@ -165,12 +165,12 @@ EDITS = {
         "relay.prepared.wait((unsigned)segment + 1);",
         "relay.prepared.wait((unsigned)segment + 2);",
     ),
-    "helpers wait for the turn before": (
+    "producers wait for the turn before": (
         "forward",
         "relay.walked.wait((unsigned)round - 2);",
         "relay.walked.wait((unsigned)round - 3);",
     ),
-    "helpers wait for the turn after": (
+    "producers wait for the turn after": (
         "forward",
         "relay.walked.wait((unsigned)round - 2);",
         "relay.walked.wait((unsigned)round - 1);",
@@ -180,12 +180,12 @@ EDITS = {
         "relay.walked.arrive((unsigned)segment);",
         "relay.walked.arrive((unsigned)segment + 1);",
     ),
-    "helpers meet for the turn before": (
+    "producers meet for the turn before": (
         "forward",
         "relay.meet((unsigned)round + 1);",
         "relay.meet((unsigned)round);",
     ),
-    "helpers meet for the turn after": (
+    "producers meet for the turn after": (
         "forward",
         "relay.meet((unsigned)round + 1);",
         "relay.meet((unsigned)round + 2);",
@@ -195,10 +195,10 @@ EDITS = {
         "segments + 2; round++",
         "segments + 1; round++",
     ),
-    "walkers arrive as helpers": (
+    "walkers arrive as producers": (
         "forward",
         "Signal<0, G::THREADS> walked;",
-        "Signal<G::THREADS, G::helpers(false)> walked;",
+        "Signal<G::THREADS, G::producer_threads(false)> walked;",
     ),
     "one buffer too few": ("tile_config", "? 4 : 2;", "? 3 : 2;"),
     "reads of all segments in one set": (
@@ -223,8 +223,8 @@ EDITS = {
     ),
     "two lanes' parts on the same number": (
         "step",
-        "G::part_at(lane.slab_row + i) + lane.part]",
-        "G::part_at(lane.slab_row + i) + lane.part / 2]",
+        "G::part_at(lane.tile_row + i) + lane.part]",
+        "G::part_at(lane.tile_row + i) + lane.part / 2]",
     ),
     "parts of the row beside": ("step", "G::part_at(row + e)", "G::part_at(row + (e ^ 1))"),
     "parts of the step after": (
@@ -239,32 +239,36 @@ EDITS = {
     ),
     "state copied onto one that is needed": (
         "backward",
-        """      walk.start(segment.length, replay.S);
-      replay.copy_start(index - 1);
+        """      walk.start(segment.length, recompute.S);
+      recompute.copy_start(index - 1);
 """,
-        """      replay.copy_start(index - 1);
-      walk.start(segment.length, replay.S);
+        """      recompute.copy_start(index - 1);
+      walk.start(segment.length, recompute.S);
 """,
     ),
-    "state copied that nobody has kept": ("recompute", "if (segment <= 0) return;", ""),
+    "copy of a checkpoint that nobody has written": ("recompute", "if (segment <= 0) return;", ""),
     "state copied without its order": ("lane", "reorder(S + m * V);", ";"),
     "state copied for rows that are not there": (
         "lane",
         "const bool there = live(i) && inside(m);",
         "const bool there = inside(m);",
     ),
-    "checkpoint of the segment after": ("recompute", "kept -= trail.a.B", "kept -= 0 * trail.a.B"),
-    "helpers arrive before they have replayed": (
+    "checkpoint of the segment after": (
+        "recompute",
+        "next_checkpoint -= trail.a.B",
+        "next_checkpoint -= 0 * trail.a.B",
+    ),
+    "producers arrive before they have recomputed": (
         "backward",
-        """      replay.run(segment.length);
+        """      recompute.run(segment.length);
       if constexpr (G::NEEDS_Y) {
         crew.meet();
         gradients.output(trail.in, trail.sums, y, segment);
       }
-      handover.replayed.arrive(round);
+      handover.recomputed.arrive(round);
 """,
-        """      handover.replayed.arrive(round);
-      replay.run(segment.length);
+        """      handover.recomputed.arrive(round);
+      recompute.run(segment.length);
       if constexpr (G::NEEDS_Y) {
         crew.meet();
         gradients.output(trail.in, trail.sums, y, segment);
@@ -282,19 +286,19 @@ EDITS = {
     ),
     "walkers start before they wait": (
         "backward",
-        """      handover.replayed.wait(round);
+        """      handover.recomputed.wait(round);
       walk.start(segment.length);
 """,
         """      walk.start(segment.length);
-      handover.replayed.wait(round);
+      handover.recomputed.wait(round);
 """,
     ),
     "walkers wait for the segment behind": (
         "backward",
-        "handover.replayed.wait(round);",
-        "handover.replayed.wait(round - 1);",
+        "handover.recomputed.wait(round);",
+        "handover.recomputed.wait(round - 1);",
     ),
-    "helpers wait for the segment behind": (
+    "producers wait for the segment behind": (
         "backward",
         "if (round) handover.walked.wait(round - 1);",
         "if (round) handover.walked.wait(round - 2);",
@@ -302,9 +306,9 @@ EDITS = {
     "state copied while it is walked": (
         "backward",
         """      if (round) handover.walked.wait(round - 1);
-      replay.copy_start(index - 1);
+      recompute.copy_start(index - 1);
 """,
-        """      replay.copy_start(index - 1);
+        """      recompute.copy_start(index - 1);
       if (round) handover.walked.wait(round - 1);
 """,
     ),
@@ -314,16 +318,16 @@ EDITS = {
         "segment_at(index, buffer(round)));",
     ),
     "one buffer too few on the way back": ("tile_config", "backward ? 3 :", "backward ? 2 :"),
-    "replay and walk in one history": (
+    "recomputation and walk in one history": (
         "trail",
         "history = history + (back ? -G::HISTORY : G::HISTORY);",
         "",
     ),
-    "reads of the replay among those of the walk": ("gradients", "dv = dv + rows;", ""),
+    "reads of the recomputation among those of the walk": ("gradients", "dv = dv + rows;", ""),
     "norms of the segment before": ("inputs", "k_scale = k_scale + steps;", ""),
     "state behind the segment not kept": (
         "recompute",
-        "if constexpr (G::helped(true)) trail.keep(length, S);",
+        "if constexpr (G::produces(true)) trail.keep(length, S);",
         "",
     ),
     "state behind the segment from before it": (
@@ -341,15 +345,15 @@ EDITS = {
         "batch < a.B; batch++",
         "batch < a.B - 1; batch++",
     ),
-    "sum over one slab too few": (
+    "sum over one row tile too few": (
         "finish",
-        "slab = 1; slab < G::SLABS; slab++",
-        "slab = 1; slab < G::SLABS - 1; slab++",
+        "row_tile = 1; row_tile < G::ROW_TILES; row_tile++",
+        "row_tile = 1; row_tile < G::ROW_TILES - 1; row_tile++",
     ),
     "sum of the vector beside": (
         "finish",
-        "slab_part<G, ROLE>(a, 0, 0, 0, 0) + number * V;",
-        "slab_part<G, ROLE>(a, 0, 0, 0, 0) + number / 2 * 2 * V;",
+        "row_tile_part<G, ROLE>(a, 0, 0, 0, 0) + number * V;",
+        "row_tile_part<G, ROLE>(a, 0, 0, 0, 0) + number / 2 * 2 * V;",
     ),
     "state of rows that are not there": (
         "lane",

@@ -141,8 +141,8 @@ def of_matrix(call: Call, chosen: TileConfig, *, backward: bool) -> list[Stretch
 def _matrix_workspace(call: Call, chosen: TileConfig) -> list[Stretch | None]:
     """Return the parts of the workspace, as csrc/cuda/matrix_state/workspace.cuh lays them out."""
     a, number = call.args, chosen.types.sizes[1]
-    sums = a.B * a.H * chosen.slabs * chosen.param_terms
-    parts = chosen.slab_numbers * chosen.slabs * a.B * a.H * a.T
+    sums = a.B * a.H * chosen.row_tiles * chosen.param_terms
+    parts = chosen.row_tile_numbers * chosen.row_tiles * a.B * a.H * a.T
     at = a.workspace or 0
     behind_sums = at + (sums + -sums % 4) * number
     behind_parts = behind_sums + (parts + -parts % 4) * number
@@ -150,7 +150,7 @@ def _matrix_workspace(call: Call, chosen: TileConfig) -> list[Stretch | None]:
     places = {
         "sums of parameters": (at, sums * number),
         "parts of slices": (behind_sums, parts * number),
-        "replayed states": (behind_parts, scratch),
+        "recomputed states": (behind_parts, scratch),
     }
     return [rows(f"workspace: {n}", *place, writable=True) for n, place in places.items()]
 

@@ -59,11 +59,14 @@ FAULTS = {
     ),
 }
 SHARE_FAULTS = {
-    "helpers' share for all": (
+    "producer warps' share for all": (
         "warp % SHARED_WARPS / ELMAN_SHARE_WARPS",
         "warp / SHARED_WARPS",
     ),
-    "helpers among the others": ("warp / SHARED_WARPS * ELMAN_SHARE_WARPS", "warp / SHARED_WARPS"),
+    "producer warps among the others": (
+        "warp / SHARED_WARPS * ELMAN_SHARE_WARPS",
+        "warp / SHARED_WARPS",
+    ),
     "one block more": (">= blocks", "> blocks"),
     "one memory for all": ("* ELMAN_SHARE_BYTES", "* 0"),
 }
@@ -75,7 +78,7 @@ using namespace elman;
 DEVICE void turns(const Given& a) {
   Arena arena;
   const sptr<float> x = arena.take<float>(64);
-  const Signal<64, 32> helped(arena);
+  const Signal<64, 32> producers(arena);
   const Signal<0, 64> walked(arena);
   signals_ready();
   const int lane = thread_index() % 32;
@@ -83,9 +86,9 @@ DEVICE void turns(const Given& a) {
     if (warp_index() == 2) {
       if (turn > 1) walked.wait(turn - 2);
       store_one(x + (turn % 2 * 32 + lane), turn * 32.0f + lane);
-      helped.arrive(turn);
+      producers.arrive(turn);
     } else {
-      helped.wait(turn);
+      producers.wait(turn);
       a.out[turn * 64 + thread_index()] = load_one(x + (turn % 2 * 32 + 31 - lane));
       walked.arrive(turn);
     }
@@ -254,7 +257,7 @@ def expect_shares(found: list[float]) -> None:
         assert times == (block < 5)  # each thread of each block once
         if block < 5:
             assert (warp, seen) == (thread // 32, block)
-            # Lanes keep their order, and helpers stand behind all that walk.
+            # Lanes keep their order, and producer warps stand behind all that walk.
             assert place % 32 == thread % 32
             assert (place >= 192) == (thread >= 64)
 

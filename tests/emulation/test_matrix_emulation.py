@@ -32,19 +32,19 @@ from tests.ops.matrix_state.test_matrix_kernels import (
 pytestmark = pytest.mark.compiler
 
 # Lanes to a row, rows of a lane and warps of a block, where they are not those that the engine
-# would choose; most have helpers.
+# would choose; most have producer warps.
 TILE_CONFIGS: dict[str, dict[str, Any]] = {
-    "e14-rectangle": {"lanes": 1, "warps": 1, "helped": False},
+    "e14-rectangle": {"lanes": 1, "warps": 1, "producers": False},
     "e70-linear-n9": {"lanes": 2, "warps": 1, "scratch": True},
     "e71-n20": {"lanes": 4, "tall": 2, "warps": 2, "forward_steps": 5},
-    "e72-n7": {"lanes": 8, "tall": 2, "warps": 1, "helped": False},
+    "e72-n7": {"lanes": 8, "tall": 2, "warps": 1, "producers": False},
     "e73-row-n12": {"lanes": 8, "tall": 3, "warps": 1},
     "e73-full-n28": {"lanes": 8, "tall": 4, "warps": 2},
     "e74-state-n24": {"lanes": 4, "tall": 3, "warps": 1},
     "e74-ntm-n18": {"lanes": 16, "tall": 3, "warps": 2},
     "e74-ema-tied-n11": {"lanes": 2, "warps": 1},
     "e75-n32": {"lanes": 4, "tall": 2, "warps": 2, "forward_steps": 8},
-    "e88-n16": {"lanes": 4, "tall": 2, "warps": 1, "forward_steps": 6, "helped": False},
+    "e88-n16": {"lanes": 4, "tall": 2, "warps": 1, "forward_steps": 6, "producers": False},
     "e88-everything": {"lanes": 1, "tall": 2, "warps": 1},
 }
 TOLERANCE = {torch.bfloat16: 6e-3, torch.float32: 2e-5}
@@ -79,7 +79,7 @@ def test_outputs_and_gradients_are_those_of_the_fp64_reference(name, monkeypatch
 
 @pytest.mark.parametrize("reached", ["output", "last"])
 @pytest.mark.parametrize("steps", [1, 4], ids=["one-step", "one-segment"])
-@pytest.mark.parametrize("name", ["e88-n16", "e75-n32"], ids=["alone", "helped"])
+@pytest.mark.parametrize("name", ["e88-n16", "e75-n32"], ids=["alone", "producers"])
 def test_short_sequences_without_a_first_state(name, steps, reached, monkeypatch) -> None:
     monkeypatch.setitem(BACKENDS, "cpu", emulator.backend(**TILE_CONFIGS[name]))
     layer = build(LAYERS[name], torch.float64)
@@ -88,8 +88,8 @@ def test_short_sequences_without_a_first_state(name, steps, reached, monkeypatch
     assert_equal(found, right(LAYERS[name], torch.float64, x, state, reached), 1e-11)
 
 
-# As the engine runs them for so many heads: with helpers and without, and kept states within a
-# segment of the forward pass.
+# As the engine runs them for so many heads: with producer warps and without, and checkpoints
+# within a segment of the forward pass.
 CHOSEN = (
     ("e70-n16", 512),
     ("e73-full-n28", 512),
@@ -124,7 +124,7 @@ def test_those_tile_configs_have_every_kind_of_segment() -> None:
         forward, backward = (
             emulator.chosen_by_engine(plan, heads, backward=backward) for backward in (False, True)
         )
-        kinds.add((forward.helped, forward.steps % backward.steps == 0))
+        kinds.add((forward.producers, forward.steps % backward.steps == 0))
     assert kinds == set(itertools.product([False, True], repeat=2))
 
 
@@ -202,7 +202,7 @@ def test_narrow_numbers(name, dtype, offset, monkeypatch) -> None:
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_a_warp_whose_rows_are_no_whole_vectors(dtype, monkeypatch) -> None:
-    """Six rows, where four numbers are read at once; the second slab of twelve has four."""
+    """Six rows, where four numbers are read at once; the second row tile of twelve has four."""
     tile_config = {"lanes": 16, "tall": 3, "warps": 2, "forward_steps": 5}
     monkeypatch.setitem(BACKENDS, "cuda", emulator.backend(**tile_config))
     plan = build(LAYERS["e88-n16"], torch.float32).plan
@@ -221,12 +221,12 @@ def test_the_order_of_threads_changes_nothing(monkeypatch) -> None:
     assert_equal(found[2], found[0], 0.0)
 
 
-def test_slabs_of_a_head_give_what_one_block_gives(monkeypatch) -> None:
+def test_row_tiles_of_a_head_give_what_one_block_gives(monkeypatch) -> None:
     plan = build(LAYERS["e75-n32"], torch.float32).plan
     leaves = leaves_of(plan, torch.float32)
     monkeypatch.setitem(BACKENDS, "cuda", emulator.backend(4, 4))
     whole = results(plan, leaves, False)
-    monkeypatch.setitem(BACKENDS, "cuda", emulator.backend(4, 1, helped=False))
+    monkeypatch.setitem(BACKENDS, "cuda", emulator.backend(4, 1, producers=False))
     assert_equal(results(plan, leaves, False), whole, 1e-6)
 
 

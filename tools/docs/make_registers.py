@@ -103,7 +103,7 @@ class Kernel:
             "bf16" if fast else "fp32",
             self.architecture,
             " / ".join(f"{one.lanes} x {one.tall} x {one.columns}" for one in pair),
-            " / ".join(f"{n} x {one.slabs}" for n, one in zip(threads, pair, strict=True)),
+            " / ".join(f"{n} x {one.row_tiles}" for n, one in zip(threads, pair, strict=True)),
             str(pair[1].steps),
             " / ".join(str(one.registers) for one in used),
             " / ".join(str(one.spilled) for one in used),
@@ -173,7 +173,7 @@ HEAD = [
     "dtype",
     "architecture",
     "lanes x rows x columns",
-    "threads x slabs",
+    "threads x row tiles",
     "K",
     "registers",
     "spilled bytes",
@@ -231,11 +231,11 @@ def page() -> str:
 
 Written by `tools/docs/make_registers.py` with NVRTC {nvrtc_version()}; forward / backward. Lanes x
 rows x columns: lanes that share rows of the state, how many rows, and what each holds of one;
-threads x slabs: threads of a block, blocks of a head; K: steps between kept states. Sizes are those
-that the engine chooses for a batch of 32 sequences (E70 one head, E75 8, E88 32); sources that lie
-unevenly take a little more. bf16 kernels use the GPU's own tanh, fp32 kernels the CUDA library's.
-Other versions of NVRTC give other numbers; torch's CUDA builds bring their own (torch 2.13: NVRTC
-13.0).
+threads x row tiles: threads of a block, blocks of a head; K: steps between checkpoints. Sizes are
+those that the engine chooses for a batch of 32 sequences (E70 one head, E75 8, E88 32); sources
+that lie unevenly take a little more. bf16 kernels use the GPU's own tanh, fp32 kernels the CUDA
+library's. Other versions of NVRTC give other numbers; torch's CUDA builds bring their own (torch
+2.13: NVRTC 13.0).
 
 ## Models
 

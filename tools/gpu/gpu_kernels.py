@@ -88,7 +88,7 @@ class Tensors:
     """Inputs and outputs of one call, which keeps every K-th state."""
 
     plan: Plan
-    kept_every: int
+    segment_steps: int
     source_btc: Tensor
     parameters: list[Tensor]
     first_bhvn: Tensor | None
@@ -98,7 +98,7 @@ class Tensors:
 
     def call(self) -> Call:
         """Return a call that reads the inputs and writes the results."""
-        call = Call(self.plan, [self.source_btc], self.parameters, self.kept_every)
+        call = Call(self.plan, [self.source_btc], self.parameters, self.segment_steps)
         results = self.results
         states = ("out", "last", "checkpoints", "dfirst")
         call.point(first=self.first_bhvn, dlast=self.dlast_bhvn, **{n: results[n] for n in states})
@@ -114,7 +114,7 @@ def make_tensors(
     """Return random inputs, and results that are full of NaN.
 
     Args:
-        chosen: The backward pass's tile config, which says how often states are kept.
+        chosen: The backward pass's tile config, which says how far apart checkpoints are.
         batch: B.
         time_steps: T.
         dtype: Of the sources and of the output.
@@ -422,7 +422,7 @@ def time_case(case: Timed, chosen: Pair) -> dict[str, Any]:
 
 
 def inputs_of(chosen: TileConfig) -> list[Tensors]:
-    """Return different inputs for both passes; the kept states are zeros.
+    """Return different inputs for both passes; the checkpoints are zeros.
 
     Args:
         chosen: The backward pass's tile config.
@@ -472,8 +472,9 @@ def describe(pair: Pair) -> str:
 
 def shape(chosen: TileConfig) -> str:
     """Return a tile config in words: lanes, their rows and columns, warps, row tiles of a head."""
-    helped = f"+ P{chosen.shares}" if chosen.helped else ""
-    return f"L{chosen.lanes} {chosen.tall}x{chosen.columns} W{chosen.warps}{helped} S{chosen.slabs}"
+    producers = f"+ P{chosen.shares}" if chosen.producers else ""
+    block = f"L{chosen.lanes} {chosen.tall}x{chosen.columns} W{chosen.warps}"
+    return f"{block}{producers} S{chosen.row_tiles}"
 
 
 def registers(chosen: Pair) -> dict[str, Any]:

@@ -101,23 +101,23 @@ def try_tile_config(case: Timed, chosen: TileConfig, backward: bool) -> dict[str
 def alternatives(case: Timed, *, backward: bool) -> Iterator[TileConfig]:
     """Yield tile configs of a pass that fit the GPU and keep it busy."""
     for chosen in all_tile_configs(case):
-        threads = BATCH * case.heads * chosen.slabs * chosen.threads
+        threads = BATCH * case.heads * chosen.row_tiles * chosen.threads
         shared = device_limits(0).shared_bytes
         short = not backward and chosen.steps < 16
         if short or chosen.warps > 16 or not 8_000 <= threads <= 300_000:
             continue
-        ways = helped_ways(chosen, backward=backward) if threads <= 100_000 else []
-        long = backward and chosen.steps > 16  # without helpers states are kept more often
+        ways = producer_ways(chosen, backward=backward) if threads <= 100_000 else []
+        long = backward and chosen.steps > 16  # without producer warps states are kept more often
         for one in ways if long else [chosen, *ways]:
             if (one.backward_bytes if backward else one.shares * one.forward_bytes) <= shared:
                 yield one
 
 
-def helped_ways(chosen: TileConfig, *, backward: bool) -> list[TileConfig]:
-    """Return a tile config with helpers, in the forward pass with blocks that share one."""
+def producer_ways(chosen: TileConfig, *, backward: bool) -> list[TileConfig]:
+    """Return a tile config with producer warps, in the forward pass with blocks that share one."""
     if backward:
-        return [replace(chosen, helped=True)] if chosen.warps <= 10 else []
-    ways = [replace(chosen, helped=True, shares=shares) for shares in (1, 2, 4)]
+        return [replace(chosen, producers=True)] if chosen.warps <= 10 else []
+    ways = [replace(chosen, producers=True, shares=shares) for shares in (1, 2, 4)]
     return [one for one in ways if one.shares == 1 or one.shares * one.warps <= 4]
 
 
@@ -126,8 +126,8 @@ def all_tile_configs(case: Timed) -> Iterator[TileConfig]:
     plan, found = case.plan, kernels.types(case.plan, torch.bfloat16)
     for lanes, tall, steps in itertools.product((1, 2, 4, 8, 16), (1, 2, 3, 4), (8, 12, 16, 32)):
         whole = -(-plan.rows // (32 // lanes * tall))
-        for slabs in {1, 2, 4, 8} & set(range(1, whole + 1)):
-            chosen = tile_config_of(plan, found, lanes, -(-whole // slabs), steps, tall)
+        for row_tiles in {1, 2, 4, 8} & set(range(1, whole + 1)):
+            chosen = tile_config_of(plan, found, lanes, -(-whole // row_tiles), steps, tall)
             piece = chosen.columns * tall
             if 2 <= chosen.columns <= 32 and 4 <= piece <= 64:
                 yield chosen

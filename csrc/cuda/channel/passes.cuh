@@ -106,11 +106,11 @@ struct ChannelForward {
   }
 
   DEVICE void run() {
-    A* kept = lane.checkpoint(0);
+    A* next_checkpoint = lane.checkpoint(0);
     for (int64_t segment = 0; segment < lane.tiles.segments; segment++) {
       lane.tiles.advance();
-      lane.put(kept, 0, h);
-      kept += a.channels;
+      lane.put(next_checkpoint, 0, h);
+      next_checkpoint += a.channels;
       const int steps = lane.tiles.length(segment);
       if (steps == G::STEPS) {
 #pragma unroll
@@ -165,13 +165,13 @@ struct ChannelBackward {
 
   DEVICE void run() {
     int64_t segment = lane.tiles.segments - 1;
-    const A* kept = lane.checkpoint(segment);
-    A start = segment < 0 ? A(0) : lane.number(kept, 0);
+    const A* next_checkpoint = lane.checkpoint(segment);
+    A start = segment < 0 ? A(0) : lane.number(next_checkpoint, 0);
     for (; segment >= 0; segment--) {
       lane.tiles.advance();
       h[0] = start;
-      kept -= a.channels;
-      if (segment) start = lane.number(kept, 0);
+      next_checkpoint -= a.channels;
+      if (segment) start = lane.number(next_checkpoint, 0);
       const int steps = lane.tiles.length(segment);
       if (steps == STEPS)
         walk<true>(steps);

@@ -11,7 +11,7 @@
 namespace elman {
 
 // Spec is that of cpu/channel/engine.h; its T is the arithmetic's type, IO that of the sequences.
-// STEPS: steps of a tile, also between kept states. STAGES: tiles of a sequence in shared memory.
+// STEPS: steps of a tile, also between checkpoints. STAGES: tiles of a sequence in shared memory.
 // UNIT: bytes of a copy, which every row of every tile begins on a multiple of; if it is 4 and a
 // number has 2, a row may begin in the middle of a word.
 template <class Spec_, class IO_, int STEPS_, int STAGES_, int WARPS_, int UNIT_>

@@ -16,8 +16,8 @@ template <class G, bool BACKWARD>
 struct Inputs {
   using A = typename G::A;
   using Spec = typename G::Spec;
-  using Columns = Spread<G, G::N, BACKWARD>;
-  using Rows = Spread<G, G::width(ROLE_V), BACKWARD>;
+  using Columns = ThreadMap<G, G::N, BACKWARD>;
+  using Rows = ThreadMap<G, G::width(ROLE_V), BACKWARD>;
   static constexpr int WORKERS = G::workers(BACKWARD);
   static constexpr int SETS = G::sets(BACKWARD);
   static constexpr int COPIES = BACKWARD ? G::COPIES : 1;
@@ -25,7 +25,7 @@ struct Inputs {
   static constexpr int ROW_NUMBERS = G::AHEAD * G::ROWS;
   static constexpr int TILE = Columns::TILE, NUMBERS = Columns::NUMBERS;
 
-  Raw<G, BACKWARD> raw;
+  SmemStaging<G, BACKWARD> staging;
   sptr<A> k, q, key, col;       // [copy][step][column]; key: what a read multiplies S by
   sptr<A> v, gates[MAX_GATES];  // [step][row]
   sptr<A> decay, write;         // [step]
@@ -35,7 +35,7 @@ struct Inputs {
   A decay_param, dt_bias;    // of the head: what the map makes of its parameter, see map_factor
 
   // The segments are fetched from that at t0 on.
-  DEVICE Inputs(Arena& arena, const Args& args, int64_t t0) : raw(arena, args, t0) {
+  DEVICE Inputs(Arena& arena, const Args& args, int64_t t0) : staging(arena, args, t0) {
     k = arena.take<A>(SETS * COLUMN_NUMBERS);
     q = arena.take<A>(SETS * COLUMN_NUMBERS);
     key = k;
@@ -58,9 +58,9 @@ struct Inputs {
     }
     decay_param = dt_bias = A(0);
     if constexpr (has_param<Spec>(PARAM_DECAY))
-      decay_param = map_factor<Spec::DECAY>(param<G>(args, PARAM_DECAY, raw.at.head));
+      decay_param = map_factor<Spec::DECAY>(param<G>(args, PARAM_DECAY, staging.at.head));
     if constexpr (has_param<Spec>(PARAM_DT_BIAS))
-      dt_bias = param<G>(args, PARAM_DT_BIAS, raw.at.head);
+      dt_bias = param<G>(args, PARAM_DT_BIAS, staging.at.head);
   }
 
   // Goes from one of two sets to the other.
@@ -189,8 +189,8 @@ struct Inputs {
 #pragma unroll
     for (int m = 0; m < Columns::VECTORS; m++) {
       if (Columns::inside(m)) {
-        raw.template read<ROLE, Columns::V>(x + m * Columns::V, buffer, t0, step,
-                                            Columns::first(m));
+        staging.template read<ROLE, Columns::V>(x + m * Columns::V, buffer, t0, step,
+                                                Columns::first(m));
       } else {
 #pragma unroll
         for (int e = 0; e < Columns::V; e++) x[m * Columns::V + e] = A(0);
@@ -206,7 +206,7 @@ struct Inputs {
       if constexpr (Spec::Z_BIAS) {
         const int column = Columns::first(i / Columns::V) + i % Columns::V;
         if (Columns::inside(i / Columns::V))
-          z[i] += param<G>(raw.a, PARAM_Z_BIAS, (int64_t)raw.at.head * G::N + column);
+          z[i] += param<G>(staging.a, PARAM_Z_BIAS, (int64_t)staging.at.head * G::N + column);
       }
       z[i] = activate<Spec::Z_ACT>(z[i]);
     }
@@ -297,8 +297,8 @@ struct Inputs {
 #pragma unroll
       for (int m = 0; m < Rows::VECTORS; m++)
         if (Rows::inside(m))
-          raw.template read<ROLE, V>(x[i] + m * V, buffer, t0, Rows::readable(pass + i),
-                                     Rows::first(m));
+          staging.template read<ROLE, V>(x[i] + m * V, buffer, t0, Rows::readable(pass + i),
+                                         Rows::first(m));
     }
 #pragma unroll
     for (int i = 0; i < Rows::TILE; i++) {
@@ -319,14 +319,14 @@ struct Inputs {
     if constexpr (has_role<Spec>(ROLE_DECAY)) prepare_decay(t0, step, buffer);
     if constexpr (Spec::WRITE != Map::none) {
       A x;
-      raw.template read<ROLE_WRITE, 1>(&x, buffer, t0, step, 0);
+      staging.template read<ROLE_WRITE, 1>(&x, buffer, t0, step, 0);
       write[step] = mapped<Spec::WRITE>(x, A(0), A(0));
     }
   }
 
   DEVICE void prepare_decay(int64_t t0, int step, int buffer) {
     A x;
-    raw.template read<ROLE_DECAY, 1>(&x, buffer, t0, step, 0);
+    staging.template read<ROLE_DECAY, 1>(&x, buffer, t0, step, 0);
     const A c = mapped<Spec::DECAY>(x, decay_param, dt_bias);
     decay[step] = c;
     if constexpr (BACKWARD) {

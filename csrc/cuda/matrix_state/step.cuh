@@ -102,7 +102,7 @@ template <class G, class L, class A = typename G::A>
 DEVICE void put_parts(const L& lane, sptr<A> y, int step, const A (&parts)[G::TALL]) {
 #pragma unroll
   for (int i = 0; i < G::TALL; i++)
-    y[(step + 1) * G::PARTS + G::part_at(lane.slab_row + i) + lane.part] = parts[i];
+    y[(step + 1) * G::PARTS + G::part_at(lane.tile_row + i) + lane.part] = parts[i];
 }
 
 // Runs the first `length` steps of a prepared segment. With READS every lane's parts of the reads
@@ -205,9 +205,9 @@ DEVICE void load_first(const Args& a, const Place& at, const L& lane, typename G
 
 // The state before step `segment` K of the pass that keeps it, segment > 0.
 template <class G>
-DEVICE typename G::Kept* checkpoint(const Args& a, const Place& at, int64_t segment) {
+DEVICE typename G::Checkpoint* checkpoint(const Args& a, const Place& at, int64_t segment) {
   const int64_t head = at.batch * a.H + at.head;
-  return (typename G::Kept*)a.checkpoints + ((segment - 1) * a.B * a.H + head) * G::R * G::N;
+  return (typename G::Checkpoint*)a.checkpoints + ((segment - 1) * a.B * a.H + head) * G::R * G::N;
 }
 
 // What the epilogue needs of the rows that a thread deals with.
@@ -215,14 +215,14 @@ template <class G, bool BACKWARD>
 struct Output {
   using A = typename G::A;
   using Spec = typename G::Spec;
-  using Rows = Spread<G, G::width(ROLE_V), BACKWARD>;
+  using Rows = ThreadMap<G, G::width(ROLE_V), BACKWARD>;
   A residual[Rows::NUMBERS], bias[Rows::NUMBERS];
 
   DEVICE Output(const Args& a, const Place& at) {
 #pragma unroll
     for (int i = 0; i < Rows::NUMBERS; i++) {
       const int row = Rows::first(i / Rows::V) + i % Rows::V;
-      const int64_t index = (int64_t)at.head * G::R + at.slab * G::ROWS + row;
+      const int64_t index = (int64_t)at.head * G::R + at.row_tile * G::ROWS + row;
       const bool there = row < rows_here<G>(at);
       residual[i] = bias[i] = A(0);
       if constexpr (Spec::RESIDUAL)

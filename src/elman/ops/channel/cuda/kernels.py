@@ -44,12 +44,12 @@ def forward(
     channels = state_bc.shape[1]
     y_btc = sources_bts[0].new_empty(batch, steps, channels)
     last_bc = _room(state_bc)
-    kept_bkc = state_bc.new_empty(batch, n_segments(steps), channels)
+    checkpoints_bkc = state_bc.new_empty(batch, n_segments(steps), channels)
     call = _Call(plan, sources_bts, parameters_c, state_bc)
     call.put("y", y_btc)
-    call.point(first=state_bc.contiguous(), last=last_bc, checkpoints=kept_bkc)
+    call.point(first=state_bc.contiguous(), last=last_bc, checkpoints=checkpoints_bkc)
     call.run(backward=False)
-    return y_btc, last_bc, kept_bkc
+    return y_btc, last_bc, checkpoints_bkc
 
 
 def backward(
@@ -58,20 +58,20 @@ def backward(
     dlast_bc: Tensor | None,
     sources_bts: Sequence[Tensor],
     parameters_c: Sequence[Tensor],
-    kept_bkc: Tensor,
+    checkpoints_bkc: Tensor,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """Return the gradients of the sources, of the parameters and of the first state."""
-    batch, _, channels = kept_bkc.shape
-    dfirst_bc = kept_bkc.new_empty(batch, channels)
+    batch, _, channels = checkpoints_bkc.shape
+    dfirst_bc = checkpoints_bkc.new_empty(batch, channels)
     dparameters_c = [_room(parameter) for parameter in parameters_c]
     dsources_bts = [
         gradient_room(plan, n, source, channels) for n, source in enumerate(sources_bts)
     ]
-    call = _Call(plan, sources_bts, parameters_c, kept_bkc)
+    call = _Call(plan, sources_bts, parameters_c, checkpoints_bkc)
     for slot, place in enumerate(plan.slices()):
         call.put("dx", dsources_bts[place.source], slot, place.start)
     call.put_parameters("dp", dparameters_c)
-    call.point(dfirst=dfirst_bc, checkpoints=kept_bkc)
+    call.point(dfirst=dfirst_bc, checkpoints=checkpoints_bkc)
     if dy_btc is not None:
         call.put("dy", call.keep(adjacent(dy_btc)))
     if dlast_bc is not None:

@@ -23,7 +23,7 @@ class Tuning:
     """Sizes that change no number but the time and the memory that a call takes.
 
     Args:
-        steps: Steps of a tile, which are also those between two kept states; a multiple of 8, at
+        steps: Steps of a tile, which are also those between two checkpoints; a multiple of 8, at
             most 32. All that the backward pass computes of them stays in registers.
         stages: Tiles of a sequence in shared memory, all but one of them in flight.
         warps: Warps of a block.

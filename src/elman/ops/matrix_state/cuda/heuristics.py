@@ -1,6 +1,6 @@
 """Which tile configs the CUDA kernels of a plan run with, chosen by arithmetic and not by trial.
 
-The backward pass comes first: it decides how far apart the kept states are. A change of T never
+The backward pass comes first: it decides how far apart the checkpoints are. A change of T never
 changes anything, and of B only where the number of heads no longer fills the GPU.
 Imports no torch.
 
@@ -30,7 +30,7 @@ _RESERVED = 1024  # shared memory that the system takes for each block
 _MOST_WARPS = 16  # of a block that hold the state
 _MOST_THREADS = 640  # of a block, so that each has its 96 registers
 _STEPS = (16, 12, 8)
-_HELPED_STEPS = (32, 24, 16, 12, 8)  # where others replay a segment than walk it
+_PRODUCER_STEPS = (32, 24, 16, 12, 8)  # where others recompute a segment than walk it
 _FORWARD_STEPS = (32, 24, 16)  # of a segment of the forward pass, which keeps no states of its own
 
 
@@ -46,10 +46,10 @@ def choose(plan: Plan, types: Types, heads: int, device: Limits) -> TileConfig:
     lanes, tall = backward_tile(plan, heads, device)
     whole = math.ceil(plan.rows / (WARP // lanes * tall))
     most = _MOST_WARPS if columns_of(plan.columns, lanes) * tall <= 16 else _MOST_WARPS // 2
-    slabs = max(math.ceil(whole / most), _slabs_to_fill(whole, heads, device))
-    found = tile_config_of(plan, types, lanes, math.ceil(whole / slabs), tall=tall)
+    row_tiles = max(math.ceil(whole / most), _row_tiles_to_fill(whole, heads, device))
+    found = tile_config_of(plan, types, lanes, math.ceil(whole / row_tiles), tall=tall)
     fitted = _fitted(_evened(found, backward=True), heads, device)
-    return _with_helpers(fitted, heads, device) or _halved(fitted, heads, device)
+    return _with_producers(fitted, heads, device) or _halved(fitted, heads, device)
 
 
 def forward_of(chosen: TileConfig, heads: int, device: Limits) -> TileConfig:
@@ -63,18 +63,18 @@ def forward_of(chosen: TileConfig, heads: int, device: Limits) -> TileConfig:
     plan = chosen.plan
     lanes, tall = forward_tile(plan, heads, device)
     whole = math.ceil(plan.rows / (WARP // lanes * tall))
-    slabs = max(math.ceil(whole / 8), _slabs_to_fill(whole, heads, device))
-    warps = math.ceil(whole / slabs)
+    row_tiles = max(math.ceil(whole / 8), _row_tiles_to_fill(whole, heads, device))
+    warps = math.ceil(whole / row_tiles)
     found = _evened(tile_config_of(plan, chosen.types, lanes, warps, tall=tall), backward=False)
     candidates = [found]
     if _waits(found, heads, device):
         # Others prepare and finish for the warps that walk.
-        helped = replace(found, helped=True)
-        candidates = [replace(helped, shares=_shares(found, heads, device)), helped, found]
+        relieved = replace(found, producers=True)
+        candidates = [replace(relieved, shares=_shares(found, heads, device)), relieved, found]
     for candidate in candidates:
         if _fits_forward(candidate, device):
             return _lengthened(candidate, heads, device)
-    return replace(chosen, helped=False)
+    return replace(chosen, producers=False)
 
 
 def _lengthened(found: TileConfig, heads: int, device: Limits) -> TileConfig:
@@ -88,7 +88,7 @@ def _waves(found: TileConfig, heads: int, device: Limits) -> float:
     """Return how many blocks of the forward pass follow each other on a multiprocessor."""
     if not _fits_forward(found, device):
         return math.inf
-    blocks = math.ceil(heads * found.slabs / found.shares / device.multiprocessors)
+    blocks = math.ceil(heads * found.row_tiles / found.shares / device.multiprocessors)
     resident = device.shared_total // (found.forward_bytes * found.shares + _RESERVED)
     return math.ceil(blocks / resident)
 
@@ -96,7 +96,7 @@ def _waves(found: TileConfig, heads: int, device: Limits) -> float:
 def _waits(found: TileConfig, heads: int, device: Limits) -> bool:
     """Whether a scheduler has so little to do that it waits for what its warps wait for."""
     schedulers = device.multiprocessors * SCHEDULERS
-    warps = heads * found.slabs * found.warps
+    warps = heads * found.row_tiles * found.warps
     # A block that shares its multiprocessor with no other has nobody else who works while it waits.
     alone = 2 * (found.forward_bytes + _RESERVED) > device.shared_total
     few = warps <= 2 * schedulers and found.columns * found.tall <= 18
@@ -107,7 +107,7 @@ def _shares(found: TileConfig, heads: int, device: Limits) -> int:
     """Return how many blocks share one: four warps of them, if no multiprocessor has more to do."""
 
     def load(shares: int) -> int:
-        return math.ceil(heads * found.slabs / shares / device.multiprocessors) * shares
+        return math.ceil(heads * found.row_tiles / shares / device.multiprocessors) * shares
 
     ways = [shares for shares in (4, 2, 1) if shares * found.warps <= SCHEDULERS]
     return min(ways or [1], key=load)
@@ -154,14 +154,14 @@ def _resized(found: TileConfig, warps: int) -> TileConfig:
 
 
 def natural_align(tile_config: TileConfig) -> int:
-    """Return the alignment that the widths of a plan and its slabs allow, in bytes."""
+    """Return the alignment that the widths of a plan and its row tiles allow, in bytes."""
     plan, io = tile_config.plan, tile_config.types.sizes[0]
     widths = (plan.columns, plan.rows, tile_config.rows)
     return max(LEAST_ALIGN, math.gcd(16, *(width * io for width in widths)))
 
 
-def _slabs_to_fill(warps: int, heads: int, device: Limits) -> int:
-    """Return into how many slabs a head can be cut before there are more blocks than places."""
+def _row_tiles_to_fill(warps: int, heads: int, device: Limits) -> int:
+    """Return into how many row tiles a head can be cut before there are more blocks than places."""
     return max(1, min(warps, device.multiprocessors // heads))
 
 
@@ -186,7 +186,7 @@ def _halved(found: TileConfig, heads: int, device: Limits) -> TileConfig:
     Fewer warps then wait for each other. Where rows are read, it would be more work: each block
     prepares keys and queries, and leaves their gradients to be summed.
     """
-    busy = heads * found.slabs > device.multiprocessors
+    busy = heads * found.row_tiles > device.multiprocessors
     if busy or found.warps < 6 or found.scratch or CELLS[found.plan.cell].reads:
         return found
     warps = math.ceil(found.warps / 2)
@@ -194,21 +194,21 @@ def _halved(found: TileConfig, heads: int, device: Limits) -> TileConfig:
     return halves if halves.warps == warps and _resident(halves, device) >= 2 else found
 
 
-def _with_helpers(found: TileConfig, heads: int, device: Limits) -> TileConfig | None:
-    """Return a tile config of the backward pass with helpers, where warps have little company.
+def _with_producers(found: TileConfig, heads: int, device: Limits) -> TileConfig | None:
+    """Return a tile config of the backward pass with producer warps, or None if warps are many.
 
-    The replay of one segment then stands beside the walk through another. Both need their room in
-    shared memory, and more steps to a segment make up for their waiting for each other; where rows
-    are read, whose replay takes longer, eight do not.
+    One segment is then recomputed while another is walked. Both need their room in shared memory,
+    and more steps to a segment make up for the time in which they wait for each other. Where rows
+    are read, recomputing takes longer, and eight steps are too few.
     """
-    warps = heads * found.slabs * found.warps
+    warps = heads * found.row_tiles * found.warps
     crowded = warps > 1.5 * device.multiprocessors * SCHEDULERS
     if crowded or found.scratch or found.tall * found.columns > 18:
         return None
     rounds = _rounds(found, heads, device)
     fewest = 12 if CELLS[found.plan.cell].reads else 8
-    helped = (replace(found, helped=True, steps=steps) for steps in _HELPED_STEPS)
-    fits = (one for one in helped if one.steps >= fewest and one.backward_threads <= _MOST_THREADS)
+    ways = (replace(found, producers=True, steps=steps) for steps in _PRODUCER_STEPS)
+    fits = (one for one in ways if one.steps >= fewest and one.backward_threads <= _MOST_THREADS)
     return next((one for one in fits if _rounds(one, heads, device) <= rounds), None)
 
 
@@ -221,6 +221,6 @@ def _resident(tile_config: TileConfig, device: Limits) -> int:
 
 def _rounds(tile_config: TileConfig, heads: int, device: Limits) -> float:
     """Return how many blocks of the backward pass follow each other on a multiprocessor."""
-    blocks = math.ceil(heads * tile_config.slabs / device.multiprocessors)
+    blocks = math.ceil(heads * tile_config.row_tiles / device.multiprocessors)
     resident = _resident(tile_config, device)
     return math.ceil(blocks / resident) if resident else math.inf

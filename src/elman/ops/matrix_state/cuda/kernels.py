@@ -40,12 +40,12 @@ def exact() -> Iterator[None]:
 
 
 def segment(plan: Plan, batch: int, dtype: torch.dtype) -> int:
-    """Return how many steps lie between two kept states."""
+    """Return how many steps lie between two checkpoints."""
     return tile_config(plan.text, batch, dtype, backward=True).steps
 
 
 def kept_dtype(plan: Plan, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of kept states; tanh keeps them in [-1, 1], where fp16 is the finer one."""
+    """Return the dtype of checkpoints; tanh keeps them in [-1, 1], where fp16 is the finer one."""
     if dtype != torch.bfloat16:
         return dtype
     return torch.float16 if plan.nonlinearity == "tanh" else torch.bfloat16
@@ -124,7 +124,7 @@ def _ready(
 
 def launches(chosen: TileConfig, batch: int, time: int, backward: bool) -> list[Launch]:
     """Return the launches of a pass."""
-    blocks = batch * chosen.plan.heads * chosen.slabs
+    blocks = batch * chosen.plan.heads * chosen.row_tiles
     if not backward:
         shares = chosen.shares
         of_gpu = (chosen.forward_threads * shares, chosen.forward_bytes * shares)
