@@ -27,12 +27,12 @@ from elman.ops.decode import draw, row_product
 from elman.ops.matrix_state.cuda import kernels
 from elman.ops.matrix_state.stacked import DELTA, stacked_plan
 
-DOCS = Path(__file__).parents[2] / "docs"
+TOOLS = Path(__file__).parents[2] / "tools" / "docs"
 EMPTY = 'extern "C" __global__ void nothing() {}'
 
 
 def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_registers", DOCS / "make_registers.py")
+    spec = importlib.util.spec_from_file_location("make_registers", TOOLS / "make_registers.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -63,7 +63,7 @@ def row_of() -> Iterator[Callable[[str], list[str]]]:
     if problem := registers.compiler_problem():
         pytest.skip(problem)
     process = subprocess.Popen(
-        [sys.executable, str(DOCS / "make_registers.py"), "--rows"],
+        [sys.executable, str(TOOLS / "make_registers.py"), "--rows"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

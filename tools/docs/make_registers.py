@@ -1,7 +1,7 @@
 """Writes docs/registers.md: what the CUDA kernels take of a multiprocessor, on every architecture.
 
 Run it after a change to csrc/cuda: ``python tools/docs/make_registers.py``. No GPU is needed.
-Everything is compiled by the NVRTC that docs/registers-compiler.txt pins, in a folder of its own: the
+Everything is compiled by the NVRTC that registers-compiler.txt pins, in a folder of its own: the
 one that kernels use is the user's, and torch's CUDA builds bring theirs. A test asks for the rows
 one by one (``--rows``) and compares them.
 """
@@ -34,8 +34,8 @@ from elman.ops.matrix_state.recurrences import CELLS
 from elman.ops.matrix_state.stacked import DELTA, E70, E75, stacked_plan
 from elman.report.markdown import table
 
-_DOCS = Path(__file__).parents[2] / "docs"
-PAGE, PINNED = _DOCS / "registers.md", _DOCS / "registers-compiler.txt"
+PAGE = Path(__file__).parents[2] / "docs" / "registers.md"
+PINNED = Path(__file__).parents[2] / "docs" / "registers-compiler.txt"
 COMPILER = Path(sys.prefix) / "registers-compiler"
 """Where ``make test`` installs what is pinned."""
 _KIB = 1024
