@@ -70,12 +70,12 @@ struct Args {
   const void* first;  // state before the first step [B, H, R, N]; nullptr is zeros
   void* last;         // forward: after the last step
   const void* dlast;  // backward: its gradient; nullptr is zeros
-  void* dfirst;       // backward; nullptr where nobody asks
+  void* dfirst;       // backward; nullptr where it is not wanted
   void* out;          // forward: [B, T, H, R] contiguous, of Spec::IO: y behind the epilogue
   const void* dout;   // backward: its gradient, heads and rows contiguous; nullptr is zeros
   int64_t dout_batch, dout_time;  // its strides
-  // States before the steps K, 2 K, ... in any order of B H ((T - 1) / K) R N numbers that the
-  // engine likes. Forward: nullptr where no gradient is wanted.
+  // States before the steps K, 2 K, ...: B H ((T - 1) / K) R N numbers in an order of the engine's
+  // own. Forward: nullptr where no gradient is wanted.
   void* checkpoints;
   void* workspace;  // as many bytes as the engine asked for
   int64_t B, T, H, R, N, K;

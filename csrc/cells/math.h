@@ -1,6 +1,6 @@
 // Functions of one number that the cells are written in, for float, double and, on the CPU, SIMD
-// vectors of either; maps.h has activations and what else is made of them. Relative errors measured
-// over all floats where nothing else is said:
+// vectors of either; maps.h has activations and what else is made of them. Relative errors,
+// measured over all floats unless it says otherwise:
 //
 //   vectors of float   tanh 4e-7, exp 2e-7 (on [-87.3, 88.3], beyond it the value at the bound),
 //                      sigmoid 3e-7 above x = -87, softplus 4e-7
@@ -9,8 +9,8 @@
 //                      functions
 //   vectors of double  the C library, lane by lane: fp64 is for checks, not for speed
 //
-// NaN goes through every function. Include it as "math.h" from this folder alone and never put the
-// folder on an include path: the name is the C library's too.
+// NaN goes through every function. Include it as "cells/math.h" and never put this folder on an
+// include path: the C library has a math.h, too.
 #pragma once
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)

@@ -1,5 +1,5 @@
-// Signals between the two parts of a block, as barriers in shared memory behave: one counts
-// arrivals, whoever makes them, and who waits at it sees only whether its phases are even or odd.
+// Signals between the two parts of a block, as barriers in shared memory behave: a barrier counts
+// arrivals, whoever makes them, and a thread that waits sees only whether its phase is even or odd.
 // The first thread of a block makes them.
 #pragma once
 #include <unordered_map>

@@ -147,6 +147,6 @@ def test_what_is_emulated_is_what_nvrtc_compiles() -> None:
     assert "channel_norms_backward" in compiled
     shared = {path for path in included_sources(emulated) if path.parent.name != "emulation"}
     assert shared == {path for path in included_sources(compiled) if path.name != "device.cuh"}
-    engine = [path for path in shared if path.name.startswith("channel") and path.suffix == ".cuh"]
+    engine = [path for path in shared if path.match("cuda/channel/*.cuh")]
     assert len(engine) == 3
     assert not any("#if" in path.read_text() for path in engine)

@@ -36,7 +36,7 @@ class Columns : Layout<Spec> {
 
  public:
   // to[t][j] = act(from[t][j]), divided by its norm + 1e-6 if UNIT. Keeps norms, and slopes of the
-  // activation where somebody asks.
+  // activation where they are wanted.
   template <Act ACT, bool UNIT>
   static void stage(const T* from, int64_t stride, int64_t steps, T* to, T* norms, T* slopes) {
     auto one = [&](int64_t t, int j, auto in) __attribute__((always_inline)) {

@@ -107,7 +107,7 @@ class MatrixEngine : public Places<Spec> {
       const auto key = in(ROLE_READ, head, t);
       C::template stage<Act::none, false>(key.at, key.stride, steps, s.key, nullptr, nullptr);
     }
-    // The last step reads its new state with this: nobody asks for the result.
+    // The last step reads its new state with this; the result is not used.
     std::memset(s.key + steps * NP, 0, NP * sizeof(T));
     if constexpr (L::HEAD_DECAY) {
       const auto from = Spec::DECAY == Map::parameter ? Strip<const T>{} : in(ROLE_DECAY, head, t);

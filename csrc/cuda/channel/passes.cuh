@@ -190,7 +190,7 @@ struct ChannelBackward {
 #pragma unroll
     for (int u = 0; u < STEPS; u++)
       if (WHOLE || u < steps) h[u + 1] = Cell::step(lane.read(u, h[u]), memo[u]);
-    // Lets inputs be read anew where registers would not hold them until then.
+    // Lets the compiler read inputs again where registers would not hold them until then.
     if constexpr (Cell::MEMO + G::SLOTS + G::SHIFTS > 4) sync_warp();
 #pragma unroll
     for (int u = STEPS - 1; u >= 0; u--)

@@ -1,9 +1,9 @@
 // The backward pass: segment by segment from the last, the states of a segment are computed again
-// from its checkpoint and kept on chip, then the steps are walked back. Either every thread
-// prepares, recomputes, walks and writes one segment after another; or some warps do nothing but
-// walk, while producer warps beside them prepare and recompute the segment before the one that is
-// walked and write the gradients of the one behind it: faster where a scheduler has one or two
-// warps, which wait for their own results; elsewhere there is no room for two histories.
+// from its checkpoint and kept on chip, then the steps are walked back. It runs in one of two ways.
+// In the first, every thread prepares, recomputes, walks and writes one segment after another. In
+// the second, some warps only walk, while producer warps prepare and recompute the segment before
+// it and write the gradients of the one behind it. The second is faster where a scheduler has one
+// or two warps, which wait for their own results; elsewhere there is no room for two histories.
 #pragma once
 #include "cuda/matrix_state/recompute.cuh"
 #include "cuda/matrix_state/walk_back.cuh"

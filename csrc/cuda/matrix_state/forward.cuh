@@ -1,16 +1,16 @@
 // The forward pass of a matrix-state recurrence: one block per (batch, head, row tile), one launch
-// per layer. Either every thread holds a piece of the state and prepares, walks and writes one
-// segment after another; or some warps do nothing but walk, while producer warps beside them
-// prepare the segment after the one that is walked and write the one before. Then nothing else
-// stands in the recurrence's way: faster where few warps share a multiprocessor, of no use where
-// they fill it.
+// per layer. It runs in one of two ways. In the first, every thread holds a piece of the state, and
+// prepares, walks and writes one segment after another. In the second, some warps only walk, while
+// producer warps prepare the next segment and write the last one, so that nothing else delays the
+// recurrence. The second is faster where few warps share a multiprocessor, and of no use where they
+// fill it.
 #pragma once
 #include "cuda/matrix_state/step.cuh"
 
 namespace elman {
 
-// What tells walking warps and producer warps how far the others are. Nobody who walks waits for
-// a producer, unless that one is late.
+// Tells walking warps and producer warps how far the others are. A warp that walks waits for a
+// producer only if that one is late.
 template <class G>
 struct Relay {
   using ByProducers = Signal<G::THREADS, G::producer_threads(false)>;

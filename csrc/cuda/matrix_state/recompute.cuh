@@ -30,7 +30,7 @@ struct Recompute {
   }
 
   // Starts copying the state before the first step of a segment to where the recomputation will
-  // keep the state before its last one, which nobody needs until then.
+  // keep the state before its last one, which is not needed until then.
   DEVICE void copy_start(int64_t segment) {
     if constexpr (G::COPIES_CHECKPOINT) {
       if (segment <= 0) return;

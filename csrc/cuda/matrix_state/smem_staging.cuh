@@ -31,8 +31,8 @@ DEVICE void sync() {
     sync_block();
 }
 
-// A thread's number among those that copy, prepare and finish segments; where those are producer
-// warps, it means nothing in other threads.
+// A thread's number among those that copy, prepare and finish segments. Where those are the
+// producer warps, the number has no meaning in other threads.
 template <class G, bool BACKWARD>
 DEVICE int worker_index() {
   return G::produces(BACKWARD) ? thread_index() - G::THREADS : thread_index();
@@ -44,7 +44,7 @@ DEVICE int state_thread() {
   return G::PRODUCERS ? thread_index() % G::THREADS : thread_index();
 }
 
-// What the workers of a backward pass meet at: a barrier of the block, or of its producer warps.
+// The barrier of a backward pass's workers: that of the block, or one of its producer warps alone.
 template <class G>
 struct Crew {
   const Signal<G::THREADS, G::producer_threads(true)>* met = nullptr;

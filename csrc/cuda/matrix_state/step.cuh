@@ -68,7 +68,7 @@ DEVICE void read_state(const L& lane, Step<G>& step, const A* S) {
   }
 }
 
-// Takes S, of which the rows have read, one step further, up to phi.
+// Takes S one step further, up to phi; the rows have read it before.
 template <class G, class A = typename G::A>
 DEVICE void advance(const Step<G>& step, A* S) {
   using Cell = typename G::Cell;
@@ -105,9 +105,9 @@ DEVICE void put_parts(const L& lane, sptr<A> y, int step, const A (&parts)[G::TA
     y[(step + 1) * G::PARTS + G::part_at(lane.tile_row + i) + lane.part] = parts[i];
 }
 
-// Runs the first `length` steps of a prepared segment. With READS every lane's parts of the reads
-// y = S q are left in `y`. `visitor` sees the state before every step, and what each row saw; now
-// and then it is asked how far to run before it is asked again. What a step needs is loaded one
+// Runs the first `length` steps of a prepared segment. With READS every lane's parts of the reads y
+// = S q are left in `y`. `visitor` is shown the state before every step and what each row read;
+// `visitor.stop` says how far to run until it is asked again. The inputs of a step are loaded one
 // step ahead.
 template <class G, bool READS, class In, class L, class F, class A = typename G::A>
 DEVICE void run_steps(const In& in, const L& lane, int length,
@@ -115,7 +115,7 @@ DEVICE void run_steps(const In& in, const L& lane, int length,
   A q[G::COLUMNS], parts[G::TALL];
   Step<G> now;
   now.read(in, lane, 0, params);
-  // Nobody looks at the read before the first step.
+  // The read before the first step is not used.
   if constexpr (READS) lane.read(q, in.q, 0);
   const auto advance_to = [&](int step) {
     visitor.state(step, S);
@@ -128,8 +128,9 @@ DEVICE void run_steps(const In& in, const L& lane, int length,
     apply_phi<G>(S);
     if constexpr (READS) put_parts<G>(lane, y, step - 1, parts);
   };
-  // Several steps at once: where addresses change, the assembler waits for the loads of the last.
-  // Said in C++, since NVRTC 13.0 leaves loops alone that it is asked to unroll.
+  // Several steps at once: where addresses change, the assembler waits for the loads of the last
+  // one. The inner loop has a constant length, since NVRTC 13.0 does not unroll the outer one when
+  // it is asked to.
   constexpr int SMALL = G::Cell::READ ? 8 : 16;
   constexpr int UNROLL = G::PIECE <= SMALL ? 8 : G::PIECE <= 32 ? 4 : 1;
   for (int step = 0; step < length;) {

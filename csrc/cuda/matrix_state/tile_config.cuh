@@ -73,10 +73,10 @@ struct TileConfig {
   static_assert(TALL >= 1 && TALL <= 4, "tile config");
 
   static constexpr int THREADS = 32 * WARPS;  // that hold the state
-  // Producer warps are warps beside those that walk from step to step: they prepare the next
-  // segment's inputs and write the last one's results. In the backward pass they recompute the next
-  // segment, too, and hold as many pieces of the state. Workers are the threads that do so, with
-  // producer warps or without.
+  // Producer warps prepare the next segment's inputs and write the last one's results, while the
+  // other warps walk from step to step. In the backward pass they recompute the next segment, too,
+  // and hold as many pieces of the state. Workers are the threads that do this: those of the
+  // producer warps, or all threads where there are none.
   HD static constexpr bool produces(bool backward) { return PRODUCERS && !(backward && SCRATCH); }
   HD static constexpr int producer_threads(bool backward) {
     return !produces(backward) ? 0 : backward ? THREADS : 32 * least(WARPS, 4);
@@ -142,8 +142,9 @@ struct TileConfig {
   static constexpr int DECAY_TERMS = LANE_DECAY ? THREADS : ROWS;
   static constexpr int DECAY_STRIDE = DECAY_TERMS + 4, WRITE_STRIDE = ROWS + 4;
 
-  // The states before the steps of a segment, and behind its last one where others recompute it
-  // than walk it. A thread reads only what it wrote, or the producer did that holds the same piece.
+  // The states before the steps of a segment; where producer warps recompute it, also the state
+  // behind its last step. A thread reads only what it wrote itself, or what the producer of the
+  // same piece wrote.
   static constexpr int HISTORY_NUMBERS = sizeof(Checkpoint) == 2 ? round_up(PIECE, 2) : PIECE;
   static constexpr int HISTORY_VECTOR =
       least(16 / (int)sizeof(Checkpoint), HISTORY_NUMBERS & -HISTORY_NUMBERS);
@@ -192,7 +193,7 @@ struct TileConfig {
   // ---- shared memory
 
   HD static constexpr int bytes(int count) { return round_up(count * (int)sizeof(A), 16); }
-  // One step more than there are: what comes next is loaded ahead, whether it exists or not.
+  // One step more than a segment has: the next step is loaded ahead, whether it exists or not.
   static constexpr int AHEAD = STEPS + 1;
   // Numbers of a vector over the columns, with its copies.
   HD static constexpr int column_numbers(bool backward) {
