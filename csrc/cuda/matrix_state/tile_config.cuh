@@ -1,4 +1,4 @@
-// How a head's state is spread over threads, and what a block keeps in shared memory; all of it
+// How a head's state is mapped to threads, and what a block keeps in shared memory; all of it
 // known at compile time. elman/ops/matrix_state/cuda/tile_config.py chooses the numbers and mirrors
 // the sizes, which the generated translation unit compares.
 //

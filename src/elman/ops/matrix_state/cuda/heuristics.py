@@ -30,7 +30,7 @@ _RESERVED = 1024  # shared memory that the system takes for each block
 _MOST_WARPS = 16  # of a block that hold the state
 _MOST_THREADS = 640  # of a block, so that each has its 96 registers
 _STEPS = (16, 12, 8)
-_PRODUCER_STEPS = (32, 24, 16, 12, 8)  # where others recompute a segment than walk it
+_PRODUCER_STEPS = (32, 24, 16, 12, 8)  # where producer warps recompute segments
 _FORWARD_STEPS = (32, 24, 16)  # of a segment of the forward pass, which keeps no states of its own
 
 
@@ -94,10 +94,10 @@ def _waves(found: TileConfig, heads: int, device: Limits) -> float:
 
 
 def _waits(found: TileConfig, heads: int, device: Limits) -> bool:
-    """Whether a scheduler has so little to do that it waits for what its warps wait for."""
+    """Whether schedulers have so few warps that they often have none to run."""
     schedulers = device.multiprocessors * SCHEDULERS
     warps = heads * found.row_tiles * found.warps
-    # A block that shares its multiprocessor with no other has nobody else who works while it waits.
+    # A block alone on its multiprocessor leaves it idle while it waits.
     alone = 2 * (found.forward_bytes + _RESERVED) > device.shared_total
     few = warps <= 2 * schedulers and found.columns * found.tall <= 18
     return warps <= schedulers or few or alone
@@ -138,8 +138,8 @@ def tile_config_of(
 def _evened(found: TileConfig, *, backward: bool) -> TileConfig:
     """Return a tile config whose lanes have one column more, if they had many and an odd number.
 
-    Two or four at a time are then read and kept: less work than one by one, though one is idle.
-    Not where rows of the state begin at any number: they are kept one by one.
+    Two or four are then read and stored at a time: less work than one by one, though one is idle.
+    Not where rows of the state begin at any number: they are stored one by one.
     """
     columns = found.columns + 1
     many = found.columns >= 7 if backward else found.columns >= (13 if found.tall == 4 else 9)

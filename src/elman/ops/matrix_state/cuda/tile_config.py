@@ -1,4 +1,4 @@
-"""How the CUDA kernels of a plan are spread over threads, and what memory they take.
+"""How the CUDA kernels of a plan are mapped to threads, and what memory they take.
 
 Mirrors csrc/cuda/matrix_state/tile_config.cuh and workspace.cuh; every kernel compares the sizes
 when it is compiled (:func:`assertions`). Imports no torch.
@@ -93,7 +93,7 @@ class TileConfig:
 
     @property
     def recomputed(self) -> bool:
-        """Whether other warps recompute segments than walk them, in the backward pass."""
+        """Whether producer warps recompute segments, in the backward pass."""
         return self.producers and not self.scratch
 
     @property
