@@ -373,14 +373,14 @@ def test_a_plan_survives_being_written_as_a_word(name) -> None:
 
 def test_what_has_no_kernel_says_so() -> None:
     inputs, state = {"key": torch.randn(1, 2, 3), "value": torch.randn(1, 2, 3)}, torch.zeros(1, 3)
-    with pytest.raises(UserError, match=r"^source.backend=cpu: step e74_delta_rmsnorm has no k"):
+    with pytest.raises(UserError, match=r"^kernels.backend=cpu: step e74_delta_rmsnorm has no k"):
         op.channel("e74_delta_rmsnorm", inputs, {}, state, backend="cpu")
     with pytest.raises(
         ValueError, match=r"^state of channel e74_delta_tanh: dtype bfloat16, expected float32$"
     ):
         op.channel("e74_delta_tanh", inputs, {}, state.bfloat16(), backend="cpu")
     plan = Plan("mingru", (("candidate", Slice(0, 0)), ("gate", Slice(0, 3))))
-    with pytest.raises(UserError, match=r"^source.backend=cpu: computes in float32 and float64, "):
+    with pytest.raises(UserError, match=r"^kernels.backend=cpu: computes in float32 and float64, "):
         source.spec_for(plan, torch.bfloat16)
 
 
@@ -403,7 +403,7 @@ def test_norms_over_the_channels_run_on_the_reference_alone(name, options, reaso
         layer(8, **options, backend="cpu")
     assert str(caught.value) == (
         f"kernels.backend=cpu: cell {cell} has only reference ({reason}); "
-        "use source.backend=reference or source.backend=auto"
+        "use kernels.backend=reference or kernels.backend=auto"
     )
     y, _ = layer(8, **options)(torch.randn(1, 2, 8))
     assert y.isfinite().all()
