@@ -23,12 +23,12 @@ import torch
 from elman.kernels.nvrtc import Limits, Unit, nvrtc_version
 from elman.ops.channel import recurrences as channel_cells
 from elman.ops.channel.cuda import kernels as channel_cuda
-from elman.ops.channel.cuda.tile_config import Geometry as ChannelGeometry
+from elman.ops.channel.cuda.tile_config import TileConfig as ChannelTileConfig
 from elman.ops.channel.plan import Plan as ChannelPlan
 from elman.ops.common.slices import row_blocks
 from elman.ops.matrix_state.cuda import kernels
 from elman.ops.matrix_state.cuda.heuristics import H200, choose, forward_of
-from elman.ops.matrix_state.cuda.tile_config import Geometry
+from elman.ops.matrix_state.cuda.tile_config import TileConfig
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.matrix_state.recurrences import CELLS
 from elman.ops.matrix_state.stacked import DELTA, E70, E75, stacked_plan
@@ -80,7 +80,7 @@ class Kernel:
         return f"{self.name}-n{self.plan.columns}-{dtype}-{self.architecture}"
 
     @property
-    def geometries(self) -> tuple[Geometry, Geometry]:
+    def tile_configs(self) -> tuple[TileConfig, TileConfig]:
         """How the engine runs its forward and its backward pass."""
         device = ARCHITECTURES[self.architecture]
         chosen = choose(self.plan, kernels.types(self.plan, self.dtype), self.heads, device)
@@ -88,7 +88,7 @@ class Kernel:
 
     def row(self) -> list[str]:
         """Compile both kernels and return their row of the page."""
-        pair, fast = self.geometries, self.dtype == torch.bfloat16
+        pair, fast = self.tile_configs, self.dtype == torch.bfloat16
         used = [
             kernels.unit_of(pair[backward], backward, self.architecture, fast=fast).resources()[
                 name
@@ -103,7 +103,7 @@ class Kernel:
             "bf16" if fast else "fp32",
             self.architecture,
             " / ".join(f"{one.lanes} x {one.tall} x {one.columns}" for one in pair),
-            " / ".join(f"{n} x {one.slabs}" for n, one in zip(threads, pair, strict=True)),
+            " / ".join(f"{n} x {one.row_tiles}" for n, one in zip(threads, pair, strict=True)),
             str(pair[1].steps),
             " / ".join(str(one.registers) for one in used),
             " / ".join(str(one.spilled) for one in used),
@@ -150,8 +150,8 @@ class ChannelKernel:
         unit = "key" if "key" in inputs else None
         places = row_blocks(dict.fromkeys(inputs, 64))
         plan = ChannelPlan(self.step, tuple(places.items()), unit=unit, self_gate=True)
-        geometry = ChannelGeometry(plan, torch.bfloat16, torch.float32)
-        text = channel_cuda.unit_text(geometry)
+        tile_config = ChannelTileConfig(plan, torch.bfloat16, torch.float32)
+        text = channel_cuda.unit_text(tile_config)
         used = Unit(text, self.step, "sm_90", True).resources()
         both = [used[f"channel_{name}"] for name in ("forward", "backward")]
         return [

@@ -271,8 +271,8 @@ def _devices_page(part: dict[str, Any]) -> str:
 
 def _kernels_page(part: dict[str, Any]) -> str:
     found = part.get("found", {}).get("times", {}).get("rows", [])
-    rows = [[row["name"], row.get("geometry", ""), *_numbers(row)] for row in found]
-    return "## Matrix-state kernels\n\n" + table(["size", "geometry", *_TIMES], rows)
+    rows = [[row["name"], row.get("tile config", ""), *_numbers(row)] for row in found]
+    return "## Matrix-state kernels\n\n" + table(["size", "tile config", *_TIMES], rows)
 
 
 def _channel_page(part: dict[str, Any]) -> str:

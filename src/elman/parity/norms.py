@@ -159,8 +159,8 @@ def _resident(width: int, run: Run) -> int:
     device = torch.device(run.device)
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
-    geometry = cuda.geometry_of(width, True, torch.float32, torch.float32)
-    return cuda.MULTIPROCESSORS(device) * geometry.blocks
+    tile_config = cuda.tile_config_of(width, True, torch.float32, torch.float32)
+    return cuda.MULTIPROCESSORS(device) * tile_config.blocks
 
 
 def norm_runs(requested: str = AUTO) -> tuple[list[Run], list[str]]:
