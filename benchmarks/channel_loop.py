@@ -1,11 +1,12 @@
-"""The channel engine beside loops over time in PyTorch: milliseconds, best of interleaved rounds.
+"""Compares the channel engine with PyTorch loops over time: milliseconds, best of several rounds.
 
     python benchmarks/channel_loop.py [--steps e65,e68] [--batch-size 8] [--dim 512] ...
 
-Three ways of running one recurrence with its self gate, forward alone and with backward:
+It times three ways of running one recurrence with its self gate, forward only and with backward, in
+interleaved rounds:
 
-- ``plain``: what one writes first: indexes each step, applies biases and activations there, stacks.
-- ``reference``: the reference backend, which does all that the state does not need beforehand.
+- ``plain``: the obvious loop, which indexes each step, applies biases and activations, stacks.
+- ``reference``: the reference backend, which computes everything without the state before the loop.
 - ``cpu``: the engine.
 
 Shape legend: b batch, t time, c channels of the state.

@@ -1,12 +1,12 @@
-"""Plain PyTorch of the packaged baselines on a CPU: errors, milliseconds, bytes kept for backward.
+"""Measures the packaged baselines as plain PyTorch on a CPU: errors, times, bytes for backward.
 
     python benchmarks/cpu_baselines.py [parity] [chunks] [layers] [memory] [--rounds 7] [--busy]
 
-Prints tables in Markdown. Parity: fp32 chunks against the step-by-step recurrence in fp64, relative
-L2 error of outputs, final state and all gradients. Chunks: forward, and forward with backward, by
-length of a chunk. Layers: whole layers, with the step-by-step loop beside them. Times are medians
-of interleaved rounds and, in brackets, the fastest. With --busy they are CPU time of one thread,
-which still says something on a machine that others use.
+Prints tables in Markdown. Parity: relative L2 error of outputs, final state and all gradients, of
+fp32 chunks against the step-by-step recurrence in fp64. Chunks: forward, and forward with backward,
+by chunk length. Layers: whole layers next to the step-by-step loop. Times are in milliseconds,
+medians of interleaved rounds, with the fastest in brackets. With --busy they are CPU time of one
+thread, which is still meaningful on a machine that others use.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""How long a step waits for its data: microseconds per ``next()``, median of 7 rounds.
+"""Measures how long a step waits for its data: microseconds per ``next()``, median of 7 rounds.
 
     python benchmarks/data_wait.py [--step-ms 200] [--batch-size 32] [--chunk-size 512] [--path F]
 
-Two figures for each kind of batches, in interleaved rounds: ``back to back`` (no work between
-calls, so that the whole read is waited for: the upper bound) and ``behind a step`` (the main thread
-computes for ``--busy-ms`` between calls, so that the read ahead is under way or done).
+There are two figures for each kind of batches, from interleaved rounds. ``back to back``: no work
+between calls, so that each call waits for the whole read; this is the upper bound. ``behind a
+step``: the main thread computes for ``--busy-ms`` between calls, so that the read ahead is running
+or done.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Host time of an operator: what Python does for one call, with kernels that do nothing.
+"""Measures the host time of one operator call, with kernels that do nothing.
 
-A GPU waits for the host where a layer's operators take longer to be called than to be computed.
-Here launches are replaced by functions that return at once, so no GPU is needed: what is timed is
-everything from the operator as a layer calls it to the driver's launch, which takes 2 to 4 us more
-for each kernel.
+A GPU waits for the host if calling a layer's operators takes longer than computing them. Here,
+functions that return at once replace the launches, so no GPU is needed. The time covers everything
+from the layer's call of the operator to the driver's launch. The launch itself would take 2 to 4 us
+more for each kernel.
 
-Twenty calls share one backward pass, as a model's layers do: to start one takes 50 us. Linear maps
-and whole layers run under the CPU's autocast, whose casts launch nothing: what a GPU's host saves
-by casting all weights at once is not seen here.
+Twenty calls share one backward pass, as a model's layers do, because starting one takes 50 us.
+Linear maps and whole layers run under the CPU's autocast, whose casts launch no kernels. So this
+does not show what the host of a GPU saves by casting all weights at once.
 
     python benchmarks/host_overhead.py [rounds]
 
@@ -36,7 +36,6 @@ from elman.ops.add_norm import custom_op as norm_custom
 from elman.ops.add_norm import op as norm_op
 from elman.ops.channel import custom_op as channel_custom
 from elman.ops.channel import op as channel_op
-from elman.ops.channel.cuda import kernels as channel_cuda
 from elman.ops.linear import Weights, linear
 from elman.ops.matrix_state import custom_op as matrix_custom
 from elman.ops.matrix_state import op as matrix_op
@@ -69,7 +68,6 @@ def no_gpu() -> Iterator[None]:
             (nvrtc, "load", lambda unit: loaded),
             (matrix_cuda, "load", lambda unit: loaded),
             (norm_cuda, "MULTIPROCESSORS", lambda device: 132),
-            (channel_custom, "cpu", channel_cuda),
         ):
             stack.enter_context(patch.object(owner, name, value))
         yield

@@ -1,10 +1,10 @@
-"""What keeping every K-th state costs and saves on a CPU: time and bytes for the backward pass.
+"""Measures checkpoints of every K-th state on a CPU: their time, and bytes for the backward pass.
 
     python benchmarks/kept_states.py [--cell e73cp] [--shape 8x64] [--steps 1,8,16,32,64] [--busy]
 
-K = 1 keeps the whole trajectory. Bytes are those of the states that the forward pass leaves behind,
-beside its inputs, which every K needs alike. Times of forward with backward, medians of interleaved
-rounds and, in brackets, the fastest.
+K = 1 stores every state. Bytes count the states that the forward pass stores, without its inputs,
+which are the same for every K. Times are of forward with backward: medians of interleaved rounds,
+with the fastest in brackets.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 from matrix_loop import make_case, seconds  # type: ignore[import-not-found]
 
-from elman.ops.matrix_state.backends import BACKENDS
+from elman.ops.matrix_state.custom_op import KERNELS
 
 
 def main() -> None:
@@ -28,12 +28,12 @@ def main() -> None:
     heads, n = map(int, given.shape.split("x"))
     case = make_case(given.cell, given.batch_size, given.chunk_size, heads, n)
     intervals = [int(steps) for steps in given.steps.split(",")]
-    chosen = BACKENDS["cpu"].segment(case.plan, given.batch_size, torch.float32)
+    chosen = KERNELS["cpu"].segment(case.plan, given.batch_size, torch.float32)
     times: dict[int, list[float]] = {steps: [] for steps in intervals}
     for _ in range(given.rounds + 1):  # the first round warms up
         for steps, found in times.items():
-            every = replace(BACKENDS["cpu"], segment=lambda *_, steps=steps: steps)
-            BACKENDS["cpu"] = every
+            every = replace(KERNELS["cpu"], segment=lambda *_, steps=steps: steps)
+            KERNELS["cpu"] = every
             found.append(1e3 * seconds(lambda: case.both("cpu"), clock))
     print(
         f"{given.cell}, {given.shape}, B={given.batch_size} T={given.chunk_size}, "

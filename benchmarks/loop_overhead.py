@@ -1,7 +1,7 @@
-"""How much of a training step is neither data, forward, backward nor optimiser.
+"""Measures the share of a training step that is not data, forward, backward or optimizer.
 
-Runs the real trainer on the default data and model and times its parts from outside, in the same
-steps: the share that is left over is the loop's own. The promise is under 2 %.
+It runs the real trainer on the default data and model, and times its parts from outside in the same
+steps. The remaining share is the loop's own. The promise is less than 2 %.
 
     python benchmarks/loop_overhead.py [steps] [override ...]
 """

@@ -1,14 +1,14 @@
-"""The matrix-state engine beside a plain loop over time in PyTorch, fp32, by interleaved rounds.
+"""Compares the matrix-state engine with a plain PyTorch loop over time, in fp32.
 
     python benchmarks/matrix_loop.py [--cells e70,e88] [--shapes 16x16,8x32,8x64] [--busy] ...
 
-The loop is what one writes first: it indexes each step, keeps the whole state in one tensor, stacks
-the outputs, and leaves the gradients to autograd. Both compute the bare recurrence from the same
-leaves, without activations in front or gates behind. In a round each runs twice in a row and the
-second time counts, as in training: the first has to fetch the memory that the other gave back to
-the system. Times are medians of interleaved rounds and, in brackets, the fastest; the ratio is of
-the medians. With --busy they are CPU time of one thread, which still says something on a machine
-that others use.
+The loop is the obvious one: it indexes each step, holds the whole state in one tensor, stacks the
+outputs, and leaves the gradients to autograd. Both compute only the recurrence from the same
+leaves, without activations before it or gates after it. In each round each one runs twice in a row,
+and the second time counts: the first run must get back the memory that the other one returned to
+the system, which does not happen in training. Times are medians of interleaved rounds, with the
+fastest in brackets; the ratio is of the medians. With --busy they are CPU time of one thread, which
+is still meaningful on a machine that others use.
 
 Shape legend: b batch, t time, h heads, n columns of the state, v rows, i = h n.
 """

@@ -16,16 +16,11 @@ namespace elman {
 
 // Compile-time choices of a generated `struct Spec`, beside those of cells/matrix_state.h:
 //   Cell, IO (dtype of sources and output), State (of everything else), R, N, TANH (phi),
-//   Q_ACT, K_ACT, V_ACT, Z_ACT, GATE_ACT (an Act each), Q_UNIT, K_UNIT (x / (|x| + 1e-6)),
-//   Z_BIAS, DECAY, WRITE, KEY, RESIDUAL, SELF_GATE, GATE, GATE_BIAS,
+//   Q_ACT, K_ACT, V_ACT, Z_ACT, GATE_ACT (an Act of cells/maps.h each), Q_UNIT, K_UNIT
+//   (cells/unit.h), Z_BIAS, DECAY, WRITE (a Map of cells/maps.h each), KEY, RESIDUAL, SELF_GATE,
+//   GATE, GATE_BIAS (cells/epilogue.h),
 //   TIE[ROLES]: the first role, in the order of Role, on the same slice of a source; -1 if it is
 //   this one. Gradients of tied roles are summed.
-enum class Map {
-  none,       // 1
-  parameter,  // one number per head, PARAM_DECAY
-  sigmoid,    // sigmoid(x)
-  mamba       // exp(-exp(PARAM_DECAY) softplus(x + PARAM_DT_BIAS))
-};
 // What a read multiplies the state by: k, z_j k_j, or a sequence of its own.
 enum class Key { k, zk, read };
 
@@ -75,12 +70,12 @@ struct Args {
   const void* first;  // state before the first step [B, H, R, N]; nullptr is zeros
   void* last;         // forward: after the last step
   const void* dlast;  // backward: its gradient; nullptr is zeros
-  void* dfirst;       // backward; nullptr where nobody asks
+  void* dfirst;       // backward; nullptr where it is not wanted
   void* out;          // forward: [B, T, H, R] contiguous, of Spec::IO: y behind the epilogue
   const void* dout;   // backward: its gradient, heads and rows contiguous; nullptr is zeros
   int64_t dout_batch, dout_time;  // its strides
-  // States before the steps K, 2 K, ... in any order of B H ((T - 1) / K) R N numbers that the
-  // engine likes. Forward: nullptr where no gradient is wanted.
+  // States before the steps K, 2 K, ...: B H ((T - 1) / K) R N numbers in an order of the engine's
+  // own. Forward: nullptr where no gradient is wanted.
   void* checkpoints;
   void* workspace;  // as many bytes as the engine asked for
   int64_t B, T, H, R, N, K;

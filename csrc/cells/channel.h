@@ -9,7 +9,7 @@
 // the engine hands it to `step_bwd` of the same step. Inputs and parameters are numbered in the
 // order in which the cell's comment names them.
 #pragma once
-#include "cells/math.h"
+#include "cells/maps.h"
 
 namespace elman {
 

@@ -1,14 +1,16 @@
 // Functions of one number that the cells are written in, for float, double and, on the CPU, SIMD
-// vectors of either. Relative errors measured over all floats where nothing else is said:
+// vectors of either; maps.h has activations and what else is made of them. Relative errors,
+// measured over all floats unless it says otherwise:
 //
 //   vectors of float   tanh 4e-7, exp 2e-7 (on [-87.3, 88.3], beyond it the value at the bound),
 //                      sigmoid 3e-7 above x = -87, softplus 4e-7
 //   float, double      the C library (CUDA: its own), and what follows from it; with
-//                      ELMAN_TANH_APPROX, floats: what cuda/common/device.cuh says of its fast functions
-//   vectors of double  the C library, lane by lane: fp64 is for proofs, not for speed
+//                      ELMAN_TANH_APPROX, floats: what cuda/common/device.cuh says of its fast
+//                      functions
+//   vectors of double  the C library, lane by lane: fp64 is for checks, not for speed
 //
-// NaN goes through every function. Include it as "math.h" from this folder alone and never put the
-// folder on an include path: the name is the C library's too.
+// NaN goes through every function. Include it as "cells/math.h" and never put this folder on an
+// include path: the C library has a math.h, too.
 #pragma once
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
@@ -30,8 +32,6 @@
 #endif
 
 namespace elman {
-
-enum class Act { none, sigmoid, tanh, silu };
 
 // ---- numbers ----
 
@@ -63,6 +63,12 @@ HD double tanh(double x) { return ::tanh(x); }
 HD double exp(double x) { return std::exp(x); }
 HD double log1p(double x) { return std::log1p(x); }
 HD double tanh(double x) { return std::tanh(x); }
+#endif
+#if !defined(DEVICE) && !defined(__CUDACC_RTC__)  // a device header has its machine's own
+HD float square_root(float x) { return std::sqrt(x); }
+HD double square_root(double x) { return std::sqrt(x); }
+HD float reciprocal(float x) { return 1.0f / x; }
+HD double reciprocal(double x) { return 1.0 / x; }
 #endif
 
 // ---- vectors ----
@@ -183,6 +189,12 @@ HD V exp(V x) {
   }
 }
 
+template <class V>
+HD V square_root(V x) {
+  for (int i = 0; i < LANES_OF<V>; i++) x[i] = std::sqrt(x[i]);
+  return x;
+}
+
 // log(1 + x) for x in [0, 1], all that softplus needs.
 template <class V>
 HD V log1p(V x) {
@@ -236,78 +248,6 @@ HD T sigmoid(T x) {
 template <class T>
 HD T softplus(T x) {
   return positive(x) + log1p(exp(-absolute(x)));
-}
-
-template <class T>
-HD T silu(T x) {
-#if defined(ELMAN_TANH_APPROX)
-  T half = x * 0.5f;
-  return half * tanh(half) + half;
-#else
-  return x * sigmoid(x);
-#endif
-}
-
-template <class T>
-HD T silu_slope(T x) {
-#if defined(ELMAN_TANH_APPROX)
-  T half = x * 0.5f, t = tanh(half);
-  return (half * (1.0f - t * t) + t) * 0.5f + 0.5f;
-#else
-  T s = sigmoid(x);
-  return s * (1.0f + x * (1.0f - s));
-#endif
-}
-
-// y silu(y), the gate of matrix-state specification 2, and its slope.
-template <class T>
-HD T self_gate(T y) {
-  return y * y * sigmoid(y);
-}
-
-template <class T>
-HD T self_gate_slope(T y) {
-  T s = sigmoid(y);
-  return y * s * (2.0f + y * (1.0f - s));
-}
-
-template <Act ACT, class T>
-HD T activate(T x) {
-  if constexpr (ACT == Act::sigmoid) return sigmoid(x);
-  if constexpr (ACT == Act::tanh) return tanh(x);
-  if constexpr (ACT == Act::silu) return silu(x);
-  return x;
-}
-
-// The slope at x from y = activate(x), where y tells it.
-template <Act ACT, class T>
-HD T slope_of(T y) {
-  static_assert(ACT != Act::silu, "silu's slope needs its argument: slope_at");
-  if constexpr (ACT == Act::sigmoid) return y * (1.0f - y);
-  if constexpr (ACT == Act::tanh) return 1.0f - y * y;
-  return T{} + 1.0f;
-}
-
-// activate(x), and its slope there.
-template <Act ACT, class T>
-HD T activate(T x, T& slope) {
-  if constexpr (ACT == Act::silu) {
-    const T s = sigmoid(x), y = x * s;
-    slope = s + y * (1.0f - s);
-    return y;
-  } else {
-    const T y = activate<ACT>(x);
-    slope = slope_of<ACT>(y);
-    return y;
-  }
-}
-
-// The slope at x.
-template <Act ACT, class T>
-HD T slope_at(T x) {
-  T slope;
-  activate<ACT>(x, slope);
-  return slope;
 }
 
 }  // namespace elman

@@ -13,7 +13,7 @@
 // float, a double or a SIMD vector of either. Gates arrive as raw logits: their biases are row
 // parameters, so that no elementwise pass over the sequence stands outside the engine.
 #pragma once
-#include "cells/math.h"
+#include "cells/maps.h"
 
 namespace elman {
 

@@ -1,7 +1,7 @@
-// Asynchronous copies, done at the wait and not before, so that who does not wait reads NaN; and a
-// launch. From its start to its wait a copy holds both of its ends: nobody else may touch the
-// destination or write to the source, which has to be there all the while. Either end lies in
-// global memory or in the block's shared memory, told by its address.
+// Asynchronous copies, and launches. A copy is done at the wait and not before, so that a thread
+// that does not wait reads NaN. From its start to its wait a copy holds both of its ends: nobody
+// else may touch the destination or write to the source, which has to be there all the while.
+// Either end lies in global memory or in the block's shared memory, told by its address.
 #pragma once
 #include "emulation/memory.h"
 
@@ -73,7 +73,7 @@ inline void wait_copies(int pending) {
   }
 }
 
-// Every copy has to be waited for: who ends may leave its destination to another block.
+// Every copy has to be waited for: a block that ends leaves its shared memory to another one.
 inline void check_copies() {
   for (const auto& group : copies[current->thread].groups)
     if (!group.empty()) report("thread %d ends while a copy of its is in flight", current->thread);

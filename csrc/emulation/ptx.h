@@ -1,8 +1,8 @@
-// Runs cuda/common/device.cuh itself on a CPU: the names of CUDA that it uses, and its inline assembly,
-// which tests/emulation/device_text.py turns into calls of Assembly. What is written there is
-// executed as PTX's manual says, so that a wrong parity or a wait for too few copies is seen; the
-// checks of every access to shared memory, which need pointers that know their arrays, are those of
-// device.h alone.
+// Runs cuda/common/device.cuh itself on a CPU: the names of CUDA that it uses, and its inline
+// assembly, which tests/emulation/device_text.py turns into calls of Assembly. What is written
+// there is executed as PTX's manual says, so that a wrong parity or a wait for too few copies is
+// seen; the checks of every access to shared memory, which need pointers that know their arrays,
+// are those of device.h alone.
 #pragma once
 #include <map>
 

@@ -1,5 +1,5 @@
-// Signals between the two parts of a block, as barriers in shared memory behave: one counts
-// arrivals, whoever makes them, and who waits at it sees only whether its phases are even or odd.
+// Signals between the two parts of a block, as barriers in shared memory behave: a barrier counts
+// arrivals, whoever makes them, and a thread that waits sees only whether its phase is even or odd.
 // The first thread of a block makes them.
 #pragma once
 #include <unordered_map>
@@ -68,7 +68,7 @@ inline void wait_for(size_t at, int first, unsigned phase) {
   Barrier& barrier = made_barrier(at);
   while (barrier.phases % 2 == phase % 2) {
     current->signal = &barrier;
-    wait(Wait::signal, first ? "signal of helpers" : "signal of those that walk");
+    wait(Wait::signal, first ? "signal of producers" : "signal of those that walk");
   }
   const int part = first != 0;
   unsigned* known = current->known;

@@ -1,4 +1,4 @@
-"""elman: sequential nonlinear recurrent language models, trained, proved and compared fairly.
+"""elman: sequential nonlinear recurrent language models, trained, checked and compared fairly.
 
 >>> import elman
 >>> model = elman.load("outputs/2026-01-31/12-00-00-000000_e88_tiny_0123abcd")

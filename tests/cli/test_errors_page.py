@@ -10,10 +10,11 @@ from types import ModuleType
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
+TOOLS = Path(__file__).parents[2] / "tools" / "docs"
 
 
 def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_errors", DOCS / "make_errors.py")
+    spec = importlib.util.spec_from_file_location("make_errors", TOOLS / "make_errors.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -6,8 +6,9 @@ import pytest
 
 from elman.base.errors import did_you_mean, nearest
 from elman.cli.main import main
+from elman.config import meanings
 from elman.config.meanings import meant_key
-from elman.config.run_config import known_keys, meanings
+from elman.config.run_config import known_keys
 
 
 @pytest.mark.parametrize(

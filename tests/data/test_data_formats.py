@@ -140,7 +140,7 @@ def test_error_line_of_a_compressed_file_that_is_cut_off(
 ) -> None:
     data = COMPRESS[compression](TEXT)
     assert error_line(write(f"a.{compression}", data[:-cut])) == (
-        f"cannot be read as {compression}: it ends too early; fetch or compress it again"
+        f"cannot be read as {compression}: it ends too early; download or compress it again"
     )
 
 
@@ -151,7 +151,7 @@ def test_error_line_of_a_damaged_compressed_file(folder: Path, compression: str)
     data[len(data) // 2] ^= 0xFF
     line = error_line(write(f"a.{compression}", bytes(data)))
     assert line.startswith(f"cannot be read as {compression}: it is damaged (")
-    assert line.endswith("; fetch or compress it again")
+    assert line.endswith("; download or compress it again")
 
 
 @pytest.mark.parametrize("compression", COMPRESS)
@@ -164,11 +164,11 @@ def test_error_line_of_something_else_behind_the_last_member(
 
 def test_error_line_of_a_name_that_its_bytes_belie(folder: Path) -> None:
     assert error_line(write("a.zst", TEXT)) == (
-        "named .zst, and it does not begin as zst does; fetch it again, or type data.format=raw to "
-        "read its bytes as they are"
+        "named .zst, but it does not begin like a zst file; download it again, or type "
+        "data.format=raw to read its bytes as they are"
     )
     assert error_line(write("a.parquet", TEXT)) == (
-        "not Parquet; it does not begin as Parquet does"
+        "not Parquet; it does not begin like a Parquet file"
     )
 
 
@@ -264,8 +264,8 @@ def test_a_dot_descends_where_no_key_has_that_name(folder: Path) -> None:
 
 
 BAD_LINES: dict[str, tuple[bytes, str]] = {
-    "no object": (b"[1]", "a list, where each line must be a JSON object"),
-    "a number": (b"3", "a number, where each line must be a JSON object"),
+    "no object": (b"[1]", "a list, but each line must be a JSON object"),
+    "a number": (b"3", "a number, but each line must be a JSON object"),
     "no JSON": (b"hello", "not JSON (Expecting value: line 1 column 1 (char 0))"),
     "cut off": (b'{"text": "a', "not JSON (Unterminated string starting at: line 1 column 10 "),
     "no UTF-8": (b'{"text": "\xff"}', "not UTF-8 (byte 11 of it)"),

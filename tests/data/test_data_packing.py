@@ -148,7 +148,7 @@ def test_a_killed_process_is_gone_on_from_behind_its_last_whole_file(
 
     monkeypatch.setattr(packing._Packing, "_add", counted)
     assert text_of(shards) == WHOLE
-    assert "going on behind 2 of 3 files, packed before" in capsys.readouterr().err
+    assert "continuing after 2 of 3 files, packed before" in capsys.readouterr().err
     assert sum(added) == len(PARTS[2])
     assert sorted(path.name for path in folder.iterdir()) == ["lock", "pack.json", "text"]
 
@@ -178,9 +178,7 @@ def test_an_interrupted_process_says_what_it_kept(shards: str, tmp_path: Path) -
     running = process(code + "sys.exit(main(sys.argv[2:]))", "", f"data.path={shards}")
     errors = running.communicate(timeout=60)[1].splitlines()
     assert running.returncode == 130
-    assert errors[-2].endswith(
-        "2 of 3 files are packed and kept; the same command goes on behind them"
-    )
+    assert errors[-2].endswith("2 of 3 files are packed; the same command continues after them")
     assert errors[-1] == "elman: interrupted"
 
 
@@ -242,8 +240,8 @@ def test_error_line_of_too_little_space_before_anything_is_written(
     (folder,) = pack_cache.iterdir()
     line = re.sub(r"3[78]\d\.\d kB", "380 kB", str(caught.value))  # an estimate
     assert line == (
-        f"data.path={shards[:-4]}0.txt.gz and 2 more: packed it takes about 380 kB, and 300.0 kB "
-        f"are free for {folder}; set ELMAN_CACHE to a folder on a larger disk"
+        f"data.path={shards[:-4]}0.txt.gz and 2 more: packed it takes about 380 kB, but only "
+        f"300.0 kB are free for {folder}; set ELMAN_CACHE to a folder on a larger disk"
     )
     assert [path.name for path in folder.iterdir()] == ["lock"]
 
@@ -285,7 +283,7 @@ def test_error_line_of_a_file_that_is_written_to_while_it_is_packed(
         add(self, out, piece, separate)
 
     monkeypatch.setattr(packing._Packing, "_add", add_and_touch)
-    with pytest.raises(UserError, match=r"1\.txt\.gz: written to while it was packed"):
+    with pytest.raises(UserError, match=r"1\.txt\.gz: changed while it was packed"):
         open_source(shards)
     assert [path.name for path in pack_cache.glob("*/*")] == ["lock"]
 
@@ -303,7 +301,7 @@ def test_more_files_than_may_be_open_are_packed_to_the_same_bytes(
     monkeypatch.setattr(opening, "may_hold_open", lambda n_files: n_files < 200)
     with open_source(f"{folder}/*") as source:
         many = source.describe()
-    assert "for they are too many to hold open" in capsys.readouterr().err
+    assert "because they are too many to hold open" in capsys.readouterr().err
     assert many["packed"]["files"] == 300
     assert {key: many[key] for key in few} == few
 
@@ -416,7 +414,7 @@ def test_a_run_goes_on_with_the_same_bytes_under_another_name(
     assert again.result["steps"] == 9
     other = tmp_path / "other.gz"
     other.write_bytes(gzip.compress(text_file.read_bytes()[:-1] + b"?"))
-    with pytest.raises(UserError, match=r"other\.gz is not what the run was trained on"):
+    with pytest.raises(UserError, match=r"other\.gz differs from the data that"):
         train("train.steps=12", f"train.resume={run.folder}", f"data.path={other}")
 
 

@@ -54,7 +54,7 @@ nvmlDeviceGetComputeRunningProcesses = lambda handle: [Of(pid=1, usedGpuMemory=N
 IMPATIENT = """
 import sys
 from elman.cli.main import main
-from elman.launchers.gpus import asking
+from elman.devices import nvml_client
 nvml_client._SAID_AFTER, nvml_client.GPUS_SECONDS = 0.1, 1.0
 sys.exit(main(sys.argv[1:]))
 """
@@ -99,7 +99,8 @@ def test_answers_come_through_one_process(driver: AskedDriver, library: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("how", "message"), [("lost", "GPU is lost"), ("dies", "what asks it ended with status 7")]
+    ("how", "message"),
+    [("lost", "GPU is lost"), ("dies", "the process that asks it ended with status 7")],
 )
 def test_an_error_is_not_a_hang_and_may_pass(
     driver: AskedDriver, library: Path, how: str, message: str

@@ -12,10 +12,11 @@ import pytest
 from elman.models.cells import registry
 
 DOCS = Path(__file__).parents[2] / "docs"
+TOOLS = Path(__file__).parents[2] / "tools" / "docs"
 
 
 def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_cells", DOCS / "make_cells.py")
+    spec = importlib.util.spec_from_file_location("make_cells", TOOLS / "make_cells.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

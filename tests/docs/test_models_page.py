@@ -12,10 +12,11 @@ import pytest
 from elman.config.catalog import catalog
 
 DOCS = Path(__file__).parents[2] / "docs"
+TOOLS = Path(__file__).parents[2] / "tools" / "docs"
 
 
 def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_models", DOCS / "make_models.py")
+    spec = importlib.util.spec_from_file_location("make_models", TOOLS / "make_models.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -8,11 +8,11 @@ from pathlib import Path
 from elman.report.comparison.columns import COLUMNS
 from elman.report.comparison.text_files import CSV_COLUMNS
 
-DOCS = Path(__file__).parents[2] / "docs"
+TOOLS = Path(__file__).parents[2] / "tools" / "docs"
 
 
 def test_the_page_is_current_and_defines_every_column() -> None:
-    spec = importlib.util.spec_from_file_location("make_reports", DOCS / "make_reports.py")
+    spec = importlib.util.spec_from_file_location("make_reports", TOOLS / "make_reports.py")
     assert spec is not None
     assert spec.loader is not None
     make = importlib.util.module_from_spec(spec)

@@ -12,10 +12,11 @@ import pytest
 from elman.cli.main import main
 
 DOCS = Path(__file__).parents[2] / "docs"
+TOOLS = Path(__file__).parents[2] / "tools" / "docs"
 
 
 def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_suites", DOCS / "make_suites.py")
+    spec = importlib.util.spec_from_file_location("make_suites", TOOLS / "make_suites.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

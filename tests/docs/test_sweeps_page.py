@@ -16,6 +16,6 @@ def test_every_test_that_the_page_names_is_there() -> None:
     assert [
         name for name in sorted(named) if not re.search(rf"(def|class) {name}\b", sources)
     ] == []
-    files = re.findall(r"`(\w+/test_\w+\.py)`", page)
+    files = re.findall(r"`((?:\w+/)+test_\w+\.py)`", page)
     assert files
     assert all((ROOT / "tests" / name).is_file() for name in files)

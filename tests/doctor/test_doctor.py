@@ -89,7 +89,7 @@ NEWER_TORCH = "pip install --upgrade 'torch>=2.12.1'"
         (
             facts(versions={"mamba-ssm": "2.3.2", "causal-conv1d": "1.7.0"}, cuda=None),
             Mark.BROKEN,
-            "a CUDA build of torch alone",
+            "only with a CUDA build of torch",
             "pip uninstall --yes mamba-ssm causal-conv1d",
         ),
         (
@@ -119,7 +119,7 @@ NEWER_TORCH = "pip install --upgrade 'torch>=2.12.1'"
         (
             facts(AMPERE, torch=UNSEEN, driver=(12, 4)),
             Mark.BROKEN,
-            "torch is built for CUDA 13.0, the driver goes to 12.4",
+            "torch is built for CUDA 13.0, the driver supports 12.4",
             "pip install --force-reinstall "
             "--index-url https://download.pytorch.org/whl/cu126 torch",
         ),
@@ -468,7 +468,7 @@ def test_this_machine_without_a_compiler(tmp_path: Path) -> None:
         (
             facts(cuda=None, versions={"triton": "9.9"}, triton=Answered(problem="killed by X")),
             ExitStatus.FAILED,
-            "To mend triton:\n    pip install --force-reinstall --no-build-isolation --no-deps "
+            "To fix triton:\n    pip install --force-reinstall --no-build-isolation --no-deps "
             "triton==9.9\n",
         ),
         (

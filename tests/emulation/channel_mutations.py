@@ -22,7 +22,7 @@ from torch import Tensor
 from elman.kernels.sources import source_folder
 from elman.ops.channel.abi import pointers, sequence
 from elman.ops.channel.cuda import kernels
-from elman.ops.channel.cuda.tile_config import Geometry, Tuning
+from elman.ops.channel.cuda.tile_config import TileConfig, Tuning
 from elman.ops.channel.plan import Plan
 from elman.ops.channel.recurrences import CELLS
 from elman.ops.common.slices import Slice
@@ -42,49 +42,53 @@ SHORT = Tuning(steps=8, stages=3, warps=2)
 CASES = {"even": (torch.float32, 0), "odd": (torch.bfloat16, 1)}
 # File, old text, new text.
 EDITS = {
-    "wait left out": ("channel_tiles", "wait_copies<STAGES - 2>();", ";"),
-    "wait for one tile less": ("channel_tiles", "<STAGES - 2>", "<STAGES - 1>"),
-    "barrier left out": ("channel_tiles", "sync_warp();", ";"),
+    "wait left out": ("tiles", "wait_copies<STAGES - 2>();", ";"),
+    "wait for one tile less": ("tiles", "<STAGES - 2>", "<STAGES - 1>"),
+    "barrier left out": ("tiles", "sync_warp();", ";"),
     "copies into the tile in use": (
-        "channel_tiles",
+        "tiles",
         "fetch();\n    used = next(used);",
         "used = next(used);\n    filled = used;\n    fetch();",
     ),
-    "one step too few": ("channel_tiles", "step + row >= steps", "step + row + 1 >= steps"),
-    "from the next step": ("channel_tiles", "cursors[role] + step", "cursors[role] + (step + 1)"),
-    "from the next step, whole": ("channel_tiles", "+ step * stride)", "+ (step + 1) * stride)"),
-    "row too short": ("channel_tiles", "(32 + SHIFTS) * NUMBER", "31 * NUMBER"),
+    "one step too few": ("tiles", "step + row >= steps", "step + row + 1 >= steps"),
+    "from the next step": ("tiles", "cursors[role] + step", "cursors[role] + (step + 1)"),
+    "from the next step, whole": ("tiles", "+ step * stride)", "+ (step + 1) * stride)"),
+    "row too short": ("tiles", "(32 + SHIFTS) * NUMBER", "31 * NUMBER"),
     "one number too few": (
-        "channel_tiles",
+        "tiles",
         "numbers * G::NUMBER",
         "(numbers - 1) * G::NUMBER",
     ),
-    "shift left out": ("channel_tiles", "at += (shift[role]", "at += 0 * (shift[role]"),
-    "scale of the step after": ("channel_tiles", "(from) + step)", "(from) + step + 1)"),
-    "scales of the first tile": ("channel_tiles", "scales += BACKWARD", "scales += 0 * BACKWARD"),
-    "neighbour's number": ("channel_tiles", "int at = lane;", "int at = lane ^ 1;"),
-    "lane without a channel writes": ("channel", "if (!exists) {", "if (false) {"),
+    "shift left out": ("tiles", "at += (shift[role]", "at += 0 * (shift[role]"),
+    "scale of the step after": ("tiles", "(from) + step)", "(from) + step + 1)"),
+    "scales of the first tile": ("tiles", "scales += BACKWARD", "scales += 0 * BACKWARD"),
+    "neighbour's number": ("tiles", "int at = lane;", "int at = lane ^ 1;"),
+    "lane without a channel writes": ("passes", "if (!exists) {", "if (false) {"),
     "lane without a channel reads a parameter": (
-        "channel",
+        "passes",
         "return exists && from ? load_one",
         "return from ? load_one",
     ),
-    "lane without a channel writes a state": ("channel", "if (exists) store_one", "store_one"),
+    "lane without a channel writes a state": ("passes", "if (exists) store_one", "store_one"),
     "lane without a channel sums a parameter": (
-        "channel",
+        "passes",
         "if (index >= parameters * a.channels) return;",
         "",
     ),
-    "row of norms that is not there": ("channel_unit", "  if (unit.exists()) {\n", "  {\n"),
+    "row of norms that is not there": ("unit", "  if (unit.exists()) {\n", "  {\n"),
     "row of norms that is written": (
-        "channel_unit",
+        "unit",
         "if (!unit.exists() || unit.lane) return;",
         "if (unit.lane) return;",
     ),
-    "checkpoint of the segment after": ("channel", "kept -= a.channels", "kept -= 0 * a.channels"),
-    "outputs of one step": ("channel", "at += stride;", "at += 0 * stride;"),
-    "sum over one batch too few": ("channel", "b < a.batch; b++", "b < a.batch - 1; b++"),
-    "norm of all lanes but one": ("channel_unit", "mask < 32", "mask < 16"),
+    "checkpoint of the segment after": (
+        "passes",
+        "next_checkpoint -= a.channels",
+        "next_checkpoint -= 0 * a.channels",
+    ),
+    "outputs of one step": ("passes", "at += stride;", "at += 0 * stride;"),
+    "sum over one batch too few": ("passes", "b < a.batch; b++", "b < a.batch - 1; b++"),
+    "norm of all lanes but one": ("unit", "mask < 32", "mask < 16"),
 }
 # Neighbours of a fault that is planted in every run.
 LATER = (
@@ -101,7 +105,7 @@ def outcome(what: str | None) -> str:
         shutil.copytree(source_folder(), root)
         if what is not None:
             file, old, new = EDITS[what]
-            path = root / "cuda" / f"{file}.cuh"
+            path = root / "cuda/channel" / f"{file}.cuh"
             text = path.read_text()
             assert old in text, what
             path.write_text(text.replace(old, new, 1))
@@ -161,10 +165,10 @@ def _results(case: str, library: Callable[[str], ctypes.CDLL]) -> list[Tensor]:
 
 
 def _run_pass(call: kernels._Call, backward: bool, library: Callable[[str], ctypes.CDLL]) -> None:
-    unit = call.geometry(backward=backward).unit
-    geometry = Geometry(PLAN, call.dtype, torch.float32, SHORT, unit)
-    launches = kernels.launches(geometry, call.args, backward)
-    channel_emulator.run(library, geometry, launches, call.args)
+    unit = call.tile_config(backward=backward).unit
+    tile_config = TileConfig(PLAN, call.dtype, torch.float32, SHORT, unit)
+    launches = kernels.launches(tile_config, call.args, backward)
+    channel_emulator.run(library, tile_config, launches, call.args)
 
 
 def main() -> int:

@@ -17,7 +17,7 @@ _OPERAND = re.compile(r'"(=?)[a-z]"\s*\(')
 
 def source() -> str:
     """Return the text of cuda/common/device.cuh as it is."""
-    return (source_folder() / "cuda" / "device.cuh").read_text()
+    return (source_folder() / "cuda/common/device.cuh").read_text()
 
 
 def translated(text: str) -> str:

@@ -25,16 +25,16 @@ from elman.kernels.sources import source_folder, sources_hash
 from elman.ops.channel import source as channel_kernels
 from elman.ops.matrix_state import cpu as matrix_cpu
 from elman.ops.matrix_state.abi import Call
-from elman.ops.matrix_state.backends import Backend
 from elman.ops.matrix_state.cuda import kernels
 from elman.ops.matrix_state.cuda.heuristics import (
     H200,
     choose,
     forward_of,
-    geometry_of,
     natural_align,
+    tile_config_of,
 )
-from elman.ops.matrix_state.cuda.tile_config import Geometry, Types
+from elman.ops.matrix_state.cuda.tile_config import TileConfig, Types
+from elman.ops.matrix_state.custom_op import Kernels
 from elman.ops.matrix_state.plan import Plan
 from tests.emulation.stretches import declare, of_matrix, rows
 
@@ -82,8 +82,9 @@ def precompiled(name: str, flags: tuple[str, ...]) -> Path:
         made.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             header, compiled = source_folder() / name, Path(scratch, "header.gch")
-            command = [*compiler.command, *_FLAGS, *flags, "-x", "c++-header", str(header)]
-            done = run_compiler([*command, "-o", str(compiled)], Path(scratch))
+            command = [*compiler.command, *_FLAGS, *flags, "-I", str(source_folder())]
+            command += ["-x", "c++-header", str(header), "-o", str(compiled)]
+            done = run_compiler(command, Path(scratch))
             assert done.returncode == 0, done.stderr[:4000]
             os.replace(compiled, made)
     return folder
@@ -195,15 +196,15 @@ def header_for(fast: bool) -> str:
     return FAST_HEADER if fast else HEADER
 
 
-def fitted(call: Call, chosen: Geometry, backward: bool) -> Geometry:
-    """Return a geometry with the alignment that a call's tensors have."""
+def fitted(call: Call, chosen: TileConfig, backward: bool) -> TileConfig:
+    """Return a tile config with the alignment that a call's tensors have."""
     return replace(chosen, align=kernels.alignment(call, chosen, backward))
 
 
 def run(
     library: Callable[[str], ctypes.CDLL],
     call: Call,
-    chosen: Geometry,
+    chosen: TileConfig,
     *,
     backward: bool,
     seed: int = 1,
@@ -229,7 +230,7 @@ def run(
         start(compiled, one, call.args, seed)
 
 
-def is_fast(chosen: Geometry) -> bool:
+def is_fast(chosen: TileConfig) -> bool:
     """Return whether the engine would compile a pass with the machine's fast functions."""
     return chosen.types.io == "elman::bf16" and not kernels._exact
 
@@ -242,7 +243,7 @@ def types_of(plan: Plan, dtype: torch.dtype) -> Types:
 
 
 def kept_dtype(plan: Plan, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of kept states."""
+    """Return the dtype of checkpoints."""
     return dtype if dtype == torch.float64 else kernels.kept_dtype(plan, dtype)
 
 
@@ -254,43 +255,43 @@ def backend(
     steps: int = 4,
     forward_steps: int = 4,
     scratch: bool = False,
-    helped: bool = True,
+    producers: bool = True,
     seed: int = 1,
     library: Library | None = None,
-) -> Backend:
+) -> Kernels:
     """Return a backend that emulates the kernels.
 
     Args:
         lanes: Lanes to a row; None: as the engine chooses.
         warps: Warps of a block; None: as the engine chooses.
         tall: Rows of a lane.
-        steps: Steps between kept states, and of a segment of the backward pass.
+        steps: Steps between checkpoints, and of a segment of the backward pass.
         forward_steps: Steps of a segment of the forward pass.
-        scratch: Whether replayed states stand in global memory.
-        helped: Whether both passes have helpers.
+        scratch: Whether recomputed states stand in global memory.
+        producers: Whether both passes have producer warps.
         seed: Of the order in which threads run.
         library: Compiles and loads a translation unit; None: from the sources as they are.
     """
 
-    def geometry(plan: Plan, batch: int, dtype: torch.dtype) -> Geometry:
+    def tile_config(plan: Plan, batch: int, dtype: torch.dtype) -> TileConfig:
         types = types_of(plan, dtype)
         chosen = choose(plan, types, batch * plan.heads, H200)
         shape = (lanes or chosen.lanes, warps or chosen.warps, steps, tall)
-        return replace(geometry_of(plan, types, *shape), scratch=scratch, helped=helped)
+        return replace(tile_config_of(plan, types, *shape), scratch=scratch, producers=producers)
 
     def launch(call: Call, *, backward: bool) -> None:
-        chosen = geometry(call.plan, call.args.B, call.like.dtype)
+        chosen = tile_config(call.plan, call.args.B, call.like.dtype)
         chosen = chosen if backward else replace(chosen, steps=forward_steps)
         run(library or loaded, call, chosen, backward=backward, seed=seed)
 
-    return Backend(launch, lambda plan, batch, dtype: steps, kept_dtype)
+    return Kernels(launch, lambda plan, batch, dtype: steps, kept_dtype)
 
 
-def engine(heads: int) -> Backend:
+def engine(heads: int) -> Kernels:
     """Return a backend that emulates the kernels as the engine runs them on a GPU.
 
     Args:
-        heads: B H for which the geometries are chosen, however small a call is; of bf16 sources.
+        heads: B H for which the tile configs are chosen, however small a call is; of bf16 sources.
     """
 
     def launch(call: Call, *, backward: bool) -> None:
@@ -302,10 +303,10 @@ def engine(heads: int) -> Backend:
     def steps(plan: Plan, batch: int, dtype: torch.dtype) -> int:
         return chosen_by_engine(plan, heads, backward=True).steps
 
-    return Backend(launch, steps, kept_dtype)
+    return Kernels(launch, steps, kept_dtype)
 
 
-def chosen_by_engine(plan: Plan, heads: int, *, backward: bool) -> Geometry:
-    """Return the geometry of a pass over bf16 sources on a GPU."""
+def chosen_by_engine(plan: Plan, heads: int, *, backward: bool) -> TileConfig:
+    """Return the tile config of a pass over bf16 sources on a GPU."""
     chosen = choose(plan, kernels.types(plan, torch.bfloat16), heads, H200)
     return chosen if backward else forward_of(chosen, heads, H200)

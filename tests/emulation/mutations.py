@@ -28,7 +28,7 @@ from torch import Tensor
 from elman.kernels.build import digest
 from elman.kernels.sources import included_sources, source_folder
 from elman.ops.matrix_state.abi import Call
-from elman.ops.matrix_state.cuda.heuristics import geometry_of
+from elman.ops.matrix_state.cuda.heuristics import tile_config_of
 from elman.ops.matrix_state.recurrences import CELLS
 from elman.ops.matrix_state.stacked import DELTA, E70, E75, stacked_plan
 from tests.emulation import emulator
@@ -52,7 +52,7 @@ class Case:
     Args:
         lanes: Lanes to a row.
         tall: Rows of a lane.
-        warps: Warps of a block; with more than one there are helpers.
+        warps: Warps of a block; with more than one there are producer warps.
         n: Rows and columns of a state.
         batch: B.
         time: T.
@@ -66,8 +66,9 @@ class Case:
     time: int
 
 
-# A warp alone with halves in order, and several slabs of two warps with padding and helpers, over
-# five segments: every set of inputs and every buffer is used again. Then six rows to a warp.
+# A warp alone with halves in order, and several row tiles of two warps with padding and producer
+# warps, over five segments: every set of inputs and every buffer is used again. Then six rows to a
+# warp.
 CASES = (Case(4, 2, 1, 16, 2, 35), Case(8, 1, 2, 20, 1, 53), Case(16, 3, 2, 20, 1, 19))
 SHORT = 7  # steps, of a sequence without kept states
 # Of a segment. Steps are taken eight at once, so that both loops over them run; states are kept
@@ -76,7 +77,7 @@ FORWARD_STEPS, BACKWARD_STEPS = 12, 10
 SEEDS = (1, 2, 3)
 _BARRIER = re.compile(
     r"\b(sync<G>\(\)|sync_(?:warp|block)\(\)|relay\.meet\(.*\)|crew\.meet\(\)|"
-    r"(?:(?:relay|handover)\.)?(?:walked|prepared|replayed)\.\w+\(.*\)|"
+    r"(?:(?:relay|handover)\.)?(?:walked|prepared|recomputed)\.\w+\(.*\)|"
     r"signals_ready\(\)|commit_copies\(\)|wait_copies<0>\(\));"
 )
 # A place of those cells alone that have a flag, or of plans with parameters that a block sums.
@@ -97,7 +98,7 @@ class Mutation:
 
     Args:
         what: In words.
-        file: The source under csrc/cuda, without its suffix.
+        file: The source under csrc/cuda/matrix_state, without its suffix.
         text: The whole source with the fault.
         guard: The cell's flag without which the place is not compiled, if it stands behind one.
         options: Options of a plan without which it is no fault, one of them.
@@ -121,17 +122,10 @@ class Mutation:
 
 def mutations() -> list[Mutation]:
     """Return all of them, those of barriers first."""
-    folder = source_folder() / "cuda"
+    folder = source_folder() / "cuda/matrix_state"
     found = []
     for path in sorted(folder.glob("*.cuh")):
-        # Kernels of add-and-norm, decoding and channels have faults of their own, in other files.
-        if path.stem in (
-            "device",
-            "raw",
-            "add_norm",
-            "draw",
-            "row_product",
-        ) or path.stem.startswith("channel"):
+        if path.stem == "smem_staging":
             continue
         source = path.read_text()
         for number, match in enumerate(_BARRIER.finditer(source), 1):
@@ -167,7 +161,7 @@ def outcome(mutation: Mutation | None, plan: str) -> str:
         root = Path(folder, "csrc")
         shutil.copytree(source_folder(), root)
         if mutation:
-            (root / "cuda" / f"{mutation.file}.cuh").write_text(mutation.text)
+            (root / "cuda/matrix_state" / f"{mutation.file}.cuh").write_text(mutation.text)
         for case in CASES:
             said = _in_process(_run, (root, plan, case))
             if said != "-":
@@ -252,7 +246,7 @@ def results(
     cell, options = PLANS[name]
     plan = stacked_plan(cell, 2, case.n, case.n, **options)
     types = emulator.types_of(plan, torch.float32)
-    chosen = geometry_of(plan, types, case.lanes, case.warps, BACKWARD_STEPS, case.tall)
+    chosen = tile_config_of(plan, types, case.lanes, case.warps, BACKWARD_STEPS, case.tall)
     generator = torch.Generator().manual_seed(4)
 
     def normal(*shape: int, scale: float = 1.0) -> Tensor:
@@ -275,10 +269,10 @@ def results(
     call.point(first=first, dlast=dlast, checkpoints=checkpoints, **made)
     call.point_output_gradient(normal(*made["out"].shape))
     call.point_gradients([dsource], dparameters)
-    chosen = replace(chosen, helped=case.warps > 1)
+    chosen = replace(chosen, producers=case.warps > 1)
     forward = replace(chosen, steps=FORWARD_STEPS)
-    for backward, geometry in enumerate((forward, chosen)):
-        emulator.run(library, call, geometry, backward=bool(backward), seed=seed)
+    for backward, tile_config in enumerate((forward, chosen)):
+        emulator.run(library, call, tile_config, backward=bool(backward), seed=seed)
     return [*made.values(), dsource, *dparameters]
 
 

@@ -3,24 +3,28 @@
 # File, old text, new text.
 EDITS = {
     "copies into the buffer in use, alone": (
-        "matrix_forward",
-        "in.raw.fetch(length(segment + 1), buffer(segment + 1));",
-        "in.raw.fetch(length(segment + 1), buffer(segment));",
+        "forward",
+        "in.staging.fetch(length(segment + 1), buffer(segment + 1));",
+        "in.staging.fetch(length(segment + 1), buffer(segment));",
     ),
     "set in use prepared": (
-        "matrix_forward",
+        "forward",
         "in.turn(second);\n    }\n  }",
         "}\n  }",
     ),
     "copies into the buffer in use": (
-        "matrix_forward",
-        "in.raw.fetch(length(round + 1), buffer(round + 1));",
-        "in.raw.fetch(length(round + 1), buffer(round));",
+        "forward",
+        "in.staging.fetch(length(round + 1), buffer(round + 1));",
+        "in.staging.fetch(length(round + 1), buffer(round));",
     ),
-    "copies one step too many": ("raw", "if (step < length) {", "if (step <= length) {"),
-    "copies from the next step": ("raw", "(step - first) * stride", "(step - first + 1) * stride"),
+    "copies one step too many": ("smem_staging", "if (step < length) {", "if (step <= length) {"),
+    "copies from the next step": (
+        "smem_staging",
+        "(step - first) * stride",
+        "(step - first + 1) * stride",
+    ),
     "row of the raw inputs + 1": (
-        "raw",
+        "smem_staging",
         "+ step * G::row_bytes(ROLE);",
         "+ (step + 1) * G::row_bytes(ROLE);",
     ),
@@ -55,11 +59,11 @@ EDITS = {
     ),
     "history of the next thread": (
         "trail",
-        "Kept>(vector, history + history_at(step, m));",
-        "Kept>(vector, history + (history_at(step, m) ^ G::KEPT_VECTOR));",
+        "Checkpoint>(vector, history + history_at(step, m));",
+        "Checkpoint>(vector, history + (history_at(step, m) ^ G::HISTORY_VECTOR));",
     ),
     "history one step short": (
-        "geometry",
+        "tile_config",
         "HISTORY = (STEPS +",
         "HISTORY = (STEPS - 1 +",
     ),
@@ -75,33 +79,33 @@ EDITS = {
         "for (int mask = 1; mask < (thread_index() % 32 < 16 ? G::LANES : 1); mask *= 2) {",
     ),
     "copies of a vector too close": (
-        "geometry",
+        "tile_config",
         "COPY_STRIDE = STEPS * WIDTH +",
         "COPY_STRIDE = STEPS * WIDTH - 32 +",
     ),
     "state kept a step too late": (
-        "matrix_forward",
+        "forward",
         "due = pass.a.K;",
         "due = pass.a.K + 1;",
     ),
-    "parts of rows in whole vectors": ("geometry", "WARP_ROWS & -WARP_ROWS);", "WARP_ROWS);"),
+    "parts of rows in whole vectors": ("tile_config", "WARP_ROWS & -WARP_ROWS);", "WARP_ROWS);"),
     "three rows of a lane as four": (
-        "geometry",
+        "tile_config",
         "WARP_ROWS = ROW_LANES * TALL,",
         "WARP_ROWS = ROW_LANES * power_above(TALL),",
     ),
     "the second of three rows twice": (
         "lane",
-        "array + (step * STRIDE + slab_row + i));",
-        "array + (step * STRIDE + slab_row + least(i, 1)));",
+        "array + (step * STRIDE + tile_row + i));",
+        "array + (step * STRIDE + tile_row + least(i, 1)));",
     ),
     "rows of the lanes before": (
         "lane",
         "lane / G::LANES * TALL;",
         "lane / G::LANES * (TALL - 1);",
     ),
-    "helpers arrive before they have prepared": (
-        "matrix_forward",
+    "producers arrive before they have prepared": (
+        "forward",
         """      if (round < segments) in.prepare(round * G::STEPS, buffer(round));
       if (round >= 2) write_outputs(output, y + (second ? READS : 0), round - 2);
       wait_copies<0>();
@@ -113,8 +117,8 @@ EDITS = {
       if (round >= 2) write_outputs(output, y + (second ? READS : 0), round - 2);
 """,
     ),
-    "helpers arrive before they have written": (
-        "matrix_forward",
+    "producers arrive before they have written": (
+        "forward",
         """      if (round >= 2) write_outputs(output, y + (second ? READS : 0), round - 2);
       wait_copies<0>();
       if (round <= segments) relay.meet((unsigned)round + 1);
@@ -124,8 +128,8 @@ EDITS = {
       if (round >= 2) write_outputs(output, y + (second ? READS : 0), round - 2);
 """,
     ),
-    "helpers prepare before they wait": (
-        "matrix_forward",
+    "producers prepare before they wait": (
+        "forward",
         """      if (round >= 2) relay.walked.wait((unsigned)round - 2);
       if (round < segments) in.prepare(round * G::STEPS, buffer(round));
 """,
@@ -134,7 +138,7 @@ EDITS = {
 """,
     ),
     "walkers arrive before they have walked": (
-        "matrix_forward",
+        "forward",
         """      walk.run(segment, y + (second ? READS : 0));
       relay.walked.arrive((unsigned)segment);
 """,
@@ -143,7 +147,7 @@ EDITS = {
 """,
     ),
     "walkers walk before they wait": (
-        "matrix_forward",
+        "forward",
         """      relay.prepared.wait((unsigned)segment + 1);
       walk.run(segment, y + (second ? READS : 0));
 """,
@@ -152,75 +156,75 @@ EDITS = {
 """,
     ),
     "walkers wait for the turn before": (
-        "matrix_forward",
+        "forward",
         "relay.prepared.wait((unsigned)segment + 1);",
         "relay.prepared.wait((unsigned)segment);",
     ),
     "walkers wait for the turn after": (
-        "matrix_forward",
+        "forward",
         "relay.prepared.wait((unsigned)segment + 1);",
         "relay.prepared.wait((unsigned)segment + 2);",
     ),
-    "helpers wait for the turn before": (
-        "matrix_forward",
+    "producers wait for the turn before": (
+        "forward",
         "relay.walked.wait((unsigned)round - 2);",
         "relay.walked.wait((unsigned)round - 3);",
     ),
-    "helpers wait for the turn after": (
-        "matrix_forward",
+    "producers wait for the turn after": (
+        "forward",
         "relay.walked.wait((unsigned)round - 2);",
         "relay.walked.wait((unsigned)round - 1);",
     ),
     "walkers arrive for the turn after": (
-        "matrix_forward",
+        "forward",
         "relay.walked.arrive((unsigned)segment);",
         "relay.walked.arrive((unsigned)segment + 1);",
     ),
-    "helpers meet for the turn before": (
-        "matrix_forward",
+    "producers meet for the turn before": (
+        "forward",
         "relay.meet((unsigned)round + 1);",
         "relay.meet((unsigned)round);",
     ),
-    "helpers meet for the turn after": (
-        "matrix_forward",
+    "producers meet for the turn after": (
+        "forward",
         "relay.meet((unsigned)round + 1);",
         "relay.meet((unsigned)round + 2);",
     ),
     "last segment not written": (
-        "matrix_forward",
+        "forward",
         "segments + 2; round++",
         "segments + 1; round++",
     ),
-    "walkers arrive as helpers": (
-        "matrix_forward",
+    "walkers arrive as producers": (
+        "forward",
         "Signal<0, G::THREADS> walked;",
-        "Signal<G::THREADS, G::helpers(false)> walked;",
+        "Signal<G::THREADS, G::producer_threads(false)> walked;",
     ),
-    "one buffer too few": ("geometry", "? 4 : 2;", "? 3 : 2;"),
+    "one buffer too few": ("tile_config", "? 4 : 2;", "? 3 : 2;"),
     "reads of all segments in one set": (
-        "matrix_forward",
+        "forward",
         "walk.run(segment, y + (second ? READS : 0));",
         "walk.run(segment, y);",
     ),
     "two rows' parts on the same numbers": (
-        "geometry",
+        "tile_config",
         "(PART_ROWS / N) + e / N",
         "(PART_ROWS / N)",
     ),
     "two warps' parts on the same numbers": (
-        "geometry",
+        "tile_config",
         "/ WARP_ROWS * WARP_PARTS",
         "/ WARP_ROWS * 0",
     ),
     "two steps' parts on the same numbers": (
-        "geometry",
+        "tile_config",
         "above(WARPS * WARP_PARTS,",
         "above(WARPS * WARP_PARTS - 32,",
     ),
     "two lanes' parts on the same number": (
         "step",
-        "G::part_at(lane.slab_row + i) + lane.part]",
-        "G::part_at(lane.slab_row + i) + lane.part / 2]",
+        "G::part_at(lane.tile_row + i) + lane.part]",
+        "G::part_at(lane.tile_row + i) + lane.part / 2]",
     ),
     "parts of the row beside": ("step", "G::part_at(row + e)", "G::part_at(row + (e ^ 1))"),
     "parts of the step after": (
@@ -229,38 +233,42 @@ EDITS = {
         "y + ((step + 2) * G::PARTS +",
     ),
     "state copied to the step before": (
-        "replay",
+        "recompute",
         "history_at(G::STEPS - 1, n / EACH)",
         "history_at(G::STEPS - 2, n / EACH)",
     ),
     "state copied onto one that is needed": (
-        "matrix_backward",
-        """      walk.start(segment.length, replay.S);
-      replay.copy_start(index - 1);
+        "backward",
+        """      walk.start(segment.length, recompute.S);
+      recompute.copy_start(index - 1);
 """,
-        """      replay.copy_start(index - 1);
-      walk.start(segment.length, replay.S);
+        """      recompute.copy_start(index - 1);
+      walk.start(segment.length, recompute.S);
 """,
     ),
-    "state copied that nobody has kept": ("replay", "if (segment <= 0) return;", ""),
+    "copy of a checkpoint that nobody has written": ("recompute", "if (segment <= 0) return;", ""),
     "state copied without its order": ("lane", "reorder(S + m * V);", ";"),
     "state copied for rows that are not there": (
         "lane",
         "const bool there = live(i) && inside(m);",
         "const bool there = inside(m);",
     ),
-    "checkpoint of the segment after": ("replay", "kept -= trail.a.B", "kept -= 0 * trail.a.B"),
-    "helpers arrive before they have replayed": (
-        "matrix_backward",
-        """      replay.run(segment.length);
+    "checkpoint of the segment after": (
+        "recompute",
+        "next_checkpoint -= trail.a.B",
+        "next_checkpoint -= 0 * trail.a.B",
+    ),
+    "producers arrive before they have recomputed": (
+        "backward",
+        """      recompute.run(segment.length);
       if constexpr (G::NEEDS_Y) {
         crew.meet();
         gradients.output(trail.in, trail.sums, y, segment);
       }
-      handover.replayed.arrive(round);
+      handover.recomputed.arrive(round);
 """,
-        """      handover.replayed.arrive(round);
-      replay.run(segment.length);
+        """      handover.recomputed.arrive(round);
+      recompute.run(segment.length);
       if constexpr (G::NEEDS_Y) {
         crew.meet();
         gradients.output(trail.in, trail.sums, y, segment);
@@ -268,7 +276,7 @@ EDITS = {
 """,
     ),
     "walkers arrive before they have walked back": (
-        "matrix_backward",
+        "backward",
         """      walk.run(segment.t0, segment.length, segment.buffer);
       handover.walked.arrive(round);
 """,
@@ -277,49 +285,49 @@ EDITS = {
 """,
     ),
     "walkers start before they wait": (
-        "matrix_backward",
-        """      handover.replayed.wait(round);
+        "backward",
+        """      handover.recomputed.wait(round);
       walk.start(segment.length);
 """,
         """      walk.start(segment.length);
-      handover.replayed.wait(round);
+      handover.recomputed.wait(round);
 """,
     ),
     "walkers wait for the segment behind": (
-        "matrix_backward",
-        "handover.replayed.wait(round);",
-        "handover.replayed.wait(round - 1);",
+        "backward",
+        "handover.recomputed.wait(round);",
+        "handover.recomputed.wait(round - 1);",
     ),
-    "helpers wait for the segment behind": (
-        "matrix_backward",
+    "producers wait for the segment behind": (
+        "backward",
         "if (round) handover.walked.wait(round - 1);",
         "if (round) handover.walked.wait(round - 2);",
     ),
     "state copied while it is walked": (
-        "matrix_backward",
+        "backward",
         """      if (round) handover.walked.wait(round - 1);
-      replay.copy_start(index - 1);
+      recompute.copy_start(index - 1);
 """,
-        """      replay.copy_start(index - 1);
+        """      recompute.copy_start(index - 1);
       if (round) handover.walked.wait(round - 1);
 """,
     ),
     "gradients of the segment that is walked": (
-        "matrix_backward",
+        "backward",
         "segment_at(index + 1, buffer(round - 1)));",
         "segment_at(index, buffer(round)));",
     ),
-    "one buffer too few on the way back": ("geometry", "backward ? 3 :", "backward ? 2 :"),
-    "replay and walk in one history": (
+    "one buffer too few on the way back": ("tile_config", "backward ? 3 :", "backward ? 2 :"),
+    "recomputation and walk in one history": (
         "trail",
         "history = history + (back ? -G::HISTORY : G::HISTORY);",
         "",
     ),
-    "reads of the replay among those of the walk": ("gradients", "dv = dv + rows;", ""),
+    "reads of the recomputation among those of the walk": ("gradients", "dv = dv + rows;", ""),
     "norms of the segment before": ("inputs", "k_scale = k_scale + steps;", ""),
     "state behind the segment not kept": (
-        "replay",
-        "if constexpr (G::helped(true)) trail.keep(length, S);",
+        "recompute",
+        "if constexpr (G::produces(true)) trail.keep(length, S);",
         "",
     ),
     "state behind the segment from before it": (
@@ -333,19 +341,19 @@ EDITS = {
         "store<V, IO>((IO*)to + numbers + V, x);",
     ),
     "sum over one batch too few": (
-        "matrix_finish",
+        "finish",
         "batch < a.B; batch++",
         "batch < a.B - 1; batch++",
     ),
-    "sum over one slab too few": (
-        "matrix_finish",
-        "slab = 1; slab < G::SLABS; slab++",
-        "slab = 1; slab < G::SLABS - 1; slab++",
+    "sum over one row tile too few": (
+        "finish",
+        "row_tile = 1; row_tile < G::ROW_TILES; row_tile++",
+        "row_tile = 1; row_tile < G::ROW_TILES - 1; row_tile++",
     ),
     "sum of the vector beside": (
-        "matrix_finish",
-        "slab_part<G, ROLE>(a, 0, 0, 0, 0) + number * V;",
-        "slab_part<G, ROLE>(a, 0, 0, 0, 0) + number / 2 * 2 * V;",
+        "finish",
+        "row_tile_part<G, ROLE>(a, 0, 0, 0, 0) + number * V;",
+        "row_tile_part<G, ROLE>(a, 0, 0, 0, 0) + number / 2 * 2 * V;",
     ),
     "state of rows that are not there": (
         "lane",
@@ -372,7 +380,7 @@ EDITS = {
         "const bool there = row < rows_here<G>(at);",
         "const bool there = true;",
     ),
-    "one thread too many in the end": ("matrix_finish", "if (number < count) {", "{"),
+    "one thread too many in the end": ("finish", "if (number < count) {", "{"),
 }
 # Neighbours of a fault that is planted in every run.
 LATER = (

@@ -13,10 +13,10 @@ import torch
 
 from elman.ops.add_norm.cuda import AddNormArgs
 from elman.ops.channel.abi import ChannelArgs, ChannelSequence
-from elman.ops.channel.cuda.tile_config import Geometry as ChannelGeometry
+from elman.ops.channel.cuda.tile_config import TileConfig as ChannelTileConfig
 from elman.ops.channel.recurrences import compiled_cell
 from elman.ops.matrix_state.abi import Call
-from elman.ops.matrix_state.cuda.tile_config import Geometry
+from elman.ops.matrix_state.cuda.tile_config import TileConfig
 from elman.ops.matrix_state.plan import PARAMETERS, ROLES
 
 GLOBAL, SHARED = 0, 1
@@ -102,7 +102,7 @@ _declared: dict[int, list[Stretch]] = {}
 # ---- the engines
 
 
-def of_matrix(call: Call, chosen: Geometry, *, backward: bool) -> list[Stretch | None]:
+def of_matrix(call: Call, chosen: TileConfig, *, backward: bool) -> list[Stretch | None]:
     """Return the tensors of a pass of the matrix-state engine."""
     a, plan = call.args, call.plan
     io, number, kept = chosen.types.sizes
@@ -143,11 +143,11 @@ def of_matrix(call: Call, chosen: Geometry, *, backward: bool) -> list[Stretch |
     ]
 
 
-def _matrix_workspace(call: Call, chosen: Geometry) -> list[Stretch | None]:
+def _matrix_workspace(call: Call, chosen: TileConfig) -> list[Stretch | None]:
     """Return the parts of the workspace, as csrc/cuda/matrix_state/workspace.cuh lays them out."""
     a, number = call.args, chosen.types.sizes[1]
-    sums = a.B * a.H * chosen.slabs * chosen.param_terms
-    parts = chosen.slab_numbers * chosen.slabs * a.B * a.H * a.T
+    sums = a.B * a.H * chosen.row_tiles * chosen.param_terms
+    parts = chosen.row_tile_numbers * chosen.row_tiles * a.B * a.H * a.T
     at = a.workspace or 0
     behind_sums = at + (sums + -sums % 4) * number
     behind_parts = behind_sums + (parts + -parts % 4) * number
@@ -155,24 +155,24 @@ def _matrix_workspace(call: Call, chosen: Geometry) -> list[Stretch | None]:
     places = {
         "sums of parameters": (at, sums * number),
         "parts of slices": (behind_sums, parts * number),
-        "replayed states": (behind_parts, scratch),
+        "recomputed states": (behind_parts, scratch),
     }
     return [rows(f"workspace: {n}", *place, writable=True) for n, place in places.items()]
 
 
 def of_channel(
-    args: ChannelArgs, geometry: ChannelGeometry, *, backward: bool
+    args: ChannelArgs, tile_config: ChannelTileConfig, *, backward: bool
 ) -> list[Stretch | None]:
     """Return the tensors of a pass of the channel engine."""
-    io, number = geometry.io.itemsize, geometry.state.itemsize
+    io, number = tile_config.io.itemsize, tile_config.state.itemsize
     batch, steps, channels = args.batch, args.steps, args.channels
-    parameters = len(compiled_cell(geometry.plan.step).parameters)
+    parameters = len(compiled_cell(tile_config.plan.step).parameters)
 
     def sequence(name: str, one: ChannelSequence, writable: bool = False) -> Stretch | None:
         strides = (one.batch * io, one.time * io)
         return rows(name, one.data, channels * io, (batch, steps), strides, writable=writable)
 
-    slots = range(len(geometry.plan.slices()))
+    slots = range(len(tile_config.plan.slices()))
     state, row = batch * channels * number, channels * number
     segments = -(-steps // args.segment)
     found = [
@@ -180,7 +180,7 @@ def of_channel(
         *(rows(f"parameter {n}", args.p[n], row) for n in range(parameters)),
         rows("first state", args.first, state),
         rows("checkpoints", args.checkpoints, segments * state, writable=not backward),
-        *_channel_workspace(args, geometry, backward),
+        *_channel_workspace(args, tile_config, backward),
     ]
     if not backward:
         last = rows("last state", args.last, state, writable=True)
@@ -199,12 +199,12 @@ def of_channel(
 
 
 def _channel_workspace(
-    args: ChannelArgs, geometry: ChannelGeometry, backward: bool
+    args: ChannelArgs, tile_config: ChannelTileConfig, backward: bool
 ) -> list[Stretch | None]:
     """Return the parts of the workspace, as ChannelSpace lays them out."""
-    number, lanes = geometry.state.itemsize, 32
-    unit = args.batch * args.steps if geometry.plan.unit is not None else 0
-    parameters = len(compiled_cell(geometry.plan.step).parameters)
+    number, lanes = tile_config.state.itemsize, 32
+    unit = args.batch * args.steps if tile_config.plan.unit is not None else 0
+    parameters = len(compiled_cell(tile_config.plan.step).parameters)
     sizes = {"nowhere": args.batch * lanes, "norms": unit, "scales": unit}
     if backward:
         sizes["gradients of the unit input"] = unit * args.channels
@@ -216,13 +216,13 @@ def _channel_workspace(
     return found
 
 
-_GEOMETRY = re.compile(r"AddNormGeometry<([\w:]+), ([\w:]+), (\d+),")
+_TILE_CONFIG = re.compile(r"AddNormTileConfig<([\w:]+), ([\w:]+), (\d+),")
 _SIZES = {"elman::bf16": 2, "elman::f16": 2, "float": 4}
 
 
 def of_add_norm(text: str, kernels: Sequence[str], args: AddNormArgs) -> list[Stretch | None]:
     """Return the tensors of a pass of the add-and-norm kernels, whose text says the dtypes."""
-    match = _GEOMETRY.search(text)
+    match = _TILE_CONFIG.search(text)
     assert match, text
     branch, out, width = _SIZES[match[1]], _SIZES[match[2]], int(match[3])
     backward = "add_norm_backward" in kernels

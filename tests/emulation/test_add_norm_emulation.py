@@ -258,9 +258,9 @@ def test_one_graph_of_torch_compile_gives_the_same_bits(on_a_gpu, alone) -> None
 
 
 def test_what_is_emulated_is_what_nvrtc_compiles() -> None:
-    geometry = cuda.Geometry(40, 4, BF16, BF16)
-    compiled = cuda.unit_text(geometry)
-    emulated_text = cuda.unit_text(geometry, emulator.HEADER)
+    tile_config = cuda.TileConfig(40, 4, BF16, BF16)
+    compiled = cuda.unit_text(tile_config)
+    emulated_text = cuda.unit_text(tile_config, emulator.HEADER)
     assert emulated_text == compiled.replace("cuda/common/device.cuh", emulator.HEADER)
     shared = {p for p in included_sources(emulated_text) if p.parent.name != "emulation"}
     assert shared == {p for p in included_sources(compiled) if p.name != "device.cuh"}
@@ -269,21 +269,21 @@ def test_what_is_emulated_is_what_nvrtc_compiles() -> None:
 
 
 @pytest.mark.parametrize(
-    ("geometry", "architecture"),
+    ("tile_config", "architecture"),
     [
-        *((cuda.Geometry(1536, 4, BF16, BF16), f"sm_{n}") for n in (80, 90, 100, 120)),
-        (cuda.Geometry(1537, 1, BF16, BF16), "sm_90"),
-        (cuda.Geometry(5000, 4, FP32, BF16), "sm_90"),
+        *((cuda.TileConfig(1536, 4, BF16, BF16), f"sm_{n}") for n in (80, 90, 100, 120)),
+        (cuda.TileConfig(1537, 1, BF16, BF16), "sm_90"),
+        (cuda.TileConfig(5000, 4, FP32, BF16), "sm_90"),
     ],
     ids=lambda part: part if isinstance(part, str) else f"{part.width}",
 )
-def test_the_kernel_compiles_without_spilling(geometry, architecture) -> None:
-    unit = Unit(cuda.unit_text(geometry), "add and norm", architecture, fast=False)
+def test_the_kernel_compiles_without_spilling(tile_config, architecture) -> None:
+    unit = Unit(cuda.unit_text(tile_config), "add and norm", architecture, fast=False)
     used = unit.resources()
     assert set(used) == {f"add_norm_{name}" for name in ("forward", "backward", "finish")}
     assert {kernel.spilled for kernel in used.values()} == {0}
     # So many that a multiprocessor has the blocks at a time that the grid counts on.
-    most = 65536 // (geometry.blocks * geometry.warps * 32)
+    most = 65536 // (tile_config.blocks * tile_config.warps * 32)
     assert max(kernel.registers for kernel in used.values()) <= most
 
 
@@ -306,7 +306,7 @@ FAULTS = {
 
 def sources() -> dict[str, str]:
     """Return the kernel's source with each fault."""
-    whole = (source_folder() / "cuda" / "add_norm.cuh").read_text()
+    whole = (source_folder() / "cuda/add_norm/add_norm.cuh").read_text()
     barriers = list(re.finditer(r"sync_block\(\);", whole))
     assert len(barriers) == 2
     found = {
@@ -333,7 +333,7 @@ def test_a_planted_fault_is_noticed(fault, monkeypatch, tmp_path: Path) -> None:
     root = tmp_path / "csrc"
     shutil.copytree(source_folder(), root)
     if fault:
-        (root / "cuda" / "add_norm.cuh").write_text(sources()[fault])
+        (root / "cuda/add_norm/add_norm.cuh").write_text(sources()[fault])
 
     @functools.cache
     def planted(text: str) -> ctypes.CDLL:

@@ -51,7 +51,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, str
     def replace(old: str, new: str) -> None:
         root = tmp_path / "csrc"
         shutil.copytree(source_folder(), root)
-        source = root / "cuda" / "add_norm.cuh"
+        source = root / "cuda/add_norm/add_norm.cuh"
         assert old in source.read_text()
         source.write_text(source.read_text().replace(old, new))
         numbers = iter(range(100))
@@ -114,7 +114,7 @@ def test_the_kernel_passes_at_every_size() -> None:
 
 def test_every_block_gets_more_than_one_row() -> None:
     for shape in norm_shapes(1536, [BF16], quick=True):
-        blocks = cuda.geometry_of(1536, True, torch.bfloat16, torch.bfloat16).blocks
+        blocks = cuda.tile_config_of(1536, True, torch.bfloat16, torch.bfloat16).blocks
         assert shape.rows == 2 * MULTIPROCESSORS * blocks + 1
     assert {shape.rows for shape in norm_shapes(1536, norm_runs()[0], quick=True)} == {35}
 

@@ -8,7 +8,7 @@ import torch
 from elman.kernels.sources import included_sources
 from elman.ops.channel import custom_op
 from elman.ops.channel.cuda import kernels
-from elman.ops.channel.cuda.tile_config import Geometry, Tuning
+from elman.ops.channel.cuda.tile_config import TileConfig, Tuning
 from elman.ops.channel.plan import parse
 from elman.ops.channel.recurrences import CELLS
 from tests.emulation import channel_emulator, emulator
@@ -27,17 +27,17 @@ pytestmark = pytest.mark.compiler
 SIZE = (2, 37, 5)  # two whole segments and a rest
 
 
-def emulate(geometry: Geometry, launches: list[kernels.Launch], made: kernels._Call) -> None:
+def emulate(tile_config: TileConfig, launches: list[kernels.Launch], made: kernels._Call) -> None:
     """Run the kernels of a pass."""
-    channel_emulator.run(emulator.loaded, geometry, launches, made.args)
+    channel_emulator.run(emulator.loaded, tile_config, launches, made.args)
 
 
 @pytest.fixture(autouse=True)
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the operators call the GPU's code, with NaN wherever nothing was written."""
     monkeypatch.setattr(kernels, "LAUNCH", emulate)
-    # The operator is registered by device; here the CPU's tensors take the GPU's way.
-    monkeypatch.setattr(custom_op, "cpu", kernels)
+    # The tests call the backend cpu, too; here both run the GPU's code.
+    monkeypatch.setitem(custom_op.KERNELS, "cpu", custom_op.KERNELS["cuda"])
     for make in ("new_empty", "empty", "empty_like"):
         owner = torch.Tensor if make == "new_empty" else torch
         original = getattr(owner, make)
@@ -132,21 +132,21 @@ def test_sources_may_begin_anywhere(dtype, channels, start, unit) -> None:
     moved = wide[..., start : start - 16].requires_grad_()
     parameters = [leaves[name] for name in CELLS["e65"].parameters]
     made = kernels._Call(plan, [moved], parameters, leaves["state"])
-    assert made.geometry(backward=False).unit == unit
+    assert made.tile_config(backward=False).unit == unit
     identical(everything(plan, leaves | {"source": moved}, "cuda"), before)
 
 
 def test_what_is_emulated_is_what_nvrtc_compiles() -> None:
     """Same text, same sources: but for the one header that says what the machine answers."""
     plan = parse(PLANS["e74-key-alone"](4).text)
-    geometry = Geometry(plan, torch.bfloat16, torch.float32)
+    tile_config = TileConfig(plan, torch.bfloat16, torch.float32)
     compiled, emulated = (
-        kernels.unit_text(geometry, *header) for header in ((), (emulator.HEADER,))
+        kernels.unit_text(tile_config, *header) for header in ((), (emulator.HEADER,))
     )
     assert emulated == compiled.replace("cuda/common/device.cuh", emulator.HEADER)
     assert "channel_norms_backward" in compiled
     shared = {path for path in included_sources(emulated) if path.parent.name != "emulation"}
     assert shared == {path for path in included_sources(compiled) if path.name != "device.cuh"}
-    engine = [path for path in shared if path.name.startswith("channel") and path.suffix == ".cuh"]
+    engine = [path for path in shared if path.match("cuda/channel/*.cuh")]
     assert len(engine) == 3
     assert not any("#if" in path.read_text() for path in engine)

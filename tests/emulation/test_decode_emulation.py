@@ -25,7 +25,7 @@ LIMITS = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 1e-6}
 
 def stretches_of(text: str, args: ctypes.Structure) -> list[Stretch | None]:
     """Return the tensors of a launch, whose text says dtype and sizes."""
-    match = re.search(r"Geometry<(\S+), (\d+)(?:, \d+, (\d+), \d+)?>", text)
+    match = re.search(r"TileConfig<(\S+), (\d+)(?:, \d+, (\d+), \d+)?>", text)
     assert match, text
     size, width = 4 if match[1] == "float" else 2, int(match[2])
     if isinstance(args, RowProductArgs):

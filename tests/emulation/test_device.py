@@ -19,8 +19,9 @@ import torch
 from elman.kernels.launching import Launch
 from elman.kernels.sources import source_folder
 from elman.ops.matrix_state.abi import Call
-from elman.ops.matrix_state.backends import BACKENDS, Backend
+from elman.ops.matrix_state.cuda import kernels as cuda
 from elman.ops.matrix_state.cuda.heuristics import H200, choose, forward_of
+from elman.ops.matrix_state.custom_op import KERNELS, Kernels
 from tests.emulation import device_text, emulator
 from tests.emulation.stretches import declare, of_matrix, rows
 from tests.emulation.test_matrix_emulation import TOLERANCE, leaves_of, results
@@ -58,11 +59,14 @@ FAULTS = {
     ),
 }
 SHARE_FAULTS = {
-    "helpers' share for all": (
+    "producer warps' share for all": (
         "warp % SHARED_WARPS / ELMAN_SHARE_WARPS",
         "warp / SHARED_WARPS",
     ),
-    "helpers among the others": ("warp / SHARED_WARPS * ELMAN_SHARE_WARPS", "warp / SHARED_WARPS"),
+    "producer warps among the others": (
+        "warp / SHARED_WARPS * ELMAN_SHARE_WARPS",
+        "warp / SHARED_WARPS",
+    ),
     "one block more": (">= blocks", "> blocks"),
     "one memory for all": ("* ELMAN_SHARE_BYTES", "* 0"),
 }
@@ -74,7 +78,7 @@ using namespace elman;
 DEVICE void turns(const Given& a) {
   Arena arena;
   const sptr<float> x = arena.take<float>(64);
-  const Signal<64, 32> helped(arena);
+  const Signal<64, 32> producers(arena);
   const Signal<0, 64> walked(arena);
   signals_ready();
   const int lane = thread_index() % 32;
@@ -82,9 +86,9 @@ DEVICE void turns(const Given& a) {
     if (warp_index() == 2) {
       if (turn > 1) walked.wait(turn - 2);
       store_one(x + (turn % 2 * 32 + lane), turn * 32.0f + lane);
-      helped.arrive(turn);
+      producers.arrive(turn);
     } else {
-      helped.wait(turn);
+      producers.wait(turn);
       a.out[turn * 64 + thread_index()] = load_one(x + (turn % 2 * 32 + 31 - lane));
       walked.arrive(turn);
     }
@@ -253,7 +257,7 @@ def expect_shares(found: list[float]) -> None:
         assert times == (block < 5)  # each thread of each block once
         if block < 5:
             assert (warp, seen) == (thread // 32, block)
-            # Lanes keep their order, and helpers stand behind all that walk.
+            # Lanes keep their order, and producer warps stand behind all that walk.
             assert place % 32 == thread % 32
             assert (place >= 192) == (thread >= 64)
 
@@ -291,7 +295,7 @@ def compiled(text: str) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as folder:
         root, made = Path(folder, "csrc"), Path(folder, "unit.so")
         shutil.copytree(source_folder(), root)
-        header = root / "cuda" / "device.cuh"
+        header = root / "cuda/common/device.cuh"
         header.write_text(device_text.translated(header.read_text()))
         emulator.compile_unit(text, root, made)
         return ctypes.CDLL(str(made))
@@ -306,19 +310,19 @@ def start(kernels: ctypes.CDLL, wanted: Launch, args: ctypes.Structure) -> None:
     assert not said, said
 
 
-def gpu_backend(heads: int) -> Backend:
+def gpu_backend(heads: int) -> Kernels:
     """Return a backend that runs all that the GPU's engine would compile for so many heads."""
 
     def launch(call: Call, *, backward: bool) -> None:
-        chosen = choose(call.plan, launch.types(call.plan, torch.bfloat16), heads, H200)
+        chosen = choose(call.plan, cuda.types(call.plan, torch.bfloat16), heads, H200)
         chosen = emulator.fitted(
             call, chosen if backward else forward_of(chosen, heads, H200), backward
         )
         shares.add(chosen.shares)
         head = f'#include "{emulator.CUDA_HEADER}"\n#define ELMAN_TANH_APPROX\n'
-        wanted = launch.launches(chosen, call.args.B, call.args.T, backward)
+        wanted = cuda.launches(chosen, call.args.B, call.args.T, backward)
         runs = "".join(f"ELMAN_RUN({one.kernel}, elman::Args)\n" for one in wanted)
-        kernels = compiled(head + launch.unit_text(chosen, backward) + runs)
+        kernels = compiled(head + cuda.unit_text(chosen, backward) + runs)
         if backward:
             call.give_workspace(chosen.workspace_bytes(call.args.B, call.args.T))
         declare(kernels, of_matrix(call, chosen, backward=backward))
@@ -326,10 +330,10 @@ def gpu_backend(heads: int) -> Backend:
             start(kernels, one, call.args)
 
     def steps(plan, batch, dtype) -> int:
-        return choose(plan, launch.types(plan, torch.bfloat16), heads, H200).steps
+        return choose(plan, cuda.types(plan, torch.bfloat16), heads, H200).steps
 
     shares.clear()
-    return Backend(launch, steps, emulator.kept_dtype)
+    return Kernels(launch, steps, emulator.kept_dtype)
 
 
 shares: set[int] = set()
@@ -345,7 +349,7 @@ WHOLE = [
 @pytest.mark.parametrize(("name", "heads"), WHOLE)
 def test_whole_kernels_over_the_header_of_the_gpu(name, heads, monkeypatch) -> None:
     """Where the engine lets blocks share one of the GPU's, they do."""
-    monkeypatch.setitem(BACKENDS, "cuda", gpu_backend(heads))
+    monkeypatch.setitem(KERNELS, "cuda", gpu_backend(heads))
     plan = build(LAYERS[name], torch.float32).plan
     leaves = leaves_of(plan, torch.bfloat16, steps=37)
     found = results(plan, leaves, False)

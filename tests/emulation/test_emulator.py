@@ -26,80 +26,81 @@ inline void free_stretch(const char* name) {
   for (auto& stretch : emulation::stretches)
     if (!std::strcmp(stretch.name, name)) stretch.freed = 1;
 }
-using Helped = Signal<64, 32>;
+using Produced = Signal<64, 32>;
 using Walked = Signal<0, 64>;
 // Turns 0, 2 and 1: those two have one barrier.
-inline void lap(const Helped& helped) {
-  helped.arrive(0), helped.wait(0), helped.arrive(2), helped.wait(2), helped.arrive(1);
+inline void lap(const Produced& producers) {
+  producers.arrive(0), producers.wait(0), producers.arrive(2), producers.wait(2);
+  producers.arrive(1);
 }
 """
 PROBE = """
 inline void %(name)s(const Nothing& a) {
   Arena arena;
   const sptr<float> x = arena.take<float>(64);
-  const Helped helped(arena);
+  const Produced producers(arena);
   const Walked walked(arena);
   %(ready)s
   const int lane = thread_index() %% 32, warp = warp_index();
-  const bool helper = warp == 2;
+  const bool producer = warp == 2;
   float seen = 0;
   const sptr<unsigned char> room = cast<unsigned char>(x);
   %(body)s
 }
 """
 SOUND = {
-    "what_helpers_wrote_is_read_after_their_signal": """
-        if (helper) x[lane] = 1.0f, helped.arrive(0);
-        else helped.wait(0), seen = x[31 - lane];""",
+    "what_producers_wrote_is_read_after_their_signal": """
+        if (producer) x[lane] = 1.0f, producers.arrive(0);
+        else producers.wait(0), seen = x[31 - lane];""",
     "what_walkers_have_read_is_written_after_their_signal": """
-        if (helper) walked.wait(0), x[31 - lane] = 1.0f;
+        if (producer) walked.wait(0), x[31 - lane] = 1.0f;
         else seen = x[lane], walked.arrive(0);""",
     "who_waits_learns_what_the_others_knew": """
-        if (helper) walked.wait(0), helped.arrive(0);
-        else x[thread_index()] = 1.0f, walked.arrive(0), helped.wait(0), seen = x[63 - lane];""",
+        if (producer) walked.wait(0), producers.arrive(0);
+        else x[thread_index()] = 1.0f, walked.arrive(0), producers.wait(0), seen = x[63 - lane];""",
     "a_signal_may_be_over_before_anybody_waits": """
-        if (helper) x[lane] = 1.0f, helped.arrive(0), helped.arrive(1);
-        else helped.wait(1), helped.wait(0), seen = x[31 - lane];""",
+        if (producer) x[lane] = 1.0f, producers.arrive(0), producers.arrive(1);
+        else producers.wait(1), producers.wait(0), seen = x[31 - lane];""",
     "many_turns": """
         for (unsigned turn = 0; turn < 9; turn++) {
-          if (helper) x[lane] = 1.0f, helped.arrive(turn), walked.wait(turn);
-          else helped.wait(turn), seen = x[31 - lane], walked.arrive(turn);
+          if (producer) x[lane] = 1.0f, producers.arrive(turn), walked.wait(turn);
+          else producers.wait(turn), seen = x[31 - lane], walked.arrive(turn);
         }""",
 }
 FAULTS = {
-    "a_read_that_does_not_wait": ("race", "if (helper) x[lane] = 1.0f; else seen = x[lane];"),
+    "a_read_that_does_not_wait": ("race", "if (producer) x[lane] = 1.0f; else seen = x[lane];"),
     "a_write_that_does_not_wait": (
         "race",
-        """if (helper) helped.arrive(0), x[lane] = 1.0f;
-        else helped.wait(0), seen = x[lane], walked.arrive(0);""",
+        """if (producer) producers.arrive(0), x[lane] = 1.0f;
+        else producers.wait(0), seen = x[lane], walked.arrive(0);""",
     ),
     "a_wait_for_the_turn_before": (
         "race",
-        """if (helper) helped.arrive(0), x[lane] = 1.0f, helped.arrive(1);
-        else helped.wait(0), seen = x[lane];""",
+        """if (producer) producers.arrive(0), x[lane] = 1.0f, producers.arrive(1);
+        else producers.wait(0), seen = x[lane];""",
     ),
     # A barrier knows even from odd alone: turn 6 counts as over as soon as turn 2 is.
     "a_wait_for_a_turn_far_ahead": (
         "race",
-        """if (helper) lap(helped), x[lane] = 1.0f;
-        else helped.wait(1), helped.wait(6), seen = x[lane];""",
+        """if (producer) lap(producers), x[lane] = 1.0f;
+        else producers.wait(1), producers.wait(6), seen = x[lane];""",
     ),
     "a_signal_that_is_lapped": (
-        "deadlock: thread \\d+ waits at signal of helpers",
-        """if (helper) lap(helped);
-        else helped.wait(1), helped.wait(0);""",
+        "deadlock: thread \\d+ waits at signal of producers",
+        """if (producer) lap(producers);
+        else producers.wait(1), producers.wait(0);""",
     ),
     "a_signal_that_never_comes": (
         "deadlock: thread \\d+ waits at signal of those that walk",
-        "if (helper) walked.wait(0);",
+        "if (producer) walked.wait(0);",
     ),
     "arrivals_of_the_wrong_part": (
         "thread \\d+ arrives for others",
-        "if (!helper) helped.arrive(0);",
+        "if (!producer) producers.arrive(0);",
     ),
     "one_that_arrives_for_another": (
         "thread \\d+ arrives twice",
-        "if (helper) helped.wait(0); else if (warp == 0) walked.arrive(0), walked.arrive(0);",
+        "if (producer) producers.wait(0); else if (warp == 0) walked.arrive(0), walked.arrive(0);",
     ),
     "a_reader_that_another_one_hides": (
         "race",
@@ -111,7 +112,7 @@ FAULTS = {
     ),
     "arrivals_that_do_not_count_for_others": (
         "race",
-        """if (helper) return;
+        """if (producer) return;
         x[thread_index()] = 1.0f, walked.arrive(0), seen = x[63 - thread_index()];""",
     ),
 }
@@ -127,7 +128,7 @@ SOUND |= {
         if (lane < 8 && warp == 0)
           copy_async<16>(room + lane * 16, a.x + lane * 4, 16), commit_copies(), wait_copies<0>();
         sync_block();
-        if (!helper) seen = x[lane];""",
+        if (!producer) seen = x[lane];""",
 }
 _COPY = "copy_async<4>(room + thread_index() % 64 * 4, "
 _WAIT = "commit_copies(), wait_copies<0>();"
@@ -171,11 +172,11 @@ FAULTS |= {
     ),
     "a_copy_from_behind_the_end": (
         "global read of 4 bytes outside every tensor, 1 bytes behind the end of x",
-        "if (!helper) " + _COPY + "a.x + 33 + thread_index(), 4), " + _WAIT,
+        "if (!producer) " + _COPY + "a.x + 33 + thread_index(), 4), " + _WAIT,
     ),
     "a_copy_of_more_than_there_is": (
         "global read of 16 bytes outside every tensor, 1 bytes behind the end of x",
-        "if (helper && lane == 0) copy_async<16>(room, a.x + 96, 16), " + _WAIT,
+        "if (producer && lane == 0) copy_async<16>(room, a.x + 96, 16), " + _WAIT,
     ),
     "a_source_that_is_overwritten": (
         "race: y is written while a copy from it is in flight",
@@ -193,11 +194,11 @@ FAULTS |= {
     ),
     "a_copy_that_nobody_waits_for": (
         "thread \\d+ ends while a copy of its is in flight",
-        "if (!helper) " + _COPY + "a.x + thread_index(), 4), commit_copies();",
+        "if (!producer) " + _COPY + "a.x + thread_index(), 4), commit_copies();",
     ),
     "a_target_that_is_read_too_early": (
         "shared byte \\d+: thread \\d+ reads it while a copy is in flight",
-        "if (!helper) " + _COPY + "a.x + thread_index(), 4), seen = x[thread_index()], " + _WAIT,
+        "if (!producer) " + _COPY + "a.x + thread_index(), 4), seen = x[thread_index()], " + _WAIT,
     ),
     "an_index_of_shared_memory": (
         "shared index 64 outside an array of 64",
@@ -226,7 +227,7 @@ def library() -> ctypes.CDLL:
     """Return the probes, compiled at once."""
     bodies = SOUND | {name: body for name, (_, body) in FAULTS.items()}
     probes = {name: ("signals_ready();", body) for name, body in bodies.items()}
-    probes[UNREADY] = ("", "if (helper) helped.arrive(0);")
+    probes[UNREADY] = ("", "if (producer) producers.arrive(0);")
     text = UNIT
     for name, (ready, body) in probes.items():
         text += PROBE % {"name": name, "ready": ready, "body": body}

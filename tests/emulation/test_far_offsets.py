@@ -24,15 +24,15 @@ from elman.ops.add_norm import cuda as norm_cuda
 from elman.ops.channel import op as channel_op
 from elman.ops.channel.abi import pointers, sequence
 from elman.ops.channel.cuda import kernels as channel_cuda
-from elman.ops.channel.cuda.tile_config import Geometry as ChannelGeometry
+from elman.ops.channel.cuda.tile_config import TileConfig as ChannelTileConfig
 from elman.ops.channel.plan import Plan
 from elman.ops.channel.recurrences import CELLS
 from elman.ops.common.slices import row_blocks
 from elman.ops.matrix_state import op as matrix_op
 from elman.ops.matrix_state.abi import Call
 from elman.ops.matrix_state.cuda import kernels
-from elman.ops.matrix_state.cuda.heuristics import geometry_of
-from elman.ops.matrix_state.cuda.tile_config import Geometry
+from elman.ops.matrix_state.cuda.heuristics import tile_config_of
+from elman.ops.matrix_state.cuda.tile_config import TileConfig
 from elman.ops.matrix_state.stacked import DELTA, stacked_plan
 from tests.emulation import channel_mutations, emulator
 from tests.emulation.far import BEYOND, room, spread
@@ -57,25 +57,25 @@ FAULTS = {
     ),
     "row of a role": (
         "matrix",
-        "raw",
+        "smem_staging",
         "(t0 + step) * stride<ROLE>()",
         "(int)(t0 + step) * (int)stride<ROLE>()",
     ),
     "sequence of a role": (
         "matrix",
-        "raw",
+        "smem_staging",
         "(at.batch * a.role[ROLE].batch + first)",
         "(int)(at.batch * a.role[ROLE].batch + first)",
     ),
     "sequence of the output's gradient": (
         "matrix",
-        "raw",
+        "smem_staging",
         "(at.batch * a.dout_batch + first)",
         "(int)(at.batch * a.dout_batch + first)",
     ),
     "next segment of a role": (
         "matrix",
-        "raw",
+        "smem_staging",
         "(BACKWARD ? -G::STEPS : G::STEPS) * stride<ROLE>()",
         "(int)((BACKWARD ? -G::STEPS : G::STEPS) * stride<ROLE>())",
     ),
@@ -99,7 +99,7 @@ FAULTS = {
     ),
     "last state": (
         "matrix",
-        "matrix_forward",
+        "forward",
         "(A*)pass.a.last + (at.batch * pass.a.H + at.head) * G::R * G::N",
         "(A*)pass.a.last + (int)((at.batch * pass.a.H + at.head) * G::R * G::N)",
     ),
@@ -115,51 +115,51 @@ FAULTS = {
         "block_index() * G::PARAM_TERMS",
         "(int)(block_index() * G::PARAM_TERMS)",
     ),
-    "part of a slab": (
+    "part of a row tile": (
         "matrix",
         "workspace",
-        "(slab * steps + step) * slab_width<G>(ROLE)",
-        "(int)((slab * steps + step) * slab_width<G>(ROLE))",
+        "(row_tile * steps + step) * row_tile_width<G>(ROLE)",
+        "(int)((row_tile * steps + step) * row_tile_width<G>(ROLE))",
     ),
     "sequence of channels": (
         "channel",
-        "channel_tiles",
+        "tiles",
         "(place.batch * from.batch + place.first)",
         "(int)(place.batch * from.batch + place.first)",
     ),
     "next tile": (
         "channel",
-        "channel_tiles",
+        "tiles",
         "* sequence(role).time * G::NUMBER;\n    if",
         "* (int)(sequence(role).time * G::NUMBER);\n    if",
     ),
     "step of a tile": (
         "channel",
-        "channel_tiles",
+        "tiles",
         "int64_t stride = sequence(role).time * G::NUMBER;",
         "int stride = sequence(role).time * G::NUMBER;",
     ),
     "step that is written": (
         "channel",
-        "channel",
+        "passes",
         "(BACKWARD ? -to.time : to.time) * (int)sizeof(S)}",
         "(int)((BACKWARD ? -to.time : to.time) * (int)sizeof(S))}",
     ),
     "sequence that is written": (
         "channel",
-        "channel",
+        "passes",
         "(place.batch * to.batch + t * to.time + channel)",
         "(int)(place.batch * to.batch + t * to.time + channel)",
     ),
     "state of a channel": (
         "channel",
-        "channel",
+        "passes",
         "index(at.batch * args.channels + channel)",
         "index((int)(at.batch * args.channels + channel))",
     ),
     "checkpoint of a channel": (
         "channel",
-        "channel",
+        "passes",
         "((place.batch * tiles.segments + segment) * a.channels + channel)",
         "(int)((place.batch * tiles.segments + segment) * a.channels + channel)",
     ),
@@ -190,8 +190,8 @@ def norm_results(library: Library, far: bool, steps_apart: bool = False) -> list
     for name in ("sum", "normed", "dstream"):
         tensor(name, rows, width)
     tensor("rstd", rows)
-    geometry = norm_cuda.geometry_of(width, False, FP32, FP32)
-    text = norm_cuda.unit_text(geometry, emulator.HEADER)
+    tile_config = norm_cuda.tile_config_of(width, False, FP32, FP32)
+    text = norm_cuda.unit_text(tile_config, emulator.HEADER)
     compiled = library(text)
     for kernel in ("add_norm_forward", "add_norm_backward"):
         blocks = rows if kernel == "add_norm_forward" else few
@@ -203,8 +203,8 @@ def norm_results(library: Library, far: bool, steps_apart: bool = False) -> list
         args = norm_cuda.AddNormArgs.from_buffer(words)
         args.rows, args.blocks, args.eps = rows, blocks, 1e-6
         declare(compiled, of_add_norm(text, [kernel], args))
-        shared = math.ceil(2 * geometry.warps / 4) * 16
-        wanted = Launch(kernel, blocks, 32 * geometry.warps, shared)
+        shared = math.ceil(2 * tile_config.warps / 4) * 16
+        wanted = Launch(kernel, blocks, 32 * tile_config.warps, shared)
         emulator.run_blocks(compiled, wanted, args, range(rows - few, rows))
     names = ("sum", "normed", "dstream", "partial")
     return [made[name][-few * width :].clone() for name in names]
@@ -219,9 +219,9 @@ def matrix_results(library: Library, far: bool, steps_apart: bool = False) -> li
     options = {**DELTA, "gate_act": "sigmoid", "gate_bias": True, "residual": True}
     plan = stacked_plan("delta", heads, 8, 20, **options)
     types = emulator.types_of(plan, FP32)
-    chosen = geometry_of(plan, types, 8, 1, 8, 1)
+    chosen = tile_config_of(plan, types, 8, 1, 8, 1)
     state, out = heads * plan.rows * plan.columns, time * heads * plan.rows
-    least = min(state, out, heads * chosen.slabs * chosen.param_terms)  # of a sequence
+    least = min(state, out, heads * chosen.row_tiles * chosen.param_terms)  # of a sequence
     batch = math.ceil(BEYOND / least) + 1 if far else 1
     generator = torch.Generator().manual_seed(4)
 
@@ -263,28 +263,28 @@ def matrix_results(library: Library, far: bool, steps_apart: bool = False) -> li
     found = []
     for backward in (False, True):
         _run_last(library, call, chosen, backward)
-    sums = batch * heads * chosen.slabs * chosen.param_terms
-    own = heads * chosen.slabs * chosen.param_terms
+    sums = batch * heads * chosen.row_tiles * chosen.param_terms
+    own = heads * chosen.row_tiles * chosen.param_terms
     found += [tensor[-1].clone() for tensor in (y, *made.values(), dx)]
     found.append(workspace[sums - own : sums].clone())
-    # Of every slab the last sequence's numbers; wide slices come first.
+    # Of every row tile the last sequence's numbers; wide slices come first.
     steps, own, at = batch * time * heads, time * heads, sums + -sums % 4
-    for n in sorted(chosen._slabs, reverse=True):
-        for slab in range(chosen.slabs):
-            end = at + (slab + 1) * steps * n
+    for n in sorted(chosen._row_tiles, reverse=True):
+        for row_tile in range(chosen.row_tiles):
+            end = at + (row_tile + 1) * steps * n
             found.append(workspace[end - own * n : end].clone())
-        at += chosen.slabs * steps * n
+        at += chosen.row_tiles * steps * n
     return found
 
 
-def _run_last(library: Library, call: Call, chosen: Geometry, backward: bool) -> None:
+def _run_last(library: Library, call: Call, chosen: TileConfig, backward: bool) -> None:
     """Run the blocks of the last sequence."""
     a = call.args
     fitted = emulator.fitted(call, chosen, backward)
     compiled = library(kernels.unit_text(fitted, backward, emulator.HEADER))
     declare(compiled, of_matrix(call, fitted, backward=backward))
     wanted = kernels.launches(fitted, a.B, a.T, backward)[0]
-    own = a.H * fitted.slabs
+    own = a.H * fitted.row_tiles
     emulator.run_blocks(compiled, wanted, a, range(a.B * own - own, a.B * own))
 
 
@@ -328,11 +328,11 @@ def channel_results(library: Library, far: bool, steps_apart: bool = False) -> l
     for slot, place in enumerate(plan.slices()):
         call.args.dx[slot] = sequence(dsource, place.start)
     for backward in (False, True):
-        unit = call.geometry(backward=backward).unit
-        geometry = ChannelGeometry(plan, FP32, FP32, tuning, unit)
-        compiled = library(channel_cuda.unit_text(geometry, emulator.HEADER))
-        declare(compiled, of_channel(call.args, geometry, backward=backward))
-        for one in channel_cuda.launches(geometry, call.args, backward):
+        unit = call.tile_config(backward=backward).unit
+        tile_config = ChannelTileConfig(plan, FP32, FP32, tuning, unit)
+        compiled = library(channel_cuda.unit_text(tile_config, emulator.HEADER))
+        declare(compiled, of_channel(call.args, tile_config, backward=backward))
+        for one in channel_cuda.launches(tile_config, call.args, backward):
             # What the last two sequences are of the blocks.
             own = {"channel_finish": 0}.get(one.kernel, one.blocks * 2 // batch)
             emulator.run_blocks(compiled, one, call.args, range(one.blocks - own, one.blocks))
@@ -342,6 +342,7 @@ def channel_results(library: Library, far: bool, steps_apart: bool = False) -> l
 
 # ---- what is compared
 
+FOLDERS = {"add_norm": "add_norm", "matrix": "matrix_state", "channel": "channel"}  # of csrc/cuda
 ENGINES = {"add_norm": norm_results, "matrix": matrix_results, "channel": channel_results}
 
 
@@ -378,7 +379,7 @@ QUICK = ("row of a norm", "checkpoint", "next tile")
 )
 def test_an_offset_in_32_bits_is_noticed(fault, tmp_path: Path) -> None:
     engine, file, old, new = FAULTS[fault]
-    library = functools.partial(_faulty, tmp_path, file, old, new)
+    library = functools.partial(_faulty, tmp_path, f"{FOLDERS[engine]}/{file}", old, new)
     near(engine)
     assert _in_process(differs, (engine, library)) != ""
 

@@ -13,17 +13,16 @@ from torch import Tensor
 from elman.kernels import nvrtc
 from elman.kernels.launching import Launch
 from elman.kernels.sources import source_folder
-from elman.ops.channel import custom_op
 from elman.ops.channel.cuda import kernels as channel_cuda
-from elman.ops.matrix_state.backends import BACKENDS
 from elman.ops.matrix_state.cuda import kernels
+from elman.ops.matrix_state.custom_op import KERNELS
 from tests.emulation import channel_emulator, emulator
-from tests.emulation.test_matrix_emulation import GEOMETRIES, TOLERANCE, leaves_of, results
+from tests.emulation.test_matrix_emulation import TILE_CONFIGS, TOLERANCE, leaves_of, results
 from tests.ops.channel.test_channel_kernels import PLANS, call, check, draw, everything
 from tests.ops.matrix_state.test_matrix_kernels import LAYERS, assert_equal, build
 
 BF16 = torch.bfloat16
-# Functions of csrc/cells/math.h, by how far from a double's they may be: relative, or absolute.
+# Functions of csrc/cells, by how far from a double's they may be: relative, or absolute.
 FUNCTIONS = {
     "tanh": (torch.tanh, 2**-11, 1e-7),
     "sigmoid": (torch.sigmoid, 0.0, 2**-12 + 1e-7),
@@ -33,19 +32,27 @@ FUNCTIONS = {
 }
 UNIT = """
 #include "emulation/fast_device.h"
-#include "cells/math.h"
+#include "cells/maps.h"
 struct Given { const float* x; float* y; };
 """ + "\n".join(
     f"ELMAN_KERNEL({name}_of, 32, 1, Given, for (int i = elman::thread_index(); i < 4096; i += 32) "
     f"elman::store_one(a.y + i, elman::{name}(elman::load_one(a.x + i))))"
     for name in FUNCTIONS
 )
-# What is wrong in csrc/cells/math.h, old text, new text.
+# What is wrong in csrc/cells, by file: old text, new text.
 FAULTS = {
-    "slope of silu": ("(half * (1.0f - t * t) + t) * 0.5f", "(half * (1.0f - t * t)) * 0.5f"),
-    "silu": ("half * tanh(half) + half", "half * tanh(x) + half"),
-    "sigmoid": ("return tanh(x * 0.5f) * 0.5f", "return tanh(x) * 0.5f"),
-    "softplus": ("0.666664183139801f;\n  return (p * z) * s", "0.5f;\n  return (p * z) * s"),
+    "slope of silu": (
+        "maps",
+        "(half * (1.0f - t * t) + t) * 0.5f",
+        "(half * (1.0f - t * t)) * 0.5f",
+    ),
+    "silu": ("maps", "half * tanh(half) + half", "half * tanh(x) + half"),
+    "sigmoid": ("math", "return tanh(x * 0.5f) * 0.5f", "return tanh(x) * 0.5f"),
+    "softplus": (
+        "math",
+        "0.666664183139801f;\n  return (p * z) * s",
+        "0.5f;\n  return (p * z) * s",
+    ),
 }
 
 
@@ -56,7 +63,7 @@ class Given(ctypes.Structure):
 
 
 def computed(name: str, library: ctypes.CDLL) -> tuple[Tensor, Tensor]:
-    """Return numbers, and what a function of math.h makes of them."""
+    """Return numbers, and what a function makes of them."""
     x, y = torch.linspace(-20, 20, 4096), torch.full((4096,), torch.nan)
     emulator.declare_tensors(library, read={"x": x}, written={"y": y})
     wanted = Launch(f"{name}_of", 1, 32)
@@ -73,9 +80,10 @@ def far_off(name: str, library: ctypes.CDLL) -> bool:
 
 
 def planted(fault: str, folder: Path, text: str) -> ctypes.CDLL:
-    """Return the library of a text over a faulty math.h."""
-    old, new = FAULTS[fault]
-    return emulator.planted(folder, "cells/math.h", lambda whole: whole.replace(old, new, 1), text)
+    """Return the library of a text over a faulty header of csrc/cells."""
+    header, old, new = FAULTS[fault]
+    file = f"cells/{header}.h"
+    return emulator.planted(folder, file, lambda whole: whole.replace(old, new, 1), text)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -108,7 +116,7 @@ def test_bf16_kernels_are_emulated_with_the_functions_that_nvrtc_gives_them() ->
 def matrix_distance(library: object, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> str:
     """Return what is wrong with a layer that has silu, sigmoid and softplus."""
     name = "e88-everything"
-    monkeypatch.setitem(BACKENDS, "cuda", emulator.backend(**GEOMETRIES[name], library=library))
+    monkeypatch.setitem(KERNELS, "cuda", emulator.backend(**TILE_CONFIGS[name], library=library))
     plan = build(LAYERS[name], torch.float32).plan
     leaves = leaves_of(plan, dtype, steps=7)
     try:
@@ -141,11 +149,10 @@ def test_bf16_kernels_with_exact_functions(monkeypatch) -> None:
 def test_channel_cells_with_fast_functions(name, monkeypatch) -> None:
     """Every cell, forward and back, against fp64."""
 
-    def emulate(geometry, launches, made) -> None:
-        channel_emulator.run(emulator.loaded, geometry, launches, made.args)
+    def emulate(tile_config, launches, made) -> None:
+        channel_emulator.run(emulator.loaded, tile_config, launches, made.args)
 
     monkeypatch.setattr(channel_cuda, "LAUNCH", emulate)
-    monkeypatch.setattr(custom_op, "cpu", channel_cuda)
     plan = PLANS[name](11)
     leaves = draw(plan, (2, 19, 11), torch.float32)
     leaves["source"] = leaves["source"].detach().to(BF16).requires_grad_()

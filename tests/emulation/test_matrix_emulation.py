@@ -1,7 +1,7 @@
 """The matrix-state CUDA kernels, run on a CPU from their own sources, against the fp64 reference.
 
 The layers are those that the CPU engine is checked with: between them they have every cell, map,
-epilogue and tie. Each runs with a geometry of its own.
+epilogue and tie. Each runs with a tile config of its own.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from elman.kernels.sources import included_sources
-from elman.ops.matrix_state import interpret, op
-from elman.ops.matrix_state.backends import BACKENDS, Backend
+from elman.ops.matrix_state import op, reference
 from elman.ops.matrix_state.cuda import kernels
 from elman.ops.matrix_state.cuda.heuristics import H200, choose
+from elman.ops.matrix_state.custom_op import KERNELS, Kernels
 from elman.ops.matrix_state.plan import Plan
 from tests.emulation import emulator
 from tests.ops.matrix_state.test_matrix_kernels import (
@@ -32,19 +32,19 @@ from tests.ops.matrix_state.test_matrix_kernels import (
 pytestmark = pytest.mark.compiler
 
 # Lanes to a row, rows of a lane and warps of a block, where they are not those that the engine
-# would choose; most have helpers.
-GEOMETRIES: dict[str, dict[str, Any]] = {
-    "e14-rectangle": {"lanes": 1, "warps": 1, "helped": False},
+# would choose; most have producer warps.
+TILE_CONFIGS: dict[str, dict[str, Any]] = {
+    "e14-rectangle": {"lanes": 1, "warps": 1, "producers": False},
     "e70-linear-n9": {"lanes": 2, "warps": 1, "scratch": True},
     "e71-n20": {"lanes": 4, "tall": 2, "warps": 2, "forward_steps": 5},
-    "e72-n7": {"lanes": 8, "tall": 2, "warps": 1, "helped": False},
+    "e72-n7": {"lanes": 8, "tall": 2, "warps": 1, "producers": False},
     "e73-row-n12": {"lanes": 8, "tall": 3, "warps": 1},
     "e73-full-n28": {"lanes": 8, "tall": 4, "warps": 2},
     "e74-state-n24": {"lanes": 4, "tall": 3, "warps": 1},
     "e74-ntm-n18": {"lanes": 16, "tall": 3, "warps": 2},
     "e74-ema-tied-n11": {"lanes": 2, "warps": 1},
     "e75-n32": {"lanes": 4, "tall": 2, "warps": 2, "forward_steps": 8},
-    "e88-n16": {"lanes": 4, "tall": 2, "warps": 1, "forward_steps": 6, "helped": False},
+    "e88-n16": {"lanes": 4, "tall": 2, "warps": 1, "forward_steps": 6, "producers": False},
     "e88-everything": {"lanes": 1, "tall": 2, "warps": 1},
 }
 TOLERANCE = {torch.bfloat16: 6e-3, torch.float32: 2e-5}
@@ -69,7 +69,7 @@ SLOW = pytest.mark.slow
     "name", [pytest.param(name, marks=[SLOW] * (name in REPEATED)) for name in LAYERS]
 )
 def test_outputs_and_gradients_are_those_of_the_fp64_reference(name, monkeypatch) -> None:
-    monkeypatch.setitem(BACKENDS, "cpu", emulator.backend(**GEOMETRIES.get(name, {})))
+    monkeypatch.setitem(KERNELS, "cpu", emulator.backend(**TILE_CONFIGS.get(name, {})))
     layer = build(LAYERS[name], torch.float64)
     # Two whole segments and a rest.
     x, state = draw(layer, (2, 10), first=True)
@@ -79,17 +79,17 @@ def test_outputs_and_gradients_are_those_of_the_fp64_reference(name, monkeypatch
 
 @pytest.mark.parametrize("reached", ["output", "last"])
 @pytest.mark.parametrize("steps", [1, 4], ids=["one-step", "one-segment"])
-@pytest.mark.parametrize("name", ["e88-n16", "e75-n32"], ids=["alone", "helped"])
+@pytest.mark.parametrize("name", ["e88-n16", "e75-n32"], ids=["alone", "producers"])
 def test_short_sequences_without_a_first_state(name, steps, reached, monkeypatch) -> None:
-    monkeypatch.setitem(BACKENDS, "cpu", emulator.backend(**GEOMETRIES[name]))
+    monkeypatch.setitem(KERNELS, "cpu", emulator.backend(**TILE_CONFIGS[name]))
     layer = build(LAYERS[name], torch.float64)
     x, state = draw(layer, (1, steps), first=False)
     found = everything(layer, x, state, reached)
     assert_equal(found, right(LAYERS[name], torch.float64, x, state, reached), 1e-11)
 
 
-# As the engine runs them for so many heads: with helpers and without, and kept states within a
-# segment of the forward pass.
+# As the engine runs them for so many heads: with producer warps and without, and checkpoints
+# within a segment of the forward pass.
 CHOSEN = (
     ("e70-n16", 512),
     ("e73-full-n28", 512),
@@ -108,29 +108,29 @@ LENGTHS = [(case, 71) for case in CHOSEN] + [(WHOLE, steps) for steps in (1, 17,
     ("case", "steps"),
     [pytest.param(case, steps, id=f"{case[0]}-{case[1]}-{steps}") for case, steps in LENGTHS],
 )
-def test_the_geometries_that_the_engine_chooses(case, steps, monkeypatch) -> None:
+def test_the_tile_configs_that_the_engine_chooses(case, steps, monkeypatch) -> None:
     name, heads = case
-    monkeypatch.setitem(BACKENDS, "cpu", emulator.engine(heads))
+    monkeypatch.setitem(KERNELS, "cpu", emulator.engine(heads))
     layer = build(LAYERS[name], torch.float64)
     x, state = draw(layer, (1, steps), first=True)
     found = everything(layer, x, state)
     assert_equal(found, right(LAYERS[name], torch.float64, x, state, "both"), 1e-11)
 
 
-def test_those_geometries_have_every_kind_of_segment() -> None:
+def test_those_tile_configs_have_every_kind_of_segment() -> None:
     kinds = set()
     for name, heads in CHOSEN:
         plan = build(LAYERS[name], torch.float32).plan
         forward, backward = (
             emulator.chosen_by_engine(plan, heads, backward=backward) for backward in (False, True)
         )
-        kinds.add((forward.helped, forward.steps % backward.steps == 0))
+        kinds.add((forward.producers, forward.steps % backward.steps == 0))
     assert kinds == set(itertools.product([False, True], repeat=2))
 
 
 def test_what_the_engine_chooses_with_narrow_numbers(monkeypatch) -> None:
     name, heads = WHOLE
-    monkeypatch.setitem(BACKENDS, "cuda", emulator.engine(heads))
+    monkeypatch.setitem(KERNELS, "cuda", emulator.engine(heads))
     plan = build(LAYERS[name], torch.float32).plan
     leaves = leaves_of(plan, torch.bfloat16, offset=1, steps=71)
     wanted = results(plan, leaves, True)
@@ -167,7 +167,7 @@ def results(plan: Plan, leaves: dict[str, Tensor], wide: bool) -> dict[str, Tens
     sources = [leaf for name, leaf in leaves.items() if name.startswith("source")]
     parameters = {name: leaves[name] for name in plan.parameter_names}
     if wide:
-        out, last = interpret.run(plan, sources, parameters, leaves["first"])
+        out, last = reference.run(plan, sources, parameters, leaves["first"])
     else:
         out, last = op.run(plan, sources, parameters, leaves["first"], backend="cuda")
     generator = torch.Generator().manual_seed(12)
@@ -194,7 +194,7 @@ PRODUCT = itertools.product(["e75-n32", "e88-n16", "e88-everything"], TOLERANCE,
 )
 def test_narrow_numbers(name, dtype, offset, monkeypatch) -> None:
     """bf16 in and out with states kept in fp16, and fp32; also from slices at odd places."""
-    monkeypatch.setitem(BACKENDS, "cuda", emulator.backend(**GEOMETRIES[name]))
+    monkeypatch.setitem(KERNELS, "cuda", emulator.backend(**TILE_CONFIGS[name]))
     plan = build(LAYERS[name], torch.float32).plan
     leaves = leaves_of(plan, dtype, offset)
     assert_equal(results(plan, leaves, False), results(plan, leaves, True), TOLERANCE[dtype])
@@ -202,9 +202,9 @@ def test_narrow_numbers(name, dtype, offset, monkeypatch) -> None:
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_a_warp_whose_rows_are_no_whole_vectors(dtype, monkeypatch) -> None:
-    """Six rows, where four numbers are read at once; the second slab of twelve has four."""
-    geometry = {"lanes": 16, "tall": 3, "warps": 2, "forward_steps": 5}
-    monkeypatch.setitem(BACKENDS, "cuda", emulator.backend(**geometry))
+    """Six rows, where four numbers are read at once; the second row tile of twelve has four."""
+    tile_config = {"lanes": 16, "tall": 3, "warps": 2, "forward_steps": 5}
+    monkeypatch.setitem(KERNELS, "cuda", emulator.backend(**tile_config))
     plan = build(LAYERS["e88-n16"], torch.float32).plan
     leaves = leaves_of(plan, dtype)
     assert_equal(results(plan, leaves, False), results(plan, leaves, True), TOLERANCE[dtype])
@@ -215,18 +215,18 @@ def test_the_order_of_threads_changes_nothing(monkeypatch) -> None:
     leaves = leaves_of(plan, torch.bfloat16)
     found = []
     for seed in (1, 2, 3):
-        monkeypatch.setitem(BACKENDS, "cuda", emulator.backend(4, 4, seed=seed))
+        monkeypatch.setitem(KERNELS, "cuda", emulator.backend(4, 4, seed=seed))
         found.append(results(plan, leaves, False))
     assert_equal(found[1], found[0], 0.0)
     assert_equal(found[2], found[0], 0.0)
 
 
-def test_slabs_of_a_head_give_what_one_block_gives(monkeypatch) -> None:
+def test_row_tiles_of_a_head_give_what_one_block_gives(monkeypatch) -> None:
     plan = build(LAYERS["e75-n32"], torch.float32).plan
     leaves = leaves_of(plan, torch.float32)
-    monkeypatch.setitem(BACKENDS, "cuda", emulator.backend(4, 4))
+    monkeypatch.setitem(KERNELS, "cuda", emulator.backend(4, 4))
     whole = results(plan, leaves, False)
-    monkeypatch.setitem(BACKENDS, "cuda", emulator.backend(4, 1, helped=False))
+    monkeypatch.setitem(KERNELS, "cuda", emulator.backend(4, 1, producers=False))
     assert_equal(results(plan, leaves, False), whole, 1e-6)
 
 
@@ -234,12 +234,12 @@ def test_emulation_and_cpu_engine_agree(monkeypatch) -> None:
     layer = build(LAYERS["e88-n16"], torch.float64)
     x, state = draw(layer, (2, 10), first=True)
     engine = everything(layer, x, state)
-    monkeypatch.setitem(BACKENDS, "cpu", emulator.backend(**GEOMETRIES["e88-n16"]))
+    monkeypatch.setitem(KERNELS, "cpu", emulator.backend(**TILE_CONFIGS["e88-n16"]))
     assert_equal(everything(layer, x, state), engine, 1e-12)
 
 
 def test_a_nan_reaches_output_state_and_gradients(monkeypatch) -> None:
-    monkeypatch.setitem(BACKENDS, "cuda", emulator.backend(**GEOMETRIES["e88-n16"]))
+    monkeypatch.setitem(KERNELS, "cuda", emulator.backend(**TILE_CONFIGS["e88-n16"]))
     plan = build(LAYERS["e88-n16"], torch.float32).plan
     leaves = leaves_of(plan, torch.bfloat16)
     with torch.no_grad():
@@ -272,4 +272,4 @@ def test_what_is_emulated_is_what_nvrtc_compiles(backward) -> None:
 
 
 def test_the_backend_is_found_by_name() -> None:
-    assert isinstance(BACKENDS["cuda"], Backend)
+    assert isinstance(KERNELS["cuda"], Kernels)

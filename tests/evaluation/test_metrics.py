@@ -104,8 +104,8 @@ def test_window_rate_starts_anew_each_time() -> None:
 
 
 def test_mfu_only_where_the_peak_is_known() -> None:
-    assert metrics.model_flops_utilisation(100, 1.0, "AMD EPYC") is None
-    known = metrics.model_flops_utilisation(10**8, 10**5, "NVIDIA H100 80GB HBM3")
+    assert metrics.model_flops_utilization(100, 1.0, "AMD EPYC") is None
+    known = metrics.model_flops_utilization(10**8, 10**5, "NVIDIA H100 80GB HBM3")
     assert known == pytest.approx(6e13 / 989e12)
 
 
@@ -130,7 +130,7 @@ def test_mfu_only_where_the_peak_is_known() -> None:
     ],
 )
 def test_each_device_has_its_own_peak(device: str, peak: float | None) -> None:
-    used = metrics.model_flops_utilisation(10**8, 10**5, device)
+    used = metrics.model_flops_utilization(10**8, 10**5, device)
     assert used == (None if peak is None else pytest.approx(6e13 / peak))
 
 

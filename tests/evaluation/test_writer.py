@@ -146,9 +146,9 @@ def test_what_is_no_saved_state_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("nothing of the kind, and longer than eight bytes")
     for name, reason in {
         "absent": "no such file",
-        "cut": "is no saved state",
-        "text": "is no saved state",
-        "state": "was saved with a run, step 3, and this is another, step 3",
+        "cut": "not a saved state",
+        "text": "not a saved state",
+        "state": "saved with a run, step 3, but this is another, step 3",
     }.items():
         with pytest.raises(UserError, match=rf"generate.state=.*{name}: {reason}"):
             load_text_state(tmp_path / name, Writer(model, SHARP), "another, step 3")

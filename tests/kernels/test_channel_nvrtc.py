@@ -7,7 +7,7 @@ import torch
 
 from elman.kernels.nvrtc import Unit
 from elman.ops.channel.cuda import kernels
-from elman.ops.channel.cuda.tile_config import Geometry
+from elman.ops.channel.cuda.tile_config import TileConfig
 from elman.ops.channel.plan import Plan
 from elman.ops.channel.recurrences import CELLS
 from elman.ops.common.slices import row_blocks
@@ -24,7 +24,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 def test_nothing_is_spilled(step, architecture, dtype) -> None:
     places = row_blocks(dict.fromkeys(CELLS[step].inputs, 64))
     plan = Plan(step, tuple(places.items()), self_gate=True)
-    text = kernels.unit_text(Geometry(plan, DTYPES[dtype], torch.float32))
+    text = kernels.unit_text(TileConfig(plan, DTYPES[dtype], torch.float32))
     used = Unit(text, step, architecture, dtype == "bf16").resources()
     assert {name: one.spilled for name, one in used.items()} == dict.fromkeys(used, 0)
     assert "channel_backward" in used

@@ -64,7 +64,7 @@ def test_a_compiler_that_knows_no_such_cpu_does_without(fake_compiler) -> None:
     [
         ('case "$*" in *-fopenmp*) echo "error: unsupported option -fopenmp" >&2; exit 1;; esac',
          "error: unsupported option -fopenmp"),
-        ("exit 3", "it fails without a word"),
+        ("exit 3", "it fails without a message"),
         ("echo 'one line'  >&2; echo 'cannot find -lgomp' >&2; exit 1", "cannot find -lgomp"),
     ],
     ids=["no-openmp", "silent", "no-runtime"],

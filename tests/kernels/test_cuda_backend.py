@@ -28,7 +28,7 @@ from elman.ops.add_norm import cuda as norm_cuda
 from elman.ops.add_norm.op import add_rms_norm
 from elman.ops.channel import custom_op as channel_custom
 from elman.ops.channel.cuda import kernels as channel_cuda
-from elman.ops.channel.cuda.tile_config import Geometry as ChannelGeometry
+from elman.ops.channel.cuda.tile_config import TileConfig as ChannelTileConfig
 from elman.ops.channel.plan import Plan as ChannelPlan
 from elman.ops.common.slices import Slice
 from elman.ops.matrix_state import op
@@ -104,12 +104,12 @@ def test_matrix_state_on_a_gpu(fake, plan, dtype, kept) -> None:
 def test_channel_on_a_gpu(fake, dtype) -> None:
     source = torch.empty(3, 37, 48, dtype=dtype, device=GPU)
     first = torch.empty(3, 24, device=GPU)
-    y, last, states = channel_custom.channel(CHANNEL.text, [source], [], first)
+    y, last, states = channel_custom.channel(CHANNEL.text, "cuda", [source], [], first)
     assert (y.shape, y.dtype, y.device) == ((3, 37, 24), dtype, GPU)
     assert (last.shape, last.dtype) == ((3, 24), torch.float32)
     assert states.shape == (3, channel_cuda.n_segments(37), 24)
     backward = channel_custom.channel_backward
-    (dsource,), none, dfirst = backward(CHANNEL.text, y, last, [source], [], states)
+    (dsource,), none, dfirst = backward(CHANNEL.text, "cuda", y, last, [source], [], states)
     assert (dsource.shape, dsource.dtype, dsource.device) == (source.shape, dtype, GPU)
     assert (list(none), dfirst.shape, dfirst.dtype) == ([], (3, 24), torch.float32)
 
@@ -254,8 +254,8 @@ def test_channel_kernels_run_where_the_tensors_are(gpus, index) -> None:
     source, first = torch.zeros(2, 5, 48), torch.zeros(2, 24)
     call = channel_cuda._Call(CHANNEL, [source], [], first)
     call.like = SimpleNamespace(device=torch.device("cuda", index))  # type: ignore[assignment]
-    geometry = ChannelGeometry(CHANNEL, torch.float32, torch.float32)
-    channel_cuda._launch(geometry, channel_cuda.launches(geometry, call.args, False), call)
+    tile_config = ChannelTileConfig(CHANNEL, torch.float32, torch.float32)
+    channel_cuda._launch(tile_config, channel_cuda.launches(tile_config, call.args, False), call)
     assert gpus.launched == [("channel_forward", *WHERE[index])]
 
 
@@ -276,11 +276,11 @@ def test_norm_kernels_run_where_the_tensors_are(gpus, index) -> None:
 def test_other_dtypes_are_refused_in_one_line(gpus, engine, dtype) -> None:
     source = torch.zeros(2, 5, 48, dtype=dtype)
     call = channel_cuda._Call(CHANNEL, [source], [], torch.zeros(2, 24))
-    geometry = call.geometry(backward=False)
-    launches = channel_cuda.launches(geometry, call.args, False)
+    tile_config = call.tile_config(backward=False)
+    launches = channel_cuda.launches(tile_config, call.args, False)
     refused = {
-        "matrix_state": lambda: matrix_cuda.geometry(DELTA_RULE.text, 3, dtype, backward=True),
-        "channel": lambda: channel_cuda._launch(geometry, launches, call),
+        "matrix_state": lambda: matrix_cuda.tile_config(DELTA_RULE.text, 3, dtype, backward=True),
+        "channel": lambda: channel_cuda._launch(tile_config, launches, call),
     }
     with pytest.raises(UserError) as caught:
         refused[engine]()

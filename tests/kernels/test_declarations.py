@@ -19,7 +19,7 @@ from elman.ops.channel import recurrences as channel_cells
 from elman.ops.channel import source as channel_source
 from elman.ops.channel.abi import ChannelArgs
 from elman.ops.channel.cuda import kernels as channel_cuda
-from elman.ops.channel.cuda.tile_config import Geometry
+from elman.ops.channel.cuda.tile_config import TileConfig
 from elman.ops.channel.plan import Plan
 from elman.ops.common.mirrors import layout_assertions
 from elman.ops.common.slices import Slice
@@ -41,7 +41,7 @@ def compile_channel(step: str, backend: str) -> None:
     if backend == "cpu":
         channel_source.prepare([channel_source.spec_for(plan, FLOAT)], step)
     else:
-        text = channel_cuda.unit_text.__wrapped__(Geometry(plan, FLOAT, FLOAT))
+        text = channel_cuda.unit_text.__wrapped__(TileConfig(plan, FLOAT, FLOAT))
         Unit(text, step, "sm_80", fast=False).cubin()
 
 
@@ -52,7 +52,7 @@ def compile_matrix(cell: str, backend: str) -> None:
         cpu.prepare([(plan, FLOAT)], plan.label)
         return
     for backward in (False, True):
-        chosen = matrix_cuda.geometry.__wrapped__(plan.text, 2, FLOAT, backward=backward)
+        chosen = matrix_cuda.tile_config.__wrapped__(plan.text, 2, FLOAT, backward=backward)
         text = matrix_cuda.unit_text(chosen, backward)
         Unit(text, plan.label, "sm_80", fast=False).cubin()
 
@@ -161,10 +161,10 @@ def test_inputs_that_the_declaration_does_not_have_are_refused_in_one_line() -> 
 
 
 STRUCTURES: dict[str, tuple[str, type[ctypes.Structure]]] = {
-    "elman::Args": ("args.h", MatrixArgs),
-    "elman::Sequence": ("args.h", SequenceArgs),
-    "elman::Parameter": ("args.h", ParameterArgs),
-    "elman::ChannelArgs": ("channel_args.h", ChannelArgs),
+    "elman::Args": ("abi/matrix_state.h", MatrixArgs),
+    "elman::Sequence": ("abi/matrix_state.h", SequenceArgs),
+    "elman::Parameter": ("abi/matrix_state.h", ParameterArgs),
+    "elman::ChannelArgs": ("abi/channel.h", ChannelArgs),
     "elman::AddNormArgs": ("cuda/add_norm/add_norm.cuh", norm_cuda.AddNormArgs),
 }
 
@@ -202,7 +202,7 @@ def test_the_order_of_roles_is_compared(monkeypatch) -> None:
     monkeypatch.setattr(source, "ROLES", (second, first, *rest))
     monkeypatch.setattr(source, "order_assertions", source.order_assertions.__wrapped__)
     with pytest.raises(
-        UserError, match=r"plan\.py has ROLE_G0 as number 0, csrc/args\.h as another"
+        UserError, match=r"plan\.py has ROLE_G0 as number 0, csrc/abi/matrix_state\.h as another"
     ):
         compile_matrix("decayed", "cpu")
 

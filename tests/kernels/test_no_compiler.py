@@ -29,7 +29,7 @@ def test_auto_runs_the_reference_and_says_so_once(capsys) -> None:
     assert chosen == ["reference"] * 3
     said = capsys.readouterr().err
     assert said == (
-        "elman: plain PyTorch runs, slowly: no C++ compiler (g++ or clang++) in PATH; "
+        "elman: using plain PyTorch, which is slow: no C++ compiler (g++ or clang++) in PATH; "
         "conda install -c conda-forge gxx\n"
     )
 
@@ -82,6 +82,6 @@ def test_a_command_that_leaves_it_open_trains_on_the_reference_and_says_so(
     monkeypatch.chdir(tmp_path)
     status = main([*COMMAND, f"data.path={text_file}", "hydra.run.dir=run"])
     assert status == ExitStatus.OK
-    assert capsys.readouterr().err.count("plain PyTorch runs, slowly: no C++ compiler") == 1
+    assert capsys.readouterr().err.count("using plain PyTorch, which is slow: no C++ compiler") == 1
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["backend"], result["parity"]) == ("reference", None)

@@ -27,12 +27,12 @@ from elman.ops.decode import draw, row_product
 from elman.ops.matrix_state.cuda import kernels
 from elman.ops.matrix_state.stacked import DELTA, stacked_plan
 
-DOCS = Path(__file__).parents[2] / "docs"
+TOOLS = Path(__file__).parents[2] / "tools" / "docs"
 EMPTY = 'extern "C" __global__ void nothing() {}'
 
 
 def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_registers", DOCS / "make_registers.py")
+    spec = importlib.util.spec_from_file_location("make_registers", TOOLS / "make_registers.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -63,7 +63,7 @@ def row_of() -> Iterator[Callable[[str], list[str]]]:
     if problem := registers.compiler_problem():
         pytest.skip(problem)
     process = subprocess.Popen(
-        [sys.executable, str(DOCS / "make_registers.py"), "--rows"],
+        [sys.executable, str(TOOLS / "make_registers.py"), "--rows"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -277,12 +277,12 @@ def asked_anew() -> Iterator[None]:
         (FakeDriver(0, 99000, (8, 0)), None),
         (
             FakeDriver(0, 12040, (9, 0)),
-            f"the driver goes to CUDA 12.4 and NVRTC is {nvrtc_version()}; update the driver, "
+            f"the driver supports CUDA 12.4 and NVRTC is {nvrtc_version()}; update the driver, "
             "or pip install 'cuda-bindings==12.*' nvidia-cuda-nvrtc-cu12",
         ),
         (
             FakeDriver(0, 13050, (7, 5)),
-            "kernels need a GPU of sm_80 or later and this is sm_75; take another",
+            "kernels need a GPU of sm_80 or later and this is sm_75; use another GPU",
         ),
         (
             FakeDriver(1, 13050, (9, 0)),

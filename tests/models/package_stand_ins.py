@@ -186,8 +186,8 @@ def depthwise(x: Tensor, weight: Tensor, bias: Tensor | None, past: Tensor | Non
 def install(monkeypatch: Any, *, fused: bool) -> list[str]:
     """Make the layers' backend ``triton`` call these; return the names of what was called."""
     from elman.models.cells.common import mixer
-    from elman.ops.gated_delta import triton as fla
-    from elman.ops.ssd import triton as mamba
+    from elman.ops.gated_delta import package as fla
+    from elman.ops.ssd import package as mamba
 
     called: list[str] = []
 

@@ -84,11 +84,11 @@ def changed(run: Path, before: dict[str, bytes]) -> list[str]:
 
 
 REFUSED = {
-    "other data": ("data.path=other.txt", "is not what the run was trained on"),
+    "other data": ("data.path=other.txt", "differs from the data that the run was trained on"),
     "fewer steps": ("train.steps=3", "its budget is used up (6 steps"),
     "as many steps": ("train.steps=6", "its budget is used up (6 steps"),
     "another way to read": ("train.tbptt=true", "resume with train.tbptt=false"),
-    "another split": ("data.val_bytes=300", "is not what the run was trained on"),
+    "another split": ("data.val_bytes=300", "differs from the data that the run was trained on"),
 }
 
 
@@ -357,7 +357,7 @@ USERS = {
     ),
     "an alias": (
         {"a": b"defaults: [/cell/e88@_here_, _self_]\ndim: &x [*x]\n"},
-        r"a\.yaml: includes itself by an alias",
+        r"a\.yaml: includes itself through a YAML alias",
     ),
     "a zero byte": ({"a": b"dim: \x00\n"}, r"a\.yaml: not YAML: "),
 }

@@ -366,7 +366,7 @@ def test_an_excused_error_is_shown_with_the_references_own(
     (row,) = (line.split() for line in printed.splitlines() if "yes*" in line)
     assert f"{decay['reference_relative_l2']:.1e}" in row
     assert "* d decay of cpu bf16 at n_state 28: relative L2 2." in printed
-    assert "of the reference itself in bf16: a sum that nearly cancels" in printed
+    assert "of the reference itself in bf16: rounded numbers whose sum nearly cancels" in printed
 
 
 def test_a_sweep_ends_in_one_table(capsys) -> None:

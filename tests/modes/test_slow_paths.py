@@ -53,9 +53,9 @@ def test_a_cell_without_a_kernel_says_so_in_every_mode(
     ("cell", "backend", "device", "reason"),
     [
         ("e1", "auto", "cuda", "no kernel for a GPU"),
-        ("e59", "auto", "cuda", "no kernel for a GPU, every step normalises over all channels"),
+        ("e59", "auto", "cuda", "no kernel for a GPU, every step normalizes over all channels"),
         ("e88", "auto", "cuda", None),
-        ("e88", "reference", "cuda", "kernels.backend=reference asks for it"),
+        ("e88", "reference", "cuda", "requested by kernels.backend=reference"),
         ("mamba2", "auto", "cpu", "the package's kernels do not run on a CPU"),
         ("llama", "auto", "cuda", None),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +81,13 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture
 def wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the compiled backward pass lose a thousandth of the first state's gradient."""
-    backward = custom_op.cpu.backward
+    kernels = custom_op.KERNELS["cpu"]
 
     def changed(*arguments: Any) -> Any:
-        sources, parameters, first = backward(*arguments)
+        sources, parameters, first = kernels.backward(*arguments)
         return sources, parameters, first * 0.999
 
-    monkeypatch.setattr(custom_op.cpu, "backward", changed)
+    monkeypatch.setitem(custom_op.KERNELS, "cpu", replace(kernels, backward=changed))
 
 
 def test_a_kernel_is_checked_once_and_the_result_says_so(train, checks, records: Path) -> None:

@@ -120,7 +120,7 @@ def test_one_seed_everywhere_is_said(report: Report, sweep: FakeSweep) -> None:
     sweep.job("model=e42")
     done = report(sweep.folder)
     (line,) = [line for line in done.lines if line.startswith("n=1:")]
-    assert "nothing is known of the noise" in line
+    assert "the noise between seeds is unknown" in line
     assert line.split(":")[0] in done.page
 
 
@@ -464,7 +464,7 @@ def test_a_file_of_somebody_elses_is_not_replaced(
     (sweep.folder / name).write_text("mine")
     done = report(sweep.folder)
     assert done.status == 2
-    assert f"{name}: stands there and is no earlier report" in done.errors
+    assert f"{name}: exists and is not an earlier report" in done.errors
     assert (sweep.folder / name).read_text() == "mine"
     others = {"report.html", "report.csv", "report.md"} - {name}
     assert not any((sweep.folder / other).exists() for other in others)
@@ -481,7 +481,7 @@ def test_a_report_may_be_written_elsewhere(
 
 WRONG: dict[str, tuple[str, str]] = {
     "nothing there": ("nowhere", "no such folder; sweeps and runs are below outputs/"),
-    "a file": ("book.txt", "a file stands there; name the folder that it is in"),
+    "a file": ("book.txt", "this is a file; name the folder that it is in"),
     "no runs": ("notes", "no sweep and no training run (no sweep.json, result.json or"),
     "no folder": ("[]", "report.dir=: names no folder"),
     "a run without a place": ("run", "report.out: missing; report.dir is not the folder of one"),
@@ -598,7 +598,7 @@ def test_a_suites_published_rows_stand_beside_ours(report: Report, tmp_path: Pat
     assert (table["e75h8n24"]["loss"], table["e75h8n24"]["params"]) == ("-", "99,131,904")
     for text in (done.page, (done.folder / "report.md").read_text()):
         assert "mean of the last 100 log windows, 1000 steps; zero padding counted" in text
-        assert "Published losses are defined otherwise than ours" in text
+        assert "Published losses have other definitions than ours" in text
     published = [line for line in done.csv if line["kind"] == "published"]
     assert "e75h8n24" in {line["model"] for line in published}
     assert all(line["definition"] for line in published)
@@ -625,7 +625,7 @@ def test_a_seed_counts_once_however_often_it_ran(report: Report, sweep: FakeSwee
     row = done.table["e1"]
     assert (row["loss"], row["spread"]) == ("1.6000", "sd 0.1414, n=2")
     assert (row["seeds"], row["status"]) == ("1, 2", "4 ok, 2 repeated")
-    assert "e1: 2 more with a seed that is there already, in no mean" in done.output
+    assert "e1: 2 more with a repeated seed, not in the means" in done.output
 
 
 def test_a_copied_run_folder_counts_once(report: Report, sweep: FakeSweep) -> None:
@@ -642,4 +642,4 @@ def test_a_status_that_no_run_ends_with_is_damage(report: Report, sweep: FakeSwe
     sweep.job("model=e1", "train.seed=1", result={"status": "fine"})
     done = report(sweep.folder)
     assert "damaged" in done.table["e1"]["status"]
-    assert "'fine' is no status; a run ends with one of ok, nan" in done.output
+    assert "'fine' is not a status; a run ends with one of ok, nan" in done.output

@@ -50,7 +50,7 @@ def test_a_killed_launcher_is_named_with_how_to_go_on(report: Report, sweep: Fak
     assert statuses == ["ok", "unfinished", "not started"]
     killed = "job 2 (02_e42, seed 42): unfinished: no result.json: it was killed before it could"
     assert any(line.startswith(killed) for line in lines)
-    again = f"go on with elman -m sweep.resume={sweep.folder}"
+    again = f"to resume it: elman -m sweep.resume={sweep.folder}"
     assert f"{sweep.folder}: its launcher was killed before the end; {again}" in lines
 
 
@@ -65,7 +65,7 @@ def test_who_holds_its_folder_runs(report: Report, sweep: FakeSweep) -> None:
         (ending / "result.json").write_text(INTERRUPTED)
         statuses, lines = report(sweep.folder)
     assert statuses == ["running", "running", "interrupted"]
-    assert f"job 1 (01_e42, seed 42): running: process {os.getpid()} is in it" in lines
+    assert f"job 1 (01_e42, seed 42): running: process {os.getpid()} runs in it" in lines
     assert not any("not started" in line for line in lines)
     assert report(sweep.folder)[0] == ["unfinished", "interrupted", "interrupted"]
 
@@ -106,4 +106,4 @@ def test_a_lone_run_that_was_killed_says_how_to_go_on(
     run = make_run(tmp_path / "run", "model=e1", no_result=True)
     assert main(["mode=report", f"report.dir={run}", f"report.out={tmp_path / 'out'}"]) == 0
     lines = capfd.readouterr().out.splitlines()
-    assert any(line.endswith(f"; go on with elman train.resume={run}") for line in lines)
+    assert any(line.endswith(f"; to resume it: elman train.resume={run}") for line in lines)

@@ -113,7 +113,7 @@ def test_of_a_sweep_without_a_record_the_file_is_found(
     kinds = [line["kind"] for line in report(folder)]
     assert kinds == ["model", "run", *["published"] * (len(kinds) - 2)]
     assert (
-        "what was published for its suite is left out: benchmark=mine: no such suite; `elman "
+        "the published figures of its suite are left out: benchmark=mine: no such suite; `elman "
         "mode=suites` lists all; if it is your own, add --config-dir DIR"
     ) in capsys.readouterr().out
 
@@ -122,7 +122,7 @@ def test_of_a_sweep_without_a_record_the_file_is_found(
     ("record", "problem"),
     [
         ({"title": "mine"}, "benchmark.source (in benchmark=mine): missing"),
-        (MINE | {"published": ["e75_1m"]}, "e75_1m is no file of elman.published"),
+        (MINE | {"published": ["e75_1m"]}, "e75_1m is not a file of elman.published"),
         ("text", "benchmark (in benchmark=mine): "),
     ],
     ids=["lacks a part", "of another version", "no section"],

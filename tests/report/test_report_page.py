@@ -232,7 +232,7 @@ def test_a_narrow_terminal_gets_fewer_columns_and_none_is_cut(sweep: FakeSweep, 
     print_report(Console(width=width, file=file), report)
     lines = file.getvalue().splitlines()
     heads = [head.strip() for head in lines[0].split("┃")]
-    told = [line for line in lines if line.startswith("left out, for a wider terminal: ")]
+    told = [line for line in lines if line.startswith("columns left out (terminal too narrow): ")]
     left_out = told[0].partition(": ")[2].split(", ") if told else []
     assert bool(left_out) == (width < 200)
     assert sorted([*heads, *left_out]) == sorted(column.head for column in report.columns)

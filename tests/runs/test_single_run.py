@@ -45,7 +45,7 @@ def test_torch_is_imported_by_the_mode_and_not_before(elman_process: Elman) -> N
 def test_log_records_go_to_the_run_folder_and_not_to_the_terminal(
     elman: Elman, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(config: object, folder: Path) -> int:
+    def run(job: object) -> int:
         logging.getLogger("elman.test").info("a record")
         return 0
 

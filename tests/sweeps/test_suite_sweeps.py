@@ -378,4 +378,4 @@ class TestSlowPaths:
             "benchmark=quick_test", *SMALL, "benchmark.only=e75h8n24", "kernels.backend=reference"
         )
         assert ended.status == 2
-        assert "(cell e75: kernels.backend=reference asks for it); add" in ended.errors
+        assert "(cell e75: requested by kernels.backend=reference); add" in ended.errors

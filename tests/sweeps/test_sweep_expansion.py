@@ -45,7 +45,7 @@ def test_swept_settings_are_told_from_common_ones() -> None:
 
 
 def test_a_sweep_without_end_is_refused() -> None:
-    with pytest.raises(UserError, match=r"endlessly many values; list some, as in a\.x=1,2,3"):
+    with pytest.raises(UserError, match=r"infinitely many values; list some, as in a\.x=1,2,3"):
         jobs("a.x=interval(0,1)")
 
 

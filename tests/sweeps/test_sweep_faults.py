@@ -28,8 +28,9 @@ from elman.launchers.gpus.executor import Executor
 from elman.launchers.gpus.quarantine import Quarantine
 from elman.launchers.gpus.queue import Queue
 from elman.launchers.gpus.slot import CpuSlot, Slot
-from elman.launchers.handle import Queued
+from elman.launchers.handle import JobHandle
 from elman.launchers.interrupts import Interrupts
+from elman.launchers.request import NoLog
 from elman.runs import state as job_state
 
 # Of the stub modes: train.steps of a job that waits for a signal to save, and ends well when it is
@@ -261,11 +262,11 @@ class _FullDisk(Executor):
 
 
 def test_a_job_without_room_for_its_files_says_where(tmp_path: Path) -> None:
-    job = Queued(1, "01", "model=e1", cast(Any, None))
+    job = JobHandle(1, "01", "model=e1", cast(Any, None))
     display = Display(1, Console(file=(tmp_path / "said").open("w"), width=200))
     with Interrupts() as interrupts:
         executor = _FullDisk(tmp_path, None, detach=False)
-        Queue([job], [CpuSlot(1)], executor, display, 60, 60).run(interrupts)
+        Queue([job], [CpuSlot(1)], executor, display, NoLog(), 60, 60).run(interrupts)
     display.console.file.close()
     assert job.status == ExitStatus.FAILED
     line = f"[1/1] crash: cannot be started: {tmp_path}/.submitit/01: No space left on device\n"

@@ -133,5 +133,5 @@ def test_a_sweep_has_one_mode(elman: Elman) -> None:
 
 def test_a_folder_that_the_mode_would_not_make_is_refused(elman: Elman, tmp_path: Path) -> None:
     said = lines(["-m", "mode=models", "model=e1,e42", "hydra.sweep.dir=x"], elman)
-    assert said == ["elman: error: hydra.sweep.dir: mode=models makes none; drop it"]
+    assert said == ["elman: error: hydra.sweep.dir: mode=models makes no sweep folder; drop it"]
     assert list(tmp_path.iterdir()) == []

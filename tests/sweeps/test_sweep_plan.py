@@ -80,7 +80,7 @@ def test_a_sweep_that_claims_one_size_is_held_to_it(elman: Elman, tmp_path: Path
         (["-m", "launcher.gpus=0"], "launcher.gpus=0: expected a list, as in launcher.gpus=[0]"),
         (
             ["-m", "launcher.workers=1,2"],
-            "launcher.workers=1,2: holds for the whole sweep; give one value",
+            "launcher.workers=1,2: applies to the whole sweep; give one value",
         ),
         (
             ["-m", "hydra/launcher=basic", "launcher.workers=2"],
@@ -88,7 +88,7 @@ def test_a_sweep_that_claims_one_size_is_held_to_it(elman: Elman, tmp_path: Path
         ),
         (
             ["-m", "mode=solve", "solve.params=1M", "launcher.workers=2"],
-            "launcher.workers: mode=solve runs in this process and reads it not; drop it",
+            "launcher.workers: mode=solve runs in this process and does not read it; drop it",
         ),
         (
             ["-m", "sweep.resume=nowhere"],

@@ -57,7 +57,7 @@ def only_sweep(folder: Path) -> Path:
 
 def goes_on_by(sweep: Path) -> str:
     """Return the line with which a sweep ends that is not complete."""
-    return f"run again what is not ok: elman -m sweep.resume={sweep}"
+    return f"to run the jobs that are not ok again: elman -m sweep.resume={sweep}"
 
 
 @pytest.mark.parametrize(

@@ -287,7 +287,7 @@ def test_a_model_that_counts_in_python_is_refused(train, monkeypatch: pytest.Mon
         return loss * len(calls)
 
     spoiled(monkeypatch, counted)
-    with pytest.raises(UserError, match=r"e88_tiny computes something else as a CUDA graph; use"):
+    with pytest.raises(UserError, match=r"e88_tiny gives other results as a CUDA graph; use"):
         train("train.graph=true")
 
 
@@ -387,10 +387,10 @@ def test_graphs_are_captured_where_the_passes_ran_before(monkeypatch: pytest.Mon
 
 CONFLICTS: dict[str, tuple[tuple[str, ...], str]] = {
     "no gpu": (("train.device=cpu",), "a CUDA graph needs a GPU, not train.device=cpu; use"),
-    "compiled": (("train.compile=true",), "not together with train.compile=true; drop one"),
+    "compiled": (("train.compile=true",), "cannot be combined with train.compile=true; drop one"),
     "recomputed": (
         ("train.activation_checkpointing=true",),
-        "not together with train.activation_checkpointing=true; drop one",
+        "cannot be combined with train.activation_checkpointing=true; drop one",
     ),
     "growing states": (
         ("model=llama", "train.tbptt=true", "model.context=514"),

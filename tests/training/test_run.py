@@ -382,5 +382,5 @@ def test_too_little_memory_for_one_row_names_other_remedies(
 def test_resuming_on_other_bytes_is_refused(train, text_file: Path) -> None:
     run = train("train.steps=3")
     text_file.write_bytes(text_file.read_bytes()[::-1])
-    with pytest.raises(UserError, match=r"data\.path: .*text\.txt is not what the run was trained"):
+    with pytest.raises(UserError, match=r"data\.path: .*text\.txt differs from the data that"):
         train("train.steps=5", f"train.resume={run.folder}")

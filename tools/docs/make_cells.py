@@ -1,8 +1,8 @@
-"""Writes docs/cells.md: every cell of the registry, with what its layer really has.
+"""Writes docs/cells.md: every cell of the registry, with the facts of its real layer.
 
 Run it after a change to a cell: ``python tools/docs/make_cells.py``. A test compares the committed
-page with what this script makes. Shapes and counts come from layers on the meta device: counts are
-taken at many sizes, and the formula is the one polynomial that gives all of them.
+page with this script's output. Shapes and counts come from layers on the meta device. Layers are
+counted at many sizes, and the formula is the one polynomial that gives all of these counts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from elman.models.cells.declaration import Cell, Value
 from elman.report.markdown import code, table
 from elman.report.tables.option_words import as_typed, read_when, values_of
 
-PAGE = Path(__file__).with_name("cells.md")
+PAGE = Path(__file__).parents[2] / "docs" / "cells.md"
 REFERENCE_DIM = 512
 BATCH = 7
 STEPS = (2, 3, 4)
@@ -39,22 +39,26 @@ Polynomial = dict[Monomial, int]
 INTRODUCTION = f"""\
 # Cells
 
-Every cell of this version: value of `model.cell`, and of `defaults: [/cell/<name>@_here_]` in a
-model's YAML. Written by `tools/docs/make_cells.py` from the registry and from layers built on the
-meta device; a test compares.
+This page lists every cell of this version. A cell's name is a value of `model.cell`, and of
+`defaults: [/cell/<name>@_here_]` in a model's YAML. `tools/docs/make_cells.py` writes the page from
+the registry and from layers built on the meta device, and a test compares them.
 
-- Steps: a prime marks the new state, `a > S` scales the value rows of S by a, `o` multiplies
-  element by element, `(x)` and `v k^T` are outer products, u or c is the activated first
-  projection, W, U, V are matrices, b is a bias.
-- Sizes: B batch, d = dim, i = int(dim * expansion), n = n_state, H = n_heads, v = value width of a
-  head, n * expansion (of fla_gdn k * expansion), k and p = head_dim, r = rank, N = n_slots,
-  m = mlp_width; where 0 asks for a rule, the size in force. t counts the positions so far.
-- State: what a layer returns beside its output with default options, in fp32 or wider; `past`, keys
-  and values, in the dtype of the projections. `use_conv` adds `conv`, the last d_conv - 1 inputs of
-  the convolution.
-- Parameters: of one layer with default options, without the norm before it (d more); the number is
-  at dim {REFERENCE_DIM}. The two norms of llama stand inside its layer; its d is a multiple of
-  head_dim.
+The columns of the first table:
+
+- **step**: what one step computes. A prime marks the new state. `a > S` scales the value rows of S
+  by a. `o` multiplies element by element. `(x)` and `v k^T` are outer products. u or c is the
+  activated first projection. W, U and V are matrices, and b is a bias.
+- **state**: what a layer returns beside its output with default options. It is fp32 or wider, but
+  `past` (keys and values) has the dtype of the projections. `use_conv` adds
+  `conv`: the last inputs of the convolution, d_conv - 1 of them.
+- **parameters of a layer**: those of one layer with default options, without the norm before it,
+  which has d more. The number after the formula is at dim {REFERENCE_DIM}. The two norms of llama
+  are part of its layer, and its d is a multiple of head_dim.
+
+Symbols of sizes: B is the batch, d = dim, i = int(dim * expansion), n = n_state, H = n_heads, k and
+p = head_dim, r = rank, N = n_slots, m = mlp_width. v is the value width of a head: n * expansion,
+and for fla_gdn k * expansion. t counts the positions so far. If an option is 0 and 0 asks for a
+rule, the symbol is the size that the rule gives.
 """
 
 

@@ -1,7 +1,7 @@
-"""Writes docs/errors.md: wrong commands and the one line that each prints.
+"""Writes docs/errors.md: wrong commands and the one line that each of them prints.
 
 Run it after a change to a message: ``python tools/docs/make_errors.py``. A test runs every command
-of the page and compares.
+of the page and compares the output.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from elman.cli.main import main
 from elman.config.compose import compose_config
 from elman.runs.folder import write_config
 
-PAGE = Path(__file__).with_name("errors.md")
+PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
 # What the page shows in place of the folder that the commands ran in.
 HOME = "/home/you"
 INTRODUCTION = """\
 # What a wrong command prints
 
-Every mistake in a command is one line on the terminal, exit status 2, before torch is imported and
-before anything is written to the disk. The line says what is wrong, where, and what to type.
-Written by `tools/docs/make_errors.py`; a test runs every command below.
+If a command has a mistake, elman prints one line and ends with exit status 2. The line says what is
+wrong, where, and what to type. Nothing is written to the disk before, and torch is not imported.
+`tools/docs/make_errors.py` writes this page, and a test runs every command below.
 """
 CASES: dict[str, list[str]] = {
     "Settings that do not exist": [

@@ -1,7 +1,7 @@
-"""Writes docs/models.md: every model that is shipped, and the seeds' standard 100M table.
+"""Writes docs/models.md: every shipped model, and the seeds' standard 100M table.
 
 Run it after a change to a model's YAML or to a cell's size: ``python tools/docs/make_models.py``. A
-test compares the committed page with what this script makes.
+test compares the committed page with this script's output.
 """
 
 from __future__ import annotations
@@ -14,27 +14,32 @@ from elman.report.tables.models import HEADS, row_cells
 from elman.report.tables.standard import CITATION, TARGET, standard_rows
 from elman.report.tables.standard import HEADS as STANDARD_HEADS
 
-PAGE = Path(__file__).with_name("models.md")
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 INTRODUCTION = """\
 # Models
 
-Every model of this version: value of `model=`, one YAML file each in `conf/model`. Written by
-`tools/docs/make_models.py`; a test compares. `elman mode=models` prints the same list with your own
-files, `elman mode=models model=e68` explains one and says what was published for it.
+This page lists every model of this version. A model's name is a value of `model=`, and each is one
+YAML file in `conf/model`. `tools/docs/make_models.py` writes the page, and a test compares it with
+the files. `elman mode=models` prints the same list together with your own files. `elman mode=models
+model=e68` explains one model and says what was published for it.
 
-Names: a bare name is the size of the comparisons at twenty layers where there was one, mostly of
-100M. Another size is `<name>_<dim>x<depth>`, with `_e<expansion>` where it is not the cell's own;
-`_legacy` is the LayerNorm wrapper of before 2026-01-11. Parameters are the published counts, or by
-hand from the formulas where none was published; building the model must give them. The files say
-which row each count stands in; [counts_not_rebuilt.md](counts_not_rebuilt.md) lists the counts that
-no model has.
+**Names.** A bare name has the size of the published comparisons at twenty layers, mostly of 100M,
+if there was one. Another size is called `<name>_<dim>x<depth>`, with `_e<expansion>` if the
+expansion is not the cell's own. `_legacy` marks the LayerNorm wrapper, which was used before
+2026-01-11.
+
+**Parameters** are the published counts. If none was published, they are computed by hand from the
+formulas. Building the model must give this number. Each YAML file says which published row its
+count is from; [counts_not_rebuilt.md](counts_not_rebuilt.md) lists the published counts that no
+model has.
 """
 STANDARD = f"""\
 ## The standard 100M table
 
-{CITATION}, beside ours: `counted` is the model at the seed's size, built on the meta device, and
-`off seed` its distance from the seed's printed count; then the 128-aligned dim whose count at that
-depth is nearest to {TARGET:,}. `elman mode=solve solve.standard=true` prints it.
+{CITATION}, beside our counts. A seed is a document of the original project. `counted` is the count
+of our model at the seed's size, built on the meta device. `off seed` is its distance from the count
+that the seed prints. The last columns give the 128-aligned dim whose count at that depth is nearest
+to {TARGET:,}. `elman mode=solve solve.standard=true` prints this table.
 """
 
 

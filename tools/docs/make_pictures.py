@@ -1,7 +1,7 @@
-"""Make the pictures of the README from a real run: `pip install pyte`, then run this script.
+"""Makes the pictures of the README from a real run: `pip install pyte`, then run this script.
 
-It runs ``elman`` in a terminal of its own, lets a terminal emulator draw what comes out, and saves
-the screen in mid-run and at the end as one SVG, and the run's loss curve as it is.
+It runs ``elman`` in its own pseudo-terminal, and a terminal emulator draws the output. It saves one
+SVG with the screen during the run and at the end, and the run's loss curve unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.text import Text
 
 COLUMNS, LINES = 112, 34
-PICTURES = Path(__file__).parent / "pictures"
+PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 MID_RUN_SECONDS = 40.0
 
 

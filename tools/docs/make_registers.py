@@ -1,9 +1,9 @@
-"""Writes docs/registers.md: what the CUDA kernels take of a multiprocessor, on every architecture.
+"""Writes docs/registers.md: the registers of the CUDA kernels on every architecture.
 
-Run it after a change to csrc/cuda: ``python tools/docs/make_registers.py``. No GPU is needed.
-Everything is compiled by the NVRTC that registers-compiler.txt pins, in a folder of its own: the
-one that kernels use is the user's, and torch's CUDA builds bring theirs. A test asks for the rows
-one by one (``--rows``) and compares them.
+Run it after a change to csrc/cuda: ``python tools/docs/make_registers.py``. It needs no GPU. It
+compiles everything with the NVRTC version that registers-compiler.txt pins, installed in a separate
+folder, because the user's NVRTC and the one of torch's CUDA builds may have other versions. A test
+requests the rows one by one (``--rows``) and compares them.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ import torch
 from elman.kernels.nvrtc import Limits, Unit, nvrtc_version
 from elman.ops.channel import recurrences as channel_cells
 from elman.ops.channel.cuda import kernels as channel_cuda
-from elman.ops.channel.cuda.tile_config import Geometry as ChannelGeometry
+from elman.ops.channel.cuda.tile_config import TileConfig as ChannelTileConfig
 from elman.ops.channel.plan import Plan as ChannelPlan
 from elman.ops.common.slices import row_blocks
 from elman.ops.matrix_state.cuda import kernels
 from elman.ops.matrix_state.cuda.heuristics import H200, choose, forward_of
-from elman.ops.matrix_state.cuda.tile_config import Geometry
+from elman.ops.matrix_state.cuda.tile_config import TileConfig
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.matrix_state.recurrences import CELLS
 from elman.ops.matrix_state.stacked import DELTA, E70, E75, stacked_plan
 from elman.report.markdown import table
 
-PAGE = Path(__file__).with_name("registers.md")
-PINNED = Path(__file__).with_name("registers-compiler.txt")
+PAGE = Path(__file__).parents[2] / "docs" / "registers.md"
+PINNED = Path(__file__).parents[2] / "docs" / "registers-compiler.txt"
 COMPILER = Path(sys.prefix) / "registers-compiler"
 """Where ``make test`` installs what is pinned."""
 _KIB = 1024
@@ -80,7 +80,7 @@ class Kernel:
         return f"{self.name}-n{self.plan.columns}-{dtype}-{self.architecture}"
 
     @property
-    def geometries(self) -> tuple[Geometry, Geometry]:
+    def tile_configs(self) -> tuple[TileConfig, TileConfig]:
         """How the engine runs its forward and its backward pass."""
         device = ARCHITECTURES[self.architecture]
         chosen = choose(self.plan, kernels.types(self.plan, self.dtype), self.heads, device)
@@ -88,7 +88,7 @@ class Kernel:
 
     def row(self) -> list[str]:
         """Compile both kernels and return their row of the page."""
-        pair, fast = self.geometries, self.dtype == torch.bfloat16
+        pair, fast = self.tile_configs, self.dtype == torch.bfloat16
         used = [
             kernels.unit_of(pair[backward], backward, self.architecture, fast=fast).resources()[
                 name
@@ -103,7 +103,7 @@ class Kernel:
             "bf16" if fast else "fp32",
             self.architecture,
             " / ".join(f"{one.lanes} x {one.tall} x {one.columns}" for one in pair),
-            " / ".join(f"{n} x {one.slabs}" for n, one in zip(threads, pair, strict=True)),
+            " / ".join(f"{n} x {one.row_tiles}" for n, one in zip(threads, pair, strict=True)),
             str(pair[1].steps),
             " / ".join(str(one.registers) for one in used),
             " / ".join(str(one.spilled) for one in used),
@@ -150,8 +150,8 @@ class ChannelKernel:
         unit = "key" if "key" in inputs else None
         places = row_blocks(dict.fromkeys(inputs, 64))
         plan = ChannelPlan(self.step, tuple(places.items()), unit=unit, self_gate=True)
-        geometry = ChannelGeometry(plan, torch.bfloat16, torch.float32)
-        text = channel_cuda.unit_text(geometry)
+        tile_config = ChannelTileConfig(plan, torch.bfloat16, torch.float32)
+        text = channel_cuda.unit_text(tile_config)
         used = Unit(text, self.step, "sm_90", True).resources()
         both = [used[f"channel_{name}"] for name in ("forward", "backward")]
         return [
@@ -173,7 +173,7 @@ HEAD = [
     "dtype",
     "architecture",
     "lanes x rows x columns",
-    "threads x slabs",
+    "threads x row tiles",
     "K",
     "registers",
     "spilled bytes",
@@ -229,13 +229,19 @@ def page() -> str:
     return f"""\
 # Registers and shared memory of the CUDA kernels
 
-Written by `tools/docs/make_registers.py` with NVRTC {nvrtc_version()}; forward / backward. Lanes x
-rows x columns: lanes that share rows of the state, how many rows, and what each holds of one;
-threads x slabs: threads of a block, blocks of a head; K: steps between kept states. Sizes are those
-that the engine chooses for a batch of 32 sequences (E70 one head, E75 8, E88 32); sources that lie
-unevenly take a little more. bf16 kernels use the GPU's own tanh, fp32 kernels the CUDA library's.
-Other versions of NVRTC give other numbers; torch's CUDA builds bring their own (torch 2.13: NVRTC
-13.0).
+`tools/docs/make_registers.py` writes this page with NVRTC {nvrtc_version()}; of two values with a
+slash, the first is of the forward kernel and the second of the backward kernel.
+
+- **lanes x rows x columns**: how many lanes (threads of a warp) share rows of the state, how many
+  rows they share, and how many columns of a row each lane holds.
+- **threads x row tiles**: the threads of a block, and the blocks of a head. Each block holds one
+  row tile, which is a part of the rows of a head's state.
+- **K**: the steps between two checkpoints of the state.
+
+The sizes are those that the engine chooses for a batch of 32 sequences; E70 has one head, E75 has 8
+and E88 has 32. Inputs whose rows are not aligned take a little more shared memory. bf16 kernels use
+the GPU's own tanh, fp32 kernels that of the CUDA library. Other versions of NVRTC give other
+numbers. torch's CUDA builds bring their own version (torch 2.13: NVRTC 13.0).
 
 ## Models
 
@@ -247,8 +253,8 @@ Other versions of NVRTC give other numbers; torch's CUDA builds bring their own 
 
 ## Channel engine
 
-bf16 on sm_90; {TUNED.warps} warps a block, a thread per channel, {TUNED.stages} tiles of
-{TUNED.steps} steps of every sequence in shared memory.
+All kernels are for bf16 and sm_90. A block has {TUNED.warps} warps, with one thread per channel.
+Shared memory holds {TUNED.stages} tiles, each with {TUNED.steps} steps of every input sequence.
 
 {table(["step", "registers", "spilled bytes"], steps)}
 """

@@ -1,4 +1,4 @@
-"""Writes docs/reports.md: what a report holds, every column with its definition.
+"""Writes docs/reports.md: the content of a report, every column with its definition.
 
 Run it after a change to a column: ``python tools/docs/make_reports.py``. A test compares the page.
 """
@@ -13,46 +13,56 @@ from elman.report.comparison.published_rows import WARNING
 from elman.report.comparison.text_files import CSV_COLUMNS
 from elman.report.markdown import code, table
 
-PAGE = Path(__file__).with_name("reports.md")
+PAGE = Path(__file__).parents[2] / "docs" / "reports.md"
 INTRODUCTION = """\
 # Reports
 
-Every sweep of training runs ends with one table and writes three files into its folder. The same at
-any time, of a sweep that is still running too, and of several sweeps and single runs together:
+Every sweep of training runs ends with one table and writes three files into its folder. You can
+make the same report at any time, also of a sweep that is still running, and of several sweeps and
+single runs together:
 
     elman mode=report report.dir=outputs/2026-01-31/12-00-00-000000_sweep
     elman mode=report 'report.dir=[outputs/one_sweep,outputs/another_sweep]' report.out=my-report
 
-- `report.html`: the table, plots, every run, what was published, all definitions. One file that
-  loads nothing, for light and dark.
-- `report.csv`: the rows, under each its runs, then the published figures; all digits.
-- `report.md`: the table with its notes and definitions, for a text.
+- `report.html` has the table, the plots, every run, the published figures and all definitions. It
+  is one file that loads nothing else, and it works in light and dark mode.
+- `report.csv` has the rows, below each row its runs, and then the published figures, with all
+  digits.
+- `report.md` has the table with its notes and definitions, to put into a text.
 
-They are made from `sweep.json` and each run's `result.json`, `config.yaml` and `metrics.jsonl`,
-and may be made again: an earlier report is replaced whole, any other file of such a name is
-refused. The exit status is 0 whatever became of the runs.
+The files are made from `sweep.json` and each run's `result.json`, `config.yaml` and
+`metrics.jsonl`. You can make them again: an earlier report is replaced as a whole. If a file of
+such a name is not a report, elman refuses to replace it. The exit status is 0 however the runs
+ended.
 
-What was published for a suite stands beside its rows. A sweep records its suite in `sweep.json`, so
-that this holds for a suite of your own, too, wherever its file is by then. Of a sweep of an earlier
-version without such a record the suite's file is read: `--config-dir DIR` finds your own.
+The published figures of a suite are shown beside its rows. A sweep records its suite in
+`sweep.json`, so this works for your own suite, too, wherever its file is by then. A sweep of an
+earlier version has no such record; then the suite's file is read, and `--config-dir DIR` finds your
+own.
 
 ## Rows
 
-A row is one experiment: runs whose configurations differ in nothing but `train.seed` and what only
-saves, logs or names (checkpoints, `log`, `kernels.backend`, paths), on the same data, device and
-backend, all replayed as a CUDA graph (`train.graph`) or none. Its numbers are means over the runs
-that ended with status `ok`. A run that ended otherwise (`nan`, `oom`, `crash`, `timeout`,
-`interrupted`, `killed`, `refused`, `not started`; `cancelled`, `preempted`, `node failed`: by its
-scheduler; `running`: a process is in its folder;
-`unfinished`: it was killed before it could write a result; `damaged`:
-its result cannot be read) has its row, its status and its reason, and is in no mean. A mean in
-which one run lacks the number is not shown. Numbers by definitions of another metric version are
-shown and are in no mean.
+A row is one experiment. The configurations of its runs differ only in `train.seed` and in settings
+that only save, log or name something (checkpoints, `log`, `kernels.backend`, paths). Its runs have
+the same data, device and backend. Either all of them were replayed as a CUDA graph (`train.graph`)
+or none.
+
+The numbers of a row are means over the runs that ended with status `ok`. Any other run has its own
+row with its status and its reason, and enters no mean. Its status is one of these:
+
+- `nan`, `oom`, `crash`, `timeout`, `interrupted`, `killed`, `refused`, `not started`;
+- `cancelled`, `preempted`, `node failed`: its scheduler ended it;
+- `running`: a process is in its folder;
+- `unfinished`: it was killed before it could write a result;
+- `damaged`: its result cannot be read.
+
+If one run lacks a number, the mean of that number is not shown. Numbers that were made by the
+definitions of another metric version are shown, but enter no mean.
 
 Rows are comparable if data, batch, chunk, seeds, duration, metric version, validation and device
-are the same; otherwise the column `set` numbers those that are, and a line says for each condition
-what differs where. Other settings that differ and were not swept (optimiser, clipping, compilation,
-version of the code) are listed as `differs too`.
+are the same. If they are not all comparable, rows with the same number in the column `set` are, and
+one line for each condition says what differs where. Other settings that differ and were not swept
+(optimizer, clipping, compilation, version of the code) are listed as `differs too`.
 
 {warning}
 
@@ -60,22 +70,24 @@ version of the code) are listed as `differs too`.
 
 {columns}
 
-A terminal that is too narrow gets fewer columns and says which; the files have all.
+If a terminal is too narrow, the table has fewer columns and says which are missing. The files have
+all columns.
 
 ## The plots
 
-Loss over optimizer steps, over minutes of training and over predicted bytes, throughput over
-minutes, and loss against throughput with the Pareto front of each set. Below each plot its numbers:
-for the losses at equal steps, minutes and bytes, up to the end of the shortest run.
+The plots show the loss over optimizer steps, over minutes of training and over predicted bytes; the
+throughput over minutes; and the loss against throughput with the Pareto front of each set. Below
+each plot are its numbers. Those of the losses are given at equal steps, minutes and bytes, up to
+the end of the shortest run.
 
 - Loss: {smoothing}
 - Throughput: {rates}
-- {thinning} The loss axis ends where the curves are after a fifth of their run; what is above is
+- {thinning} The loss axis ends where the curves are after a fifth of their run. What is above is
   cut off, and the caption says so.
 
 ## Columns of report.csv
 
-A text that a spreadsheet would take for a formula begins with an apostrophe.
+If a spreadsheet would take a text for a formula, an apostrophe is put before it.
 
 {csv}
 """

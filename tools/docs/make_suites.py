@@ -1,7 +1,7 @@
-"""Writes docs/suites.md: every suite that is shipped, with its runs and what was published.
+"""Writes docs/suites.md: every shipped suite, with its runs and its published figures.
 
 Run it after a change to a suite's file, a model's or a published figure: ``python
-tools/docs/make_suites.py``. A test compares the committed page with what this script makes.
+tools/docs/make_suites.py``. A test compares the committed page with this script's output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from elman.report.tables.suites import (
     suite_cells,
 )
 
-PAGE = Path(__file__).with_name("suites.md")
+PAGE = Path(__file__).parents[2] / "docs" / "suites.md"
 OWN = """\
 # @package _global_
 # My three cells, twenty minutes each.
@@ -46,9 +46,10 @@ hydra: {mode: MULTIRUN}
 INTRODUCTION = f"""\
 # Suites
 
-A suite is a comparison under a name: its models, the settings that they share, and what was
-published for them. Written by `tools/docs/make_suites.py`; a test compares. `elman mode=suites`
-prints the list, `elman mode=suites benchmark=e75_100m` explains one.
+A suite is a comparison that has a name. It lists its models, the settings that they share, and what
+was published for them. `elman mode=suites` prints all suites, and `elman mode=suites
+benchmark=e75_100m` explains one. `tools/docs/make_suites.py` writes this page, and a test compares
+it with the suites.
 
 ```sh
 elman benchmark=e75_100m                             # a sweep of its runs, one per free GPU
@@ -57,32 +58,34 @@ elman benchmark=e75_100m train.minutes=1 data.path=pile.txt    # what is typed w
 elman benchmark=e75_100m train.seed=1,2,3            # each run with each of these
 elman benchmark=e75_100m benchmark.only=e75h4n16,mamba2*       # some of its models
 elman benchmark=e75_100m launcher=slurm              # as an array of jobs on a cluster
-elman -m sweep.resume=<sweep folder>                 # run again what is not ok in it
+elman -m sweep.resume=<sweep folder>                 # run again its jobs that are not ok
 ```
 
-A suite names its models, so `model=` beside it is refused. A suite that claims one size is refused
-if its models' parameters are more than `sweep.max_params_spread` apart; others say how far they
-are.
+A suite names its models, so you cannot type `model=` beside it. Some suites claim that their models
+have one size. Such a suite is refused if the parameters of its models are more than
+`sweep.max_params_spread` apart. Any other suite only says how far apart they are.
 
-A model without a kernel of its cell runs as plain PyTorch, its slow path: a line says so for each
-reason before the first run, and its rows are marked. A suite whose figures are speeds
-(`claims_speed: true`) is refused on a GPU for such a model, and every sweep is for a packaged
-baseline without its package; `baseline.allow_slow=true` lets both run, marked.
+If a cell has no kernel for the device, its model runs as plain PyTorch, which is its slow path.
+Before the first run one line for each reason says so, and the rows of such models are marked. On a
+GPU two cases are refused: such a model in a suite whose figures are speeds (`claims_speed: true`),
+and in any sweep a packaged baseline whose package is missing. `baseline.allow_slow=true` lets both
+run and marks them.
 
-The settings are those of the published runs, their optimisers included, for comparison with the
-published figures: their data, precision and padding were others, and orders within a suite can be
-compared, not losses. For a fair comparison of your own add `optim=adamw`.
+The settings are those of the published runs, including their optimizers, so that you can compare
+with the published figures. But the published runs had other data, another precision and another
+padding. So compare the order of the models within a suite, not their losses. For a fair comparison
+of your own add `optim=adamw`.
 
 ## Your own
 
-`--config-dir DIR` finds `DIR/benchmark/mine.yaml`, which is then `benchmark=mine`:
+With `--config-dir DIR` the file `DIR/benchmark/mine.yaml` is the suite `benchmark=mine`:
 
 ```yaml
 {OWN}```
 
-Every run is a list of overrides; `benchmark.published` names files of `elman.published`
-whose figures stand beside the runs of the same models. A sweep records its suite, and its report
-shows the same when the file is gone.
+Every run is a list of overrides. `benchmark.published` names files of `elman.published`; their
+figures are shown beside the runs of the same models. A sweep records its suite, so its report stays
+the same when the file is gone.
 
 ## All
 """

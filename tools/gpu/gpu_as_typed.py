@@ -1,12 +1,12 @@
-"""The product's own commands on a GPU, each typed as a user types it, on a machine without caches.
+"""Runs elman's own commands on a GPU as a user types them, on a machine without caches.
 
     python tools/gpu/gpu_as_typed.py --out DIR [--seconds 30]
 
-Scripts that call parts of the program pass where a command fails, so these are whole commands: each
-is a process of its own, in an empty folder, with empty kernel caches. mamba-ssm and
-flash-linear-attention must be installed: a sweep that leaves its baselines out proves nothing.
-Writes ``gpu_as_typed.json`` and the output of every command. Exit status: 0 all ended with 0, 1
-one did not, 2 there is no GPU.
+A script that calls parts of the program may pass although a command fails. So these are whole
+commands: each one is a separate process, in an empty folder, with empty kernel caches. mamba-ssm
+and flash-linear-attention must be installed, because a sweep without its baselines checks nothing.
+Writes ``gpu_as_typed.json`` and the output of every command. Exit status: 0 if all commands ended
+with 0, 1 if one did not, 2 if there is no GPU.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""The packaged baselines on a GPU: packages against plain PyTorch, then tokens per second.
+"""Compares the packaged baselines with plain PyTorch on a GPU, then measures tokens per second.
 
     python tools/gpu/gpu_baselines.py --out DIR [--rounds 7] [--only fla-gdn] [--no-speed]
 
-Needs torch and the packages, nothing of the configuration (no Hydra). Parity: one layer of each
-baseline with the same weights, in each way of computing it, against plain PyTorch in fp64 on the
-same GPU: relative L2 error and cosine of the output, the final state, the input's gradient and
-every parameter's, in one call and in two with a carried state. The package's own layer takes part
-where it can be imported. Speed: eager training steps of whole models, rounds of all models in
-turn, medians. Everything goes to DIR/gpu_baselines.json, rewritten after each result.
+Needs torch and the packages, but no configuration (no Hydra). Parity: one layer of each baseline
+runs in every way, with the same weights, and is compared with plain PyTorch in fp64 on the same
+GPU. The figures are relative L2 error and cosine of the output, the final state, the input's
+gradient and every parameter's gradient, in one call and in two calls with a carried state. The
+package's own layer is compared, too, if it can be imported. Speed: eager training steps of whole
+models, medians of interleaved rounds. Everything goes to DIR/gpu_baselines.json, rewritten after
+each result.
 """
 
 from __future__ import annotations

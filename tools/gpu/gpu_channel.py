@@ -1,11 +1,11 @@
-"""The channel engine's kernels on a GPU: parity of every step with fp64, times beside their floors.
+"""Checks the channel engine's kernels on a GPU against fp64, and compares times with their floors.
 
     python tools/gpu/gpu_channel.py --out DIR [--steps STEP ...] [--sweep]
 
-Times are those of the kernels, replayed as a CUDA graph; "eager" is a call from Python. The floor
-is what must pass through memory at the bandwidth of a copy, measured in the same run. With --sweep,
-steps are timed with other sizes of tiles and blocks, too. Needs what gpu_kernels.py needs. Shape
-legend: b batch, t time, c channels, s channels of a source.
+Times are of the kernels, replayed as a CUDA graph; "eager" is a call from Python. The floor is the
+time to move the necessary bytes at the bandwidth of a copy, measured in the same run. With --sweep,
+steps are also timed with other tile and block sizes. Needs the same packages as gpu_kernels.py.
+Shape legend: b batch, t time, c channels, s channels of a source.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor
 from elman.kernels.nvrtc import Unit
 from elman.ops.channel import op
 from elman.ops.channel.cuda import kernels
-from elman.ops.channel.cuda.tile_config import Geometry, Tuning
+from elman.ops.channel.cuda.tile_config import TileConfig, Tuning
 from elman.ops.channel.plan import Plan
 from elman.ops.channel.recurrences import CELLS
 from elman.ops.common.slices import Slice, row_blocks
@@ -50,16 +50,16 @@ def plan_of(step: str, channels: int) -> Plan:
     return Plan(step, tuple(places.items()), unit=unit, query=query, self_gate=True)
 
 
-def compile_all(geometries: Iterable[Geometry]) -> None:
+def compile_all(tile_configs: Iterable[TileConfig]) -> None:
     """Compile kernels side by side, so that none is compiled while another is timed."""
     major, minor = torch.cuda.get_device_capability()
 
-    def compiled(one: Geometry) -> None:
+    def compiled(one: TileConfig) -> None:
         fast = one.io == torch.bfloat16
         Unit(kernels.unit_text(one), one.plan.step, f"sm_{major}{minor}", fast).cubin()
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(compiled, geometries))
+        list(pool.map(compiled, tile_configs))
 
 
 def leaves_of(plan: Plan, batch: int, time: int, channels: int, dtype: torch.dtype) -> list[Tensor]:
@@ -204,7 +204,7 @@ def times_of(step: str, bytes_per_us: float) -> dict[str, float]:
 def sweep(step: str) -> list[dict[str, Any]]:
     """Time a step's kernels with every tuning, the fastest sum first."""
     before, timed, rows = kernels.TUNING, Timed(step), []
-    compile_all(Geometry(timed.plan, torch.bfloat16, torch.float32, one) for one in SWEPT)
+    compile_all(TileConfig(timed.plan, torch.bfloat16, torch.float32, one) for one in SWEPT)
     for one in SWEPT:
         kernels.TUNING = one
         forward, backward = timed.kernels_us()
@@ -222,7 +222,7 @@ def main() -> None:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     compile_all(
-        Geometry(plan_of(step, 1), dtype, torch.float32, kernels.TUNING, unit)
+        TileConfig(plan_of(step, 1), dtype, torch.float32, kernels.TUNING, unit)
         for step, dtype, unit in itertools.product(given.steps, LIMITS, (16, 4))
     )
     x = torch.empty(2**30, dtype=torch.uint8, device="cuda")

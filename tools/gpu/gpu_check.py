@@ -1,21 +1,21 @@
-"""Everything that needs a GPU, in one report: parity, training, NVIDIA's checkers, benchmarks.
+"""Runs all checks that need a GPU: parity, training, NVIDIA's checkers, benchmarks; one report.
 
     make gpu-check          (or: python tools/gpu/gpu_check.py --out DIR)
 
 parity    mode=parity of every model whose cell has CUDA kernels, several at a time
-typed     gpu_as_typed.py: the product's own commands, as they are typed, with empty caches
+typed     gpu_as_typed.py: elman's own commands as a user types them, with empty caches
 train     gpu_train.py: training runs and layers, as users run them
 replay    gpu_replay.py: a small model of every cell and every setting, replayed as CUDA graphs
 devices   gpu_devices.py: small models on two GPUs of one process, where there are two
-kernels   gpu_kernels.py: the matrix-state engine against fp64, its times beside their floors
-channel   gpu_channel.py: the same of the channel engine
-norm      gpu_norm.py: the same of residual add and RMSNorm, beside PyTorch's and FLA's
+kernels   gpu_kernels.py: the matrix-state engine against fp64, and its times next to their floors
+channel   gpu_channel.py: the same for the channel engine
+norm      gpu_norm.py: the same for residual add and RMSNorm, next to PyTorch's and FLA's
 models    gpu_models.py: tokens per second and memory of whole models and of the baselines, one run
 memcheck, racecheck, initcheck, synccheck: NVIDIA's checkers over the smallest kernels
 
-Every part is a command of its own, whose output stands in the report's folder; one that fails does
-not stop the others. A checker that is not installed is named as missing, and the whole then fails.
-Exit status: 0 all passed, 1 something failed, 2 there is no GPU.
+Every part is a separate command, and its output is in the report's folder. A part that fails does
+not stop the others. A checker that is not installed is reported as missing, and the report fails.
+Exit status: 0 if all passed, 1 if something failed, 2 if there is no GPU.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Settings:
         out: Folder of the report.
         quick: Two small shapes for each model in parity, one model for each cell, no speed of whole
             models.
-        jobs: Models that are proved at the same time.
+        jobs: Number of models that are checked at the same time.
     """
 
     out: Path
@@ -65,7 +65,7 @@ class Settings:
 
 
 def models(quick: bool) -> list[str]:
-    """Return the models to prove: one for each cell, or one for each set of its options."""
+    """Return the models to check: one for each cell, or one for each set of its options."""
     found: dict[str, str] = {}
     for listed in catalog():
         model = listed.config
@@ -271,8 +271,8 @@ def _devices_page(part: dict[str, Any]) -> str:
 
 def _kernels_page(part: dict[str, Any]) -> str:
     found = part.get("found", {}).get("times", {}).get("rows", [])
-    rows = [[row["name"], row.get("geometry", ""), *_numbers(row)] for row in found]
-    return "## Matrix-state kernels\n\n" + table(["size", "geometry", *_TIMES], rows)
+    rows = [[row["name"], row.get("tile config", ""), *_numbers(row)] for row in found]
+    return "## Matrix-state kernels\n\n" + table(["size", "tile config", *_TIMES], rows)
 
 
 def _channel_page(part: dict[str, Any]) -> str:

@@ -1,12 +1,12 @@
-"""Several GPUs in one process: what the second computes must be the first one's, to the bit.
+"""Checks several GPUs in one process: the second must give the first one's results, bit for bit.
 
-A small model of every cell with CUDA kernels takes one pass of training on each GPU, whichever of
-them is current, from a thread for each GPU at once, and replayed as a CUDA graph on the second.
+A small model of every cell with CUDA kernels runs one training pass on each GPU: with either GPU as
+the current one, from one thread per GPU at the same time, and as a CUDA graph on the second GPU.
 
     python tools/gpu/gpu_devices.py --out DIR
 
-Everything goes to DIR/gpu_devices.json. Exit status: 0 all agree, 1 something does not, 2 there is
-no second GPU.
+Everything goes to DIR/gpu_devices.json. Exit status: 0 if all results agree, 1 if not, 2 if there
+is no second GPU.
 """
 
 from __future__ import annotations

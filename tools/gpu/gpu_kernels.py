@@ -1,13 +1,13 @@
-"""The matrix-state kernels on a GPU: right, and how far from what the machine allows.
+"""Checks the matrix-state kernels on a GPU, and compares their times with the machine's limits.
 
-Ceilings of the machine; parity of every cell with fp64, forward and backward; times of forward and
-backward beside their floors (gpu_geometries.py has those of other geometries). Needs PyTorch for
-CUDA, cuda-bindings and NVRTC, and of elman only its kernels. Every section stands alone: one that
-fails is recorded, and the others run.
+The sections are: the machine's limits; parity of every cell with fp64, forward and backward; times
+of forward and backward next to their floors (gpu_tile_configs.py times other tile configurations).
+Needs PyTorch for CUDA, cuda-bindings and NVRTC, and only the kernels of elman. A section that fails
+is recorded, and the others still run.
 
     python tools/gpu/gpu_kernels.py --out DIR [--sections machine,parity,operator,times]
 
-Where elman is not installed: ln -s ../../csrc src/elman/csrc, and PYTHONPATH=src.
+If elman is not installed: ln -s ../../csrc src/elman/csrc, and PYTHONPATH=src.
 
 Shape legend: b batch, t time, c channels of a source, h heads, n state columns, v state rows.
 """
@@ -33,10 +33,10 @@ import torch
 from torch import Tensor
 
 from elman.kernels.nvrtc import Unit, load, nvrtc_version
-from elman.ops.matrix_state import interpret, op
+from elman.ops.matrix_state import op, reference
 from elman.ops.matrix_state.abi import Call
 from elman.ops.matrix_state.cuda import kernels
-from elman.ops.matrix_state.cuda.tile_config import Geometry
+from elman.ops.matrix_state.cuda.tile_config import TileConfig
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.matrix_state.recurrences import CELLS
 from elman.ops.matrix_state.stacked import DELTA, E70, E75, stacked_plan
@@ -88,7 +88,7 @@ class Tensors:
     """Inputs and outputs of one call, which keeps every K-th state."""
 
     plan: Plan
-    kept_every: int
+    segment_steps: int
     source_btc: Tensor
     parameters: list[Tensor]
     first_bhvn: Tensor | None
@@ -98,7 +98,7 @@ class Tensors:
 
     def call(self) -> Call:
         """Return a call that reads the inputs and writes the results."""
-        call = Call(self.plan, [self.source_btc], self.parameters, self.kept_every)
+        call = Call(self.plan, [self.source_btc], self.parameters, self.segment_steps)
         results = self.results
         states = ("out", "last", "checkpoints", "dfirst")
         call.point(first=self.first_bhvn, dlast=self.dlast_bhvn, **{n: results[n] for n in states})
@@ -109,12 +109,12 @@ class Tensors:
 
 
 def make_tensors(
-    chosen: Geometry, batch: int, time_steps: int, dtype: torch.dtype, *, seed: int, states: bool
+    chosen: TileConfig, batch: int, time_steps: int, dtype: torch.dtype, *, seed: int, states: bool
 ) -> Tensors:
     """Return random inputs, and results that are full of NaN.
 
     Args:
-        chosen: The backward pass's geometry, which says how often states are kept.
+        chosen: The backward pass's tile config, which says how far apart checkpoints are.
         batch: B.
         time_steps: T.
         dtype: Of the sources and of the output.
@@ -268,14 +268,15 @@ def parity_plans() -> Iterator[tuple[str, Plan]]:
     yield "delta 40x24", stacked_plan("delta", 2, 40, 24, **DELTA)
 
 
-Pair = tuple[Geometry, Geometry]
+Pair = tuple[TileConfig, TileConfig]
 """How the forward and the backward pass run."""
 
 
 def passes(plan: Plan, batch: int, dtype: torch.dtype) -> Pair:
-    """Return the geometries that the engine chooses."""
+    """Return the tile configs that the engine chooses."""
     forward, backward = (
-        kernels.geometry(plan.text, batch, dtype, backward=backward) for backward in (False, True)
+        kernels.tile_config(plan.text, batch, dtype, backward=backward)
+        for backward in (False, True)
     )
     return forward, backward
 
@@ -284,18 +285,18 @@ def parity(section: dict[str, Any]) -> None:
     """Compare every plan with fp64, in bf16 (fast and exact) and in fp32."""
     plans = list(parity_plans())
     modes = ((torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, True))
-    geometries = {
+    tile_configs = {
         (name, dtype): passes(plan, 3, dtype)
         for name, plan in plans
         for dtype in (torch.bfloat16, torch.float32)
     }
-    compile_all(geometries.values())
+    compile_all(tile_configs.values())
     rows = section["rows"] = []
     for (name, _), (dtype, exact) in itertools.product(plans, modes):
         fast = not exact
         row: dict[str, Any] = {"plan": name, "dtype": str(dtype)[6:], "fast": fast}
         try:
-            row |= compare(geometries[name, dtype], dtype, exact)
+            row |= compare(tile_configs[name, dtype], dtype, exact)
         except Exception as error:
             row["error"] = repr(error)
         rows.append(row)
@@ -314,8 +315,8 @@ def parity(section: dict[str, Any]) -> None:
 def small(section: dict[str, Any]) -> None:
     """Compare a few plans at the smallest sizes: what NVIDIA's checkers have patience for."""
     chosen = [(n, p) for n, p in parity_plans() if n in SMALL]
-    geometries = {name: passes(plan, 3, torch.bfloat16) for name, plan in chosen}
-    errors = {n: compare(g, torch.bfloat16, exact=False)["worst"] for n, g in geometries.items()}
+    tile_configs = {name: passes(plan, 3, torch.bfloat16) for name, plan in chosen}
+    errors = {n: compare(g, torch.bfloat16, exact=False)["worst"] for n, g in tile_configs.items()}
     section["worst_relative_l2"] = errors
     assert all(error <= 2e-2 for error in errors.values()), errors
 
@@ -354,7 +355,7 @@ def in_double(given: Tensors) -> dict[str, Tensor]:
     inputs = [given.source_btc, *given.parameters, given.first_bhvn]
     source, *parameters, first = (x.double().requires_grad_() for x in inputs)
     named = dict(zip(plan.parameter_names, parameters, strict=True))
-    out, last = interpret.run(plan, [source], named, first)
+    out, last = reference.run(plan, [source], named, first)
     loss = (out * given.dout_bthv.double()).sum() + (last * given.dlast_bhvn.double()).sum()
     grads = torch.autograd.grad(loss, [source, *parameters, first])
     names = ["dsource", *(f"d{name}" for name in plan.parameter_names), "dfirst"]
@@ -364,10 +365,10 @@ def in_double(given: Tensors) -> dict[str, Tensor]:
 # ---- compilation, by several processes
 
 
-def compile_all(geometries: Any, exact: bool = True) -> None:
-    """Compile the kernels of many geometries into the cache, on all cores."""
+def compile_all(tile_configs: Any, exact: bool = True) -> None:
+    """Compile the kernels of many tile configs into the cache, on all cores."""
     units = set()
-    for pair, backward in itertools.product(geometries, (False, True)):
+    for pair, backward in itertools.product(tile_configs, (False, True)):
         chosen = pair[backward]
         narrow = chosen.types.io == "elman::bf16"
         for fast in {narrow, narrow and not exact}:
@@ -375,7 +376,7 @@ def compile_all(geometries: Any, exact: bool = True) -> None:
     compile_units(units)
 
 
-def unit_of(chosen: Geometry, backward: bool, *, fast: bool) -> Unit:
+def unit_of(chosen: TileConfig, backward: bool, *, fast: bool) -> Unit:
     """Return the unit that a launch will ask for."""
     aligned = replace(chosen, align=max(4, min(16, chosen.align)))
     return kernels.unit_of(aligned, backward, architecture(), fast=fast)
@@ -401,7 +402,7 @@ def compile_one(unit: Unit) -> None:
 
 
 def times(section: dict[str, Any]) -> None:
-    """Time every configuration with the geometries that the engine chooses."""
+    """Time every configuration with the tile configs that the engine chooses."""
     chosen = {case.name: passes(case.plan, BATCH, torch.bfloat16) for case in TIMED}
     compile_all(chosen.values(), exact=False)
     section["rows"] = [time_case(case, chosen[case.name]) for case in TIMED]
@@ -409,7 +410,7 @@ def times(section: dict[str, Any]) -> None:
 
 def time_case(case: Timed, chosen: Pair) -> dict[str, Any]:
     """Time one configuration."""
-    row: dict[str, Any] = {"name": case.name, "geometry": describe(chosen)}
+    row: dict[str, Any] = {"name": case.name, "tile config": describe(chosen)}
     given = inputs_of(chosen[True])
     for backward, name in enumerate(("forward", "backward")):
         floor = case.backward_floor if backward else case.forward_floor
@@ -420,11 +421,11 @@ def time_case(case: Timed, chosen: Pair) -> dict[str, Any]:
     return row
 
 
-def inputs_of(chosen: Geometry) -> list[Tensors]:
-    """Return different inputs for both passes; the kept states are zeros.
+def inputs_of(chosen: TileConfig) -> list[Tensors]:
+    """Return different inputs for both passes; the checkpoints are zeros.
 
     Args:
-        chosen: The backward pass's geometry.
+        chosen: The backward pass's tile config.
     """
     given = [
         make_tensors(chosen, BATCH, TIME, torch.bfloat16, seed=n, states=False) for n in range(SETS)
@@ -434,7 +435,7 @@ def inputs_of(chosen: Geometry) -> list[Tensors]:
     return given
 
 
-def replayed_us(given: list[Tensors], chosen: Geometry, *, backward: bool) -> float:
+def replayed_us(given: list[Tensors], chosen: TileConfig, *, backward: bool) -> float:
     """Return the time of a pass on the GPU: of a graph of one launch per call, over their number.
 
     A launch from Python takes longer than some of the kernels, so events around it would tell how
@@ -449,7 +450,7 @@ def replayed_us(given: list[Tensors], chosen: Geometry, *, backward: bool) -> fl
     return median_us(graph.replay) / len(calls)
 
 
-def launch_us(call: Call, chosen: Geometry, repeats: int = 200) -> float:
+def launch_us(call: Call, chosen: TileConfig, repeats: int = 200) -> float:
     """Return what a launch of the forward pass costs Python."""
     torch.cuda.synchronize()
     began = time.perf_counter()
@@ -461,7 +462,7 @@ def launch_us(call: Call, chosen: Geometry, repeats: int = 200) -> float:
 
 
 def describe(pair: Pair) -> str:
-    """Return a pair of geometries in a few words."""
+    """Return a pair of tile configs in a few words."""
     forward, backward = pair
     return (
         f"K{backward.steps}: {shape(forward)} {forward.forward_bytes >> 10}K, "
@@ -469,14 +470,15 @@ def describe(pair: Pair) -> str:
     )
 
 
-def shape(chosen: Geometry) -> str:
-    """Return a geometry in a few words: lanes, their rows and columns, warps, slabs of a head."""
-    helped = f"+ P{chosen.shares}" if chosen.helped else ""
-    return f"L{chosen.lanes} {chosen.tall}x{chosen.columns} W{chosen.warps}{helped} S{chosen.slabs}"
+def shape(chosen: TileConfig) -> str:
+    """Return a tile config in words: lanes, their rows and columns, warps, row tiles of a head."""
+    producers = f"+ P{chosen.shares}" if chosen.producers else ""
+    block = f"L{chosen.lanes} {chosen.tall}x{chosen.columns} W{chosen.warps}"
+    return f"{block}{producers} S{chosen.row_tiles}"
 
 
 def registers(chosen: Pair) -> dict[str, Any]:
-    """Return registers and spilled bytes of a geometry's kernels."""
+    """Return registers and spilled bytes of a tile config's kernels."""
     found = {}
     for backward in (False, True):
         unit = kernels.unit_of(chosen[backward], backward, architecture(), fast=True)

@@ -1,13 +1,13 @@
-"""Whole models on a GPU: tokens per second of training steps, eager and replayed; peak memory.
+"""Measures whole models on a GPU: tokens per second, eager and replayed, and peak memory.
 
     python tools/gpu/gpu_models.py --out DIR [--models e88f_h32n16,fla-gdn_768x20_e1] [--rounds 7]
 
 Every model is built from its YAML with the backend that ``auto`` chooses. One step is forward,
-backward, clipping and AdamW on one batch that lies on the device already; weights are fp32,
-products bf16. Eager steps of all models are timed in interleaved rounds, then replays of each
-model's step as one CUDA graph; figures are medians over the rounds. A profile names the kernels
-that an eager step's time goes to. Everything goes to DIR/gpu_models.json, rewritten after each
-result; a model that fails is recorded, and the others run.
+backward, clipping and AdamW on one batch that is already on the device. Weights are fp32, products
+bf16. Eager steps of all models are timed in interleaved rounds, and then replays of each model's
+step as one CUDA graph. Figures are medians over the rounds. A profile lists the kernels that take
+an eager step's time. Everything goes to DIR/gpu_models.json, rewritten after each result. A model
+that fails is recorded, and the others still run.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Residual add and RMSNorm on a GPU: parity with fp64, and times beside PyTorch's, compiled, FLA's.
+"""Checks residual add and RMSNorm on a GPU against fp64, and times it next to PyTorch's and FLA's.
 
     python tools/gpu/gpu_norm.py --out DIR
 
-The floor is what must pass through memory at the bandwidth of a copy, measured in the same run.
-Times are the GPU's alone: replays of a CUDA graph of several calls, the candidates in turn. Needs
-what gpu_kernels.py needs; flash-linear-attention is timed where it is installed. Exit status 1 if a
-result is wrong. Shape legend: b batch, t time, d width.
+PyTorch's version is also timed compiled. The floor is the time to move the necessary bytes at the
+bandwidth of a copy, measured in the same run. Times are GPU times only: replays of a CUDA graph of
+several calls, of each candidate in turn. Needs the same packages as gpu_kernels.py;
+flash-linear-attention is timed if it is installed. Exit status 1 if a result is wrong. Shape
+legend: b batch, t time, d width.
 """
 
 from __future__ import annotations

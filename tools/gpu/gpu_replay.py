@@ -1,17 +1,17 @@
-"""The training pass replayed as CUDA graphs against the eager one, on a GPU: bits, then speed.
+"""Compares training passes replayed as CUDA graphs with eager ones on a GPU: bits, then speed.
 
 cells     a small model of every cell, without and with carried states: steps of the trainer's own
           stepper, eager twice and replayed; losses, gradient norms and weights must agree to the
-          bit wherever two eager runs do. Every cell runs in a process of its own, several at once.
-settings  whole training runs of one model, eager and replayed: every optimiser, accumulation,
+          bit wherever two eager runs do. Every cell runs in its own process, several at once.
+settings  whole training runs of one model, eager and replayed: every optimizer, accumulation,
           streams, dropout, another precision, a run that is resumed, one that is profiled
 rates     tokens per second, memory and the time before the clock starts, of whole models as users
           train them, eager and replayed
 
     python tools/gpu/gpu_replay.py --out DIR [--sections cells,settings,rates] [--cells e1,e88]
 
-Everything goes to DIR/gpu_replay.json. --device cpu compares eager with eager: a rehearsal of this
-script. Exit status: 0 all agree, 1 something does not, 2 there is no GPU.
+Everything goes to DIR/gpu_replay.json. --device cpu compares eager with eager, to try out this
+script. Exit status: 0 if all results agree, 1 if not, 2 if there is no GPU.
 
 Shape legend: b batch, t time.
 """

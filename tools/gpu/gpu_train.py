@@ -1,15 +1,15 @@
-"""Layers and training runs on the cuda backend: what a user does, proved on a GPU in minutes.
+"""Checks layers and training runs on the cuda backend as users run them, on a GPU in minutes.
 
-For each of five models: a short bf16 training run, replayed as a CUDA graph, whose losses must
-follow the reference backend's; the same run launch by launch, the same again, and the run resumed
-in its middle (all equal to the bit); then one layer, again, on a side stream, as a replayed CUDA
-graph (equal to the bit), under torch.compile in one graph, and with another length. Every model
-runs in a process of its own, all at once, and every check stands alone: one that fails is recorded,
-and the others run.
+For each of five models there is a short bf16 training run, replayed as a CUDA graph. Its losses
+must follow the reference backend's. The run is repeated launch by launch, repeated once more, and
+resumed in the middle; all must be equal bit for bit. Then one layer runs twice, on a side stream
+and as a replayed CUDA graph (all equal bit for bit), under torch.compile in one graph, and with
+another length. Every model runs in its own process, all at once. A check that fails is recorded,
+and the others still run.
 
     python tools/gpu/gpu_train.py --out DIR [--models e88_tiny,e61] [--device cpu]
 
---device cpu runs what can run there, on the cpu backend: a rehearsal of this script.
+--device cpu runs what a CPU can run, on the cpu backend, to try out this script.
 
 Shape legend: b batch, t time, d model width.
 """

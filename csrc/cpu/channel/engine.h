@@ -1,7 +1,7 @@
-// The CPU engine of the channel cells: OpenMP over (batch, slab of channels), channels in SIMD
+// The CPU engine of the channel cells: OpenMP over (batch, tile of channels), channels in SIMD
 // lanes, all of time in one task.
 //
-// A slab is as wide as the threads' even load allows, so that every step reads whole rows. Forward
+// A tile is as wide as the threads' even load allows, so that every step reads whole rows. Forward
 // writes the output and, every `segment` steps, the state. Backward runs each segment forward once
 // more into a workspace that stays in the cache, with all that the derivative needs, then back.
 //
@@ -18,6 +18,7 @@
 #endif
 
 #include "abi/channel.h"
+#include "cells/epilogue.h"
 #include "cpu/channel/lanes.h"
 #include "cpu/channel/unit.h"
 
@@ -32,12 +33,12 @@ class ChannelEngine {
   using Unit = ChannelUnit<T>;
 
   static constexpr int64_t LINE = 64 / sizeof(T);      // a cache line
-  static constexpr int64_t WIDEST = 2048 / sizeof(T);  // channels of a slab
+  static constexpr int64_t WIDEST = 2048 / sizeof(T);  // channels of a tile
   static constexpr int64_t SMALL = 1 << 14;            // elements that one thread does at once
   static constexpr bool HAS_UNIT = Spec::UNIT >= 0, HAS_QUERY = Spec::QUERY >= 0;
 
   const ChannelArgs& a;
-  int64_t threads, slab, slabs, segments;
+  int64_t threads, tile, tiles, segments;
 
   static int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
@@ -53,7 +54,7 @@ class ChannelEngine {
     return row(a.checkpoints, b * segments + segment, a.channels);
   }
   HD int64_t end_of(int64_t begin) const {
-    return begin + slab < a.channels ? begin + slab : a.channels;
+    return begin + tile < a.channels ? begin + tile : a.channels;
   }
 
   // The workspace: norms [B, T], gradients of the unit input [B, T, C], sums over time of the
@@ -61,7 +62,7 @@ class ChannelEngine {
   int64_t norms_size() const { return HAS_UNIT ? up(a.batch * a.steps, LINE) : 0; }
   int64_t unit_size() const { return HAS_UNIT ? up(a.batch * a.steps * a.channels, LINE) : 0; }
   int64_t sums_size() const { return up(a.batch * Cell::PARAMETERS * a.channels, LINE); }
-  int64_t own_size() const { return (1 + a.segment * (1 + Cell::MEMO)) * up(slab, L::W); }
+  int64_t own_size() const { return (1 + a.segment * (1 + Cell::MEMO)) * up(tile, L::W); }
   int64_t shared_size() const { return norms_size() + unit_size() + sums_size(); }
   T* norms() const { return static_cast<T*>(a.workspace); }
   T* unit_gradients() const { return norms() + norms_size(); }
@@ -80,7 +81,7 @@ class ChannelEngine {
       r.x[s] = at(a.x[s], b, t);
       if (backward) r.dx[s] = at(a.dx[s], b, t);
     }
-    if (HAS_UNIT) r.scale = T(1) / (norms()[b * a.steps + t] + T(NORM_EPS));
+    if (HAS_UNIT) r.scale = unit_scale(norms()[b * a.steps + t]);
     if (HAS_UNIT && backward) r.unit_gradient = row(unit_gradients(), b * a.steps + t, a.channels);
     if (backward)
       r.dy = a.dy.data ? at(a.dy, b, t) : nullptr;
@@ -122,21 +123,10 @@ class ChannelEngine {
     for (int s = 0; s < Spec::SLOTS; s++)
       if (written[s]) L::store(r.dx[s] + i, slot[s], n);
   }
-  HD static V output(V h, V query) {
-    V y = HAS_QUERY ? h * query : h;
-    return Spec::SELF_GATE ? self_gate(y) : y;
-  }
-  // Returns the gradient of h and sets that of the query.
-  HD static V output_bwd(V h, V query, V dy, V& dquery) {
-    if (Spec::SELF_GATE) dy *= self_gate_slope(HAS_QUERY ? h * query : h);
-    if constexpr (!HAS_QUERY) return dy;
-    dquery = dy * h;
-    return dy * query;
-  }
 
-  // ---- one slab of channels through all of time ----
+  // ---- one tile of channels through all of time ----
 
-  void forward_slab(int64_t b, int64_t begin) const {
+  void forward_tile(int64_t b, int64_t begin) const {
     const int64_t end = end_of(begin), bytes = (end - begin) * sizeof(T);
     T* h = row(a.last, b, a.channels);
     std::memcpy(h + begin, row(a.first, b, a.channels) + begin, bytes);
@@ -151,13 +141,13 @@ class ChannelEngine {
         c.h = L::load(h + i, n);
         const V h_new = Cell::step(c, memo);
         L::store(h + i, h_new, n);
-        L::store(r.y + i, output(h_new, query), n);
+        L::store(r.y + i, channel_output<HAS_QUERY, Spec::SELF_GATE>(h_new, query), n);
       }
     }
   }
 
   // Runs one step forward, from the states h to h + width.
-  void replay(const Rows& r, int64_t begin, int64_t end, int64_t width, V* h, V* memo) const {
+  void recompute(const Rows& r, int64_t begin, int64_t end, int64_t width, V* h, V* memo) const {
     for (int64_t i = begin; i < end; i += L::W, h++, memo += Cell::MEMO) {
       Channel<V> c;
       V m[MAX_MEMO];
@@ -179,7 +169,8 @@ class ChannelEngine {
       c.h = *h;
       for (int k = 0; k < Cell::MEMO; k++) m[k] = memo[k];
       const V h_new = h[width], dy = r.dy ? L::load(r.dy + i, n) : V{};
-      const V e = L::load(dh + i, n) + output_bwd(h_new, query, dy, dquery);
+      const V e = L::load(dh + i, n) +
+                  channel_output_bwd<HAS_QUERY, Spec::SELF_GATE>(h_new, query, dy, dquery);
       Cell::step_bwd(c, m, h_new, e, d);
       L::store(dh + i, d.h, n);
       write(r, i, n, d, dquery);
@@ -189,7 +180,7 @@ class ChannelEngine {
       }
     }
   }
-  void backward_slab(int64_t b, int64_t begin, T* work) const {
+  void backward_tile(int64_t b, int64_t begin, T* work) const {
     const int64_t end = end_of(begin), bytes = (end - begin) * sizeof(T);
     const int64_t width = up(end - begin, L::W) / L::W;
     V *h = reinterpret_cast<V*>(work), *memo = h + (a.segment + 1) * width;
@@ -205,8 +196,8 @@ class ChannelEngine {
       const int64_t steps = a.steps - t0 < a.segment ? a.steps - t0 : a.segment;
       std::memcpy(h, checkpoint(b, s) + begin, bytes);
       for (int64_t u = 0; u < steps; u++)
-        replay(rows(b, t0 + u, true), begin, end, width, h + u * width,
-               memo + u * width * Cell::MEMO);
+        recompute(rows(b, t0 + u, true), begin, end, width, h + u * width,
+                  memo + u * width * Cell::MEMO);
       for (int64_t u = steps - 1; u >= 0; u--)
         back(rows(b, t0 + u, true), begin, end, width, h + u * width, memo + u * width * Cell::MEMO,
              dh, sum);
@@ -263,9 +254,9 @@ class ChannelEngine {
     threads = a.batch * a.steps * a.channels <= SMALL ? 1 : a.threads;
     int64_t parts = 1;
     while (a.batch * parts % threads != 0 && a.batch * parts < 4 * threads) parts++;
-    slab = up((a.channels + parts - 1) / parts, LINE);
-    if (slab > WIDEST) slab = WIDEST;
-    slabs = (a.channels + slab - 1) / slab;
+    tile = up((a.channels + parts - 1) / parts, LINE);
+    if (tile > WIDEST) tile = WIDEST;
+    tiles = (a.channels + tile - 1) / tile;
     segments = (a.steps + a.segment - 1) / a.segment;
   }
   int64_t workspace_bytes() const {
@@ -278,7 +269,7 @@ class ChannelEngine {
       if constexpr (HAS_UNIT) take_norms();
 #pragma omp for schedule(dynamic) collapse(2)
       for (int64_t b = 0; b < a.batch; b++)
-        for (int64_t s = 0; s < slabs; s++) forward_slab(b, s * slab);
+        for (int64_t s = 0; s < tiles; s++) forward_tile(b, s * tile);
     }
   }
   void backward() const {
@@ -289,7 +280,7 @@ class ChannelEngine {
       if constexpr (HAS_UNIT) take_norms();
 #pragma omp for schedule(dynamic) collapse(2)
       for (int64_t b = 0; b < a.batch; b++)
-        for (int64_t s = 0; s < slabs; s++) backward_slab(b, s * slab, work);
+        for (int64_t s = 0; s < tiles; s++) backward_tile(b, s * tile, work);
       if constexpr (HAS_UNIT) norms_bwd();
     }
     sum_parameters();

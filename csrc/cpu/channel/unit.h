@@ -3,11 +3,10 @@
 // recurrence; its gradient is applied after it.
 #pragma once
 #include "abi/channel.h"
+#include "cells/unit.h"
 #include "cpu/channel/lanes.h"
 
 namespace elman {
-
-inline constexpr double NORM_EPS = 1e-6;  // added to the norm
 
 template <class T>
 struct ChannelUnit {
@@ -26,12 +25,12 @@ struct ChannelUnit {
   // Adds to dx, or sets it to, the gradient of x from g, that of x / (norm + eps).
   template <bool ADD>
   static void bwd(const T* x, const T* g, T* dx, T norm, int64_t channels) {
-    const T scale = T(1) / (norm + T(NORM_EPS));
+    const T scale = unit_scale(norm);
     // A zero row has no direction: the norm's own gradient is taken as 0.
     const T along = norm > 0 ? dot(x, g, channels) * scale * scale / norm : T(0);
     for (int64_t i = 0; i < channels; i += L::W) {
       const int n = L::count(i, channels);
-      V d = L::load(g + i, n) * scale - L::load(x + i, n) * along;
+      V d = unit_bwd(L::load(g + i, n), L::load(x + i, n), scale, along);
       if (ADD) d += L::load(dx + i, n);
       L::store(dx + i, d, n);
     }

@@ -2,17 +2,10 @@
 #pragma once
 #include <algorithm>
 
+#include "cells/unit.h"
 #include "cpu/matrix_state/layout.h"
 
 namespace elman::cpu {
-
-inline constexpr double KEY_EPS = 1e-6;  // matrix-state specification 2
-
-template <class V>
-HD V square_root(V x) {
-  for (int i = 0; i < LANES_OF<V>; i++) x[i] = std::sqrt(x[i]);
-  return x;
-}
 
 template <class Spec>
 class Columns : Layout<Spec> {
@@ -43,7 +36,7 @@ class Columns : Layout<Spec> {
 
  public:
   // to[t][j] = act(from[t][j]), divided by its norm + 1e-6 if UNIT. Keeps norms, and slopes of the
-  // activation where somebody asks.
+  // activation where they are wanted.
   template <Act ACT, bool UNIT>
   static void stage(const T* from, int64_t stride, int64_t steps, T* to, T* norms, T* slopes) {
     auto one = [&](int64_t t, int j, auto in) __attribute__((always_inline)) {
@@ -59,7 +52,7 @@ class Columns : Layout<Spec> {
       });
       for (int64_t t = 0; t < steps; t += W) store(norms + t, square_root(load<VC>(norms + t)));
       for (int64_t t = 0; t < steps; t++) {
-        const T scale = T(1) / (norms[t] + T(KEY_EPS));
+        const T scale = unit_scale(norms[t]);
         for (int j = 0; j < NP; j += W) store(to + t * NP + j, load<VC>(to + t * NP + j) * scale);
       }
     } else {
@@ -81,12 +74,11 @@ class Columns : Layout<Spec> {
           return load<VC>(staged + at) * load<VC>(d + at);
         });
       for (int64_t t = begin; t < end; t++) {
-        // x / m with m = |x| + eps: dx = d / m - unit (unit . d) / |x|, without the last at x = 0.
-        const T scale = UNIT ? T(1) / (norms[t] + T(KEY_EPS)) : T(1);
+        const T scale = UNIT ? unit_scale(norms[t]) : T(1);
         const T along = UNIT && norms[t] > 0 ? dots[t - begin] / norms[t] : T(0);
         each([&](int j, auto in, auto out) __attribute__((always_inline)) {
           VC x = load<VC>(d + t * NP + j);
-          if constexpr (UNIT) x = x * scale - load<VC>(staged + t * NP + j) * along;
+          if constexpr (UNIT) x = unit_bwd(x, load<VC>(staged + t * NP + j), scale, along);
           if constexpr (ACT != Act::none) x *= load<VC>(slopes + t * NP + j);
           if constexpr (ADD) x += in(to + t * to_stride + j);
           out(to + t * to_stride + j, x);

@@ -1,13 +1,13 @@
 // The CPU engine of the matrix-state cells: OpenMP over teams of heads and, where those are fewer
-// than the threads, over groups of row slabs.
+// than the threads, over groups of row tiles.
 //
 // Time runs in segments of K steps: what a segment reads is staged once (activation, norms, maps),
-// then each slab runs through all of its steps while its state stays in the cache. Forward keeps
-// the state before every segment but the first. Backward takes the segments from the last, runs
-// each forward once more, keeping every state of one slab, and then back.
+// then each row tile runs through all of its steps while its state stays in the cache. Forward
+// keeps the state before every segment but the first. Backward takes the segments from the last,
+// runs each forward once more, keeping every state of one row tile, and then back.
 //
-// Every sum has a fixed order: a result depends on the number of threads only where groups of slabs
-// share a head, and on nothing else.
+// Every sum has a fixed order: a result depends on the number of threads only where groups of row
+// tiles share a head, and on nothing else.
 #pragma once
 #ifdef _OPENMP
 #include <omp.h>
@@ -33,7 +33,7 @@ class MatrixEngine : public Places<Spec> {
   using Cell = typename L::Cell;
   using Own = Scratch<Spec>;
   using OwnHead = HeadScratch<Spec>;
-  static constexpr int N = L::N, R = L::R, NP = L::NP, HEADS = L::HEADS, SLABS = L::SLABS;
+  static constexpr int N = L::N, R = L::R, NP = L::NP, HEADS = L::HEADS, ROW_TILES = L::ROW_TILES;
   using P::a, P::groups, P::segments, P::in, P::ins, P::grad, P::grads, P::param, P::number;
   using P::steps_of, P::head_of, P::whole, P::checkpoint, P::state, P::part;
 
@@ -46,7 +46,7 @@ class MatrixEngine : public Places<Spec> {
 
   void backward() const {
     each(P::teams * groups, [&](Own& s, int64_t i) { backward_item(s, i / groups, i % groups); });
-    if constexpr (SLABS > 1)
+    if constexpr (ROW_TILES > 1)
       if (groups > 1) each(P::heads, [&](Own& s, int64_t i) { finish_item(s, i); });
     sum_parts();
   }
@@ -69,20 +69,20 @@ class MatrixEngine : public Places<Spec> {
       for (int64_t i = 0; i < items; i++) f(s, i);
     }
   }
-  // f(first block, number of blocks) for the slabs of a group
+  // f(first block, number of blocks) for the row tiles of a group
   template <class F>
-  void slabs(int64_t group, F f) const {
-    const int64_t end = (group + 1) * SLABS / groups;
-    for (int64_t i = group * SLABS / groups; i < end; i++) {
+  void row_tiles(int64_t group, F f) const {
+    const int64_t end = (group + 1) * ROW_TILES / groups;
+    for (int64_t i = group * ROW_TILES / groups; i < end; i++) {
       if constexpr (L::LAST > 0)
-        if (i + 1 == SLABS) {
+        if (i + 1 == ROW_TILES) {
           f(int(i) * L::M, std::integral_constant<int, L::LAST>{});
           continue;
         }
       f(int(i) * L::M, std::integral_constant<int, L::M>{});
     }
   }
-  // f(head, block of that head, m) for the blocks of a slab
+  // f(head, block of that head, m) for the blocks of a row tile
   template <int M, class F>
   void blocks(int64_t team, int block, F f) const {
     for (int m = 0; m < M; m++) f(head_of(team, HEADS > 1 ? m : 0), HEADS > 1 ? 0 : block + m, m);
@@ -107,7 +107,7 @@ class MatrixEngine : public Places<Spec> {
       const auto key = in(ROLE_READ, head, t);
       C::template stage<Act::none, false>(key.at, key.stride, steps, s.key, nullptr, nullptr);
     }
-    // The last step reads its new state with this: nobody asks for the result.
+    // The last step reads its new state with this; the result is not used.
     std::memset(s.key + steps * NP, 0, NP * sizeof(T));
     if constexpr (L::HEAD_DECAY) {
       const auto from = Spec::DECAY == Map::parameter ? Strip<const T>{} : in(ROLE_DECAY, head, t);
@@ -132,7 +132,7 @@ class MatrixEngine : public Places<Spec> {
         for (int n = 0; n < L::BLOCKS; n++)
           s.p[i][g * L::BLOCKS + n] = Rows<Spec, 1>::read(param(i, head_of(team, g)), n);
   }
-  // The states of a slab, from a tensor [R][N] for every head; null is zeros.
+  // The states of a row tile, from a tensor [R][N] for every head; null is zeros.
   template <int M>
   void load_states(const void* states, int64_t team, int block, V* S) const {
     blocks<M>(team, block, [&](int64_t head, int n, int m) {
@@ -150,33 +150,35 @@ class MatrixEngine : public Places<Spec> {
 
   void forward_item(Own& s, int64_t team, int64_t group) const {
     load_params(s, team);
-    slabs(group,
-          [&](int block, auto m) { load_states<m.value>(a.first, team, block, s.S + block * N); });
+    row_tiles(group, [&](int block, auto m) {
+      load_states<m.value>(a.first, team, block, s.S + block * N);
+    });
     for (int64_t segment = 0; segment < segments; segment++) {
       const int64_t t = segment * a.K, steps = steps_of(segment);
       stage(s, team, t, steps);
-      slabs(group, [&](int block, auto m) {
+      row_tiles(group, [&](int block, auto m) {
         constexpr int M = decltype(m)::value;
         V* S = s.S + block * N;
         if (a.checkpoints && segment > 0)
           blocks<M>(team, block, [&](int64_t head, int n, int i) {
             States<Spec, M>::keep(S, i, n, checkpoint(head, segment));
           });
-        forward_slab<M>(s, team, t, steps, block, S);
+        forward_row_tile<M>(s, team, t, steps, block, S);
       });
     }
-    slabs(group,
-          [&](int block, auto m) { store_states<m.value>(s.S + block * N, team, block, a.last); });
+    row_tiles(group, [&](int block, auto m) {
+      store_states<m.value>(s.S + block * N, team, block, a.last);
+    });
   }
   template <int M>
-  ELMAN_APART void forward_slab(Own& s, int64_t team, int64_t t, int64_t steps, int block,
-                                V* S) const {
+  ELMAN_APART void forward_row_tile(Own& s, int64_t team, int64_t t, int64_t steps, int block,
+                                    V* S) const {
     const Rows<Spec, M> rows(s, block, P::live(team), steps);
-    const Slab<Spec, M> slab(s, block);
+    const RowTile<Spec, M> row_tile(s, block);
     stage_rows<M>(rows, s, team, t);
     V r[M], e[M];
-    slab.look(0, S, r, e);
-    for (int64_t i = 0; i < steps; i++) slab.template step<true, false>(i, S, S, r, e);
+    row_tile.look(0, S, r, e);
+    for (int64_t i = 0; i < steps; i++) row_tile.template step<true, false>(i, S, S, r, e);
     const auto gate = Spec::GATE ? ins(ROLE_GATE, team, t) : Strips<Spec, const T>{};
     rows.finish(gate, P::of_team(team, [&](int64_t head) { return P::out(head, t); }));
   }
@@ -186,13 +188,14 @@ class MatrixEngine : public Places<Spec> {
   void backward_item(Own& s, int64_t team, int64_t group) const {
     load_params(s, team);
     clear(s);
-    slabs(group,
-          [&](int block, auto m) { load_states<m.value>(a.dlast, team, block, s.dS + block * N); });
+    row_tiles(group, [&](int block, auto m) {
+      load_states<m.value>(a.dlast, team, block, s.dS + block * N);
+    });
     for (int64_t segment = segments - 1; segment >= 0; segment--) {
       const int64_t t = segment * a.K, steps = steps_of(segment);
       stage(s, team, t, steps);
       for (auto& own : s.head) clear_sums(own, steps);
-      slabs(group, [&](int block, auto m) {
+      row_tiles(group, [&](int block, auto m) {
         constexpr int M = decltype(m)::value;
         if (segment == 0)
           load_states<M>(a.first, team, block, s.path);
@@ -200,17 +203,17 @@ class MatrixEngine : public Places<Spec> {
           blocks<M>(team, block, [&](int64_t head, int n, int i) {
             States<Spec, M>::fetch(checkpoint(head, segment), n, s.path, i);
           });
-        backward_slab<M>(s, team, t, steps, block);
+        backward_row_tile<M>(s, team, t, steps, block);
       });
       for (int g = 0; g < P::live(team); g++) {
         sum_numbers(s.head[g], steps);
-        if (SLABS > 1 && groups > 1)
+        if (ROW_TILES > 1 && groups > 1)
           move_sums<true>(s.head[g], team, group, t, steps);
         else
           back_columns(s.head[g], head_of(team, g), t, steps);
       }
     }
-    slabs(group, [&](int block, auto m) {
+    row_tiles(group, [&](int block, auto m) {
       constexpr int M = decltype(m)::value;
       if (a.dfirst) store_states<M>(s.dS + block * N, team, block, a.dfirst);
       blocks<M>(team, block, [&](int64_t head, int n, int i) {
@@ -222,22 +225,23 @@ class MatrixEngine : public Places<Spec> {
       write_numbers(s.head[g], head_of(team, g));
   }
   template <int M>
-  ELMAN_APART void backward_slab(Own& s, int64_t team, int64_t t, int64_t steps, int block) const {
+  ELMAN_APART void backward_row_tile(Own& s, int64_t team, int64_t t, int64_t steps,
+                                     int block) const {
     constexpr int SIZE = N * M;
     const Rows<Spec, M> rows(s, block, P::live(team), steps);
-    const Slab<Spec, M> slab(s, block);
+    const RowTile<Spec, M> row_tile(s, block);
     stage_rows<M>(rows, s, team, t);
     V r[M], e[M];
-    slab.look(0, s.path, r, e);
+    row_tile.look(0, s.path, r, e);
     constexpr bool NEEDS_Y = Spec::SELF_GATE || Spec::GATE;
     for (int64_t i = 0; i < steps; i++)
-      slab.template step<NEEDS_Y, true>(i, s.path + i * SIZE, s.path + (i + 1) * SIZE, r, e);
+      row_tile.template step<NEEDS_Y, true>(i, s.path + i * SIZE, s.path + (i + 1) * SIZE, r, e);
     rows.template back_finish<(Spec::TIE[ROLE_GATE] >= 0)>(
         Spec::GATE ? ins(ROLE_GATE, team, t) : Strips<Spec, const T>{},
         P::of_team(team, [&](int64_t head) { return P::dout(head, t); }),
         Spec::GATE ? grads(ROLE_GATE, team, t) : Strips<Spec, T>{});
     for (int64_t i = steps - 1; i >= 0; i--)
-      slab.back(i, s.path + i * SIZE, s.path + (i + 1) * SIZE, s.dS + block * N);
+      row_tile.back(i, s.path + i * SIZE, s.path + (i + 1) * SIZE, s.dS + block * N);
     rows.template back<Spec::V_ACT, false>(s.dv, s.v_slope, grads(ROLE_V, team, t));
     back_gate<M, 0>(rows, s, team, t);
     back_gate<M, 1>(rows, s, team, t);
@@ -310,7 +314,8 @@ class MatrixEngine : public Places<Spec> {
     if constexpr (L::HEAD_DECAY) sum(s.ddecay_lanes, s.ddecay);
     if constexpr (L::HEAD_WRITE) sum(s.dwrite_lanes, s.dwrite);
   }
-  // Moves the sums over a group's slabs to the shared memory (OUT), or adds those that are there.
+  // Moves the sums over a group's row tiles to the shared memory (OUT), or adds those that are
+  // there.
   template <bool OUT>
   void move_sums(OwnHead& s, int64_t head, int64_t group, int64_t t, int64_t steps) const {
     T* at = P::group_sum(head, group, t);
@@ -325,7 +330,7 @@ class MatrixEngine : public Places<Spec> {
     for (T* own : {s.dq, s.dk, s.dkey, s.dz}) move(own, steps * NP);
     for (T* own : {s.ddecay, s.dwrite}) move(own, steps);
   }
-  // What is left of a head whose slabs several groups ran.
+  // What is left of a head whose row tiles several groups ran.
   void finish_item(Own& own, int64_t head) const {
     OwnHead& s = own.head[0];
     clear_numbers(s);

@@ -27,12 +27,9 @@ class Heads : Layout<Spec> {
   // Numbers of steps beyond `steps` are written too. `number` and `dt_bias` are the head's own.
   template <Map MAP>
   static void stage(const T* from, int64_t stride, int64_t steps, T number, T dt_bias, T* to) {
-    const T rate = MAP == Map::mamba ? -std::exp(number) : T(0);
+    const V factor = V{} + map_factor<MAP>(number), bias = V{} + dt_bias;
     each(from, stride, steps, [&](int64_t t, V x, int) __attribute__((always_inline)) {
-      V y = V{} + number;
-      if constexpr (MAP == Map::sigmoid) y = sigmoid(x);
-      if constexpr (MAP == Map::mamba) y = exp(softplus(x + dt_bias) * rate);
-      store(to + t, y);
+      store(to + t, elman::mapped<MAP>(x, factor, bias));
     });
   }
 
@@ -41,18 +38,11 @@ class Heads : Layout<Spec> {
   template <Map MAP, bool ADD>
   static void back(const T* from, int64_t stride, int64_t steps, T number, T dt_bias,
                    const T* mapped, const T* d, T* to, int64_t to_stride, T* dnumbers) {
-    const T rate = MAP == Map::mamba ? -std::exp(number) : T(0);
+    const V factor = V{} + map_factor<MAP>(number), bias = V{} + dt_bias;
     V sums[2] = {};
     each(from, stride, steps, [&](int64_t t, V x, int count) __attribute__((always_inline)) {
-      const V dy = load<V>(d + t), y = load<V>(mapped + t);
-      V dx = {}, dnumber = {};
-      if constexpr (MAP == Map::parameter) dnumber = dy;
-      if constexpr (MAP == Map::sigmoid) dx = dy * y * (T(1) - y);
-      if constexpr (MAP == Map::mamba) {
-        const V u = x + dt_bias;
-        dx = dy * y * rate * sigmoid(u);
-        dnumber = dy * y * rate * softplus(u);
-      }
+      V dnumber = {};
+      const V dx = mapped_bwd<MAP>(load<V>(d + t), x, load<V>(mapped + t), factor, bias, dnumber);
       sums[0] += dnumber, sums[1] += dx;
       for (int i = 0; MAP != Map::parameter && i < count; i++) {
         T* at = to + (t + i) * to_stride;

@@ -2,11 +2,11 @@
 //
 // Rows of the state stand in SIMD lanes: a block is W rows, stored as N vectors, so that the state
 // is read and written without shuffles and a cell's row function runs on whole vectors. M blocks
-// are a slab, run through a segment of K steps at once: their vectors alternate, S[j * M + m]. Only
-// the gradients of what lives on columns need sums over lanes.
+// are a row tile, run through a segment of K steps at once: their vectors alternate, S[j * M + m].
+// Only the gradients of what lives on columns need sums over lanes.
 //
 // A step waits for the read of the one before it. Where one block is all that a head has, and
-// small, the blocks of a slab are those of several HEADS: each works while the others wait.
+// small, the blocks of a row tile are those of several HEADS: each works while the others wait.
 #pragma once
 #include "abi/matrix_state.h"
 #include "cells/matrix_state.h"
@@ -39,9 +39,9 @@ struct Layout {
   static constexpr int W = lanes_for<T>(R), BLOCKS = (R + W - 1) / W, TAIL = R - (BLOCKS - 1) * W;
   using V = Vector<T, W>;
   static constexpr int HEADS = BLOCKS > 1 || N > 32 ? 1 : (N > 8 ? 2 : 4);
-  // Blocks of a slab, of the last slab if they do not divide, and slabs.
+  // Blocks of a row tile, of the last row tile if they do not divide, and row tiles.
   static constexpr int M = HEADS > 1 ? HEADS : (BLOCKS <= 3 ? BLOCKS : 2),
-                       LAST = HEADS > 1 ? 0 : BLOCKS % M, SLABS = (BLOCKS + M - 1) / M;
+                       LAST = HEADS > 1 ? 0 : BLOCKS % M, ROW_TILES = (BLOCKS + M - 1) / M;
   // Vectors of staged columns, and their number with padding, also for whole vectors of rows.
   static constexpr int WC = lanes_for<T>(N), PAD = WC > W ? WC : W;
   using VC = Vector<T, WC>;
@@ -124,13 +124,13 @@ struct Scratch : Layout<Spec> {
   static constexpr int BLOCKS = L::HEADS * L::BLOCKS;
 
   HeadScratch<Spec> head[L::HEADS];
-  // Rows of every step, [K][M] of one slab.
+  // Rows of every step, [K][M] of one row tile.
   V *v = nullptr, *g[MAX_GATES] = {}, *y = nullptr, *r = nullptr, *e = nullptr, *c = nullptr,
     *w = nullptr;
   V *v_slope = nullptr, *dy = nullptr, *dv = nullptr, *dg[MAX_GATES] = {};
   // Row parameters [BLOCKS] by their number in Param, and their gradients.
   V *p[PARAMS] = {}, *dp[PARAMS] = {};
-  // States [BLOCKS][N], and those of a slab before and after every step.
+  // States [BLOCKS][N], and those of a row tile before and after every step.
   V *S = nullptr, *dS = nullptr, *path = nullptr;
 
   Scratch(Arena& arena, int64_t steps, bool backward) {

@@ -14,9 +14,9 @@ class Places : protected Layout<Spec> {
   using L = Layout<Spec>;
   using T = typename L::T;
   using Own = Scratch<Spec>;
-  static constexpr int R = L::R, N = L::N, NP = L::NP, HEADS = L::HEADS, SLABS = L::SLABS;
+  static constexpr int R = L::R, N = L::N, NP = L::NP, HEADS = L::HEADS, ROW_TILES = L::ROW_TILES;
   static constexpr int64_t SMALL = 1 << 15;  // state elements times steps that one thread does
-  // A group's sums over its own slabs, for every step: of dq, dk, dkey, dz; then of numbers.
+  // A group's sums over its own row tiles, for every step: of dq, dk, dkey, dz; then of numbers.
   static constexpr int64_t SUMS = (2 + L::OWN_KEY + L::HAS_Z) * NP + L::HEAD_DECAY + L::HEAD_WRITE;
 
   const Args& a;
@@ -30,7 +30,8 @@ class Places : protected Layout<Spec> {
         teams((heads + HEADS - 1) / HEADS),
         segments((a.T + a.K - 1) / a.K),
         threads(wanted_threads(a)),
-        groups(teams >= threads ? 1 : std::min<int64_t>(SLABS, (threads + teams - 1) / teams)) {}
+        groups(teams >= threads ? 1 : std::min<int64_t>(ROW_TILES, (threads + teams - 1) / teams)) {
+  }
 
   static int64_t wanted_threads(const Args& a) {
     const int64_t size = a.B * a.H * a.T * R * N;

@@ -3,6 +3,7 @@
 #pragma once
 #include <array>
 
+#include "cells/epilogue.h"
 #include "cpu/matrix_state/layout.h"
 
 namespace elman::cpu {
@@ -69,26 +70,17 @@ class Rows : Layout<Spec> {
   // The output of every step, from the reads y.
   void finish(const From& gate, const To& out) const {
     each([&](int64_t t, int m, int64_t i) __attribute__((always_inline)) {
-      V x = with_residual(m, i);
-      if constexpr (Spec::SELF_GATE) x = self_gate(x);
-      if constexpr (Spec::GATE) x *= activate<Spec::GATE_ACT>(gate_logit(gate, t, m));
-      write_to<false>(out, t, m, x);
+      write_to<false>(out, t, m, epilogue(m).forward(s.y[i], s.v[i], gate_of(gate, t, m)));
     });
   }
   // Sets dy; writes the gate's gradient; adds to the epilogue's parameters'.
   template <bool ADD>
   void back_finish(const From& gate, const From& dout, const To& dgate) const {
     each([&](int64_t t, int m, int64_t i) __attribute__((always_inline)) {
-      V d = dout[0].at ? read_of(dout, t, m) : V{};
-      if constexpr (Spec::GATE) {
-        V slope, open = activate<Spec::GATE_ACT>(gate_logit(gate, t, m), slope);
-        const V x = with_residual(m, i);
-        V dlogit = d * (Spec::SELF_GATE ? self_gate(x) : x) * slope;
-        if constexpr (Spec::GATE_BIAS) s.dp[PARAM_GATE_BIAS][block + m] += dlogit;
-        write_to<ADD>(dgate, t, m, dlogit);
-        d *= open;
-      }
-      if constexpr (Spec::SELF_GATE) d *= self_gate_slope(with_residual(m, i));
+      V dlogit, d = dout[0].at ? read_of(dout, t, m) : V{};
+      d = epilogue(m).backward(s.y[i], s.v[i], gate_of(gate, t, m), d, dlogit);
+      if constexpr (Spec::GATE_BIAS) s.dp[PARAM_GATE_BIAS][block + m] += dlogit;
+      if constexpr (Spec::GATE) write_to<ADD>(dgate, t, m, dlogit);
       if constexpr (Spec::RESIDUAL) s.dp[PARAM_RESIDUAL][block + m] += d * s.v[i];
       s.dy[i] = d;
     });
@@ -108,12 +100,13 @@ class Rows : Layout<Spec> {
     if constexpr (ADD) x += read(row, n);
     write(row, n, x);
   }
-  HD V with_residual(int m, int64_t i) const {
-    return Spec::RESIDUAL ? s.y[i] + s.p[PARAM_RESIDUAL][block + m] * s.v[i] : s.y[i];
+  HD Epilogue<Spec, V> epilogue(int m) const {
+    return {Spec::RESIDUAL ? s.p[PARAM_RESIDUAL][block + m] : V{},
+            Spec::GATE_BIAS ? s.p[PARAM_GATE_BIAS][block + m] : V{}};
   }
-  HD V gate_logit(const From& gate, int64_t t, int m) const {
-    const V x = read_of(gate, t, m);
-    return Spec::GATE_BIAS ? x + s.p[PARAM_GATE_BIAS][block + m] : x;
+  HD V gate_of(const From& gate, int64_t t, int m) const {
+    if constexpr (Spec::GATE) return read_of(gate, t, m);
+    return V{};
   }
 };
 

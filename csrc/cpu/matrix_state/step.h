@@ -1,11 +1,12 @@
 // One step of M blocks of rows, forward and back: all that touches the state itself.
 #pragma once
+#include "cells/epilogue.h"
 #include "cpu/matrix_state/layout.h"
 
 namespace elman::cpu {
 
 template <class Spec, int M>
-class Slab : Layout<Spec> {
+class RowTile : Layout<Spec> {
   using L = Layout<Spec>;
   using T = typename L::T;
   using V = typename L::V;
@@ -21,7 +22,7 @@ class Slab : Layout<Spec> {
   HD const Head& head(int m) const { return s.head[of(m)]; }
 
  public:
-  Slab(const Scratch<Spec>& s, int block) : s(s), block(block) {}
+  RowTile(const Scratch<Spec>& s, int block) : s(s), block(block) {}
 
   HD Row<V> row(int64_t t, int m, V r, V e) const {
     Row<V> x;
@@ -47,13 +48,13 @@ class Slab : Layout<Spec> {
   }
 
   // From the state S before step t to the one after it, which may be the same memory. r and e are
-  // those of S, then those of the new state with the next key. REPLAY keeps what `back` needs.
-  template <bool Y, bool REPLAY>
+  // those of S, then those of the new state with the next key. RECOMPUTE keeps what `back` needs.
+  template <bool Y, bool RECOMPUTE>
   HD void step(int64_t t, const V* S, V* S_new, V (&r)[M], V (&e)[M]) const {
     V c[M], w[M], y[M][2] = {}, r_new[M][2] = {}, e_new[M][2] = {};
     for (int m = 0; m < M; m++) {
       Cell::row(row(t, m, r[m], e[m]), c[m], w[m]);
-      if constexpr (REPLAY) {
+      if constexpr (RECOMPUTE) {
         s.c[t * M + m] = c[m], s.w[t * M + m] = w[m];
         if constexpr (Cell::READ) s.r[t * M + m] = r[m];
         if constexpr (Cell::ENERGY) s.e[t * M + m] = e[m];
@@ -174,7 +175,8 @@ class Slab : Layout<Spec> {
     RowGrad<V> d = {};
     Cell::row_bwd(row(t, m, Cell::READ ? s.r[at] : V{}, Cell::ENERGY ? s.e[at] : V{}), c, w, dc, dw,
                   d);
-    s.dv[at] = Spec::RESIDUAL ? d.v + s.p[PARAM_RESIDUAL][block + m] * s.dy[at] : d.v;
+    const V residual = Spec::RESIDUAL ? s.p[PARAM_RESIDUAL][block + m] : V{};
+    s.dv[at] = Epilogue<Spec, V>{residual, V{}}.value_bwd(d.v, s.dy[at]);
     for (int i = 0; i < Cell::GATES; i++) s.dg[i][at] = d.g[i];
     for (int i = 0; i < Cell::PARAMS; i++) s.dp[i][block + m] += d.p[i];
     if constexpr (L::HEAD_DECAY) head(m).ddecay_lanes[t] += d.decay;

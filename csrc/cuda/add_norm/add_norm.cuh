@@ -18,7 +18,7 @@ struct AddNormArgs {
 };
 
 template <class Branch_, class Out_, int D_, int V_, int CHUNKS_, int WARPS_>
-struct AddNormGeometry {
+struct AddNormTileConfig {
   using Branch = Branch_;
   using Out = Out_;
   // A thread has CHUNKS vectors of V numbers of every tile of a row, THREADS vectors apart.

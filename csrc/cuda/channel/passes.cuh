@@ -5,6 +5,7 @@
 // A whole segment of STEPS steps is unrolled, so that what does not wait for the state, the
 // activations of the inputs, runs ahead of it; the last one, if it is shorter, is not.
 #pragma once
+#include "cells/epilogue.h"
 #include "cuda/channel/tiles.cuh"
 
 namespace elman {
@@ -105,11 +106,11 @@ struct ChannelForward {
   }
 
   DEVICE void run() {
-    A* kept = lane.checkpoint(0);
+    A* next_checkpoint = lane.checkpoint(0);
     for (int64_t segment = 0; segment < lane.tiles.segments; segment++) {
       lane.tiles.advance();
-      lane.put(kept, 0, h);
-      kept += a.channels;
+      lane.put(next_checkpoint, 0, h);
+      next_checkpoint += a.channels;
       const int steps = lane.tiles.length(segment);
       if (steps == G::STEPS) {
 #pragma unroll
@@ -125,9 +126,7 @@ struct ChannelForward {
   DEVICE void step(int u) {
     A memo[MAX_MEMO];
     h = G::Cell::step(lane.read(u, h), memo);
-    A out = G::HAS_QUERY ? h * lane.query(u) : h;
-    if constexpr (G::Spec::SELF_GATE) out = self_gate(out);
-    y.put(out);
+    y.put(channel_output<G::HAS_QUERY, G::Spec::SELF_GATE>(h, lane.query(u)));
   }
 };
 
@@ -166,13 +165,13 @@ struct ChannelBackward {
 
   DEVICE void run() {
     int64_t segment = lane.tiles.segments - 1;
-    const A* kept = lane.checkpoint(segment);
-    A start = segment < 0 ? A(0) : lane.number(kept, 0);
+    const A* next_checkpoint = lane.checkpoint(segment);
+    A start = segment < 0 ? A(0) : lane.number(next_checkpoint, 0);
     for (; segment >= 0; segment--) {
       lane.tiles.advance();
       h[0] = start;
-      kept -= a.channels;
-      if (segment) start = lane.number(kept, 0);
+      next_checkpoint -= a.channels;
+      if (segment) start = lane.number(next_checkpoint, 0);
       const int steps = lane.tiles.length(segment);
       if (steps == STEPS)
         walk<true>(steps);
@@ -191,7 +190,7 @@ struct ChannelBackward {
 #pragma unroll
     for (int u = 0; u < STEPS; u++)
       if (WHOLE || u < steps) h[u + 1] = Cell::step(lane.read(u, h[u]), memo[u]);
-    // Lets inputs be read anew where registers would not hold them until then.
+    // Lets the compiler read inputs again where registers would not hold them until then.
     if constexpr (Cell::MEMO + G::SLOTS + G::SHIFTS > 4) sync_warp();
 #pragma unroll
     for (int u = STEPS - 1; u >= 0; u--)
@@ -201,14 +200,13 @@ struct ChannelBackward {
   DEVICE void step(int u) {
     ChannelGrad<A> d = {};
     const A query = lane.query(u);
-    A dy = lane.tiles.read(lane.tiles.DY, u);
-    if constexpr (G::Spec::SELF_GATE)
-      dy *= self_gate_slope(G::HAS_QUERY ? h[u + 1] * query : h[u + 1]);
-    Cell::step_bwd(lane.read(u, h[u]), memo[u], h[u + 1], dh + dy * query, d);
+    A dquery = A(0), dy = lane.tiles.read(lane.tiles.DY, u);
+    dy = channel_output_bwd<G::HAS_QUERY, G::Spec::SELF_GATE>(h[u + 1], query, dy, dquery);
+    Cell::step_bwd(lane.read(u, h[u]), memo[u], h[u + 1], dh + dy, d);
     dh = d.h;
 #pragma unroll
     for (int k = 0; k < Cell::PARAMETERS; k++) sums[k] += d.p[k];
-    write(d, dy * h[u + 1]);
+    write(d, dquery);
   }
 
   // Writes the gradients of the slices: each the sum over those that read it. What the unit input

@@ -11,11 +11,11 @@
 namespace elman {
 
 // Spec is that of cpu/channel/engine.h; its T is the arithmetic's type, IO that of the sequences.
-// STEPS: steps of a tile, also between kept states. STAGES: tiles of a sequence in shared memory.
+// STEPS: steps of a tile, also between checkpoints. STAGES: tiles of a sequence in shared memory.
 // UNIT: bytes of a copy, which every row of every tile begins on a multiple of; if it is 4 and a
 // number has 2, a row may begin in the middle of a word.
 template <class Spec_, class IO_, int STEPS_, int STAGES_, int WARPS_, int UNIT_>
-struct ChannelGeometry {
+struct ChannelTileConfig {
   using Spec = Spec_;
   using Cell = typename Spec::Cell;
   using A = typename Spec::T;
@@ -28,7 +28,7 @@ struct ChannelGeometry {
   static constexpr int BLOCKS = WARPS < 12 ? 12 / WARPS : 1;
   static constexpr int BACKWARD_BLOCKS = WARPS < AT_ONCE ? AT_ONCE / WARPS : 1;
   static constexpr int SLOTS = Spec::SLOTS;
-  static_assert(STEPS % 8 == 0 && STEPS <= 32 && STAGES >= 2, "geometry");
+  static_assert(STEPS % 8 == 0 && STEPS <= 32 && STAGES >= 2, "tile config");
 
   static constexpr bool HAS_UNIT = Spec::UNIT >= 0, HAS_QUERY = Spec::QUERY >= 0;
   // The slice of the unit input, and whether something besides it reads that slice.
@@ -91,7 +91,7 @@ struct ChannelTiles {
   static constexpr int ROLES = G::SLOTS + BACKWARD, DY = G::SLOTS;
   static constexpr int PIECES = G::ROW / UNIT;                // copies that a row takes
   static constexpr int ROWS = PIECES < 32 ? 32 / PIECES : 1;  // rows that a warp copies at once
-  static_assert(PIECES <= 32 && STEPS % ROWS == 0, "geometry");
+  static_assert(PIECES <= 32 && STEPS % ROWS == 0, "tile config");
   static constexpr int BYTES = G::stage_bytes(BACKWARD);  // of a stage
 
   const ChannelArgs& a;

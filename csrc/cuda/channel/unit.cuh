@@ -1,5 +1,6 @@
 // The unit input of the channel engine, x / (|x| + 1e-6): a warp per row [C] of one step.
 #pragma once
+#include "cells/unit.h"
 #include "cuda/channel/tiles.cuh"
 
 namespace elman {
@@ -54,7 +55,7 @@ DEVICE void channel_norms(const ChannelArgs& a) {
   const A norm = square_root(unit.sum(squares));
   if (!unit.exists() || unit.lane) return;
   store_one(space.norms + unit.row, norm);
-  store_one(space.scales + unit.row, reciprocal(norm + A(1e-6)));
+  store_one(space.scales + unit.row, unit_scale(norm));
 }
 
 // From the gradient of x / (|x| + 1e-6) to that of x.
@@ -80,7 +81,7 @@ DEVICE void channel_norms_backward(const ChannelArgs& a) {
   IO* to = unit.at(a.dx[unit.SLOT]);
 #pragma unroll 4
   for (int64_t i = unit.lane; i < a.channels; i += 32) {
-    A dx = load_one(gradient + i) * scale - number_at<IO, A>(from + i) * along;
+    A dx = unit_bwd(load_one(gradient + i), number_at<IO, A>(from + i), scale, along);
     if constexpr (G::unit_slot_shared()) dx += number_at<IO, A>(to + i);
     store<1, IO>(to + i, &dx);
   }

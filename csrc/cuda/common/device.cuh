@@ -13,9 +13,10 @@ using sptr = T*;  // into shared memory
 extern __shared__ __align__(16) unsigned char shared_memory[];
 
 // Several blocks of a kernel may share one of the GPU's, ELMAN_SHARES of them, each of
-// ELMAN_SHARE_WARPS warps with as many helpers and ELMAN_SHARE_BYTES of shared memory. All helpers
-// stand behind the other warps: a multiprocessor deals its warps to four schedulers in turn, and
-// those that walk would meet on two of them otherwise. Kernels see blocks of their own.
+// ELMAN_SHARE_WARPS warps with as many producer warps and ELMAN_SHARE_BYTES of shared memory. All
+// producer warps stand behind the other warps: a multiprocessor deals its warps to four schedulers
+// in turn, and those that walk would meet on two of them otherwise. Kernels see blocks of their
+// own.
 #if !defined(ELMAN_SHARES)
 #define ELMAN_SHARES 1
 #define ELMAN_SHARE_WARPS 1

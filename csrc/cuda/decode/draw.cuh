@@ -18,7 +18,7 @@ struct DrawArgs {
 };
 
 template <class Number_, int V_>
-struct DrawGeometry {
+struct DrawTileConfig {
   using Number = Number_;
   static constexpr int V = V_, WARPS = (V + 31) / 32, THREADS = 32 * WARPS;
 };

@@ -13,7 +13,7 @@ struct RowProductArgs {
 };
 
 template <class Number_, int I_, int V_, int ROWS_, int WARPS_>
-struct RowProductGeometry {
+struct RowProductTileConfig {
   using Number = Number_;
   static constexpr int I = I_, V = V_, ROWS = ROWS_, WARPS = WARPS_;
   static constexpr int THREADS = 32 * WARPS, STEP = 32 * V;

@@ -1,5 +1,5 @@
 // Sums of the backward pass over blocks, always in the same order: gradients of parameters over
-// the batch, and gradients of slices over the slabs of a head. A thread has one number of a
+// the batch, and gradients of slices over the row tiles of a head. A thread has one number of a
 // parameter, or a vector of a slice.
 #pragma once
 #include "cuda/matrix_state/workspace.cuh"
@@ -55,12 +55,12 @@ struct Finish {
         PARAM != PARAM_Z_BIAS && PARAM != PARAM_DECAY && PARAM != PARAM_DT_BIAS;
     const int64_t head = number / length(PARAM);
     const int i = number % length(PARAM);
-    const int first = by_rows ? i / G::ROWS : 0, last = by_rows ? first + 1 : G::SLABS;
+    const int first = by_rows ? i / G::ROWS : 0, last = by_rows ? first + 1 : G::ROW_TILES;
     A total = 0;
 #pragma unroll 4
     for (int64_t batch = 0; batch < a.B; batch++)
-      for (int slab = first; slab < last; slab++) {
-        const int64_t block = (batch * a.H + head) * G::SLABS + slab;
+      for (int row_tile = first; row_tile < last; row_tile++) {
+        const int64_t block = (batch * a.H + head) * G::ROW_TILES + row_tile;
         const A* part = (const A*)a.workspace + block * G::PARAM_TERMS;
         total += load_one(part + G::param_offset(PARAM) + (by_rows ? i % G::ROWS : i));
       }
@@ -68,12 +68,12 @@ struct Finish {
   }
 
   // Numbers of a slice that a thread sums.
-  HD static constexpr int vector(int role) { return of_head(role) ? 1 : G::RAW_VECTOR; }
+  HD static constexpr int vector(int role) { return of_head(role) ? 1 : G::STAGED_VECTOR; }
 
   template <int ROLE>
   DEVICE void slices(int64_t number) const {
     if constexpr (ROLE < ROLES) {
-      constexpr int vectors = slab_width<G>(ROLE) / vector(ROLE);
+      constexpr int vectors = row_tile_width<G>(ROLE) / vector(ROLE);
       const int64_t count = a.B * a.T * a.H * vectors;
       if constexpr (vectors > 0) {
         if (number < count) {
@@ -88,15 +88,16 @@ struct Finish {
   // Sums vector `number` of a slice, which lies in one of `steps` steps of a head.
   template <int ROLE>
   DEVICE void slice(int64_t step, int64_t steps, int64_t number) const {
-    constexpr int V = vector(ROLE), width = slab_width<G>(ROLE);
-    const A* parts = slab_part<G, ROLE>(a, 0, 0, 0, 0) + number * V;
-    A x[G::SLABS][V];
+    constexpr int V = vector(ROLE), width = row_tile_width<G>(ROLE);
+    const A* parts = row_tile_part<G, ROLE>(a, 0, 0, 0, 0) + number * V;
+    A x[G::ROW_TILES][V];
 #pragma unroll
-    for (int slab = 0; slab < G::SLABS; slab++) load<V, A>(x[slab], parts + slab * steps * width);
+    for (int row_tile = 0; row_tile < G::ROW_TILES; row_tile++)
+      load<V, A>(x[row_tile], parts + row_tile * steps * width);
 #pragma unroll
-    for (int slab = 1; slab < G::SLABS; slab++) {
+    for (int row_tile = 1; row_tile < G::ROW_TILES; row_tile++) {
 #pragma unroll
-      for (int e = 0; e < V; e++) x[0][e] += x[slab][e];
+      for (int e = 0; e < V; e++) x[0][e] += x[row_tile][e];
     }
     const int64_t row = quotient(step, a.H), batch = quotient(row, a.T);
     auto* to = gradient<G, ROLE>(a, batch, row - batch * a.T, step - row * a.H);

@@ -1,23 +1,25 @@
-// The forward pass of a matrix-state recurrence: one block per (batch, head, slab), one launch per
-// layer. Either every thread holds a piece of the state and prepares, walks and writes one segment
-// after another; or some warps do nothing but walk, while helpers beside them prepare the segment
-// after the one that is walked and write the one before. Then nothing else stands in the
-// recurrence's way: faster where few warps share a multiprocessor, of no use where they fill it.
+// The forward pass of a matrix-state recurrence: one block per (batch, head, row tile), one launch
+// per layer. It runs in one of two ways. In the first, every thread holds a piece of the state, and
+// prepares, walks and writes one segment after another. In the second, some warps only walk, while
+// producer warps prepare the next segment and write the last one, so that nothing else delays the
+// recurrence. The second is faster where few warps share a multiprocessor, and of no use where they
+// fill it.
 #pragma once
 #include "cuda/matrix_state/step.cuh"
 
 namespace elman {
 
-// What tells walking warps and helpers how far the others are. Nobody who walks waits for one who
-// helps, unless that one is late.
+// Tells walking warps and producer warps how far the others are. A warp that walks waits for a
+// producer only if that one is late.
 template <class G>
 struct Relay {
-  Signal<G::THREADS, G::helpers(false)> prepared;  // turn n: segment n - 1 is, and n - 3 is written
-  Signal<0, G::THREADS> walked;                    // turn n: segment n is
+  using ByProducers = Signal<G::THREADS, G::producer_threads(false)>;
+  ByProducers prepared;          // turn n: segment n - 1 is, and n - 3 is written
+  Signal<0, G::THREADS> walked;  // turn n: segment n is
 
   DEVICE explicit Relay(Arena& arena) : prepared(arena), walked(arena) { signals_ready(); }
 
-  // A barrier of the helpers.
+  // A barrier of the producer warps.
   DEVICE void meet(unsigned turn) const {
     prepared.arrive(turn);
     prepared.wait(turn);
@@ -42,7 +44,7 @@ struct Forward {
       : a(args),
         in(arena, args, 0),
         y(arena.take<A>(G::sets(false) * READS)),
-        at(in.raw.at),
+        at(in.staging.at),
         segments((args.T + G::STEPS - 1) / G::STEPS) {}
 
   DEVICE int length(int64_t segment) const {
@@ -53,14 +55,15 @@ struct Forward {
   struct Walk {
     Forward& pass;
     const Lane<G, false> lane;
-    typename G::Kept* kept;
-    int64_t due;  // steps until the state is kept, for a backward pass whose segments may be others
+    typename G::Checkpoint* next_checkpoint;
+    // Steps until the next checkpoint: the segments of the backward pass may be others.
+    int64_t due;
     A S[G::PIECE], params[G::TALL][MAX_PARAMS];
 
     DEVICE explicit Walk(Forward& forward)
         : pass(forward),
           lane(forward.at),
-          kept(checkpoint<G>(forward.a, forward.at, 1)),
+          next_checkpoint(checkpoint<G>(forward.a, forward.at, 1)),
           due(forward.a.checkpoints ? forward.a.K : forward.a.T) {
       read_params<G>(pass.a, pass.at, lane, params);
       load_first<G>(pass.a, pass.at, lane, S);
@@ -69,8 +72,8 @@ struct Forward {
     // As a visitor of the steps, see run_steps.
     DEVICE int stop(int step, int length, const A* state) {
       if (due == 0) {
-        lane.store_state(kept, state);
-        kept += pass.a.B * pass.a.H * G::R * G::N;
+        lane.store_state(next_checkpoint, state);
+        next_checkpoint += pass.a.B * pass.a.H * G::R * G::N;
         due = pass.a.K;
       }
       const int steps = (int)least64(length - step, due);
@@ -96,11 +99,11 @@ struct Forward {
     const Output<G, false> output(a, at);
     Walk walk(*this);
     in.clear();
-    in.raw.fetch(length(0), 0);
+    in.staging.fetch(length(0), 0);
     for (int64_t segment = 0; segment < segments; segment++) {
       wait_copies<0>();
       sync<G>();
-      if (segment + 1 < segments) in.raw.fetch(length(segment + 1), buffer(segment + 1));
+      if (segment + 1 < segments) in.staging.fetch(length(segment + 1), buffer(segment + 1));
       in.prepare(segment * G::STEPS, buffer(segment));
       sync<G>();
       walk.run(segment, y);
@@ -110,7 +113,7 @@ struct Forward {
     walk.end();
   }
 
-  // ---- the warps that walk, beside helpers
+  // ---- the warps that walk, beside producer warps
 
   DEVICE void recur(const Relay<G>& relay) {
     Walk walk(*this);
@@ -124,18 +127,18 @@ struct Forward {
     walk.end();
   }
 
-  // ---- the helpers
+  // ---- the producer warps
 
   // In round n segment n is prepared, while n - 1 is walked, and n - 2 is written.
-  DEVICE void help(const Relay<G>& relay) {
+  DEVICE void produce(const Relay<G>& relay) {
     const Output<G, false> output(a, at);
     in.clear();
-    in.raw.fetch(length(0), 0);
+    in.staging.fetch(length(0), 0);
     wait_copies<0>();
     relay.meet(0);
     for (int64_t round = 0; round < segments + 2; round++) {
       const bool second = round % 2;
-      if (round + 1 < segments) in.raw.fetch(length(round + 1), buffer(round + 1));
+      if (round + 1 < segments) in.staging.fetch(length(round + 1), buffer(round + 1));
       if (round >= 2) relay.walked.wait((unsigned)round - 2);
       if (round < segments) in.prepare(round * G::STEPS, buffer(round));
       if (round >= 2) write_outputs(output, y + (second ? READS : 0), round - 2);
@@ -146,13 +149,13 @@ struct Forward {
   }
 
   static DEVICE int buffer(int64_t segment) {
-    return (int)((unsigned)segment % Raw<G, false>::BUFFERS);
+    return (int)((unsigned)segment % SmemStaging<G, false>::BUFFERS);
   }
 
   // Applies what follows the recurrence to the reads of a segment and writes them.
   DEVICE void write_outputs(const Output<G, false>& output, sptr<A> reads, int64_t segment) {
     const int64_t t0 = segment * G::STEPS;
-    IO* out = (IO*)a.out + ((at.batch * a.T + t0) * a.H + at.head) * G::R + at.slab * G::ROWS;
+    IO* out = (IO*)a.out + ((at.batch * a.T + t0) * a.H + at.head) * G::R + at.row_tile * G::ROWS;
 #pragma unroll 4
     for (int pass = 0; pass < Rows::PASSES; pass++) {
       const int step = Rows::step(pass);
@@ -175,26 +178,26 @@ struct Forward {
     const int64_t t0 = segment * G::STEPS;
     A v[V] = {}, gate[V] = {};
     if constexpr (Spec::RESIDUAL)
-      in.raw.template read<ROLE_V, V>(v, buffer(segment), t0, step, first);
+      in.staging.template read<ROLE_V, V>(v, buffer(segment), t0, step, first);
     if constexpr (Spec::GATE)
-      in.raw.template read<ROLE_GATE, V>(gate, buffer(segment), t0, step, first);
+      in.staging.template read<ROLE_GATE, V>(gate, buffer(segment), t0, step, first);
 #pragma unroll
     for (int e = 0; e < V; e++)
-      x[e] = output.forward(x[e], activate<Spec::V_ACT>(v[e]), gate[e], m * V + e);
+      x[e] = output.of(m * V + e).forward(x[e], activate<Spec::V_ACT>(v[e]), gate[e]);
   }
 };
 
 template <class G>
 DEVICE void matrix_forward(const Args& a) {
   Arena arena;
-  if constexpr (G::helped(false)) {
+  if constexpr (G::produces(false)) {
     const Relay<G> relay(arena);
-    if (beyond(a.B * a.H * G::SLABS)) return;
+    if (beyond(a.B * a.H * G::ROW_TILES)) return;
     Forward<G> pass(a, arena);
     if (warp_index() < G::WARPS)
       pass.recur(relay);
     else
-      pass.help(relay);
+      pass.produce(relay);
   } else {
     Forward<G> pass(a, arena);
     pass.alone();

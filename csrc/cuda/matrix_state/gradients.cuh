@@ -6,14 +6,7 @@
 
 namespace elman {
 
-// The slope of an activation at its input.
-template <Act ACT, class A>
-DEVICE A input_slope(A x) {
-  if constexpr (ACT == Act::silu) return silu_slope(x);
-  if constexpr (ACT != Act::silu) return slope_at<ACT>(x);
-}
-
-// What the replay of a segment and the walk through it leave in shared memory.
+// What the recomputation of a segment and the walk through it leave in shared memory.
 template <class G>
 struct Sums {
   using A = typename G::A;
@@ -22,7 +15,7 @@ struct Sums {
   static constexpr int VECTORS = G::STEPS * G::WARPS * G::SUMS * G::WIDTH;
   sptr<A> dy;                     // [step][row] gradient of y behind the residual, with gates
   sptr<A> dv, dgates[MAX_GATES];  // [step][row]; until its step is walked, dv is what a row read
-  sptr<A> energies;               // [step][row], of the replay
+  sptr<A> energies;               // [step][row], of the recomputation
   sptr<A> dgate;                  // [step][row] of the output gate's logit
   sptr<A> vectors;                // [step][warp][which][column]
   sptr<A> ddecay, dwrite;         // [step][term]
@@ -127,18 +120,18 @@ struct Gradients {
     aim<0>((args.T - 1) / G::STEPS * G::STEPS);
   }
 
-  // ---- where gradients go: to the source's, or where a head has several slabs, to this slab's
-  // part
+  // ---- where gradients go: to the source's, or where a head has several row tiles, to this row
+  // tile's part
 
   template <int SLICE>
   HD static constexpr bool in_parts() {
-    return slab_width<G>(SLICE) > 0;
+    return row_tile_width<G>(SLICE) > 0;
   }
 
   template <int SLICE>
   DEVICE int64_t step_bytes() const {
     if constexpr (in_parts<SLICE>())
-      return a.H * slab_width<G>(SLICE) * (int64_t)sizeof(A);
+      return a.H * row_tile_width<G>(SLICE) * (int64_t)sizeof(A);
     else
       return a.role[SLICE].grad_time * (int64_t)sizeof(IO);
   }
@@ -153,9 +146,10 @@ struct Gradients {
                                         : Rows::step(0);
         const int first = of_head(SLICE) ? 0
                           : wide         ? Columns::first(0)
-                                         : at.slab * G::ROWS + Rows::first(0);
+                                         : at.row_tile * G::ROWS + Rows::first(0);
         if constexpr (in_parts<SLICE>())
-          targets[SLICE] = (char*)(slab_part<G, SLICE>(a, at.slab, at.batch, t0, at.head) + first);
+          targets[SLICE] =
+              (char*)(row_tile_part<G, SLICE>(a, at.row_tile, at.batch, t0, at.head) + first);
         else
           targets[SLICE] = (char*)(gradient<G, SLICE>(a, at.batch, t0, at.head) + first);
         targets[SLICE] += step * step_bytes<SLICE>();
@@ -197,14 +191,14 @@ struct Gradients {
         const int first = Rows::first(m), row = step * G::ROWS + first;
         if (!Rows::inside(m)) continue;
         A dout[V], x[V], v[V] = {}, gate[V] = {}, dgate[V] = {};
-        in.raw.template read<ROLE_DOUT, V>(dout, s.buffer, s.t0, step, first);
+        in.staging.template read<ROLE_DOUT, V>(dout, s.buffer, s.t0, step, first);
         sum_parts<G, V>(x, y, step, first);
         if constexpr (Spec::RESIDUAL) load<V, A>(v, in.v + row);
         if constexpr (Spec::GATE)
-          in.raw.template read<ROLE_GATE, V>(gate, s.buffer, s.t0, step, first);
+          in.staging.template read<ROLE_GATE, V>(gate, s.buffer, s.t0, step, first);
 #pragma unroll
         for (int e = 0; e < V; e++)
-          dout[e] = epilogue.backward(x[e], v[e], gate[e], dout[e], m * V + e, dgate[e]);
+          dout[e] = epilogue.of(m * V + e).backward(x[e], v[e], gate[e], dout[e], dgate[e]);
         store<V, A>(sums.dy + row, dout);
         if constexpr (Spec::GATE) store<V, A>(sums.dgate + row, dgate);
       }
@@ -295,7 +289,7 @@ struct Gradients {
 
   static DEVICE void through_unit(A* d, const A* x, A along, A scale) {
 #pragma unroll
-    for (int i = 0; i < NUMBERS; i++) d[i] = d[i] * scale - x[i] * along;
+    for (int i = 0; i < NUMBERS; i++) d[i] = unit_bwd(d[i], x[i], scale, along);
   }
 
   template <int ROLE, Act ACT>
@@ -304,7 +298,7 @@ struct Gradients {
       A x[NUMBERS];
       in.template read_columns<ROLE>(x, s.t0, step, s.buffer);
 #pragma unroll
-      for (int i = 0; i < NUMBERS; i++) d[i] *= input_slope<ACT>(x[i]);
+      for (int i = 0; i < NUMBERS; i++) d[i] *= slope_at<ACT>(x[i]);
     }
   }
 
@@ -324,7 +318,7 @@ struct Gradients {
           const int first = Columns::first(m);
           if (!Columns::inside(m)) continue;
           A* x = total + m * Columns::V;
-          const int step = Columns::step(pass), row = first - at.slab * G::ROWS;
+          const int step = Columns::step(pass), row = first - at.row_tile * G::ROWS;
           add_rows<SLICE, 0, Columns::V>(in, sums, s, step, row, x);
           put<SLICE, Columns::V>(pass * Columns::ROWS, first - Columns::first(0), x);
         }
@@ -338,8 +332,8 @@ struct Gradients {
     for (int i = 0; i < NUMBERS; i++) x[i] += y[i];
   }
 
-  // Adds the gradients of the roles of the rows that lie on a slice, from row `first` of the slab
-  // on; rows of other slabs add nothing.
+  // Adds the gradients of the roles of the rows that lie on a slice, from row `first` of the row
+  // tile on; rows of other row tiles add nothing.
   template <int SLICE, int ROLE, int V>
   DEVICE void add_rows(const In& in, const Sums<G>& sums, const Segment& s, int step, int first,
                        A* x) const {
@@ -361,13 +355,13 @@ struct Gradients {
     A d = sums.template of_role<ROLE>()[index];
     if constexpr (ROLE == ROLE_V && Spec::V_ACT != Act::none) {
       A x;
-      in.raw.template read<ROLE_V, 1>(&x, s.buffer, s.t0, step, row);
-      d *= input_slope<Spec::V_ACT>(x);
+      in.staging.template read<ROLE_V, 1>(&x, s.buffer, s.t0, step, row);
+      d *= slope_at<Spec::V_ACT>(x);
     }
     return d;
   }
 
-  // The same for a vector of rows that all lie in the slab.
+  // The same for a vector of rows that all lie in the row tile.
   template <int SLICE, int ROLE>
   DEVICE void add_whole_rows(const In& in, const Sums<G>& sums, const Segment& s, int step,
                              int first, A* x) const {
@@ -376,11 +370,11 @@ struct Gradients {
         A d[Rows::V], raw[Rows::V];
         load<Rows::V, A>(d, sums.template of_role<ROLE>() + (step * G::ROWS + first));
         if constexpr (ROLE == ROLE_V && Spec::V_ACT != Act::none)
-          in.raw.template read<ROLE_V, Rows::V>(raw, s.buffer, s.t0, step, first);
+          in.staging.template read<ROLE_V, Rows::V>(raw, s.buffer, s.t0, step, first);
 #pragma unroll
         for (int e = 0; e < Rows::V; e++) {
           if constexpr (ROLE == ROLE_V && Spec::V_ACT != Act::none)
-            d[e] *= input_slope<Spec::V_ACT>(raw[e]);
+            d[e] *= slope_at<Spec::V_ACT>(raw[e]);
           x[e] += d[e];
         }
       }
@@ -439,7 +433,8 @@ struct Gradients {
     }
     if constexpr (G::GRAD_WRITE) {
       A d = term_sum<G::ROWS>(sums.dwrite + readable * G::WRITE_STRIDE);
-      d *= slope_of<Act::sigmoid>((A)in.write[readable]);
+      A none;
+      d *= mapped_bwd<Spec::WRITE>(A(1), A(0), (A)in.write[readable], A(0), A(0), none);
       if (writes) put<ROLE_WRITE, 1>(base, 0, &d);
     }
   }

@@ -2,6 +2,7 @@
 // arithmetic's type, in shared memory. All steps of a segment at once, off the critical path.
 // What is prepared for steps that the segment does not have is never read.
 #pragma once
+#include "cells/unit.h"
 #include "cuda/matrix_state/thread_map.cuh"
 
 namespace elman {
@@ -15,8 +16,8 @@ template <class G, bool BACKWARD>
 struct Inputs {
   using A = typename G::A;
   using Spec = typename G::Spec;
-  using Columns = Spread<G, G::N, BACKWARD>;
-  using Rows = Spread<G, G::width(ROLE_V), BACKWARD>;
+  using Columns = ThreadMap<G, G::N, BACKWARD>;
+  using Rows = ThreadMap<G, G::width(ROLE_V), BACKWARD>;
   static constexpr int WORKERS = G::workers(BACKWARD);
   static constexpr int SETS = G::sets(BACKWARD);
   static constexpr int COPIES = BACKWARD ? G::COPIES : 1;
@@ -24,17 +25,17 @@ struct Inputs {
   static constexpr int ROW_NUMBERS = G::AHEAD * G::ROWS;
   static constexpr int TILE = Columns::TILE, NUMBERS = Columns::NUMBERS;
 
-  Raw<G, BACKWARD> raw;
+  SmemStaging<G, BACKWARD> staging;
   sptr<A> k, q, key, col;       // [copy][step][column]; key: what a read multiplies S by
   sptr<A> v, gates[MAX_GATES];  // [step][row]
   sptr<A> decay, write;         // [step]
   // [step]: backward, of the norms of k and q, 1 / (norm + 1e-6) and 1 / norm (0 for a norm of 0)
   sptr<A> k_scale, q_scale, k_inverse, q_inverse;
   sptr<A> decay_x, decay_a;  // [step]: backward, slope of the decay in its role and in a_log
-  A decay_param, dt_bias;    // of the head: the decay itself, or exp(a_log) of the mamba map
+  A decay_param, dt_bias;    // of the head: what the map makes of its parameter, see map_factor
 
   // The segments are fetched from that at t0 on.
-  DEVICE Inputs(Arena& arena, const Args& args, int64_t t0) : raw(arena, args, t0) {
+  DEVICE Inputs(Arena& arena, const Args& args, int64_t t0) : staging(arena, args, t0) {
     k = arena.take<A>(SETS * COLUMN_NUMBERS);
     q = arena.take<A>(SETS * COLUMN_NUMBERS);
     key = k;
@@ -57,11 +58,9 @@ struct Inputs {
     }
     decay_param = dt_bias = A(0);
     if constexpr (has_param<Spec>(PARAM_DECAY))
-      decay_param = param<G>(args, PARAM_DECAY, raw.at.head);
-    if constexpr (Spec::DECAY == Map::mamba) {
-      decay_param = exp(decay_param);
-      dt_bias = param<G>(args, PARAM_DT_BIAS, raw.at.head);
-    }
+      decay_param = map_factor<Spec::DECAY>(param<G>(args, PARAM_DECAY, staging.at.head));
+    if constexpr (has_param<Spec>(PARAM_DT_BIAS))
+      dt_bias = param<G>(args, PARAM_DT_BIAS, staging.at.head);
   }
 
   // Goes from one of two sets to the other.
@@ -156,12 +155,12 @@ struct Inputs {
 
   DEVICE void keep_norms(int step, A k_length, A q_length) {
     if constexpr (Spec::K_UNIT) {
-      k_scale[step] = reciprocal(k_length + A(1e-6));
-      k_inverse[step] = k_length > A(0) ? reciprocal(k_length) : A(0);
+      k_scale[step] = unit_scale(k_length);
+      k_inverse[step] = unit_inverse(k_length);
     }
     if constexpr (Spec::Q_UNIT) {
-      q_scale[step] = reciprocal(q_length + A(1e-6));
-      q_inverse[step] = q_length > A(0) ? reciprocal(q_length) : A(0);
+      q_scale[step] = unit_scale(q_length);
+      q_inverse[step] = unit_inverse(q_length);
     }
   }
 
@@ -190,8 +189,8 @@ struct Inputs {
 #pragma unroll
     for (int m = 0; m < Columns::VECTORS; m++) {
       if (Columns::inside(m)) {
-        raw.template read<ROLE, Columns::V>(x + m * Columns::V, buffer, t0, step,
-                                            Columns::first(m));
+        staging.template read<ROLE, Columns::V>(x + m * Columns::V, buffer, t0, step,
+                                                Columns::first(m));
       } else {
 #pragma unroll
         for (int e = 0; e < Columns::V; e++) x[m * Columns::V + e] = A(0);
@@ -207,7 +206,7 @@ struct Inputs {
       if constexpr (Spec::Z_BIAS) {
         const int column = Columns::first(i / Columns::V) + i % Columns::V;
         if (Columns::inside(i / Columns::V))
-          z[i] += param<G>(raw.a, PARAM_Z_BIAS, (int64_t)raw.at.head * G::N + column);
+          z[i] += param<G>(staging.a, PARAM_Z_BIAS, (int64_t)staging.at.head * G::N + column);
       }
       z[i] = activate<Spec::Z_ACT>(z[i]);
     }
@@ -245,7 +244,7 @@ struct Inputs {
   }
 
   static DEVICE A scale(A* x, A squares) {
-    const A norm = square_root(squares), factor = reciprocal(norm + A(1e-6));
+    const A norm = square_root(squares), factor = unit_scale(norm);
 #pragma unroll
     for (int j = 0; j < NUMBERS; j++) x[j] *= factor;
     return norm;
@@ -298,8 +297,8 @@ struct Inputs {
 #pragma unroll
       for (int m = 0; m < Rows::VECTORS; m++)
         if (Rows::inside(m))
-          raw.template read<ROLE, V>(x[i] + m * V, buffer, t0, Rows::readable(pass + i),
-                                     Rows::first(m));
+          staging.template read<ROLE, V>(x[i] + m * V, buffer, t0, Rows::readable(pass + i),
+                                         Rows::first(m));
     }
 #pragma unroll
     for (int i = 0; i < Rows::TILE; i++) {
@@ -320,25 +319,20 @@ struct Inputs {
     if constexpr (has_role<Spec>(ROLE_DECAY)) prepare_decay(t0, step, buffer);
     if constexpr (Spec::WRITE != Map::none) {
       A x;
-      raw.template read<ROLE_WRITE, 1>(&x, buffer, t0, step, 0);
-      write[step] = sigmoid(x);
+      staging.template read<ROLE_WRITE, 1>(&x, buffer, t0, step, 0);
+      write[step] = mapped<Spec::WRITE>(x, A(0), A(0));
     }
   }
 
   DEVICE void prepare_decay(int64_t t0, int step, int buffer) {
     A x;
-    raw.template read<ROLE_DECAY, 1>(&x, buffer, t0, step, 0);
-    if constexpr (Spec::DECAY == Map::sigmoid) {
-      const A c = sigmoid(x);
-      decay[step] = c;
-      if constexpr (BACKWARD) decay_x[step] = slope_of<Act::sigmoid>(c);
-    } else {  // exp(-rate softplus(x + dt_bias)), rate = exp(a_log)
-      const A rate = decay_param, plus = softplus(x + dt_bias), c = exp(-rate * plus);
-      decay[step] = c;
-      if constexpr (BACKWARD) {
-        decay_x[step] = -c * rate * sigmoid(x + dt_bias);
-        decay_a[step] = -c * rate * plus;
-      }
+    staging.template read<ROLE_DECAY, 1>(&x, buffer, t0, step, 0);
+    const A c = mapped<Spec::DECAY>(x, decay_param, dt_bias);
+    decay[step] = c;
+    if constexpr (BACKWARD) {
+      A in_a_log;
+      decay_x[step] = mapped_bwd<Spec::DECAY>(A(1), x, c, decay_param, dt_bias, in_a_log);
+      if constexpr (Spec::DECAY == Map::mamba) decay_a[step] = in_a_log;
     }
   }
 };

@@ -12,14 +12,14 @@ struct Lane {
   using A = typename G::A;
   static constexpr int C = G::COLUMNS, V = G::VECTOR, TALL = G::TALL;
   int lane, part, order;  // part: which of the lanes of a row
-  int slab_row, row;      // the first of the lane's rows, in the slab and in the head
+  int tile_row, row;      // the first of the lane's rows, in the row tile and in the head
 
   DEVICE explicit Lane(const Place& at) {
     const int thread = state_thread<G>();
     lane = thread % 32;
     part = lane % G::LANES;
-    slab_row = thread / 32 * G::WARP_ROWS + lane / G::LANES * TALL;
-    row = at.slab * G::ROWS + slab_row;
+    tile_row = thread / 32 * G::WARP_ROWS + lane / G::LANES * TALL;
+    row = at.row_tile * G::ROWS + tile_row;
     order = 0;
     if constexpr (ORDER) {
 #pragma unroll
@@ -67,14 +67,14 @@ struct Lane {
     constexpr int N = is_power(TALL) ? TALL : 1;
 #pragma unroll
     for (int i = 0; i < TALL; i += N)
-      elman::load<N, A>(x + i, array + (step * STRIDE + slab_row + i));
+      elman::load<N, A>(x + i, array + (step * STRIDE + tile_row + i));
   }
   template <int STRIDE = G::ROWS>
   DEVICE void put_rows(sptr<A> array, int step, const A (&x)[TALL]) const {
     constexpr int N = is_power(TALL) ? TALL : 1;
 #pragma unroll
     for (int i = 0; i < TALL; i += N)
-      elman::store<N, A>(array + (step * STRIDE + slab_row + i), x + i);
+      elman::store<N, A>(array + (step * STRIDE + tile_row + i), x + i);
   }
 
   // ---- a lane's piece of a whole state [R, N] in global memory

@@ -1,5 +1,5 @@
-// The replay of a segment: from the state before its first step to those before the others, and
-// what the rows read of them.
+// The recomputation of a segment: from the state before its first step to those before the others,
+// and what the rows read of them.
 #pragma once
 #include "cuda/matrix_state/trail.cuh"
 
@@ -13,58 +13,58 @@ DEVICE sptr<typename G::A> reads_of(Arena& arena) {
 }
 
 template <class G>
-struct Replay {
+struct Recompute {
   using A = typename G::A;
-  using Kept = typename G::Kept;
+  using Checkpoint = typename G::Checkpoint;
   using Cell = typename G::Cell;
   static constexpr int TALL = G::TALL;
 
   Trail<G>& trail;
-  const Kept* kept = nullptr;  // the state that the segment starts from
-  sptr<A> y;                   // see reads_of
+  const Checkpoint* next_checkpoint = nullptr;  // from which the next segment starts
+  sptr<A> y;                                    // see reads_of
   A S[G::PIECE];
 
-  DEVICE Replay(Trail<G>& shared, sptr<A> reads) : trail(shared), y(reads) {
+  DEVICE Recompute(Trail<G>& shared, sptr<A> reads) : trail(shared), y(reads) {
     const int64_t last = trail.last_segment();
-    if (last > 0) kept = checkpoint<G>(trail.a, trail.at, last);
+    if (last > 0) next_checkpoint = checkpoint<G>(trail.a, trail.at, last);
   }
 
-  // Starts copying the state before the first step of a segment to where the replay will keep the
-  // state before its last one, which nobody needs until then.
+  // Starts copying the state before the first step of a segment to where the recomputation will
+  // keep the state before its last one, which is not needed until then.
   DEVICE void copy_start(int64_t segment) {
-    if constexpr (G::COPIES_KEPT) {
+    if constexpr (G::COPIES_CHECKPOINT) {
       if (segment <= 0) return;
-      constexpr int EACH = G::KEPT_VECTOR / G::VECTOR;
+      constexpr int EACH = G::HISTORY_VECTOR / G::VECTOR;
       const auto to = [&](int n) {
         return cast<unsigned char>(trail.history + trail.history_at(G::STEPS - 1, n / EACH)) +
-               n % EACH * G::VECTOR * (int)sizeof(Kept);
+               n % EACH * G::VECTOR * (int)sizeof(Checkpoint);
       };
-      trail.lane.copy_state(to, kept);
+      trail.lane.copy_state(to, next_checkpoint);
       commit_copies();
       to_segment_before();
     }
   }
 
-  DEVICE void to_segment_before() { kept -= trail.a.B * trail.a.H * G::R * G::N; }
+  DEVICE void to_segment_before() { next_checkpoint -= trail.a.B * trail.a.H * G::R * G::N; }
 
   // Sets S to the state before the first step of a segment; its copies have come.
   DEVICE void load_start(int64_t segment) {
     if (segment == 0) {
       trail.load_or_zero(S, trail.a.first);
-    } else if constexpr (G::COPIES_KEPT) {
+    } else if constexpr (G::COPIES_CHECKPOINT) {
       trail.recall(G::STEPS - 1, S);
       trail.lane.unpack_state(S);
     } else {
-      trail.lane.load_state(S, kept);
+      trail.lane.load_state(S, next_checkpoint);
       to_segment_before();
     }
   }
 
-  // Replays a segment; S is then the state behind it.
+  // Recomputes a segment; S is then the state behind it.
   DEVICE void run(int length) {
     Visitor visitor{trail};
     run_steps<G, G::NEEDS_Y>(trail.in, trail.lane, length, trail.params, S, y, visitor);
-    if constexpr (G::helped(true)) trail.keep(length, S);
+    if constexpr (G::produces(true)) trail.keep(length, S);
   }
 
   // Keeps what the walk needs: the state before every step, what a row read.

@@ -8,19 +8,19 @@ namespace elman {
 // Which part of which head of which sequence a block works on.
 struct Place {
   int64_t batch;
-  int head, slab;
+  int head, row_tile;
 };
 
 template <class G>
 DEVICE Place place_of_block(const Args& a) {
-  const int64_t unit = block_index() / G::SLABS;
-  return {unit / a.H, (int)(unit % a.H), (int)(block_index() % G::SLABS)};
+  const int64_t unit = block_index() / G::ROW_TILES;
+  return {unit / a.H, (int)(unit % a.H), (int)(block_index() % G::ROW_TILES)};
 }
 
-// Value rows of this slab.
+// Value rows of this row tile.
 template <class G>
 DEVICE int rows_here(const Place& at) {
-  return G::R % G::ROWS == 0 ? G::ROWS : least(G::ROWS, G::R - at.slab * G::ROWS);
+  return G::R % G::ROWS == 0 ? G::ROWS : least(G::ROWS, G::R - at.row_tile * G::ROWS);
 }
 
 template <class G>
@@ -31,27 +31,27 @@ DEVICE void sync() {
     sync_block();
 }
 
-// A thread's number among those that copy, prepare and finish segments; where those are helpers, it
-// means nothing in other threads.
+// A thread's number among those that copy, prepare and finish segments. Where those are the
+// producer warps, the number has no meaning in other threads.
 template <class G, bool BACKWARD>
 DEVICE int worker_index() {
-  return G::helped(BACKWARD) ? thread_index() - G::THREADS : thread_index();
+  return G::produces(BACKWARD) ? thread_index() - G::THREADS : thread_index();
 }
 
 // A thread's number among those that hold the pieces of a state.
 template <class G>
 DEVICE int state_thread() {
-  return G::HELPED ? thread_index() % G::THREADS : thread_index();
+  return G::PRODUCERS ? thread_index() % G::THREADS : thread_index();
 }
 
-// What the workers of a backward pass meet at: a barrier of the block, or of its helpers.
+// The barrier of a backward pass's workers: that of the block, or one of its producer warps alone.
 template <class G>
 struct Crew {
-  const Signal<G::THREADS, G::helpers(true)>* met = nullptr;
+  const Signal<G::THREADS, G::producer_threads(true)>* met = nullptr;
   unsigned turn = 0;
 
   DEVICE void meet() {
-    if constexpr (G::helped(true) && G::WARPS > 1) {
+    if constexpr (G::produces(true) && G::WARPS > 1) {
       met->arrive(turn);
       met->wait(turn++);
     } else {
@@ -64,9 +64,9 @@ struct Crew {
 using Address = unsigned long long;
 
 template <class G, bool BACKWARD>
-struct Raw {
+struct SmemStaging {
   using IO = typename G::IO;
-  static constexpr int WORKERS = G::workers(BACKWARD), BUFFERS = G::raw_buffers(BACKWARD);
+  static constexpr int WORKERS = G::workers(BACKWARD), BUFFERS = G::staging_buffers(BACKWARD);
   sptr<unsigned char> memory;  // all buffers
   const Args& a;
   Place at;
@@ -75,8 +75,8 @@ struct Raw {
                                      // be fetched next
 
   // The segments are fetched one after another from that at t0 on, forwards or backwards.
-  DEVICE Raw(Arena& arena, const Args& args, int64_t t0)
-      : memory(arena.take<unsigned char>(BUFFERS * G::raw_bytes(BACKWARD))),
+  DEVICE SmemStaging(Arena& arena, const Args& args, int64_t t0)
+      : memory(arena.take<unsigned char>(BUFFERS * G::staging_bytes(BACKWARD))),
         a(args),
         at(place_of_block<G>(args)) {
     find<0>(t0);
@@ -104,7 +104,7 @@ struct Raw {
   DEVICE const IO* source() const {
     constexpr bool by_rows = !on_columns(ROLE) && !of_head(ROLE);
     constexpr int width = by_rows ? G::R : G::width(ROLE);
-    const int64_t first = at.head * width + (by_rows ? at.slab * G::ROWS : 0);
+    const int64_t first = at.head * width + (by_rows ? at.row_tile * G::ROWS : 0);
     if constexpr (ROLE == ROLE_DOUT)
       return a.dout ? (const IO*)a.dout + (at.batch * a.dout_batch + first) : nullptr;
     else
@@ -173,7 +173,7 @@ struct Raw {
 
   template <int ROLE>
   DEVICE sptr<unsigned char> rows(int buffer) const {
-    return memory + (buffer * G::raw_bytes(BACKWARD) + G::raw_offset(ROLE, BACKWARD));
+    return memory + (buffer * G::staging_bytes(BACKWARD) + G::staging_offset(ROLE, BACKWARD));
   }
 
   // Reads V numbers of one step from number `first` on. Rows of steps that the segment does not

@@ -1,5 +1,6 @@
 // One step of a lane's piece of the state, and what follows the recurrence: residual and gates.
 #pragma once
+#include "cells/epilogue.h"
 #include "cuda/matrix_state/lane.cuh"
 
 namespace elman {
@@ -67,7 +68,7 @@ DEVICE void read_state(const L& lane, Step<G>& step, const A* S) {
   }
 }
 
-// Takes S, of which the rows have read, one step further, up to phi.
+// Takes S one step further, up to phi; the rows have read it before.
 template <class G, class A = typename G::A>
 DEVICE void advance(const Step<G>& step, A* S) {
   using Cell = typename G::Cell;
@@ -101,12 +102,12 @@ template <class G, class L, class A = typename G::A>
 DEVICE void put_parts(const L& lane, sptr<A> y, int step, const A (&parts)[G::TALL]) {
 #pragma unroll
   for (int i = 0; i < G::TALL; i++)
-    y[(step + 1) * G::PARTS + G::part_at(lane.slab_row + i) + lane.part] = parts[i];
+    y[(step + 1) * G::PARTS + G::part_at(lane.tile_row + i) + lane.part] = parts[i];
 }
 
-// Runs the first `length` steps of a prepared segment. With READS every lane's parts of the reads
-// y = S q are left in `y`. `visitor` sees the state before every step, and what each row saw; now
-// and then it is asked how far to run before it is asked again. What a step needs is loaded one
+// Runs the first `length` steps of a prepared segment. With READS every lane's parts of the reads y
+// = S q are left in `y`. `visitor` is shown the state before every step and what each row read;
+// `visitor.stop` says how far to run until it is asked again. The inputs of a step are loaded one
 // step ahead.
 template <class G, bool READS, class In, class L, class F, class A = typename G::A>
 DEVICE void run_steps(const In& in, const L& lane, int length,
@@ -114,7 +115,7 @@ DEVICE void run_steps(const In& in, const L& lane, int length,
   A q[G::COLUMNS], parts[G::TALL];
   Step<G> now;
   now.read(in, lane, 0, params);
-  // Nobody looks at the read before the first step.
+  // The read before the first step is not used.
   if constexpr (READS) lane.read(q, in.q, 0);
   const auto advance_to = [&](int step) {
     visitor.state(step, S);
@@ -127,8 +128,9 @@ DEVICE void run_steps(const In& in, const L& lane, int length,
     apply_phi<G>(S);
     if constexpr (READS) put_parts<G>(lane, y, step - 1, parts);
   };
-  // Several steps at once: where addresses change, the assembler waits for the loads of the last.
-  // Said in C++, since NVRTC 13.0 leaves loops alone that it is asked to unroll.
+  // Several steps at once: where addresses change, the assembler waits for the loads of the last
+  // one. The inner loop has a constant length, since NVRTC 13.0 does not unroll the outer one when
+  // it is asked to.
   constexpr int SMALL = G::Cell::READ ? 8 : 16;
   constexpr int UNROLL = G::PIECE <= SMALL ? 8 : G::PIECE <= 32 ? 4 : 1;
   for (int step = 0; step < length;) {
@@ -204,24 +206,24 @@ DEVICE void load_first(const Args& a, const Place& at, const L& lane, typename G
 
 // The state before step `segment` K of the pass that keeps it, segment > 0.
 template <class G>
-DEVICE typename G::Kept* checkpoint(const Args& a, const Place& at, int64_t segment) {
+DEVICE typename G::Checkpoint* checkpoint(const Args& a, const Place& at, int64_t segment) {
   const int64_t head = at.batch * a.H + at.head;
-  return (typename G::Kept*)a.checkpoints + ((segment - 1) * a.B * a.H + head) * G::R * G::N;
+  return (typename G::Checkpoint*)a.checkpoints + ((segment - 1) * a.B * a.H + head) * G::R * G::N;
 }
 
-// What follows the recurrence at one number: y += residual v, y silu(y), y act(gate + bias).
+// What the epilogue needs of the rows that a thread deals with.
 template <class G, bool BACKWARD>
 struct Output {
   using A = typename G::A;
   using Spec = typename G::Spec;
-  using Rows = Spread<G, G::width(ROLE_V), BACKWARD>;
-  A residual[Rows::NUMBERS], bias[Rows::NUMBERS];  // of the rows that a thread deals with
+  using Rows = ThreadMap<G, G::width(ROLE_V), BACKWARD>;
+  A residual[Rows::NUMBERS], bias[Rows::NUMBERS];
 
   DEVICE Output(const Args& a, const Place& at) {
 #pragma unroll
     for (int i = 0; i < Rows::NUMBERS; i++) {
       const int row = Rows::first(i / Rows::V) + i % Rows::V;
-      const int64_t index = (int64_t)at.head * G::R + at.slab * G::ROWS + row;
+      const int64_t index = (int64_t)at.head * G::R + at.row_tile * G::ROWS + row;
       const bool there = row < rows_here<G>(at);
       residual[i] = bias[i] = A(0);
       if constexpr (Spec::RESIDUAL)
@@ -231,26 +233,8 @@ struct Output {
     }
   }
 
-  DEVICE A forward(A y, A v, A gate, int i) const {
-    if constexpr (Spec::RESIDUAL) y += residual[i] * v;
-    if constexpr (Spec::SELF_GATE) y = self_gate(y);
-    if constexpr (Spec::GATE) y *= activate<Spec::GATE_ACT>(gate + bias[i]);
-    return y;
-  }
-
-  // From the gradient of the output to that of y behind the residual, and of the gate's logit.
-  DEVICE A backward(A y, A v, A gate, A dout, int i, A& dgate) const {
-    if constexpr (Spec::RESIDUAL) y += residual[i] * v;
-    A before = y;
-    if constexpr (Spec::SELF_GATE) y = self_gate(y);
-    if constexpr (Spec::GATE) {
-      const A logit = gate + bias[i];
-      dgate = dout * y * slope_at<Spec::GATE_ACT>(logit);
-      dout *= activate<Spec::GATE_ACT>(logit);
-    }
-    if constexpr (Spec::SELF_GATE) dout *= self_gate_slope(before);
-    return dout;
-  }
+  // Of number i of the thread.
+  DEVICE Epilogue<Spec, A> of(int i) const { return {residual[i], bias[i]}; }
 };
 
 }  // namespace elman

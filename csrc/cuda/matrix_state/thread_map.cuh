@@ -20,8 +20,8 @@ DEVICE A dot(const A* x, const A* y) {
 }
 
 template <class G, int WIDTH, bool BACKWARD>
-struct Spread {
-  static constexpr int V = G::RAW_VECTOR;
+struct ThreadMap {
+  static constexpr int V = G::STAGED_VECTOR;
   static constexpr int GROUP = least(32, power_above(ceil_div(WIDTH, V)));
   static constexpr int VECTORS = ceil_div(WIDTH, GROUP* V);  // of a lane
   static constexpr int NUMBERS = VECTORS * V;

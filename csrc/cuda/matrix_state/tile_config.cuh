@@ -1,8 +1,8 @@
-// How a head's state is spread over threads, and what a block keeps in shared memory; all of it
-// known at compile time. elman/ops/matrix_state/cuda/tile_config.py chooses the numbers and mirrors the
-// sizes, which the generated translation unit compares.
+// How a head's state is mapped to threads, and what a block keeps in shared memory; all of it
+// known at compile time. elman/ops/matrix_state/cuda/tile_config.py chooses the numbers and mirrors
+// the sizes, which the generated translation unit compares.
 //
-// A block owns a slab of value rows of one head. LANES neighbouring lanes of a warp share TALL
+// A block owns a row tile of value rows of one head. LANES neighbouring lanes of a warp share TALL
 // neighbouring rows; each holds COLUMNS elements of every one of them in registers, in vectors of
 // VECTOR that alternate between the lanes. Rows and columns beyond R and N are zero and stay zero.
 // A taller piece needs fewer reads of shared memory for its numbers, and fewer sums over the rows,
@@ -52,60 +52,60 @@ HD constexpr bool has_param(int param) {
   return Spec::GATE_BIAS;
 }
 
-// Kept: type of the states in checkpoints and in the replayed segment. ALIGN: bytes that every
-// slice and stride of the sources and their gradients is a multiple of, at most 16. SCRATCH: the
-// replayed states stand in global memory, since shared memory does not hold them. HELPED: the
-// pass has helpers.
-template <class Spec_, class Kept_, int LANES_, int TALL_, int WARPS_, int VECTOR_, int STEPS_,
-          int ALIGN_, bool SCRATCH_, bool HELPED_>
-struct Geometry {
+// Checkpoint: type of the states in checkpoints and in the recomputed segment. ALIGN: bytes that
+// every slice and stride of the sources and their gradients is a multiple of, at most 16. SCRATCH:
+// the recomputed states stand in global memory, since shared memory does not hold them. PRODUCERS:
+// the pass has producer warps.
+template <class Spec_, class Checkpoint_, int LANES_, int TALL_, int WARPS_, int VECTOR_,
+          int STEPS_, int ALIGN_, bool SCRATCH_, bool PRODUCERS_>
+struct TileConfig {
   using Spec = Spec_;
   using Cell = typename Spec::Cell;
   using A = typename Spec::State;
   using IO = typename Spec::IO;
-  using Kept = Kept_;
+  using Checkpoint = Checkpoint_;
   static constexpr int R = Spec::R, N = Spec::N;
   static constexpr int LANES = LANES_, TALL = TALL_, WARPS = WARPS_, VECTOR = VECTOR_;
   static constexpr int STEPS = STEPS_;
   static constexpr int ALIGN = ALIGN_;
-  static constexpr bool SCRATCH = SCRATCH_, HELPED = HELPED_;
-  static_assert(is_power(LANES) && LANES <= 32 && is_power(VECTOR) && VECTOR <= 4, "geometry");
-  static_assert(TALL >= 1 && TALL <= 4, "geometry");
+  static constexpr bool SCRATCH = SCRATCH_, PRODUCERS = PRODUCERS_;
+  static_assert(is_power(LANES) && LANES <= 32 && is_power(VECTOR) && VECTOR <= 4, "tile config");
+  static_assert(TALL >= 1 && TALL <= 4, "tile config");
 
   static constexpr int THREADS = 32 * WARPS;  // that hold the state
-  // Helpers are warps beside those that walk from step to step: they prepare the next segment's
-  // inputs and write the last one's results. In the backward pass they replay the next segment,
-  // too, and hold as many pieces of the state. Workers are the threads that do so, with helpers or
-  // without.
-  HD static constexpr bool helped(bool backward) { return HELPED && !(backward && SCRATCH); }
-  HD static constexpr int helpers(bool backward) {
-    return !helped(backward) ? 0 : backward ? THREADS : 32 * least(WARPS, 4);
+  // Producer warps prepare the next segment's inputs and write the last one's results, while the
+  // other warps walk from step to step. In the backward pass they recompute the next segment, too,
+  // and hold as many pieces of the state. Workers are the threads that do this: those of the
+  // producer warps, or all threads where there are none.
+  HD static constexpr bool produces(bool backward) { return PRODUCERS && !(backward && SCRATCH); }
+  HD static constexpr int producer_threads(bool backward) {
+    return !produces(backward) ? 0 : backward ? THREADS : 32 * least(WARPS, 4);
   }
   HD static constexpr int workers(bool backward) {
-    return helped(backward) ? helpers(backward) : THREADS;
+    return produces(backward) ? producer_threads(backward) : THREADS;
   }
-  static constexpr int FORWARD_THREADS = THREADS + helpers(false);
-  static constexpr int BACKWARD_THREADS = THREADS + helpers(true);
+  static constexpr int FORWARD_THREADS = THREADS + producer_threads(false);
+  static constexpr int BACKWARD_THREADS = THREADS + producer_threads(true);
   static constexpr int COLUMNS = round_up(ceil_div(N, LANES), VECTOR);  // of a lane
   static constexpr int PIECE = TALL * COLUMNS;                          // numbers of a lane
   static constexpr int WIDTH = COLUMNS * LANES;                         // N and its padding
   static constexpr int ROW_LANES = 32 / LANES;                          // of a warp, in a column
   static constexpr int WARP_ROWS = ROW_LANES * TALL, ROWS = WARP_ROWS * WARPS;
-  static constexpr int SLABS = ceil_div(R, ROWS);
+  static constexpr int ROW_TILES = ceil_div(R, ROWS);
   // Numbers that are read from raw inputs at once: unaligned sources are read number by number.
-  static constexpr int RAW_VECTOR =
+  static constexpr int STAGED_VECTOR =
       ALIGN == 4 && sizeof(IO) == 2 ? 1 : least(4, ALIGN / (int)sizeof(IO));
 
   // The parts of the reads of a step, before they are summed: one of every lane of a row. The rows
   // of a warp lie in an order such that neither its lanes, which write them, nor threads that sum
-  // RAW_VECTOR neighbouring rows each meet in the banks of shared memory.
-  static constexpr int PART_ROWS = least(RAW_VECTOR, WARP_ROWS & -WARP_ROWS);
+  // STAGED_VECTOR neighbouring rows each meet in the banks of shared memory.
+  static constexpr int PART_ROWS = least(STAGED_VECTOR, WARP_ROWS & -WARP_ROWS);
   static constexpr int PART_NUMBERS = 32 * TALL / PART_ROWS;  // of every PART_ROWS-th row of a warp
   static constexpr int WARP_PARTS = WARPS == 1 ? 32 * TALL : above(32 * TALL, PART_NUMBERS);
   static constexpr int PARTS =  // from step to step
       above(WARPS * WARP_PARTS,
-            LANES > 4 ? 4 : LANES * power_above(ceil_div(least(ROWS, R), RAW_VECTOR)));
-  // Where the parts of a row of the slab begin.
+            LANES > 4 ? 4 : LANES * power_above(ceil_div(least(ROWS, R), STAGED_VECTOR)));
+  // Where the parts of a row of the row tile begin.
   HD static constexpr int part_at(int row) {
     constexpr int M = least(TALL, PART_ROWS), N = PART_ROWS % M ? 1 : M;
     const int e = row % PART_ROWS, place = e % N * (PART_ROWS / N) + e / N;
@@ -142,14 +142,17 @@ struct Geometry {
   static constexpr int DECAY_TERMS = LANE_DECAY ? THREADS : ROWS;
   static constexpr int DECAY_STRIDE = DECAY_TERMS + 4, WRITE_STRIDE = ROWS + 4;
 
-  // The states before the steps of a segment, and behind its last one where others replay it than
-  // walk it. A thread reads only what it wrote, or the helper did that holds the same piece.
-  static constexpr int KEPT_NUMBERS = sizeof(Kept) == 2 ? round_up(PIECE, 2) : PIECE;
-  static constexpr int KEPT_VECTOR = least(16 / (int)sizeof(Kept), KEPT_NUMBERS & -KEPT_NUMBERS);
-  static constexpr int HISTORY = (STEPS + helped(true)) * KEPT_NUMBERS * THREADS;
-  // Whether a lane's vectors of a kept state can be copied there while others work.
-  static constexpr bool COPIES_KEPT = !SCRATCH && N % VECTOR == 0 && VECTOR * sizeof(Kept) >= 4 &&
-                                      VECTOR * sizeof(Kept) <= 16 && KEPT_NUMBERS == PIECE;
+  // The states before the steps of a segment; where producer warps recompute it, also the state
+  // behind its last step. A thread reads only what it wrote itself, or what the producer of the
+  // same piece wrote.
+  static constexpr int HISTORY_NUMBERS = sizeof(Checkpoint) == 2 ? round_up(PIECE, 2) : PIECE;
+  static constexpr int HISTORY_VECTOR =
+      least(16 / (int)sizeof(Checkpoint), HISTORY_NUMBERS & -HISTORY_NUMBERS);
+  static constexpr int HISTORY = (STEPS + produces(true)) * HISTORY_NUMBERS * THREADS;
+  // Whether a lane's vectors of a checkpoint can be copied there while others work.
+  static constexpr bool COPIES_CHECKPOINT =
+      !SCRATCH && N % VECTOR == 0 && VECTOR * sizeof(Checkpoint) >= 4 &&
+      VECTOR * sizeof(Checkpoint) <= 16 && HISTORY_NUMBERS == PIECE;
 
   // ---- staging: raw inputs as they lie in the sources, one row of bytes per step and role
 
@@ -169,26 +172,28 @@ struct Geometry {
     return role == ROLE_DOUT ? backward : has_role<Spec>(role);
   }
   // Where the rows of a role begin; of ROLE_DOUT + 1: the size of a buffer.
-  HD static constexpr int raw_offset(int role, bool backward) {
+  HD static constexpr int staging_offset(int role, bool backward) {
     int at = 0;
     for (int i = 0; i < role; i++)
       if (stages(i, backward)) at += round_up(STEPS * row_bytes(i), 16);
     return at;
   }
-  HD static constexpr int raw_bytes(bool backward) { return raw_offset(ROLE_DOUT + 1, backward); }
-  // Buffers of raw inputs. Helpers write outputs two segments later than they prepared the inputs,
-  // and may need them once more; gradients one segment later.
-  HD static constexpr int raw_buffers(bool backward) {
-    if (!helped(backward)) return 2;
+  HD static constexpr int staging_bytes(bool backward) {
+    return staging_offset(ROLE_DOUT + 1, backward);
+  }
+  // Buffers of raw inputs. Producer warps write outputs two segments later than they prepared the
+  // inputs, and may need them once more; gradients one segment later.
+  HD static constexpr int staging_buffers(bool backward) {
+    if (!produces(backward)) return 2;
     return backward ? 3 : Spec::GATE || Spec::RESIDUAL ? 4 : 2;
   }
-  // Sets of prepared inputs, of reads and sums: helpers work on one while another is used.
-  HD static constexpr int sets(bool backward) { return helped(backward) ? 2 : 1; }
+  // Sets of prepared inputs, of reads and sums: producer warps work on one while another is used.
+  HD static constexpr int sets(bool backward) { return produces(backward) ? 2 : 1; }
 
   // ---- shared memory
 
   HD static constexpr int bytes(int count) { return round_up(count * (int)sizeof(A), 16); }
-  // One step more than there are: what comes next is loaded ahead, whether it exists or not.
+  // One step more than a segment has: the next step is loaded ahead, whether it exists or not.
   static constexpr int AHEAD = STEPS + 1;
   // Numbers of a vector over the columns, with its copies.
   HD static constexpr int column_numbers(bool backward) {
@@ -200,18 +205,18 @@ struct Geometry {
            ((Spec::DECAY != Map::none) + (Spec::WRITE != Map::none)) * bytes(AHEAD) +
            (backward ? 4 + 2 * (Spec::DECAY != Map::none) : 0) * bytes(STEPS);
   }
-  static constexpr int FORWARD_BYTES = raw_buffers(false) * raw_bytes(false) +
+  static constexpr int FORWARD_BYTES = staging_buffers(false) * staging_bytes(false) +
                                        sets(false) * (input_bytes(false) + bytes(AHEAD * PARTS)) +
-                                       64 * helped(false);  // of the signals
-  // What the replay and the walk leave for each other and for the gradients.
+                                       64 * produces(false);  // of the signals
+  // What the recomputation and the walk leave for each other and for the gradients.
   static constexpr int SUM_BYTES =
       (1 + Cell::ENERGY + NEEDS_Y + Cell::GATES + Spec::GATE) * bytes(STEPS * ROWS) +
       bytes(STEPS * WARPS * SUMS * WIDTH) + (GRAD_DECAY ? bytes(STEPS * DECAY_STRIDE) : 0) +
       (GRAD_WRITE ? bytes(STEPS * WRITE_STRIDE) : 0) +
-      (SCRATCH ? 0 : round_up(HISTORY * (int)sizeof(Kept), 16));
+      (SCRATCH ? 0 : round_up(HISTORY * (int)sizeof(Checkpoint), 16));
   static constexpr int BACKWARD_BYTES =
-      raw_buffers(true) * raw_bytes(true) + sets(true) * (input_bytes(true) + SUM_BYTES) +
-      NEEDS_Y * bytes(AHEAD * PARTS) + 96 * helped(true);  // of the signals
+      staging_buffers(true) * staging_bytes(true) + sets(true) * (input_bytes(true) + SUM_BYTES) +
+      NEEDS_Y * bytes(AHEAD * PARTS) + 96 * produces(true);  // of the signals
 
   // ---- workspace of the backward pass, in numbers of type A unless said otherwise
 

@@ -1,5 +1,5 @@
-// What the replay of a segment and the walk back through it have in common: the prepared inputs,
-// the states before the steps, a lane's piece of them, the sums.
+// What the recomputation of a segment and the walk back through it have in common: the prepared
+// inputs, the states before the steps, a lane's piece of them, the sums.
 #pragma once
 #include "cuda/matrix_state/gradients.cuh"
 
@@ -8,14 +8,14 @@ namespace elman {
 template <class G>
 struct Trail {
   using A = typename G::A;
-  using Kept = typename G::Kept;
+  using Checkpoint = typename G::Checkpoint;
   static constexpr int PIECE = G::PIECE;
 
   const Args& a;
   Inputs<G, true> in;
   Sums<G> sums;
-  sptr<Kept> history;  // states before the steps, or in global memory:
-  Kept* scratch;
+  sptr<Checkpoint> history;  // states before the steps, or in global memory:
+  Checkpoint* scratch;
   Place at;
   Lane<G, true> lane;
   int thread;  // of those that hold the state
@@ -25,11 +25,11 @@ struct Trail {
       : a(args),
         in(arena, args, (args.T - 1) / G::STEPS * G::STEPS),
         sums(arena),
-        at(in.raw.at),
-        lane(in.raw.at),
+        at(in.staging.at),
+        lane(in.staging.at),
         thread(state_thread<G>()) {
-    if constexpr (!G::SCRATCH) history = arena.take<Kept>(G::sets(true) * G::HISTORY);
-    scratch = (Kept*)((A*)a.workspace + scratch_offset<G>(a)) + block_index() * G::HISTORY;
+    if constexpr (!G::SCRATCH) history = arena.take<Checkpoint>(G::sets(true) * G::HISTORY);
+    scratch = (Checkpoint*)((A*)a.workspace + scratch_offset<G>(a)) + block_index() * G::HISTORY;
     read_params<G>(a, at, lane, params);
   }
 
@@ -43,8 +43,8 @@ struct Trail {
   // Where there is no gradient of the output, nothing is copied, and zeros are read.
   DEVICE void clear_output_gradient() {
 #pragma unroll
-    for (int buffer = 0; buffer < G::raw_buffers(true); buffer++) {
-      const sptr<unsigned> words = cast<unsigned>(in.raw.template rows<ROLE_DOUT>(buffer));
+    for (int buffer = 0; buffer < G::staging_buffers(true); buffer++) {
+      const sptr<unsigned> words = cast<unsigned>(in.staging.template rows<ROLE_DOUT>(buffer));
 #pragma unroll 1
       for (int i = worker_index<G, true>(); i < G::STEPS * G::row_bytes(ROLE_DOUT) / 4;
            i += G::workers(true))
@@ -80,33 +80,34 @@ struct Trail {
 
   // Where vector m of a lane's piece before `step` stands.
   DEVICE int history_at(int step, int m) const {
-    constexpr int VECTORS = G::KEPT_NUMBERS / G::KEPT_VECTOR;
-    return ((step * VECTORS + m) * G::THREADS + thread) * G::KEPT_VECTOR;
+    constexpr int VECTORS = G::HISTORY_NUMBERS / G::HISTORY_VECTOR;
+    return ((step * VECTORS + m) * G::THREADS + thread) * G::HISTORY_VECTOR;
   }
 
   DEVICE void keep(int step, const A* state) const {
-    A x[G::KEPT_NUMBERS] = {};
+    A x[G::HISTORY_NUMBERS] = {};
 #pragma unroll
     for (int j = 0; j < PIECE; j++) x[j] = state[j];
 #pragma unroll
-    for (int m = 0; m < G::KEPT_NUMBERS / G::KEPT_VECTOR; m++) {
-      const A* vector = x + m * G::KEPT_VECTOR;
+    for (int m = 0; m < G::HISTORY_NUMBERS / G::HISTORY_VECTOR; m++) {
+      const A* vector = x + m * G::HISTORY_VECTOR;
       if constexpr (G::SCRATCH)
-        store<G::KEPT_VECTOR, Kept>(scratch + history_at(step, m), vector);
+        store<G::HISTORY_VECTOR, Checkpoint>(scratch + history_at(step, m), vector);
       else
-        store<G::KEPT_VECTOR, Kept>(history + history_at(step, m), vector);
+        store<G::HISTORY_VECTOR, Checkpoint>(history + history_at(step, m), vector);
     }
   }
 
   DEVICE void recall(int step, A* state) const {
-    A x[G::KEPT_NUMBERS];
+    A x[G::HISTORY_NUMBERS];
 #pragma unroll
-    for (int m = 0; m < G::KEPT_NUMBERS / G::KEPT_VECTOR; m++) {
-      A* vector = x + m * G::KEPT_VECTOR;
+    for (int m = 0; m < G::HISTORY_NUMBERS / G::HISTORY_VECTOR; m++) {
+      A* vector = x + m * G::HISTORY_VECTOR;
       if constexpr (G::SCRATCH)
-        load<G::KEPT_VECTOR, Kept>(vector, (const Kept*)scratch + history_at(step, m));
+        load<G::HISTORY_VECTOR, Checkpoint>(vector,
+                                            (const Checkpoint*)scratch + history_at(step, m));
       else
-        load<G::KEPT_VECTOR, Kept>(vector, history + history_at(step, m));
+        load<G::HISTORY_VECTOR, Checkpoint>(vector, history + history_at(step, m));
     }
 #pragma unroll
     for (int j = 0; j < PIECE; j++) state[j] = x[j];

@@ -43,7 +43,7 @@ struct WalkBack {
     trail.recall(length - 1, before);
   }
 
-  // The same where others have replayed the segment.
+  // The same where others have recomputed the segment.
   DEVICE void start(int length) {
     trail.recall(length, S);
     trail.recall(length - 1, before);
@@ -100,7 +100,8 @@ struct WalkBack {
 #pragma unroll
       for (int n = 0; n < V; n++) dy[i + n] = A(0);
       if (G::ROWS <= G::R || trail.lane.live(i))
-        trail.in.raw.template read<ROLE_DOUT, V>(dy + i, buffer, t0, step, trail.lane.slab_row + i);
+        trail.in.staging.template read<ROLE_DOUT, V>(dy + i, buffer, t0, step,
+                                                     trail.lane.tile_row + i);
     }
   }
 
@@ -248,8 +249,8 @@ struct WalkBack {
       for (int n = 0; n < Cell::PARAMS; n++) dparams[i][n] += d[i].p[n];
       if constexpr (Spec::RESIDUAL) dresidual[i] += dread[i] * x[i].v;
       if constexpr (Spec::GATE_BIAS)
-        dgate_bias[i] += trail.sums.dgate[step * G::ROWS + trail.lane.slab_row + i];
-      dv[i] = Spec::RESIDUAL ? d[i].v + dread[i] * residual[i] : d[i].v;
+        dgate_bias[i] += trail.sums.dgate[step * G::ROWS + trail.lane.tile_row + i];
+      dv[i] = Epilogue<Spec, A>{residual[i], A(0)}.value_bwd(d[i].v, dread[i]);
       ddecay[i] = d[i].decay;
       dwrite[i] = d[i].write;
       decay_sum += d[i].decay;
@@ -282,7 +283,7 @@ struct WalkBack {
 #pragma unroll
     for (int i = 0; i < TALL; i++) {
       if (!trail.lane.live(i) || trail.lane.part) continue;
-      const int row = trail.lane.slab_row + i;
+      const int row = trail.lane.tile_row + i;
 #pragma unroll
       for (int n = 0; n < Cell::PARAMS; n++)
         store_one(part + G::param_offset(n) + row, dparams[i][n]);

@@ -1,4 +1,4 @@
-"""Files of a run on a disk that may be full: appended to later, written into room kept from before.
+"""Writes a run's files on a disk that may be full: appends wait, results use reserved space.
 
 Imports no torch.
 """
@@ -19,9 +19,9 @@ _TROUBLE = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ENODEV, errno.ESTALE}
 )
 RESULT_BYTES = 1 << 16
-"""Room that a run keeps for its result from the start."""
+"""Bytes that a run reserves for its result at the start."""
 HELD_BYTES = 1 << 24
-"""The most that waits in memory for each file of a run."""
+"""Most bytes that wait in memory for each file of a run."""
 _PART_BYTES = 1 << 20
 
 
@@ -31,7 +31,7 @@ def is_disk_trouble(error: BaseException) -> TypeGuard[OSError]:
 
 
 def no_room(error: OSError, place: Path | str) -> UserError:
-    """Word the error of a run that could not begin because of its disk."""
+    """Return the error for a run that could not start because of its disk."""
     where = error.filename or place
     return UserError(
         f"{where}: cannot be written ({error.strerror}); free some space there, or name a folder "
@@ -54,10 +54,10 @@ def unfinished(path: Path) -> Path:
 
 
 def keep_room(path: Path) -> None:
-    """Take the room for a result now, so that the result of a run on a full disk can be written.
+    """Reserve the space for a result now, so that a run can write its result on a full disk.
 
     Raises:
-        OSError: there is no such room.
+        OSError: there is not enough space.
     """
     scratch = unfinished(path)
     try:
@@ -70,25 +70,25 @@ def keep_room(path: Path) -> None:
         with contextlib.suppress(OSError):
             scratch.unlink()
         if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
-            return  # a file system that keeps no room
+            return  # this file system cannot reserve space
         raise OSError(error.errno, error.strerror, str(path.parent)) from None
 
 
 def give_room_back(path: Path) -> None:
-    """Remove the room that was kept for a result and not used."""
+    """Remove the space that was reserved for a result and not used."""
     with contextlib.suppress(OSError):
         unfinished(path).unlink()
 
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[IO[str]]:
-    """Write a file whole or not at all, into the room that was kept for it, if any was.
+    """Write a file whole or not at all, into the space reserved for it, if there is any.
 
     Raises:
         OSError: it cannot be written.
     """
     scratch = unfinished(path)
-    # Not "w": it would give the room back before anything is written.
+    # Not "w": it would free the reserved space before anything is written.
     with os.fdopen(
         os.open(scratch, os.O_RDWR | os.O_CREAT, 0o666), "w", encoding="utf-8"
     ) as stream:
@@ -100,14 +100,14 @@ def whole_file(path: Path) -> Iterator[IO[str]]:
 
 
 def say_unwritten(path: Path, error: OSError) -> None:
-    """Say that a result stands nowhere but in the terminal."""
-    _say(f"elman: {path}: cannot be written ({error.strerror}); the table above is all of it")
+    """Say that a result exists only in the terminal."""
+    _say(f"elman: {path}: cannot be written ({error.strerror}); only the table above has it")
 
 
 class Appender:
-    """Appends to a file; what finds no room waits in memory and is written, in order, later.
+    """Appends to a file; what finds no space waits in memory and is written later, in order.
 
-    The first file that has to wait says so, once, and so does the last one whose wait is over.
+    One line says when the first file has to wait, and one when the last wait is over.
 
     Args:
         path: The file; it is made if it is not there.
@@ -116,7 +116,7 @@ class Appender:
         OSError: it cannot be opened.
     """
 
-    _waiting: set[Appender] = set()  # noqa: RUF012 (of all files of the process)
+    _waiting: set[Appender] = set()  # noqa: RUF012 (shared by all files of the process)
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -127,7 +127,7 @@ class Appender:
         self.dropped = 0
 
     def append(self, content: bytes) -> None:
-        """Append ``content``, now or later; beyond 16 MiB that wait, it is dropped."""
+        """Append ``content``, now or later; it is dropped if more than 16 MiB wait already."""
         if self._held and len(self._held) + len(content) > HELD_BYTES:
             self.dropped += len(content)
             content = b""
@@ -135,7 +135,7 @@ class Appender:
         self._write()
 
     def close(self) -> int:
-        """Write what waits, if that is possible, close the file, and return the bytes lost."""
+        """Write what waits if possible, close the file, and return the number of lost bytes."""
         self._write()
         Appender._waiting.discard(self)
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What every layer may raise or return: the user's mistakes, run statuses and exit statuses."""
+"""Shared by all layers: the error for a user's mistake, run statuses and exit statuses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import IntEnum, StrEnum
 
 
 class UserError(ValueError):
-    """A mistake that the user can mend.
+    """A mistake that the user can fix.
 
     The message is one line that says what is wrong, where, and what to type instead. The command
     line prints it alone, without a traceback, and exits with status 2.
@@ -28,7 +28,7 @@ class ExitStatus(IntEnum):
 
 
 class RunStatus(StrEnum):
-    """How a run ended, as written to ``result.json``; ``refused``: a check before it failed."""
+    """How a run ended, as in ``result.json``; ``refused``: a check before the run failed."""
 
     OK = "ok"
     NAN = "nan"
@@ -40,7 +40,7 @@ class RunStatus(StrEnum):
 
     @property
     def exit_status(self) -> ExitStatus:
-        """The exit status of a command whose run ended so."""
+        """The exit status of a command whose run ended with this status."""
         return _EXIT_STATUS[self]
 
 
@@ -56,20 +56,20 @@ _EXIT_STATUS = {
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message that says something, or else its name."""
+    """Return the first non-empty line of an error's message, or the error's name."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
-    """Return the member of ``known`` that ``name`` most resembles, or None if none is close.
+    """Return the member of ``known`` that is most similar to ``name``, or None if none is close.
 
-    One that begins with ``name`` was most likely meant; of several, the shortest.
+    A member that begins with ``name`` comes first; of several, the shortest one.
 
     Args:
         name: What was typed.
-        known: What there is.
-        cutoff: Share of equal letters, of 1, below which none is close.
+        known: The names that exist.
+        cutoff: Smallest share of equal letters (0 to 1) that counts as close.
     """
     by_lower = {candidate.lower(): candidate for candidate in known}
     begun = [candidate for candidate in by_lower if name and candidate.startswith(name.lower())]

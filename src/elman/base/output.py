@@ -1,8 +1,8 @@
-"""Standard output and error that may go away: a run never ends because nobody reads it any more.
+"""Keeps a run alive when standard output or error can no longer be written.
 
-The reader of a pipe dies (``| tee log`` at Ctrl-C), a terminal closes, the disk under a log fills.
-A text that cannot be written is then dropped, once there is a run that would be lost by an error.
-Before that, output is all that a command makes: one that nobody reads ends.
+The reader of a pipe dies (``| tee log`` at Ctrl-C), a terminal closes, or the disk under a log
+fills. Once a run has started, text that cannot be written is dropped, so that the run goes on.
+Before that, output is the command's only product, so the command ends.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from elman.base.errors import UserError
 
 
 class _Lasting:
-    """A text stream whose failures are dropped, or ended with, as :func:`keep_going` says."""
+    """A text stream; its failures end the command, or are ignored after :func:`keep_going`."""
 
     def __init__(self, stream: TextIO, necessary: bool) -> None:
         self._stream, self._necessary = stream, necessary
 
     def write(self, text: str) -> int:
-        """Write ``text`` if that is possible."""
+        """Write ``text`` if possible."""
         with self._survived():
             self._stream.write(text)
         return len(text)
 
     def writelines(self, lines: list[str]) -> None:
-        """Write every line if that is possible."""
+        """Write every line if possible."""
         for line in lines:
             self.write(line)
 
     def flush(self) -> None:
-        """Hand on what was written if that is possible."""
+        """Flush what was written if possible."""
         with self._survived():
             self._stream.flush()
 
@@ -48,7 +48,7 @@ class _Lasting:
             if isinstance(error, BrokenPipeError):
                 raise
             raise UserError(
-                f"standard output cannot be written ({error.strerror}); send it elsewhere"
+                f"standard output cannot be written ({error.strerror}); redirect it elsewhere"
             ) from None
         except ValueError:
             if not self._stream.closed:
@@ -62,7 +62,7 @@ _keeps_going = False
 
 
 def keep_going() -> None:
-    """From now on the command makes more than its output: it goes on without any."""
+    """From now on ignore failures of the output: the command has a run to finish."""
     global _keeps_going
     _keeps_going = True
 
@@ -84,28 +84,28 @@ def lasting_output() -> Iterator[None]:
 
 
 def _open_closed() -> None:
-    """Open what the caller has closed: else the first file of a run would be its output."""
+    """Open closed standard streams; otherwise a run's first file would become its output."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
 
 
 def _stream(descriptor: int) -> TextIO:
-    """Return the standard stream, which prints any text in any encoding."""
+    """Return the standard stream, set so that it can print any text in any encoding."""
     stream = sys.stdout if descriptor == 1 else sys.stderr
     if stream is None:  # it was closed when Python started
         return open(os.devnull, "w")
     reconfigure = getattr(stream, "reconfigure", None)
     if reconfigure is not None and stream.errors in ("strict", "surrogateescape"):
-        with contextlib.suppress(OSError):  # it writes out what waits
+        with contextlib.suppress(OSError):  # closing flushes
             reconfigure(errors="backslashreplace")
     return stream
 
 
 def _settle(stream: TextIO) -> None:
-    """Leave nothing unwritten in a stream: Python would complain of it at its end."""
+    """Leave nothing unwritten in a stream: Python would report it when it exits."""
     try:
         if not stream.closed:
             stream.flush()

@@ -1,4 +1,4 @@
-"""Any text, such as a path, as a value of Hydra's override grammar, and back."""
+"""Converts any text, such as a path, to a value of Hydra's override grammar, and back."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 def quoted(text: str) -> str:
     """Return ``text`` as a quoted string of Hydra's override grammar."""
-    # Backslashes count as escapes only before a quote, the closing one included.
+    # Backslashes are escapes only before a quote, including the closing one.
     escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), text)
     return f"'{escaped}'"
 
 
 def pasteable(key: str, text: str) -> str:
-    """Return ``key=text`` as a shell and the override grammar both take it for just that."""
+    """Return ``key=text``, quoted for the override grammar and for a shell."""
     if re.fullmatch(r"[\w./+-]+", text, flags=re.ASCII):
         return f"{key}={text}"
     return shlex.quote(f"{key}={quoted(text)}")
 
 
 def as_override(value: object) -> str:
-    """Return a setting's value, of simple types and lists of them, in the override grammar."""
+    """Return a setting's value (a simple type, or a list of them) in the override grammar."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list | tuple):
@@ -32,6 +32,6 @@ def as_override(value: object) -> str:
 
 
 def unquoted(override: str) -> str:
-    """Return the value of an override as the text that it stands for."""
+    """Return the text that an override's value stands for."""
     value = OverridesParser.create().parse_override(override).value()
     return str(getattr(value, "text", value))

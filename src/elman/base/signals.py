@@ -1,7 +1,7 @@
-"""Signals that end a command: at once before it trains, after the step and a save while it does.
+"""Handles signals that end a command: at once before training, else after the step and a save.
 
-SIGHUP comes when a terminal closes or a connection drops. A command that was started to ignore it
-(``nohup``) goes on ignoring it. Imports no torch.
+SIGHUP comes when a terminal closes or a connection drops. A command that was started with
+``nohup`` keeps ignoring it. Imports no torch.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP)
 received: set[int] = set()
-"""Signals that have asked this process to stop: a launcher tells a preemption by them."""
+"""Signals that asked this process to stop; a launcher recognizes a preemption by them."""
 
 
 class Stopped(BaseException):
-    """A signal came while something was computed that counts only when it is whole."""
+    """A signal came during a computation whose partial result is of no use."""
 
 
 class _When(Enum):
@@ -33,10 +33,10 @@ class _When(Enum):
 
 
 class Interruption:
-    """Whether, and by which signal, the run was asked to stop.
+    """Whether the run was asked to stop, and by which signal.
 
-    A signal is noted, for a loop that looks; after :meth:`release` it raises KeyboardInterrupt,
-    until :meth:`begin`; after :meth:`hold` it stays without effect.
+    At first, and after :meth:`begin`, a signal is only noted, and the training loop looks for it.
+    After :meth:`release` it raises KeyboardInterrupt. After :meth:`hold` it has no effect.
     """
 
     def __init__(self) -> None:
@@ -55,14 +55,14 @@ class Interruption:
         self._when = _When.LATER
 
     def release(self) -> None:
-        """What follows may be left at any point: nothing is begun yet, or all is written."""
+        """What follows may stop at any point: nothing has begun yet, or all is written."""
         self._when = _When.NOW
 
     @contextmanager
     def stoppable(self) -> Iterator[None]:
-        """End what is computed in this context when a signal comes, or has come, by Stopped.
+        """Raise Stopped inside this context when a signal comes or has already come.
 
-        It must be safe to leave at any point, and nothing of it may be used afterwards.
+        The code inside must be safe to leave at any point, and nobody may use its partial results.
         """
         self._stoppable = True
         try:
@@ -79,7 +79,7 @@ class Interruption:
         if self._when is _When.NOW or (
             self._when is _When.AFTER_THE_STEP and again and number == signal.SIGINT
         ):
-            self._when, self._stoppable = _When.LATER, False  # what cleans up is not interrupted
+            self._when, self._stoppable = _When.LATER, False  # do not interrupt the cleanup
             raise KeyboardInterrupt
         if self._stoppable:
             self._stoppable = False
@@ -88,7 +88,7 @@ class Interruption:
 
 @contextmanager
 def interruptible() -> Iterator[Interruption]:
-    """Catch the signals inside this context, and give them back afterwards."""
+    """Catch the signals inside this context, and restore their handlers afterwards."""
     interruption = Interruption()
     with _caught(_SIGNALS, interruption.request):
         yield interruption
@@ -98,7 +98,7 @@ def interruptible() -> Iterator[Interruption]:
 def ending() -> Iterator[dict[int, Any]]:
     """Let every signal end what runs inside this context as Ctrl-C does, by KeyboardInterrupt.
 
-    Yields what each signal did before.
+    Yields the handler that each signal had before.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -111,7 +111,7 @@ def ending() -> Iterator[dict[int, Any]]:
 
 @contextmanager
 def _caught(numbers: tuple[signal.Signals, ...], handler: Any) -> Iterator[dict[int, Any]]:
-    """Handle signals inside this context, if this is the main thread: no other one can."""
+    """Handle signals inside this context if this is the main thread; only that one can."""
     before: dict[int, Any] = {}
     try:
         if threading.current_thread() is threading.main_thread():
@@ -121,11 +121,11 @@ def _caught(numbers: tuple[signal.Signals, ...], handler: Any) -> Iterator[dict[
         yield before
     finally:
         for caught, earlier in before.items():
-            # None: it was not set from Python, and cannot be set again.
+            # None: the handler was not set from Python, so it cannot be restored.
             with contextlib.suppress(TypeError):
                 signal.signal(caught, earlier)
 
 
 def ignored(number: int) -> bool:
-    """Whether this process was started to ignore a closed terminal, and the signal says that."""
+    """Whether the signal is SIGHUP and this process was started to ignore it."""
     return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN

@@ -1,4 +1,4 @@
-"""YAML files that cannot be read: what is wrong with which, in one line. Imports no torch."""
+"""Reads YAML files, and says in one line what is wrong with which file. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import yaml
 
 
 class YamlError(ValueError):
-    """A file is no configuration; the message is the reason alone, without the file's name."""
+    """A file is not a configuration; the message is the reason, without the file's name."""
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file, as plain containers that hold no one of themselves.
+    """Return the mapping in a YAML file as plain containers, none of which contains itself.
 
     Raises:
-        YamlError: it cannot be read, is no UTF-8, no YAML, no mapping, or includes itself.
+        YamlError: it cannot be read, is not UTF-8, YAML or a mapping, or includes itself.
     """
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -32,19 +32,19 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except RecursionError:
         raise YamlError("nested too deep") from None
     if looped:
-        raise YamlError("it includes itself, by an alias of YAML")
+        raise YamlError("it includes itself through a YAML alias")
     if not isinstance(tree, dict):
         raise YamlError("not a configuration")
     return tree
 
 
 def not_utf8(error: UnicodeDecodeError) -> str:
-    """Return in words where a text stops being UTF-8."""
+    """Return in words where a text is not valid UTF-8."""
     return f"not UTF-8: byte {error.object[error.start]:#04x} at position {error.start}"
 
 
 def _holds_itself(node: Any, above: list[int], seen: set[int]) -> bool:
-    """Whether a tree with aliases has a node below itself."""
+    """Whether a tree with aliases has a node that contains itself."""
     if not isinstance(node, dict | list):
         return False
     if id(node) in above:
@@ -57,23 +57,23 @@ def _holds_itself(node: Any, above: list[int], seen: set[int]) -> bool:
 
 
 def uncomposable(error: Exception) -> str | None:
-    """Return the line for a file of the user's own on which Hydra failed, or None for other errors.
+    """Return the error line for a user's file on which Hydra failed; None for other errors.
 
-    Neither Hydra nor Python names the file; it stands in the frames of the traceback.
+    Neither Hydra nor Python names the file, so it is read from the frames of the traceback.
     """
     frames = list(_frames(error))
     if isinstance(error, RecursionError) and (loop := _loop_of_defaults(frames)):
         through = f" through {', '.join(loop[1:])}" if loop[1:] else ""
-        return f"{loop[0]}: its defaults include itself{through}; take that line out"
+        return f"{loop[0]}: its defaults include itself{through}; remove that line"
     opened = [frame.f_locals["full_path"] for frame in frames if "full_path" in frame.f_locals]
     if not opened:
         return None
     if isinstance(error, UnicodeDecodeError):
         return f"{opened[-1]}: {not_utf8(error)}; save it as UTF-8"
     if isinstance(error, RecursionError):
-        return f"{opened[-1]}: includes itself by an alias of YAML, or is nested too deep; mend it"
+        return f"{opened[-1]}: includes itself through a YAML alias, or is nested too deep; fix it"
     if isinstance(error, yaml.reader.ReaderError):
-        return f"{opened[-1]}: not YAML: {error.reason} (position {error.position}); mend it"
+        return f"{opened[-1]}: not YAML: {error.reason} (position {error.position}); fix it"
     return None
 
 
@@ -85,7 +85,7 @@ def _frames(error: Exception) -> Iterator[FrameType]:
 
 
 def _loop_of_defaults(frames: list[FrameType]) -> list[str]:
-    """Return the files that include one another, if Hydra went from each to the next for ever."""
+    """Return the files that include one another in a circle, if Hydra followed one."""
     paths: list[str] = []
     for frame in frames:
         loaded, path = frame.f_locals.get("loaded"), frame.f_locals.get("path")

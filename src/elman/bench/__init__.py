@@ -2,5 +2,5 @@
 
 import os
 
-# torch's profiler announces itself on the error stream; it reads this when torch is imported.
+# Keeps torch's profiler from printing a banner; torch reads this when it is imported.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")

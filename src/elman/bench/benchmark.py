@@ -1,4 +1,4 @@
-"""A whole benchmark: subjects built, timed in turn, looked into one by one; the result as data."""
+"""Runs a benchmark: builds the subjects, times them in turn, then examines each one."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def run_benchmark(
 
     Args:
         config: The configuration.
-        search: Overrides with which the other models are found.
+        search: Overrides for finding the other models' files.
         say: Called with one line about each stage.
-        progress: Called with the measurements done and the number of all, level by level.
+        progress: Called at each level with the number of finished measurements and of all.
 
     Raises:
-        UserError: nothing can be timed, or the data or the device is not there.
+        UserError: nothing can be timed, or the data or the device is missing.
     """
     settings = config.bench
     assert settings is not None
@@ -75,7 +75,7 @@ def run_benchmark(
 
 
 def _first(subjects: Sequence[Subject]) -> str:
-    """Return what stands before the rounds, if it takes long."""
+    """Return a note about slow work before the rounds, if there is any."""
     notes = (tuning_note(subject.path, subject.backend) for subject in subjects)
     return next((f"; {note}" for note in notes if note), "")
 
@@ -112,7 +112,7 @@ def _timing(subject: Subject, timed: Sequence[Parts], base: Sequence[float]) -> 
 
 
 def _inside(subject: Subject, rates: MachineRates) -> dict[str, Any]:
-    """Return what the kernels and products of an iteration take, and the memory it needs."""
+    """Return the times of an iteration's kernels and products, and the memory it needs."""
     operations = look_into(subject)
     kernels = {
         direction: {

@@ -1,4 +1,4 @@
-"""From a benchmark's configuration to what is timed.
+"""Builds the layers and models that a benchmark times.
 
 Shape legend: b batch, t time, d model width.
 """
@@ -26,7 +26,7 @@ _SEED = 42
 def layer_subjects(
     config: RunConfig, chosen: Sequence[Entry], device: torch.device
 ) -> tuple[list[Subject], list[str]]:
-    """Return one layer of every entry and of every peer that is installed."""
+    """Return one layer of every entry and of every installed peer."""
     settings = config.bench
     assert settings is not None
     torch.manual_seed(_SEED)
@@ -59,7 +59,7 @@ def _layer(entry: Entry, device: torch.device) -> torch.nn.Module:
 
 
 def _peer_sizes(config: RunConfig) -> Sizes:
-    """Return the width of the model, and its heads where it has heads with a state of their own."""
+    """Return the model's width, and its heads if each head has a state of its own."""
     settings, model = config.bench, config.model
     assert settings is not None
     heads, width = model.options.get("n_heads"), model.options.get("n_state")
@@ -71,7 +71,7 @@ def _peer_sizes(config: RunConfig) -> Sizes:
 def step_subjects(
     config: RunConfig, chosen: Sequence[Entry], device: torch.device, stack: ExitStack
 ) -> tuple[list[Subject], list[str]]:
-    """Return the training step of every entry's model; ``stack`` ends what reads their data."""
+    """Return the training step of every entry's model; ``stack`` closes their data readers."""
     settings = config.bench
     assert settings is not None
     train = TrainConfig(
@@ -79,7 +79,7 @@ def step_subjects(
         chunk_size=settings.chunk_size,
         seed=_SEED,
         precision=settings.precision,
-        graph=False,  # forward and backward pass are timed apart
+        graph=False,  # forward and backward pass are timed separately
     )
     data = stack.enter_context(open_data(config.data, settings.chunk_size, lambda line: None))
     subjects: list[Subject] = []

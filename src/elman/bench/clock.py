@@ -1,4 +1,4 @@
-"""Time of the parts of an iteration, on a CPU by the wall and on a GPU by its own clock."""
+"""Times the parts of an iteration: on a CPU by wall time, on a GPU by the GPU's clock."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 
 
 class Clock(Protocol):
-    """Cuts what happens into parts, each from the mark before it to its own."""
+    """Divides time into parts; each part lasts from the previous mark to its own mark."""
 
     def start(self) -> None:
-        """Begin: the first part starts here."""
+        """Start the first part."""
 
     def mark(self, part: str) -> None:
-        """End a part; the next one starts here. A part may come several times."""
+        """End a part and start the next one. The same part may occur several times."""
 
     def read(self) -> dict[str, float]:
-        """Return the seconds of every part since the clock was read last."""
+        """Return the seconds of every part since the last reading."""
 
 
 class WallClock:
@@ -46,7 +46,7 @@ class WallClock:
 
 
 class DeviceClock:
-    """The clock of a GPU: events in its stream, read when the device has come to them."""
+    """The clock of a GPU: events in its stream, read after the device has reached them."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []

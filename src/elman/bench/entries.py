@@ -1,4 +1,4 @@
-"""Which models and backends a benchmark times. Imports no torch: a wrong name is found at once."""
+"""Chooses a benchmark's models and backends. Without torch, so a wrong name fails at once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Entry:
 
     @property
     def path(self) -> str | None:
-        """What computes a packaged baseline, in words; None for other cells."""
+        """Words for what computes a packaged baseline; None for other cells."""
         return computation_path(registry.cell(self.model.cell), self.backend)
 
 
@@ -40,10 +40,10 @@ def benched_models(config: RunConfig, search: Sequence[str] = ()) -> list[ModelC
 
     Args:
         config: The benchmark's configuration.
-        search: Overrides with which a composition finds the user's own YAML files.
+        search: Overrides for finding the user's own YAML files.
 
     Raises:
-        UserError: a name is unknown, or a model cannot have the size that is asked for.
+        UserError: a name is unknown, or a model cannot have the requested size.
     """
     assert config.bench is not None
     models = [config.model]
@@ -72,13 +72,13 @@ def entries(
     *,
     allow_slow: bool = False,
 ) -> tuple[list[Entry], list[str]]:
-    """Return every model on every backend that it has here, and what was left out and why.
+    """Return every model on every backend that it has here, and notes on what was left out.
 
     Args:
         models: The models.
         backends: As ``bench.backends``.
         device: Where they run.
-        allow_slow: As ``baseline.allow_slow``: what training refuses on a GPU is left out here.
+        allow_slow: As ``baseline.allow_slow``: models that training refuses on a GPU are left out.
     """
     found: list[Entry] = []
     notes: list[str] = []
@@ -94,7 +94,7 @@ def entries(
             if slow is not None and slow not in notes:
                 notes.append(slow)
             entry = Entry(model, backend)
-            # auto is one of the named ones, and a model may be named twice.
+            # auto may resolve to a named backend, and a model may be named twice.
             if entry not in found:
                 found.append(entry)
     return found, notes

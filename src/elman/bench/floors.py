@@ -1,4 +1,4 @@
-"""The least that a kernel has to do, and the least time that this machine needs for it.
+"""The minimum work of a kernel, and the minimum time that this machine needs for it.
 
 Shape legend: b batch, t time, h heads, r value rows, n key columns, c channels.
 """
@@ -18,12 +18,12 @@ from elman.ops.matrix_state.recurrences import CELLS
 
 @dataclass(frozen=True)
 class Work:
-    """What has to be done.
+    """The work of one call.
 
     Attributes:
         moved: Bytes of all inputs and outputs, each once.
-        multiplies: Multiplications, additions, and pairs of both in one instruction.
-        tanhs: Evaluations of tanh, or of another function of its cost.
+        multiplies: Multiplications, additions and fused multiply-adds.
+        tanhs: Evaluations of tanh or of another function that costs the same.
     """
 
     moved: float = 0.0
@@ -39,13 +39,13 @@ class Work:
 
 
 class Rates(Protocol):
-    """What a machine can do."""
+    """The rates of a machine."""
 
     multiplies: float | None
     tanhs: float | None
 
     def bandwidth(self, moved: float) -> float:
-        """Return bytes a second for a working set of so many bytes."""
+        """Return bytes a second for a working set of ``moved`` bytes."""
 
 
 def floor_seconds(work: Work, rates: Rates) -> float:
@@ -80,7 +80,7 @@ def work_of(operator: str, args: Sequence[Any], tensors: Sequence[Tensor]) -> Wo
 def _matrix_state(
     args: Sequence[Any], tensors: Sequence[Tensor], backward: bool
 ) -> tuple[float, float]:
-    """Count per element of the state and step (the cells of csrc/cells/matrix_state.h)."""
+    """Count per state element and step (the cells of csrc/cells/matrix_state.h)."""
     plan = matrix_plan.parse(args[0])
     cell = CELLS[plan.cell]
     source_btc = next(tensor for tensor in tensors if tensor.ndim == 3)

@@ -1,4 +1,4 @@
-"""Bytes that an iteration keeps for its backward pass, and bytes at its peak."""
+"""Measures the bytes that an iteration saves for its backward pass, and its peak."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from elman.bench.subjects import Subject
 
 
 def saved_bytes(subject: Subject) -> int:
-    """Return the bytes of all storages that autograd keeps between forward and backward.
+    """Return the bytes of all storages that autograd saves between forward and backward.
 
-    The parameters are left out: they are there anyway. The layer's input counts.
+    Parameters do not count, because they exist anyway. The layer's input counts.
     """
     weights = {weight.untyped_storage().data_ptr() for weight in subject.weights()}
     kept: dict[int, int] = {}
@@ -23,7 +23,7 @@ def saved_bytes(subject: Subject) -> int:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights and not tensor.is_meta:
             kept[storage.data_ptr()] = storage.nbytes()
-            held.append(tensor)  # so that no address is used twice
+            held.append(tensor)  # keeps its address from being reused
         return tensor
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -32,7 +32,7 @@ def saved_bytes(subject: Subject) -> int:
 
 
 def peak_bytes(subject: Subject) -> int:
-    """Return the most bytes that forward and backward hold at a time, beyond what was there."""
+    """Return the peak bytes of forward and backward, beyond what was allocated before."""
     if subject.device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats(subject.device)

@@ -1,4 +1,4 @@
-"""What our kernels and the matrix products cost inside an iteration, and what the kernels move."""
+"""Times our kernels and the matrix products inside an iteration, and counts the moved bytes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Operations:
 
     Attributes:
         seconds: Time of ``products``, ``kernel forward`` and ``kernel backward``.
-        work: What the kernels of each direction have to do.
-        calls: How many kernels were called.
+        work: The work of the kernels of each direction.
+        calls: Number of kernel calls.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Operations:
 
 
 def look_into(subject: Subject, repeats: int = 3) -> Operations:
-    """Run forward and backward with every operation timed by itself; the fastest time counts."""
+    """Run forward and backward several times, timing each operation; the fastest time counts."""
     found: list[Operations] = []
     for _ in range(repeats):
         with _Watch(subject.device) as watch:
@@ -49,7 +49,7 @@ def look_into(subject: Subject, repeats: int = 3) -> Operations:
 
 
 class _Watch(TorchDispatchMode):
-    """Times the operations that matter and books what they read and write."""
+    """Times the operations that matter and counts what they read and write."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -58,7 +58,7 @@ class _Watch(TorchDispatchMode):
         self._calls = 0
 
     def operations(self) -> Operations:
-        """Return what was seen."""
+        """Return what was measured."""
         return Operations(self._clock.read(), dict(self._work), self._calls)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

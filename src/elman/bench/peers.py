@@ -1,4 +1,4 @@
-"""Layers of other projects, as they run where their fast kernels do not.
+"""Layers of other projects, in the form that runs without their fast kernels.
 
 Shape legend: b batch, t time, d model width, h heads, n width of a head.
 """
@@ -24,7 +24,7 @@ class PeerLayer:
 
     Attributes:
         module: The layer.
-        path: What computes it, in a word or two.
+        path: A word or two for what computes it.
         level: ``layer``, or ``op`` for a recurrence alone.
     """
 
@@ -35,14 +35,14 @@ class PeerLayer:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What peers are built for.
+    """The sizes that peers are built with.
 
     Args:
         dim: Width of the layer.
         heads: Heads, where a peer has them.
         width: Width of a head.
-        batch: B, for a recurrence alone.
-        steps: T, likewise.
+        batch: B; used only by a recurrence alone.
+        steps: T; used only by a recurrence alone.
     """
 
     dim: int
@@ -71,7 +71,7 @@ def _torch_rnn(mode: str) -> Callable[[Sizes], PeerLayer]:
 
 
 def _mamba2(sizes: Sizes) -> PeerLayer:
-    """transformers' Mamba2 with mamba-ssm's usual sizes; without its kernels it is plain torch."""
+    """transformers' Mamba2 with mamba-ssm's usual sizes; plain torch without its kernels."""
     found = _imported("mamba2_transformers", "transformers.models.mamba2", "transformers")
     expand, head_dim = 2, 64
     config = found.Mamba2Config(
@@ -148,7 +148,7 @@ class GatedDeltaLayer(nn.Module):
 
 
 class GatedDeltaOperation(nn.Module):
-    """The gated delta rule of flash-linear-attention alone, its inputs being leaves.
+    """The gated delta rule of flash-linear-attention alone; its inputs are leaves.
 
     Args:
         sizes: Rows, steps, heads and width of a head.
@@ -167,7 +167,7 @@ class GatedDeltaOperation(nn.Module):
                 part.copy_(functional.normalize(part, dim=-1))
 
     def forward(self, x_btd: Tensor) -> Tensor:
-        """Return the reads; ``x_btd`` is not looked at."""
+        """Return the reads; ``x_btd`` is ignored."""
         y_bthn, _ = self._rule(self.q, self.k, self.v, self.decay, self.write)
         assert isinstance(y_bthn, Tensor)
         return y_bthn

@@ -1,4 +1,4 @@
-"""What this machine can do, measured now: bytes, multiply-adds and tanh a second."""
+"""Measures this machine's rates: bytes, multiply-adds and tanh a second."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class MachineRates:
 
     Attributes:
         device: The device.
-        multiplies: Multiply-adds a second in fp32; None where nothing measures it.
-        tanhs: Evaluations of tanh a second by the kernels' own function; None likewise.
+        multiplies: Multiply-adds a second in fp32; None if it cannot be measured.
+        tanhs: Evaluations of the kernels' own tanh a second; None if it cannot be measured.
         copies: Bytes a second, read and written, by the size of the working set.
     """
 
@@ -47,9 +47,9 @@ class MachineRates:
     copies: dict[int, float] = field(default_factory=dict)
 
     def bandwidth(self, moved: float) -> float:
-        """Return bytes a second of a copy whose two sides have ``moved`` bytes together.
+        """Return bytes a second of a copy that reads and writes ``moved`` bytes in all.
 
-        Small working sets stay in caches: the power of two next to ``moved`` is measured.
+        Small working sets stay in caches, so the rate of the power of two next to ``moved`` counts.
         """
         size = 2 ** round(math.log2(max(moved, 1.0)))
         size = min(max(size, _SMALLEST), _LARGEST)
@@ -59,7 +59,7 @@ class MachineRates:
 
 
 def measure_rates(device: torch.device) -> MachineRates:
-    """Return the rates of a device; arithmetic on a CPU is measured if there is a compiler."""
+    """Return the rates of a device; a CPU's arithmetic is measured only with a compiler."""
     if device.type == "cuda":
         return MachineRates(device, _product_rate(device), None)
     if find_compiler() is None:
@@ -93,7 +93,7 @@ def _product_rate(device: torch.device) -> float:
 
 
 def _fastest(call: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of the fastest of several calls, after one that is not counted."""
+    """Return the seconds of the fastest of several calls, after one uncounted call."""
     found = []
     for _ in range(_REPEATS + 1):
         _wait(device)

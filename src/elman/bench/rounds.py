@@ -1,4 +1,4 @@
-"""Interleaved rounds: everything is timed once a round, in turn, so that a slow minute hits all."""
+"""Interleaved rounds: each round times every subject once, so a slow minute affects all alike."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from elman.bench.clock import clock_for
 from elman.bench.subjects import Subject
 
-# A measurement of one subject in one round takes about so long, or one iteration.
+# Seconds of one measurement of a subject in a round; at least one iteration.
 _SECONDS = 0.15
 _MOST_ITERATIONS = 50
 
@@ -18,7 +18,7 @@ Parts = dict[str, float]
 
 @dataclass(frozen=True)
 class Spread:
-    """A number over all rounds.
+    """Statistics of a number over all rounds.
 
     Attributes:
         median: Its median.
@@ -44,13 +44,13 @@ def time_rounds(
     Args:
         subjects: What to time; each is warmed up first.
         rounds: Rounds.
-        progress: Called with the measurements done so far and the number of all.
+        progress: Called with the number of finished measurements and of all.
     """
     counts = [_warm_up(subject) for subject in subjects]
     found: list[list[Parts]] = [[] for _ in subjects]
     total = rounds * len(subjects)
     for number in range(rounds):
-        # Forwards and backwards in turn: nobody always comes after the same neighbour.
+        # The order alternates, so that no subject always follows the same one.
         order = range(len(subjects)) if number % 2 == 0 else reversed(range(len(subjects)))
         for done, index in enumerate(order, 1):
             found[index].append(_measure(subjects[index], counts[index]))
@@ -64,12 +64,12 @@ def totals(rounds: Sequence[Parts], parts: Sequence[str]) -> list[float]:
 
 
 def ratios(rounds: Sequence[float], base: Sequence[float]) -> Spread:
-    """Return how much longer one subject took than another, round by round."""
+    """Return the ratio of one subject's time to another's, round by round."""
     return Spread.of([mine / other for mine, other in zip(rounds, base, strict=True)])
 
 
 def _warm_up(subject: Subject) -> int:
-    """Compile, fill caches, and return how many iterations a measurement has."""
+    """Compile, fill caches, and return the number of iterations of a measurement."""
     for _ in range(2):
         seconds = sum(_measure(subject, 1).values())
     return max(1, min(_MOST_ITERATIONS, round(_SECONDS / max(seconds, 1e-6))))

@@ -1,4 +1,4 @@
-"""What is timed: one layer with its optimiser, or a model's whole optimizer step.
+"""The subjects of a benchmark: one layer with its optimizer, or a model's optimizer step.
 
 Shape legend: b batch, t time, d model width.
 """
@@ -31,7 +31,7 @@ class Subject(ABC):
         device: Where it runs.
 
     Attributes:
-        path: What computes a packaged baseline, in words; None for all others.
+        path: Words for what computes a packaged baseline; None for all others.
         level: ``layer``, ``step``, or ``op`` for a recurrence alone.
         parts: Names of the parts of an iteration, in order.
         params: Number of parameters.
@@ -53,7 +53,7 @@ class Subject(ABC):
 
     @abstractmethod
     def loss_and_gradients(self) -> None:
-        """Run forward and backward alone, as they are in an iteration."""
+        """Run only forward and backward, as in an iteration."""
 
     @abstractmethod
     def weights(self) -> list[Tensor]:
@@ -125,7 +125,7 @@ class LayerSubject(Subject):
 
 
 class StepSubject(Subject):
-    """A model's optimizer step as training takes it, reading its data included.
+    """A model's optimizer step as in training, including reading its data.
 
     Args:
         config: The whole configuration of the run.

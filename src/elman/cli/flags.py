@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from elman.base.errors import UserError, did_you_mean, nearest
 
-# Every flag by its long name: its short name and what its value is called.
+# Each flag's long name, with its short name and the placeholder of its value.
 _FLAGS: dict[str, tuple[str, str | None]] = {
     "--help": ("-h", None),
     "--version": ("", None),
@@ -28,16 +28,16 @@ _FLAGS: dict[str, tuple[str, str | None]] = {
     "--config-path": ("-cp", "DIR"),
 }
 _LONG_NAMES = {short: long for long, (short, _) in _FLAGS.items() if short}
-# What Hydra does instead of running one job; at most one of them.
+# Flags that make Hydra do something else than run one job; a command has at most one.
 _ACTIONS = ("--run", "--multirun", "--cfg", "--info", "--shell-completion")
-# Where YAML files are found; a sweep's jobs need the same.
+# Flags that say where YAML files are found; the jobs of a sweep need them too.
 _SEARCH = ("--config-dir", "--config-name", "--config-path")
 _COMPLETION = {"install", "uninstall", "query"}
 
 
 @dataclass
 class Arguments:
-    """A command line taken apart: flags by their long names, and overrides in their order."""
+    """A parsed command line: flags by their long names, and overrides in their order."""
 
     flags: dict[str, str | None] = field(default_factory=dict)
     overrides: list[str] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Arguments:
 
 
 def parse(argv: Sequence[str]) -> Arguments:
-    """Take a command line apart.
+    """Parse a command line.
 
     Raises:
         UserError: a flag is unknown, lacks its value, or contradicts another.
@@ -89,7 +89,7 @@ def _take_value(name: str, rest: list[str]) -> str | None:
     if placeholder is None:
         return None
     if name == "--info":
-        # Its value may be left out, and an override may follow.
+        # The value is optional: the next word may be an override.
         return rest.pop(0) if rest and rest[0] in placeholder.split("|") else "all"
     if not rest or rest[0].startswith("-"):
         raise UserError(f"{name}: needs a value; type {name} {placeholder}")
@@ -117,7 +117,7 @@ def _check(found: Arguments) -> None:
 
 
 def _unknown(word: str, rest: Sequence[str]) -> str:
-    """Word an unknown flag: often a setting, typed as other programs want it."""
+    """Return the error for an unknown flag: often a setting, typed as other programs want it."""
     from elman.config.run_config import known_keys
 
     name, _, value = word.lstrip("-").partition("=")

@@ -1,4 +1,4 @@
-"""What ``elman --help`` prints. Hydra's own help takes twice as long and lists Hydra's inside."""
+"""What ``elman --help`` prints. Hydra's own help takes twice as long and lists its internals."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ usage: elman [-m] [group=choice ...] [group.key=value ...]
                                                   then one table; sweep.dry_run=true only plans it
   elman benchmark=e75_100m                        a published suite: its models as one sweep
   elman mode=suites                               every suite; with benchmark=<name>, one explained
-  elman -m sweep.resume=<sweep folder>            run again what is not ok in it
+  elman -m sweep.resume=<sweep folder>            run again its jobs that are not ok
   elman launcher=slurm model=e75h4n16,e42 ...     the same as an array of jobs on a cluster
   elman train.resume=<run folder>                 continue a stopped run, in its own folder
   elman mode=eval eval.checkpoint=<run folder>    bits per byte of its newest checkpoint
   elman mode=report report.dir=<sweep folder>     its table and plots, from its result files
   elman mode=models                               every model; with model=<name>, one explained
-  elman mode=solve model=e1 solve.params=100M     the width at which it has so many parameters
-  elman mode=doctor                               what works on this machine, what mends the rest
+  elman mode=solve model=e1 solve.params=100M     the width at which it has 100M parameters
+  elman mode=doctor                               what works on this machine, how to fix the rest
 
 Every run makes a folder of its own below outputs/: config.yaml, metrics, checkpoints, result.json.
 
@@ -35,7 +35,7 @@ Groups (group=choice picks a file of settings):
 Keys (group.key=value changes one setting):
 
   elman --cfg job                   every key with its value; model=... and the like may follow
-  elman --cfg job -p train          those of one group
+  elman --cfg job -p train          the keys of one group
   {folder}
                                     the files behind it, with a comment at every key
 
@@ -76,7 +76,7 @@ def help_text(config_dir: str | None = None) -> str:
 
 
 def _models(names: set[str], own: set[str]) -> list[str]:
-    """Return what stands for models, which are too many to list; a user's own are not."""
+    """Return the entry for models: the user's own, and a pointer to the many shipped ones."""
     return [*sorted(own), f"one of {len(names)}: `elman mode=models` lists them"]
 
 

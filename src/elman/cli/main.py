@@ -1,6 +1,6 @@
 """The command ``elman``: compose, validate, dispatch on mode. Imports no torch.
 
-Hydra runs in the middle; whatever it or the program says about a person's mistake comes out of
+Hydra runs in between. A user's mistake, whether Hydra or this program finds it, leaves
 :func:`main` as one line, with exit status 2.
 """
 
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None, before_run: Callable[[], None] = lam
 
     Args:
         argv: Arguments without the program's name; those of the process if None.
-        before_run: Called when the job of this process is checked and imported; it returns when
+        before_run: Called after the job of this process is checked and imported; it returns when
             the job may run.
     """
     from elman.base.output import lasting_output
@@ -66,7 +66,7 @@ def _main(argv: Sequence[str], before_run: Callable[[], None]) -> int:
         print("elman: interrupted", file=sys.stderr)
         return int(ExitStatus.INTERRUPTED)
     except BrokenPipeError:
-        # The reader of our output went away (elman --help | head); nobody is left to tell.
+        # The reader of our output closed the pipe (elman --help | head): nobody is left to tell.
         return int(ExitStatus.FAILED)
     except Exception as error:
         return _failed_before_a_run(error)
@@ -75,7 +75,7 @@ def _main(argv: Sequence[str], before_run: Callable[[], None]) -> int:
 def run_task(tree: DictConfig) -> int:
     """Run the job that the callback prepared; Hydra calls this.
 
-    Nothing but an interruption is raised: Hydra would add lines of its own to an error's.
+    It raises nothing but an interruption: Hydra would add its own lines to any other error.
     """
     from elman.cli import session
 
@@ -89,14 +89,14 @@ def run_task(tree: DictConfig) -> int:
 
 
 def _adopted(tree: DictConfig) -> PreparedRun:
-    """Prepare a job that one of Hydra's own launchers runs: those know no callback before it."""
+    """Prepare a job that one of Hydra's own launchers runs: they do not call our callback."""
     from elman.runs.prepare import adopt
 
     return adopt(tree)
 
 
 def run_prepared(job: PreparedRun) -> int:
-    """Run one job in its mode, in the folder that it has, if any; return its exit status."""
+    """Run one job in its mode, in its folder if it has one; return its exit status."""
     from elman.base.disk import give_room_back
     from elman.base.output import keep_going
     from elman.config.run_config import MODES
@@ -143,10 +143,10 @@ def _run_mode(job: PreparedRun) -> int:
 
 @contextlib.contextmanager
 def _without_collecting() -> Iterator[None]:
-    """Import torch without the collection of garbage, and keep it out of later collections.
+    """Import torch without garbage collection, and exempt its objects from later collections.
 
-    It makes some hundred thousand objects that stay: to look through them again and again takes a
-    quarter of its import.
+    The import makes some hundred thousand objects that stay alive. Scanning them again and again
+    takes a quarter of the import time.
     """
     if "torch" in sys.modules or not gc.isenabled():
         yield
@@ -160,7 +160,7 @@ def _without_collecting() -> Iterator[None]:
 
 
 def _run_hydra(arguments: flags.Arguments, before_run: Callable[[], None]) -> int:
-    """Let Hydra compose and dispatch, and return what the job or the sweep left in the session."""
+    """Let Hydra compose and dispatch; return the exit status that the session then holds."""
     import hydra
 
     from elman.cli import session
@@ -188,9 +188,10 @@ def _run_hydra(arguments: flags.Arguments, before_run: Callable[[], None]) -> in
 
 
 def _show_what_runs() -> None:
-    """Let ``--cfg`` print the minutes of a run for which none are named, not null.
+    """Make ``--cfg`` print the default minutes, not null, if neither minutes nor steps are set.
 
-    Hydra prints the composed tree without calling anybody, but for this function of its own.
+    Hydra prints the composed tree without calling us, so this replaces the one function of its
+    own that it calls.
     """
     from hydra._internal.hydra import Hydra
     from omegaconf import open_dict, read_write
@@ -214,7 +215,7 @@ def _show_what_runs() -> None:
 
 
 def _register_plugins() -> None:
-    """Show Hydra our plugins: its own search does not see into an editable install."""
+    """Register our plugins: Hydra's own search does not look into an editable install."""
     from hydra.core.plugins import Plugins
 
     plugins = Plugins.instance()
@@ -228,7 +229,7 @@ def _register_plugins() -> None:
 
 @contextlib.contextmanager
 def _hydra_surroundings(arguments: flags.Arguments) -> Iterator[None]:
-    """Give Hydra its arguments and have it raise its errors instead of printing them."""
+    """Give Hydra its arguments and make it raise its errors instead of printing them."""
     argv, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = [argv[0], *arguments.for_hydra]
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -272,7 +273,7 @@ def _package_errors(arguments: flags.Arguments) -> Iterator[None]:
 
 
 def _order_completion_line() -> None:
-    """Put the flags of a line that is being completed first, where Hydra's parser wants them."""
+    """Move the flags of a line that is being completed to its front, as Hydra's parser wants."""
     line = os.environ.get("COMP_LINE", "")
     program, *words = line.split() or [""]
     try:
@@ -283,7 +284,7 @@ def _order_completion_line() -> None:
 
 
 def _compose(arguments: flags.Arguments) -> Callable[[Sequence[str]], DictConfig]:
-    """Return the composition that sees the same YAML files as this command."""
+    """Return a function that composes overrides from the YAML files that this command sees."""
     from elman.config.compose import compose_tree
 
     folder = arguments.flags.get("--config-dir")
@@ -299,7 +300,7 @@ def _refuse(error: UserError) -> int:
 
 
 def _failed_before_a_run(error: Exception) -> int:
-    """Say what went wrong outside of a mode: a full disk is not our fault, and leaves no folder."""
+    """Report an error from outside the modes; a full disk is not our fault and leaves no folder."""
     from elman.base.disk import is_disk_trouble, no_room
     from elman.cli import session
     from elman.runs.folder import discard_folder

@@ -31,7 +31,7 @@ class Session:
     Args:
         config_flags: Flags that every process of a sweep needs to find the same YAML files.
         argv: What was typed, without the program's name.
-        before_run: Called when the job of this process is checked and imported: it returns when
+        before_run: Called after the job of this process is checked and imported; it returns when
             the job may run, at once where no launcher has to find a place for it.
         start: Runs a command line; the process of each job of a sweep calls it.
         run: Runs a prepared job in this process.
@@ -52,7 +52,7 @@ _current = Session()
 
 
 def begin(session: Session) -> Session:
-    """Make a session that of this process, and return it."""
+    """Make a session the current one of this process, and return it."""
     global _current
     _current = session
     return session

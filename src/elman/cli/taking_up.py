@@ -1,7 +1,7 @@
-"""``elman -m sweep.resume=<folder>`` alone: the command that it stands for.
+"""Expands ``elman -m sweep.resume=<folder>`` to the whole command that it stands for.
 
 The sweep has recorded the command that started it: its flags, its launcher with all settings, and
-the folder from which its relative paths count. This makes it whole before anything is composed.
+the folder that its relative paths start from. All this is restored before anything is composed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _PLACES = ("--config-dir", "--config-path")
 
 @contextmanager
 def taken_up(arguments: Arguments) -> Iterator[Arguments]:
-    """Yield a command made whole, with the folder current in which its paths count.
+    """Yield the whole command; meanwhile its relative paths start from the recorded folder.
 
-    Any other command is yielded as it is, and so is that of a sweep which has recorded nothing:
-    whatever is wrong with its folder is said where the folder is read.
+    Any other command is yielded unchanged. So is one whose sweep has recorded nothing: the code
+    that reads the sweep's folder reports what is wrong with it.
     """
     named = [text for text in arguments.overrides if _key(text) == _RESUME]
     recorded = _recorded(named[-1]) if named else None
@@ -36,11 +36,11 @@ def taken_up(arguments: Arguments) -> Iterator[Arguments]:
     here = os.getcwd()
     whole = _whole(arguments, recorded, here)
     own = any(not _of_the_sweep(_key(text)) for text in arguments.overrides)
-    # What is typed anew for the jobs is meant from where it is typed.
+    # A command that sets something for the jobs means its paths from where it is typed.
     place = here if own else str(recorded["cwd"])
     if not os.path.isdir(place):
         print(
-            f"note: {place}, where the sweep was started, is gone: relative paths count from here"
+            f"note: {place}, where the sweep was started, is gone: relative paths start from here"
         )
         place = here
     os.chdir(place)
@@ -60,7 +60,7 @@ def _recorded(override: str) -> dict[str, Any] | None:
         content = json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8"))
         assert isinstance(content["launcher"]["overrides"], list)
         known = {name: content[name] for name in ("cwd", "flags", "hydra", "launcher")}
-    except Exception:  # no override, no folder, no such file: said by whoever reads them next
+    except Exception:  # no override, folder or file: whoever reads them next reports it
         return None
     return known | {"folder": str(folder)}
 
@@ -91,7 +91,7 @@ def _launcher(recorded: dict[str, Any], typed: Sequence[str]) -> list[str]:
 
 
 def _placed(text: str, folder: str) -> str:
-    """Return an override with the sweep's folder in full: the current one may change."""
+    """Return an override with the sweep's folder made absolute: the current folder may change."""
     from elman.base.quoting import quoted
 
     return f"{_RESUME}={quoted(folder)}" if _key(text) == _RESUME else text

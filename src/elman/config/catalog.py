@@ -1,8 +1,8 @@
 """Every model YAML that a command can see: the shipped ones and the user's own. Imports no torch.
 
-Hydra composes one model in 0.1 s, so 300 of them would take half a minute. A file that says no more
-than which cell or which other model it starts from and what differs is merged here, which a test
-compares with Hydra; any other file goes through Hydra.
+Hydra composes one model in 0.1 s, so 300 of them would take half a minute. Most files only name a
+cell or another model to start from, and the settings that differ. Those are merged here, and a test
+compares the result with Hydra's; any other file goes through Hydra.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from elman.models.cells import registry
 from elman.sections.model import ModelConfig
 
 SHIPPED = ("pkg", CONFIG_MODULE)
-"""Where the package's own YAML files are, as Hydra names it: a scheme and a path."""
+"""The place of the package's own YAML files, in Hydra's form: a scheme and a path."""
 Place = tuple[str, str]
 _GROUP = "model"
 
@@ -43,7 +43,7 @@ class Listed:
 
     Args:
         name: Value of ``model=``.
-        source: What its first line says, without the comment's mark.
+        source: Its first line, without the comment mark.
         config: The model, or None if the file is wrong.
         problem: What is wrong with the file, in one line.
     """
@@ -54,13 +54,13 @@ class Listed:
     problem: str = ""
 
     def has(self, text: str) -> bool:
-        """Whether its name, cell or source has a text, in any case."""
+        """Whether its name, cell or source contains a text; upper and lower case are equal."""
         cell = self.config.cell if self.config else ""
         return any(text.lower() in part.lower() for part in (self.name, cell, self.source))
 
 
 def catalog(places: Sequence[Place] = (SHIPPED,)) -> list[Listed]:
-    """Return every model of some places, the first of two files with one name, E-series first.
+    """Return every model in some places, E-series first; of files with one name the first counts.
 
     Args:
         places: The search path as Hydra has it: schemes and paths.
@@ -71,7 +71,7 @@ def catalog(places: Sequence[Place] = (SHIPPED,)) -> list[Listed]:
 
 
 def listed_models(names: Iterable[str], places: Sequence[Place] = (SHIPPED,)) -> list[Listed]:
-    """Return some models of some places; one that is in no file has that as its problem.
+    """Return some models in some places; a model without a file gets that as its problem.
 
     Args:
         names: Values of ``model=``.
@@ -86,7 +86,7 @@ def listed_models(names: Iterable[str], places: Sequence[Place] = (SHIPPED,)) ->
 
 
 def first_line(name: str, places: Sequence[Place] = (SHIPPED,)) -> str:
-    """Return what the first line of a model's file says, or nothing if it is in no file."""
+    """Return the first line of a model's file, or nothing if the model has no file."""
     file = group_files(_GROUP, places).get(name)
     return _first_comment(file) if file else ""
 
@@ -99,7 +99,7 @@ def natural(name: str) -> tuple[bool, list[str | int]]:
 
 
 def group_files(group: str, places: Iterable[Place] = (SHIPPED,)) -> dict[str, Path]:
-    """Return every file of a group, the first of two with one name, as Hydra does."""
+    """Return every file of a group; of files with one name the first counts, as in Hydra."""
     found: dict[str, Path] = {}
     for scheme, path in places:
         if scheme not in ("pkg", "file"):
@@ -117,7 +117,7 @@ def _first_comment(file: Path) -> str:
 
 
 def search_overrides(places: Iterable[Place]) -> list[str]:
-    """Return the overrides that let a composition see what is not shipped."""
+    """Return the overrides that let a composition see files that are not shipped."""
     own = [f"{scheme}://{path}" for scheme, path in places if scheme in ("pkg", "file")]
     more = [
         quoted(place) for place in own if place not in ("pkg://hydra.conf", "://".join(SHIPPED))
@@ -126,7 +126,7 @@ def search_overrides(places: Iterable[Place]) -> list[str]:
 
 
 class _NotPlainError(Exception):
-    """A file that says more than what is merged here."""
+    """A file with more in it than the merge here understands."""
 
 
 class _Reader:
@@ -156,7 +156,7 @@ class _Reader:
             return compose_config([f"model={chosen}", *self._search]).model
 
     def _tree(self, name: str) -> dict[str, Any]:
-        """Return the keys of a file after those that it starts from."""
+        """Return the keys of a file, merged over those of the files that it starts from."""
         if name not in self._trees:
             own = self._read(name)
             merged: dict[str, Any] = {}
@@ -188,7 +188,7 @@ class _Reader:
         if isinstance(entry, Mapping) and all(
             re.match(r"override /(?!model|cell)", str(key)) for key in entry
         ):
-            return {}  # another group: a recipe of training
+            return {}  # another group: a training recipe
         raise _NotPlainError
 
 
@@ -202,5 +202,5 @@ def _cell_node(name: str) -> dict[str, Any]:
 
 @cache
 def _other_sections() -> dict[str, Any]:
-    """Return the sections of a whole configuration that a model stands in."""
+    """Return a whole configuration's sections, with a model in them."""
     return plain_tree(compose_tree(), "")

@@ -1,6 +1,6 @@
-"""From override strings to a typed configuration: the one door to Hydra's composition.
+"""Turns override strings into a typed configuration; the only way to Hydra's composition.
 
-Imports no torch. The command line, the sweeper, the tests and the Python API all come through here.
+Imports no torch. The command line, the sweeper, the tests and the Python API all use it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from elman.config.keys import named_keys
 from elman.config.wording import in_our_words
 from elman.models.cells import registry
 
-if TYPE_CHECKING:  # pydantic costs 0.1 s, which completion and --help need not pay
+if TYPE_CHECKING:  # importing pydantic takes 0.1 s, which completion and --help save
     from elman.config.run_config import RunConfig
 
 CONFIG_MODULE = "elman.conf"
@@ -31,8 +31,8 @@ OTHER_SECTIONS = ("hydra", "launcher", "sweep", "benchmark")
 def register_cells() -> None:
     """Offer every cell's defaults to model files as ``/cell/<name>``.
 
-    The declaration in the registry is thereby the only place where an option and its default
-    stand; a model's YAML names what differs.
+    An option and its default thus stand in one place only, the declaration in the registry. A
+    model's YAML names only what differs.
     """
     store = ConfigStore.instance()
     for cell in registry.cells().values():
@@ -64,7 +64,7 @@ def compose_config(overrides: Sequence[str] = ()) -> RunConfig:
 def compose_tree(overrides: Sequence[str] = ()) -> DictConfig:
     """Return the untyped tree of ``elman <overrides>``, Hydra's own section included."""
     register_cells()
-    # Not the global state of a command line that may be running around this call.
+    # Leaves alone the global state of a command line that may be running around this call.
     outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
@@ -104,8 +104,8 @@ def plain_tree(tree: DictConfig, model_name: str) -> dict[str, Any]:
 
 
 def typed_overrides(tree: DictConfig, kind: Literal["task", "hydra"]) -> list[str]:
-    """Return the overrides of a composed tree as typed: the job's own, or those of Hydra."""
-    # Unresolved: what a person typed may hold ${...}.
+    """Return the overrides of a composed tree as typed: the job's own, or Hydra's."""
+    # Unresolved, because a typed override may contain ${...}.
     typed = OmegaConf.to_container(tree.hydra.overrides[kind], resolve=False)
     assert isinstance(typed, list)
     return [str(text) for text in typed]

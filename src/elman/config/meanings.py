@@ -1,4 +1,4 @@
-"""What somebody meant by a key that does not exist: by its meaning, by its place, by its letters.
+"""Guesses which key a user meant: by a mistyped key's meaning, its place, or its letters.
 
 Imports no torch.
 """
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from elman.base.errors import nearest
 
-# Names of other programs and papers, with the keys that mean the same here.
+# Names from other programs and papers, with the keys that mean the same here.
 _SAME = {
     "accumulate": ("train.grad_accum",),
     "accumulation_steps": ("train.grad_accum",),
@@ -70,7 +70,7 @@ _SAME = {
     "width": ("model.dim",),
     "workers": ("launcher.workers",),
 }
-# Keys that measure the same in another unit: the typed value would be wrong there.
+# Keys for the same quantity in another unit: the typed value would be wrong there.
 _ANOTHER_UNIT = {
     "epochs": "train.minutes",
     "hours": "train.minutes",
@@ -78,16 +78,16 @@ _ANOTHER_UNIT = {
     "time": "train.minutes",
     "max_epochs": "train.minutes",
 }
-# Shares of equal letters below which a likeness is chance, measured on names alone.
+# Below these shares of equal letters a likeness is chance; measured on names alone.
 _LIKE, _SECTION_LIKE = 0.7, 0.6
 
 
 def meant_key(key: str, keys: Sequence[str]) -> tuple[str, bool] | None:
-    """Return the key that was meant, and whether the typed value fits it; None if nobody can tell.
+    """Return the key that was meant, and whether the typed value fits it; None if unknown.
 
     Args:
         key: Dotted key as typed, or a name alone.
-        keys: Every dotted key that there is.
+        keys: Every dotted key that exists.
     """
     section, _, name = key.rpartition(".")
     same = [known for known in _SAME.get(name.lower(), ()) if known in keys]
@@ -107,14 +107,14 @@ def meant_key(key: str, keys: Sequence[str]) -> tuple[str, bool] | None:
 
 
 def _alike(name: str, keys: Sequence[str]) -> list[str]:
-    """Return the key whose name has nearly the letters of ``name``."""
+    """Return the key whose name is spelled most like ``name``."""
     by_name = {known.rpartition(".")[2]: known for known in keys}
     best = nearest(name, by_name, _LIKE)
     return [by_name[best]] if best else []
 
 
 def _in_a_section_alike(section: str, name: str, keys: Sequence[str]) -> list[str]:
-    """Return the key of a section whose own name is mistyped."""
+    """Return the meant key if only the section's name is mistyped."""
     sections = dict.fromkeys(known.rpartition(".")[0] for known in keys if "." in known)
     best = nearest(section, sections, _SECTION_LIKE) if section else None
     if best is None or best == section:

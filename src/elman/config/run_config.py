@@ -1,7 +1,7 @@
 """Typed schema of everything in ``conf/``: the plain objects that the program works with.
 
 Composition (Hydra) yields an untyped tree; :func:`validate` turns it into a :class:`RunConfig` or
-raises one :class:`~elman.base.errors.UserError` that names the key. The sections stand in
+raises one :class:`~elman.base.errors.UserError` that names the key. The sections are in
 :mod:`elman.sections`. Nothing here imports torch.
 """
 
@@ -35,7 +35,7 @@ from elman.sections.training import (
 
 
 class RunConfig(Section):
-    """One job, whole. The sections after ``log`` are present in the modes of their names only."""
+    """The configuration of one job. Sections after ``log`` exist only in the mode they name."""
 
     mode: Literal[
         "train",
@@ -66,10 +66,10 @@ class RunConfig(Section):
 
 
 _MODEL_KEYS = tuple(key for key in ModelConfig.model_fields if key != "options")
-# Sections without a group of files: the file of their mode brings them.
+# Sections without a config group of their own: the file of their mode contains them.
 _MODE_SECTIONS = ("eval", "generate", "solve", "models", "parity", "bench", "report")
 OF_SWEEPS = ("launcher", "sweep")
-"""Groups that a sweep as a whole reads, and no single job."""
+"""Groups that only a sweep as a whole reads, never a single job."""
 _SECTIONS: dict[str, type[Section]] = {
     "data": DataConfig,
     "train": TrainConfig,
@@ -88,15 +88,15 @@ _SECTIONS: dict[str, type[Section]] = {
 
 @dataclass(frozen=True)
 class Mode:
-    """What the rest of the program knows of a mode before its module is imported.
+    """What the rest of the program knows about a mode before its module is imported.
 
     Args:
-        reads: Sections of the configuration that it reads; naming a key of another is an error.
+        reads: Sections that it reads; a key of another section is an error on the command line.
         makes_folder: Whether a job of this mode gets a run folder.
-        result_file: File in the run folder that holds a job's result when it has ended.
-        table: ``module:function`` that prints the table at the end of a sweep, called with its
+        result_file: File in the run folder with the result of a job that has ended.
+        table: ``module:function`` that prints the table at the end of a sweep; it gets the sweep's
             rows, configurations and folder.
-        compares: Whether the table sets models beside one another, which unequal sizes spoil.
+        compares: Whether the table compares models, which is unfair if their sizes differ.
         in_process: Whether a sweep runs its jobs in its own process, one after another: for a mode
             that makes no folder and ends in seconds.
     """
@@ -147,8 +147,8 @@ def validate(tree: Mapping[str, Any], named: frozenset[str] = frozenset()) -> Ru
     """Return the typed configuration of a composed tree.
 
     Args:
-        tree: Plain containers with the sections of :class:`RunConfig`; the cell's options stand
-            flat in ``model``.
+        tree: Plain containers with the sections of :class:`RunConfig`; the cell's options are
+            keys of ``model`` itself.
         named: Dotted keys that the user named, for errors about settings that nothing reads.
 
     Raises:
@@ -178,7 +178,7 @@ def check_read(named: Iterable[str], mode: Any) -> None:
 
 
 def _check_combinations(config: RunConfig) -> None:
-    """Raise UserError on sections that are right each by itself and wrong together."""
+    """Raise UserError on sections that are each right but do not go together."""
     model = config.model
     registry.cell(model.cell).check_wrapper(model.wrapper)
     if config.train.tbptt and model.options.get("context") == 0:
@@ -221,7 +221,7 @@ def validate_sweep(launcher: Any, sweep: Any, named: frozenset[str]) -> SweepSet
 
 
 def flatten(config: RunConfig) -> dict[str, Any]:
-    """Return the tree that :func:`validate` accepts again, with the cell's options flat."""
+    """Return a tree that :func:`validate` accepts, with the cell's options as keys of ``model``."""
     tree = config.model_dump(exclude_none=False)
     tree["model"] |= tree["model"].pop("options")
     return {key: value for key, value in tree.items() if value is not None}
@@ -235,7 +235,7 @@ def size_keys(cell_name: str) -> frozenset[str]:
 
 
 def known_keys(tree: Mapping[str, Any] | None = None) -> list[str]:
-    """Return every dotted key: all cells, optimisers and modes, or those that ``tree`` chose."""
+    """Return every dotted key of all cells, optimizers and modes, or of those in ``tree``."""
     chosen = tree or {}
     mode, cell, optim = (_chosen(chosen, path) for path in ("mode", "model.cell", "optim.name"))
     cells = [registry.cells()[cell]] if cell in registry.cells() else registry.cells().values()
@@ -254,17 +254,17 @@ def known_keys(tree: Mapping[str, Any] | None = None) -> list[str]:
     return ["mode", *read_keys, *dict.fromkeys(of_sweeps)]
 
 
-# Groups have short names, in which one wrong letter is much.
+# Groups have short names, in which one wrong letter weighs more.
 _GROUP_LIKE = 0.6
 
 
 def unknown_key(key: str, value: str, tree: Mapping[str, Any] | None = None) -> str:
-    """Word the error of a key that composition does not know, given what the tree chose.
+    """Return the error for a key that composition does not know, given the tree's choices.
 
     Args:
         key: Dotted key or group as the user typed it, without ``+``.
         value: Its value as typed.
-        tree: The sections that compose without it, if they do.
+        tree: The sections composed without that key, if they compose.
     """
     section, _, name = key.partition(".")
     if unread := _unread(key, (tree or {}).get("mode", "train")):
@@ -307,7 +307,7 @@ def _known_elsewhere(key: str, section: str, tree: Mapping[str, Any]) -> str:
 
 
 def whole_section(section: str, value: str) -> str:
-    """Word the error of a value given to a whole section."""
+    """Return the error for a value given to a whole section."""
     example = next(known for known in known_keys() if known.startswith(f"{section}."))
     return (
         f"{section}={value}: {section} is a group of settings; set one of them, as in {example}=..."
@@ -320,7 +320,7 @@ def _unread(key: str, mode: Any) -> str | None:
     readers = [name for name, declared in MODES.items() if section in declared.reads]
     if mode not in MODES or not readers or mode in readers:
         return None
-    # What training reads, several modes read besides: naming them all would hide the usual way.
+    # Several modes read what training reads; to name them all would hide the usual one.
     usual = ["train"] if "train" in readers else readers
     ways = " or ".join(f"mode={reader}" for reader in usual)
     drop = f"drop it or use {ways}" if mode != "train" else f"add {ways} or drop it"
@@ -335,13 +335,13 @@ def _refuse_optimiser_by_key(optim: Any, named: frozenset[str]) -> None:
     if known is None or set(optim) != set(known.model_fields):
         best = nearest(str(name), OPTIMISERS) or "adamw"
         raise UserError(
-            f"optim.name={_shown(name)}: choose the optimiser, with its settings, by "
+            f"optim.name={_shown(name)}: choose the optimizer, with its settings, by "
             f"optim={best}; choices: {', '.join(OPTIMISERS)}"
         )
 
 
 def _split_model(model: Mapping[str, Any], named: frozenset[str]) -> dict[str, Any]:
-    """Move the cell's options out of the flat ``model`` section, checked and completed."""
+    """Split the cell's options off the ``model`` section; check and complete them."""
     if not isinstance(cell_name := model.get("cell"), str):
         raise UserError("model.cell: missing; choose a model, as in model=e88_tiny")
     cell = registry.cell(cell_name)
@@ -349,7 +349,7 @@ def _split_model(model: Mapping[str, Any], named: frozenset[str]) -> dict[str, A
     unknown = [key for key in given if key not in cell.options]
     if unknown and "model.cell" in named:
         raise UserError(
-            f"model.cell={cell_name}: the other settings are those of another cell; "
+            f"model.cell={cell_name}: the other settings belong to another cell; "
             "choose a model of that cell by model=<name>"
         )
     if unknown:
@@ -401,12 +401,12 @@ _BOUND_WORDS = {
 
 
 def _first_problem(error: ValidationError, tree: Mapping[str, Any], section: str = "") -> str:
-    """Word the first of pydantic's findings as one line; ``section`` is what was validated."""
+    """Return pydantic's first finding as one line; ``section`` is what was validated."""
     problem = error.errors()[0]
     parts = [str(part) for part in ((section,) if section else ()) + problem["loc"]]
-    # pydantic adds the branches of unions, which are no keys: optim.adamw.lr, data.path.str.
+    # pydantic adds the branches of unions, which are not keys: optim.adamw.lr, data.path.str.
     parts = [p for n, p in enumerate(parts) if n == 0 or p not in _BRANCHES]
-    # Nor are places in lists: bench.peers.0.
+    # Positions in lists are not keys either: bench.peers.0.
     parts = [part for part in parts if not part.isdigit()]
     key, given, kind = ".".join(parts), problem.get("input"), problem["type"]
     context = problem.get("ctx", {})

@@ -1,7 +1,7 @@
-"""Every suite that a command can see, read from its file alone. Imports no torch.
+"""Every suite that a command can see, read from the suite's file alone. Imports no torch.
 
-A suite is a file in conf/benchmark: runs, the settings that they share, and what was published for
-them. ``benchmark=<name>`` composes the same file through Hydra.
+A suite is a file in conf/benchmark: runs, the settings that they share, and the published figures
+of their models. ``benchmark=<name>`` composes the same file through Hydra.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ GROUP = "benchmark"
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteFigures:
-    """What a suite says of itself, and what was published for its models.
+    """A suite's description of itself, and the published figures of its models.
 
     Args:
         title: What it compares, in a few words.
         description: What a reader must know before believing its table.
         published: Figures of its models in the published suites that it names, its own first.
-        published_only: Published rows that no run repeats: ``figures.model`` is what the row was
-            called, ``figures.caveat`` begins with why.
+        published_only: Published rows that no run repeats: ``figures.model`` is the row's published
+            name, ``figures.caveat`` begins with the reason.
     """
 
     title: str = ""
@@ -54,13 +54,13 @@ class Suite(SuiteFigures):
         name: Value of ``benchmark=``.
         title: What it compares, in a few words.
         description: What a reader must know before believing its table.
-        citation: Where it stands: section of a specification, seed.
+        citation: Its source: section of a specification, seed.
         runs: The overrides of every run, its model among them.
-        minutes: Training time of each run, or None if it is bounded by steps.
-        steps: Optimizer steps of each run, or None if it is bounded by time.
-        shared: Other settings that its runs share, as a person would type them.
-        claims_equal_size: Whether it is refused if its models' sizes spread too far.
-        claims_speed: Whether it is refused on a GPU where a model has no kernel.
+        minutes: Training time of each run, or None if steps limit it.
+        steps: Optimizer steps of each run, or None if time limits it.
+        shared: Other settings that its runs share, as a user would type them.
+        claims_equal_size: Whether it is refused if its models' sizes differ too much.
+        claims_speed: Whether it is refused on a GPU if a model has no kernel there.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Suite(SuiteFigures):
 
     @property
     def gpu_hours(self) -> float | None:
-        """Hours of training of all runs together, or None if they are bounded by steps."""
+        """Hours of training of all runs together, or None if steps limit them."""
         return None if self.minutes is None else self.minutes * len(self.runs) / 60
 
 
@@ -97,7 +97,7 @@ def models_of(runs: Iterable[Sequence[str]]) -> tuple[str, ...]:
 
 
 def suite_names(places: Sequence[Place] = (SHIPPED,)) -> list[str]:
-    """Return the name of every suite of some places, in alphabetical order."""
+    """Return the name of every suite in some places, in alphabetical order."""
     return sorted(group_files(GROUP, places))
 
 
@@ -119,14 +119,14 @@ def load_suite(name: str, places: Sequence[Place] = (SHIPPED,)) -> Suite:
 
 
 def recorded_figures(name: str, section: Any) -> SuiteFigures:
-    """Return what was published for a suite that a sweep has recorded; its file may be gone.
+    """Return the published figures of a suite that a sweep recorded; its file may be gone.
 
     Args:
         name: Value of ``benchmark=``.
-        section: What the sweep wrote of it.
+        section: The sweep's record of it.
 
     Raises:
-        UserError: it is not what a suite's file says.
+        UserError: it is not the content of a suite's file.
     """
     return _figures(parse_suite(name, section))
 
@@ -135,7 +135,7 @@ def parse_suite(name: str, section: Any) -> SuiteConfig:
     """Return section ``benchmark`` of a file or a composed tree.
 
     Raises:
-        UserError: it is not what a suite's file says.
+        UserError: it is not the content of a suite's file.
     """
     if isinstance(section, Mapping) and GROUP in section:
         raise UserError(f"{GROUP}={name}: its file needs the first line # @package _global_")
@@ -147,14 +147,14 @@ def parse_suite(name: str, section: Any) -> SuiteConfig:
         if suite not in _circumstances():
             hint = did_you_mean(suite, _circumstances())
             raise UserError(
-                f"benchmark.published (in benchmark={name}): {suite} is no file of "
-                f"elman.published{hint}; mend or drop it"
+                f"benchmark.published (in benchmark={name}): {suite} is not a file of "
+                f"elman.published{hint}; fix or drop it"
             )
     return config
 
 
 def _wrong_file(name: str, error: ValidationError) -> str:
-    """Word the first of pydantic's findings in a suite's file."""
+    """Return pydantic's first finding in a suite's file as one line."""
     problem = error.errors()[0]
     places = [str(part) for part in problem["loc"] if not isinstance(part, int)]
     wrong = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
@@ -173,7 +173,7 @@ def _content(file: Path) -> Mapping[str, Any]:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         line = getattr(getattr(error, "problem_mark", None), "line", 0) + 1
-        raise UserError(f"{file}, line {line}: not valid YAML; mend that line") from None
+        raise UserError(f"{file}, line {line}: not valid YAML; fix that line") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: {not_utf8(error)}; save it as UTF-8") from None
     except RecursionError:
@@ -220,7 +220,7 @@ def _figures(config: SuiteConfig) -> SuiteFigures:
 
 
 def _shared(content: Mapping[str, Any]) -> list[str]:
-    """Return the groups that a suite's file chooses and the settings that it gives."""
+    """Return the groups that a suite's file chooses and the settings that it sets."""
     found = []
     for entry in content.get("defaults") or ():
         if isinstance(entry, dict):
@@ -233,7 +233,7 @@ def _shared(content: Mapping[str, Any]) -> list[str]:
 
 
 def _typed(value: Any) -> str:
-    """Return a value of YAML as a person types it."""
+    """Return a value of YAML as a user types it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)

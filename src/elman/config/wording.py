@@ -1,6 +1,6 @@
-"""One line for each way in which Hydra or OmegaConf refuses a command.
+"""One error line for each way in which Hydra or OmegaConf refuses a command.
 
-Their own texts take several lines and advise ``+key=value``, which would make a typing error pass.
+Their own texts take several lines and advise ``+key=value``, which would let a typing error pass.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from elman.config.keys import is_hydra_key
 from elman.config.meanings import meant_key
 
 Compose = Callable[[Sequence[str]], DictConfig]
-# Longer lists of choices are left to `elman --help`.
+# Longer lists of choices are not printed; the error points to `elman --help` instead.
 _LONGEST_LIST = 12
-# Errors of other types that these packages raise at a user's mistake.
+# Errors of other types that these packages raise for a user's mistake.
 _FOREIGN = ("hydra", "omegaconf", "antlr4", "yaml")
 
 
 @contextmanager
 def in_our_words(overrides: Sequence[str], compose: Compose) -> Iterator[None]:
-    """Turn what Hydra and OmegaConf raise in this context into a one-line UserError.
+    """Turn errors of Hydra and OmegaConf in this context into a one-line UserError.
 
     Args:
         overrides: The command's overrides.
-        compose: Composes a tree from overrides; it tells which keys the chosen groups have.
+        compose: Composes a tree from overrides; the tree shows which keys the chosen groups have.
     """
     for override in overrides:
         _refuse_form(override)
@@ -66,7 +66,7 @@ def in_our_words(overrides: Sequence[str], compose: Compose) -> Iterator[None]:
 
 
 def _as_typed(line: str, overrides: Sequence[str]) -> str:
-    """Return an error's line with its number as it was typed: 1e3, not 1000.0; 1e400, not inf."""
+    """Return an error's line with its number as typed: 1e3, not 1000.0; 1e400, not inf."""
     key, equals, rest = line.partition("=")
     shown, colon, reason = rest.partition(":")
     for override in overrides:
@@ -101,19 +101,19 @@ def reword(error: Exception, overrides: Sequence[str], compose: Compose) -> str:
     if isinstance(error.__cause__, OmegaConfBaseException):
         return _tree_error(error.__cause__)
     if hasattr(error, "problem_mark"):
-        return f"{_where_in_yaml(error.problem_mark)}: not valid YAML; mend that line"
+        return f"{_where_in_yaml(error.problem_mark)}: not valid YAML; fix that line"
     typed = " ".join(overrides)
     reason = str(error) or type(error).__name__
     return f"{typed}: cannot be composed ({reason}); `elman --help` shows what can be typed"
 
 
 def one_line(text: str) -> str:
-    """Return ``text`` without line breaks or runs of blanks."""
+    """Return ``text`` on one line, with single blanks."""
     return " ".join(text.split())
 
 
 def _refuse_form(override: str) -> None:
-    """Refuse what Hydra's grammar allows and elman has no use for."""
+    """Refuse forms that Hydra's grammar allows and elman does not use."""
     key, _, value = override.partition("=")
     if override.startswith("~"):
         raise UserError(_cannot_remove(key[1:]))
@@ -135,9 +135,9 @@ def _refuse_form(override: str) -> None:
 
 
 def _refuse_path(override: str, command: _Command) -> None:
-    """Refuse a file or path where a group wants a name.
+    """Refuse a file or path where a group expects a name.
 
-    Hydra would read the file, and the run would bear a name that no list and no table knows.
+    Hydra would read the file, and the run would have a name that is in no list and no table.
     """
     key, _, value = override.lstrip("+").partition("=")
     group = key.split("@")[0]
@@ -150,7 +150,7 @@ def _refuse_path(override: str, command: _Command) -> None:
 
 
 def _path_for_name(key: str, group: str, word: str, command: _Command) -> str:
-    """Word the error of a file or path given to a group."""
+    """Return the error for a file or path given to a group."""
     name = re.sub(r"\.ya?ml$", "", word.split("/")[-1])
     said = f"{key}={word}: expected a name, not a file or path"
     if command.composes(f"{group}={name}"):
@@ -167,13 +167,13 @@ def _shipped_choices(group: str) -> list[str]:
 
 
 class _Command:
-    """The overrides of a command and what the groups among them choose."""
+    """The overrides of a command, and the choices of the groups among them."""
 
     def __init__(self, overrides: Sequence[str], compose: Compose) -> None:
         self.overrides, self._compose = overrides, compose
 
     def typed(self, key: str) -> str:
-        """Return the override of ``key`` as typed, or the key alone if it stands in a file."""
+        """Return the override of ``key`` as typed, or the key alone if a file sets it."""
         found = [text for text in self.overrides if text.lstrip("+~").split("=", 1)[0] == key]
         return found[-1] if found else key
 
@@ -182,10 +182,10 @@ class _Command:
         return self.typed(key).partition("=")[2] or "..."
 
     def composes(self, override: str) -> bool:
-        """Whether one override, a group's choice, composes on its own."""
+        """Whether one override that chooses from a group composes on its own."""
         try:
             self._composed([override])
-        except Exception:  # the choice is not there, or has an error of its own
+        except Exception:  # the choice does not exist, or has an error of its own
             return False
         return True
 
@@ -224,7 +224,7 @@ def _unknown_key(match: re.Match[str], error: Exception, command: _Command) -> s
 
 
 def _group_meant(key: str, value: str) -> str | None:
-    """Return the group of which ``value`` is a choice, if ``key`` is close to its name."""
+    """Return the group that offers ``value``, if ``key`` is close to the group's name."""
     folder = Path(str(files("elman.conf")))
     groups = [path.parent.name for path in folder.glob(f"*/{glob.escape(value)}.yaml")]
     return nearest(key, groups) if "." not in key else None
@@ -287,14 +287,14 @@ def _comma_list(match: re.Match[str], error: Exception, command: _Command) -> st
 
 
 def several_suites(typed: str) -> str:
-    """Word the error of several suites in one command."""
+    """Return the error for several suites in one command."""
     first, *_ = typed.partition("=")[2].strip("[]").split(",")
     return f"{typed}: one suite at a time; type a command for each, as in benchmark={first}"
 
 
 def _drop_plus(match: re.Match[str], error: Exception, command: _Command) -> str:
     typed = command.typed(match[1])
-    return f"{typed}: {match[1]} is there already; drop the +: {typed.lstrip('+')}"
+    return f"{typed}: {match[1]} is already set; drop the +: {typed.lstrip('+')}"
 
 
 def _twice(match: re.Match[str], error: Exception, command: _Command) -> str:
@@ -331,7 +331,7 @@ def _no_choice(match: re.Match[str], error: Exception, command: _Command) -> str
             return (
                 f"{override}: expected the name of a file in {key}/; {_listed_by(key)} lists them"
             )
-    return "a group is given something that is no name; `elman --help` lists the choices"
+    return "a group expects a config name; `elman --help` lists the choices"
 
 
 def _hydra_sweep(match: re.Match[str], error: Exception, command: _Command) -> str:
@@ -345,7 +345,7 @@ def _mode_contradicted(match: re.Match[str], error: Exception, command: _Command
 
 
 def _searchpath(match: re.Match[str], error: Exception, command: _Command) -> str:
-    return f"hydra.searchpath: {match[1]} is not there; name an existing folder, as file://FOLDER"
+    return f"hydra.searchpath: {match[1]} does not exist; name an existing folder, as file://FOLDER"
 
 
 def _primary(match: re.Match[str], error: Exception, command: _Command) -> str:
@@ -353,11 +353,11 @@ def _primary(match: re.Match[str], error: Exception, command: _Command) -> str:
 
 
 def _primary_folder(match: re.Match[str], error: Exception, command: _Command) -> str:
-    return f"--config-path: {match[1]} is not there; drop the flag: --config-dir adds your own"
+    return f"--config-path: {match[1]} does not exist; drop the flag: --config-dir adds your own"
 
 
 _Line = Callable[[re.Match[str], Exception, _Command], str]
-# Tried in this order against Hydra's text.
+# Patterns for Hydra's texts, tried in this order.
 _PATTERNS: list[tuple[str, _Line]] = [
     (r"Cannot find primary config '([^']+)'", _primary),
     (r"Primary config (?:directory|module)[\s\S]*?'([^']+)'", _primary_folder),
@@ -381,16 +381,16 @@ _PATTERNS: list[tuple[str, _Line]] = [
 
 
 def _syntax(override: str, message: str) -> str:
-    """Word an override that the grammar cannot read."""
+    """Return the error for an override that the grammar cannot read."""
     key, equals, value = override.partition("=")
     if not equals:
         return _bare_word(override)
     if not re.fullmatch(r"[+~]{0,2}[A-Za-z_][\w-]*([./@][\w-]+)*", key):
         return f"{override}: the key cannot be read; type it as group.key, as in train.steps=100"
     if value.startswith("="):
-        return f"{override}: one = too many; type {key}={value.lstrip('=')}"
+        return f"{override}: has one = too many; type {key}={value.lstrip('=')}"
     if evaluated := re.search(r"while evaluating '([^']+)': ([^\n]+)", message):
-        return f"{override}: {evaluated[1]} fails ({evaluated[2]}); mend or quote it"
+        return f"{override}: {evaluated[1]} fails ({evaluated[2]}); fix or quote it"
     if any(value.count(a) != value.count(b) for a, b in ("[]", "()", "{}")):
         return f"{override}: a bracket is not closed; close it, or quote the value"
     if any(value.count(mark) % 2 for mark in "'\""):
@@ -415,16 +415,16 @@ def _bare_word(word: str) -> str:
 
 
 def _tree_error(error: OmegaConfBaseException) -> str:
-    """Word an error at one place of the composed tree."""
+    """Return the error for one place of the composed tree."""
     key = str(getattr(error, "full_key", None) or "a setting")
     first = next(iter(str(error).splitlines()), "")
     if isinstance(error, MissingMandatoryValue):
         return f"{key}: missing; add {key}={_PLACEHOLDERS.get(key, '...')}"
     if isinstance(error, InterpolationKeyError):
         target = re.search(r"key '([^']+)'", first)
-        return f"{key}: refers to ${{{target[1] if target else '...'}}}, which is not there"
+        return f"{key}: refers to ${{{target[1] if target else '...'}}}, which does not exist"
     if isinstance(error, UnsupportedInterpolationType | InterpolationResolutionError):
-        return f"{key}: its interpolation fails ({first}); mend it or give a plain value"
+        return f"{key}: its interpolation fails ({first}); fix it or give a plain value"
     return f"{key}: {first}; `elman --cfg all` prints every setting"
 
 
@@ -438,7 +438,7 @@ _PLACEHOLDERS = {
 
 
 def _in_shell(text: str) -> str:
-    """Quote an override that a shell would take apart."""
+    """Quote an override that a shell would split."""
     return f"'{text}'" if re.search(r"[\s\[\](){}*?$&;<>|]", text) else text
 
 
@@ -447,7 +447,7 @@ def _where_in_yaml(mark: Any) -> str:
 
 
 def _foreign(error: Exception) -> bool:
-    """Whether the innermost frame of an error belongs to Hydra or what it is built on."""
+    """Whether the innermost frame of an error belongs to Hydra or to a package below it."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -1,1 +1,1 @@
-"""Raw bytes: files read as one text, the default corpus, and the batches drawn from them."""
+"""Reads files as one text of raw bytes, builds the default corpus, and draws batches."""

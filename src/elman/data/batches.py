@@ -1,9 +1,9 @@
-"""What a run trains on: its data, divided, and its batches.
+"""A run's data, split for training and validation, and its training batches.
 
 NumPy only; no torch. The same seed gives the same order of data whatever the model.
 
-Shapes: B rows, b rows at most B, T predicted bytes a row (``chunk_size``); a row holds T + 1 bytes,
-so that every predicted byte has its predecessor beside it.
+Shapes: B rows, b rows (at most B), T predicted bytes in a row (``chunk_size``). A row has T + 1
+bytes, so that every predicted byte has its predecessor in the row.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VAL_BYTES_LIMIT = 4 * 2**20
 
 @dataclass(frozen=True)
 class Data:
-    """A source whose tail is held out: training reads [0, train_bytes), validation the rest."""
+    """A source with a held-out tail: training reads [0, train_bytes), validation the rest."""
 
     source: ByteSource
     train_bytes: int
@@ -61,12 +61,12 @@ class Data:
 
 
 def open_data(config: DataConfig, chunk_size: int, announce: Callable[[str], None]) -> Data:
-    """Open the data of a run and divide it.
+    """Open the data of a run and split it.
 
     Args:
         config: Group ``data``.
-        chunk_size: T; the training part must hold a row of T + 1 bytes, the tail one validation
-            window and a byte.
+        chunk_size: T. The training part must hold one row of T + 1 bytes, and the tail one
+            validation window plus one byte.
         announce: Called with one line if the default data has to be built.
 
     Raises:
@@ -78,12 +78,12 @@ def open_data(config: DataConfig, chunk_size: int, announce: Callable[[str], Non
 
 
 def check_data(config: DataConfig, chunk_size: int, *, may_pack: bool) -> None:
-    """Refuse what :func:`open_data` would refuse, as far as that is known without packing.
+    """Raise the errors of :func:`open_data` that can be found without packing.
 
     Args:
         config: Group ``data``, with a path.
         chunk_size: T.
-        may_pack: Whether data that is not yet packed is packed now, and then checked whole.
+        may_pack: Whether to pack unpacked data now; then everything is checked.
 
     Raises:
         UserError: as :func:`open_data`.
@@ -105,7 +105,7 @@ def _divided(source: ByteSource, config: DataConfig, chunk_size: int) -> Data:
 
 
 def _held_out(source: ByteSource, config: DataConfig, chunk_size: int) -> int:
-    """Return the length of the tail, checked against the size of the text."""
+    """Return the length of the tail after checking it against the size of the text."""
     row, window, size = chunk_size + 1, config.val_window + 1, len(source)
     where = f"{source.setting}={source.label}: {size} bytes"
     if size < row + window:
@@ -133,11 +133,11 @@ def _held_out(source: ByteSource, config: DataConfig, chunk_size: int) -> int:
 
 
 class Batches(ABC):
-    """Training batches, read one ahead in the background so that a cold disk stalls no step.
+    """Training batches; the next one is read in the background, so a slow disk stalls no step.
 
     Attributes:
-        restarted: Whether the rows of the last batch continue no earlier batch: carried states
-            must be reset before it. Always true of random positions.
+        restarted: Whether the last batch's rows do not continue an earlier batch, so carried states
+            must be reset before it. Always true for random positions.
     """
 
     kind: str
@@ -152,7 +152,7 @@ class Batches(ABC):
         self._pending: Future[Bytes]
 
     def next(self) -> Bytes:
-        """Return the next batch: uint8 [B, T+1], a new array that the caller may keep.
+        """Return the next batch: uint8 [B, T+1], a new array that belongs to the caller.
 
         Raises:
             UserError: a file became shorter than it was when opened.
@@ -163,14 +163,14 @@ class Batches(ABC):
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state from which the next batch is the one that :meth:`next` gives next.
+        """Return the state to resume from, so that the next batch is the same as without a stop.
 
-        Plain ints, strings and dicts, as ``torch.load(weights_only=True)`` accepts them.
+        It has only plain ints, strings and dicts, which ``torch.load(weights_only=True)`` accepts.
         """
         return self._state_before_pending
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where :meth:`state_dict` was taken; the batch read ahead is dropped.
+        """Continue from a :meth:`state_dict`; the batch that was read ahead is dropped.
 
         Raises:
             UserError: the state is of the other kind of batches, or does not fit these streams.
@@ -186,7 +186,7 @@ class Batches(ABC):
         self._prepare()
 
     def close(self) -> None:
-        """Stop reading ahead and wait for the read under way."""
+        """Stop reading ahead and wait until the current read ends."""
         self._reader.shutdown(wait=True, cancel_futures=True)
 
     def __enter__(self) -> Self:
@@ -210,22 +210,22 @@ class Batches(ABC):
 
     @abstractmethod
     def _draw(self) -> tuple[Offsets, bool]:
-        """Return the offsets of the next rows and whether they start anew."""
+        """Return the offsets of the next rows, and whether they restart."""
 
     @abstractmethod
     def _state(self) -> dict[str, Any]:
-        """Return the state that is not the generator's."""
+        """Return the state besides the generator's."""
 
     @abstractmethod
     def _restore(self, state: dict[str, Any]) -> None:
-        """Take over what :meth:`_state` returned, if it fits."""
+        """Continue from a result of :meth:`_state` if it fits."""
 
 
 class RandomBatches(Batches):
-    """Rows at random positions, uniform over every place where T + 1 training bytes fit.
+    """Rows at random positions, uniform over all positions where T + 1 training bytes fit.
 
-    lm-and-training specification, section 3: rows are independent, and the separator between
-    documents is a byte like any other.
+    Rows are independent, and the separator between documents is a byte like any other
+    (lm-and-training specification, section 3).
 
     Args:
         data: The run's data; rows stay inside its training part.
@@ -253,18 +253,19 @@ class RandomBatches(Batches):
 
 
 class StreamBatches(Batches):
-    """B contiguous streams for truncated backpropagation through time with carried states.
+    """B contiguous streams, for truncated backpropagation through time with carried states.
 
-    The training part is cut into B equal segments. Row i walks through segment i: T bytes a batch,
-    T + 1 read, so that each byte is predicted once. All rows start at the same random place in the
-    first tenth of their segments (at least the first T bytes, as far as they go) and come to the
-    end together; then they start anew at another such place, and ``restarted`` is true.
+    The training part is cut into B equal segments. Row i moves through segment i by T bytes per
+    batch and reads T + 1, so that each byte is predicted once. All rows start at the same random
+    offset in the first tenth of their segments (or in the first T bytes if that is more and they
+    fit). They reach the end together. Then they restart at a new random offset, and ``restarted``
+    is true.
 
     Args:
         data: The run's data; streams stay inside its training part.
         batch_size: B.
         chunk_size: T.
-        seed: Seed of the starting places.
+        seed: Seed of the starting offsets.
 
     Raises:
         UserError: the training part is too short for B segments of T + 1 bytes.

@@ -1,6 +1,7 @@
 """The default data: the text of the running Python's own standard library.
 
-Real bytes on every machine without a download, kept as one file in the user's cache folder.
+This gives real text on every machine without a download. It is cached as one file in the user's
+cache folder.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from elman.base.errors import UserError
 
-# Tests are long lists of literals; idlelib is an application; the others are not the library.
+# Tests are long lists of literals, idlelib is an application, and the others are not the library.
 LEFT_OUT = frozenset({"test", "tests", "idlelib", "site-packages", "dist-packages", "__pycache__"})
 SEPARATOR = b"\x1e"
 CACHE_VARIABLE = "ELMAN_CACHE"
@@ -23,12 +24,12 @@ _MIB = 2**20
 
 
 def default_corpus(announce: Callable[[str], None]) -> Path:
-    """Return the file with the standard library's text; build it if it is not there yet.
+    """Return the file with the standard library's text; build it if it does not exist.
 
-    All ``*.py`` files of the library except those under :data:`LEFT_OUT`, ordered by the SHA-256
-    of their relative paths, with the byte 0x1e between files. The file's name carries the Python
-    version and a hash of the list of files and sizes. Any number of processes may build it at
-    once: each writes its own temporary file, and the last rename wins with equal content.
+    The text is all ``*.py`` files of the library except those under :data:`LEFT_OUT`, ordered by
+    the SHA-256 of their relative paths, with the byte 0x1e between files. The file's name has the
+    Python version and a hash of the list of files and sizes. Any number of processes may build it
+    at once: each writes its own temporary file, and every rename installs the same content.
 
     Args:
         announce: Called with one line when the file has to be built.
@@ -61,7 +62,7 @@ def default_corpus(announce: Callable[[str], None]) -> Path:
 
 
 def cache_folder() -> Path:
-    """Return the folder of files that can be made again: ``${XDG_CACHE_HOME:-~/.cache}/elman``."""
+    """Return the folder of cached files: ``${XDG_CACHE_HOME:-~/.cache}/elman``."""
     root = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
     return Path(os.path.abspath(os.path.expanduser(root))) / "elman"
 
@@ -69,14 +70,14 @@ def cache_folder() -> Path:
 def data_cache() -> Path:
     """Return the folder of packed data: ``data`` in ``$ELMAN_CACHE``, or in the user's cache.
 
-    It can be removed at any time; what is in it is made again when it is needed.
+    It can be removed at any time; its content is made again when needed.
     """
     named = os.environ.get(CACHE_VARIABLE)
     return (Path(os.path.abspath(os.path.expanduser(named))) if named else cache_folder()) / "data"
 
 
 def _sources(library: Path) -> list[tuple[str, int]]:
-    """Return relative posix path and size of every file, in the order of the corpus."""
+    """Return the relative POSIX path and size of every file, in the order of the corpus."""
     found = [(path.relative_to(library).as_posix(), path.stat().st_size) for path in _walk(library)]
     return sorted(found, key=lambda source: hashlib.sha256(source[0].encode()).digest())
 
@@ -103,7 +104,7 @@ def _build(path: Path, files: list[Path]) -> None:
                 out.write((SEPARATOR if index else b"") + file.read_bytes())
             out.flush()
             os.fsync(out.fileno())
-        # A cache folder may be shared; temporary files are born private.
+        # A cache folder may be shared, but temporary files start with private permissions.
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:

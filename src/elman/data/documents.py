@@ -1,6 +1,6 @@
-"""Documents out of JSON lines and Parquet columns, in pieces of joined text.
+"""Reads documents from JSON lines and Parquet columns, in pieces of joined text.
 
-Memory is bounded by a chunk and the longest document.
+Memory use is limited to a chunk and the longest document.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from elman.data.corpus import SEPARATOR
 from elman.data.streams import Chunk
 
 LONGEST_LINE = 2**30
-"""A document's line of more bytes is refused: it must stand in memory whole."""
+"""Most bytes in a document's line; the whole line must fit in memory."""
 _PARQUET_ROWS = 1024
 _PARQUET_BUFFER = 2**20
 _SHOWN_NAMES = 8
 
 
 class Piece(NamedTuple):
-    """A run of whole documents, joined, or of bytes that hold none.
+    """A piece of text: whole documents, joined, or bytes of a file without documents.
 
     Attributes:
         data: The bytes.
-        documents: How many documents they are; 0 if the file is one text.
-        consumed: Bytes of the file read for all up to them.
-        halves: Documents with half of a surrogate pair, which no UTF-8 text holds.
+        documents: Number of documents; 0 if the file is one text.
+        consumed: Bytes of the file that were read up to the end of this piece.
+        halves: Number of documents with half of a surrogate pair, which UTF-8 does not allow.
     """
 
     data: bytes
@@ -38,15 +38,16 @@ class Piece(NamedTuple):
 
 
 def json_documents(chunks: Iterator[Chunk], field: str, where: str) -> Iterator[Piece]:
-    """Yield the documents of JSON lines; blank lines count as lines and hold none.
+    """Yield the documents of JSON lines; blank lines hold no document, but count as lines.
 
     Args:
         chunks: The file's text.
-        field: Key of the text in each line's object; a dot descends where no key has that name.
-        where: The setting and the file, for error lines.
+        field: Key of the text in each line's object. If no key has that name, a dot descends into
+            an inner object.
+        where: The setting and the file, for error messages.
 
     Raises:
-        UserError: a line is no JSON object, or its field is missing or no text.
+        UserError: a line is not a JSON object, or its field is missing or not text.
     """
     number, held, held_bytes = 1, [b""], 0
     consumed = 0
@@ -70,7 +71,7 @@ def json_documents(chunks: Iterator[Chunk], field: str, where: str) -> Iterator[
 def _json_piece(
     lines: list[bytes], first: int, field: str, where: str, consumed: int
 ) -> Iterator[Piece]:
-    """Yield one piece with the documents of these lines, if there are any."""
+    """Yield one piece with the documents of these lines; nothing if there are none."""
     found, halves = [], 0
     for number, line in enumerate(lines, first):
         if number == 1:
@@ -96,7 +97,7 @@ def _parsed(line: bytes, where: str) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{where}: not JSON ({first_line(error)})") from None
     if not isinstance(record, dict):
-        raise UserError(f"{where}: {_type_word(record)}, where each line must be a JSON object")
+        raise UserError(f"{where}: {_type_word(record)}, but each line must be a JSON object")
     return record
 
 
@@ -131,7 +132,7 @@ def _type_word(value: Any) -> str:
 
 
 def refuse_without_pyarrow(where: str) -> None:
-    """Raise UserError with the command that installs the reader of Parquet, if it is missing."""
+    """Raise UserError with the install command if the reader of Parquet is missing."""
     if find_spec("pyarrow") is None:
         raise UserError(
             f"{where}: reading Parquet needs pyarrow; type: pip install 'elman[parquet]'"
@@ -143,19 +144,19 @@ def parquet_documents(path: str, size: int, field: str, where: str) -> Iterator[
 
     Args:
         path: The file.
-        size: Its bytes, for how much of it was read.
-        field: The column; a dot descends into a struct where no column has that name.
-        where: The setting and the file, for error lines.
+        size: Its bytes, to compute how much of it was read.
+        field: The column. If no column has that name, a dot descends into a struct.
+        where: The setting and the file, for error messages.
 
     Raises:
-        UserError: pyarrow is missing, the file is damaged, or the column is missing or no text.
+        UserError: pyarrow is missing, the file is damaged, or the column is missing or not text.
     """
     refuse_without_pyarrow(where)
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        # Without pre_buffer a whole row group is not read before its first row is given out.
+        # With pre_buffer the first row would have to wait for the whole row group.
         with pq.ParquetFile(path, buffer_size=_PARQUET_BUFFER, pre_buffer=False) as table:
             steps = _column_steps(pa, table.schema_arrow, field, where)
             rows, total = 0, max(1, table.metadata.num_rows)
@@ -170,12 +171,12 @@ def parquet_documents(path: str, size: int, field: str, where: str) -> Iterator[
             raise
         raise UserError(
             f"{where}: cannot be read as Parquet: it is damaged ({first_line(error)}); "
-            f"fetch or write it again"
+            f"download or write it again"
         ) from None
 
 
 def _column_steps(pa: Any, schema: Any, field: str, where: str) -> list[str]:
-    """Return the way from the table to the column, checked against the schema."""
+    """Return the path from the table to the column, checked against the schema."""
     steps = [field] if field in schema.names else field.split(".")
     kind: Any = pa.struct(list(schema))
     for step in steps:

@@ -1,7 +1,8 @@
-"""One or several files of raw bytes, read as one long text.
+"""Reads one or several files of raw bytes as one long text.
 
-Reads are positional (``pread``) on descriptors that stay open, not a memory map: a file that
-shrinks under a running job is then one clear line, not a SIGBUS. NumPy only; no torch.
+Reads are positional (``pread``) on descriptors that stay open. There is no memory map: if a file
+shrinks under a running job, a memory map ends with a SIGBUS, while a read gives one clear error.
+NumPy only; no torch.
 
 Shapes: b rows, n bytes.
 """
@@ -34,23 +35,22 @@ FULL_HASH_LIMIT = 256 * 2**20
 SAMPLE_BLOCKS = 1024
 SAMPLE_BLOCK = 4096
 _HASH_STEP = 4 * 2**20
-# Descriptors left for everything else in the process: logs, libraries, devices.
+# Descriptors that stay free for the rest of the process: logs, libraries, devices.
 _SPARE_DESCRIPTORS = 256
 
 
 class ByteSource:
-    """Files concatenated in the order of their absolute paths, without separators.
+    """Files, concatenated in the order of their absolute paths, without separators.
 
     Args:
-        names: A file, a glob (``**`` descends into folders) or a list of either. ``~`` is the home
-            folder; relative names start at the current folder. A file named twice, also by links,
-            counts once. Folders that a glob matches are passed over; empty files that it matches
-            add nothing.
-        setting: The configuration key that named them, for error lines.
+        names: A file, a glob (``**`` descends into folders) or a list of these. ``~`` is the home
+            folder; relative names start at the current folder. A file that is named twice, even
+            through links, counts once. A glob ignores folders, and empty files add nothing.
+        setting: The configuration key that named them, for error messages.
 
     Raises:
-        UserError: a name is missing, matches nothing, or is a folder, an empty file, unreadable
-            or not a regular file.
+        UserError: a name does not exist, matches nothing, or is a folder, an empty file, an
+            unreadable file or not a regular file.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class ByteSource:
 
     @property
     def label(self) -> str:
-        """The path, or the first of the paths and how many more there are."""
+        """The path, or the first path and the number of the others."""
         more = len(self.paths) - 1
         return self.paths[0] + (f" and {more} more" if more else "")
 
@@ -145,9 +145,9 @@ class ByteSource:
     def describe(self) -> dict[str, Any]:
         """Return ``paths``, ``bytes``, ``sha256`` and ``sample_sha256``; computed once.
 
-        Up to 256 MiB ``sha256`` is that of all bytes in order and ``sample_sha256`` is None; above,
-        ``sha256`` is None and ``sample_sha256`` covers the number of bytes (decimal) and 1024
-        evenly spaced blocks of 4 KiB. Neither depends on the names of files or on their borders.
+        Up to 256 MiB, ``sha256`` is the hash of all bytes in order and ``sample_sha256`` is None.
+        Above, ``sha256`` is None and ``sample_sha256`` covers the number of bytes (decimal) and
+        1024 evenly spaced blocks of 4 KiB. Neither depends on file names or file borders.
         """
         if self._sha256 is None:
             whole = len(self) <= FULL_HASH_LIMIT
@@ -161,15 +161,15 @@ class ByteSource:
         }
 
     def quick_hash(self) -> str:
-        """Return a hash that tells a damaged file from a whole one in milliseconds.
+        """Return a quick hash (milliseconds) that tells a damaged file from a whole one.
 
-        Of all bytes up to 4 MiB, else ``sample_sha256`` of :meth:`describe`.
+        Up to 4 MiB it covers all bytes; above, it is ``sample_sha256`` of :meth:`describe`.
         """
         few = len(self) <= SAMPLE_BLOCKS * SAMPLE_BLOCK
         return self._hash() if few else self._sample_hash()
 
     def _gather_whole(self, offsets_b: Offsets, length: int) -> bytearray | None:
-        """Return all windows joined, or None if one crosses files, comes short or fails."""
+        """Return all windows joined; None if one crosses files, is cut short or fails."""
         index_b = np.searchsorted(self._ends, offsets_b, side="right")
         if (offsets_b + length > self._ends[index_b]).any():
             return None
@@ -179,7 +179,7 @@ class ByteSource:
             joined = bytearray().join(map(os.pread, files, itertools.repeat(length), places))
         except OSError:
             return None
-        # No part is longer than asked for, so the sum is right only if every part is whole.
+        # No part is longer than requested, so the sum is right only if every part is whole.
         return joined if len(joined) == len(offsets_b) * length else None
 
     def _hash(self) -> str:
@@ -197,7 +197,7 @@ class ByteSource:
         return digest.hexdigest()
 
     def _read_file(self, index: int, offset: int, view: memoryview) -> None:
-        """Fill ``view`` from one file, however few bytes each read delivers."""
+        """Fill ``view`` from one file, even if each read returns only a few bytes."""
         descriptor = self._descriptors[index]
         while len(view):
             try:
@@ -220,11 +220,12 @@ class ByteSource:
 
 
 def same_bytes(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two runs read the same bytes, divided alike, whatever their files are called.
+    """Whether two runs read the same bytes with the same split; file names do not matter.
 
     Args:
         one: ``bytes``, ``train_bytes`` and the hashes of :meth:`ByteSource.describe`.
-        other: Likewise. Where either lacks the hash of all bytes, that of the samples decides.
+        other: The same of the other run. If either has no hash of all bytes, the sample hashes
+            decide.
     """
     hashed = one["sha256"] is not None and other["sha256"] is not None
     keys = ("bytes", "train_bytes", "sha256" if hashed else "sample_sha256")
@@ -234,14 +235,14 @@ def same_bytes(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def found(
     names: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], setting: str
 ) -> list[tuple[str, os.stat_result]]:
-    """Return path and status of each distinct file that holds something, by absolute path.
+    """Return the absolute path and status of each distinct non-empty file, ordered by path.
 
     Args:
         names: As :class:`ByteSource` takes them.
-        setting: The configuration key that named them, for error lines.
+        setting: The configuration key that named them, for error messages.
 
     Raises:
-        UserError: as :class:`ByteSource`, but for what opening a file finds.
+        UserError: as :class:`ByteSource`, except the errors of opening a file.
     """
     explicit: dict[str, bool] = {}
     for path, named in _expand(setting, names):
@@ -276,9 +277,9 @@ def _open(path: str, setting: str, n_files: int) -> int:
 
 
 def may_hold_open(n_files: int) -> bool:
-    """Whether this process may hold so many files open beside everything else.
+    """Whether this process may hold ``n_files`` open in addition to everything else.
 
-    Raises the soft limit on open files as far as they need and the hard limit allows.
+    It raises the soft limit on open files as far as needed and as the hard limit allows.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = n_files + _SPARE_DESCRIPTORS
@@ -309,7 +310,7 @@ def _checked_status(path: str, setting: str) -> os.stat_result:
 
 
 def refuse(path: str, setting: str, error: OSError) -> NoReturn:
-    """Raise UserError with the line for a path that cannot be opened."""
+    """Raise UserError with the message for a path that cannot be opened."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         raise UserError(f"{setting}={path}: {_what_is_missing(path)}") from None
     if isinstance(error, PermissionError):
@@ -321,7 +322,7 @@ def refuse(path: str, setting: str, error: OSError) -> NoReturn:
 
 
 def _what_is_missing(path: str) -> str:
-    """Say which part of the path does not exist, and the nearest name that stands beside it."""
+    """Say which part of a path does not exist, and the most similar name in that folder."""
     if os.path.islink(path):
         return f"a link to {os.readlink(path)}, which does not exist; name another file"
     missing = Path(path)
@@ -345,7 +346,7 @@ def _names_in(folder: Path) -> list[str]:
 def _expand(
     setting: str, names: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 ) -> Iterator[tuple[str, bool]]:
-    """Yield the absolute path of every candidate and whether it was named itself, not by a glob."""
+    """Yield each candidate's absolute path, and whether it was named directly, not by a glob."""
     listed = [names] if isinstance(names, str | os.PathLike) else list(names)
     if not listed or "" in listed:
         raise UserError(f"{setting}: names no file; type {setting}=FILE")
@@ -358,7 +359,7 @@ def _expand(
 
 
 def _matches(setting: str, name: str, pattern: str) -> list[str]:
-    """Return the files, not the folders, that a glob matches."""
+    """Return the files that a glob matches, without folders."""
     found = glob.glob(pattern, recursive=True)
     files = [match for match in found if not os.path.isdir(match)]
     if files:

@@ -1,4 +1,4 @@
-"""The one door to what a setting names: files as they lie on the disk, or packed into the cache."""
+"""Opens the files that a setting names, either directly or packed into the cache."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def open_source(
 ) -> ByteSource:
     """Return the bytes of files, in the order of their absolute paths.
 
-    Files that are read as they are stay where they are. If one of them is not, or if they are more
-    than this process may hold open, all are packed into one file of the cache, once.
+    If all files are raw bytes, they are read in place. If one is compressed or has documents, or if
+    this process may not hold so many files open, all are packed once into one file of the cache.
 
     Args:
         names: As :class:`~elman.data.files.ByteSource` takes them.
         format_: As ``data.format``.
         field: As ``data.field``.
-        setting: The configuration key that named them, for error lines.
+        setting: The configuration key that named them, for error messages.
 
     Raises:
         UserError: a file cannot be read, or the cache cannot hold them.
@@ -41,10 +41,10 @@ def open_without_packing(
     format_: DataFormat,
     field: str,
 ) -> ByteSource | None:
-    """Return :func:`open_source` of ``data.path``, or None if it has to be packed first.
+    """Return :func:`open_source` of ``data.path``; None if it must be packed first.
 
     Raises:
-        UserError: a file is missing or of a kind that is not read.
+        UserError: a file is missing, or elman cannot read its kind.
     """
     source = _open(names, format_, field, "data.path")
     return source.finished() if isinstance(source, Pack) else source

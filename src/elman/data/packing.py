@@ -1,8 +1,9 @@
-"""Data that is not read as it lies on the disk, packed once into one file of the cache.
+"""Packs data that cannot be read in place into one file of the cache, once.
 
-One folder of the cache holds one pack: ``text``, the bytes; ``pack.json``, what they were made of
-and their hash, without which they do not count; ``lock``; and while it is made ``text.part`` with
-``state.json``, which says how far the last whole source file reached. NumPy only; no torch.
+One folder of the cache holds one pack. ``text`` has the bytes. ``pack.json`` has their sources and
+their hash; without it the bytes do not count. ``lock`` is the lock. While the pack is made there
+are ``text.part`` and ``state.json``, which says where the last whole source file ended. NumPy only;
+no torch.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ _VERSION = 1
 _TEXT, _RECORD, _LOCK = "text", "pack.json", "lock"
 _PART, _STATE = "text.part", "state.json"
 LISTED = 1000
-"""So many source files are listed in a result; a hash covers all of them."""
-# Between two moments from which packing could go on; each waits for the disk.
+"""Most source files listed in a result; a hash covers all of them."""
+# Interval between two saved states from which packing can resume; each waits for the disk.
 _STATE_SECONDS = 2.0
 _HASH_STEP = 4 * 2**20
 _BUFFER = 2**20
@@ -45,7 +46,7 @@ _WAIT_SECONDS = 0.5
 
 
 class PackedSource(ByteSource):
-    """The one file of a pack, described by the files that it was made of."""
+    """The one file of a pack, described by its source files."""
 
     def __init__(self, text: Path, record: dict[str, Any], setting: str) -> None:
         super().__init__(text, setting=setting)
@@ -54,14 +55,14 @@ class PackedSource(ByteSource):
 
     @property
     def label(self) -> str:
-        """The first of the source files and how many more there are."""
+        """The first source file and the number of the others."""
         return _label([source["path"] for source in self._sources])
 
     def describe(self) -> dict[str, Any]:
-        """Return :meth:`ByteSource.describe` and ``packed``, what the bytes were made of.
+        """Return :meth:`ByteSource.describe` and ``packed``, the sources of the bytes.
 
-        Above 256 MiB ``sha256`` is that of all bytes when they were packed. At most the first
-        1,000 source files are listed, and ``sources_sha256`` covers the list of all.
+        Above 256 MiB, ``sha256`` is the hash of all bytes from when they were packed. At most the
+        first 1,000 source files are listed; ``sources_sha256`` covers the whole list.
         """
         own = super().describe()
         own["sha256"] = own["sha256"] or self._record["sha256"]
@@ -80,32 +81,32 @@ class PackedSource(ByteSource):
         }
 
     def is_whole(self) -> bool:
-        """Whether the bytes are those that were recorded, as far as their samples tell."""
+        """Whether samples of the bytes match the record."""
         found = {"bytes": len(self), "quick_sha256": self.quick_hash()}
         return found.items() <= self._record.items()
 
 
 @dataclass
 class _State:
-    """How far packing reached: whole source files, and what was written of them."""
+    """How far packing got: whole source files, and the text written from them."""
 
     files: int = 0
     bytes: int = 0
     sha256: str = hashlib.sha256().hexdigest()
     documents: int = 0
     halves: int = 0
-    # The text so far ends with a document, or with bytes as they are; "" while it is empty.
+    # What the text so far ends with: a document or raw bytes; "" while it is empty.
     ends_with: str = ""
 
 
 @dataclass(frozen=True)
 class Pack:
-    """Files to be read as one text, by way of the cache.
+    """Files to be read as one text through the cache.
 
     Args:
-        files: The files, in their order.
-        field: Where a document's text stands.
-        setting: The configuration key that named the files, for error lines.
+        files: The files, in order.
+        field: The field with a document's text.
+        setting: The configuration key that named the files, for error messages.
     """
 
     files: tuple[SourceFile, ...]
@@ -113,13 +114,13 @@ class Pack:
     setting: str
 
     def open(self) -> PackedSource:
-        """Return the packed text; make it if it is not there, whole.
+        """Return the packed text; make it unless it exists and is whole.
 
-        Any number of processes may ask at once: one packs, the others wait and say so.
+        Any number of processes may call this at once: one packs, the others wait and say so.
 
         Raises:
-            UserError: a file is damaged or does not hold what it should, there is no text in them,
-                or the cache cannot hold it.
+            UserError: a file is damaged or has unexpected content, the files have no text, or the
+                text does not fit in the cache.
         """
         if (source := self.finished()) is not None:
             return source
@@ -138,7 +139,7 @@ class Pack:
         return source
 
     def finished(self) -> PackedSource | None:
-        """Return the packed text if it is there, whole."""
+        """Return the packed text if it exists and is whole."""
         text = self.folder / _TEXT
         try:
             record = json.loads((self.folder / _RECORD).read_text())
@@ -147,38 +148,38 @@ class Pack:
             source = PackedSource(text, record, self.setting)
             if source.is_whole():
                 return source
-        except (OSError, ValueError, KeyError, TypeError):  # ValueError: UserError is one
+        except (OSError, ValueError, KeyError, TypeError):  # UserError is a ValueError
             return None
         source.close()
         return None
 
     @cached_property
     def folder(self) -> Path:
-        """Its folder in the cache, named by everything that the text depends on."""
+        """Its folder in the cache; the name is a hash of everything that the text depends on."""
         key = _hash_of([_VERSION, self.field_read, self.sources])
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(self.files[0].path))[:40]
         return data_cache() / f"{name}-{key[:20]}"
 
     @property
     def sources(self) -> list[dict[str, Any]]:
-        """The files as they are recorded."""
+        """The files as in the record."""
         return [asdict(file) for file in self.files]
 
     @property
     def field_read(self) -> str | None:
-        """The field, if any file has fields."""
+        """The field; None if no file has fields."""
         return self.field if any(file.content != "raw" for file in self.files) else None
 
     @property
     def where(self) -> str:
-        """The setting and the files, for error lines."""
+        """The setting and the files, for error messages."""
         return f"{self.setting}={_label([file.path for file in self.files])}"
 
     def pieces(self, file: SourceFile) -> Iterator[Piece]:
         """Yield the text of one file.
 
         Raises:
-            UserError: it cannot be read, or was written to since it was looked at.
+            UserError: it cannot be read, or it changed since it was inspected.
         """
         try:
             yield from file.pieces(self.field, self.setting)
@@ -190,8 +191,8 @@ class Pack:
             ) from None
         if (status.st_size, status.st_mtime_ns) != (file.bytes, file.modified_ns):
             raise UserError(
-                f"{self.setting}={file.path}: written to while it was packed; type the command "
-                f"again once it is whole"
+                f"{self.setting}={file.path}: changed while it was packed; type the command "
+                f"again once it is complete"
             )
 
     def _expected_bytes(self) -> int:
@@ -214,7 +215,7 @@ class Pack:
         return int(expected)
 
     def _sampled(self, file: SourceFile) -> tuple[int, int]:
-        """Return how much text the first of a file is, and how much of the file that took."""
+        """Return the bytes of text in the start of a file, and the bytes read for them."""
         text, consumed = 0, 0
         for piece in self.pieces(file):
             text, consumed = text + len(piece.data), piece.consumed
@@ -231,7 +232,7 @@ class Pack:
         free = shutil.disk_usage(self.folder).free + there
         if expected > free:
             raise UserError(
-                f"{self.where}: packed it takes about {size_text(expected)}, and "
+                f"{self.where}: packed it takes about {size_text(expected)}, but only "
                 f"{size_text(free)} are free for {self.folder}; set {CACHE_VARIABLE} to a folder "
                 f"on a larger disk"
             )
@@ -246,7 +247,7 @@ class Pack:
 
     @contextmanager
     def _locked(self, progress: PackingProgress) -> Iterator[None]:
-        """Hold the pack's lock; the system frees it when its holder dies, however it dies."""
+        """Hold the pack's lock; the system frees it when its holder dies for any reason."""
         descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             told = False
@@ -269,7 +270,7 @@ class Pack:
 
 
 class _Packing:
-    """One process at work on one pack, whose lock it holds."""
+    """One process that makes one pack and holds its lock."""
 
     def __init__(self, pack: Pack, progress: PackingProgress) -> None:
         self._pack, self._progress = pack, progress
@@ -280,7 +281,9 @@ class _Packing:
         """Write the text and then its record."""
         files = self._pack.files
         size = size_text(sum(file.bytes for file in files))
-        why = ", for they are too many to hold open" if all(file.plain for file in files) else ""
+        why = (
+            ", because they are too many to hold open" if all(file.plain for file in files) else ""
+        )
         self._progress.say(f"packing {self._pack.where} ({size}) into {self._folder}, once{why}")
         with suppress(FileNotFoundError):
             os.unlink(self._folder / _TEXT)  # damaged
@@ -292,8 +295,8 @@ class _Packing:
             raise
         except KeyboardInterrupt:
             self._progress.say(
-                f"interrupted: {self._state.files} of {len(self._pack.files)} files are packed and "
-                f"kept; the same command goes on behind them"
+                f"interrupted: {self._state.files} of {len(self._pack.files)} files are packed; "
+                f"the same command continues after them"
             )
             raise
         self._record()
@@ -301,7 +304,7 @@ class _Packing:
 
     @contextmanager
     def _begun(self) -> Iterator[HashedFile]:
-        """Open the text behind the last whole file of an earlier start, if there is one."""
+        """Open the text after the last whole file of an interrupted start, if there is one."""
         part = self._folder / _PART
         part.touch()
         with open(part, "r+b", buffering=0) as raw:
@@ -313,19 +316,19 @@ class _Packing:
                 yield HashedFile(buffered, digest, self._state.bytes)
 
     def _continued(self, raw: BinaryIO) -> hashlib._Hash | None:
-        """Return the hash of what an earlier start left, if that is what it said of it."""
+        """Return the hash of an earlier start's text if it matches the saved state."""
         try:
             self._state = _State(**json.loads((self._folder / _STATE).read_text()))
         except (OSError, ValueError, TypeError):
             return None
         self._progress.say(
-            f"going on behind {self._state.files} of {len(self._pack.files)} files, packed before"
+            f"continuing after {self._state.files} of {len(self._pack.files)} files, packed before"
         )
         digest, left = hashlib.sha256(), self._state.bytes
         while left and (block := raw.read(min(left, _HASH_STEP))):
             digest.update(block)
             left -= len(block)
-            self._progress.show(f"checking what was packed: {size_text(left)} to go")
+            self._progress.show(f"checking what was packed before: {size_text(left)} left")
         return digest if digest.hexdigest() == self._state.sha256 else None
 
     def _write(self, out: HashedFile) -> None:
@@ -356,12 +359,12 @@ class _Packing:
         state.halves += piece.halves
 
     def _save(self, out: HashedFile) -> None:
-        """Let a later start go on from here."""
+        """Save the state, so that a later start can continue from here."""
         self._state.bytes, self._state.sha256 = out.n_bytes, out.sync()
         _write_json(self._folder / _STATE, asdict(self._state))
 
     def _record(self) -> None:
-        """Make the text count: its record, then its name."""
+        """Finish the pack: write its record, then give the text its final name."""
         with ByteSource(self._folder / _PART) as text:
             quick = text.quick_hash()
         record = {
@@ -385,7 +388,7 @@ class _Packing:
         state, seconds = self._state, self._progress.seconds
         documents = f"{state.documents:,} documents, " if state.documents else ""
         halves = (
-            f"; {state.halves:,} documents hold half of a surrogate pair, kept as its three bytes"
+            f"; {state.halves:,} documents have half of a surrogate pair, stored as its three bytes"
             if state.halves
             else ""
         )
@@ -401,7 +404,7 @@ def _hash_of(value: object) -> str:
 
 
 def _write_json(path: Path, value: object) -> None:
-    """Write a file that is there whole or not at all."""
+    """Write a file whole or not at all."""
     temporary = path.with_name(f"{path.name}.new")
     with open(temporary, "w", encoding="utf-8") as out:
         json.dump(value, out)
@@ -419,7 +422,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _discard(folder: Path) -> None:
-    """Remove what is half done; the lock stays, for others wait at it."""
+    """Remove unfinished files; the lock stays, because others may wait for it."""
     for name in (_PART, _STATE, f"{_STATE}.new", f"{_RECORD}.new"):
         with suppress(FileNotFoundError):
             os.unlink(folder / name)

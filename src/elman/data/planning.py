@@ -1,4 +1,4 @@
-"""Which files a run reads, and how: as they are, decompressed, or as documents."""
+"""Decides which files a run reads, and how: raw, decompressed or as documents."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from elman.sections.training import DataFormat
 Content = Literal["raw", "jsonl", "parquet"]
 
 _JSON_LINES = (".jsonl", ".ndjson", ".jsonlines")
-# A file called .json may be one document or many: so much of it is looked at.
+# A file named .json may hold one document or many; this many bytes are inspected to decide.
 _LONGEST_FIRST_LINE = 16 * 2**20
 _COMPRESSED = {
     ".gz": "gz",
@@ -39,14 +39,14 @@ _COMPRESSED = {
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file and how it is read.
+    """One file, and how to read it.
 
     Args:
         path: Absolute path.
         bytes: Its size.
         modified_ns: When it was last written, in nanoseconds since 1970.
         compression: ``gz``, ``zst``, ``xz``, ``bz2`` or None.
-        content: What it holds, decompressed: bytes as they are, or documents.
+        content: The decompressed content: raw bytes or a kind of documents.
     """
 
     path: str
@@ -57,18 +57,18 @@ class SourceFile:
 
     @property
     def plain(self) -> bool:
-        """Whether its bytes are read as they are."""
+        """Whether it is read in place as raw bytes."""
         return self.compression is None and self.content == "raw"
 
     def pieces(self, field: str, setting: str) -> Iterator[Piece]:
         """Yield its text.
 
         Args:
-            field: Where a document's text stands, see :mod:`elman.data.documents`.
-            setting: The setting that named the file, for error lines.
+            field: The field with a document's text, see :mod:`elman.data.documents`.
+            setting: The setting that named the file, for error messages.
 
         Raises:
-            UserError: it is damaged, or does not hold what it should.
+            UserError: it is damaged, or its content is not of the expected kind.
         """
         where = f"{setting}={self.path}"
         if self.content == "parquet":
@@ -84,15 +84,15 @@ def plan(
     format_: DataFormat,
     setting: str,
 ) -> list[SourceFile]:
-    """Return the files in the order in which they are read: that of their absolute paths.
+    """Return the files in the order of reading, which is the order of their absolute paths.
 
     Args:
         names: As :class:`~elman.data.files.ByteSource` takes them.
         format_: As ``data.format``.
-        setting: The setting that named them, for error lines.
+        setting: The setting that named them, for error messages.
 
     Raises:
-        UserError: a file is missing, cannot be opened, or is of a kind that is not read.
+        UserError: a file is missing or cannot be opened, or elman cannot read its kind.
     """
     return [_source(path, status, format_, setting) for path, status in found(names, setting)]
 
@@ -113,7 +113,7 @@ def _source(path: str, status: os.stat_result, format_: DataFormat, setting: str
 
 @dataclass(frozen=True)
 class _Look:
-    """One file, looked at to find how it is read."""
+    """Inspects one file to find how to read it."""
 
     path: str
     format: DataFormat
@@ -127,7 +127,7 @@ class _Look:
         if compression is None:
             if named is not None:
                 self._refuse(
-                    f"named {suffix}, and it does not begin as {named} does; fetch it again"
+                    f"named {suffix}, but it does not begin like a {named} file; download it again"
                 )
             return None, self._content(self.path, head, tail, None)
         inner = _first_bytes(self._chunks(compression), HEAD_BYTES)
@@ -145,7 +145,7 @@ class _Look:
             return self._parquet(head, tail, inside)
         suffix = os.path.splitext(name.lower())[1]
         if self.format == "parquet" or (self.format == "auto" and suffix == ".parquet"):
-            raise UserError(f"{self._where}: not Parquet; it does not begin as Parquet does")
+            raise UserError(f"{self._where}: not Parquet; it does not begin like a Parquet file")
         if kind := unreadable(head, tail) or UNREADABLE_NAMES.get(suffix):
             self._refuse(f"{kind.name}{inside}; {kind.advice}")
         if self.format == "jsonl":
@@ -163,7 +163,7 @@ class _Look:
             self._refuse(f"Parquet, not {self.format}; drop {self._section}.format")
         if not tail.endswith(PARQUET):
             raise UserError(
-                f"{self._where}: cannot be read as Parquet: it ends too early; fetch it again"
+                f"{self._where}: cannot be read as Parquet: it ends too early; download it again"
             )
         refuse_without_pyarrow(self._where)
         return "parquet"
@@ -184,7 +184,7 @@ class _Look:
 
 
 def _first_bytes(chunks: Iterator[Chunk], wanted: int) -> bytes:
-    """Return the first bytes, fewer if there are no more."""
+    """Return the first bytes; fewer if the file is shorter."""
     head = b""
     for data, _ in chunks:
         head += data
@@ -194,7 +194,7 @@ def _first_bytes(chunks: Iterator[Chunk], wanted: int) -> bytes:
 
 
 def _is_lines(chunks: Iterator[Chunk]) -> bool:
-    """Whether a file called .json holds JSON lines: one whole object, and another behind it."""
+    """Whether a .json file holds JSON lines: one whole object, followed by another."""
     text = b""
     for data, _ in chunks:
         text = (text + data).lstrip()

@@ -1,4 +1,4 @@
-"""What a person sees while data is packed: a live line on a terminal, sparse lines elsewhere."""
+"""Shows the progress of packing: a live line on a terminal, occasional lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SPARSE_SECONDS = 60.0
 
 
 class PackingProgress:
-    """Shows on the error stream how far the work is.
+    """Shows the progress on the error stream.
 
     Args:
         total: Bytes to read in all.
@@ -27,7 +27,7 @@ class PackingProgress:
         self._live: Live | None = None
         self._total = total
         self._began = self._shown = time.monotonic()
-        # When reading began, and with how much read before.
+        # The time when reading began, and the bytes that were read before.
         self._start: tuple[float, int] | None = None
         self._pause = _FIRST_SECONDS
 
@@ -49,7 +49,7 @@ class PackingProgress:
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Seconds since the start."""
         return time.monotonic() - self._began
 
     def say(self, line: str) -> None:
@@ -58,7 +58,7 @@ class PackingProgress:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def show(self, line: str) -> None:
-        """Show what is going on, if it is time to."""
+        """Show what is going on, if the last update is old enough."""
         now = time.monotonic()
         if now - self._shown < self._pause:
             return

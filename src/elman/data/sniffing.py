@@ -1,7 +1,7 @@
-"""What kind of file some bytes are, by the magic numbers that formats begin with.
+"""Recognizes the kind of a file by the magic numbers at its beginning.
 
-Only the few formats that :mod:`elman.data.planning` reads are of use; the others are known so that
-nobody trains on a picture or an archive without having asked for it.
+:mod:`elman.data.planning` reads only a few formats. The others are recognized so that nobody trains
+on a picture or an archive by mistake.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 HEAD_BYTES = 512
-"""So many first bytes tell every known kind; a tar archive says so last, at 257."""
+"""First bytes that are enough for every known kind; a tar archive's mark is at byte 257."""
 TAIL_BYTES = 8
 
 UNPACK = "unpack it and name the files in it"
@@ -21,10 +21,10 @@ NO_TEXT = "name a file that holds text"
 
 @dataclass(frozen=True)
 class Kind:
-    """A format that is not read.
+    """A format that elman does not read.
 
     Args:
-        name: What it is, with its article.
+        name: Name of the format, with its article.
         advice: What a person can do about it.
     """
 
@@ -34,20 +34,20 @@ class Kind:
 
 _COMPRESSIONS = {
     "gz": (b"\x1f\x8b\x08",),
-    # A Zstandard file may also begin with a frame to skip.
+    # A Zstandard file may also begin with a skippable frame.
     "zst": (b"\x28\xb5\x2f\xfd", *(bytes([0x50 + n]) + b"\x2a\x4d\x18" for n in range(16))),
     "xz": (b"\xfd7zXZ\x00",),
 }
 PARQUET = b"PAR1"
-"""A Parquet file begins and ends so."""
+"""First and last bytes of a Parquet file."""
 
 
 def compression_of(head: bytes) -> str | None:
-    """Return ``gz``, ``zst``, ``xz`` or ``bz2`` if the bytes begin a file of that, or None."""
+    """Return ``gz``, ``zst``, ``xz`` or ``bz2`` if a file of that kind begins so, or None."""
     for name, starts in _COMPRESSIONS.items():
         if head.startswith(starts):
             return name
-    # "BZh" alone may begin a text; behind it stands pi, or the square root of an empty file.
+    # A text may begin with "BZh"; in bzip2, the digits of pi (or of its root if empty) follow.
     ends = (b"\x31\x41\x59\x26\x53\x59", b"\x17\x72\x45\x38\x50\x90")
     if head.startswith(b"BZh") and head[3:4] in b"123456789" and head[4:10] in ends:
         return "bz2"
@@ -58,7 +58,7 @@ _ZIP = Kind("a zip archive", UNPACK)
 _SEVEN = Kind("a 7z archive", UNPACK)
 _ARROW = Kind("an Arrow file", EXPORT)
 _PICTURE = Kind("a picture", NO_TEXT)
-_SOUND = Kind("a sound or film", NO_TEXT)
+_SOUND = Kind("an audio or video file", NO_TEXT)
 _PROGRAM = Kind("a compiled program", NO_TEXT)
 _WEIGHTS = Kind("a file of weights", NO_TEXT)
 _STARTS: dict[bytes, Kind] = {
@@ -103,7 +103,7 @@ _STARTS: dict[bytes, Kind] = {
 
 
 def _is_arrow_stream(head: bytes, tail: bytes) -> bool:
-    """Arrow's stream has no magic number: a mark of continuation, and how long the schema is."""
+    """Arrow streams have no magic number, only a continuation mark and the schema's length."""
     length = int.from_bytes(head[4:8], "little")
     return head.startswith(b"\xff" * 4) and 0 < length < 2**20 and length % 8 == 0
 
@@ -121,7 +121,7 @@ def _is_windows_program(head: bytes, tail: bytes) -> bool:
     return head.startswith(b"MZ") and place < len(head) and head[place : place + 4] == b"PE\0\0"
 
 
-# More than a start is looked at; the tail is empty where nobody knows it.
+# These need more than the first bytes; the tail is empty if it is unknown.
 _LOOKS: list[tuple[Callable[[bytes, bytes], bool], Kind]] = [
     (lambda head, tail: head[257:262] == b"ustar", Kind("a tar archive", UNPACK)),
     (lambda head, tail: head[:4] == b"RIFF" and head[8:12] == b"WEBP", _PICTURE),
@@ -136,11 +136,11 @@ _LOOKS: list[tuple[Callable[[bytes, bytes], bool], Kind]] = [
 
 
 def unreadable(head: bytes, tail: bytes) -> Kind | None:
-    """Return what a file is that is known and not read, or None.
+    """Return the kind of a file that is recognized but not read, or None.
 
     Args:
         head: Its first :data:`HEAD_BYTES`.
-        tail: Its last :data:`TAIL_BYTES`; empty where nobody knows them.
+        tail: Its last :data:`TAIL_BYTES`; empty if unknown.
     """
     for start, kind in _STARTS.items():
         if head.startswith(start):

@@ -1,7 +1,7 @@
-"""Compressed files as streams of decoded bytes, in memory that does not grow with the file.
+"""Decodes compressed files as streams, with memory that does not grow with the file.
 
-Every format may hold several members (gzip), streams (xz, bz2) or frames (Zstandard), one after
-another; a file that ends inside one is damaged, never a shorter text.
+A file may hold several members (gzip), streams (xz, bz2) or frames (Zstandard) in a row. A file
+that ends inside one is reported as damaged; it is never read as a shorter text.
 """
 
 from __future__ import annotations
@@ -15,49 +15,49 @@ from elman.base.errors import UserError, first_line
 
 _STEP = 64 * 2**10
 _LIMIT = 4 * 2**20
-# Zstandard hands out all that its input holds: a piece of 16 KiB holds at most half a GiB.
+# Zstandard returns the whole content of its input; 16 KiB of input hold at most half a GiB.
 _ZSTD_PIECE = 16 * 2**10
-# `zstd --long=31`, as large dumps are made, needs a window of so many bytes.
+# Window size that files of `zstd --long=31` need, which is usual for large dumps.
 _ZSTD_WINDOW = 2**31
-_AGAIN = "; fetch or compress it again"
+_AGAIN = "; download or compress it again"
 
 
 class Chunk(NamedTuple):
-    """Decoded bytes, and how much of the file was read for all up to them."""
+    """Decoded bytes, and how much of the file was read up to their end."""
 
     data: bytes
     consumed: int
 
 
 class _DamageError(Exception):
-    """The compressed bytes are wrong; says how."""
+    """The compressed bytes are wrong; the message says how."""
 
 
 class _Std:
-    """One stream of ``bz2`` or ``lzma``, whose objects keep the input that they could not use."""
+    """One stream of ``bz2`` or ``lzma``; their objects store the input that they did not use."""
 
     def __init__(self, decoder: Any) -> None:
         self._decoder = decoder
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield what the data decode to, in bounded pieces."""
+        """Yield the decoded data in pieces of limited size."""
         yield self._decoder.decompress(data, _LIMIT)
         while not (self._decoder.eof or self._decoder.needs_input):
             yield self._decoder.decompress(b"", _LIMIT)
 
     @property
     def ended(self) -> bool:
-        """Whether this was the whole of it."""
+        """Whether the end of the stream was reached."""
         return bool(self._decoder.eof)
 
     @property
     def unused(self) -> bytes:
-        """Input behind its end."""
+        """Input after its end."""
         return bytes(self._decoder.unused_data)
 
 
 class _Gzip(_Std):
-    """One member of a gzip file; zlib checks its sum and length."""
+    """One member of a gzip file; zlib checks its checksum and length."""
 
     def __init__(self) -> None:
         super().__init__(zlib.decompressobj(wbits=31))
@@ -88,16 +88,16 @@ class _Zstd(_Std):
 
 
 def _decoder(compression: str) -> tuple[Callable[[], _Std], tuple[type[BaseException], ...]]:
-    """Return what decodes one member, and the errors with which it says that one is damaged."""
+    """Return the decoder for one member, and the errors that it raises for damage."""
     if compression == "gz":
         return _Gzip, (zlib.error,)
     if compression == "zst":
         import zstandard
 
-        # Its memory is used again for each of perhaps very many frames.
+        # Its memory is reused for each frame, because there may be very many.
         frames = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
         return lambda: _Zstd(frames.decompressobj()), (zstandard.ZstdError,)
-    # Some builds of Python lack them.
+    # Some builds of Python lack these modules.
     name = {"xz": "lzma", "bz2": "bz2"}[compression]
     try:
         module = import_module(name)
@@ -109,19 +109,19 @@ def _decoder(compression: str) -> tuple[Callable[[], _Std], tuple[type[BaseExcep
 
 
 def plain_chunks(path: str) -> Iterator[Chunk]:
-    """Yield a file's bytes as they are."""
+    """Yield a file's raw bytes."""
     with open(path, "rb", buffering=0) as raw:
         while data := raw.read(_LIMIT):
             yield Chunk(data, raw.tell())
 
 
 def decoded_chunks(path: str, compression: str | None, where: str) -> Iterator[Chunk]:
-    """Yield what a file decodes to, in chunks of some MiB at most.
+    """Yield a file's decoded bytes in chunks of at most a few MiB.
 
     Args:
         path: The file.
-        compression: ``gz``, ``zst``, ``xz``, ``bz2``, or None for bytes as they are.
-        where: The setting and the file, for error lines.
+        compression: ``gz``, ``zst``, ``xz``, ``bz2``, or None for raw bytes.
+        where: The setting and the file, for error messages.
 
     Raises:
         UserError: the file is damaged or ends too early.
@@ -140,7 +140,7 @@ def decoded_chunks(path: str, compression: str | None, where: str) -> Iterator[C
 
 def _decoded(raw: BinaryIO, compression: str) -> Iterator[bytes]:
     begin, errors = _decoder(compression)
-    padded = compression in ("gz", "xz")  # zeros may stand behind a member
+    padded = compression in ("gz", "xz")  # zeros may follow a member
     began, data = False, b""
     while True:
         data = data or raw.read(_STEP)

@@ -1,9 +1,9 @@
-"""Where bytes are scored: validation windows and windows or chunks of any text.
+"""The bytes to score: validation windows, and windows or chunks of any text.
 
 NumPy only; no torch.
 
-Shapes: b rows, at most B; T predicted bytes a row (``window``); a row holds T + 1 bytes, so that
-every predicted byte has its predecessor beside it.
+Shapes: b rows, at most B; T predicted bytes in a row (``window``). A row has T + 1 bytes, so that
+every predicted byte has its predecessor in the row.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from elman.data.files import Bytes, ByteSource, Offsets
 
 
 def validation_windows(data: Data, window: int, sample_bytes: int) -> Offsets:
-    """Return the offsets of the validation rows: the same in every run on this data.
+    """Return the offsets of the validation rows, which are the same in every run on this data.
 
-    ceil(sample_bytes / T) rows of T + 1 bytes, evenly spaced over the held-out tail and never
-    overlapping: fewer if no more fit.
+    There are ceil(sample_bytes / T) rows of T + 1 bytes, evenly spaced over the held-out tail
+    without overlap, or fewer if not all fit.
     """
     row = window + 1
     count = min(-(-sample_bytes // window), data.val_bytes // row)
@@ -44,17 +44,17 @@ def scoring_batches(
 ) -> Iterator[Bytes]:
     """Yield windows in which every byte but the first is predicted exactly once: uint8 [b, t+1].
 
-    Neighbouring windows share one byte: the last one predicted is the next one's first input. t is
-    T, except for a last batch of one row with the bytes that remain.
+    Neighbouring windows share one byte: the last predicted byte is the first input of the next
+    window. t is T, except in the last batch, which has one row with the remaining bytes.
 
     Args:
         source: Bytes to score.
         window: T.
         batch_size: B, the most rows a batch has.
-        max_bytes: Predict at most so many bytes, in evenly spaced windows; None is all.
+        max_bytes: Predict at most this many bytes, in evenly spaced windows; None means all.
 
     Raises:
-        UserError: the source holds a single byte, so that there is nothing to predict.
+        UserError: the source has only one byte, so there is nothing to predict.
     """
     targets = _targets(source)
     limit = targets if max_bytes is None else min(targets, max_bytes)
@@ -66,7 +66,7 @@ def scoring_batches(
 def _windows(
     source: ByteSource, length: int, chosen_of: tuple[int, int], rest: int, batch_size: int
 ) -> Iterator[Bytes]:
-    """Yield the chosen among the whole windows of ``length`` bytes, then the shorter rest."""
+    """Yield the chosen windows of ``length`` bytes, then the shorter rest."""
     chosen, whole = chosen_of
     for first in range(0, chosen, batch_size):
         indices = range(first, min(first + batch_size, chosen))
@@ -81,11 +81,11 @@ def contiguous_chunks(
 ) -> Iterator[Bytes]:
     """Yield one text in order, to score it with carried state: uint8 [1, t+1].
 
-    Every byte but the first is predicted exactly once; with ``max_bytes``, so many from the start.
-    t is T, but for the last chunk with what remains.
+    Every byte but the first is predicted exactly once. ``max_bytes`` limits this to the first bytes
+    of the text. t is T, except in the last chunk, which has the remaining bytes.
 
     Raises:
-        UserError: the source holds a single byte, so that there is nothing to predict.
+        UserError: the source has only one byte, so there is nothing to predict.
     """
     targets = _targets(source)
     end = targets if max_bytes is None else min(targets, max_bytes)

@@ -6,7 +6,7 @@ import hashlib
 import os
 from typing import BinaryIO
 
-# Between two waits for the disk: or the last one would be long, and nothing would show it.
+# Bytes between two waits for the disk. Without them the last wait would be long and silent.
 _SYNC_BYTES = 2**30
 
 
@@ -15,8 +15,8 @@ class HashedFile:
 
     Args:
         out: The file, open where writing goes on.
-        digest: The hash of what stands before that place.
-        n_bytes: How many bytes those are.
+        digest: The hash of the bytes before that position.
+        n_bytes: Number of those bytes.
     """
 
     def __init__(self, out: BinaryIO, digest: hashlib._Hash, n_bytes: int) -> None:
@@ -27,7 +27,7 @@ class HashedFile:
         """Append bytes.
 
         Raises:
-            OSError: they, or some before them, cannot be written.
+            OSError: these bytes, or earlier ones, cannot be written.
         """
         self._out.write(data)
         self._digest.update(data)

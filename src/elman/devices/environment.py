@@ -1,4 +1,4 @@
-"""What a result must say about the machine and the software it was made with."""
+"""What a result says about the machine and the software that made it."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def choose_device(name: str, setting: str = "train.device") -> torch.device:
 
     Args:
         name: One of these.
-        setting: Where the user says it, for the error.
+        setting: The setting in which the user names it, for the error.
 
     Raises:
-        UserError: ``cuda`` was asked for and torch sees no GPU.
+        UserError: the user asked for ``cuda``, and torch sees no GPU.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -81,14 +81,14 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the ``peak_memory_bytes`` of the definition."""
+    """Return ``peak_memory_bytes`` as the metrics define it."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return _peak_resident()
 
 
 def _peak_resident() -> int:
-    """Largest resident size of this process; the present size where the system keeps no peak."""
+    """Largest resident size of this process; the present size if the system keeps no peak."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):

@@ -1,8 +1,8 @@
-"""Two locks per GPU, so that two launchers, or two users, never meet on one.
+"""Two locks per GPU, so that two launchers, or two users, never use one GPU together.
 
-A launcher holds ``claim`` from before it looks at a GPU; the job takes ``run`` and holds it until
-it dies, also if its launcher is gone by then. Only who holds ``claim`` may look whether ``run`` is
-free. The kernel frees both when their holder dies, however it dies.
+A launcher takes ``claim`` before it looks at a GPU. The job takes ``run`` and holds it until it
+dies, even if its launcher is gone by then. Only the holder of ``claim`` may look whether ``run`` is
+free. The kernel frees a lock when its holder dies, however it dies.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Literal
 from elman.base.errors import UserError
 
 FOLDER = "ELMAN_LOCKS"
-"""Environment variable: folder of the locks, where it is not to be ``/tmp/elman-gpu-locks`` (for
-containers that share GPUs but not /tmp, and for tests). It must be local to the machine."""
+"""Environment variable: folder of the locks instead of ``/tmp/elman-gpu-locks`` (for containers
+that share GPUs but not /tmp, and for tests). The folder must be local to the machine."""
 
 
 class GpuLock:
-    """One of the locks of one GPU; what its file says of its holder is for people."""
+    """One of the locks of one GPU; its file describes the holder, for people to read."""
 
     def __init__(self, uuid: str, kind: Literal["claim", "run"]) -> None:
         self.path = _folder() / f"{uuid}.{kind}"
@@ -51,7 +51,7 @@ class GpuLock:
             return False
         self._descriptor = descriptor
         lease = {"pid": os.getpid(), "user": _user(), "what": what}
-        with suppress(OSError):  # on a full disk the lock holds all the same
+        with suppress(OSError):  # on a full disk the lock still holds
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, (json.dumps(lease) + "\n").encode(), 0)
         return True
@@ -67,7 +67,7 @@ class GpuLock:
         try:
             lease = json.loads(self.path.read_text())
             return f"elman pid {lease['pid']} ({lease['user']}) {lease['what']}".rstrip()
-        except (OSError, ValueError, KeyError, TypeError):  # being written just now
+        except (OSError, ValueError, KeyError, TypeError):  # the holder is just writing it
             return "another elman"
 
 
@@ -77,7 +77,7 @@ def _folder() -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if folder.stat().st_uid == os.getuid():
-            # Everybody's, like /tmp: others' files can be locked, not removed.
+            # Shared by all users, like /tmp: they can lock each other's files, not remove them.
             folder.chmod(0o1777)
     except OSError as error:
         raise _cannot(folder, error) from None
@@ -85,11 +85,11 @@ def _folder() -> Path:
 
 
 def _open(path: Path) -> int:
-    """Open a lock's file, made if needed; anybody may lock and write it, whatever the umask."""
+    """Open a lock's file, or make it so that every user may lock and write it."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
     for _ in range(100):
         try:
-            # Without O_CREAT: the kernel refuses that for another user's file in such a folder.
+            # Without O_CREAT, which the kernel refuses for another user's file in such a folder.
             return os.open(path, flags)
         except FileNotFoundError:
             pass

@@ -1,4 +1,4 @@
-"""What the NVIDIA driver says of the GPUs: which there are, and who uses one now."""
+"""Asks the NVIDIA driver about the GPUs: which there are, and who uses one now."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from typing import Any, Protocol, TypeVar
 import psutil
 
 PRETENDED = "ELMAN_PRETEND_GPUS"
-"""For tests: names a JSON file that stands in for the driver. It holds a list of GPUs, each with
-``uuid`` and, where not idle, ``used_mib``, ``utilisation`` and ``processes`` (``pid``, ``mib``).
-It is read anew at every question; while it is missing, so is the driver."""
+"""For tests: names a JSON file that replaces the driver. It holds a list of GPUs, each with
+``uuid`` and, if not idle, ``used_mib``, ``utilisation`` and ``processes`` (``pid``, ``mib``).
+Every query reads it again; while the file is missing, there is no driver."""
 _MIB = 1 << 20
 _T = TypeVar("_T")
 
 
 class DriverError(Exception):
-    """The driver does not answer, or not for this GPU."""
+    """The driver does not answer, or cannot answer for this GPU."""
 
 
 class DriverHangsError(DriverError):
-    """The driver has not answered in time, and may never."""
+    """The driver has not answered in time, and may never answer."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU; ``index`` counts in PCI order, as nvidia-smi does."""
+    """One GPU; ``index`` counts in PCI order, like nvidia-smi."""
 
     index: int
     uuid: str
@@ -40,7 +40,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuProcess:
-    """A process that computes on a GPU; ``mib`` is None where the driver does not say."""
+    """A process that computes on a GPU; ``mib`` is None if the driver does not report it."""
 
     pid: int
     mib: int | None
@@ -52,7 +52,7 @@ class GpuProcess:
 
 @dataclass(frozen=True)
 class Sample:
-    """One moment of a GPU: memory in use besides the driver's own, percent busy, processes."""
+    """A sample of a GPU: memory in use besides the driver's own, percent busy, processes."""
 
     used_mib: int
     utilisation: int | None = None
@@ -60,32 +60,32 @@ class Sample:
 
 
 class Driver(Protocol):
-    """Where GPUs are asked for."""
+    """Answers queries about GPUs."""
 
     def gpus(self) -> list[Gpu]:
         """Return every GPU of the machine in PCI order, or raise DriverError."""
         ...
 
     def sample(self, uuid: str) -> Sample:
-        """Return what goes on on a GPU now, or raise DriverError."""
+        """Return the present use of a GPU, or raise DriverError."""
         ...
 
 
 def driver() -> Driver:
-    """Return the machine's driver, or the one that a test pretends."""
+    """Return the machine's driver, or a test's pretended one."""
     pretended = os.environ.get(PRETENDED)
     return _Pretended(Path(pretended)) if pretended else Nvml()
 
 
 class Nvml:
-    """The driver's own library."""
+    """The driver's own library, called in this process."""
 
     def gpus(self) -> list[Gpu]:
-        """Return every GPU of the machine, none where there is no driver."""
+        """Return every GPU of the machine; none if there is no driver."""
         return _asked(self._gpus)
 
     def sample(self, uuid: str) -> Sample:
-        """Return what goes on on a GPU now."""
+        """Return the present use of a GPU."""
         return _asked(lambda: self._sample(uuid))
 
     def _gpus(self) -> list[Gpu]:
@@ -102,13 +102,13 @@ class Nvml:
         import pynvml
 
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        try:  # the second version counts the driver's own reserve apart
+        try:  # the second version reports the driver's own reserve separately
             memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
         except pynvml.NVMLError:
             memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         try:
             utilisation = int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-        except pynvml.NVMLError:  # not known of a part of a GPU
+        except pynvml.NVMLError:  # the driver does not know it for a part of a GPU
             utilisation = None
         running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
         processes = tuple(GpuProcess(int(one.pid), _mib(one.usedGpuMemory)) for one in running)
@@ -140,7 +140,7 @@ class _Pretended:
 
 
 def _asked(question: Callable[[], _T]) -> _T:
-    """Ask the library, which is started at the first question; its errors are DriverError."""
+    """Query the library, and start it first if needed; its errors become DriverError."""
     try:
         import pynvml
     except ImportError:  # no wheel for this system, so no NVIDIA driver either
@@ -154,7 +154,7 @@ def _asked(question: Callable[[], _T]) -> _T:
 
 
 def _start_anew() -> None:
-    """Have the next question start the library again: one of a driver that went stays mute."""
+    """Make the next query start the library again: it never notices that a driver came back."""
     import pynvml
 
     _started.cache_clear()
@@ -176,5 +176,5 @@ def _mib(used: int | None) -> int | None:
 def _user(pid: int) -> str:
     try:
         return f" ({psutil.Process(pid).username()})"
-    except (psutil.Error, KeyError):  # ended meanwhile, or outside this container
+    except (psutil.Error, KeyError):  # it has ended, or it is outside this container
         return ""

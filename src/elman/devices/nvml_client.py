@@ -1,9 +1,9 @@
-"""The driver, asked by a process of its own: a call into a hung driver never returns.
+"""Queries the driver from a separate process, because a call into a hung driver never returns.
 
     python -m elman.devices.nvml_client
 
-A question a line on stdin, an answer a line on stdout; end of file ends it. A thread would not do:
-one that hangs in the kernel keeps its whole process from ending.
+That process reads a query per line on stdin, answers in a line on stdout, and ends at end of file.
+A thread would not do: one that hangs in the kernel keeps its whole process from ending.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from elman.devices.nvml import (
 )
 
 GPUS_SECONDS, SAMPLE_SECONDS = 30.0, 10.0
-"""Time for an answer; without persistence mode the first takes the driver seconds for each GPU."""
+"""Time for an answer; without persistence mode the first one takes seconds for each GPU."""
 MUTE_SECONDS = 10.0
-"""After no answer nothing is asked for so long, so that a launcher sees to its jobs meanwhile."""
+"""Pause after a missing answer, so that the launcher can look after its jobs meanwhile."""
 _SAID_AFTER = 2.0
 
 
 class AskedDriver:
-    """The machine's driver, which is given up for a while when it does not answer in time."""
+    """The machine's driver; after a missing answer it is left alone for a while."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -47,11 +47,11 @@ class AskedDriver:
         self._mute_until = 0.0
 
     def gpus(self) -> list[Gpu]:
-        """Return every GPU of the machine in PCI order; say so if that takes long."""
+        """Return every GPU of the machine in PCI order; print a note if that takes long."""
         return [Gpu(**one) for one in self._ask(["gpus"], GPUS_SECONDS, aloud=True)]
 
     def sample(self, uuid: str) -> Sample:
-        """Return what goes on on a GPU now."""
+        """Return the present use of a GPU."""
         found = self._ask(["sample", uuid], SAMPLE_SECONDS, aloud=False)
         processes = tuple(GpuProcess(**one) for one in found.pop("processes"))
         return Sample(**found, processes=processes)
@@ -64,19 +64,19 @@ class AskedDriver:
             self._process = _started()
         process = self._process
         assert process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended: no answer will say so
+        with suppress(BrokenPipeError):  # it has ended: the missing answer will show that
             process.stdin.write(f"{json.dumps(question)}\n".encode())
         line = self._answer(process, seconds, aloud)
         if not line.endswith(b"\n"):
             self._process = None
-            raise DriverError(f"what asks it ended with status {process.wait()}")
+            raise DriverError(f"the process that asks it ended with status {process.wait()}")
         answer = json.loads(line)
         if "error" in answer:
             raise DriverError(answer["error"])
         return answer["answer"]
 
     def _answer(self, process: subprocess.Popen[bytes], seconds: float, aloud: bool) -> bytes:
-        """Return the line that comes in time, or what came before the end of the process."""
+        """Return the line that comes in time, or what the process wrote before it ended."""
         assert process.stdout is not None
         reading, line = process.stdout.fileno(), b""
         began = time.monotonic()
@@ -102,7 +102,7 @@ class AskedDriver:
         return line
 
     def _give_up(self, process: subprocess.Popen[bytes]) -> None:
-        """Kill a process that hangs; one that the kernel cannot kill is not waited for."""
+        """Kill a process that hangs; do not wait for one that the kernel cannot kill."""
         process.kill()
         self._hung, self._process = process, None
         self._mute_until = time.monotonic() + MUTE_SECONDS
@@ -114,7 +114,7 @@ def _asked() -> AskedDriver:
 
 
 def asked_driver() -> Driver:
-    """Return the machine's driver for a launcher, or the one that a test pretends."""
+    """Return the machine's driver for a launcher, or a test's pretended one."""
     return driver() if os.environ.get(PRETENDED) else _asked()
 
 
@@ -125,12 +125,12 @@ def _started() -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         bufsize=0,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # a Ctrl-C at the terminal is for the launcher
+        start_new_session=True,  # a Ctrl-C at the terminal is meant for the launcher
     )
 
 
 def main() -> None:
-    """Answer questions until there are no more."""
+    """Answer queries until end of file."""
     library = Nvml()
     for line in sys.stdin:
         question, *arguments = json.loads(line)

@@ -1,4 +1,4 @@
-"""Which GPUs a sweep may use: what CUDA_VISIBLE_DEVICES allows, and what the launcher is told."""
+"""Which GPUs a sweep may use, by CUDA_VISIBLE_DEVICES and the launcher's settings."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _PART = "MIG-"
 def usable_gpus(
     driver: Driver, settings: GpusLauncher, *, wanted: bool = True, parts: bool = False
 ) -> tuple[list[Gpu], str]:
-    """Return the GPUs to use, and, if there are none, why.
+    """Return the GPUs to use and, if there are none, the reason.
 
     Args:
-        driver: Where GPUs are asked for.
-        settings: Of the launcher.
-        wanted: Whether any job would take a GPU; if none does, CUDA_VISIBLE_DEVICES may name what
-            is not there.
-        parts: Whether parts of a GPU (MIG) will do, because nobody but torch looks at them.
+        driver: Answers queries about GPUs.
+        settings: Settings of the launcher.
+        wanted: Whether any job takes a GPU; if none does, CUDA_VISIBLE_DEVICES may name a GPU
+            that does not exist.
+        parts: Whether parts of a GPU (MIG) are allowed, because only torch looks at them.
 
     Raises:
-        UserError: CUDA_VISIBLE_DEVICES or the launcher's settings name a GPU that is not there, or
-            leave none; or the driver hangs.
+        UserError: CUDA_VISIBLE_DEVICES or the launcher's settings name a GPU that does not exist,
+            or leave none; or the driver hangs.
     """
     present, reason = _present(driver)
     visible = os.environ.get(_VISIBLE)
@@ -47,16 +47,16 @@ def usable_gpus(
 
 
 def refuse_wrong_visible(driver: Driver) -> None:
-    """Raise UserError if CUDA_VISIBLE_DEVICES names what is not there: CUDA would hide every GPU.
+    """Raise UserError if CUDA_VISIBLE_DEVICES names a missing GPU: CUDA would hide every GPU.
 
-    On a machine without a GPU it names nothing that could have been meant.
+    On a machine without a GPU this is no mistake: the variable could not name any.
     """
     if os.environ.get(_VISIBLE) is not None:
         usable_gpus(driver, GpusLauncher(name="gpus"), parts=True)
 
 
 def _present(driver: Driver) -> tuple[list[Gpu], str]:
-    """Return every GPU, and why there are none; an empty list of allowed ones asks for none."""
+    """Return every GPU, and why there are none; with an empty list of allowed ones, ask nobody."""
     visible = os.environ.get(_VISIBLE)
     if visible in _NONE:
         return [], f"{_VISIBLE}={visible} allows none"
@@ -75,10 +75,10 @@ def _present(driver: Driver) -> tuple[list[Gpu], str]:
 def _allowed(present: Sequence[Gpu], visible: str | None, parts: bool) -> list[Gpu]:
     """Return the GPUs in the order of CUDA_VISIBLE_DEVICES; like CUDA, stop at -1.
 
-    CUDA stops at every entry that it does not know, and the jobs would find themselves on the CPU.
+    CUDA also stops at every entry that it does not know, and the jobs would then run on the CPU.
 
     Raises:
-        UserError: it names a part of a GPU, one that is not there, or one twice.
+        UserError: it names a part of a GPU, a GPU that does not exist, or one GPU twice.
     """
     if visible is None:
         return list(present)

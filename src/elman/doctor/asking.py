@@ -1,4 +1,4 @@
-"""Puts the questions of :mod:`elman.doctor.questions`, all at once, each with a time limit."""
+"""Asks the questions of :mod:`elman.doctor.questions`, all at once, each with a time limit."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Answered:
     """How one question ended.
 
     Args:
-        value: The answer, empty if there is none.
-        problem: Why there is none: the last line of an exception, a signal or the time limit.
+        value: The answer; empty if there is none.
+        problem: Why there is no answer: the last line of an exception, a signal or the time limit.
     """
 
     value: Mapping[str, Any] = field(default_factory=dict)
@@ -44,8 +44,8 @@ def ask(
 
     Args:
         questions: Names in :data:`elman.doctor.questions.QUESTIONS`.
-        show: Called with the names still unanswered, whenever there are fewer.
-        limit: Seconds for each; None is :data:`TIME_LIMIT`.
+        show: Called with the names of the open questions whenever one is answered.
+        limit: Seconds for each question; None means :data:`TIME_LIMIT`.
     """
     found: dict[str, Answered] = {}
     deadline = time.monotonic() + (TIME_LIMIT if limit is None else limit)
@@ -60,7 +60,7 @@ def ask(
 
 
 class _Asked:
-    """One question under way, in a session of its own so that it can be ended with its children."""
+    """A running question, in its own session so that it can be killed with its children."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -69,7 +69,7 @@ class _Asked:
         self._said: IO[str] = tempfile.TemporaryFile("w+", errors="replace")
         self._complained: IO[str] = tempfile.TemporaryFile("w+", errors="replace")
         self.process = subprocess.Popen(
-            # -P: a folder named torch where the user stands is not the package.
+            # -P: a folder named torch in the user's current folder is not the package.
             [sys.executable, "-P", "-m", "elman.doctor.questions", self._name],
             stdin=subprocess.DEVNULL,
             stdout=self._said,
@@ -84,7 +84,7 @@ class _Asked:
         self._complained.close()
 
     def answer(self) -> Answered:
-        """Return the answer of a process that has ended, or end it and say that it was late."""
+        """Return the answer of a finished process; kill an unfinished one and report the limit."""
         late = self.process.poll() is None
         self._end()
         for line in _lines(self._said):
@@ -108,7 +108,7 @@ class _Asked:
 
 
 def _wait(waiting: Mapping[str, _Asked], deadline: float) -> list[str]:
-    """Return the names of those that have ended, or of all once the deadline has passed."""
+    """Return the names of the finished questions, or all names after the deadline."""
     while time.monotonic() < deadline:
         ended = [name for name, asked in waiting.items() if asked.process.poll() is not None]
         if ended:

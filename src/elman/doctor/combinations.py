@@ -1,4 +1,4 @@
-"""Combinations that are known to be bad, each with the command that mends it."""
+"""Known bad combinations, each with the command that fixes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OLDER_CUDA = (
 
 
 def combinations(facts: Facts) -> list[Finding]:
-    """Return the known bad combinations found here, or one line that there is none."""
+    """Return the known bad combinations found here, or one line that says there is none."""
     found = [finding for known in KNOWN if (finding := known(facts)) is not None]
     if found:
         return found
@@ -27,7 +27,7 @@ def combinations(facts: Facts) -> list[Finding]:
 
 
 def gated_delta_on_hopper(facts: Facts) -> Finding | None:
-    """Wrong gradients, refused by the package itself since: its issues 640, 983 and 984."""
+    """Wrong gradients; later versions of the package refuse it (issues 640, 983 and 984)."""
     triton = facts.installed("triton")
     hopper = any(major == 9 for major, _ in facts.capabilities)
     if not hopper or triton is None or not Version("3.4.0") <= triton < Version("3.7.1"):
@@ -44,7 +44,7 @@ def gated_delta_on_hopper(facts: Facts) -> Finding | None:
 
 
 def gated_delta_on_blackwell(facts: Facts) -> Finding | None:
-    """NaN gradients and reads out of bounds: the package's issue 913."""
+    """NaN gradients and out-of-bounds reads (issue 913 of the package)."""
     version = facts.installed(_FLA)
     blackwell = any(major >= 10 for major, _ in facts.capabilities)
     if not blackwell or version is None or version >= Version("0.6.0"):
@@ -59,7 +59,7 @@ def gated_delta_on_blackwell(facts: Facts) -> Finding | None:
 
 
 def mamba_beside_cpu_torch(facts: Facts) -> Finding | None:
-    """Its package root imports a CUDA extension that fits no CPU build of torch."""
+    """The package's root imports a CUDA extension that works with no CPU build of torch."""
     there = [name for name in ("mamba-ssm", "causal-conv1d") if facts.versions[name]]
     if not there or not facts.value("torch") or facts.value("torch")["cuda"] is not None:
         return None
@@ -67,20 +67,20 @@ def mamba_beside_cpu_torch(facts: Facts) -> Finding | None:
         _AREA,
         f"{' and '.join(there)} beside a CPU torch",
         Mark.BROKEN,
-        "they work with a CUDA build of torch alone; on a CPU mamba2 needs neither",
+        "they work only with a CUDA build of torch; on a CPU mamba2 needs neither",
         f"pip uninstall --yes {' '.join(there)}",
     )
 
 
 def two_tilelangs(facts: Facts) -> Finding | None:
-    """mamba-ssm pins 0.1.8, flash-linear-attention asks for 0.1.9 and takes what it finds."""
+    """mamba-ssm pins 0.1.8; flash-linear-attention wants 0.1.9, but uses any version."""
     version = facts.installed("tilelang")
     old = version is not None and version < Version("0.1.9")
     other = _FLA if old else "mamba-ssm"
     if version is None or facts.versions[other] is None:
         return None
     reason = (
-        f"{_FLA} takes it unasked on Hopper and wants 0.1.9"
+        f"{_FLA} uses it by default on Hopper and wants 0.1.9"
         if old
         else "mamba-ssm is pinned to 0.1.8"
     )
@@ -94,7 +94,7 @@ def two_tilelangs(facts: Facts) -> Finding | None:
 
 
 def cpu_torch_beside_gpu(facts: Facts) -> Finding | None:
-    """A build of torch that cannot use the GPU that is there."""
+    """A build of torch that cannot use this machine's GPU."""
     torch = facts.value("torch")
     if not facts.has_driver_gpus or not torch or torch["cuda"] is not None:
         return None
@@ -103,7 +103,7 @@ def cpu_torch_beside_gpu(facts: Facts) -> Finding | None:
 
 
 def gpu_out_of_torchs_sight(facts: Facts) -> Finding | None:
-    """The driver shows a GPU and torch, built for CUDA, does not."""
+    """The driver shows a GPU, but torch, although built for CUDA, does not."""
     torch = facts.value("torch")
     if not facts.has_driver_gpus or not torch or torch["cuda"] is None or torch["available"]:
         return None
@@ -114,10 +114,10 @@ def gpu_out_of_torchs_sight(facts: Facts) -> Finding | None:
     driver = tuple(facts.value("nvml")["cuda"])
     if driver[0] < int(torch["cuda"].split(".")[0]):
         found = (
-            f"torch is built for CUDA {torch['cuda']}, the driver goes to {driver[0]}.{driver[1]}"
+            f"torch is built for CUDA {torch['cuda']}, the driver supports {driver[0]}.{driver[1]}"
         )
         return Finding(_AREA, name, Mark.BROKEN, found, _OLDER_CUDA)
-    found = torch["warning"] or "torch says nothing about why"
+    found = torch["warning"] or "torch does not say why"
     return Finding(_AREA, name, Mark.BROKEN, found, "nvidia-smi")
 
 
@@ -130,7 +130,7 @@ def no_triton_on_gpu(facts: Facts) -> Finding | None:
 
 
 def driver_older_than_nvrtc(facts: Facts) -> Finding | None:
-    """What NVRTC compiles runs under drivers of its own major version of CUDA and later."""
+    """NVRTC's kernels need a driver of the same major version of CUDA or a later one."""
     compiler = facts.value("nvrtc").get("version")
     cuda = facts.value("nvml").get("cuda")
     if not facts.gpus or compiler is None or cuda is None:

@@ -1,4 +1,4 @@
-"""What is known of this machine: versions from metadata, answers from processes of their own.
+"""Facts about this machine: versions from metadata, and answers of separate processes.
 
 Imports neither torch nor any package that it reports on.
 """
@@ -31,19 +31,19 @@ OPTIONAL = (
     "pyarrow",
 )
 """Distributions that no part of elman needs on every machine."""
-# Questions about a distribution, put only where it is installed.
+# Questions about a distribution, asked only if it is installed.
 _ABOUT = {"triton": "triton", "causal-conv1d": "causal-conv1d", "nvidia-ml-py": "nvml"}
 
 
 @dataclass(frozen=True)
 class Place:
-    """A folder that is written to.
+    """A folder that elman writes to.
 
     Args:
-        what: What for.
-        path: Where, whether or not it exists yet.
-        free: Bytes that are free there.
-        writable: Whether it, or the nearest folder above it, can be written.
+        what: What elman writes there.
+        path: The folder, which need not exist yet.
+        free: Free bytes there.
+        writable: Whether it, or its nearest existing parent, can be written.
     """
 
     what: str
@@ -54,7 +54,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Unmet:
-    """A requirement of elman that what is installed does not meet.
+    """A requirement of elman that the installed packages do not meet.
 
     Args:
         name: The distribution.
@@ -69,13 +69,13 @@ class Unmet:
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that the verdicts rest on.
+    """All facts behind the verdicts.
 
     Args:
-        versions: Version of each distribution, None if it is not installed.
+        versions: Version of each distribution; None if it is not installed.
         unmet: Requirements of elman that are not met.
-        answers: How each question ended, by name; a question that was not put is missing.
-        places: Folders that runs and kernels are written to.
+        answers: How each question ended, by name, without the questions that were not asked.
+        places: Folders for runs and kernels.
         visible: ``CUDA_VISIBLE_DEVICES``; None if it is not set.
     """
 
@@ -86,11 +86,11 @@ class Facts:
     visible: str | None = None
 
     def value(self, question: str) -> Mapping[str, Any]:
-        """Return the answer to a question, empty if there is none."""
+        """Return the answer to a question; empty if there is none."""
         return self.answers.get(question, Answered()).value
 
     def problem(self, question: str) -> str | None:
-        """Return why a question has no answer, None if it has one or was not put."""
+        """Return why a question has no answer; None if it has one or was not asked."""
         return self.answers.get(question, Answered()).problem
 
     def installed(self, name: str) -> Version | None:
@@ -105,17 +105,17 @@ class Facts:
 
     @property
     def capabilities(self) -> set[tuple[int, int]]:
-        """Compute capabilities of those GPUs."""
+        """Compute capabilities of the GPUs that torch can use."""
         return {tuple(gpu["capability"]) for gpu in self.gpus}
 
     @property
     def has_driver_gpus(self) -> bool:
-        """Whether the driver shows a GPU, whatever torch makes of it."""
+        """Whether the driver shows a GPU, even if torch cannot use it."""
         return bool(self.value("nvml").get("devices"))
 
 
 def gather(show: Callable[[list[str]], None] = lambda waiting: None) -> Facts:
-    """Look at this machine; ``show`` as in :func:`~elman.doctor.asking.ask`."""
+    """Collect the facts of this machine; ``show`` as in :func:`~elman.doctor.asking.ask`."""
     unmet = _unmet()
     names = {"torch", "numpy", "hydra-core", "nvidia-ml-py", *OPTIONAL}
     versions = {name: _version(name) for name in names}
@@ -139,7 +139,7 @@ def _version(name: str) -> str | None:
 
 
 def _unmet() -> tuple[Unmet, ...]:
-    """Compare what elman's metadata asks for with what is installed."""
+    """Return the requirements in elman's metadata that the installed packages do not meet."""
     try:
         lines = requires("elman") or []
     except PackageNotFoundError:

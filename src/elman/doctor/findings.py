@@ -1,4 +1,4 @@
-"""Verdicts on the facts: what is installed, what the machine has, what can be computed on it."""
+"""Verdicts on the facts: what is installed, what the machine has, what it can compute."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TORCH_INSTALL = "pip install --force-reinstall 'torch>=2.11'"
 
 
 class Mark(StrEnum):
-    """How something stands."""
+    """The state of a thing: good, bad or missing."""
 
     OK = "ok"
     ABSENT = "-"
@@ -30,11 +30,11 @@ class Finding:
     """One line of the diagnosis.
 
     Args:
-        area: What it belongs to.
-        name: What it is about.
-        mark: How that stands.
+        area: The section that it belongs to.
+        name: The thing that it is about.
+        mark: The state of that thing.
         found: What was found, in words.
-        mend: The command that mends it, if something does.
+        mend: The command that fixes it, if there is one.
     """
 
     area: str
@@ -44,7 +44,7 @@ class Finding:
     mend: str = ""
 
 
-# What an optional distribution is for; one that is not named here is shown where it is installed.
+# Purposes of optional distributions; one without an entry is shown only if it is installed.
 _USES = {
     "triton": "torch.compile and the packaged baselines on a GPU",
     "mamba-ssm": "mamba2 on a GPU",
@@ -152,12 +152,12 @@ def _driver(facts: Facts) -> Finding:
 def _compiler(facts: Facts) -> Finding:
     area, name = "machine", "C++ compiler"
     if (problem := facts.problem("compiler")) is not None:
-        return Finding(area, name, Mark.BROKEN, f"looking for it ended so: {problem}")
+        return Finding(area, name, Mark.BROKEN, f"the search for it failed: {problem}")
     answer = facts.value("compiler")
     if answer["command"] is not None:
         return Finding(area, name, Mark.OK, f"{answer['command']}: {answer['version']}")
     reason, _, mend = answer["problem"].rpartition("; ")
-    # A compiler that was named and does not work is a mistake; having none is not.
+    # A named compiler that does not work is a mistake; having no compiler is not.
     mark = Mark.BROKEN if reason.startswith("CXX=") else Mark.ABSENT
     return Finding(area, name, mark, reason, mend)
 

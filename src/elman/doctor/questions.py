@@ -1,7 +1,7 @@
-"""Questions about this machine, each answered in a process of its own: ``-m`` and a name.
+"""Questions about this machine, each answered in its own process (``-m`` and a name).
 
-A package that is broken may take its process down when it is imported, or never come back; none is
-imported where the diagnosis itself runs. The answer is one line of JSON behind :data:`MARK`.
+A broken package may crash its process when it is imported, or hang. So the process of the diagnosis
+itself imports none of them. The answer is one line of JSON after :data:`MARK`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KERNELS = {
 
 
 def torch_() -> Answer:
-    """Return what torch is built for, the GPUs that it sees and whether it computes on each."""
+    """Return what torch is built for, the GPUs that it sees, and whether each can compute."""
     import warnings
 
     import torch
@@ -48,7 +48,7 @@ def _device(index: int) -> Answer:
     try:
         ones = torch.ones(8, 8, device=f"cuda:{index}")
         assert float((ones @ ones).sum()) == 512
-    except Exception as error:  # whatever stops a product of two matrices stops a run
+    except Exception as error:  # if two matrices cannot be multiplied, no run can work
         answer["problem"] = f"{type(error).__name__}: {_first_line(error)}"
     return answer
 
@@ -111,13 +111,13 @@ def triton() -> Answer:
 
 
 def causal_conv1d() -> Answer:
-    """Import causal-conv1d, whose extension fits one torch alone."""
+    """Import causal-conv1d, whose extension fits only one version of torch."""
     import_module("causal_conv1d")
     return {}
 
 
 def _package(name: str) -> Answer:
-    """Return why the package of a baseline cannot run on the first GPU, or no problem."""
+    """Return why a baseline's package cannot run on the first GPU; no problem if it can."""
     import torch
 
     from elman.base.errors import UserError

@@ -1,4 +1,4 @@
-"""Verdicts on what elman can compute here: each backend, each baseline, and why not."""
+"""Verdicts on which backends and baselines run on this machine, and why the others do not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def backends(facts: Facts) -> list[Finding]:
 def _backend(facts: Facts, name: str, reason: str | None) -> Finding:
     area, every = "backends", registry.cells().values()
     having = [cell for cell in every if name in cell.backends]
-    # A packaged baseline's reference is ours, its kernels are the package's.
+    # A packaged baseline's reference is our code; its kernels are the package's.
     ours = [cell for cell in having if cell.package is None or name == "reference"]
     if not having:
         return Finding(area, name, Mark.ABSENT, "no cell has it in this version")
@@ -44,7 +44,7 @@ def _backend(facts: Facts, name: str, reason: str | None) -> Finding:
 def _no_compiler(facts: Facts) -> str | None:
     if facts.value("compiler").get("command") is not None:
         return None
-    return "no C++ compiler that works; its cells run reference"
+    return "no C++ compiler that works; its cells run on reference"
 
 
 def _no_gpu(facts: Facts) -> str | None:

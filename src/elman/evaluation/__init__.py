@@ -1,1 +1,1 @@
-"""What a trained model is asked: text, and scores."""
+"""Text and scores from a trained model."""

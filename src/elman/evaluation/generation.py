@@ -1,4 +1,4 @@
-"""Text from a model, byte after byte from carried states: every byte costs the same.
+"""Generates text byte by byte from carried states, so that every byte costs the same.
 
 Shape legend: b rows, t bytes of a prompt, v byte values, k bytes of a block.
 """
@@ -22,11 +22,11 @@ from elman.ops.decode import reference
 from elman.ops.decode.draw import draw_into
 from elman.ops.linear import KeptCopies
 
-# What a text starts from when there is no prompt: the separator between documents.
+# A text without a prompt starts from the separator between documents.
 START = b"\x1e"
-# Bytes between two looks at the device: at 4,000 a second a reader sees 60 pieces a second.
+# Bytes between two reads from the device: at 4,000 bytes/s a reader sees 60 pieces a second.
 BLOCK = 64
-# Steps before a recording: states have their final layout then, and kernels are built.
+# Steps before a recording; after them states have their final layout and kernels are built.
 _EAGER_STEPS = 2
 
 States = list[State]
@@ -65,13 +65,12 @@ class Writer:
 
     Args:
         model: A model in evaluation mode.
-        sampling: How a byte is chosen.
+        sampling: How the next byte is chosen.
         seed: Row i draws with ``seed + i``, so that a row's draws do not depend on the others.
         bf16: Compute under bf16 autocast.
-        kernels: Compute products of a few rows and draws by the kernels for them, on a GPU.
-        graph: Replay a step as a CUDA graph; None does so on a GPU, where the state keeps its
-            shape.
-        graphs: What records and replays; None is CUDA graphs.
+        kernels: On a GPU, use the special kernels for products of a few rows and for draws.
+        graph: Replay a step as a CUDA graph; None does so on a GPU if the state keeps its shape.
+        graphs: Records and replays the work; None means CUDA graphs.
 
     Attributes:
         device: Where the model is.
@@ -103,16 +102,16 @@ class Writer:
 
     @torch.no_grad()
     def read(self, prompts: Sequence[bytes]) -> None:
-        """Pass prompts through the model, one a row; after an earlier text they continue its rows.
+        """Pass one prompt per row through the model; after an earlier text they continue its rows.
 
-        Prompts of one length pass together, others one after another.
+        Prompts of equal length pass together; otherwise they pass one after another.
 
         Args:
             prompts: At least one, none of them empty.
 
         Raises:
-            UserError: they differ in length, and the states of this model do too then.
-            ValueError: a prompt is empty, or there are not as many as rows.
+            UserError: the prompts differ in length, and the states of this model then do, too.
+            ValueError: a prompt is empty, or the number of prompts differs from the number of rows.
         """
         if not prompts or not all(prompts):
             raise ValueError("prompts: expected at least one, each of at least 1 byte")
@@ -123,7 +122,7 @@ class Writer:
             rows = [
                 torch.cat(pair, dim=1) for pair in zip(self._last_b1.split(1), rows, strict=True)
             ]
-        # The last byte stays behind: the first step of writing passes it.
+        # The last byte is held back: the first step of writing passes it.
         heads = [row[:, :-1] for row in rows]
         if len({head.shape[1] for head in heads}) == 1:
             self._states = self._pass(torch.cat(heads), self._states)
@@ -146,7 +145,7 @@ class Writer:
         return self._states, self._last_b1, self._drawn
 
     def continue_from(self, states: States | None, last_b1: Tensor, drawn: int) -> None:
-        """Go on where :meth:`state` was asked, as if the text had never been interrupted."""
+        """Continue from a result of :meth:`state`, as if the text had never been interrupted."""
         self._states, self._last_b1, self._drawn = states, last_b1, drawn
         self._generators = []
 
@@ -154,10 +153,10 @@ class Writer:
 
     @torch.no_grad()
     def write(self, max_bytes: int) -> Iterator[list[bytes]]:
-        """Yield pieces of text, one for each row, until every row has ``max_bytes`` bytes more.
+        """Yield pieces of text, one for each row, until every row has ``max_bytes`` more bytes.
 
         Raises:
-            UserError: a CUDA graph was asked for, and the step cannot be one.
+            UserError: a CUDA graph was requested, and the step cannot be captured as one.
         """
         assert self._last_b1 is not None, "nothing was read"
         steps = _Steps(
@@ -180,7 +179,7 @@ class Writer:
                 done += size
 
     def _record(self, steps: _Steps) -> None:
-        """Record the steps, where their states allow it."""
+        """Record the steps if their states allow it."""
         if not steps.settled:
             if self._graph:
                 raise UserError(
@@ -204,7 +203,7 @@ class Writer:
         if not self._generators:
             rows = range(len(self._last_b1))
             self._generators = [torch.Generator().manual_seed(self._seed + row) for row in rows]
-            for generator in self._generators:  # those of an earlier part of the text
+            for generator in self._generators:  # the same ones for all parts of a text
                 torch.rand(self._drawn, generator=generator)
         self._drawn += size
         numbers = [torch.rand(size, generator=generator) for generator in self._generators]
@@ -221,7 +220,7 @@ def _row(states: States | None, row: int) -> States | None:
 
 
 def _joined(rows: Sequence[States | None]) -> States:
-    """Return the states of single rows as those of all; a row without states starts from zeros."""
+    """Join the states of single rows into one batch; a row without states starts from zeros."""
     like = next(row for row in rows if row is not None)
     zeros = [{key: torch.zeros_like(part) for key, part in state.items()} for state in like]
     whole = [zeros if row is None else row for row in rows]
@@ -237,12 +236,12 @@ def _joined(rows: Sequence[States | None]) -> States:
 
 
 class _Steps:
-    """One step after another on tensors that stay: what a CUDA graph can hold.
+    """Runs steps on fixed tensors, so that a CUDA graph can record them.
 
     Attributes:
-        states: States before the last byte.
+        states: States from before the last byte.
         last_b1: The last byte of every row [b, 1].
-        settled: Whether the last step left the states' shapes and dtypes as they were.
+        settled: Whether the last step kept the states' shapes and dtypes.
     """
 
     def __init__(
@@ -270,7 +269,7 @@ class _Steps:
         return self._replay_one is not None
 
     def block(self, uniform_kb: Tensor) -> list[bytes]:
-        """Take a step for every row of ``uniform_kb`` and return the bytes of each text."""
+        """Take one step for each of the k rows of ``uniform_kb``; return the bytes of each text."""
         size = len(uniform_kb)
         self._uniform_kb[:size].copy_(uniform_kb)
         if size == BLOCK and self._replay_block is not None:
@@ -282,18 +281,18 @@ class _Steps:
         return [bytes(row) for row in self._bytes_kb[:size].T.tolist()]
 
     def _once(self) -> None:
-        """Take one step, eagerly; the states are new tensors."""
+        """Take one eager step; the states are new tensors."""
         before = self.states
         self.states = self._advanced(before)
         self.settled = before is not None and layout(before) == layout(self.states)
 
     def record(self, graphs: Graphs) -> None:
-        """Record one step and a whole block of them; both are replayed from now on."""
+        """Record one step and also a whole block of steps; both are replayed from now on."""
         assert self.states is not None, "steps before a recording are eager"
         self.states = copied(self.states)
         kept = copied(self.states), self.last_b1.clone()
         with graphs.aside():
-            self._advance_in_place(1)  # what is built or cast at a first call
+            self._advance_in_place(1)  # builds and casts what a first call must
         recorded = [graphs.record(partial(self._advance_in_place, size)) for size in (1, BLOCK)]
         self._replay_one, self._replay_block = recorded
         overwrite(self.states, kept[0])
@@ -310,7 +309,7 @@ class _Steps:
         overwrite(self.states, states)
 
     def _advanced(self, states: States | None) -> States:
-        """Pass the last byte, draw the next, and return the states between the two."""
+        """Pass the last byte, draw the next one, and return the states between the two."""
         logits_btv, after = self._model(self.last_b1, states)
         self._draw(logits_btv[:, -1])
         self._place_1 += 1
@@ -332,10 +331,10 @@ class _Steps:
 
 @contextmanager
 def _casts_kept() -> Iterator[None]:
-    """Keep autocast's copies of the weights from block to block, and as long as a graph reads them.
+    """Keep autocast's copies of the weights between blocks, for as long as a graph reads them.
 
-    Autocast forgets its copies at the end of its outermost context; this counts as one, and lets
-    nothing else of autocast out to whoever takes the text.
+    Autocast drops its copies at the end of its outermost context. This opens such a context, but
+    hides it from the code that receives the text.
     """
     torch.autocast_increment_nesting()
     try:

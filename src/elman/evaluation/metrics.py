@@ -1,4 +1,4 @@
-"""What every number means. Trainer, reports and benchmarks take their figures from here alone."""
+"""Defines every number. Trainer, reports and benchmarks take their figures only from here."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ DEFINITIONS = {
     "slow_path": "it ran as plain PyTorch: without its package, or its cell has no kernel there",
 }
 
-# Dense bf16 tensor-core peaks in FLOP/s, from NVIDIA's data sheets; a device has the peak of the
-# longest name that is part of its own.
+# Dense bf16 tensor-core peaks in FLOP/s, from NVIDIA's data sheets. Of the names that are part of a
+# device's name, the longest one gives its peak.
 _PEAK_FLOPS = {
     "GB200": 2500e12,
     "B200": 2250e12,
@@ -65,7 +65,7 @@ _PEAK_FLOPS = {
     "RTX 6000 Ada": 364e12,
     "RTX 4090": 165e12,
 }
-# Slower devices whose names hold that of a faster one: a part of a GPU, and two other chips.
+# Slower devices whose names contain the name of a faster one: a part of a GPU, and two other chips.
 _OTHER_DEVICES = ("MIG", "Laptop", "RTX 4090 D")
 
 
@@ -74,8 +74,8 @@ def bits_per_byte(nats: float) -> float:
     return nats / math.log(2)
 
 
-def model_flops_utilisation(params: int, tok_s: float, device_name: str) -> float | None:
-    """Return the share of the device's bf16 peak that 6 * params FLOP per byte amount to."""
+def model_flops_utilization(params: int, tok_s: float, device_name: str) -> float | None:
+    """Return 6 * params FLOP per byte, times the bytes per second, over the device's bf16 peak."""
     known = [name for name in _PEAK_FLOPS if name in device_name]
     if not known or any(other in device_name for other in _OTHER_DEVICES):
         return None
@@ -94,7 +94,7 @@ class LossMeter:
 
     @property
     def count(self) -> int:
-        """How many steps the mean is over."""
+        """Number of steps in the mean."""
         return len(self._last)
 
     @property
@@ -112,9 +112,9 @@ class LossMeter:
 
 
 class TrainingClock:
-    """Wall time split into training and the pauses that do not count as training.
+    """Splits wall time into training and pauses that do not count as training.
 
-    It stands still until :meth:`start`; a resumed run continues from the saved totals.
+    It does not run until :meth:`start`; a resumed run continues from the saved totals.
     """
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class TrainingClock:
 
     @contextmanager
     def pause(self, reason: str) -> Iterator[None]:
-        """Stop the training clock and book the time under ``reason``."""
+        """Stop the training clock and count the time under ``reason``."""
         began = self._paused_at = time.perf_counter()
         try:
             yield
@@ -152,7 +152,7 @@ class TrainingClock:
         return {"seconds": self.seconds(), "pauses": dict(self.pauses)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from ``state``; the clock still waits for :meth:`start`."""
+        """Continue from ``state``; the clock does not run before :meth:`start`."""
         self._before = state["seconds"]
         self.pauses = dict(state["pauses"])
 
@@ -184,7 +184,7 @@ class Throughput:
             self._marks[self._steps] = self._now
 
     def marks_next(self) -> bool:
-        """Whether the totals after the next step open the measurement (a GPU must wait then)."""
+        """Whether the measurement starts after the next step (then wait for the GPU)."""
         return self._steps + 1 in (1, WARMUP_STEPS)
 
     def _session(self) -> tuple[int, float]:
@@ -208,10 +208,10 @@ class Throughput:
         return tokens / seconds if seconds > 0 else None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what earlier sessions and this one measured."""
+        """Return the measurements of this session and the earlier ones."""
         tokens, seconds = self._session() if self._steps else (0, 0.0)
         return {"measured": [self._measured[0] + tokens, self._measured[1] + seconds]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Add to what earlier sessions measured."""
+        """Continue from the measurements of earlier sessions."""
         self._measured = (int(state["measured"][0]), float(state["measured"][1]))

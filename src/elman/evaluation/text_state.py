@@ -1,4 +1,4 @@
-"""A text that goes on later: its states, its last bytes and its draws, in one file."""
+"""Saves a text to continue later: its states, last bytes and number of draws, in one file."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _NOTE = "elman"
 
 
 def save_text_state(path: Path, writer: Writer, model: str) -> None:
-    """Write where a text stands; a file of that name is replaced once the new one is whole.
+    """Save the state of a text; an old file of that name is replaced when the new one is whole.
 
     Args:
         path: The file.
-        writer: What wrote the text.
-        model: What identifies the model and its weights.
+        writer: The writer of the text.
+        model: A name that identifies the model and its weights.
 
     Raises:
         UserError: the file cannot be written.
@@ -43,10 +43,10 @@ def save_text_state(path: Path, writer: Writer, model: str) -> None:
 
 
 def load_text_state(path: Path, writer: Writer, model: str) -> int:
-    """Let a writer go on where the text of a file stands; return its number of rows.
+    """Set a writer to continue the text of a file; return the number of rows.
 
     Raises:
-        UserError: the file is not there or damaged, or belongs to another model.
+        UserError: the file is missing or damaged, or belongs to another model.
     """
     try:
         note, tensors = _read(path)
@@ -57,12 +57,12 @@ def load_text_state(path: Path, writer: Writer, model: str) -> int:
         raise UserError(f"generate.state={path}: no such file") from None
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
         raise UserError(
-            f"generate.state={path}: is no saved state ({error}); name a file that "
+            f"generate.state={path}: not a saved state ({error}); name a file that "
             "generate.save_state wrote"
         ) from None
     if found["model"] != model:
         raise UserError(
-            f"generate.state={path}: was saved with {found['model']}, and this is {model}; "
+            f"generate.state={path}: saved with {found['model']}, but this is {model}; "
             "name the same checkpoint"
         )
     device = writer.device

@@ -1,4 +1,4 @@
-"""Bits per byte on fixed windows, the same code for validation, ``mode=eval`` and reload checks."""
+"""Bits per byte on fixed windows; validation, ``mode=eval`` and reload checks share this code."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def score(
     """Return (bits per predicted byte, predicted bytes) over ``batches`` of [b, t+1] bytes.
 
     Every row starts from zero state. The mean is over bytes, so rows of different length count by
-    their length. The model is in evaluation mode during the call only. ``stoppable`` makes the
-    context of each forward pass, which may be left at any point by an exception: there is no
-    number then.
+    their length. The model is in evaluation mode only during the call. ``stoppable`` makes the
+    context of each forward pass. That context may raise an exception at any point; then there is
+    no number.
     """
     return _score(model, batches, device, precision, progress, stoppable, carry=False)
 
@@ -61,7 +61,7 @@ def score_in_order(
     precision: str,
     progress: Callable[[int], None] = lambda predicted: None,
 ) -> tuple[float, int]:
-    """Return the same over ``chunks`` of one text, each starting from the state before it."""
+    """Return the same over ``chunks`` of one text, each from the state of the chunk before."""
     return _score(model, chunks, device, precision, progress, contextlib.nullcontext, carry=True)
 
 

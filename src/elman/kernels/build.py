@@ -1,8 +1,8 @@
-"""From the text of a kernel to a loaded library: compiled at first use, kept by content.
+"""Compiles the text of a CPU kernel at its first use, caches it by content, and loads it.
 
-One folder of the cache holds one kernel: ``kernel.so``, ``source.cpp``, and ``build.json``, which
-is written last and carries the hash of the library, so that a library cut short by a full disk or
-a killed process is never loaded. Imports no torch.
+One folder of the cache holds one kernel: ``kernel.so``, ``source.cpp`` and ``build.json``. The last
+is written at the end and has the hash of the library, so that a library that a full disk or a kill
+cut short is never loaded. Imports no torch.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from elman.kernels.entry import making, say, scratch_folder
 from elman.kernels.sources import source_folder, sources_hash
 from elman.kernels.target import host_target
 
-# Not -ffast-math: linked into a library it makes the whole process flush denormals, and it lets
-# kernels turn NaN into numbers. Not unique symbols: g++ would share the static data of templates
-# between libraries that were generated from different texts.
+# No -ffast-math: a library linked with it makes the whole process flush denormals, and its kernels
+# may turn NaN into numbers. No unique symbols: g++ would share the static data of templates between
+# libraries that were generated from different texts.
 _FLAGS = (
     *BASE_FLAGS,
     "-O3",
@@ -50,24 +50,24 @@ _LIBRARY, _SOURCE, _RECORD, _LOG = "kernel.so", "source.cpp", "build.json", "bui
 _NO_SPACE = "No space left on device"
 
 _loaded: dict[Path, ctypes.CDLL] = {}
-# Threads that ask for one kernel wait for each other; different kernels compile side by side.
+# Threads that need the same kernel wait for each other; different kernels compile in parallel.
 _loading: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
 
 
 def load_library(source: str, label: str) -> ctypes.CDLL:
-    """Return the library that one C++ text compiles to; compile it if that was not done before.
+    """Return the compiled library of one C++ text; compile it if it is not cached.
 
-    Any number of processes and threads may ask at once: one compiles, the others wait. A line on
-    the error stream says so, since it takes seconds.
+    Any number of processes and threads may call this at once: one compiles, the others wait. A line
+    on the error stream says so, because it takes seconds.
 
     Args:
-        source: A whole translation unit; it includes the engine's headers, as in
+        source: A whole translation unit. It includes the engine's headers, as in
             ``#include "cpu/engine.h"``.
-        label: What it is, for people: ``e88``.
+        label: Name of the kernel, for people: ``e88``.
 
     Raises:
-        UserError: there is no compiler, it refuses the text, or the cache cannot be written or
-            loaded from.
+        UserError: there is no compiler, it refuses the text, or the cache cannot be written, or
+            its libraries cannot be loaded.
     """
     compiler = find_compiler()
     if compiler is None:
@@ -86,14 +86,14 @@ def _load(path: Path) -> ctypes.CDLL:
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise UserError(
-            f"cannot load the compiled kernel ({error}); if its disk forbids programs, set "
+            f"cannot load the compiled kernel ({error}); if its disk is mounted noexec, set "
             f"{VARIABLE} to a folder elsewhere; kernels.backend=reference needs no kernel"
         ) from None
 
 
 @dataclass(frozen=True)
 class _Build:
-    """One kernel: what it is compiled from, and its folder in the cache."""
+    """One kernel: its source and flags, and its folder in the cache."""
 
     compiler: Compiler
     source: str
@@ -118,7 +118,7 @@ class _Build:
         return kernel_cache() / f"{name}-{key}"
 
     def finished(self) -> bool:
-        """Return whether the library is there, whole."""
+        """Return whether the library exists and is whole."""
         try:
             record = json.loads((self.folder / _RECORD).read_text())
             content = (self.folder / _LIBRARY).read_bytes()
@@ -127,7 +127,7 @@ class _Build:
         return isinstance(record, dict) and record.get("sha256") == digest(content)
 
     def make(self) -> None:
-        """Compile, unless another process does so meanwhile."""
+        """Compile, unless another process has just done so."""
         try:
             with making(self.folder, self.label):
                 if not self.finished():
@@ -149,7 +149,7 @@ class _Build:
                 "target": host_target().name,
             }
             (scratch / _RECORD).write_text(json.dumps(record, indent=2) + "\n")
-            # The record last: without it the rest does not count.
+            # The record comes last: without it the other files do not count.
             for name in (_SOURCE, _LIBRARY, _RECORD):
                 os.replace(scratch / name, self.folder / name)
 

@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept. Imports no torch."""
+"""The folder of compiled kernels. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ VARIABLE = CACHE_VARIABLE
 def kernel_cache() -> Path:
     """Return the folder of compiled kernels: ``$ELMAN_CACHE``, or ``kernels`` in the user's cache.
 
-    It can be removed at any time; what is in it is made again when it is needed. It may be shared
-    by machines: every name carries what its content depends on.
+    It can be removed at any time; its content is made again when needed. Machines may share it,
+    because every name contains what the content depends on.
     """
     named = os.environ.get(VARIABLE)
     if named:
@@ -24,7 +24,7 @@ def kernel_cache() -> Path:
 
 
 def cannot_write(error: OSError) -> UserError:
-    """Word the error of a cache that cannot be written."""
+    """Return the error for a cache that cannot be written."""
     where = error.filename or kernel_cache()
     return UserError(
         f"cannot write compiled kernels ({error.strerror}: {where}); "

@@ -1,4 +1,4 @@
-"""The system's C++ compiler: found once, proved able by compiling something small.
+"""Finds the system's C++ compiler once, and checks it by compiling a small program.
 
 Imports no torch.
 """
@@ -28,7 +28,7 @@ BASE_FLAGS = ("-std=c++17", "-fopenmp", "-fPIC", "-shared")
 # Newest first; the plain names come before them.
 _NUMBERED = (*(f"g++-{n}" for n in range(16, 9, -1)), *(f"clang++-{n}" for n in range(23, 11, -1)))
 _CANDIDATES = ("g++", "clang++", "c++", *_NUMBERED)
-# What each package manager calls a compiler with OpenMP.
+# The command that installs a compiler with OpenMP, by package manager.
 _INSTALL = {
     "apt-get": "sudo apt-get install g++",
     "dnf": "sudo dnf install gcc-c++",
@@ -38,7 +38,7 @@ _INSTALL = {
     "brew": "brew install gcc",
 }
 _ANYWHERE = "conda install -c conda-forge gxx"
-# C++17, OpenMP's header and runtime, and the vectors that the engines are written with.
+# Uses C++17, OpenMP's header and runtime, and vector types, as the engines do.
 _PROBE = """\
 #include <omp.h>
 #include <type_traits>
@@ -61,10 +61,10 @@ class Compiler:
     """A compiler that works.
 
     Args:
-        command: The words that run it, the program's path first.
+        command: The words of its command; the program's path comes first.
         kind: ``g++`` or ``clang``.
         version: First line of ``--version``.
-        target_flags: Flags for this machine's CPU that it knows.
+        target_flags: The flags for this machine's CPU that it accepts.
     """
 
     command: tuple[str, ...]
@@ -79,22 +79,22 @@ class Compiler:
 
 
 def find_compiler() -> Compiler | None:
-    """Return the C++ compiler of this machine: ``$CXX`` if it is set, else the first that works.
+    """Return this machine's C++ compiler: ``$CXX`` if it is set, else the first that works.
 
-    Works means: C++17 with OpenMP compiles and links. The answer is remembered in the process, and
-    on the disk for as long as the compiler's file stays the same.
+    A compiler works if it compiles and links C++17 with OpenMP. The answer is remembered in the
+    process, and on the disk until the compiler's file changes.
     """
     return _search(os.environ.get("CXX", ""), os.environ.get("PATH", ""))[0]
 
 
 def compiler_problem() -> str | None:
-    """Return why there is no compiler and the command that mends it, or None if there is one."""
+    """Return why there is no compiler and the command that fixes it; None if there is one."""
     return _search(os.environ.get("CXX", ""), os.environ.get("PATH", ""))[1]
 
 
 @cache
 def _search(named: str, path: str) -> tuple[Compiler | None, str | None]:
-    """Return the compiler or the problem; the arguments are all that the answer depends on."""
+    """Return the compiler or the problem; the answer depends only on the arguments."""
     if named.strip():
         return _named(named)
     failures = []
@@ -132,7 +132,7 @@ def install_command() -> str:
 
 
 def _proved(command: tuple[str, ...]) -> Compiler | str:
-    """Return the compiler behind ``command`` if it works, else the first line of its complaint."""
+    """Return the compiler behind ``command`` if it works, else its first error line."""
     target = host_target()
     record = kernel_cache() / "compilers" / f"{_identity(command, target)}.json"
     if (known := _recalled(record)) is not None:
@@ -148,7 +148,7 @@ def _proved(command: tuple[str, ...]) -> Compiler | str:
 
 
 def _identity(command: tuple[str, ...], target: Target) -> str:
-    """Return a hash of the program's file as it is now and of all that the proof depends on."""
+    """Return a hash of the program's file as it is now and of all that the check depends on."""
     parts: list[object] = [command, target, _PROBE, BASE_FLAGS]
     for word in command:
         with contextlib.suppress(OSError):
@@ -168,7 +168,7 @@ def _recalled(record: Path) -> Compiler | None:
 
 
 def _remember(record: Path, found: Compiler) -> None:
-    """Write the proof down; where that is not possible it is made again by the next process."""
+    """Save the result of the check; if that fails, the next process checks again."""
     with contextlib.suppress(OSError):
         record.parent.mkdir(parents=True, exist_ok=True)
         scratch = record.with_name(f"{record.name}.{os.getpid()}")
@@ -177,7 +177,7 @@ def _remember(record: Path, found: Compiler) -> None:
 
 
 def _probe(command: tuple[str, ...], flags: tuple[str, ...]) -> str:
-    """Compile and link the probe; return an empty text, or the first line of the complaint."""
+    """Compile and link the probe; return an empty text, or the first error line."""
     try:
         with _scratch() as folder:
             source = folder / "probe.cpp"
@@ -185,7 +185,7 @@ def _probe(command: tuple[str, ...], flags: tuple[str, ...]) -> str:
             output = str(folder / "probe.so")
             done = run_compiler([*command, *BASE_FLAGS, *flags, str(source), "-o", output], folder)
     except OSError as error:
-        return f"no room for trying it: {error}"
+        return f"cannot write the files that test it: {error}"
     return "" if done.returncode == 0 else first_error(done.stderr)
 
 
@@ -205,12 +205,12 @@ def _version(command: tuple[str, ...]) -> tuple[Literal["g++", "clang"], str]:
 def run_compiler(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a compiler in ``folder``, with its own scratch files there and its messages in English.
 
-    A program that cannot be started is a failed compilation, with the system's reason as its
-    complaint.
+    If the program cannot be started, this is a failed compilation with the system's reason as its
+    error text.
     """
     environment = os.environ | {"LC_ALL": "C", "TMPDIR": str(folder)}
     try:
-        # A group of its own: the compiler starts others, which must not outlive an interruption.
+        # Its own process group: the compiler's children must not outlive an interruption.
         process = subprocess.Popen(
             arguments,
             cwd=folder,
@@ -235,7 +235,7 @@ def run_compiler(arguments: list[str], folder: Path) -> subprocess.CompletedProc
             stopped = process.pid not in _running
             _running.discard(process.pid)
     if stopped:
-        raise KeyboardInterrupt  # in a thread that nobody else would tell
+        raise KeyboardInterrupt  # Python raises it only in the main thread
     return subprocess.CompletedProcess(arguments, process.returncode, output, complaint)
 
 
@@ -243,7 +243,7 @@ _running: set[int] = set()
 
 
 def stop_compilers() -> None:
-    """Kill every compiler that a thread of this process waits for, with what each has started."""
+    """Kill every compiler that a thread of this process waits for, and its children."""
     while _running:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(_running.pop(), signal.SIGKILL)
@@ -255,10 +255,10 @@ _MISMATCH = re.compile(rf'static.?assert[^\n]*?(?:: |")([^"\n:]+: [^"\n]*{MISMAT
 
 
 def first_error(complaint: str) -> str:
-    """Return the line of a compiler's output that says most, without what stands around it."""
-    # Numbers that differ make errors of every kind: the one that names them says most.
+    """Return the most useful line of a compiler's output, without the text around it."""
+    # A mismatch of two numbers causes many errors; the one that names them is the most useful.
     if found := _MISMATCH.search(complaint):
         return found[1]
     lines = [line.strip() for line in complaint.splitlines() if line.strip()]
     errors = (line for line in lines if "error" in line.lower() or "cannot find" in line)
-    return next(errors, lines[-1] if lines else "it fails without a word")
+    return next(errors, lines[-1] if lines else "it fails without a message")

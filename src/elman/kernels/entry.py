@@ -1,4 +1,4 @@
-"""One kernel's folder in the cache while it is made: one process at a time, and no litter after it.
+"""Locks a kernel's folder in the cache while it is made, and removes the leftovers of kills.
 
 Imports no torch.
 """
@@ -18,20 +18,20 @@ from functools import cache
 from pathlib import Path
 
 _LOCK, _SCRATCH = "lock", "building-"
-# Proofs and compilers' records are written beside their place, in milliseconds, and renamed.
+# Records are written to temporary files, which takes milliseconds, and renamed.
 _BESIDE, _OLD_SECONDS = re.compile(r".+\.json\.\d+"), 3600.0
 
 
 @contextlib.contextmanager
 def making(folder: Path, label: str) -> Iterator[None]:
-    """Hold a kernel's folder, made if it is not there; removed again if nothing came of it.
+    """Hold the lock of a kernel's folder; make the folder, and remove it if it stays empty.
 
-    The system frees the lock when its holder dies, however it dies. What a killed process left in
-    the cache is removed.
+    The system frees the lock when its holder dies, for whatever reason. Leftovers of killed
+    processes in the cache are removed.
 
     Args:
         folder: The folder.
-        label: What the kernel is, for people who wait for another process.
+        label: Name of the kernel, for people who wait for another process.
     """
     descriptor = _locked(folder, label)
     try:
@@ -46,7 +46,7 @@ def making(folder: Path, label: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def scratch_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder in a kernel's folder that goes away with what is left in it."""
+    """Yield a temporary folder in a kernel's folder; it is removed with its content."""
     scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=folder))
     try:
         yield scratch
@@ -60,7 +60,7 @@ def say(line: str) -> None:
 
 
 def _locked(folder: Path, label: str) -> int:
-    """Return a descriptor that holds the lock of a folder; who had it may have removed both."""
+    """Return a descriptor that holds a folder's lock; its last holder may have removed both."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -86,7 +86,7 @@ def _wait(descriptor: int, label: str) -> None:
 
 
 def _stands(folder: Path, descriptor: int) -> bool:
-    """Whether the locked file is still the one that others find in the folder."""
+    """Whether the locked file is still the file of that name in the folder."""
     try:
         return os.path.samestat(os.stat(folder / _LOCK), os.fstat(descriptor))
     except FileNotFoundError:
@@ -94,13 +94,13 @@ def _stands(folder: Path, descriptor: int) -> bool:
 
 
 def _clear(folder: Path) -> None:
-    """Remove the scratch folders of processes that were killed; the lock is held."""
+    """Remove the scratch folders of killed processes; the caller holds the lock."""
     for leftover in folder.glob(f"{_SCRATCH}*"):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _remove_empty(folder: Path) -> None:
-    """Remove a folder in which there is nothing but its lock, which is held."""
+    """Remove a folder that has nothing but its lock; the caller holds the lock."""
     if [path.name for path in folder.iterdir()] == [_LOCK]:
         (folder / _LOCK).unlink()
         folder.rmdir()
@@ -108,9 +108,9 @@ def _remove_empty(folder: Path) -> None:
 
 @cache
 def _sweep(kernels: Path) -> None:
-    """Once in a process: remove what killed processes left anywhere in the cache.
+    """Remove what killed processes left anywhere in the cache; done once per process.
 
-    A folder is touched under its lock alone, so nothing of a process that works is taken away.
+    A folder is changed only under its lock, so files of a working process are never removed.
     """
     with contextlib.suppress(OSError):
         for folder in {leftover.parent for leftover in kernels.glob(f"*/{_SCRATCH}*")}:

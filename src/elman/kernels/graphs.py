@@ -1,4 +1,4 @@
-"""CUDA graphs: work on the device recorded once and done again without Python."""
+"""CUDA graphs: work on the device is recorded once and then replayed without Python."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 
 
 class Graphs(Protocol):
-    """Records work on the device, to be done again on the same tensors."""
+    """Records work on the device, to replay it on the same tensors."""
 
     def aside(self) -> AbstractContextManager[None]:
-        """Return a context in which work runs at once, and otherwise as it is recorded."""
+        """Return a context in which work runs eagerly, but otherwise as in a recording."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Record ``work``, which may not have been done afterwards; return what does it again."""
+        """Record ``work`` (recording may not run it); return a function that replays it."""
         ...
 
 
 class CudaGraphs:
-    """CUDA graphs that share their memory: of several, one runs at a time.
+    """CUDA graphs that share one memory pool, so only one of them may run at a time.
 
     Args:
         device: The GPU.
@@ -33,7 +33,7 @@ class CudaGraphs:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """See :class:`Graphs`: on the stream on which graphs are captured."""
+        """See :class:`Graphs`; uses the stream on which graphs are captured."""
         outside = torch.cuda.current_stream()
         self._stream.wait_stream(outside)
         with torch.cuda.stream(self._stream):
@@ -41,7 +41,7 @@ class CudaGraphs:
         outside.wait_stream(self._stream)
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """See :class:`Graphs`; frees the memory that is cached before."""
+        """See :class:`Graphs`; first frees cached memory."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             work()

@@ -1,7 +1,7 @@
-"""Launches of compiled kernels on PyTorch's current stream, on the device of the tensors.
+"""Launches compiled kernels on PyTorch's current stream, on the device of the tensors.
 
-A launch takes the driver 2 to 4 us of host time. To make a device current that is current already,
-and to ask for a stream as an object, would take twice as much again.
+The driver needs 2 to 4 us of host time for a launch. Setting a device that is already current and
+getting the stream as an object would each be as slow again, so this file avoids both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class Launch(NamedTuple):
         blocks: Blocks of the grid.
         threads: Threads of a block.
         shared_bytes: Dynamic shared memory of a block.
-        early: Whether it may begin while the kernel before it still runs; it waits itself.
+        early: Whether it may start while the kernel before it still runs; the kernel itself waits
+            for that one.
     """
 
     kernel: str
@@ -39,9 +40,9 @@ def launch(
     """Launch kernels one after the other on the current stream of a device; returns at once.
 
     Args:
-        kernels: Those of a translation unit for the device.
-        wanted: Which of them, in their order.
-        arguments: What each of them takes; it is copied.
+        kernels: The kernels of a translation unit for the device.
+        wanted: The ones to launch, in order.
+        arguments: The argument of each kernel; it is copied.
         device: Index of the device, which need not be the current one.
 
     Raises:
@@ -72,7 +73,7 @@ def _launch(
 
 
 def architecture(device: int) -> str:
-    """Return what NVRTC calls the architecture of a device."""
+    """Return NVRTC's name for the architecture of a device."""
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}"
 
@@ -82,4 +83,4 @@ def _public_stream(device: int) -> int:
 
 
 STREAM: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _public_stream)
-"""Returns the handle of a device's current stream; without that name, by way of an object."""
+"""Returns a device's current stream handle; through a stream object if torch lacks this name."""

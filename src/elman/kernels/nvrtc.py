@@ -1,8 +1,8 @@
-"""CUDA kernels from their text: compiled by NVRTC at first use, for one architecture, kept on disk.
+"""Compiles CUDA kernels with NVRTC at first use, for one architecture, and caches them on disk.
 
-NVRTC and the driver are called through NVIDIA's ``cuda-bindings``. No CUDA toolkit is needed, no
-GPU to compile. One folder of the cache holds one translation unit: ``kernel.cubin``, and
-``build.json``, which is written last and carries the hash of the cubin. Imports no torch.
+NVRTC and the driver are called through NVIDIA's ``cuda-bindings``. This needs no CUDA toolkit, and
+compiling needs no GPU. One folder of the cache holds one translation unit: ``kernel.cubin``, and
+``build.json``, which is written last and has the hash of the cubin. Imports no torch.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from elman.kernels.sources import source_folder, sources_hash
 _SETTING = "kernels.backend=cuda"
 _CUBIN, _RECORD, _LOG = "kernel.cubin", "build.json", "build.log"
 _BASE = ("--std=c++17", "--ptxas-options=-v")
-# Division and roots of fast kernels are right to 2 units in the last place; nothing flushes
-# denormals. tanh is one instruction, see csrc/cells/math.h.
+# Fast kernels compute divisions and roots to 2 units in the last place, and do not flush denormals.
+# tanh is one instruction, see csrc/cells/math.h.
 _FAST = ("--define-macro=ELMAN_TANH_APPROX", "--prec-div=false", "--prec-sqrt=false")
 INSTALL = "pip install cuda-bindings nvidia-cuda-nvrtc"
 OLDEST = (8, 0)
-"""Compute capability from which there are kernels."""
+"""Oldest compute capability that the kernels support."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What a compiled kernel takes of a multiprocessor, as the assembler reports it.
+    """Resources of a compiled kernel, as the assembler reports them.
 
     Args:
         registers: Registers of a thread.
-        spilled: Bytes of a thread's registers that go to local memory and back, or that stand
-            there from the start, as arrays do whose elements the compiler could not tell apart.
+        spilled: Bytes of a thread that are spilled to local memory and reloaded, or that are
+            always in local memory (arrays with indices that the compiler does not know).
     """
 
     registers: int
@@ -59,10 +59,10 @@ class Unit:
 
     Args:
         text: C++ text; includes are relative to csrc.
-        label: What it is, for people: ``e88 backward``.
+        label: Its name, for people: ``e88 backward``.
         architecture: As NVRTC names it: ``sm_90``.
-        fast: Whether tanh is the GPU's own (relative error 2^-11) and division approximate;
-            otherwise both are the CUDA library's.
+        fast: Whether to use the GPU's own tanh (relative error 2^-11) and approximate division;
+            otherwise both come from the CUDA library.
     """
 
     text: str
@@ -80,14 +80,14 @@ class Unit:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Compiler options, but for the include path."""
+        """Compiler options, without the include path."""
         fast = _FAST if self.fast else ()
         return (f"--gpu-architecture={self.architecture}", *_BASE, *fast)
 
     def cubin(self) -> bytes:
-        """Return the machine code; compile it if that was not done before.
+        """Return the machine code; compile it if it is not cached.
 
-        Any number of processes and threads may ask at once: one compiles, the others wait.
+        Any number of processes and threads may call this at once: one compiles, the others wait.
 
         Raises:
             UserError: NVRTC is missing or refuses the text, or the cache cannot be written.
@@ -102,14 +102,14 @@ class Unit:
         return found
 
     def resources(self) -> dict[str, Resources]:
-        """Return what each kernel of the unit takes, by name; compiles it if needed."""
+        """Return the resources of each kernel of the unit, by name; compiles it if needed."""
         self.cubin()
         log = json.loads((self.folder / _RECORD).read_text())["log"]
         blocks = re.split(r"Compiling entry function '", log)[1:]
         return {block.split("'", 1)[0]: _resources(block) for block in blocks}
 
     def _read(self) -> bytes | None:
-        """Return the machine code if it is there, whole."""
+        """Return the machine code if it exists and is whole."""
         with contextlib.suppress(OSError, ValueError):
             record = json.loads((self.folder / _RECORD).read_text())
             content = (self.folder / _CUBIN).read_bytes()
@@ -131,7 +131,7 @@ class Unit:
         with scratch_folder(self.folder) as scratch:
             (scratch / _CUBIN).write_bytes(code)
             (scratch / _RECORD).write_text(json.dumps(record, indent=2) + "\n")
-            for name in (_CUBIN, _RECORD):  # the record last: without it the rest does not count
+            for name in (_CUBIN, _RECORD):  # the record is last: the cubin needs it
                 os.replace(scratch / name, self.folder / name)
         return code
 
@@ -185,7 +185,7 @@ def _compile(unit: Unit) -> tuple[bytes, str]:
 
 
 def _text(size: Any, fill: Any, program: Any) -> bytes:
-    """Return a result of NVRTC that has to be asked for with its size."""
+    """Return a result of NVRTC for which the caller must first get the size."""
     error, n_bytes = size(program)
     content = bytes(n_bytes)
     assert not error, error
@@ -250,8 +250,8 @@ class Loaded:
             arguments: The structure; it is copied.
             device: Index of the current device.
             stream: Handle of a stream of that device.
-            early: Let it begin while the kernel before it on the stream still runs; for kernels
-                that wait for that one themselves, on devices from sm_90 on.
+            early: Let it start while the previous kernel on the stream still runs. Only for
+                kernels that wait for that one themselves, on sm_90 and later.
 
         Raises:
             UserError: the driver refuses the launch.
@@ -276,7 +276,7 @@ class Loaded:
             )
 
     def _early(self, blocks: int, threads: int, shared_bytes: int, stream: int) -> Any:
-        """Return how a kernel is launched that may begin before its predecessor has ended."""
+        """Return the launch settings for a kernel that may start before its predecessor ends."""
         driver = self._driver
         value = driver.CUlaunchAttributeValue()
         value.programmaticStreamSerializationAllowed = 1
@@ -292,8 +292,8 @@ class Loaded:
         return config
 
     def _prepare(self, name: str, shared_bytes: int, device: int) -> Any:
-        """Let a kernel use so much shared memory on a device; return and keep it."""
-        if device is None:  # the index of a CPU, whose addresses mean nothing to a GPU
+        """Let a kernel use ``shared_bytes`` of shared memory on a device; cache and return it."""
+        if device is None:  # a CPU has no index, and a GPU cannot use its addresses
             raise UserError(f"{_SETTING}: the tensors lie on the CPU; use kernels.backend=auto")
         driver = self._driver
         error, kernel = driver.cuLibraryGetKernel(self._library, name.encode())
@@ -320,7 +320,7 @@ def _driver() -> Any:
         raise UserError(f"{_SETTING}: cuda-bindings is missing; {INSTALL}") from None
     except RuntimeError:
         raise UserError(
-            f"{_SETTING}: NVIDIA's driver is missing; install it: nvidia-smi then shows the GPU"
+            f"{_SETTING}: NVIDIA's driver is missing; install it; nvidia-smi then shows the GPU"
         ) from None
     if error:
         raise UserError(
@@ -331,10 +331,10 @@ def _driver() -> Any:
 
 @cache
 def cuda_problem(device: int = 0) -> str | None:
-    """Return why no kernel can be compiled for a GPU or run on it, and what mends it, or None.
+    """Return why kernels cannot be compiled for a GPU or run on it, and the fix; None if they can.
 
     Args:
-        device: Its index among those that the process sees.
+        device: Its index among the GPUs that the process sees.
     """
     try:
         driver, compiler = _driver(), nvrtc_version()
@@ -344,7 +344,7 @@ def cuda_problem(device: int = 0) -> str | None:
     if not unknown and newest // 1000 < int(compiler.split(".")[0]):
         major = newest // 1000
         return (
-            f"the driver goes to CUDA {major}.{newest % 1000 // 10} and NVRTC is {compiler}; "
+            f"the driver supports CUDA {major}.{newest % 1000 // 10} and NVRTC is {compiler}; "
             "update the driver, or "
             f"pip install 'cuda-bindings=={major}.*' nvidia-cuda-nvrtc-cu{major}"
         )
@@ -352,7 +352,7 @@ def cuda_problem(device: int = 0) -> str | None:
     if capability < OLDEST:
         return (
             f"kernels need a GPU of sm_{OLDEST[0]}{OLDEST[1]} or later and this is "
-            f"sm_{capability[0]}{capability[1]}; take another"
+            f"sm_{capability[0]}{capability[1]}; use another GPU"
         )
     return None
 
@@ -361,9 +361,9 @@ _entered = threading.local()
 
 
 def _enter_context(device: int) -> None:
-    """Make the device's primary context the calling thread's, if that has none yet.
+    """Make the device's primary context current in the calling thread if it has no context.
 
-    PyTorch's threads that run backward passes have none before their first call of the runtime.
+    PyTorch's threads for backward passes have no context before their first runtime call.
     """
     if getattr(_entered, "done", False):
         return
@@ -379,7 +379,7 @@ def _enter_context(device: int) -> None:
 
 
 _loaded: dict[Unit, Loaded] = {}
-# Threads that ask for one unit wait for each other; different units compile side by side.
+# Threads that need the same unit wait for each other; different units compile in parallel.
 _loading: defaultdict[Unit, threading.Lock] = defaultdict(threading.Lock)
 
 
@@ -398,12 +398,12 @@ def load(unit: Unit) -> Loaded:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a GPU has for a kernel.
+    """The limits of a GPU.
 
     Args:
-        multiprocessors: Their number.
-        shared_bytes: Shared memory that one block can have.
-        shared_total: Shared memory of a multiprocessor.
+        multiprocessors: Number of multiprocessors.
+        shared_bytes: Most shared memory of a block, in bytes.
+        shared_total: Shared memory of a multiprocessor, in bytes.
     """
 
     multiprocessors: int
@@ -429,7 +429,7 @@ def device_limits(device: int) -> Limits:
 
 
 def _attributes(device: int, *names: str) -> tuple[int, ...]:
-    """Return attributes of a GPU, as the driver's API names them."""
+    """Return attributes of a GPU, under the names of the driver's API."""
     driver, found = _driver(), []
     for name in names:
         attribute = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")

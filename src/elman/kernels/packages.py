@@ -1,4 +1,4 @@
-"""The packages whose kernels run the packaged baselines: can they run here, and what mends it.
+"""The packages of the packaged baselines: whether their kernels can run here, and the fix if not.
 
 Imports torch only to look at a GPU, so that a cell can name its package before torch is loaded.
 """
@@ -30,12 +30,12 @@ class Package:
     """A package of another project.
 
     Args:
-        name: Name of the distribution, as ``pip`` knows it.
-        modules: What must be importable, the package's own module first.
-        oldest: First version with the functions that are called.
-        install: Command that installs it beside torch.
-        skip_root: Whether a module of it is imported without the package's root, which would
-            import what is not there.
+        name: Name of the distribution for ``pip``.
+        modules: Modules that must be importable; the package's own module comes first.
+        oldest: First version that has the functions that we call.
+        install: Command that installs it in addition to torch.
+        skip_root: Whether its modules are imported without the package's root, because the root
+            would import something that is missing.
     """
 
     name: str
@@ -50,11 +50,11 @@ PACKAGES = {
         "mamba-ssm",
         ("mamba_ssm", "triton", "einops", "packaging"),
         "2.2.2",
-        # Only its Triton kernels are used: compiling its CUDA extension takes half an hour. Without
-        # FORCE its build asks the network for a wheel, and ends at a CPU build of torch.
+        # Only its Triton kernels are used, because compiling its CUDA extension takes half an hour.
+        # Without FORCE its build looks for a wheel on the network, and fails with a CPU torch.
         "pip install setuptools wheel && MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE "
         "pip install --no-build-isolation 'elman[mamba]'",
-        # The root imports the extension of the first Mamba, and transformers.
+        # The root imports transformers and the CUDA extension of the first Mamba.
         skip_root=True,
     ),
     "flash-linear-attention": Package(
@@ -64,19 +64,19 @@ PACKAGES = {
         "pip install 'elman[fla]'",
     ),
 }
-"""By name, as in ``Cell.package``."""
+"""All packages by name, as in ``Cell.package``."""
 
 
 def package_problem(name: str, device: torch.device | str) -> str | None:
-    """Return why a package cannot run on a device and the command that mends it.
+    """Return why a package cannot run on a device and the command that fixes it.
 
     Args:
         name: ``mamba-ssm`` or ``flash-linear-attention``.
         device: Where it would run.
 
     Returns:
-        One line, or None if nothing stands in the way. None too on a device other than a GPU,
-        where no package is needed: plain PyTorch of this package runs there.
+        One line, or None if it can run. Also None for a device that is not a GPU: there elman's
+        own plain PyTorch code runs, and the package is not needed.
     """
     if device_type(device) != GPU:
         return None
@@ -86,7 +86,7 @@ def package_problem(name: str, device: torch.device | str) -> str | None:
 
 
 def installation_problem(name: str) -> str | None:
-    """Return why a package's kernels cannot be imported and what mends it, or None; no GPU needed.
+    """Return why a package's kernels cannot be imported and the fix, or None; needs no GPU.
 
     Args:
         name: ``mamba-ssm`` or ``flash-linear-attention``.
@@ -104,14 +104,14 @@ def installation_problem(name: str) -> str | None:
 
 
 def import_kernels(name: str, module: str) -> ModuleType:
-    """Import a module of a package, without the package's root where that is to be skipped.
+    """Import a module of a package, without the package's root if ``skip_root`` says so.
 
     Args:
         name: Name in :data:`PACKAGES`.
         module: Dotted name below the package's root.
 
     Raises:
-        UserError: it cannot be imported; the message has the command that mends it.
+        UserError: it cannot be imported; the message has the command that fixes it.
     """
     package = PACKAGES[name]
     root = package.modules[0]
@@ -136,7 +136,7 @@ def installed_version(name: str) -> str | None:
 
 
 def _hopper_problem(device: torch.device | str) -> str | None:
-    """Wrong gradients of the gated delta rule: flash-linear-attention issues 640, 983, 984."""
+    """Return the problem of wrong gradients, flash-linear-attention issues 640, 983, 984."""
     import torch
 
     found = installed_version("triton")
@@ -152,7 +152,7 @@ def _hopper_problem(device: torch.device | str) -> str | None:
 
 @contextmanager
 def _standing_in(root: str) -> Iterator[None]:
-    """Put an empty module in the place of a package's root while modules below it are imported."""
+    """Replace a package's root by an empty module while modules below it are imported."""
     spec = find_spec(root) if root not in sys.modules else None
     if spec is None or spec.submodule_search_locations is None:
         yield
@@ -172,5 +172,5 @@ def device_type(device: torch.device | str) -> str:
 
 
 def importable(module: str) -> bool:
-    """Whether a module can be found; it is not imported."""
+    """Whether a module can be found, without importing it."""
     return find_spec(module) is not None

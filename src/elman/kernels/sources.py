@@ -1,4 +1,4 @@
-"""The C++ and CUDA sources that a generated text includes, and a hash of them. Imports no torch."""
+"""Finds and hashes the C++ and CUDA sources that a generated text includes. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 
 @cache
 def source_folder() -> Path:
-    """Return the folder of the C++ and CUDA sources: the ``-I`` of every compilation."""
+    """Return the folder of the C++ and CUDA sources, the ``-I`` of every compilation."""
     return Path(str(files("elman.csrc"))).resolve()
 
 
 def included_sources(text: str) -> list[Path]:
-    """Return the files of ours that a text includes, directly or not, in alphabetical order.
+    """Return our files that a text includes, directly or indirectly, in alphabetical order.
 
-    An include in quotes is looked up beside the file that has it and then in
-    :func:`source_folder`, as compilers do; one that stands behind ``#if`` counts, too.
+    An include in quotes is looked up first in the folder of the including file and then in
+    :func:`source_folder`, as compilers do. An include inside ``#if`` counts, too.
     """
     found: set[Path] = set()
     waiting = _included(text, source_folder())
@@ -35,7 +35,7 @@ def included_sources(text: str) -> list[Path]:
 
 
 def sources_hash(text: str) -> str:
-    """Return a hash of a text and of all that it includes, as they were when first read."""
+    """Return a hash of a text and of all files that it includes, as they were when first read."""
     digest = hashlib.sha256(text.encode())
     _add(digest.update, source_folder(), included_sources(text))
     return digest.hexdigest()

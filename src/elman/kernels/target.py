@@ -1,4 +1,4 @@
-"""The CPU that kernels are compiled for: its instruction sets, and the compiler flags for them.
+"""The CPU target of compiled kernels: its instruction sets, and their compiler flags.
 
 Imports no torch.
 """
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-# What each x86-64 level needs, as Linux names the features (x86-64 psABI, micro-architecture
-# levels); a level includes those before it.
+# CPU features that each x86-64 level adds, under Linux's names (x86-64 psABI, micro-architecture
+# levels). A level includes the levels before it.
 _X86_LEVELS = {
     "x86-64-v2": {"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"},
     "x86-64-v3": {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"},
@@ -23,13 +23,13 @@ _ARM_MACHINES = ("aarch64", "arm64")
 
 @dataclass(frozen=True)
 class Target:
-    """What a kernel is compiled for.
+    """The target of a compilation.
 
     Args:
-        name: ``x86-64-v4``, ``aarch64 ...`` and the like; two machines with one name run each
-            other's kernels.
-        flags: Compiler flags, several sets in the order in which to try them: not every compiler
-            knows every level.
+        name: ``x86-64-v4``, ``aarch64 ...`` and the like. Machines with the same name can run
+            each other's kernels.
+        flags: Sets of compiler flags, in the order in which to try them, because not every
+            compiler knows every level.
     """
 
     name: str
@@ -46,11 +46,11 @@ def target_for(machine: str, features: frozenset[str]) -> Target:
     """Return the target of a machine.
 
     Args:
-        machine: As ``platform.machine()`` names it.
-        features: The CPU's features as in Linux' /proc/cpuinfo; empty where nobody says.
+        machine: The result of ``platform.machine()``.
+        features: The CPU's features as in Linux's /proc/cpuinfo; empty if unknown.
     """
     if machine in _ARM_MACHINES:
-        # -mcpu=native chooses by the features, so they are part of the name.
+        # -mcpu=native depends on the features, so they are part of the name.
         return Target(" ".join([machine, *sorted(features)]), (("-mcpu=native",), ()))
     if machine not in _X86_MACHINES:
         return Target(machine, ((),))
@@ -61,13 +61,13 @@ def target_for(machine: str, features: frozenset[str]) -> Target:
         level = name
     if level == "x86-64":
         return Target(level, ((),))
-    # A level and not "native": a cache shared by several machines then serves all of a level.
-    # Tuning changes the schedule of instructions, never which ones there are.
+    # A level instead of "native": then all machines of a level can share a cache.
+    # Tuning changes only the order of instructions, not which ones are used.
     return Target(level, ((f"-march={level}", "-mtune=native"), (f"-march={level}",), ()))
 
 
 def _cpu_features() -> frozenset[str]:
-    """Return the features that every CPU of this machine has."""
+    """Return the features that all CPUs of this machine have."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

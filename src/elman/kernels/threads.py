@@ -1,4 +1,4 @@
-"""How many threads a kernel may run: the process's share of the machine, never more.
+"""The number of threads of a kernel: at most the process's share of the machine.
 
 Imports no torch.
 """
@@ -19,18 +19,18 @@ def kernel_threads(torch_threads: int) -> int:
     """Return the number of threads of a kernel.
 
     Args:
-        torch_threads: ``torch.get_num_threads()``, which a user sets and torch reads from
-            OMP_NUM_THREADS; a kernel never takes more.
+        torch_threads: ``torch.get_num_threads()``, which comes from the user or from
+            OMP_NUM_THREADS. A kernel never uses more.
     """
     return max(1, min(torch_threads, cpu_share()))
 
 
 @cache
 def cpu_share() -> int:
-    """Return how many threads this process can keep busy, as it was when first asked.
+    """Return how many threads this process can keep busy, computed at the first call.
 
-    The smallest of: the CPUs that it may run on (affinity), the quota of its container or job
-    (cgroup versions 2 and 1, rounded up), OMP_NUM_THREADS and OMP_THREAD_LIMIT.
+    It is the smallest of these numbers: the CPUs that it may run on (affinity), the quota of its
+    container or job (cgroup versions 2 and 1, rounded up), OMP_NUM_THREADS and OMP_THREAD_LIMIT.
     """
     limits = [_affinity(), *_quotas(), *_from_environment()]
     return max(1, min(limits))
@@ -44,7 +44,7 @@ def _affinity() -> int:
 
 
 def _from_environment() -> list[int]:
-    """Return the limits that OpenMP's variables set; a list is one number per nesting level."""
+    """Return the limits in OpenMP's variables; a list has one number per nesting level."""
     texts = (os.environ.get(name, "").split(",")[0].strip() for name in _VARIABLES)
     return [int(text) for text in texts if text.isdigit() and int(text) > 0]
 
@@ -58,7 +58,7 @@ def _quotas() -> list[int]:
 
 
 def quotas_of(line: str, root: Path) -> list[int]:
-    """Return the CPU quotas, in whole CPUs rounded up, that one line of /proc/self/cgroup leads to.
+    """Return the CPU quotas of the group in one line of /proc/self/cgroup, in CPUs, rounded up.
 
     Args:
         line: ``<number>:<controllers>:<path>``; the controllers are empty in version 2.
@@ -73,7 +73,7 @@ def quotas_of(line: str, root: Path) -> list[int]:
 
 
 def _along(root: Path, path: str, read: Callable[[Path], float | None]) -> list[int]:
-    """Return the quotas of a group and of all above it; each of them binds."""
+    """Return the quotas of a group and of all its parents; each quota is a limit."""
     inside = PurePosixPath(path.lstrip("/"))
     folders = [root / inside, *(root / above for above in inside.parents)]
     found = (read(folder) for folder in folders)

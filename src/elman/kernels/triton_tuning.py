@@ -1,8 +1,8 @@
-"""First calls of a package's Triton kernels: variants compiled together, timed briefly, remembered.
+"""Faster autotuning of a package's Triton kernels: parallel compilation, short timing, caching.
 
 A package tries every variant of a kernel at every new size. Triton compiles and times them one
-after another, which takes minutes for a layer. Here the variants of a kernel are compiled by all
-cores at once, each is timed for milliseconds, and Triton keeps the timings on disk.
+after another, which takes minutes for a layer. Here all cores compile the variants of a kernel in
+parallel, each variant is timed for milliseconds, and Triton stores the timings on disk.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 
 from elman.kernels.threads import cpu_share
 
-# Milliseconds of warming up and of timing a variant; Triton's own are 25 and 100.
+# Milliseconds to warm up and to time a variant; Triton's defaults are 25 and 100.
 _WARM_UP, _TIMED = 5, 20
 _listeners: list[Callable[[str], None]] = []
 
 
 def tune_together(root: str) -> None:
-    """Change how the autotuned kernels of a package are tuned; those changed before stay.
+    """Change how a package's autotuned kernels are tuned; each kernel is changed only once.
 
     Args:
-        root: Name of the package's root module. Its modules that are loaded are looked through.
+        root: Name of the package's root module. Only its loaded modules are searched.
     """
     from triton.runtime.autotuner import Autotuner
 
@@ -40,9 +40,9 @@ def tune_together(root: str) -> None:
 
 @contextmanager
 def tuning_told_to(listener: Callable[[str], None]) -> Iterator[None]:
-    """Call ``listener`` with a line whenever the tuning of a kernel begins in this process.
+    """Call ``listener`` with one line whenever this process begins to tune a kernel.
 
-    It may be called from the thread of a backward pass.
+    The call may come from the thread of a backward pass.
     """
     _listeners.append(listener)
     try:
@@ -52,7 +52,7 @@ def tuning_told_to(listener: Callable[[str], None]) -> Iterator[None]:
 
 
 class _Together:
-    """Times one variant of a kernel, as ``Autotuner._bench``; before the first it compiles all."""
+    """Replaces ``Autotuner._bench``: times one variant, and before the first compiles all."""
 
     def __init__(self, tuner: Any) -> None:
         self._tuner, self._time = tuner, tuner._bench
@@ -68,10 +68,10 @@ class _Together:
             listener(f"tuning {self._tuner.base_fn.__name__} ({len(variants)} variants)")
         try:
             from triton.runtime._async_compile import AsyncCompileMode
-        except ImportError:  # a Triton that cannot: timing compiles them, one after another
+        except ImportError:  # an older Triton cannot: then timing compiles them one by one
             return
         given = {name: value for name, value in meta.items() if name != "warmup"}
-        # A variant that does not compile fails again where it is timed, and is left out there.
+        # A variant that does not compile fails again when it is timed, and is skipped there.
         with ThreadPoolExecutor(cpu_share()) as pool, AsyncCompileMode(pool, ignore_errors=True):
             for config in variants:
                 self._tuner.fn.warmup(*args, **given, **config.all_kwargs())

@@ -1,9 +1,8 @@
-"""The command of one job of a sweep: as its process gets it, and as a person would type it.
+"""The command of one job of a sweep: as its process gets it, and as a user would type it.
 
-:class:`JobCommand` is the one job function of every launcher that goes through submitit, on this
-machine or a cluster. It is pickled, so it holds plain texts and names of functions; it runs the
-command line in its own process. A requeued job is the same function called again: it goes on in the
-folder that it finds.
+Every launcher that uses submitit, on this machine or a cluster, runs :class:`JobCommand`. It is
+pickled, so it holds only plain texts and names of functions. It runs the command line in its own
+process. A requeued job calls the same object again, which continues in the folder that it finds.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from elman.launchers.place import place_of_this_process
 from elman.runs.folder import RunLock, discard_folder
 from elman.runs.state import has_begun, read_result
 
-# On this signal submitit saves and requeues; NCCL has USR1 for itself.
+# On this signal submitit saves and requeues; NCCL uses USR1.
 _PREEMPTED = signal.SIGUSR2
-_SIGNAL_EARLY_SECONDS = 75.0  # what sbatch says and a margin for the save
+_SIGNAL_EARLY_SECONDS = 75.0  # the 60 s of sbatch and a margin for the save
 RESULT_FILE = MODES["train"].result_file
-# Hydra settings of the sweep itself, which its jobs must not see.
+# Hydra settings of the sweep itself, which its jobs must not get.
 OF_THE_SWEEP = re.compile(r"hydra[./](mode|sweep|sweeper|launcher|run)\b")
-# Says that a job runs alone, also where a file of settings asks for a sweep.
+# Makes a job run alone, even if one of its config files asks for a sweep.
 ALONE = "hydra.mode=RUN"
 
 
@@ -50,7 +49,7 @@ class Start(Protocol):
 
         Args:
             argv: The arguments, without the program's name.
-            before_run: Called when everything is checked and imported; it returns when the job
+            before_run: Called after everything is checked and imported; it returns when the job
                 may run.
         """
 
@@ -62,10 +61,10 @@ class JobCommand:
     Args:
         arguments: Its command line, without its folder.
         folder: Its run folder, or None if its mode makes none.
-        resumable: Whether its mode continues a run in its folder.
+        resumable: Whether its mode can continue a run in its folder.
         start: Runs a command line in this process.
-        flags: Those of the arguments that say where YAML files are found.
-        save_seconds: How long before its time limit on a cluster it is told to save.
+        flags: The arguments that say where YAML files are found.
+        save_seconds: How long before its time limit a cluster tells it to save.
     """
 
     arguments: tuple[str, ...]
@@ -100,13 +99,13 @@ class JobCommand:
         return status
 
     def checkpoint(self) -> Any:
-        """Return what submitit runs after a requeue: the same."""
+        """Return what submitit runs after a requeue: the same command."""
         import submitit
 
         return submitit.helpers.DelayedSubmission(self)
 
     def command_line(self) -> list[str]:
-        """Return the arguments with which it starts, or goes on in a folder that has begun.
+        """Return the arguments that start it, or that continue it in a folder that it has begun.
 
         Raises:
             UserError: another process runs in its folder.
@@ -125,7 +124,7 @@ class JobCommand:
         return self.resumable and bool(self.folder) and has_begun(Path(self.folder or ""))
 
     def _steps(self) -> int:
-        """Return the optimizer steps that its folder has to show for it."""
+        """Return the number of optimizer steps that the result in its folder records."""
         found = read_result(Path(self.folder), RESULT_FILE) if self.folder else None
         return int((found or {}).get("steps") or 0)
 
@@ -134,7 +133,7 @@ class JobCommand:
 
 
 def near_limit(save_seconds: float) -> bool:
-    """Whether a job on SLURM is told to save because its time ends, not for another job's sake.
+    """Whether SLURM tells a job to save because its time ends, not because another job needs it.
 
     SLURM sends that signal up to a minute early.
     """
@@ -149,7 +148,7 @@ def near_limit(save_seconds: float) -> bool:
     )
     try:
         end = datetime.fromisoformat(asked.stdout.strip())
-    except ValueError:  # it has no end, or nobody answers
+    except ValueError:  # there is no time limit, or SLURM does not answer
         return False
     return (end - datetime.now()).total_seconds() <= save_seconds + _SIGNAL_EARLY_SECONDS
 
@@ -159,7 +158,7 @@ def _timed_out(why: str) -> None:
 
 
 def _set_aside(folder: Path) -> None:
-    """Clear the place of a job that starts anew: what never began goes, the rest is renamed."""
+    """Clear the folder of a job that starts anew: remove it if no run began, else rename it."""
     with RunLock(folder):
         discard_folder(folder)
     if folder.exists():
@@ -168,7 +167,7 @@ def _set_aside(folder: Path) -> None:
 
 
 def _check_devices() -> None:
-    """On a cluster the job has what SLURM gave it, which must be one GPU."""
+    """Check that a job on a cluster got exactly one GPU from SLURM."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if os.environ.get("SUBMITIT_EXECUTOR") == "slurm" and len(visible) > 1:
         raise UserError(f"this job sees {len(visible)} GPUs; use hydra.launcher.gpus_per_node=1")
@@ -176,10 +175,10 @@ def _check_devices() -> None:
 
 @contextmanager
 def _signals() -> Iterator[tuple[set[int], Any]]:
-    """Let every signal end the job like Ctrl-C, and note which came.
+    """Let every signal end the job like Ctrl-C, and record which came.
 
-    Training takes them over while it runs, to save first; this is what they do around it. Yields
-    the signals that came, and what SIGUSR2 did before: submitit's requeueing.
+    While training runs, it handles the signals itself and saves first; this covers the time before
+    and after. Yields the signals that came, and the former handler of SIGUSR2: submitit's requeue.
     """
     signals.received.clear()
     with signals.ending() as before:
@@ -193,7 +192,7 @@ def job_arguments(
 
     Args:
         config: The sweep's composed tree.
-        overrides: The job's own overrides; those that place it in a sweep are left out.
+        overrides: The job's own overrides; those that belong to the sweep are left out.
         config_flags: Flags that say where YAML files are found.
     """
     of_hydra = typed_overrides(config, "hydra")
@@ -203,5 +202,5 @@ def job_arguments(
 
 
 def job_command(config: DictConfig, overrides: Sequence[str], config_flags: Sequence[str]) -> str:
-    """Return what a person pastes to run one job of a sweep alone."""
+    """Return the command that a user pastes to run one job of a sweep alone."""
     return shlex.join(["elman", *job_arguments(config, overrides, config_flags)])

@@ -1,4 +1,4 @@
-"""What a person sees while a sweep runs: one live table on a terminal, plain lines elsewhere."""
+"""What a user sees while a sweep runs: one live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from elman.launchers.handle import JobHandle
 
 _REFRESH_SECONDS = 0.5
-# Elsewhere than on a terminal, why a place is not free is said when it changes, and so often.
+# Away from a terminal, the reason why a place is busy is printed when it changes, and this often.
 _REMIND_SECONDS = 60.0
 _TAIL_BYTES = 8192
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -44,7 +44,7 @@ class Display:
             self._live.start()
 
     def say(self, text: str) -> None:
-        """Print one line, if it can be: where there is no room for it, the jobs still go on."""
+        """Print one line if possible; if the disk behind stdout is full, the jobs still go on."""
         try:
             self.console.print(text, markup=False, highlight=False, soft_wrap=True)
         except OSError as error:
@@ -52,17 +52,17 @@ class Display:
                 raise
 
     def started(self, job: JobHandle) -> None:
-        """Say that a job has been given a place."""
+        """Say that a job has got a place."""
         self.say(f"[{job.number}/{self._total}] {job.label}")
 
     def ended(self, job: JobHandle, word: str) -> None:
-        """Say how a job ended, in ``word``, with its last words if not well."""
+        """Say how a job ended, in ``word``; if it failed, add the last thing that it printed."""
         assert job.status is not None
         good = job.status == ExitStatus.OK
         self._done, self._failed = self._done + good, self._failed + (not good)
         took = f" after {duration(time.monotonic() - job.since)}" if job.since else ""
         where = f" on {job.slot.name}" if job.slot else ""
-        # What an interrupted run says last is how to go on with it alone.
+        # The last line of an interrupted run says how to resume it alone: not wanted in a sweep.
         silent = good or (job.status == ExitStatus.INTERRUPTED and not job.said.startswith(ERROR))
         words = f": {job.said}" if job.said and not silent else ""
         self.say(f"[{job.number}/{self._total}] {word}{took}{where}{words}")
@@ -80,7 +80,7 @@ class Display:
             self.say(f"stopping: {running} running jobs save and end; again kills them")
 
     def show(self, running: Sequence[JobHandle], slots: Sequence[Slot], pending: int) -> None:
-        """Show where the sweep stands, if it is time to."""
+        """Show the progress of the sweep, if it is time to."""
         now = time.monotonic()
         if now - self._shown < _REFRESH_SECONDS:
             return
@@ -97,14 +97,14 @@ class Display:
             self._live = None
 
     def _explain(self, running: Sequence[JobHandle], slots: Sequence[Slot], now: float) -> None:
-        """Say why places are not free, when that is new or long ago."""
+        """Say why places are not free, if the reason is new or was last printed long ago."""
         busy = {id(job.slot) for job in running}
         for slot in slots:
             if id(slot) in busy or not slot.waiting:
                 self._said.pop(slot.name, None)
                 continue
             text, before = self._said.get(slot.name, ("", now))
-            # Numbers change at every look; who and what rarely do.
+            # Numbers change at every look; the user and the program rarely do.
             known = text.split(",")[0].rstrip("0123456789 ") == _kind(slot.waiting)
             if not known or now - before > _REMIND_SECONDS:
                 self._said[slot.name] = (_kind(slot.waiting), now)

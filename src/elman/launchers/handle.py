@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class JobHandle:
-    """One job on its way through the queue.
+    """One job in the queue.
 
     Args:
         number: Its number in the sweep.
         name: The same as text, with leading zeros: submitit's name of the job.
-        label: What tells it from the others, for people.
-        command: What it runs.
+        label: Words that distinguish it from the other jobs.
+        command: The command that it runs.
         status: How it ended: an exit status, negative for a signal; None if it never started.
-        process: Its process, from the moment when that waits for a place.
-        slot: Where it runs.
+        process: Its process, from the moment when the process waits for a place.
+        slot: The place where it runs.
     """
 
     number: int
@@ -44,14 +44,14 @@ class JobHandle:
 
 
 def job_handle(job: SweepJob, command: JobCommand) -> JobHandle:
-    """Return a job of a sweep, ready for a queue, with what its process runs."""
+    """Return a job of a sweep, ready for a queue, with the command of its process."""
     name = f"{job.number:0{max(2, len(str(job.total)))}d}"
     label = " ".join(job.swept or job.overrides)
     return JobHandle(job.number, name, label, command)
 
 
 def job_return(job: SweepJob, handle: JobHandle) -> JobReturn:
-    """Return how a job ended as Hydra wants it; the status UNKNOWN if it never started."""
+    """Return how a job ended, in Hydra's form; the status is UNKNOWN if it never started."""
     returned = JobReturn(overrides=list(job.overrides))
     if handle.status is not None:
         returned.return_value = handle.status

@@ -1,4 +1,4 @@
-"""Signals to a launcher: caught, counted, and handed on to its jobs."""
+"""Catches and counts signals to a launcher, and passes them on to its jobs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from types import FrameType, TracebackType
 
 from elman.base.signals import ignored
 
-# The signals on which a run saves and ends; a closed terminal ends it like SIGTERM. What would
-# requeue a single job ends a sweep: its jobs could not be requeued without their launcher.
+# The signals on which a run saves and ends; a closed terminal ends it like SIGTERM. The signal that
+# requeues a single job ends a sweep: jobs could not be requeued without their launcher.
 _FORWARDED = {
     signal.SIGINT: signal.SIGINT,
     signal.SIGTERM: signal.SIGTERM,
@@ -19,7 +19,7 @@ _FORWARDED = {
 
 
 class Interrupts:
-    """Catches the signals inside its context, and gives them back afterwards.
+    """Catches the signals inside its context, and restores their handlers afterwards.
 
     Attributes:
         count: How many came.

@@ -16,10 +16,10 @@ class SweepJob:
     """One job of a sweep.
 
     Args:
-        number: Its place, from 1.
-        total: How many the whole sweep has, also where few of them run again.
-        overrides: What a person would type to run it alone.
-        swept: Those of its overrides that other jobs have otherwise.
+        number: Its number, from 1.
+        total: Number of jobs in the whole sweep, even if only a few of them run again.
+        overrides: The overrides that a user would type to run it alone.
+        swept: Its overrides that differ between jobs.
         config: Its typed configuration.
         folder: Its run folder, or None if its mode makes none.
     """
@@ -33,7 +33,7 @@ class SweepJob:
 
     @property
     def for_launcher(self) -> list[str]:
-        """Its overrides and its folder, as launchers of Hydra's own expect it too."""
+        """Its overrides and its folder, in the form that Hydra's own launchers expect too."""
         if self.folder is None:
             return list(self.overrides)
         folder, name = quoted(str(self.folder.parent)), quoted(self.folder.name)
@@ -41,10 +41,10 @@ class SweepJob:
 
 
 def wants_gpu(config: RunConfig) -> bool:
-    """Whether a job would take a GPU if there is one."""
+    """Whether a job takes a GPU if there is one."""
     if config.mode == "parity":
         if config.kernels.backend == REFERENCE:
-            # On a GPU plain PyTorch is checked only of what a run there would compute by it.
+            # On a GPU, plain PyTorch is checked only for cells that a run there computes by it.
             return (
                 config.baseline.allow_slow and registry.cell(config.model.cell).package is not None
             )

@@ -15,7 +15,7 @@ from elman.launchers.command import OF_THE_SWEEP, JobCommand
 from elman.launchers.interrupts import Interrupts
 from elman.launchers.request import Launched, LaunchRequest
 
-# The first signal asks for a save, the second gives up waiting for the step, the third kills.
+# The first signal asks for a save, the second stops waiting for the step, the third kills.
 _PATIENCE = 2
 _POLL_SECONDS = 0.02
 
@@ -24,7 +24,7 @@ def launch(request: LaunchRequest) -> Launched:
     """Run the jobs in order and return how each ended.
 
     A job that fails or is killed does not stop the others. After Ctrl-C the running job saves and
-    ends, and no other is started: its return keeps the status UNKNOWN.
+    ends, and no further job starts: the returns of those keep the status UNKNOWN.
     """
     returns = []
     with Interrupts() as interrupts:
@@ -45,7 +45,7 @@ def launch(request: LaunchRequest) -> Launched:
 
 
 def _run(runner: _Runner, job: JobCommand) -> int:
-    """Run one job of a sweep to its end; one that goes on does so in its folder."""
+    """Run one job of a sweep to its end; a job that has begun before continues in its folder."""
     try:
         arguments = job.command_line()
     except UserError as error:
@@ -55,17 +55,17 @@ def _run(runner: _Runner, job: JobCommand) -> int:
 
 
 class _Runner:
-    """Runs one process after another and hands on the signals that this one gets.
+    """Runs one process after another, and passes on the signals that this process gets.
 
-    Every job is a process group of its own: a Ctrl-C at the terminal then reaches it once, through
-    here, and not a second time from the terminal, which would stop it without a save.
+    Every job has its own process group. A Ctrl-C at the terminal then reaches it once, from here. A
+    second one, straight from the terminal, would stop it without a save.
     """
 
     def __init__(self, interrupts: Interrupts) -> None:
         self._interrupts = interrupts
 
     def run(self, command: list[str]) -> int:
-        """Run one command to its end; a negative status is the number of the signal it died of."""
+        """Run one command to its end; a negative status is the signal that killed it."""
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0) as child:
             while child.poll() is None:
                 for number in self._interrupts.take():

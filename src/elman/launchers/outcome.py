@@ -1,4 +1,4 @@
-"""What a job that went through submitit has left: its exit status and its last words."""
+"""What a job that ran through submitit left behind: its exit status and its last line."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from elman.base.errors import ExitStatus
 
 _TAIL_BYTES = 16384
 ERROR = "elman: "
-"""So begins what the command line says of an error; a run's summary may follow it."""
+"""Start of the line in which the command reports an error; a run's summary may follow it."""
 
 
 def result_status(paths: JobPaths) -> int | None:
-    """Return the exit status in a job's result, or None if it has left none."""
+    """Return the exit status in a job's result, or None if there is no result."""
     try:
         outcome, result = pickle.loads(paths.result_pickle.read_bytes())
     except (OSError, EOFError, pickle.UnpicklingError, ValueError):
@@ -24,11 +24,11 @@ def result_status(paths: JobPaths) -> int | None:
 
 
 def last_line(paths: JobPaths, begun: tuple[int, int] = (0, 0)) -> str:
-    """Return the last thing that a job said, of an error if it said of one.
+    """Return the last line that a job printed, or its error line if it printed one.
 
     Args:
-        paths: Where its files are.
-        begun: Sizes of its stderr and stdout when it began: what is before is an earlier attempt's.
+        paths: Paths of its files.
+        begun: Sizes of its stderr and stdout when it began: before that is an earlier attempt.
     """
     lines: list[str] = []
     for path, start in zip((paths.stderr, paths.stdout), begun, strict=True):

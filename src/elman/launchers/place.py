@@ -1,8 +1,8 @@
-"""Where a job that is composed, checked and imported waits until its launcher has a GPU for it.
+"""Here a job that is composed, checked and imported waits until its launcher has a GPU for it.
 
-The launcher starts a job's process early. It hands it the number of an open descriptor for answers
-in the environment, and sends its order on stdin as one JSON object; end of file means that there is
-no work. A process without that variable has its place already.
+The launcher starts a job's process early. An environment variable names the open descriptor on
+which the process answers. The launcher sends its order on stdin, as one JSON object; end of file
+means that there is no work. A process without that variable already has its place.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from elman.devices.locks import GpuLock
 ANSWERS = "ELMAN_PLACE_ANSWERS"
 """Environment variable with the descriptor on which a waiting process answers."""
 WAITING, RUNNING, HELD = "waiting", "running", "held"
-"""Answers: ready to run; running, with the GPU's ``run`` lock; somebody else has that lock."""
+"""Answers: ready to run; running, with the GPU's ``run`` lock; another job has that lock."""
 _LOCKS: list[GpuLock] = []  # held until this process dies
 
 
 def place_of_this_process() -> Callable[[], None]:
-    """Return what a job calls right before it runs; it returns when the job may run."""
+    """Return the function that a job calls last before it runs; it returns when the job may run."""
     answers = os.environ.pop(ANSWERS, None)
     if answers is None:
         return lambda: None
@@ -36,7 +36,7 @@ def _wait(answers: int) -> None:
     """Wait for the order, pin this process to its GPU and take the GPU's lock.
 
     Raises:
-        KeyboardInterrupt: there is no work, or the GPU is another's.
+        KeyboardInterrupt: there is no work, or another job has the GPU.
     """
     _answer(answers, WAITING)
     order = _order()
@@ -63,11 +63,11 @@ def _order() -> dict[str, Any] | None:
 
 
 def _check_untouched() -> None:
-    """Assert that CUDA has not looked for GPUs yet: it would not look again."""
+    """Assert that CUDA has not looked for GPUs yet, because it looks only once."""
     torch = sys.modules.get("torch")
     assert torch is None or not torch.cuda.is_initialized(), "an import has started CUDA"
 
 
 def _answer(descriptor: int, word: str) -> None:
-    with suppress(BrokenPipeError):  # the launcher is gone, and the job was let go on without it
+    with suppress(BrokenPipeError):  # the launcher is gone, and the job may go on without it
         os.write(descriptor, f"{word}\n".encode())

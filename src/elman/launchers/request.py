@@ -1,4 +1,4 @@
-"""What a sweep hands to a launcher, and what the launcher tells it: no launcher knows a sweep."""
+"""What a sweep and its launcher exchange; a launcher knows nothing else of a sweep."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from elman.sections.launching import LauncherConfig
 
 
 class JobLog(Protocol):
-    """Notes what becomes of the jobs of a sweep."""
+    """Records what becomes of the jobs of a sweep."""
 
     def job_started(self, number: int) -> None:
         """Note that a job runs now."""
 
     def job_ended(self, number: int, code: int) -> str:
-        """Note how a job ended, by its exit status or -signal; return the word for it."""
+        """Note how a job ended, by its exit status or -signal; return the word for that."""
 
     def job_waits(self, number: int) -> None:
-        """Note that a job that ran was stopped and will run again."""
+        """Note that a running job was stopped and will run again."""
 
     def submitted(self, tasks: Mapping[int, str]) -> None:
-        """Note under which names jobs wait in a cluster's queue."""
+        """Note the names of jobs in a cluster's queue."""
 
 
 class NoLog:
-    """Notes nothing: of jobs that leave no folder."""
+    """Records nothing: for jobs that leave no folder."""
 
     def job_started(self, number: int) -> None:
         """Note nothing."""
@@ -58,8 +58,8 @@ class LaunchRequest:
         settings: Group ``launcher``.
         start: Runs a command line in the process that calls it; a job's process calls it.
         config_flags: Flags that a job's command needs to find the same YAML files.
-        log: Where the launcher notes what becomes of the jobs.
-        adopted: Jobs that a cluster still has from an earlier start, with their names there.
+        log: Where the launcher records what becomes of the jobs.
+        adopted: Jobs from before that are still in a cluster's queue, with their names there.
     """
 
     config: DictConfig
@@ -71,7 +71,7 @@ class LaunchRequest:
     adopted: Mapping[int, str] = field(default_factory=dict)
 
     def command_of(self, job: SweepJob) -> JobCommand:
-        """Return what the process of a job runs, here or on a cluster."""
+        """Return the command that a job's process runs, here or on a cluster."""
         return JobCommand(
             tuple(job_arguments(self.config, job.overrides, self.config_flags)),
             str(job.folder) if job.folder else None,
@@ -86,7 +86,7 @@ class Launched:
     """How a launcher's jobs ended.
 
     Args:
-        returns: Of every job, as Hydra wants it; the status UNKNOWN if it never started.
+        returns: Each job's return, in Hydra's form; its status is UNKNOWN if it never started.
         interrupted: Whether a signal stopped the launcher.
     """
 
@@ -96,7 +96,7 @@ class Launched:
 
 @runtime_checkable
 class JobLauncher(Protocol):
-    """A launcher of this package, in Hydra's clothes."""
+    """A launcher of this package, as a Hydra plugin."""
 
     def launch_jobs(self, request: LaunchRequest) -> Launched:
         """Run the jobs and return how each ended."""

@@ -1,6 +1,6 @@
 """Launcher ``elman_slurm``: the jobs of a sweep as an array on a SLURM cluster, one GPU each.
 
-What runs in a job, where its files are and how it is requeued is submitit's, as on one machine.
+submitit decides what a job runs, where its files are and how it is requeued, as on one machine.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from elman.runs.status import OutsideEnd
 from elman.sections.launching import SlurmLauncher
 
 POLL_SECONDS = 2.0
-# So many looks without a trace of a job, and it is gone: a file system may be late.
+# A job is gone after this many looks without a trace of it: a file system may be late.
 _GONE_AFTER = 5
 # sbatch: "the signal may be sent up to 60 seconds earlier than specified".
 _SIGNAL_EARLY_SECONDS = 60
-# Parameters that every executor of submitit knows; the others are SLURM's.
+# Parameters that every executor of submitit knows; the other parameters are SLURM's.
 _COMMON = (
     "timeout_min",
     "cpus_per_task",
@@ -52,11 +52,11 @@ _COMMON = (
 def launch(request: LaunchRequest, parameters: Mapping[str, Any]) -> Launched:
     """Submit the jobs as one array, wait for all, and return how each ended.
 
-    Jobs that an earlier array still has are followed, and not submitted again.
+    Jobs of an earlier array that are still in the queue are followed, not submitted again.
 
     Args:
         request: The jobs.
-        parameters: Those of submitit, as ``hydra.launcher`` has them.
+        parameters: submitit's parameters, from ``hydra.launcher``.
 
     Raises:
         UserError: there is no SLURM here, or it refuses the array.
@@ -82,7 +82,7 @@ def launch(request: LaunchRequest, parameters: Mapping[str, Any]) -> Launched:
 
 
 def _handle(request: LaunchRequest, job: SweepJob, parameters: Mapping[str, Any]) -> JobHandle:
-    """Return a job that knows how long before its limit it is told to save."""
+    """Return a job whose command knows how long before its limit SLURM tells it to save."""
     seconds = float(parameters["signal_delay_s"])
     return job_handle(job, replace(request.command_of(job), save_seconds=seconds))
 
@@ -95,7 +95,7 @@ def _adopted(executor: submitit.AutoExecutor, name: str) -> submitit.Job[int]:
 def _submitted(
     executor: submitit.AutoExecutor, jobs: Sequence[JobCommand]
 ) -> list[submitit.Job[int]]:
-    """Submit jobs as one array; of a refused one nothing stays.
+    """Submit jobs as one array; a refused array leaves nothing behind.
 
     Raises:
         UserError: sbatch refuses the array.
@@ -103,7 +103,7 @@ def _submitted(
     place = submitit.core.utils.JobPaths.get_first_id_independent_folder(executor.folder)
     before = set(place.iterdir()) if place.is_dir() else set()
     try:
-        with redirect_stderr(io.StringIO()):  # submitit prints all that it raises too
+        with redirect_stderr(io.StringIO()):  # submitit also prints what it raises
             found: list[submitit.Job[int]] = executor.submit_array(jobs)
     except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
         for path in set(place.iterdir()) - before:
@@ -112,7 +112,7 @@ def _submitted(
             place.rmdir()
         lines = [line for line in str(error).splitlines() if line.startswith("sbatch:")]
         reason = lines[-1] if lines else str(error).splitlines()[0]
-        raise UserError(f"launcher=slurm: {reason}; mend launcher.* or hydra.launcher.*") from None
+        raise UserError(f"launcher=slurm: {reason}; fix launcher.* or hydra.launcher.*") from None
     return found
 
 
@@ -130,15 +130,15 @@ def refuse_without_slurm() -> None:
 
 
 def limit_note(jobs: Sequence[SweepJob], settings: SlurmLauncher, save_seconds: int) -> str | None:
-    """Return what is to be said of the jobs' time limit: that all their starts are too short.
+    """Return a note if all starts of a job together are too short for its training, else None.
 
     Args:
         jobs: The jobs.
-        settings: Of the launcher.
+        settings: Settings of the launcher.
         save_seconds: How long before the limit a job is told to save.
 
     Raises:
-        UserError: a job would be told to save as soon as it starts, at every start.
+        UserError: every start of a job would be told to save at once.
     """
     minutes = minutes_of(jobs, settings)
     left = 60 * minutes - save_seconds - _SIGNAL_EARLY_SECONDS
@@ -147,7 +147,7 @@ def limit_note(jobs: Sequence[SweepJob], settings: SlurmLauncher, save_seconds: 
         raise UserError(
             f"launcher.minutes: with a limit of {minutes} min a job is told to save at its start: "
             f"launcher.save_seconds={save_seconds} s before the end, and SLURM is up to "
-            f"{_SIGNAL_EARLY_SECONDS} s early; type launcher.minutes={enough} or more, or fewer "
+            f"{_SIGNAL_EARLY_SECONDS} s early; type launcher.minutes={enough} or more, or lower "
             "launcher.save_seconds"
         )
     wanted = max((job.config.train.budget_minutes or 0.0 for job in jobs), default=0.0)
@@ -157,13 +157,13 @@ def limit_note(jobs: Sequence[SweepJob], settings: SlurmLauncher, save_seconds: 
     return (
         f"note: the longest job trains {wanted:g} min, and {starts} starts (launcher.requeues="
         f"{settings.requeues}) of {left / 60:.1f} min before it must save (a limit of {minutes} "
-        f"min, launcher.save_seconds={save_seconds}) are {starts * left / 60:.1f}: it will end as "
-        "timeout; add launcher.minutes or launcher.requeues"
+        f"min, launcher.save_seconds={save_seconds}) make {starts * left / 60:.1f} min: it will "
+        "end as timeout; raise launcher.minutes or launcher.requeues"
     )
 
 
 def refuse_without_folder(jobs: Sequence[SweepJob], mode: Mode) -> None:
-    """Raise UserError if the jobs leave nothing where it could be found."""
+    """Raise UserError if the jobs leave no results in a folder."""
     if not mode.makes_folder:
         raise UserError(
             f"launcher=slurm: mode={jobs[0].config.mode} leaves nothing in a folder; "
@@ -172,10 +172,10 @@ def refuse_without_folder(jobs: Sequence[SweepJob], mode: Mode) -> None:
 
 
 def minutes_of(jobs: Sequence[SweepJob], settings: SlurmLauncher) -> int:
-    """Return the time limit of every job of an array: that of the longest.
+    """Return the time limit of every job of an array: the limit of the longest.
 
     Raises:
-        UserError: a job says no minutes, and neither does the launcher.
+        UserError: neither a job nor the launcher sets minutes.
     """
     if settings.minutes is not None:
         return settings.minutes
@@ -223,7 +223,7 @@ class _Watch:
         self._unseen: dict[str, int] = {}
 
     def run(self, interrupts: Interrupts) -> None:
-        """Poll the queue and the result files until nothing is left to wait for."""
+        """Poll the queue and the result files until every job has ended."""
         open_jobs = list(self._jobs)
         while open_jobs:
             self._hand_on(interrupts)
@@ -247,7 +247,7 @@ class _Watch:
         name, status = job.job_id, result_status(job.paths)
         state = None if states is None else states.get(name, "")
         self._say_state(handle, name, state)
-        # A preempted job has a result too, until it is started again.
+        # A preempted job also has a result, until it starts again.
         final = status is not None and status != ExitStatus.INTERRUPTED
         gone = state is not None and has_ended(state)
         self._unseen[name] = self._unseen.get(name, 0) + 1 if gone else 0
@@ -256,7 +256,7 @@ class _Watch:
         outside = None if final else outside_end(name, state or "")
         if status is None and self._never_began(handle, job, outside, interrupts):
             return True
-        # Our own second signal cancels too: a job that had saved by then was interrupted.
+        # Our own second signal cancels as well: a job that had saved by then was interrupted.
         if outside is not None and not (interrupts.count and status is not None):
             handle.status, handle.said = outside, f"{ERROR}{outside.word}: {outside.reason}"
         else:
@@ -272,13 +272,13 @@ class _Watch:
         outside: OutsideEnd | None,
         interrupts: Interrupts,
     ) -> bool:
-        """Whether a job left the queue before its start, and nobody but us took it out."""
+        """Whether a job left the queue before it started, and nobody outside cancelled it."""
         if handle.since or job.paths.stdout.exists():
             return False
         return outside is None or bool(interrupts.count)
 
     def _say_state(self, handle: JobHandle, name: str, state: str | None) -> None:
-        """Say that a job starts, or waits again."""
+        """Print that a job starts, or waits again."""
         before, self._states[name] = self._states.get(name, ""), state or ""
         if state == "RUNNING" and before != state:
             handle.running, handle.since = True, time.monotonic()
@@ -290,7 +290,7 @@ class _Watch:
             self._log.job_waits(handle.number)
 
     def _hand_on(self, interrupts: Interrupts) -> None:
-        """First signal: nothing new starts, running jobs save and end. Second: cancel all."""
+        """First signal: no job starts any more, running jobs save and end. Second: cancel all."""
         for _ in interrupts.take():
             running = sum(one.running for one, _ in self._jobs if one.status is None)
             self._display.interrupted(running, interrupts.count)

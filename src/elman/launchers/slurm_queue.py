@@ -1,4 +1,4 @@
-"""What SLURM says of the jobs of a sweep: which it still has, and how it ended the others."""
+"""Asks SLURM about the jobs of a sweep: which it still has, and how it ended the others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ENDED = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY")
 ) | {"PREEMPTED", "REVOKED", "TIMEOUT"}
 _CODE, _LIMIT = ExitStatus.FAILED, ExitStatus.TIMEOUT
-# What SLURM itself did to a job; in other states the job has ended by itself.
+# States in which SLURM itself ended a job; in other states the job ended by itself.
 _BY_SLURM = {
     "CANCELLED": (_CODE, "cancelled", "it was cancelled in SLURM's queue, by scancel or an admin"),
     "TIMEOUT": (_LIMIT, "timeout", "SLURM killed it at its time limit; launcher.minutes sets it"),
@@ -23,21 +23,21 @@ _BY_SLURM = {
     "OUT_OF_MEMORY": (
         ExitStatus.OUT_OF_MEMORY,
         "oom",
-        "SLURM killed it for want of main memory; launcher.mem_gb sets it",
+        "SLURM killed it because it ran out of main memory; launcher.mem_gb sets it",
     ),
 }
 
 
 def has_ended(state: str) -> bool:
-    """Whether a job in this state will not run again; one that SLURM has forgotten will not."""
+    """Whether a job in this state will not run again; nor will one that SLURM has forgotten."""
     return not state or state in _ENDED
 
 
 def queue_states(tasks: Iterable[str]) -> dict[str, str] | None:
-    """Return the state of every job that SLURM still knows, by its name; None if it is mute.
+    """Return the state of every job that SLURM still knows, by name; None if it does not answer.
 
     Args:
-        tasks: Names of jobs, as ``4711_2``: the whole of their arrays is asked for.
+        tasks: Names of jobs, as ``4711_2``; the query covers their whole arrays.
 
     Raises:
         FileNotFoundError: there is no SLURM on this machine.
@@ -53,7 +53,7 @@ def queue_states(tasks: Iterable[str]) -> dict[str, str] | None:
 
 
 def active_tasks(tasks: Mapping[int, str]) -> dict[int, str]:
-    """Return those of the jobs that wait in SLURM's queue or run.
+    """Return the jobs that wait in SLURM's queue or run.
 
     Args:
         tasks: Names in the queue, by the number of the job.
@@ -72,18 +72,18 @@ def active_tasks(tasks: Mapping[int, str]) -> dict[int, str]:
 
 
 def outside_end(task: str, state: str) -> OutsideEnd | None:
-    """Return what SLURM did to a job that left no end of its own, or None if it did nothing.
+    """Return how SLURM ended a job that left no result of its own, or None if it did not.
 
     Args:
         task: Its name.
-        state: Its last state; where SLURM has forgotten it, its accounting is asked.
+        state: Its last state; if SLURM has forgotten it, this asks SLURM's accounting.
     """
     state = state or _accounted(task)
     return OutsideEnd(*_BY_SLURM[state]) if state in _BY_SLURM else None
 
 
 def _accounted(task: str) -> str:
-    """Return a job's last state by SLURM's accounting; many clusters have none."""
+    """Return a job's last state from SLURM's accounting; many clusters have none."""
     try:
         asked = _asked("sacct", "-X", "--parsable2", "--format=State", f"--jobs={task}")
     except FileNotFoundError:

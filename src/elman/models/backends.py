@@ -1,4 +1,4 @@
-"""Which implementation of a recurrence runs: the choice behind ``kernels.backend``.
+"""Chooses the implementation of a recurrence, for ``kernels.backend``.
 
 Imports no torch, so that a wrong choice is refused before torch is loaded.
 """
@@ -30,7 +30,7 @@ REFERENCE = "reference"
 TORCH = "torch"
 AUTO = "auto"
 PLAIN_PATH = "plain PyTorch, chunked"
-# Device types that a backend runs on; the reference and PyTorch's own layers run on every one.
+# Device types of each backend; the reference and PyTorch's own layers run on every device.
 _DEVICES: dict[str, tuple[str, ...]] = {
     "cpu": ("cpu",),
     "cuda": ("cuda",),
@@ -42,7 +42,7 @@ def check_name(requested: str) -> str:
     """Return ``requested`` if it is ``auto`` or the name of a backend.
 
     Raises:
-        UserError: there is none of this name.
+        UserError: no backend has this name.
     """
     known = (AUTO, REFERENCE, *_DEVICES, TORCH)
     if requested not in known:
@@ -75,18 +75,18 @@ def check_backend(cell: Cell, requested: str) -> str:
 def choose_backend(cell: Cell, requested: str, device_type: str) -> str:
     """Return the backend that runs ``cell`` on this type of device.
 
-    Without a C++ compiler ``auto`` leaves the CPU's kernels out and says so, once in a process. On
-    a GPU the reference would waste it: what stands in the kernels' way there is an error.
+    Without a C++ compiler, ``auto`` does not use the CPU kernels and says so once per process. On a
+    GPU, missing kernels are an error, because the reference would waste the GPU.
 
     Args:
-        cell: The cell; its ``backends`` stand in order of speed, fastest last.
+        cell: The cell; its ``backends`` are in order of speed, fastest last.
         requested: ``auto`` or the name of a backend.
-        device_type: ``cpu``, ``cuda``, and so on; on ``meta``, where only shapes are computed,
-            a named backend is taken at its word.
+        device_type: ``cpu``, ``cuda``, and so on. On ``meta``, where only shapes are computed, a
+            named backend is accepted without a check.
 
     Raises:
-        UserError: the requested backend does not exist for this cell or this device, or needs a
-            compiler or a driver that is not there.
+        UserError: the requested backend does not exist for this cell or this device, or its
+            compiler or driver is missing.
     """
     check_backend(cell, requested)
     usable = [name for name in cell.backends if _runs_on(name, device_type)]
@@ -103,10 +103,11 @@ def choose_backend(cell: Cell, requested: str, device_type: str) -> str:
 
 
 def norm_backend(requested: str, device_type: str) -> str:
-    """Return what computes the norms of the residual stream: ``cuda`` or ``reference``.
+    """Return the backend for the norms of the residual stream: ``cuda`` or ``reference``.
 
-    They are no cell's, and models without kernels of their own have them. So only where ``cuda`` is
-    asked for by name is it an error that none can run on a GPU; otherwise PyTorch runs and says so.
+    The norms belong to no cell, and models without kernels have them, too. So it is an error that
+    their kernels cannot run on a GPU only if ``cuda`` is requested by name. Otherwise PyTorch
+    computes them and a line says so.
 
     Args:
         requested: ``auto`` or the name of a backend; ``reference`` and ``torch`` are plain PyTorch.
@@ -131,10 +132,10 @@ def norm_backend(requested: str, device_type: str) -> str:
 def resolve_backend(
     cell: Cell, requested: str, device: torch.device | str, *, allow_slow: bool = False
 ) -> str:
-    """Return the backend that runs a model of ``cell``: what is there decides, not hope.
+    """Return the backend that runs a model of ``cell``, after checking that it can run here.
 
-    As :func:`choose_backend`, but a packaged baseline on a GPU has its
-    package checked, and is refused where it would run as plain PyTorch.
+    As :func:`choose_backend`, but for a packaged baseline on a GPU the package is checked, too. The
+    baseline is refused if it would run as plain PyTorch.
 
     Args:
         cell: The cell.
@@ -167,7 +168,7 @@ def resolve_backend(
 
 
 def slow_reason(cell: Cell, requested: str, device: torch.device | str) -> str | None:
-    """Return why a cell runs as plain PyTorch on a device, or None if kernels of some kind run it.
+    """Return why a cell runs as plain PyTorch on a device, or None if kernels run it.
 
     Args:
         cell: The cell, under its options.
@@ -177,7 +178,7 @@ def slow_reason(cell: Cell, requested: str, device: torch.device | str) -> str |
     kind = device_type(device)
     where = "a GPU" if kind == GPU else "a CPU"
     if requested == REFERENCE:
-        return "kernels.backend=reference asks for it"
+        return "requested by kernels.backend=reference"
     if cell.package is not None and kind == GPU:
         return installation_problem(cell.package)
     if requested != AUTO:
@@ -191,7 +192,7 @@ def slow_reason(cell: Cell, requested: str, device: torch.device | str) -> str |
 
 
 def slow_note(cell: Cell, requested: str, device: torch.device | str, backend: str) -> str | None:
-    """Return the line which says that a model runs as plain PyTorch, and why; None if it does not.
+    """Return the warning that a model runs as plain PyTorch, and why; None if it does not.
 
     Args:
         cell: The cell, under its options.
@@ -206,7 +207,7 @@ def slow_note(cell: Cell, requested: str, device: torch.device | str, backend: s
 
 
 def refused_slow_path(cell: Cell, requested: str, *, allow_slow: bool) -> bool:
-    """Whether :func:`resolve_backend` refuses a cell on a GPU for what :func:`slow_reason` says.
+    """Whether :func:`resolve_backend` refuses a cell on a GPU because of :func:`slow_reason`.
 
     Args:
         cell: The cell.
@@ -217,7 +218,7 @@ def refused_slow_path(cell: Cell, requested: str, *, allow_slow: bool) -> bool:
 
 
 def computation_path(cell: Cell, backend: str) -> str | None:
-    """Return in words what computes a packaged baseline, for the result; None for other cells.
+    """Return in words what computes a packaged baseline, for the result file; else None.
 
     Args:
         cell: The cell.
@@ -247,12 +248,12 @@ def tuning_note(path: str | None, backend: str) -> str | None:
 
 
 def on_slow_path(backend: str) -> bool:
-    """Return whether a cell runs as plain PyTorch, without kernels: its row is marked."""
+    """Return whether a cell runs as plain PyTorch without kernels, so its row gets a mark."""
     return backend == REFERENCE
 
 
 def best_backend(cell: Cell, device_type: str) -> str:
-    """Return the fastest backend that a cell has for a type of device, built here or not."""
+    """Return a cell's fastest backend for a device type, even if it cannot be built here."""
     return [name for name in cell.backends if _runs_on(name, device_type)][-1]
 
 
@@ -278,8 +279,8 @@ def _require(backend: str) -> None:
 
 @cache
 def _say_slow(problem: str) -> None:
-    """Say it once: the reference is several times slower than a kernel."""
-    print(f"elman: plain PyTorch runs, slowly: {problem}", file=sys.stderr, flush=True)
+    """Print the problem once: the reference is several times slower than a kernel."""
+    print(f"elman: using plain PyTorch, which is slow: {problem}", file=sys.stderr, flush=True)
 
 
 def _runs_on(backend: str, device_type: str) -> bool:

@@ -1,4 +1,4 @@
-"""From a model's configuration to the model."""
+"""Builds a model from its configuration."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def build_model(
     Args:
         config: Group ``model``.
         backend: As ``kernels.backend``.
-        device: Where the weights are made; ``meta`` makes none.
-        dtype: Dtype of the weights; None is torch's default.
+        device: Device of the weights; ``meta`` allocates none.
+        dtype: Dtype of the weights; None means torch's default.
         allow_slow: As ``baseline.allow_slow``.
 
     Raises:
@@ -40,7 +40,7 @@ def build_model(
     if cell.package is not None and torch.device(device).type == "cuda":
         backend = resolve_backend(cell, backend, device, allow_slow=allow_slow)
     layer = layer_class(cell)
-    # A composed configuration has every option; a layer takes one that nothing reads for a mistake.
+    # A composed configuration has every option, but a layer refuses options that nothing reads.
     changed = {k: v for k, v in config.options.items() if v != cell.options[k].default}
     layers = [
         layer(config.dim, **changed, backend=backend, device=device, dtype=dtype)
@@ -63,7 +63,7 @@ def layer_class(cell: Cell) -> type[nn.Module]:
     """Import and return the layer of a cell.
 
     Raises:
-        UserError: the declaration names no importable class (a cell of another package).
+        UserError: the declared class cannot be imported (for a cell of another package).
     """
     module_name, _, class_name = cell.layer.partition(":")
     try:
@@ -71,18 +71,18 @@ def layer_class(cell: Cell) -> type[nn.Module]:
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
             f"cell {cell.name}: its layer {cell.layer} cannot be imported ({error}); "
-            "mend or reinstall the package that declares it"
+            "fix or reinstall the package that declares it"
         ) from error
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise UserError(
             f"cell {cell.name}: its layer {cell.layer} is not an nn.Module class; "
-            "mend the package that declares it"
+            "fix the package that declares it"
         )
     return found
 
 
 def check_params(config: ModelConfig, params: int) -> None:
-    """Raise UserError unless ``params`` is what the model's YAML expects, if it says."""
+    """Raise UserError if the model's YAML expects another count than ``params``."""
     expected = config.expected_params
     if expected is not None and params != expected:
         raise UserError(

@@ -1,4 +1,4 @@
-"""What a model and its layers are called with, checked where it comes in.
+"""Checks the arguments of a model and its layers.
 
 Shape legend: b batch, t time, d model width.
 """
@@ -17,9 +17,9 @@ def check_layer_input(layer: str, x_btd: Tensor, dim: int) -> None:
     """Raise ValueError unless ``x_btd`` is [batch, time, dim] of a floating dtype.
 
     Args:
-        layer: Its name, for the error.
-        x_btd: What the layer was called with.
-        dim: The width that it was made for.
+        layer: Name of the layer, for the error.
+        x_btd: The layer's input.
+        dim: The layer's width.
     """
     wanted = f"{layer}: x: expected a floating tensor [batch, time, {dim}]"
     if not isinstance(x_btd, Tensor):
@@ -39,12 +39,12 @@ def check_layer_input(layer: str, x_btd: Tensor, dim: int) -> None:
 def check_ids(name: str, ids_bt: Tensor, vocab_size: int, steps: int = 0) -> None:
     """Raise ValueError unless ids are whole numbers [batch, time] below ``vocab_size``.
 
-    Bytes need no look at their values. Others get one, for which a GPU has to be waited for;
-    under a compiler, a dispatch mode or a CUDA graph's capture nobody can look.
+    The values of bytes are always valid. Other dtypes have their values checked, which waits for
+    the GPU. Under a compiler, a dispatch mode or a CUDA graph's capture values cannot be read.
 
     Args:
-        name: What the ids are called, for the error.
-        ids_bt: What the model was called with.
+        name: Name of the ids, for the error.
+        ids_bt: The model's input.
         vocab_size: Number of tokens.
         steps: Smallest length.
     """
@@ -69,7 +69,7 @@ def check_ids(name: str, ids_bt: Tensor, vocab_size: int, steps: int = 0) -> Non
 
 
 def _may_be_outside(ids_bt: Tensor, vocab_size: int) -> bool:
-    """Return whether an id can be outside the vocabulary and its value can be looked at."""
+    """Return whether an id may be outside the vocabulary and the values can be read."""
     if ids_bt.dtype == torch.uint8 and vocab_size >= 256:
         return False
     if ids_bt.is_meta or watched([ids_bt]):

@@ -1,4 +1,4 @@
-"""The one language model that every cell is trained in.
+"""The language model in which every cell is trained.
 
 Shape legend: b batch, t time, d model width, v vocabulary; bt1 is [B, T + 1].
 """
@@ -28,10 +28,11 @@ Wrapper = Literal["rms", "legacy_ln"]
 class LanguageModel(nn.Module):
     """Byte embedding, norm and mixer per layer, final norm, head tied to the embedding.
 
-    lm-and-training specification 1.1 and 1.2. ``rms``: RMSNorm, the sum of all mixer outputs held
-    in fp32, the last output added at the final norm. ``legacy_ln``: LayerNorm with bias and a
-    residual in the model's compute dtype, the wrapper of counts before 2026-01-11. A layer with
-    ``own_norms`` has none of these before it: it is handed the residual stream itself.
+    See lm-and-training specification 1.1 and 1.2. ``rms`` uses RMSNorm. It holds the sum of all
+    mixer outputs in fp32 and adds the last output at the final norm. ``legacy_ln`` uses LayerNorm
+    with bias and a residual in the model's compute dtype; parameter counts from before 2026-01-11
+    are for this wrapper. A layer with ``own_norms`` has no norm before it: its input is the
+    residual stream itself.
 
     Args:
         dim: Model width.
@@ -43,7 +44,7 @@ class LanguageModel(nn.Module):
         dtype: Their dtype.
 
     Raises:
-        UserError: a layer with norms of its own stands in ``legacy_ln``.
+        UserError: a layer with its own norms is used with ``legacy_ln``.
 
     Attributes:
         activation_checkpointing: Recompute each mixer in the backward pass of a training step.
@@ -83,15 +84,15 @@ class LanguageModel(nn.Module):
 
         Args:
             tokens_bt: Tokens, any integer dtype, T >= 1.
-            states: One state per layer, as returned before; None starts a sequence.
+            states: One state per layer from an earlier call; None starts a sequence.
 
         Returns:
-            Logits [B, T, vocabulary] in the compute dtype, and the states after the last token:
-            without tokens, the given ones.
+            Logits [B, T, vocabulary] in the compute dtype, and the states after the last token (the
+            given states if there are no tokens).
 
         Raises:
-            ValueError: the tokens are no whole numbers [B, T] of the vocabulary, or the states are
-                another batch's or another model's.
+            ValueError: the tokens are not whole numbers [B, T] of the vocabulary, or the states
+                belong to another batch or another model.
         """
         check_ids("tokens", tokens_bt, self.embedding.shape[0])
         if states is not None and len(states) != len(self.layers):
@@ -106,7 +107,7 @@ class LanguageModel(nn.Module):
     def loss(
         self, tokens_bt1: Tensor, states: Sequence[State] | None = None
     ) -> tuple[Tensor, list[State]]:
-        """Predict the last T of T + 1 tokens from those before.
+        """Predict the last T of T + 1 tokens from the tokens before them.
 
         Args:
             tokens_bt1: Tokens, any integer dtype, T >= 1.
@@ -117,14 +118,14 @@ class LanguageModel(nn.Module):
             model), and the states after the T-th token.
 
         Raises:
-            ValueError: the tokens are no whole numbers [B, T + 1] of the vocabulary, or none of
-                them is to be predicted; as in :meth:`forward`.
+            ValueError: the tokens are not whole numbers [B, T + 1] of the vocabulary, or no token
+                is left to predict; otherwise as in :meth:`forward`.
         """
         check_ids("tokens", tokens_bt1, self.embedding.shape[0], steps=2)
         if tokens_bt1.shape[0] == 0:
             raise ValueError(
                 f"tokens of the loss: shape {list(tokens_bt1.shape)}, expected 1 row or more: "
-                "a mean over no token is no number"
+                "without a predicted token there is no mean loss"
             )
         logits_btv, carried = self(tokens_bt1[:, :-1], states)
         wide = logits_btv.to(wide_dtype(logits_btv.dtype))
@@ -138,13 +139,13 @@ class LanguageModel(nn.Module):
                 module.begin_step()
 
     def num_params(self) -> int:
-        """Return the number of parameters, the tied head counted once, frozen ones included."""
+        """Return the number of parameters, including frozen ones; the tied head counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def _rms(self, x_btd: Tensor, states: Iterable[State | None]) -> tuple[Tensor, list[State]]:
         carried = []
         stream_btd = x_btd.to(wide_dtype(x_btd.dtype))
-        # What a layer makes joins the stream at the next norm, in one kernel with it.
+        # A layer's output is added to the stream at the next norm, in the same kernel.
         branch_btd: Tensor | None = None
         for norm, layer, state in zip(self.norms, self.layers, states, strict=True):
             if isinstance(norm, RMSNorm):
@@ -174,7 +175,7 @@ class LanguageModel(nn.Module):
 
 
 def _norms_itself(layer: nn.Module, wrapper: Wrapper) -> bool:
-    """Return whether a layer takes the residual stream; raise UserError where it cannot be."""
+    """Return whether a layer takes the residual stream; raise UserError if it cannot."""
     if not isinstance(layer, Mixer):
         return False
     layer.cell.check_wrapper(wrapper)

@@ -1,7 +1,7 @@
-"""Several sizes at once at which a model comes near to a wanted number of parameters.
+"""Searches several sizes at once for a model with a wanted number of parameters.
 
-One of the sizes is fitted, the finest; the others run over their values. Every count is that of a
-model built on the meta device, as in :mod:`elman.models.sizing`.
+The finest size is fitted; the others run over their possible values. Every count comes from a model
+built on the meta device, as in :mod:`elman.models.sizing`.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from elman.sections.model import ModelConfig
 from elman.sections.modes import Size
 
 NEAR = 0.005
-"""Counts that are off by no more than this fraction of the target are equally good."""
+"""Counts within this fraction of the target are equally good."""
 FAR = 0.05
-"""Counts that are further off are left out, but for the nearest where there is no other."""
+"""Counts further off are left out, except the nearest one if there is no other."""
 BEST = 5
-"""How many configurations are kept."""
+"""Number of configurations in the answer."""
 RULE = (
     f"best first: those within {NEAR:.1%} of the target by how little they change the model's own "
     f"shape, the others by their distance from it, {FAR:.0%} at most"
 )
 _FINEST: tuple[Size, ...] = ("rank", "n_state", "n_heads", "depth", "expansion", "dim")
-_STATE_STEP = 8  # kernels have their tiles for these
+_STATE_STEP = 8  # kernels have tiles for multiples of this
 _AROUND = (0.25, 0.5, 1, 2, 4)
 
 Count = Callable[[int], int | None]
-"""Parameters at the n-th value of the fitted size, or None if the cell refuses it."""
+"""Number of parameters at the n-th value of the fitted size; None if the cell refuses it."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class Shaped:
 
     @property
     def error(self) -> float:
-        """How far the count is from the target, as a signed fraction of it."""
+        """Difference of the count from the target, as a signed fraction of the target."""
         return (self.params - self.target) / self.target
 
     @property
     def rank(self) -> tuple[float, float, float]:
-        """What the candidates are sorted by; see :data:`RULE`. A draw goes to the smaller model."""
+        """Sort key of the candidates; see :data:`RULE`. Among equals the smaller model wins."""
         off = abs(self.error)
         return (0.0 if off <= NEAR else off, self.change, off)
 
@@ -81,7 +81,7 @@ class Shapes:
 
 
 def search(config: ModelConfig, target: int, over: Sequence[Size], backend: str = "auto") -> Shapes:
-    """Return the best configurations of several sizes; :data:`RULE` says which those are.
+    """Return the best configurations of several sizes, as ranked by :data:`RULE`.
 
     Args:
         config: The model, with its own shape.
@@ -90,7 +90,7 @@ def search(config: ModelConfig, target: int, over: Sequence[Size], backend: str 
         backend: As ``kernels.backend``.
 
     Raises:
-        UserError: the cell refuses every combination; the reason is that of the last.
+        UserError: the cell refuses every combination; the message gives the last one's reason.
     """
     fitted = next(size for size in _FINEST if size in over)
     others: list[Size] = sorted((s for s in over if s != fitted), key=lambda s: s == "dim")
@@ -123,9 +123,9 @@ def _fits(
     fitted: Size,
     count: Callable[[Mapping[Size, int]], int | None],
 ) -> Iterator[tuple[dict[Size, int], int, int]]:
-    """Yield for every combination of the other sizes the fitted size and its count.
+    """Yield the fitted size and its count for every combination of the other sizes.
 
-    dim, where it is among them, runs innermost, and only as far as the target.
+    If dim is among the other sizes, it runs in the innermost loop and only up to the target.
     """
     *outer, last = others
     for values in itertools.product(*(_values(config, size) for size in outer)):
@@ -149,18 +149,18 @@ def _fits(
 
 
 def _smallest(count: Count, place: int) -> bool:
-    """Return whether no smaller value is taken."""
+    """Return whether the cell takes no smaller value."""
     return all(count(lower) is None for lower in range(place))
 
 
 def _values(config: ModelConfig, size: Size) -> Sequence[int]:
-    """Return the values that a size runs over: all of dim and expansion, others around the own."""
+    """Return a size's values: all for dim and expansion, others around the model's own."""
     if size in ("dim", "expansion"):
         return SIZES[size]
     own = _own(config, size)
     if size == "depth":
         return range(max(1, own // 2), min(2 * own, SIZES[size][-1]) + 1)
-    # A cell's rule for a size, which is what 0 stands for, is no value to start from.
+    # 0 stands for the cell's own rule for a size, so it is no value to start from.
     around = {round(own * factor) for factor in _AROUND} if own else set(SIZES[size][::16])
     return sorted(around & set(SIZES[size])) or SIZES[size]
 
@@ -176,7 +176,7 @@ def _own(config: ModelConfig, size: Size) -> int:
 
 
 def _counter(config: ModelConfig, backend: str) -> Callable[[Mapping[Size, int]], int | None]:
-    """Return the count of a combination of sizes; one and two layers tell every depth."""
+    """Return the count of a combination of sizes, computed from one and two layers."""
 
     @cache
     def built(sizes: frozenset[tuple[Size, int]]) -> tuple[int, int] | None:
@@ -204,7 +204,7 @@ def _candidate(
 ) -> Shaped:
     change = 0.0
     for size, value in sizes.items():
-        # 0 stands for the cell's own rule, from which no distance is known.
+        # 0 stands for the cell's own rule, so a distance from it is not defined.
         if own := _own(config, size):
             change += abs(math.log2(value / own))
     values = {size: value_of(size, sizes[size]) for size in over}
@@ -212,14 +212,14 @@ def _candidate(
 
 
 def fit(count: Count, target: int, places: int) -> int | None:
-    """Return the place whose count is nearest to the target; of two, the smaller.
+    """Return the place whose count is nearest to the target; of two, the smaller one.
 
-    Counts grow from place to place, nearly evenly: a line between two of them says where to look.
+    Counts grow nearly evenly from place to place, so linear interpolation says where to look.
 
     Args:
         count: Parameters at a place; None where a cell refuses it.
         target: Wanted number of parameters.
-        places: How many there are.
+        places: Number of places.
 
     Returns:
         The place, or None if every one is refused.

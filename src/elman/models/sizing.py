@@ -1,8 +1,8 @@
-"""The size at which a model comes nearest to a wanted number of parameters.
+"""Finds the size at which a model comes nearest to a wanted number of parameters.
 
-Every count is that of a model built on the meta device, of one and of two layers: layers are equal,
-so depth is a straight line. The answer and its neighbours are built whole. No formula stands here,
-so it is right for every cell there is or will be.
+Counts come from models of one and of two layers on the meta device. All layers are equal, so the
+count is linear in depth. The answer and its neighbours are then built with all layers. There is no
+formula here, so the search is right for every present and future cell.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ SIZES: dict[Size, range] = {
     "rank": range(8, 4096 + 1, 8),
     "expansion": range(1, 16 + 1),
 }
-"""What is searched; wide enough for every published model, whose largest are dim 7680, depth 50,
-2000 heads and state 256. An expansion is counted in quarters; a rank is no larger than dim."""
+"""Search ranges, wide enough for every published model (largest: dim 7680, depth 50, 2000 heads and
+state 256). An expansion is counted in quarters; a rank is at most dim."""
 _QUARTER = 0.25
 
 Count = Callable[[int], int | None]
-"""Parameters at the n-th size, or None if the cell refuses that size."""
+"""Number of parameters at the n-th size; None if the cell refuses that size."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Sized:
 
     @property
     def error(self) -> float:
-        """How far the count is from the target, as a signed fraction of it."""
+        """Difference of the count from the target, as a signed fraction of the target."""
         return (self.params - self.target) / self.target
 
 
@@ -93,7 +93,7 @@ def solve(config: ModelConfig, target: int, over: Size = "dim", backend: str = "
         backend: As ``kernels.backend``.
 
     Raises:
-        UserError: the cell refuses every size; the reason is that of the largest.
+        UserError: the cell refuses every size; the message gives the largest one's reason.
     """
     sizes = SIZES[over]
     count = _counter(config, over, backend)
@@ -118,7 +118,7 @@ def solve(config: ModelConfig, target: int, over: Size = "dim", backend: str = "
 
 
 def _counter(config: ModelConfig, over: Size, backend: str) -> Count:
-    """Return the count at the n-th size of the search; each is taken once."""
+    """Return the count at the n-th size of the search; each count is cached."""
 
     @cache
     def built(size: int | None, layers: int) -> int:
@@ -128,7 +128,7 @@ def _counter(config: ModelConfig, over: Size, backend: str) -> Count:
     @cache
     def count(place: int) -> int | None:
         size = SIZES[over][place]
-        # One and two layers tell every depth.
+        # The counts of one and two layers give the count of every depth.
         of_layer, depth = (None, size) if over == "depth" else (size, config.depth)
         try:
             one, two = (built(of_layer, layers) for layers in (1, 2))
@@ -162,7 +162,7 @@ def resized_to(config: ModelConfig, sizes: Mapping[Size, int]) -> ModelConfig:
 
 
 def value_of(over: Size, size: int) -> int | float:
-    """Return a size of ``SIZES`` as the model has it."""
+    """Return the model's value of one of ``SIZES``."""
     return size * _QUARTER if over == "expansion" else size
 
 
@@ -187,12 +187,12 @@ def _first_at_least(count: Count, target: int, sizes: int) -> int:
 
 
 def _next(count: Count, places: Sequence[int]) -> int | None:
-    """Return the first of ``places`` whose size is not refused."""
+    """Return the first of ``places`` whose size the cell accepts."""
     return next((place for place in places if count(place) is not None), None)
 
 
 def _nearer(count: Count, target: int, lower: int | None, upper: int | None) -> int:
-    """Return the place of the nearer count; of two, the smaller."""
+    """Return the place of the nearer count; if equal, the smaller place."""
     places = [place for place in (lower, upper) if place is not None]
 
     def distance(place: int) -> int:
@@ -206,7 +206,7 @@ def _nearer(count: Count, target: int, lower: int | None, upper: int | None) -> 
 def _whole(
     config: ModelConfig, over: Size, size: int, target: int, expected: int | None, backend: str
 ) -> Sized:
-    """Build a model in all its depth and count it."""
+    """Build a model with all its layers and count its parameters."""
     resized = resized_to(config, {over: size})
     params = count_params(resized, backend)
     assert params == expected, f"{over}={size} has {params} parameters, not {expected}"

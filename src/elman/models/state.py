@@ -1,4 +1,4 @@
-"""What a layer carries from one call to the next."""
+"""The state that a layer carries from one call to the next."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ State = dict[str, Tensor]
 """Named tensors, each with the batch as its first axis; an absent state means zeros."""
 
 STORED = frozenset({"conv", "past"})
-"""Parts that hold what the projections made, in the dtype of those; the others are wider."""
+"""Parts that hold outputs of the projections, in their dtype; other parts are wider."""
 _NARROW = frozenset(dtype for dtype in FLOATING if wide_dtype(dtype) == torch.float32)
 _KEPT = {dtype: _NARROW if dtype in _NARROW else frozenset({dtype}) for dtype in FLOATING}
 
@@ -26,7 +26,7 @@ _KEPT = {dtype: _NARROW if dtype in _NARROW else frozenset({dtype}) for dtype in
 def check_state(
     of: str, state: State, shapes: Mapping[str, Shape], like: Tensor, dtype: torch.dtype
 ) -> None:
-    """Compare a state with what a layer carries.
+    """Check that a state fits a layer.
 
     Args:
         of: The layer, for people.
@@ -36,7 +36,7 @@ def check_state(
         dtype: Dtype of the layer's projections.
 
     Raises:
-        ValueError: it has other parts, or one of another shape, dtype or device.
+        ValueError: it has other parts, or a part has another shape, dtype or device.
     """
     if not isinstance(state, dict):
         raise ValueError(
@@ -56,10 +56,11 @@ def check_state(
 
 
 class CarriedState(dict[str, Tensor]):
-    """A state as layers return it: a dict of which ``copy.deepcopy`` makes an independent one.
+    """The state that layers return: a dict that ``copy.deepcopy`` can copy.
 
-    PyTorch deep-copies no tensor with a history. A copy has the numbers and no history, as one
-    that was pickled has; pickled, it is an OrderedDict, which ``torch.load`` reads without trust.
+    PyTorch cannot deep-copy a tensor with an autograd history. So a copy, like a pickled state, has
+    the numbers without the history. It is pickled as an OrderedDict, which ``torch.load`` reads
+    with ``weights_only=True``.
     """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CarriedState:
@@ -70,11 +71,11 @@ class CarriedState(dict[str, Tensor]):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Say how it is pickled; tensors are pickled without their histories."""
+        """Return how to pickle it; tensors are pickled without their histories."""
         return OrderedDict, (), None, None, iter(self.items())
 
 
-# As a dict is: PyTorch's transforms and exporters look for tensors inside.
+# Registered like a dict, because PyTorch's transforms and exporters look for tensors inside.
 pytree.register_pytree_node(
     CarriedState,
     lambda state: (list(state.values()), list(state)),
@@ -87,7 +88,7 @@ def first_state(part: Tensor | None, like: Tensor, *shape: int) -> Tensor:
     """Return a part of the state before the first step.
 
     Args:
-        part: The part as it was carried; None starts a sequence.
+        part: The carried part; None starts a sequence.
         like: Any tensor with the batch as its first axis.
         shape: Lengths of the part's other axes.
 
@@ -100,17 +101,17 @@ def first_state(part: Tensor | None, like: Tensor, *shape: int) -> Tensor:
 
 
 def copied(states: Sequence[State]) -> list[State]:
-    """Return copies of the states of all layers, which stay as they are."""
+    """Return copies of the states of all layers; the originals do not change."""
     return [{key: part.clone() for key, part in state.items()} for state in states]
 
 
 def layout(states: Sequence[State]) -> list[dict[str, tuple[torch.Size, torch.dtype]]]:
-    """Return shape and dtype of every part: states of one layout can be copied onto each other."""
+    """Return every part's shape and dtype; equal layouts can be copied onto each other."""
     return [{key: (v.shape, v.dtype) for key, v in state.items()} for state in states]
 
 
 def overwrite(homes: Sequence[State], states: Sequence[State]) -> None:
-    """Copy states of the same layout to where ``homes`` are; parts may be views of those."""
+    """Copy states of the same layout into ``homes``; parts may be views of ``homes``."""
     here = [part for state in homes for part in state.values()]
     taken = {part.untyped_storage().data_ptr() for part in here}
     given = [new[key] for old, new in zip(homes, states, strict=True) for key in old]

@@ -26,7 +26,7 @@ def run(job: PreparedRun) -> ExitStatus:
     """Time what ``config.bench`` names, write ``bench.json`` and print the tables.
 
     Raises:
-        UserError: nothing of it can be timed here.
+        UserError: none of it can be timed here.
     """
     config, folder = job.config, job.folder
     assert folder is not None
@@ -50,7 +50,7 @@ def run(job: PreparedRun) -> ExitStatus:
 
 @contextmanager
 def _progress() -> Iterator[tuple[Callable[[str], None], Callable[[int, int], None]]]:
-    """Show a bar on a terminal, lines elsewhere; yield how to name a stage and how to advance."""
+    """Show a bar on a terminal, lines elsewhere; yield two functions: name a stage, advance."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     hidden = not console.is_terminal

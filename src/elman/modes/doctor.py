@@ -1,4 +1,4 @@
-"""``mode=doctor``: what is installed, what works on this machine, and what mends the rest.
+"""``mode=doctor``: what is installed, what works on this machine, and how to fix the rest.
 
 Imports neither torch nor any package that it reports on: each is tried in a process of its own.
 """
@@ -56,5 +56,5 @@ def _print_commands(console: Console, findings: Sequence[Finding]) -> None:
     for command, meant in by_command.items():
         broken = any(finding.mark == Mark.BROKEN for finding in meant)
         names = " and ".join(dict.fromkeys(finding.name for finding in meant))
-        console.print(f"{'To mend' if broken else 'To add or change'} {names}:", markup=False)
+        console.print(f"{'To fix' if broken else 'To add or change'} {names}:", markup=False)
         console.print(f"    {command}", markup=False, highlight=False, soft_wrap=True)

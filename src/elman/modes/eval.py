@@ -115,7 +115,7 @@ def _file(
 
 @contextmanager
 def _progress(console: Console, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar on a terminal and lines elsewhere; yield what takes the bytes predicted so far."""
+    """Show a bar on a terminal, lines elsewhere; yield a function of the bytes predicted so far."""
     columns = (TextColumn("scoring"), BarColumn(), TimeRemainingColumn())
     display, began = Display(Console(stderr=True)), time.perf_counter()
     hidden = not console.is_terminal

@@ -25,13 +25,13 @@ from elman.sections.modes import GenerateConfig
 from elman.training.checkpoints.loading import load, saved_config, slow_path_note
 from elman.training.checkpoints.store import Checkpoint, find_checkpoint
 
-# Multiplications a step below which threads cost more than they save: they wait for each other
-# several times a layer, and on a busy machine for whoever has their core.
+# Below this many multiplications a step, threads cost more than they save: they wait for each
+# other several times a layer and, on a busy machine, for a free core.
 _FEW = 2**24
 
 
 def run(job: PreparedRun) -> ExitStatus:
-    """Print the prompts and their continuations to standard output; one alone as it is drawn.
+    """Print the prompts and their continuations to standard output; a single one is streamed.
 
     Raises:
         UserError: there is no such checkpoint, state or device.
@@ -82,7 +82,7 @@ def _writer(
 
 
 def _read(settings: GenerateConfig, writer: Writer, model: str) -> list[str]:
-    """Let the writer read the prompts, after a saved state; return one for each row."""
+    """Feed the prompts to the writer, after a saved state if any; return each row's prompt."""
     given = [settings.prompt] if isinstance(settings.prompt, str) else settings.prompt
     if not given:
         raise UserError("generate.prompt=[]: an empty list; name at least one prompt")
@@ -97,7 +97,7 @@ def _read(settings: GenerateConfig, writer: Writer, model: str) -> list[str]:
     if saved != len(prompts) or not all(rows):
         raise UserError(
             f"generate.prompt: the saved state has {saved} texts and {len(prompts)} prompts were "
-            f"given; give {saved} that are not empty, or none"
+            f"given; give {saved} prompts that are not empty, or none"
         )
     writer.read(rows)
     return prompts
@@ -110,13 +110,13 @@ def _identity(checkpoint: Checkpoint) -> str:
 
 
 def _stream(writer: Writer, settings: GenerateConfig) -> str:
-    """Print one text as it is drawn, and return its speed in words."""
+    """Print one text as it is generated, and return its speed in words."""
     if settings.state is None or settings.prompt:
         assert isinstance(settings.prompt, str) or len(settings.prompt) == 1
         sys.stdout.write(
             settings.prompt if isinstance(settings.prompt, str) else settings.prompt[0]
         )
-    # Bytes arrive in pieces, characters of several bytes only when they are whole.
+    # Bytes arrive in pieces; a character of several bytes arrives only when it is whole.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     clock = _Clock()
     for (piece,) in writer.write(settings.max_bytes):
@@ -129,7 +129,7 @@ def _stream(writer: Writer, settings: GenerateConfig) -> str:
 
 
 def _collect(writer: Writer, prompts: list[str], settings: GenerateConfig) -> str:
-    """Print each of several texts when all are drawn, and return their speed in words."""
+    """Print several texts when all are complete, and return their speed in words."""
     clock, texts = _Clock(), [b""] * len(prompts)
     for pieces in writer.write(settings.max_bytes):
         clock.count(sum(map(len, pieces)))
@@ -145,7 +145,7 @@ def _collect(writer: Writer, prompts: list[str], settings: GenerateConfig) -> st
 
 
 class _Clock:
-    """Bytes a second, without what is built and recorded before the third piece."""
+    """Bytes a second from the third piece on: before it, kernels are built and graphs recorded."""
 
     def __init__(self) -> None:
         self._pieces: list[tuple[float, int]] = [(time.perf_counter(), 0)]

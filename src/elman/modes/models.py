@@ -23,7 +23,7 @@ def run(job: PreparedRun) -> ExitStatus:
     assert job.folder is None
     assert config.models is not None
     places = job.places
-    if "model" in named_keys(job.overrides):  # the composed one may be the default
+    if "model" in named_keys(job.overrides):  # otherwise the composed model may be the default
         model = config.model
         source = first_line(model.name, places)
         print_explanation(wide_console(), model, source, _params(model))
@@ -57,7 +57,7 @@ def _counted(one: Listed) -> tuple[Listed, int | None]:
 
 
 def _params(model: ModelConfig) -> int:
-    """Return the count that the YAML states, which tests prove, or else count."""
+    """Return the count that the YAML states (tests check it), or else count."""
     if model.expected_params is not None:
         return model.expected_params
     from elman.models.build import build_model

@@ -75,7 +75,7 @@ def _stage(config: RunConfig) -> str:
 
 @contextmanager
 def _progress(stage: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on a terminal, lines elsewhere; yield what takes checks done and checks in all."""
+    """Show a bar on a terminal, lines elsewhere; yield a function of checks done and in all."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(file=sys.stderr)
     hidden = not console.is_terminal

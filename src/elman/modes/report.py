@@ -16,7 +16,7 @@ from elman.runs.prepared import PreparedRun
 
 
 def run(job: PreparedRun) -> ExitStatus:
-    """Print the table and write the report; a failed run is a row of it and no failure of ours.
+    """Print the table and write the report; a failed run is a row, not a failure of this command.
 
     Raises:
         UserError: a folder holds no runs, or the report cannot be written.

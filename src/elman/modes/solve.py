@@ -87,7 +87,7 @@ def _shapes_result(job: PreparedRun, shapes: Shapes) -> dict[str, Any]:
 
 
 def _shared(job: PreparedRun, found: ModelConfig, *, reached: bool) -> dict[str, Any]:
-    """Return what every answer has: the target, the memory and the command that trains it."""
+    """Return the part that every answer has: the target, the memory and the training command."""
     config = job.config
     assert config.solve is not None
     return {
@@ -102,10 +102,10 @@ def _shared(job: PreparedRun, found: ModelConfig, *, reached: bool) -> dict[str,
 
 
 def _as_trained(config: RunConfig, model: ModelConfig) -> RunConfig:
-    """Return the configuration of the run that is offered, with the backend that it will choose.
+    """Return the configuration of the proposed run, with the backend that it will choose.
 
-    Kernels keep less than plain loops do. A package's kernels cannot be walked through without a
-    GPU: their plain form stands for them.
+    Kernels keep less memory than plain loops do. The memory of a package's kernels cannot be
+    estimated without a GPU, so that of their plain form is estimated instead.
     """
     cell, kernels = registry.cell(model.cell).under(model.options), config.kernels
     if kernels.backend == AUTO and cell.package is None:
@@ -142,6 +142,6 @@ def training_command(config: RunConfig, found: ModelConfig, typed: Sequence[str]
         "dim": (before.dim, after.dim),
         "depth": (before.depth, after.depth),
     } | {name: (before.options[name], value) for name, value in after.options.items()}
-    # What is as in the model's YAML is left out.
+    # Settings that equal those of the model's YAML are left out.
     changed = [f"model.{name}={new}" for name, (old, new) in sizes.items() if new != old]
     return shlex.join(["elman", *kept, *changed])

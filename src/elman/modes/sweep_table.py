@@ -1,4 +1,4 @@
-"""What prints the table at the end of a sweep, by the mode of its jobs. Imports no torch."""
+"""Finds the function that prints a sweep's table, by the mode of its jobs. Imports no torch."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ from elman.training.recorder import RESULT, Recorder, write_result
 from elman.training.trainer import Trainer
 
 _log = logging.getLogger("elman.train")
-# Of a result, what tells of the definitions and the machine, not of the run.
+# Keys of a result that describe the definitions and the machine, not the run.
 _OF_EVERY_RUN = ("definitions", "environment", "data", "parity")
 
 
@@ -97,10 +97,10 @@ class _Session:
         self._taken_up = False
 
     def run(self) -> ExitStatus:
-        """Train and report; every way of ending a run that has begun leaves a ``result.json``.
+        """Train and report; a run that has begun leaves a ``result.json``, however it ends.
 
-        A resumed run is taken up when nothing can refuse it any more: until then its folder stays
-        as it is, with the result and the configuration of its earlier session.
+        A resumed run is taken up only when nothing can refuse it any more. Until then its folder
+        keeps the result and the configuration of the earlier session.
         """
         if not self._resumes:
             self._take_up()
@@ -147,7 +147,7 @@ class _Session:
         """Return the status of a run that an error ended; its traceback goes to the log."""
         if isinstance(error, ParityError):
             return self._refused(error)
-        if not isinstance(error, CheckpointError):  # which says all there is to say
+        if not isinstance(error, CheckpointError):  # whose message says it all
             _log.error("the run ended with this error", exc_info=error)
         return self._out_of_memory(error) if _is_out_of_memory(error) else self._crashed(error)
 
@@ -177,7 +177,7 @@ class _Session:
         return status
 
     def _prove(self) -> None:
-        """Let no kernel train that computes something else than the reference."""
+        """Refuse to train with a kernel that does not compute what the reference computes."""
         config, train, device = self._config, self._config.train, self._device.type
         precision = "bf16" if uses_bf16(self._device, train.precision) else "fp32"
         given = (device, precision, self._folder, self._display.say)
@@ -186,7 +186,7 @@ class _Session:
         self._norm_parity = require_norm_parity(config.model, config.kernels.backend, *given)
 
     def _require_room(self, trainer: Trainer) -> None:
-        """Refuse a run whose first checkpoint cannot fit: it would train for nothing."""
+        """Refuse a run whose first checkpoint does not fit the disk: it would train for nothing."""
         needed = sum(p.numel() * p.element_size() for p in trainer.model.parameters())
         disk = os.statvfs(self._folder)
         free = disk.f_bavail * disk.f_frsize
@@ -222,7 +222,7 @@ class _Session:
     def _too_large(self) -> RunStatus | None:
         """Refuse, before anything is allocated, a step that would get the process killed."""
         if self._device.type != "cpu":
-            return None  # a GPU says so itself, and nothing is killed
+            return None  # a GPU raises an error itself, and nothing is killed
         self._display.activity("estimating memory")
         available = available_memory(self._device)
         self._estimate = estimate_memory(self._as_run).total
@@ -301,7 +301,7 @@ class _Session:
             self._display.say(f"{note}; it is not counted")
 
     def _report(self, status: RunStatus, interruption: Interruption) -> ExitStatus:
-        """Write the result, which no signal cuts short, and then show it, which one may."""
+        """Write the result, safe from signals, and then show it, which a signal may cut short."""
         result, code = self._result(status), status.exit_status
         try:
             write_result(self._folder, result)
@@ -370,11 +370,11 @@ class _Session:
 
 def _prepare(config: RunConfig, device: torch.device) -> None:
     """Process-wide settings, and what the run needs, checked before any work."""
-    uses_graph(config, device)  # or says that there is no GPU for it
+    uses_graph(config, device)  # raises if a graph is asked for and there is no GPU
     if config.log.wandb and find_spec("wandb") is None:
         raise UserError("log.wandb=true: wandb is not installed; pip install 'elman[wandb]'")
     if config.train.deterministic:
-        # cuBLAS reads it when its first handle is made, so before anything runs on the GPU.
+        # cuBLAS reads it when it makes its first handle, so set it before anything runs on the GPU.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     if torch.cuda.is_available():

@@ -25,9 +25,9 @@ def causal_attention(
 ) -> Tensor:
     """Return softmax(q k^T / sqrt(c)) v of the newest t of s positions, [b, t, h, c].
 
-    Query and key are turned by the angles of their positions (lm-and-training specification 5.3),
-    counted from the first key: only differences matter. Angles and turning in fp32 or wider, the
-    rest in the inputs' dtype, by PyTorch's fused kernel.
+    Queries and keys are rotated by the angles of their positions (lm-and-training specification
+    5.3). Positions count from the first key, since only differences matter. Angles and rotations
+    are in fp32 or wider. PyTorch's fused kernel computes the rest in the inputs' dtype.
 
     Args:
         q_bthc: Queries of the newest positions, not yet turned.
@@ -64,8 +64,8 @@ def rotate(x_bthc: Tensor, first: int, theta: float) -> Tensor:
     to: dict[str, Any] = {"dtype": wide, "device": x_bthc.device}
     rate_p = theta ** (torch.arange(0, channels, 2, **to) / -channels)
     angle_tp = torch.arange(first, first + steps, **to)[:, None] * rate_p
-    # A compiler fuses the one and has no code for complex numbers; without a compiler the other
-    # reads and writes a third as much.
+    # A compiler fuses the real form, and has no code for complex numbers. Without a compiler, the
+    # complex form reads and writes a third as much.
     turn = turned_as_real if torch.compiler.is_compiling() else turned_as_complex
     x_bthp2 = x_bthc.to(wide).unflatten(-1, (-1, 2))
     return turn(x_bthp2, angle_tp[:, None]).flatten(-2).to(x_bthc.dtype)
@@ -100,12 +100,12 @@ def _attention(
     q_bhtc: Tensor, k_bhsc: Tensor, v_bhsc: Tensor, seen_ts: Tensor | None, causal: bool
 ) -> Tensor:
     if q_bhtc.is_meta:
-        # The public function has no fused kernel for this device: its decomposition would book
-        # scores [b, h, t, s] that no real device stores, and memory estimates would be far off.
+        # The public function has no fused kernel for this device. Its decomposition would count
+        # scores [b, h, t, s] that no real device stores, and make memory estimates far too high.
         fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         shaped: Tensor = fused(q_bhtc, k_bhsc, v_bhsc, 0.0, causal, attn_mask=None)[0]
         return shaped
-    # cuDNN's attention, the first choice on newer GPUs, plans every new number of keys for 70 ms.
+    # cuDNN's attention is the first choice on newer GPUs, and plans 70 ms for each number of keys.
     growing = q_bhtc.shape[2] < k_bhsc.shape[2]
     with sdpa_kernel(_WITHOUT_PLANS) if growing else nullcontext():
         return functional.scaled_dot_product_attention(

@@ -1,9 +1,9 @@
-"""Linear maps of the layers, whose weights autocast would cast one by one: all at once instead.
+"""Linear maps of the layers, which cast all weights of a model in one operation.
 
-Under autocast every fp32 weight costs two launches a step, one that casts it and one that casts its
-gradient back, and on a slow host a launch takes as long as a GPU takes for a small product. Here a
-pass through a model begins with one operation that casts all weights that the pass before it read,
-and their gradients go back in one. Bits and gradients are autocast's own.
+Autocast casts weights one by one. Every fp32 weight then costs two launches a step: one casts it,
+and one casts its gradient back. On a slow host a launch takes as long as a GPU takes for a small
+product. Here a pass through a model begins with one operation that casts every weight that the pass
+before it read, and one operation casts their gradients back. Bits and gradients are autocast's own.
 
 Shape legend: b batch, t time, i input channels, o output channels.
 """
@@ -55,7 +55,7 @@ class KeptCopies:
 
     Args:
         device: Type of the device.
-        few_rows: Whether products of a few rows on a GPU are computed by the kernel for them.
+        few_rows: Whether a kernel of its own computes products of a few rows on a GPU.
     """
 
     def __init__(self, device: str, *, few_rows: bool) -> None:
@@ -63,7 +63,7 @@ class KeptCopies:
         self._copies: _Copies = {}
 
     def copy_of(self, weight: Tensor) -> Tensor:
-        """Return the copy of a weight, or what is no such weight itself."""
+        """Return the copy of a weight, or the tensor itself where autocast casts nothing."""
         narrows = torch.is_autocast_enabled(self._device)
         if type(weight) is not nn.Parameter or not narrows or weight.dtype != torch.float32:
             return weight
@@ -91,9 +91,9 @@ class KeptCopies:
 class Weights:
     """The weights that a model's linear maps read, known from the pass before.
 
-    Nothing has to declare them, and nothing is cast in vain once a pass reads others: what it does
-    not find it takes as it is, for autocast to cast. Between the last gradient in autocast's dtype
-    and the first one in fp32 those of all weights are there at once, 2 bytes for each number.
+    No layer declares its weights. A pass that reads a weight without a copy takes it as it is, and
+    autocast casts it. Between the last gradient in autocast's dtype and the first one in fp32, the
+    gradients of all weights are in memory at once, 2 bytes for each number.
     """
 
     def __init__(self) -> None:
@@ -102,9 +102,9 @@ class Weights:
     def cast(self, x: Tensor) -> AbstractContextManager[object]:
         """Return a context for a pass that begins with x; it casts if autocast does.
 
-        Without gradients it does not: autocast itself then keeps copies for many passes.
+        Without gradients it does not cast, because autocast then keeps copies for many passes.
         """
-        # Those who look at operators see autocast's.
+        # Whatever looks at operators sees those of autocast.
         if watched((x,)) or not torch.is_grad_enabled():
             return nullcontext()
         kind = "cuda" if x.is_cuda else "cpu"
@@ -126,7 +126,7 @@ class _Reads:
 
     Args:
         kind: Type of the device.
-        weights: Those to cast.
+        weights: The weights to cast.
     """
 
     def __init__(self, kind: str, weights: list[nn.Parameter]) -> None:
@@ -134,7 +134,7 @@ class _Reads:
         self._dtype = torch.get_autocast_dtype(kind)
         weights = [weight for weight in weights if self._is_cast(weight)]
         copies = _Cast.apply(self._dtype, *weights) if weights else ()  # type: ignore[no-untyped-call]
-        # A weight's number is its own as long as it lives: it is kept beside its copy.
+        # The weight stays beside its copy: its id is its own only as long as it lives.
         self._copies: _Copies = {
             id(weight): (weight, copy) for weight, copy in zip(weights, copies, strict=True)
         }
@@ -154,7 +154,7 @@ class _Reads:
 
 
 class _Thread(threading.local):
-    """What the thread's innermost pass reads, and what computes products of a few rows."""
+    """What the thread's innermost pass reads, and the module for products of a few rows."""
 
     reads: _Reads | KeptCopies | None = None
     few_rows: ModuleType | None = None

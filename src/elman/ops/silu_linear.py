@@ -1,4 +1,4 @@
-"""A projection of silu(u) that keeps u alone for its backward pass.
+"""A projection of silu(u) that saves only u for its backward pass.
 
 Shape legend: b batch, t time, i input channels, o output channels.
 """
@@ -17,10 +17,10 @@ from elman.ops.linear import narrow
 
 
 def silu_linear(u_bti: Tensor, weight_oi: Tensor) -> Tensor:
-    """Return silu(u) W^T; silu is computed again in the backward pass.
+    """Return silu(u) W^T. The backward pass computes silu again.
 
-    By itself PyTorch keeps both u, for silu, and silu(u), for the product: the two largest tensors
-    of a layer whose first projection is its widest. Silu is a hundredth of the product.
+    PyTorch would save u for silu and silu(u) for the product. These are the two largest tensors of
+    a layer whose first projection is its widest. Silu takes a hundredth of the product's time.
 
     Args:
         u_bti: Input.

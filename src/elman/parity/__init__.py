@@ -1,1 +1,1 @@
-"""Every kernel against the fp64 reference: outputs, states and every gradient of a layer."""
+"""Checks kernels against the fp64 reference: outputs, states and every gradient of a layer."""

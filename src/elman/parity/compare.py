@@ -1,4 +1,4 @@
-"""When two tensors are the same: the numbers of a comparison and their tolerances."""
+"""Compares two tensors: the numbers of a comparison and their tolerances."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 # Largest relative L2 error, by precision of the run. tf32 is fp32 whose products round their
-# factors to 11 bits (2^-11 = 4.9e-4), as Triton's products do; a layer has a few of them in turn.
+# factors to 11 bits (2^-11 = 4.9e-4), as Triton's products do; a layer chains a few such products.
 TOLERANCES = {"fp64": 1e-9, "fp32": 1e-4, "tf32": 3e-3, "bf16": 2e-2}
 LEAST_COSINE = 0.999
-# A run may be this much worse than the reference in the same precision, where that is larger:
-# rounding takes digits from sums that nearly cancel, whoever computes them. In fp32 only so far.
+# A run may have this many times the error of the reference in the same precision, where that is
+# more than the tolerance: any code loses digits in sums that nearly cancel. So far only in fp32.
 SLACK = 1.5
 _MOST = {"fp64": 1e-9, "fp32": 1e-3, "tf32": 1e-2, "bf16": math.inf}
-# A kernel reads the bf16 numbers that the reference reads, so that nearly all of such an error is
-# common to both: where it is large, the kernel is at most this part of it from the reference, or
-# the usual bound. Measured on cells whose errors are 0.02 to 0.23: 0.002 to 0.007, whatever those.
+# A kernel reads the same bf16 numbers as the reference, so both share nearly all of such an error.
+# Where the error is large, the kernel may differ from the reference by at most this share of it, or
+# by the usual bound. Measured on cells with errors of 0.02 to 0.23: 0.002 to 0.007 in every case.
 OWN_SHARE = 0.25
 
 
@@ -32,10 +32,10 @@ class Comparison:
         cosine: Of the two as vectors; 1 for two tensors of zeros.
         max_abs: Largest difference of two elements.
         tolerance: Largest ``relative_l2`` that passes.
-        reference: ``relative_l2`` of the reference itself in this precision; None if not asked.
-        apart: |found - that reference| / |wanted|; None if not asked.
-        usual: The tolerance that ``reference`` has widened; None if it has not.
-        most_apart: Largest ``apart`` that passes beyond ``usual``.
+        reference: ``relative_l2`` of the reference itself in this precision; None if not computed.
+        apart: |found - that reference| / |wanted|; None if not computed.
+        usual: The tolerance before ``reference`` widened it; None if it was not widened.
+        most_apart: Largest ``apart`` that passes if ``relative_l2`` exceeds ``usual``.
     """
 
     tensor: str
@@ -50,19 +50,19 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """Whether it is close enough; a number that is not finite never is."""
+        """Whether it is close enough; a number that is not finite never passes."""
         # Written so that NaN fails.
         close = self.relative_l2 <= self.tolerance and self.cosine >= LEAST_COSINE
         return close and not self._astray
 
     @property
     def excused(self) -> bool:
-        """Whether it passes only because the reference itself is as far off in this precision."""
+        """Whether it passes only because the reference has a similar error in this precision."""
         return self.passed and self._beyond
 
     @property
     def error(self) -> str:
-        """The error beside its tolerance, in words: the one that fails, if only one does."""
+        """The error and its tolerance, in words; if only one of the two errors fails, that one."""
         if self._astray and self.relative_l2 <= self.tolerance:
             return (
                 f"is {self.apart:.1e} from the reference in the same precision, "
@@ -76,15 +76,15 @@ class Comparison:
 
     @property
     def _astray(self) -> bool:
-        """Whether an error that the reference would excuse is not the reference's."""
+        """Whether the error exceeds ``usual`` and is not the error that the reference has, too."""
         return self._beyond and self.apart is not None and not self.apart <= self.most_apart
 
 
 def compare(name: str, found: Tensor, wanted: Tensor, tolerance: float) -> Comparison:
-    """Compare two tensors; both are taken to fp64.
+    """Compare two tensors; both are converted to fp64.
 
-    lm-and-training specification 7: relative errors of whole tensors, because absolute bounds on
-    elements have passed wrong kernels.
+    The error is relative to the whole tensor, because absolute bounds on elements have passed
+    wrong kernels (lm-and-training specification 7).
     """
     assert found.shape == wanted.shape, f"{name}: {tuple(found.shape)}, not {tuple(wanted.shape)}"
     a, b = found.detach().double().flatten(), wanted.detach().double().flatten()
@@ -104,15 +104,16 @@ def compare(name: str, found: Tensor, wanted: Tensor, tolerance: float) -> Compa
 def compare_beside(
     name: str, found: Tensor, own: Tensor, wanted: Tensor, precision: str, *, shared: bool
 ) -> Comparison:
-    """Compare with the tolerance that the reference's own result in this precision allows.
+    """Compare, with a tolerance that considers the reference's own error in this precision.
 
     Args:
         name: Name of the tensor.
         found: What a run computed.
-        own: What the reference computes in the same precision.
-        wanted: What it computes in fp64.
-        precision: Of the run.
-        shared: Whether the run rounds where the reference does, so that it is held to be near it.
+        own: The reference's result in the same precision.
+        wanted: The reference's result in fp64.
+        precision: Precision of the run.
+        shared: Whether the run rounds at the same places as the reference. If so, it must be near
+            the reference's result.
     """
     error = compare(name, own, wanted, 0.0).relative_l2
     usual, most = TOLERANCES[precision], tolerance(precision, error)

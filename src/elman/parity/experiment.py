@@ -21,7 +21,7 @@ from elman.models.cells.declaration import Cell
 from elman.models.state import State
 from elman.parity.shapes import Shape
 
-# Steps that the first state has behind it: a state that the cell can really be in.
+# Steps that lead to the first state, so that it is a state that the cell can really reach.
 _HISTORY = 5
 _CATCHING_UP = 30
 _DTYPES = {
@@ -39,8 +39,8 @@ class Run:
     Args:
         backend: Name of the backend.
         device: Type of the device.
-        precision: ``fp64``; ``fp32``; ``tf32``, fp32 whose products may round their factors; or
-            ``bf16``: as in training, fp32 weights under autocast.
+        precision: ``fp64``, ``fp32``, ``tf32`` (fp32 whose products may round their factors) or
+            ``bf16`` (fp32 weights under autocast, as in training).
     """
 
     backend: str
@@ -52,22 +52,22 @@ EXACT = "fp64"
 
 
 class Experiment:
-    """A layer and what it is given, in fp64 and yet the same numbers in every precision.
+    """A layer and its inputs, in fp64, with numbers that are the same in every precision.
 
-    Everything is rounded to bf16 once, so that all precisions compute the same problem. Every
-    parameter is shifted at random: a projection that starts at zero, equal gains or a symmetric
-    matrix would hide wrong gradients (lm-and-training specification 7).
+    All numbers are rounded to bf16 once, so that all precisions compute the same problem. Every
+    parameter is shifted at random, because a projection that starts at zero, equal gains or a
+    symmetric matrix would hide wrong gradients (lm-and-training specification 7).
 
     Args:
         cell: The cell.
         shape: Sizes.
-        seed: Seed of all numbers; torch's global generators are left as they were.
-        device: Where the numbers that come from the layer itself are computed, in fp64.
+        seed: Seed of all numbers; torch's global generators do not change.
+        device: Device that computes the numbers that come from the layer itself, in fp64.
     """
 
     def __init__(self, cell: Cell, shape: Shape, seed: int, device: str = "cpu") -> None:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            # torch.manual_seed would set the generators of GPUs too, which nothing here draws from.
+            # torch.manual_seed would also seed the GPUs' generators, which are not used here.
             torch.default_generator.manual_seed(seed)
             self.layer = _layer(cell, shape).to(device)
             if device != "cpu":
@@ -103,7 +103,7 @@ class Experiment:
         return {name: t.detach().double().cpu() for name, t in (outputs | gradients).items()}
 
     def precision_of(self, name: str, run: Run) -> str:
-        """Return the precision whose tolerance a result has: that of the run."""
+        """Return the precision whose tolerance applies to a result: that of the run."""
         return run.precision
 
     def _layer_for(self, run: Run) -> nn.Module:
@@ -112,7 +112,7 @@ class Experiment:
         return layer
 
     def _first_state(self, layer: nn.Module, run: Run) -> State:
-        """Return the state in the dtypes that the layer itself hands on in this precision."""
+        """Return the state in the dtypes that the layer itself returns in this precision."""
         assert self.state is not None
         one_btd = self.x_btd[:, :1].to(run.device, _DTYPES[run.precision])
         with torch.no_grad(), autocast_for(run):
@@ -151,9 +151,9 @@ def call_once(cell: Cell, shape: Shape, run: Run) -> None:
 
 
 def compile_for(cell: Cell, shape: Shape, run: Run) -> None:
-    """Call a layer of this shape once, on next to nothing, so that its kernels are compiled.
+    """Call a layer of this shape once, on a tiny input, so that its kernels are compiled.
 
-    CUDA kernels depend on the batch, too, and the two passes are compiled apart.
+    CUDA kernels also depend on the batch, and each of the two passes is compiled by itself.
     """
     dtype = _DTYPES[run.precision]
     build = layer_class(cell)
@@ -168,16 +168,16 @@ def compile_for(cell: Cell, shape: Shape, run: Run) -> None:
 
 
 def trained(layer: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters that training moves, by name."""
+    """Return the parameters that training changes, by name."""
     return {name: p for name, p in layer.named_parameters() if p.requires_grad}
 
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Fill every buffer that is made without a content with NaN, so that none passes unwritten.
+    """Fill every uninitialized buffer with NaN, so that an unwritten element fails the check.
 
-    torch does so where deterministic algorithms are asked for; of what cannot be deterministic it
-    only warns.
+    torch does this when deterministic algorithms are on; it only warns about operations that
+    cannot be deterministic.
     """
     before = torch.are_deterministic_algorithms_enabled()
     warned_only = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -192,10 +192,10 @@ def poisoned() -> Iterator[None]:
 
 @contextmanager
 def products(*, rounded: bool) -> Iterator[None]:
-    """Compute fp32 products in fp32, so that a kernel is not judged by the rounding around it.
+    """Compute fp32 products in full fp32, so that other rounding does not count as a kernel's.
 
     Args:
-        rounded: Let them round their factors to TF32 instead, as the kernel in question does.
+        rounded: Let them round their factors to TF32 instead, as the kernel being checked does.
     """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if rounded else "highest")
@@ -217,14 +217,14 @@ def _layer(cell: Cell, shape: Shape) -> nn.Module:
     for parameter in layer.parameters():
         parameter.copy_(_rounded(parameter + _shift(parameter)))
     if isinstance(layer, Mixer):
-        # Power iterations catch up with the shifted matrices, whose bound then holds again.
+        # Power iterations adapt to the shifted matrices, so that the spectral bound holds again.
         for _ in range(_CATCHING_UP):
             layer.begin_step()
     return layer
 
 
 def _shift(parameter: Tensor) -> Tensor:
-    """Return a random shift of half a parameter's own size, and never next to nothing."""
+    """Return a random shift of half a parameter's own size, with a lower bound."""
     size = float(parameter.square().mean().sqrt())
     least = 0.3 / math.sqrt(parameter.shape[-1]) if parameter.ndim > 1 else 0.2
     return torch.randn_like(parameter) * max(size / 2, least)
@@ -242,7 +242,7 @@ def _rounded(tensor: Tensor) -> Tensor:
 
 
 def _placed(tensor: Tensor, device: str, dtype: torch.dtype) -> Tensor:
-    """Return a leaf with the strides of ``tensor`` where it has gaps or another order."""
+    """Return a leaf tensor with the strides of ``tensor`` if that is not contiguous."""
     if tensor.is_contiguous():
         return tensor.to(device, dtype, copy=True).requires_grad_()
     span = torch.empty_strided(tensor.shape, tensor.stride(), device=device, dtype=dtype)
@@ -250,5 +250,5 @@ def _placed(tensor: Tensor, device: str, dtype: torch.dtype) -> Tensor:
 
 
 def autocast_for(run: Run) -> torch.autocast:
-    """Return the context that a run's precision asks for."""
+    """Return the context for a run's precision."""
     return torch.autocast(run.device, torch.bfloat16, enabled=run.precision == "bf16")

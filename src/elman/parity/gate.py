@@ -1,7 +1,7 @@
-"""No training on a kernel that has not been proved here: the short parity before a run.
+"""Checks a run's kernel before training: no kernel trains that was not checked on this machine.
 
-A proof is kept in the kernel cache under everything that it holds for (sources, machine, torch,
-the cell's options, backend, precisions); the same run then starts at once.
+A passed check is recorded in the kernel cache. Its key is everything that it holds for (sources,
+machine, torch, the cell's options, backend, precisions), so the same run later starts at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SEED = 42
 
 
 class ParityError(Exception):
-    """A kernel computes something else than the reference."""
+    """A kernel gives other results than the reference."""
 
 
 def require_parity(
@@ -43,25 +43,25 @@ def require_parity(
     *,
     sizes: TrainedSizes | None = None,
 ) -> dict[str, Any] | None:
-    """Make sure that the kernel of a run has passed its short parity; return what was proved when.
+    """Make sure that a run's kernel passed the short check; return what was checked and when.
 
     Args:
         config: Group ``model``.
         backend: The backend that the run will use.
         device: Type of its device.
-        precision: ``fp32`` or ``bf16``, as it will compute; the proof of bf16 includes fp32, whose
-            bounds are far stricter.
-        folder: The run folder, where ``parity.json`` is written if it fails.
-        say: Called with one line if a proof has to be made, which takes seconds.
-        sizes: Sizes of a training step. A packaged baseline on a GPU is checked at these and in
-            the precision that is trained, since its own arithmetic in fp32 is TF32 and every other
-            size would be tuned first.
+        precision: ``fp32`` or ``bf16``, as the run will compute; the check of bf16 includes fp32,
+            whose tolerances are far stricter.
+        folder: The run folder, where ``parity.json`` is written if the check fails.
+        say: Called with one line if a check has to be made, which takes seconds.
+        sizes: Sizes of a training step. A packaged baseline on a GPU is checked at these sizes
+            and in the precision of the training only. Its fp32 arithmetic is TF32, and its kernels
+            would first have to be tuned for every other size.
 
     Returns:
-        What ``result.json`` says about it; None where the reference itself runs.
+        The record for ``result.json``; None if the reference itself runs.
 
     Raises:
-        ParityError: the kernel is wrong here.
+        ParityError: the kernel is wrong on this machine.
     """
     cell = registry.cell(config.cell)
     if backend == cell.backends[0]:
@@ -114,7 +114,7 @@ def require_norm_parity(
         What ``result.json`` says about it; None where plain PyTorch computes the norms.
 
     Raises:
-        ParityError: the kernel is wrong here.
+        ParityError: the kernel is wrong on this machine.
     """
     if config.wrapper != "rms" or norm_backend(requested, device) == REFERENCE:
         return None

@@ -1,6 +1,6 @@
-"""The residual stream's add and norm, which every model of wrapper ``rms`` has, in an experiment.
+"""The experiment for the residual stream's add and norm, which every ``rms`` model has.
 
-It is no cell's: it stands between the layers of any cell, so it is checked beside the cell's.
+The add and norm comes between the layers of every cell, so it has its own check.
 
 Shape legend: b batch, t time, d model width.
 """
@@ -19,11 +19,11 @@ from elman.ops.add_norm import cuda, op
 from elman.parity.experiment import EXACT, Run, autocast_for, poisoned
 
 NAME = "add_norm"
-"""What stands in the tables where a cell's name stands for its layer."""
+"""Name in the tables, in the place of a cell's name."""
 CUDA = "cuda"
 _ROWS = 35
-_SMALL = 2.0**-9  # a power of two rounds nothing; its square is below eps
-# Odd, of one vector's multiple, of several warps and odd, and too long for a block's registers.
+_SMALL = 2.0**-9  # a power of two causes no rounding; its square is below eps
+# Widths: odd; a multiple of a vector; odd with several warps; too long for a block's registers.
 _WIDTHS = (37, 40, 601, 4100)
 
 
@@ -32,13 +32,13 @@ class NormShape:
     """One check of the add and norm.
 
     Args:
-        name: Which of a model's norms it is, or what is special about its rows.
+        name: Place of the norm in a model, or what is special about its rows.
         rows: B T.
         width: Model width.
-        branch: What is added: ``own``, in the run's precision; ``fp32``; or ``none``.
-        carried: Whether the sum goes on, and so has a gradient; after the last norm it does not.
+        branch: What is added: ``own`` (in the run's precision), ``fp32`` or ``none``.
+        carried: Whether the sum is used later and so has a gradient; not so at the last norm.
         turned: Whether stream and branch are transposed views.
-        size: Of the numbers in the stream and the branch; eps counts for small ones alone.
+        size: Size of the numbers in the stream and the branch; eps matters only for small ones.
     """
 
     name: str
@@ -55,14 +55,14 @@ class NormShape:
 
 
 class NormExperiment:
-    """Stream, branch, gain and incoming gradients, the same numbers in every precision.
+    """Stream, branch, gain and incoming gradients, with the same numbers in every precision.
 
-    Stream, gain and the sum's gradient are fp32 in every run and have fp32's digits; the branch and
-    the norm's gradient are rounded to bf16.
+    Stream, gain and the sum's gradient are fp32 in every run, so they have fp32 values. The branch
+    and the norm's gradient are rounded to bf16.
 
     Args:
         shape: Sizes.
-        seed: Seed of all numbers; torch's global generators are left as they were.
+        seed: Seed of all numbers; torch's global generators do not change.
     """
 
     def __init__(self, shape: NormShape, seed: int) -> None:
@@ -86,7 +86,7 @@ class NormExperiment:
     def run(self, run: Run) -> dict[str, Tensor]:
         """Return outputs and gradients by name, in fp64 on the CPU.
 
-        ``sum`` where there is a branch, ``normed``; ``d`` with the name of every input.
+        ``sum`` if there is a branch, ``normed``, and ``d`` with the name of every input.
         """
         leaves = {
             name: tensor.to(run.device, self._dtype(name, run), copy=True).requires_grad_()
@@ -113,9 +113,9 @@ class NormExperiment:
         return {name: tensor.detach().double().cpu() for name, tensor in outputs.items()}
 
     def precision_of(self, name: str, run: Run) -> str:
-        """Return the precision whose tolerance a result has.
+        """Return the precision whose tolerance applies to a result.
 
-        Whatever is read is exact in every precision: only a result in bf16 is rounded to it.
+        All inputs are exact in every precision, so only a bf16 result has bf16 rounding.
         """
         rounded = name == "normed" or (name == "d branch" and self.shape.branch == "own")
         return "fp32" if run.precision == "bf16" and not rounded else run.precision
@@ -128,12 +128,12 @@ class NormExperiment:
 
 
 def norm_shapes(width: int, runs: Sequence[Run], *, quick: bool) -> list[NormShape]:
-    """Return the checks at a model's width: each place that its norms stand at, and odd sizes.
+    """Return the checks at a model's width: each place of its norms, and odd sizes.
 
     Args:
         width: Model width.
-        runs: The ways of running it; a kernel gets rows for more than two rounds of its blocks.
-        quick: Only the places of a model, at its own width.
+        runs: The ways of running it; a kernel gets enough rows for more than two rounds of blocks.
+        quick: Only the places in a model, at its own width.
     """
     kernel = next((run for run in runs if run.backend == CUDA), None)
 
@@ -155,22 +155,22 @@ def norm_shapes(width: int, runs: Sequence[Run], *, quick: bool) -> list[NormSha
 
 
 def _resident(width: int, run: Run) -> int:
-    """Return how many blocks a GPU runs at a time; the next row is a block's second."""
+    """Return how many blocks a GPU runs at a time; with one more row, a block gets a second."""
     device = torch.device(run.device)
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
-    geometry = cuda.geometry_of(width, True, torch.float32, torch.float32)
-    return cuda.MULTIPROCESSORS(device) * geometry.blocks
+    tile_config = cuda.tile_config_of(width, True, torch.float32, torch.float32)
+    return cuda.MULTIPROCESSORS(device) * tile_config.blocks
 
 
 def norm_runs(requested: str = AUTO) -> tuple[list[Run], list[str]]:
-    """Return every way of computing the norms on this machine, and what cannot run here and why.
+    """Return every way of computing the norms on this machine, and notes on what cannot run.
 
     Args:
         requested: As ``kernels.backend``.
 
     Raises:
-        UserError: ``cuda`` is asked for by name, and its kernels cannot be built or run here.
+        UserError: ``cuda`` is requested by name, and its kernels cannot be built or run here.
     """
     runs = [Run(REFERENCE, "cpu", "fp32")]
     if requested in ("cpu", REFERENCE, TORCH):
@@ -194,12 +194,12 @@ def compile_norm(shape: NormShape, run: Run) -> None:
 
 
 def _narrow(run: Run) -> torch.dtype:
-    """Return the dtype of what leaves the norm."""
+    """Return the dtype of the norm's result."""
     if run.precision == EXACT:
         return torch.float64
     return torch.bfloat16 if run.precision == "bf16" else torch.float32
 
 
 def _turned(tensor_btd: Tensor) -> Tensor:
-    """Return the same numbers as a view of which neighbours in a row are not neighbours."""
+    """Return the same numbers as a transposed view: row neighbours are not adjacent in memory."""
     return tensor_btd.transpose(1, 2).contiguous().transpose(1, 2)

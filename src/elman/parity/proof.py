@@ -1,4 +1,4 @@
-"""Every backend of a cell that runs here against the fp64 reference, over the list of shapes."""
+"""Checks every usable backend of a cell against the fp64 reference, over the list of shapes."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from elman.parity.experiment import EXACT, Experiment, Run, call_once, compile_f
 from elman.parity.shapes import TrainedSizes, few_rows, shape_as_trained, shapes_for
 from elman.sections.model import ModelConfig
 
-# What each backend is asked to compute; the engines for GPUs have no fp64.
+# Precisions of each backend; the GPU engines have no fp64.
 _PRECISIONS = {
     "cpu": ("fp64", "fp32", "bf16"),
     "cuda": ("fp32", "bf16"),
-    # Of packages: their products in fp32 are TF32.
+    # Packages: their fp32 products are TF32.
     "triton": ("tf32", "bf16"),
 }
 _GPU = ("cuda", "triton")
@@ -50,11 +50,11 @@ class Check:
     """One backend in one precision at one shape.
 
     Attributes:
-        run: What ran.
+        run: Backend, device and precision.
         shape: Name of the shape.
         sizes: Its sizes, for people.
-        comparisons: Every output, state and gradient.
-        part: What ran: the name of the cell, or of the residual stream's add and norm.
+        comparisons: One for every output, state and gradient.
+        part: The checked part: the name of the cell, or of the residual stream's add and norm.
     """
 
     run: Run
@@ -75,7 +75,7 @@ class Check:
 
 
 def worst_of(comparisons: Iterable[Comparison]) -> Comparison:
-    """Return the tensor nearest to its tolerance, or farthest beyond; NaN is the worst of all."""
+    """Return the tensor with the largest error relative to its tolerance; NaN is the worst."""
 
     def badness(one: Comparison) -> tuple[bool, bool, float]:
         return math.isnan(one.relative_l2), not one.passed, one.relative_l2 / one.tolerance
@@ -93,7 +93,7 @@ class Proof:
         kernels: Backends besides the reference that were checked.
         checks: One for every backend, precision and shape.
         notes: What was not checked, and why.
-        paths: What computes a packaged baseline, in words, by backend; empty for other cells.
+        paths: By backend, in words, what computes a packaged baseline; empty for other cells.
     """
 
     model: str
@@ -109,7 +109,7 @@ class Proof:
         return all(check.passed for check in self.checks)
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything, every tensor of every check included."""
+        """Return everything, including every tensor of every check."""
         return {
             "status": "ok" if self.passed else "failed",
             "model": self.model,
@@ -121,7 +121,7 @@ class Proof:
         }
 
     def _summary(self) -> list[dict[str, Any]]:
-        """Return for every way of running the layer what passed, and the worst tensor."""
+        """Return what passed and the worst tensor, for every way of running the layer."""
         found = []
         for part, run in dict.fromkeys((check.part, check.run) for check in self.checks):
             checks = [check for check in self.checks if (check.part, check.run) == (part, run)]
@@ -147,16 +147,16 @@ def prove(
     allow_slow: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Proof:
-    """Check a model's layer on every backend that its cell has here.
+    """Check a model's layer on every backend of its cell that runs here.
 
     Args:
-        config: Group ``model``; its cell's options are taken over.
-        backend: As ``kernels.backend``: ``auto`` is all of them, a name is that one alone.
+        config: Group ``model``; the check uses its cell's options.
+        backend: As ``kernels.backend``: ``auto`` means all backends, a name means only that one.
         seed: Seed of weights and inputs.
         quick: Two small shapes instead of all.
-        allow_slow: As ``baseline.allow_slow``: plain PyTorch of a packaged baseline is checked on a
-            GPU, too, where a run would be computed by it.
-        progress: Called with the checks done so far, none at first, and the number of all.
+        allow_slow: As ``baseline.allow_slow``: a packaged baseline is also checked on a GPU as
+            plain PyTorch, if a run would be computed that way.
+        progress: Called with the number of finished checks (first 0) and the number of all.
 
     Raises:
         UserError: the named backend does not run here.
@@ -219,14 +219,14 @@ def prove_runs(
 
 
 def prove_as_trained(config: ModelConfig, run: Run, sizes: TrainedSizes, *, seed: int) -> Proof:
-    """Check the layer of a packaged baseline at the sizes that it is trained with.
+    """Check the layer of a packaged baseline at the sizes of its training.
 
-    A package tunes its kernels for every new size. It does so here, at the run's own rows and
-    steps, and the check is made with what it chose.
+    A package tunes its kernels for every new size. Here it tunes for the run's own rows and steps,
+    and the check uses the variants that it chose.
 
     Args:
         config: Group ``model``.
-        run: How training will run it, on a GPU. The fp64 reference runs there too.
+        run: How training will run it, on a GPU. The fp64 reference runs there, too.
         sizes: Sizes of a training step.
         seed: Seed of weights and inputs.
     """
@@ -250,13 +250,13 @@ def prove_norms(
     quick: bool,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Proof:
-    """Check the residual stream's add and norm at a model's width in the given ways of running it.
+    """Check the residual stream's add and norm at a model's width, in the given ways.
 
     Args:
         width: Model width.
         runs: As :func:`elman.parity.norms.norm_runs` returns them.
         seed: Seed of the numbers.
-        quick: Only a model's own norms, no odd sizes.
+        quick: Only a model's own norms; no odd sizes.
         progress: As in :func:`prove`; not called before the first check is done.
     """
     shapes = norms.norm_shapes(width, runs, quick=quick)
@@ -275,9 +275,9 @@ def prove_norms(
 def _compile(
     compile_one: Callable[[S, Run], None], shapes: Sequence[S], runs: Sequence[Run]
 ) -> None:
-    """Compile what the checks will call, several kernels at a time: one after another takes long.
+    """Compile what the checks will call, several kernels at a time to save time.
 
-    What goes wrong here goes wrong again, and is reported, where it is checked.
+    Errors are ignored here: the check itself meets and reports them.
     """
     with torch.random.fork_rng(devices=[]), ThreadPoolExecutor(cpu_share()) as pool:
         for shape, run in itertools.product(shapes, runs):
@@ -293,7 +293,7 @@ def _compile(
 def runs_here(
     cell: Cell, requested: str = AUTO, *, allow_slow: bool = False
 ) -> tuple[list[Run], list[str]]:
-    """Return every way of running a cell on this machine, and what cannot run here and why.
+    """Return every way of running a cell on this machine, and notes on what cannot run.
 
     Args:
         cell: The cell.
@@ -325,14 +325,14 @@ def runs_here(
 
 
 def _slow_on_gpu(cell: Cell, requested: str, allow_slow: bool) -> bool:
-    """Whether a packaged baseline would run on the GPU as plain PyTorch."""
+    """Whether a packaged baseline would run as plain PyTorch on the GPU."""
     if not allow_slow or cell.package is None or requested not in (AUTO, REFERENCE):
         return False
     return resolve_backend(cell, requested, "cuda", allow_slow=True) == REFERENCE
 
 
 def _device_of(cell: Cell, backend: str) -> str:
-    """Return the type of device that a backend of the cell runs on here; raise if there is none."""
+    """Return the device type that a backend of the cell runs on here; raise if none."""
     if backend not in _GPU:
         choose_backend(cell, backend, "cpu")
         return "cpu"
@@ -346,7 +346,7 @@ def _device_of(cell: Cell, backend: str) -> str:
 
 @dataclass(frozen=True)
 class Label:
-    """What a check is of: names of the part and the shape, and the shape's sizes, for people."""
+    """Names of the checked part and shape, and the shape's sizes, for people."""
 
     part: str
     shape: str
@@ -354,13 +354,13 @@ class Label:
 
 
 class Measured(Protocol):
-    """A part of a model with everything that it is given."""
+    """A part of a model with all its inputs."""
 
     def run(self, run: Run) -> dict[str, Tensor]:
         """Return outputs and gradients by name, in fp64 on the CPU."""
 
     def precision_of(self, name: str, run: Run) -> str:
-        """Return the precision whose tolerance a result has."""
+        """Return the precision whose tolerance applies to a result."""
 
 
 def _checks(
@@ -372,15 +372,15 @@ def _checks(
     shared: bool,
     exact_on: str = "cpu",
 ) -> list[Check]:
-    """Run everything and compare.
+    """Run an experiment in every way and compare the results.
 
     Args:
-        experiment: What is run.
-        label: What it is.
-        base: The backend that says what is right.
+        experiment: The part to run.
+        label: Its names and sizes.
+        base: The backend whose fp64 result is correct by definition.
         runs: The ways of running it.
-        shared: As :func:`~elman.parity.compare.compare_beside` has it.
-        exact_on: Type of the device on which that backend computes in fp64.
+        shared: As for :func:`~elman.parity.compare.compare_beside`.
+        exact_on: Device type on which ``base`` computes in fp64.
     """
     wanted = experiment.run(Run(base, exact_on, EXACT))
     known: dict[Run, dict[str, Tensor]] = {}
@@ -443,5 +443,5 @@ def _tensor_as_json(one: Comparison) -> dict[str, Any]:
 
 
 def _finite(value: float) -> float | None:
-    """JSON has neither NaN nor infinity: both are null."""
+    """Return None for NaN and infinity, which JSON does not have."""
     return value if math.isfinite(value) else None

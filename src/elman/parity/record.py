@@ -1,4 +1,4 @@
-"""The file that says what was checked and how it went."""
+"""Writes ``parity.json``: what was checked, with which result."""
 
 from __future__ import annotations
 

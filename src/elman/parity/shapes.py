@@ -1,4 +1,4 @@
-"""The sizes that a cell is checked at: one step, odd lengths, several segments, every state size.
+"""Sizes for the checks of a cell: one step, odd lengths, several segments, every state size.
 
 Shape legend: b batch, t time, d model width.
 """
@@ -19,23 +19,23 @@ _SIZE = "n_state"
 _LARGE = 128
 # Widths for cells whose state is as wide as the layer: odd, and around the widths of vectors.
 _WIDTHS = (17, 20, 28, 64, 256)
-# Tried in this order: some cells need a width that their heads divide.
+# Widths to try, in this order: some cells need a width that their heads divide.
 _SMALL_DIMS = (24, 32, 64, 128, 256)
-# Longer than two segments of the usual checkpoint intervals, and a multiple of none.
+# Longer than two segments of the usual checkpoint intervals, and not a multiple of any.
 _LONG = 67
 _ODD = 37
-# State elements times rows times steps that one check may take: half a second of the reference.
+# Largest product of state elements, rows and steps in a check: half a second of the reference.
 _BUDGET = 2**21
 _LENGTHS = ((2, _LONG), (1, _LONG), (1, 35), (1, 19))
-# Rows and steps of a check at the sizes of training; 16 divides both.
+# Most rows and steps of a check at the sizes of training; both are multiples of 16.
 _MOST_ROWS, _MOST_STEPS = 16, 512
-# A layer with more parameters is not built in fp64 beside its copies.
+# A layer with more parameters is not checked: its fp64 copies would take too much memory.
 _MOST_PARAMETERS = 2**24
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One check: a layer's sizes and its input's.
+    """One check: the sizes of a layer and of its input.
 
     Args:
         name: What is special about it.
@@ -43,7 +43,7 @@ class Shape:
         steps: T.
         dim: Model width.
         options: The cell's options that differ from their defaults.
-        initial: Whether a state is given, and its gradient asked for.
+        initial: Whether a first state is given, whose gradient is checked, too.
         strided: Whether the input is a view with gaps.
     """
 
@@ -71,7 +71,7 @@ class TrainedSizes:
     Attributes:
         batch_size: Rows.
         chunk_size: Steps.
-        carried: Whether states are handed from step to step.
+        carried: Whether states are carried from step to step.
     """
 
     batch_size: int
@@ -82,13 +82,13 @@ class TrainedSizes:
 def shapes_for(
     cell: Cell, dim: int, options: Mapping[str, Value], *, quick: bool
 ) -> tuple[list[Shape], list[str]]:
-    """Return the checks of a cell with a model's own options, and what was left out and why.
+    """Return the checks of a cell with a model's own options, and notes on what was left out.
 
     Args:
         cell: The cell.
-        dim: The model's width, which only one check has; the others are small.
-        options: The model's options, those at their defaults too.
-        quick: Only one step, and a few segments with a first state.
+        dim: The model's width. Only one check has this width; the others are small.
+        options: All of the model's options, including those at their defaults.
+        quick: Only two checks: one step, and a few segments with a first state.
     """
     own = {name: v for name, v in options.items() if v != cell.options[name].default}
     small = _small_dim(cell, own, dim)
@@ -120,22 +120,22 @@ def shape_as_trained(
 
 
 def few_rows(shape: Shape) -> Shape:
-    """Return ``shape`` with rows and steps that fp64 has room for.
+    """Return ``shape`` with few enough rows and steps for fp64.
 
-    Triton compiles a kernel anew for sizes that 16 does not divide where it divided before, so
-    sizes that 16 divides stay so, and others too.
+    Triton compiles different kernels for multiples of 16 and for other sizes. So a multiple of 16
+    stays one, and another size stays another.
     """
     batch, steps = _at_most(shape.batch, _MOST_ROWS), _at_most(shape.steps, _MOST_STEPS)
     return replace(shape, batch=batch, steps=steps)
 
 
 def _at_most(size: int, most: int) -> int:
-    """Return ``size``, or the nearest below ``most`` that 16 divides if it divides ``size``."""
+    """Return ``size`` limited to ``most``; a multiple of 16 stays one, another size does not."""
     return min(size, most if size % 16 == 0 else most - 1)
 
 
 def _small_dim(cell: Cell, options: Mapping[str, Value], dim: int) -> int:
-    """Return the smallest width at which the options are possible; the model's own is."""
+    """Return the smallest width that the options allow; the model's own width is one."""
     return next(d for d in (*_SMALL_DIMS, dim) if d == dim or _impossible(cell, d, options) is None)
 
 
@@ -149,7 +149,7 @@ def _impossible(cell: Cell, dim: int, options: Mapping[str, Value]) -> str | Non
 
 
 def _sized(cell: Cell, own: Mapping[str, Value], small: int, notes: list[str]) -> Iterator[Shape]:
-    """Return a check for every state size, or for every width where the state is as wide as it."""
+    """Return a check for every state size, or for every width if the state has that width."""
     if _SIZE not in cell.options:
         for width in _WIDTHS:
             if (problem := _impossible(cell, width, own)) is None:
@@ -158,7 +158,7 @@ def _sized(cell: Cell, own: Mapping[str, Value], small: int, notes: list[str]) -
                 notes.append(f"width {width} left out: {problem}")
         return
     for size in STATE_SIZES:
-        # Few heads: a head's number changes nothing for the others.
+        # Few heads are enough: heads do not depend on each other.
         heads = {"n_heads": 1 if size > _LARGE else 2} if "n_heads" in cell.options else {}
         options = {**own, _SIZE: size, **heads}
         if (problem := _impossible(cell, small, options)) is None:
@@ -173,7 +173,7 @@ def _fitted(cell: Cell, name: str, dim: int, options: Mapping[str, Value]) -> Sh
 
 
 def _own_size(cell: Cell, dim: int, own: Mapping[str, Value], notes: list[str]) -> Sequence[Shape]:
-    """Return the check at the model's own size, unless it would take minutes."""
+    """Return the check at the model's own size; none if it would take minutes."""
     params = sum(p.numel() for p in _on_meta(cell, dim, own).parameters())
     batch, steps = _fitting(_state_elements(cell, dim, own))
     if params > _MOST_PARAMETERS:
@@ -183,13 +183,13 @@ def _own_size(cell: Cell, dim: int, own: Mapping[str, Value], notes: list[str]) 
 
 
 def _fitting(elements: int) -> tuple[int, int]:
-    """Return rows and steps of a check whose state has so many elements a row."""
+    """Return rows and steps of a check whose state has ``elements`` elements per row."""
     fits = (size for size in _LENGTHS if size[0] * size[1] * elements <= _BUDGET)
     return next(fits, _LENGTHS[-1])
 
 
 def _state_elements(cell: Cell, dim: int, options: Mapping[str, Value]) -> int:
-    """Return how many numbers the state of one row has."""
+    """Return the number of elements in the state of one row."""
     x_btd = torch.empty(1, 1, dim, device="meta")
     with torch.no_grad():
         _, state = _on_meta(cell, dim, options)(x_btd)

@@ -1,4 +1,4 @@
-"""What a proof holds for: the sources, the machine and the software that it was made with."""
+"""The conditions of a parity check: the sources, the machine and the software it ran with."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from elman.kernels.nvrtc import nvrtc_version
 from elman.kernels.sources import files_hash, source_folder
 from elman.kernels.target import host_target
 
-# Python sources that decide what a kernel is asked to do and how it is called.
+# Python sources that decide what a kernel computes and how it is called.
 _PACKAGES = ("kernels", "ops", "models", "parity")
 _SUFFIXES = frozenset({".py", ".h", ".hpp", ".inc", ".cuh", ".cpp", ".cu"})
 
 
 @cache
 def all_sources() -> str:
-    """Return a hash of everything that a kernel is made from and called by."""
+    """Return a hash of all sources that make up a kernel or call it."""
     root = Path(str(files("elman")))
     folders = [(source_folder(), source_folder()), *((root, root / name) for name in _PACKAGES)]
     hashes = (
@@ -34,7 +34,7 @@ def all_sources() -> str:
 
 
 def proof_conditions() -> dict[str, str]:
-    """Return what a proof made here and now holds for; another value of any of them voids it."""
+    """Return the conditions of a check made here and now; if one changes, the check is void."""
     compiler = find_compiler()
     conditions = {
         "sources": all_sources(),
@@ -52,7 +52,7 @@ def proof_conditions() -> dict[str, str]:
 
 
 def _nvrtc() -> str:
-    """Return NVRTC's version; what a cell without CUDA kernels is proved by needs none."""
+    """Return NVRTC's version; the check of a cell without CUDA kernels does not need it."""
     try:
         return nvrtc_version()
     except UserError:

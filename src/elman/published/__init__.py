@@ -1,7 +1,7 @@
-"""Figures that others published for the models of this package: one record per run.
+"""Published figures for the models of this package, one record per run.
 
-The data stands beside this module, one YAML file for each suite of runs. Losses of different suites
-have different definitions and settings; compare within one.
+The data is in one YAML file per suite of runs, in this folder. Losses of different suites have
+different definitions and settings, so compare only within one suite.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Date = Annotated[str, Field(pattern=r"^2026-\d\d(-\d\d)?$")]
 
 
 class Figures(Section):
-    """What was printed for one run.
+    """The published numbers of one run.
 
     Args:
         model: Name of the model's YAML.
@@ -31,7 +31,7 @@ class Figures(Section):
         tok_s: Tokens per second, or null.
         steps: Optimizer steps, or null.
         memory_gb: Peak memory in GB, or null.
-        caveat: What a reader must know of this run beyond its suite.
+        caveat: What a reader must know about this run besides its suite's caveat.
     """
 
     model: str
@@ -44,14 +44,14 @@ class Figures(Section):
 
 
 class Circumstances(Section):
-    """What the runs of one suite share.
+    """The facts that all runs of one suite share.
 
     Args:
         suite: Its name, that of its file.
         date: When it ran.
-        setting: Batch and length, time, optimiser.
-        definition: What its loss is; empty if it printed none.
-        citation: Where the figures stand: section and table of a specification, seed.
+        setting: Batch and length, time, optimizer.
+        definition: What its loss is; empty if it published none.
+        citation: Where the figures are: section and table of a specification, seed.
         caveat: What a reader must know before comparing with another suite.
     """
 
@@ -68,7 +68,7 @@ class PublishedResult(Section):
 
     Args:
         figures: Its numbers.
-        of: Its suite.
+        of: The suite that it belongs to.
     """
 
     figures: Figures
@@ -81,7 +81,7 @@ class PublishedResult(Section):
 
 
 class _Suite(Circumstances):
-    """A suite as its file has it."""
+    """A suite as in its YAML file."""
 
     results: list[Figures]
 
@@ -92,7 +92,7 @@ class _Suite(Circumstances):
 
 @cache
 def published() -> tuple[PublishedResult, ...]:
-    """Return every record, oldest suite first; a suite without a day ends its month."""
+    """Return every record, oldest suite first; a suite without a day sorts last in its month."""
     suites = [_Suite.model_validate(content) for content in _contents()]
     suites.sort(key=lambda suite: (suite.date[:7], suite.date[7:] or "end", suite.suite))
     return tuple(record for suite in suites for record in suite.records())

@@ -1,4 +1,4 @@
-"""What ``metrics.jsonl`` of a run says, read back as arrays."""
+"""Reads ``metrics.jsonl`` of a run back as arrays."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from pydantic_core import from_json
 
 METRICS = "metrics.jsonl"
 Floats = npt.NDArray[np.float64]
-# Parsed at a time, so that a run of a million steps fits into memory.
+# Lines parsed at a time, so that a run of a million steps fits into memory.
 _BLOCK_BYTES = 1 << 21
 _CUT = object()
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """The records of one run, by optimizer step; of a repeated step the later one counts.
+    """The records of one run, by optimizer step; if a step is repeated, the later record counts.
 
     Args:
         steps: Steps whose update was applied, ascending.
-        losses: Nats per predicted byte at each of them.
+        losses: Nats per predicted byte at each of these steps.
         window_steps: Last step of each window of steps.
         window_seconds: Training time at that step.
-        validation_steps: Steps after which there was a validation.
-        validation_bpb: Bits per held-out byte there.
+        validation_steps: Steps that were followed by a validation.
+        validation_bpb: Bits per held-out byte at these steps.
         sessions: First step and predicted bytes per micro-batch of each start or resumption.
         problems: What could not be read, one line each.
     """
@@ -49,7 +49,7 @@ class Metrics:
         return found
 
     def bytes_at(self, steps: Floats, grad_accum: int) -> Floats:
-        """Return the predicted bytes up to each of ``steps``; a resumed run may change batches."""
+        """Return the predicted bytes up to each of ``steps``; a resume may change the batch."""
         starts = np.array([step for step, _ in self.sessions] or [0], dtype=np.float64)
         sizes = np.array([size for _, size in self.sessions] or [0], dtype=np.float64) * grad_accum
         before = np.concatenate([[0.0], np.cumsum(np.diff(starts) * sizes[:-1])])
@@ -59,7 +59,7 @@ class Metrics:
 
 
 def read_metrics(folder: Path) -> Metrics:
-    """Return what the run in ``folder`` recorded; what cannot be read is left out, and said."""
+    """Return the records of the run in ``folder``; leave out and name what cannot be read."""
     books = _Books()
     problems = []
     try:
@@ -88,10 +88,10 @@ class _Books:
     cut: bool = False
 
     def take_all(self, records: Iterable[Any]) -> None:
-        """Add records, of which some may be nothing that a run writes."""
+        """Add records, some of which may not be in the form that a run writes."""
         steps, losses = self.steps
         for record in records:
-            # Almost all are such: a long run has a hundred thousand.
+            # Almost all records are of this kind: a long run has a hundred thousand.
             if (
                 type(record) is dict
                 and record.get("kind") == "step"
@@ -113,7 +113,7 @@ class _Books:
         """Add one record.
 
         Raises:
-            KeyError, TypeError, ValueError, OverflowError: it is not what a run writes.
+            KeyError, TypeError, ValueError, OverflowError: it does not have a run's form.
         """
         kind, step = record["kind"], int(record["step"])
         if kind == "step":
@@ -134,7 +134,7 @@ class _Books:
         to[1].append(number)
 
     def _forget_after(self, step: int) -> None:
-        """A resumed run repeats the steps after its last checkpoint."""
+        """Drop steps that a resumed run repeats: those after its last checkpoint."""
         self.sessions = [session for session in self.sessions if session[0] <= step]
         for columns in (self.steps, self.windows, self.validations):
             kept = bisect_right(columns[0], step)
@@ -159,19 +159,19 @@ class _Books:
 
 
 def _finite(steps: list[float], values: list[float]) -> tuple[Floats, Floats]:
-    """Return both as arrays without what is no finite number: JSON has none, Python reads them."""
+    """Return both as arrays without values that are not finite, which Python reads from JSON."""
     of_steps, of_values = np.array(steps, dtype=np.float64), np.array(values, dtype=np.float64)
     good = np.isfinite(of_values)
     return of_steps[good], of_values[good]
 
 
 def _blocks(path: Path) -> Iterator[list[Any]]:
-    """Yield every record, many at a time; ``_CUT`` for a last line that has no end."""
+    """Yield every record, many at a time; ``_CUT`` for a last line that is cut off."""
     with path.open("rb") as stream:
         while lines := stream.readlines(_BLOCK_BYTES):
             tail = [] if lines[-1].endswith(b"\n") else [_record(lines.pop(), _CUT)]
             try:
-                # One call for a block: four times as fast as one for each line.
+                # One call per block is four times as fast as one per line.
                 records = from_json(b"[" + b",".join(lines) + b"]", cache_strings="keys")
             except ValueError:
                 records = [_record(line, None) for line in lines]

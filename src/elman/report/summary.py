@@ -18,9 +18,9 @@ _COLOURS = {"ok": "green", "interrupted": "yellow"}
 
 
 def print_summary(console: Console, folder: Path, result: dict[str, Any]) -> None:
-    """Print the defined numbers of ``result`` and the commands that follow from them."""
+    """Print the defined numbers of ``result`` and the commands for the next steps."""
     status = result["status"]
-    if "params" not in result:  # it ended before there was a model; the error has been said
+    if "params" not in result:  # it ended before there was a model; its error is already printed
         console.print(f"{result['model']}: {status}", style=_COLOURS.get(status, "red"))
         return
     table = Table(title=f"{result['model']}: {status}", title_style=_COLOURS.get(status, "red"))
@@ -33,7 +33,7 @@ def print_summary(console: Console, folder: Path, result: dict[str, Any]) -> Non
     place = os.path.relpath(folder)
     place = place if len(place) < len(str(folder)) else str(folder)
     console.print(f"everything about it: {place}", markup=False, soft_wrap=True)
-    if result.get("steps") and status != RunStatus.NAN:  # its error says what to try
+    if result.get("steps") and status != RunStatus.NAN:  # after NaN, the error says what to try
         _print_next(console, place, status)
 
 

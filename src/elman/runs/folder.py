@@ -27,12 +27,12 @@ CONFIG_FILE = "config.yaml"
 LOCK_FILE = ".lock"
 LOG_FILE = "train.log"
 _ATTEMPTS = 1000
-# Somebody who only asks who runs in a folder holds its lock for a moment.
+# A process that only asks who runs in a folder holds the folder's lock for a moment.
 _LOOKS, _LOOK_SECONDS = 4, 0.05
 
 
 def config_hash(config: RunConfig) -> str:
-    """Return eight hexadecimal digits that identify a run: the same after ``train.resume``."""
+    """Return eight hexadecimal digits that identify a run; ``train.resume`` keeps them."""
     tree = flatten(config)
     tree["train"].pop("resume")
     text = json.dumps(tree, sort_keys=True)
@@ -45,7 +45,7 @@ def run_name(config: RunConfig) -> str:
 
 
 def make_folder(root: Path, name: str, now: Callable[[], datetime] = datetime.now) -> Path:
-    """Make and return ``root/<date>/<time with microseconds>_<name>``, which is nobody else's.
+    """Make and return ``root/<date>/<time with microseconds>_<name>``, which no other run has.
 
     Raises:
         UserError: the folder cannot be made there.
@@ -72,11 +72,11 @@ def claim_folder(folder: Path, key: str) -> Path:
     """Make ``folder``, or take it if it is empty; the user named it with the setting ``key``.
 
     Raises:
-        UserError: it holds something already, or cannot be made.
+        UserError: it is not empty, or cannot be made.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Of two processes that find the same empty folder, one makes the file.
+        # If two processes find the same empty folder, only one can make the file.
         os.close(os.open(folder / LOCK_FILE, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
     except FileExistsError:
         raise _occupied(folder, key) from None
@@ -89,7 +89,7 @@ def claim_folder(folder: Path, key: str) -> Path:
 
 
 def check_free(folder: Path, key: str) -> None:
-    """Raise UserError if :func:`claim_folder` would, as far as that can be told without making it.
+    """Raise UserError if :func:`claim_folder` would, as far as one can tell without making it.
 
     Args:
         folder: The folder.
@@ -106,7 +106,7 @@ def check_free(folder: Path, key: str) -> None:
 
 
 def discard_folder(folder: Path) -> None:
-    """Remove a folder whose run never began, and the folders above it that this leaves empty.
+    """Remove a folder whose run never began, and parent folders that this leaves empty.
 
     A folder with a result, a checkpoint or a single metric in it is kept.
     """
@@ -124,7 +124,7 @@ def discard_folder(folder: Path) -> None:
 
 def _occupied(folder: Path, key: str) -> UserError:
     if not folder.is_dir():
-        return UserError(f"{key}={folder}: a file stands there; name another folder")
+        return UserError(f"{key}={folder}: this is a file; name another folder")
     if (folder / CONFIG_FILE).exists():
         return UserError(
             f"{key}={folder}: holds another run; name a new folder, drop {key}, "
@@ -143,8 +143,8 @@ def _cannot_make(folder: Path, error: OSError) -> UserError:
 class RunLock:
     """Exclusive hold on a run folder by this process, released when the process ends.
 
-    Reentrant within a process: the command line holds it from before the run until after it, and
-    a trainer that is called directly takes it itself. Use as a context manager or with
+    A process can take it several times: the command line holds it from before the run until after
+    it, and a trainer that is called directly takes it itself. Use it as a context manager or with
     :meth:`acquire` and :meth:`release`.
     """
 
@@ -154,14 +154,14 @@ class RunLock:
         self.folder = folder.resolve()
 
     def acquire(self) -> None:
-        """Take the lock, or raise UserError naming the process that has it."""
+        """Take the lock, or raise UserError that names the process that has it."""
         descriptor, count = self._held.get(self.folder, (-1, 0))
         if count == 0:
             descriptor = self._open()
         self._held[self.folder] = (descriptor, count + 1)
 
     def release(self) -> None:
-        """Give the lock back once as many times as it was taken; one not held is left alone."""
+        """Release the lock after as many calls as it was taken; do nothing if it is not held."""
         descriptor, count = self._held.pop(self.folder, (-1, 0))
         if count > 1:
             self._held[self.folder] = (descriptor, count - 1)
@@ -184,7 +184,7 @@ class RunLock:
                     f"{self.folder}: another process (pid {owner}) is running in it; "
                     "wait for it to end or stop it first"
                 ) from None
-        with contextlib.suppress(OSError):  # the lock holds without room for its words
+        with contextlib.suppress(OSError):  # on a full disk the lock still holds
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"{os.getpid()}\n".encode())
         return descriptor
@@ -205,12 +205,12 @@ class RunLock:
 def lock_holder(folder: Path) -> str | None:
     """Return the id of the process that runs in a folder, or None if none does.
 
-    Whoever starts in the folder at this moment is not refused. The id means something on the
-    machine of that process only.
+    A process that starts in the folder at this moment is not refused. The id is valid only on the
+    machine of that process.
     """
     try:
         descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY)
-    except OSError:  # nobody has run there, or it is not ours to know
+    except OSError:  # nobody has run there, or we may not read it
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -228,7 +228,7 @@ def _owner(descriptor: int) -> str:
 
 
 def config_text(config: RunConfig) -> str:
-    """Return what ``config.yaml`` says of a configuration."""
+    """Return the text of ``config.yaml`` for a configuration."""
     return str(yaml.safe_dump(flatten(config), sort_keys=False))
 
 
@@ -244,7 +244,7 @@ def write_config(folder: Path, config: RunConfig) -> None:
 
 
 def read_config(folder: Path, key: str) -> dict[str, Any]:
-    """Return the tree in ``folder/config.yaml``; the user named the folder with ``key``.
+    """Return the tree in ``folder/config.yaml``; ``key`` is the setting that names the folder.
 
     Raises:
         UserError: there is no such folder, or it is not a run folder.

@@ -1,4 +1,4 @@
-"""The log of a resumed run: nothing goes into its file before the run has been taken up again."""
+"""The log of a resumed run: its file stays unchanged until nothing can refuse the run."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import logging
 
 
 class HeldFileHandler(logging.FileHandler):
-    """Holds what is logged until :func:`release`, or until an error has to be kept for later.
+    """Holds log records until :func:`release`, or until an error has to be kept for later.
 
-    What a refused resume says is for the terminal alone.
+    What a refused resume logs goes to the terminal only.
     """
 
     def __init__(self, filename: str) -> None:
@@ -25,7 +25,7 @@ class HeldFileHandler(logging.FileHandler):
             self._held.append(record)
 
     def write_out(self) -> None:
-        """Write what is held, and from now on everything at once."""
+        """Write the held records, and from now on every record at once."""
         held, self._held = self._held or [], None
         for record in held:
             super().emit(record)

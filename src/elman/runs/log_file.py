@@ -1,4 +1,4 @@
-"""The handler of ``train.log``: a log that finds no room waits, and never ends or floods a run."""
+"""The handler of ``train.log``: on a full disk it waits; it never ends a run or floods it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class LogFile(logging.Handler):
         """Append one record."""
         try:
             text = self.format(record)
-        except Exception:  # as every handler does: a bad record is its caller's fault
+        except Exception:  # as every handler does: a bad record is the caller's fault
             self.handleError(record)
             return
         if self._file is not None:
             self._file.append(f"{text}\n".encode(errors="backslashreplace"))
 
     def close(self) -> None:
-        """Write what waits, if that is possible, and close the file."""
+        """Write the waiting records, if possible, and close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -1,6 +1,6 @@
-"""From Hydra's composed tree to a job that is ready to run: validated, checked, with a folder.
+"""Turns Hydra's composed tree into a job that is ready to run: validated, checked, with a folder.
 
-Imports no torch: everything that a person can have typed wrong is found here.
+Imports no torch: it finds every mistake that a user can have typed.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def checked_config(tree: DictConfig, *, may_pack: bool = True) -> RunConfig:
 
     Args:
         tree: The tree.
-        may_pack: Whether data is packed that has to be; else it is checked as it lies.
+        may_pack: Whether data that must be packed is packed now; else it is only checked.
 
     Raises:
-        UserError: a setting is wrong, or a file or package that it names is not there.
+        UserError: a setting is wrong, or a file or package that it names does not exist.
     """
     overrides = typed_overrides(tree, "task")
     named, model_name = named_keys(overrides), str(tree.hydra.runtime.choices["model"])
@@ -57,7 +57,7 @@ def checked_config(tree: DictConfig, *, may_pack: bool = True) -> RunConfig:
 
 
 def _with_place(line: str, named: frozenset[str], choices: Mapping[str, Any]) -> str:
-    """Add which file a wrong setting stands in, if the user named no such key."""
+    """Add the file in which a wrong setting stands, if the user did not type the setting."""
     match = re.match(r"((\w+)\.\w+)(=[^:]*)?", line)
     if match is None or match[1] in named or match[2] not in choices:
         return line
@@ -97,25 +97,25 @@ def without_folder(tree: DictConfig, config: RunConfig) -> PreparedRun:
 
 
 def job_overrides(tree: DictConfig) -> tuple[str, ...]:
-    """Return the overrides of a composed job as typed, with where its YAML files are found."""
+    """Return the overrides of a composed job as typed, with those that locate its YAML files."""
     search = [text for text in typed_overrides(tree, "hydra") if "hydra.searchpath=" in text]
     return (*typed_overrides(tree, "task"), *search)
 
 
 def config_places(tree: DictConfig) -> list[Place]:
-    """Return where the YAML files of a composed tree were found."""
+    """Return the places where the YAML files of a composed tree were found."""
     return [(str(one.schema), str(one.path)) for one in tree.hydra.runtime.config_sources]
 
 
 def _resumed(tree: DictConfig, config: RunConfig, given: str | None) -> PreparedRun:
     if given is not None:
-        raise UserError("hydra.run.dir: train.resume goes on in the run's own folder; drop it")
+        raise UserError("hydra.run.dir: train.resume continues in the run's own folder; drop it")
     folder = resumed_folder(config)
     lock = _locked(folder)
     with read_write(tree), open_dict(tree):
         for key, section in flatten(config).items():
             tree[key] = section
-    # Hydra writes before the mode has looked whether the run can go on: we do so after that.
+    # Hydra writes before the mode knows whether the run can continue; we write afterwards.
     _point_hydra(tree, folder, output_subdir=None)
     log = OmegaConf.select(tree, "hydra.job_logging.handlers.file")
     if log is not None:
@@ -128,7 +128,7 @@ def _resumed(tree: DictConfig, config: RunConfig, given: str | None) -> Prepared
 
 
 def _note_resume(tree: DictConfig, folder: Path) -> None:
-    """Write what Hydra writes of a new run, under the number of this session; let the log in."""
+    """Write what Hydra writes for a new run, under this session's number; open the log."""
     release()
     number = 1 + len(list((folder / ".hydra").glob("resume-*")))
     place = folder / ".hydra" / f"resume-{number:03d}"
@@ -143,7 +143,7 @@ def _note_resume(tree: DictConfig, folder: Path) -> None:
 
 
 def _taken(folder: Path, result_name: str) -> RunLock:
-    """Lock a new run's folder, with room for its result in it; a full disk leaves no folder."""
+    """Lock a new run's folder and reserve room for its result; a full disk leaves no folder."""
     lock = RunLock(folder)
     try:
         lock.acquire()
@@ -171,9 +171,9 @@ def _named_run_dir(tree: DictConfig) -> str | None:
 def _point_hydra(
     tree: DictConfig, folder: Path, *, output_subdir: str | None, silent: bool = False
 ) -> None:
-    """Tell Hydra where the job runs, so that its own files and log land there too.
+    """Tell Hydra where the job runs, so that Hydra's own files and log go there too.
 
-    What it writes of the configuration leaves out what no job reads.
+    The configuration that Hydra writes leaves out settings that no job reads.
     """
     with read_write(tree), open_dict(tree):
         for name in (*OF_SWEEPS, GROUP):
@@ -201,9 +201,9 @@ def _absolute(name: str) -> str:
 
 
 def _check_files(config: RunConfig, *, may_pack: bool) -> None:
-    """Refuse what the mode would find missing only after torch is imported.
+    """Refuse now what the mode would find missing only after it imports torch.
 
-    Data that has to be packed is packed here: before there is a folder, before torch takes its
+    Data that must be packed is packed here: before there is a folder, before torch takes its
     memory, and once for all jobs of a sweep, which would otherwise wait for it on their GPUs.
     """
     reads = MODES[config.mode].reads
@@ -226,9 +226,9 @@ def _check_files(config: RunConfig, *, may_pack: bool) -> None:
 
 
 def adopt(sections: DictConfig) -> PreparedRun:
-    """Prepare a job inside Hydra's own job runner, which has made its folder already.
+    """Prepare a job inside Hydra's own job runner, which has already made its folder.
 
-    Hydra's basic launcher and those of clusters call the task so.
+    Hydra's basic launcher and its cluster launchers call the task in this way.
     """
     hydra = HydraConfig.get()
     tree = sections.copy()

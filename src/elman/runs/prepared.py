@@ -1,4 +1,4 @@
-"""One job, checked and ready to run: what its mode is told of it, and what the mode leaves."""
+"""One job, checked and ready to run: what its mode gets, and what the mode leaves."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class PreparedRun:
     Args:
         config: Its typed configuration.
         folder: Its run folder, or None for a mode that makes none.
-        lock: The held lock of ``folder``.
+        lock: The lock of ``folder``, which is held.
         resumed: Whether the folder holds an earlier part of the same run.
-        overrides: What a person typed, or would type, for this job alone, without flags.
+        overrides: What a user typed, or would type, for this job alone, without flags.
         config_flags: Flags of the command that say where YAML files are found.
         places: Where the command finds YAML files.
         suite: The suite that the command names, if it names one.
-        on_taken_up: Called when a resumed run can no longer be refused: it writes into the run
-            folder what has to be there before the mode writes.
-        in_sweep: Whether it runs in the process of its sweep, whose table will show the result.
-        result: What the mode found, where it has no folder to leave it in.
+        on_taken_up: Called when a resumed run can no longer be refused. It writes the files that
+            must be in the run folder before the mode writes.
+        in_sweep: Whether it runs in the process of its sweep, whose table then shows the result.
+        result: What the mode found, if it has no folder to write it to.
     """
 
     config: RunConfig

@@ -1,4 +1,4 @@
-"""What has become of a job as its own folder says: by its files, and by who holds its lock."""
+"""The state of a job by its own folder: by its files, and by who holds its lock."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from elman.base.errors import RunStatus
 from elman.runs.folder import CONFIG_FILE, LOCK_FILE, lock_holder
 
 NOT_STARTED, RUNNING, UNFINISHED = "not started", "running", "unfinished"
-"""Words for a job without an end; ``unfinished``: it has begun, and left no result."""
+"""Words for a job that has not ended; ``unfinished``: it has begun, and left no result."""
 ENDING_SECONDS = 10.0
-"""Time that a process gets to end by itself whose launcher has gone, before its job is left out."""
+"""Time for a process whose launcher is gone to end by itself, before its job is left out."""
 _POLL_SECONDS = 0.2
 
 
 def read_result(folder: Path | None, name: str) -> dict[str, Any] | None:
-    """Return what a finished job has written, or None: a damaged file counts as none."""
+    """Return the result of a finished job, or None; a damaged file counts as no result."""
     if folder is None or not (path := folder / name).is_file():
         return None
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # cut off or not text: the job is as good as unfinished
+    except (OSError, ValueError):  # cut off or not text: the job counts as unfinished
         return None
     return result if isinstance(result, dict) else None
 
 
 def has_begun(folder: Path) -> bool:
-    """Whether a job has got as far as its mode; a process that waits for its GPU has not."""
+    """Whether a job has reached its mode; a process that waits for its GPU has not."""
     return (folder / CONFIG_FILE).exists()
 
 
 def runs_in(folder: Path, result_name: str) -> str | None:
-    """Return the id of the process that works on a job, or None if none does or it is done.
+    """Return the id of the process that works on a job; None if there is none or it is done.
 
-    A process that has written the job's result since it came is done, though it may need a moment
-    to take itself apart; an older result is of a session that this one goes on with.
+    A process that has written the job's result since it started is done, though it may need a
+    moment to end. An older result belongs to an earlier session of the run.
     """
     holder = lock_holder(folder)
     with suppress(OSError):
@@ -50,7 +50,7 @@ def runs_in(folder: Path, result_name: str) -> str | None:
 
 
 def state(folder: Path | None, result_name: str) -> str:
-    """Return what has become of a job, in a word: as its result says, if nobody works on it."""
+    """Return the state of a job in a word; it is the status in its result if nobody works on it."""
     if folder is None or not folder.is_dir():
         return NOT_STARTED
     status = str((read_result(folder, result_name) or {}).get("status") or "")
@@ -65,14 +65,14 @@ def state(folder: Path | None, result_name: str) -> str:
 def still_running(
     folders: dict[int, Path], result_name: str, say: Callable[[str], None]
 ) -> dict[int, str]:
-    """Return the process of each job that still runs, after a while for those that are ending.
+    """Return the process of each job that still runs, after a wait for jobs that are ending.
 
-    The kernel tells the jobs of a launcher that was killed to save and end, which takes a moment.
+    If a launcher is killed, the kernel tells its jobs to save and end, which takes a moment.
 
     Args:
         folders: Run folders by the number of the job.
         result_name: The file with which a job ends.
-        say: Told once that the wait begins.
+        say: Prints a line; called once, when the wait begins.
     """
     deadline, said = time.monotonic() + ENDING_SECONDS, False
     while True:

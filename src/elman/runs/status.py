@@ -11,13 +11,13 @@ from hydra.core.utils import JobReturn, JobStatus
 from elman.base.errors import ExitStatus, RunStatus
 from elman.runs.state import NOT_STARTED
 
-# One exit status has several words; without a result file it says no more than this.
+# Some exit statuses have several words; without a result file this one is used.
 _WORDS = {status.exit_status: status.value for status in RunStatus if status != RunStatus.REFUSED}
 _WORDS[ExitStatus.USER_ERROR] = RunStatus.REFUSED.value
 
 
 class OutsideEnd(int):
-    """The exit status of a job that something outside ended: its scheduler.
+    """The exit status of a job that its scheduler ended.
 
     Args:
         code: The exit status.
@@ -35,7 +35,7 @@ class OutsideEnd(int):
 
 
 def status_word(code: int) -> str:
-    """Return the word for an exit status; a negative one is the signal that the job died of."""
+    """Return the word for an exit status; a negative one is the signal that killed the job."""
     if isinstance(code, OutsideEnd):
         return code.word
     if code < 0:
@@ -44,9 +44,9 @@ def status_word(code: int) -> str:
 
 
 def job_status(returned: JobReturn, result: Mapping[str, Any] | None) -> str:
-    """Return how a job of a sweep ended: as its result file says, or else as its process did.
+    """Return how a job of a sweep ended: by its result file, or else by its process.
 
-    A result that does not fit the process's exit status is that of an earlier session.
+    A result that does not fit the process's exit status belongs to an earlier session.
     """
     if returned.status is JobStatus.UNKNOWN:
         return NOT_STARTED
@@ -59,13 +59,13 @@ def ended_as(code: int, result: Mapping[str, Any] | None) -> str:
 
     Args:
         code: Its exit status, negative for a signal.
-        result: What it has written, or None; of a resumed job it may be an earlier session's.
+        result: Its result, or None; that of a resumed job may be from an earlier session.
     """
     word = status_word(code)
     if code < 0 or code == ExitStatus.TIMEOUT:
         return word
     own = _own_word(result, word)
-    # A result of a job that was stopped may be an earlier start's; one that is ok is no such.
+    # The result of a stopped job may be from an earlier start, unless it is ok.
     if own != RunStatus.OK and (isinstance(code, OutsideEnd) or _is_earlier(own, code)):
         return word
     return own
@@ -78,5 +78,5 @@ def _own_word(result: Mapping[str, Any] | None, otherwise: str | None) -> str:
 
 
 def _is_earlier(word: str, code: int) -> bool:
-    """Whether a word is that of another session than the one with this exit status."""
+    """Whether a word does not fit this exit status and so is from another session."""
     return word in set(RunStatus) and RunStatus(word).exit_status != code

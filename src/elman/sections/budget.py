@@ -1,6 +1,6 @@
-"""How long a run takes where nobody says so. Imports nothing, so that `elman --cfg` may."""
+"""The default length of a run. Imports nothing, so that `elman --cfg` can import it."""
 
 from __future__ import annotations
 
 UNSAID_MINUTES = 1.0
-"""``train.minutes`` where neither minutes nor steps are named."""
+"""``train.minutes`` if neither minutes nor steps are set."""

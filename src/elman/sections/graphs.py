@@ -1,4 +1,4 @@
-"""Which settings go together with replaying the training pass as a CUDA graph."""
+"""Which settings allow the training pass to be replayed as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from elman.sections.training import TrainConfig
 
 
 def graph_conflict(train: TrainConfig, model: ModelConfig) -> str | None:
-    """Return why no pass of these settings can be replayed, and the way out; None if nothing is.
+    """Return why no pass with these settings can be replayed, and the way out; None if it can.
 
     Args:
-        train: Group ``train``; ``graph`` itself is not looked at.
+        train: Group ``train``, of which ``graph`` itself is ignored.
         model: Group ``model``.
     """
     if train.device == "cpu":
         return "a CUDA graph needs a GPU, not train.device=cpu; use train.graph=auto"
     if train.compile:
-        return "not together with train.compile=true; drop one of them"
+        return "cannot be combined with train.compile=true; drop one of them"
     if train.activation_checkpointing:
-        # It stores and restores the generators' states in the pass, which CUDA forbids in a graph.
-        return "not together with train.activation_checkpointing=true; drop one of them"
+        # It stores and restores generator states in the pass; CUDA forbids that in a graph.
+        return "cannot be combined with train.activation_checkpointing=true; drop one of them"
     context = model.options.get("context")
     if train.tbptt and type(context) is int and context > train.chunk_size + 1:
         return (

@@ -9,7 +9,7 @@ from pydantic import Field
 from elman.sections.section import Count, Positive, Section
 
 GpuName = int | str
-"""A GPU as a person names it: its number in PCI order, or the beginning of its UUID."""
+"""A GPU as a user names it: its number in PCI order, or the beginning of its UUID."""
 
 
 class GpusLauncher(Section):
@@ -18,7 +18,7 @@ class GpusLauncher(Section):
     Args:
         gpus: GPUs to use; null is every one that CUDA_VISIBLE_DEVICES allows.
         exclude: GPUs to leave alone.
-        workers: Jobs at a time where there is no GPU, each with its share of the threads.
+        workers: Jobs at a time if there is no GPU, each with its share of the threads.
         wait_minutes: Longest wait for a GPU while no job of the sweep runs.
         save_seconds: Time that a job gets to save and end after Ctrl-C, before it is killed.
         detach: Let running jobs go on if the launcher is killed; otherwise they save and end.
@@ -34,7 +34,7 @@ class GpusLauncher(Section):
 
 
 class LocalLauncher(Section):
-    """``launcher=local``: one job after another in this terminal, wherever torch puts it."""
+    """``launcher=local``: one job after another in this terminal, on the device torch picks."""
 
     name: Literal["local"]
 
@@ -43,10 +43,10 @@ class SlurmLauncher(Section):
     """``launcher=slurm``: an array of jobs with one GPU each, through submitit.
 
     Args:
-        minutes: Time limit of a job; null is its longest ``train.minutes`` and a margin.
+        minutes: Time limit of a job; null is the longest ``train.minutes`` plus ``margin``.
         margin: Minutes added to ``train.minutes`` for the start, validation and the last save.
         jobs: Jobs that may run at a time.
-        requeues: How often a job that ran into its time limit is started again.
+        requeues: How often a job that reached its time limit is started again.
         save_seconds: How long before its limit, or its preemption, a job is told to save.
         cpus: CPUs of a job; null is the cluster's default.
         mem_gb: Main memory of a job in GB; null is the cluster's default.
@@ -85,11 +85,11 @@ class SweepConfig(Section):
     """Group ``sweep``.
 
     Args:
-        resume: Folder of an earlier sweep, of which the jobs that are not ok run again.
-        dry_run: Check everything, print the command of every job, and run none.
+        resume: Folder of an earlier sweep; its jobs that are not ok run again.
+        dry_run: Check everything and print the command of every job, but run none.
         max_params_spread: Largest spread of the jobs' parameter counts, (largest - smallest) /
-            smallest, that passes without a note.
-        equal_size: Whether the sweep claims models of one size: a larger spread then stops it.
+            smallest, without a note.
+        equal_size: Whether the sweep claims models of one size; a larger spread then stops it.
     """
 
     resume: str | None = None
@@ -99,7 +99,7 @@ class SweepConfig(Section):
 
 
 class SweepSettings(Section):
-    """What a sweep as a whole is told."""
+    """The settings of a whole sweep."""
 
     launcher: LauncherConfig
     sweep: SweepConfig

@@ -1,4 +1,4 @@
-"""Sections of the modes that prove and time kernels."""
+"""Sections of the modes that check and time kernels."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ParityConfig(Section):
 
     Args:
         seed: Seed of weights, inputs and incoming gradients.
-        quick: Two small shapes, as before a training run, instead of all.
+        quick: Only two small shapes, as before a training run.
     """
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
@@ -43,13 +43,13 @@ class BenchConfig(Section):
 
     Args:
         models: Models to time beside ``model``, by name.
-        backends: Backends of each; one that a model does not have is left out, and said.
-        peers: Implementations of other projects, at the width of ``model``.
-        same_size: Build every model at ``model.dim`` and ``model.depth``, not at its own.
+        backends: Backends of each; one that a model does not have is left out, with a note.
+        peers: Implementations of other projects, built at the width of ``model``.
+        same_size: Build every model at ``model.dim`` and ``model.depth``, not at its own size.
         level: One layer alone, the whole model's optimizer step, or both.
         batch_size: Rows.
         chunk_size: Bytes a row.
-        rounds: Rounds; in each, everything is timed once, in turn.
+        rounds: Number of rounds; each round times everything once, in turn.
         device: As ``train.device``.
         precision: As ``train.precision``.
     """
@@ -69,5 +69,7 @@ class BenchConfig(Section):
     @classmethod
     def _not_empty(cls, backends: list[Backend]) -> list[Backend]:
         if not backends:
-            raise UserError("bench.backends=[]: names none; name one, as in bench.backends=[auto]")
+            raise UserError(
+                "bench.backends=[]: an empty list; name one, as in bench.backends=[auto]"
+            )
         return backends

@@ -10,7 +10,7 @@ from elman.base.errors import UserError
 from elman.sections.section import Count, Section
 
 Value = bool | int | float | str
-"""Of a cell's option."""
+"""Value of a cell's option."""
 DIM_ALIGNMENT = 128
 VOCAB_SIZE = 256
 
@@ -19,7 +19,7 @@ class ModelConfig(Section):
     """Group ``model``: one cell in one language model.
 
     ``options`` holds the cell's own settings, already checked and complete; in YAML and on the
-    command line they stand beside the other keys (``model.n_state=16``).
+    command line they are keys like the others (``model.n_state=16``).
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Sections that a mode's own YAML brings, one per mode that has keys of its own."""
+"""Sections in the YAML of a mode, one for each mode that has keys of its own."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ class GenerateConfig(Section):
     Args:
         checkpoint: As ``eval.checkpoint``.
         prompt: Text to continue, or a list of texts, which are continued together.
-        samples: Continuations of each prompt, each with draws of its own.
+        samples: Continuations of each prompt, each with random draws of its own.
         max_bytes: Bytes to generate after each.
         temperature: 0 always takes the most probable byte.
         top_k: Sample among the k most probable bytes; 0 is off.
         top_p: Sample among the smallest set of bytes with this probability; 1 is off.
         seed: Seed of the sampling; continuation i draws with ``seed + i``.
-        state: File of ``save_state``: its texts go on, with the prompt after them.
-        save_state: File for the state after the last byte.
+        state: File from ``save_state``; its texts continue, with the prompt after them.
+        save_state: File to write the state after the last byte to.
         graph: ``auto`` replays each step as a CUDA graph on a GPU where the state keeps its shape.
-        precision: As ``train.precision``; ``auto`` is what the run was trained in.
+        precision: As ``train.precision``; ``auto`` is the precision of the training run.
         device: As ``train.device``.
     """
 
@@ -78,7 +78,7 @@ class GenerateConfig(Section):
 
 
 Size = Literal["dim", "depth", "n_heads", "n_state", "rank", "expansion"]
-"""What ``mode=solve`` can look for; those after depth are options of the cells that have them."""
+"""Sizes that ``mode=solve`` can find; those after depth are options that only some cells have."""
 _DIM: list[Size] = ["dim"]
 # `solve.over=depth` means `solve.over=[depth]`.
 _one_or_more = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
@@ -90,13 +90,13 @@ def parse_params(value: object) -> int | None:
     """Return a number of parameters typed as 100M, 1.3B, 50k, 1e8 or 100_000_000.
 
     Raises:
-        UserError: it is none of these, or less than one.
+        UserError: it has none of these forms, or is less than one.
     """
     if value is None:
         return None
     text = str(value).replace("_", "")
     found = re.fullmatch(r"(\d+\.?\d*(?:e\+?\d+)?)([kmbg]?)", text, re.IGNORECASE)
-    # Decimal, because 1.3 * 1e9 is not a whole number of floats' arithmetic.
+    # Decimal, because 1.3 * 1e9 is not a whole number in float arithmetic.
     params = round(Decimal(found[1]) * _UNITS[found[2].lower()]) if found else 0
     if params < 1 or isinstance(value, bool):
         raise UserError(
@@ -109,8 +109,8 @@ class SolveConfig(Section):
     """Keys of ``mode=solve``.
 
     Args:
-        params: Number of parameters to come near, as 100M, 1.3B, 50k, 1e8 or 100_000_000.
-        over: The size that is found, or several, found together; every other stays as it is.
+        params: Wanted number of parameters, as 100M, 1.3B, 50k, 1e8 or 100_000_000.
+        over: The size to find, or several to find together; every other size stays as it is.
         depth: Layers; null is the model's own depth.
         standard: Print the seeds' standard 100M table beside ours, and nothing else.
     """
@@ -127,7 +127,7 @@ class SolveConfig(Section):
         return self
 
     def refuse(self, model: ModelConfig, named: frozenset[str]) -> None:
-        """Raise UserError on a size that the cell lacks, or a named key that nothing would read."""
+        """Raise UserError on a size that the cell lacks, or a typed key that nothing would read."""
         if self.standard:
             if unread := sorted(named - {"mode", "solve.standard"}):
                 raise UserError(
@@ -137,10 +137,10 @@ class SolveConfig(Section):
             return
         self._refuse_sizes(model, named)
         if self.depth is not None and "model.depth" in named:
-            raise UserError("model.depth: not read beside solve.depth; drop one of them")
+            raise UserError("model.depth: not read together with solve.depth; drop one of them")
 
     def _refuse_sizes(self, model: ModelConfig, named: frozenset[str]) -> None:
-        """Raise UserError on sizes that cannot be looked for, or that were given as well."""
+        """Raise UserError on sizes that cannot be found, or that the user also set."""
         sizes = [size for size in get_args(Size) if size in ("dim", "depth", *model.options)]
         typed = self.over[0] if len(self.over) == 1 else f"[{','.join(self.over)}]"
         if not self.over or len(set(self.over)) < len(self.over):
@@ -173,11 +173,13 @@ class ModelsConfig(Section):
     filter: str | None = None
 
     def refuse(self, model: ModelConfig, named: frozenset[str]) -> None:
-        """Raise UserError on a named key that nothing would read."""
+        """Raise UserError on a typed key that nothing would read."""
         explained = "model" in named
         if explained and "models.filter" in named:
-            raise UserError("models.filter: not read beside model=..., which explains one; drop it")
+            raise UserError(
+                "models.filter: not read together with model=..., which explains one model; drop it"
+            )
         if unread := sorted(key for key in named if key.startswith("model.") and not explained):
             raise UserError(
-                f"{unread[0]}: mode=models reads it only with a model named; add model=<name>"
+                f"{unread[0]}: mode=models reads it only for a named model; add model=<name>"
             )

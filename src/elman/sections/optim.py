@@ -1,4 +1,4 @@
-"""Group ``optim``: one section per optimiser."""
+"""Group ``optim``: one section per optimizer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elman.sections.section import Count, Fraction, NonNegative, Positive, Secti
 
 
 class ScheduledConfig(Section):
-    """What the optimisers with a warm-up and a schedule share."""
+    """What the optimizers with a warm-up and a schedule share."""
 
     name: Literal["adamw", "muon"]
     lr: Positive
@@ -33,8 +33,8 @@ class MuonConfig(ScheduledConfig):
     """``optim=muon``: torch's Muon on the layers' matrices, AdamW on all else.
 
     Args:
-        matrix_lr: Rate of the matrices, in the scale of an AdamW rate; it follows the same
-            schedule as ``lr``.
+        matrix_lr: Learning rate of the matrices, on the scale of an AdamW rate; it follows the
+            same schedule as ``lr``.
         momentum: Momentum of the matrices.
     """
 
@@ -80,4 +80,4 @@ OPTIMISERS: dict[str, type[Section]] = {
     "schedulefree": ScheduleFreeConfig,
     "legacy": LegacyConfig,
 }
-"""Every optimiser by its name in YAML."""
+"""Every optimizer by its name in YAML."""

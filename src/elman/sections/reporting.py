@@ -1,4 +1,4 @@
-"""Section ``report``, which ``mode=report`` brings."""
+"""Section ``report`` of ``mode=report``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class ReportConfig(Section):
 
     Args:
         dir: A sweep's folder, run folders, or a list of both.
-        out: Folder that the report is written into; null is the sweep's own, if there is one.
+        out: Folder for the report; null is the sweep's own folder, if ``dir`` is one sweep.
     """
 
     dir: str | list[str]

@@ -1,4 +1,4 @@
-"""Section ``benchmark``: a suite of runs, as its file in conf/benchmark has it."""
+"""Section ``benchmark``: a suite of runs, as in its file in conf/benchmark."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class PublishedOnly(Section):
     """A published row that no run repeats.
 
     Args:
-        of: Published suite that it stands in: name of its file in elman.published.
-        row: What the row was called.
+        of: Published suite with this row: name of its file in elman.published.
+        row: Name of the row there.
         why: Why there is no run of it.
         params: Parameters, or null where they were not recorded.
         loss: As that suite defines it, or null.
@@ -42,14 +42,14 @@ class SuiteConfig(Section):
 
     Args:
         title: What is compared, in a few words.
-        source: Where the suite stands: section of a specification, seed.
+        source: Where the suite comes from: section of a specification, seed.
         description: What a reader must know before believing its table.
-        published: Published suites with the figures of its runs, its own first: names of files in
+        published: Published suites with figures of its runs, its own first: names of files in
             elman.published.
         published_only: Published rows that no run repeats.
-        claims_speed: Whether its figures are speeds: models without kernels then stop it on a GPU.
+        claims_speed: Whether its figures are speeds; models without kernels then stop it on a GPU.
         runs: The overrides of every run, in the order of the table.
-        only: Models of the runs that start, by name or pattern (``e75*``); null is all.
+        only: Models of the runs to start, by name or pattern (``e75*``); null is all.
     """
 
     title: str

@@ -11,7 +11,7 @@ from elman.sections.budget import UNSAID_MINUTES
 from elman.sections.section import Count, NonNegative, Positive, Section
 
 DataFormat = Literal["auto", "raw", "text", "jsonl", "parquet"]
-"""How files become bytes; :class:`DataConfig` says what each means."""
+"""How files become bytes; :class:`DataConfig` explains each."""
 
 
 class DataConfig(Section):
@@ -21,13 +21,13 @@ class DataConfig(Section):
         path: A file, a glob, or a list of them; null is the Python standard library's own text.
         format: ``raw``: every file's bytes as they are. ``text``: .gz, .zst, .xz and .bz2
             decompressed. ``jsonl``, ``parquet``: the documents in ``field`` of each line or row,
-            joined by the byte 0x1e; JSON lines may be compressed. ``auto``: each file as its first
-            bytes and its name say, like ``text`` where they say nothing.
-        field: Where a document's text stands; a dot descends, as in ``meta.text``.
+            joined by the byte 0x1e; JSON lines may be compressed. ``auto``: each file's first bytes
+            and name decide; ``text`` if they do not.
+        field: Field with a document's text; a dot descends, as in ``meta.text``.
         val_bytes: Length of the held-out tail in bytes; null is 5 % of the data, at most 4 MiB.
         val_sample: Bytes predicted at each validation, at fixed positions of the tail.
         val_window: Bytes predicted from each of those positions, starting from zero state. It does
-            not follow ``train.chunk_size``, so that runs of different chunks are compared alike.
+            not follow ``train.chunk_size``, so that runs with different chunks stay comparable.
     """
 
     path: str | list[str] | None = None
@@ -44,7 +44,7 @@ class DataConfig(Section):
 
 
 def refuse_unread(section: str, path: object, format_: DataFormat, field: str) -> None:
-    """Raise UserError if nothing would read the format or the field that a section names."""
+    """Raise UserError if nothing would read the format or the field of a section."""
     if not field:
         raise UserError(f"{section}.field: names nothing; type {section}.field=text")
     settings = ((f"{section}.format", format_, "auto"), (f"{section}.field", field, "text"))
@@ -57,7 +57,7 @@ def refuse_unread(section: str, path: object, format_: DataFormat, field: str) -
         )
 
 
-# To a Literal, 1 is True.
+# A Literal takes 1 for True.
 _no_number = BeforeValidator(lambda value: str(value) if type(value) is int else value)
 
 
@@ -65,7 +65,7 @@ class TrainConfig(Section):
     """Group ``train``. With neither ``minutes`` nor ``steps``, a run lasts one minute.
 
     Args:
-        minutes: Training time; validation and checkpoints do not count.
+        minutes: Minutes of training; validation and checkpoints do not count.
         steps: Optimizer steps.
         batch_size: Rows per micro-batch.
         chunk_size: Bytes predicted per row.
@@ -74,18 +74,18 @@ class TrainConfig(Section):
         grad_clip: Largest global gradient norm; 0 is off.
         tbptt: Train on ``batch_size`` contiguous streams with carried states.
         compile: torch.compile the model.
-        graph: Replay forward and backward pass as a CUDA graph; ``auto`` is yes on a GPU, unless
-            the model has no kernels but a loop over time, or ``profile`` is on or a setting that
-            :func:`~elman.sections.graphs.graph_conflict` names.
+        graph: Replay forward and backward pass as a CUDA graph. ``auto`` is yes on a GPU, unless
+            the model runs a loop over time without kernels, ``profile`` is on, or
+            :func:`~elman.sections.graphs.graph_conflict` names a conflict.
         activation_checkpointing: Recompute each mixer in the backward pass.
         device: ``auto`` is the GPU if there is one.
         precision: ``auto`` is bf16 autocast on a GPU and fp32 on a CPU.
         deterministic: Refuse operations whose results vary from run to run.
         profile: Write a torch profiler trace of a few steps into the run folder.
-        val_every: Optimizer steps between validations; null is only at the end.
+        val_every: Optimizer steps between validations; null validates only at the end.
         save_every: Optimizer steps between checkpoints; null leaves it to ``save_minutes``.
         save_minutes: Minutes between checkpoints; null leaves it to ``save_every``.
-        keep_checkpoints: Newest checkpoints kept; the best one is kept besides.
+        keep_checkpoints: How many of the newest checkpoints are kept; the best is always kept.
         resume: Run folder to continue.
         init_from: Run folder or checkpoint whose weights a new run starts from.
     """
@@ -114,7 +114,7 @@ class TrainConfig(Section):
 
     @property
     def budget_minutes(self) -> float | None:
-        """Minutes that bound the run; one minute if neither minutes nor steps are named."""
+        """Minutes that limit the run; one minute if neither minutes nor steps are set."""
         if self.minutes is None and self.steps is None:
             return UNSAID_MINUTES
         return self.minutes
@@ -130,13 +130,13 @@ class KernelsConfig(Section):
 
 
 class BaselineConfig(Section):
-    """Group ``baseline``: what may be compared although it is slower than it could be.
+    """Group ``baseline``: whether slow forms of models may be compared.
 
     Args:
-        allow_slow: Let mamba2 and fla-gdn run as plain PyTorch on a GPU, where their package is
-            missing or ``kernels.backend=reference`` asks for it, and let a suite hold such rows and
-            cells without a kernel there; the results are marked. Only then does ``mode=bench`` time
-            plain PyTorch of the two on a GPU, and ``mode=parity`` check it there.
+        allow_slow: Let mamba2 and fla-gdn run as plain PyTorch on a GPU if their package is missing
+            or ``kernels.backend=reference`` asks for it. Let a suite contain such rows, and cells
+            without a kernel on a GPU. The results are marked. Only with it does ``mode=bench`` time
+            the plain PyTorch form of the two on a GPU, and ``mode=parity`` check it there.
     """
 
     allow_slow: bool = False

@@ -1,4 +1,4 @@
-"""From the overrides of a sweep to those of its jobs: the product of all lists of values."""
+"""Expands the overrides of a sweep to those of its jobs: the product of all lists of values."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from hydra.core.override_parser.types import Override
 from elman.base.errors import UserError
 
 Expanded = tuple[tuple[str, ...], tuple[str, ...]]
-"""All overrides of a job, and those that tell it from the others."""
+"""All overrides of a job, and those that distinguish it from the other jobs."""
 
 
 def expand(overrides: Sequence[Override]) -> list[Expanded]:
-    """Return (all overrides, the swept ones among them) of every job: the product of the sweeps.
+    """Return (all overrides, only the swept ones) for every job: the product of the sweeps.
 
-    Of two overrides with one key the later counts, as without ``-m``.
+    If two overrides have the same key, the later one counts, as without ``-m``.
 
     Raises:
-        UserError: a sweep has no values, or endlessly many.
+        UserError: a swept key has no values, or infinitely many.
     """
     values: dict[str, list[str]] = {}
     for override in overrides:
@@ -39,7 +39,7 @@ def _values(override: Override) -> list[str]:
         return [(override.input_line or "").partition("=")[2]]
     if not override.is_discrete_sweep():
         raise UserError(
-            f"{override.input_line}: has endlessly many values; "
+            f"{override.input_line}: has infinitely many values; "
             f"list some, as in {override.get_key_element()}=1,2,3, or use range(start,stop,step)"
         )
     found = list(override.sweep_string_iterator())

@@ -22,10 +22,10 @@ def launch(
     jobs: Sequence[SweepJob],
     config_flags: tuple[str, ...],
 ) -> tuple[Launched, list[dict[str, Any] | None]]:
-    """Run the jobs in order; return how each ended and the result that it left.
+    """Run the jobs in order; return how each ended, with its result.
 
-    A job that fails does not stop the others. After Ctrl-C no other is started: its return keeps
-    the status UNKNOWN.
+    A job that fails does not stop the others. After Ctrl-C no further job starts: the returns of
+    the jobs that never started keep the status UNKNOWN.
 
     Args:
         run: Runs one job in its mode.
@@ -33,7 +33,7 @@ def launch(
         jobs: The jobs.
         config_flags: Flags of the command that say where YAML files are found.
     """
-    # Where the user's own YAML files are is a setting of Hydra, the same for every job.
+    # A setting of Hydra says where the user's own YAML files are; it is the same for every job.
     search = [text for text in job_overrides(config) if text.startswith("hydra.")]
     returns: list[JobReturn] = []
     results: list[dict[str, Any] | None] = []

@@ -1,4 +1,4 @@
-"""``sweep.json``: what a sweep was asked for, and each job's command, folder and status."""
+"""``sweep.json``: the request for a sweep, and each job's command, folder and status."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from elman.sweeps.suite_runs import ChosenSuite
 
 
 class Record:
-    """Keeps the file: whole from the start, written anew whenever a job starts or ends.
+    """Keeps the file: complete from the start, and rewritten whenever a job starts or ends.
 
     Args:
-        folder: The sweep's; None writes nothing.
+        folder: The sweep's folder; None writes nothing.
         jobs: Every job of the sweep, whether or not it runs now.
         result_name: The file with which a job ends.
-        arguments: What was typed for the jobs.
-        claimed: What was typed of their sizes.
-        suite: The suite that is run, if one is.
-        started: When the sweep, or its taking up, began.
-        command: The command that started it; None of a sweep that has not recorded it.
-        tasks: Jobs that were given to a cluster before, with their names there.
+        arguments: Overrides that were typed for the jobs.
+        claimed: Overrides that were typed about the models' sizes.
+        suite: The suite, if the sweep runs one.
+        started: When the sweep began, or was resumed.
+        command: The command that started it; None if an old sweep has not recorded it.
+        tasks: Jobs that were submitted to a cluster before, with their names there.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Record:
         self._warned = False
 
     def begin(self) -> None:
-        """Write what the jobs' folders say: nothing of a new sweep, the truth of one taken up."""
+        """Write the state of the jobs' folders: empty in a new sweep, as found in a resumed one."""
         self._statuses = {job.number: state(job.folder, self._result_name) for job in self._jobs}
         self._write(None)
 
@@ -78,7 +78,7 @@ class Record:
         self._write(None)
 
     def job_waits(self, number: int) -> None:
-        """Note that a job that ran was stopped and will run again."""
+        """Note that a running job was stopped and will run again."""
         self._note(number, state(self._folder_of(number), self._result_name))
 
     def end(self, statuses: Sequence[str]) -> None:
@@ -95,7 +95,7 @@ class Record:
         self._write(None)
 
     def _write(self, ended: datetime | None) -> None:
-        """Write the file atomically; a full disk is said once, and stops no job."""
+        """Write the file atomically; a full disk is reported once, and stops no job."""
         if self._folder is None:
             return
         text = json.dumps(self._content(ended), indent=2) + "\n"
@@ -111,7 +111,7 @@ class Record:
             self._warned = True
 
     def _content(self, ended: datetime | None) -> dict[str, Any]:
-        # A suite's file asks for a sweep.
+        # A suite's file asks for a sweep by itself.
         alone = [ALONE] if self._suite is not None else []
         recorded = self._command.as_json() if self._command is not None else {}
         return recorded | {
@@ -120,7 +120,7 @@ class Record:
             "claims": list(self._claimed),
             "mode": self._jobs[0].config.mode,
             "benchmark": self._suite.name if self._suite else None,
-            # A report needs it, and the file that it stands in may be gone or changed by then.
+            # A report needs it, and by then the suite's file may be gone or changed.
             "suite": self._suite.definition if self._suite else None,
             "started": self._started.isoformat(timespec="seconds"),
             "ended": ended.astimezone().isoformat(timespec="seconds") if ended else None,

@@ -1,4 +1,4 @@
-"""What a sweep records of the command that started it, and of the launcher that ran it last."""
+"""What a sweep records about the command that started it and the launcher that ran it last."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from elman.sections.launching import LauncherConfig, SweepSettings
 
 @dataclass(frozen=True)
 class Command:
-    """The command that started a sweep, from which ``sweep.resume`` makes its own.
+    """The command that started a sweep; ``sweep.resume`` builds its own command from it.
 
     Args:
-        typed: All of it, without the program's name.
-        cwd: The folder in which it was typed, from which its relative paths count.
-        flags: Those of its flags that say where YAML files are found.
-        hydra: Its overrides of Hydra's own settings, but for places and modes.
-        launcher: Its overrides of the launcher and its settings.
+        typed: The whole command, without the program's name.
+        cwd: The folder in which it was typed; its relative paths start there.
+        flags: Its flags that say where YAML files are found.
+        hydra: Its overrides of Hydra's own settings, except for folders and modes.
+        launcher: Its overrides of the launcher and the launcher's settings.
         launcher_name: The launcher that ran the jobs last.
     """
 
@@ -56,15 +56,15 @@ def recorded_command(
     argv: Sequence[str],
     config_flags: Sequence[str],
 ) -> Command | None:
-    """Return what a sweep records of the command that started it, and of its launcher now.
+    """Return what a sweep records about the command that started it and its present launcher.
 
     Args:
         tree: The composed tree of this command.
         settings: The sweep's settings.
-        earlier: The record of the sweep that goes on. An old one has not recorded its command,
-            which nobody knows then.
+        earlier: The record of the sweep that is resumed. An old sweep has not recorded its
+            command, which is then unknown.
         argv: This command as typed, without the program's name.
-        config_flags: Those of its flags that say where YAML files are found.
+        config_flags: Its flags that say where YAML files are found.
     """
     of_hydra = typed_overrides(tree, "hydra")
     own_launcher = [text for text in of_hydra if re.match(r"hydra[./]launcher\b", text)]
@@ -94,7 +94,7 @@ def recorded_command(
 
 
 def _launcher_overrides(chosen: str, settings: LauncherConfig) -> list[str]:
-    """Return overrides that choose a launcher with just these settings."""
+    """Return overrides that choose a launcher with exactly these settings."""
     own = settings.model_dump(exclude={"name"})
     values = [f"launcher.{key}={as_override(value)}" for key, value in own.items()]
     return [f"launcher={chosen}", *values]

@@ -1,4 +1,4 @@
-"""``sweep.resume=<folder>``: an earlier sweep, of which only what is not ok runs again."""
+"""``sweep.resume=<folder>``: runs again those jobs of an earlier sweep that are not ok."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from elman.sections.launching import LauncherConfig
 
 SWEEP_FILE = "sweep.json"
 SUBMITTED = ".submitit"
-"""Folder in that of a sweep with the pickles and logs of its jobs."""
+"""Subfolder of a sweep's folder with the pickles and logs of its jobs."""
 
 
 def read_sweep(folder: Path) -> dict[str, Any]:
-    """Return what ``sweep.json`` of an earlier sweep says.
+    """Return the content of an earlier sweep's ``sweep.json``.
 
     Raises:
-        UserError: the folder is not that of a sweep.
+        UserError: the folder is not the folder of a sweep.
     """
     path = folder / SWEEP_FILE
     if not path.is_file():
         what = "no such folder" if not folder.exists() else f"not a sweep (no {SWEEP_FILE} in it)"
         raise UserError(f"sweep.resume={folder}: {what}; sweeps are below outputs/, as *_sweep")
     try:
-        # Sweeps of earlier versions have not recorded what they were told of sizes.
+        # Sweeps of earlier versions have not recorded what was typed about sizes.
         found: dict[str, Any] = {"claims": []} | json.loads(path.read_text(encoding="utf-8"))
         assert isinstance(found["arguments"], list)
         assert isinstance(found["claims"], list)
         assert isinstance(found["jobs"], list)
     except (OSError, ValueError, KeyError, TypeError, AssertionError):
-        raise UserError(f"{path}: cannot be read; start the sweep anew") from None
+        raise UserError(f"{path}: cannot be read; start a new sweep") from None
     return found
 
 
 def check_same(folder: Path, earlier: Mapping[str, Any], jobs: Sequence[SweepJob]) -> None:
-    """Raise UserError unless the jobs, now composed again, are those of the earlier sweep.
+    """Raise UserError unless the jobs, composed again, are the jobs of the earlier sweep.
 
     A job's folder is named by the hash of its configuration.
     """
@@ -49,13 +49,13 @@ def check_same(folder: Path, earlier: Mapping[str, Any], jobs: Sequence[SweepJob
     if len(before) != len(now):
         raise UserError(
             f"sweep.resume={folder}: that sweep had {len(before)} jobs and this command has "
-            f"{len(now)}; name nothing but sweep.resume, or start anew what was: {typed}"
+            f"{len(now)}; give only sweep.resume, or start a new sweep: {typed}"
         )
     for job, old, new in zip(jobs, before, now, strict=True):
         if old != new:
             raise UserError(
                 f"sweep.resume={folder}: job {job.number} was {old} and is {new} now, because "
-                f"a setting or a YAML file has changed since; start anew: {typed}"
+                f"a setting or a YAML file has changed since; start a new sweep: {typed}"
             )
 
 
@@ -68,22 +68,23 @@ def unfinished(
 
 
 def goes_on_by(folder: Path) -> str:
-    """Return the line with which every sweep ends that is not complete."""
-    return f"run again what is not ok: elman -m {pasteable('sweep.resume', str(folder))}"
+    """Return the last line of every sweep that is not complete."""
+    command = f"elman -m {pasteable('sweep.resume', str(folder))}"
+    return f"to run the jobs that are not ok again: {command}"
 
 
 def recorded_tasks(earlier: Mapping[str, Any] | None) -> dict[int, str]:
-    """Return the jobs that a sweep gave to a cluster, with their names in its queue."""
+    """Return the jobs that a sweep submitted to a cluster, with their names in its queue."""
     jobs = (earlier or {}).get("jobs", [])
     return {int(job["number"]): str(job["task"]) for job in jobs if job.get("task")}
 
 
 def in_queue(tasks: Mapping[int, str], launcher: LauncherConfig) -> dict[int, str]:
-    """Return those of the jobs that a cluster's queue still has.
+    """Return the jobs that are still in a cluster's queue.
 
     Args:
-        tasks: Their names there, by number.
-        launcher: What runs the jobs now.
+        tasks: Names of the jobs there, by number.
+        launcher: The launcher that runs the jobs now.
 
     Raises:
         UserError: the cluster does not answer.
@@ -97,7 +98,7 @@ def in_queue(tasks: Mapping[int, str], launcher: LauncherConfig) -> dict[int, st
     except FileNotFoundError:
         names = ", ".join(tasks.values())
         print(
-            f"warning: whether SLURM still has {names} cannot be asked here (no squeue); one that "
+            f"warning: there is no squeue here to ask whether SLURM still has {names}; one that "
             "starts meanwhile finds its folder taken and ends",
             flush=True,
         )

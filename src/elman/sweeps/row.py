@@ -16,8 +16,8 @@ class SweepRow:
     """One job.
 
     Args:
-        number: Its place in the sweep, from 1.
-        overrides: The overrides that tell it from the others.
+        number: Its number in the sweep, from 1.
+        overrides: The overrides that distinguish it from the other jobs.
         status: How it ended, in a word or two.
         result: Its ``result.json``, or None if it wrote none.
     """
@@ -29,9 +29,9 @@ class SweepRow:
 
     @property
     def failed(self) -> bool:
-        """Whether it ended otherwise than well."""
+        """Whether it ended in any other way than ok."""
         return self.status != RunStatus.OK
 
 
 PrintTable = Callable[[Sequence[SweepRow], Sequence[RunConfig], Path | None], None]
-"""Prints the table of a sweep: its rows, the jobs' configurations, and the sweep's folder."""
+"""Prints a sweep's table, given its rows, the jobs' configurations and the sweep's folder."""

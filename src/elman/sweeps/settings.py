@@ -1,4 +1,4 @@
-"""What a sweep as a whole is told: the sections ``launcher`` and ``sweep``, and who reads them."""
+"""Settings of a whole sweep: the sections ``launcher`` and ``sweep``, and who reads them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elman.config.keys import named_keys
 from elman.config.run_config import OF_SWEEPS, validate_sweep
 from elman.sections.launching import SweepSettings
 
-# A group of the user's own may hold both settings.
+# A config file of the user's own may hold both settings.
 _CLAIMS = ("sweep", "sweep.equal_size", "sweep.max_params_spread")
 
 
@@ -20,7 +20,7 @@ def sweep_settings(tree: DictConfig) -> SweepSettings:
     """Return the typed settings of the sweep that a composed tree belongs to.
 
     Raises:
-        UserError: a setting is wrong, or the launcher that was chosen does not read it.
+        UserError: a setting is wrong, or the chosen launcher does not read it.
     """
     named = named_keys(typed_overrides(tree, "task"))
     sections = {name: OmegaConf.to_container(tree[name], resolve=True) for name in OF_SWEEPS}
@@ -35,18 +35,18 @@ def sweep_settings(tree: DictConfig) -> SweepSettings:
 
 
 def claims(arguments: Sequence[str], earlier: Sequence[str] = ()) -> list[str]:
-    """Return the overrides that say what a sweep claims of its models' sizes.
+    """Return the overrides that say what a sweep claims about its models' sizes.
 
     Args:
         arguments: Overrides of this command.
-        earlier: Those of the sweep that goes on, which this command's replace.
+        earlier: Overrides of the sweep that is resumed; those of this command replace them.
     """
     own = [text for text in arguments if text.partition("=")[0].lstrip("+~") in _CLAIMS]
     return list({text.partition("=")[0]: text for text in (*earlier, *own)}.values())
 
 
 def claiming(settings: SweepSettings, tree: DictConfig) -> SweepSettings:
-    """Return settings with the claim of sizes of another composed tree.
+    """Return settings with the claim about sizes that another composed tree makes.
 
     Raises:
         UserError: the claim is wrong.
@@ -58,17 +58,19 @@ def claiming(settings: SweepSettings, tree: DictConfig) -> SweepSettings:
 
 
 def refuse_alone(named: Iterable[str]) -> None:
-    """Raise UserError if the command of a single job names what only sweeps read."""
+    """Raise UserError if the command of a single job names settings that only sweeps read."""
     for key in sorted(named):
         if is_of_sweeps(key):
             raise UserError(f"{key}: read only in a sweep; add -m or drop it")
 
 
 def refuse_in_process(tree: DictConfig, mode: str) -> None:
-    """Raise UserError if the command names a launcher's settings for a mode that needs none."""
+    """Raise UserError if the command sets up a launcher for a mode that needs none."""
     for key in sorted(named_keys(typed_overrides(tree, "task"))):
         if _of("launcher", key) or key == "sweep.resume":
-            raise UserError(f"{key}: mode={mode} runs in this process and reads it not; drop it")
+            raise UserError(
+                f"{key}: mode={mode} runs in this process and does not read it; drop it"
+            )
 
 
 def without_sweep_settings(overrides: Sequence[str]) -> list[str]:

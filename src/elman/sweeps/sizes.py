@@ -1,4 +1,4 @@
-"""Every model of a sweep, built without memory before the first job runs, and how they compare."""
+"""Builds a sweep's models without memory before the first job runs, and compares their sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def builds_a_model(config: RunConfig) -> bool:
-    """Whether a job's model is that of its own configuration, not a checkpoint's."""
+    """Whether a job's model comes from its own configuration, not from a checkpoint."""
     return "model" in MODES[config.mode].reads
 
 
@@ -23,10 +23,10 @@ def count_params(config: RunConfig, known: dict[str, int]) -> int:
 
     Args:
         config: The job.
-        known: Counts by what they depend on; what is found here is added.
+        known: Counts by what they depend on; a new count is added here.
 
     Raises:
-        UserError: the model cannot be built, or has another size than it says it has.
+        UserError: the model cannot be built, or its size is not the one that its file states.
     """
     from elman.models.build import build_model
 
@@ -38,7 +38,7 @@ def count_params(config: RunConfig, known: dict[str, int]) -> int:
 
 
 def size_lines(jobs: Sequence[SweepJob], params: Sequence[int]) -> list[str]:
-    """Return a line for each job: which model it is, and how large."""
+    """Return a line for each job with its model and the model's size."""
     labels = [" ".join(job.swept or job.overrides) for job in jobs]
     return [
         f"job {job.number}: {job.config.model.name}, {count:,} parameters"
@@ -50,10 +50,10 @@ def size_lines(jobs: Sequence[SweepJob], params: Sequence[int]) -> list[str]:
 def spread_note(
     jobs: Sequence[SweepJob], params: Sequence[int], settings: SweepConfig
 ) -> str | None:
-    """Return what a reader must know of the models' sizes, if they differ too much.
+    """Return a note for the reader if the models' sizes differ too much.
 
     Raises:
-        UserError: the sweep claims models of one size, and they are not.
+        UserError: the sweep claims models of one size, and their sizes differ.
     """
     by_size = sorted(zip(params, jobs, strict=True), key=lambda pair: pair[0])
     (least, smallest), (most, largest) = by_size[0], by_size[-1]

@@ -1,8 +1,8 @@
-"""Before the first job: which models would run as plain PyTorch, their slow path, and why.
+"""Finds, before the first job, which models would run as plain PyTorch (slow path), and why.
 
-One rule for all: such a model runs, is said in one line for each reason, and its result and rows
-are marked. A suite that claims speed is refused on a GPU, and so is a packaged baseline without its
-package; ``baseline.allow_slow=true`` lets both run.
+One rule holds for all: such a model runs, one line is printed for each reason, and its result and
+rows are marked. On a GPU a suite that claims speed is refused, and so is a packaged baseline
+without its package; ``baseline.allow_slow=true`` lets both run.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def slow_paths(
     """Return a line for each reason why models of a training sweep run on their slow path.
 
     Args:
-        suite: The suite that is run, if one is.
+        suite: The suite, if the sweep runs one.
         jobs: Its jobs.
-        launcher: What would run them.
+        launcher: The launcher that would run them.
 
     Raises:
         UserError: the suite claims speed, or a baseline lacks its package on a GPU, and
@@ -70,7 +70,7 @@ def _refusal(
     refused: Sequence[_Slow],
     claims: bool,
 ) -> str:
-    """Word why a sweep does not start, with every reason and what lets it."""
+    """Return the error of a sweep that does not start: every reason, and what lets it start."""
     names = {one.model for one in refused}
     rest = list(dict.fromkeys(c.model.name for c in configs if c.model.name not in names))
     if suite is None:
@@ -83,7 +83,7 @@ def _refusal(
 
 
 def _lines(slow: Iterable[_Slow], verb: str | None = None) -> list[str]:
-    """Return in words, for each reason, which models and cells have it."""
+    """Return one text for each reason, with the models and cells that have it."""
     groups: dict[str, list[_Slow]] = {}
     for one in slow:
         groups.setdefault(one.reason, []).append(one)
@@ -98,13 +98,13 @@ def _lines(slow: Iterable[_Slow], verb: str | None = None) -> list[str]:
 
 
 def _has_gpu(launcher: LauncherConfig) -> bool:
-    """Whether the jobs would find a GPU; a cluster's have one each."""
+    """Whether the jobs would find a GPU; on a cluster each job has one."""
     if isinstance(launcher, SlurmLauncher):
         return True
     from elman.devices.nvml_client import asked_driver
     from elman.devices.visible import usable_gpus
 
-    # The other launchers leave the choice to torch, which sees what is visible here.
+    # The other launchers leave the choice to torch, which sees the GPUs that are visible here.
     if isinstance(launcher, GpusLauncher):
         return bool(usable_gpus(asked_driver(), launcher)[0])
     return bool(usable_gpus(asked_driver(), GpusLauncher(name="gpus"), parts=True)[0])

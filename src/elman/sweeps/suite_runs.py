@@ -1,4 +1,4 @@
-"""``benchmark=<suite>``: its runs as jobs of a sweep, and what such a command may say."""
+"""``benchmark=<suite>``: its runs as jobs of a sweep, and what such a command may contain."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ChosenSuite:
 
     Args:
         name: Value of ``benchmark=``.
-        config: What its file says, with the user's ``benchmark.only``.
+        config: The content of its file, with the user's ``benchmark.only``.
     """
 
     name: str
@@ -41,7 +41,7 @@ class ChosenSuite:
 
     @property
     def definition(self) -> dict[str, Any]:
-        """What its file says of it, for :func:`elman.config.suites.parse_suite`."""
+        """The content of its file, for :func:`elman.config.suites.parse_suite`."""
         return self.config.model_dump(exclude={"only"}, exclude_defaults=True)
 
 
@@ -61,7 +61,8 @@ def chosen_suite(
         mode: Mode of the command.
 
     Raises:
-        UserError: the command names several suites, or what only the suite's file may say.
+        UserError: the command names several suites, or a setting that only the suite's file
+            may have.
     """
     own = {key: one for one in overrides if is_of_suites(key := _key(one))}
     if not own:
@@ -84,12 +85,13 @@ def chosen_suite(
 def expand_suite(
     suite: ChosenSuite, overrides: Sequence[Override], parser: OverridesParser
 ) -> list[Expanded]:
-    """Return (all overrides, those that tell it from the others) of every job of a suite.
+    """Return (all overrides, those that distinguish it from the others) for every job of a suite.
 
-    A job is a run's overrides and then the command's, of which the later counts: the user wins.
+    A job has the run's overrides and after them the command's. The later one counts: the user
+    wins.
 
     Raises:
-        UserError: the command chooses what the runs choose, or no run is left.
+        UserError: the command sets what the runs set, or no run is left.
     """
     own = [override for override in overrides if not is_of_suites(_key(override))]
     for override in own:
@@ -143,13 +145,13 @@ def _check_own(key: str, override: Override) -> None:
         raise UserError(several_suites(override.input_line or ""))
     if key not in (GROUP, ONLY):
         raise UserError(
-            f"{key}: stands in the suite's file; to change it copy the file to DIR/{GROUP} and add "
+            f"{key}: is set in the suite's file; to change it copy the file to DIR/{GROUP} and add "
             "--config-dir DIR"
         )
 
 
 def _names(override: Override) -> str | list[str] | None:
-    """Return what ``benchmark.only`` lists: a text, a list, or values separated by commas."""
+    """Return the entries of ``benchmark.only``: a text, a list, or values separated by commas."""
     if override.is_sweep_override():
         if not override.is_discrete_sweep():
             raise UserError(f"{override.input_line}: list models, as in {ONLY}=e1,e42")
@@ -195,11 +197,11 @@ def _names_its_models(suite: ChosenSuite, override: Override) -> str:
 
 
 def _same_twice(suite: ChosenSuite, run: Sequence[str], own: Sequence[Override]) -> str:
-    """Word the error of two runs that the command's overrides make the same."""
+    """Return the error for two runs that the command's overrides make the same."""
     keys = {text.partition("=")[0] for text in run}
     taken = [override.input_line or "" for override in own if _key(override) in keys]
     first = taken[0] if taken else " ".join(run)
     return (
-        f"{first}: some runs of {GROUP}={suite.name} differ in nothing else and would be the same; "
+        f"{first}: some runs of {GROUP}={suite.name} differ only in this and would be the same; "
         "drop it"
     )

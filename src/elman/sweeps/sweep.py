@@ -1,6 +1,6 @@
-"""``elman -m``: from one command to jobs, all checked before the first, and to one table.
+"""``elman -m``: turns one command into jobs, checks all before the first runs, prints one table.
 
-Expansion, checks and the table stand here; how jobs are started is the launcher's.
+Expansion, checks and the table are here; the launcher decides how jobs are started.
 """
 
 from __future__ import annotations
@@ -71,15 +71,15 @@ from elman.sweeps.suite_runs import ChosenSuite, chosen_suite, expand_suite
 
 @dataclass(frozen=True)
 class SweepCommand:
-    """The command that asks for a sweep, and what it lends for it.
+    """The command that asks for a sweep, with the functions that the sweep borrows from it.
 
     Args:
-        overrides: Its overrides, those of Hydra's own settings left out.
-        argv: All of it as typed, without the program's name.
-        config_flags: Those of its flags that say where YAML files are found.
+        overrides: Its overrides, without those of Hydra's own settings.
+        argv: The whole command as typed, without the program's name.
+        config_flags: Its flags that say where YAML files are found.
         start: Runs a command line; the process of each job calls it.
         run: Runs a prepared job in this process.
-        table_of: Returns what prints the table of a mode.
+        table_of: Returns the function that prints the table of a mode.
     """
 
     overrides: Sequence[str]
@@ -92,7 +92,7 @@ class SweepCommand:
 
 @dataclass(frozen=True)
 class _Ended:
-    """How jobs ended: for each what Hydra knows of it and its result; whether a signal came."""
+    """How jobs ended: Hydra's return and the result of each, and whether a signal came."""
 
     jobs: list[tuple[JobReturn, dict[str, Any] | None]]
     interrupted: bool = False
@@ -104,13 +104,13 @@ def sweep(
     """Run a whole sweep and return its exit status.
 
     Args:
-        context: Hydra's, which composes.
-        task: Hydra's task, for launchers of Hydra's own.
+        context: Hydra's context, which composes.
+        task: Hydra's task function, for Hydra's own launchers.
         config: The composed tree.
         command: The command.
 
     Raises:
-        UserError: a job is wrong; none has run then.
+        UserError: a job is wrong; no job has run then.
     """
     started = datetime.now().astimezone()
     _refuse_run_dir(config)
@@ -122,7 +122,7 @@ def sweep(
     claimed = claims(command.overrides, earlier["claims"] if earlier else ())
     if earlier:
         settings = _claiming_anew(context, config, suite, claimed, settings)
-    may_pack = not settings.sweep.dry_run  # which writes nothing
+    may_pack = not settings.sweep.dry_run  # a dry run writes nothing
     jobs = _checked_jobs(context, config, of_jobs, suite, may_pack)
     mode = _one_mode(jobs)
     if mode.in_process:
@@ -170,7 +170,7 @@ def sweep(
 
 @contextmanager
 def _said_how_it_goes_on(folder: Path | None, earlier: bool) -> Iterator[None]:
-    """Say of a sweep that an error ends how it goes on; one that ran no job leaves no folder."""
+    """Say how to resume a sweep that an error ends; one that ran no job leaves no folder."""
     try:
         yield
     except BaseException as error:
@@ -186,7 +186,7 @@ def _said_how_it_goes_on(folder: Path | None, earlier: bool) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Launch:
-    """What it takes to launch jobs of a sweep."""
+    """Everything that launching the jobs of a sweep needs."""
 
     context: HydraContext
     task: TaskFunction
@@ -196,12 +196,12 @@ class _Launch:
     record: Record
 
     def run(self, jobs: Sequence[SweepJob], mode: Mode, adopted: Mapping[int, str]) -> _Ended:
-        """Hand the jobs to whoever runs them; return how each ended and the result that it left.
+        """Hand the jobs to their launcher; return how each ended, with its result.
 
         Args:
             jobs: The jobs.
-            mode: Theirs.
-            adopted: Those that a cluster still has, with their names there.
+            mode: Their mode.
+            adopted: Jobs that are still in a cluster's queue, with their names there.
         """
         if mode.in_process:
             launched, found = in_process.launch(
@@ -258,10 +258,10 @@ def _run(
 def _left(
     jobs: Sequence[SweepJob], mode: Mode, tasks: Mapping[int, str], settings: SweepSettings
 ) -> tuple[list[SweepJob], dict[int, str]]:
-    """Return the jobs of an earlier sweep to run, or to follow in a cluster's queue.
+    """Return the jobs of an earlier sweep that are to run, or to follow in a cluster's queue.
 
-    They are neither ok already nor run by a process that nobody follows. The second result has the
-    names of those to follow.
+    It leaves out jobs that are ok and jobs that another process still runs. The second result has
+    the names of the jobs to follow.
     """
     todo = unfinished(jobs, [read_result(job.folder, mode.result_file) for job in jobs])
     print(f"{len(jobs) - len(todo)} of {len(jobs)} jobs are ok already", flush=True)
@@ -280,13 +280,13 @@ def _left(
             f"job {number} {what} and is not started again; once it has ended, type {again}",
             flush=True,
         )
-    # One that was ending may have ended well.
+    # A job that was ending may be ok by now.
     left = unfinished(todo, [read_result(job.folder, mode.result_file) for job in todo])
     return [job for job in left if job.number not in where], queued if adopts else {}
 
 
 def _earlier(settings: SweepSettings) -> dict[str, Any] | None:
-    """Return what is known of the sweep that goes on, if one does."""
+    """Return the manifest of the sweep that is resumed, or None."""
     if settings.sweep.resume is None:
         return None
     return read_sweep(Path(settings.sweep.resume).expanduser().absolute())
@@ -299,9 +299,9 @@ def _claiming_anew(
     claimed: Sequence[str],
     settings: SweepSettings,
 ) -> SweepSettings:
-    """Return the settings of a sweep that goes on, with the claim that it would start with now.
+    """Return the settings of a resumed sweep, with the claim about sizes that it would make now.
 
-    The command that takes it up names neither its suite nor what it was told of sizes.
+    The command that resumes it names neither its suite nor its settings about sizes.
     """
     chosen = [f"{GROUP}={quoted(suite.name)}"] if suite is not None else []
     with in_our_words(claimed, compose_tree):
@@ -310,7 +310,7 @@ def _claiming_anew(
 
 
 def _sizes(jobs: Sequence[SweepJob], settings: SweepSettings) -> list[str]:
-    """Build every model without memory; return what is to be said of their sizes."""
+    """Build every model without memory; return the notes about their sizes."""
     if MODES[jobs[0].config.mode].in_process or not builds_a_model(jobs[0].config):
         return []
     known: dict[str, int] = {}
@@ -326,7 +326,7 @@ def _sizes(jobs: Sequence[SweepJob], settings: SweepSettings) -> list[str]:
 def _check_launcher(
     config: DictConfig, jobs: Sequence[SweepJob], mode: Mode, settings: SweepSettings
 ) -> list[str]:
-    """Refuse, before there is a folder, what the launcher would refuse; return what to say."""
+    """Refuse what the launcher would refuse, before there is a folder; return its notes."""
     if isinstance(settings.launcher, GpusLauncher) and not mode.in_process:
         from elman.devices.nvml_client import asked_driver
         from elman.devices.visible import usable_gpus
@@ -357,14 +357,14 @@ def _parsed(
 
 
 def _refuse_swept_settings(context: HydraContext, arguments: Sequence[str]) -> None:
-    """Refuse several values of what a sweep as a whole is told once, and what one run is told."""
+    """Refuse several values for a setting of the whole sweep, and settings of a single run."""
     for override in _parsed(context, arguments)[1]:
         key = override.get_key_element().lstrip("+~")
         if is_of_sweeps(key) and override.is_sweep_override():
-            raise UserError(f"{override.input_line}: holds for the whole sweep; give one value")
+            raise UserError(f"{override.input_line}: applies to the whole sweep; give one value")
         if key == "train.resume" and override.value() is not None:
             raise UserError(
-                f"{override.input_line}: goes on with one run, and this is a sweep; type elman -m "
+                f"{override.input_line}: resumes one run, and this is a sweep; type elman -m "
                 "sweep.resume=<folder of the sweep or suite>, or elman train.resume=<run folder> "
                 "alone"
             )
@@ -373,7 +373,7 @@ def _refuse_swept_settings(context: HydraContext, arguments: Sequence[str]) -> N
 def _suite(
     context: HydraContext, config: DictConfig, arguments: Sequence[str]
 ) -> ChosenSuite | None:
-    """Return the suite of the sweep; one that goes on names it in what it was asked before."""
+    """Return the suite of the sweep; a resumed one names it in its recorded overrides."""
     loader = context.config_loader
     with in_our_words(arguments, compose_tree):
         return chosen_suite(
@@ -403,7 +403,7 @@ def _checked_jobs(
 
 @contextmanager
 def _named(number: int, total: int, overrides: Sequence[str]) -> Iterator[None]:
-    """Say in an error which job of the sweep it is about."""
+    """Add to an error which job of the sweep it is about."""
     try:
         yield
     except UserError as error:
@@ -443,10 +443,14 @@ def _with_folders(
     named = any(text.startswith("hydra.sweep.dir=") for text in typed_overrides(config, "hydra"))
     if not mode.makes_folder:
         if named:
-            raise UserError(f"hydra.sweep.dir: mode={jobs[0].config.mode} makes none; drop it")
+            raise UserError(
+                f"hydra.sweep.dir: mode={jobs[0].config.mode} makes no sweep folder; drop it"
+            )
         return jobs, None
     if settings.sweep.resume is not None and named:
-        raise UserError("hydra.sweep.dir: sweep.resume goes on in the sweep's own folder; drop it")
+        raise UserError(
+            "hydra.sweep.dir: sweep.resume continues in the sweep's own folder; drop it"
+        )
     if settings.sweep.resume is not None:
         folder = Path(settings.sweep.resume).expanduser().absolute()
     elif settings.sweep.dry_run:
@@ -467,7 +471,7 @@ def _in_folder(job: SweepJob, folder: Path, width: int) -> SweepJob:
 
 
 def _row(job: SweepJob, returned: JobReturn, result: dict[str, Any] | None, mode: Mode) -> SweepRow:
-    """Return a job's line of the table; one that was not started now may have begun before."""
+    """Return a job's line of the table; a job that did not start now may have begun before."""
     status = job_status(returned, result)
     if status == NOT_STARTED:
         status = state(job.folder, mode.result_file)

@@ -1,4 +1,4 @@
-"""Whether others computed on the GPU of a run while it trained."""
+"""Watches whether other processes used the GPU of a run while it trained."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ SAMPLE_SECONDS = 5.0
 
 
 class ContentionWatch:
-    """Looks at the GPU of this process now and then.
+    """Looks from time to time for other processes on the GPU of this process.
 
     Attributes:
-        contended: True once a process of somebody else was seen, False after looking in vain; None
-            where nobody can look: on a CPU, or without the driver's library.
+        contended: True once a foreign process was seen; False if every look found none; None where
+            looking is impossible: on a CPU, or without the driver's library.
     """
 
     def __init__(self, device: torch.device, asked: Driver | None = None) -> None:
@@ -28,7 +28,7 @@ class ContentionWatch:
         self._next = 0.0
 
     def sample(self) -> None:
-        """Look, unless that was just done."""
+        """Look, unless the last look was a moment ago."""
         if self._uuid is None or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + SAMPLE_SECONDS
@@ -38,10 +38,11 @@ class ContentionWatch:
 
 
 def foreign(processes: tuple[GpuProcess, ...]) -> bool:
-    """Whether there is a process that is neither this one nor of its making.
+    """Whether a process uses the GPU that is neither this one nor a child of it.
 
-    In a container the driver may number processes as the machine outside does. Then this process
-    is not in the list by its own number, and one that is not there in here is taken for it.
+    In a container the driver may list processes by their numbers on the host. Then the list does
+    not contain this process's own number, so a listed number that does not exist in the container
+    is taken for this process.
     """
     here = psutil.Process()
     own = {here.pid, *(child.pid for child in here.children(recursive=True))}

@@ -1,10 +1,10 @@
 """The training pass as CUDA graphs: captured once, then replayed without Python.
 
 A small model's pass is thousands of short kernels, and a GPU waits for the interpreter between
-them. A CUDA graph launches them all at once, on the same memory every time: bytes and carried
-states are copied into tensors that stay, and loss, gradients and new states appear in others.
-What the optimiser does between two replays stays outside and as it is, since it changes weights
-and gradients in place.
+them. A CUDA graph launches them all at once, on the same memory every time. Bytes and carried
+states are copied into fixed input tensors; loss, gradients and new states appear in fixed output
+tensors. The optimizer is not part of the graph. It needs no change, since it changes weights and
+gradients in place.
 
 Shapes: b rows, t predicted bytes; a batch is [b, t+1] bytes.
 """
@@ -28,19 +28,19 @@ from elman.training.optim.optimizers import TrainingOptimizer
 from elman.training.passes import EagerPass, Mark
 from elman.training.rng import rng_state, set_rng_state
 
-# Between a replay and the same pass, eager: only sums whose order the GPU chooses may differ.
+# Between a replay and the same pass run eagerly. Only sums whose order the GPU chooses may differ.
 TOLERANCE = 1e-2
 
 
 def uses_graph(config: RunConfig, device: torch.device) -> bool:
-    """Return whether ``train.graph`` means that the pass is replayed on this device.
+    """Return whether ``train.graph`` asks for a CUDA graph on this device.
 
     Raises:
         UserError: ``true`` was asked for and there is no GPU.
     """
     train = config.train
     if train.graph == "auto":
-        # A profile names operators, and a replay has none.
+        # A profile shows operators, and a replay runs none.
         fitting = not train.profile and graph_conflict(train, config.model) is None
         return device.type == "cuda" and fitting and not _loops_in_python(config)
     if train.graph and device.type != "cuda":
@@ -52,22 +52,22 @@ def uses_graph(config: RunConfig, device: torch.device) -> bool:
 
 
 def _loops_in_python(config: RunConfig) -> bool:
-    """Return whether a step of time is a round of a loop in Python.
+    """Return whether a Python loop computes one time step after another.
 
-    Its pass is 10^5 short kernels or more. What time and memory a graph of so many takes was never
-    measured, so it has to be asked for.
+    Such a pass is 10^5 short kernels or more. Nobody has measured the time and memory that so large
+    a graph takes, so the user must ask for it.
     """
     cell = registry.cell(config.model.cell).under(config.model.options)
     return config.kernels.backend == "reference" or tuple(cell.backends) == ("reference",)
 
 
 class _Kind(NamedTuple):
-    """One of the computations that a micro-batch may be.
+    """A kind of micro-batch: each kind is recorded as its own graph.
 
     Args:
-        restart: Whether its rows start without states; zeros given as states may be computed
-            otherwise.
-        fresh: Whether its gradients replace those that are there.
+        restart: Whether its rows start without states. (The same pass with states of zeros may
+            take other code.)
+        fresh: Whether its gradients replace the existing ones instead of being added.
     """
 
     restart: bool
@@ -80,18 +80,18 @@ class _Recorded(NamedTuple):
 
 
 class ReplayedPass:
-    """A pass that is recorded once and replayed.
+    """A training pass that is recorded once and then replayed.
 
-    The gradients of the first micro-batch of a step are not added to zeros but written, as in an
-    eager step, whose gradients are None before; so each parameter of which the pass has no gradient
-    keeps None.
+    The first micro-batch of a step writes its gradients; it does not add them to zeros. An eager
+    step does the same, because its gradients are None before. So a parameter that gets no gradient
+    in the pass keeps None.
 
     Args:
         config: The run's configuration.
-        model: What is trained; its parameters and buffers stay where they are from now on.
-        optimizer: Its optimiser.
-        device: Where both are.
-        graphs: What records and replays; None is CUDA graphs.
+        model: The model to train. Its parameters and buffers must not move in memory from now on.
+        optimizer: Its optimizer.
+        device: Device of both.
+        graphs: Records and replays the work; None means CUDA graphs.
     """
 
     def __init__(
@@ -116,45 +116,45 @@ class ReplayedPass:
         """See :class:`~.passes.TrainingPass`: builds kernels, records, and compares.
 
         Raises:
-            UserError: the pass cannot be recorded, or a replay computes something else.
+            UserError: the pass cannot be recorded, or a replay gives another result.
         """
         rng, kinds = rng_state(self._device), self._kinds()
         self._begin()
         with self._graphs.aside():
-            # Once without looking: kernels are built, and some try variants of themselves.
+            # The first run's result is ignored: kernels are built, and some time their variants.
             for kind in kinds:
                 self._compute(kind)
             set_rng_state(rng, self._device)
             wanted = self._run_eagerly(kinds)
         self._optimizer.zero_grad()
         if self._states is not None:
-            # Elsewhere, so that all memory of those passes can be given back before a capture.
+            # In a separate function, so that the memory of these passes is free before a capture.
             self._states = copied(self._states)
-        # The fresh one first: it makes the gradients that the others add to.
+        # The fresh kind comes first: it makes the gradients that the others add to.
         for kind in sorted(kinds, key=lambda kind: not kind.fresh):
             self._recorded[kind] = self._record(kind)
         set_rng_state(rng, self._device)
         found = self._run_recorded(kinds)
         if not torch.allclose(found, wanted, rtol=TOLERANCE, equal_nan=True):
-            self._refuse("computes something else as a CUDA graph")
+            self._refuse("gives other results as a CUDA graph")
 
     def run(
         self, tokens_bt1: Tensor, states: list[State] | None, *, fresh: bool, mark: Mark
     ) -> tuple[Tensor, list[State] | None]:
-        """See :class:`~.passes.TrainingPass`: forward and backward pass end together."""
+        """See :class:`~.passes.TrainingPass`; the marks for forward and backward come together."""
         assert self._recorded, "prepare records the pass"
         self._tokens_bt1.copy_(tokens_bt1)
         if states is not None and states is not self._states:
             assert self._states is not None
             overwrite(self._states, states)
         kind = _Kind(states is None, fresh)
-        if kind not in self._recorded:  # a restart in a step's first micro-batch, which is rare
+        if kind not in self._recorded:  # rare: a restart in a step's first micro-batch
             torch._foreach_zero_(self._gradients())
             kind = kind._replace(fresh=False)
         return self._replay(kind), self._states
 
     def _kinds(self) -> list[_Kind]:
-        """Return what is recorded, in an order in which states are there when they are needed."""
+        """Return the kinds to record, ordered so that states exist before they are needed."""
         restart = not self._carries
         kinds = [_Kind(restart, fresh=True)]
         if self._config.train.grad_accum > 1:
@@ -162,14 +162,14 @@ class ReplayedPass:
         return [_Kind(restart=True, fresh=False), *kinds] if self._carries else kinds
 
     def _begin(self) -> None:
-        """Forget an earlier recording, and write bytes of every value for the next."""
+        """Forget earlier recordings, and fill the input with bytes of every value."""
         self._states = None
         self._recorded.clear()
         values = torch.arange(self._tokens_bt1.numel(), device=self._device) % 256
         self._tokens_bt1.copy_(values.view_as(self._tokens_bt1))
 
     def _compute(self, kind: _Kind) -> Tensor:
-        """Do what a graph holds: add the gradients of a micro-batch, and keep its states."""
+        """Run the work that a graph records: add a micro-batch's gradients and store its states."""
         given = None if kind.restart else self._states
         loss, states = self._eager.compute(self._tokens_bt1, given)
         if states is not None and self._states is None:
@@ -185,7 +185,7 @@ class ReplayedPass:
         losses: list[Tensor] = []
         try:
             replay = self._graphs.record(lambda: losses.append(self._compute(kind)))
-        except Exception as error:  # the same pass has just run well, so it is the recording's
+        except Exception as error:  # the eager pass has just worked, so recording is at fault
             first = _first_cause(error)
             if isinstance(first, torch.OutOfMemoryError) or not isinstance(first, Exception):
                 raise first from None
@@ -205,11 +205,11 @@ class ReplayedPass:
         return torch.stack([loss, torch.nn.utils.get_total_norm(self._gradients())])
 
     def _run_eagerly(self, kinds: Sequence[_Kind]) -> Tensor:
-        """Return the figures of a micro-batch of each kind.
+        """Return loss and gradient norm of one micro-batch of each kind.
 
         Raises:
-            UserError: they have gradients of different parameters, so that a step could not tell
-                those of which it has none.
+            UserError: the kinds give gradients to different sets of parameters, so a step could not
+                tell which parameters have no gradient.
         """
         figures, owners = [], set()
         for kind in kinds:
@@ -221,7 +221,7 @@ class ReplayedPass:
         return torch.stack(figures)
 
     def _run_recorded(self, kinds: Sequence[_Kind]) -> Tensor:
-        """Return the same of replays."""
+        """Return the same numbers for replays."""
         figures = []
         for kind in kinds:
             torch._foreach_zero_(self._gradients())
@@ -236,7 +236,7 @@ class ReplayedPass:
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """Return what went wrong first: ending a capture that failed fails, too."""
+    """Return the first error of a chain: after a failed capture, ending it fails, too."""
     while error.__context__ is not None:
         error = error.__context__
     return error

@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 PLAIN_SECONDS = 5.0
-"""Between two lines where there is no terminal."""
+"""Seconds between two lines where there is no terminal."""
 WAIT_SECONDS = 15.0
-"""Without a line, after which a wait says how far it is where there is no terminal."""
+"""Seconds without a line, after which a wait prints its progress where there is no terminal."""
 _BAR = 24
 
 _log = logging.getLogger("elman.train")
@@ -34,7 +34,7 @@ class Progress:
         lr: Learning rate.
         tok_s: Predicted bytes per second since the last moment shown.
         seconds_left: Estimated training time left.
-        memory: Bytes, as the definition of peak memory.
+        memory: Bytes, as peak memory is defined.
     """
 
     step: int
@@ -47,7 +47,7 @@ class Progress:
     memory: int
 
     def fields(self) -> dict[str, str]:
-        """Return what is shown, by name, in order."""
+        """Return the parts of the line by name, in order."""
         rate = f"{self.tok_s:,.0f}" if self.tok_s else "-"
         left = duration(self.seconds_left) if self.seconds_left is not None else "-"
         return {
@@ -61,7 +61,7 @@ class Progress:
         }
 
     def line(self, left_out: Collection[str] = ()) -> str:
-        """Return it as one line of text, for the log and, less ``left_out``, a terminal."""
+        """Return one line of text without the parts in ``left_out``; the log has every part."""
         return " | ".join(text for name, text in self.fields().items() if name not in left_out)
 
 
@@ -77,10 +77,10 @@ class Display:
         self._progress: Progress | None = None
 
     def start(self) -> None:
-        """Begin the live line, where the console can show one."""
+        """Start the live line if the console can show one."""
         if self.console.is_terminal:
-            # Drawn when something is new and not by a thread of its own, which would take the
-            # interpreter from a small model's many short operations.
+            # The line is drawn only when something changes. A drawing thread would compete for
+            # the interpreter with a small model's many short operations.
             self._live = Live(console=self.console, auto_refresh=False, transient=True)
             self._live.start()
 
@@ -97,12 +97,12 @@ class Display:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def activity(self, text: str) -> None:
-        """Name what the run does besides training (validating, saving), or nothing."""
+        """Show what the run does besides training (validating, saving), or clear it."""
         self._activity = text
         self._refresh()
 
     def waiting(self, text: str, every: float = WAIT_SECONDS) -> None:
-        """Name what the run does and how far it is: on a terminal, elsewhere in sparse lines.
+        """Show what the run does and how far it is: live on a terminal, else in occasional lines.
 
         Args:
             text: What is shown.
@@ -131,7 +131,7 @@ class Display:
             self._live.update(shown, refresh=True)
 
 
-# Dropped in this order until the line fits; what the run does now stays longest, after the step.
+# Parts are dropped in this order until the line fits. The step stays longest, then the activity.
 _DROPPED = ("mem", "lr", "bar", "bpb", "tok/s", "left", "loss")
 
 

@@ -1,4 +1,4 @@
-"""The held-out windows of a run: scored, with how far it is, and foretold where that is long."""
+"""Scores the held-out windows of a run, shows the progress, and warns if it will take long."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from elman.models.language_model import LanguageModel
 from elman.training.display import WAIT_SECONDS, Display, duration
 
 _WORTH_SAYING_SECONDS = 10.0
-# Of each row of one batch, to learn the speed of a forward pass.
+# Bytes of each row of one batch that are run to learn the speed of a forward pass.
 _TRIED_BYTES = 32
 
 
@@ -27,7 +27,7 @@ class HeldOut:
         config: The run's configuration.
         data: The open data.
         device: Where the model lives.
-        display: What people see.
+        display: Shows progress to people.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class HeldOut:
 
     @property
     def predicted(self) -> int:
-        """Bytes that a validation predicts: fewer than asked for if the held-out tail is short."""
+        """Bytes that a validation predicts; fewer than requested if the held-out tail is short."""
         return self._bytes(None)
 
     def score(
@@ -54,12 +54,12 @@ class HeldOut:
 
         Args:
             model: With the weights to score.
-            interruption: Ends it at once.
-            what: What it is done for, for people.
-            sample: Bytes to predict; None is ``data.val_sample``, the definition of ``val_bpb``.
+            interruption: A signal that it notes ends the scoring at once.
+            what: The activity to show, for people.
+            sample: Bytes to predict; None means ``data.val_sample``, as ``val_bpb`` is defined.
 
         Raises:
-            Stopped: a signal came; there is no number then.
+            Stopped: a signal came, so there is no number.
         """
         total, began = self._bytes(sample), time.perf_counter()
         if sample is None and self._seconds is not None and self._seconds >= WAIT_SECONDS:
@@ -91,12 +91,12 @@ class HeldOut:
     def foretell(self, model: LanguageModel, step_seconds: float, steps_done: int) -> None:
         """Say before the first step if validating will take longer than training.
 
-        The discarded step bounds a validation from above: it went backward, too, and may have
-        compiled. Only if that is too long is a piece of a validation tried.
+        The discarded first step gives an upper bound: it also ran the backward pass, and may have
+        compiled kernels. Only if that bound is too long, a part of a validation is timed.
 
         Args:
             model: The model.
-            step_seconds: Time of one optimizer step, at most.
+            step_seconds: Upper bound of the time of one optimizer step.
             steps_done: Steps of earlier sessions.
         """
         train, data = self._config.train, self._config.data
@@ -127,9 +127,9 @@ class HeldOut:
         self._display.say(line)
 
     def _tried(self, model: LanguageModel) -> float:
-        """Return the time of a validation, from the first bytes of the rows of its first batch."""
+        """Return the time of a validation, estimated from the start of its first batch's rows."""
         train = self._config.train
-        self._display.activity("timing a piece of a validation")
+        self._display.activity("timing a part of a validation")
         rows = next(validation_batches(self._data, *self._windows(None), train.batch_size))
         piece = rows[:, : _TRIED_BYTES + 1]
         fastest = math.inf

@@ -1,4 +1,4 @@
-"""The books of a run: losses, rates, times, and where they are written and shown."""
+"""Collects a run's losses, rates and times, and passes them to the recorder and the display."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elman.evaluation.metrics import (
     Throughput,
     TrainingClock,
     bits_per_byte,
-    model_flops_utilisation,
+    model_flops_utilization,
 )
 from elman.training.contention import ContentionWatch
 from elman.training.display import Display, Progress
@@ -25,7 +25,8 @@ from elman.training.stepper import Step
 class Ledger:
     """Turns optimizer steps into the defined numbers.
 
-    Losses stay on the device until :meth:`flush`, so that a GPU is not waited for at every step.
+    Losses stay on the device until :meth:`flush`, so that the host need not wait for the GPU at
+    every step.
     """
 
     def __init__(self, config: RunConfig, display: Display, device: torch.device) -> None:
@@ -41,7 +42,7 @@ class Ledger:
         self._pending: list[Step] = []
 
     def share(self, step: int) -> float:
-        """Return the share of the budget used at ``step``: minutes or steps, the larger."""
+        """Return the used share of the budget at ``step``: of minutes or of steps, the larger."""
         train = self._config.train
         shares = [0.0]
         if train.steps is not None:
@@ -52,17 +53,17 @@ class Ledger:
 
     @property
     def recorder(self) -> Recorder:
-        """Where the numbers of this session are written."""
+        """The recorder that writes the numbers of this session."""
         assert self._recorder is not None, "the session has not begun"
         return self._recorder
 
     @property
     def begun(self) -> bool:
-        """Whether a session has begun: its clock runs, and its numbers are kept."""
+        """Whether a session has begun: its clock runs, and its numbers are recorded."""
         return self._recorder is not None
 
     def begin(self, recorder: Recorder, step: int, tokens: int) -> None:
-        """Start a session: its records go to ``recorder``, and its clock runs from here."""
+        """Start a session: its records go to ``recorder``, and its clock starts now."""
         self._recorder = recorder
         train = self._config.train
         values = {"batch_size": train.batch_size, "chunk_size": train.chunk_size}
@@ -71,17 +72,18 @@ class Ledger:
         self.clock.start()
 
     def book(self, taken: Step, tokens: int) -> None:
-        """Book one optimizer step."""
+        """Record one optimizer step."""
         self._pending.append(taken)
         self.throughput.step(tokens, self.clock.seconds())
 
     def flush(self, applied: int, data_wait: float, *, show: bool = True) -> None:
-        """Fetch, record and show the steps booked since the last flush.
+        """Fetch, record and show the steps since the last flush.
 
         Args:
-            applied: The last step whose update was applied; later ones are recorded as not.
+            applied: The last step whose update was applied; later ones are recorded as not applied.
             data_wait: Seconds spent waiting for data so far.
-            show: Whether people see them, too: not before a save that must not wait for anybody.
+            show: Whether to display them, too. False before a save, which must not wait for a
+                blocked terminal.
         """
         if not self._pending:
             return
@@ -105,7 +107,7 @@ class Ledger:
             self._window(applied, sum(good) / len(good), lr, data_wait, show)
 
     def validated(self, step: int, val_bpb: float, predicted: int) -> bool:
-        """Book a validation; return whether it is the best so far."""
+        """Record a validation; return whether it is the best so far."""
         self.val_bpb, self.val_tokens, self.validated_step = val_bpb, predicted, step
         self.recorder.event("validation", step, {"val_bpb": val_bpb, "val_tokens": predicted})
         self._display.say(f"step {step:>6} | val_bpb {val_bpb:.4f}")
@@ -114,7 +116,7 @@ class Ledger:
         return improved
 
     def recall(self, step: int, val_bpb: float, predicted: int) -> None:
-        """Take over a validation of saved weights, which may have come after their state."""
+        """Take over the validation of saved weights; it may be newer than the saved state."""
         self.val_bpb, self.val_tokens, self.validated_step = val_bpb, predicted, step
         self.best_val_bpb = min(val_bpb, self.best_val_bpb or val_bpb)
 
@@ -124,7 +126,7 @@ class Ledger:
         seconds = self.clock.seconds()
         mfu = None
         if rate is not None and self._device.type == "cuda":
-            mfu = model_flops_utilisation(params, rate, device_name(self._device))
+            mfu = model_flops_utilization(params, rate, device_name(self._device))
         return {
             "contended": self.contention.contended,
             "params": params,
@@ -145,7 +147,7 @@ class Ledger:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the books, for a resumed run."""
+        """Return all totals and losses, for a resumed run."""
         return {
             "clock": self.clock.state_dict(),
             "losses": self.losses.state_dict(),
@@ -160,11 +162,11 @@ class Ledger:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue the books of an earlier session."""
+        """Continue from the totals and losses of an earlier session."""
         self.clock.load_state_dict(state["clock"])
         self.losses.load_state_dict(state["losses"])
         self.throughput.load_state_dict(state["throughput"])
-        self.contention.contended = state.get("contended")  # not in the first checkpoints
+        self.contention.contended = state.get("contended")  # missing in the oldest checkpoints
         self.val_bpb, self.best_val_bpb, self.val_tokens, self.validated_step = state["validation"]
 
     def _window(self, step: int, loss: float, lr: float, data_wait: float, show: bool) -> None:
@@ -187,7 +189,7 @@ class Ledger:
 
 
 def _not_finite(loss: float) -> str:
-    """Name what kept a step from the weights."""
+    """Return why the update of a step was not applied, in words."""
     return "gradient" if math.isfinite(loss) else "loss"
 
 

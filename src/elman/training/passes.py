@@ -18,21 +18,21 @@ from elman.models.state import State
 from elman.training.optim.optimizers import TrainingOptimizer
 
 Mark = Callable[[str], None]
-"""Called with its name when a part of a step ends."""
+"""Called with the name of a part of a step when that part ends."""
 
 
 def unmarked(part: str) -> None:
-    """What training does when a part of a step ends: nothing."""
+    """The default mark: do nothing."""
 
 
 class TrainingPass(Protocol):
     """Forward and backward pass of a micro-batch; the gradients land in the parameters."""
 
     def prepare(self, states: Sequence[State] | None) -> None:
-        """Do once what the first pass would take longer for; weights and gradients stay as are.
+        """Do the one-time work of the first pass now; weights and gradients do not change.
 
         Args:
-            states: Those that the first pass will be given.
+            states: The states that the first pass will get.
         """
 
     def run(
@@ -42,14 +42,15 @@ class TrainingPass(Protocol):
 
         Args:
             tokens_bt1: Bytes, uint8, on the device.
-            states: What the last call returned, or what was saved of it; None starts the rows.
-            fresh: Whether this is the first micro-batch of its optimizer step: its gradients
-                replace those that are there, later ones are added.
-            mark: Told when the forward pass ends, if it ends apart from the backward pass.
+            states: The states that the last call returned, or a saved copy; None for rows that
+                start.
+            fresh: Whether this is the first micro-batch of its optimizer step. Its gradients
+                replace the existing ones; those of later ones are added.
+            mark: Called when the forward pass ends, if the two passes are separate.
 
         Returns:
-            The loss, nats per byte, and the states after the batch with ``train.tbptt``, without
-            None. Both hold until the next call.
+            The loss, nats per byte, and the states after the batch (None without ``train.tbptt``).
+            Both are valid until the next call.
         """
         ...
 
@@ -59,9 +60,9 @@ class EagerPass:
 
     Args:
         config: The run's configuration.
-        model: What is trained.
-        optimizer: Its optimiser, which knows the gradients.
-        device: Where both are.
+        model: The model to train.
+        optimizer: Its optimizer, which knows the gradients.
+        device: Device of both.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class EagerPass:
         self._loss = torch.compile(model.loss) if config.train.compile else model.loss
 
     def prepare(self, states: Sequence[State] | None) -> None:
-        """See :class:`TrainingPass`: builds kernels, and proves that a pass fits into memory."""
+        """See :class:`TrainingPass`; builds kernels, and checks that a pass fits into memory."""
         shape = (self._train.batch_size, self._train.chunk_size + 1)
         self.compute(torch.zeros(shape, dtype=torch.uint8, device=self._device), states)
         self._optimizer.zero_grad()
@@ -91,7 +92,7 @@ class EagerPass:
     def compute(
         self, tokens_bt1: Tensor, states: Sequence[State] | None, mark: Mark = unmarked
     ) -> tuple[Tensor, list[State] | None]:
-        """Compute one micro-batch; its gradients are added to those that are there."""
+        """Compute one micro-batch; its gradients are added to the existing ones."""
         with autocast(self._device, self._train.precision):
             loss, carried = self._loss(tokens_bt1, states)
         mark("forward")

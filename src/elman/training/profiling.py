@@ -32,7 +32,7 @@ def profiling(enabled: bool, folder: Path, device: torch.device) -> Iterator[Cal
     def export(profiler: torch.profiler.profile) -> None:
         try:
             profiler.export_chrome_trace(str(folder / TRACE))
-        except Exception as error:  # a trace is no reason to lose a run
+        except Exception as error:  # a failed trace must not end a run
             _log.warning("no trace: %s", first_line(error))
 
     with torch.profiler.profile(

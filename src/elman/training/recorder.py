@@ -55,13 +55,13 @@ class Recorder:
         self._show(numbers, step)
 
     def close(self) -> None:
-        """Write what waits for room, close every stream, and say what is lost."""
+        """Write what waits for disk space, close every stream, and say what is lost."""
         lost = {METRICS: self._stream.close()}
         for sink in self._sinks:
             lost[sink.name] = self._guarded(sink, sink.close) or 0
         named = [f"{size:,} bytes of {name}" for name, size in lost.items() if size]
         if named:
-            self._say(f"warning: there was no room for {' and '.join(named)}")
+            self._say(f"warning: lost for lack of disk space: {' and '.join(named)}")
 
     def _append(self, records: list[dict[str, Any]]) -> None:
         lines = "".join(json.dumps(record) + "\n" for record in records)
@@ -72,7 +72,7 @@ class Recorder:
             self._guarded(sink, partial(sink.scalars, values, step))
 
     def _guarded(self, sink: _Sink, act: Callable[[], int | None]) -> int | None:
-        """Let no dashboard end a run: one that fails is left, with one line."""
+        """Call the dashboards; one that fails is dropped with a warning and never ends a run."""
         try:
             return act()
         except Exception as error:
@@ -84,8 +84,8 @@ class Recorder:
 class _TensorBoard:
     """Writes TensorBoard's event file itself.
 
-    torch's SummaryWriter has a thread for it, which a full disk ends with a traceback, and its
-    caller then waits for good.
+    torch's SummaryWriter uses a thread. A full disk ends that thread with a traceback, and then the
+    caller waits forever.
     """
 
     name = "tensorboard"
@@ -158,7 +158,7 @@ def _open_sinks(folder: Path, config: RunConfig) -> list[_Sink]:
 
 
 def write_result(folder: Path, result: dict[str, Any]) -> Path:
-    """Write ``result.json`` atomically; the result of an earlier session is kept, numbered.
+    """Write ``result.json`` atomically; an earlier session's result is kept under a number.
 
     Raises:
         OSError: it cannot be written.

@@ -1,4 +1,4 @@
-"""The generators that a training step may draw from."""
+"""The random generators that a training step may draw from."""
 
 from __future__ import annotations
 

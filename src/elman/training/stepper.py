@@ -27,7 +27,7 @@ from elman.training.rng import rng_state, set_rng_state
 
 
 class Step(NamedTuple):
-    """What one optimizer step leaves behind; the tensors stay on the device until asked for."""
+    """Results of one optimizer step; the tensors stay on the device until they are read."""
 
     step: int
     loss: Tensor
@@ -36,7 +36,7 @@ class Step(NamedTuple):
 
 
 class _Bookmark(NamedTuple):
-    """Where a step began that may have to be taken again."""
+    """The state before a step, in case the step must be undone."""
 
     batches: dict[str, Any]
     states: list[State] | None
@@ -45,15 +45,15 @@ class _Bookmark(NamedTuple):
 
 
 class Stepper:
-    """Owns the model, the optimiser and the data of a run, and takes its optimizer steps.
+    """Owns the model, the optimizer and the data of a run, and takes its optimizer steps.
 
-    A non-finite loss or gradient blocks its own update and every later one on the device;
-    :meth:`blocked` tells, one step late on a GPU so that nothing waits for it.
+    A non-finite loss or gradient blocks its own update and every later one on the device.
+    :meth:`blocked` reports it; on a GPU it does so one step late, so that nothing waits.
 
     Attributes:
-        graph: Whether forward and backward pass are replayed as a CUDA graph.
-        mark: Called with its name when a part of a step ends: data, forward, backward, optimiser.
-            Of a graph, forward and backward pass end together.
+        graph: Whether the forward and backward passes are replayed as a CUDA graph.
+        mark: Called with the name of each part of a step when it ends: data, forward, backward,
+            ``optimiser`` (the key in bench.json). In a graph, forward and backward end together.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Stepper:
 
     @property
     def tokens(self) -> int:
-        """Predicted bytes so far."""
+        """Number of bytes predicted so far."""
         train = self._train
         return self.step * train.batch_size * train.chunk_size * train.grad_accum
 
@@ -90,7 +90,7 @@ class Stepper:
         """Take one optimizer step at ``share`` of the budget.
 
         Raises:
-            UserError: the data can no longer be read; everything is as after the step before.
+            UserError: the data can no longer be read; everything is as it was before the step.
         """
         before = self._bookmark() if self._train.grad_accum > 1 else None
         rows = self._next_rows()  # before anything changes
@@ -104,7 +104,7 @@ class Stepper:
         lr = self.optimizer.set_rate(self.step, share)
         limit = self._train.grad_clip or math.inf
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        # Sticky: once a number is not finite, no later update may reach the weights either.
+        # The flag stays set: after a non-finite number no later update may reach the weights.
         self._blocked = self._blocked | ~(torch.isfinite(loss) & torch.isfinite(norm))
         self.optimizer.step(self._blocked)
         self.step += 1
@@ -113,9 +113,9 @@ class Stepper:
         return Step(self.step, loss, norm, lr)
 
     def discarded(self) -> None:
-        """Run forward and backward passes that leave no trace but built kernels and a graph.
+        """Run forward and backward passes that change nothing but build kernels and a graph.
 
-        They also prove that the step fits into memory before the clock starts.
+        They also check that the step fits into memory before the clock starts.
 
         Raises:
             UserError: the pass cannot be replayed as a graph.
@@ -126,7 +126,7 @@ class Stepper:
         set_rng_state(rng, self._device)
 
     def blocked(self, drain: bool = False) -> bool:
-        """Whether a step was blocked; if so, only the applied steps count from now on.
+        """Whether a step was blocked; if so, the step count drops to the applied steps.
 
         Args:
             drain: Read the flag of the newest step too, at the end of a run.
@@ -147,7 +147,7 @@ class Stepper:
             torch.cuda.synchronize(self._device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the next step depends on, the kept weights excepted."""
+        """Return all that the next step depends on, except the saved weights."""
         trained = None
         if self.optimizer.keeps_average:
             trained = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
@@ -156,14 +156,14 @@ class Stepper:
             "data_wait": self.data_wait,
             "optimizer": self.optimizer.state_dict(),
             "batches": self.batches.state_dict(),
-            # A copy: a replay writes the next ones to the same place.
+            # A copy: the next replay writes to the same memory.
             "states": None if self._states is None else copied(self._states),
             "rng": rng_state(self._device),
             "trained": trained,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from ``state``; the kept weights are already in the model."""
+        """Continue from ``state``; the saved weights are already in the model."""
         if state["trained"] is not None:
             self.model.load_state_dict(state["trained"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -192,7 +192,7 @@ class Stepper:
         return total / self._train.grad_accum
 
     def _bookmark(self) -> _Bookmark:
-        """Return what the micro-batches of a step change before its update."""
+        """Return the state that the micro-batches of a step change before the update."""
         return _Bookmark(
             self.batches.state_dict(),
             None if self._states is None else copied(self._states),
@@ -201,7 +201,7 @@ class Stepper:
         )
 
     def _back_to(self, before: _Bookmark) -> None:
-        """Be as before a step of which only some micro-batches could be read."""
+        """Undo a step of which only some micro-batches could be read."""
         self.batches.load_state_dict(before.batches)
         self._states = before.states
         set_rng_state(before.rng, self._device)

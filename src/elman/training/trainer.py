@@ -1,4 +1,4 @@
-"""A run from its first step to its last checkpoint: when to step, validate, save and stop."""
+"""Runs the training loop and decides when to step, validate, save and stop."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from elman.training.stepper import Stepper
 
 SHOWN_SECONDS = 10.0
 RETRY_MINUTES = 1.0
-"""Between two tries to save where the disk is full."""
+"""Seconds between two attempts to save when the disk is full."""
 
 _log = logging.getLogger("elman.train")
 
@@ -49,7 +49,7 @@ class Trainer:
         data: The open data.
         device: Where the model lives.
         store: The run's checkpoints.
-        display: What people see.
+        display: Shows progress to people.
     """
 
     def __init__(
@@ -78,24 +78,25 @@ class Trainer:
         self._interruption = Interruption()
 
     def start_from(self, place: str) -> None:
-        """Take the weights, and nothing else, from another run's checkpoint."""
+        """Load only the weights of another run's checkpoint."""
         find_checkpoint(place).load_weights(self.model)
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Continue the run that saved ``checkpoint``: weights, optimiser, data, clock, numbers.
+        """Continue the run that saved ``checkpoint``: weights, optimizer, data, clock, numbers.
 
         Raises:
             DamagedError: the checkpoint is damaged.
-            UserError: the data are not what they were, or the budget is used up and nothing is left
-                to do: a run that was stopped in its last validation only validates.
+            UserError: the data changed, or the budget is used up and nothing is left to do. (A run
+                that was stopped in its last validation still has that validation to do.)
         """
         state = checkpoint.load_state()
         if not {"data", "stepper", "ledger"} <= state.keys():
-            raise DamagedError(BadFileError(checkpoint.path / STATE, "damaged (no state of a run)"))
+            what = "damaged (it does not hold the state of a run)"
+            raise DamagedError(BadFileError(checkpoint.path / STATE, what))
         if not same_bytes(state["data"], self._data_identity()):
             raise UserError(
-                f"data.path: {self._data.source.label} is not what the run was "
-                f"trained on (now {len(self._data.source):,} bytes); bring those bytes back, or "
+                f"data.path: {self._data.source.label} differs from the data that the run was "
+                f"trained on (now {len(self._data.source):,} bytes); restore that data, or "
                 f"start a new run with train.init_from={self._folder}"
             )
         checkpoint.load_weights(self.model)
@@ -109,11 +110,11 @@ class Trainer:
             used = f"{self.stepper.step} steps, {self.ledger.clock.seconds() / 60:.2f} minutes"
             raise UserError(
                 f"{self._folder}: its budget is used up ({used}); "
-                "name a larger train.steps or train.minutes"
+                "set a larger train.steps or train.minutes"
             )
 
     def first_pass(self) -> None:
-        """Build what is missing and prove that a step fits into memory; call before :meth:`run`.
+        """Build missing kernels and check that a step fits into memory; call before :meth:`run`.
 
         Raises:
             UserError: the pass cannot be replayed as a graph.
@@ -152,7 +153,7 @@ class Trainer:
         """Train and validate; return how it ended."""
         self._make_up_validation()
         status = self._loop()
-        # Talking waits, if need be for a terminal that stands still; the weights are saved first.
+        # Printing may block on a terminal that is paused, so the weights are saved first.
         self._flush(show=not self._interruption)
         if status is RunStatus.OK and self.ledger.validated_step != self.stepper.step:
             self._validate()
@@ -161,8 +162,8 @@ class Trainer:
         return status
 
     def _rescue(self) -> None:
-        """Save what was trained before the data, or the disk, failed."""
-        self.stepper.blocked(drain=True)  # a step that is not finite was not applied
+        """Save the training done before the data, or the disk, failed."""
+        self.stepper.blocked(drain=True)  # do not count a step that was not finite
         with suppress(OSError):
             self._flush()
         self._save()
@@ -182,23 +183,23 @@ class Trainer:
                     return RunStatus.NAN
                 if not self._interruption:
                     self._after_step()
-        # The flag of the last step may still be on its way from the device.
+        # The last step's flag may not have arrived from the device yet.
         if stepper.blocked(drain=True):
             return RunStatus.NAN
         return RunStatus.INTERRUPTED if self._interruption else RunStatus.OK
 
     def _make_up_validation(self) -> None:
-        """Do the validation that a signal stopped: the run continues as if none had come."""
+        """Do the validation that a signal stopped, as if the signal had not come."""
         every, step = self.config.train.val_every, self.stepper.step
         due = every and step and step % every == 0 and self.ledger.share(step) < 1.0
         if due and self.ledger.validated_step != step and self._validate():
-            self._saved_step = None  # what is on the disk does not say how good it is
+            self._saved_step = None  # the saved checkpoint does not have its val_bpb yet
             self._save()
 
     def _after_step(self) -> None:
-        """Record, validate and save when it is time; not after the last step."""
+        """Record, validate and save when each is due, but not after the last step."""
         train, step = self.config.train, self.stepper.step
-        # Slow steps are shown one by one: nobody waits long without a sign.
+        # Slow steps are shown one by one, so that nobody waits long without an update.
         slow = time.monotonic() - self._flushed_at > SHOWN_SECONDS
         if step % self.config.log.every == 0 or slow:
             self._flush()
@@ -225,10 +226,10 @@ class Trainer:
         return train.save_minutes is not None and minutes >= train.save_minutes
 
     def _validate(self) -> bool:
-        """Measure ``val_bpb`` with the weights to keep; return whether it is the best so far.
+        """Measure ``val_bpb`` with the weights to save; return whether it is the best so far.
 
-        What a signal stops is no measurement: nothing of it is recorded, and no checkpoint is
-        chosen by it.
+        A validation that a signal stops does not count: nothing is recorded, and it does not
+        choose the best checkpoint.
         """
         self.stepper.synchronize()
         try:
@@ -239,7 +240,7 @@ class Trainer:
         return self.ledger.validated(self.stepper.step, val_bpb, predicted)
 
     def _save(self, final: bool = False) -> None:
-        """Save a checkpoint; a failure in mid-run is said once, and saving tried again later."""
+        """Save a checkpoint; a failure during the run is reported once, and retried later."""
         if self.stepper.step in (self._saved_step, self._failed_step) and not final:
             return
         self.stepper.synchronize()
@@ -279,12 +280,12 @@ class Trainer:
             self._display.say(f"step {step:>6} | saved: checkpoints can be written again")
 
     def _check_saved_weights(self) -> None:
-        """Load the saved weights into a new model and score one batch with both.
+        """Load the saved weights into a new model and score one batch with both models.
 
-        A signal leaves the check out: everything of the run is on the disk by then.
+        A signal skips the check, because everything of the run is already on the disk.
 
         Raises:
-            CheckpointError: they do not predict what the model in memory predicts.
+            CheckpointError: the two models predict differently.
         """
         config = self.config
         one_batch = config.train.batch_size * config.data.val_window
@@ -309,7 +310,7 @@ class Trainer:
             )
 
     def _data_identity(self) -> dict[str, str | int | None]:
-        """What tells these bytes from others: names may change, bytes and the split may not."""
+        """What identifies the data: file names may change; the bytes and the split may not."""
         described = self._data.describe()
         keys = ("bytes", "sha256", "sample_sha256", "train_bytes")
         return {key: described[key] for key in keys}

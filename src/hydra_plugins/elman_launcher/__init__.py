@@ -1,6 +1,6 @@
-"""Hydra's launchers of ours; Hydra 1.3 accepts launchers only in this namespace.
+"""Our launchers for Hydra; Hydra 1.3 accepts launchers only in this namespace.
 
-Hydra imports this module at every start, so the work stands in :mod:`elman.launchers`.
+Hydra imports this module at every start, so the work is done in :mod:`elman.launchers`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Hydra sweeper ``elman``; Hydra 1.3 accepts sweepers only in this namespace.
 
-Hydra imports this module at every start, so the work stands in :mod:`elman.sweeps.sweep`.
+Hydra imports this module at every start, so the work is done in :mod:`elman.sweeps.sweep`.
 """
 
 from __future__ import annotations

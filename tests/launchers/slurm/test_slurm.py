@@ -260,7 +260,7 @@ def test_what_sbatch_refuses_is_one_line_and_leaves_nothing(slurm: Any, tmp_path
     assert sweep.process.returncode == 2
     assert output.splitlines()[2:] == [
         "elman: error: launcher=slurm: sbatch: error: Batch job submission failed: Invalid "
-        "partition name specified; mend launcher.* or hydra.launcher.*"
+        "partition name specified; fix launcher.* or hydra.launcher.*"
     ]
     assert not (tmp_path / "outputs").exists()
 
@@ -289,12 +289,12 @@ def test_a_limit_that_leaves_no_time_to_train_is_refused() -> None:
     assert str(caught.value) == (
         "launcher.minutes: with a limit of 3 min a job is told to save at its start: "
         "launcher.save_seconds=120 s before the end, and SLURM is up to 60 s early; type "
-        "launcher.minutes=4 or more, or fewer launcher.save_seconds"
+        "launcher.minutes=4 or more, or lower launcher.save_seconds"
     )
     short = limit_note(jobs, SlurmLauncher(name="slurm", minutes=5), 120)
     assert short is not None
     assert "trains 10 min, and 4 starts (launcher.requeues=3) of 2.0 min" in short
-    assert " are 8.0: it will end as timeout" in short
+    assert " make 8.0 min: it will end as timeout" in short
     assert limit_note(jobs, SlurmLauncher(name="slurm", minutes=6), 120) is None
     assert limit_note(jobs, SlurmLauncher(name="slurm"), 120) is None
 

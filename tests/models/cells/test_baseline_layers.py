@@ -12,8 +12,7 @@ from torch import Tensor
 from elman.base.errors import UserError
 from elman.layers import GatedDeltaNet, Mamba2
 from elman.models.language_model import LanguageModel
-
-from . import package_stand_ins
+from tests.models import package_stand_ins
 
 LAYERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "mamba2": (Mamba2, {"head_dim": 4, "n_state": 3}),
@@ -196,7 +195,7 @@ WRONG = [
     (
         Mamba2,
         {"expansion": 1.5, "head_dim": 64, "dim": 64},
-        "model.expansion=1.5: 96 channels are no whole number of heads of 64; "
+        "model.expansion=1.5: 96 channels are not a whole number of heads of 64; "
         "use model.expansion=1 or 2, or another model.head_dim",
     ),
     (
@@ -223,7 +222,7 @@ WRONG = [
     (
         GatedDeltaNet,
         {"expansion": 1.3, "n_heads": 8, "dim": 128},
-        "model.expansion=1.3: 20.8 values for a head of 16 keys is no whole number; "
+        "model.expansion=1.3: 20.8 values for a head of 16 keys is not a whole number; "
         "use model.expansion=1.3125",
     ),
     (

@@ -15,8 +15,7 @@ from elman.base.errors import UserError
 from elman.models.cells import registry
 from elman.models.language_model import LanguageModel
 from elman.ops.common import scan
-
-from .cases import CASES, DIM, beginning, build, cases, first_state
+from tests.models.cases import CASES, DIM, beginning, build, cases, first_state
 
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
 

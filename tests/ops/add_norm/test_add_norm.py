@@ -109,7 +109,7 @@ def test_where_no_kernel_can_run_pytorch_does_and_says_so(monkeypatch, capsys) -
     monkeypatch.setattr(nvrtc, "cuda_problem", lambda: "NVRTC is missing; pip install it")
     backends._say_slow.cache_clear()
     assert {backends.norm_backend("auto", "cuda") for _ in range(2)} == {"reference"}
-    said = "elman: plain PyTorch runs, slowly: NVRTC is missing; pip install it\n"
+    said = "elman: using plain PyTorch, which is slow: NVRTC is missing; pip install it\n"
     assert capsys.readouterr().err == said
     with pytest.raises(UserError) as refused:
         backends.norm_backend("cuda", "cuda")

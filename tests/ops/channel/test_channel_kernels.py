@@ -13,7 +13,7 @@ from torch import Tensor
 import elman.layers
 from elman.base.errors import UserError
 from elman.models.cells import registry
-from elman.ops.channel import cpu, custom_op, op, reference, source
+from elman.ops.channel import cpu, custom_op, op, source, steps
 from elman.ops.channel.plan import Plan, parse
 from elman.ops.channel.recurrences import CELLS
 from elman.ops.common.slices import Slice, row_blocks
@@ -32,7 +32,7 @@ def gated(step: str) -> Callable[[int], Plan]:
 
 
 def keyed(step: str, query: int, value: int = 1) -> Callable[[int], Plan]:
-    """Return a plan of E74: keys normalised, value and query from any block."""
+    """Return a plan of E74: keys normalized, value and query from any block."""
 
     def make(c: int) -> Plan:
         places = row_blocks(dict.fromkeys(CELLS[step].inputs, c)) | {"value": Slice(0, value * c)}
@@ -158,8 +158,8 @@ def test_gradients_of_one_output_alone(name, reached) -> None:
 
 
 def test_every_step_without_a_norm_has_a_kernel_that_takes_its_tensors() -> None:
-    without = {step for step in reference.STEPS if step.startswith("e59") or "norm" in step}
-    assert set(CELLS) == (set(reference.STEPS) - without) | {"mingru_parallel", "minlstm_parallel"}
+    without = {step for step in steps.STEPS if step.startswith("e59") or "norm" in step}
+    assert set(CELLS) == (set(steps.STEPS) - without) | {"mingru_parallel", "minlstm_parallel"}
 
 
 @SOME
@@ -318,21 +318,21 @@ def operands(name: str) -> tuple[Plan, Leaves, list[Tensor]]:
 @pytest.mark.parametrize("name", ["e65", "mingru", "e74-tied-kq"])
 def test_opcheck(name) -> None:
     plan, leaves, parameters = operands(name)
-    arguments = (plan.text, [leaves["source"]], parameters, leaves["state"])
+    arguments = (plan.text, "cpu", [leaves["source"]], parameters, leaves["state"])
     torch.library.opcheck(custom_op.channel, arguments)
     y, last, kept = (tensor.detach() for tensor in custom_op.channel(*arguments))
     detached = [leaf.detach() for leaf in parameters]
     for dy, dlast in ((y, last), (None, last), (y, None)):
-        given = (plan.text, dy, dlast, [leaves["source"].detach()], detached, kept)
+        given = (plan.text, "cpu", dy, dlast, [leaves["source"].detach()], detached, kept)
         torch.library.opcheck(custom_op.channel_backward, given)
 
 
 def test_autocast_keeps_the_engine_in_fp32() -> None:
     plan, leaves, parameters = operands("e65")
-    exact = custom_op.channel(plan.text, [leaves["source"]], parameters, leaves["state"])
+    exact = custom_op.channel(plan.text, "cpu", [leaves["source"]], parameters, leaves["state"])
     narrow = leaves["source"].to(torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
-        found = custom_op.channel(plan.text, [narrow], parameters, leaves["state"])
+        found = custom_op.channel(plan.text, "cpu", [narrow], parameters, leaves["state"])
     assert {tensor.dtype for tensor in found} == {torch.float32}
     assert (found[0] - exact[0]).norm() < 1e-2 * exact[0].norm()
 
@@ -373,25 +373,25 @@ def test_a_plan_survives_being_written_as_a_word(name) -> None:
 
 def test_what_has_no_kernel_says_so() -> None:
     inputs, state = {"key": torch.randn(1, 2, 3), "value": torch.randn(1, 2, 3)}, torch.zeros(1, 3)
-    with pytest.raises(UserError, match=r"^source.backend=cpu: step e74_delta_rmsnorm has no k"):
+    with pytest.raises(UserError, match=r"^kernels.backend=cpu: step e74_delta_rmsnorm has no k"):
         op.channel("e74_delta_rmsnorm", inputs, {}, state, backend="cpu")
     with pytest.raises(
         ValueError, match=r"^state of channel e74_delta_tanh: dtype bfloat16, expected float32$"
     ):
         op.channel("e74_delta_tanh", inputs, {}, state.bfloat16(), backend="cpu")
     plan = Plan("mingru", (("candidate", Slice(0, 0)), ("gate", Slice(0, 3))))
-    with pytest.raises(UserError, match=r"^source.backend=cpu: computes in float32 and float64, "):
+    with pytest.raises(UserError, match=r"^kernels.backend=cpu: computes in float32 and float64, "):
         source.spec_for(plan, torch.bfloat16)
 
 
 @pytest.mark.parametrize(
     ("name", "options", "reason"),
     [
-        ("E59", {}, "every step normalises over all channels"),
+        ("E59", {}, "every step normalizes over all channels"),
         (
             "E74Diagonal",
             {"nonlinearity": "rmsnorm"},
-            "model.nonlinearity=rmsnorm normalises over all channels",
+            "model.nonlinearity=rmsnorm normalizes over all channels",
         ),
     ],
     ids=["e59", "e74-rmsnorm"],
@@ -403,7 +403,7 @@ def test_norms_over_the_channels_run_on_the_reference_alone(name, options, reaso
         layer(8, **options, backend="cpu")
     assert str(caught.value) == (
         f"kernels.backend=cpu: cell {cell} has only reference ({reason}); "
-        "use source.backend=reference or source.backend=auto"
+        "use kernels.backend=reference or kernels.backend=auto"
     )
     y, _ = layer(8, **options)(torch.randn(1, 2, 8))
     assert y.isfinite().all()

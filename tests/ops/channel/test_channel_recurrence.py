@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from elman.ops.channel import log_space, reference
+from elman.ops.channel import log_space, steps
 from elman.ops.channel.op import channel
 from elman.ops.common import scan
 
@@ -36,7 +36,7 @@ SIZES = {
     "one-channel": (2, 3, 1),
 }
 PARALLEL = tuple(log_space.STEPS)
-ALL = (*reference.STEPS, *PARALLEL)
+ALL = (*steps.STEPS, *PARALLEL)
 STEPS = pytest.mark.parametrize("step", ALL)
 VECTOR = [step for step in ALL if not step.startswith("e74")]
 SCALARS = ("log_alpha", "beta_logit")
@@ -44,7 +44,7 @@ SCALARS = ("log_alpha", "beta_logit")
 
 def names(step: str) -> tuple[list[str], list[str]]:
     """Return the names of a step's sequences and of its parameters, from its signature."""
-    function = log_space.STEPS[step] if step in PARALLEL else reference.STEPS[step]
+    function = log_space.STEPS[step] if step in PARALLEL else steps.STEPS[step]
     found = inspect.signature(function).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     inputs, parameters = ([p.name for p in found if p.kind is kind] for kind in kinds)
@@ -85,8 +85,8 @@ def run(step: str, drawn: Any) -> tuple[Tensor, Tensor]:
 
 
 def test_every_step_has_a_hand_derived_gradient() -> None:
-    assert set(by_hand.BACKWARD) == set(reference.STEPS)
-    assert {name.removesuffix("_parallel") for name in PARALLEL} <= set(reference.STEPS)
+    assert set(by_hand.BACKWARD) == set(steps.STEPS)
+    assert {name.removesuffix("_parallel") for name in PARALLEL} <= set(steps.STEPS)
 
 
 @STEPS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,11 +13,13 @@ from torch import Tensor
 from elman.base.errors import UserError
 from elman.ops.add_norm.op import add_rms_norm
 from elman.ops.attention import causal_attention
+from elman.ops.channel import custom_op as channel_custom
 from elman.ops.channel import op as channel
 from elman.ops.channel.plan import Plan
 from elman.ops.common.slices import Slice
 from elman.ops.dense.op import dense_recurrence
 from elman.ops.gated_delta.op import gated_delta_rule
+from elman.ops.matrix_state import custom_op as matrix_custom
 from elman.ops.matrix_state import op as matrix
 from elman.ops.matrix_state.stacked import DELTA, stacked_plan
 from elman.ops.ssd.op import selective_scan
@@ -202,7 +205,7 @@ def operator_tensors(name: str) -> tuple[Tensors, Callable[[Tensors], Any]]:
         )
     call = torch.ops.elman.channel
     return tensors, lambda t: call(
-        CHANNEL.text, [t["x"]], [t["bias"], t["coefficient"]], t["state"]
+        CHANNEL.text, "cpu", [t["x"]], [t["bias"], t["coefficient"]], t["state"]
     )
 
 
@@ -224,11 +227,17 @@ def test_the_operators_themselves_refuse_what_they_would_misread(name) -> None:
             call(tensors | change)
 
 
-def test_a_kernel_of_the_cpu_takes_no_tensors_of_another_device(monkeypatch) -> None:
-    tensors = {key: one.to("meta") for key, one in drawn("matrix-cpu").items()}
-    numbers = [tensors["decay"], tensors["dt"]]
+@pytest.mark.parametrize("name", ["matrix", "channel"])
+def test_a_kernel_of_the_cpu_takes_no_tensors_of_another_device(name) -> None:
+    tensors = {key: one.to("meta") for key, one in drawn(f"{name}-cpu").items()}
+    if name == "matrix":
+        numbers = [tensors["decay"], tensors["dt"]]
+        run = partial(matrix_custom._forward, MATRIX.text, "cpu", False)
+    else:
+        numbers = [tensors["bias"], tensors["coefficient"]]
+        run = partial(channel_custom._forward, CHANNEL.text, "cpu")
     with pytest.raises(UserError, match=r"kernels.backend=cpu: the tensors lie on meta; use "):
-        matrix.custom._forward(MATRIX.text, "cpu", False, [tensors["x"]], numbers, None)
+        run([tensors["x"]], numbers, tensors["state"])
 
 
 def test_norm_and_attention_compare_what_they_add_and_multiply() -> None:

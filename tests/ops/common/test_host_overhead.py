@@ -13,7 +13,7 @@ from elman.ops.add_norm import cuda as norm_cuda
 from elman.ops.channel.cuda import kernels as channel_cuda
 from elman.ops.matrix_state.cuda import kernels as matrix_cuda
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "host_overhead.py"
+SCRIPT = Path(__file__).parents[3] / "benchmarks" / "host_overhead.py"
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from elman.base.errors import UserError
-from elman.ops.channel.reference import STEPS as CHANNEL
+from elman.ops.channel.steps import STEPS as CHANNEL
 from elman.ops.common.registration import register_step
-from elman.ops.dense.reference import STEPS as DENSE
+from elman.ops.dense.steps import STEPS as DENSE
 from elman.ops.matrix_state.op import recurrence
 from elman.ops.matrix_state.steps import STEPS, Step
 

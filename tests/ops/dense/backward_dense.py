@@ -75,7 +75,7 @@ def low_rank(
 
 
 def spectral_norm(gradient: Tensor, weight: Tensor, u: Tensor, v: Tensor, radius: float) -> Tensor:
-    """Pull the gradient of the normalised matrix back to the stored one (2.4)."""
+    """Pull the gradient of the normalized matrix back to the stored one (2.4)."""
     sigma = (u @ weight @ v).abs() + EPS
     return radius / sigma * (gradient - (gradient * weight).sum() / sigma * torch.outer(u, v))
 

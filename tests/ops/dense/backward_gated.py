@@ -16,8 +16,8 @@ from torch import Tensor
 
 EPS = 1e-6
 PRODUCTS = {
-    "normalised_scalar": 1,
-    "normalised": 1,
+    "normalized_scalar": 1,
+    "normalized": 1,
     "mix": 1,
     "mix_all": 2,
     "two_gates": 1,
@@ -26,8 +26,8 @@ PRODUCTS = {
     "mix_gate": 1,
 }
 BLOCKS = {
-    "normalised_scalar": 1,
-    "normalised": 2,
+    "normalized_scalar": 1,
+    "normalized": 2,
     "mix": 2,
     "mix_all": 2,
     "two_gates": 3,
@@ -78,8 +78,8 @@ def forward(
 
 def _step(step: str, h: Tensor, pre: list[Tensor], parameters: list[Tensor]) -> Tensor:
     a = pre[0]
-    if step.startswith("normalised"):
-        return _normalised(step, h, pre, parameters)[0]
+    if step.startswith("normalized"):
+        return _normalized(step, h, pre, parameters)[0]
     if step in ("mix", "mix_all"):
         al = pre[1].sigmoid()
         return al * h + (1 - al) * a.tanh()
@@ -91,11 +91,11 @@ def _step(step: str, h: Tensor, pre: list[Tensor], parameters: list[Tensor]) -> 
     return a.sigmoid() * h + (1 - a.sigmoid()) * pre[1].tanh()
 
 
-def _normalised(
+def _normalized(
     step: str, h: Tensor, pre: list[Tensor], parameters: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Return the normalised state and the root mean square that it was divided by."""
-    gate = parameters[0] if step == "normalised_scalar" else pre[1].sigmoid()
+    """Return the normalized state and the root mean square that it was divided by."""
+    gate = parameters[0] if step == "normalized_scalar" else pre[1].sigmoid()
     v = h + gate * pre[0].tanh()
     m = (v.square().mean(dim=1, keepdim=True) + EPS).sqrt()
     return v / m, m
@@ -140,8 +140,8 @@ def _step_backward(
     step: str, h: Tensor, pre: list[Tensor], parameters: list[Tensor], e: Tensor
 ) -> tuple[Tensor, list[Tensor], Tensor | None]:
     """Return the direct part of r, the gradient of every block and that of alpha."""
-    if step.startswith("normalised"):
-        return _normalised_backward(step, h, pre, parameters, e)
+    if step.startswith("normalized"):
+        return _normalized_backward(step, h, pre, parameters, e)
     if step == "mix_gate":
         al, v = pre[0].sigmoid(), pre[1].tanh()
         return e * al, [e * (h - v) * al * (1 - al), e * (1 - al) * (1 - v**2)], None
@@ -155,13 +155,13 @@ def _step_backward(
     return e * al, [e * be * (1 - v**2), *dgates], None
 
 
-def _normalised_backward(
+def _normalized_backward(
     step: str, h: Tensor, pre: list[Tensor], parameters: list[Tensor], e: Tensor
 ) -> tuple[Tensor, list[Tensor], Tensor | None]:
-    out, m = _normalised(step, h, pre, parameters)
+    out, m = _normalized(step, h, pre, parameters)
     dv = (e - out * (e * out).mean(dim=1, keepdim=True)) / m
     q = pre[0].tanh()
-    if step == "normalised_scalar":
+    if step == "normalized_scalar":
         return dv, [parameters[0] * dv * (1 - q**2)], (dv * q).sum()
     gate = pre[1].sigmoid()
     return dv, [gate * dv * (1 - q**2), dv * q * gate * (1 - gate)], None

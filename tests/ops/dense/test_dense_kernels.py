@@ -27,7 +27,7 @@ SIZES = {
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp64", "fp32"])
 STEPS = pytest.mark.parametrize("step", CELLS)
-SOME = pytest.mark.parametrize("step", ["tanh", "lstm", "gru", "normalised_scalar", "two_gates"])
+SOME = pytest.mark.parametrize("step", ["tanh", "lstm", "gru", "normalized_scalar", "two_gates"])
 Leaves = dict[str, Tensor]
 pytestmark = pytest.mark.compiler
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from elman.ops.common import scan
 from elman.ops.dense.op import dense_recurrence
-from elman.ops.dense.reference import STEPS
+from elman.ops.dense.steps import STEPS
 from tests.ops.dense import backward_dense as by_hand
 from tests.ops.dense.backward_dense import sigmoid
 from tests.ops.dense.backward_gated import PRODUCTS

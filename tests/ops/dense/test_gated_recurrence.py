@@ -34,7 +34,7 @@ def draw(step: str, size: tuple[int, int, int], rank: int | None) -> Drawn:
 
     rows = PRODUCTS[step] * i
     recurrent = [random(rows, i)] if rank is None else [random(rows, rank), random(rank, i)]
-    parameters = [random(1)] if step == "normalised_scalar" else []
+    parameters = [random(1)] if step == "normalized_scalar" else []
     return random(b, t, BLOCKS[step] * i), recurrent, parameters, random(b, i)
 
 
@@ -166,22 +166,22 @@ def test_a_weight_gradient_stored_transposed_is_told_apart(step) -> None:
     assert (wrong - gradients[1]).norm() > 0.1 * gradients[1].norm()
 
 
-def test_one_normalised_step_from_zero_hides_alpha() -> None:
+def test_one_normalized_step_from_zero_hides_alpha() -> None:
     """At T = 1 from a zero state the norm removes the scale: a gradient test must not stop there.
 
-    The output is then the normalised tanh whatever alpha is, and the gradient of alpha vanishes
+    The output is then the normalized tanh whatever alpha is, and the gradient of alpha vanishes
     up to eps; both come back with a second step or with a state.
     """
-    inputs, recurrent, (alpha,), state = draw("normalised_scalar", (2, 2, 8), None)
+    inputs, recurrent, (alpha,), state = draw("normalized_scalar", (2, 2, 8), None)
     zero = torch.zeros_like(state)
 
     def alpha_gradient(inputs: Tensor, state: Tensor) -> Tensor:
-        h, _ = gated("normalised_scalar", inputs, recurrent, [alpha], state)
+        h, _ = gated("normalized_scalar", inputs, recurrent, [alpha], state)
         (gradient,) = torch.autograd.grad(h.sin().sum(), alpha)
         return gradient.abs()
 
     def states(alpha: Tensor, state: Tensor) -> Tensor:
-        return gated("normalised_scalar", inputs[:, :1], recurrent, [alpha], state)[0]
+        return gated("normalized_scalar", inputs[:, :1], recurrent, [alpha], state)[0]
 
     torch.testing.assert_close(states(alpha, zero), states(3 * alpha, zero), rtol=1e-3, atol=1e-4)
     assert alpha_gradient(inputs[:, :1], zero) < 1e-3 * alpha_gradient(inputs, zero)
@@ -189,7 +189,7 @@ def test_one_normalised_step_from_zero_hides_alpha() -> None:
     assert (states(alpha, state) - states(3 * alpha, state)).abs().max() > 0.05
 
 
-@pytest.mark.parametrize("step", ["normalised", "normalised_scalar"])
+@pytest.mark.parametrize("step", ["normalized", "normalized_scalar"])
 def test_the_norm_holds_the_state_at_one_and_leaves_zeros_alone(step) -> None:
     inputs, recurrent, parameters, state = detached(draw(step, (2, 4, 8), None))
     h, _ = gated(step, 50 * inputs, recurrent, parameters, state)

@@ -67,32 +67,32 @@ def scaled_delta(r: Tensor, x: Named) -> Tensor:
     return x.get("write", 1) * (x["v"] - x.get("row", 1) * r)
 
 
-def forward_e71(s: Tensor, r: Tensor, x: Named) -> Tensor:
+def forward_read_gated(s: Tensor, r: Tensor, x: Named) -> Tensor:
     alpha = sigmoid(x["logit"] + x["slope"] * r)
     return alpha[..., None] * s + outer((1 - alpha) * x["v"], x["k"])
 
 
-def forward_error_gate(s: Tensor, r: Tensor, x: Named) -> Tensor:
+def forward_error_gated_delta(s: Tensor, r: Tensor, x: Named) -> Tensor:
     delta = x["v"] - r
     return s + outer(error_gate(delta, x) * delta, x["k"])
 
 
 FORWARD: dict[str, Callable[[Tensor, Tensor, Named], Tensor]] = {
-    "outer": lambda s, r, x: scale_of(x) * s + outer(x["v"], x["k"]),
+    "decayed": lambda s, r, x: scale_of(x) * s + outer(x["v"], x["k"]),
     "delta": lambda s, r, x: decay_of(x) * s + outer(scaled_delta(r, x), x["k"]),
-    "e71": forward_e71,
-    "e72": lambda s, r, x: x["row"][..., None] * s + outer(x["v"] * read_gate(r, x, False), x["k"]),
-    "e72_inverse": lambda s, r, x: (
+    "read_gated": forward_read_gated,
+    "value_gated": lambda s, r, x: (
+        x["row"][..., None] * s + outer(x["v"] * read_gate(r, x, False), x["k"])
+    ),
+    "value_gated_inverse": lambda s, r, x: (
         x["row"][..., None] * s + outer(x["v"] * read_gate(r, x, True), x["k"])
     ),
-    "e74_retain": lambda s, r, x: s + outer((1 - energy_gate(s, x)) * (x["v"] - r), x["k"]),
-    "e74_state": lambda s, r, x: s + outer(energy_gate(s, x) * (x["v"] - r), x["k"]),
-    "e74_residual": lambda s, r, x: (
-        s + x["scale"][..., None] * torch.tanh(outer(x["v"] - r, x["k"]))
-    ),
-    "e74_ntm": lambda s, r, x: s * (1 - outer(x["erase"], x["k"])) + outer(x["v"], x["k"]),
-    "e74_retrieved_gate": lambda s, r, x: s + outer(x["write"] * (x["v"] - r), x["k"]),
-    "e74_error_gate": forward_error_gate,
+    "retain_gated_delta": lambda s, r, x: s + outer((1 - energy_gate(s, x)) * (x["v"] - r), x["k"]),
+    "state_gated_delta": lambda s, r, x: s + outer(energy_gate(s, x) * (x["v"] - r), x["k"]),
+    "residual": lambda s, r, x: s + x["scale"][..., None] * torch.tanh(outer(x["v"] - r, x["k"])),
+    "erase_write": lambda s, r, x: s * (1 - outer(x["erase"], x["k"])) + outer(x["v"], x["k"]),
+    "write_gated_delta": lambda s, r, x: s + outer(x["write"] * (x["v"] - r), x["k"]),
+    "error_gated_delta": forward_error_gated_delta,
     "e63m": lambda s, r, x: x["row"][..., None] * s + outer((1 - x["row"]) * slots(r, x), x["k"]),
 }
 """``(S, r, inputs) -> new state before its nonlinearity``."""
@@ -102,7 +102,7 @@ FORWARD: dict[str, Callable[[Tensor, Tensor, Named], Tensor]] = {
 # P is the gradient of the new state before its nonlinearity.
 
 
-def back_outer(p: Tensor, s: Tensor, r: Tensor, x: Named) -> tuple[Named, Tensor | None, Tensor]:
+def back_decayed(p: Tensor, s: Tensor, r: Tensor, x: Named) -> tuple[Named, Tensor | None, Tensor]:
     found = {"v": times(p, x["k"]), "k": transposed_times(p, x["v"])}
     for name in {"row", "column", "decay"} & set(x):
         others = scale_of({key: value for key, value in x.items() if key != name})
@@ -125,7 +125,9 @@ def back_delta(p: Tensor, s: Tensor, r: Tensor, x: Named) -> tuple[Named, Tensor
     return found, -row * d_delta, p * decay_of(x)
 
 
-def back_e71(p: Tensor, s: Tensor, r: Tensor, x: Named) -> tuple[Named, Tensor | None, Tensor]:
+def back_read_gated(
+    p: Tensor, s: Tensor, r: Tensor, x: Named
+) -> tuple[Named, Tensor | None, Tensor]:
     alpha = sigmoid(x["logit"] + x["slope"] * r)
     d_alpha = (p * (s - outer(x["v"], x["k"]))).sum(-1)
     e = d_alpha * alpha * (1 - alpha)
@@ -138,7 +140,7 @@ def back_e71(p: Tensor, s: Tensor, r: Tensor, x: Named) -> tuple[Named, Tensor |
     return found, x["slope"] * e, alpha[..., None] * p
 
 
-def back_e72(
+def back_value_gated(
     p: Tensor, s: Tensor, r: Tensor, x: Named, inverse: bool = False
 ) -> tuple[Named, Tensor | None, Tensor]:
     g = read_gate(r, x, inverse)
@@ -155,10 +157,10 @@ def back_e72(
     return found, dr, x["row"][..., None] * p
 
 
-def back_e72_inverse(
+def back_value_gated_inverse(
     p: Tensor, s: Tensor, r: Tensor, x: Named
 ) -> tuple[Named, Tensor | None, Tensor]:
-    return back_e72(p, s, r, x, inverse=True)
+    return back_value_gated(p, s, r, x, inverse=True)
 
 
 def back_energy(
@@ -176,11 +178,15 @@ def back_energy(
     return found, -d_delta, ds
 
 
-def back_retain(p: Tensor, s: Tensor, r: Tensor, x: Named) -> tuple[Named, Tensor | None, Tensor]:
+def back_retain_gated_delta(
+    p: Tensor, s: Tensor, r: Tensor, x: Named
+) -> tuple[Named, Tensor | None, Tensor]:
     return back_energy(p, s, r, x, -1)
 
 
-def back_state(p: Tensor, s: Tensor, r: Tensor, x: Named) -> tuple[Named, Tensor | None, Tensor]:
+def back_state_gated_delta(
+    p: Tensor, s: Tensor, r: Tensor, x: Named
+) -> tuple[Named, Tensor | None, Tensor]:
     return back_energy(p, s, r, x, 1)
 
 
@@ -197,7 +203,9 @@ def back_residual(p: Tensor, s: Tensor, r: Tensor, x: Named) -> tuple[Named, Ten
     return found, -d_delta, p
 
 
-def back_ntm(p: Tensor, s: Tensor, r: Tensor, x: Named) -> tuple[Named, Tensor | None, Tensor]:
+def back_erase_write(
+    p: Tensor, s: Tensor, r: Tensor, x: Named
+) -> tuple[Named, Tensor | None, Tensor]:
     found = {
         "v": times(p, x["k"]),
         "erase": -times(p * s, x["k"]),
@@ -206,7 +214,7 @@ def back_ntm(p: Tensor, s: Tensor, r: Tensor, x: Named) -> tuple[Named, Tensor |
     return found, None, p * (1 - outer(x["erase"], x["k"]))
 
 
-def back_retrieved_gate(
+def back_write_gated_delta(
     p: Tensor, s: Tensor, r: Tensor, x: Named
 ) -> tuple[Named, Tensor | None, Tensor]:
     delta, g = x["v"] - r, x["write"]
@@ -215,7 +223,7 @@ def back_retrieved_gate(
     return found, -g * h, p
 
 
-def back_error_gate(
+def back_error_gated_delta(
     p: Tensor, s: Tensor, r: Tensor, x: Named
 ) -> tuple[Named, Tensor | None, Tensor]:
     delta = x["v"] - r
@@ -243,17 +251,17 @@ def back_e63m(p: Tensor, s: Tensor, r: Tensor, x: Named) -> tuple[Named, Tensor 
 BACKWARD: dict[
     str, Callable[[Tensor, Tensor, Tensor, Named], tuple[Named, Tensor | None, Tensor]]
 ] = {
-    "outer": back_outer,
+    "decayed": back_decayed,
     "delta": back_delta,
-    "e71": back_e71,
-    "e72": back_e72,
-    "e72_inverse": back_e72_inverse,
-    "e74_retain": back_retain,
-    "e74_state": back_state,
-    "e74_residual": back_residual,
-    "e74_ntm": back_ntm,
-    "e74_retrieved_gate": back_retrieved_gate,
-    "e74_error_gate": back_error_gate,
+    "read_gated": back_read_gated,
+    "value_gated": back_value_gated,
+    "value_gated_inverse": back_value_gated_inverse,
+    "retain_gated_delta": back_retain_gated_delta,
+    "state_gated_delta": back_state_gated_delta,
+    "residual": back_residual,
+    "erase_write": back_erase_write,
+    "write_gated_delta": back_write_gated_delta,
+    "error_gated_delta": back_error_gated_delta,
     "e63m": back_e63m,
 }
 

@@ -1,4 +1,4 @@
-"""The geometries that are chosen for CUDA kernels: they fit the GPU, whatever the problem."""
+"""The tile configs that are chosen for CUDA kernels: they fit the GPU, whatever the problem."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from elman.kernels.nvrtc import Limits
 from elman.ops.matrix_state.cuda import kernels
 from elman.ops.matrix_state.cuda.heuristics import H200, choose, forward_of, natural_align
-from elman.ops.matrix_state.cuda.tile_config import Geometry, Types
+from elman.ops.matrix_state.cuda.tile_config import TileConfig, Types
 from elman.ops.matrix_state.stacked import DELTA, E70, E75, stacked_plan
 
 SM_86 = Limits(84, 99 * 1024, 100 * 1024)  # the least shared memory of all
@@ -23,28 +23,28 @@ HEADS = (1, 7, 32, 256, 1024, 5000)
 
 def pair(
     cell: str, n: int, heads: int, device: Limits = H200, types: Types = BF16
-) -> tuple[Geometry, Geometry]:
-    """Return the geometries of the forward and of the backward pass."""
+) -> tuple[TileConfig, TileConfig]:
+    """Return the tile configs of the forward and of the backward pass."""
     backward = choose(stacked_plan(cell, 1, n, n, **CELLS[cell]), types, heads, device)
     return forward_of(backward, heads, device), backward
 
 
-def most_bytes(chosen: Geometry, *, backward: bool) -> int:
+def most_bytes(chosen: TileConfig, *, backward: bool) -> int:
     """Return the shared memory of the GPU's block, with sources that lie as unevenly as can be."""
     ways = [replace(chosen, align=align) for align in (4, 8, 16) if align <= natural_align(chosen)]
     most = max(one.backward_bytes if backward else one.forward_bytes for one in ways)
     return most if backward else most * chosen.shares
 
 
-def fits_forward(chosen: Geometry, device: Limits) -> bool:
+def fits_forward(chosen: TileConfig, device: Limits) -> bool:
     """Return whether a forward pass can run."""
     few = chosen.forward_threads * chosen.shares <= 640
     return few and most_bytes(chosen, backward=False) <= device.shared_bytes
 
 
-def rounds(chosen: Geometry, heads: int, device: Limits) -> int:
+def rounds(chosen: TileConfig, heads: int, device: Limits) -> int:
     """Return how many of a multiprocessor's blocks of the forward pass follow each other."""
-    blocks = math.ceil(heads * chosen.slabs / chosen.shares / device.multiprocessors)
+    blocks = math.ceil(heads * chosen.row_tiles / chosen.shares / device.multiprocessors)
     at_once = device.shared_total // (chosen.forward_bytes * chosen.shares + 1024)
     return math.ceil(blocks / at_once)
 
@@ -57,7 +57,7 @@ def test_every_size_fits_the_gpu_however_the_sources_lie(cell, device, types) ->
         forward, backward = pair(cell, n, heads, device, types)
         for chosen in (forward, backward):
             assert chosen.lanes * chosen.columns >= n, (n, heads, chosen)
-            assert chosen.rows * chosen.slabs >= n, (n, heads, chosen)
+            assert chosen.rows * chosen.row_tiles >= n, (n, heads, chosen)
         assert most_bytes(forward, backward=False) <= device.shared_bytes, (n, heads)
         assert most_bytes(backward, backward=True) <= device.shared_bytes, (n, heads)
         assert forward.forward_threads * forward.shares <= 640, (n, heads)
@@ -66,15 +66,18 @@ def test_every_size_fits_the_gpu_however_the_sources_lie(cell, device, types) ->
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_blocks_share_only_where_helpers_are_and_all_multiprocessors_have_work(cell) -> None:
+def test_blocks_share_only_where_producers_are_and_all_multiprocessors_have_work(cell) -> None:
     shared = 0
     for n, heads in itertools.product(SIZES, HEADS):
         forward, _ = pair(cell, n, heads)
         assert forward.shares * forward.warps <= 4 or forward.shares == 1, (n, heads)
         if forward.shares > 1:
             shared += 1
-            assert forward.helped, (n, heads)
-            assert heads * forward.slabs >= 0.9 * forward.shares * H200.multiprocessors, (n, heads)
+            assert forward.producers, (n, heads)
+            assert heads * forward.row_tiles >= 0.9 * forward.shares * H200.multiprocessors, (
+                n,
+                heads,
+            )
     assert shared
 
 
@@ -111,20 +114,20 @@ def test_longer_segments_would_make_some_blocks_wait_for_others() -> None:
 
 
 @pytest.mark.parametrize("types", [BF16, FP32], ids=["bf16", "fp32"])
-def test_helpers_are_for_few_warps_and_blocks_without_company(types) -> None:
+def test_producers_are_for_few_warps_and_blocks_without_company(types) -> None:
     crowded = 0
     schedulers = 4 * H200.multiprocessors
     for cell, n, heads in itertools.product(CELLS, SIZES, HEADS):
         forward, _ = pair(cell, n, heads, H200, types)
-        bare = replace(forward, helped=False, shares=1, steps=16)
+        bare = replace(forward, producers=False, shares=1, steps=16)
         # Where shared memory holds one block, nobody else works while that waits.
         alone = 2 * bare.forward_bytes > H200.shared_total
-        warps = heads * forward.slabs * forward.warps
-        if forward.helped:
+        warps = heads * forward.row_tiles * forward.warps
+        if forward.producers:
             assert alone or warps <= 2 * schedulers, (cell, n, heads)
             crowded += warps > 2 * schedulers
         elif alone or warps <= schedulers:
-            assert not fits_forward(replace(bare, helped=True), H200), (cell, n, heads)
+            assert not fits_forward(replace(bare, producers=True), H200), (cell, n, heads)
     assert crowded
 
 
@@ -132,34 +135,34 @@ def test_time_and_a_batch_that_fills_the_gpu_anyway_change_nothing() -> None:
     assert pair("delta", 32, 4096) == pair("delta", 32, 8192)
 
 
-def test_few_heads_are_cut_into_slabs() -> None:
+def test_few_heads_are_cut_into_row_tiles() -> None:
     forward, backward = pair("decayed", 64, 32)
-    assert (forward.slabs, backward.slabs) == (4, 4)
-    assert pair("decayed", 64, 1024)[1].slabs == 1
+    assert (forward.row_tiles, backward.row_tiles) == (4, 4)
+    assert pair("decayed", 64, 1024)[1].row_tiles == 1
 
 
 def test_a_backward_block_of_many_warps_that_has_a_multiprocessor_alone_becomes_two() -> None:
     backward = pair("decayed", 64, 128)[1]
-    assert (backward.slabs, backward.warps) == (2, 4)
+    assert (backward.row_tiles, backward.warps) == (2, 4)
     assert 2 * (backward.backward_bytes + 1024) <= H200.shared_total
     # Not with more heads than multiprocessors, nor where rows are read.
-    assert pair("decayed", 64, 256)[1].slabs == 1
-    assert pair("delta", 64, 128)[1].slabs == 1
+    assert pair("decayed", 64, 256)[1].row_tiles == 1
+    assert pair("delta", 64, 128)[1].row_tiles == 1
 
 
-def test_others_replay_than_walk_where_warps_have_little_company() -> None:
+def test_others_recompute_than_walk_where_warps_have_little_company() -> None:
     # Warps of the backward pass that walk: one for each scheduler or fewer, then two.
     found = [pair("row_gated_delta", n, 128)[1] for n in (16, 32)]
-    assert [(one.helped, one.steps) for one in found] == [(True, 32), (True, 16)]
+    assert [(one.producers, one.steps) for one in found] == [(True, 32), (True, 16)]
     assert found[0].backward_threads == 2 * found[0].threads
-    assert not pair("row_gated_delta", 16, 1024)[1].helped
+    assert not pair("row_gated_delta", 16, 1024)[1].producers
     # Two blocks on a multiprocessor as before, with fewer steps; where they would not fit, none.
     two = pair("row_gated_delta", 24, 256)[1]
-    assert two.helped
+    assert two.producers
     assert 2 * (most_bytes(two, backward=True) + 1024) <= H200.shared_total
-    # Rather helpers than two blocks where a multiprocessor had one.
+    # Rather producer warps than two blocks where a multiprocessor had one.
     whole = pair("decayed", 96, 32)[1]
-    assert (whole.helped, whole.warps, whole.slabs, whole.steps) == (True, 6, 4, 8)
+    assert (whole.producers, whole.warps, whole.row_tiles, whole.steps) == (True, 6, 4, 8)
 
 
 def test_states_are_kept_as_rarely_as_rounds_of_blocks_allow() -> None:
@@ -174,7 +177,7 @@ def test_lanes_of_large_states_hold_several_rows() -> None:
 
 @pytest.mark.parametrize("device", [H200, SM_86], ids=["h200", "sm_86"])
 @pytest.mark.parametrize("cell", CELLS)
-def test_slabs_begin_where_the_vectors_do_that_are_read(cell, device) -> None:
+def test_row_tiles_begin_where_the_vectors_do_that_are_read(cell, device) -> None:
     for n, heads in itertools.product(range(1, 132), (32, 512, 2048)):
         for chosen in pair(cell, n, heads, device):
             vector = 1 if chosen.align == 4 else min(4, chosen.align // 2)
@@ -188,7 +191,7 @@ def test_warps_have_few_rows_that_no_head_has() -> None:
     assert pair("delta", 16, 2048)[0].rows == 16
     for cell, n in itertools.product(CELLS, (20, 24, 36, 48, 72, 80)):
         forward = pair(cell, n, 1024)[0]
-        assert forward.rows * forward.slabs <= 1.34 * n, (cell, n)
+        assert forward.rows * forward.row_tiles <= 1.34 * n, (cell, n)
     # A head of 64 numbers has a warp, whose lanes all have two; one of 16, half a warp.
     assert [(one.lanes, one.columns) for one in pair("delta", 8, 4096)] == [(4, 2), (4, 2)]
     assert [(one.lanes, one.columns) for one in pair("delta", 4, 4096)] == [(4, 1), (4, 1)]
@@ -247,9 +250,9 @@ def test_blocks_share_one_only_where_no_multiprocessor_has_more_to_do_then() -> 
 
 def test_blocks_that_share_are_launched_together_with_their_memory() -> None:
     forward, _ = pair("delta", 16, 1024)
-    assert (forward.shares, forward.warps, forward.helped) == (4, 1, True)
+    assert (forward.shares, forward.warps, forward.producers) == (4, 1, True)
     one = replace(forward, plan=replace(forward.plan, heads=3))
-    # 9 blocks of one warp and its helper: three of the GPU's, the last with room to spare.
+    # 9 blocks of one warp and its producer: three of the GPU's, the last with room to spare.
     wanted = ("matrix_forward", 3, 4 * 64, 4 * one.forward_bytes, False)
     assert kernels.launches(one, 3, 512, backward=False) == [wanted]
     text = kernels.unit_text(one, backward=False)

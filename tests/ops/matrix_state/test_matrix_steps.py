@@ -38,7 +38,7 @@ SIZES = {
 }
 # Step and the optional inputs that a call gives.
 OPTIONAL: dict[str, list[tuple[str, ...]]] = {
-    "outer": [("row",), ("column",), ("row", "column"), ("decay",), ("row", "column", "decay")],
+    "decayed": [("row",), ("column",), ("row", "column"), ("decay",), ("row", "column", "decay")],
     "delta": [(), ("row",), ("read",), ("row", "read"), ("decay", "write"), ("decay", "read")],
 }
 CASES = {
@@ -171,7 +171,7 @@ def test_the_given_tensors_are_not_overwritten(case) -> None:
 @pytest.mark.parametrize("step", STEPS)
 def test_any_size_is_written_in_full(step, n, monkeypatch) -> None:
     """Sizes without a kernel template returned memory that nothing had written."""
-    case = (step, ("row",) if step == "outer" else ())
+    case = (step, ("row",) if step == "decayed" else ())
     drawn = draw(case, (2, 3, 1, n, n))
     for name in ("empty", "empty_like"):
         original = getattr(torch, name)
@@ -189,12 +189,12 @@ def test_any_size_is_written_in_full(step, n, monkeypatch) -> None:
     "change", [{"v": None}, {"gate": "v"}, {"read": "k"}], ids=["missing", "unknown", "unread"]
 )
 def test_a_call_that_does_not_fit_its_step_is_refused(change) -> None:
-    sequences, parameters, start = draw(("outer", ("row",)), SIZES["one-step"])
+    sequences, parameters, start = draw(("decayed", ("row",)), SIZES["one-step"])
     for name, source in change.items():
         sequences[name] = None if source is None else sequences[source]
     given = {name: tensor for name, tensor in sequences.items() if tensor is not None}
     with pytest.raises(AssertionError):
-        run(("outer", ()), (given, parameters, start))
+        run(("decayed", ()), (given, parameters, start))
 
 
 def test_key_norm_and_self_gate_have_the_specified_gradients() -> None:

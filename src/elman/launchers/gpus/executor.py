@@ -1,7 +1,7 @@
-"""submitit's local executor, with processes that we start ourselves and place one by one.
+"""submitit's local executor, but we start the processes and give each its GPU ourselves.
 
 submitit's own controller pins every job to GPU 0, takes no UUIDs, starts all jobs at once, and
-closes inherited descriptors; pickles, folders, logs, results and requeueing stay submitit's.
+closes inherited descriptors. We keep its pickles, folders, logs, results and requeueing.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from elman.launchers.outcome import result_status
 
 REQUEUED = LOCAL_REQUEUE_RETURN_CODE
 """Exit status of a job that saved and wants to be started again."""
-# A process without a job removes the run folder that it has made, and ends.
+# Seconds for a process without a job to remove the run folder that it made, and to end.
 _DISMISSED_SECONDS = 20.0
 _DISMISSED_POLL = 0.05
-# A job runs as long as it says; submitit needs some limit to tell preemption from its end.
+# A job sets its own duration; submitit needs some limit to tell preemption from the end.
 _MINUTES = 10 * 365 * 24 * 60
 
 
 class Process:
-    """The process of one job, from its start before there is a GPU for it to its end."""
+    """The process of one job, from its start (before there is a GPU for it) to its end."""
 
     def __init__(self, paths: JobPaths, command: list[str], environment: Mapping[str, str]) -> None:
-        """Start ``command``, which gets the descriptor for its answers as last argument."""
+        """Start ``command``, whose last argument is the descriptor for its answers."""
         self.paths = paths
         self._said = ""
         paths.folder.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):  # of an earlier attempt
+        with suppress(FileNotFoundError):  # left by an earlier attempt
             paths.result_pickle.unlink()
         with paths.stdout.open("a") as output, paths.stderr.open("a") as errors:
             reading, writing = os.pipe()
@@ -63,7 +63,7 @@ class Process:
         self._answers = reading
 
     def run_on(self, slot: Slot, what: str) -> None:
-        """Order the job to run in a slot; ``what`` names it to others who want that GPU."""
+        """Order the job to run in a slot; ``what`` describes it to others who want that GPU."""
         order = {"environment": slot.environment(), "lock": slot.run_lock(), "what": what}
         assert self.popen.stdin is not None
         with suppress(BrokenPipeError):  # it has died: its end will be seen
@@ -77,13 +77,13 @@ class Process:
         return word in self._said.split()
 
     def ended(self) -> bool:
-        """Whether the job's process is over; what it has started is killed then."""
+        """Whether the job's process has ended; if so, kill the processes that it started."""
         if self.popen.returncode is not None:
             return True
         over = os.waitid(os.P_PID, self.popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if over is None:
             return False
-        # Before the process is reaped, so that its group cannot be another's by now.
+        # Before the process is reaped: afterwards its group's number may be another's.
         self.signal(signal.SIGKILL)
         self.popen.wait()
         return True
@@ -98,7 +98,7 @@ class Process:
         return int(ExitStatus.FAILED) if status is None else status
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal: a kill to all that the job has started, any other to the job alone."""
+        """Send a signal: SIGKILL to all processes of the job, any other to its main process."""
         with suppress(ProcessLookupError, PermissionError):
             if number == signal.SIGKILL:
                 os.killpg(self.popen.pid, number)
@@ -106,13 +106,13 @@ class Process:
                 os.kill(self.popen.pid, number)
 
     def send_away(self) -> None:
-        """Tell a process that waits that it has no job to do."""
+        """Tell a waiting process that there is no job for it."""
         assert self.popen.stdin is not None
         with suppress(BrokenPipeError):
             self.popen.stdin.close()
 
     def close(self) -> None:
-        """Close what was open to the process; kill it if it is not over."""
+        """Close our pipes to the process; kill it if it still runs."""
         if not self.ended():
             self.signal(signal.SIGKILL)
             self.popen.wait()
@@ -121,7 +121,7 @@ class Process:
 
 
 def dismiss(processes: Sequence[Process], hurry: Callable[[], bool]) -> None:
-    """Send processes away that wait for a job; kill what takes too long, at once in a hurry."""
+    """End processes that wait for a job; kill those that take too long (in a hurry: at once)."""
     for process in processes:
         process.send_away()
     deadline = time.monotonic() + _DISMISSED_SECONDS
@@ -134,7 +134,7 @@ def dismiss(processes: Sequence[Process], hurry: Callable[[], bool]) -> None:
 
 
 class Executor(LocalExecutor):
-    """Starts a process per submission; the process waits until it is given a place to run.
+    """Starts a process per submission; the process waits until it gets a place to run.
 
     Args:
         folder: Where submitit keeps pickles and logs.
@@ -154,7 +154,7 @@ class Executor(LocalExecutor):
         """Submit a job and return its process, which prepares everything and waits.
 
         Raises:
-            OSError: the disk is full, or there is no process to be had.
+            OSError: the disk is full, or no process can be started.
         """
         self._next = name
         self.submit(job)
@@ -166,7 +166,7 @@ class Executor(LocalExecutor):
         return JobPaths(self.folder, name, 0)
 
     def restart(self, name: str) -> Process:
-        """Return a new process for a job that was requeued: its pickle lies there already."""
+        """Return a new process for a job that was requeued: its pickle already exists."""
         return self._started(name)
 
     def _submit_command(self, command: str) -> LocalJob[Any]:

@@ -1,4 +1,4 @@
-"""Launcher ``elman_gpus``: from the jobs of a sweep to a queue over the GPUs of this machine."""
+"""Launcher ``elman_gpus``: puts the jobs of a sweep in a queue for the GPUs of this machine."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from elman.sections.launching import GpusLauncher
 def launch(request: LaunchRequest) -> Launched:
     """Run the jobs, one per GPU at a time, and return how each ended.
 
-    A job that fails or is killed does not stop the others; one that never started keeps the
+    A job that fails or is killed does not stop the others. A job that never started keeps the
     status UNKNOWN.
 
     Raises:
-        UserError: the settings name a GPU that is not there.
+        UserError: the settings name a GPU that does not exist.
     """
     jobs, settings = request.jobs, request.settings
     assert isinstance(settings, GpusLauncher)
@@ -70,13 +70,13 @@ def _slots(jobs: Sequence[SweepJob], settings: GpusLauncher, display: Display) -
 
 
 def _threads(slots: int) -> int | None:
-    """Return each job's share of the threads; one job alone takes what torch takes."""
+    """Return each job's share of the threads; None for one job alone, where torch decides."""
     return max(1, cpu_share() // slots) if slots > 1 else None
 
 
 @contextmanager
 def _folder(jobs: Sequence[SweepJob]) -> Iterator[Path]:
-    """Yield where submitit keeps its files: the sweep's folder, or for a while one of its own."""
+    """Yield the folder for submitit's files: the sweep's, or else a temporary one."""
     if jobs[0].folder is not None:
         yield jobs[0].folder.parent
         return
@@ -85,7 +85,7 @@ def _folder(jobs: Sequence[SweepJob]) -> Iterator[Path]:
 
 
 def _print_output(executor: Executor, job: JobHandle) -> None:
-    """Print what a job printed, where that is all that it leaves."""
+    """Print the output of a job that leaves nothing else."""
     paths = executor.paths(job.name)
     for path, stream in ((paths.stdout, sys.stdout), (paths.stderr, sys.stderr)):
         if path.exists() and (text := path.read_text(errors="replace").rstrip()):

@@ -1,4 +1,4 @@
-"""A GPU on which one job after another fails at once rests, or it would eat the whole queue."""
+"""Rests a GPU on which jobs keep failing at once; otherwise it would use up the whole queue."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from elman.base.errors import ExitStatus
 from elman.launchers.gpus.slot import Slot
 
 AT_ONCE_SECONDS = 60.0
-"""A job that crashes, or is killed, within this time of its start has failed at once."""
+"""Seconds: a job that crashes or is killed within this time of its start has failed at once."""
 FAILURES = 3
-"""So many in a row on one GPU, while another GPU does its work, and it rests."""
+"""After this many in a row on one GPU, while another GPU works, the GPU rests."""
 REST_SECONDS = 60.0
-"""The first rest; every further failure at once doubles it, a job that lasts ends all that."""
+"""Seconds of the first rest. Each further failure at once doubles it; a lasting job resets it."""
 
 
 class Quarantine:
-    """Counts failures at once per place, and says which places rest.
+    """Counts failures at once per place, and decides which places rest.
 
-    Jobs that fail everywhere are at fault themselves: no place rests then, and none on the CPU.
+    If jobs fail everywhere, the jobs are at fault and no place rests. CPU workers never rest.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -28,11 +28,11 @@ class Quarantine:
         self._until: dict[str, float] = {}
 
     def started(self, slot: Slot) -> None:
-        """Note that a place was given a job."""
+        """Note that a place got a job."""
         self._in_a_row.setdefault(slot.name, 0)
 
     def ended(self, slot: Slot, status: int, seconds: float) -> None:
-        """Note how a job ended, and after how long; say so on the place if it rests now."""
+        """Note how a job ended, and after how long; if its place rests now, tell the place why."""
         failed = status == ExitStatus.FAILED or status < 0
         if slot.run_lock() is None or not failed or seconds > AT_ONCE_SECONDS:
             self._in_a_row[slot.name] = 0
@@ -47,5 +47,5 @@ class Quarantine:
         slot.waiting = f"quarantined for {rest:.0f} s: {number} jobs in a row failed there at once"
 
     def resting(self, slot: Slot) -> bool:
-        """Whether a place is to be left alone now."""
+        """Whether a place rests now."""
         return self._clock() < self._until.get(slot.name, 0.0)

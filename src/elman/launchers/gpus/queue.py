@@ -1,4 +1,4 @@
-"""The queue of a sweep on one machine: free places, waiting processes, ends, signals."""
+"""The queue of a sweep on one machine: places, waiting processes, ends of jobs, signals."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from elman.launchers.request import JobLog
 from elman.runs.folder import RunLock, discard_folder
 
 POLL_SECONDS = 0.05
-# A job that is preempted without end would keep its GPU from the others.
+# Most requeues of a job: one that is preempted again and again would block its GPU.
 _REQUEUES = 6
 
 
 class Queue:
-    """Runs jobs in order, each in the first place that is free, and survives what befalls them.
+    """Runs jobs in order, each in the first free place, and survives whatever happens to them.
 
     Args:
         jobs: The jobs.
         slots: Where they can run.
-        executor: What starts their processes.
-        display: What people see.
-        log: Where it notes what becomes of the jobs.
-        wait_seconds: Longest time with no job running and no place free.
+        executor: Starts their processes.
+        display: Shows the progress to the user.
+        log: Records what becomes of the jobs.
+        wait_seconds: Longest time without a running job and without a free place.
         save_seconds: Time between the first signal to a job and its kill.
     """
 
@@ -98,13 +98,13 @@ class Queue:
             self._log.job_started(job.number)
 
     def _warm_up(self) -> None:
-        """Have a process wait for every place that will be free and takes one that is warm."""
+        """Keep a process waiting for every place that will get free and can use a warm process."""
         wanted = sum(slot.warm and not slot.broken for slot in self._slots)
         for job in list(self._pending)[:wanted]:
             self._has_process(job)
 
     def _has_process(self, job: JobHandle) -> bool:
-        """Start the process of a pending job; a job that cannot have one has ended."""
+        """Start the process of a pending job; a job whose process cannot start has ended."""
         if job.process is not None and job.process.ended():
             self._pending.remove(job)
             self._over(job, self._closed(job))  # refused, or it died while it waited
@@ -126,7 +126,7 @@ class Queue:
         return True
 
     def _look_after(self, job: JobHandle) -> None:
-        """See how far a job is that was given a place."""
+        """Look how far a job is that has got a place."""
         assert job.process is not None
         assert job.slot is not None
         if not job.running and job.process.said(RUNNING):
@@ -155,7 +155,7 @@ class Queue:
         self._over(job, int(ExitStatus.INTERRUPTED) if status == REQUEUED else status)
 
     def _closed(self, job: JobHandle) -> int:
-        """Return the exit status of a job whose process is over, and let go of that."""
+        """Return the exit status of a job whose process has ended, and close the process."""
         assert job.process is not None
         status, job.said = job.process.status(), last_line(job.process.paths, job.process.begun)
         job.process.close()
@@ -167,7 +167,7 @@ class Queue:
         self._display.ended(job, self._log.job_ended(job.number, status))
 
     def _stuck(self) -> bool:
-        """Whether nothing runs and no place can be hoped for; say so then."""
+        """Whether nothing runs and no place will get free; if so, print why."""
         if all(slot.broken for slot in self._slots):
             self._display.say("no place is left for the other jobs")
         elif time.monotonic() - self._idle_since > self._wait_seconds:
@@ -180,7 +180,7 @@ class Queue:
         return True
 
     def _forward(self, interrupts: Interrupts) -> None:
-        """Hand on the first signal, and kill at the second or when a job does not end."""
+        """Pass on the first signal; kill at the second one, or when a job does not end in time."""
         kill = interrupts.count > 1 or interrupts.seconds() > self._save_seconds
         for number in interrupts.take():
             self._display.interrupted(len(self._running), interrupts.count)
@@ -192,14 +192,14 @@ class Queue:
             job.process.signal(signal.SIGKILL)
 
     def _end(self, interrupts: Interrupts) -> None:
-        """Leave nothing behind: no waiting process, no claim."""
+        """Clean up: end waiting processes and give claims back."""
         waiting = [job for job in self._pending if job.process is not None]
         processes = [job.process for job in waiting if job.process is not None]
         dismiss(processes, lambda: interrupts.count > 1)
         folders = [Path(job.command.folder) for job in waiting if job.command.folder is not None]
         for folder in folders if interrupts.count > 1 else ():
             with suppress(UserError, OSError), RunLock(folder):
-                discard_folder(folder)  # of a process that was killed before it could do so
+                discard_folder(folder)  # its process was killed before it could do so
         for slot in self._slots:
             with suppress(OSError):
                 slot.leave()

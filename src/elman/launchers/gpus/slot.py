@@ -1,4 +1,4 @@
-"""Places where a job can run: a GPU that is ours and free, or a worker on the CPU."""
+"""Places where a job can run: a free GPU that we have claimed, or a worker on the CPU."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from elman.devices.locks import GpuLock
 from elman.devices.nvml import Driver, DriverError, Gpu, Sample
 
 FREE_BELOW_MIB = 500
-"""Memory in use, besides the driver's own, below which a GPU counts as free."""
+"""A GPU counts as free if it uses less memory than this, besides the driver's own."""
 FREE_BELOW_PERCENT = 5
 SAMPLES = 3
-"""So many free samples in a row, :data:`SAMPLE_SECONDS` apart, make a GPU of unknown past free."""
+"""An unknown GPU is free after this many free samples in a row, :data:`SAMPLE_SECONDS` apart."""
 SAMPLE_SECONDS = 1.0
 RELEASE_SECONDS = 30.0
-"""Time that the driver gets to release the memory of a job that has ended, and to come back."""
+"""Time for the driver to release the memory of an ended job, or to answer again."""
 _RELEASE_POLL = 0.1
 
 
@@ -26,14 +26,14 @@ class Slot(Protocol):
 
     name: str
     waiting: str
-    """Why no job can start here now, for people."""
+    """Why no job can start here now, in words."""
     broken: str
-    """Why no job will ever start here again in this sweep, or nothing."""
+    """Why no job will start here again in this sweep; empty if one may."""
     warm: bool
     """Whether the next process may be started while a job runs here."""
 
     def ready(self) -> bool:
-        """Look, if it is time to, and return whether a job may start here now."""
+        """Sample the place if that is due, and return whether a job may start here now."""
         ...
 
     def environment(self) -> dict[str, str]:
@@ -45,7 +45,7 @@ class Slot(Protocol):
         ...
 
     def started(self, last: bool) -> None:
-        """Note that a job runs here; ``last``: this sweep has no other for this place."""
+        """Note that a job runs here; ``last``: this sweep has no further job for this place."""
         ...
 
     def ended(self) -> None:
@@ -58,7 +58,7 @@ class Slot(Protocol):
 
 
 class CpuSlot:
-    """A worker on the CPU; the next process starts when the last has ended, not beside it."""
+    """A worker on the CPU; its next process starts only after the last one has ended."""
 
     warm = False
 
@@ -66,7 +66,7 @@ class CpuSlot:
         self.name, self.waiting, self.broken = f"worker {number}", "", ""
 
     def ready(self) -> bool:
-        """Return True: a worker is never busy with others' work."""
+        """Return True: no other program uses a worker."""
         return True
 
     def environment(self) -> dict[str, str]:
@@ -88,7 +88,7 @@ class CpuSlot:
 
 
 class GpuSlot:
-    """A GPU: claimed and found free before a job, watched until its memory is back after it."""
+    """A GPU: claimed and found free before a job, and watched after it until its memory is free."""
 
     warm = True
 
@@ -100,7 +100,7 @@ class GpuSlot:
         self._claim, self._run = GpuLock(gpu.uuid, "claim"), GpuLock(gpu.uuid, "run")
         self._good, self._next = 0, 0.0
         self._lost_since: float | None = None
-        # Since when the job that ended here last has been giving its memory back.
+        # Since when the memory of the last job here is being released.
         self._releasing: float | None = None
 
     def ready(self) -> bool:
@@ -128,8 +128,8 @@ class GpuSlot:
         return self._good >= SAMPLES
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that show the job this GPU and no other."""
-        # A UUID means the same GPU in every order of counting.
+        """Return the variables that make this GPU the only one that the job sees."""
+        # A UUID means the same GPU however GPUs are numbered.
         return {"CUDA_VISIBLE_DEVICES": self._gpu.uuid, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
     def run_lock(self) -> str | None:
@@ -143,7 +143,7 @@ class GpuSlot:
             self._claim.drop()
 
     def ended(self) -> None:
-        """Begin to wait for the memory."""
+        """Begin to wait until the memory is released."""
         self._releasing = self._clock() if self._claim.held else None
         self._next = 0.0
 
@@ -153,7 +153,7 @@ class GpuSlot:
         self._good, self._releasing = 0, None
 
     def _hold(self) -> bool:
-        """Hold the claim, and see that no job, of whatever launcher, holds the GPU."""
+        """Take the claim, and check that no job of any launcher holds the GPU."""
         if not self._claim.take("is looking for a free GPU"):
             self.waiting = f"held by {self._claim.holder()}"
             return False
@@ -166,9 +166,9 @@ class GpuSlot:
         return True
 
     def _released(self, now: float, sample: Sample) -> bool:
-        """After our own job: one sample is enough, once its memory is back."""
+        """After our own job: one free sample is enough, once its memory is released."""
         if not sample.processes and sample.used_mib < FREE_BELOW_MIB:
-            # Utilisation is a mean over the last second, which was ours.
+            # Utilisation is a mean over the last second, in which our own job ran.
             return True
         assert self._releasing is not None
         self._next = now + _RELEASE_POLL
@@ -177,7 +177,7 @@ class GpuSlot:
             return False
         if not sample.processes:
             return self._break(f"quarantined: {sample.used_mib:,} MiB were never released")
-        self._releasing = None  # somebody else came
+        self._releasing = None  # somebody else uses it now
         return False
 
     def _not_yet(self, now: float) -> bool:

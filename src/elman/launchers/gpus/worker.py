@@ -1,8 +1,8 @@
-"""The process of one job: started early, it composes and imports, waits for its GPU, then runs.
+"""The process of one job: it starts early, composes, imports, waits for its GPU, then runs.
 
     python -m elman.launchers.gpus.worker <submitit folder> <launcher's pid> <answers>
 
-:mod:`elman.launchers.place` is where it waits. A launcher's pid of 0 lets the job outlive it.
+It waits in :mod:`elman.launchers.place`. If the launcher's pid is 0, the job outlives the launcher.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(folder: str, launcher: int, answers: str) -> int:
-    """Run the job that submitit keeps in ``folder``; its result is submitit's, on the disk."""
+    """Run the job that submitit keeps in ``folder``; submitit writes its result to the disk."""
     from submitit.core.submission import process_job
 
     if launcher:
@@ -35,7 +35,7 @@ def main(folder: str, launcher: int, answers: str) -> int:
 
 
 def _end_with(launcher: int) -> None:
-    """Have the kernel send SIGTERM, on which a job saves and ends, when the launcher dies."""
+    """Make the kernel send SIGTERM when the launcher dies: the job then saves and ends."""
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
@@ -44,7 +44,7 @@ def _end_with(launcher: int) -> None:
 
 
 def _leave(status: int) -> NoReturn:
-    """End this process without taking Python apart, which with torch costs the GPU a second."""
+    """End this process without Python's clean-up, which with torch holds the GPU for a second."""
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()

@@ -47,14 +47,14 @@ class CausalConv(nn.Module):
             nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, x_btc: Tensor, history_bpc: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Convolve one stretch of time.
+        """Convolve one part of a sequence.
 
         Args:
             x_btc: Input.
             history_bpc: The k - 1 inputs before it; None is zeros.
 
         Returns:
-            The output and the history of the next stretch.
+            The output, and the history for the next part.
         """
         return causal_conv(x_btc, self.weight, self.bias, history_bpc)
 
@@ -67,7 +67,7 @@ class CausalConv(nn.Module):
 def causal_conv(
     x_btc: Tensor, weight_ck: Tensor, bias_c: Tensor | None, history_bpc: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Convolve one stretch of time; the arguments and results of :class:`CausalConv`."""
+    """Convolve one part of a sequence; arguments and results as of :class:`CausalConv`."""
     channels, taps = weight_ck.shape
     padded = _with_past(x_btc, history_bpc, taps)
     # A copy: a view would keep the whole padded input alive between calls.
@@ -83,10 +83,10 @@ def causal_conv(
 
 
 class _ShiftedSum(torch.autograd.Function):
-    """The convolution as a sum of shifted products, channels adjacent.
+    """The convolution as a sum of shifted products, with channels adjacent in memory.
 
-    On a CPU a training step's worth takes half the time of PyTorch's convolution, whose backward
-    pass turns the tensors over first.
+    On a CPU, forward and backward take half the time of PyTorch's convolution, whose backward pass
+    first transposes the tensors.
     """
 
     @staticmethod
@@ -113,7 +113,7 @@ class _ShiftedSum(torch.autograd.Function):
 
 
 def next_history(x_btc: Tensor, history_bpc: Tensor | None, taps: int) -> Tensor:
-    """Return the history of the next stretch, where something else convolves this one."""
+    """Return the history for the next part when other code convolves this part."""
     steps = x_btc.shape[1]
     if steps < taps - 1:
         return _with_past(x_btc, history_bpc, taps)[:, steps:]

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 
 class Dropout(nn.Dropout):
-    """``torch.nn.Dropout``, but for a call of PyTorch where nothing is dropped: 4 us a layer."""
+    """``torch.nn.Dropout`` that skips the call if nothing is dropped, saving 4 us per layer."""
 
     def forward(self, x_btc: Tensor) -> Tensor:
-        """Zero numbers of the input at random in training, and scale the rest; any shape."""
+        """In training, zero random elements of the input and scale the rest; any shape."""
         return super().forward(x_btc) if self.p else x_btc

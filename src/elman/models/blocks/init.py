@@ -19,9 +19,9 @@ _Fill = Callable[Concatenate[Tensor, _P], None]
 
 
 def _not_on_meta(fill: _Fill[_P]) -> _Fill[_P]:
-    """Make ``fill`` leave tensors without values alone, and track no gradient elsewhere.
+    """Make ``fill`` skip tensors without storage, and run without gradients otherwise.
 
-    PyTorch goes through the motions for them, slowly, and imports Dynamo to do so.
+    For such tensors PyTorch would run the operations anyway, slowly, and import Dynamo.
     """
 
     @functools.wraps(fill)
@@ -34,7 +34,7 @@ def _not_on_meta(fill: _Fill[_P]) -> _Fill[_P]:
 
 
 def no_decay(values: Tensor) -> nn.Parameter:
-    """Return a parameter that weight decay leaves alone: no matrix, although it has two axes."""
+    """Return a parameter without weight decay: it has two axes, but is not a matrix."""
     parameter = nn.Parameter(values)
     parameter.no_weight_decay = True  # type: ignore[attr-defined]
     return parameter
@@ -75,7 +75,7 @@ def linear_default_(weight: Tensor) -> None:
 
 @_not_on_meta
 def orthogonal_(weight: Tensor, gain: float = 1.0) -> None:
-    """Fill a matrix of any shape so that it is orthogonal and every singular value is ``gain``."""
+    """Fill a matrix of any shape with an orthogonal one whose singular values are ``gain``."""
     weight.copy_(gain * _random_orthogonal(weight))
 
 
@@ -129,6 +129,6 @@ def _random_orthogonal(like: Tensor) -> Tensor:
     q: Tensor
     r: Tensor
     q, r = torch.linalg.qr(gaussian if rows >= columns else gaussian.T)
-    # QR alone fixes the signs of R's diagonal; putting them into Q makes Q uniform.
+    # QR fixes the signs of R's diagonal; multiplying Q by them makes Q uniform.
     q = q * r.diagonal().sign()
     return q if rows >= columns else q.T

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from elman.models.backends import check_name, norm_backend
-from elman.ops.add_norm import op
+from elman.ops.add_norm import backends, op
 from elman.ops.add_norm.reference import EPS
 from elman.ops.common.precision import compute_dtype, wide_dtype
 from elman.ops.common.uncompiled import traced_as_constant
@@ -48,19 +48,19 @@ class RMSNorm(nn.Module):
     def forward(
         self, stream_btd: Tensor, branch_btd: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Add a layer's output to the residual stream and normalise the sum.
+        """Add a layer's output to the residual stream and normalize the sum.
 
         Args:
             stream_btd: Residual stream, fp32 or wider.
-            branch_btd: What is added to it, in any dtype; None adds nothing.
+            branch_btd: The layer's output, in any dtype; None adds nothing.
 
         Returns:
             The sum, in the stream's dtype, and its norm in the mixers' compute dtype.
         """
         dtype = compute_dtype(stream_btd, self.weight.dtype)
         backend = "reference"
-        # A named backend is taken at its word; otherwise PyTorch computes what no kernel does.
-        if self.backend == "cuda" or op.supported(stream_btd, branch_btd, dtype):
+        # A named backend must compute it; otherwise PyTorch computes what no kernel can.
+        if self.backend == "cuda" or backends.supported(stream_btd, branch_btd, dtype):
             backend = self._backend_on(stream_btd.device.type)
         return op.add_rms_norm(stream_btd, branch_btd, self.weight, dtype, backend=backend)
 
@@ -82,7 +82,7 @@ class LayerNorm(nn.LayerNorm):
         super().__init__(dim, eps=EPS, device=device, dtype=dtype)
 
     def forward(self, x_btd: Tensor) -> Tensor:
-        """Normalise the residual stream; the result has the mixers' compute dtype."""
+        """Normalize the residual stream; the result has the mixers' compute dtype."""
         wide = wide_dtype(x_btd.dtype)
         y_btd = functional.layer_norm(
             x_btd.to(wide),

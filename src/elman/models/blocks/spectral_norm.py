@@ -1,7 +1,7 @@
-"""Spectral normalisation of a recurrent matrix or a product, with an explicit power iteration.
+"""Spectral normalization of a recurrent matrix or a product, with an explicit power iteration.
 
-The iteration advances only in :meth:`SpectralNorm.advance`, which the trainer causes once per
-optimizer step. Forward passes, evaluation and recomputation all see the same vectors.
+The iteration advances only in :meth:`SpectralNorm.advance`, which the trainer triggers once per
+optimizer step. So forward passes, evaluation and recomputation all use the same vectors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SpectralNorm(nn.Module):
     Args:
         size: Rows of the matrix.
         radius: Largest singular value of the result.
-        columns: Its columns, where it is not square (matrix-state specification 5).
+        columns: Columns of the matrix if it is not square (matrix-state specification 5).
     """
 
     u: Tensor
@@ -64,7 +64,7 @@ class SpectralNorm(nn.Module):
 
     @torch.no_grad()
     def advance(self, *factors: Tensor) -> None:
-        """Run three power iterations with the current matrix, given whole or as its factors."""
+        """Run three power iterations with the current matrix, given as one matrix or as factors."""
         with no_autocast(self.u):
             wide = [factor.detach().to(self.u.dtype) for factor in factors]
             for _ in range(ITERATIONS):
@@ -82,7 +82,7 @@ class SpectralNorm(nn.Module):
         return weight.to(self.u.dtype) * self.scale(weight)
 
     def factors(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-        """Return two factors whose product is the rescaled one, each by the root of the scale."""
+        """Return both factors, each multiplied by the square root of the product's scale."""
         root = self.scale(left, right).sqrt()
         return left.to(root.dtype) * root, right.to(root.dtype) * root
 

@@ -24,8 +24,8 @@ class Option:
         maximum: Largest allowed number (inclusive).
         above: Exclusive lower bound.
         size: Whether it changes a shape or the parameter count.
-        needs: Values of other options under which this one is read, each one value or a tuple of
-            alternatives; elsewhere setting it is an error.
+        needs: Values of other options that this one needs to be read; each is one value or a tuple
+            of alternatives. With other values, setting this option is an error.
     """
 
     default: Value
@@ -64,17 +64,17 @@ _TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", 
 
 
 def _no_rule(dim: int, options: Mapping[str, Value]) -> None:
-    """The rule of a cell whose options combine freely."""
+    """The rule for a cell whose options combine freely."""
 
 
 def _no_limit(options: Mapping[str, Value]) -> str:
-    """The limit of a cell whose kernels compute all of its options."""
+    """The limit for a cell whose kernels compute all of its options."""
     return ""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One recurrent cell as the rest of the program knows it before torch is imported.
+    """Everything that the program must know about a cell before torch is imported.
 
     Args:
         name: Value of ``model.cell``.
@@ -86,12 +86,12 @@ class Cell:
         options: Its settings. The layer's constructor takes exactly these as keywords.
         backends: Backends that exist for it, fastest last: ``reference``, or ``torch`` alone.
         rule: Raises UserError on option values that do not combine; called with dim and options.
-        limit: Returns why these options run on the reference alone, or nothing.
-        reason: Why the whole cell does; part of the error when another backend is asked for.
-        own_norms: Whether the layer is several residual blocks, each with a norm of its own: it is
-            handed the residual stream and returns what is to be added to it.
-        package: Distribution of another project whose kernels are its ``triton`` backend, for a
-            packaged baseline; everywhere else ``reference`` is plain PyTorch in chunks of time.
+        limit: Returns why these options run only on the reference, or an empty text.
+        reason: Why the whole cell runs only there; part of the error for another backend.
+        own_norms: Whether the layer is several residual blocks, each with its own norm. Then its
+            input is the residual stream, and its output is added to the stream.
+        package: For a packaged baseline, the distribution of another project whose kernels are its
+            ``triton`` backend; its ``reference`` backend is plain PyTorch in chunks of time.
     """
 
     name: str
@@ -108,13 +108,13 @@ class Cell:
     package: str | None = None
 
     def under(self, options: Mapping[str, Value]) -> Cell:
-        """Return the cell with the backends that can run these options, all of them given."""
+        """Return the cell with only the backends that can run these (complete) options."""
         if reason := self.limit(options):
             return replace(self, backends=self.backends[:1], reason=reason)
         return self
 
     def check_wrapper(self, wrapper: str) -> None:
-        """Raise UserError if a model with this wrapper would not norm this cell's input so."""
+        """Raise UserError if this wrapper does not fit a cell with its own norms."""
         if self.own_norms and wrapper != "rms":
             raise UserError(
                 f"model.wrapper={wrapper}: cell {self.name} has RMSNorms of its own; "
@@ -129,12 +129,12 @@ class Cell:
         Args:
             dim: Model width.
             given: Option values by name, without the ``model.`` prefix.
-            named: Options that the user named; one that nothing reads is then an error even at
-                its default value.
+            named: Options that the user named. If nothing reads one of them, that is an error even
+                at its default value.
 
         Raises:
-            UserError: unknown option, wrong type, value out of range, a combination that the cell
-                cannot compute, or an option that the other settings leave unread.
+            UserError: an unknown option, a wrong type, a value out of range, a combination that the
+                cell cannot compute, or an option that has no effect with the other settings.
         """
         for name in given:
             if name not in self.options:
@@ -171,5 +171,5 @@ class Cell:
 
 
 def _typed(name: str, value: Value) -> str:
-    """Return an option as a person types it on the command line."""
+    """Return an option as typed on the command line."""
     return f"model.{name}={str(value).lower() if isinstance(value, bool) else value}"

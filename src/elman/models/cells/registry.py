@@ -1,9 +1,9 @@
 """The registry of cells: one torch-free module per cell, plus cells from other packages.
 
-Each folder beside this file holds the cells of one engine. A module there that defines ``CELL`` (a
-:class:`~elman.models.cells.declaration.Cell`) declares a cell; its layer stands in the module of
-the same name with ``_layer`` behind it, which imports torch and is not imported here. Another
-package adds a cell through an entry point of the group ``elman.cells`` that names such an object.
+Each folder next to this file holds the cells of one engine. A module there that defines ``CELL`` (a
+:class:`~elman.models.cells.declaration.Cell`) declares a cell. Its layer is in the module of the
+same name plus ``_layer``, which imports torch and so is not imported here. Another package adds a
+cell through an entry point of the group ``elman.cells`` that names such an object.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def cells() -> dict[str, Cell]:
         if not isinstance(declared, Cell):
             raise UserError(
                 f"entry point elman.cells:{entry.name} is a {type(declared).__name__}, not a Cell; "
-                f"mend or uninstall the package that declares {entry.value}"
+                f"fix or uninstall the package that declares {entry.value}"
             )
         if declared.name in found:
             raise UserError(
@@ -46,7 +46,7 @@ def cells() -> dict[str, Cell]:
 
 
 def _declarations() -> Iterator[ModuleType]:
-    """Import and yield every module of the engines' folders that imports no torch."""
+    """Import and yield every torch-free module of the engines' folders."""
     for engine in get_args(Engine):
         folder = importlib.import_module(f"{__package__}.{engine}")
         for info in pkgutil.iter_modules(folder.__path__):
@@ -55,7 +55,7 @@ def _declarations() -> Iterator[ModuleType]:
 
 
 def cell(name: str) -> Cell:
-    """Return the cell ``name``, or raise UserError with the nearest name."""
+    """Return the cell ``name``, or raise UserError with the most similar name."""
     known = cells()
     if name not in known:
         hint = did_you_mean(name, known)

@@ -49,7 +49,7 @@ _NOTHING = array("q", bytes(AddNormArgs(eps=EPS)))  # points nowhere
 
 
 @dataclass(frozen=True)
-class Geometry:
+class TileConfig:
     """How rows of one width are computed.
 
     Args:
@@ -96,9 +96,9 @@ def forward(
         branch = branch_btd.dtype
         tensors |= {"branch": branch_btd.contiguous(), "sum": sum_btd}
     words, aligned = _places(tensors)
-    geometry = geometry_of(gain_d.shape[0], aligned, branch, normed_btd.dtype)
+    tile_config = tile_config_of(gain_d.shape[0], aligned, branch, normed_btd.dtype)
     # A block for every row: the multiprocessors take the next one as they finish.
-    _run(geometry, words, rows, min(rows, _MOST_BLOCKS), stream_btd.device, backward=False)
+    _run(tile_config, words, rows, min(rows, _MOST_BLOCKS), stream_btd.device, backward=False)
 
 
 def backward(
@@ -128,12 +128,12 @@ def backward(
     if dbranch_btd.numel():
         tensors["dbranch"] = dbranch_btd
     words, aligned = _places(tensors)
-    geometry = geometry_of(gain_d.shape[0], aligned, dbranch_btd.dtype, dnormed_btd.dtype)
+    tile_config = tile_config_of(gain_d.shape[0], aligned, dbranch_btd.dtype, dnormed_btd.dtype)
     # As many blocks as run at a time: the fewer they are, the fewer sums of dgain there are.
-    blocks = min(rows, MULTIPROCESSORS(device) * geometry.blocks)
-    partial_gd = gain_d.new_empty(blocks, geometry.width)
+    blocks = min(rows, MULTIPROCESSORS(device) * tile_config.blocks)
+    partial_gd = gain_d.new_empty(blocks, tile_config.width)
     words[_WORDS["partial"]] = partial_gd.data_ptr()
-    _run(geometry, words, rows, blocks, device, backward=True)
+    _run(tile_config, words, rows, blocks, device, backward=True)
 
 
 def _places(tensors: dict[str, Tensor]) -> tuple[array[int], bool]:
@@ -151,13 +151,13 @@ def _places(tensors: dict[str, Tensor]) -> tuple[array[int], bool]:
 
 
 @cache
-def geometry_of(width: int, aligned: bool, branch: torch.dtype, out: torch.dtype) -> Geometry:
-    """Return the geometry of rows of a width, whose tensors lie on vectors or do not."""
-    return Geometry(width, _VECTOR if aligned and width % _VECTOR == 0 else 1, branch, out)
+def tile_config_of(width: int, aligned: bool, branch: torch.dtype, out: torch.dtype) -> TileConfig:
+    """Return the tile config of rows of a width, whose tensors lie on vectors or do not."""
+    return TileConfig(width, _VECTOR if aligned and width % _VECTOR == 0 else 1, branch, out)
 
 
 def _run(
-    geometry: Geometry,
+    tile_config: TileConfig,
     words: array[int],
     rows: int,
     blocks: int,
@@ -167,17 +167,17 @@ def _run(
 ) -> None:
     """Launch a pass."""
     words[_WORDS["rows"]], words[_WORDS["blocks"]] = rows, blocks
-    wanted = _launches(geometry, blocks, backward=backward)
-    LAUNCH(unit_text(geometry), wanted, AddNormArgs.from_buffer(words), device)
+    wanted = _launches(tile_config, blocks, backward=backward)
+    LAUNCH(unit_text(tile_config), wanted, AddNormArgs.from_buffer(words), device)
 
 
 @cache
-def _launches(geometry: Geometry, blocks: int, *, backward: bool) -> tuple[Launch, ...]:
+def _launches(tile_config: TileConfig, blocks: int, *, backward: bool) -> tuple[Launch, ...]:
     """Return the kernels of a pass; a block has two arrays of a number per warp."""
-    threads, shared = 32 * geometry.warps, math.ceil(2 * geometry.warps / 4) * 16
+    threads, shared = 32 * tile_config.warps, math.ceil(2 * tile_config.warps / 4) * 16
     if not backward:
         return (Launch("add_norm_forward", blocks, threads, shared),)
-    columns = math.ceil(geometry.width / 32)
+    columns = math.ceil(tile_config.width / 32)
     return (
         Launch("add_norm_backward", blocks, threads, shared),
         Launch("add_norm_finish", columns, 32 * _SLICES, 128 * _SLICES),
@@ -185,14 +185,14 @@ def _launches(geometry: Geometry, blocks: int, *, backward: bool) -> tuple[Launc
 
 
 @cache
-def unit_text(geometry: Geometry, device: str = "cuda/common/device.cuh") -> str:
-    """Return the text of a geometry's translation unit, all passes in one.
+def unit_text(tile_config: TileConfig, device: str = "cuda/common/device.cuh") -> str:
+    """Return the text of a tile config's translation unit, all passes in one.
 
     Args:
-        geometry: What is computed how.
+        tile_config: What is computed how.
         device: Header that says what the kernels ask of the machine.
     """
-    g = geometry
+    g = tile_config
     numbers = f"{g.width}, {g.vector}, {_NUMBERS // g.vector}, {g.warps}"
     kernels = {
         "forward": "G::THREADS, G::BLOCKS",
@@ -203,7 +203,7 @@ def unit_text(geometry: Geometry, device: str = "cuda/common/device.cuh") -> str
         [
             f'#include "{device}"',
             '#include "cuda/add_norm/add_norm.cuh"',
-            f"using G = elman::AddNormGeometry<{IO[g.branch]}, {IO[g.out]}, {numbers}>;",
+            f"using G = elman::AddNormTileConfig<{IO[g.branch]}, {IO[g.out]}, {numbers}>;",
             layout_assertions("elman::AddNormArgs", AddNormArgs)
             + same("G::BLOCKS", g.blocks, f"cuda.py has {g.blocks} for G::BLOCKS")
             + same("G::SLICES", _SLICES, f"cuda.py has {_SLICES} for G::SLICES"),

@@ -1,6 +1,6 @@
 """One call of a channel kernel on the CPU: from tensors to pointers and back.
 
-Shape legend: b batch, t time, c channels of the state, s all channels of a source, k segments.
+Shape legend: b batch, t time, c channels of the state, s all channels of a source, k checkpoints.
 """
 
 from __future__ import annotations
@@ -15,31 +15,37 @@ from elman.ops.channel.abi import ChannelArgs, pointers, sequence
 from elman.ops.channel.plan import Plan
 from elman.ops.channel.recurrences import compiled_cell
 from elman.ops.channel.source import Kernel, kernel_for
+from elman.ops.common.backend import require_cpu
 
 SEGMENT = 16
-"""Steps between two kept states: they take a sixteenth of one sequence's memory, and running a
-segment again takes a workspace (64 to 160 KiB a thread) that stays in the cache."""
+"""Steps between two checkpoints. The checkpoints take a sixteenth of one sequence's memory. To
+compute a segment again takes a workspace (64 to 160 KiB a thread) that stays in the cache."""
 
 
 def n_segments(steps: int) -> int:
-    """Return how many states a call keeps for its backward pass."""
+    """Return how many checkpoints a call keeps for its backward pass."""
     return (steps + SEGMENT - 1) // SEGMENT
 
 
 def forward(
     plan: Plan, sources_bts: Sequence[Tensor], parameters_c: Sequence[Tensor], state_bc: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the output [B, T, C], the last state, and the states before every segment."""
+    """Return the output [B, T, C], the last state and the checkpoints.
+
+    Raises:
+        UserError: the tensors do not lie on the CPU, or the kernel cannot be compiled.
+    """
+    require_cpu(state_bc)
     batch, steps, _ = sources_bts[0].shape
     channels = state_bc.shape[1]
     y_btc = state_bc.new_empty(batch, steps, channels)
     last_bc = state_bc.new_empty(batch, channels)
-    kept_bkc = state_bc.new_empty(batch, n_segments(steps), channels)
+    checkpoints_bkc = state_bc.new_empty(batch, n_segments(steps), channels)
     call = _Call(plan, sources_bts, parameters_c, channels)
     call.args.y = sequence(y_btc)
-    call.point(first=state_bc.contiguous(), last=last_bc, checkpoints=kept_bkc)
+    call.point(first=state_bc.contiguous(), last=last_bc, checkpoints=checkpoints_bkc)
     call.run(call.kernel.forward)
-    return y_btc, last_bc, kept_bkc
+    return y_btc, last_bc, checkpoints_bkc
 
 
 def backward(
@@ -48,11 +54,11 @@ def backward(
     dlast_bc: Tensor | None,
     sources_bts: Sequence[Tensor],
     parameters_c: Sequence[Tensor],
-    kept_bkc: Tensor,
+    checkpoints_bkc: Tensor,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """Return the gradients of the sources, of the parameters and of the first state."""
-    batch, _, channels = kept_bkc.shape
-    dfirst_bc = kept_bkc.new_empty(batch, channels)
+    batch, _, channels = checkpoints_bkc.shape
+    dfirst_bc = checkpoints_bkc.new_empty(batch, channels)
     dparameters_c = [parameter.new_empty(channels) for parameter in parameters_c]
     dsources_bts = [
         gradient_room(plan, n, source, channels) for n, source in enumerate(sources_bts)
@@ -61,7 +67,7 @@ def backward(
     for slot, place in enumerate(plan.slices()):
         call.args.dx[slot] = sequence(dsources_bts[place.source], place.start)
     call.args.dp = pointers(dparameters_c)
-    call.point(dfirst=dfirst_bc, checkpoints=kept_bkc)
+    call.point(dfirst=dfirst_bc, checkpoints=checkpoints_bkc)
     if dy_btc is not None:
         call.args.dy = sequence(call.keep(adjacent(dy_btc)))
     if dlast_bc is not None:
@@ -122,8 +128,8 @@ def adjacent(tensor_bts: Tensor) -> Tensor:
 
 
 def gradient_room(plan: Plan, number: int, source_bts: Tensor, channels: int) -> Tensor:
-    """Return room for a source's gradient, 0 in columns that the plan does not read."""
+    """Return a tensor for a source's gradient, 0 in columns that the plan does not read."""
     read = sum(place.source == number for place in plan.slices()) * channels
-    # To make one like another takes half of the time of making one of a shape.
+    # `empty_like` takes half of the time of `new_empty` with a shape.
     make = torch.empty_like if read == source_bts.shape[2] else torch.zeros_like
     return make(source_bts, memory_format=torch.contiguous_format)

@@ -1,13 +1,15 @@
-"""The channel engine as custom operators: what autograd, autocast and torch.compile see.
+"""The channel engine as custom operators, which autograd, autocast and torch.compile see.
 
-Where nobody looks at operators, :class:`Channel` calls the kernels without one.
+Where nobody looks at operators, :class:`Channel` calls the same kernels without an operator.
 
-Shape legend: b batch, t time, c channels of the state, s all channels of a source, k segments.
+Shape legend: b batch, t time, c channels of the state, s all channels of a source,
+k checkpoints: the states before every segment of time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -28,27 +30,63 @@ from elman.ops.common.door import (
 from elman.ops.common.operators import apply, operators_are_seen
 
 
-@torch.library.custom_op("elman::channel", mutates_args=(), device_types="cpu")
+@dataclass(frozen=True)
+class Kernels:
+    """What the operators ask of a compiled backend.
+
+    Args:
+        forward: Returns the output, the last state and the checkpoints.
+        backward: Returns the gradients of the sources, of the parameters and of the first state.
+        n_segments: How many checkpoints a call of so many steps has.
+    """
+
+    forward: Callable[
+        [Plan, Sequence[Tensor], Sequence[Tensor], Tensor], tuple[Tensor, Tensor, Tensor]
+    ]
+    backward: Callable[
+        [Plan, Tensor | None, Tensor | None, Sequence[Tensor], Sequence[Tensor], Tensor],
+        tuple[list[Tensor], list[Tensor], Tensor],
+    ]
+    n_segments: Callable[[int], int]
+
+
+KERNELS: dict[str, Kernels] = {
+    "cpu": Kernels(cpu.forward, cpu.backward, cpu.n_segments),
+    "cuda": Kernels(kernels.forward, kernels.backward, kernels.n_segments),
+}
+"""By the name of the backend."""
+
+
+@torch.library.custom_op("elman::channel", mutates_args=())
 def channel(
-    plan: str, sources_bts: Sequence[Tensor], parameters_c: Sequence[Tensor], state_bc: Tensor
+    plan: str,
+    backend: str,
+    sources_bts: Sequence[Tensor],
+    parameters_c: Sequence[Tensor],
+    state_bc: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Run a plan of the channel engine.
+    """Run a plan of the channel engine on a compiled kernel.
 
     Args:
         plan: ``Plan.text``.
-        sources_bts: Sequences of one dtype; on a CPU everything else here has it, too.
+        backend: A key of :data:`KERNELS`.
+        sources_bts: Sequences of one dtype. On a CPU everything else has this dtype, too.
         parameters_c: The step's parameters in the order of :mod:`elman.ops.channel.recurrences`.
         state_bc: State before the first step.
 
     Returns:
-        The output [B, T, C] in the sources' dtype, the state after the last step, and the states
-        [B, segments, C] that the backward pass starts from.
+        The output [B, T, C] in the sources' dtype, the state after the last step, and the
+        checkpoints [B, segments, C] that the backward pass starts from.
 
     Raises:
         ValueError: a tensor has another shape, dtype or device, or there is no row or no step.
+        UserError: the backend cannot read the tensors' device or dtype.
     """
-    _check_operator(plan, sources_bts, parameters_c, state_bc)
-    return cpu.forward(parse(plan), sources_bts, parameters_c, state_bc)
+    parsed = parse(plan)
+    names = compiled_cell(parsed.step).parameters
+    check_call(parsed, sources_bts, dict(zip(names, parameters_c, strict=False)), state_bc)
+    check_kernel_tensors(f"channel {parsed.step}", sources_bts, parameters_c)
+    return _forward(plan, backend, sources_bts, parameters_c, state_bc)
 
 
 def check_call(
@@ -84,38 +122,27 @@ def _shapes(step: str, channels: int) -> dict[str, Shape]:
     return dict.fromkeys(compiled_cell(step).parameters, (channels,))
 
 
-def _check_operator(
-    plan: str, sources_bts: Sequence[Tensor], parameters_c: Sequence[Tensor], state_bc: Tensor
-) -> None:
-    parsed = parse(plan)
-    names = compiled_cell(parsed.step).parameters
-    check_call(parsed, sources_bts, dict(zip(names, parameters_c, strict=False)), state_bc)
-    check_kernel_tensors(f"channel {parsed.step}", sources_bts, parameters_c)
-
-
-@channel.register_kernel("cuda")
-def _(
-    plan: str, sources_bts: Sequence[Tensor], parameters_c: Sequence[Tensor], state_bc: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    _check_operator(plan, sources_bts, parameters_c, state_bc)
-    return kernels.forward(parse(plan), sources_bts, parameters_c, state_bc)
-
-
 def _forward(
-    plan: str, sources_bts: Sequence[Tensor], parameters_c: Sequence[Tensor], state_bc: Tensor
+    plan: str,
+    backend: str,
+    sources_bts: Sequence[Tensor],
+    parameters_c: Sequence[Tensor],
+    state_bc: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As the operator chooses, by the tensors' device."""
-    run = kernels.forward if state_bc.is_cuda else cpu.forward
-    return run(parse(plan), sources_bts, parameters_c, state_bc)
+    return KERNELS[backend].forward(parse(plan), sources_bts, parameters_c, state_bc)
 
 
 @channel.register_fake
 def _(
-    plan: str, sources_bts: Sequence[Tensor], parameters_c: Sequence[Tensor], state_bc: Tensor
+    plan: str,
+    backend: str,
+    sources_bts: Sequence[Tensor],
+    parameters_c: Sequence[Tensor],
+    state_bc: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     batch, steps, _ = sources_bts[0].shape
     channels = state_bc.shape[1]
-    segments = (kernels if state_bc.is_cuda else cpu).n_segments(steps)
+    segments = KERNELS[backend].n_segments(steps)
     return (
         sources_bts[0].new_empty(batch, steps, channels),
         state_bc.new_empty(batch, channels),
@@ -123,62 +150,52 @@ def _(
     )
 
 
-@torch.library.custom_op("elman::channel_backward", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("elman::channel_backward", mutates_args=())
 def channel_backward(
     plan: str,
+    backend: str,
     dy_btc: Tensor | None,
     dlast_bc: Tensor | None,
     sources_bts: Sequence[Tensor],
     parameters_c: Sequence[Tensor],
-    kept_bkc: Tensor,
+    checkpoints_bkc: Tensor,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """Return the gradients of sources, parameters and first state."""
-    return cpu.backward(parse(plan), dy_btc, dlast_bc, sources_bts, parameters_c, kept_bkc)
-
-
-@channel_backward.register_kernel("cuda")
-def _(
-    plan: str,
-    dy_btc: Tensor | None,
-    dlast_bc: Tensor | None,
-    sources_bts: Sequence[Tensor],
-    parameters_c: Sequence[Tensor],
-    kept_bkc: Tensor,
-) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    return kernels.backward(parse(plan), dy_btc, dlast_bc, sources_bts, parameters_c, kept_bkc)
+    return _backward(plan, backend, dy_btc, dlast_bc, sources_bts, parameters_c, checkpoints_bkc)
 
 
 def _backward(
     plan: str,
+    backend: str,
     dy_btc: Tensor | None,
     dlast_bc: Tensor | None,
     sources_bts: Sequence[Tensor],
     parameters_c: Sequence[Tensor],
-    kept_bkc: Tensor,
+    checkpoints_bkc: Tensor,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """As the operator chooses, by the tensors' device."""
-    run = kernels.backward if kept_bkc.is_cuda else cpu.backward
-    return run(parse(plan), dy_btc, dlast_bc, sources_bts, parameters_c, kept_bkc)
+    given = (dy_btc, dlast_bc, sources_bts, parameters_c, checkpoints_bkc)
+    return KERNELS[backend].backward(parse(plan), *given)
 
 
 @channel_backward.register_fake
 def _(
     plan: str,
+    backend: str,
     dy_btc: Tensor | None,
     dlast_bc: Tensor | None,
     sources_bts: Sequence[Tensor],
     parameters_c: Sequence[Tensor],
-    kept_bkc: Tensor,
+    checkpoints_bkc: Tensor,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     return (
         [source.new_empty(source.shape) for source in sources_bts],
         [parameter.new_empty(parameter.shape) for parameter in parameters_c],
-        kept_bkc.new_empty(kept_bkc.shape[0], kept_bkc.shape[2]),
+        checkpoints_bkc.new_empty(checkpoints_bkc.shape[0], checkpoints_bkc.shape[2]),
     )
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.plan, sources_bts, parameters_c, _ = inputs
+    ctx.plan, ctx.backend, sources_bts, parameters_c, _ = inputs
     ctx.n_sources = len(sources_bts)
     ctx.save_for_backward(*sources_bts, *parameters_c, output[2])
     ctx.set_materialize_grads(False)
@@ -195,33 +212,35 @@ def _differentiate(
         dlast_bc: Gradient of the last state.
         plain: Whether a plain call may compute them, where no operator is seen.
     """
-    *tensors, kept_bkc = ctx.saved_tensors
-    # Who differentiates once more is told by the operator that this cannot be.
+    *tensors, checkpoints_bkc = ctx.saved_tensors
+    # With gradients enabled, somebody differentiates twice: the operator says that it cannot.
     plain = plain and not torch.is_grad_enabled()
     plain = plain and not operators_are_seen((*tensors, dy_btc, dlast_bc))
     sources_bts, parameters_c = tensors[: ctx.n_sources], tensors[ctx.n_sources :]
-    given = (dy_btc, dlast_bc, sources_bts, parameters_c, kept_bkc)
-    return _backward(ctx.plan, *given) if plain else channel_backward(ctx.plan, *given)
+    given = (dy_btc, dlast_bc, sources_bts, parameters_c, checkpoints_bkc)
+    return (_backward if plain else channel_backward)(ctx.plan, ctx.backend, *given)
 
 
 def _differentiate_operator(
     ctx: Any, dy_btc: Tensor | None, dlast_bc: Tensor | None, _: Tensor | None
-) -> tuple[None, list[Tensor], list[Tensor], Tensor]:
-    return None, *_differentiate(ctx, dy_btc, dlast_bc, plain=False)
+) -> tuple[None, None, list[Tensor], list[Tensor], Tensor]:
+    return None, None, *_differentiate(ctx, dy_btc, dlast_bc, plain=False)
 
 
 channel.register_autograd(_differentiate_operator, setup_context=_setup)
-# The state's precision is the engine's: what autocast made of the projections is widened.
+# The engine sets the state's precision: it widens projections that autocast made narrow.
 channel.register_autocast("cpu", torch.float32)
 
 
 class Channel(torch.autograd.Function):
-    """The operator :func:`channel` where nobody looks; the kept states stay inside."""
+    """The operator :func:`channel` where nobody looks. The checkpoints stay inside."""
 
     @staticmethod
-    def forward(ctx: Any, plan: str, n_sources: int, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, plan: str, backend: str, n_sources: int, *tensors: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Run the kernel on sources, parameters and the first state, in this order."""
-        inputs = (plan, tensors[:n_sources], tensors[n_sources:-1], tensors[-1])
+        inputs = (plan, backend, tensors[:n_sources], tensors[n_sources:-1], tensors[-1])
         outputs = _forward(*inputs)
         _setup(ctx, inputs, outputs)
         return outputs[:2]
@@ -232,18 +251,24 @@ class Channel(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         """Run the kernels of the backward pass."""
         dsources_bts, dparameters_c, dfirst_bc = _differentiate(ctx, dy_btc, dlast_bc, plain=True)
-        return None, None, *dsources_bts, *dparameters_c, dfirst_bc
+        return None, None, None, *dsources_bts, *dparameters_c, dfirst_bc
 
 
 def run(
-    plan: str, sources_bts: Sequence[Tensor], parameters_c: Sequence[Tensor], state_bc: Tensor
+    plan: str,
+    backend: str,
+    sources_bts: Sequence[Tensor],
+    parameters_c: Sequence[Tensor],
+    state_bc: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return the first two outputs of :func:`channel`, by an operator only where it is seen."""
     tensors = (*sources_bts, *parameters_c, state_bc)
     if not operators_are_seen(tensors):
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-            outputs: tuple[Tensor, Tensor] = apply(Channel, plan, len(sources_bts), *tensors)
+            outputs: tuple[Tensor, Tensor] = apply(
+                Channel, plan, backend, len(sources_bts), *tensors
+            )
             return outputs
-        return _forward(plan, sources_bts, parameters_c, state_bc)[:2]
-    y_btc, last_bc, _ = channel(plan, sources_bts, parameters_c, state_bc)
+        return _forward(plan, backend, sources_bts, parameters_c, state_bc)[:2]
+    y_btc, last_bc, _ = channel(plan, backend, sources_bts, parameters_c, state_bc)
     return y_btc, last_bc

@@ -15,8 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from elman.ops.channel.positive import log_positive
-
 BLOCK = 64
 """Steps that one cumulative sum spans.
 
@@ -24,22 +22,27 @@ The rounding error of a gate's gradient grows with the square of the sum's lengt
 T = 512 with N(0, 1) weights, 5e-4 over all of T, 2e-5 over blocks of 64."""
 
 
+def _log_positive(x: Tensor) -> Tensor:
+    """Return log g(x), g as in steps.py, exact where g itself would underflow."""
+    return torch.where(x >= 0, torch.log(functional.relu(x) + 0.5), functional.logsigmoid(x))
+
+
 def _mingru(candidate: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
     """log f = log(1 - z), log w = log z + log g(candidate), z = sigmoid(gate)."""
-    return functional.logsigmoid(-gate), functional.logsigmoid(gate) + log_positive(candidate)
+    return functional.logsigmoid(-gate), functional.logsigmoid(gate) + _log_positive(candidate)
 
 
 def _minlstm(candidate: Tensor, forget: Tensor, write: Tensor) -> tuple[Tensor, Tensor]:
     """log of f / (f + i) and of i g(candidate) / (f + i), f and i sigmoids."""
     logit = functional.logsigmoid(forget) - functional.logsigmoid(write)
-    return functional.logsigmoid(logit), functional.logsigmoid(-logit) + log_positive(candidate)
+    return functional.logsigmoid(logit), functional.logsigmoid(-logit) + _log_positive(candidate)
 
 
 STEPS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "mingru_parallel": _mingru,
     "minlstm_parallel": _minlstm,
 }
-"""By name: logarithms of decay and write from the step's inputs."""
+"""By the recurrence's name: logarithms of decay and write from the step's inputs."""
 
 
 def segment(

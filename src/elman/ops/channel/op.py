@@ -1,4 +1,4 @@
-"""Channel recurrences as the layers call them: dtypes, choice of implementation.
+"""The door of the channel engine: it checks a call, sets the dtypes and runs the backend.
 
 Shape legend: b batch, t time, c channels of the state, s all channels of a source.
 """
@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from elman.ops.channel import custom_op, reference
+from elman.ops.channel.backends import BACKENDS
+from elman.ops.channel.custom_op import check_call
 from elman.ops.channel.plan import Plan
-from elman.ops.channel.recurrences import compiled_cell
 from elman.ops.common.door import empty_results, is_empty
-from elman.ops.common.precision import cast, no_autocast
+from elman.ops.common.precision import cast
 from elman.ops.common.slices import Slice
-from elman.ops.common.uncompiled import uncompiled
 
 
 def run(
@@ -28,8 +27,8 @@ def run(
 ) -> tuple[Tensor, Tensor]:
     """Run a recurrence without a matrix over time, from a given state to the final one.
 
-    Every (batch, channel) is independent, except in the steps ``e59*``, ``*_rmsnorm`` and
-    ``*_frobnorm``, which normalise over the channels. Gradients reach every tensor argument.
+    Every (batch, channel) is independent. The exceptions are the steps ``e59*``, ``*_rmsnorm`` and
+    ``*_frobnorm``, which normalize over the channels. Gradients reach every tensor argument.
 
     Args:
         plan: What is computed, and where in the sources its sequences lie.
@@ -41,38 +40,23 @@ def run(
     Returns:
         The output y_btc (the states, or what the plan makes of them) and the last state. The state
         and all of the computation have the dtype of ``state_bc`` (fp32 or wider), whatever autocast
-        says; so has the output, but for the cuda backend, which writes it in the sources' dtype.
+        says. The output has it, too, except for the cuda backend, which writes the sources' dtype.
 
     Raises:
         ValueError: a tensor has another shape, dtype or device than the plan asks for.
         UserError: the backend has no kernel for the plan's step or the state's dtype.
     """
-    dtype = state_bc.dtype
-    narrow = sources_bts[0].dtype if backend == "cuda" else dtype
-    compiled = backend in ("cpu", "cuda")
-    custom_op.check_call(plan, sources_bts, parameters, state_bc)
+    chosen = BACKENDS[backend]
+    check_call(plan, sources_bts, parameters, state_bc)
+    io = chosen.io_dtype(sources_bts[0].dtype)
     if is_empty(sources_bts[0]):
         shape = (*sources_bts[0].shape[:2], state_bc.shape[1])
         read = (*sources_bts, *parameters.values())
-        y_btc, (last_bc,) = empty_results(shape, narrow, [state_bc], read)
+        y_btc, (last_bc,) = empty_results(shape, io, [state_bc], read)
         return y_btc, last_bc
-    sources_bts = [cast(source_bts, narrow) for source_bts in sources_bts]
-    parameters = {name: cast(parameter, dtype) for name, parameter in parameters.items()}
-    if compiled:
-        ordered = [parameters[name] for name in compiled_cell(plan.step).parameters]
-        return custom_op.run(plan.text, sources_bts, ordered, state_bc)
-    return _REFERENCE[backend](plan, sources_bts, parameters, state_bc)
-
-
-@uncompiled
-def _reference(
-    plan: Plan, sources_bts: Sequence[Tensor], parameters: Mapping[str, Tensor], state_bc: Tensor
-) -> tuple[Tensor, Tensor]:
-    with no_autocast(state_bc):
-        return reference.run(plan, sources_bts, parameters, state_bc)
-
-
-_REFERENCE = {"reference": _reference}
+    sources_bts = [cast(source_bts, io) for source_bts in sources_bts]
+    parameters = {name: cast(one, state_bc.dtype) for name, one in parameters.items()}
+    return chosen.run(plan, sources_bts, parameters, state_bc)
 
 
 def channel(
@@ -83,12 +67,12 @@ def channel(
     *,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    """Run a step over sequences that lie apart, and return all states and the last one.
+    """Run a step over sequences that are tensors of their own; otherwise as :func:`run`.
 
-    As :func:`run` otherwise.
+    Returns all states and the last one.
 
     Args:
-        step: Name of the step; its equation stands in :mod:`elman.ops.channel.reference`.
+        step: Name of the step; its equation stands in :mod:`elman.ops.channel.steps`.
         inputs: The step's sequences by name, each [B, T, channels].
         parameters: As for :func:`run`.
         state_bc: As for :func:`run`.

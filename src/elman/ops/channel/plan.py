@@ -1,4 +1,4 @@
-"""What one call of the channel engine computes, as data: every backend runs the same plan.
+"""What one call of the channel engine computes, as data. Every backend runs the same plan.
 
 Imports no torch.
 """
@@ -14,17 +14,17 @@ from elman.ops.common.slices import Slice, as_word
 
 @dataclass(frozen=True)
 class Plan:
-    """A recurrence with what stands before and behind it.
+    """A recurrence with what a layer computes before and behind it.
 
     Args:
-        step: Name of the step; its equation stands in :mod:`elman.ops.channel.reference`.
+        step: Name of the step; its equation stands in :mod:`elman.ops.channel.steps`.
         inputs: The step's sequences by name, and where each lies.
-        unit: Input that is divided by its norm over the channels + 1e-6, or none.
-        query: Sequence that the state is multiplied by, or none.
+        unit: Name of the input that is divided by its norm over the channels + 1e-6, or None.
+        query: Sequence that multiplies the state, or None.
         self_gate: Whether y silu(y) is returned instead of y.
 
     Attributes:
-        text: The plan as a word, the argument of the custom operators.
+        text: The plan as text, the argument of the custom operators.
         starts: Where the last slice of every source begins.
     """
 
@@ -38,7 +38,7 @@ class Plan:
     _slices: tuple[Slice, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        # Once, and not when it is asked for: torch.compile cannot look into json.
+        # Computed here and not when it is read: torch.compile cannot trace json.
         object.__setattr__(self, "text", as_word(self))
         mentioned = [place for _, place in self.inputs]
         if self.query is not None:
@@ -50,7 +50,7 @@ class Plan:
         object.__setattr__(self, "starts", tuple(starts))
 
     def __hash__(self) -> int:
-        return hash(self.text)  # which remembers it; plans are keys of many things
+        return hash(self.text)  # a string caches its hash; many caches have plans as keys
 
     def slices(self) -> tuple[Slice, ...]:
         """Return every distinct slice that is read, in the order of first mention."""
@@ -59,7 +59,7 @@ class Plan:
 
 @cache
 def parse(text: str) -> Plan:
-    """Return the plan that a word stands for."""
+    """Return the plan that a text stands for."""
     raw = json.loads(text)
     inputs = tuple((name, Slice(**place)) for name, place in raw.pop("inputs"))
     query = raw.pop("query")

@@ -1,6 +1,8 @@
-"""Which compiled cell runs which step, and in which order it takes its tensors.
+"""The recurrences of the channel engine that have kernels. Imports no torch.
 
-Imports no torch.
+A recurrence has the same name here, in plans and in steps.py. An activation or a variant is the
+last word of a name: ``e61_tanh``, ``e68_inverse``, ``e74_<update>_<nonlinearity>``. The C++
+structures have words for what they compute, and :data:`CELLS` says which one is whose.
 """
 
 from __future__ import annotations
@@ -13,15 +15,15 @@ from elman.ops.common.mirrors import cell_assertions
 
 @dataclass(frozen=True)
 class CompiledCell:
-    """A cell of csrc/cells/channel.h, or one that another package brings with it.
+    """A recurrence of csrc/cells/channel.h, or of another package.
 
-    A compiler compares the numbers of inputs and parameters with the structure's.
+    A compiler compares the numbers of inputs and parameters with those of the structure.
 
     Args:
         type: The structure's C++ name.
         inputs: The step's sequences in the order of its ``x``.
         parameters: The step's other tensors, of one number per channel, in the order of its ``p``.
-        code: The structure itself, where it is not one of that file.
+        code: The structure itself, where another package brings it.
     """
 
     type: str
@@ -81,7 +83,7 @@ CELLS: dict[str, CompiledCell] = {
     "e67": CompiledCell("StateInGate", *_SCALED),
     "e68": CompiledCell("SelfGatedCandidate<false>", *_SELF),
     "e68_inverse": CompiledCell("SelfGatedCandidate<true>", *_SELF),
-    # The parallel forms are the same recurrences computed otherwise: a kernel has no use for them.
+    # The parallel forms compute the same recurrences in another way, which kernels do not need.
     **dict.fromkeys(("mingru", "mingru_parallel"), _MINGRU),
     **dict.fromkeys(("minlstm", "minlstm_parallel"), _MINLSTM),
     **{
@@ -90,8 +92,8 @@ CELLS: dict[str, CompiledCell] = {
         for phi in ("tanh", "linear")
     },
 }
-"""By the step's name. E59 and the norms of E74 sum over the channels at every step, which an engine
-of independent channels cannot do: they run on the reference alone."""
+"""By the step's name. E59 and the norms of E74 sum over the channels at every step. An engine of
+independent channels cannot do that, so they run on the reference alone."""
 
 
 def compiled_cell(step: str) -> CompiledCell:

@@ -17,9 +17,9 @@ Chunks = Callable[[Sequence[Tensor], Tensor, int], tuple[Tensor, Tensor]]
 def run_in_chunks(
     run: Chunks, inputs: Sequence[Tensor], state: Tensor, length: int
 ) -> tuple[Tensor, Tensor]:
-    """Run over time in chunks of ``length`` steps; what is left over is one shorter chunk.
+    """Run over time in chunks of ``length`` steps. The rest is one shorter chunk.
 
-    Padding the rest to a whole chunk would compute up to twice as much.
+    To pad the rest to a whole chunk would compute up to twice as much.
 
     Args:
         run: The computation over equal chunks.

@@ -1,7 +1,7 @@
-"""The door of every operation: tensors are compared with what is read before anything is read.
+"""The checks at the door of every operation: they compare tensors with what it will read.
 
-A kernel that is handed a smaller tensor reads what lies behind it. Shapes, dtypes and devices are
-known to the host, so that a check waits for no GPU, is part of no graph and costs no step.
+A kernel that is given too small a tensor reads the memory behind it. The host knows shapes, dtypes
+and devices, so a check never waits for a GPU and is part of no graph.
 
 Shape legend: b batch, t time, c channels of any kind.
 """
@@ -93,7 +93,7 @@ def check_sequences(of: str, sources_btc: Sequence[Tensor], channels: Sequence[i
         if len(shape) < 3 or shape[:2] != length or shape[2] < least:
             wanted = ", ".join([*map(str, length), f"at least {least}"])
             raise ValueError(f"source {number} of {of}: shape {list(shape)}, expected [{wanted}]")
-        # Words are put together for those alone who read them.
+        # The words of an error are put together only when there is one.
         if source.dtype not in FLOATING or source.device != device:
             check(f"source {number} of {of}", source, shape, device, FLOATING)
 
@@ -113,7 +113,7 @@ def check_parameters(
         device: Their device.
 
     Raises:
-        UserError: they have other names; who wrote the cell can mend it.
+        UserError: they have other names. The author of the cell can mend it.
         ValueError: they have other shapes, dtypes or devices.
     """
     if given.keys() != shapes.keys():
@@ -142,7 +142,7 @@ def check_state(part: str, of: str, state: Tensor, shape: Shape, like: Tensor) -
         like: The sequence, before it was widened.
 
     Raises:
-        ValueError: it has another shape, is not in fp32 or what is wider, or on another device.
+        ValueError: it has another shape or device, or is not in fp32 or wider.
     """
     dtypes = WIDE[like.dtype]
     if state.shape != shape or state.dtype not in dtypes or state.device != like.device:
@@ -152,7 +152,7 @@ def check_state(part: str, of: str, state: Tensor, shape: Shape, like: Tensor) -
 def check_kernel_tensors(
     of: str, sources_btc: Sequence[Tensor], parameters: Sequence[Tensor]
 ) -> None:
-    """Compare what a kernel reads without casting it, where it is called as an operator.
+    """Compare the tensors of an operator, which its kernel reads without a cast.
 
     Args:
         of: The operation, for people.
@@ -160,7 +160,8 @@ def check_kernel_tensors(
         parameters: Everything else.
 
     Raises:
-        ValueError: the dtypes are not one and what is wider, or there are no rows or steps.
+        ValueError: the sequences differ in dtype, a parameter is not in fp32 or wider, or there
+            are no rows or no steps.
     """
     first = sources_btc[0]
     if is_empty(first):
@@ -172,7 +173,7 @@ def check_kernel_tensors(
 
 
 def is_empty(source_btc: Tensor) -> bool:
-    """Return whether a sequence has no rows or no steps: nothing is to be computed."""
+    """Return whether a sequence has no rows or no steps, so that there is nothing to compute."""
     return source_btc.shape[0] == 0 or source_btc.shape[1] == 0
 
 
@@ -182,9 +183,9 @@ def empty_results(
     states: Sequence[Tensor],
     read: Iterable[Tensor | None],
 ) -> tuple[Tensor, list[Tensor]]:
-    """Return what an operation returns of a sequence without rows or steps.
+    """Return the results of an operation on a sequence without rows or steps.
 
-    Gradients of all that is read are 0; those of the last states are the first ones'.
+    Every tensor that is read gets a gradient of 0. A gradient of a last state goes to the first.
 
     Args:
         out: Shape of the output, which has no numbers.
@@ -195,7 +196,7 @@ def empty_results(
     Returns:
         The output and the states after the last step, which are those before the first.
     """
-    # Sums over no numbers, with gradients of zeros. Their negative: x + -0.0 is x to the bit.
+    # Sums over no numbers, whose gradients are zeros. Negated, because x + -0.0 is x to the bit.
     there = [one for one in read if one is not None]
     sums = [one[:0].sum(dtype=torch.float64).to(there[0].device) for one in there]
     nothing = -torch.stack(sums).sum()

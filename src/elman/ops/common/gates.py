@@ -1,4 +1,4 @@
-"""Gates and normalisations of keys, queries and reads, in plain PyTorch."""
+"""Gates and normalizations of keys, queries and reads, in plain PyTorch."""
 
 from __future__ import annotations
 

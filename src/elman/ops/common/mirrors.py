@@ -1,7 +1,7 @@
 """C++ text that refuses to compile where Python and a C++ structure state different numbers.
 
-What both sides state is compared by the compiler, for a CPU and for a GPU alike: a wrong number
-would be a read outside of an array. Imports no torch.
+The compilers for a CPU and for a GPU compare what both sides state, because a wrong number would be
+a read outside of an array. Imports no torch.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def cell_assertions(
     return "".join(lines)
 
 
-# NVRTC has offsets from 13.5 on; for an older one every compiler of a CPU has compared them.
+# NVRTC knows offsets from 13.5 on. With an older one, the compiler of a CPU has compared them.
 _KNOWS_OFFSETS = (
     "#if !defined(__CUDACC_RTC__) || __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1305"
 )

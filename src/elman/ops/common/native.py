@@ -1,4 +1,4 @@
-"""What the engines' compiled kernels share with Python: dtypes and structures."""
+"""Dtypes and structures that the engines' compiled kernels share with Python."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ C_TYPES = {torch.float32: "float", torch.float64: "double"}
 
 
 def words_of(mirror: type[ctypes.Structure]) -> dict[str, int]:
-    """Return the number of every field's first 64-bit word in a structure of such words alone.
+    """Return the index of every field's first word in a structure of 64-bit words.
 
-    To set a word of an ``array("q")`` that the structure shares takes a fifth of the time of
-    setting the structure's field.
+    A structure may share the memory of an ``array("q")``. To set a word of the array takes a fifth
+    of the time that it takes to set the structure's field.
     """
     return {name: getattr(mirror, name).offset // 8 for name, *_ in mirror._fields_}

@@ -1,8 +1,8 @@
-"""Where a call has to be one of PyTorch's operators, and where it need not.
+"""When a call must be one of PyTorch's operators, and when it need not be.
 
-A custom operator with gradients takes 200 to 300 us of Python for a call and its backward pass, as
-long as a GPU takes for what it computes. So operators are for those alone who look at them:
-compilers and modes of dispatch. Everybody else calls the same functions through a plain
+A custom operator with gradients takes 200 to 300 us of Python for a call and its backward pass. A
+GPU computes the result in the same time. So calls are operators only where something looks at them:
+compilers and dispatch modes. All other calls run the same functions through a plain
 ``torch.autograd.Function``, with the same bits and the same gradients.
 """
 
@@ -22,11 +22,11 @@ _PLAIN = frozenset({Tensor, Parameter, type(None)})
 def operators_are_seen(tensors: Sequence[Tensor | None]) -> bool:
     """Return whether a call on tensors has to be an operator.
 
-    That is where somebody looks (see :func:`watched`), the tensors lie on a device that has no
-    kernels, or autocast on a CPU widens them.
+    It has to where something looks at it (see :func:`watched`), where the tensors lie on a device
+    without kernels, and where autocast on a CPU widens them.
 
     Args:
-        tensors: Those of the call, all on the device of the first; None is no tensor.
+        tensors: The tensors of the call, all on the device of the first; None is no tensor.
     """
     if watched(tensors):
         return True
@@ -36,13 +36,13 @@ def operators_are_seen(tensors: Sequence[Tensor | None]) -> bool:
 
 
 def watched(tensors: Sequence[Tensor | None]) -> bool:
-    """Return whether anybody looks at the operators of a call on tensors.
+    """Return whether anything looks at the operators of a call on tensors.
 
-    That is where torch.compile, torch.export or torch.jit.trace traces, a mode of dispatch counts
-    or replaces operators, a transform of torch.func is active, or a tensor is of a class of its own
-    (fake ones are).
+    This is so while torch.compile, torch.export or torch.jit.trace traces, while a dispatch mode
+    counts or replaces operators, while a transform of torch.func is active, and for tensors of a
+    class of their own, such as fake tensors.
     """
-    # The compiler first: of what stands behind it, torch.compile can trace nothing.
+    # The compiler comes first, because torch.compile cannot trace the other questions.
     if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:
         return True
     if torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None:
@@ -51,9 +51,9 @@ def watched(tensors: Sequence[Tensor | None]) -> bool:
 
 
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    """Apply a function of autograd in a call that nobody looks at (see :func:`watched`).
+    """Apply a function of autograd in a call that nothing looks at (see :func:`watched`).
 
-    ``Function.apply`` first looks for wrappers that transforms of torch.func have left, and of one
-    with a ``setup_context`` it reads the signature: 2 and 25 us for nothing here.
+    ``Function.apply`` first looks for wrappers of torch.func's transforms, which takes 2 us. For a
+    function with a ``setup_context`` it also reads the signature, 25 us. Neither is needed here.
     """
     return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]

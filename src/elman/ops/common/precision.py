@@ -1,4 +1,4 @@
-"""Which dtype computes what: autocast's for products, fp32 or wider for states and statistics."""
+"""Dtypes: autocast's for products, and fp32 or wider for states and statistics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-# Asked once: torch.compile cannot trace the question.
+# Computed once, because torch.compile cannot trace this call.
 _AUTOCASTS = frozenset(t for t in ("cpu", "cuda") if torch.amp.is_autocast_available(t))
 
 
@@ -33,5 +33,5 @@ def no_autocast(x: Tensor) -> AbstractContextManager[object]:
 
 
 def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a tensor in a dtype, as its ``to``, which takes 1 us to find that it is in that."""
+    """Return a tensor in a dtype. ``to`` does the same, but takes 1 us to find nothing to do."""
     return tensor if tensor.dtype == dtype else tensor.to(dtype)

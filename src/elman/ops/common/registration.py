@@ -1,4 +1,4 @@
-"""The door through which a package outside this one adds its step to an engine."""
+"""How a package outside this one adds a step or a kernel to an engine."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ Step = TypeVar("Step")
 
 
 def register_step(steps: dict[str, Step], name: str, step: Step) -> None:
-    """Add a step to an engine's table, from which a layer then calls it by name.
+    """Add a step, or its kernel, to an engine's table. A layer then calls it by its name.
 
     Args:
-        steps: ``STEPS`` of the engine's reference.
-        name: Name of the step; best the cell's own.
-        step: What the table holds, as its module says.
+        steps: ``STEPS`` of the engine's steps.py, or ``CELLS`` of its recurrences.py.
+        name: Name of the step, preferably the cell's own.
+        step: A value of the table, as the table's module describes it.
 
     Raises:
         UserError: another step has this name.

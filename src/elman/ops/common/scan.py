@@ -15,9 +15,9 @@ from torch.utils.checkpoint import checkpoint
 SAVED_STATES_LIMIT = 256 * 2**20
 """Bytes of states that one call may keep for its backward pass without recomputation.
 
-Below it a call runs as one segment at full speed; above it only the states between segments of
-about sqrt(T) steps are kept, at the price of a second forward pass. The limit is per call, that
-is per layer and micro-batch."""
+Below it a call runs as one segment at full speed. Above it a call keeps only the states between
+segments of about sqrt(T) steps, and runs the forward pass a second time. The limit is per call, so
+per layer and micro-batch."""
 
 Segment = Callable[..., tuple[Tensor, Tensor]]
 """``segment(state, *inputs_t) -> (outputs_t, state)``: the plain loop over some steps of time."""
@@ -48,7 +48,7 @@ def scan(segment: Segment, state: Tensor, inputs: Sequence[Tensor]) -> tuple[Ten
     if length == steps or not torch.is_grad_enabled():
         return segment(state, *inputs)
     outputs = []
-    # split, not indexing: the gradient of all slices is then one concatenation.
+    # With split, and not with an index, the gradient of all slices is one concatenation.
     for slices in zip(*(torch.split(sequence, length) for sequence in inputs), strict=True):
         output, state = checkpoint(
             segment, state, *slices, use_reentrant=False, preserve_rng_state=False

@@ -1,4 +1,4 @@
-"""Where in its sources a recurrence's sequences lie, and plans as words. Imports no torch."""
+"""Where in its sources a recurrence's sequences lie, and plans as text. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Slice:
-    """Channels of a source from ``start`` on; how many, the sequence that lies there knows."""
+    """Channels of a source from ``start`` on. The sequence that lies there knows its width."""
 
     source: int
     start: int
@@ -31,6 +31,6 @@ def row_blocks(heights: Mapping[str, int], source: int = 0) -> dict[str, Slice]:
 
 
 def as_word(plan: Any) -> str:
-    """Return a plan, a dataclass, as the word that a custom operator takes as its argument."""
+    """Return a plan, a dataclass, as the text that a custom operator takes as its argument."""
     given = {part.name: getattr(plan, part.name) for part in fields(plan) if part.init}
     return json.dumps(given, default=asdict)

@@ -1,7 +1,7 @@
-"""Keeping torch.compile out of what it cannot or should not trace.
+"""Decorators that keep torch.compile out of what it cannot or should not trace.
 
-PyTorch's own decorators import Dynamo, a second or more, where they stand: for everybody, also who
-never compiles. These leave the same marks without it.
+PyTorch's own decorators import Dynamo at once, which takes a second or more even for a user who
+never compiles. These set the same marks without that import.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ _R = TypeVar("_R")
 
 
 def uncompiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Make torch.compile run ``function`` as it is; what stands around it still compiles.
+    """Make torch.compile run ``function`` as it is, while the code around it still compiles.
 
-    A compiler would unroll the loop, thousands of operations for one layer. As
+    A compiler would unroll a loop over time into thousands of operations. This does the same as
     ``torch.compiler.disable``, but the function stays the same object.
     """
     try:
@@ -25,15 +25,15 @@ def uncompiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
             _FrameExecStrategy,
             set_code_exec_strategy,
         )
-    except ImportError:  # names of PyTorch's own, which another version may not have
+    except ImportError:  # private names, which another version of PyTorch may not have
         from torch.compiler import disable
 
         disabled: Callable[_P, _R] = disable(function)
         return disabled
     marked: Any = function
-    # Who is traced breaks the graph at a call of it ...
+    # A traced caller breaks its graph at the call ...
     marked._torchdynamo_disable = True
-    # ... and between two graphs it runs without Dynamo, as does all that it calls.
+    # ... and the function, with all that it calls, runs without Dynamo between the two graphs.
     skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
     set_code_exec_strategy(marked.__code__, skip)
     return function
@@ -42,8 +42,8 @@ def uncompiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
 def traced_as_constant(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Make torch.compile call ``function`` while it traces and keep the answer for good.
 
-    For a choice that the machine decides, found with calls that no graph can hold. As
-    ``torch.compiler.assume_constant_result``.
+    It is for a choice that depends on the machine and is made by calls that no graph can hold. It
+    does the same as ``torch.compiler.assume_constant_result``.
     """
     marked: Any = function
     marked._dynamo_marked_constant = True

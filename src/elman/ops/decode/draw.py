@@ -83,7 +83,7 @@ def unit_text(dtype: torch.dtype, values: int, device: str = "cuda/common/device
         [
             f'#include "{device}"',
             '#include "cuda/decode/draw.cuh"',
-            f"using G = elman::DrawGeometry<{launches.NUMBERS[dtype]}, {values}>;",
+            f"using G = elman::DrawTileConfig<{launches.NUMBERS[dtype]}, {values}>;",
             f'static_assert(sizeof(elman::DrawArgs) == {size}, "draw.py");',
             "ELMAN_KERNEL(draw, G::THREADS, 1, elman::DrawArgs, elman::draw<G>(a))",
             "",

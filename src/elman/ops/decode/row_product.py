@@ -84,7 +84,7 @@ def unit_text(
         [
             f'#include "{device}"',
             '#include "cuda/decode/row_product.cuh"',
-            f"using G = elman::RowProductGeometry<{numbers}>;",
+            f"using G = elman::RowProductTileConfig<{numbers}>;",
             f'static_assert(sizeof(elman::RowProductArgs) == {size}, "row_product.py");',
             "ELMAN_KERNEL(row_product, G::THREADS, 1, elman::RowProductArgs, "
             "elman::row_product<G>(a))",

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from elman.kernels.threads import kernel_threads
+from elman.ops.common.backend import require_cpu
 from elman.ops.dense.abi import DenseArgs, sequence
 from elman.ops.dense.recurrences import compiled_cell
 from elman.ops.dense.source import kernel_for
@@ -154,6 +155,7 @@ class _Call:
         parameters: Tensors,
         first_sbi: Tensor,
     ) -> None:
+        require_cpu(inputs[0])
         cell = compiled_cell(step)
         batch, steps, _ = inputs[0].shape
         self.kernel = kernel_for(step, first_sbi.dtype)

@@ -1,4 +1,4 @@
-"""Dense recurrences as the layers call them: shapes, dtypes, choice of implementation.
+"""The door of the dense engine: it checks a call, sets the dtypes and runs the backend.
 
 Shape legend: b batch, t time, i channels of the state.
 """
@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from elman.ops.common.door import empty_results, is_empty
-from elman.ops.common.precision import cast, no_autocast
-from elman.ops.common.uncompiled import uncompiled
-from elman.ops.dense import custom_op, reference
+from elman.ops.common.precision import cast
+from elman.ops.dense import custom_op
+from elman.ops.dense.backends import BACKENDS
 
 
 def dense_recurrence(
@@ -27,8 +26,9 @@ def dense_recurrence(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Run one kind of step over time, from a given state to the final one.
 
-    Every step adds R h to its first input. With h the state before it, a (or [a, c, ...], blocks of
-    i channels) that sum, p, q the other inputs, s = sigma and rn(x) = x / sqrt(mean(x^2) + 1e-6):
+    Every step adds R h to its first input. In the table h is the state before the step; a (or
+    [a, c, ...], blocks of i channels) is that sum; p and q are the other inputs; s = sigma; and
+    rn(x) = x / sqrt(mean(x^2) + 1e-6):
 
     ================= ========= =================================================== ===============
     step              a, others new state                                           cell
@@ -37,8 +37,8 @@ def dense_recurrence(
     linear            a         a                                                   E36, E42
     gru               [z r], p  (1 - s(z)) h + s(z) tanh(p + U (s(r) h))            CudaGRU
     lstm              [f i o n] c' = s(f) c + s(i) tanh(n), h' = s(o) tanh(c')      CudaLSTM
-    normalised_scalar a         rn(h + alpha tanh(a))                               E60
-    normalised        a, p      rn(h + s(p) tanh(a))                                E60b
+    normalized_scalar a         rn(h + alpha tanh(a))                               E60
+    normalized        a, p      rn(h + s(p) tanh(a))                                E60b
     mix               a, p      s(p) h + (1 - s(p)) tanh(a)                         E63, E66
     mix_all           [a c]     s(c) h + (1 - s(c)) tanh(a)                         E60c
     mix_gate          a, p      s(a) h + (1 - s(a)) tanh(p)                         E67lr
@@ -51,12 +51,12 @@ def dense_recurrence(
     tensor argument.
 
     Args:
-        step: Name of the step.
+        step: Name in :data:`elman.ops.dense.steps.STEPS`.
         inputs: Sequences [B, T, channels]: the parts of the pre-activations that do not depend on
             the state, biases included.
         recurrent: The matrix R [out, in], already constrained, or its factors U, V with R = U V.
         state: State before the first step, [B, i] each, h first.
-        parameters: The step's own: U [i, i] of ``gru``, alpha [1] of ``normalised_scalar``.
+        parameters: The step's own: U [i, i] of ``gru``, alpha [1] of ``normalized_scalar``.
         backend: Name of the implementation, as chosen by ``elman.models.backends``.
 
     Returns:
@@ -64,7 +64,8 @@ def dense_recurrence(
         have the dtype of ``state`` (fp32 or wider), whatever autocast says.
 
     Raises:
-        ValueError: a sequence or a part of the state has another shape, dtype or device.
+        ValueError: a tensor has another shape, dtype or device than the step asks for.
+        UserError: the backend has no kernel for the step or dtype, or cannot build it.
     """
     dtype = state[0].dtype
     custom_op.check_call(step, inputs, recurrent, state)
@@ -74,24 +75,10 @@ def dense_recurrence(
         read = (*inputs, *recurrent, *parameters)
         h_bti, last = empty_results((batch, steps, channels), dtype, state, read)
         return h_bti, tuple(last)
-    wide = [[cast(one, dtype) for one in group] for group in (inputs, recurrent, parameters)]
-    if backend == "cpu":
-        custom_op.check_parameters(step, wide[2], state[0])
-        y_bti, last_sbi = custom_op.run(step, *wide, torch.stack(tuple(state)))
-        return y_bti, last_sbi.unbind(0)
-    return _reference(step, *wide, state)
-
-
-@uncompiled
-def _reference(
-    step: str,
-    inputs: Sequence[Tensor],
-    recurrent: Sequence[Tensor],
-    parameters: Sequence[Tensor],
-    state: Sequence[Tensor],
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    with no_autocast(state[0]):
-        return reference.dense_recurrence(step, inputs, recurrent, state, parameters)
+    inputs, recurrent, state, parameters = (
+        [cast(one, dtype) for one in group] for group in (inputs, recurrent, state, parameters)
+    )
+    return BACKENDS[backend].run(step, inputs, recurrent, state, parameters)
 
 
 def elman(

@@ -35,8 +35,8 @@ def gated_delta_rule(
     """Compute what :func:`elman.ops.gated_delta.reference.gated_delta_rule` defines, in chunks.
 
     Args:
-        q_bthk: Queries, already normalised and scaled; this and all else in fp32 or wider.
-        k_bthk: Keys, already normalised.
+        q_bthk: Queries, already normalized and scaled; this and all else in fp32 or wider.
+        k_bthk: Keys, already normalized.
         v_bthv: Values.
         log_decay_bth: Logarithm of each head's decay, at most 0.
         beta_bth: Strength of each write.

@@ -1,4 +1,4 @@
-"""The gated delta rule as the layer calls it: shapes, dtypes, choice of implementation.
+"""The gated delta rule as the layer calls it: checks, dtypes, the chosen backend.
 
 Shape legend: b batch, t time, h heads, k key width of a head, v value width of a head.
 """
@@ -6,14 +6,11 @@ Shape legend: b batch, t time, h heads, k key width of a head, v value width of 
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn import functional
 
 from elman.ops.common.door import check_sequences, check_state, empty_results, is_empty
 from elman.ops.common.precision import no_autocast, wide_dtype
 from elman.ops.common.uncompiled import uncompiled
-from elman.ops.gated_delta import chunked, triton
-
-_EPS = 1e-6
+from elman.ops.gated_delta.backends import BACKENDS
 
 
 @uncompiled
@@ -56,7 +53,7 @@ def gated_delta_rule(
     Raises:
         ValueError: the state or a sequence has another shape, dtype or device than the rest.
     """
-    of = "gated_delta_rule"
+    of, chosen = "gated_delta_rule", BACKENDS[backend]
     sequences = (q_bthk, k_bthk, v_bthv, decay_bth, write_bth)
     check_sequences(of, sequences)
     batch, _, heads, keys = q_bthk.shape
@@ -66,13 +63,12 @@ def gated_delta_rule(
     if is_empty(q_bthk):
         wide = wide_dtype(q_bthk.dtype)
         states = [q_bthk.new_zeros(shape, dtype=wide) if state_bhvk is None else state_bhvk]
-        dtype = q_bthk.dtype if backend == "triton" else wide
+        io = chosen.io_dtype(q_bthk.dtype)
         read = (*sequences, a_log_h, dt_bias_h)
-        y_bthv, (last_bhvk,) = empty_results(v_bthv.shape, dtype, states, read)
+        y_bthv, (last_bhvk,) = empty_results(v_bthv.shape, io, states, read)
         return y_bthv, last_bhvk
-    run = triton.gated_delta_rule if backend == "triton" else _plain
     with no_autocast(q_bthk):
-        return run(
+        return chosen.run(
             q_bthk,
             k_bthk,
             v_bthv,
@@ -83,36 +79,3 @@ def gated_delta_rule(
             write_scale,
             state_bhvk,
         )
-
-
-def _plain(
-    q_bthk: Tensor,
-    k_bthk: Tensor,
-    v_bthv: Tensor,
-    decay_bth: Tensor,
-    write_bth: Tensor,
-    a_log_h: Tensor,
-    dt_bias_h: Tensor,
-    write_scale: float,
-    state_bhvk: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    dtype = wide_dtype(q_bthk.dtype)
-    if state_bhvk is None:
-        batch, _, heads, keys = q_bthk.shape
-        state_bhvk = q_bthk.new_zeros(batch, heads, v_bthv.shape[3], keys, dtype=dtype)
-    step_bth = functional.softplus(decay_bth.to(dtype) + dt_bias_h.to(dtype))
-    write_bth = write_bth.to(dtype).sigmoid()
-    return chunked.gated_delta_rule(
-        _unit(q_bthk.to(dtype), q_bthk.shape[-1] ** -0.5),
-        _unit(k_bthk.to(dtype), 1.0),
-        v_bthv.to(dtype),
-        step_bth * -a_log_h.to(dtype).exp(),
-        write_bth if write_scale == 1.0 else write_bth * write_scale,
-        state_bhvk,
-    )
-
-
-def _unit(x_bthk: Tensor, scale: float) -> Tensor:
-    """Return ``scale`` x / sqrt(|x|^2 + 1e-6), per head."""
-    squared = x_bthk.square().sum(-1, keepdim=True)
-    return x_bthk * ((squared + _EPS).rsqrt() * scale)

@@ -23,8 +23,8 @@ def gated_delta_rule(
     + beta v k^T; lm-and-training specification 5.2.
 
     Args:
-        q_bthk: Queries, already normalised and scaled.
-        k_bthk: Keys, already normalised.
+        q_bthk: Queries, already normalized and scaled.
+        k_bthk: Keys, already normalized.
         v_bthv: Values.
         log_decay_bth: Logarithm of each head's decay.
         beta_bth: Strength of each write.

@@ -1,43 +1,75 @@
-"""The backends that run compiled kernels of the matrix-state engine."""
+"""The implementations of the matrix-state engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
+from torch import Tensor
 
-from elman.ops.matrix_state import cpu
-from elman.ops.matrix_state.abi import Call
-from elman.ops.matrix_state.cuda import kernels
+from elman.ops.common.backend import Backend
+from elman.ops.common.precision import cast, no_autocast, wide_dtype
+from elman.ops.common.uncompiled import uncompiled
+from elman.ops.matrix_state import custom_op, reference
 from elman.ops.matrix_state.plan import Plan
 
-
-class Launch(Protocol):
-    """Runs a call: fills the tensors that its arguments point to."""
-
-    def __call__(self, call: Call, *, backward: bool) -> None:
-        """Run it forward or backward."""
+Run = Callable[[Plan, Sequence[Tensor], Mapping[str, Tensor], Tensor | None], tuple[Tensor, Tensor]]
+"""``run(plan, sources_btc, parameters, first_bhvn) -> (out_bthv, last_bhvn)``; None is zeros."""
 
 
-@dataclass(frozen=True)
-class Backend:
-    """What the custom operators ask of a backend; sizes follow from shapes and dtypes alone.
+def _reference(
+    plan: Plan,
+    sources_btc: Sequence[Tensor],
+    parameters: Mapping[str, Tensor],
+    first_bhvn: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    if first_bhvn is None:
+        first_bhvn = reference.first_state(plan, sources_btc[0])
+    return _interpreted(plan, sources_btc, parameters, first_bhvn)
 
-    Args:
-        launch: Runs a call.
-        segment: Steps between two kept states, from plan, batch and the sources' dtype.
-        kept_dtype: Dtype of kept states, from plan and the sources' dtype.
+
+@uncompiled
+def _interpreted(
+    plan: Plan,
+    sources_btc: Sequence[Tensor],
+    parameters: Mapping[str, Tensor],
+    first_bhvn: Tensor,
+) -> tuple[Tensor, Tensor]:
+    with no_autocast(first_bhvn):
+        return reference.run(plan, sources_btc, parameters, first_bhvn)
+
+
+def _compiled(
+    backend: str,
+    plan: Plan,
+    sources_btc: Sequence[Tensor],
+    parameters: Mapping[str, Tensor],
+    first_bhvn: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    # Here and not in op.py: the reference widens role by role, and sums gradients as narrow as they
+    # come.
+    sequences, wide = sources_btc[0].dtype, wide_dtype(sources_btc[0].dtype)
+    io = BACKENDS[backend].io_dtype(sequences)
+    sources_btc = [_adjacent(cast(source_btc, io)) for source_btc in sources_btc]
+    ordered = [cast(parameters[name], wide) for name in plan.parameter_names]
+    tensors = [*sources_btc, *ordered, *([] if first_bhvn is None else [first_bhvn])]
+    keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return custom_op.run(plan.text, backend, keep, sources_btc, ordered, first_bhvn)
+
+
+def _adjacent(source_btc: Tensor) -> Tensor:
+    """Return a source with its channels adjacent, which kernels need.
+
+    A convolution's output has them apart. It is copied here, once: the backward pass reads the
+    copy.
     """
-
-    launch: Launch
-    segment: Callable[[Plan, int, torch.dtype], int]
-    kept_dtype: Callable[[Plan, torch.dtype], torch.dtype]
+    return source_btc if source_btc.stride(-1) == 1 else source_btc.contiguous()
 
 
-BACKENDS: dict[str, Backend] = {
-    "cpu": Backend(cpu.launch, cpu.segment, cpu.kept_dtype),
-    "cuda": Backend(kernels.launch, kernels.segment, kernels.kept_dtype),
+BACKENDS: dict[str, Backend[Run]] = {
+    "reference": Backend(_reference),
+    "cpu": Backend(partial(_compiled, "cpu")),
+    "cuda": Backend(partial(_compiled, "cuda"), narrow=True),
 }
 """By the name that ``kernels.backend`` has."""

@@ -12,6 +12,7 @@ import torch
 from elman.base.errors import UserError
 from elman.kernels.build import load_library
 from elman.kernels.threads import kernel_threads
+from elman.ops.common.backend import require_cpu
 from elman.ops.common.native import C_TYPES
 from elman.ops.matrix_state.abi import Call, MatrixArgs, layouts
 from elman.ops.matrix_state.plan import Plan
@@ -35,16 +36,16 @@ _LARGE = 2048
 
 
 def segment(plan: Plan, batch: int, dtype: torch.dtype) -> int:
-    """Return the steps between two kept states, which the backward pass runs again at once.
+    """Return the steps between two checkpoints, a segment that the backward pass recomputes.
 
-    Kept states then take a 32nd or, where a state is larger than a step's sequences, a 64th of the
-    memory of all states; from 16 to 128 steps the time is the same.
+    The checkpoints then take a 32nd of the memory of all states, or a 64th where a state is larger
+    than a step's sequences. From 16 to 128 steps the time is the same.
     """
     return 32 if plan.rows * plan.columns <= _LARGE else 64
 
 
-def kept_dtype(plan: Plan, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of kept states: that of every other number."""
+def checkpoint_dtype(plan: Plan, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of the checkpoints: that of every other number."""
     return dtype
 
 
@@ -54,10 +55,7 @@ def launch(call: Call, *, backward: bool) -> None:
     Raises:
         UserError: the tensors do not lie on the CPU, or the kernel cannot be compiled.
     """
-    if not call.like.is_cpu:
-        raise UserError(
-            f"kernels.backend=cpu: the tensors lie on {call.like.device}; use kernels.backend=auto"
-        )
+    require_cpu(call.like)
     kernel = _kernel(call.plan, call.like.dtype)
     call.args.threads = kernel_threads(torch.get_num_threads())
     call.give_workspace(kernel.workspace(call.args, backward))

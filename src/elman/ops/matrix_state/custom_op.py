@@ -1,16 +1,17 @@
-"""The matrix-state engine as custom operators: what autograd, autocast and torch.compile see.
+"""The matrix-state engine as custom operators, which autograd, autocast and torch.compile see.
 
-Where nobody looks at operators, :class:`MatrixState` calls the kernels without one.
+Where nobody looks at operators, :class:`MatrixState` calls the same kernels without an operator.
 
 Shape legend: b batch, t time, c channels of a source, h heads, n state columns, v state rows,
-k kept states.
+k checkpoints: the states before every segment of time but the first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,9 +24,39 @@ from elman.ops.common.door import (
 )
 from elman.ops.common.operators import apply, operators_are_seen
 from elman.ops.common.precision import wide_dtype
+from elman.ops.matrix_state import cpu
 from elman.ops.matrix_state.abi import Call
-from elman.ops.matrix_state.backends import BACKENDS
+from elman.ops.matrix_state.cuda import kernels
 from elman.ops.matrix_state.plan import Plan, parse
+
+
+class Launch(Protocol):
+    """Runs a call: fills the tensors that its arguments point to."""
+
+    def __call__(self, call: Call, *, backward: bool) -> None:
+        """Run it forward or backward."""
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What the operators ask of a compiled backend. Shapes and dtypes alone decide the sizes.
+
+    Args:
+        launch: Runs a call.
+        segment: Steps between two checkpoints, from plan, batch and the sources' dtype.
+        checkpoint_dtype: Dtype of the checkpoints, from plan and the sources' dtype.
+    """
+
+    launch: Launch
+    segment: Callable[[Plan, int, torch.dtype], int]
+    checkpoint_dtype: Callable[[Plan, torch.dtype], torch.dtype]
+
+
+KERNELS: dict[str, Kernels] = {
+    "cpu": Kernels(cpu.launch, cpu.segment, cpu.checkpoint_dtype),
+    "cuda": Kernels(kernels.launch, kernels.segment, kernels.kept_dtype),
+}
+"""By the name of the backend."""
 
 
 @torch.library.custom_op("elman::matrix_state", mutates_args=())
@@ -41,15 +72,15 @@ def matrix_state(
 
     Args:
         plan: ``Plan.text``.
-        backend: A key of :data:`~elman.ops.matrix_state.backends.BACKENDS`.
-        keep: Whether the states that a backward pass starts from are kept.
+        backend: A key of :data:`KERNELS`.
+        keep: Whether to keep the checkpoints that a backward pass starts from.
         sources_btc: Sequences of one dtype.
         parameters: In the order of ``Plan.parameter_names``, of the state's dtype.
-        first_bhvn: State before the first step; None is zeros.
+        first_bhvn: State before the first step, or None for zeros.
 
     Returns:
         The output [B, T, heads, rows] in the sources' dtype, the state after the last step, and
-        the kept states [segments - 1, B, heads, rows, columns], in an order of the kernel's own.
+        the checkpoints [segments - 1, B, heads, rows, columns], in an order of the kernel's own.
 
     Raises:
         ValueError: a tensor has another shape, dtype or device, or there is no row or no step.
@@ -92,7 +123,7 @@ def _forward(
     outputs = _outputs(parse(plan), backend, keep, sources_btc[0])
     call = _call(plan, backend, sources_btc, parameters, first_bhvn)
     call.point(out=outputs[0], last=outputs[1], checkpoints=outputs[2] if keep else None)
-    BACKENDS[backend].launch(call, backward=False)
+    KERNELS[backend].launch(call, backward=False)
     return outputs
 
 
@@ -112,14 +143,14 @@ def _outputs(
     plan: Plan, backend: str, keep: bool, source_btc: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     (batch, steps, _), dtype, device = source_btc.shape, source_btc.dtype, source_btc.device
-    chosen = BACKENDS[backend]
-    # A batch that torch.compile traces as a symbol is taken at its number; T stays one.
-    kept = (steps - 1) // chosen.segment(plan, int(batch), dtype) if keep else 0
+    chosen = KERNELS[backend]
+    # Where torch.compile traces the batch as a symbol, int() fixes it; T stays a symbol.
+    count = (steps - 1) // chosen.segment(plan, int(batch), dtype) if keep else 0
     state = (batch, plan.heads, plan.rows, plan.columns)
     return (
         torch.empty(batch, steps, plan.heads, plan.rows, dtype=dtype, device=device),
         torch.empty(*state, dtype=wide_dtype(dtype), device=device),
-        torch.empty(kept, *state, dtype=chosen.kept_dtype(plan, dtype), device=device),
+        torch.empty(count, *state, dtype=chosen.checkpoint_dtype(plan, dtype), device=device),
     )
 
 
@@ -135,7 +166,7 @@ def _call(
         parsed,
         [source if source.stride(-1) == 1 else source.contiguous() for source in sources_btc],
         [parameter.contiguous() for parameter in parameters],
-        BACKENDS[backend].segment(parsed, sources_btc[0].shape[0], sources_btc[0].dtype),
+        KERNELS[backend].segment(parsed, sources_btc[0].shape[0], sources_btc[0].dtype),
     )
     if first_bhvn is not None:
         call.point(first=first_bhvn.contiguous())
@@ -151,11 +182,11 @@ def matrix_state_backward(
     sources_btc: Sequence[Tensor],
     parameters: Sequence[Tensor],
     first_bhvn: Tensor | None,
-    kept_kbhvn: Tensor,
+    checkpoints_kbhvn: Tensor,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """Return the gradients of sources, parameters and first state (empty where there is none)."""
+    """Return the gradients of sources, parameters and first state (empty without a state)."""
     dsources_btc, dparameters, dfirst_bhvn = _backward(
-        plan, backend, dout_bthv, dlast_bhvn, sources_btc, parameters, first_bhvn, kept_kbhvn
+        plan, backend, dout_bthv, dlast_bhvn, sources_btc, parameters, first_bhvn, checkpoints_kbhvn
     )
     if dfirst_bhvn is None:
         dfirst_bhvn = _first_gradient(None, sources_btc[0])
@@ -170,19 +201,19 @@ def _backward(
     sources_btc: Sequence[Tensor],
     parameters: Sequence[Tensor],
     first_bhvn: Tensor | None,
-    kept_kbhvn: Tensor,
+    checkpoints_kbhvn: Tensor,
 ) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
     dsources_btc = [_gradient(plan, n, source) for n, source in enumerate(sources_btc)]
     dparameters = [torch.empty_like(p, memory_format=torch.contiguous_format) for p in parameters]
     dfirst_bhvn = None if first_bhvn is None else _first_gradient(first_bhvn, sources_btc[0])
     call = _call(plan, backend, sources_btc, parameters, first_bhvn)
     call.point_gradients(dsources_btc, dparameters)
-    call.point(checkpoints=kept_kbhvn, dfirst=dfirst_bhvn)
+    call.point(checkpoints=checkpoints_kbhvn, dfirst=dfirst_bhvn)
     if dlast_bhvn is not None:
         call.point(dlast=dlast_bhvn.contiguous())
     if dout_bthv is not None:
         call.point_output_gradient(dout_bthv)
-    BACKENDS[backend].launch(call, backward=True)
+    KERNELS[backend].launch(call, backward=True)
     return dsources_btc, dparameters, dfirst_bhvn
 
 
@@ -195,7 +226,7 @@ def _(
     sources_btc: Sequence[Tensor],
     parameters: Sequence[Tensor],
     first_bhvn: Tensor | None,
-    kept_kbhvn: Tensor,
+    checkpoints_kbhvn: Tensor,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     return (
         [source.new_empty(source.shape) for source in sources_btc],
@@ -205,8 +236,8 @@ def _(
 
 
 def _gradient(plan: str, number: int, source_btc: Tensor) -> Tensor:
-    """Return room for a source's gradient, 0 in columns that no role covers."""
-    # To make one like another takes half of the time of making one of a shape.
+    """Return a tensor for a source's gradient, 0 in columns that no role covers."""
+    # `empty_like` takes half of the time of `new_empty` with a shape.
     make = torch.empty_like if _covers(plan, number, source_btc.shape[2]) else torch.zeros_like
     return make(source_btc, memory_format=torch.contiguous_format)
 
@@ -223,7 +254,7 @@ def _first_gradient(first_bhvn: Tensor | None, source_btc: Tensor) -> Tensor:
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.plan, ctx.backend, keep, sources_btc, parameters, first_bhvn = inputs
-    assert keep, "a gradient is asked for, and no states were kept"
+    assert keep, "a gradient needs checkpoints, and none were kept"
     ctx.n_sources = len(sources_btc)
     ctx.save_for_backward(*sources_btc, *parameters, first_bhvn, output[2])
     ctx.set_materialize_grads(False)
@@ -240,8 +271,8 @@ def _differentiate(
         dlast_bhvn: Gradient of the last state.
         plain: Whether a plain call may compute them, where no operator is seen.
     """
-    *tensors, first_bhvn, kept_kbhvn = ctx.saved_tensors
-    # Who differentiates once more is told by the operator that this cannot be.
+    *tensors, first_bhvn, checkpoints_kbhvn = ctx.saved_tensors
+    # With gradients enabled, somebody differentiates twice: the operator says that it cannot.
     plain = plain and not torch.is_grad_enabled()
     plain = plain and not operators_are_seen((*tensors, dout_bthv, dlast_bhvn))
     dsources_btc, dparameters, dfirst_bhvn = (_backward if plain else matrix_state_backward)(
@@ -252,7 +283,7 @@ def _differentiate(
         tensors[: ctx.n_sources],
         tensors[ctx.n_sources :],
         first_bhvn,
-        kept_kbhvn,
+        checkpoints_kbhvn,
     )
     return dsources_btc, dparameters, None if first_bhvn is None else dfirst_bhvn
 
@@ -264,13 +295,13 @@ def _differentiate_operator(
 
 
 matrix_state.register_autograd(_differentiate_operator, setup_context=_setup)
-# The state's precision is the engine's: what autocast made of the projections is widened. On CUDA
-# no rule: sources stay as narrow as they are, and parameters come in the state's dtype.
+# The engine sets the state's precision: it widens projections that autocast made narrow. CUDA has
+# no such rule: its kernels read narrow sources, and parameters come in the state's dtype.
 matrix_state.register_autocast("cpu", torch.float32)
 
 
 class MatrixState(torch.autograd.Function):
-    """The operator :func:`matrix_state` where nobody looks; the kept states stay inside."""
+    """The operator :func:`matrix_state` where nobody looks. The checkpoints stay inside."""
 
     @staticmethod
     def forward(

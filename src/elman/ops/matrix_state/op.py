@@ -1,4 +1,4 @@
-"""Matrix-state recurrences as the layers call them: dtypes, choice of implementation.
+"""The door of the matrix-state engine: it checks a call, sets the dtypes and runs the backend.
 
 Shape legend: b batch, t time, c channels of a source, h heads, n state columns (keys), v state rows
 (values).
@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from elman.base.errors import UserError
 from elman.ops.common.door import check_sequences, check_state, empty_results, is_empty
-from elman.ops.common.precision import cast, no_autocast, wide_dtype
+from elman.ops.common.precision import no_autocast
 from elman.ops.common.uncompiled import uncompiled
-from elman.ops.matrix_state import custom_op, interpret, reference
+from elman.ops.matrix_state.backends import BACKENDS
+from elman.ops.matrix_state.custom_op import KERNELS, check_call
 from elman.ops.matrix_state.plan import Plan
-
-REFERENCE = "reference"
+from elman.ops.matrix_state.reference import first_state
+from elman.ops.matrix_state.reference import recurrence as _by_step
 
 
 def run(
@@ -42,72 +42,28 @@ def run(
 
     Returns:
         The output [B, T, heads, rows] and the state after the last step. The state and all of the
-        computation are in fp32 or wider, whatever autocast says; so is the output, but for the cuda
-        backend, which writes it in the sources' dtype.
+        computation are in fp32 or wider, whatever autocast says. So is the output, except for the
+        cuda backend, which writes it in the sources' dtype.
 
     Raises:
         ValueError: a tensor has another shape, dtype or device than the plan asks for.
         UserError: the backend has no kernel for this plan, or cannot build it.
     """
-    if backend != REFERENCE and plan.kernel_problem:
+    if backend in KERNELS and plan.kernel_problem:
         raise UserError(
             f"kernels.backend={backend}: {plan.kernel_problem}; use kernels.backend=reference"
         )
-    custom_op.check_call(plan, sources_btc, parameters, state_bhvn)
-    dtype = wide_dtype(sources_btc[0].dtype)
-    empty = is_empty(sources_btc[0])
-    if state_bhvn is None and (empty or backend == REFERENCE):
-        shape = (sources_btc[0].shape[0], plan.heads, plan.rows, plan.columns)
-        state_bhvn = sources_btc[0].new_zeros(shape, dtype=dtype)
-    if empty:
-        return _empty(plan, sources_btc, parameters, state_bhvn, backend)
-    if backend == REFERENCE:
-        assert state_bhvn is not None
-        return _interpreted(plan, sources_btc, parameters, state_bhvn)
-    narrow = sources_btc[0].dtype if backend == "cuda" else dtype
-    sources_btc = [_adjacent(cast(source_btc, narrow)) for source_btc in sources_btc]
-    given = [cast(parameters[name], dtype) for name in plan.parameter_names]
-    tensors = [*sources_btc, *given, *([] if state_bhvn is None else [state_bhvn])]
-    keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    return custom_op.run(plan.text, backend, keep, sources_btc, given, state_bhvn)
-
-
-def _empty(
-    plan: Plan,
-    sources_btc: Sequence[Tensor],
-    parameters: Mapping[str, Tensor],
-    state_bhvn: Tensor | None,
-    backend: str,
-) -> tuple[Tensor, Tensor]:
-    """Return the results of sequences without rows or steps."""
-    assert state_bhvn is not None
-    dtype = sources_btc[0].dtype if backend == "cuda" else state_bhvn.dtype
-    shape = (*sources_btc[0].shape[:2], plan.heads, plan.rows)
-    read = (*sources_btc, *parameters.values())
-    out_bthv, (last_bhvn,) = empty_results(shape, dtype, [state_bhvn], read)
-    return out_bthv, last_bhvn
-
-
-def _adjacent(source_btc: Tensor) -> Tensor:
-    """Return a source with its channels adjacent, which kernels need.
-
-    A convolution's output has them apart. Copied here, once: the backward pass has the copy.
-    """
-    return source_btc if source_btc.stride(-1) == 1 else source_btc.contiguous()
-
-
-@uncompiled
-def _interpreted(
-    plan: Plan,
-    sources_btc: Sequence[Tensor],
-    parameters: Mapping[str, Tensor],
-    state_bhvn: Tensor,
-) -> tuple[Tensor, Tensor]:
-    with no_autocast(state_bhvn):
-        return interpret.run(plan, sources_btc, parameters, state_bhvn)
-
-
-_RECURRENCE = {REFERENCE: reference.recurrence}
+    chosen = BACKENDS[backend]
+    check_call(plan, sources_btc, parameters, state_bhvn)
+    source_btc = sources_btc[0]
+    if is_empty(source_btc):
+        first_bhvn = first_state(plan, source_btc) if state_bhvn is None else state_bhvn
+        shape = (*source_btc.shape[:2], plan.heads, plan.rows)
+        io = chosen.io_dtype(source_btc.dtype)
+        read = (*sources_btc, *parameters.values())
+        out_bthv, (last_bhvn,) = empty_results(shape, io, [first_bhvn], read)
+        return out_bthv, last_bhvn
+    return chosen.run(plan, sources_btc, parameters, state_bhvn)
 
 
 @uncompiled
@@ -131,7 +87,7 @@ def recurrence(
         parameters: What the step takes that does not change over time.
         state_bhvn: State before the first step.
         nonlinearity: f, a name in :data:`elman.ops.matrix_state.steps.NONLINEARITIES`.
-        backend: Name of the implementation; ``reference`` alone knows steps by name.
+        backend: ``reference``, which alone runs steps without a plan.
 
     Returns:
         Reads y_bthv and the state after the last step. Both, and all of the computation, have the
@@ -140,6 +96,7 @@ def recurrence(
     Raises:
         ValueError: the state or a sequence has another shape, dtype or device than the rest.
     """
+    assert backend == "reference", backend
     q_bthn, dtype, of = sequences["q"], state_bhvn.dtype, f"matrix_state {step}"
     check_sequences(of, list(sequences.values()))
     batch, steps, heads, columns = q_bthn.shape
@@ -150,7 +107,7 @@ def recurrence(
         y_bthv, (last_bhvn,) = empty_results(shape, dtype, [state_bhvn], read)
         return y_bthv, last_bhvn
     with no_autocast(state_bhvn):
-        return _RECURRENCE[backend](
+        return _by_step(
             step,
             {name: sequence.to(dtype) for name, sequence in sequences.items()},
             {name: parameter.to(dtype) for name, parameter in parameters.items()},

@@ -1,4 +1,4 @@
-"""What one call of the matrix-state engine computes, as data: every backend runs the same plan.
+"""What one call of the matrix-state engine computes, as data. Every backend runs the same plan.
 
 Imports no torch.
 """
@@ -14,7 +14,7 @@ from elman.ops.common.slices import Slice, as_word
 from elman.ops.matrix_state.recurrences import CELLS, MatrixCell
 
 ROLES = ("v", "g0", "g1", "gate", "decay", "write", "k", "q", "z", "read")
-"""What a step reads, in the order of ``Role`` in csrc/abi/matrix_state.h."""
+"""The sequences that a step reads, in the order of ``Role`` in csrc/abi/matrix_state.h."""
 PARAMETERS = ("p0", "p1", "p2", "z_bias", "decay", "dt_bias", "residual", "gate_bias")
 """Tensors that do not change over time, in the order of ``Param`` in csrc/abi/matrix_state.h."""
 
@@ -24,7 +24,7 @@ _PER_HEAD = frozenset({"decay", "write", "dt_bias"})
 
 @dataclass(frozen=True)
 class Plan:
-    """A recurrence over time with what stands before and behind it.
+    """A recurrence over time with what a layer computes before and behind it.
 
     Per head, with S [rows, columns]::
 
@@ -60,12 +60,12 @@ class Plan:
         gate_bias: Whether the gate has a bias [heads, rows].
 
     Attributes:
-        text: The plan as a word, the argument of the custom operators.
+        text: The plan as text, the argument of the custom operators.
         parameter_names: The parameters that a call gives, in the order of :data:`PARAMETERS`.
         parameter_shapes: Their shapes, by name.
         channels: How many channels every source has at least.
-        door: What errors call a call of it.
-        kernel_problem: Why the plan runs on the reference alone, or nothing.
+        door: The name of a call in error messages.
+        kernel_problem: Why the plan runs on the reference alone; empty if it has kernels.
     """
 
     cell: str
@@ -97,7 +97,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         self._check()
-        # Once, and not when it is asked for: torch.compile cannot look into json.
+        # Computed here and not when it is read: torch.compile cannot trace json.
         object.__setattr__(self, "text", as_word(self))
         object.__setattr__(self, "parameter_names", self._parameter_names())
         shapes = {name: self.parameter_shape(name) for name in self.parameter_names}
@@ -107,7 +107,7 @@ class Plan:
         object.__setattr__(self, "kernel_problem", self._kernel_problem())
 
     def __hash__(self) -> int:
-        return hash(self.text)  # which remembers it; plans are keys of many things
+        return hash(self.text)  # a string caches its hash; many caches have plans as keys
 
     def _check(self) -> None:
         names = [name for name, _ in self.roles]
@@ -167,11 +167,11 @@ class Plan:
 
     @property
     def label(self) -> str:
-        """What a kernel of the plan is called when it is compiled."""
+        """The name of the plan's kernel while it is compiled."""
         return f"{self.cell} {self.rows}x{self.columns}"
 
     def covers(self, source: int, channels: int) -> bool:
-        """Return whether roles read every channel of a source; none reads half of another's."""
+        """Return whether roles read every channel of a source. Roles never overlap in part."""
         slices = {
             (place.start, place.start + self.heads * self.width(name))
             for name, place in self.roles
@@ -182,7 +182,7 @@ class Plan:
         return sum(end - start for start, end in slices) == channels
 
     def ties(self) -> tuple[int, ...]:
-        """Return for every role of :data:`ROLES` the first one on its slice, -1 if that is it."""
+        """Return, for every role, the number of the first role on its slice, or -1 for itself."""
         places = dict(self.roles)
         first: dict[tuple[Slice, int], int] = {}
         found = []
@@ -200,7 +200,7 @@ class Plan:
 
 @cache
 def parse(text: str) -> Plan:
-    """Return the plan that a word stands for."""
+    """Return the plan that a text stands for."""
     raw = json.loads(text)
     roles = tuple((name, Slice(**place)) for name, place in raw.pop("roles"))
     return Plan(roles=roles, **raw)

@@ -1,4 +1,10 @@
-"""The cells of the matrix-state engine, as plans name them. Imports no torch."""
+"""The recurrences of the matrix-state engine by the names that plans use. Imports no torch.
+
+steps.py computes each of them under the same name. The C++ structure in csrc/cells/matrix_state.h
+has the same words in CamelCase, and an activation or ``inverse`` as a template argument. Relatives
+share a structure: ``forgetting`` and ``full_gated_*`` are RowGated, and ``state_gated_delta`` and
+``retain_gated_delta`` are EnergyGatedDelta.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +20,13 @@ MOST_GATES, MOST_PARAMETERS = 2, 3
 
 @dataclass(frozen=True)
 class MatrixCell:
-    """One cell: how its new state follows from the old one.
+    """One recurrence: how the new state follows from the old one.
 
-    All but ``code`` is stated by the structure, too; a compiler compares the two
+    Its structure states all of this but ``code``, too, and a compiler compares the two
     (:meth:`assertions`).
 
     Args:
-        type: Its structure in csrc/cells/matrix_state.h (C++, namespace elman), or None: it runs on
+        type: Its structure in csrc/cells/matrix_state.h (C++, namespace elman). None: it runs on
             the reference alone.
         gates: How many gate logits a row has: roles ``g0``, ``g1``.
         parameters: How many parameters a row has: ``p0``, ``p1``, ``p2``, each [heads, rows].
@@ -30,7 +36,7 @@ class MatrixCell:
         keeps: Whether it scales the rows of the old state by 1.
         decays: Whether it scales them by the decay alone.
         element: Whether its elements are not c S + w k.
-        code: The structure itself, where it is not one of that file: a cell of another package.
+        code: The structure itself, where another package brings it.
 
     Raises:
         UserError: a row has more gates or parameters than the engine knows.
@@ -117,5 +123,5 @@ CELLS: dict[str, MatrixCell] = {
     "erase_write": MatrixCell("EraseWrite", gates=2, parameters=2, element=True),
     "residual": MatrixCell("Residual", parameters=1, reads=True, element=True),
 }
-"""By the name that plans use; the equations stand in csrc/cells/matrix_state.h and, a second time,
-in :mod:`elman.ops.matrix_state.reference`."""
+"""By the name that plans use. The equations stand in csrc/cells/matrix_state.h and, a second time,
+in :mod:`elman.ops.matrix_state.steps`."""

@@ -1,24 +1,109 @@
-"""The matrix-state recurrences in plain PyTorch: a loop over time, gradient by autograd.
+"""Plans of the matrix-state engine in plain PyTorch: a loop over time, gradient by autograd.
 
-Shape legend: t time, b batch, h heads, s = b*h sequences, n state columns (keys), v state rows
-(values), c columns, rows or 1, m reads of a step. Inside the loop the state is transposed, s_snv:
-reads then run along contiguous rows, and one product reads it twice.
+Every kernel is checked against it. :func:`run` computes a plan, :func:`recurrence` a step by name.
+
+Shape legend: t time, b batch, c channels of a source (in the loop columns, rows or 1), h heads,
+s = b*h sequences, n state columns (keys), v state rows (values), x columns or rows or 1, m reads of
+a step. Inside the loop the state is transposed, s_snv: reads then run along contiguous rows, and
+one product computes both reads of a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from elman.ops.common.gates import self_gate, unit
+from elman.ops.common.precision import wide_dtype
 from elman.ops.common.scan import scan
-from elman.ops.matrix_state.steps import NONLINEARITIES, STEPS, Step
+from elman.ops.matrix_state.plan import Plan
+from elman.ops.matrix_state.steps import (
+    ACTIVATIONS,
+    ADAPTERS,
+    NONLINEARITIES,
+    STEPS,
+    Inputs,
+    Step,
+    head_numbers,
+)
+
+
+def run(
+    plan: Plan,
+    sources_btc: Sequence[Tensor],
+    parameters: Mapping[str, Tensor],
+    first_bhvn: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Compute :func:`elman.ops.matrix_state.op.run`; the output has the state's dtype."""
+    dtype = first_bhvn.dtype
+    inputs = Inputs(
+        {name: _role(plan, name, sources_btc).to(dtype) for name, _ in plan.roles},
+        {name: parameter.to(dtype) for name, parameter in parameters.items()},
+    )
+    _prepare(plan, inputs)
+    call = ADAPTERS.get(plan.cell, head_numbers)(inputs)
+    sequences = {name: inputs.roles[name] for name in ("k", "v", "q")} | dict(call.sequences)
+    if plan.key != "k":
+        sequences["read"] = inputs.roles["read"]
+    y_bthv, last_bhvn = recurrence(
+        call.step or plan.cell, sequences, call.parameters, first_bhvn, plan.nonlinearity
+    )
+    return _finish(plan, inputs, y_bthv), last_bhvn
+
+
+def _role(plan: Plan, name: str, sources_btc: Sequence[Tensor]) -> Tensor:
+    place, width = dict(plan.roles)[name], plan.width(name)
+    part_btc = sources_btc[place.source][..., place.start : place.start + plan.heads * width]
+    return torch.unflatten(part_btc, -1, (plan.heads, width))
+
+
+def _prepare(plan: Plan, inputs: Inputs) -> None:
+    """Apply what a plan has before the recurrence."""
+    roles, parameters = inputs.roles, inputs.parameters
+    for name, act in (("q", plan.q_act), ("k", plan.k_act), ("v", plan.v_act)):
+        roles[name] = ACTIVATIONS[act](roles[name])
+    for name, wanted in (("q", plan.q_unit), ("k", plan.k_unit)):
+        roles[name] = unit(roles[name]) if wanted else roles[name]
+    if "z" in roles:
+        logit_bthn = roles["z"] + parameters["z_bias"] if plan.z_bias else roles["z"]
+        roles["z"] = ACTIVATIONS[plan.z_act](logit_bthn)
+    if plan.key == "zk":
+        roles["read"] = roles["z"] * roles["k"]
+    if plan.write == "sigmoid":
+        roles["write"] = torch.sigmoid(roles["write"])
+    if plan.decay == "sigmoid":
+        roles["decay"] = torch.sigmoid(roles["decay"])
+    if plan.decay == "mamba":
+        step_bth1 = functional.softplus(roles["decay"] + parameters["dt_bias"].unsqueeze(-1))
+        roles["decay"] = torch.exp(-parameters["decay"].exp().unsqueeze(-1) * step_bth1)
+
+
+def _finish(plan: Plan, inputs: Inputs, y_bthv: Tensor) -> Tensor:
+    """Apply what a plan has behind the recurrence."""
+    if plan.residual:
+        y_bthv = y_bthv + inputs.parameters["residual"] * inputs.roles["v"]
+    if plan.self_gate:
+        y_bthv = self_gate(y_bthv)
+    if plan.gate_act != "none":
+        logit_bthv = inputs.roles["gate"]
+        if plan.gate_bias:
+            logit_bthv = logit_bthv + inputs.parameters["gate_bias"]
+        y_bthv = y_bthv * ACTIVATIONS[plan.gate_act](logit_bthv)
+    return y_bthv
 
 
 def _time_first(x_bthc: Tensor) -> Tensor:
     return x_bthc.transpose(0, 1).flatten(1, 2)
+
+
+def first_state(plan: Plan, source_btc: Tensor) -> Tensor:
+    """Return the state [B, heads, rows, columns] that starts a sequence: zeros, fp32 or wider."""
+    shape = (source_btc.shape[0], plan.heads, plan.rows, plan.columns)
+    return source_btc.new_zeros(shape, dtype=wide_dtype(source_btc.dtype))
 
 
 def recurrence(

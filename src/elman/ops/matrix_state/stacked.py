@@ -1,4 +1,4 @@
-"""Plans for measurements: any cell, its roles one after another in a single source.
+"""Plans for measurements: any recurrence, its roles one after another in a single source.
 
 Imports no torch.
 """
@@ -16,7 +16,7 @@ _OF_HEAD = ("decay", "write")
 
 
 def stacked_plan(cell: str, heads: int, rows: int, columns: int, **options: Any) -> Plan:
-    """Return a plan whose roles lie behind each other in one source, heads side by side in each.
+    """Return a plan whose roles follow each other in one source, with heads side by side in each.
 
     Args:
         cell: Name in :data:`elman.ops.matrix_state.recurrences.CELLS`.

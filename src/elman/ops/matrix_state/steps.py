@@ -1,20 +1,24 @@
-"""The steps of the matrix-state cells: the new state before its nonlinearity, as pure functions.
+"""The pointwise mathematics of the matrix-state recurrences, in PyTorch.
 
-A cell is one entry of STEPS; the loop over time (reference.py) knows none of them.
+:data:`STEPS` has pure functions that return the new state before its nonlinearity.
+:data:`ADAPTERS` has the gates that a step takes, which are computed for all of time at once. The
+loop over time (reference.py) knows no recurrence by name.
 
 Shape legend: s = batch * heads sequences, n state columns (keys), v state rows (values). The state
 stands transposed, s_snv. Inside a step, what lives on columns is [s, n, 1], what lives on rows is
-[s, 1, v] and a number per head is [s, 1, 1]: everything broadcasts to the state.
+[s, 1, v] and a number per head is [s, 1, 1]: everything broadcasts to the state. Before the loop
+b batch, t time, h heads, x columns or rows or 1.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 @dataclass(frozen=True)
@@ -23,11 +27,11 @@ class Step:
 
     Args:
         run: ``run(s_snv, r_s1v, **inputs)`` returns the new state in a fresh tensor, before the
-            nonlinearity. r = S k of the old state; None where ``reads`` is False.
+            nonlinearity. r = S k of the old state, or None where ``reads`` is False.
         columns: Sequences over the columns of the state, [b, t, h, n].
         rows: Sequences over its rows, [b, t, h, v], or of one number per head, [b, t, h, 1].
         parameters: Inputs that do not change over time: [h, v], [h, 1], or [1, v, v] for a matrix
-            that every head shares. A name may stand in both, and a call gives one of them.
+            that every head shares. A name may be a row sequence and a parameter: a call gives one.
         optional: Names among those above that a call may leave out.
         reads: Whether the step reads the old state with a key.
     """
@@ -40,7 +44,7 @@ class Step:
     reads: bool = True
 
 
-def _outer(
+def _decayed(
     s_snv: Tensor,
     r_s1v: Tensor | None,
     *,
@@ -50,7 +54,7 @@ def _outer(
     column: Tensor | None = None,
     decay: Tensor | None = None,
 ) -> Tensor:
-    """S' = S o (row (x) column) * decay + v (x) k: E14, E70, E73, E74 ema and simple."""
+    """S' = S o (row (x) column) * decay + v (x) k: each of the three decays may be left out."""
     for scale in (row, column, decay):
         if scale is not None:
             s_snv = scale * s_snv
@@ -67,7 +71,7 @@ def _delta(
     decay: Tensor | None = None,
     write: Tensor | None = None,
 ) -> Tensor:
-    """S' = decay > S + write (v - row o r) (x) k: E73 to E75 delta and their kin, E88."""
+    """S' = decay > S + write (v - row o r) (x) k: the delta rule, three parts optional."""
     delta_s1v = v - r_s1v if row is None else torch.addcmul(v, row, r_s1v, value=-1)
     if write is not None:
         delta_s1v = delta_s1v * write
@@ -77,7 +81,7 @@ def _delta(
     return (decay * s_snv).addcmul_(k, delta_s1v)
 
 
-def _e71(
+def _read_gated(
     s_snv: Tensor, r_s1v: Tensor, *, k: Tensor, v: Tensor, logit: Tensor, slope: Tensor
 ) -> Tensor:
     """S' = a > S + (1 - a) > v (x) k, a = sigmoid(logit + slope o r)."""
@@ -85,7 +89,7 @@ def _e71(
     return (alpha_s1v * s_snv).addcmul_(k, v - alpha_s1v * v)
 
 
-def _e72(
+def _value_gated(
     s_snv: Tensor, r_s1v: Tensor, *, k: Tensor, v: Tensor, row: Tensor, slope: Tensor, bias: Tensor
 ) -> Tensor:
     """S' = row > S + (v o g) (x) k, g = sigmoid(slope o r + bias); v is already (1 - row) o v."""
@@ -93,15 +97,15 @@ def _e72(
     return (row * s_snv).addcmul_(k, gated_s1v)
 
 
-def _e72_inverse(
+def _value_gated_inverse(
     s_snv: Tensor, r_s1v: Tensor, *, k: Tensor, v: Tensor, row: Tensor, slope: Tensor, bias: Tensor
 ) -> Tensor:
-    """As E72 with g = sigmoid(-slope o |r| + bias)."""
+    """As :func:`_value_gated` with g = sigmoid(-slope o |r| + bias)."""
     gated_s1v = v * torch.sigmoid(torch.addcmul(bias, slope, r_s1v.abs(), value=-1))
     return (row * s_snv).addcmul_(k, gated_s1v)
 
 
-def _e74_retain(
+def _retain_gated_delta(
     s_snv: Tensor, r_s1v: Tensor, *, k: Tensor, v: Tensor, slope: Tensor, bias: Tensor
 ) -> Tensor:
     """S' = S + ((1 - a) o (v - r)) (x) k, a = sigmoid(slope o mean_j S_ij^2 + bias)."""
@@ -109,7 +113,7 @@ def _e74_retain(
     return torch.addcmul(s_snv, k, delta_s1v - _energy_gate(s_snv, slope, bias) * delta_s1v)
 
 
-def _e74_state(
+def _state_gated_delta(
     s_snv: Tensor, r_s1v: Tensor, *, k: Tensor, v: Tensor, slope: Tensor, bias: Tensor
 ) -> Tensor:
     """S' = S + (a o (v - r)) (x) k, a as in the retain gate."""
@@ -121,24 +125,28 @@ def _energy_gate(s_snv: Tensor, slope: Tensor, bias: Tensor) -> Tensor:
     return torch.sigmoid(torch.addcmul(bias, slope, energy_s1v))
 
 
-def _e74_residual(s_snv: Tensor, r_s1v: Tensor, *, k: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+def _residual(s_snv: Tensor, r_s1v: Tensor, *, k: Tensor, v: Tensor, scale: Tensor) -> Tensor:
     """S' = S + scale > tanh((v - r) (x) k)."""
     return torch.addcmul(s_snv, scale, (k * (v - r_s1v)).tanh_())
 
 
-def _e74_ntm(s_snv: Tensor, r_s1v: Tensor | None, *, k: Tensor, v: Tensor, erase: Tensor) -> Tensor:
+def _erase_write(
+    s_snv: Tensor, r_s1v: Tensor | None, *, k: Tensor, v: Tensor, erase: Tensor
+) -> Tensor:
     """S' = S o (1 - erase (x) k) + v (x) k; v is already (write gate) o v."""
     return torch.addcmul(s_snv, k, torch.addcmul(v, erase, s_snv, value=-1))
 
 
-def _e74_retrieved_gate(
+def _write_gated_delta(
     s_snv: Tensor, r_s1v: Tensor, *, k: Tensor, v: Tensor, write: Tensor
 ) -> Tensor:
     """S' = S + (write o (v - r)) (x) k."""
     return torch.addcmul(s_snv, k, write * (v - r_s1v))
 
 
-def _e74_error_gate(s_snv: Tensor, r_s1v: Tensor, *, k: Tensor, v: Tensor, logit: Tensor) -> Tensor:
+def _error_gated_delta(
+    s_snv: Tensor, r_s1v: Tensor, *, k: Tensor, v: Tensor, logit: Tensor
+) -> Tensor:
     """S' = S + (g o (v - r)) (x) k, g = sigmoid(logit + mean_i (v - r)_i^2)."""
     delta_s1v = v - r_s1v
     write_s1v = torch.sigmoid(logit + delta_s1v.square().mean(-1, keepdim=True))
@@ -163,8 +171,8 @@ _V = frozenset({"v"})
 _SLOPE_BIAS = frozenset({"slope", "bias"})
 
 STEPS: dict[str, Step] = {
-    "outer": Step(
-        _outer,
+    "decayed": Step(
+        _decayed,
         columns=frozenset({"k", "column"}),
         rows=_V | {"row", "decay"},
         parameters=frozenset({"decay"}),
@@ -177,19 +185,23 @@ STEPS: dict[str, Step] = {
         parameters=frozenset({"decay"}),
         optional=frozenset({"row", "decay", "write"}),
     ),
-    "e71": Step(_e71, rows=_V | {"logit"}, parameters=frozenset({"slope"})),
-    "e72": Step(_e72, rows=_V | {"row"}, parameters=_SLOPE_BIAS),
-    "e72_inverse": Step(_e72_inverse, rows=_V | {"row"}, parameters=_SLOPE_BIAS),
-    "e74_retain": Step(_e74_retain, parameters=_SLOPE_BIAS),
-    "e74_state": Step(_e74_state, parameters=_SLOPE_BIAS),
-    "e74_residual": Step(_e74_residual, parameters=frozenset({"scale"})),
-    "e74_ntm": Step(_e74_ntm, rows=_V | {"erase"}, reads=False),
-    "e74_retrieved_gate": Step(_e74_retrieved_gate, rows=_V | {"write"}),
-    "e74_error_gate": Step(_e74_error_gate, rows=_V | {"logit"}),
+    "read_gated": Step(_read_gated, rows=_V | {"logit"}, parameters=frozenset({"slope"})),
+    "value_gated": Step(_value_gated, rows=_V | {"row"}, parameters=_SLOPE_BIAS),
+    "value_gated_inverse": Step(_value_gated_inverse, rows=_V | {"row"}, parameters=_SLOPE_BIAS),
+    "retain_gated_delta": Step(_retain_gated_delta, parameters=_SLOPE_BIAS),
+    "state_gated_delta": Step(_state_gated_delta, parameters=_SLOPE_BIAS),
+    "residual": Step(_residual, parameters=frozenset({"scale"})),
+    "erase_write": Step(_erase_write, rows=_V | {"erase"}, reads=False),
+    "write_gated_delta": Step(_write_gated_delta, rows=_V | {"write"}),
+    "error_gated_delta": Step(_error_gated_delta, rows=_V | {"logit"}),
     "e63m": Step(_e63m, rows=frozenset({"row", "input"}), parameters=frozenset({"mix"})),
 }
-"""Every step by name (matrix-state specification 3 to 9); a reading step also takes ``read``, the
-key of the read where it differs from ``k``, and every step takes the query ``q``."""
+"""Every step by name (matrix-state specification 3 to 9).
+
+A step has the name that recurrences.py and plans have for its recurrence. ``decayed`` and ``delta``
+also serve their relatives, which differ in the gates alone (:data:`ADAPTERS`). ``e63m`` has no
+plan. Every step takes the query ``q``. A step that reads also takes ``read``, the key of the read
+where that is not ``k``."""
 
 
 def _rms_norm(s_snv: Tensor) -> Tensor:
@@ -215,3 +227,109 @@ NONLINEARITIES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """What is applied to the new state: the norms divide a whole matrix by RMS or Frobenius norm, each
 + 1e-6 (matrix-state specification 9)."""
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda x: x,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "silu": functional.silu,
+}
+"""By the name that plans have for them."""
+
+
+@dataclass
+class Inputs:
+    """What a recurrence is given: roles [b, t, h, x] and parameters [h, x] or [h], by name."""
+
+    roles: dict[str, Tensor]
+    parameters: dict[str, Tensor]
+
+    def logit(self, number: int = 0) -> Tensor:
+        """Return a gate's logit with its bias."""
+        return self.roles[f"g{number}"] + self.parameters[f"p{number}"]
+
+    def gate(self, number: int = 0) -> Tensor:
+        """Return sigmoid of a gate's logit."""
+        return torch.sigmoid(self.logit(number))
+
+
+@dataclass(frozen=True)
+class StepCall:
+    """What a step takes beside k, v and q.
+
+    Args:
+        sequences: By the step's names; ``v`` here replaces the role.
+        parameters: By the step's names.
+        step: Name in :data:`STEPS`; None is the recurrence's own name.
+    """
+
+    sequences: Mapping[str, Tensor]
+    parameters: Mapping[str, Tensor] = field(default_factory=dict)
+    step: str | None = None
+
+
+def head_numbers(x: Inputs) -> StepCall:
+    """Return the decay and the write gate that the plan gives a head, if any."""
+    sequences = {name: one for name, one in x.roles.items() if name in ("decay", "write")}
+    if "decay" in sequences or "decay" not in x.parameters:
+        return StepCall(sequences)
+    return StepCall(sequences, {"decay": x.parameters["decay"].unsqueeze(-1)})
+
+
+def _row_gated(act: str) -> Callable[[Inputs], StepCall]:
+    return lambda x: StepCall({"row": ACTIVATIONS[act](x.logit())}, step="decayed")
+
+
+def _full_gated(act: str) -> Callable[[Inputs], StepCall]:
+    return lambda x: StepCall(
+        {"row": ACTIVATIONS[act](x.logit()), "column": x.roles["z"]}, step="decayed"
+    )
+
+
+def _scaled_read_delta(act: str) -> Callable[[Inputs], StepCall]:
+    return lambda x: StepCall({"row": ACTIVATIONS[act](x.logit())}, step="delta")
+
+
+def _averaged(x: Inputs) -> StepCall:
+    keep_bthv = x.gate()
+    return StepCall({"row": keep_bthv, "v": (1 - keep_bthv) * x.roles["v"]}, step="decayed")
+
+
+def _energy_gate_of(x: Inputs) -> StepCall:
+    return StepCall({}, {"slope": x.parameters["p0"], "bias": x.parameters["p1"]})
+
+
+def _value_gate_of(x: Inputs) -> StepCall:
+    alpha_bthv = x.gate()
+    value_bthv = (1 - alpha_bthv) * x.roles["v"]
+    own = {"slope": x.parameters["p1"], "bias": x.parameters["p2"]}
+    return StepCall({"row": alpha_bthv, "v": value_bthv}, own)
+
+
+_ROW_ACTS = ("sigmoid", "tanh", "none")
+ADAPTERS: dict[str, Callable[[Inputs], StepCall]] = {
+    # Relatives of the step decayed: the recurrence without a read.
+    "forgetting": lambda x: StepCall({"row": torch.sigmoid(x.roles["g0"])}, step="decayed"),
+    **{f"row_gated_{act}": _row_gated(act) for act in _ROW_ACTS},
+    **{f"full_gated_{act}": _full_gated(act) for act in _ROW_ACTS},
+    "column_gated": lambda x: StepCall({"column": x.roles["z"]}, step="decayed"),
+    "averaged": _averaged,
+    # Relatives of the step delta.
+    "row_gated_delta": lambda x: StepCall({"decay": x.gate()}, step="delta"),
+    **{f"scaled_read_delta_{act}": _scaled_read_delta(act) for act in _ROW_ACTS},
+    # Steps of their own.
+    "write_gated_delta": lambda x: StepCall({"write": x.gate()}),
+    "error_gated_delta": lambda x: StepCall({"logit": x.logit()}),
+    "state_gated_delta": _energy_gate_of,
+    "retain_gated_delta": _energy_gate_of,
+    "read_gated": lambda x: StepCall({"logit": x.logit()}, {"slope": x.parameters["p1"]}),
+    "value_gated": _value_gate_of,
+    "value_gated_inverse": _value_gate_of,
+    "erase_write": lambda x: StepCall({"erase": x.gate(0), "v": x.gate(1) * x.roles["v"]}),
+    "residual": lambda x: StepCall({}, {"scale": x.parameters["p0"]}),
+}
+"""By recurrence: the gates that its step takes, computed for all of time at once.
+
+The last word of a name is the activation of the row gate, or ``inverse``. A recurrence that is not
+here is the step of its own name with :func:`head_numbers`: ``decayed`` and ``delta``."""

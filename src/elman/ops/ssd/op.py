@@ -1,4 +1,4 @@
-"""Mamba2's recurrence as the layer calls it: shapes, dtypes, choice of implementation.
+"""Mamba2's recurrence as the layer calls it: checks, dtypes, the chosen backend.
 
 Shape legend: b batch, t time, h heads, p channels of a head, g groups of heads that share B and C,
 n state columns.
@@ -6,14 +6,12 @@ n state columns.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
-from torch.nn import functional
 
 from elman.ops.common.door import check_sequences, check_state, empty_results, is_empty
 from elman.ops.common.precision import no_autocast, wide_dtype
 from elman.ops.common.uncompiled import uncompiled
-from elman.ops.ssd import chunked, triton
+from elman.ops.ssd.backends import BACKENDS
 
 
 @uncompiled
@@ -54,7 +52,7 @@ def selective_scan(
     Raises:
         ValueError: the state or a sequence has another shape, dtype or device than the rest.
     """
-    of = "selective_scan"
+    of, chosen = "selective_scan", BACKENDS[backend]
     check_sequences(of, [x_bthp, dt_bth, b_btgn, c_btgn])
     shape = (x_bthp.shape[0], *x_bthp.shape[2:], b_btgn.shape[3])
     if state_bhpn is not None:
@@ -63,37 +61,10 @@ def selective_scan(
         wide = wide_dtype(x_bthp.dtype)
         states = [x_bthp.new_zeros(shape, dtype=wide) if state_bhpn is None else state_bhpn]
         read = (x_bthp, dt_bth, b_btgn, c_btgn, a_log_h, dt_bias_h, skip_h)
-        dtype = x_bthp.dtype if backend == "triton" else wide
-        y_bthp, (last_bhpn,) = empty_results(x_bthp.shape, dtype, states, read)
+        io = chosen.io_dtype(x_bthp.dtype)
+        y_bthp, (last_bhpn,) = empty_results(x_bthp.shape, io, states, read)
         return y_bthp, last_bhpn
-    run = triton.selective_scan if backend == "triton" else _plain
     with no_autocast(x_bthp):
-        return run(x_bthp, dt_bth, b_btgn, c_btgn, a_log_h, dt_bias_h, skip_h, state_bhpn, chunk)
-
-
-def _plain(
-    x_bthp: Tensor,
-    dt_bth: Tensor,
-    b_btgn: Tensor,
-    c_btgn: Tensor,
-    a_log_h: Tensor,
-    dt_bias_h: Tensor,
-    skip_h: Tensor,
-    state_bhpn: Tensor | None,
-    chunk: int,
-) -> tuple[Tensor, Tensor]:
-    dtype = wide_dtype(x_bthp.dtype)
-    if state_bhpn is None:
-        batch, _, heads, rows = x_bthp.shape
-        state_bhpn = x_bthp.new_zeros(batch, heads, rows, b_btgn.shape[3], dtype=dtype)
-    x_bthp, b_btgn, c_btgn = (one.to(dtype) for one in (x_bthp, b_btgn, c_btgn))
-    step_bth = functional.softplus(dt_bth.to(dtype) + dt_bias_h.to(dtype))
-    y_bthp, state_bhpn = chunked.ssd(
-        x_bthp * step_bth.unsqueeze(-1),
-        step_bth * -a_log_h.to(dtype).exp(),
-        b_btgn,
-        c_btgn,
-        state_bhpn,
-        chunk or chunked.CHUNK,
-    )
-    return torch.addcmul(y_bthp, x_bthp, skip_h.to(dtype).unsqueeze(-1)), state_bhpn
+        return chosen.run(
+            x_bthp, dt_bth, b_btgn, c_btgn, a_log_h, dt_bias_h, skip_h, state_bhpn, chunk
+        )

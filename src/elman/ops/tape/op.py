@@ -1,4 +1,4 @@
-"""The tape recurrence as the layer calls it: shapes, dtypes, choice of implementation.
+"""The door of the tape engine: it checks a call, sets the dtypes and runs the backend.
 
 Shape legend: b batch, t time, i channels of the state, n slots of the tape.
 """
@@ -12,12 +12,10 @@ from torch import Tensor
 from elman.ops.common.door import check_sequences, check_state, empty_results, is_empty
 from elman.ops.common.precision import no_autocast
 from elman.ops.common.uncompiled import uncompiled
-from elman.ops.tape import reference
+from elman.ops.tape.backends import BACKENDS
 
 Write = Literal["full", "identity", "shared"]
 """Which value the tape is written with: W_r h, h, or W_h h."""
-
-_DUAL_MEMORY = {"reference": reference.dual_memory}
 
 
 @uncompiled
@@ -39,7 +37,7 @@ def dual_memory(
         h' = tanh(W_h h + input + sum_n s_n(h) M_n)
         M_n' = (1 - s_n(h')) M_n + s_n(h') q,    q = W_r h', h' or W_h h'
 
-    Both reads see the tape M of before the step. Gradients reach every tensor argument.
+    Both reads see the tape M as it was before the step. Gradients reach every tensor argument.
 
     Args:
         input_bti: The part of the pre-activation that depends on neither state, bias included.
@@ -68,7 +66,7 @@ def dual_memory(
         h_bti, last = empty_results(input_bti.shape, dtype, [tape_bni, state_bi], read)
         return h_bti, last[0], last[1]
     with no_autocast(state_bi):
-        return _DUAL_MEMORY[backend](
+        return BACKENDS[backend].run(
             input_bti.to(dtype),
             recurrent_ii.to(dtype),
             None if write_ii is None else write_ii.to(dtype),

@@ -6,12 +6,14 @@ memory, which is the tape with the state as its last row; p = i or 2 i products 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from elman.ops.common.scan import scan
+from elman.ops.tape import steps
 
 
 def dual_memory(
@@ -24,8 +26,9 @@ def dual_memory(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute :func:`elman.ops.tape.op.dual_memory`, any floating dtype, any device."""
     matrices = [recurrent_ii] if write_ii is None else [recurrent_ii, write_ii]
-    # Shared by all steps: one transposed copy makes every product a plain GEMM.
-    segment = partial(_segment, matrices_ip=torch.cat(matrices).t().contiguous(), write=write)
+    # All steps share one transposed copy, which makes every product a plain GEMM.
+    matrices_ip = torch.cat(matrices).t().contiguous()
+    segment = partial(_segment, matrices_ip=matrices_ip, value=steps.STEPS[write])
     memory_bmi = torch.cat([tape_bni, state_bi.unsqueeze(1)], dim=1)
     h_tbi, memory_bmi = scan(segment, memory_bmi, [input_bti.transpose(0, 1)])
     # Copies: views would tie the tape and the state to each other's memory between calls.
@@ -33,31 +36,25 @@ def dual_memory(
 
 
 def _segment(
-    memory_bmi: Tensor, input_tbi: Tensor, *, matrices_ip: Tensor, write: str
+    memory_bmi: Tensor,
+    input_tbi: Tensor,
+    *,
+    matrices_ip: Tensor,
+    value: Callable[[Tensor, Tensor], Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Run some steps of read, update and write.
 
     The state after a step is multiplied once: with W_r for this step's write, and with W_h for
-    the next step; the last product with W_h of a segment is used by ``write=shared`` alone.
+    the next step. ``write=shared`` alone uses the last product with W_h of a segment.
     """
     tape_bni, h_bi = memory_bmi[:, :-1], memory_bmi[:, -1]
     width = h_bi.shape[-1]
     states = []
     recurrent_bi = h_bi @ matrices_ip[:, :width]
     for input_bi in input_tbi.unbind(0):
-        read_bn1 = _attention(tape_bni, h_bi)
-        h_b1i = torch.baddbmm((input_bi + recurrent_bi).unsqueeze(1), read_bn1.mT, tape_bni).tanh_()
-        h_bi = h_b1i.squeeze(1)
+        h_bi = steps.read(tape_bni, h_bi, input_bi + recurrent_bi)
         product_bp = h_bi @ matrices_ip
         recurrent_bi = product_bp[:, :width]
-        # The last i products: W_r h where there is W_r, W_h h where there is not.
-        value_bi = h_bi if write == "identity" else product_bp[:, -width:]
-        tape_bni = torch.lerp(tape_bni, value_bi.unsqueeze(1), _attention(tape_bni, h_bi))
+        tape_bni = steps.write(tape_bni, h_bi, value(h_bi, product_bp))
         states.append(h_bi)
     return torch.stack(states), torch.cat([tape_bni, h_bi.unsqueeze(1)], dim=1)
-
-
-def _attention(tape_bni: Tensor, h_bi: Tensor) -> Tensor:
-    """Return the weight [b, n, 1] of every slot: softmax of <M_n, h> / sqrt(i)."""
-    scores_bn1 = torch.bmm(tape_bni, h_bi.unsqueeze(-1)).mul_(h_bi.shape[-1] ** -0.5)
-    return scores_bn1.softmax(dim=1)

@@ -1,4 +1,4 @@
-"""From the folders that a person names to the runs in them."""
+"""Finds the runs in the folders that a user names."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from elman.sweeps.resume import SWEEP_FILE
 
 @dataclass(frozen=True)
 class Source:
-    """One folder that was named, with its runs.
+    """One folder that the user named, with its runs.
 
     Args:
         folder: As named, absolute.
         runs: Its runs, in the order of the sweep.
         is_sweep: Whether it is the folder of a sweep.
         command: The command of that sweep as it was typed, or empty.
-        started: When the sweep began, as it wrote it, or empty.
+        started: When the sweep began, as recorded, or empty.
         ended: When it ended; empty while it runs, or if it was killed.
         benchmark: The suite that it ran, or None.
-        suite: What was published for that suite, or None.
-        problems: What could not be read of it, and how it goes on, one line each.
+        suite: The published figures of that suite, or None.
+        problems: What could not be read, and how to resume the sweep, one line each.
     """
 
     folder: Path
@@ -45,7 +45,7 @@ class Source:
 
     @property
     def about(self) -> tuple[str, str]:
-        """What its suite compares, and what a reader must know before believing the table."""
+        """What its suite compares, and what a reader must know before using the table."""
         if self.suite is None or not self.suite.title:
             return "", ""
         title, text = (
@@ -59,10 +59,10 @@ def collect(folders: Sequence[Path], places: Sequence[Place] = (SHIPPED,)) -> li
 
     Args:
         folders: The folders.
-        places: Where the file of a suite is looked for whose sweep has not recorded it.
+        places: Where to look for the file of a suite that its sweep has not recorded.
 
     Raises:
-        UserError: a folder is not there, cannot be read, or holds neither a sweep nor a run.
+        UserError: a folder does not exist, cannot be read, or holds neither a sweep nor a run.
     """
     seen: set[Path] = set()
     found = []
@@ -78,7 +78,7 @@ def _sources(folder: Path, places: Sequence[Place]) -> list[Source]:
     if not folder.exists():
         raise UserError(f"report.dir={folder}: no such folder; sweeps and runs are below outputs/")
     if not folder.is_dir():
-        raise UserError(f"report.dir={folder}: a file stands there; name the folder that it is in")
+        raise UserError(f"report.dir={folder}: this is a file; name the folder that it is in")
     try:
         children = sorted(path for path in folder.iterdir() if path.is_dir())
         if (folder / SWEEP_FILE).is_file():
@@ -91,7 +91,7 @@ def _sources(folder: Path, places: Sequence[Place]) -> list[Source]:
 
 
 def _all_in(folder: Path, children: Sequence[Path], places: Sequence[Place]) -> list[Source]:
-    """Return what lies directly in a folder that is neither, as in that of a day."""
+    """Return the sweeps and runs directly in a folder that is neither, like a day's folder."""
     found, problems = [], []
     for child in children:
         if (child / SWEEP_FILE).is_file():
@@ -140,19 +140,19 @@ def _sweep(folder: Path, children: Sequence[Path], places: Sequence[Place]) -> S
 
 
 def _unended(folder: Path, launcher: str | None) -> tuple[str, ...]:
-    """Say of a sweep that has not written its end whether it runs, or how it goes on."""
+    """Tell whether a sweep without a recorded end still runs, or how to resume it."""
     if launcher is not None:
         return (f"the sweep still runs (pid {launcher})",)
     again = f"elman -m {pasteable('sweep.resume', str(folder))}"
-    return (f"its launcher was killed before the end; go on with {again}",)
+    return (f"its launcher was killed before the end; to resume it: {again}",)
 
 
 def _suite(
     content: Mapping[str, Any], places: Sequence[Place]
 ) -> tuple[SuiteFigures | None, tuple[str, ...]]:
-    """Return what was published for the suite of a sweep, and what is wrong with that.
+    """Return the published figures of a sweep's suite, and what is wrong with them.
 
-    A sweep records its suite; of one that did not yet, the file that has its name now counts.
+    A sweep records its suite. For an older sweep without it, the present file of that name counts.
     """
     if not content.get("benchmark"):
         return None, ()
@@ -162,7 +162,7 @@ def _suite(
             return recorded_figures(name, recorded), ()
         return load_suite(name, places), ()
     except UserError as error:
-        line = f"what was published for its suite is left out: {error}"
+        line = f"the published figures of its suite are left out: {error}"
         more = "; if it is your own, add --config-dir DIR" if recorded is None else ""
         return None, (line + more,)
 
@@ -171,7 +171,7 @@ def _job(job: Mapping[str, Any]) -> dict[str, Any]:
     """Return an entry of ``sweep.json``.
 
     Raises:
-        TypeError: it is no such entry.
+        TypeError: the entry is missing or has another type.
     """
     if not isinstance(job.get("folder"), str):
         raise TypeError

@@ -1,4 +1,4 @@
-"""The columns of the table: their heads, what each means, and how a row fills them."""
+"""The columns of the table: the heading and meaning of each, and how a row fills it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Measure:
     Args:
         key: Its name in files.
         of: Reads it from a result.
-        definition: What it is.
-        form: How it is shown.
-        scale: What it is divided by when it is shown.
+        definition: What it means.
+        form: Format in which it is shown.
+        scale: It is divided by this when it is shown.
     """
 
     key: str
@@ -87,7 +87,7 @@ class Column:
         head: Its heading.
         definition: What it means.
         cell: Fills it, given a row and the published records of its model.
-        numeric: Whether it is set flush right.
+        numeric: Whether it is aligned to the right.
     """
 
     head: str
@@ -102,7 +102,7 @@ def _params(row: Row, records: Records) -> str:
 
 
 def backend(row: Row) -> str:
-    """Return what computed a row's model."""
+    """Return the backend, or package, that computed a row's model."""
     name, path = row.first(lambda result: result.backend), row.first(lambda result: result.path)
     if name is None:
         return NONE
@@ -140,7 +140,7 @@ COLUMNS = (
     Column("params", DEFINITIONS["params"], _params),
     Column(
         "backend",
-        "which implementation of the recurrence ran (kernels.backend); of a packaged baseline "
+        "which implementation of the recurrence ran (kernels.backend); for a packaged baseline "
         "also what computed it",
         lambda row, _: backend(row),
         numeric=False,
@@ -158,7 +158,7 @@ COLUMNS = (
     Column("tok/s", f"{TOK_S.definition}; mean over seeds", _measure(TOK_S)),
     Column("GB", f"{MEMORY.definition}; mean over seeds", _measure(MEMORY)),
     Column("min", f"{MINUTES.definition}; mean over seeds", _measure(MINUTES)),
-    Column("seeds", "train.seed of the runs that are in the means", lambda row, _: row.seeds),
+    Column("seeds", "train.seed of the runs in the means", lambda row, _: row.seeds),
     Column(
         "set",
         "rows of one set are comparable: data, batch, chunk, seeds, duration, metric version, "
@@ -167,8 +167,8 @@ COLUMNS = (
     ),
     Column(
         "published",
-        "what was published for the model (suite, date); its loss has a definition of its own, "
-        "and its size is said where it is not the row's",
+        "the published figure of the model (suite, date); its loss has a definition of its own, "
+        "and its size is shown if it is not the row's",
         _published,
         numeric=False,
     ),
@@ -185,7 +185,7 @@ COLUMNS = (
 
 
 def published_only(record: PublishedResult) -> dict[str, str]:
-    """Return the cells, by heading, of a published row that nobody ran."""
+    """Return the cells, by heading, of a published row that no run repeats."""
     figures = record.figures
     return {
         "model": figures.model,
@@ -196,7 +196,7 @@ def published_only(record: PublishedResult) -> dict[str, str]:
 
 
 def shown_columns(rows: Sequence[Row]) -> list[Column]:
-    """Return the columns of a table; jobs where there are none, and one single set, say nothing."""
+    """Return the columns of a table; leave out jobs if there are none, and sets if there is one."""
     hidden = set()
     if all(row.jobs == NONE for row in rows):
         hidden.add("job")

@@ -1,4 +1,4 @@
-"""What must agree before two numbers may be compared, and what a reader is told if it does not."""
+"""What must agree before two numbers may be compared, and what a reader sees if it does not."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from elman.report.comparison.runs import Run
 
 NOT_RECORDED = "not recorded"
 
-# Settings in which two runs of one model may differ and still be the same experiment. The bytes of
-# the data, the backend and whether the pass was replayed are taken as measured, from the result.
+# Two runs of one model may differ in these settings and still be the same experiment. The bytes of
+# the data, the backend and whether the pass was replayed are read from the result, as measured.
 _IRRELEVANT = {
     "train": (
         *("seed", "resume", "device", "profile", "graph"),
@@ -20,7 +20,7 @@ _IRRELEVANT = {
     "data": ("path", "format", "field"),
 }
 _IRRELEVANT_SECTIONS = ("log", "kernels", "baseline", "mode")
-# Settings beside the conditions that a reader should know to differ.
+# Further settings: if they differ, the reader should know.
 _REMARKED = {
     "train": ("grad_clip", "compile", "deterministic", "activation_checkpointing", "init_from"),
 }
@@ -30,7 +30,7 @@ _REMARKED_SECTIONS = ("optim",)
 def conditions(run: Run) -> dict[str, str]:
     """Return, by name, what must be the same in two runs before their losses are compared.
 
-    The seeds belong to it too; they are those of a row, see :class:`~.rows.Row`.
+    The seeds must agree too, but they belong to a row, see :class:`~.rows.Row`.
     """
     config: Mapping[str, Any] = run.config or {}
     train, data = config.get("train") or {}, config.get("data") or {}
@@ -51,7 +51,7 @@ def conditions(run: Run) -> dict[str, str]:
 
 
 def experiment(run: Run) -> str:
-    """Return what identifies the experiment of a run: all of its settings but the seed."""
+    """Return what identifies the experiment of a run: all settings except the seed."""
     if run.config is None:
         return json.dumps([run.model, *sorted(_without_seed(run.overrides) or (run.name,))])
     tree = {
@@ -63,7 +63,7 @@ def experiment(run: Run) -> str:
 
 
 def measured(run: Run) -> str:
-    """Return what tells two runs of one experiment apart that were run in different ways."""
+    """Return what differs between runs of one experiment that were run in different ways."""
     result = run.result
     if result is None:
         return ""
@@ -72,7 +72,7 @@ def measured(run: Run) -> str:
 
 
 def remarks(run: Run) -> dict[str, str]:
-    """Return settings beside the conditions, and the versions that ran, as text by dotted key."""
+    """Return the further settings, and the versions that ran, as text by dotted key."""
     config = run.config or {}
     found = {
         f"{name}.{key}": _text(config[name][key])
@@ -84,7 +84,7 @@ def remarks(run: Run) -> dict[str, str]:
         found |= {f"{name}.{key}": _text(v) for key, v in (config.get(name) or {}).items()}
     if run.result is not None:
         found["data.path"] = data_names(run)
-        # The first results do not say so: nothing was replayed then.
+        # The oldest results have no such key: nothing was replayed then.
         found["train.graph"] = _text(bool(run.result.graph))
         environment = run.result.environment
         found["revision of elman"] = environment.revision or environment.elman or NOT_RECORDED

@@ -1,4 +1,4 @@
-"""Everything that a report says, before it is text."""
+"""The content of a report, before it is turned into text."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Report:
     """A report.
 
     Args:
-        sources: The folders that it is about.
-        rows: Its lines, in the order of the runs.
-        published: What was published for their models.
+        sources: The folders that it covers.
+        rows: Its rows, in the order of the runs.
+        published: The published figures of their models.
     """
 
     sources: tuple[Source, ...]
@@ -41,7 +41,7 @@ class Report:
 
     @property
     def cells(self) -> list[list[str]]:
-        """The cells of its table; the published rows that nobody ran come last."""
+        """The cells of its table; published rows that no run repeats come last."""
         pairs = list(zip(self.rows, self.published.by_row, strict=True))
         found = [[column.cell(*pair) for column in self.columns] for pair in pairs]
         for record in self.published.not_run:
@@ -56,7 +56,7 @@ class Report:
 
     @property
     def problems(self) -> list[str]:
-        """What ended otherwise than well, and what could not be read."""
+        """Runs that did not end well, and files that could not be read."""
         of_sources = [f"{s.folder}: {problem}" for s in self.sources for problem in s.problems]
         return [*of_sources, *run_notes(self.runs)]
 
@@ -66,10 +66,10 @@ def make_report(folders: Sequence[Path], places: Sequence[Place] = (SHIPPED,)) -
 
     Args:
         folders: The folders.
-        places: Where the file of a suite is looked for whose sweep has not recorded it.
+        places: Where to look for the file of a suite that its sweep has not recorded.
 
     Raises:
-        UserError: a folder holds neither.
+        UserError: a folder holds neither a sweep nor a run.
     """
     sources = collect(folders, places)
     rows = make_rows([run for source in sources for run in source.runs])

@@ -1,4 +1,4 @@
-"""The curves of the plots: smoothed, and thinned out to what can be seen."""
+"""The curves of the plots: smoothed, and thinned to as many points as one can see."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Curve:
     Args:
         row: Number of its row in the table, from 0.
         name: What it is called.
-        ok: Whether the run ended well; another ends in a cross.
-        x: Ascending.
-        y: A value for each.
+        ok: Whether the run ended well; otherwise the curve ends in a cross.
+        x: Positions, ascending.
+        y: A value for each position.
     """
 
     row: int
@@ -69,7 +69,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Curves:
-    """The curves of all runs, whole: loss by three measures of effort, and rate over time."""
+    """The complete curves of all runs: loss by three measures of effort, and rate over time."""
 
     over_steps: tuple[Curve, ...]
     over_minutes: tuple[Curve, ...]
@@ -78,7 +78,7 @@ class Curves:
 
 
 def stretches(curves: Sequence[Curve]) -> int:
-    """Return into how many stretches each curve of a plot is divided."""
+    """Return the number of stretches into which each curve of a plot is divided."""
     return min(_MOST_STRETCHES, max(60, _STRETCHES_OF_ALL // max(1, len(curves))))
 
 
@@ -103,10 +103,10 @@ def make_curves(rows: Sequence[Row]) -> Curves:
 
 
 def running_mean(values: Floats) -> Floats:
-    """Return the mean over the last ``LOSS_WINDOW`` values up to each, of which half are there.
+    """Return at each value the mean of the last ``LOSS_WINDOW``, or the last half if that is less.
 
-    A window that fills up first and then moves would let go of the high losses of the first steps
-    at once, a hundred steps later: the curve would have a kink there that no training has.
+    A window that first fills up and then moves would drop the high losses of the first steps all
+    at once, a hundred steps later. The curve would have a kink that the training does not have.
     """
     total = np.concatenate([[0.0], np.cumsum(values)])
     ends = np.arange(1, values.size + 1)
@@ -116,7 +116,7 @@ def running_mean(values: Floats) -> Floats:
 
 
 def _rates(metrics: Metrics, grad_accum: int) -> tuple[Floats, Floats]:
-    """Return minutes and bytes per second; the first window is left out, it holds the start."""
+    """Return minutes and bytes per second, without the first window: it includes the start-up."""
     steps, seconds = metrics.window_steps, metrics.window_seconds
     sizes = metrics.bytes_at(steps, grad_accum)
     ends = np.arange(1, steps.size)

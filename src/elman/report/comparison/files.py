@@ -1,4 +1,4 @@
-"""Where a report is written: three files, replaced whole or not at all."""
+"""Writes a report: three files, each replaced completely or not at all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WRITERS: dict[str, Callable[[Report], str]] = {
     MARKDOWN: markdown_text,
     PAGE: page_text,
 }
-# What an earlier report begins with: only such a file is replaced.
+# How an earlier report begins: only such a file is replaced.
 _MARKS = {TABLE: ",".join(list(CSV_COLUMNS)[:5]), MARKDOWN: MARKDOWN_MARK, PAGE: PAGE_MARK}
 _BEGINNING = 1024
 
@@ -26,7 +26,7 @@ def write_report(report: Report, folder: Path) -> Path:
     """Write the report into ``folder`` and return the path of its page.
 
     Raises:
-        UserError: a file of another origin has such a name, or the folder cannot be written to.
+        UserError: another program's file has such a name, or the folder cannot be written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def _refuse_foreign(path: Path) -> None:
     known = path.is_file() and _MARKS[path.name].encode() in path.read_bytes()[:_BEGINNING]
     if not known:
         raise UserError(
-            f"{path}: stands there and is no earlier report; "
+            f"{path}: exists and is not an earlier report; "
             "move it, or name another folder with report.out=<folder>"
         )
 
@@ -56,7 +56,7 @@ def _refuse_foreign(path: Path) -> None:
 def _replace(path: Path, text: str) -> None:
     scratch = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
-        # A file name may hold bytes that are no text.
+        # A file name may hold bytes that are not text.
         scratch.write_text(text, encoding="utf-8", errors="replace")
         os.replace(scratch, path)
     except BaseException:

@@ -14,7 +14,7 @@ _MOST_NAMES = 4
 
 
 def comparison_notes(rows: Sequence[Row]) -> list[str]:
-    """Return one line for each thing in which the rows differ and should not, or may."""
+    """Return one line for each difference between rows, whether it spoils the comparison or not."""
     counted = [row for row in rows if row.counted]
     found = []
     names = list(dict.fromkeys(name for row in counted for name in row.conditions))
@@ -30,14 +30,14 @@ def comparison_notes(rows: Sequence[Row]) -> list[str]:
     found += [*_sizes(counted), *_remarks(counted), *_repeats(counted)]
     if counted and all(len(row.counted) == 1 for row in counted):
         found.append(
-            "n=1: one seed a row, so nothing is known of the noise between seeds; "
+            "n=1: one seed a row, so the noise between seeds is unknown; "
             "train.seed=1,2,3 measures it"
         )
     return found
 
 
 def _sizes(rows: Sequence[Row]) -> list[str]:
-    """Say so if the models are further apart in size than a sweep lets pass without a note."""
+    """Return a note if the models' sizes differ by more than a sweep allows without a note."""
     sizes = {row.label: row.counted[0].result.params for row in rows if row.counted[0].result}
     known = {label: size for label, size in sizes.items() if size}
     if not known:
@@ -51,9 +51,9 @@ def _sizes(rows: Sequence[Row]) -> list[str]:
 
 
 def _repeats(rows: Sequence[Row]) -> list[str]:
-    """Name the runs that have a seed a second time: a mean counts each seed once."""
+    """Name the runs that repeat a seed: a mean counts each seed once."""
     return [
-        f"{row.label}: {len(row.repeated)} more with a seed that is there already, in no mean: "
+        f"{row.label}: {len(row.repeated)} more with a repeated seed, not in the means: "
         + ", ".join(_named(run) for run in row.repeated[:_MOST_NAMES])
         + (" ..." if len(row.repeated) > _MOST_NAMES else "")
         for row in rows
@@ -85,7 +85,7 @@ def _named_rows(names: Sequence[str]) -> str:
 
 
 def run_notes(runs: Sequence[Run]) -> list[str]:
-    """Return one line for each run that is not as it should be, and each problem of one."""
+    """Return one line for each run that did not end well, and for each problem of a run."""
     found = []
     for run in runs:
         if run.status != RunStatus.OK:

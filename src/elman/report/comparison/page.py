@@ -17,13 +17,13 @@ from elman.report.comparison.runs import Run
 from elman.report.comparison.svg import escape, sample
 
 PAGE_MARK = '<meta name="generator" content="elman mode=report" />'
-# The browser itself refuses whatever would be loaded.
+# With this policy the browser refuses to load anything.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 _RUN_HEADS = (
     *("row", "run", "seed", "status", "params", "steps", "loss", "bpb", "val bpb", "tok/s"),
     *("GB", "min", "contended"),
 )
-# Cells that do not break, or are set small so that the table fits.
+# Cells that do not wrap, or have small type so that the table fits.
 _NARROW = {"spread": "w", "published": "p", "backend": "b"}
 _RUN_MEASURES = (STEPS, LOSS, BPB, VAL_BPB, TOK_S, MEMORY, MINUTES)
 
@@ -37,7 +37,7 @@ def page_text(report: Report) -> str:
         _section("Table", _table(report)),
         _section("Plots", _legend(report.rows) + _plots(plots)) if plots else "",
         _section("Runs", _runs(report)),
-        _section("What is not as it should be", _list(report.problems, "notes")),
+        _section("Problems", _list(report.problems, "notes")),
         _published(report),
         _section("What each column is", _definitions(report)),
         f"<script>{_asset('page.js')}</script></body></html>\n",
@@ -108,7 +108,7 @@ def _line(report: Report, number: int, cells: Sequence[str]) -> str:
 
 
 def _conditions(rows: Sequence[Row]) -> str:
-    """Return what must agree, with its values by set."""
+    """Return the conditions that must agree, with their values by set."""
     by_set: dict[int, dict[str, str]] = {}
     files: dict[int, dict[str, None]] = {}
     for row in rows:
@@ -142,7 +142,7 @@ def _legend(rows: Sequence[Row]) -> str:
     ]
     words_of_it = (
         '<p class="caption">One line for each run, one colour for each row; a cross ends a run '
-        "that did not end well. Point at a row to see it alone, click to keep it.</p>"
+        "that did not end well. Point at a row to see it alone; click to keep it.</p>"
     )
     return f'{words_of_it}<ul class="legend">{"".join(entries)}</ul>'
 
@@ -175,7 +175,7 @@ def _runs(report: Report) -> str:
 
 
 def _sorted_table(heads: str, lines: Sequence[str]) -> str:
-    """Return a table whose heads sort it where the page may run its script."""
+    """Return a table that its headings sort, if the page may run its script."""
     body = f"<thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody>"
     return f'<table class="sorted">{body}</table>'
 
@@ -217,7 +217,7 @@ def _published(report: Report) -> str:
             )
         )
     heads = ("model", "published", "params", "tok/s", "steps", "definition of the loss")
-    table = _plain((*heads, "setting", "must be known", "source"), lines)
+    table = _plain((*heads, "setting", "caveat", "source"), lines)
     return _section("Published figures", f"<p>{escape(WARNING)}</p>{table}")
 
 

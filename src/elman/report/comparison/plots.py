@@ -19,8 +19,8 @@ from elman.report.comparison.rows import Row
 from elman.report.comparison.statistics import Spread
 from elman.report.comparison.svg import Point, axis, line_plot, scatter_plot
 
-# The start of training, far above all the rest, would flatten it: the axis ends where the curves
-# are after this share of their run.
+# The start of training lies far above the rest and would flatten it. So the axis ends at the height
+# of the curves after this share of their run.
 _START = 0.2
 _SHARES = (0.25, 0.5, 0.75, 1.0)
 
@@ -32,8 +32,8 @@ class Plot:
     Args:
         title: Its heading.
         svg: The picture.
-        caption: What is drawn, and how.
-        heads: Heads of the table that says the same in numbers.
+        caption: What the plot shows, and how.
+        heads: Headings of the table that shows the same in numbers.
         lines: Its lines.
     """
 
@@ -45,7 +45,7 @@ class Plot:
 
 
 def make_plots(rows: Sequence[Row]) -> list[Plot]:
-    """Return every plot for which there is something to draw."""
+    """Return every plot that has something to show."""
     curves = make_curves(rows)
     losses = (
         ("steps", "optimizer steps", curves.over_steps, lambda x: f"{x:,.0f}"),
@@ -89,7 +89,7 @@ def _loss_plot(
 def _at_equal(
     rows: Sequence[Row], name: str, curves: Sequence[Curve], shown: Callable[[float], str]
 ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Return the loss of each row at equal effort, up to the shortest run that ended well."""
+    """Return the loss of each row at equal effort, up to the end of the shortest run that is ok."""
     good = [curve for curve in curves if curve.ok]
     shortest = min((float(curve.x[-1]) for curve in good), default=0.0)
     marks = [share * shortest for share in _SHARES] if good else []
@@ -145,12 +145,12 @@ def _pareto(rows: Sequence[Row], points: Sequence[Point]) -> Plot:
         for p in points
     )
     caption = (
-        "Means over seeds, bars of one standard deviation each way; a hollow dot is one seed, "
-        "whose noise is not known. A dashed square and a star mark runs on a slow path, with "
-        "company on their GPU, or otherwise marked in the table: their speed is not the model's. "
+        "Dots are means over seeds, bars one standard deviation each way; a hollow dot is a single "
+        "seed, whose noise is unknown. A dashed square and a star mark runs that used a slow path, "
+        "shared their GPU, or are otherwise marked in the table: their speed is not the model's. "
         "The line is the Pareto front of each set of comparable rows: no row of the set is both "
-        "faster and better. Of more than twelve rows only those on a front are named at first; "
-        "point at the others."
+        "faster and better than a row on it. With more than twelve rows, only those on a front "
+        "show their names; point at the others to see theirs."
     )
     heads = ("row", "tok/s", "loss", "on the front")
     return Plot(title, scatter_plot("pareto", title, points, fronts, x, y), caption, heads, lines)
@@ -159,7 +159,7 @@ def _pareto(rows: Sequence[Row], points: Sequence[Point]) -> Plot:
 def _on_front(
     point: Point, on_front: Collection[int], points: Sequence[Point], rows: Sequence[Row]
 ) -> str:
-    """Return whether a row is on the front of its set, or could be within its own noise."""
+    """Return whether a row is on the front of its set, or could be there within its own noise."""
     if point.row in on_front:
         return "yes"
     low, _ = point.y_range
@@ -169,7 +169,7 @@ def _on_front(
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """Return the points that no other beats in speed and loss, slowest first."""
+    """Return the points that no other point beats in both speed and loss, slowest first."""
     front: list[Point] = []
     for point in sorted(points, key=lambda p: (-p.x, p.y)):
         if not front or point.y < front[-1].y:

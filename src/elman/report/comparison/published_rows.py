@@ -1,4 +1,4 @@
-"""The published figure beside each row, and the published rows of a suite that nobody ran."""
+"""The published figure beside each row, and published rows of a suite that no run repeats."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from elman.published import PublishedResult, published_for
 from elman.report.comparison.rows import Row
 
 WARNING = (
-    "Published losses are defined otherwise than ours (each definition stands beside its figure) "
-    "and were made on other data, hardware and code: read the order within one suite, and compare "
-    "no published number with a measured one."
+    "Published losses have other definitions than ours (each stands beside its figure) and come "
+    "from other data, hardware and code: compare published figures only within one suite, and "
+    "never with a measured number."
 )
 
 
 @dataclass(frozen=True)
 class Beside:
-    """What was published for the models of a report.
+    """The published figures of a report's models.
 
     Args:
-        by_row: For each row the records of its model, the one to show first.
+        by_row: For each row the records of its model; the first one is shown.
         not_run: Records of the suite that no row repeats.
     """
 
@@ -36,27 +36,27 @@ class Beside:
 
 
 def beside(rows: Sequence[Row], suites: Sequence[SuiteFigures]) -> Beside:
-    """Return the published records of the rows' models; of a suite's models, that suite's."""
+    """Return the published records of the rows' models; for a suite's models, that suite's."""
     by_row = tuple(tuple(_records(row.model, suites)) for row in rows)
     models = {row.model for row in rows}
-    # A suite's own figures come first; of models that another run has, it is not the first's.
+    # A suite's own figures come first. Only those can be missing, not figures of other suites.
     own = [r for suite in suites for r in suite.published if r.of == suite.published[0].of]
     missing = [record for record in own if record.figures.model not in models]
     never = [record for suite in suites for record in suite.published_only]
-    # Several sweeps of one suite have the same.
+    # Several sweeps of one suite have the same records.
     return Beside(by_row, tuple(dict.fromkeys((*missing, *never))))
 
 
 def _records(model: str, suites: Sequence[SuiteFigures]) -> list[PublishedResult]:
-    """Return a model's records: a suite's in its order, or else the newest first."""
+    """Return a model's records: those of a suite in the suite's order, others newest first."""
     of_suites = [record for suite in suites for record in suite.published_for(model)]
     records = of_suites or published_for(model)[::-1]
-    # One with a loss before one without.
+    # Records with a loss come before records without.
     return sorted(records, key=lambda record: record.figures.loss is None)
 
 
 def words(record: PublishedResult, params: int | None = None) -> str:
-    """Return a record as text; ``params`` is the size of what it stands beside."""
+    """Return a record as text; ``params`` is the size of the row that it stands beside."""
     figures = record.figures
     number = "no loss"
     if figures.loss is not None:

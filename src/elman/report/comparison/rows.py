@@ -1,4 +1,4 @@
-"""The rows of the table: the runs of one experiment, which differ in their seed alone."""
+"""The rows of the table: each has the runs of one experiment, which differ only in their seed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _MARKS: dict[str, Callable[[Result], bool]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """One model as it was trained, over its seeds.
+    """The runs of one model in one configuration, over its seeds.
 
     Args:
         model: Name of the model.
-        runs: Every run of it, the failed ones too.
-        label: What tells it from the other rows: the model and the settings that differ.
+        runs: All its runs, failed ones too.
+        label: The model, and the settings that distinguish the row from the other rows.
         set: Rows with the same number are comparable; None if no run counts.
     """
 
@@ -35,7 +35,7 @@ class Row:
     _counted: tuple[Run, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        # A second run with a seed tells nothing of the noise between seeds: the first one counts.
+        # A second run with a seed says nothing about the noise between seeds: the first counts.
         first: dict[int | None, Run] = {}
         for run in self.runs:
             if run.counts:
@@ -49,11 +49,11 @@ class Row:
 
     @property
     def repeated(self) -> tuple[Run, ...]:
-        """The runs that ended well with a seed that another of them has, and do not count."""
+        """The runs that ended well but repeat another run's seed, and so do not count."""
         return tuple(run for run in self.runs if run.counts and run not in self._counted)
 
     def over_runs(self, number: Callable[[Result], float | None]) -> Spread | None:
-        """Return a number over the runs that count; None if there are none, or one lacks it."""
+        """Return a number over the runs that count; None if no run counts, or one lacks it."""
         return spread([number(run.result) for run in self.counted if run.result is not None])
 
     def first(self, fact: Callable[[Result], object]) -> object:
@@ -69,13 +69,13 @@ class Row:
 
     @property
     def conditions(self) -> dict[str, str]:
-        """What must agree with another row's, by name."""
+        """The conditions that must agree with those of another row, by name."""
         first = self.counted[0]
         return {"seeds": self.seeds, **conditions(first)}
 
     @property
     def status(self) -> str:
-        """How its runs ended, with the marks of those that count."""
+        """How its runs ended, with the marks of the runs that count."""
         ends = Counter(run.status for run in self.runs)
         if len(self.runs) == 1:
             words = [self.runs[0].status]
@@ -86,7 +86,7 @@ class Row:
 
     @property
     def marks(self) -> list[str]:
-        """What a reader must know of how its runs were computed."""
+        """What a reader must know about how its runs were computed."""
         found = []
         for mark, holds in _MARKS.items():
             count = sum(run.result is not None and holds(run.result) for run in self.runs)
@@ -114,10 +114,10 @@ def make_rows(runs: Sequence[Run]) -> list[Row]:
 
 
 def _keyed(runs: Sequence[Run]) -> Iterator[tuple[tuple[str, str], Run]]:
-    """Yield each run with what its row is known by.
+    """Yield each run with the key of its row.
 
-    A job without a configuration of its own has that of the job with its overrides, but for the
-    seed; a run without numbers stands with the first that has them.
+    A job without a configuration of its own gets that of a job whose overrides differ only in the
+    seed. A run without numbers joins the first row that has numbers.
     """
     by_overrides = {
         _experiment_typed(run): experiment(run) for run in runs if run.config and run.overrides
@@ -141,7 +141,7 @@ def _experiment_typed(run: Run) -> str:
 
 
 def _labelled(rows: Sequence[Row]) -> list[Row]:
-    """Name each row by its model, what its sweep swept, and what else differs from a namesake."""
+    """Label each row: its model, what its sweep swept, and what differs from rows of that label."""
     labels = [" ".join([row.model, *_swept(row)]) for row in rows]
     told = [settings(row.runs[0]) for row in rows]
     for label in [label for label, count in Counter(labels).items() if count > 1]:
@@ -161,7 +161,7 @@ def _labelled(rows: Sequence[Row]) -> list[Row]:
 
 
 def _swept(row: Row) -> list[str]:
-    """Return what its sweep swept and all its runs share: not the seed, nor what only logs."""
+    """Return the swept settings that all its runs share, without the seed and logging settings."""
     first, *others = row.runs
     shared = [text for text in first.swept if all(text in run.swept for run in others)]
     return [text for text in shared if not text.startswith(("model=", "train.seed="))]

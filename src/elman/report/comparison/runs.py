@@ -1,4 +1,4 @@
-"""One run as its files say: ``result.json``, ``config.yaml``, and its line of ``sweep.json``."""
+"""Reads one run: ``result.json``, ``config.yaml``, and its entry in ``sweep.json``."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ DAMAGED = "damaged"
 
 
 def _finite(value: Any) -> Any:
-    """A number that is not finite is no number: JSON has none, Python writes and reads them."""
+    """Return a number, or None if it is not finite: JSON has no such numbers, Python reads them."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _known_status(value: Any) -> Any:
     if value not in set(RunStatus):
         words = ", ".join(status.value for status in RunStatus)
-        raise ValueError(f"{value!r} is no status; a run ends with one of {words}")
+        raise ValueError(f"{value!r} is not a status; a run ends with one of {words}")
     return value
 
 
@@ -41,7 +41,7 @@ Whole = Annotated[int | None, BeforeValidator(_finite)]
 
 
 class _Part(BaseModel):
-    """What a report reads of an object in ``result.json``; the rest of it is for others."""
+    """The part of an object in ``result.json`` that a report reads; the rest is ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -72,7 +72,7 @@ class Environment(_Part):
 
 
 class Result(_Part):
-    """What a report reads of ``result.json``; elman.evaluation.metrics defines the numbers."""
+    """The part of ``result.json`` that a report reads; elman.evaluation.metrics defines it."""
 
     status: Annotated[str, BeforeValidator(_known_status)]
     error: str | None = None
@@ -99,21 +99,21 @@ class Result(_Part):
 
 @dataclass(frozen=True)
 class Run:
-    """One run, or a job of a sweep that has not become one.
+    """One run, or a job of a sweep that has not started a run.
 
     Args:
         folder: Its run folder; None if it has none yet.
-        name: What it is called among the others: the folder's name, or the job's number.
-        model: Name of its model, or a word for one that is not known.
+        name: Its name among the others: the folder's name, or the job's number.
+        model: Name of its model, or a word if it is unknown.
         status: How it ended, in a word or two.
-        reason: Why, if it did not end well; empty if nobody knows.
-        result: Its result file; None if there is none that can be read.
+        reason: Why, if it did not end well; empty if unknown.
+        result: Its result; None if there is no file, or it cannot be read.
         config: Its resolved configuration, or None.
         job: Its number in its sweep, from 1.
         seed: Its ``train.seed``, if known.
         overrides: The overrides of its job in a sweep.
-        swept: Those that tell it from the other jobs.
-        problems: What could not be read of it, one line each.
+        swept: The overrides that distinguish it from the other jobs.
+        problems: What could not be read, one line each.
         metrics: What it recorded step by step; None if it never began.
     """
 
@@ -144,11 +144,12 @@ class Run:
 
 
 def read_run(folder: Path, job: Mapping[str, Any] | None = None) -> Run:
-    """Return the run in ``folder``; whatever is wrong with its files is said in it.
+    """Return the run in ``folder``; its ``problems`` tell what is wrong with its files.
 
     Args:
-        folder: A run folder; it need not exist if it is a job's.
-        job: Its entry in ``sweep.json``; ``final``: that has its end, ``watched``: its sweep runs.
+        folder: A run folder; that of a job need not exist.
+        job: Its entry in ``sweep.json``; ``final``: the entry has its end; ``watched``: its sweep
+        runs.
     """
     job = job or {}
     result, problems = _read_result(folder)
@@ -159,10 +160,10 @@ def read_run(folder: Path, job: Mapping[str, Any] | None = None) -> Run:
     if result is not None and result.metrics_version not in (None, METRICS_VERSION):
         problems.append(
             f"metric version {result.metrics_version} is not known here (this is version "
-            f"{METRICS_VERSION}): shown, and in no mean"
+            f"{METRICS_VERSION}): shown, but not in the means"
         )
     if result is not None and status == RunStatus.OK and config is None:
-        problems.append(f"no {CONFIG_FILE}: what it is comparable with is not known")
+        problems.append(f"no {CONFIG_FILE}: unknown what it is comparable with")
     began = result is not None or _there(folder / METRICS)
     metrics = read_metrics(folder) if began else None
     problems += metrics.problems if metrics else ()
@@ -192,19 +193,19 @@ def _overrides(job: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _end(folder: Path, result: Result | None, job: Mapping[str, Any]) -> tuple[str, str]:
-    """Return how a run ended and why: by its own files and lock, or else as its sweep saw it."""
+    """Return how a run ended and why: by its own files and lock, or else by its sweep's record."""
     seen = str(job.get("status") or "")
     if result is None or result.status != RunStatus.OK:
         given = seen == RUNNING
         process = runs_in(folder, RESULT_FILE) if given or _begun(folder) else None
         if process is not None:
-            return RUNNING, f"process {process} is in it"
+            return RUNNING, f"process {process} runs in it"
         if given and result is None and job.get("watched"):
-            return RUNNING, "it has been given a place"
+            return RUNNING, "it has a place"
     if result is not None:
         reason = result.error or ""
         if job.get("reason") and result.status == RunStatus.INTERRUPTED:
-            return seen, str(job["reason"])  # it saved, and its scheduler had stopped it
+            return seen, str(job["reason"])  # its scheduler stopped it, and it saved
         ended = seen and seen not in (NOT_STARTED, RUNNING, UNFINISHED)
         if ended and job.get("final") and seen != result.status:
             reason = "; ".join(filter(None, (reason, f"its sweep saw: {seen}")))
@@ -215,15 +216,15 @@ def _end(folder: Path, result: Result | None, job: Mapping[str, Any]) -> tuple[s
 
 
 def _without_result(folder: Path, seen: str, job: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what has become of a run that nobody is in and that has left no result."""
+    """Return the state of a run without a result in whose folder no process runs."""
     if seen and seen not in (NOT_STARTED, RUNNING, UNFINISHED):
         return seen, str(job.get("reason") or "")
     if _begun(folder):
-        # Of a sweep's job it is the sweep that goes on.
-        more = "" if seen else f"; go on with elman {pasteable('train.resume', str(folder))}"
+        # A job of a sweep is resumed through its sweep.
+        more = "" if seen else f"; to resume it: elman {pasteable('train.resume', str(folder))}"
         return UNFINISHED, f"no {RESULT_FILE}: it was killed before it could write one{more}"
     if seen == RUNNING:
-        return UNFINISHED, "it was given a place, and was killed before it had begun"
+        return UNFINISHED, "it had a place, and was killed before it began"
     return (NOT_STARTED, "") if seen else (UNFINISHED, f"no {RESULT_FILE}")
 
 
@@ -232,7 +233,7 @@ def _begun(folder: Path) -> bool:
 
 
 def _there(path: Path) -> bool:
-    """Whether there is such a file; one that may not be looked at is said to be when it is read."""
+    """Whether the file exists, or may not be looked up: reading it then reports the problem."""
     try:
         return path.exists()
     except PermissionError:

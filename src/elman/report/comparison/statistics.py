@@ -1,4 +1,4 @@
-"""Mean and spread over the runs of one model that differ in their seed."""
+"""Mean and spread over the runs of one model that differ only in their seed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 SPREAD_DEFINITION = (
     "over seeds: the standard deviation (n - 1 in the denominator) with n, the number of distinct "
-    "seeds, each counted once; of two seeds it is hardly known; n=1 where there is only one, so "
-    "that nothing is known of the noise"
+    "seeds, each counted once; two seeds give only a rough value; n=1 is a single seed, whose "
+    "noise is unknown"
 )
 
 

@@ -1,4 +1,4 @@
-"""Line plots and scatter plots as SVG: light, without anything from outside, for both themes."""
+"""Line plots and scatter plots as SVG: small, self-contained, for light and dark themes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elman.report.comparison.curves import Curve
 from elman.report.comparison.printable import printable
 
 COLOURS, DASHES = 10, 4
-"""Rows are told apart by colour, and beyond ten by dashes too: forty different lines."""
+"""Colours distinguish rows; beyond ten rows dashes do too. That makes forty different lines."""
 WIDTH, HEIGHT = 580, 330
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 24, 12, 44
 _TICKS = 6
@@ -89,10 +89,10 @@ class Point:
         name: What it is called.
         x: Its mean.
         y: Its mean.
-        x_range: Ends of its bar; both are ``x`` where nothing is known of the noise.
-        y_range: Likewise.
-        known: Whether anything is known of its noise; otherwise its dot is hollow.
-        marks: What a reader must know of its runs, as in the table.
+        x_range: Ends of its bar; both are ``x`` if the noise is unknown.
+        y_range: The same for ``y``.
+        known: Whether its noise is known; otherwise its dot is hollow.
+        marks: The marks of its runs, as in the table.
     """
 
     row: int
@@ -112,7 +112,7 @@ class Point:
 
 
 def line_plot(name: str, title: str, curves: Sequence[Curve], x: Axis, y: Axis) -> str:
-    """Return a plot of curves; what lies outside of the axes is cut off at their edge."""
+    """Return a plot of curves, cut off at the edge of the axes."""
     many = ' class="many"' if len(curves) > _MANY else ""
     parts = [f'<g clip-path="url(#{name}-inside)"{many}>']
     for curve in curves:
@@ -139,8 +139,8 @@ def scatter_plot(
 ) -> str:
     """Return a plot of points with their ranges, and a line through each front.
 
-    Of more than twelve points only those on a front have their names beside them; the others show
-    theirs when a reader picks them.
+    With more than twelve points, only those on a front have their names beside them. The others
+    show theirs when a reader picks them.
     """
     parts = []
     for front in (front for front in fronts if len(front) > 1):
@@ -174,7 +174,7 @@ def scatter_plot(
 
 
 def sample(row: int) -> str:
-    """Return the piece of line that stands in the legend."""
+    """Return the piece of line for the legend."""
     return (
         f'<svg class="sample line {style_of(row)}" width="26" height="10" aria-hidden="true">'
         '<polyline points="1,5 25,5" /></svg>'
@@ -241,5 +241,5 @@ def _y(axis: Axis, value: float) -> float:
 
 
 def _clamped(pixels: float) -> float:
-    """Keep a value far outside within what SVG viewers compute with."""
+    """Limit a value far outside to the range that SVG viewers can compute with."""
     return min(max(pixels, -1000.0), 1000.0 + HEIGHT)

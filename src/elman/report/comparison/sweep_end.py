@@ -19,7 +19,7 @@ def print_training_sweep(
 ) -> None:
     """Print the table of a sweep, write its report, and say where both are.
 
-    A report that cannot be written, on a full disk for instance, is no failure of the sweep.
+    If the report cannot be written, on a full disk for instance, the sweep has not failed.
     """
     assert folder is not None, "training has run folders"
     console = wide_console(UNCUT)

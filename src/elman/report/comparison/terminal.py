@@ -13,7 +13,7 @@ from elman.report.comparison.columns import Column
 from elman.report.comparison.content import Report
 from elman.report.comparison.printable import one_line
 
-# Left out of a terminal that is too narrow, in this order.
+# Columns to leave out, in this order, if the terminal is too narrow.
 _SPARE = (
     *("published", "backend", "GB", "bpb", "min"),
     *("seeds", "steps", "params", "spread", "val bpb"),
@@ -22,7 +22,7 @@ _FOLDS, _FOLDED = ("model", "published", "backend"), 16
 
 
 def print_report(console: Console, report: Report) -> None:
-    """Print the table, as many columns as fit, and what must be known to read it."""
+    """Print the table, with as many columns as fit, and the notes that a reader needs."""
     columns, left_out = list(report.columns), []
     for head in _SPARE:
         if _width(report, columns) <= console.width:
@@ -32,7 +32,7 @@ def print_report(console: Console, report: Report) -> None:
     console.print(_table(report, columns))
     notes = [*report.comparison, *report.problems]
     if left_out:
-        notes.append(f"left out, for a wider terminal: {', '.join(left_out)}")
+        notes.append(f"columns left out (terminal too narrow): {', '.join(left_out)}")
     for note in notes:
         say(console, note)
 
@@ -43,12 +43,12 @@ def say_where(console: Console, page: Path) -> None:
 
 
 def say(console: Console, line: str) -> None:
-    """Print one line as it is."""
+    """Print one line unchanged."""
     console.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def _width(report: Report, columns: Sequence[Column]) -> int:
-    """Return how wide a table must be so that nothing in it is cut."""
+    """Return the width at which nothing in a table is cut."""
     widths, heads = 0, [column.head for column in report.columns]
     for number, column in enumerate(report.columns):
         if column in columns:

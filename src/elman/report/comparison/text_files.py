@@ -27,19 +27,19 @@ CSV_COLUMNS = {
     "label": "the model and the settings that differ from the other rows",
     "folder": "of a run: its folder",
     "job": "of a run: its number in its sweep",
-    "seed": "of a run: train.seed; of a row: the seeds that are in its means",
-    "n": "of a row: how many runs are in its means",
-    "runs": "of a row: how many runs there are",
+    "seed": "of a run: train.seed; of a row: the seeds in its means",
+    "n": "of a row: the number of runs in its means",
+    "runs": "of a row: the number of its runs",
     "status": "how it ended",
     "reason": "of a run: why it did not end well",
     "params": DEFINITIONS["params"],
     "backend": "which implementation ran",
-    "contended": "of a run: whether another process used the device; empty if nobody watched",
+    "contended": "of a run: whether another process used the device; empty if unknown",
     "slow_path": f"of a run: {DEFINITIONS['slow_path']}",
     "graph": f"of a run: {DEFINITIONS['graph']}",
     "metrics_version": f"of a run: {DEFINITIONS['metrics_version']}",
     **{measure.key: f"{measure.definition}; of a row: mean over seeds" for measure in MEASURES},
-    "loss_steps": "of a run: steps that its loss is the mean over",
+    "loss_steps": "of a run: number of steps over which its loss is the mean",
     **{
         f"{key}_{kind}": f"of a row: {what} of {key}"
         for key in _SPREAD_OF
@@ -50,13 +50,13 @@ CSV_COLUMNS = {
         )
     },
     "published": "of a row: the published loss, its suite and date",
-    "definition": "of a published figure: what its loss is, and what must be known of it",
+    "definition": "of a published figure: the definition of its loss, and its caveat",
 }
 """Columns of ``report.csv`` and what each holds."""
 
 
 def csv_text(report: Report) -> str:
-    """Return the rows, under each its runs, and then what was published, as CSV."""
+    """Return the rows, each followed by its runs, and then the published figures, as CSV."""
     file = io.StringIO()
     writer = csv.DictWriter(file, CSV_COLUMNS, restval="", lineterminator="\n")
     writer.writeheader()
@@ -138,7 +138,7 @@ def _published(record: PublishedResult) -> dict[str, Any]:
 
 
 def _cell(value: Any) -> Any:
-    """Return a value for CSV: a spreadsheet must not take a name for a formula."""
+    """Return a value for CSV that a spreadsheet does not take for a formula."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
@@ -148,7 +148,7 @@ def _cell(value: Any) -> Any:
 
 
 def markdown_text(report: Report) -> str:
-    """Return the table with its notes, the definition of every column, and what was published."""
+    """Return the table with its notes, every column's definition, and the published figures."""
     columns = report.columns
     parts = [MARKDOWN_MARK, "# Report"]
     parts += [
@@ -167,7 +167,7 @@ def markdown_text(report: Report) -> str:
     parts.append("What each column is:")
     parts.append("\n".join(f"- {_plain(c.head)}: {_plain(c.definition)}" for c in columns))
     if records := report.published.records:
-        heads = ("model", "published", "definition of its loss", "must be known")
+        heads = ("model", "published", "definition of its loss", "caveat")
         lines = [[r.figures.model, words(r), r.of.definition or NONE, r.caveats] for r in records]
         parts += [WARNING, _table(heads, lines)]
     return "\n\n".join(parts) + "\n"
@@ -178,7 +178,7 @@ def _table(heads: list[str] | tuple[str, ...], lines: list[list[str]]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return text that Markdown shows as it is, on one line; a table escapes its bars itself."""
+    """Return text that Markdown shows unchanged, on one line; a table escapes its bars itself."""
     shown = one_line(text)
     for mark in "\\`*_<>[]#":
         shown = shown.replace(mark, f"\\{mark}")

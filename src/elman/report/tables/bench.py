@@ -31,7 +31,7 @@ def print_bench(console: Console, result: Mapping[str, Any], folder: Path) -> No
 def print_bench_sweep(
     rows: Sequence[SweepRow], configs: Sequence[RunConfig], folder: Path | None
 ) -> None:
-    """Print the table at the end of a sweep: every job's rows, told apart by their overrides."""
+    """Print the table at the end of a sweep: every job's rows, labelled with their overrides."""
     console = wide_console()
     table = _table("benchmarks", ("overrides", "level", "name", "backend"))
     for name in ("ms", "range", "tok/s"):
@@ -53,7 +53,7 @@ def print_bench_sweep(
 
 
 def _group(row: Row) -> str:
-    """Return the level whose tables a row stands in: a recurrence alone is beside the layers."""
+    """Return the level whose tables contain a row: a recurrence alone is among the layers."""
     return "step" if row["level"] == "step" else "layer"
 
 
@@ -101,10 +101,10 @@ def _insides(level: str, rows: Sequence[Row]) -> Table:
 
 
 def _notes(result: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a reader must know."""
+    """Yield the notes that a reader needs."""
     yield from result["notes"]
     yield from _packaged(result["rows"])
-    yield "products: matrix products; times these: forward and backward over them"
+    yield "products: matrix products; times these: forward and backward time divided by theirs"
     first = result["rows"][0]
     kernels = sum(kernel["seconds"] for kernel in first["kernels"].values())
     for row in result["rows"]:
@@ -124,11 +124,11 @@ def _notes(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _packaged(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield what computed each packaged baseline."""
+    """Yield a line for each packaged baseline with the package that computed it."""
     found = (
         f"{row['name']}, {computed_by(row['backend'], row['path'], row['slow_path'])}"
         for row in rows
-        if row.get("path")  # None of other cells; a resumed sweep's older rows lack it
+        if row.get("path")  # None for other cells; older rows of a resumed sweep lack it
     )
     yield from dict.fromkeys(found)
 
@@ -148,7 +148,7 @@ def _kernel(row: Row, direction: str) -> str:
 
 
 def _over_products(row: Row) -> str:
-    """Return forward and backward over the matrix products in them; none where torch hides them."""
+    """Return the ratio of both passes to their matrix products; a dash if torch hides those."""
     both = sum(row["seconds"][part]["median"] for part in ("forward", "backward"))
     return f"{both / row['products']:.2f}" if row["products"] > 0 else "-"
 

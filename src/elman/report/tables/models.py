@@ -35,7 +35,7 @@ def row_cells(listed: Listed, params: int | None) -> list[str]:
 
 
 def heads_and_state(model: ModelConfig) -> str:
-    """Return heads and the size of a head's state, or a dash for a cell without such a state."""
+    """Return the heads and the size of a head's state; a dash if the cell has no such state."""
     options = model.options
     if "n_state" not in options:
         return "-"
@@ -50,7 +50,7 @@ def models_table(rows: Sequence[tuple[Listed, int | None]]) -> Table:
     """Return one line for each model, with its number of parameters if it is known."""
     table = plain_table(*HEADS, right=HEADS[2:5])
     for column in table.columns:
-        # One line each, whatever the terminal's width; the source is cut, and explained whole.
+        # One line each at any width: the source is cut here and shown in full by `model=<name>`.
         column.no_wrap, column.overflow = True, "ellipsis"
     for listed, params in rows:
         table.add_row(*map(Text, row_cells(listed, params)))
@@ -118,7 +118,7 @@ def _results(records: Sequence[PublishedResult]) -> Table:
 
 
 def figure_numbers(figures: Figures) -> list[str]:
-    """Return what was published for a run as text, under ``FIGURES``."""
+    """Return the published figures of a run as text, under ``FIGURES``."""
     return [
         _number(figures.loss, "g"),
         _number(figures.tok_s, ",.0f"),

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from elman.models.cells.declaration import Option, Value
 
 Mark = Callable[[str], str]
-"""Sets what a person types apart from the words around it: backticks, or nothing."""
+"""Marks text that a user types: with backticks, or not at all."""
 
 
 def as_typed(value: Value) -> str:
-    """Return a value as a person types it."""
+    """Return a value as a user types it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -33,7 +33,7 @@ def values_of(option: Option, mark: Mark = str) -> str:
 
 
 def read_when(option: Option, mark: Mark = str) -> str:
-    """Return the values of other options under which an option is read."""
+    """Return the values of other options that make a cell read an option."""
     needs = []
     for name, wanted in option.needs.items():
         values = wanted if isinstance(wanted, tuple) else (wanted,)

@@ -15,15 +15,15 @@ from elman.sweeps.row import SweepRow
 
 _NUMBERS = ("relative L2", "reference", "cosine", "max abs", "tolerance")
 _LEGEND = (
-    "relative L2: |found - right| / |right|, right being the reference in fp64; reference: the "
-    "same of the reference in the precision of the row"
+    "relative L2: |found - right| / |right|, where right is the reference in fp64; reference: the "
+    "same for the reference in the precision of the row"
 )
-# Wrong tensors that are listed; a wrong kernel easily has hundreds.
+# At most this many wrong tensors are listed; a wrong kernel easily has hundreds.
 _LISTED = 20
 
 
 def print_parity(console: Console, result: Mapping[str, Any], folder: Path) -> None:
-    """Print one model's checks, every tensor that failed or needs a word, what was not checked."""
+    """Print one model's checks, tensors that failed or need a note, and what was not checked."""
     checks = result["checks"]
     table = _table(("part", "backend", "precision", "shape", "sizes", "worst tensor"))
     for check in checks:
@@ -56,7 +56,7 @@ def print_parity_sweep(
             for one in _summary(row):
                 counted = f"{one['passed']}/{one['checks']}"
                 worst = one["worst"]
-                # A resumed sweep's older results have the cell alone.
+                # Older results of a resumed sweep name only the cell.
                 part = one.get("part", config.model.cell)
                 names = (config.model.name, part, *_run(one))
                 table.add_row(*names, counted, worst["tensor"], *_cells(worst))
@@ -72,17 +72,17 @@ def print_parity_sweep(
 
 
 def _summary(row: SweepRow) -> Sequence[Mapping[str, Any]]:
-    """Return what a job of a sweep found, by part, backend and precision."""
+    """Return the results of a job of a sweep, by part, backend and precision."""
     found: Sequence[Mapping[str, Any]] = row.result["summary"] if row.result else ()
     return found
 
 
 def _packaged(model: str, summary: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what computed a packaged baseline, a line for each backend; none for other cells."""
+    """Return a line for each backend that computed a packaged baseline; none for other cells."""
     found = (
         f"{model}, {computed_by(one['backend'], one['path'], one['slow_path'])}"
         for one in summary
-        if one.get("path")  # None of other cells; a resumed sweep's older results lack it
+        if one.get("path")  # None for other cells; older results of a resumed sweep lack it
     )
     return list(dict.fromkeys(found))
 
@@ -98,7 +98,7 @@ def _table(names: Sequence[str]) -> Table:
 
 
 def _run(check: Mapping[str, Any]) -> tuple[str, str]:
-    """Return backend and precision; the device, too, where the backend does not tell it."""
+    """Return backend and precision; add the device if the backend does not imply it."""
     backend, device = check["backend"], check["device"]
     told = device in ("cpu", backend)
     return (backend if told else f"{backend} ({device})"), check["precision"]
@@ -118,7 +118,7 @@ def _cells(tensor: Mapping[str, Any]) -> list[str]:
 
 
 def _failures(checks: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each wrong tensor, the first of them."""
+    """Return a line for each of the first wrong tensors."""
     lines = [
         f"wrong: {_failure(check, tensor)}"
         for check in checks
@@ -130,12 +130,12 @@ def _failures(checks: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _excused(checks: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each tensor that passes because the reference is as far off, and why."""
+    """Return a line for each tensor that passes only because the reference is as far off."""
     return [
         f"* {tensor['tensor']} of {' '.join(_run(check))} at {check['shape']}: relative L2 "
         f"{tensor['relative_l2']:.1e}, and {tensor['reference_relative_l2']:.1e} of the reference "
-        f"itself in {check['precision']}: a sum that nearly cancels, of rounded numbers; from that "
-        f"reference the kernel is {tensor['from_reference']:.1e} away"
+        f"itself in {check['precision']}: rounded numbers whose sum nearly cancels; the kernel "
+        f"differs from that reference by {tensor['from_reference']:.1e}"
         for check in checks
         for tensor in check["tensors"]
         if tensor["excused"]

@@ -15,7 +15,7 @@ from elman.report.tables.sweep import UNCUT, wide_console
 from elman.sweeps.row import SweepRow
 
 Result = Mapping[str, Any]
-"""What one job of ``mode=solve`` found (:func:`elman.modes.solve.run`)."""
+"""The result of one job of ``mode=solve`` (:func:`elman.modes.solve.run`)."""
 
 _HEADS = (
     "wanted",
@@ -48,7 +48,7 @@ def print_solution(result: Result, console: Console) -> None:
 
 
 def print_shapes(result: Result, console: Console) -> None:
-    """Print the best configurations of several sizes, and what training the first takes."""
+    """Print the best configurations of several sizes, and the memory and command of the first."""
     over = result["over"]
     words = ", ".join(over)
     _line(console, f"{result['model']}: {words} for {result['target']:,} parameters")
@@ -67,7 +67,7 @@ def print_shapes(result: Result, console: Console) -> None:
 
 
 def _print_training(result: Result, console: Console) -> None:
-    """Print what a training step of the answer takes, and the command."""
+    """Print the memory of a training step of the answer, and the command."""
     batch = f"{result['batch_size']} rows of {result['chunk_size']} bytes"
     _line(console, f"memory of a training step: {_memory(result)} at {batch}")
     _line(console, f"train it: {result['command']}")
@@ -113,7 +113,7 @@ def _cells(result: Result) -> list[str]:
 
 
 def _found(result: Result) -> str:
-    """Return the answer's sizes as they are typed, without ``model.``."""
+    """Return the answer's sizes as a user types them, without ``model.``."""
     nearest = result["nearest"]
     sizes = nearest.get("sizes") or {result["over"]: nearest["size"]}
     return " ".join(f"{name}={size}" for name, size in sizes.items())
@@ -132,5 +132,5 @@ def _memory(result: Result) -> str:
 
 
 def _line(console: Console, text: str) -> None:
-    """Print a line as it is: nothing coloured, marked up or broken."""
+    """Print a line unchanged: without colours, markup or line breaks."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)

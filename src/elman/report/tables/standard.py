@@ -1,4 +1,4 @@
-"""The seeds' standard 100M table beside ours: their printed counts, and what the models have."""
+"""The seeds' standard 100M table beside ours: their printed counts, and the models' real ones."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class StandardModel:
 
     Args:
         label: Its name there.
-        model: The model of ours that it is.
+        model: Our name of the model.
         dim: Width.
         depth: Layers.
-        extra: What else the row says.
+        extra: The rest of the row.
         millions: Its parameters as printed, in millions.
     """
 
@@ -61,7 +61,7 @@ HEADS = (
 
 @dataclass(frozen=True)
 class StandardRow:
-    """A row of the seeds' table and what we find.
+    """A row of the seeds' table and our own counts.
 
     Args:
         seed: The row.

@@ -102,7 +102,7 @@ def figure_cells(record: PublishedResult) -> list[str]:
 
 
 def circumstances(records: Sequence[PublishedResult]) -> list[tuple[str, str]]:
-    """Return each published suite of some rows, and in one line what its runs share."""
+    """Return each published suite of some rows, with one line on what its runs share."""
     return [
         (f"{of.suite}, {of.date}", _described(of)) for of in dict.fromkeys(r.of for r in records)
     ]
@@ -138,7 +138,7 @@ def facts(suite: Suite, models: Mapping[str, Listed]) -> dict[str, str]:
 
 
 def _on_a_gpu(model: Listed) -> str:
-    """Say whether a kernel runs the model on a GPU."""
+    """Return whether a kernel runs the model on a GPU, in words."""
     assert model.config is not None
     cell = registry.cell(model.config.cell).under(model.config.options)
     if cell.package is not None:

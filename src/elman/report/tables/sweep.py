@@ -13,11 +13,11 @@ from rich.text import Text
 from elman.config.run_config import RunConfig
 from elman.sweeps.row import SweepRow
 
-# Optimizer steps of which the loss is the mean; a smaller number is shown beside it.
+# The loss is the mean over this many optimizer steps; a smaller number is shown beside it.
 _LOSS_STEPS = 100
 _WIDTH_OF_A_FILE = 160
 UNCUT = 400
-"""Columns of a table in a file whose lines are searched, one for each entry."""
+"""Width of a table in a file: wide enough for one line per entry, so that it can be searched."""
 
 
 def print_sweep(
@@ -33,13 +33,13 @@ def print_sweep(
 
 
 def wide_console(columns: int = _WIDTH_OF_A_FILE) -> Console:
-    """Return where tables are printed: as wide as the terminal, or ``columns`` wide in a file."""
+    """Return a console for tables: as wide as the terminal, or ``columns`` wide in a file."""
     console = Console()
     return console if console.is_terminal else Console(width=columns)
 
 
 def sweep_table(rows: Sequence[SweepRow]) -> Table:
-    """Return one line for each job; without any result file, only how each ended."""
+    """Return one line for each job; if there is no result file at all, only how each ended."""
     table = Table(show_edge=False, header_style="bold")
     table.add_column("job", justify="right")
     table.add_column("overrides", overflow="fold")
@@ -55,7 +55,7 @@ def sweep_table(rows: Sequence[SweepRow]) -> Table:
 
 
 def notes(rows: Sequence[SweepRow]) -> list[str]:
-    """Return what a reader must know beside the lines."""
+    """Return the notes below the lines."""
     unfinished = [str(row.number) for row in rows if row.status == "not started"]
     return [f"not started: {', '.join(unfinished)}"] if unfinished else []
 
@@ -75,11 +75,11 @@ def _numbers(result: Mapping[str, Any]) -> list[str]:
 
 
 def computed_by(backend: str, path: str | None, slow: bool) -> str:
-    """Name the backend, what computed a packaged baseline, and that it is a slow path.
+    """Return the backend, what computed a packaged baseline, and whether that is a slow path.
 
     Args:
         backend: Its name.
-        path: What computed a packaged baseline, in words; None for other cells.
+        path: The package or plain form that computed a packaged baseline; None for other cells.
         slow: Whether plain PyTorch computed it.
     """
     named = f"{backend}: {path}" if path else backend

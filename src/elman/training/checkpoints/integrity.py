@@ -1,8 +1,8 @@
-"""What tells a whole file of a checkpoint from a damaged one: lengths and checksums in its meta.
+"""Lengths and checksums in a checkpoint's meta file, which tell whole files from damaged ones.
 
-``meta.json`` holds under ``files`` the length and the CRC-32 of every other file, and under
-``crc32`` its own, without that line. Checkpoints of before have neither and are taken as they are.
-A CRC-32 finds damage, not intent, at twice the rate of a SHA-256.
+``meta.json`` holds the length and the CRC-32 of every other file under ``files``. ``crc32`` is its
+own CRC-32, computed without that line. Older checkpoints have neither and are accepted
+unchecked. A CRC-32 finds accidental damage, not tampering, and is twice as fast as a SHA-256.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any
 
 META = "meta.json"
 UNFINISHED = ".unfinished-"
-"""So begins the name of everything that is being written or removed."""
+"""Prefix of the name of everything that is being written or removed."""
 _FILES, _OWN = "files", "crc32"
 _BLOCK = 4 << 20
 
 
 class BadFileError(Exception):
-    """A file of a checkpoint is not what was saved.
+    """A file of a checkpoint differs from what was saved.
 
     Args:
         file: The file.
-        what: What is wrong with it, as the words after its name.
+        what: What is wrong with it. The message puts these words after the file's name.
     """
 
     def __init__(self, file: Path, what: str) -> None:
@@ -34,21 +34,21 @@ class BadFileError(Exception):
 
 
 class UnreadableError(BadFileError):
-    """The system does not let us read a file, whole or not."""
+    """The operating system does not let us read a file, so nobody knows whether it is whole."""
 
 
 def unreadable(file: Path, error: OSError) -> BadFileError:
-    """Return what keeps us from reading a file."""
+    """Return the error that says why a file cannot be read."""
     if isinstance(error, FileNotFoundError):
         return BadFileError(file, "missing")
     return UnreadableError(file, f"cannot be read ({error.strerror or error})")
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """Return what ``meta.json`` says.
+    """Return the content of ``meta.json``.
 
     Raises:
-        BadFileError: it is missing, damaged, or no meta of a checkpoint.
+        BadFileError: it is missing or damaged, or it is not the meta file of a checkpoint.
     """
     path = folder / META
     try:
@@ -59,14 +59,14 @@ def read_meta(folder: Path) -> dict[str, Any]:
         empty = path.stat().st_size == 0
         raise BadFileError(path, "damaged (empty)" if empty else "damaged (not JSON)") from None
     if not isinstance(meta, dict) or type(meta.get("step")) is not int:
-        raise BadFileError(path, "damaged (names no step)")
+        raise BadFileError(path, "damaged (no step number in it)")
     if meta.get(_OWN, _crc_of(meta)) != _crc_of(meta):
-        raise BadFileError(path, "damaged (its checksum is not the saved one)")
+        raise BadFileError(path, "damaged (its checksum differs from the saved one)")
     return meta
 
 
 def write_meta(folder: Path, meta: dict[str, Any]) -> None:
-    """Write ``meta.json`` with its own checksum, whole or not at all."""
+    """Write ``meta.json`` with its own checksum; a crash never leaves half of it."""
     scratch = folder / f"{UNFINISHED}{META}"
     text = json.dumps(meta | {_OWN: _crc_of(meta)}, indent=2) + "\n"
     scratch.write_text(text, encoding="utf-8")
@@ -76,12 +76,12 @@ def write_meta(folder: Path, meta: dict[str, Any]) -> None:
 
 
 def fingerprints(folder: Path, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the part of a meta that tells these files from damaged ones."""
+    """Return the length and checksum of each file, for the meta file."""
     return {_FILES: {name: _fingerprint(folder / name) for name in names}}
 
 
 def check_length(folder: Path, name: str, meta: dict[str, Any]) -> None:
-    """Raise BadFileError if a file is missing or has another length than was saved."""
+    """Raise BadFileError if a file is missing or its length differs from the saved one."""
     path = folder / name
     try:
         length = path.stat().st_size
@@ -93,7 +93,7 @@ def check_length(folder: Path, name: str, meta: dict[str, Any]) -> None:
 
 
 def check(folder: Path, name: str, meta: dict[str, Any]) -> None:
-    """Raise BadFileError if a file is not what was saved; reads all of it."""
+    """Read a whole file; raise BadFileError if it differs from what was saved."""
     check_length(folder, name, meta)
     saved = _saved(meta, name).get("crc32")
     try:
@@ -101,11 +101,11 @@ def check(folder: Path, name: str, meta: dict[str, Any]) -> None:
     except OSError as error:
         raise unreadable(folder / name, error) from None
     if not same:
-        raise BadFileError(folder / name, "damaged (its checksum is not the saved one)")
+        raise BadFileError(folder / name, "damaged (its checksum differs from the saved one)")
 
 
 def sync(path: Path) -> None:
-    """Wait until the disk has a file, or the names in a folder."""
+    """Wait until a file, or the list of names in a folder, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""From a run folder back to a model: what ``elman.load``, ``mode=eval`` and ``generate`` share."""
+"""Load the model of a run folder, for ``elman.load``, ``mode=eval`` and ``mode=generate``."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from elman.training.checkpoints.store import Checkpoint, find_checkpoint
 def slow_path_note(
     place: str | Path, device: str | torch.device, backend: str, allow_slow: bool
 ) -> str | None:
-    """Return the line which says that the model of a run runs as plain PyTorch, or None.
+    """Return the warning that a run's model is computed by plain PyTorch, or None.
 
     Args:
-        place: As for :func:`load`, and so the others.
+        place: As for :func:`load`.
         device: Where the model goes.
         backend: As ``kernels.backend``.
         allow_slow: As ``baseline.allow_slow``.
@@ -42,17 +42,17 @@ def load(
 ) -> LanguageModel:
     """Return the trained model of a run, in evaluation mode.
 
-    Nothing in the folder is executed: names in its configuration go through the registry of
-    cells, and weights are safetensors.
+    Nothing in the folder is executed: the names in its configuration are looked up in the
+    registry of cells, and the weights are safetensors.
 
     Args:
-        place: Run folder (its newest checkpoint is meant) or one checkpoint's folder.
+        place: A run folder (its newest checkpoint is loaded) or one checkpoint's folder.
         device: Where the model goes.
         backend: As ``kernels.backend``.
         allow_slow: As ``baseline.allow_slow``.
 
     Raises:
-        UserError: there is no checkpoint, it is damaged, or what computes it is not there.
+        UserError: there is no checkpoint, it is damaged, or its backend or package is missing.
     """
     checkpoint = find_checkpoint(place)
     config = saved_config(checkpoint)
@@ -66,6 +66,6 @@ def saved_config(checkpoint: Checkpoint) -> RunConfig:
 
     Raises:
         DamagedError: its file is damaged.
-        UserError: it names a setting that there is no more.
+        UserError: it names a setting that no longer exists.
     """
     return validate(checkpoint.config_tree())

@@ -1,9 +1,10 @@
 """Checkpoints that survive a crash, a full disk and a kill at any moment.
 
-One checkpoint is a folder ``checkpoints/step-<n>`` with ``model.safetensors`` (the weights to
-keep), ``state.pt`` (all that a resumed run needs, loaded with ``weights_only``), the run's
-``config.yaml``, and ``meta.json`` with the checksums of the three. It is written beside its final
-place and renamed, and renamed away before it is removed: a folder of that name is always whole.
+One checkpoint is a folder ``checkpoints/step-<n>`` with ``model.safetensors`` (the weights for
+evaluation), ``state.pt`` (all that a resumed run needs, loaded with ``weights_only``), the run's
+``config.yaml``, and ``meta.json`` with the checksums of the three. It is written under a temporary
+name and then renamed. It is renamed again before it is removed. So a folder with a final name is
+always whole.
 """
 
 from __future__ import annotations
@@ -54,21 +55,21 @@ class DamagedError(UserError):
         self.damage = damage
         self.good = _newest_good(damage.file.parent)
         name = f"name {self.good} instead, which is whole"
-        none = "no other checkpoint beside it is whole: bring the file back, or name another run's"
+        none = "no other checkpoint beside it is whole: restore the file, or name another run's"
         super().__init__(f"{damage}; {name if self.good else none}")
 
     def in_resume(self, run: Path) -> UserError:
-        """Return the line for a run that was to go on from the damaged checkpoint."""
+        """Return the error line for a run that should resume from the damaged checkpoint."""
         folder = self.damage.file.parent
         if self.good is None:
             return UserError(
-                f"{self.damage}; no other checkpoint of the run is whole: bring the file back, or "
+                f"{self.damage}; no other checkpoint of the run is whole: restore the file, or "
                 "start a new run"
             )
         aside = folder.with_name(f"damaged-{folder.name}")
         return UserError(
-            f"{self.damage}; {self.good} is whole: to go on from there, move the damaged one away "
-            f"(mv {shlex.quote(str(folder))} {shlex.quote(str(aside))}) and type again "
+            f"{self.damage}; {self.good} is whole: to resume from it, move the damaged one away "
+            f"(mv {shlex.quote(str(folder))} {shlex.quote(str(aside))}) and type "
             f"elman train.resume={run}"
         )
 
@@ -87,12 +88,12 @@ class Checkpoint:
 
     @property
     def val_bpb(self) -> float | None:
-        """Validation figure of these very weights, if they were validated."""
+        """``val_bpb`` of exactly these weights, if they were validated."""
         value = self.meta.get("val_bpb")
         return None if value is None else float(value)
 
     def load_weights(self, model: nn.Module) -> None:
-        """Copy the kept weights into ``model``.
+        """Copy the saved weights into ``model``.
 
         Raises:
             DamagedError: the file is damaged.
@@ -112,10 +113,10 @@ class Checkpoint:
             ) from None
 
     def load_state(self) -> dict[str, Any]:
-        """Return what a resumed run needs; nothing in the file is ever executed.
+        """Return the state that a resumed run needs; nothing in the file is ever executed.
 
         Raises:
-            DamagedError: the file is damaged, or holds what is no state of a run.
+            DamagedError: the file is damaged, or it does not hold the state of a run.
         """
         try:
             return self._state()
@@ -137,7 +138,7 @@ class Checkpoint:
             raise DamagedError(BadFileError(self.path / CONFIG, f"damaged ({error})")) from None
 
     def require_whole(self) -> None:
-        """Raise BadFileError unless weights and state can be loaded; reads all of both."""
+        """Read weights and state completely; raise BadFileError if one cannot be loaded."""
         self._weights()
         self._state()
 
@@ -151,27 +152,27 @@ class Checkpoint:
     def _state(self) -> dict[str, Any]:
         path = self.path / STATE
         integrity.check(self.path, STATE, self.meta)
-        # Never torch's own text: it advises to load the file with weights_only=False.
+        # Do not pass on torch's own text: it advises loading the file with weights_only=False.
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError:
-            what = "cannot be loaded safely (it holds more than numbers, texts and tensors)"
+            what = "cannot be loaded safely (it holds more than numbers, text and tensors)"
             raise BadFileError(path, what) from None
         except Exception as error:  # zip and OS errors alike mean an unusable file
             raise BadFileError(path, f"damaged ({type(error).__name__} when read)") from None
         if not isinstance(state, dict):
-            raise BadFileError(path, "damaged (no state of a run)")
+            raise BadFileError(path, "damaged (it does not hold the state of a run)")
         return state
 
 
 class CheckpointStore:
-    """The ``checkpoints`` folder of one run: writes, keeps the newest N and the best.
+    """The ``checkpoints`` folder of one run: writes checkpoints, keeps the newest N and the best.
 
     Args:
         folder: The folder; made when the first checkpoint is saved.
         keep: N.
         config_text: The run's configuration, kept with each checkpoint.
-        say: Called with a line about what went wrong without any loss.
+        say: Called with a line about each failure that lost nothing.
     """
 
     def __init__(
@@ -214,7 +215,7 @@ class CheckpointStore:
         return final
 
     def all(self) -> list[Checkpoint]:
-        """Return the checkpoints of which every file is there in its length, oldest first."""
+        """Return the checkpoints whose files are all there with the saved lengths, oldest first."""
         found = [_if_whole(path) for path in _step_folders(self.folder)]
         return [checkpoint for checkpoint in found if checkpoint is not None]
 
@@ -222,19 +223,19 @@ class CheckpointStore:
         """Return the newest checkpoint, if there is one.
 
         Raises:
-            DamagedError: it is damaged; an older one is never taken in its place.
+            DamagedError: it is damaged; an older one is never used instead.
         """
         folders = _step_folders(self.folder)
         return _opened(folders[-1]) if folders else None
 
     def best(self) -> Checkpoint | None:
-        """Return the checkpoint with the smallest validation figure, if any was validated."""
+        """Return the checkpoint with the smallest ``val_bpb``, if any was validated."""
         validated = [(c.val_bpb, c) for c in self.all() if c.val_bpb is not None]
         finite = [(bpb, checkpoint) for bpb, checkpoint in validated if isfinite(bpb)]
         return min(finite, key=lambda one: one[0])[1] if finite else None
 
     def remove_unfinished(self) -> None:
-        """Remove what a killed process left half written or half removed."""
+        """Remove the half-written and half-removed folders that a killed process left."""
         for pattern in (f"{UNFINISHED}*", f"{_PREFIX}*/{UNFINISHED}*"):
             for path in self.folder.glob(pattern):
                 with suppress(OSError):
@@ -253,14 +254,14 @@ class CheckpointStore:
         integrity.write_meta(scratch, meta | integrity.fingerprints(scratch, names))
 
     def _put(self, scratch: Path, final: Path) -> None:
-        """Give a finished folder its name; what has that name is damaged and goes."""
+        """Give a finished folder its final name; a damaged folder of that name is removed."""
         if final.exists():
             _discard(final)
         os.rename(scratch, final)
         integrity.sync(self.folder)
 
     def _add(self, checkpoint: Checkpoint, meta: dict[str, Any]) -> None:
-        """Add what is newly known of a saved step; its weights are the same."""
+        """Add a validation result to the meta file of a saved step with the same weights."""
         known = checkpoint.meta | {key: value for key, value in meta.items() if value is not None}
         if known == checkpoint.meta:
             return
@@ -273,7 +274,7 @@ class CheckpointStore:
             )
 
     def _tidy(self) -> None:
-        """Point ``best`` to the best checkpoint and remove those that nobody needs any more."""
+        """Point ``best`` to the best checkpoint and remove those that are no longer needed."""
         with suppress(OSError):
             self._link_best()
             self._remove_outlived()
@@ -285,8 +286,8 @@ class CheckpointStore:
             self.remove_unfinished()  # of the attempt before
         except OSError as error:
             self._say(
-                f"warning: {self.folder}: not tidied ({first_line(error)}); every checkpoint in it "
-                "is whole, and the next save tries again"
+                f"warning: {self.folder}: old checkpoints were not removed ({first_line(error)}); "
+                "every checkpoint in it is whole, and the next save tries again"
             )
 
     def _link_best(self) -> None:
@@ -300,7 +301,7 @@ class CheckpointStore:
         os.replace(scratch, link)
 
     def _remove_outlived(self) -> None:
-        """Remove what is older than the newest N, but for the best and what ``best`` names."""
+        """Remove all but the newest N, the best one, and the one that ``best`` names."""
         newest = self.all()[-self._keep :]
         best, link = self.best(), self.folder / BEST
         kept = {checkpoint.path.name for checkpoint in newest}
@@ -326,7 +327,7 @@ class CheckpointStore:
         try:
             whole = self.all()
         except OSError:
-            return f"what was saved in {self.folder} before"
+            return f"what {self.folder} already held"
         return str(whole[-1].path) if whole else "no checkpoint yet"
 
 
@@ -334,11 +335,11 @@ def find_checkpoint(place: str | Path) -> Checkpoint:
     """Return the checkpoint that ``place`` names.
 
     Args:
-        place: A run folder or its ``checkpoints`` folder (the newest one is meant), or one
-            checkpoint's own folder, ``best`` included.
+        place: A run folder or its ``checkpoints`` folder (which mean the newest checkpoint),
+            or one checkpoint's own folder, ``best`` included.
 
     Raises:
-        DamagedError: it is damaged; no other is taken in its place.
+        DamagedError: it is damaged; no other one is used instead.
         UserError: there is none.
     """
     path = Path(place).expanduser()
@@ -356,7 +357,7 @@ def find_checkpoint(place: str | Path) -> Checkpoint:
 
 
 def _opened(path: Path) -> Checkpoint:
-    """Return the checkpoint in a folder; its weights are there, its state need not be."""
+    """Return the checkpoint in a folder; its weights must be there, its state may be missing."""
     try:
         checkpoint = Checkpoint(path, integrity.read_meta(path))
         integrity.check_length(path, WEIGHTS, checkpoint.meta)
@@ -366,10 +367,11 @@ def _opened(path: Path) -> Checkpoint:
 
 
 def _if_whole(path: Path) -> Checkpoint | None:
-    """Return the checkpoint in a folder if every file is there in its length, which is quick.
+    """Return the checkpoint in a folder if every file has its saved length (a quick check).
 
     Raises:
-        OSError: the system does not let us look: nobody may take it for damaged and remove it.
+        OSError: the system does not let us look; a caller must not treat this as damage and
+            remove the checkpoint.
     """
     try:
         checkpoint = Checkpoint(path, integrity.read_meta(path))
@@ -395,7 +397,7 @@ def _newest_good(damaged: Path) -> Path | None:
 
 
 def _as_named(path: Path) -> Path:
-    """Return a path as a person would type it here."""
+    """Return a path as a person would type it in the current folder."""
     with suppress(ValueError):
         return path.relative_to(Path.cwd())
     return path
@@ -415,12 +417,12 @@ def _step_of(path: Path) -> int:
 
 
 def _usable(path: Path) -> bool:
-    """Whether the weights in a folder can still serve somebody."""
+    """Whether the weights in a folder are usable."""
     return (path / META).is_file() and (path / WEIGHTS).is_file()
 
 
 def _discard(path: Path) -> None:
-    """Remove a checkpoint; a kill on the way leaves nothing that looks like one."""
+    """Remove a checkpoint; if killed halfway, nothing is left that looks like one."""
     going = path.with_name(f"{UNFINISHED}old-{path.name}")
     if going.exists():
         _remove(going)

@@ -1,8 +1,9 @@
-"""How much memory a training step needs, counted on the meta device before anything is allocated.
+"""Estimates the memory of a training step on the meta device, before anything is allocated.
 
-A whole forward and backward pass of the one- and the two-layer model runs without storage while
-every tensor's birth and death is booked; depth is then a straight line. This sees recomputation,
-checkpointed time segments and autograd's saved tensors, which no formula on paper does.
+A whole forward and backward pass of the one-layer and the two-layer model runs without storage,
+and every allocation and release is counted. Memory is linear in depth, so the two give every other
+depth. This counts recomputation, checkpointed time segments and autograd's saved tensors, which a
+formula on paper would miss.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from elman.config.run_config import RunConfig
 from elman.models.build import build_model
 from elman.training.memory.meta_walk import MetaWalk
 
-# Interpreter, torch, threads and the allocator's slack on top of the tensors.
+# Memory besides the tensors: interpreter, torch, threads and the allocator's slack.
 PROCESS_BYTES = 600 << 20
 ALLOCATOR_SLACK = 1.1
 # Per parameter: the weight, its gradient and two moments, all fp32.
@@ -34,7 +35,7 @@ class MemoryEstimate:
 
     Attributes:
         total: Everything together.
-        fixed: The part that does not depend on the batch: weights, gradients, optimiser, process.
+        fixed: The part that does not depend on the batch: weights, gradients, optimizer, process.
         batch_size: Rows it was counted for.
     """
 
@@ -60,27 +61,27 @@ def estimate_memory(config: RunConfig, batch_size: int | None = None) -> MemoryE
 
 
 def largest_batch(config: RunConfig, available: int) -> int | None:
-    """Return the largest batch size that fits in ``available`` bytes, None if not even one row."""
+    """Return the largest batch size that fits in ``available`` bytes; None if no row fits."""
     rows = config.train.batch_size
     while rows >= 1:
         estimate = estimate_memory(config, rows)
         if estimate.total <= available:
             return rows
         room = max(0, available - estimate.fixed)
-        # Not quite linear (small calls keep more per row), hence checked again.
+        # Memory is not quite linear in rows (small batches keep more per row), so check again.
         rows = min(rows - 1, int(room / max(estimate.per_row, 1.0)))
     return None
 
 
 def available_memory(device: torch.device) -> int:
-    """Return the bytes that this process may still take on ``device``."""
+    """Return the bytes that this process may still allocate on ``device``."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return min([int(psutil.virtual_memory().available), *_cgroup_room()])
 
 
 def _cgroup_room() -> list[int]:
-    """What the container still allows, where there is one (cgroup versions 2 and 1)."""
+    """Bytes that the container still allows, if there is one (cgroup versions 2 and 1)."""
     places = (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
         (
@@ -115,7 +116,7 @@ def _live_bytes(config: RunConfig, depth: int, rows: int) -> tuple[int, int]:
 
 
 class _LiveBytes(MetaWalk):
-    """Counts the bytes of the storages alive that were made under this mode."""
+    """Counts the bytes of the live storages that were allocated under this mode."""
 
     def __init__(self) -> None:
         super().__init__()

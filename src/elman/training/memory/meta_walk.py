@@ -1,8 +1,8 @@
-"""Operations on the meta device, watched, and quicker than PyTorch runs them there.
+"""Runs operations on the meta device faster than PyTorch does, and lets a subclass count them.
 
-PyTorch works out many results on that device in Python: a tenth of a millisecond for each, and once
-the import of Dynamo and of sympy, which takes more than a second. The plain ones among them are
-answered here.
+PyTorch computes many results on that device in Python. Each takes a tenth of a millisecond, and the
+first imports Dynamo and sympy, which takes more than a second. The rules here answer the common
+operations directly.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _PRESERVE = torch.preserve_format
 
 
 class MetaWalk(TorchDispatchMode):
-    """Under this mode no operation on the meta device takes longer than it must."""
+    """Under this mode, operations on the meta device use the quick rules of this file."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # What would keep torch.compile out of the mode imports Dynamo; nothing compiles here.
+        # The usual guard against torch.compile in a mode imports Dynamo; nothing compiles here.
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -35,15 +35,15 @@ class MetaWalk(TorchDispatchMode):
 
 
 def run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return what an operation returns: by a rule where one holds, else from PyTorch."""
+    """Return an operation's result: from a rule if one applies, else from PyTorch."""
     made = by_rule(func, args, kwargs)
     return func(*args, **kwargs) if made is None else made
 
 
 def by_rule(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return what an operation returns on the meta device, or None where no rule holds.
+    """Return an operation's result on the meta device, or None if no rule applies.
 
-    Shapes, strides, dtypes and what is the argument itself are as PyTorch has them.
+    Shapes, strides, dtypes and aliasing of arguments are the same as PyTorch's.
     """
     rule = RULES.get(func)
     return None if rule is None else rule(*args, **kwargs)
@@ -64,7 +64,7 @@ def _compared(*args: Any) -> Tensor | None:
 
 
 def _laid_out(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor | None:
-    """Return a new tensor of the common shape, with strides as PyTorch chooses them."""
+    """Return a new tensor of the common shape, with the strides that PyTorch would choose."""
     if dtype is None or not all(one.is_meta for one in tensors):
         return None
     shape = tensors[0].shape
@@ -78,9 +78,9 @@ def _laid_out(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor | 
 
 
 def _strides(shape: Sequence[int], given: Sequence[Sequence[int]]) -> list[int]:
-    """Return strides without gaps, axes in the order of the arguments', the first the weightiest.
+    """Return dense strides with axes ordered as in the arguments; earlier arguments decide first.
 
-    An insertion sort, because the order of some pairs of axes is nowhere told (TensorIterator).
+    An insertion sort, as in TensorIterator, because some pairs of axes have no defined order.
     """
     axes = list(reversed(range(len(shape))))
     for end in range(1, len(axes)):
@@ -100,7 +100,7 @@ def _strides(shape: Sequence[int], given: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _order(shape: Sequence[int], given: Sequence[Sequence[int]], one: int, other: int) -> int:
-    """Return 1 where axis ``one`` lies outside of axis ``other``, -1 inside, 0 if nothing tells."""
+    """Return 1 if axis ``one`` lies outside axis ``other``, -1 if inside, 0 if undecided."""
     for strides in given:
         here, there = strides[one], strides[other]
         if 0 in (here, there) or (here == there and shape[one] <= shape[other]):
@@ -110,7 +110,7 @@ def _order(shape: Sequence[int], given: Sequence[Sequence[int]], one: int, other
 
 
 def _common_dtype(tensors: Sequence[Tensor]) -> torch.dtype | None:
-    """Return the dtype of a result of tensors that all weigh the same in its choice."""
+    """Return the promoted dtype of tensors that have the same priority in type promotion."""
     dtypes = {one.dtype for one in tensors}
     if len(dtypes) > 1 and any(one.ndim == 0 for one in tensors):
         return None
@@ -137,7 +137,7 @@ def _like_first(first: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
 def _another(
     first: Tensor, memory_format: torch.memory_format | None = None, **kwargs: Any
 ) -> Tensor | None:
-    """Return the result of clone and of what makes a tensor like another."""
+    """Return the result of clone and of the operations that make a tensor like another."""
     if {*kwargs.values()} - {None, False, first.dtype, first.device}:
         return None
     if memory_format == torch.contiguous_format and first.is_meta:
@@ -150,7 +150,7 @@ def _flipped(values: Tensor, dims: Sequence[int]) -> Tensor | None:
 
 
 def _of_whole(gradient: Tensor, shape: Sequence[int], *args: Any) -> Tensor | None:
-    """Return the gradient of what a part was taken from."""
+    """Return the gradient of the tensor from which a slice or element was taken."""
     return _empty(shape, gradient.dtype) if gradient.is_meta else None
 
 
@@ -257,7 +257,7 @@ def _joined(tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
 
 
 def _like_images(tensor: Tensor) -> bool:
-    """Whether PyTorch takes four axes or five for an image or a film with its channels inmost."""
+    """Whether PyTorch takes four or five axes for images or videos in channels-last layout."""
     if tensor.ndim not in (4, 5) or tensor.stride(1) == 0:
         return False
     shape, strides, least = tensor.shape, tensor.stride(), 0
@@ -275,14 +275,14 @@ def _stacked(tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
 def _mean_loss(
     scores: Tensor, targets: Tensor, weight: Tensor | None, reduction: int, *args: Any
 ) -> tuple[Tensor, Tensor] | None:
-    """Return the results of nll_loss_forward, unless it keeps a loss for every row."""
+    """Return the results of nll_loss_forward; no rule if it returns a loss for every row."""
     if reduction == 0 or not scores.is_meta:
         return None
     return _empty((), scores.dtype), _empty((), scores.dtype)
 
 
 def _alike(tensors: Sequence[Tensor]) -> bool:
-    """Whether all are on the meta device and of one dtype."""
+    """Whether all are on the meta device and have one dtype."""
     return all(one.is_meta and one.dtype == tensors[0].dtype for one in tensors)
 
 

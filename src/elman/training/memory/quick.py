@@ -1,8 +1,8 @@
 """The memory estimate of a training step, in a second instead of ten.
 
-The exact estimate walks through a whole window of text on the meta device. A reference loop over
-time takes an operation per byte, so that is slow; this walks through short windows of as many more
-rows, and extrapolates.
+The exact estimate runs a whole window of text on the meta device. That is slow for a reference loop
+over time, which takes operations for every byte. The quick estimate runs shorter windows with
+proportionally more rows, and extrapolates.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from elman.models.build import build_model
 from elman.training.memory.estimate import estimate_memory
 from elman.training.memory.meta_walk import MetaWalk
 
-# Squares, because a loop over T steps is recomputed in segments of sqrt(T).
+# Squares, because a loop over T steps is recomputed in segments of sqrt(T) steps.
 _WINDOWS = (4, 9, 16)
 
 
 def quick_memory(config: RunConfig) -> int:
-    """Return the bytes that a training step of ``config`` needs: a few percent off, or exact.
+    """Return the bytes that a training step of ``config`` needs, exactly or to a few percent.
 
-    With rows times window held constant, what a layer keeps is constant, the states between the
-    segments of a time loop fall as 1/sqrt(T) and the temporaries of one step as 1/T.
+    With rows times window held constant, the tensors that a layer saves have a constant size. The
+    states between the segments of a time loop fall as 1/sqrt(T), and the temporaries of one step
+    as 1/T.
     """
     window = config.train.chunk_size
     if window <= _WINDOWS[-1] or not _loops_over_time(config):
@@ -37,7 +38,7 @@ def quick_memory(config: RunConfig) -> int:
 
 
 def _in_windows(config: RunConfig, length: int) -> int:
-    """Return the estimate for as many bytes of text in shorter windows."""
+    """Return the estimate for the same number of bytes in shorter windows."""
     train = config.train
     rows = max(1, round(train.batch_size * train.chunk_size / length))
     short = train.model_copy(update={"chunk_size": length})

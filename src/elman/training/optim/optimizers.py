@@ -1,4 +1,4 @@
-"""Four optimisers behind one interface: a masked step, a rate, weights to train and to keep."""
+"""Four optimizers behind one interface: a masked step, a rate, weights to train and to save."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from elman.training.optim.schedules import legacy_lr, scheduled_lr
 
 
 class TrainingOptimizer:
-    """An optimiser whose step can be masked on the device.
+    """An optimizer whose step can be masked on the device.
 
-    Weight decay acts on matrices only (``legacy``: on everything, as those runs did). A parameter
-    that is no matrix in meaning although it has two axes carries ``no_weight_decay = True``.
+    Weight decay acts on matrices only (with ``legacy`` on everything, as the legacy runs did). A
+    parameter with two axes that is not meant as a matrix has ``no_weight_decay = True``.
     """
 
     def __init__(self, config: OptimConfig, model: nn.Module) -> None:
@@ -30,7 +30,7 @@ class TrainingOptimizer:
 
     @property
     def keeps_average(self) -> bool:
-        """Whether the weights to keep differ from the weights that are trained."""
+        """Whether the weights to save differ from the weights that are trained."""
         return isinstance(self.config, ScheduleFreeConfig)
 
     def zero_grad(self) -> None:
@@ -60,8 +60,8 @@ class TrainingOptimizer:
     def step(self, blocked: Tensor) -> None:
         """Apply the update unless ``blocked`` (a boolean scalar on the device) is true.
 
-        The fused AdamW kernels read the flag on the device, so nothing waits for it; Muon and the
-        schedule-free library have no such argument, so there the flag is read here.
+        The fused AdamW kernels read the flag on the device, so the host does not wait. Muon and the
+        schedule-free library have no such argument, so for them the host reads the flag.
         """
         if self.keeps_average:
             if not bool(blocked):
@@ -75,9 +75,9 @@ class TrainingOptimizer:
 
     @contextmanager
     def kept_weights(self) -> Iterator[None]:
-        """The weights to evaluate and to keep are in the model inside this context.
+        """Inside this context the model holds the weights to evaluate and to save.
 
-        The trained weights come back bit for bit: the library's own way back rounds.
+        Afterwards the trained weights are restored bit for bit; the library's own inverse rounds.
         """
         if not isinstance(self._optimizer, schedulefree.AdamWScheduleFree):
             yield
@@ -94,7 +94,7 @@ class TrainingOptimizer:
                     parameter.copy_(value)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that the next step depends on, the weights excepted."""
+        """Return everything that the next step depends on, except the weights."""
         return {
             "optimizer": self._optimizer.state_dict(),
             "matrices": None if self._matrices is None else self._matrices.state_dict(),
@@ -102,7 +102,7 @@ class TrainingOptimizer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from ``state``; hyperparameters come from the present configuration."""
+        """Continue from ``state``; hyperparameters come from the current configuration."""
         _load(self._optimizer, state["optimizer"])
         if self._matrices is not None:
             _load(self._matrices, state["matrices"])
@@ -113,7 +113,7 @@ class TrainingOptimizer:
 
 
 def _load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load moments and counts; the settings stay those of the present configuration."""
+    """Load moments and counts; the settings stay those of the current configuration."""
     present = [dict(group) for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
     for group, settings in zip(optimizer.param_groups, present, strict=True):
@@ -123,7 +123,7 @@ def _load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
 
 
 def _layer_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """Return the matrices of the layers: all that decay, without the tied embedding."""
+    """Return the matrices of the layers: all decayed parameters except the tied embedding."""
     embedding = getattr(model, "embedding", None)
     return [p for p in model.parameters() if _decays(p) and p is not embedding]
 
@@ -139,7 +139,7 @@ def _build_muon(config: MuonConfig, matrices: list[nn.Parameter]) -> torch.optim
         lr=config.matrix_lr,
         weight_decay=config.weight_decay,
         momentum=config.momentum,
-        # Updates of the size that AdamW's have, so that rates and decay mean the same.
+        # Scales updates to the size of AdamW's, so that rates and decay mean the same.
         adjust_lr_fn="match_rms_adamw",
     )
 
@@ -181,7 +181,7 @@ def _decay_groups(
 
 
 def _schedule_free_rate(config: ScheduleFreeConfig, step: int) -> float:
-    """The rate that the library applies in step ``step`` (its own linear warm-up)."""
+    """Return the rate that the library applies in step ``step`` (its own linear warm-up)."""
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     return config.lr

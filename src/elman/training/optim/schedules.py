@@ -18,7 +18,7 @@ def scheduled_lr(
     or constant.
 
     Args:
-        config: The optimiser's settings.
+        config: The optimizer's settings.
         step: Optimizer steps done.
         progress: Share of the budget used, 0 to 1: of the minutes, of the steps, or the larger.
         warmup_progress: That share at the end of the warm-up.
@@ -36,8 +36,8 @@ def scheduled_lr(
 def legacy_lr(config: LegacyConfig, step: int) -> float:
     """Return the rate of the January 2026 runs: it oscillates with period ``2 * warmup_steps``.
 
-    The phase of their cosine uses the warm-up length and not the total (training specification
-    2.2): kept because published figures depend on it, and for no other reason.
+    The phase of its cosine uses the warm-up length, not the total length (training specification
+    2.2). It exists only because published figures depend on it.
     """
     if step < config.warmup_steps:
         return config.lr * step / config.warmup_steps

@@ -356,7 +356,7 @@ def test_e74_diagonal_simple_learns_its_decay() -> None:
         ({"projection": "full"}, "model.projection=full: expected one of no_z, tied_kq, tied_kvq"),
         (
             {"gate": "retain", "update": "ema"},
-            "model.gate=retain with model.update=ema: acts on the delta rule alone; "
+            "model.gate=retain with model.update=ema: this gate needs the delta rule; "
             "use model.update=delta or model.gate=output",
         ),
     ],

@@ -1,7 +1,7 @@
-"""What layers without a matrix in their recurrence share: projections, biases, first state.
+"""Base of the layers without a matrix in their recurrence: projections, biases, first state.
 
 Shape legend: b batch, t time, d model width, i = int(d * expansion) inner channels, c channels of
-the state (i, but for E74), s = n c for the n blocks of a projection.
+the state (i, except in E74), s = n c for the n blocks of a projection.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ RETAIN_BIAS = 2.0
 
 @dataclass(frozen=True)
 class Recurrence:
-    """What a cell, with its options, asks of the channel engine.
+    """The recurrence that a cell, with its options, needs from the channel engine.
 
     Args:
-        step: Name of the step in :mod:`elman.ops.channel.reference`.
+        step: Name of the step in :mod:`elman.ops.channel.steps`.
         projections: Blocks of the cell's matrix, in row order.
         vectors: Parameters of one number per channel, with their initial value.
         scalars: Parameters of one number, with their initial value.
@@ -54,7 +54,7 @@ class ChannelMixer(Skeleton):
     """
 
     def add_cell(self, to: Mapping[str, Any]) -> None:
-        """Register what the recurrence asks for."""
+        """Register the parameters of the recurrence."""
         self.channels = self.state_channels()
         self.recurrence = self.choose_recurrence()
         self.plan = self.choose_plan()
@@ -66,11 +66,11 @@ class ChannelMixer(Skeleton):
             self.register_parameter(name, nn.Parameter(torch.empty(1, **to)))
 
     def output_channels(self) -> int:
-        """Return how many channels the last projection reads."""
+        """Return the number of input channels of the last projection."""
         return self.channels
 
     def choose_recurrence(self) -> Recurrence:
-        """Return the recurrence that the options ask for."""
+        """Return the recurrence for the options."""
         raise NotImplementedError
 
     def choose_plan(self) -> Plan:
@@ -107,7 +107,7 @@ class ChannelMixer(Skeleton):
             first_state(state.get("h"), projected_bts, self.channels),
             backend=self.backend_for(projected_bts),
         )
-        # The self gate is the recurrence's, in its dtype; the output projection has its own.
+        # The self gate has the dtype of the recurrence; the output projection has its own dtype.
         return self.project_out(y_btc.to(projected_bts.dtype)), carried
 
     def activate(self, p_bti: Tensor) -> Tensor:
@@ -134,7 +134,7 @@ class MinimalMixer(Mixer):
         options: The cell's options.
 
     Attributes:
-        step: Name of the step in :mod:`elman.ops.channel.reference`.
+        step: Name of the step in :mod:`elman.ops.channel.steps`.
         projections: Blocks of W, in row order.
     """
 
@@ -156,7 +156,7 @@ class MinimalMixer(Mixer):
         rows = len(self.projections) * inner
         self.plan = self.choose_plan(inner)
         self.cell_proj = nn.Parameter(torch.empty(rows, dim, device=device, dtype=dtype))
-        # Also where int(dim * expansion) == dim: published counts depend on it.
+        # Even if int(dim * expansion) == dim: published counts depend on it.
         self.out_proj = (
             nn.Parameter(torch.empty(dim, inner, device=device, dtype=dtype))
             if expansion != 1.0

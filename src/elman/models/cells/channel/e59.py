@@ -1,4 +1,4 @@
-"""Cell E59: a running sum of projected inputs, normalised after each step."""
+"""Cell E59: a running sum of projected inputs, normalized after each step."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ CELL = Cell(
     source="vector-state specification 3.12",
     options=channel_options(),
     rule=wide_enough,
-    reason="every step normalises over all channels",
+    reason="every step normalizes over all channels",
 )

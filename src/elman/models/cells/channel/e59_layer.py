@@ -1,4 +1,4 @@
-"""Layer E59: a running sum of projected inputs, normalised after each step."""
+"""Layer E59: a running sum of projected inputs, normalized after each step."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ LOG_ALPHA = math.log(0.1)
 
 
 class E59(ChannelMixer):
-    """h' = rn(h + alpha (W u + b)), alpha = exp(log_alpha) one learned scalar from 0.1 on.
+    """h' = rn(h + alpha (W u + b)), alpha = exp(log_alpha), one learned scalar, initially 0.1.
 
-    rn(v) = v / sqrt(mean(v^2) + 1e-6) without a gain (vector-state specification 3.12). After a
-    first step from a zero state rn takes the scale away again: alpha acts from the second on.
+    rn(v) = v / sqrt(mean(v^2) + 1e-6) without a gain (vector-state specification 3.12). In the
+    first step from a zero state, rn removes the scale again, so alpha has an effect only from the
+    second step on.
 
     State: ``h`` [B, i] in fp32 or wider, and with use_conv ``conv``, the last d_conv - 1 inputs
     of the convolution.

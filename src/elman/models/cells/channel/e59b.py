@@ -1,4 +1,4 @@
-"""Cell E59b: as E59, each input weighted by a gate of its own."""
+"""Cell E59b: like E59, but each input is weighted by its own gate."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ CELL = Cell(
     source="vector-state specification 3.12",
     options=channel_options(),
     rule=wide_enough,
-    reason="every step normalises over all channels",
+    reason="every step normalizes over all channels",
 )

@@ -1,4 +1,4 @@
-"""Layer E59b: as E59, each input weighted by a gate of its own."""
+"""Layer E59b: like E59, but each input is weighted by its own gate."""
 
 from __future__ import annotations
 

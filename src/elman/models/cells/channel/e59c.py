@@ -14,5 +14,5 @@ CELL = Cell(
     source="vector-state specification 3.12",
     options=channel_options(),
     rule=wide_enough,
-    reason="every step normalises over all channels",
+    reason="every step normalizes over all channels",
 )

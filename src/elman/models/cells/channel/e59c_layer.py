@@ -26,8 +26,8 @@ MIX_GAIN = 0.01
 class E59c(ChannelMixer):
     """h' = rn(h + alpha (W u + b) + beta (W' h)), beta = 0.1 sigmoid(beta_logit), else as E59.
 
-    Vector-state specification 3.12. The only cell of this engine with a matrix in its recurrence:
-    it runs on the reference alone.
+    Vector-state specification 3.12. This is the engine's only cell with a matrix in its recurrence,
+    so it runs only on the reference.
 
     State: ``h`` [B, i] in fp32 or wider, and with use_conv ``conv``, the last d_conv - 1 inputs
     of the convolution.
@@ -45,7 +45,7 @@ class E59c(ChannelMixer):
         )
 
     def add_cell(self, to: Mapping[str, Any]) -> None:
-        """Register what the recurrence asks for, and the matrix W' [i, i]."""
+        """Register the parameters of the recurrence, and the matrix W' [i, i]."""
         super().add_cell(to)
         self.mix = nn.Parameter(torch.empty(self.width, self.width, **to))
 

@@ -21,8 +21,8 @@ RECURRENCES = {
 class E61(ChannelMixer):
     """h' = a h + (1 - a) v, v = W_v u + b_v, a = sigmoid(W_a u + b_a).
 
-    Vector-state specification 4.1. use_tanh: v is a tanh. variant=additive: h' = a h + v, W_v
-    starting at a tenth. variant=tied: q = W u + b, a = sigmoid(q), v = tanh(q).
+    Vector-state specification 4.1. use_tanh: v is a tanh. variant=additive: h' = a h + v, with W_v
+    initially a tenth as large. variant=tied: q = W u + b, a = sigmoid(q), v = tanh(q).
 
     State: ``h`` [B, i] in fp32 or wider, and with use_conv ``conv``, the last d_conv - 1 inputs
     of the convolution.

@@ -9,8 +9,8 @@ from elman.models.cells.channel.options import channel_options
 from elman.models.cells.common.width import wide_enough
 from elman.models.cells.declaration import Cell, Option, Value
 
-# What the full matrix state has and a vector cannot use (z, ntm, residual, retrieved_gate, the
-# input gate) is no choice here: the original took those names for no_z, delta and output.
+# The full matrix state has choices that a vector cannot use (z, ntm, residual, retrieved_gate, the
+# input gate). They are not choices here; the original treated them as no_z, delta and output.
 _OPTIONS = channel_options() | {
     "n_state": Option(64, "channels of the state", minimum=1, size=True),
     "projection": Option(
@@ -48,14 +48,14 @@ def _rule(dim: int, options: Mapping[str, Value]) -> None:
     gate, update = options["gate"], options["update"]
     if gate != "output" and update != "delta":
         raise UserError(
-            f"model.gate={gate} with model.update={update}: acts on the delta rule alone; "
+            f"model.gate={gate} with model.update={update}: this gate needs the delta rule; "
             "use model.update=delta or model.gate=output"
         )
 
 
 def _limit(options: Mapping[str, Value]) -> str:
     if options["nonlinearity"] in ("rmsnorm", "frobnorm"):
-        return f"model.nonlinearity={options['nonlinearity']} normalises over all channels"
+        return f"model.nonlinearity={options['nonlinearity']} normalizes over all channels"
     return ""
 
 

@@ -29,7 +29,7 @@ class E74Diagonal(ChannelMixer):
 
     k is W_k c divided by its norm over the n channels, v and q are raw (matrix-state
     specification 9). Other updates, gates and nonlinearities: the options, and the steps ``e74_*``
-    of :mod:`elman.ops.channel.reference`.
+    of :mod:`elman.ops.channel.steps`.
 
     State: ``h`` [B, n], the s above, in fp32 or wider, and with use_conv ``conv``, the last
     d_conv - 1 inputs of the convolution.

@@ -1,4 +1,4 @@
-"""Layer minLSTM: an LSTM whose normalised gates and candidate do not see the state."""
+"""Layer minLSTM: an LSTM whose normalized gates and candidate do not see the state."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from elman.models.cells.declaration import Option
 
 
 def channel_options(normal: str = "") -> dict[str, Option]:
-    """Return the options of a cell behind a first projection; ``normal`` as in the skeleton's."""
+    """Return the options of a cell after a first projection; ``normal`` as in the skeleton."""
     return skeleton_options("width of the first projection", normal=normal)
 
 

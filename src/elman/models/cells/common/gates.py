@@ -1,4 +1,4 @@
-"""Gates and normalisations that several layers apply outside their recurrence."""
+"""Gates and norms that several layers apply outside their recurrence."""
 
 from __future__ import annotations
 

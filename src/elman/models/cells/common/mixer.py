@@ -1,4 +1,4 @@
-"""What every layer shares: options checked by the cell's declaration, and a choice of backend."""
+"""The base of every layer: options, checked by the cell's declaration, and a choice of backend."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class Mixer(nn.Module):
     Args:
         dim: Model width, at least 1.
         backend: As ``kernels.backend``.
-        options: The cell's options; those not given have the declared defaults. One that nothing
-            reads under the others is refused, at its default too.
+        options: The cell's options; missing ones have the declared defaults. An option that has no
+            effect with the others is refused, even at its default.
 
     Raises:
-        UserError: an option or the backend is unknown, wrong, or impossible with the others.
+        UserError: an option or the backend is unknown or wrong, or does not fit the others.
     """
 
     cell: ClassVar[Cell]
@@ -92,21 +92,21 @@ class Mixer(nn.Module):
         """Continue the sequence.
 
         Args:
-            x_btd: Input, normed; the residual stream itself for a cell with ``own_norms``.
-            state: What the previous call returned; None starts a sequence.
+            x_btd: Normed input; for a cell with ``own_norms`` the residual stream itself.
+            state: The state that the previous call returned; None starts a sequence.
 
         Returns:
-            The output, in the dtype of the projections (of the stream with ``own_norms``), and the
-            state after the last step: without steps, the one before the first.
+            The output, in the dtype of the projections (with ``own_norms`` of the stream), and the
+            state after the last step. Without steps this is the given or the first state.
 
         Raises:
-            ValueError: ``x_btd`` has another shape or no floating dtype, or the state is another
-                batch's or another layer's; every layer's own ``forward`` is behind these checks.
+            ValueError: ``x_btd`` has another shape or no floating dtype, or the state belongs to
+                another batch or another layer. These checks run before every layer's ``forward``.
         """
         raise NotImplementedError
 
     def state_shapes(self) -> dict[str, Shape]:
-        """Return the shape of every part of the state without the batch; None is any length."""
+        """Return the shape of each part of the state without the batch; None means any length."""
         raise NotImplementedError
 
     def projection(self) -> Tensor:
@@ -114,10 +114,10 @@ class Mixer(nn.Module):
         return next(self.parameters())
 
     def begin(self, x_btd: Tensor, state: State | None) -> State:
-        """Return the state before the first step, compared with the layer's; empty at the start.
+        """Return the checked state before the first step; an empty one at the start.
 
         Raises:
-            ValueError: it is another batch's or another layer's.
+            ValueError: it belongs to another batch or another layer.
         """
         if state is None or state == {}:
             return {}
@@ -126,8 +126,8 @@ class Mixer(nn.Module):
         return state
 
     def _known_shapes(self) -> dict[str, Shape]:
-        # Options say them, which do not change: asked for once, but where a compiler guards what
-        # a module remembers.
+        # The shapes depend only on the options, which do not change, so they are cached. A
+        # compiler would guard the cache, so it is not used there.
         if torch.compiler.is_compiling():
             return self.state_shapes()
         if self._shapes is None:
@@ -135,7 +135,7 @@ class Mixer(nn.Module):
         return self._shapes
 
     def begin_step(self) -> None:
-        """Advance what moves once per optimizer step (power iterations); most cells have none."""
+        """Advance the power iterations, once per optimizer step; most cells have none."""
 
     def backend_for(self, x_btd: Tensor) -> str:
         """Return the backend that runs this call."""
@@ -162,7 +162,7 @@ class Mixer(nn.Module):
 def _checked(
     forward: Callable[[Any, Tensor, State | None], tuple[Tensor, State]],
 ) -> Callable[[Any, Tensor, State | None], tuple[Tensor, State]]:
-    """Return a layer's ``forward`` behind a look at its input; its state can be copied."""
+    """Return a layer's ``forward`` with a check of its input; its state can be copied."""
 
     @wraps(forward)
     def checked(self: Mixer, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
@@ -176,7 +176,7 @@ def _checked(
 
 
 def _signature(cell: Cell) -> inspect.Signature:
-    """Return the constructor's signature with the cell's options spelled out, for help()."""
+    """Return the constructor's signature with all of the cell's options, for help()."""
     keyword = inspect.Parameter.KEYWORD_ONLY
     options = [
         inspect.Parameter(name, keyword, default=option.default, annotation=type(option.default))

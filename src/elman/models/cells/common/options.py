@@ -13,7 +13,7 @@ CONVOLUTION = {
 
 
 def expansion(of: str = "width of the state", default: float = 1.0) -> Option:
-    """Return the option for the inner width int(dim * expansion), ``of`` saying whose it is."""
+    """Return the option for an inner width int(dim * expansion); ``of`` names that width."""
     return Option(default, f"{of} over dim", above=0, size=True)
 
 
@@ -27,11 +27,11 @@ def skeleton_options(
     """Return the options of a cell between one projection in and one out.
 
     Args:
-        of: What ``expansion`` sizes, in words.
-        default: Its default.
-        convolution: Whether a convolution may stand before the cell.
-        normal: What ``mamba2_init=normal`` draws beside the two projections, in words with their
-            comma; None leaves the option out.
+        of: The width that ``expansion`` sets, in words.
+        default: Default of ``expansion``.
+        convolution: Whether the layer may have a convolution before the cell.
+        normal: What ``mamba2_init=normal`` draws besides the two projections, in words that begin
+            with a comma; None leaves the option out.
     """
     found = {"expansion": expansion(of, default)}
     if convolution:

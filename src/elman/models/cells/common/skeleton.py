@@ -23,10 +23,10 @@ from elman.ops.linear import linear
 
 
 class Skeleton(Mixer):
-    """W_in, a depthwise convolution if asked for, a cell, dropout, W_out.
+    """W_in, an optional depthwise convolution, a cell, dropout, W_out.
 
-    Vector-state specification 2.2; scaffold A of matrix-state specification 2. A cell adds its
-    parameters (:meth:`add_cell`), draws them (``reset_parameters``) and computes (``forward``).
+    See vector-state specification 2.2 and scaffold A of matrix-state specification 2. A cell adds
+    its parameters (:meth:`add_cell`), draws them (``reset_parameters``) and computes (``forward``).
     With use_conv the state has ``conv``, the last d_conv - 1 inputs of the convolution.
 
     Args:
@@ -64,7 +64,7 @@ class Skeleton(Mixer):
         self.reset_parameters()
 
     def add_input(self, to: Mapping[str, Any]) -> None:
-        """Register what stands before the cell, ``to`` being device and dtype."""
+        """Register the modules before the cell; ``to`` has device and dtype."""
         self.in_proj = nn.Parameter(torch.empty(self.branches * self.width, self.dim, **to))
         given = self.settings
         convolved = "use_conv" in self.cell.options and given.flag("use_conv")
@@ -73,7 +73,7 @@ class Skeleton(Mixer):
         )
 
     def add_cell(self, to: Mapping[str, Any]) -> None:
-        """Register the cell's parameters, ``to`` being device and dtype."""
+        """Register the cell's parameters; ``to`` has device and dtype."""
         raise NotImplementedError
 
     def output_channels(self) -> int:
@@ -88,7 +88,7 @@ class Skeleton(Mixer):
             self.conv.reset_parameters()
 
     def reset_input(self) -> None:
-        """Draw the first projection and the convolution, where the cell is drawn before W_out."""
+        """Draw the first projection and the convolution, for cells that are drawn before W_out."""
         self.reset_projection(self.in_proj)
         if self.conv is not None:
             self.conv.reset_parameters()
@@ -112,13 +112,13 @@ class Skeleton(Mixer):
         return self.out_proj
 
     def cell_state(self) -> dict[str, Shape]:
-        """Return the shapes of what the cell carries."""
+        """Return the shapes of the cell's state."""
         return {"h": (self.width,)}
 
     def project_in(self, x_btd: Tensor, state: State, carried: State) -> tuple[Tensor, ...]:
-        """Return the branches of the first projection, the first one behind the convolution."""
+        """Return the branches of the first projection; the first branch is convolved."""
         projected_bti = linear(x_btd, self.in_proj)
-        if self.branches == 1:  # the gradient of a split is a copy, even of one into a single part
+        if self.branches == 1:  # a split into one part would still copy in its backward pass
             return (self.convolve(projected_bti, state, carried),)
         u_bti, *gates_bti = projected_bti.chunk(self.branches, dim=-1)
         return self.convolve(u_bti, state, carried), *gates_bti
@@ -131,5 +131,5 @@ class Skeleton(Mixer):
         return u_btc
 
     def project_out(self, o_btc: Tensor) -> Tensor:
-        """Return the layer's output, dropout before the last projection."""
+        """Return the layer's output, with dropout before the last projection."""
         return linear(self.dropout(o_btc), self.out_proj)

@@ -1,4 +1,4 @@
-"""The rule of cells whose inner width is int(dim * expansion)."""
+"""The rule for cells whose inner width is int(dim * expansion)."""
 
 from __future__ import annotations
 

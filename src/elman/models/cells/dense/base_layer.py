@@ -1,4 +1,4 @@
-"""What layers with a dense recurrent matrix share: their forward pass, start, constraint.
+"""Base of the layers with a dense recurrent matrix: forward pass, initialization, constraint.
 
 Shape legend: b batch, t time, d model width, i = int(d * expansion) channels of the state.
 """
@@ -54,7 +54,7 @@ class DenseLayer(Skeleton):
 
 
 class NormedLayer(DenseLayer):
-    """A recurrent matrix that recurrent_norm=spectral holds at a largest singular value.
+    """A recurrent matrix whose largest singular value recurrent_norm=spectral fixes.
 
     Attributes:
         norm: The constraint; None leaves the matrix free.
@@ -89,9 +89,8 @@ class NormedLayer(DenseLayer):
 class DenseMixer(NormedLayer):
     """h' = phi(drive + W h) with one square matrix W, free or held at a largest singular value.
 
-    The class attributes say which cell it is: ``linear`` whether phi is the identity instead of
-    tanh, ``drive`` what stands beside the recurrence (``matrix`` W_x u + b, ``tied`` W u + b,
-    ``input`` u alone).
+    The class attributes define the cell. ``linear``: whether phi is the identity instead of tanh.
+    ``drive``: the drive term (``matrix`` W_x u + b, ``tied`` W u + b, ``input`` only u).
     """
 
     linear: ClassVar[bool] = False

@@ -12,7 +12,7 @@ SLOW_EIGENVALUES = (0.95, 0.99)
 class E36(DenseMixer):
     """u = silu(W_in x), h' = W_x u + W_h h + b, y = W_out (h' silu(h')).
 
-    Vector-state specification 3.7. Nothing bounds the state but the spectral norm.
+    Vector-state specification 3.7. Only the spectral norm bounds the state.
     """
 
     cell = CELL

@@ -36,5 +36,6 @@ CELL = Cell(
         **norm_options(0.95, "product U V"),
         "dropout": DROPOUT,
     },
+    backends=("reference", "cpu"),
     rule=wide_enough,
 )

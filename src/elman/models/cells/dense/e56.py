@@ -22,5 +22,6 @@ CELL = Cell(
         ),
         "dropout": DROPOUT,
     },
+    backends=("reference", "cpu"),
     rule=wide_enough,
 )

@@ -21,9 +21,9 @@ from elman.ops.linear import linear
 class E56(DenseLayer):
     """[p; z] = W_in x, u = silu(p), h' = tanh(W [u; h] + b), y = W_out (h' silu(z)).
 
-    Vector-state specification 3.11. The function of E1; what differs is the start (Xavier over
-    the whole [i, 2 i] matrix) and that no constraint ever holds. The half of W on u is applied to
-    all steps at once.
+    Vector-state specification 3.11. It is the same function as E1. It differs in the initial values
+    (Xavier over the whole [i, 2 i] matrix), and it never has a constraint. The half of W for u is
+    applied to all steps at once.
     """
 
     cell = CELL

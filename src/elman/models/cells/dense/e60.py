@@ -1,4 +1,4 @@
-"""Cell E60: a residual step of learned size, normalised after each step."""
+"""Cell E60: a residual step of learned size, normalized after each step."""
 
 from __future__ import annotations
 
@@ -16,5 +16,6 @@ CELL = Cell(
         "tied": Option(False, "one Xavier matrix for input and state, W_x = W_h", size=True),
         **skeleton_options(),
     },
+    backends=("reference", "cpu"),
     rule=wide_enough,
 )

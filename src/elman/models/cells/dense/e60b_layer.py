@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elman.models.cells.dense.e60b import CELL
-from elman.models.cells.dense.gated_layer import GatedDense, Plan
+from elman.models.cells.dense.gated_layer import GatedDense, Recurrence
 
 
 class E60b(GatedDense):
@@ -15,6 +15,6 @@ class E60b(GatedDense):
 
     cell = CELL
 
-    def plan(self) -> Plan:
+    def choose_recurrence(self) -> Recurrence:
         """Return the recurrence."""
-        return Plan("normalised", biases=(0.0, 0.0), products=(0.5,))
+        return Recurrence("normalized", biases=(0.0, 0.0), products=(0.5,))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elman.models.cells.dense.e60c import CELL
-from elman.models.cells.dense.gated_layer import GatedDense, Plan
+from elman.models.cells.dense.gated_layer import GatedDense, Recurrence
 
 
 class E60c(GatedDense):
@@ -15,6 +15,6 @@ class E60c(GatedDense):
 
     cell = CELL
 
-    def plan(self) -> Plan:
+    def choose_recurrence(self) -> Recurrence:
         """Return the recurrence."""
-        return Plan("mix_all", biases=(0.0, 2.0), products=(0.5, 0.1))
+        return Recurrence("mix_all", biases=(0.0, 2.0), products=(0.5, 0.1))

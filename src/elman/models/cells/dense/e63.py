@@ -23,5 +23,6 @@ CELL = Cell(
         ),
         **skeleton_options(),
     },
+    backends=("reference", "cpu"),
     rule=wide_enough,
 )

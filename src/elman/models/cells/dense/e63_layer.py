@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from elman.models.cells.dense.e63 import CELL
-from elman.models.cells.dense.gated_layer import GatedDense, Plan
+from elman.models.cells.dense.gated_layer import GatedDense, Recurrence
 
 _PLANS = {
-    "complementary": Plan("mix", biases=(0.0, 2.0), products=(0.5,)),
-    "independent": Plan("two_gates", biases=(0.0, 2.0, 0.0), products=(0.5,)),
-    "h_dependent": Plan("two_gates_all", biases=(0.0, 2.0, 0.0), products=(0.5, 0.1, 0.1)),
-    "residual": Plan("residual", biases=(0.0, 0.0), products=(0.3,)),
+    "complementary": Recurrence("mix", biases=(0.0, 2.0), products=(0.5,)),
+    "independent": Recurrence("two_gates", biases=(0.0, 2.0, 0.0), products=(0.5,)),
+    "h_dependent": Recurrence("two_gates_all", biases=(0.0, 2.0, 0.0), products=(0.5, 0.1, 0.1)),
+    "residual": Recurrence("residual", biases=(0.0, 0.0), products=(0.3,)),
 }
 
 
 class E63(GatedDense):
     """h' = al h + (1 - al) v, v = tanh(W_h h + W_x u + b), al = sigma(W_a u + b_a), b_a = 2.
 
-    Vector-state specification 4.3. Blocks: v, al, and the independent gate be where the variant
-    has one. State: as of :class:`~elman.models.cells.dense.gated_layer.GatedDense`; it stays within
-    [-1, 1] from a zero start in the complementary variant alone.
+    Vector-state specification 4.3. Blocks: v, al, and the independent gate be if the variant has
+    one. State: as of :class:`~elman.models.cells.dense.gated_layer.GatedDense`. From a zero start
+    it stays within [-1, 1] only in the complementary variant.
     """
 
     cell = CELL
 
-    def plan(self) -> Plan:
+    def choose_recurrence(self) -> Recurrence:
         """Return the recurrence of the variant."""
         return _PLANS[self.settings.word("variant")]

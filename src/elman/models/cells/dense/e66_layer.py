@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elman.models.cells.dense.e66 import CELL
-from elman.models.cells.dense.gated_layer import GatedDense, Plan
+from elman.models.cells.dense.gated_layer import GatedDense, Recurrence
 
 
 class E66(GatedDense):
@@ -16,7 +16,7 @@ class E66(GatedDense):
 
     cell = CELL
 
-    def plan(self) -> Plan:
+    def choose_recurrence(self) -> Recurrence:
         """Return the recurrence."""
         rank = self.settings.count("rank") or max(self.width // 4, 16)
-        return Plan("mix", biases=(0.0, 2.0), products=(0.5,), rank=rank)
+        return Recurrence("mix", biases=(0.0, 2.0), products=(0.5,), rank=rank)

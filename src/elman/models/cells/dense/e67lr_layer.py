@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elman.models.cells.dense.e67lr import CELL
-from elman.models.cells.dense.gated_layer import GatedDense, Plan
+from elman.models.cells.dense.gated_layer import GatedDense, Recurrence
 
 
 class E67lr(GatedDense):
@@ -16,7 +16,7 @@ class E67lr(GatedDense):
 
     cell = CELL
 
-    def plan(self) -> Plan:
+    def choose_recurrence(self) -> Recurrence:
         """Return the recurrence."""
         rank = self.settings.count("rank") or max(self.width // 8, 8)
-        return Plan("mix_gate", biases=(2.0, 0.0), products=(0.1,), rank=rank)
+        return Recurrence("mix_gate", biases=(2.0, 0.0), products=(0.1,), rank=rank)

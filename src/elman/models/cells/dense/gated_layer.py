@@ -1,4 +1,4 @@
-"""What the gated dense layers share: one input branch, blocks of gates, a product with the state.
+"""Base of the gated dense layers: one input branch, blocks of gates, a product with the state.
 
 Shape legend: b batch, t time, d model width, i = int(d * expansion) channels of the state,
 k = blocks * i channels of the pre-activations, p = products * i of them that read the state,
@@ -23,11 +23,11 @@ from elman.ops.linear import linear
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The recurrence of one cell, in the terms of :func:`~elman.ops.dense.op.dense_recurrence`.
+class Recurrence:
+    """A step of the dense engine, and the initial values of what it takes.
 
     Args:
-        step: Name of the step.
+        step: Name in :data:`elman.ops.dense.steps.STEPS`.
         biases: Initial bias of each block.
         products: Gain of the orthogonal recurrent matrix of each block that reads the state; of a
             low-rank product, the gain of both its factors.
@@ -48,26 +48,26 @@ class GatedDense(DenseLayer):
     """u = silu(W_in x), h' = step(W u + b, R h), y = W_out (h' silu(h')).
 
     Vector-state specification 2.2, 3.12 and 4. State: ``h`` [B, i] in fp32 or wider, and with
-    use_conv ``conv``. A cell is its :meth:`plan`.
+    use_conv ``conv``. A cell is its :meth:`choose_recurrence`.
     """
 
     def add_cell(self, to: Mapping[str, Any]) -> None:
-        """Register what the plan asks for."""
+        """Register the parameters of the recurrence."""
         width = self.width
-        self.recurrence = plan = self.plan()
-        blocks, products = len(plan.biases), len(plan.products)
-        # Rows: one block of i after another; those that read the state stand first.
-        self.input = None if plan.tied else nn.Parameter(torch.empty(blocks * width, width, **to))
+        self.recurrence = chosen = self.choose_recurrence()
+        blocks, products = len(chosen.biases), len(chosen.products)
+        # Rows: one block of i after another; the blocks that read the state come first.
+        self.input = None if chosen.tied else nn.Parameter(torch.empty(blocks * width, width, **to))
         self.bias = nn.Parameter(torch.empty(blocks * width, **to))
-        inner = width if plan.rank is None else plan.rank
+        inner = width if chosen.rank is None else chosen.rank
         self.recurrent = nn.Parameter(torch.empty(products * width, inner, **to))
         self.recurrent_down = (
-            None if plan.rank is None else nn.Parameter(torch.empty(plan.rank, width, **to))
+            None if chosen.rank is None else nn.Parameter(torch.empty(chosen.rank, width, **to))
         )
-        self.log_alpha = None if plan.alpha is None else nn.Parameter(torch.empty(1, **to))
+        self.log_alpha = None if chosen.alpha is None else nn.Parameter(torch.empty(1, **to))
 
-    def plan(self) -> Plan:
-        """Return the recurrence that the options ask for; ``self.width`` is known by then."""
+    def choose_recurrence(self) -> Recurrence:
+        """Return the recurrence for the options; ``self.width`` is already set."""
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
@@ -80,17 +80,17 @@ class GatedDense(DenseLayer):
         self._reset_recurrence()
 
     def _reset_recurrence(self) -> None:
-        plan = self.recurrence
-        if plan.tied:
+        chosen = self.recurrence
+        if chosen.tied:
             init.xavier_(self.recurrent)
         else:
-            for block, gain in zip(self._blocks(self.recurrent), plan.products, strict=True):
+            for block, gain in zip(self._blocks(self.recurrent), chosen.products, strict=True):
                 init.orthogonal_(block, gain)
         if self.recurrent_down is not None:
-            init.orthogonal_(self.recurrent_down, *plan.products)
+            init.orthogonal_(self.recurrent_down, *chosen.products)
         if self.log_alpha is not None:
-            assert plan.alpha is not None
-            nn.init.constant_(self.log_alpha, math.log(plan.alpha))
+            assert chosen.alpha is not None
+            nn.init.constant_(self.log_alpha, math.log(chosen.alpha))
 
     def _blocks(self, rows: Tensor) -> tuple[Tensor, ...]:
         return torch.split(rows.detach(), self.width)
@@ -99,7 +99,7 @@ class GatedDense(DenseLayer):
         """Return the states of all steps and the last one, in fp32 or wider."""
         inputs_btk = linear(u_bti, self.recurrent if self.input is None else self.input)
         wide = wide_dtype(inputs_btk.dtype)
-        # Gates saturate: their biases are added, and they are applied, in fp32 or wider.
+        # Gates saturate, so their biases are added and they are applied in fp32 or wider.
         inputs_btk = inputs_btk.to(wide) + self.bias
         reads = len(self.recurrence.products) * self.width
         rest = inputs_btk[..., reads:]

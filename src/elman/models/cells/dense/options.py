@@ -7,11 +7,11 @@ from elman.models.cells.declaration import Option
 
 
 def norm_options(radius: float, subject: str = "recurrent matrix") -> dict[str, Option]:
-    """Return the options of a spectral normalisation.
+    """Return the options of a spectral normalization.
 
     Args:
         radius: Default largest singular value.
-        subject: What is normalised, in words.
+        subject: What is normalized, in words.
     """
     return {
         "recurrent_norm": Option(
@@ -31,7 +31,7 @@ def norm_options(radius: float, subject: str = "recurrent matrix") -> dict[str, 
 def dense_options(
     radius: float, normal_init: str, slow_range: str = "0.99 to 0.9999"
 ) -> dict[str, Option]:
-    """Return the options of a cell whose recurrent matrix may be spectrally normalised.
+    """Return the options of a cell whose recurrent matrix may be spectrally normalized.
 
     Args:
         radius: Default largest singular value of the recurrent matrix.

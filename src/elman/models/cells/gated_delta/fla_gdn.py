@@ -65,12 +65,12 @@ def _rule(dim: int, options: Mapping[str, Value]) -> None:
             f"use model.n_heads={near} or name model.head_dim"
         )
     keys = size or dim // heads
-    # As the package: half a channel is refused, not rounded.
+    # As in the package, a fraction of a channel is refused, not rounded.
     if not math.isclose(keys * ratio, int(keys * ratio), rel_tol=1e-5) or keys * ratio < 1:
         near_width = max(1, round(keys * ratio))
         raise UserError(
-            f"model.expansion={ratio:g}: {keys * ratio:g} values for a head of {keys} keys is no "
-            f"whole number; use model.expansion={near_width / keys!r}"
+            f"model.expansion={ratio:g}: {keys * ratio:g} values for a head of {keys} keys is not "
+            f"a whole number; use model.expansion={near_width / keys!r}"
         )
 
 

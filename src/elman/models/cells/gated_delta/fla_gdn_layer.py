@@ -20,7 +20,7 @@ from elman.models.cells.gated_delta.fla_gdn import CELL, heads_of
 from elman.models.state import State
 from elman.ops.common.door import Shape, is_empty
 from elman.ops.common.precision import wide_dtype
-from elman.ops.gated_delta import triton
+from elman.ops.gated_delta import package
 from elman.ops.gated_delta.op import gated_delta_rule
 from elman.ops.linear import linear
 
@@ -43,7 +43,7 @@ class HeadNorm(nn.Module):
 class GatedDeltaNet(Mixer):
     """S' = c S + w (v - c S k) k^T, y = S' q, out = W_o (norm(y) silu(W_g x)), per head.
 
-    q, k and v pass a causal convolution and silu, q and k are normalised; the decay c and the
+    q, k and v pass a causal convolution and silu, q and k are normalized; the decay c and the
     strength w are numbers per head and step (Yang, Kautz and Hatamizadeh 2025; lm-and-training
     specification 5.2). Names, shapes, order and initial values of the parameters are those of
     ``fla.layers.GatedDeltaNet`` 0.6.0, so that its state dict fits. State: ``S`` [B, H, v, k] in
@@ -75,7 +75,7 @@ class GatedDeltaNet(Mixer):
         self.key_width = given.count("head_dim") or dim // self.heads
         self.value_width = int(self.key_width * given.number("expansion"))
         keys, values = self.heads * self.key_width, self.heads * self.value_width
-        # Modules draw their weights when they are made: in the order of the package.
+        # Modules draw their weights when they are made, so the order is that of the package.
         self.q_proj = nn.Linear(dim, keys, bias=False, **to)
         self.k_proj = nn.Linear(dim, keys, bias=False, **to)
         self.v_proj = nn.Linear(dim, values, bias=False, **to)
@@ -128,7 +128,7 @@ class GatedDeltaNet(Mixer):
     def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
         state = self.begin(x_btd, state)
-        # The package has no launches of nothing.
+        # The package cannot launch kernels for zero steps.
         backend = "reference" if is_empty(x_btd) else self.backend_for(x_btd)
         carried: State = {}
         q_bta, k_bta, v_bta = self._qkv(x_btd, state, carried, backend)
@@ -151,7 +151,7 @@ class GatedDeltaNet(Mixer):
         return linear(y_bta.to(q_bta.dtype), self.o_proj.weight), carried
 
     def _qkv(self, x_btd: Tensor, state: State, carried: State, backend: str) -> list[Tensor]:
-        """Return q, k and v, convolved and activated; carry the convolution's inputs."""
+        """Return q, k and v after convolution and activation; carry the convolution's inputs."""
         projections = (self.q_proj, self.k_proj, self.v_proj)
         projected = [linear(x_btd, projection.weight) for projection in projections]
         if not (convs := self._convs()):
@@ -172,14 +172,14 @@ class GatedDeltaNet(Mixer):
     def _fused_conv(
         self, projected: list[Tensor], history: Tensor | None, carried: State
     ) -> list[Tensor]:
-        """Return q, k and v behind one convolution of all three, as the package computes them."""
+        """Return q, k and v after one convolution of all three, as the package computes them."""
         convs = self._convs()
         qkv_bta = torch.cat(projected, dim=-1)
         carried["conv"] = next_history(qkv_bta, history, self.settings.count("d_conv"))
         weight = torch.cat([conv.weight.squeeze(1) for conv in convs])
         biases = [conv.bias for conv in convs if conv.bias is not None]
         bias = torch.cat(biases) if biases else None
-        qkv_bta = triton.causal_conv_silu(qkv_bta, weight, bias, history)
+        qkv_bta = package.causal_conv_silu(qkv_bta, weight, bias, history)
         return list(qkv_bta.split([one.shape[-1] for one in projected], dim=-1))
 
     def _convs(self) -> list[nn.Conv1d]:
@@ -197,7 +197,7 @@ class GatedDeltaNet(Mixer):
         gate_bthv = linear(x_btd, self.g_proj.weight).unflatten(-1, (self.heads, -1))
         activation = self.settings.word("gate_activation")
         if backend == "triton":
-            return triton.gated_norm(y_bthv, gate_bthv, norm.weight, activation, norm.epsilon)
+            return package.gated_norm(y_bthv, gate_bthv, norm.weight, activation, norm.epsilon)
         normed_bthv = norm(y_bthv)
         activate = functional.silu if activation == "silu" else torch.sigmoid
         return normed_bthv * activate(gate_bthv.to(normed_bthv.dtype))

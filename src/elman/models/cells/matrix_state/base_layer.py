@@ -1,4 +1,4 @@
-"""What the cells E63m and E70 to E75 share: projections, state and output around a recurrence.
+"""Base of the cells E63m and E70 to E75: projections, state and output around a recurrence.
 
 Shape legend: b batch, t time, d model width, i = int(d * expansion) inner channels, h heads,
 n rows and columns of a head's state, v its rows, c channels of any kind.
@@ -27,9 +27,9 @@ from elman.ops.silu_linear import silu_linear
 class MatrixMixer(Skeleton):
     """u = W_in x, [conv], c = silu(u), a cell on projections of c, y = W_out out.
 
-    Scaffold A of matrix-state specification 2. A cell names its projections (:meth:`row_blocks`)
-    and constants, and what the engine computes from them (:meth:`choose_plan`,
-    :meth:`plan_parameters`).
+    This is scaffold A of matrix-state specification 2. A cell names its projections
+    (:meth:`row_blocks`), its constants, and what the engine computes from them
+    (:meth:`choose_plan`, :meth:`plan_parameters`).
 
     State: ``S`` [B, H, value rows, key columns] in fp32 or wider, and with use_conv ``conv``.
     """
@@ -54,11 +54,11 @@ class MatrixMixer(Skeleton):
 
     @property
     def heads(self) -> int:
-        """How many states stand side by side."""
+        """Number of heads; each has its own state."""
         return 1
 
     def cell_inputs(self) -> int:
-        """Return how many channels the cell's projection reads."""
+        """Return the number of input channels of the cell's projection."""
         return self.width
 
     def state_shape(self) -> tuple[int, int]:
@@ -78,7 +78,7 @@ class MatrixMixer(Skeleton):
         raise NotImplementedError
 
     def plan_of(self, cell: str, roles: Mapping[str, str], **choices: Any) -> Plan:
-        """Return a plan over the cell's projection, self-gated unless it says otherwise.
+        """Return a plan over the cell's projection, self-gated unless ``choices`` say otherwise.
 
         Args:
             cell: Name in :data:`elman.ops.matrix_state.recurrences.CELLS`.
@@ -91,23 +91,23 @@ class MatrixMixer(Skeleton):
         return Plan(cell, *sizes, found, **{"self_gate": True} | choices)
 
     def plan_parameters(self) -> dict[str, Tensor]:
-        """Return the plan's parameters by name, of any shape with the right numbers in order."""
+        """Return the plan's parameters by name; only the order of their elements matters."""
         return {}
 
     def output_channels(self) -> int:
-        """Return how many channels the output projection reads."""
+        """Return the number of input channels of the output projection."""
         return self.heads * self.state_shape()[0]
 
     def blocks_per_head(self) -> bool:
-        """Return whether Xavier's bound is of each head's own rows, not of a whole row block."""
+        """Return whether each head's rows have their own Xavier bound, not the whole row block."""
         return False
 
     def dropout_after(self) -> bool:
-        """Return whether dropout stands after the output projection instead of before it."""
+        """Return whether dropout comes after the output projection instead of before it."""
         return False
 
     def constants(self) -> Mapping[str, tuple[int, float]]:
-        """Return the parameters that start at one value: name, length and that value."""
+        """Return the parameters that start at a constant: name, length and that constant."""
         return {}
 
     @torch.no_grad()
@@ -142,16 +142,16 @@ class MatrixMixer(Skeleton):
         return [self.project_cell(x_btd, state, carried)]
 
     def project_cell(self, x_btd: Tensor, state: State, carried: State) -> Tensor:
-        """Return what the cell's projection yields."""
+        """Return the output of the cell's projection."""
         (u_bti,) = self.project_in(x_btd, state, carried)
-        # A constrained matrix is wider than the parameter that it is made from.
+        # A constrained matrix has a wider dtype than its parameter.
         matrix_ci = self.cell_matrix().to(self.cell_proj.dtype)
         if self.activated():
             return silu_linear(u_bti, matrix_ci)
         return linear(u_bti, matrix_ci)
 
     def activated(self) -> bool:
-        """Return whether silu stands before the cell's projection."""
+        """Return whether silu is applied before the cell's projection."""
         return True
 
     def cell_matrix(self) -> Tensor:
@@ -167,5 +167,5 @@ class MatrixMixer(Skeleton):
 
 
 def _shaped(parameter: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return a parameter in a shape; a view, which autograd has to undo, only if it has another."""
+    """Return a parameter in a shape; a view costs autograd time, so only if the shape differs."""
     return parameter if parameter.shape == shape else parameter.reshape(shape)

@@ -32,7 +32,7 @@ LITE_SLOTS = 32
 class E63m(MatrixMixer):
     """v = tanh(W_r tanh(S k) + W_x c + b), S' = a > S + (1 - a) > v k^T, out = tanh(S' q).
 
-    a = sigmoid(W_a c + b_a) scales the slots (rows) of S; k is not normalised (matrix-state
+    a = sigmoid(W_a c + b_a) scales the slots (rows) of S; k is not normalized (matrix-state
     specification 4). rnn: out = tanh(S' q + R out_before). lite: out passes through one more
     projection.
 

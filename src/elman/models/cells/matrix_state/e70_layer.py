@@ -23,7 +23,7 @@ MAX_DECAY = 0.999
 class E70(MatrixMixer):
     """S' = tanh(decay S + v k^T), y = S' q, out = y silu(y) (matrix-state specification 5).
 
-    The decay is one number, held in [0, 0.999], learned or frozen at 0.9; k is not normalised.
+    The decay is one number, held in [0, 0.999], learned or frozen at 0.9; k is not normalized.
     linear_state and projection_norm=spectral together are the form of 2026-01-15.
     """
 
@@ -66,7 +66,7 @@ class E70(MatrixMixer):
         return [(norm, weight) for norm, weight in pairs if isinstance(norm, SpectralNorm)]
 
     def cell_matrix(self) -> Tensor:
-        """Return W_k, W_v and W_q, the first two normalised if they are to be."""
+        """Return W_k, W_v and W_q, the first two normalized if they are to be."""
         if not self.norms:
             return self.cell_proj
         w_k_ni, w_v_ni = (norm(weight_ni) for norm, weight_ni in self._normed())

@@ -14,7 +14,7 @@ from elman.ops.matrix_state.plan import Plan
 class E71(MatrixMixer):
     """r = S k, a = sigmoid(W_a c + d o r + b), S' = a > S + (1 - a) > v k^T, y = S' q.
 
-    a > S scales the value rows of S; k is not normalised; out = y silu(y) (matrix-state
+    a > S scales the value rows of S; k is not normalized; out = y silu(y) (matrix-state
     specification 6).
     """
 

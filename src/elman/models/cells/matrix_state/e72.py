@@ -14,6 +14,9 @@ _OPTIONS = matrix_options() | {
     ),
 }
 
+RECURRENCES = {"standard": "value_gated", "inverse": "value_gated_inverse"}
+"""By ``model.variant``: name in :data:`elman.ops.matrix_state.recurrences.CELLS`."""
+
 CELL = Cell(
     name="e72",
     engine="matrix_state",

@@ -7,17 +7,15 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from elman.models.cells.matrix_state.base_layer import MatrixMixer
-from elman.models.cells.matrix_state.e72 import CELL
+from elman.models.cells.matrix_state.e72 import CELL, RECURRENCES
 from elman.ops.matrix_state.plan import Plan
-
-_CELLS = {"standard": "value_gated", "inverse": "value_gated_inverse"}
 
 
 class E72(MatrixMixer):
     """r = S k, g = sigmoid(d o r + b), S' = a > S + (1 - a) > (v o g) k^T, y = S' q.
 
     a = sigmoid(W_a c + b_a) does not read the state; the inverse variant has g = sigmoid(-d o |r|
-    + b); k is not normalised; out = y silu(y) (matrix-state specification 7).
+    + b); k is not normalized; out = y silu(y) (matrix-state specification 7).
     """
 
     cell = CELL
@@ -40,8 +38,8 @@ class E72(MatrixMixer):
     def choose_plan(self) -> Plan:
         """Return the plan of the recurrence."""
         roles = {"k": "k", "v": "v", "q": "q", "g0": "logit"}
-        cell = _CELLS[self.settings.word("variant")]
-        return self.plan_of(cell, roles, nonlinearity="linear")
+        recurrence = RECURRENCES[self.settings.word("variant")]
+        return self.plan_of(recurrence, roles, nonlinearity="linear")
 
     def plan_parameters(self) -> dict[str, Tensor]:
         """Return the row gate's bias, and slope and bias of the value's gate."""

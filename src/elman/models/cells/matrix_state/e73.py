@@ -17,7 +17,7 @@ _OPTIONS = matrix_options() | {
     "rule": Option(
         "modulated",
         "what Z scales: modulated the state that is kept; delta the state that is read, "
-        "whose key is then normalised",
+        "whose key is then normalized",
         choices=("modulated", "delta"),
     ),
     "z_activation": Option(

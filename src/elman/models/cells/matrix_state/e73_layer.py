@@ -18,7 +18,7 @@ class E73(MatrixMixer):
     """S' = tanh(S o Z + v k^T), y = S' q, out = y silu(y) (matrix-state specification 8).
 
     Z_ij = z_j (column), z_i (row) or z_i z_j (full), z = sigmoid(W_z c + b). With rule=delta,
-    S' = tanh(S + (v - (S o Z) k) k^T) and k is normalised: columns of Z scale the key of the read,
+    S' = tanh(S + (v - (S o Z) k) k^T) and k is normalized: columns of Z scale the key of the read,
     rows scale the read.
     """
 

@@ -9,8 +9,8 @@ from elman.models.cells.matrix_state.e73cp import CELL
 class E73cp(E73):
     """S' = tanh(S + (v - (S o Z) k) k^T), Z from z = W_z c + b (matrix-state specification 8).
 
-    The cell was named for its kernel, which kept every 32nd state and computed the others again:
-    the kernels of every cell do so here.
+    The cell was named after its kernel, which stored a checkpoint every 32 steps and recomputed the
+    other states. Here the kernels of every cell do so.
     """
 
     cell = CELL

@@ -1,4 +1,4 @@
-"""Cell E74, full matrix state: the delta rule and what it can be exchanged for."""
+"""Cell E74, full matrix state: the delta rule and its alternatives."""
 
 from __future__ import annotations
 
@@ -44,6 +44,32 @@ _OPTIONS = matrix_options() | {
     "use_silu": Option(True, "silu after the first projection (off in the runs over n_state)"),
 }
 
+# The options keep the published names, so that saved runs still load. Plans, steps and kernels have
+# names that say what the recurrence does.
+_RECURRENCES = {
+    "delta": "delta",
+    "residual": "residual",
+    "ntm": "erase_write",
+    "retrieved_gate": "write_gated_delta",
+    "ema": "averaged",
+    "simple": "decayed",
+}
+
+
+def recurrence_of(update: str, gate: str, *, error_gate: bool) -> str:
+    """Return the name of a recurrence in :data:`elman.ops.matrix_state.recurrences.CELLS`.
+
+    Args:
+        update: ``model.update``.
+        gate: ``model.gate``; it acts on the delta rule alone.
+        error_gate: ``model.error_gate``; it acts on ``retrieved_gate`` alone.
+    """
+    if update == "delta" and gate in ("retain", "state"):
+        return f"{gate}_gated_delta"
+    if update == "retrieved_gate" and error_gate:
+        return "error_gated_delta"
+    return _RECURRENCES[update]
+
 
 def _rule(dim: int, options: Mapping[str, Value]) -> None:
     wide_enough(dim, options)
@@ -52,8 +78,8 @@ def _rule(dim: int, options: Mapping[str, Value]) -> None:
         return
     if options["gate"] in ("retain", "state"):
         raise UserError(
-            f"model.gate={options['gate']} with model.update={update}: acts on the delta rule "
-            "alone; use model.update=delta, or model.gate=output or input"
+            f"model.gate={options['gate']} with model.update={update}: this gate needs the delta "
+            "rule; use model.update=delta, or model.gate=output or input"
         )
     if options["projection"] == "full":
         raise UserError(
@@ -63,7 +89,7 @@ def _rule(dim: int, options: Mapping[str, Value]) -> None:
 
 
 def _limit(options: Mapping[str, Value]) -> str:
-    """Kernels run rows of the state apart."""
+    """Return why no kernel can run these options: kernels run the state's rows separately."""
     if options["error_gate"]:
         return "model.error_gate=true looks at all rows of the state at once"
     if options["nonlinearity"] not in ("tanh", "linear"):

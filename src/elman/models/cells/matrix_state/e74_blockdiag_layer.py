@@ -11,7 +11,7 @@ from elman.ops.matrix_state.plan import Plan
 class E74BlockDiagonal(MatrixMixer):
     """S' = f(S + (v - S k) k^T) in every block, y = S' q, out = y silu(y).
 
-    k is normalised block by block, v and q are raw (matrix-state specification 9,
+    k is normalized block by block, v and q are raw (matrix-state specification 9,
     block-diagonal). State: ``S`` [B, n_state / block_size, block_size, block_size].
     """
 

@@ -16,7 +16,7 @@ from elman.ops.matrix_state.plan import Plan
 class E74FixedDecay(MatrixMixer):
     """S' = decay S + (v - S k) k^T, y = S' q, out = y silu(y).
 
-    k is normalised, v and q are raw; the decay is a constant or sigmoid(l), which then receives its
+    k is normalized, v and q are raw; the decay is a constant or sigmoid(l), which then receives its
     gradient (matrix-state specification 9, fixed decay). Dropout stands after the output
     projection.
     """
@@ -25,7 +25,7 @@ class E74FixedDecay(MatrixMixer):
     decay_logit: nn.Parameter
 
     def dropout_after(self) -> bool:
-        """Return that dropout stands after the output projection."""
+        """Return that dropout comes after the output projection."""
         return True
 
     def row_blocks(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Layer E74 with a full matrix state: the delta rule and what it can be exchanged for.
+"""Layer E74 with a full matrix state: the delta rule and its alternatives.
 
 Shape legend: b batch, t time, i inner channels.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from elman.models.cells.matrix_state.base_layer import MatrixMixer
-from elman.models.cells.matrix_state.e74 import CELL
+from elman.models.cells.matrix_state.e74 import CELL, recurrence_of
 from elman.ops.common.precision import wide_dtype
 from elman.ops.matrix_state.plan import Plan
 
@@ -22,7 +22,7 @@ PROJECTIONS = {
     "tied_kq": ("k", "v"),
     "tied_kvq": ("k",),
 }
-# Projections, each with a bias, that an update needs besides.
+# Additional projections that an update needs, each with a bias.
 _GATES: dict[str, dict[str, float]] = {
     "ntm": {"erase": 0.0, "write": 0.0},
     "retrieved_gate": {"write": 0.0},
@@ -33,26 +33,17 @@ _GATES: dict[str, dict[str, float]] = {
 def tied(projection: str) -> dict[str, str]:
     """Return the row blocks of k, v and q under an option of :data:`PROJECTIONS`.
 
-    q and v, where they have no projection, are the raw k; the gradients of all roles meet in the
-    one projection (matrix-state specification 9).
+    If q or v have no projection of their own, they are the raw k. The gradients of all roles add up
+    in the shared projection (matrix-state specification 9).
     """
     blocks = PROJECTIONS[projection]
     return {role: role if role in blocks else "k" for role in ("k", "v", "q")}
 
 
-_CELLS = {
-    "residual": "residual",
-    "simple": "decayed",
-    "ema": "averaged",
-    "ntm": "erase_write",
-    "retrieved_gate": "write_gated_delta",
-}
-
-
 class E74(MatrixMixer):
     """S' = f(S + (v - S k) k^T), y = S' q, out = y silu(y) (matrix-state specification 9).
 
-    k is normalised, v and q are raw. The options replace the update, the projections, the
+    k is normalized, v and q are raw. The options replace the update, the projections, the
     nonlinearity f and the gate; with projection=full the read is (S o z_j) k.
     """
 
@@ -93,11 +84,11 @@ class E74(MatrixMixer):
         return found | ({"decay_logit": (1, 0.0)} if self.update == "simple" else {})
 
     def activated(self) -> bool:
-        """Return whether silu stands before the cell's projection."""
+        """Return whether silu is applied before the cell's projection."""
         return self.settings.flag("use_silu")
 
     def choose_plan(self) -> Plan:
-        """Return the plan of the update that is asked for, under its gate."""
+        """Return the plan of the chosen update and gate."""
         roles = tied(self.settings.word("projection"))
         # In the order of the cell's gates.
         inner = [name for name in self.gates if name != "out"]
@@ -111,15 +102,11 @@ class E74(MatrixMixer):
             choices |= {"self_gate": False, "gate_act": "silu", "gate_bias": True}
         if self.update == "simple":
             choices["decay"] = "parameter"
-        return self.plan_of(self._cell(), roles, k_unit=True, **choices)
+        return self.plan_of(self._recurrence(), roles, k_unit=True, **choices)
 
-    def _cell(self) -> str:
-        gate = self.settings.word("gate")
-        if self.update == "delta":
-            return f"{gate}_gated_delta" if gate in ("retain", "state") else "delta"
-        if self.update == "retrieved_gate" and self.settings.flag("error_gate"):
-            return "error_gated_delta"
-        return _CELLS[self.update]
+    def _recurrence(self) -> str:
+        gate, error_gate = self.settings.word("gate"), self.settings.flag("error_gate")
+        return recurrence_of(self.update, gate, error_gate=error_gate)
 
     def plan_parameters(self) -> dict[str, Tensor]:
         """Return biases, gate weights, write scales and the decay."""

@@ -28,7 +28,7 @@ BASIS_STD = 0.01
 class E74LowRank(MatrixMixer):
     """U' = f(U + (v - U R^T k) (W_r k)^T), y = U' R^T q, out = y silu(y).
 
-    k is normalised, v and q are raw (matrix-state specification 9, low-rank). R is drawn once from
+    k is normalized, v and q are raw (matrix-state specification 9, low-rank). R is drawn once from
     N(0, 0.01^2) and kept as a buffer, in checkpoints; the original drew it anew for every sequence
     that starts without a state. State: ``S`` [B, 1, n, r] is U.
     """

@@ -1,4 +1,4 @@
-"""Options that the E74 cells with a reduced state share: the delta rule and a self gate alone."""
+"""Options of the E74 cells with a reduced state, which have only the delta rule and a self gate."""
 
 from __future__ import annotations
 

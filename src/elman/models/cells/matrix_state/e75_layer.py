@@ -28,7 +28,7 @@ FORGET_BIAS = 2.0
 class E75(MatrixMixer):
     """S' = tanh(beta > S + (v - S k) k^T), y = S' q, out = y silu(y), per head.
 
-    beta > S scales the value rows of S; k is normalised, q is not; S is read before it forgets
+    beta > S scales the value rows of S; k is normalized, q is not; S is read before it forgets
     (matrix-state specification 10 and 11). One head is the single-head form, whose dropout stands
     before the output projection instead of after it. linear_state, without tanh, is the vector
     gate.
@@ -52,7 +52,7 @@ class E75(MatrixMixer):
         return dict.fromkeys(("k", "v", "q", "beta"), self.heads * self.size)
 
     def post(self) -> bool:
-        """Return whether the convolution stands after the cell's projection."""
+        """Return whether the convolution comes after the cell's projection."""
         return self.settings.word("conv_mode") == "post"
 
     def blocks_per_head(self) -> bool:
@@ -60,7 +60,7 @@ class E75(MatrixMixer):
         return not self.post()
 
     def dropout_after(self) -> bool:
-        """Return whether dropout stands after the output projection."""
+        """Return whether dropout comes after the output projection."""
         return self.heads > 1 or self.post()
 
     def cell_inputs(self) -> int:
@@ -68,7 +68,7 @@ class E75(MatrixMixer):
         return self.dim if self.post() else self.width
 
     def add_input(self, to: Mapping[str, Any]) -> None:
-        """Register the first projection and the convolution, or the convolution alone."""
+        """Register the first projection and the convolution, or only the convolution."""
         if self.post():
             channels = 3 * self.heads * self.size
             self.conv = CausalConv(channels, self.settings.count("d_conv"), bias=True, **to)
@@ -99,7 +99,7 @@ class E75(MatrixMixer):
         if not self.post():
             roles = {"k": "k", "v": "v", "q": "q", "g0": "beta"}
             return self.plan_of("row_gated_delta", roles, k_unit=True, nonlinearity=nonlinearity)
-        # The convolution's output, and the logits beside it.
+        # Two sources: the convolution's output, and the logits.
         places = row_blocks(dict.fromkeys(("k", "v", "q"), self.heads * self.size))
         return Plan(
             "row_gated_delta",

@@ -40,8 +40,8 @@ class E88(Mixer):
     State: ``S`` [B, H, v, n] (value rows, key columns; the specification writes its transpose) in
     fp32 or wider, and with use_conv ``conv``, the last d_conv - 1 inputs of the convolution.
 
-    Every projection of the input is a row block of one matrix, hence one GEMM: q, k, [v],
-    [decay], [write], [mix], [gate], in this order.
+    All projections of the input are row blocks of one matrix, so they are one GEMM. The order is
+    q, k, [v], [decay], [write], [mix], [gate].
     """
 
     cell = CELL
@@ -142,7 +142,7 @@ class E88(Mixer):
             init.xavier_(self.out_proj)
 
     def _split(self, stacked: Tensor, dim: int) -> dict[str, Tensor]:
-        """Return the row blocks, of the input projection or of what it yields, by name."""
+        """Return the row blocks of the input projection, or of its output, by name."""
         parts = torch.split(stacked, list(self.rows.values()), dim=dim)
         return dict(zip(self.rows, parts, strict=True))
 
@@ -157,7 +157,7 @@ class E88(Mixer):
             init.xavier_(weight)
 
     def _choose_plan(self) -> Plan:
-        """Return what one call of the engine computes; a norm leaves the gate outside."""
+        """Return what one call of the engine computes; with a norm, the gate is outside of it."""
         given, places = self.settings, self._places()
         keys = self.heads * self.key_width
         qkv = places["qkv"]
@@ -192,7 +192,7 @@ class E88(Mixer):
         return self.settings.flag("use_gate") and not self.settings.flag("use_output_norm")
 
     def _places(self) -> dict[str, Slice]:
-        """Return where the row blocks lie; a convolution makes a source of its own, the first."""
+        """Return the row blocks' places; a convolution's output is a separate first source."""
         if self.conv is None:
             return row_blocks(self.rows)
         rest = {name: height for name, height in self.rows.items() if name != "qkv"}
@@ -233,12 +233,12 @@ class E88(Mixer):
         return self.dropout(linear(mixed_bti, self.out_proj)), carried
 
     def _block(self, projected_btc: Tensor, name: str) -> Tensor:
-        """Return one row block of what the input projection yields."""
+        """Return one row block of the input projection's output."""
         start = row_blocks(self.rows)[name].start
         return projected_btc[..., start : start + self.rows[name]]
 
     def _normed(self, y_bthv: Tensor, projected_btc: Tensor) -> Tensor:
-        """Apply the output norm, if there is one, and the gate behind it."""
+        """Apply the output norm, if there is one, and then the gate."""
         if self.norm_gain is None:
             return y_bthv
         y_bthv = rms_norm(y_bthv, self.norm_gain)
@@ -250,7 +250,7 @@ class E88(Mixer):
         return y_bthv * torch.unflatten(gate_bti, -1, y_bthv.shape[-2:])
 
     def _mix(self, y_bthv: Tensor, projected_btc: Tensor) -> Tensor:
-        """Return what the output projection reads: heads side by side, or their weighted sum."""
+        """Return the output projection's input: concatenated heads, or their weighted sum."""
         if self.mix in ("concat", "per_head"):
             return y_bthv.flatten(-2)
         if self.mix == "sum":

@@ -9,7 +9,7 @@ from elman.models.cells.declaration import Option
 def matrix_options(
     expansion: float = 1.0, n_state: int = 64, *, mamba2_init: bool = True
 ) -> dict[str, Option]:
-    """Return the options of a cell behind matrix-state specification 2, scaffold A.
+    """Return the options of a cell in scaffold A of matrix-state specification 2.
 
     Args:
         expansion: Default width of the first projection over dim.

@@ -41,7 +41,7 @@ def _rule(dim: int, options: Mapping[str, Value]) -> None:
         below, above = width // size * size, (width // size + 1) * size
         near = f"{_ratio(dim, below)} or {_ratio(dim, above)}" if below else _ratio(dim, above)
         raise UserError(
-            f"model.expansion={ratio:g}: {width} channels are no whole number of heads of "
+            f"model.expansion={ratio:g}: {width} channels are not a whole number of heads of "
             f"{size}; use model.expansion={near}, or another model.head_dim"
         )
     heads = width // size

@@ -23,7 +23,7 @@ from elman.ops.add_norm.reference import EPS, rms_norm
 from elman.ops.common.door import Shape, is_empty
 from elman.ops.common.precision import wide_dtype
 from elman.ops.linear import linear
-from elman.ops.ssd import triton
+from elman.ops.ssd import package
 from elman.ops.ssd.op import selective_scan
 
 
@@ -81,7 +81,7 @@ class Mamba2(Mixer):
         self.groups, taps = given.count("n_groups"), given.count("d_conv")
         self.columns = self.groups * given.count("n_state")
         self.channels = self.width + 2 * self.columns
-        # Modules draw their weights when they are made: in the order of the package.
+        # Modules draw their weights when they are made, so the order is that of the package.
         self.in_proj = nn.Linear(dim, self.width + self.channels + self.heads, bias=False, **to)
         self.conv1d = nn.Conv1d(
             self.channels, self.channels, taps, groups=self.channels, padding=taps - 1, **to
@@ -122,10 +122,10 @@ class Mamba2(Mixer):
     def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
         state = self.begin(x_btd, state)
-        # The package has no launches of nothing.
+        # The package cannot launch kernels for zero steps.
         backend = "reference" if is_empty(x_btd) else self.backend_for(x_btd)
         projected_bte = linear(x_btd, self.in_proj.weight)
-        if backend == "triton" and not state and triton.can_fuse(self.settings.count("d_conv")):
+        if backend == "triton" and not state and package.can_fuse(self.settings.count("d_conv")):
             return self._fused(projected_bte)
         z_bti, conv_btc, dt_bth = self._split(projected_bte)
         weight_ck = self.conv1d.weight.squeeze(1)
@@ -134,7 +134,7 @@ class Mamba2(Mixer):
         y_bti = y_bthp.flatten(-2)
         if backend == "triton":
             gain_i = self.norm.weight
-            y_bti = triton.gated_norm(y_bti, z_bti, gain_i, self.groups, EPS)
+            y_bti = package.gated_norm(y_bti, z_bti, gain_i, self.groups, EPS)
         else:
             y_bti = self.norm(y_bti, z_bti)
         y_btd = linear(y_bti.to(projected_bte.dtype), self.out_proj.weight)
@@ -150,7 +150,7 @@ class Mamba2(Mixer):
     def _scan(
         self, conv_btc: Tensor, dt_bth: Tensor, state_bhpn: Tensor | None, backend: str
     ) -> tuple[Tensor, Tensor]:
-        """Run the recurrence on what left the convolution."""
+        """Run the recurrence on the output of the convolution."""
         x_bti, b_btn, c_btn = conv_btc.split([self.width, self.columns, self.columns], dim=-1)
         x_bthp = x_bti.unflatten(-1, (self.heads, -1))
         return selective_scan(
@@ -168,7 +168,7 @@ class Mamba2(Mixer):
 
     def _fused(self, projected_bte: Tensor) -> tuple[Tensor, State]:
         """Run the package's one operation from the convolution to the output, from zero state."""
-        y_btd, state_bhpn = triton.fused_layer(
+        y_btd, state_bhpn = package.fused_layer(
             projected_bte,
             self.conv1d.weight.squeeze(1),
             self.conv1d.bias,

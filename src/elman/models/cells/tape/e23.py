@@ -1,4 +1,4 @@
-"""Cell E23: Elman recurrence beside a tape of memory slots, read and written by attention."""
+"""Cell E23: Elman recurrence with a tape of memory slots, read and written by attention."""
 
 from __future__ import annotations
 

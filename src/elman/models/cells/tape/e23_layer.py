@@ -1,4 +1,4 @@
-"""Layer E23: Elman recurrence beside a tape of memory slots, read and written by attention.
+"""Layer E23: Elman recurrence with a tape of memory slots, read and written by attention.
 
 Shape legend: b batch, t time, d model width, i = int(d * expansion) channels of the state,
 n slots of the tape.
@@ -32,12 +32,13 @@ class E23(Skeleton):
     """[p; z] = W_in x, u = silu(p), (h', M') = step(h, M, W_x u + b), y = W_out (h' silu(z)).
 
     Vector-state specification 3.4; the step is :func:`elman.ops.tape.op.dual_memory`. With a zero
-    initial tape all slots stay identical for ever, and the number of slots is only a decay rate:
-    the tape is one vector m' = (1 - 1/n) m + W_r h'/n. A seeded one breaks that symmetry. It is
-    the buffer ``initial_tape`` [n, i], N(0, 1) from ``tape_seed`` alone, the same in all layers.
+    initial tape all slots stay identical forever, and the number of slots is only a decay rate: the
+    tape is one vector m' = (1 - 1/n) m + W_r h'/n. A seeded tape breaks that symmetry. It is the
+    buffer ``initial_tape`` [n, i], N(0, 1). It depends only on ``tape_seed``, so it is the same in
+    all layers.
 
-    State: ``h`` [B, i] and ``tape`` [B, n, i], both in fp32 or wider. An absent ``tape`` is the
-    initial one, not zeros.
+    State: ``h`` [B, i] and ``tape`` [B, n, i], both in fp32 or wider. Without a given ``tape`` a
+    sequence starts from the initial one, not from zeros.
     """
 
     cell = CELL

@@ -1,4 +1,4 @@
-"""Cell GRU: PyTorch's own, the reset gate behind the matrix."""
+"""Cell GRU: PyTorch's own, with the reset gate after the matrix."""
 
 from __future__ import annotations
 

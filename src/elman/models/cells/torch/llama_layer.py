@@ -1,4 +1,4 @@
-"""Layer llama: attention and SwiGLU, each behind an RMSNorm and added to the residual stream.
+"""Layer llama: attention and SwiGLU, each after an RMSNorm and added to the residual stream.
 
 Shape legend: b batch, t time, s time with what was carried, d model width, h heads, c channels of a
 head, a = h c channels of all heads, m width of the SwiGLU; kv is keys beside values.
@@ -103,7 +103,7 @@ class Llama(Mixer):
         theta = self.settings.number("rope_theta")
         o_bthc = causal_attention(q_bthc, k_bshc, v_bshc, theta=theta, context=context)
         if 0 < context <= kv_bsk.shape[1]:
-            # A copy: a view would keep everything before it alive between calls.
+            # A copy: a view would keep the whole older tensor alive between calls.
             kv_bsk = kv_bsk[:, kv_bsk.shape[1] - (context - 1) :].clone()
         return linear(o_bthc.flatten(2), self.out_proj), kv_bsk
 

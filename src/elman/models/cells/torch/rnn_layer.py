@@ -22,16 +22,16 @@ from elman.ops.common.precision import no_autocast, wide_dtype
 from elman.ops.common.uncompiled import uncompiled
 from elman.ops.linear import linear
 
-# Weights that were cast for one call are never in one buffer; joining them costs next to nothing.
+# Weights that are cast for one call are never in one buffer, and joining them costs very little.
 warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous")
 
 
 class TorchRNN(Skeleton):
     """y = W_out network(W_in x) (lm-and-training specification 5.4, wrapper of 5.0).
 
-    W_out starts at zero: every block starts as the identity. The network's matrices start
-    orthogonal, its gates stacked; its biases, of which it has two per gate, at zero. The network
-    computes in the dtype of the projections, the state between two steps included.
+    W_out starts at zero, so every block starts as the identity. The network's matrices, with
+    stacked gates, start orthogonal. Its biases, two per gate, start at zero. The network and the
+    state between two steps have the dtype of the projections.
 
     Attributes:
         network: The class of PyTorch's network.
@@ -86,7 +86,7 @@ class TorchRNN(Skeleton):
             h_bti, last_1bi = empty_results(p_bti.shape, p_bti.dtype, first_1bi, read)
             return h_bti, tuple(last_1bi)
         first = first_1bi if len(first_1bi) > 1 else first_1bi[0]
-        # Autocast to bf16 would run cuDNN in fp16, whose range gradients of a mean loss leave.
+        # Autocast to bf16 would run cuDNN in fp16, whose range gradients of a mean loss exceed.
         with no_autocast(p_bti):
             if self.rnn.weight_hh_l0.dtype == p_bti.dtype:
                 h_bti, last = self.rnn(p_bti, first)
@@ -99,7 +99,7 @@ class TorchRNN(Skeleton):
 class GRU(TorchRNN):
     """h' = z h + (1 - z) tanh(W_n x + b_n + r (U_n h + c_n)), [r; z] = sigmoid(W x + b + U h + c).
 
-    The reset gate acts behind the matrix and z keeps the state, both unlike
+    The reset gate acts after the matrix and z keeps the state, both unlike
     :class:`~elman.models.cells.dense.cudagru_layer.CudaGRU`. State: ``h``.
     """
 

@@ -20,7 +20,7 @@ from elman.kernels.launching import Launch, architecture, launch
 from elman.kernels.nvrtc import Loaded, Unit
 from elman.ops.channel.abi import N_WORDS, SEQUENCE_WORDS, WORDS, ChannelArgs
 from elman.ops.channel.cpu import adjacent, gradient_room
-from elman.ops.channel.cuda.tile_config import LANES, Geometry, Tuning, copy_unit, static_checks
+from elman.ops.channel.cuda.tile_config import LANES, TileConfig, Tuning, copy_unit, static_checks
 from elman.ops.channel.plan import Plan
 from elman.ops.channel.recurrences import compiled_cell
 from elman.ops.channel.source import spec_for
@@ -44,12 +44,12 @@ def forward(
     channels = state_bc.shape[1]
     y_btc = sources_bts[0].new_empty(batch, steps, channels)
     last_bc = _room(state_bc)
-    kept_bkc = state_bc.new_empty(batch, n_segments(steps), channels)
+    checkpoints_bkc = state_bc.new_empty(batch, n_segments(steps), channels)
     call = _Call(plan, sources_bts, parameters_c, state_bc)
     call.put("y", y_btc)
-    call.point(first=state_bc.contiguous(), last=last_bc, checkpoints=kept_bkc)
+    call.point(first=state_bc.contiguous(), last=last_bc, checkpoints=checkpoints_bkc)
     call.run(backward=False)
-    return y_btc, last_bc, kept_bkc
+    return y_btc, last_bc, checkpoints_bkc
 
 
 def backward(
@@ -58,20 +58,20 @@ def backward(
     dlast_bc: Tensor | None,
     sources_bts: Sequence[Tensor],
     parameters_c: Sequence[Tensor],
-    kept_bkc: Tensor,
+    checkpoints_bkc: Tensor,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """Return the gradients of the sources, of the parameters and of the first state."""
-    batch, _, channels = kept_bkc.shape
-    dfirst_bc = kept_bkc.new_empty(batch, channels)
+    batch, _, channels = checkpoints_bkc.shape
+    dfirst_bc = checkpoints_bkc.new_empty(batch, channels)
     dparameters_c = [_room(parameter) for parameter in parameters_c]
     dsources_bts = [
         gradient_room(plan, n, source, channels) for n, source in enumerate(sources_bts)
     ]
-    call = _Call(plan, sources_bts, parameters_c, kept_bkc)
+    call = _Call(plan, sources_bts, parameters_c, checkpoints_bkc)
     for slot, place in enumerate(plan.slices()):
         call.put("dx", dsources_bts[place.source], slot, place.start)
     call.put_parameters("dp", dparameters_c)
-    call.point(dfirst=dfirst_bc, checkpoints=kept_bkc)
+    call.point(dfirst=dfirst_bc, checkpoints=checkpoints_bkc)
     if dy_btc is not None:
         call.put("dy", call.keep(adjacent(dy_btc)))
     if dlast_bc is not None:
@@ -142,18 +142,18 @@ class _Call:
 
     def run(self, *, backward: bool) -> None:
         """Launch a pass in a workspace of the size that it needs."""
-        args, geometry = self.args, self.geometry(backward=backward)
-        ready = _ready(geometry, args.batch, args.steps, args.channels, backward)
+        args, tile_config = self.args, self.tile_config(backward=backward)
+        ready = _ready(tile_config, args.batch, args.steps, args.channels, backward)
         self.point(workspace=self.like.new_empty(ready.workspace))
-        LAUNCH(geometry, ready.launches, self)
+        LAUNCH(tile_config, ready.launches, self)
 
-    def geometry(self, *, backward: bool) -> Geometry:
+    def tile_config(self, *, backward: bool) -> TileConfig:
         """Return how a pass runs."""
         unit = copy_unit(self.words, self.dtype, backward)
-        return _geometry(self.plan, self.dtype, self.like.dtype, TUNING, unit)
+        return _tile_config(self.plan, self.dtype, self.like.dtype, TUNING, unit)
 
 
-_geometry = cache(Geometry)
+_tile_config = cache(TileConfig)
 
 
 @dataclass(frozen=True)
@@ -165,21 +165,23 @@ class _Ready:
 
 
 @cache
-def _ready(geometry: Geometry, batch: int, steps: int, channels: int, backward: bool) -> _Ready:
+def _ready(
+    tile_config: TileConfig, batch: int, steps: int, channels: int, backward: bool
+) -> _Ready:
     """Prepare a pass over shapes."""
     # As ChannelSpace lays it out: what the backward pass alone needs stands last.
-    rows = batch * steps if geometry.plan.unit is not None else 0
+    rows = batch * steps if tile_config.plan.unit is not None else 0
     numbers = batch * LANES + 2 * rows
     if backward:
-        parameters = len(compiled_cell(geometry.plan.step).parameters)
+        parameters = len(compiled_cell(tile_config.plan.step).parameters)
         numbers += (rows + parameters * batch) * channels
     args = ChannelArgs(batch=batch, steps=steps, channels=channels)
-    return _Ready(launches(geometry, args, backward), numbers)
+    return _Ready(launches(tile_config, args, backward), numbers)
 
 
-def launches(geometry: Geometry, args: ChannelArgs, backward: bool) -> list[Launch]:
+def launches(tile_config: TileConfig, args: ChannelArgs, backward: bool) -> list[Launch]:
     """Return the kernels of a pass in their order, but for those that have nothing to do."""
-    plan, warps = geometry.plan, geometry.tuning.warps
+    plan, warps = tile_config.plan, tile_config.tuning.warps
     unit = plan.unit is not None
     rows = math.ceil(args.batch * args.steps / warps)
     parameters = len(compiled_cell(plan.step).parameters)
@@ -188,31 +190,31 @@ def launches(geometry: Geometry, args: ChannelArgs, backward: bool) -> list[Laun
     if backward and unit:
         blocks["channel_norms_backward"] = rows
     if backward and parameters:
-        blocks["channel_finish"] = math.ceil(parameters * args.channels / geometry.threads)
-    shared = {_OVER_TIME[backward]: geometry.shared_bytes(backward)}
+        blocks["channel_finish"] = math.ceil(parameters * args.channels / tile_config.threads)
+    shared = {_OVER_TIME[backward]: tile_config.shared_bytes(backward)}
     return [
-        Launch(name, n, geometry.threads, shared.get(name, 0)) for name, n in blocks.items() if n
+        Launch(name, n, tile_config.threads, shared.get(name, 0)) for name, n in blocks.items() if n
     ]
 
 
 @cache
-def unit_text(geometry: Geometry, device: str = "cuda/common/device.cuh") -> str:
+def unit_text(tile_config: TileConfig, device: str = "cuda/common/device.cuh") -> str:
     """Return the text of a translation unit, all passes in one.
 
     Args:
-        geometry: What is computed, and how it runs.
+        tile_config: What is computed, and how it runs.
         device: Header that says what the kernels ask of the machine.
 
     Raises:
         UserError: there is no kernel for the step.
     """
-    plan, tuning = geometry.plan, geometry.tuning
-    spec = spec_for(plan, geometry.state)
+    plan, tuning = tile_config.plan, tile_config.tuning
+    spec = spec_for(plan, tile_config.state)
     names = ["finish"] if compiled_cell(plan.step).parameters else []
     names += ["norms", "norms_backward"] if plan.unit is not None else []
     kernels = {"backward": "BACKWARD_BLOCKS", **dict.fromkeys(["forward", *names], "BLOCKS")}
-    sizes = (tuning.steps, tuning.stages, tuning.warps, geometry.unit)
-    arguments = ", ".join(["elman::Spec", _IO[geometry.io], *map(str, sizes)])
+    sizes = (tuning.steps, tuning.stages, tuning.warps, tile_config.unit)
+    arguments = ", ".join(["elman::Spec", _IO[tile_config.io], *map(str, sizes)])
     return "\n".join(
         [
             f'#include "{device}"',
@@ -220,8 +222,8 @@ def unit_text(geometry: Geometry, device: str = "cuda/common/device.cuh") -> str
             '#include "cuda/channel/unit.cuh"',
             "namespace elman {",
             spec.structure("Spec") + "}  // namespace elman",
-            f"using G = elman::ChannelGeometry<{arguments}>;",
-            static_checks(geometry),
+            f"using G = elman::ChannelTileConfig<{arguments}>;",
+            static_checks(tile_config),
             *(
                 f"ELMAN_KERNEL(channel_{name}, G::THREADS, G::{blocks}, elman::ChannelArgs, "
                 f"elman::channel_{name}<G>(a))"
@@ -232,7 +234,7 @@ def unit_text(geometry: Geometry, device: str = "cuda/common/device.cuh") -> str
     )
 
 
-def _launch(geometry: Geometry, wanted: Sequence[Launch], call: _Call) -> None:
+def _launch(tile_config: TileConfig, wanted: Sequence[Launch], call: _Call) -> None:
     """Launch kernels on the current stream of the call's device."""
     if call.dtype not in (torch.bfloat16, torch.float32):
         raise UserError(
@@ -240,15 +242,17 @@ def _launch(geometry: Geometry, wanted: Sequence[Launch], call: _Call) -> None:
             "use kernels.backend=reference"
         )
     index = call.like.device.index
-    launch(_kernels(geometry, index), wanted, call.args, index)
+    launch(_kernels(tile_config, index), wanted, call.args, index)
 
 
 @cache
-def _kernels(geometry: Geometry, device: int) -> Loaded:
-    """Return a geometry's kernels for a GPU."""
-    fast = geometry.io == torch.bfloat16
-    return nvrtc.load(Unit(unit_text(geometry), geometry.plan.step, architecture(device), fast))
+def _kernels(tile_config: TileConfig, device: int) -> Loaded:
+    """Return a tile config's kernels for a GPU."""
+    fast = tile_config.io == torch.bfloat16
+    return nvrtc.load(
+        Unit(unit_text(tile_config), tile_config.plan.step, architecture(device), fast)
+    )
 
 
-LAUNCH: Callable[[Geometry, Sequence[Launch], _Call], None] = _launch
+LAUNCH: Callable[[TileConfig, Sequence[Launch], _Call], None] = _launch
 """Runs the kernels of a pass; tests put the emulator here."""

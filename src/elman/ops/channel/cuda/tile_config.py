@@ -23,7 +23,7 @@ class Tuning:
     """Sizes that change no number but the time and the memory that a call takes.
 
     Args:
-        steps: Steps of a tile, which are also those between two kept states; a multiple of 8, at
+        steps: Steps of a tile, which are also those between two checkpoints; a multiple of 8, at
             most 32. All that the backward pass computes of them stays in registers.
         stages: Tiles of a sequence in shared memory, all but one of them in flight.
         warps: Warps of a block.
@@ -35,7 +35,7 @@ class Tuning:
 
 
 @dataclass(frozen=True)
-class Geometry:
+class TileConfig:
     """All that a translation unit is compiled for.
 
     Args:
@@ -83,13 +83,13 @@ def copy_unit(words: array[int], io: torch.dtype, backward: bool) -> int:
     return 16 if even else max(4, number)
 
 
-def static_checks(geometry: Geometry) -> str:
+def static_checks(tile_config: TileConfig) -> str:
     """Return C++ text that compares a translation unit with what Python knows of it."""
-    compared = {"G::THREADS": geometry.threads} | {
-        f"G::shared_bytes({word})": geometry.shared_bytes(word == "true")
+    compared = {"G::THREADS": tile_config.threads} | {
+        f"G::shared_bytes({word})": tile_config.shared_bytes(word == "true")
         for word in ("false", "true")
     }
     return layouts() + "".join(
-        same(cpp, value, f"geometry.py has {value} for {cpp} of {geometry.plan.step}")
+        same(cpp, value, f"tile_config.py has {value} for {cpp} of {tile_config.plan.step}")
         for cpp, value in compared.items()
     )

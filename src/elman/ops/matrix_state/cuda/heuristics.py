@@ -1,6 +1,6 @@
-"""Which geometries the CUDA kernels of a plan run with, chosen by arithmetic and not by trial.
+"""Which tile configs the CUDA kernels of a plan run with, chosen by arithmetic and not by trial.
 
-The backward pass comes first: it decides how far apart the kept states are. A change of T never
+The backward pass comes first: it decides how far apart the checkpoints are. A change of T never
 changes anything, and of B only where the number of heads no longer fills the GPU.
 Imports no torch.
 
@@ -13,7 +13,7 @@ import math
 from dataclasses import replace
 
 from elman.kernels.nvrtc import Limits
-from elman.ops.matrix_state.cuda.tile_config import LEAST_ALIGN, Geometry, Types
+from elman.ops.matrix_state.cuda.tile_config import LEAST_ALIGN, TileConfig, Types
 from elman.ops.matrix_state.cuda.tiles import (
     SCHEDULERS,
     WARP,
@@ -30,12 +30,12 @@ _RESERVED = 1024  # shared memory that the system takes for each block
 _MOST_WARPS = 16  # of a block that hold the state
 _MOST_THREADS = 640  # of a block, so that each has its 96 registers
 _STEPS = (16, 12, 8)
-_HELPED_STEPS = (32, 24, 16, 12, 8)  # where others replay a segment than walk it
+_PRODUCER_STEPS = (32, 24, 16, 12, 8)  # where producer warps recompute segments
 _FORWARD_STEPS = (32, 24, 16)  # of a segment of the forward pass, which keeps no states of its own
 
 
-def choose(plan: Plan, types: Types, heads: int, device: Limits) -> Geometry:
-    """Return the geometry for a plan, for sources that lie as evenly as the plan's widths allow.
+def choose(plan: Plan, types: Types, heads: int, device: Limits) -> TileConfig:
+    """Return the tile config for a plan, for sources that lie as evenly as the plan's widths allow.
 
     Args:
         plan: What is computed.
@@ -46,14 +46,14 @@ def choose(plan: Plan, types: Types, heads: int, device: Limits) -> Geometry:
     lanes, tall = backward_tile(plan, heads, device)
     whole = math.ceil(plan.rows / (WARP // lanes * tall))
     most = _MOST_WARPS if columns_of(plan.columns, lanes) * tall <= 16 else _MOST_WARPS // 2
-    slabs = max(math.ceil(whole / most), _slabs_to_fill(whole, heads, device))
-    found = geometry_of(plan, types, lanes, math.ceil(whole / slabs), tall=tall)
+    row_tiles = max(math.ceil(whole / most), _row_tiles_to_fill(whole, heads, device))
+    found = tile_config_of(plan, types, lanes, math.ceil(whole / row_tiles), tall=tall)
     fitted = _fitted(_evened(found, backward=True), heads, device)
-    return _with_helpers(fitted, heads, device) or _halved(fitted, heads, device)
+    return _with_producers(fitted, heads, device) or _halved(fitted, heads, device)
 
 
-def forward_of(chosen: Geometry, heads: int, device: Limits) -> Geometry:
-    """Return the geometry of the forward pass, whose segments are its own.
+def forward_of(chosen: TileConfig, heads: int, device: Limits) -> TileConfig:
+    """Return the tile config of the forward pass, whose segments are its own.
 
     Args:
         chosen: The backward pass's.
@@ -63,83 +63,83 @@ def forward_of(chosen: Geometry, heads: int, device: Limits) -> Geometry:
     plan = chosen.plan
     lanes, tall = forward_tile(plan, heads, device)
     whole = math.ceil(plan.rows / (WARP // lanes * tall))
-    slabs = max(math.ceil(whole / 8), _slabs_to_fill(whole, heads, device))
-    warps = math.ceil(whole / slabs)
-    found = _evened(geometry_of(plan, chosen.types, lanes, warps, tall=tall), backward=False)
+    row_tiles = max(math.ceil(whole / 8), _row_tiles_to_fill(whole, heads, device))
+    warps = math.ceil(whole / row_tiles)
+    found = _evened(tile_config_of(plan, chosen.types, lanes, warps, tall=tall), backward=False)
     candidates = [found]
     if _waits(found, heads, device):
         # Others prepare and finish for the warps that walk.
-        helped = replace(found, helped=True)
-        candidates = [replace(helped, shares=_shares(found, heads, device)), helped, found]
+        relieved = replace(found, producers=True)
+        candidates = [replace(relieved, shares=_shares(found, heads, device)), relieved, found]
     for candidate in candidates:
         if _fits_forward(candidate, device):
             return _lengthened(candidate, heads, device)
-    return replace(chosen, helped=False)
+    return replace(chosen, producers=False)
 
 
-def _lengthened(found: Geometry, heads: int, device: Limits) -> Geometry:
+def _lengthened(found: TileConfig, heads: int, device: Limits) -> TileConfig:
     """Return a forward pass with longer segments, if as many blocks run at a time."""
     longer = (replace(found, steps=steps) for steps in _FORWARD_STEPS)
     waves = _waves(found, heads, device)
     return next(one for one in longer if one == found or _waves(one, heads, device) <= waves)
 
 
-def _waves(found: Geometry, heads: int, device: Limits) -> float:
+def _waves(found: TileConfig, heads: int, device: Limits) -> float:
     """Return how many blocks of the forward pass follow each other on a multiprocessor."""
     if not _fits_forward(found, device):
         return math.inf
-    blocks = math.ceil(heads * found.slabs / found.shares / device.multiprocessors)
+    blocks = math.ceil(heads * found.row_tiles / found.shares / device.multiprocessors)
     resident = device.shared_total // (found.forward_bytes * found.shares + _RESERVED)
     return math.ceil(blocks / resident)
 
 
-def _waits(found: Geometry, heads: int, device: Limits) -> bool:
-    """Whether a scheduler has so little to do that it waits for what its warps wait for."""
+def _waits(found: TileConfig, heads: int, device: Limits) -> bool:
+    """Whether schedulers have so few warps that they often have none to run."""
     schedulers = device.multiprocessors * SCHEDULERS
-    warps = heads * found.slabs * found.warps
-    # A block that shares its multiprocessor with no other has nobody else who works while it waits.
+    warps = heads * found.row_tiles * found.warps
+    # A block alone on its multiprocessor leaves it idle while it waits.
     alone = 2 * (found.forward_bytes + _RESERVED) > device.shared_total
     few = warps <= 2 * schedulers and found.columns * found.tall <= 18
     return warps <= schedulers or few or alone
 
 
-def _shares(found: Geometry, heads: int, device: Limits) -> int:
+def _shares(found: TileConfig, heads: int, device: Limits) -> int:
     """Return how many blocks share one: four warps of them, if no multiprocessor has more to do."""
 
     def load(shares: int) -> int:
-        return math.ceil(heads * found.slabs / shares / device.multiprocessors) * shares
+        return math.ceil(heads * found.row_tiles / shares / device.multiprocessors) * shares
 
     ways = [shares for shares in (4, 2, 1) if shares * found.warps <= SCHEDULERS]
     return min(ways or [1], key=load)
 
 
-def _fits_forward(geometry: Geometry, device: Limits) -> bool:
-    shares, threads = geometry.shares, geometry.forward_threads
-    most = _most_bytes(geometry, backward=False) * shares
+def _fits_forward(tile_config: TileConfig, device: Limits) -> bool:
+    shares, threads = tile_config.shares, tile_config.forward_threads
+    most = _most_bytes(tile_config, backward=False) * shares
     return most <= device.shared_bytes and threads * shares <= _MOST_THREADS
 
 
-def _most_bytes(geometry: Geometry, *, backward: bool) -> int:
+def _most_bytes(tile_config: TileConfig, *, backward: bool) -> int:
     """Return the shared memory that a pass takes at most, however the sources lie."""
-    aligns = (align for align in (LEAST_ALIGN, 8, 16) if align <= geometry.align)
-    ways = [replace(geometry, align=align) for align in aligns]
+    aligns = (align for align in (LEAST_ALIGN, 8, 16) if align <= tile_config.align)
+    ways = [replace(tile_config, align=align) for align in aligns]
     return max(one.backward_bytes if backward else one.forward_bytes for one in ways)
 
 
-def geometry_of(
+def tile_config_of(
     plan: Plan, types: Types, lanes: int, warps: int, steps: int = 16, tall: int = 1
-) -> Geometry:
-    """Return the geometry with so many lanes to a row, warps to a block and rows to a lane."""
+) -> TileConfig:
+    """Return the tile config with so many lanes to a row, warps to a block and rows to a lane."""
     vector = vector_of(plan.columns, lanes)
-    geometry = Geometry(plan, types, lanes, warps, vector, steps, LEAST_ALIGN, tall=tall)
-    return replace(geometry, align=natural_align(geometry))
+    tile_config = TileConfig(plan, types, lanes, warps, vector, steps, LEAST_ALIGN, tall=tall)
+    return replace(tile_config, align=natural_align(tile_config))
 
 
-def _evened(found: Geometry, *, backward: bool) -> Geometry:
-    """Return a geometry whose lanes have one column more, if they had many and an odd number.
+def _evened(found: TileConfig, *, backward: bool) -> TileConfig:
+    """Return a tile config whose lanes have one column more, if they had many and an odd number.
 
-    Two or four at a time are then read and kept: less work than one by one, though one is idle.
-    Not where rows of the state begin at any number: they are kept one by one.
+    Two or four are then read and stored at a time: less work than one by one, though one is idle.
+    Not where rows of the state begin at any number: they are stored one by one.
     """
     columns = found.columns + 1
     many = found.columns >= 7 if backward else found.columns >= (13 if found.tall == 4 else 9)
@@ -147,46 +147,46 @@ def _evened(found: Geometry, *, backward: bool) -> Geometry:
     return replace(found, vector=vector) if many and vector > 1 else found
 
 
-def _resized(found: Geometry, warps: int) -> Geometry:
-    """Return a geometry with so many warps to a block."""
+def _resized(found: TileConfig, warps: int) -> TileConfig:
+    """Return a tile config with so many warps to a block."""
     resized = replace(found, warps=warps)
     return replace(resized, align=natural_align(resized))
 
 
-def natural_align(geometry: Geometry) -> int:
-    """Return the alignment that the widths of a plan and its slabs allow, in bytes."""
-    plan, io = geometry.plan, geometry.types.sizes[0]
-    widths = (plan.columns, plan.rows, geometry.rows)
+def natural_align(tile_config: TileConfig) -> int:
+    """Return the alignment that the widths of a plan and its row tiles allow, in bytes."""
+    plan, io = tile_config.plan, tile_config.types.sizes[0]
+    widths = (plan.columns, plan.rows, tile_config.rows)
     return max(LEAST_ALIGN, math.gcd(16, *(width * io for width in widths)))
 
 
-def _slabs_to_fill(warps: int, heads: int, device: Limits) -> int:
-    """Return into how many slabs a head can be cut before there are more blocks than places."""
+def _row_tiles_to_fill(warps: int, heads: int, device: Limits) -> int:
+    """Return into how many row tiles a head can be cut before there are more blocks than places."""
     return max(1, min(warps, device.multiprocessors // heads))
 
 
-def _fitted(geometry: Geometry, heads: int, device: Limits) -> Geometry:
-    """Return a geometry with as many steps between checkpoints as shared memory allows."""
+def _fitted(tile_config: TileConfig, heads: int, device: Limits) -> TileConfig:
+    """Return a tile config with as many steps between checkpoints as shared memory allows."""
     while True:
-        tried = [replace(geometry, steps=steps) for steps in _STEPS]
+        tried = [replace(tile_config, steps=steps) for steps in _STEPS]
         rounds = [_rounds(one, heads, device) for one in tried]
         if min(rounds) < math.inf:
             return tried[rounds.index(min(rounds))]
-        if geometry.warps > 1:
-            geometry = _resized(geometry, math.ceil(geometry.warps / 2))
-        elif not geometry.scratch:
-            geometry = replace(geometry, scratch=True)
+        if tile_config.warps > 1:
+            tile_config = _resized(tile_config, math.ceil(tile_config.warps / 2))
+        elif not tile_config.scratch:
+            tile_config = replace(tile_config, scratch=True)
         else:
-            return replace(geometry, steps=4)
+            return replace(tile_config, steps=4)
 
 
-def _halved(found: Geometry, heads: int, device: Limits) -> Geometry:
-    """Return a geometry of the backward pass with two blocks where one had a multiprocessor.
+def _halved(found: TileConfig, heads: int, device: Limits) -> TileConfig:
+    """Return a tile config of the backward pass with two blocks where one had a multiprocessor.
 
     Fewer warps then wait for each other. Where rows are read, it would be more work: each block
     prepares keys and queries, and leaves their gradients to be summed.
     """
-    busy = heads * found.slabs > device.multiprocessors
+    busy = heads * found.row_tiles > device.multiprocessors
     if busy or found.warps < 6 or found.scratch or CELLS[found.plan.cell].reads:
         return found
     warps = math.ceil(found.warps / 2)
@@ -194,33 +194,33 @@ def _halved(found: Geometry, heads: int, device: Limits) -> Geometry:
     return halves if halves.warps == warps and _resident(halves, device) >= 2 else found
 
 
-def _with_helpers(found: Geometry, heads: int, device: Limits) -> Geometry | None:
-    """Return a geometry of the backward pass with helpers, where warps have little company.
+def _with_producers(found: TileConfig, heads: int, device: Limits) -> TileConfig | None:
+    """Return a tile config of the backward pass with producer warps, or None if warps are many.
 
-    The replay of one segment then stands beside the walk through another. Both need their room in
-    shared memory, and more steps to a segment make up for their waiting for each other; where rows
-    are read, whose replay takes longer, eight do not.
+    One segment is then recomputed while another is walked. Both need their room in shared memory,
+    and more steps to a segment make up for the time in which they wait for each other. Where rows
+    are read, recomputing takes longer, and eight steps are too few.
     """
-    warps = heads * found.slabs * found.warps
+    warps = heads * found.row_tiles * found.warps
     crowded = warps > 1.5 * device.multiprocessors * SCHEDULERS
     if crowded or found.scratch or found.tall * found.columns > 18:
         return None
     rounds = _rounds(found, heads, device)
     fewest = 12 if CELLS[found.plan.cell].reads else 8
-    helped = (replace(found, helped=True, steps=steps) for steps in _HELPED_STEPS)
-    fits = (one for one in helped if one.steps >= fewest and one.backward_threads <= _MOST_THREADS)
+    ways = (replace(found, producers=True, steps=steps) for steps in _PRODUCER_STEPS)
+    fits = (one for one in ways if one.steps >= fewest and one.backward_threads <= _MOST_THREADS)
     return next((one for one in fits if _rounds(one, heads, device) <= rounds), None)
 
 
-def _resident(geometry: Geometry, device: Limits) -> int:
+def _resident(tile_config: TileConfig, device: Limits) -> int:
     """Return how many blocks of the backward pass a multiprocessor holds."""
-    if _most_bytes(geometry, backward=True) > device.shared_bytes:
+    if _most_bytes(tile_config, backward=True) > device.shared_bytes:
         return 0
-    return device.shared_total // (geometry.backward_bytes + _RESERVED)
+    return device.shared_total // (tile_config.backward_bytes + _RESERVED)
 
 
-def _rounds(geometry: Geometry, heads: int, device: Limits) -> float:
+def _rounds(tile_config: TileConfig, heads: int, device: Limits) -> float:
     """Return how many blocks of the backward pass follow each other on a multiprocessor."""
-    blocks = math.ceil(heads * geometry.slabs / device.multiprocessors)
-    resident = _resident(geometry, device)
+    blocks = math.ceil(heads * tile_config.row_tiles / device.multiprocessors)
+    resident = _resident(tile_config, device)
     return math.ceil(blocks / resident) if resident else math.inf

@@ -20,7 +20,7 @@ from elman.kernels.launching import Launch, architecture
 from elman.kernels.nvrtc import Loaded, Unit, device_limits, load
 from elman.ops.matrix_state.abi import Call, layouts, row_bits
 from elman.ops.matrix_state.cuda.heuristics import H200, choose, forward_of
-from elman.ops.matrix_state.cuda.tile_config import LEAST_ALIGN, Geometry, Types
+from elman.ops.matrix_state.cuda.tile_config import LEAST_ALIGN, TileConfig, Types
 from elman.ops.matrix_state.plan import Plan, parse
 from elman.ops.matrix_state.source import spec_source
 
@@ -40,19 +40,19 @@ def exact() -> Iterator[None]:
 
 
 def segment(plan: Plan, batch: int, dtype: torch.dtype) -> int:
-    """Return how many steps lie between two kept states."""
-    return geometry(plan.text, batch, dtype, backward=True).steps
+    """Return how many steps lie between two checkpoints."""
+    return tile_config(plan.text, batch, dtype, backward=True).steps
 
 
 def kept_dtype(plan: Plan, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of kept states; tanh keeps them in [-1, 1], where fp16 is the finer one."""
+    """Return the dtype of checkpoints; tanh keeps them in [-1, 1], where fp16 is the finer one."""
     if dtype != torch.bfloat16:
         return dtype
     return torch.float16 if plan.nonlinearity == "tanh" else torch.bfloat16
 
 
 @cache
-def geometry(plan_text: str, batch: int, dtype: torch.dtype, *, backward: bool) -> Geometry:
+def tile_config(plan_text: str, batch: int, dtype: torch.dtype, *, backward: bool) -> TileConfig:
     """Return how a pass of a plan runs on this machine's GPU."""
     plan = parse(plan_text)
     # Without a GPU shapes alone are asked for.
@@ -82,12 +82,12 @@ def launch(call: Call, *, backward: bool) -> None:
     Raises:
         UserError: the kernel cannot be compiled or launched.
     """
-    chosen = geometry(call.plan.text, call.args.B, call.like.dtype, backward=backward)
+    chosen = tile_config(call.plan.text, call.args.B, call.like.dtype, backward=backward)
     launch_as(call, chosen, backward=backward)
 
 
-def launch_as(call: Call, chosen: Geometry, *, backward: bool) -> None:
-    """Run a call with a geometry that fits its sources or whose alignment is too wide for them.
+def launch_as(call: Call, chosen: TileConfig, *, backward: bool) -> None:
+    """Run a call with a tile config that fits its sources or whose alignment is too wide for them.
 
     Raises:
         UserError: the kernel cannot be compiled or launched.
@@ -102,7 +102,7 @@ def launch_as(call: Call, chosen: Geometry, *, backward: bool) -> None:
 
 @dataclass(frozen=True)
 class _Ready:
-    """What a launch needs to know of its geometry; working it out takes longer than to launch."""
+    """What a launch needs of its tile config; working that out takes longer than to launch."""
 
     kernels: Loaded
     launches: list[Launch]
@@ -111,7 +111,7 @@ class _Ready:
 
 @cache
 def _ready(
-    chosen: Geometry, align: int, backward: bool, fast: bool, device: int, batch: int, time: int
+    chosen: TileConfig, align: int, backward: bool, fast: bool, device: int, batch: int, time: int
 ) -> _Ready:
     """Prepare the launches of a pass for shapes."""
     chosen = replace(chosen, align=align)
@@ -122,9 +122,9 @@ def _ready(
     )
 
 
-def launches(chosen: Geometry, batch: int, time: int, backward: bool) -> list[Launch]:
+def launches(chosen: TileConfig, batch: int, time: int, backward: bool) -> list[Launch]:
     """Return the launches of a pass."""
-    blocks = batch * chosen.plan.heads * chosen.slabs
+    blocks = batch * chosen.plan.heads * chosen.row_tiles
     if not backward:
         shares = chosen.shares
         of_gpu = (chosen.forward_threads * shares, chosen.forward_bytes * shares)
@@ -137,7 +137,7 @@ def launches(chosen: Geometry, batch: int, time: int, backward: bool) -> list[La
     return passes
 
 
-def alignment(call: Call, chosen: Geometry, backward: bool) -> int:
+def alignment(call: Call, chosen: TileConfig, backward: bool) -> int:
     """Return the bytes, 16 at most, that everything which is read or written by rows lies on."""
     io = chosen.types.sizes[0]
     bits = chosen.align | row_bits(chosen.plan, call.words, io, backward=backward)
@@ -145,22 +145,23 @@ def alignment(call: Call, chosen: Geometry, backward: bool) -> int:
 
 
 @cache
-def unit_of(chosen: Geometry, backward: bool, architecture: str, *, fast: bool) -> Unit:
+def unit_of(chosen: TileConfig, backward: bool, architecture: str, *, fast: bool) -> Unit:
     """Return the translation unit of a pass."""
     label = f"{chosen.plan.label} {'backward' if backward else 'forward'}"
     return Unit(unit_text(chosen, backward), label, architecture, fast)
 
 
-def unit_text(chosen: Geometry, backward: bool, device: str = "cuda/common/device.cuh") -> str:
+def unit_text(chosen: TileConfig, backward: bool, device: str = "cuda/common/device.cuh") -> str:
     """Return the text of a pass's translation unit.
 
     Args:
-        chosen: The geometry.
+        chosen: The tile config.
         backward: Which pass.
         device: Header that says what the kernels ask of the machine.
     """
     types = chosen.types
-    kernels = ("matrix_backward", "matrix_finish") if backward else ("matrix_forward",)
+    sources = ("backward", "finish") if backward else ("forward",)
+    kernels = [f"matrix_{name}" for name in sources]
     bounds = {
         "matrix_forward": "G::FORWARD_THREADS",
         "matrix_backward": "G::BACKWARD_THREADS",
@@ -170,7 +171,7 @@ def unit_text(chosen: Geometry, backward: bool, device: str = "cuda/common/devic
         [
             *_shares(chosen, backward),
             f'#include "{device}"',
-            *(f'#include "cuda/{name}.cuh"' for name in kernels),
+            *(f'#include "cuda/matrix_state/{name}.cuh"' for name in sources),
             spec_source(chosen.plan, "Spec", io=types.io, state=types.state),
             f"using G = {chosen.type_text()};",
             chosen.assertions(backward) + layouts(),
@@ -183,7 +184,7 @@ def unit_text(chosen: Geometry, backward: bool, device: str = "cuda/common/devic
     )
 
 
-def _shares(chosen: Geometry, backward: bool) -> list[str]:
+def _shares(chosen: TileConfig, backward: bool) -> list[str]:
     """Return what device.cuh has to know of blocks that share one of the GPU's."""
     if backward or chosen.shares == 1:
         return []

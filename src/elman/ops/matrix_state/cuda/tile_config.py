@@ -1,4 +1,4 @@
-"""How the CUDA kernels of a plan are spread over threads, and what memory they take.
+"""How the CUDA kernels of a plan are mapped to threads, and what memory they take.
 
 Mirrors csrc/cuda/matrix_state/tile_config.cuh and workspace.cuh; every kernel compares the sizes
 when it is compiled (:func:`assertions`). Imports no torch.
@@ -29,24 +29,24 @@ class Types:
     Args:
         io: Type of the sources and of the output.
         state: Type of the arithmetic and of everything else.
-        kept: Type of the states in checkpoints and in a replayed segment.
+        checkpoint: Type of the states in checkpoints and in a recomputed segment.
     """
 
     io: str
     state: str
-    kept: str
+    checkpoint: str
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Return the sizes of io, state and kept."""
-        return _SIZES[self.io], _SIZES[self.state], _SIZES[self.kept]
+        """Return the sizes of io, state and checkpoint."""
+        return _SIZES[self.io], _SIZES[self.state], _SIZES[self.checkpoint]
 
 
 _SIZES = {"elman::bf16": 2, "elman::f16": 2, "float": 4, "double": 8}
 
 
 @dataclass(frozen=True)
-class Geometry:
+class TileConfig:
     """One way to run a plan's kernel; csrc/cuda/matrix_state/tile_config.cuh explains the numbers.
 
     Args:
@@ -57,9 +57,9 @@ class Geometry:
         vector: Neighbouring columns that a lane reads at once.
         steps: K.
         align: Bytes that every slice and stride of sources and gradients is a multiple of.
-        scratch: Whether the replayed states stand in global memory.
-        helped: Whether other warps of a block prepare and finish segments; in the backward pass
-            they replay them, too.
+        scratch: Whether the recomputed states stand in global memory.
+        producers: Whether other warps of a block prepare and finish segments; in the backward pass
+            they recompute them, too.
         tall: Rows that lanes share.
         shares: How many blocks of the forward pass share one of the GPU's.
     """
@@ -72,7 +72,7 @@ class Geometry:
     steps: int
     align: int
     scratch: bool = False
-    helped: bool = False
+    producers: bool = False
     tall: int = 1
     shares: int = 1
 
@@ -84,17 +84,17 @@ class Geometry:
     @property
     def forward_threads(self) -> int:
         """Threads of a block of the forward pass."""
-        return self.threads + _WARP * min(self.warps, 4) * self.helped
+        return self.threads + _WARP * min(self.warps, 4) * self.producers
 
     @property
     def backward_threads(self) -> int:
         """Threads of a block of the backward pass."""
-        return self.threads * (1 + self.replayed)
+        return self.threads * (1 + self.recomputed)
 
     @property
-    def replayed(self) -> bool:
-        """Whether other warps replay segments than walk them, in the backward pass."""
-        return self.helped and not self.scratch
+    def recomputed(self) -> bool:
+        """Whether producer warps recompute segments, in the backward pass."""
+        return self.producers and not self.scratch
 
     @property
     def columns(self) -> int:
@@ -108,12 +108,12 @@ class Geometry:
 
     @property
     def rows(self) -> int:
-        """Rows of a slab."""
+        """Rows of a row tile."""
         return _WARP // self.lanes * self.tall * self.warps
 
     @property
-    def slabs(self) -> int:
-        """Slabs, hence blocks, of a head."""
+    def row_tiles(self) -> int:
+        """Row tiles, hence blocks, of a head."""
         return math.ceil(self.plan.rows / self.rows)
 
     @property
@@ -126,19 +126,19 @@ class Geometry:
 
     @property
     def history(self) -> int:
-        """Kept numbers of a replayed segment, of a block."""
+        """Numbers of the states of a recomputed segment, of a block."""
         piece = self.tall * self.columns
-        kept = _round(piece, 2) if self.types.sizes[2] == 2 else piece
-        return (self.steps + self.replayed) * kept * self.threads
+        numbers = _round(piece, 2) if self.types.sizes[2] == 2 else piece
+        return (self.steps + self.recomputed) * numbers * self.threads
 
     # ---- shared memory
 
-    def raw_bytes(self, backward: bool) -> int:
+    def staging_bytes(self, backward: bool) -> int:
         """Return the bytes of one buffer of raw inputs."""
         names = [name for name, _ in self.plan.roles] + (["dout"] if backward else [])
-        return sum(_round(self.steps * self._raw_row(name), 16) for name in names)
+        return sum(_round(self.steps * self._staged_row(name), 16) for name in names)
 
-    def _raw_row(self, name: str) -> int:
+    def _staged_row(self, name: str) -> int:
         io = self.types.sizes[0]
         unit = max(io, 4) if name in _HEAD else self.align
         width = 1 if name in _HEAD else min(self.rows, self.plan.rows)
@@ -166,9 +166,9 @@ class Geometry:
     def forward_bytes(self) -> int:
         """Shared memory of the forward pass."""
         after = self.plan.gate_act != "none" or self.plan.residual
-        buffers, sets = (4 if after else 2, 2) if self.helped else (2, 1)
+        buffers, sets = (4 if after else 2, 2) if self.producers else (2, 1)
         inputs = sets * (self._input_bytes(False) + self._reads_bytes)
-        return buffers * self.raw_bytes(False) + inputs + 64 * self.helped
+        return buffers * self.staging_bytes(False) + inputs + 64 * self.producers
 
     @property
     def backward_bytes(self) -> int:
@@ -179,7 +179,7 @@ class Geometry:
         rows = 1 + cell.energy + needs_y + cell.gates + gate
         sums = 2 + self._own_key + cell.column
         decay, write = self._decay_terms, plan.write != "none"
-        buffers, sets = (3, 2) if self.replayed else (2, 1)
+        buffers, sets = (3, 2) if self.recomputed else (2, 1)
         of_set = (
             self._input_bytes(True)
             + rows * self._bytes(self.steps * self.rows)
@@ -188,8 +188,8 @@ class Geometry:
             + (self._bytes(self.steps * (self.rows + 4)) if write else 0)
             + (0 if self.scratch else _round(self.history * self.types.sizes[2], 16))
         )
-        raw = buffers * self.raw_bytes(True)
-        return raw + sets * of_set + needs_y * self._reads_bytes + 96 * self.replayed
+        staging = buffers * self.staging_bytes(True)
+        return staging + sets * of_set + needs_y * self._reads_bytes + 96 * self.recomputed
 
     @property
     def _reads_bytes(self) -> int:
@@ -198,7 +198,7 @@ class Geometry:
     @property
     def _parts(self) -> int:
         """Numbers from one step's parts of the reads to the next one's."""
-        vector = self._raw_vector
+        vector = self._staged_vector
         warp = _WARP * self.tall
         if self.warps > 1:
             rows = self.rows // self.warps
@@ -207,7 +207,7 @@ class Geometry:
         return _above(self.warps * warp, 4 if self.lanes > 4 else self.lanes * group)
 
     @property
-    def _raw_vector(self) -> int:
+    def _staged_vector(self) -> int:
         """Numbers that are read from raw inputs at once."""
         io = self.types.sizes[0]
         return 1 if io == 2 and self.align == LEAST_ALIGN else max(1, min(4, self.align // io))
@@ -235,7 +235,7 @@ class Geometry:
     # ---- global memory
 
     def checkpoint_numbers(self, batch: int, time: int) -> int:
-        """Return how many numbers of type ``types.kept`` the checkpoints of a call hold."""
+        """Return how many numbers of type ``types.checkpoint`` the checkpoints of a call hold."""
         states = batch * self.plan.heads * ((time - 1) // self.steps)
         return states * self.plan.rows * self.plan.columns
 
@@ -246,14 +246,14 @@ class Geometry:
         return sum(widths.get(name, self.rows) for name in self.plan.parameter_names)
 
     @property
-    def slab_numbers(self) -> int:
-        """Numbers per slab, step and head that the slabs of a head leave to be summed."""
-        return sum(self._slabs)
+    def row_tile_numbers(self) -> int:
+        """Numbers per row tile, step and head that the row tiles of a head leave to be summed."""
+        return sum(self._row_tiles)
 
     @property
-    def _slabs(self) -> list[int]:
-        """Widths of the slices that every slab of a head adds to."""
-        if self.slabs == 1:
+    def _row_tiles(self) -> list[int]:
+        """Widths of the slices that every row tile of a head adds to."""
+        if self.row_tiles == 1:
             return []
         slices = {place: name for name, place in reversed(self._ordered_roles())}
         wide = {place for name, place in self.plan.roles if name in _COLUMNS}
@@ -268,28 +268,30 @@ class Geometry:
     def workspace_bytes(self, batch: int, time: int) -> int:
         """Return the bytes of the backward pass's workspace."""
         heads = batch * self.plan.heads
-        numbers = _round(heads * self.slabs * self.param_terms, 4)
-        numbers += _round(self.slab_numbers * self.slabs * heads * time, 4)
-        scratch = heads * self.slabs * self.history if self.scratch else 0
+        numbers = _round(heads * self.row_tiles * self.param_terms, 4)
+        numbers += _round(self.row_tile_numbers * self.row_tiles * heads * time, 4)
+        scratch = heads * self.row_tiles * self.history if self.scratch else 0
         return numbers * self.types.sizes[1] + scratch * self.types.sizes[2]
 
     def finish_threads(self, batch: int, time: int) -> int:
         """Return how many threads sum over blocks after the backward pass."""
         widths = {"z_bias": self.plan.columns, "decay": 1, "dt_bias": 1}
         params = sum(widths.get(name, self.plan.rows) for name in self.plan.parameter_names)
-        vectors = sum(width if width == 1 else width // self._raw_vector for width in self._slabs)
+        vectors = sum(
+            width if width == 1 else width // self._staged_vector for width in self._row_tiles
+        )
         return self.plan.heads * (params + batch * time * vectors)
 
     def type_text(self) -> str:
         """Return the C++ type, for a translation unit with ``elman::Spec``."""
         numbers = (self.lanes, self.tall, self.warps, self.vector, self.steps, self.align)
-        switches = f"{self.scratch}, {self.helped}".lower()
+        switches = f"{self.scratch}, {self.producers}".lower()
         inner = ", ".join(map(str, numbers))
-        return f"elman::Geometry<elman::Spec, {self.types.kept}, {inner}, {switches}>"
+        return f"elman::TileConfig<elman::Spec, {self.types.checkpoint}, {inner}, {switches}>"
 
     def assertions(self, backward: bool) -> str:
         """Return C++ text that refuses to compile a pass where this mirror is wrong."""
-        mirrored = {"G::SLABS": self.slabs, "G::THREADS": self.threads}
+        mirrored = {"G::ROW_TILES": self.row_tiles, "G::THREADS": self.threads}
         mirrored["G::FORWARD_BYTES"] = self.forward_bytes
         if not backward:
             mirrored["G::FORWARD_THREADS"] = self.forward_threads
@@ -297,10 +299,10 @@ class Geometry:
             mirrored["G::BACKWARD_THREADS"] = self.backward_threads
             mirrored["G::HISTORY"] = self.history
             mirrored["G::PARAM_TERMS"] = self.param_terms
-            mirrored["elman::slab_offset<G>(elman::ROLES)"] = self.slab_numbers
+            mirrored["elman::row_tile_offset<G>(elman::ROLES)"] = self.row_tile_numbers
             mirrored["G::BACKWARD_BYTES"] = self.backward_bytes
         return "".join(
-            same(cpp, value, f"geometry.py has {value} for {cpp} of {self.plan.label}")
+            same(cpp, value, f"tile_config.py has {value} for {cpp} of {self.plan.label}")
             for cpp, value in mirrored.items()
         )
 

@@ -115,7 +115,9 @@ def _shared_out(plan: Plan, piece: float, heads: int, device: Limits) -> tuple[i
         return turns * at_once * (size(tile) + _ONCE)
 
     whole, half = (_filled(plan, *_tile(plan, p, most=8), p) for p in (piece, piece / 2))
-    if size(whole) < 16 or warps(half) > 8:  # a block holds so many; of slabs each prepares inputs
+    if (
+        size(whole) < 16 or warps(half) > 8
+    ):  # a block holds so many; of row tiles each prepares inputs
         return whole
     least = busiest(whole) * (1 if size(whole) > 24 else 0.92)
     return half if busiest(half) < least else whole

@@ -1,0 +1,44 @@
+"""The implementations of residual add and RMSNorm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from elman.base.errors import UserError
+from elman.ops.add_norm import custom_op, reference
+from elman.ops.common.backend import Backend
+from elman.ops.common.precision import cast
+
+Run = Callable[[Tensor, Tensor | None, Tensor, torch.dtype], tuple[Tensor, Tensor]]
+"""``run(stream_btd, branch_btd, gain_d, dtype) -> (sum_btd, normed_btd)``."""
+
+
+def supported(stream_btd: Tensor, branch_btd: Tensor | None, dtype: torch.dtype) -> bool:
+    """Return whether the CUDA kernel computes on these dtypes; arguments as in op.py."""
+    branch = dtype if branch_btd is None else branch_btd.dtype
+    return stream_btd.dtype == torch.float32 and {branch, dtype} <= custom_op.DTYPES
+
+
+def _cuda(
+    stream_btd: Tensor, branch_btd: Tensor | None, gain_d: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    if not supported(stream_btd, branch_btd, dtype):
+        given = (stream_btd.dtype, dtype if branch_btd is None else branch_btd.dtype, dtype)
+        raise UserError(
+            "kernels.backend=cuda: norms have a float32 stream and bfloat16, float16 or "
+            f"float32 beside it, not {', '.join(map(str, dict.fromkeys(given)))}; "
+            "use kernels.backend=reference"
+        )
+    gain_d = cast(gain_d, stream_btd.dtype)
+    sum_btd, normed_btd = custom_op.run(stream_btd, branch_btd, gain_d, dtype)
+    return stream_btd if branch_btd is None else sum_btd, normed_btd
+
+
+BACKENDS: dict[str, Backend[Run]] = {
+    "reference": Backend(reference.add_rms_norm),
+    "cuda": Backend(_cuda),
+}
+"""By the name that ``kernels.backend`` has. The caller names the dtype of the output."""

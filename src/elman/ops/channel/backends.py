@@ -1,0 +1,45 @@
+"""The implementations of the channel engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from torch import Tensor
+
+from elman.ops.channel import custom_op, reference
+from elman.ops.channel.plan import Plan
+from elman.ops.channel.recurrences import compiled_cell
+from elman.ops.common.backend import Backend
+from elman.ops.common.precision import no_autocast
+from elman.ops.common.uncompiled import uncompiled
+
+Run = Callable[[Plan, Sequence[Tensor], Mapping[str, Tensor], Tensor], tuple[Tensor, Tensor]]
+"""``run(plan, sources_bts, parameters, state_bc) -> (y_btc, last_bc)``."""
+
+
+@uncompiled
+def _reference(
+    plan: Plan, sources_bts: Sequence[Tensor], parameters: Mapping[str, Tensor], state_bc: Tensor
+) -> tuple[Tensor, Tensor]:
+    with no_autocast(state_bc):
+        return reference.run(plan, sources_bts, parameters, state_bc)
+
+
+def _compiled(
+    backend: str,
+    plan: Plan,
+    sources_bts: Sequence[Tensor],
+    parameters: Mapping[str, Tensor],
+    state_bc: Tensor,
+) -> tuple[Tensor, Tensor]:
+    ordered = [parameters[name] for name in compiled_cell(plan.step).parameters]
+    return custom_op.run(plan.text, backend, sources_bts, ordered, state_bc)
+
+
+BACKENDS: dict[str, Backend[Run]] = {
+    "reference": Backend(_reference),
+    "cpu": Backend(partial(_compiled, "cpu")),
+    "cuda": Backend(partial(_compiled, "cuda"), narrow=True),
+}
+"""By the name that ``kernels.backend`` has."""

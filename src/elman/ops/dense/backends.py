@@ -1,0 +1,38 @@
+"""The implementations of the dense engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from elman.ops.common.backend import Backend
+from elman.ops.common.precision import no_autocast
+from elman.ops.common.uncompiled import uncompiled
+from elman.ops.dense import custom_op, reference
+from elman.ops.dense.steps import State, Tensors
+
+Run = Callable[[str, Tensors, Tensors, Tensors, Tensors], tuple[Tensor, State]]
+"""``run(step, inputs, recurrent, state, parameters) -> (h_bti, state)``."""
+
+
+@uncompiled
+def _reference(
+    step: str, inputs: Tensors, recurrent: Tensors, state: Tensors, parameters: Tensors
+) -> tuple[Tensor, State]:
+    with no_autocast(state[0]):
+        return reference.dense_recurrence(step, inputs, recurrent, state, parameters)
+
+
+def _cpu(
+    step: str, inputs: Tensors, recurrent: Tensors, state: Tensors, parameters: Tensors
+) -> tuple[Tensor, State]:
+    custom_op.check_parameters(step, parameters, state[0])
+    first_sbi = torch.stack(tuple(state))
+    h_bti, last_sbi = custom_op.run(step, inputs, recurrent, parameters, first_sbi)
+    return h_bti, last_sbi.unbind(0)
+
+
+BACKENDS: dict[str, Backend[Run]] = {"reference": Backend(_reference), "cpu": Backend(_cpu)}
+"""By the name that ``kernels.backend`` has."""
