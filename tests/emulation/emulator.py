@@ -23,6 +23,7 @@ from elman.kernels.compiler import BASE_FLAGS, find_compiler, run_compiler
 from elman.kernels.launching import Launch
 from elman.kernels.sources import source_folder, sources_hash
 from elman.ops.channel import source as channel_kernels
+from elman.ops.dense import source as dense_source
 from elman.ops.matrix_state import cpu as matrix_cpu
 from elman.ops.matrix_state.abi import Call
 from elman.ops.matrix_state.cuda import kernels
@@ -145,6 +146,7 @@ def plant_in_cpu_engines(folder: Path, file: str, edit: Callable[[str], str]) ->
     os.environ["ELMAN_CACHE"] = str(folder)
     # What was compiled before is not asked for again.
     channel_kernels.kernel_for.cache_clear()
+    dense_source._loaded.clear()
     matrix_cpu._found.clear()
     matrix_cpu._loaded.clear()
 

@@ -25,6 +25,8 @@ from elman.kernels.compiler import BASE_FLAGS
 from elman.ops.add_norm import cuda as norm_cuda
 from elman.ops.channel import op as channel_op
 from elman.ops.channel.recurrences import CELLS
+from elman.ops.dense.op import dense_recurrence
+from elman.ops.dense.recurrences import CELLS as DENSE
 from elman.ops.matrix_state import op as matrix_op
 from elman.ops.matrix_state.stacked import stacked_plan
 from tests.emulation import channel_mutations, emulator, mutations, stretches
@@ -40,6 +42,7 @@ FAULTS = {
     "channel": ("cuda/channel/passes.cuh", "if (exists) store_one", "store_one"),
     "add_norm": ("cuda/add_norm/add_norm.cuh", "if (at < G::D) store", "store"),
     "cpu_matrix": ("cpu/matrix_state/places.h", "+ t * x.grad_time", "+ (t + 1) * x.grad_time"),
+    "cpu_dense": ("cpu/dense/engine.h", "extra_size() + rows_size() +", "extra_size() +"),
     "cpu_channel": ("cpu/channel/lanes.h", "(to, &v, n * sizeof", "(to, &v, (n + 1) * sizeof"),
 }
 Library = emulator.Library
@@ -99,12 +102,31 @@ def cpu_channel(library: Library, thorough: bool) -> None:
         pull(channel_op.run(plan, [source], parameters, state, backend="cpu"))
 
 
+def cpu_dense(library: Library, thorough: bool) -> None:
+    """Run channels that are no whole vectors, with one matrix and with two factors."""
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(4)
+    for step, cell in DENSE.items() if thorough else (("tanh", DENSE["tanh"]),):
+        for width, rank in ((37, 0), (19, 5)) if thorough else ((37, 0),):
+            rows = cell.blocks * width
+            sizes = [(3, 4, rows), *[(3, 4, width)] * cell.others]
+            matrices = [(rows, rank), (rank, width)] if rank else [(rows, width)]
+            own = [(1,)] if cell.scale else [(width, width)] if cell.extra else []
+            inputs, recurrent, parameters, state = (
+                [torch.randn(size, generator=generator).requires_grad_() for size in group]
+                for group in (sizes, matrices, own, [(3, width)] * cell.states)
+            )
+            given = {"parameters": parameters, "backend": "cpu"}
+            y, last = dense_recurrence(step, inputs, recurrent, state, **given)
+            pull((y, *last))
+
+
 def pull(outputs: tuple[Tensor, ...]) -> None:
     """Run the backward pass."""
     sum(out.sum() for out in outputs).backward()  # type: ignore[union-attr]
 
 
-ENGINES = {f.__name__: f for f in (matrix, channel, add_norm, cpu_matrix, cpu_channel)}
+ENGINES = {f.__name__: f for f in (matrix, channel, add_norm, cpu_matrix, cpu_channel, cpu_dense)}
 
 
 def planted(engine: str) -> bool:

@@ -171,15 +171,16 @@ def _differentiate(
         plain: Whether a plain call may compute them, where no operator is seen.
     """
     saved = list(ctx.saved_tensors)
-    groups = [[saved.pop(0) for _ in range(size)] for size in ctx.sizes]
+    inputs, recurrent, parameters = ([saved.pop(0) for _ in range(n)] for n in ctx.sizes)
     first_sbi, y_bti, memo_btmi, norms_bt = saved
     # Who differentiates once more is told by the operator that this cannot be.
     plain = plain and not torch.is_grad_enabled()
-    if plain and not operators_are_seen((*groups[0], dy_bti, dlast_sbi)):
+    if plain and not operators_are_seen((*inputs, dy_bti, dlast_sbi)):
         results = Results(y_bti, first_sbi, memo_btmi, norms_bt)
-        return cpu.backward(ctx.step, dy_bti, dlast_sbi, *groups, first_sbi, results)
-    given = (*groups, first_sbi, y_bti, memo_btmi, norms_bt)
-    return Gradients(*dense_backward(ctx.step, dy_bti, dlast_sbi, *given))
+        given = (dy_bti, dlast_sbi, inputs, recurrent, parameters, first_sbi, results)
+        return cpu.backward(ctx.step, *given)
+    tensors = (inputs, recurrent, parameters, first_sbi, y_bti, memo_btmi, norms_bt)
+    return Gradients(*dense_backward(ctx.step, dy_bti, dlast_sbi, *tensors))
 
 
 def _differentiate_operator(
@@ -225,7 +226,8 @@ def run(
     tensors = (*inputs, *recurrent, *parameters, first_sbi)
     keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     if operators_are_seen(tensors):
-        return dense(step, keep, inputs, recurrent, parameters, first_sbi)[:2]
+        y_bti, last_sbi, *_ = dense(step, keep, inputs, recurrent, parameters, first_sbi)
+        return y_bti, last_sbi
     if not keep:
         return _forward(step, False, inputs, recurrent, parameters, first_sbi)[:2]
     sizes = (len(inputs), len(recurrent), len(parameters))

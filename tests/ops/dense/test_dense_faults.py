@@ -1,0 +1,116 @@
+"""Faults planted in the dense engine's sources are seen by what test_dense_kernels.py compares."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from elman.ops.dense import cpu
+from tests.emulation import emulator
+from tests.ops.dense import test_dense_kernels as kernels
+
+ENGINE, PRODUCT, CELLS = "cpu/dense/engine.h", "cpu/dense/product.h", "cells/dense.h"
+# By what is wrong: the file under csrc, old text, new text, and a step and size that show it.
+FAULTS = {
+    "the matrix is not transposed": (
+        ENGINE,
+        "Product::template pack<true>(static_cast<const T*>(a.matrix), packed(), k_of_r(),",
+        "Product::template pack<false>(static_cast<const T*>(a.matrix), packed(), k_of_r(),",
+        ("tanh", "one-thread"),
+    ),
+    "the last channels are not packed": (
+        PRODUCT,
+        "for (int64_t j = 0; j < there; j++)",
+        "for (int64_t j = 0; j + 1 < there; j++)",
+        ("tanh", "one-thread"),
+    ),
+    "a row of the tile is left out": (
+        PRODUCT,
+        "r += rows;",
+        "r += rows + (rows == 2);",
+        ("linear", "channels"),
+    ),
+    "the gradient of the last state is ignored": (
+        ENGINE,
+        "std::memcpy(a.dfirst, a.dlast, bytes);",
+        "std::memset(a.dfirst, 0, bytes);",
+        ("tanh", "one-thread"),
+    ),
+    "the carried gradient is dropped": (
+        ENGINE,
+        "carried + cpu::load<V>(out[0] + place)",
+        "cpu::load<V>(out[0] + place)",
+        ("mix", "one-thread"),
+    ),
+    "c of the step itself instead of the one before": (
+        ENGINE,
+        "t ? memo(b, t - 1) + C * a.channels",
+        "t ? memo(b, t) + C * a.channels",
+        ("lstm", "one-thread"),
+    ),
+    "the norm's gradient without its mean": (
+        ENGINE,
+        "L::load(at(a.y, b, t) + ch, n) * mean) * factor",
+        "L::load(at(a.y, b, t) + ch, n) * T(0)) * factor",
+        ("normalized", "one-thread"),
+    ),
+    "the scale's gradient of the last step alone": (
+        ENGINE,
+        "L::store(to, L::load(to, n) + d.scale, n);",
+        "L::store(to, d.scale, n);",
+        ("normalized_scalar", "one-thread"),
+    ),
+    "the reset gate is left out of the carried gradient": (
+        CELLS,
+        "d.h = e - e * m[0] + drh * m[1];",
+        "d.h = e - e * m[0] + drh;",
+        ("gru", "one-thread"),
+    ),
+    "threads do not meet before they read a factor's product": (
+        ENGINE,
+        "    team.meet(s.me, s.of);\n    stride = low_stride();",
+        "    stride = low_stride();",
+        ("tanh", "channels-low-rank"),
+    ),
+    "threads do not meet between steps": (
+        ENGINE,
+        "    if constexpr (Cell::EXTRA) candidate(team, s, t, h, h_stride);\n"
+        "    team.meet(s.me, s.of);",
+        "    if constexpr (Cell::EXTRA) candidate(team, s, t, h, h_stride);",
+        ("linear", "channels"),
+    ),
+}
+QUICK = ("the matrix is not transposed", "threads do not meet between steps")
+REPEATS = 50  # a race is not lost every time
+pytestmark = [
+    pytest.mark.compiler,
+    pytest.mark.skipif(sys.platform != "linux", reason="needs fork"),
+]
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=[pytest.mark.slow] * (what not in QUICK)) for what in FAULTS]
+)
+def test_a_planted_fault_is_noticed(what: str, tmp_path: Path) -> None:
+    file, old, new, (step, size) = FAULTS[what]
+    child = os.fork()
+    if child == 0:
+        noticed = True
+        try:
+            cpu.kernel_threads = lambda of_torch: 2
+            emulator.plant_in_cpu_engines(tmp_path, file, lambda whole: whole.replace(old, new))
+            kernels.source.kernel_for(step, kernels.torch.float64)
+            for _ in range(REPEATS):
+                found = kernels.everything(step, kernels.draw(step, size), "cpu")
+                kernels.check(found, kernels.wanted(step, size), 1e-12)
+            noticed = False
+        except AssertionError:
+            pass
+        except BaseException as error:
+            print(error, file=sys.stderr)
+            noticed = False
+        os._exit(0 if noticed else 1)
+    assert os.waitpid(child, 0)[1] == 0
