@@ -17,7 +17,7 @@ from elman.ops.dense.recurrences import CELLS
 # channels, the third by rows of the batch.
 SIZES = {
     "channels": (3, 7, 200, 0),
-    "channels-low-rank": (5, 3, 150, 70),
+    "channels-low-rank": (9, 3, 150, 70),
     "rows": (37, 4, 66, 0),
     "one-thread": (2, 5, 21, 0),
     "one-row-one-step": (1, 1, 5, 0),
