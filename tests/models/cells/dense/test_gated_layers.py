@@ -334,8 +334,7 @@ def test_retain_gates_stay_fp32_under_autocast() -> None:
         (
             "E60c",
             {"backend": "cuda"},
-            "kernels.backend=cuda: cell e60c has only reference; use kernels.backend=reference "
-            "or kernels.backend=auto",
+            "kernels.backend=cuda: cell e60c has only reference and cpu; use kernels.backend=auto",
         ),
     ],
     ids=lambda value: str(value)[:30],
