@@ -222,6 +222,15 @@ def test_autocast_leaves_the_state_wide() -> None:
     assert (y - plain).norm() <= 0.02 * plain.norm()
 
 
+@SOME
+@pytest.mark.parametrize("size", ["channels", "channels-low-rank"])
+def test_a_backward_pass_inside_of_autocast_is_as_exact(step: str, size: str) -> None:
+    plain = everything(step, draw(step, size, torch.float32), "cpu")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = everything(step, draw(step, size, torch.float32), "cpu")
+    assert all(torch.equal(tensor, inside[name]) for name, tensor in plain.items())
+
+
 def test_no_rows_and_no_steps_give_the_first_state_back() -> None:
     leaves = draw("lstm", "one-thread")
     for cut in (slice(0, 0), slice(None)):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from elman.kernels.threads import kernel_threads
 from elman.ops.common.backend import require_cpu
+from elman.ops.common.precision import no_autocast
 from elman.ops.dense.abi import DenseArgs, sequence
 from elman.ops.dense.recurrences import compiled_cell
 from elman.ops.dense.source import kernel_for
@@ -113,6 +114,23 @@ def backward(
     if dlast_sbi is not None:
         call.point(dlast=dlast_sbi.contiguous())
     call.run(call.kernel.backward)
+    with no_autocast(first_sbi):  # where a backward pass runs inside of one
+        given = (dinputs, dscale_bi, dfirst_sbi, recurrent, parameters, first_sbi, results)
+        return _gradients(step, *given)
+
+
+def _gradients(
+    step: str,
+    dinputs: list[Tensor],
+    dscale_bi: Tensor,
+    dfirst_sbi: Tensor,
+    recurrent: Tensors,
+    parameters: Tensors,
+    first_sbi: Tensor,
+    results: Results,
+) -> Gradients:
+    """Return the gradients, with those of matrices and parameters from those of the inputs."""
+    cell = compiled_cell(step)
     dparameters = [dscale_bi.sum().reshape(parameters[0].shape)] if cell.scale else []
     if cell.extra:
         gated_bti = _shifted(results.y_bti, first_sbi[0]) * results.memo_btmi[:, :, 1]
