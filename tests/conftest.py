@@ -14,8 +14,6 @@ import pytest
 from elman.base.errors import ExitStatus
 from elman.kernels.compiler import compiler_problem
 
-pytest_plugins = ["tests.stubs.command_line"]
-
 
 def pytest_report_header() -> str | None:
     """Say first what this machine lacks for the tests of the CPU's kernels."""

@@ -164,7 +164,7 @@ FAULTS |= {
     ),
     "a_write_before_the_wait": (
         "global write of y before the wait for the kernel before",
-        "if (helper) store_one(a.y + lane, 1.0f); wait_for_predecessor();",
+        "if (producer) store_one(a.y + lane, 1.0f); wait_for_predecessor();",
     ),
     "a_copy_before_the_wait": (
         "global read of y before the wait for the kernel before",

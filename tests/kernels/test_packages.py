@@ -21,6 +21,7 @@ from elman.data import batches
 from elman.kernels import packages
 from elman.kernels.packages import import_kernels, package_problem
 from elman.launchers.job import wants_gpu
+from elman.models import backends
 from elman.models.backends import computation_path, on_slow_path, resolve_backend, tuning_note
 from elman.models.build import build_model
 from elman.models.cells import registry
@@ -59,8 +60,9 @@ def installed(monkeypatch) -> dict[str, str]:
     }
     names = {"mamba_ssm": "mamba-ssm", "fla": "flash-linear-attention"}
     names |= {"causal_conv1d": "causal-conv1d"}
-    monkeypatch.setattr(packages, "_importable", lambda module: names.get(module, module) in found)
-    monkeypatch.setattr(packages, "installed_version", found.get)
+    for module in (packages, backends):
+        monkeypatch.setattr(module, "importable", lambda name: names.get(name, name) in found)
+        monkeypatch.setattr(module, "installed_version", found.get)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     return found
 
@@ -221,6 +223,9 @@ def test_a_benchmark_on_a_gpu_times_what_training_would_run(
     models = [compose_config(["model=mamba2"]).model]
     found, notes = entries(models, ["auto", "reference"], GPU, allow_slow=slow)
     assert [entry.backend for entry in found] == timed
+    said = [note for note in notes if note.startswith("slow path: plain PyTorch runs cell mamba2")]
+    assert len(said) == (slow and not there)
+    notes = [note for note in notes if note not in said]
     assert len(notes) == len(left_out)
     for note, part in zip(notes, left_out, strict=True):
         assert part in note
@@ -281,7 +286,7 @@ def test_bench_and_parity_hand_on_that_slow_is_allowed(mode, monkeypatch, tmp_pa
     run = {"parity": parity_mode, "bench": bench_mode}[mode].run
     for given in (["baseline.allow_slow=true"], []):
         with pytest.raises(UserError, match="enough"):
-            run(compose_config([f"mode={mode}", *given]), tmp_path)
+            run(PreparedRun(compose_config([f"mode={mode}", *given]), tmp_path))
     assert asked == [True, False]
 
 
@@ -530,5 +535,5 @@ def test_every_mode_that_builds_a_model_hands_on_that_slow_is_allowed(monkeypatc
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, lambda place: SimpleNamespace(path=place))
         with pytest.raises(UserError, match="enough"):
-            module.run(config, None)
+            module.run(PreparedRun(config))
     assert asked == [True, True]

@@ -301,7 +301,7 @@ def test_every_model_is_timed_on_every_backend_that_it_has_once() -> None:
         (["bench.models=[e43]"], "bench.models: model=e43"),
         (["bench.models=[e1,e34]", "bench.same_size=true", "model.dim=0"], "model.dim=0"),
         (["bench.peers=[pytorch]"], "bench.peers=pytorch: expected one of mamba2_transformers"),
-        (["bench.backends=[]"], "bench.backends=[]: names none"),
+        (["bench.backends=[]"], "bench.backends=[]: an empty list"),
         (["bench.rounds=0"], "bench.rounds=0: must be at least 1"),
         (["kernels.backend=cpu"], "kernels.backend: read only with"),
         (["train.batch_size=2"], "train.batch_size: read only with"),

@@ -136,7 +136,7 @@ def test_a_record_that_cannot_be_read_costs_the_published_figures_alone(
 ) -> None:
     lines = report(sweep_of(tmp_path / "a", benchmark="mine", suite=record))
     assert [line["model"] for line in lines if line["kind"] == "model"] == ["e75h4n16"]
-    (said,) = [line for line in capsys.readouterr().out.splitlines() if "is left out" in line]
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if "are left out" in line]
     assert problem in said
 
 

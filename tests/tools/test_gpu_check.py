@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_check.py"
+SCRIPT = Path(__file__).parents[2] / "tools" / "gpu" / "gpu_check.py"
 
 
 @pytest.fixture(scope="module")

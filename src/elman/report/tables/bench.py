@@ -117,9 +117,8 @@ def _notes(result: Mapping[str, Any]) -> Iterator[str]:
         measured.append(f"{rates['multiplies'] / 1e9:,.0f} G multiply-adds/s")
     if rates["tanhs"]:
         measured.append(f"{rates['tanhs'] / 1e9:,.2f} G tanh/s")
-    copies = [f"{rate / 1e9:,.0f}" for rate in rates["copies"].values()]
-    if copies:
-        measured.append(f"copies {min(copies, key=float)} to {max(copies, key=float)} GB/s")
+    if copies := rates["copies"].values():
+        measured.append(f"copies {min(copies) / 1e9:,.0f} to {max(copies) / 1e9:,.0f} GB/s")
     yield f"floors from what was measured here: {', '.join(measured)}"
 
 

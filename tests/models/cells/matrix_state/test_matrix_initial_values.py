@@ -125,8 +125,16 @@ def test_e75_behind_its_projection_is_drawn_as_one_matrix_each() -> None:
 
 
 WRONG = [
-    ("E74", {"gate": "retain", "update": "ema"}, "model.gate=retain with model.update=ema: acts"),
-    ("E74", {"gate": "state", "update": "ntm"}, "model.gate=state with model.update=ntm: acts"),
+    (
+        "E74",
+        {"gate": "retain", "update": "ema"},
+        "model.gate=retain with model.update=ema: this gate needs",
+    ),
+    (
+        "E74",
+        {"gate": "state", "update": "ntm"},
+        "model.gate=state with model.update=ntm: this gate needs",
+    ),
     (
         "E74",
         {"projection": "full", "update": "simple"},
