@@ -471,6 +471,15 @@ def test_nothing_to_time_is_said(tmp_path: Path, given_rates) -> None:
         run_mode(tmp_path / "run", "model=e23", "bench.backends=[cpu]")
 
 
+def test_rates_of_a_thousand_and_more_are_printed(tmp_path: Path, capsys, monkeypatch) -> None:
+    """A GPU copies more than a thousand GB a second, which print with a comma."""
+    fake = MachineRates(CPU, 1e10, 1e9, {2**20: 4e11, 2**30: 1.183e12})
+    monkeypatch.setattr(fake, "bandwidth", lambda moved: 1e10)
+    monkeypatch.setattr(benchmark, "measure_rates", lambda device: fake)
+    run_mode(tmp_path / "run", "model=e61")
+    assert "copies 400 to 1,183 GB/s" in capsys.readouterr().out
+
+
 def test_a_sweep_ends_in_one_table(tmp_path: Path, capsys, given_rates) -> None:
     result = run_mode(tmp_path / "run", "model=e61")
     capsys.readouterr()
