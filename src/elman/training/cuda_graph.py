@@ -20,6 +20,7 @@ from torch import Tensor
 from elman.base.errors import UserError, first_line
 from elman.config.run_config import RunConfig
 from elman.kernels.graphs import CudaGraphs, Graphs
+from elman.models.backends import REFERENCE, best_backend
 from elman.models.cells import registry
 from elman.models.language_model import LanguageModel
 from elman.models.state import State, copied, layout, overwrite
@@ -58,7 +59,7 @@ def _loops_in_python(config: RunConfig) -> bool:
     a graph takes, so the user must ask for it.
     """
     cell = registry.cell(config.model.cell).under(config.model.options)
-    return config.kernels.backend == "reference" or tuple(cell.backends) == ("reference",)
+    return REFERENCE in (config.kernels.backend, best_backend(cell, "cuda"))
 
 
 class _Kind(NamedTuple):
