@@ -250,12 +250,38 @@ def test_no_rows_and_no_steps_give_the_first_state_back() -> None:
 def test_wrong_tensors_are_refused_at_the_operators_door() -> None:
     leaves = draw("tanh", "one-thread")
     inputs, matrix, state = [leaves["input 0"]], leaves["matrix"], leaves["state 0"].unsqueeze(0)
-    with pytest.raises(ValueError, match=r"dense tanh: 1 parameters, expected 0"):
+    with pytest.raises(ValueError, match=r"dense tanh: 1 of parameter, expected 0"):
         custom_op.dense("tanh", False, inputs, [matrix], [state[0, 0]], state)
     with pytest.raises(ValueError, match=r"state 0 of dense tanh: shape"):
         custom_op.dense("tanh", False, inputs, [matrix], [], state[:, :1])
     with pytest.raises(ValueError, match=r"source 0 of dense tanh: shape"):
         custom_op.dense("tanh", False, [inputs[0][..., :3]], [matrix], [], state)
+
+
+WRONG = {
+    "a narrow second input": ("mix", {"input 1": (2, 5, 3)}),
+    "a wide first input": ("tanh", {"input 0": (2, 5, 30)}),
+    "a matrix of other rows": ("lstm", {"input 0": (2, 5, 42), "matrix": (42, 21)}),
+    "another U": ("gru", {"extra": (20, 21)}),
+    "a matrix of rank 0": ("tanh", {"matrix": (21, 0), "inner": (0, 21)}),
+    "factors that do not fit": ("tanh", {"matrix": (21, 4), "inner": (3, 21)}),
+    "no c": ("lstm", {"state 1": None}),
+    "no second input": ("mix", {"input 1": None}),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_kernel_reads_nothing_beside_its_tensors(what: str) -> None:
+    step, changes = WRONG[what]
+    leaves = draw(step, "one-thread")
+    for name, shape in changes.items():
+        leaves.pop(name, None)
+        if shape is not None:
+            leaves[name] = torch.zeros(shape, dtype=torch.float64)
+    # The tensors of a group stand in the order of their names.
+    ordered = {name: leaves[name] for name in sorted(leaves, key=lambda name: name == "inner")}
+    with pytest.raises(ValueError, match=f"dense {step}"):
+        call(step, ordered, "cpu")
 
 
 def test_another_dtype_has_no_kernel() -> None:

@@ -28,7 +28,7 @@ def _reference(
 def _cpu(
     step: str, inputs: Tensors, recurrent: Tensors, state: Tensors, parameters: Tensors
 ) -> tuple[Tensor, State]:
-    custom_op.check_parameters(step, parameters, state[0])
+    custom_op.check_kernel_call(step, inputs, recurrent, parameters, state)
     first_sbi = torch.stack(tuple(state))
     h_bti, last_sbi = custom_op.run(step, inputs, recurrent, parameters, first_sbi)
     return h_bti, last_sbi.unbind(0)

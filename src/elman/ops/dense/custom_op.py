@@ -13,7 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman.ops.common.door import check, check_kernel_tensors, check_sequences, check_state
+from elman.ops.common.door import (
+    Shape,
+    check,
+    check_kernel_tensors,
+    check_sequences,
+    check_state,
+)
 from elman.ops.common.operators import apply, operators_are_seen
 from elman.ops.dense import cpu
 from elman.ops.dense.cpu import Gradients, Results
@@ -53,7 +59,7 @@ def dense(
     of, batch = f"dense {step}", inputs[0].shape[0]
     check_call(step, inputs, recurrent, list(first_sbi.unbind(0)))
     check_kernel_tensors(of, inputs, (*recurrent, *parameters))
-    check_parameters(step, parameters, first_sbi)
+    check_kernel_call(step, inputs, recurrent, parameters, list(first_sbi.unbind(0)))
     check_state("state", of, first_sbi[0], (batch, first_sbi.shape[2]), inputs[0])
     return _forward(step, keep, inputs, recurrent, parameters, first_sbi)
 
@@ -71,18 +77,35 @@ def check_call(step: str, inputs: Tensors, recurrent: Tensors, state: Tensors) -
         check_state(f"state {number}", of, part, (inputs[0].shape[0], channels), inputs[0])
 
 
-def check_parameters(step: str, parameters: Tensors, like: Tensor) -> None:
-    """Compare the step's own tensors with what its kernel reads.
+def check_kernel_call(
+    step: str, inputs: Tensors, recurrent: Tensors, parameters: Tensors, state: Tensors
+) -> None:
+    """Compare every tensor with what the step's kernel reads, which looks at no shape itself.
 
     Raises:
-        ValueError: there are others, or one has another shape.
+        ValueError: there are more or fewer tensors, or one has another shape, dtype or device.
     """
-    cell, channels = compiled_cell(step), like.shape[-1]
-    if len(parameters) != cell.parameters:
-        raise ValueError(f"dense {step}: {len(parameters)} parameters, expected {cell.parameters}")
-    for one in parameters:
-        shape = (channels, channels) if cell.extra else (1,)
-        check(f"parameter of dense {step}", one, shape, like.device, (like.dtype,))
+    cell, like, of = compiled_cell(step), state[0], f"dense {step}"
+    (batch, channels), steps = like.shape, inputs[0].shape[1]
+    rows, rank = cell.blocks * channels, recurrent[-1].shape[0]
+    if len(recurrent) not in (1, 2) or rank < 1:
+        raise ValueError(f"{of}: expected one matrix, or two factors of rank 1 or more")
+    own: Shape = (channels, channels) if cell.extra else (1,)
+    matrices: list[Shape] = (
+        [(rows, channels)] if len(recurrent) == 1 else [(rows, rank), (rank, channels)]
+    )
+    sequences: list[Shape] = [(batch, steps, rows), *[(batch, steps, channels)] * cell.others]
+    groups: dict[str, tuple[Tensors, list[Shape]]] = {
+        "input": (inputs, sequences),
+        "matrix": (recurrent, matrices),
+        "parameter": (parameters, [own] * cell.parameters),
+        "state": (state, [(batch, channels)] * cell.states),
+    }
+    for name, (tensors, shapes) in groups.items():
+        if len(tensors) != len(shapes):
+            raise ValueError(f"{of}: {len(tensors)} of {name}, expected {len(shapes)}")
+        for number, (one, shape) in enumerate(zip(tensors, shapes, strict=True)):
+            check(f"{name} {number} of {of}", one, shape, like.device, (like.dtype,))
 
 
 def _forward(
