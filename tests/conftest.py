@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from elman.base.errors import ExitStatus
 from elman.kernels.compiler import compiler_problem
@@ -21,8 +22,13 @@ def pytest_report_header() -> str | None:
     return None if problem is None else f"tests of kernels for a CPU cannot run: {problem}"
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what is marked ``compiler`` where there is none; in CI it fails instead."""
+    """Give every test the same random numbers, whichever tests ran before it in this process.
+
+    What is marked ``compiler`` is skipped where there is none; in CI it fails instead.
+    """
+    torch.manual_seed(0)
     wanted = os.environ.get("CI") != "true" and item.get_closest_marker("compiler")
     if wanted and (problem := compiler_problem()):
         pytest.skip(problem)

@@ -81,12 +81,16 @@ def assert_uniform(weight: Tensor, bound: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layer", "rates"),
-    [(Mamba2(1024), (1.0, 16.0)), (GatedDeltaNet(1024, n_heads=64), (0.0, 16.0))],
+    ("make", "rates"),
+    [
+        (lambda: Mamba2(4096), (1.0, 16.0)),
+        (lambda: GatedDeltaNet(1024, n_heads=128), (0.0, 16.0)),
+    ],
     ids=["mamba2", "fla-gdn"],
 )
-def test_initial_values_are_those_of_the_packages(layer, rates) -> None:
-    for name, weight in layer.named_parameters():
+def test_initial_values_are_those_of_the_packages(make, rates) -> None:
+    torch.manual_seed(5)  # of 128 values: a mean over few strays far
+    for name, weight in make().named_parameters():
         if name.endswith("proj.weight"):
             assert_uniform(weight, 1 / math.sqrt(weight.shape[1]))
         elif "conv1d" in name:
@@ -95,12 +99,12 @@ def test_initial_values_are_those_of_the_packages(layer, rates) -> None:
             low, high = rates
             assert low <= weight.exp().min()
             assert weight.exp().max() <= high
-            assert weight.exp().mean().item() == pytest.approx((low + high) / 2, rel=0.35)
+            assert weight.exp().mean().item() == pytest.approx((low + high) / 2, rel=0.2)
         elif name == "dt_bias":
             step = torch.nn.functional.softplus(weight).log()
             assert math.log(0.001) - 1e-3 <= step.min()
             assert step.max() <= math.log(0.1) + 1e-3
-            assert step.mean().item() == pytest.approx(math.log(0.01), abs=0.6)
+            assert step.mean().item() == pytest.approx(math.log(0.01), abs=0.4)
         else:
             assert (weight == 1).all(), name
 
