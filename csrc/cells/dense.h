@@ -31,15 +31,23 @@ struct DenseGrad {
 
 // BLOCKS: of R h. OTHERS: inputs beside the first. STATES: 2 with c. NORM: the new state is divided
 // by its root mean square over the channels. SCALE: whether it has a number of its own. EXTRA: a
-// second product, with r h, stands inside the step.
+// second product, with r h, stands inside the step. OLD and NEW: whether the derivative reads the
+// state before the step, and the one after it; what it needs of the inputs it has from the memo.
 struct DenseCell {
   static constexpr int BLOCKS = 1, OTHERS = 0, STATES = 1, MEMO = 0;
   static constexpr bool NORM = false, SCALE = false, EXTRA = false;
+  static constexpr bool OLD = true, NEW = true;
+};
+
+// A cell whose derivative reads no more than the old state and the memo.
+struct DenseMemoCell : DenseCell {
+  static constexpr bool NEW = false;
 };
 
 // h' = tanh(a), or a: E0 to E56.
 template <bool TANH>
 struct DensePlain : DenseCell {
+  static constexpr bool OLD = false, NEW = TANH;
   template <class T>
   HD static T step(const Dense<T>& x, T*, T&) {
     return TANH ? tanh(x.a[0]) : x.a[0];
@@ -52,8 +60,9 @@ struct DensePlain : DenseCell {
 };
 
 // c' = s(f) c + s(i) tanh(n), h' = s(o) tanh(c'); a = [f i o n].
-struct DenseLstm : DenseCell {
+struct DenseLstm : DenseMemoCell {
   static constexpr int BLOCKS = 4, STATES = 2, MEMO = 5;
+  static constexpr bool OLD = false;
   template <class T>
   HD static T step(const Dense<T>& x, T* m, T& c_new) {
     for (int k = 0; k < 3; k++) m[k] = sigmoid(x.a[k]);
@@ -87,7 +96,7 @@ HD void blend_bwd(T s, T h, T v, T e, T& dh, T& dv, T& ds) {
 }
 
 // h' = s(p) h + (1 - s(p)) tanh(a): E63, E66.
-struct DenseMix : DenseCell {
+struct DenseMix : DenseMemoCell {
   static constexpr int OTHERS = 1, MEMO = 2;
   template <class T>
   HD static T step(const Dense<T>& x, T* m, T&) {
@@ -104,7 +113,7 @@ struct DenseMix : DenseCell {
 };
 
 // h' = s(c) h + (1 - s(c)) tanh(a); a = [a c]: E60c.
-struct DenseMixAll : DenseCell {
+struct DenseMixAll : DenseMemoCell {
   static constexpr int BLOCKS = 2, MEMO = 2;
   template <class T>
   HD static T step(const Dense<T>& x, T* m, T&) {
@@ -121,7 +130,7 @@ struct DenseMixAll : DenseCell {
 };
 
 // h' = s(a) h + (1 - s(a)) tanh(p): E67lr.
-struct DenseMixGate : DenseCell {
+struct DenseMixGate : DenseMemoCell {
   static constexpr int OTHERS = 1, MEMO = 2;
   template <class T>
   HD static T step(const Dense<T>& x, T* m, T&) {
@@ -147,7 +156,7 @@ HD void two_gates_bwd(T r, T w, T v, T h, T e, T& dr, T& dw, T& dv, T& dh) {
 }
 
 // h' = s(p) h + s(q) tanh(a): E63 independent.
-struct DenseTwoGates : DenseCell {
+struct DenseTwoGates : DenseMemoCell {
   static constexpr int OTHERS = 2, MEMO = 3;
   template <class T>
   HD static T step(const Dense<T>& x, T* m, T&) {
@@ -163,7 +172,7 @@ struct DenseTwoGates : DenseCell {
 };
 
 // h' = s(c) h + s(d) tanh(a); a = [a c d]: E63 h_dependent.
-struct DenseTwoGatesAll : DenseCell {
+struct DenseTwoGatesAll : DenseMemoCell {
   static constexpr int BLOCKS = 3, MEMO = 3;
   template <class T>
   HD static T step(const Dense<T>& x, T* m, T&) {
@@ -180,9 +189,9 @@ struct DenseTwoGatesAll : DenseCell {
 
 // h' = h + s(p) tanh(a): E63 residual; divided by its root mean square: E60b.
 template <bool NORMED>
-struct DenseResidual : DenseCell {
+struct DenseResidual : DenseMemoCell {
   static constexpr int OTHERS = 1, MEMO = 2;
-  static constexpr bool NORM = NORMED;
+  static constexpr bool NORM = NORMED, OLD = false;
   template <class T>
   HD static T step(const Dense<T>& x, T* m, T&) {
     m[0] = sigmoid(x.p[0]);
@@ -198,9 +207,9 @@ struct DenseResidual : DenseCell {
 };
 
 // h' = h + scale tanh(a), divided by its root mean square: E60.
-struct DenseScaled : DenseCell {
+struct DenseScaled : DenseMemoCell {
   static constexpr int MEMO = 1;
-  static constexpr bool NORM = true, SCALE = true;
+  static constexpr bool NORM = true, SCALE = true, OLD = false;
   template <class T>
   HD static T step(const Dense<T>& x, T* m, T&) {
     m[0] = tanh(x.a[0]);
@@ -216,7 +225,7 @@ struct DenseScaled : DenseCell {
 
 // h' = (1 - s(z)) h + s(z) tanh(p + U (s(r) h)); a = [z r]: CudaGRU. `gates` comes before the
 // product with U, which the engine adds to p; so with the derivative, the other way round.
-struct DenseGru : DenseCell {
+struct DenseGru : DenseMemoCell {
   static constexpr int BLOCKS = 2, OTHERS = 1, MEMO = 3;
   static constexpr bool EXTRA = true;
   // Returns r h.

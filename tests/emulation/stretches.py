@@ -15,6 +15,8 @@ from elman.ops.add_norm.cuda import AddNormArgs
 from elman.ops.channel.abi import ChannelArgs, ChannelSequence
 from elman.ops.channel.cuda.tile_config import TileConfig as ChannelTileConfig
 from elman.ops.channel.recurrences import compiled_cell
+from elman.ops.dense.abi import DenseArgs, DenseSequence
+from elman.ops.dense.cuda.cluster_config import ClusterConfig
 from elman.ops.matrix_state.abi import Call
 from elman.ops.matrix_state.cuda.tile_config import TileConfig
 from elman.ops.matrix_state.plan import PARAMETERS, ROLES
@@ -218,6 +220,33 @@ def _channel_workspace(
 
 _TILE_CONFIG = re.compile(r"AddNormTileConfig<([\w:]+), ([\w:]+), (\d+),")
 _SIZES = {"elman::bf16": 2, "elman::f16": 2, "float": 4}
+
+
+def of_dense_cluster(a: DenseArgs, config: ClusterConfig) -> list[Stretch | None]:
+    """Return the tensors of a pass of the dense engine's cluster form."""
+    cell, counts = config.cell, (a.batch, a.steps)
+    states = cell.states * a.batch * a.channels * 4
+
+    def sequence(name: str, of: DenseSequence, blocks: int = 1) -> Stretch | None:
+        width, strides = 2 * blocks * a.channels, (2 * of.batch, 2 * of.time)
+        written = name in (("dx", "dp") if config.back else ("y",))
+        return rows(name, of.data, width, counts, strides, writable=written)
+
+    memo = 2 * a.batch * a.steps * cell.memo * a.channels
+    return [
+        sequence("x", a.x, cell.blocks),
+        sequence("dx", a.dx, cell.blocks),
+        *(sequence("p", a.p[i]) for i in range(cell.others)),
+        *(sequence("dp", a.dp[i]) for i in range(cell.others)),
+        sequence("y", a.y),
+        sequence("dy", a.dy),
+        rows("matrix", a.matrix, 2 * config.out * config.cluster * config.inner),
+        rows("memo", a.memo, memo, writable=not config.back),
+        rows("first", a.first, states),
+        rows("last", a.last, states, writable=True),
+        rows("dlast", a.dlast, states),
+        rows("dfirst", a.dfirst, states, writable=True),
+    ]
 
 
 def of_add_norm(text: str, kernels: Sequence[str], args: AddNormArgs) -> list[Stretch | None]:

@@ -25,6 +25,8 @@ class Launch(NamedTuple):
         shared_bytes: Dynamic shared memory of a block.
         early: Whether it may start while the kernel before it still runs; the kernel itself waits
             for that one.
+        cluster: Blocks of a cluster, which run at the same time and see each other's shared
+            memory; more than one needs compute capability 9.0, and divides the number of blocks.
     """
 
     kernel: str
@@ -32,6 +34,7 @@ class Launch(NamedTuple):
     threads: int
     shared_bytes: int = 0
     early: bool = False
+    cluster: int = 1
 
 
 def launch(
@@ -59,7 +62,7 @@ def _launch(
     kernels: Loaded, wanted: Sequence[Launch], arguments: ctypes.Structure, device: int
 ) -> None:
     stream = STREAM(device)
-    for kernel, blocks, threads, shared_bytes, early in wanted:
+    for kernel, blocks, threads, shared_bytes, early, cluster in wanted:
         kernels.launch(
             kernel,
             blocks=blocks,
@@ -69,6 +72,7 @@ def _launch(
             device=device,
             stream=stream,
             early=early and torch.cuda.get_device_capability(device) >= (9, 0),
+            cluster=cluster,
         )
 
 

@@ -239,6 +239,7 @@ class Loaded:
         device: int,
         stream: int,
         early: bool = False,
+        cluster: int = 1,
     ) -> None:
         """Launch a kernel that takes one structure by value; returns at once.
 
@@ -252,6 +253,7 @@ class Loaded:
             stream: Handle of a stream of that device.
             early: Let it start while the previous kernel on the stream still runs. Only for
                 kernels that wait for that one themselves, on sm_90 and later.
+            cluster: Blocks of a cluster, on sm_90 and later where it is more than one.
 
         Raises:
             UserError: the driver refuses the launch.
@@ -259,11 +261,11 @@ class Loaded:
         _enter_context(device)
         kernel = self._kernels.get((name, shared_bytes, device))
         if kernel is None:
-            kernel = self._prepare(name, shared_bytes, device)
+            kernel = self._prepare(name, shared_bytes, device, cluster)
         pointers = _Pointers(ctypes.addressof(arguments))
         place = ctypes.addressof(pointers)
-        if early:
-            config = self._early(blocks, threads, shared_bytes, stream)
+        if early or cluster > 1:
+            config = self._config(blocks, threads, shared_bytes, stream, early, cluster)
             (error,) = self._driver.cuLaunchKernelEx(config, kernel, place, 0)
         else:
             (error,) = self._driver.cuLaunchKernel(
@@ -275,23 +277,32 @@ class Loaded:
                 f"({error.name}: {blocks} blocks of {threads} threads, {shared_bytes} bytes)"
             )
 
-    def _early(self, blocks: int, threads: int, shared_bytes: int, stream: int) -> Any:
-        """Return the launch settings for a kernel that may start before its predecessor ends."""
+    def _config(
+        self, blocks: int, threads: int, shared_bytes: int, stream: int, early: bool, cluster: int
+    ) -> Any:
+        """Return the launch settings that a plain launch lacks."""
         driver = self._driver
-        value = driver.CUlaunchAttributeValue()
-        value.programmaticStreamSerializationAllowed = 1
-        attribute = driver.CUlaunchAttribute()
-        kinds = driver.CUlaunchAttributeID
-        attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        attribute.value = value
+        kinds, attributes = driver.CUlaunchAttributeID, []
+        if early:
+            attributes.append(driver.CUlaunchAttribute())
+            attributes[-1].id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            value = driver.CUlaunchAttributeValue()
+            value.programmaticStreamSerializationAllowed = 1
+            attributes[-1].value = value
+        if cluster > 1:
+            attributes.append(driver.CUlaunchAttribute())
+            attributes[-1].id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            value = driver.CUlaunchAttributeValue()
+            value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = cluster, 1, 1
+            attributes[-1].value = value
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
         config.sharedMemBytes, config.hStream = shared_bytes, driver.CUstream(stream)
-        config.attrs, config.numAttrs = [attribute], 1
+        config.attrs, config.numAttrs = attributes, len(attributes)
         return config
 
-    def _prepare(self, name: str, shared_bytes: int, device: int) -> Any:
+    def _prepare(self, name: str, shared_bytes: int, device: int, cluster: int) -> Any:
         """Let a kernel use ``shared_bytes`` of shared memory on a device; cache and return it."""
         if device is None:  # a CPU has no index, and a GPU cannot use its addresses
             raise UserError(f"{_SETTING}: the tensors lie on the CPU; use kernels.backend=auto")
@@ -305,6 +316,10 @@ class Loaded:
                 f"{_SETTING}: the {self._label} kernel needs {shared_bytes} bytes "
                 f"of shared memory ({error.name}); use kernels.backend=reference"
             )
+        if cluster > 8:  # more than every GPU with clusters has
+            wide = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            (error,) = driver.cuKernelSetAttribute(wide, 1, kernel, device)
+            assert not error, (name, error)
         function = driver.CUfunction(int(kernel))
         self._kernels[name, shared_bytes, device] = function
         return function

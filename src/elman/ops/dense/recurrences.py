@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from elman.base.errors import UserError
 from elman.ops.common.mirrors import cell_assertions
@@ -23,6 +24,8 @@ class DenseRecurrence:
         norm: Whether the new state is divided by its root mean square.
         scale: Whether the step has a number of its own.
         extra: Whether a second product, with U [channels, channels], stands inside the step.
+        old: Whether the derivative reads the state before the step.
+        new: Whether it reads the state after the step.
         code: The structure itself, where it is not one of that file.
     """
 
@@ -34,6 +37,8 @@ class DenseRecurrence:
     norm: bool = False
     scale: bool = False
     extra: bool = False
+    old: bool = True
+    new: bool = True
     code: str = ""
 
     @property
@@ -47,25 +52,27 @@ class DenseRecurrence:
         Args:
             name: Name of the step.
         """
-        words = ("blocks", "others", "states", "memo", "norm", "scale", "extra")
+        words = ("blocks", "others", "states", "memo", "norm", "scale", "extra", "old", "new")
         stated = {word.upper(): (word, getattr(self, word)) for word in words}
         limits = {"BLOCKS": "MAX_BLOCKS", "OTHERS": "MAX_OTHERS", "MEMO": "MAX_DENSE_MEMO"}
         return cell_assertions(name, self.type, "DenseRecurrence", stated, limits)
 
 
+_of_memo = partial(DenseRecurrence, new=False)
+
 CELLS: dict[str, DenseRecurrence] = {
-    "tanh": DenseRecurrence("DensePlain<true>"),
-    "linear": DenseRecurrence("DensePlain<false>"),
-    "gru": DenseRecurrence("DenseGru", blocks=2, others=1, memo=3, extra=True),
-    "lstm": DenseRecurrence("DenseLstm", blocks=4, states=2, memo=5),
-    "normalized_scalar": DenseRecurrence("DenseScaled", memo=1, norm=True, scale=True),
-    "normalized": DenseRecurrence("DenseResidual<true>", others=1, memo=2, norm=True),
-    "mix": DenseRecurrence("DenseMix", others=1, memo=2),
-    "mix_all": DenseRecurrence("DenseMixAll", blocks=2, memo=2),
-    "mix_gate": DenseRecurrence("DenseMixGate", others=1, memo=2),
-    "two_gates": DenseRecurrence("DenseTwoGates", others=2, memo=3),
-    "two_gates_all": DenseRecurrence("DenseTwoGatesAll", blocks=3, memo=3),
-    "residual": DenseRecurrence("DenseResidual<false>", others=1, memo=2),
+    "tanh": DenseRecurrence("DensePlain<true>", old=False),
+    "linear": DenseRecurrence("DensePlain<false>", old=False, new=False),
+    "gru": _of_memo("DenseGru", blocks=2, others=1, memo=3, extra=True),
+    "lstm": _of_memo("DenseLstm", blocks=4, states=2, memo=5, old=False),
+    "normalized_scalar": _of_memo("DenseScaled", memo=1, norm=True, scale=True, old=False),
+    "normalized": _of_memo("DenseResidual<true>", others=1, memo=2, norm=True, old=False),
+    "mix": _of_memo("DenseMix", others=1, memo=2),
+    "mix_all": _of_memo("DenseMixAll", blocks=2, memo=2),
+    "mix_gate": _of_memo("DenseMixGate", others=1, memo=2),
+    "two_gates": _of_memo("DenseTwoGates", others=2, memo=3),
+    "two_gates_all": _of_memo("DenseTwoGatesAll", blocks=3, memo=3),
+    "residual": _of_memo("DenseResidual<false>", others=1, memo=2, old=False),
 }
 """By the step's name; the equations stand in :func:`elman.ops.dense.op.dense_recurrence`."""
 

@@ -1,0 +1,203 @@
+"""How a dense recurrence runs as thread-block clusters, as csrc/cuda/dense/cluster.cuh computes it.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+
+from elman.ops.common.mirrors import same
+from elman.ops.dense.recurrences import DenseRecurrence
+
+CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
+"""By the blocks of a cluster: how many clusters an H200 with 132 multiprocessors runs at once."""
+SHARED_LIMIT = 232448
+"""Bytes of shared memory that a block may have, compute capability 9.0 and 10.0."""
+MAX_ROWS = 8
+"""Rows of the batch for a cluster: the width of a tile of the product."""
+_REGISTERS = 65536
+_WIDEST = 96  # rows of the matrix per block up to which a smaller cluster was faster
+_STAGES = (8, 6, 4, 3, 2)
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """All that a translation unit is compiled for.
+
+    Args:
+        cell: What is computed.
+        channels: Channels of the state and zeros, such that every block has 16 or a multiple.
+        cluster: Blocks of a cluster.
+        rows: Rows of the batch that a cluster multiplies at a time.
+        warps: Warps of a block.
+        row_warps: Groups of warps that share the rows of the block's matrix.
+        stages: Steps whose inputs are in shared memory or on their way.
+        back: Which pass.
+        groups: Groups of rows that a cluster computes in turn: 1 or 2.
+    """
+
+    cell: DenseRecurrence
+    channels: int
+    cluster: int
+    rows: int
+    warps: int
+    row_warps: int
+    stages: int
+    back: bool
+    groups: int = 1
+
+    @property
+    def all_rows(self) -> int:
+        """Rows of the batch for a cluster."""
+        return self.rows * self.groups
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps
+
+    @property
+    def own(self) -> int:
+        """Channels of a block."""
+        return self.channels // self.cluster
+
+    @property
+    def inner(self) -> int:
+        """Columns of the block's matrix."""
+        return self.cell.blocks * self.channels if self.back else self.channels
+
+    @property
+    def out(self) -> int:
+        """Rows of the block's matrix."""
+        return self.own if self.back else self.cell.blocks * self.own
+
+    @property
+    def k_warps(self) -> int:
+        """Warps that share the columns of the block's matrix."""
+        return self.warps // self.row_warps
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of 16 rows that a warp multiplies."""
+        return self.out // 16 // self.row_warps
+
+    @property
+    def fragments(self) -> int:
+        """Fragments of the matrix that a thread has, of four registers each."""
+        return self.tiles * self.inner // self.k_warps // 16
+
+    @cached_property
+    def kept(self) -> int:
+        """Fragments that it has in registers: as many as leave room for everything else."""
+        limit = min(255, _REGISTERS // self.threads // 8 * 8)
+        free = limit - (44 + 6 * self.cell.blocks + 2 * self.inputs + 4 * self.tiles)
+        # Those that do not fit are loaded from shared memory some time before their use.
+        return self.fragments if 4 * self.fragments <= free else max(0, (free - 14) // 4)
+
+    @property
+    def inputs(self) -> int:
+        """Sequences that a pass reads at every step."""
+        cell = self.cell
+        if not self.back:
+            return cell.blocks + cell.others
+        return 1 + cell.new + cell.old + cell.memo + (cell.states > 1)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block."""
+        boxes = _up(self.groups * 2 * self.k_warps * 8, 16)
+        mail = 2 * self.inner // 32 * self.all_rows * 16
+        partial = 2 * self.k_warps * self.rows * (self.out + 4)
+        matrix = (self.fragments - self.kept) * self.warps * 128
+        numbers = self.stages * self.inputs * self.all_rows * self.own
+        return boxes + 4 * (mail + partial + matrix) + _up(2 * numbers, 16)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the kernel compiles and a multiprocessor has room for a block."""
+        return (
+            self.own % 16 == 0
+            and self.out // 16 % self.row_warps == 0
+            and self.inner % (32 * self.k_warps) == 0
+            and self.threads >= self.own // 2
+            and self.shared_bytes <= SHARED_LIMIT
+        )
+
+    @property
+    def cost(self) -> float:
+        """A block's clocks for a step's product, about: what tells configs apart, no forecast."""
+        kept_waiting = _up(self.warps, 4) / self.warps  # four schedulers
+        products = self.out // 16 * self.inner // 16 / 4 * 6.2 * kept_waiting
+        matrix = (self.fragments - self.kept) * self.warps * 4
+        state = self.inner * MAX_ROWS * 2 * self.row_warps / 128
+        partial = self.k_warps * self.rows * self.out * 8 / 128
+        return products + matrix + state + partial
+
+    @property
+    def type(self) -> str:
+        """The C++ type of the config."""
+        rows = (self.channels, self.cluster, self.rows, self.groups)
+        numbers = (*rows, self.warps, self.row_warps, self.kept, self.stages)
+        arguments = ", ".join(map(str, (*numbers, str(self.back).lower())))
+        return f"elman::DenseClusterConfig<elman::ClusterCell, {arguments}>"
+
+    def static_checks(self) -> str:
+        """Return C++ text that compares the config ``G`` with what Python knows of it."""
+        compared = {
+            "G::SHARED_BYTES": self.shared_bytes,
+            "G::THREADS": self.threads,
+            "G::K": self.inner,
+            "G::OUT": self.out,
+        }
+        return "".join(
+            same(cpp, value, f"cluster_config.py has {value} for {cpp} of {self.cell.type}")
+            for cpp, value in compared.items()
+        )
+
+
+def _up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
+
+
+@cache
+def choose(cell: DenseRecurrence, channels: int, batch: int, *, back: bool) -> ClusterConfig | None:
+    """Return how a pass runs, or None where no block has room for its part of the matrix.
+
+    Args:
+        cell: What is computed.
+        channels: Channels of the state.
+        batch: Rows of the batch.
+        back: Which pass.
+    """
+    found = [best for cluster in CLUSTERS if (best := _best(cell, channels, batch, cluster, back))]
+    narrow = (one for one in found if cell.blocks * one.own <= _WIDEST)
+    return next(narrow, found[-1] if found else None)
+
+
+def _best(
+    cell: DenseRecurrence, channels: int, batch: int, cluster: int, back: bool
+) -> ClusterConfig | None:
+    rows = min(MAX_ROWS, math.ceil(batch / CLUSTERS[cluster]))
+    padded = _up(channels, max(32, 16 * cluster))
+    config = ClusterConfig(cell, padded, cluster, rows, 8, 1, 2, back)
+    many, few = _split(config, (8, 10, 12)), _split(config, (4, 5, 6, 7))
+    return min(many, key=_cost, default=None) or min(few, key=_cost, default=None)
+
+
+def _cost(config: ClusterConfig) -> float:
+    return config.cost
+
+
+def _split(config: ClusterConfig, numbers: Sequence[int]) -> Iterator[ClusterConfig]:
+    """Yield a config with its work shared out among these numbers of warps in every way."""
+    for warps in numbers:
+        for row_warps in (n for n in range(1, warps + 1) if warps % n == 0):
+            for stages in _STAGES:
+                one = replace(config, warps=warps, row_warps=row_warps, stages=stages)
+                if one.fits:
+                    yield one
+                    break
