@@ -11,6 +11,7 @@ from torch import Tensor
 
 from elman.ops.dense import reference
 from elman.ops.dense.cuda import cluster
+from elman.ops.dense.cuda.cluster_config import choose
 from elman.ops.dense.recurrences import CELLS
 from elman.ops.dense.results import Gradients, Results
 from tests.emulation import dense_cluster
@@ -99,7 +100,16 @@ def test_every_step_agrees_with_the_reference(emulate, step) -> None:
 
 
 @pytest.mark.parametrize("step", ["tanh", "lstm"])
-def test_two_groups_of_rows_in_turn(emulate, step) -> None:
-    make = partial(dense_cluster.config, step, 64, 2, 3, (2, 1), groups=2, kept=2, stages=2)
+def test_fragments_in_shared_memory_and_channels_that_are_none(emulate, step) -> None:
+    make = partial(dense_cluster.config, step, 64, 2, 3, (2, 1), kept=2)
     emulate({back: make(back=back) for back in (False, True)})
-    compare(case(step, 11, 5, 56))
+    compare(case(step, 7, 5, 56))
+
+
+@pytest.mark.parametrize(
+    ("step", "channels", "batch", "steps"),
+    [("tanh", 64, 1, 1), ("tanh", 8, 3, 2), ("lstm", 72, 7, 3)],
+)
+def test_as_the_engine_chooses(emulate, step, channels, batch, steps) -> None:
+    emulate({back: choose(CELLS[step], channels, batch, back=back) for back in (False, True)})
+    compare(case(step, batch, steps, channels))

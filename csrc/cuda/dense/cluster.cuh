@@ -12,21 +12,18 @@
 
 namespace elman {
 
-// I: channels, those of the state and zeros. CLUSTER: blocks of a cluster. ROWS: of the batch, that
-// a cluster multiplies at a time. GROUPS: of so many rows, in turn: while what one of two delivered
-// is on its way, the other is computed. The warps of a block are ROW_WARPS groups, which share the
-// rows of the block's matrix; within a group they share its columns. KEPT: fragments of the matrix
-// that a thread has in registers, at most. STAGES: steps whose inputs are in shared memory or on
-// their way. BACK: which pass.
-template <class Cell_, int I_, int CLUSTER_, int ROWS_, int GROUPS_, int WARPS_, int ROW_WARPS_,
-          int KEPT_, int STAGES_, bool BACK_>
+// I: channels, those of the state and zeros. CLUSTER: blocks of a cluster. ROWS: of the batch, for
+// a cluster. The warps of a block are ROW_WARPS groups, which share the rows of the block's matrix;
+// within a group they share its columns. KEPT: fragments of the matrix that a thread has in
+// registers, at most. BACK: which pass.
+template <class Cell_, int I_, int CLUSTER_, int ROWS_, int WARPS_, int ROW_WARPS_, int KEPT_,
+          bool BACK_>
 struct DenseClusterConfig {
   using Cell = Cell_;
-  static constexpr int I = I_, CLUSTER = CLUSTER_, ROWS = ROWS_, GROUPS = GROUPS_;
-  static constexpr int WARPS = WARPS_, ALL_ROWS = ROWS * GROUPS;
-  static constexpr int ROW_WARPS = ROW_WARPS_, K_WARPS = WARPS / ROW_WARPS, STAGES = STAGES_;
+  static constexpr int I = I_, CLUSTER = CLUSTER_, ROWS = ROWS_, WARPS = WARPS_;
+  static constexpr int ROW_WARPS = ROW_WARPS_, K_WARPS = WARPS / ROW_WARPS;
   static constexpr bool BACK = BACK_;
-  static constexpr int THREADS = 32 * WARPS, BLOCKS = Cell::BLOCKS;
+  static constexpr int THREADS = 32 * WARPS, BLOCKS = Cell::BLOCKS, MEMO = Cell::MEMO;
   static constexpr int M = I / CLUSTER;  // channels of a block
   // The block's matrix is [OUT, K]; a warp multiplies TILES times 16 of its rows by KW columns.
   static constexpr int K = BACK ? BLOCKS * I : I, OUT = BACK ? M : BLOCKS * M;
@@ -35,31 +32,25 @@ struct DenseClusterConfig {
   static constexpr int KEPT = FRAGMENTS < KEPT_ ? FRAGMENTS : KEPT_, REST = FRAGMENTS - KEPT;
   static constexpr int STRIDE = OUT + 4;          // of partial sums: no bank conflict
   static constexpr int SENT = BACK ? BLOCKS : 1;  // numbers of a channel that go to every block
-  static constexpr int MEMO = Cell::MEMO;
   static constexpr int INPUTS =
       BACK ? 1 + Cell::NEW + Cell::OLD + MEMO + (Cell::STATES > 1) : BLOCKS + Cell::OTHERS;
   // Pointwise, a thread has pairs of channels: one pair in each of PASSES rows, AT_ONCE rows apart.
   static constexpr int PAIRS = M / 2;
   static constexpr int FIT = THREADS / PAIRS, AT_ONCE = FIT < ROWS ? FIT : ROWS;
-  static constexpr int PASSES = (ROWS + AT_ONCE - 1) / AT_ONCE, ALL_PASSES = GROUPS * PASSES;
-  static constexpr int PIECES =
-      INPUTS * ALL_ROWS * (M / 8);  // copies of 16 bytes that a step takes
-  static constexpr int COPIES = (PIECES + THREADS - 1) / THREADS;
+  static constexpr int PASSES = (ROWS + AT_ONCE - 1) / AT_ONCE;
+  static constexpr int AHEAD = 8;  // steps between asking the L2 cache for an input and its use
 
-  static constexpr int HALF = (K / 32) * ROWS * 16, MAIL = GROUPS * 2 * HALF;  // words
-  static constexpr int PARTIAL = 2 * K_WARPS * ROWS * STRIDE;                  // floats
-  static constexpr int INPUT = STAGES * INPUTS * ALL_ROWS * M;                 // numbers
-  static constexpr int MATRIX = REST * WARPS * 128;                            // words
-  static constexpr int BOXES = GROUPS * 2 * K_WARPS;
-  static constexpr int SHARED_BYTES =
-      (BOXES * 8 + 15) / 16 * 16 + 4 * (MAIL + PARTIAL + MATRIX) + (2 * INPUT + 15) / 16 * 16;
+  static constexpr int HALF = (K / 32) * ROWS * 16, MAIL = 2 * HALF;      // words
+  static constexpr int PART = K_WARPS * ROWS * STRIDE, PARTS = 2 * PART;  // floats
+  static constexpr int MATRIX = REST * WARPS * 128;                       // words
+  static constexpr int BOXES = 2 * K_WARPS;
+  static constexpr int SHARED_BYTES = (BOXES * 8 + 15) / 16 * 16 + 4 * (MAIL + PARTS + MATRIX);
 
-  static_assert(I % CLUSTER == 0 && M % 16 == 0 && (CLUSTER & (CLUSTER - 1)) == 0, "channels");
+  static_assert(I % 32 == 0 && I % CLUSTER == 0 && M % 16 == 0, "channels");
+  static_assert((CLUSTER & (CLUSTER - 1)) == 0 && CLUSTER <= 16, "cluster");
   static_assert(WARPS % ROW_WARPS == 0 && OUT / 16 % ROW_WARPS == 0 && K % (32 * K_WARPS) == 0,
                 "warps");
-  static_assert(ROWS >= 1 && ROWS <= 8 && (GROUPS == 1 || GROUPS == 2) && AT_ONCE >= 1 &&
-                    STAGES >= 2,
-                "rows");
+  static_assert(ROWS >= 1 && ROWS <= 8 && AT_ONCE >= 1, "rows");
   static_assert(!Cell::NORM && !Cell::EXTRA && !Cell::SCALE, "one product and one exchange a step");
 };
 
@@ -143,79 +134,96 @@ struct ClusterMatrix {
   }
 };
 
-// One of the sequences that a pass reads at every step; `before`: its number of the step before.
-struct ClusterInput {
-  const bf16* data;
-  int64_t batch, time;
-  bool before;
-};
+DEVICE unsigned bf16_pair(float low, float high) { return Half<bf16>::pack(low, high); }
 
-template <class G>
-DEVICE ClusterInput cluster_input(const DenseArgs& a, int which) {
-  using Cell = typename G::Cell;
-  const auto of = [](const DenseSequence& s, int64_t skip, bool before) {
-    return ClusterInput{(const bf16*)s.data + skip, s.batch, s.time, before};
-  };
-  const auto memo = [&](int k, bool before) {
-    const int64_t step = (int64_t)G::MEMO * a.channels;
-    return ClusterInput{(const bf16*)a.memo + k * a.channels, a.steps * step, step, before};
-  };
-  if (!G::BACK)
-    return which < G::BLOCKS ? of(a.x, which * a.channels, false)
-                             : of(a.p[which - G::BLOCKS], 0, false);
-  if (which-- == 0) return of(a.dy, 0, false);
-  if (Cell::NEW && which-- == 0) return of(a.y, 0, false);
-  if (Cell::OLD && which-- == 0) return of(a.y, 0, true);
-  if (which < G::MEMO) return memo(which, false);
-  return memo(G::MEMO - 1, true);  // c before the step
+DEVICE void store_pair(bf16* to, unsigned word) {
+  const unsigned words[1] = {word};
+  store_words(to, words);
 }
 
-// The inputs of the next steps, on their way into shared memory: [STAGES, INPUTS, ALL_ROWS, M].
+// This thread's pairs of what a pass reads at every step, and where the pass writes. Everything
+// lies in global memory at one place of a sequence; a place moves on by one step at a time.
 template <class G>
-struct ClusterInputs {
+struct ClusterPlaces {
+  using Cell = typename G::Cell;
+  static constexpr int SOURCES = G::BACK ? 2 + (Cell::NEW || Cell::OLD) : 1 + Cell::OTHERS;
+  static constexpr int TARGETS = G::BACK ? 1 + Cell::OTHERS : 2;
   const DenseArgs& a;
-  sptr<bf16> numbers;
-  const bf16* from[G::COPIES];  // of the next step to be fetched; null: zeros are read instead
-  int64_t back[G::COPIES];      // numbers from one step to the next
-  bool before[G::COPIES];
-  int steps = 0;  // fetched
+  const bf16* from[SOURCES];  // of the next step to be read
+  bf16* to[TARGETS];
+  unsigned words[G::PASSES][G::INPUTS];  // of the step to be computed
 
-  DEVICE ClusterInputs(Arena& arena, const DenseArgs& args, int rank, int64_t first)
-      : a(args), numbers(arena.take<bf16>(G::INPUT)) {
+  // Forward: x, the other inputs | y, memo. Backward: dy, memo, y | dx, gradients of the others.
+  DEVICE DenseSequence source(int i) const {
+    if (!G::BACK) return i == 0 ? a.x : a.p[i > 0 ? i - 1 : 0];
+    return i == 0 ? a.dy : i == 1 ? memo() : a.y;
+  }
+  DEVICE DenseSequence target(int i) const {
+    if (!G::BACK) return i == 0 ? a.y : memo();
+    return i == 0 ? a.dx : a.dp[i > 0 ? i - 1 : 0];
+  }
+  DEVICE DenseSequence memo() const {
+    return {a.memo, a.steps * G::MEMO * a.channels, G::MEMO * a.channels};
+  }
+  DEVICE bf16* start(const DenseSequence& s, int64_t row, int64_t channel) const {
+    return (bf16*)s.data + (row * s.batch + (G::BACK ? a.steps - 1 : 0) * s.time + channel);
+  }
+  DEVICE ClusterPlaces(const DenseArgs& args, int64_t row, int64_t channel) : a(args) {
 #pragma unroll
-    for (int i = 0; i < G::COPIES; i++) {
-      const int piece = thread_index() + i * G::THREADS, row = piece / (G::M / 8) % G::ALL_ROWS;
-      const int64_t channel = rank * G::M + piece % (G::M / 8) * 8;
-      const ClusterInput input = cluster_input<G>(a, piece / (G::ALL_ROWS * (G::M / 8)));
-      const bool exists = piece < G::PIECES && first + row < a.batch && channel < a.channels;
-      before[i] = input.before;
-      back[i] = G::BACK ? -input.time : input.time;
-      from[i] = nullptr;
-      if (exists && input.data)
-        from[i] = input.data + (first + row) * input.batch + channel +
-                  (G::BACK ? a.steps - 1 - input.before : 0) * input.time;
+    for (int i = 0; i < SOURCES; i++) from[i] = start(source(i), row, channel);
+#pragma unroll
+    for (int i = 0; i < TARGETS; i++) to[i] = start(target(i), row, channel);
+  }
+  // One of a pass's inputs of the next step, or of the step before it.
+  DEVICE unsigned read(int i, int pass, int64_t skip, bool there) const {
+    unsigned words[1] = {0};
+    const DenseSequence s = source(i);
+    if (there && (!G::BACK || i || s.data))
+      load_words(words, from[i] + (pass * G::AT_ONCE * s.batch + skip));
+    return words[0];
+  }
+  // Reads a pass's inputs of the next step. `first`: whether no step is before that one.
+  DEVICE void fetch(int pass, bool there, bool first) {
+    unsigned* to = words[pass];
+    if (!G::BACK) {
+#pragma unroll
+      for (int b = 0; b < G::BLOCKS; b++) *to++ = read(0, pass, b * a.channels, there);
+#pragma unroll
+      for (int i = 0; i < Cell::OTHERS; i++) *to++ = read(1 + i, pass, 0, there);
+      return;
+    }
+    *to++ = read(0, pass, 0, there);
+    if (Cell::NEW) *to++ = read(2, pass, 0, there);
+    if (Cell::OLD) *to++ = read(2, pass, -a.y.time, there && !first);
+#pragma unroll
+    for (int k = 0; k < G::MEMO; k++) *to++ = read(1, pass, k * a.channels, there);
+    if (Cell::STATES > 1) *to++ = read(1, pass, -a.channels, there && !first);  // c, last of a memo
+  }
+  // Asks for what is read some steps later.
+  DEVICE void prefetch(int pass) const {
+#pragma unroll
+    for (int i = 0; i < SOURCES; i++) {
+      const DenseSequence s = source(i);
+      const int64_t later = pass * G::AT_ONCE * s.batch + (G::BACK ? -G::AHEAD : G::AHEAD) * s.time;
+      const int blocks = G::BACK ? (i == 1 ? G::MEMO : 1) : i == 0 ? G::BLOCKS : 1;
+#pragma unroll
+      for (int b = 0; b < blocks; b++)
+        if (s.data) prefetch_l2(from[i] + (later + b * a.channels));
     }
   }
-  DEVICE void fetch() {
-    const int stage = steps % G::STAGES * (G::INPUTS * G::ALL_ROWS * G::M);
-    if (steps < a.steps) {
+  DEVICE void next_source() {
 #pragma unroll
-      for (int i = 0; i < G::COPIES; i++) {
-        const int piece = thread_index() + i * G::THREADS;
-        const bool there = from[i] && !(before[i] && steps + 1 == a.steps);
-        if (piece < G::PIECES)
-          copy_async<16>(cast<unsigned char>(numbers + (stage + piece * 8)),
-                         there ? from[i] : nullptr, there ? 16 : 0);
-        if (from[i]) from[i] += back[i];
-      }
-    }
-    commit_copies();
-    steps++;
+    for (int i = 0; i < SOURCES; i++) from[i] += G::BACK ? -source(i).time : source(i).time;
   }
-  // A pair of neighbouring channels of an input.
-  DEVICE void read(float (&x)[2], int step, int which, int row, int channel) const {
-    const int at = ((step % G::STAGES * G::INPUTS + which) * G::ALL_ROWS + row) * G::M + channel;
-    load<2, bf16>(x, numbers + at);
+  DEVICE void next_target() {
+#pragma unroll
+    for (int i = 0; i < TARGETS; i++) to[i] += G::BACK ? -target(i).time : target(i).time;
+  }
+  DEVICE void write(int i, int pass, int64_t skip, unsigned word) const {
+    store_pair(to[i] + (pass * G::AT_ONCE * target(i).batch + skip), word);
+  }
+  DEVICE void unpack_input(float (&x)[2], int pass, int which) const {
+    unpack<2, bf16>(x, &words[pass][which]);
   }
 };
 
@@ -224,36 +232,41 @@ struct DenseCluster {
   using Cell = typename G::Cell;
   const DenseArgs& a;
   const int rank = cluster_rank(), warp = warp_index(), lane = thread_index() % 32;
-  const int64_t first = cluster_index() * G::ALL_ROWS;  // row of the batch
+  const int64_t first = cluster_index() * G::ROWS;  // row of the batch
   // This thread's pair of channels, and its first row.
   const bool active = thread_index() < G::AT_ONCE * G::PAIRS;
   const int row0 = active ? thread_index() / G::PAIRS : 0;
   const int m0 = thread_index() % G::PAIRS * 2;
   const int64_t channel = rank * G::M + m0;
   Boxes boxes;
-  sptr<unsigned> mail;  // [GROUPS, 2, K / 32, ROWS, 16]
-  sptr<float> partial;  // [2, K_WARPS, ROWS, STRIDE]
-  ClusterInputs<G> inputs;
+  sptr<unsigned> mail;  // [2, K / 32, ROWS, 16]
+  sptr<float> parts;    // [2, K_WARPS, ROWS, STRIDE]
   ClusterMatrix<G> matrix;
+  ClusterPlaces<G> places;
   // Of this thread's pairs, forward: the state. Backward: its gradient, as far as it does not come
   // from the product with R.
-  float h[G::ALL_PASSES][2], c[G::ALL_PASSES][2];
+  float h[G::PASSES][2], c[G::PASSES][2];
+  // Where this thread delivers its first pair: a word of the mail's half, and boxes by block.
+  int letter, slices[G::SENT];
 
   DEVICE DenseCluster(Arena& arena, const DenseArgs& args)
       : a(args),
         boxes(arena, G::BOXES),
         mail(arena.take<unsigned>(G::MAIL)),
-        partial(arena.take<float>(G::PARTIAL)),
-        inputs(arena, args, rank, first),
-        matrix(arena, (const bf16*)args.matrix, rank) {
+        parts(arena.take<float>(G::PARTS)),
+        matrix(arena, (const bf16*)args.matrix, rank),
+        places(args, first + row0, channel) {
     if (thread_index() < G::BOXES) boxes.make(thread_index());
+    const int k = rank * G::M + (m0 & ~3);
+    letter = (k / 32 * G::ROWS + row0) * 16 + k % 32 / 2;
 #pragma unroll
-    for (int stage = 0; stage + 1 < G::STAGES; stage++) inputs.fetch();
+    for (int block = 0; block < G::SENT; block++) slices[block] = (block * G::I + k) / G::KW;
+#pragma unroll
+    for (int pass = 0; pass < G::PASSES; pass++) places.fetch(pass, exists(pass), a.steps == 1);
+    places.next_source();
   }
-  // A pass is one of those of a group: its row in the group, and in the cluster.
-  DEVICE int row_of_group(int pass) const { return row0 + pass % G::PASSES * G::AT_ONCE; }
-  DEVICE int row(int pass) const { return pass / G::PASSES * G::ROWS + row_of_group(pass); }
-  DEVICE bool has(int pass) const { return active && row_of_group(pass) < G::ROWS; }
+  DEVICE int row(int pass) const { return row0 + pass * G::AT_ONCE; }
+  DEVICE bool has(int pass) const { return active && row(pass) < G::ROWS; }
   // Whether a pair is one of the batch's, and of the state's.
   DEVICE bool exists(int pass) const {
     return has(pass) && first + row(pass) < a.batch && channel < a.channels;
@@ -264,7 +277,7 @@ struct DenseCluster {
   // Reads a state [S, B, I], or zeros.
   DEVICE void begin(const float* state) {
 #pragma unroll
-    for (int pass = 0; pass < G::ALL_PASSES; pass++) {
+    for (int pass = 0; pass < G::PASSES; pass++) {
       h[pass][0] = h[pass][1] = c[pass][0] = c[pass][1] = 0.0f;
       if (!state || !exists(pass)) continue;
       load<2, float>(h[pass], state + place(pass, 0));
@@ -273,34 +286,37 @@ struct DenseCluster {
   }
   DEVICE void end(float* state) {
 #pragma unroll
-    for (int pass = 0; pass < G::ALL_PASSES; pass++) {
+    for (int pass = 0; pass < G::PASSES; pass++) {
       if (!exists(pass)) continue;
       store<2, float>(state + place(pass, 0), h[pass]);
       if (Cell::STATES > 1) store<2, float>(state + place(pass, 1), c[pass]);
     }
   }
+  // Reads the inputs of the next step, the `done`-th.
+  DEVICE void fetch(int done) {
+    const int steps = (int)a.steps;
+    if (done >= steps) return;
+#pragma unroll
+    for (int pass = 0; pass < G::PASSES; pass++) {
+      places.fetch(pass, exists(pass), done + 1 == steps);
+      if (exists(pass) && done + G::AHEAD < steps) places.prefetch(pass);
+    }
+    places.next_source();
+  }
 
   // ---- the product
-
-  DEVICE sptr<unsigned> letters(int step, int group) const {
-    return mail + (group * 2 + step % 2) * G::HALF;
-  }
-  DEVICE int box(int step, int group, int slice) const {
-    return (group * 2 + step % 2) * G::K_WARPS + slice;
-  }
 
   // Leaves each warp's sums for everybody to add up. What is delivered for a step is written into
   // the other half of the mail than what is read at it; nobody delivers for the step after the
   // next one before all blocks have read this half.
-  DEVICE void multiply(int step, int group, bool delivered, bool more) const {
-    const int slice = warp % G::K_WARPS;
-    if (delivered) boxes.wait(box(step, group, slice), (step - 1) / 2);
+  DEVICE void multiply(int step, bool delivered, bool more) const {
+    const int slice = warp % G::K_WARPS, half = step % 2;
+    if (delivered) boxes.wait(half * G::K_WARPS + slice, (step - 1) / 2);
     float sums[G::TILES][4];
-    matrix.multiply(letters(step, group), sums);
-    if (more && warp < G::K_WARPS && lane == 0)
-      boxes.expect(box(step + 1, group, slice), G::KW * G::ROWS * 2);
+    matrix.multiply(mail + half * G::HALF, sums);
+    if (more) expect(step + 1);
     const int n = lane % 4 * 2, out = warp / G::K_WARPS * G::TILES * 16 + lane / 4;
-    const sptr<float> to = sums_of(step, group, slice, n) + out;
+    const sptr<float> to = parts + (half * G::PART + (slice * G::ROWS + n) * G::STRIDE + out);
 #pragma unroll
     for (int tile = 0; tile < G::TILES; tile++)
 #pragma unroll
@@ -308,18 +324,19 @@ struct DenseCluster {
         if (n + i % 2 < G::ROWS)
           store_one(to + (i % 2 * G::STRIDE + tile * 16 + i / 2 * 8), sums[tile][i]);
   }
-  // Whoever adds up has left one half when it is written again: two groups have one each.
-  DEVICE sptr<float> sums_of(int step, int group, int slice, int row) const {
-    return partial +
-           (((G::GROUPS == 1 ? step % 2 : group) * G::K_WARPS + slice) * G::ROWS + row) * G::STRIDE;
+  // Says how much will be delivered for a step.
+  DEVICE void expect(int step) const {
+    if (warp < G::K_WARPS && lane == 0)
+      boxes.expect(step % 2 * G::K_WARPS + warp, G::KW * G::ROWS * 2);
   }
   // Adds up a pair of outputs; in one order, so that all runs agree to the bit.
   DEVICE void gather(float (&x)[2], int step, int pass, int out) const {
-    const int row = has(pass) ? row_of_group(pass) : 0;
+    const int row = has(pass) ? this->row(pass) : 0;
+    const sptr<float> from = parts + (step % 2 * G::PART + row * G::STRIDE + out + m0);
     float part[G::K_WARPS][2];
 #pragma unroll
     for (int slice = 0; slice < G::K_WARPS; slice++)
-      load<2, float>(part[slice], sums_of(step, pass / G::PASSES, slice, row) + out);
+      load<2, float>(part[slice], from + slice * (G::ROWS * G::STRIDE));
 #pragma unroll
     for (int half = 1; half < G::K_WARPS; half *= 2)
 #pragma unroll
@@ -337,51 +354,35 @@ struct DenseCluster {
   DEVICE void send(unsigned word, int step, int pass, int block) const {
     const unsigned other = shuffle_xor(word, 1);
     if (!has(pass)) return;
-    const int odd = lane % 2, k = block * G::I + rank * G::M + (m0 & ~3);
+    const int odd = lane % 2, half = step % 2, box = half * G::K_WARPS + slices[block];
     const unsigned low = odd ? other : word, high = odd ? word : other;
-    const sptr<unsigned> to = letters(step, pass / G::PASSES) +
-                              ((k / 32 * G::ROWS + row_of_group(pass)) * 16 + k % 32 / 2);
-    const int at = box(step, pass / G::PASSES, k / G::KW);
+    constexpr int PASS = G::AT_ONCE * 16, BLOCK = G::I / 32 * G::ROWS * 16;
+    const sptr<unsigned> to = mail + (letter + half * G::HALF + pass * PASS + block * BLOCK);
 #pragma unroll
     for (int i = 0; i < (G::CLUSTER + 1) / 2; i++) {
       const int peer = (odd + 2 * i) ^ rank;
       if (G::CLUSTER > 1 || odd == 0)
-        deliver(remote_place(to, peer), boxes.of(at, peer), low, high);
+        deliver(remote_place(to, peer), boxes.of(box, peer), low, high);
     }
   }
 };
 
-DEVICE unsigned bf16_pair(float low, float high) { return Half<bf16>::pack(low, high); }
-
-DEVICE bf16* cluster_at(const DenseSequence& s, int64_t row, int64_t step) {
-  return (bf16*)s.data + (row * s.batch + step * s.time);
-}
-
-DEVICE void store_pair(bf16* to, unsigned word) {
-  const unsigned words[1] = {word};
-  store_words(to, words);
-}
-
 template <class G>
-DEVICE void cluster_step(DenseCluster<G>& k, int64_t t, int pass, bool more) {
+DEVICE void cluster_step(DenseCluster<G>& k, int t, int pass, bool more) {
   using Cell = typename G::Cell;
   const DenseArgs& a = k.a;
-  const int row = k.has(pass) ? k.row(pass) : 0;
-  float pre[G::BLOCKS][2], x[G::BLOCKS][2], p[MAX_OTHERS][2], memo[2][MAX_DENSE_MEMO];
+  float pre[G::BLOCKS][2], x[G::INPUTS][2], memo[2][MAX_DENSE_MEMO];
 #pragma unroll
-  for (int b = 0; b < G::BLOCKS; b++) {
-    k.gather(pre[b], t, pass, b * G::M + k.m0);
-    k.inputs.read(x[b], t, b, row, k.m0);
-  }
+  for (int b = 0; b < G::BLOCKS; b++) k.gather(pre[b], t, pass, b * G::M);
 #pragma unroll
-  for (int i = 0; i < Cell::OTHERS; i++) k.inputs.read(p[i], t, G::BLOCKS + i, row, k.m0);
+  for (int i = 0; i < G::INPUTS; i++) k.places.unpack_input(x[i], pass, i);
 #pragma unroll
   for (int e = 0; e < 2; e++) {
     Dense<float> see;
 #pragma unroll
     for (int b = 0; b < G::BLOCKS; b++) see.a[b] = x[b][e] + pre[b][e];
 #pragma unroll
-    for (int i = 0; i < Cell::OTHERS; i++) see.p[i] = p[i][e];
+    for (int i = 0; i < Cell::OTHERS; i++) see.p[i] = x[G::BLOCKS + i][e];
     see.h = k.h[pass][e];
     see.c = k.c[pass][e];
     float c_new = 0.0f;
@@ -389,16 +390,13 @@ DEVICE void cluster_step(DenseCluster<G>& k, int64_t t, int pass, bool more) {
     k.c[pass][e] = c_new;
   }
   const unsigned word = bf16_pair(k.h[pass][0], k.h[pass][1]);
-  if (more) k.send(word, (int)t + 1, pass, 0);
+  if (more) k.send(word, t + 1, pass, 0);
   if (!k.exists(pass)) return;
-  const int64_t b = k.first + k.row(pass);
-  store_pair(cluster_at(a.y, b, t) + k.channel, word);
-  if (G::MEMO && a.memo) {
-    bf16* to = (bf16*)a.memo + (b * a.steps + t) * G::MEMO * a.channels + k.channel;
+  k.places.write(0, pass, 0, word);
+  if (G::MEMO && a.memo)
 #pragma unroll
     for (int i = 0; i < G::MEMO; i++)
-      store_pair(to + i * a.channels, bf16_pair(memo[0][i], memo[1][i]));
-  }
+      k.places.write(1, pass, i * a.channels, bf16_pair(memo[0][i], memo[1][i]));
 }
 
 template <class G>
@@ -406,57 +404,50 @@ DEVICE void dense_cluster_forward(const DenseArgs& a) {
   Arena arena;
   DenseCluster<G> k(arena, a);
   k.begin((const float*)a.first);
-  sync_block();
   // Every block reads all of the first state itself.
-  const float* first = (const float*)a.first;
-  for (int i = thread_index(); i < G::GROUPS * G::HALF; i += G::THREADS) {
-    const int group = i / G::HALF, word = i % G::HALF;
-    const int64_t row = k.first + group * G::ROWS + word / 16 % G::ROWS;
-    const int channel = word / (16 * G::ROWS) * 32 + word % 16 * 2;
+  for (int i = thread_index(); i < G::HALF; i += G::THREADS) {
+    const int64_t row = k.first + i / 16 % G::ROWS;
+    const int channel = i / (16 * G::ROWS) * 32 + i % 16 * 2;
     float x[2] = {0.0f, 0.0f};
     if (row < a.batch && channel < a.channels)
-      load<2, float>(x, first + (row * a.channels + channel));
-    store_one(k.letters(0, group) + word, bf16_pair(x[0], x[1]));
+      load<2, float>(x, (const float*)a.first + (row * a.channels + channel));
+    store_one(k.mail + i, bf16_pair(x[0], x[1]));
   }
   sync_cluster();
+  const int steps = (int)a.steps;
 #pragma unroll 1
-  for (int t = 0; t < (int)a.steps; t++) {
-    const bool more = t + 1 < (int)a.steps;
+  for (int t = 0; t < steps; t++) {
+    const bool more = t + 1 < steps;
+    k.multiply(t, t > 0, more);
+    sync_block();
 #pragma unroll
-    for (int group = 0; group < G::GROUPS; group++) {
-      k.multiply(t, group, t > 0, more);
-      if (group == 0) wait_copies<G::STAGES - 2>();
-      sync_block();
-#pragma unroll
-      for (int pass = 0; pass < G::PASSES; pass++)
-        cluster_step(k, t, group * G::PASSES + pass, more);
-    }
-    k.inputs.fetch();
+    for (int pass = 0; pass < G::PASSES; pass++) cluster_step(k, t, pass, more);
+    k.fetch(t + 1);
+    k.places.next_target();
   }
   k.end((float*)a.last);
   sync_cluster();
 }
 
-// Step t of the backward pass, the `round`-th from the end.
+// The `round`-th step from the end.
 template <class G>
-DEVICE void cluster_step_back(DenseCluster<G>& k, int64_t t, int round, int pass) {
+DEVICE void cluster_step_back(DenseCluster<G>& k, int round, int pass) {
   using Cell = typename G::Cell;
   const DenseArgs& a = k.a;
-  const int row = k.has(pass) ? k.row(pass) : 0;
-  float dy[2], y[2] = {}, old[2] = {}, old_c[2] = {}, memo[MAX_DENSE_MEMO][2];
-  float dh[2] = {};
-  int which = 0;
-  if (round) k.gather(dh, round, pass, k.m0);
-  k.inputs.read(dy, round, which++, row, k.m0);
-  if (Cell::NEW) k.inputs.read(y, round, which++, row, k.m0);
-  if (Cell::OLD) k.inputs.read(old, round, which++, row, k.m0);
+  float x[G::INPUTS][2], y[2] = {}, old[2] = {}, old_c[2] = {}, dh[2] = {};
+  if (round) k.gather(dh, round, pass, 0);
 #pragma unroll
-  for (int i = 0; i < G::MEMO; i++) k.inputs.read(memo[i], round, which++, row, k.m0);
-  if (Cell::STATES > 1) k.inputs.read(old_c, round, which++, row, k.m0);
-  if (t == 0 && k.exists(pass)) {
-    if (Cell::OLD) load<2, float>(old, (const float*)a.first + k.place(pass, 0));
-    if (Cell::STATES > 1) load<2, float>(old_c, (const float*)a.first + k.place(pass, 1));
+  for (int i = 0; i < G::INPUTS; i++) k.places.unpack_input(x[i], pass, i);
+  constexpr int NEW = 1, OLD = NEW + Cell::NEW, MEMO = OLD + Cell::OLD, OLD_C = MEMO + G::MEMO;
+  const bool at_first = round + 1 == (int)a.steps && k.exists(pass);
+#pragma unroll
+  for (int e = 0; e < 2; e++) {
+    if (Cell::NEW) y[e] = x[Cell::NEW ? NEW : 0][e];
+    if (Cell::OLD) old[e] = x[Cell::OLD ? OLD : 0][e];
+    if (Cell::STATES > 1) old_c[e] = x[Cell::STATES > 1 ? OLD_C : 0][e];
   }
+  if (at_first && Cell::OLD) load<2, float>(old, (const float*)a.first + k.place(pass, 0));
+  if (at_first && Cell::STATES > 1) load<2, float>(old_c, (const float*)a.first + k.place(pass, 1));
   DenseGrad<float> d[2];
 #pragma unroll
   for (int e = 0; e < 2; e++) {
@@ -465,9 +456,9 @@ DEVICE void cluster_step_back(DenseCluster<G>& k, int64_t t, int round, int pass
     see.c = old_c[e];
     float m[MAX_DENSE_MEMO];
 #pragma unroll
-    for (int i = 0; i < G::MEMO; i++) m[i] = memo[i][e];
+    for (int i = 0; i < G::MEMO; i++) m[i] = x[MEMO + i][e];
     const float c_new = Cell::STATES > 1 ? m[G::MEMO > 0 ? G::MEMO - 1 : 0] : 0.0f;
-    Cell::step_bwd(see, m, y[e], c_new, k.h[pass][e] + dh[e] + dy[e], k.c[pass][e], d[e]);
+    Cell::step_bwd(see, m, y[e], c_new, k.h[pass][e] + dh[e] + x[0][e], k.c[pass][e], d[e]);
     k.h[pass][e] = d[e].h;
     if (Cell::STATES > 1) k.c[pass][e] = d[e].c;
   }
@@ -478,13 +469,11 @@ DEVICE void cluster_step_back(DenseCluster<G>& k, int64_t t, int round, int pass
     k.send(words[b], round + 1, pass, b);
   }
   if (!k.exists(pass)) return;
-  const int64_t b = k.first + k.row(pass);
 #pragma unroll
-  for (int i = 0; i < G::BLOCKS; i++)
-    store_pair(cluster_at(a.dx, b, t) + (i * a.channels + k.channel), words[i]);
+  for (int i = 0; i < G::BLOCKS; i++) k.places.write(0, pass, i * a.channels, words[i]);
 #pragma unroll
   for (int i = 0; i < Cell::OTHERS; i++)
-    store_pair(cluster_at(a.dp[i], b, t) + k.channel, bf16_pair(d[0].p[i], d[1].p[i]));
+    k.places.write(1 + i, pass, 0, bf16_pair(d[0].p[i], d[1].p[i]));
 }
 
 template <class G>
@@ -493,30 +482,24 @@ DEVICE void dense_cluster_backward(const DenseArgs& a) {
   DenseCluster<G> k(arena, a);
   k.begin((const float*)a.dlast);
   sync_cluster();
+  k.expect(1);
   const int steps = (int)a.steps;
   // One round more than there are steps: the gradient of the first state takes a product, too.
 #pragma unroll 1
-  for (int round = 0; round <= steps; round++) {
-    const bool more = round < steps;
+  for (int round = 0; round < steps; round++) {
+    if (round) k.multiply(round, true, true);
+    sync_block();
 #pragma unroll
-    for (int group = 0; group < G::GROUPS; group++) {
-      if (round)
-        k.multiply(round, group, true, more);
-      else if (k.warp < G::K_WARPS && k.lane == 0)
-        k.boxes.expect(k.box(1, group, k.warp), G::KW * G::ROWS * 2);
-      if (group == 0) wait_copies<G::STAGES - 2>();
-      sync_block();
-      if (!more) continue;
-#pragma unroll
-      for (int pass = 0; pass < G::PASSES; pass++)
-        cluster_step_back(k, steps - 1 - round, round, group * G::PASSES + pass);
-    }
-    if (more) k.inputs.fetch();
+    for (int pass = 0; pass < G::PASSES; pass++) cluster_step_back(k, round, pass);
+    k.fetch(round + 1);
+    k.places.next_target();
   }
+  k.multiply(steps, true, false);
+  sync_block();
 #pragma unroll
-  for (int pass = 0; pass < G::ALL_PASSES; pass++) {
+  for (int pass = 0; pass < G::PASSES; pass++) {
     float dh[2];
-    k.gather(dh, steps, pass, k.m0);
+    k.gather(dh, steps, pass, 0);
 #pragma unroll
     for (int e = 0; e < 2; e++) k.h[pass][e] += dh[e];
   }

@@ -26,7 +26,7 @@ class Launch(NamedTuple):
         early: Whether it may start while the kernel before it still runs; the kernel itself waits
             for that one.
         cluster: Blocks of a cluster, which run at the same time and see each other's shared
-            memory; more than one needs compute capability 9.0, and divides the number of blocks.
+            memory. They need compute capability 9.0; 0: the kernel asks nothing of clusters.
     """
 
     kernel: str
@@ -34,7 +34,7 @@ class Launch(NamedTuple):
     threads: int
     shared_bytes: int = 0
     early: bool = False
-    cluster: int = 1
+    cluster: int = 0
 
 
 def launch(

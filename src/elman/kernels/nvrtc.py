@@ -239,7 +239,7 @@ class Loaded:
         device: int,
         stream: int,
         early: bool = False,
-        cluster: int = 1,
+        cluster: int = 0,
     ) -> None:
         """Launch a kernel that takes one structure by value; returns at once.
 
@@ -253,7 +253,7 @@ class Loaded:
             stream: Handle of a stream of that device.
             early: Let it start while the previous kernel on the stream still runs. Only for
                 kernels that wait for that one themselves, on sm_90 and later.
-            cluster: Blocks of a cluster, on sm_90 and later where it is more than one.
+            cluster: Blocks of a cluster, on sm_90 and later; 0: the kernel asks nothing of them.
 
         Raises:
             UserError: the driver refuses the launch.
@@ -264,7 +264,7 @@ class Loaded:
             kernel = self._prepare(name, shared_bytes, device, cluster)
         pointers = _Pointers(ctypes.addressof(arguments))
         place = ctypes.addressof(pointers)
-        if early or cluster > 1:
+        if early or cluster:
             config = self._config(blocks, threads, shared_bytes, stream, early, cluster)
             (error,) = self._driver.cuLaunchKernelEx(config, kernel, place, 0)
         else:
@@ -289,7 +289,7 @@ class Loaded:
             value = driver.CUlaunchAttributeValue()
             value.programmaticStreamSerializationAllowed = 1
             attributes[-1].value = value
-        if cluster > 1:
+        if cluster:
             attributes.append(driver.CUlaunchAttribute())
             attributes[-1].id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             value = driver.CUlaunchAttributeValue()

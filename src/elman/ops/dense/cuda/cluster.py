@@ -131,7 +131,7 @@ class _Call:
     def run(self) -> None:
         """Launch the pass."""
         config = self.config
-        blocks = math.ceil(self.args.batch / config.all_rows) * config.cluster
+        blocks = math.ceil(self.args.batch / config.rows) * config.cluster
         wanted = Launch(
             _NAMES[config.back],
             blocks,

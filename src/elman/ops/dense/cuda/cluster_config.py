@@ -21,7 +21,6 @@ MAX_ROWS = 8
 """Rows of the batch for a cluster: the width of a tile of the product."""
 _REGISTERS = 65536
 _WIDEST = 96  # rows of the matrix per block up to which a smaller cluster was faster
-_STAGES = (8, 6, 4, 3, 2)
 
 
 @dataclass(frozen=True)
@@ -32,12 +31,10 @@ class ClusterConfig:
         cell: What is computed.
         channels: Channels of the state and zeros, such that every block has 16 or a multiple.
         cluster: Blocks of a cluster.
-        rows: Rows of the batch that a cluster multiplies at a time.
+        rows: Rows of the batch for a cluster.
         warps: Warps of a block.
         row_warps: Groups of warps that share the rows of the block's matrix.
-        stages: Steps whose inputs are in shared memory or on their way.
         back: Which pass.
-        groups: Groups of rows that a cluster computes in turn: 1 or 2.
     """
 
     cell: DenseRecurrence
@@ -46,14 +43,7 @@ class ClusterConfig:
     rows: int
     warps: int
     row_warps: int
-    stages: int
     back: bool
-    groups: int = 1
-
-    @property
-    def all_rows(self) -> int:
-        """Rows of the batch for a cluster."""
-        return self.rows * self.groups
 
     @property
     def threads(self) -> int:
@@ -109,12 +99,11 @@ class ClusterConfig:
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        boxes = _up(self.groups * 2 * self.k_warps * 8, 16)
-        mail = 2 * self.inner // 32 * self.all_rows * 16
+        boxes = _up(2 * self.k_warps * 8, 16)
+        mail = 2 * self.inner // 32 * self.rows * 16
         partial = 2 * self.k_warps * self.rows * (self.out + 4)
         matrix = (self.fragments - self.kept) * self.warps * 128
-        numbers = self.stages * self.inputs * self.all_rows * self.own
-        return boxes + 4 * (mail + partial + matrix) + _up(2 * numbers, 16)
+        return boxes + 4 * (mail + partial + matrix)
 
     @property
     def fits(self) -> bool:
@@ -140,8 +129,7 @@ class ClusterConfig:
     @property
     def type(self) -> str:
         """The C++ type of the config."""
-        rows = (self.channels, self.cluster, self.rows, self.groups)
-        numbers = (*rows, self.warps, self.row_warps, self.kept, self.stages)
+        numbers = (self.channels, self.cluster, self.rows, self.warps, self.row_warps, self.kept)
         arguments = ", ".join(map(str, (*numbers, str(self.back).lower())))
         return f"elman::DenseClusterConfig<elman::ClusterCell, {arguments}>"
 
@@ -183,7 +171,7 @@ def _best(
 ) -> ClusterConfig | None:
     rows = min(MAX_ROWS, math.ceil(batch / CLUSTERS[cluster]))
     padded = _up(channels, max(32, 16 * cluster))
-    config = ClusterConfig(cell, padded, cluster, rows, 8, 1, 2, back)
+    config = ClusterConfig(cell, padded, cluster, rows, 8, 1, back)
     many, few = _split(config, (8, 10, 12)), _split(config, (4, 5, 6, 7))
     return min(many, key=_cost, default=None) or min(few, key=_cost, default=None)
 
@@ -196,8 +184,6 @@ def _split(config: ClusterConfig, numbers: Sequence[int]) -> Iterator[ClusterCon
     """Yield a config with its work shared out among these numbers of warps in every way."""
     for warps in numbers:
         for row_warps in (n for n in range(1, warps + 1) if warps % n == 0):
-            for stages in _STAGES:
-                one = replace(config, warps=warps, row_warps=row_warps, stages=stages)
-                if one.fits:
-                    yield one
-                    break
+            one = replace(config, warps=warps, row_warps=row_warps)
+            if one.fits:
+                yield one
