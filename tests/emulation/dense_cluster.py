@@ -27,6 +27,7 @@ def config(
     warps: tuple[int, int],
     *,
     back: bool,
+    stages: int = 3,
     kept: int | None = None,
 ) -> ClusterConfig:
     """Return a config for tests.
@@ -38,9 +39,10 @@ def config(
         rows: Of the batch, for a cluster.
         warps: Warps of a block, and groups of them that share the rows of its matrix.
         back: Which pass.
+        stages: Steps whose inputs are in shared memory.
         kept: Fragments of the matrix in registers; None: as many as fit.
     """
-    made = ClusterConfig(CELLS[step], channels, blocks, rows, *warps, back)
+    made = ClusterConfig(CELLS[step], channels, blocks, rows, *warps, stages, back)
     if kept is not None:
         made.__dict__["kept"] = kept
     assert made.fits, made

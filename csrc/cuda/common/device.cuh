@@ -160,9 +160,6 @@ DEVICE sptr<U> cast(sptr<T> p) {
   return (sptr<U>)p;
 }
 
-// Asks the L2 cache for what is read later.
-DEVICE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-
 // ---- copies from global to shared memory that run beside the computation
 
 // Starts a copy of BYTES bytes, of which the first `valid` are read and the others zero.

@@ -15,13 +15,14 @@ namespace elman {
 // I: channels, those of the state and zeros. CLUSTER: blocks of a cluster. ROWS: of the batch, for
 // a cluster. The warps of a block are ROW_WARPS groups, which share the rows of the block's matrix;
 // within a group they share its columns. KEPT: fragments of the matrix that a thread has in
-// registers, at most. BACK: which pass.
+// registers, at most. STAGES: steps whose inputs are in shared memory or on their way. BACK: which
+// pass.
 template <class Cell_, int I_, int CLUSTER_, int ROWS_, int WARPS_, int ROW_WARPS_, int KEPT_,
-          bool BACK_>
+          int STAGES_, bool BACK_>
 struct DenseClusterConfig {
   using Cell = Cell_;
   static constexpr int I = I_, CLUSTER = CLUSTER_, ROWS = ROWS_, WARPS = WARPS_;
-  static constexpr int ROW_WARPS = ROW_WARPS_, K_WARPS = WARPS / ROW_WARPS;
+  static constexpr int ROW_WARPS = ROW_WARPS_, K_WARPS = WARPS / ROW_WARPS, STAGES = STAGES_;
   static constexpr bool BACK = BACK_;
   static constexpr int THREADS = 32 * WARPS, BLOCKS = Cell::BLOCKS, MEMO = Cell::MEMO;
   static constexpr int M = I / CLUSTER;  // channels of a block
@@ -38,19 +39,20 @@ struct DenseClusterConfig {
   static constexpr int PAIRS = M / 2;
   static constexpr int FIT = THREADS / PAIRS, AT_ONCE = FIT < ROWS ? FIT : ROWS;
   static constexpr int PASSES = (ROWS + AT_ONCE - 1) / AT_ONCE;
-  static constexpr int AHEAD = 8;  // steps between asking the L2 cache for an input and its use
 
   static constexpr int HALF = (K / 32) * ROWS * 16, MAIL = 2 * HALF;      // words
   static constexpr int PART = K_WARPS * ROWS * STRIDE, PARTS = 2 * PART;  // floats
   static constexpr int MATRIX = REST * WARPS * 128;                       // words
+  static constexpr int STAGE = PASSES * INPUTS * THREADS;                 // words
   static constexpr int BOXES = 2 * K_WARPS;
-  static constexpr int SHARED_BYTES = (BOXES * 8 + 15) / 16 * 16 + 4 * (MAIL + PARTS + MATRIX);
+  static constexpr int SHARED_BYTES =
+      (BOXES * 8 + 15) / 16 * 16 + 4 * (MAIL + PARTS + MATRIX + STAGES * STAGE);
 
   static_assert(I % 32 == 0 && I % CLUSTER == 0 && M % 16 == 0, "channels");
   static_assert((CLUSTER & (CLUSTER - 1)) == 0 && CLUSTER <= 16, "cluster");
   static_assert(WARPS % ROW_WARPS == 0 && OUT / 16 % ROW_WARPS == 0 && K % (32 * K_WARPS) == 0,
                 "warps");
-  static_assert(ROWS >= 1 && ROWS <= 8 && AT_ONCE >= 1, "rows");
+  static_assert(ROWS >= 1 && ROWS <= 8 && AT_ONCE >= 1 && STAGES >= 2, "rows");
   static_assert(!Cell::NORM && !Cell::EXTRA && !Cell::SCALE, "one product and one exchange a step");
 };
 
@@ -141,17 +143,19 @@ DEVICE void store_pair(bf16* to, unsigned word) {
   store_words(to, words);
 }
 
-// This thread's pairs of what a pass reads at every step, and where the pass writes. Everything
-// lies in global memory at one place of a sequence; a place moves on by one step at a time.
+// This thread's pairs of what a pass reads at every step, and where the pass writes. All of it lies
+// at one place of a sequence in global memory; a place moves on by one step at a time. What is read
+// is copied into shared memory some steps before: [STAGES, PASSES, INPUTS, THREADS].
 template <class G>
 struct ClusterPlaces {
   using Cell = typename G::Cell;
   static constexpr int SOURCES = G::BACK ? 2 + (Cell::NEW || Cell::OLD) : 1 + Cell::OTHERS;
   static constexpr int TARGETS = G::BACK ? 1 + Cell::OTHERS : 2;
   const DenseArgs& a;
-  const bf16* from[SOURCES];  // of the next step to be read
+  sptr<unsigned> words;
+  const bf16* from[SOURCES];  // of the next step to be copied
   bf16* to[TARGETS];
-  unsigned words[G::PASSES][G::INPUTS];  // of the step to be computed
+  int filled = 0, used = 0;  // where the stages of the next steps to be copied and computed begin
 
   // Forward: x, the other inputs | y, memo. Backward: dy, memo, y | dx, gradients of the others.
   DEVICE DenseSequence source(int i) const {
@@ -168,62 +172,61 @@ struct ClusterPlaces {
   DEVICE bf16* start(const DenseSequence& s, int64_t row, int64_t channel) const {
     return (bf16*)s.data + (row * s.batch + (G::BACK ? a.steps - 1 : 0) * s.time + channel);
   }
-  DEVICE ClusterPlaces(const DenseArgs& args, int64_t row, int64_t channel) : a(args) {
+  DEVICE ClusterPlaces(Arena& arena, const DenseArgs& args, int64_t row, int64_t channel)
+      : a(args), words(arena.take<unsigned>(G::STAGES * G::STAGE)) {
 #pragma unroll
     for (int i = 0; i < SOURCES; i++) from[i] = start(source(i), row, channel);
 #pragma unroll
     for (int i = 0; i < TARGETS; i++) to[i] = start(target(i), row, channel);
   }
-  // One of a pass's inputs of the next step, or of the step before it.
-  DEVICE unsigned read(int i, int pass, int64_t skip, bool there) const {
-    unsigned words[1] = {0};
-    const DenseSequence s = source(i);
-    if (there && (!G::BACK || i || s.data))
-      load_words(words, from[i] + (pass * G::AT_ONCE * s.batch + skip));
-    return words[0];
+  DEVICE sptr<unsigned> word(int stage, int pass, int input) const {
+    return words + (stage + (pass * G::INPUTS + input) * G::THREADS + thread_index());
   }
-  // Reads a pass's inputs of the next step. `first`: whether no step is before that one.
-  DEVICE void fetch(int pass, bool there, bool first) {
-    unsigned* to = words[pass];
+  // Copies one of a pass's inputs, or zeros.
+  DEVICE void copy(int input, int i, int pass, int64_t skip, bool there) const {
+    const DenseSequence s = source(i);
+    if (G::BACK && i == 0) there = there && s.data;
+    const bf16* at = from[i] + (pass * G::AT_ONCE * s.batch + skip);
+    copy_async<4>(cast<unsigned char>(word(filled, pass, input)), there ? at : nullptr,
+                  there ? 4 : 0);
+  }
+  // Copies a pass's inputs of the next step. `first`: whether no step is before that one.
+  DEVICE void fetch(int pass, bool there, bool first) const {
+    int n = 0;
     if (!G::BACK) {
 #pragma unroll
-      for (int b = 0; b < G::BLOCKS; b++) *to++ = read(0, pass, b * a.channels, there);
+      for (int b = 0; b < G::BLOCKS; b++) copy(n++, 0, pass, b * a.channels, there);
 #pragma unroll
-      for (int i = 0; i < Cell::OTHERS; i++) *to++ = read(1 + i, pass, 0, there);
+      for (int i = 0; i < Cell::OTHERS; i++) copy(n++, 1 + i, pass, 0, there);
       return;
     }
-    *to++ = read(0, pass, 0, there);
-    if (Cell::NEW) *to++ = read(2, pass, 0, there);
-    if (Cell::OLD) *to++ = read(2, pass, -a.y.time, there && !first);
+    copy(n++, 0, pass, 0, there);
+    if (Cell::NEW) copy(n++, 2, pass, 0, there);
+    if (Cell::OLD) copy(n++, 2, pass, -a.y.time, there && !first);
 #pragma unroll
-    for (int k = 0; k < G::MEMO; k++) *to++ = read(1, pass, k * a.channels, there);
-    if (Cell::STATES > 1) *to++ = read(1, pass, -a.channels, there && !first);  // c, last of a memo
+    for (int k = 0; k < G::MEMO; k++) copy(n++, 1, pass, k * a.channels, there);
+    if (Cell::STATES > 1) copy(n++, 1, pass, -a.channels, there && !first);  // c ends a memo
   }
-  // Asks for what is read some steps later.
-  DEVICE void prefetch(int pass) const {
-#pragma unroll
-    for (int i = 0; i < SOURCES; i++) {
-      const DenseSequence s = source(i);
-      const int64_t later = pass * G::AT_ONCE * s.batch + (G::BACK ? -G::AHEAD : G::AHEAD) * s.time;
-      const int blocks = G::BACK ? (i == 1 ? G::MEMO : 1) : i == 0 ? G::BLOCKS : 1;
-#pragma unroll
-      for (int b = 0; b < blocks; b++)
-        if (s.data) prefetch_l2(from[i] + (later + b * a.channels));
-    }
+  DEVICE static int after(int stage) {
+    return stage + G::STAGE == G::STAGES * G::STAGE ? 0 : stage + G::STAGE;
   }
   DEVICE void next_source() {
 #pragma unroll
     for (int i = 0; i < SOURCES; i++) from[i] += G::BACK ? -source(i).time : source(i).time;
+    filled = after(filled);
   }
   DEVICE void next_target() {
 #pragma unroll
     for (int i = 0; i < TARGETS; i++) to[i] += G::BACK ? -target(i).time : target(i).time;
+    used = after(used);
   }
   DEVICE void write(int i, int pass, int64_t skip, unsigned word) const {
     store_pair(to[i] + (pass * G::AT_ONCE * target(i).batch + skip), word);
   }
-  DEVICE void unpack_input(float (&x)[2], int pass, int which) const {
-    unpack<2, bf16>(x, &words[pass][which]);
+  DEVICE void read(float (&x)[2], int pass, int input) const {
+    unsigned pair[1];
+    load_words(pair, word(used, pass, input));
+    unpack<2, bf16>(x, pair);
   }
 };
 
@@ -255,15 +258,14 @@ struct DenseCluster {
         mail(arena.take<unsigned>(G::MAIL)),
         parts(arena.take<float>(G::PARTS)),
         matrix(arena, (const bf16*)args.matrix, rank),
-        places(args, first + row0, channel) {
+        places(arena, args, first + row0, channel) {
     if (thread_index() < G::BOXES) boxes.make(thread_index());
     const int k = rank * G::M + (m0 & ~3);
     letter = (k / 32 * G::ROWS + row0) * 16 + k % 32 / 2;
 #pragma unroll
     for (int block = 0; block < G::SENT; block++) slices[block] = (block * G::I + k) / G::KW;
-#pragma unroll
-    for (int pass = 0; pass < G::PASSES; pass++) places.fetch(pass, exists(pass), a.steps == 1);
-    places.next_source();
+#pragma unroll 1
+    for (int step = 0; step + 1 < G::STAGES; step++) fetch(step);
   }
   DEVICE int row(int pass) const { return row0 + pass * G::AT_ONCE; }
   DEVICE bool has(int pass) const { return active && row(pass) < G::ROWS; }
@@ -292,16 +294,16 @@ struct DenseCluster {
       if (Cell::STATES > 1) store<2, float>(state + place(pass, 1), c[pass]);
     }
   }
-  // Reads the inputs of the next step, the `done`-th.
-  DEVICE void fetch(int done) {
+  // Copies the inputs of the `step`-th step, the next one.
+  DEVICE void fetch(int step) {
     const int steps = (int)a.steps;
-    if (done >= steps) return;
+    if (step < steps) {
 #pragma unroll
-    for (int pass = 0; pass < G::PASSES; pass++) {
-      places.fetch(pass, exists(pass), done + 1 == steps);
-      if (exists(pass) && done + G::AHEAD < steps) places.prefetch(pass);
+      for (int pass = 0; pass < G::PASSES; pass++)
+        places.fetch(pass, exists(pass), step + 1 == steps);
+      places.next_source();
     }
-    places.next_source();
+    commit_copies();
   }
 
   // ---- the product
@@ -375,7 +377,7 @@ DEVICE void cluster_step(DenseCluster<G>& k, int t, int pass, bool more) {
 #pragma unroll
   for (int b = 0; b < G::BLOCKS; b++) k.gather(pre[b], t, pass, b * G::M);
 #pragma unroll
-  for (int i = 0; i < G::INPUTS; i++) k.places.unpack_input(x[i], pass, i);
+  for (int i = 0; i < G::INPUTS; i++) k.places.read(x[i], pass, i);
 #pragma unroll
   for (int e = 0; e < 2; e++) {
     Dense<float> see;
@@ -419,10 +421,11 @@ DEVICE void dense_cluster_forward(const DenseArgs& a) {
   for (int t = 0; t < steps; t++) {
     const bool more = t + 1 < steps;
     k.multiply(t, t > 0, more);
+    wait_copies<G::STAGES - 2>();
     sync_block();
 #pragma unroll
     for (int pass = 0; pass < G::PASSES; pass++) cluster_step(k, t, pass, more);
-    k.fetch(t + 1);
+    k.fetch(t + G::STAGES - 1);
     k.places.next_target();
   }
   k.end((float*)a.last);
@@ -437,7 +440,7 @@ DEVICE void cluster_step_back(DenseCluster<G>& k, int round, int pass) {
   float x[G::INPUTS][2], y[2] = {}, old[2] = {}, old_c[2] = {}, dh[2] = {};
   if (round) k.gather(dh, round, pass, 0);
 #pragma unroll
-  for (int i = 0; i < G::INPUTS; i++) k.places.unpack_input(x[i], pass, i);
+  for (int i = 0; i < G::INPUTS; i++) k.places.read(x[i], pass, i);
   constexpr int NEW = 1, OLD = NEW + Cell::NEW, MEMO = OLD + Cell::OLD, OLD_C = MEMO + G::MEMO;
   const bool at_first = round + 1 == (int)a.steps && k.exists(pass);
 #pragma unroll
@@ -488,10 +491,11 @@ DEVICE void dense_cluster_backward(const DenseArgs& a) {
 #pragma unroll 1
   for (int round = 0; round < steps; round++) {
     if (round) k.multiply(round, true, true);
+    wait_copies<G::STAGES - 2>();
     sync_block();
 #pragma unroll
     for (int pass = 0; pass < G::PASSES; pass++) cluster_step_back(k, round, pass);
-    k.fetch(round + 1);
+    k.fetch(round + G::STAGES - 1);
     k.places.next_target();
   }
   k.multiply(steps, true, false);

@@ -20,6 +20,7 @@ SHARED_LIMIT = 232448
 MAX_ROWS = 8
 """Rows of the batch for a cluster: the width of a tile of the product."""
 _REGISTERS = 65536
+_STAGES = (8, 6, 4, 3, 2)
 _WIDEST = 96  # rows of the matrix per block up to which a smaller cluster was faster
 
 
@@ -34,6 +35,7 @@ class ClusterConfig:
         rows: Rows of the batch for a cluster.
         warps: Warps of a block.
         row_warps: Groups of warps that share the rows of the block's matrix.
+        stages: Steps whose inputs are in shared memory or on their way.
         back: Which pass.
     """
 
@@ -43,6 +45,7 @@ class ClusterConfig:
     rows: int
     warps: int
     row_warps: int
+    stages: int
     back: bool
 
     @property
@@ -84,7 +87,7 @@ class ClusterConfig:
     def kept(self) -> int:
         """Fragments that it has in registers: as many as leave room for everything else."""
         limit = min(255, _REGISTERS // self.threads // 8 * 8)
-        free = limit - (44 + 6 * self.cell.blocks + 2 * self.inputs + 4 * self.tiles)
+        free = limit - (44 + 4 * self.cell.blocks + 2 * self.inputs + 4 * self.tiles)
         # Those that do not fit are loaded from shared memory some time before their use.
         return self.fragments if 4 * self.fragments <= free else max(0, (free - 14) // 4)
 
@@ -103,7 +106,9 @@ class ClusterConfig:
         mail = 2 * self.inner // 32 * self.rows * 16
         partial = 2 * self.k_warps * self.rows * (self.out + 4)
         matrix = (self.fragments - self.kept) * self.warps * 128
-        return boxes + 4 * (mail + partial + matrix)
+        at_once = min(self.rows, max(1, self.threads // (self.own // 2)))
+        stage = -(-self.rows // at_once) * self.inputs * self.threads
+        return boxes + 4 * (mail + partial + matrix + self.stages * stage)
 
     @property
     def fits(self) -> bool:
@@ -130,7 +135,7 @@ class ClusterConfig:
     def type(self) -> str:
         """The C++ type of the config."""
         numbers = (self.channels, self.cluster, self.rows, self.warps, self.row_warps, self.kept)
-        arguments = ", ".join(map(str, (*numbers, str(self.back).lower())))
+        arguments = ", ".join(map(str, (*numbers, self.stages, str(self.back).lower())))
         return f"elman::DenseClusterConfig<elman::ClusterCell, {arguments}>"
 
     def static_checks(self) -> str:
@@ -171,7 +176,7 @@ def _best(
 ) -> ClusterConfig | None:
     rows = min(MAX_ROWS, math.ceil(batch / CLUSTERS[cluster]))
     padded = _up(channels, max(32, 16 * cluster))
-    config = ClusterConfig(cell, padded, cluster, rows, 8, 1, back)
+    config = ClusterConfig(cell, padded, cluster, rows, 8, 1, 2, back)
     many, few = _split(config, (8, 10, 12)), _split(config, (4, 5, 6, 7))
     return min(many, key=_cost, default=None) or min(few, key=_cost, default=None)
 
@@ -184,6 +189,6 @@ def _split(config: ClusterConfig, numbers: Sequence[int]) -> Iterator[ClusterCon
     """Yield a config with its work shared out among these numbers of warps in every way."""
     for warps in numbers:
         for row_warps in (n for n in range(1, warps + 1) if warps % n == 0):
-            one = replace(config, warps=warps, row_warps=row_warps)
-            if one.fits:
+            every = (replace(config, warps=warps, row_warps=row_warps, stages=n) for n in _STAGES)
+            if one := next((one for one in every if one.fits), None):
                 yield one
