@@ -21,6 +21,7 @@ struct Box {
   int rank = 0;
   size_t byte = 0;    // of the block's shared memory
   unsigned made = 0;  // meetings of the cluster before that
+  int maker = 0;      // thread
   bool announced = true;
   unsigned number = 0;             // among what threads know
   int count = 1, pending = 1;      // arrivals of every turn, and those that are missing
@@ -73,9 +74,19 @@ inline void make_box(size_t byte, int count, bool announced) {
   box->rank = entered;
   box->byte = byte;
   box->made = current->meetings;
+  box->maker = current->thread;
   box->announced = announced;
   box->count = box->pending = count;
   box->number = (unsigned)(warp_number((int)cluster.size(), 0) + boxes.size());
+}
+
+// Announces to other blocks the boxes that the current thread has made.
+inline void announce_boxes() {
+  for (Box& box : boxes)
+    if (box.rank == entered && box.maker == current->thread && !box.announced) {
+      box.announced = true;
+      box.made = current->meetings;
+    }
 }
 
 // The box at a place; nullptr, and a report, if it may not be used yet.
@@ -295,6 +306,9 @@ inline bool let_one_arrive() {
 
 // What has to be true when a thread of a cluster ends.
 inline void check_leaving() {
+  if (current->arrived)
+    report("thread %d of block %lld arrives for its cluster and does not wait", current->thread,
+           block_index);
   if (current->used_box)
     report(
         "thread %d of block %lld ends without sync_cluster(): others may still deliver to its "
@@ -334,7 +348,7 @@ inline void run_cluster(long long first, int size, int threads, size_t bytes) {
     for (Fiber& fiber : fibers) {
       fiber.rank = rank;
       fiber.meetings = 0;
-      fiber.used_box = false;
+      fiber.used_box = fiber.arrived = false;
       fiber.learned = nullptr;
     }
   }

@@ -75,6 +75,7 @@ struct Fiber {
   int rank = 0;
   unsigned meetings = 0;
   bool used_box = false;
+  bool arrived = false;  // and has not waited for the cluster yet, see ptx_cluster.h
   Known learned;
   void* fake_stack = nullptr;  // AddressSanitizer's
 #if ELMAN_OWN_SWITCH
