@@ -132,7 +132,8 @@ inline void expect_bytes(Box& box, long long bytes) {
   if (bytes <= 0 || bytes > MOST_BYTES || bytes % 4)
     report("%s expects %lld bytes (thread %d)", name.c_str(), bytes, current->thread);
   if (box.pending == 0)
-    report("%s: thread %d expects bytes twice in a turn", name.c_str(), current->thread);
+    report("%s: thread %d expects bytes twice in a turn, or before the one before is over",
+           name.c_str(), current->thread);
   else if (!knows_turns(box))
     report("%s: thread %d expects bytes without knowing that the turn before is over", name.c_str(),
            current->thread);

@@ -131,9 +131,16 @@ inline void tell_block() {
 // A place in a source file, in words that stay.
 inline const char* place_in_source(const char* what, const char* file, int line) {
   static std::map<std::tuple<const char*, const char*, int>, std::string> places;
+  static struct {
+    const char *what, *file, *text;
+    int line;
+  } recent[64];
+  auto& last = recent[line % 64];
+  if (last.line == line && last.file == file && last.what == what) return last.text;
   std::string& place = places[{what, file, line}];
   if (place.empty()) place = std::string(what) + " " + file + ":" + std::to_string(line);
-  return place.c_str();
+  last = {what, file, place.c_str(), line};
+  return last.text;
 }
 
 inline void meet_cluster(const char* where) { wait(Wait::cluster, where); }
@@ -155,11 +162,15 @@ inline Known arrive_at_cluster() {
 // Lets the cluster pass if all of its threads wait for each other; returns whether it does.
 inline bool release_cluster() {
   int waiting = 0, living = 0;
+  std::string gone;
   const char* where = nullptr;
   for (size_t rank = 0; rank < cluster.size(); rank++) {
     enter((int)rank);
     living += alive;
     for (const Fiber& fiber : fibers) {
+      if (fiber.wait == Wait::done)
+        gone =
+            "thread " + std::to_string(fiber.thread) + " of block " + std::to_string(block_index);
       if (fiber.wait != Wait::cluster) continue;
       waiting++;
       if (fiber.thread % WARP == 0) where = fiber.where;
@@ -169,8 +180,8 @@ inline bool release_cluster() {
     }
   }
   if (!waiting || waiting != living || !error.empty()) return false;
-  if (living != threads_per_block * (int)cluster.size()) {
-    report("a thread of the cluster left before %s", where);
+  if (!gone.empty()) {
+    report("%s left, and others wait for it at %s", gone.c_str(), where);
     return false;
   }
   Known all;
