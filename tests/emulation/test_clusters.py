@@ -125,7 +125,8 @@ FAULTS = {
         "boxes.of(then, r), sum, sum)",
     ),
     "a place behind the array": (
-        r"shared byte \d+ of block \d+: a delivery of 4 bytes is outside its array of bytes 0 to 2047",
+        r"shared byte \d+ of block \d+: a delivery of 4 bytes is outside its array of "
+        "bytes 0 to 2047",
         "h + (then * ALL",
         "h + ((then + 1) * ALL",
     ),
