@@ -29,9 +29,7 @@ DEVICE bool beyond(long long blocks) { return block_index() >= blocks; }
 #define ELMAN_TEXT(x) ELMAN_TEXT2(x)
 #define ELMAN_HERE __FILE__ ":" ELMAN_TEXT(__LINE__)
 #define sync_block() elman::emulation::wait(elman::emulation::Wait::block, "barrier " ELMAN_HERE)
-#define sync_warp()                                                                  \
-  (elman::emulation::wait(elman::emulation::Wait::warp, "warp barrier " ELMAN_HERE), \
-   (void)elman::emulation::current->warp_epoch++)
+#define sync_warp() elman::emulation::meet_warp("warp barrier " ELMAN_HERE)
 
 template <int FIRST, int ARRIVALS>
 struct Signal {

@@ -12,6 +12,8 @@
 #include <memory>
 #include <string>
 #include <vector>
+
+#include "emulation/knowledge.h"
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
@@ -50,7 +52,7 @@ elman_switch_stack:
 
 namespace elman::emulation {
 
-enum class Wait { none, warp, block, signal, done };
+enum class Wait { none, warp, block, signal, cluster, done };
 
 struct Fiber {
   std::unique_ptr<char[]> stack;  // not filled: pages that no frame reaches take no memory
@@ -66,6 +68,15 @@ struct Fiber {
   // The two last values it shuffled: two, so that one meeting of the warp per shuffle is enough.
   unsigned shuffles = 0;
   uint64_t slot[2] = {0, 0};
+  unsigned fragments[2][6];    // the same of matrices
+  bool orders_memory = false;  // whether the meeting of its warp that it waits for does
+  // Of a cluster: the rank of its block, how often it has met all threads, whether it has used a
+  // box since, and what it knows, see clusters.h.
+  int rank = 0;
+  unsigned meetings = 0;
+  bool used_box = false;
+  bool arrived = false;  // and has not waited for the cluster yet, see ptx_cluster.h
+  Known learned;
   void* fake_stack = nullptr;  // AddressSanitizer's
 #if ELMAN_OWN_SWITCH
   void* stack_pointer = nullptr;
@@ -92,6 +103,11 @@ inline uint64_t random_state;
 inline const std::function<void()>* body;
 inline std::string error;
 
+// What a cluster does before a thread goes on, and where threads of a block or a warp meet.
+inline void (*choose_block)() = nullptr;
+inline void (*block_met)() = nullptr;
+inline void (*warp_met)(int first, int last) = nullptr;
+
 // Keeps the first error: the later ones mostly follow from it.
 inline void report(const char* format, ...) {
   if (!error.empty()) return;
@@ -101,6 +117,8 @@ inline void report(const char* format, ...) {
   std::vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
   error = text;
+  if (choose_block && error.find("block ") == std::string::npos)
+    error += " (block " + std::to_string(block_index) + ")";
 }
 
 inline int part_of(int thread) { return thread >= second_part; }
@@ -168,6 +186,7 @@ inline void release_warp(int first, int last) {
       report("warp diverges: %s against %s", where, fibers[i].where);
     where = fibers[i].where;
   }
+  if (warp_met && fibers[first].orders_memory) warp_met(first, last);
   wake(first, last, Wait::warp);
 }
 
@@ -184,12 +203,14 @@ inline void release() {
       part = std::min(part, ++fiber.arrivals);
     }
     for (Fiber& fiber : fibers) std::copy(least, least + 2, fiber.known);
+    if (block_met) block_met();
     wake(0, threads_per_block, Wait::block);
   }
 }
 
 // Leaves the current fiber for a random one that can run.
 inline void next(bool dying = false) {
+  if (choose_block) choose_block();
   if (ready.empty()) release();
   if (ready.empty() || !error.empty()) {
     for (const Fiber& fiber : fibers)
@@ -208,6 +229,14 @@ inline void wait(Wait what, const char* where) {
   current->wait = what;
   current->where = where;
   next();
+}
+
+// A meeting of a warp that orders what its threads did to memory; shuffles do not.
+inline void meet_warp(const char* where) {
+  current->orders_memory = true;
+  wait(Wait::warp, where);
+  current->orders_memory = false;
+  current->warp_epoch++;
 }
 
 inline void fiber_main() {
@@ -247,17 +276,22 @@ inline void start(Fiber& fiber, int thread) {
   ready.push_back(thread);
 }
 
-// Runs one block to its end, or to the first error.
-inline void run_block(long long index, int threads, const std::function<void()>& function) {
+// Makes a block ready to run.
+inline void start_block(long long index, int threads) {
   if (fibers.size() != (size_t)threads) {
     fibers.clear();
     fibers.resize(threads);
   }
-  body = &function;
   block_index = index;
   threads_per_block = alive = second_part = threads;
   ready.clear();
   for (int i = 0; i < threads; i++) start(fibers[i], i);
+}
+
+// Runs one block to its end, or to the first error.
+inline void run_block(long long index, int threads, const std::function<void()>& function) {
+  body = &function;
+  start_block(index, threads);
   next();
 }
 

@@ -24,6 +24,8 @@ struct Word {
   Readers readers[2];                     // since
   bool in_flight = false;                 // destination of a copy that nobody has waited for
   int copies = 0;                         // that nobody has waited for and that read it
+  // Where other blocks deliver it: the box and the turn of the last time, see boxes.h.
+  unsigned box = 0, turn = 0;
 };
 
 inline std::vector<unsigned char> shared;
@@ -70,6 +72,11 @@ inline void touch_word(size_t index, bool write) {
   if (word.in_flight)
     report("shared byte %d: thread %d %s it while a copy is in flight", at, thread,
            write ? "writes" : "reads");
+  if (word.box && known_at(current->learned, word.box) <= word.turn)
+    report(
+        "race: shared byte %d of block %lld: thread %d %s it without a wait for what is delivered "
+        "there",
+        at, block_index, thread, write ? "writes" : "reads");
   if (!written_before(word))
     report("race: shared byte %d, %s by thread %d after a write by thread %d", at,
            write ? "write" : "read", thread, word.writer);

@@ -1,13 +1,15 @@
-// Runs cuda/common/device.cuh itself on a CPU: the names of CUDA that it uses, and its inline
-// assembly, which tests/emulation/device_text.py turns into calls of Assembly. What is written
-// there is executed as PTX's manual says, so that a wrong parity or a wait for too few copies is
-// seen; the checks of every access to shared memory, which need pointers that know their arrays,
-// are those of device.h alone.
+// Runs cuda/common/device.cuh and cluster.cuh themselves on a CPU: the names of CUDA that it uses,
+// and its inline assembly, which tests/emulation/device_text.py turns into calls of Assembly. What
+// is written there is executed as PTX's manual says, so that a wrong parity or a wait for too few
+// copies is seen; the checks of every access to shared memory, which need pointers that know their
+// arrays, are those of device.h alone.
 #pragma once
 #include <map>
 
+#include "emulation/boxes.h"
 #include "emulation/copies.h"
 #include "emulation/numbers.h"
+#include "emulation/tiles.h"
 
 namespace elman::emulation {
 
@@ -40,8 +42,8 @@ inline std::vector<std::string> parts_of(const std::string& text, char separator
 
 inline Instruction instruction_of(std::string text) {
   Instruction made;
-  const size_t colon = text.find(':');
-  if (colon != std::string::npos) {
+  const size_t colon = text.find(':');  // names have two of them
+  if (colon != std::string::npos && text[colon + 1] != ':') {
     made.label = stripped(text.substr(0, colon));
     text = stripped(text.substr(colon + 1));
   }
@@ -82,6 +84,12 @@ class Assembly {
     return *this;
   }
   template <class T>
+  Assembly& both(T& x) {
+    out(x);
+    std::memcpy(&numbers.back(), &x, sizeof x);
+    return *this;
+  }
+  template <class T>
   Assembly& in(T x) {
     uint64_t bits = 0;
     std::memcpy(&bits, &x, sizeof x);
@@ -96,9 +104,11 @@ class Assembly {
         report("assembly that never ends: %s", i.operands[0].c_str());
       else if (i.name == "bra")
         at = place_of_label(i.operands[0]) - 1;
-      else if (!barriers_run(i) && !copies_run(i) && !numbers_run(i) && i.name != ".reg")
+      else if (!barriers_run(i) && !copies_run(i) && !numbers_run(i) && !clusters_run(i) &&
+               i.name != ".reg")
         report("no such instruction here: %s", i.name.c_str());
     }
+    if (!error.empty()) next();  // for good
     for (size_t n = 0; n < outputs.size(); n++) *outputs[n] = (unsigned)numbers[n];
   }
 
@@ -116,6 +126,14 @@ class Assembly {
       if (program[n].label == label) return n;
     report("no label %s", label.c_str());
     return program.size();
+  }
+
+  // What stands within braces.
+  std::vector<std::string> list(const std::string& operand) const {
+    if (operand[0] != '{') return {operand};
+    std::vector<std::string> names = parts_of(operand.substr(1, operand.size() - 2), ',');
+    for (std::string& name : names) name = stripped(name);
+    return names;
   }
 
   uint64_t& place(const std::string& operand) {
@@ -184,14 +202,20 @@ class Assembly {
     } else if (i.name == "cvt.f32.f16") {
       place(o[0]) = float_bits(f16_float((unsigned)value(o[1]) & 0xffffu));
     } else if (i.name == "mov.b32" && o[0][0] == '{') {
-      const auto halves = parts_of(o[0].substr(1, o[0].size() - 2), ',');
-      place(stripped(halves[0])) = value(o[1]) & 0xffffu;
-      place(stripped(halves[1])) = value(o[1]) >> 16 & 0xffffu;
+      const auto halves = list(o[0]);
+      place(halves[0]) = value(o[1]) & 0xffffu;
+      place(halves[1]) = value(o[1]) >> 16 & 0xffffu;
     } else {
       return false;
     }
     return true;
   }
+
+  // Of clusters, see ptx_cluster.h.
+  bool clusters_run(const Instruction& i);
+  bool boxes_run(const Instruction& i);
+  void deliver_run(const Instruction& i);
+  void multiply_run(const Instruction& i);
 };
 
 struct Index {
@@ -199,6 +223,8 @@ struct Index {
 };
 
 }  // namespace elman::emulation
+
+#include "emulation/ptx_cluster.h"
 
 // ---- what CUDA calls it
 
@@ -219,12 +245,15 @@ struct Index {
 inline void __syncthreads() {
   elman::emulation::wait(elman::emulation::Wait::block, "__syncthreads");
 }
-inline void __syncwarp() { elman::emulation::wait(elman::emulation::Wait::warp, "__syncwarp"); }
-inline void __trap() { elman::emulation::report("trap"); }
+inline void __syncwarp() { elman::emulation::meet_warp("__syncwarp"); }
+inline void __trap() {
+  elman::emulation::report("trap");
+  elman::emulation::next();  // for good
+}
 template <class T>
-T __shfl_sync(unsigned, T x, int lane) {
-  const int first = elman::emulation::current->thread & ~31;
-  return elman::emulation::exchange(x, first | (lane & 31), "__shfl_sync");
+T __shfl_sync(unsigned, T x, int lane, int width = 32) {
+  const int first = elman::emulation::current->thread & -width;
+  return elman::emulation::exchange(x, first | (lane & (width - 1)), "__shfl_sync");
 }
 template <class T>
 T __shfl_xor_sync(unsigned, T x, int mask) {
@@ -254,4 +283,14 @@ inline float __fdividef(float x, float y) { return elman::emulation::near_quotie
     message = elman::emulation::launch(first, blocks, threads, shared_bytes, seed,        \
                                        [&] { NAME(*given); });                            \
     return message.c_str();                                                               \
+  }
+
+// The same of a kernel whose blocks form clusters of a size.
+#define ELMAN_RUN_CLUSTERS(NAME, ARGS, SIZE)                                                      \
+  extern "C" const char* run_##NAME(const ARGS* given, long long first, long long blocks,         \
+                                    int threads, int shared_bytes, unsigned seed) {               \
+    static std::string message;                                                                   \
+    message = elman::emulation::launch_clusters(first, blocks, SIZE, threads, shared_bytes, seed, \
+                                                [&] { NAME(*given); });                           \
+    return message.c_str();                                                                       \
   }

@@ -16,6 +16,7 @@ struct Barrier {
   // Of those that arrived in this phase and in the last: the least of their arrivals, and what one
   // of them knew of the other part.
   unsigned least = ~0u, other = 0, last_least = 0, last_other = 0;
+  Known gathered, told;  // the same of what they knew of other blocks
 };
 
 inline std::unordered_map<size_t, Barrier> barriers;  // by place in shared memory
@@ -47,9 +48,11 @@ inline void arrive(size_t at, int first) {
   last = barrier.phases + 1;
   barrier.least = std::min(barrier.least, ++current->arrivals);
   barrier.other = std::max(barrier.other, current->known[!part]);
+  if (choose_block) barrier.gathered = joined(barrier.gathered, current->learned);
   if (++barrier.arrived == barrier.expected) {
     barrier.last_least = barrier.least;
     barrier.last_other = barrier.other;
+    barrier.told = std::move(barrier.gathered);
     barrier.least = ~0u;
     barrier.other = barrier.arrived = 0;
     barrier.phases++;
@@ -74,6 +77,7 @@ inline void wait_for(size_t at, int first, unsigned phase) {
   unsigned* known = current->known;
   known[part] = std::max(known[part], barrier.last_least);
   known[!part] = std::max(known[!part], barrier.last_other);
+  if (choose_block) current->learned = joined(current->learned, barrier.told);
 }
 
 // ---- the same as PTX has it
@@ -83,6 +87,7 @@ struct MemoryBarrier {
   int expected = 0, arrived = 0;
   unsigned phase = 0;  // phases that are over
   unsigned made = 0;   // arrivals of the thread that made it, then
+  Known gathered, told;
 };
 
 inline std::unordered_map<size_t, MemoryBarrier> memory_barriers;  // by place
@@ -97,9 +102,11 @@ inline MemoryBarrier& memory_barrier(size_t at) {
 }
 
 inline void arrive_at(MemoryBarrier& barrier) {
+  if (choose_block) barrier.gathered = joined(barrier.gathered, current->learned);
   if (++barrier.arrived == barrier.expected) {
     barrier.arrived = 0;
     barrier.phase++;
+    barrier.told = std::move(barrier.gathered);
     for (Fiber& fiber : fibers)
       if (fiber.wait == Wait::signal && fiber.signal == &barrier) {
         fiber.wait = Wait::none;
@@ -122,7 +129,9 @@ inline bool is_over(MemoryBarrier& barrier, unsigned parity) {
       next();
     }
   }
-  return barrier.phase % 2 != parity;
+  const bool over = barrier.phase % 2 != parity;
+  if (over && choose_block) current->learned = joined(current->learned, barrier.told);
+  return over;
 }
 
 inline void no_barriers() {

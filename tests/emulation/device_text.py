@@ -1,4 +1,4 @@
-"""csrc/cuda/common/device.cuh as a text that a C++ compiler of the host takes.
+"""csrc/cuda/common/device.cuh and cluster.cuh as a text that a C++ compiler of the host takes.
 
 Its inline assembly becomes calls of csrc/emulation/ptx.h, which runs it; nothing else changes but
 the declaration of shared memory.
@@ -12,18 +12,19 @@ from elman.kernels.sources import source_folder
 
 _ASM = re.compile(r"\basm(?: volatile)?\s*\(")
 _SHARED = re.compile(r"extern __shared__ __align__\(16\) unsigned char shared_memory\[\];")
-_OPERAND = re.compile(r'"(=?)[a-z]"\s*\(')
+_OPERAND = re.compile(r'"([=+]?)[a-z]"\s*\(')
+_METHODS = {"=": "out", "+": "both", "": "in"}
 
 
-def source() -> str:
-    """Return the text of cuda/common/device.cuh as it is."""
-    return (source_folder() / "cuda/common/device.cuh").read_text()
+def source(file: str = "device") -> str:
+    """Return the text of a header of cuda/common as it is."""
+    return (source_folder() / f"cuda/common/{file}.cuh").read_text()
 
 
 def translated(text: str) -> str:
-    """Return a text of device.cuh for the host."""
+    """Return a text of device.cuh, of cluster.cuh or of both for the host."""
     made, count = _SHARED.subn("#define shared_memory (elman::emulation::shared.data())", text)
-    assert count == 1, "the declaration of shared memory is another one"
+    assert count == ("__shared__" in text), "the declaration of shared memory is another one"
     pieces, at = [], 0
     for match in _ASM.finditer(made):
         end = _closing(made, match.end() - 1)
@@ -40,7 +41,7 @@ def _call(statement: str) -> str:
     for part in (outputs, inputs):
         for match in _OPERAND.finditer(part):
             value = part[match.end() : _closing(part, match.end() - 1)]
-            calls.append(f".{'out' if match[1] else 'in'}({value})")
+            calls.append(f".{_METHODS[match[1]]}({value})")
     return "".join([*calls, ".run()"])
 
 

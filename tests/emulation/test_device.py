@@ -162,9 +162,15 @@ class Given(ctypes.Structure):
     )
 
 
-def units(faults: dict[str, tuple[str, str]], probes: str) -> str:
-    """Return a text with the probes over the header as it is, and over each faulty one."""
-    whole, made = device_text.source(), ""
+def units(faults: dict[str, tuple[str, str]], probes: str, files: tuple[str, ...] = ()) -> str:
+    """Return a text with the probes over the headers as they are, and over each faulty one.
+
+    Args:
+        faults: What is wrong, by old and new text.
+        probes: Kernels of a namespace NAME.
+        files: Headers beside device.cuh.
+    """
+    whole, made = "".join(map(device_text.source, ("device", *files))), ""
     given, _, rest = probes.partition("namespace NAME")
     for number, edit in enumerate([("", ""), *faults.values()]):
         assert edit[0] in whole, edit

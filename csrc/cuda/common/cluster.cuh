@@ -26,7 +26,7 @@ DEVICE void sync_cluster() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// A place in the shared memory of one block of the cluster.
+// A place in the shared memory of one block of the cluster, to which bytes may be added.
 using Remote = unsigned;
 
 // The place that `p` has in this block, in the block of a rank.
@@ -127,3 +127,7 @@ DEVICE unsigned shuffle_four(unsigned word, int lane) {
 }
 
 }  // namespace elman
+
+// A kernel whose blocks form clusters of a size, which the launch sets; see ELMAN_KERNEL.
+#define ELMAN_CLUSTER_KERNEL(NAME, CLUSTER, THREADS, BLOCKS, ARGS, CALL) \
+  ELMAN_KERNEL(NAME, THREADS, BLOCKS, ARGS, CALL)
