@@ -189,7 +189,7 @@ def test_it_is_a_good_operator(step: str) -> None:
     inputs = [leaf for name, leaf in leaves.items() if name.startswith("input")]
     parameters = [leaves[name] for name in ("scale", "extra") if name in leaves]
     state = torch.stack([leaves[f"state {n}"] for n in range(cell.states)])
-    arguments = (step, True, inputs, [leaves["matrix"]], parameters, state.detach())
+    arguments = (step, "cpu", True, inputs, [leaves["matrix"]], parameters, state.detach())
     torch.library.opcheck(custom_op.dense, arguments)
 
 
@@ -251,11 +251,11 @@ def test_wrong_tensors_are_refused_at_the_operators_door() -> None:
     leaves = draw("tanh", "one-thread")
     inputs, matrix, state = [leaves["input 0"]], leaves["matrix"], leaves["state 0"].unsqueeze(0)
     with pytest.raises(ValueError, match=r"dense tanh: 1 of parameter, expected 0"):
-        custom_op.dense("tanh", False, inputs, [matrix], [state[0, 0]], state)
+        custom_op.dense("tanh", "cpu", False, inputs, [matrix], [state[0, 0]], state)
     with pytest.raises(ValueError, match=r"state 0 of dense tanh: shape"):
-        custom_op.dense("tanh", False, inputs, [matrix], [], state[:, :1])
+        custom_op.dense("tanh", "cpu", False, inputs, [matrix], [], state[:, :1])
     with pytest.raises(ValueError, match=r"source 0 of dense tanh: shape"):
-        custom_op.dense("tanh", False, [inputs[0][..., :3]], [matrix], [], state)
+        custom_op.dense("tanh", "cpu", False, [inputs[0][..., :3]], [matrix], [], state)
 
 
 WRONG = {
