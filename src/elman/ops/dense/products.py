@@ -76,9 +76,8 @@ def shifted(y_bti: Tensor, h_bi: Tensor) -> Tensor:
 def _outer(left_btc: Tensor, right_btc: Tensor, wide: torch.dtype) -> Tensor:
     """Return the sum of outer products over batch and time."""
     left_cn, right_nc = left_btc.flatten(0, 1).T, right_btc.flatten(0, 1)
-    return multiply(
-        left_cn, right_nc, left_cn.new_empty((*left_cn.shape[:1], right_nc.shape[1]), dtype=wide)
-    )
+    shape = (left_cn.shape[0], right_nc.shape[1])
+    return multiply(left_cn, right_nc, left_cn.new_empty(shape, dtype=wide))
 
 
 def multiply(left_mk: Tensor, right_kn: Tensor, to_mn: Tensor) -> Tensor:

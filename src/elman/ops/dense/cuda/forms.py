@@ -63,7 +63,7 @@ WORK: Mapping[str, str] = {
 
 def choose(shape: Shape) -> Form:
     """Return the fastest form that runs a call."""
-    against = []
+    against: list[str] = []
     for name, reason in REASONS.items():
         said = reason(shape)
         if said is None:
