@@ -24,6 +24,8 @@ SIZES = {
     "rank-1": (2, 3, 9, 1),
     "rows-low-rank": (35, 2, 120, 40),
 }
+# Sizes of the emulated CUDA kernels; the second has more channels than a block.
+EMULATED = {"even": (3, 4, 22, 0), "wide": (2, 2, 300, 0), "even-low-rank": (2, 3, 8, 4)}
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp64", "fp32"])
 STEPS = pytest.mark.parametrize("step", CELLS)
@@ -46,7 +48,7 @@ def _two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def draw(step: str, size: str, dtype: torch.dtype = torch.float64) -> Leaves:
     """Return the tensors of a call by name; no matrix is symmetric."""
-    cell, (b, t, i, rank) = CELLS[step], SIZES[size]
+    cell, (b, t, i, rank) = CELLS[step], (SIZES | EMULATED)[size]
     generator = torch.Generator().manual_seed(1)
 
     def normal(*shape: int, over: float = 1.0) -> Tensor:

@@ -225,18 +225,21 @@ class _Call:
 
     def narrow(self, width: int) -> Tensor:
         """Return room for a row of numbers in the dtype of the inputs, for every row."""
-        return self.like.new_empty(self.batch, width, dtype=self.io)
+        return self._held(self.like.new_empty(self.batch, width, dtype=self.io))
 
     def wide(self, width: int) -> Tensor:
         """Return room for a row of numbers in the dtype of the state, for every row."""
-        return self.like.new_empty(self.batch, width)
+        return self._held(self.like.new_empty(self.batch, width))
+
+    def _held(self, tensor: Tensor) -> Tensor:
+        self.kept.append(tensor)
+        return tensor
 
     def put(self, name: str, sequences: Tensors) -> None:
         """Set sequences of one kind."""
         at = WORDS[name]
         for sequence in sequences:
-            held = adjacent(sequence)
-            self.kept.append(held)
+            held = self._held(adjacent(sequence))
             batch, time, _ = held.stride()
             place, size = held.data_ptr(), held.element_size()
             assert place % size == 0
@@ -247,8 +250,7 @@ class _Call:
     def point(self, **tensors: Tensor) -> None:
         """Set arguments that are one contiguous tensor each."""
         for name, tensor in tensors.items():
-            self.kept.append(tensor)
-            place = self.words[WORDS[name]] = tensor.data_ptr()
+            place = self.words[WORDS[name]] = self._held(tensor).data_ptr()
             self.places |= place // tensor.element_size()
 
     def config(self) -> StepConfig:
