@@ -5,9 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 
-import torch
-from torch import Tensor
-
 from elman.kernels.launching import Launch
 from elman.ops.dense.cuda import cluster
 from elman.ops.dense.cuda.cluster_config import ClusterConfig

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -17,6 +18,8 @@ from elman.ops.channel.cuda.tile_config import TileConfig as ChannelTileConfig
 from elman.ops.channel.recurrences import compiled_cell
 from elman.ops.dense.abi import DenseArgs, DenseSequence
 from elman.ops.dense.cuda.cluster_config import ClusterConfig
+from elman.ops.dense.cuda.stepwise import DenseStepArgs, StepConfig
+from elman.ops.dense.recurrences import compiled_cell as dense_cell
 from elman.ops.matrix_state.abi import Call
 from elman.ops.matrix_state.cuda.tile_config import TileConfig
 from elman.ops.matrix_state.plan import PARAMETERS, ROLES
@@ -216,6 +219,58 @@ def _channel_workspace(
         found.append(rows(f"workspace: {name}", at, size * number, writable=True))
         at += size * number
     return found
+
+
+def of_dense_step(
+    args: DenseStepArgs, config: StepConfig, *, backward: bool
+) -> list[Stretch | None]:
+    """Return the tensors of one step of the dense engine: of sequences, that step alone."""
+    io, number, cell = config.io.itemsize, config.state.itemsize, dense_cell(config.step)
+    batch, width, rows_of_r = args.batch, args.channels, cell.blocks * args.channels
+    row = batch * width * number
+    memo = DenseSequence(args.memo, args.steps * cell.memo * width, cell.memo * width)
+    norms = rows(
+        "norms",
+        (args.norms or 0) + args.step * number,
+        number,
+        (batch, 1),
+        (args.steps * number, 0),
+        writable=not backward,
+    )
+
+    def at(name: str, one: DenseSequence, n: int, *, before: int = 0, to: bool = False) -> Any:
+        if not one.data or args.step < before:
+            return None
+        place = one.data + (args.step - before) * one.time * io
+        return rows(name, place, n * io, (batch, 1), (one.batch * io, 0), writable=to)
+
+    small = [
+        rows("R's product", args.product, row if backward else batch * rows_of_r * number),
+        rows("second product", args.second, row),
+        rows("for R's product", args.narrow, batch * (rows_of_r if backward else width) * io),
+        rows("for the second product", args.narrow_extra, batch * width * io),
+        rows("between two kernels", args.between, row),
+        rows("state", args.state, cell.states * row),
+        rows("sum of the scale's gradient", args.dscale if cell.scale else None, row),
+    ]
+    for stretch in small[2:]:
+        if stretch is not None:
+            stretch.writable = 1
+    others = range(cell.others)
+    found = [*small, rows("scale", args.scale, number), norms if cell.norm else None]
+    found += [at("memo", memo, cell.memo * width, to=not backward)]
+    if not backward:
+        inputs = [at(f"input {n + 1}", args.p[n], width) for n in others]
+        return [*found, at("input 0", args.x, rows_of_r), *inputs, at("y", args.y, width, to=True)]
+    return [
+        *found,
+        at("dx", args.dx, rows_of_r, to=True),
+        *(at(f"dp {n}", args.dp[n], width, to=True) for n in others),
+        *(at("y", args.y, width, before=n) for n in (0, 1)),
+        at("memo before", memo, cell.memo * width, before=1),
+        at("dy", args.dy, width),
+        rows("first state", args.first, cell.states * row),
+    ]
 
 
 _TILE_CONFIG = re.compile(r"AddNormTileConfig<([\w:]+), ([\w:]+), (\d+),")

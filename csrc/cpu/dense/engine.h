@@ -140,9 +140,12 @@ class DenseEngine {
 
   // ---- forward ----
 
+  // What a channel sees of a step but for the first input; a backward pass has no inputs.
+  template <bool INPUTS = true>
   HD Dense<V> see(int64_t b, int64_t t, int64_t ch, int n, const T* h) const {
     Dense<V> x;
-    for (int k = 0; k < Cell::OTHERS; k++) x.p[k] = L::load(at(a.p[k], b, t) + ch, n);
+    for (int k = 0; k < (INPUTS ? Cell::OTHERS : 0); k++)
+      x.p[k] = L::load(at(a.p[k], b, t) + ch, n);
     x.h = L::load(h + ch, n);
     if constexpr (Cell::SCALE) x.scale = V{} + *static_cast<const T*>(a.scale);
     return x;
@@ -304,7 +307,7 @@ class DenseEngine {
   HD void differentiate(int64_t b, int64_t t, int64_t ch, int n, V e, V drh) const {
     int64_t stride;
     const T* h = before(t, stride) + b * stride;
-    Dense<V> x = see(b, t, ch, n, h);
+    Dense<V> x = see<false>(b, t, ch, n, h);
     DenseGrad<V> d;
     V m[MAX_DENSE_MEMO], c_new = {}, ec = drh;
     for (int k = 0; k < Cell::MEMO; k++) m[k] = L::load(memo(b, t) + k * a.channels + ch, n);

@@ -24,6 +24,8 @@ SIZES = {
     "rank-1": (2, 3, 9, 1),
     "rows-low-rank": (35, 2, 120, 40),
 }
+# Sizes of the emulated CUDA kernels; the second has more channels than a block.
+EMULATED = {"even": (3, 4, 22, 0), "wide": (2, 2, 300, 0), "even-low-rank": (2, 3, 8, 4)}
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp64", "fp32"])
 STEPS = pytest.mark.parametrize("step", CELLS)
@@ -46,7 +48,7 @@ def _two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def draw(step: str, size: str, dtype: torch.dtype = torch.float64) -> Leaves:
     """Return the tensors of a call by name; no matrix is symmetric."""
-    cell, (b, t, i, rank) = CELLS[step], SIZES[size]
+    cell, (b, t, i, rank) = CELLS[step], (SIZES | EMULATED)[size]
     generator = torch.Generator().manual_seed(1)
 
     def normal(*shape: int, over: float = 1.0) -> Tensor:
@@ -189,7 +191,7 @@ def test_it_is_a_good_operator(step: str) -> None:
     inputs = [leaf for name, leaf in leaves.items() if name.startswith("input")]
     parameters = [leaves[name] for name in ("scale", "extra") if name in leaves]
     state = torch.stack([leaves[f"state {n}"] for n in range(cell.states)])
-    arguments = (step, True, inputs, [leaves["matrix"]], parameters, state.detach())
+    arguments = (step, "cpu", True, inputs, [leaves["matrix"]], parameters, state.detach())
     torch.library.opcheck(custom_op.dense, arguments)
 
 
@@ -251,11 +253,11 @@ def test_wrong_tensors_are_refused_at_the_operators_door() -> None:
     leaves = draw("tanh", "one-thread")
     inputs, matrix, state = [leaves["input 0"]], leaves["matrix"], leaves["state 0"].unsqueeze(0)
     with pytest.raises(ValueError, match=r"dense tanh: 1 of parameter, expected 0"):
-        custom_op.dense("tanh", False, inputs, [matrix], [state[0, 0]], state)
+        custom_op.dense("tanh", "cpu", False, inputs, [matrix], [state[0, 0]], state)
     with pytest.raises(ValueError, match=r"state 0 of dense tanh: shape"):
-        custom_op.dense("tanh", False, inputs, [matrix], [], state[:, :1])
+        custom_op.dense("tanh", "cpu", False, inputs, [matrix], [], state[:, :1])
     with pytest.raises(ValueError, match=r"source 0 of dense tanh: shape"):
-        custom_op.dense("tanh", False, [inputs[0][..., :3]], [matrix], [], state)
+        custom_op.dense("tanh", "cpu", False, [inputs[0][..., :3]], [matrix], [], state)
 
 
 WRONG = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,14 +26,23 @@ def _reference(
         return reference.dense_recurrence(step, inputs, recurrent, state, parameters)
 
 
-def _cpu(
-    step: str, inputs: Tensors, recurrent: Tensors, state: Tensors, parameters: Tensors
+def _compiled(
+    backend: str,
+    step: str,
+    inputs: Tensors,
+    recurrent: Tensors,
+    state: Tensors,
+    parameters: Tensors,
 ) -> tuple[Tensor, State]:
-    custom_op.check_kernel_call(step, inputs, recurrent, parameters, state)
+    custom_op.check_kernel_call(step, backend, inputs, recurrent, parameters, state)
     first_sbi = torch.stack(tuple(state))
-    h_bti, last_sbi = custom_op.run(step, inputs, recurrent, parameters, first_sbi)
+    h_bti, last_sbi = custom_op.run(step, backend, inputs, recurrent, parameters, first_sbi)
     return h_bti, last_sbi.unbind(0)
 
 
-BACKENDS: dict[str, Backend[Run]] = {"reference": Backend(_reference), "cpu": Backend(_cpu)}
+BACKENDS: dict[str, Backend[Run]] = {
+    "reference": Backend(_reference),
+    "cpu": Backend(partial(_compiled, "cpu")),
+    "cuda": Backend(partial(_compiled, "cuda"), narrow=True),
+}
 """By the name that ``kernels.backend`` has."""

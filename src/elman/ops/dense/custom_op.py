@@ -7,7 +7,8 @@ Shape legend: b batch, t time, i channels of the state, s parts of the state, m 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,16 +23,41 @@ from elman.ops.common.door import (
 )
 from elman.ops.common.operators import apply, operators_are_seen
 from elman.ops.dense import cpu
-from elman.ops.dense.cpu import Gradients, Results
+from elman.ops.dense.cuda import kernels
 from elman.ops.dense.recurrences import compiled_cell
+from elman.ops.dense.results import Gradients, Results, Tensors, gradient_room, room
 
-Tensors = Sequence[Tensor]
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-@torch.library.custom_op("elman::dense", mutates_args=(), device_types="cpu")
+@dataclass(frozen=True)
+class Kernels:
+    """What the operators ask of a compiled backend.
+
+    Args:
+        forward: Runs a step over time.
+        backward: Runs it back; of the inputs it needs none.
+        narrow: Whether the inputs may be narrower than the state.
+    """
+
+    forward: Callable[[str, Tensors, Tensors, Tensors, Tensor, bool], Results]
+    backward: Callable[
+        [str, Tensor | None, Tensor | None, Tensors, Tensors, Tensor, Results], Gradients
+    ]
+    narrow: bool = False
+
+
+KERNELS: dict[str, Kernels] = {
+    "cpu": Kernels(cpu.forward, cpu.backward),
+    "cuda": Kernels(kernels.forward, kernels.backward, narrow=True),
+}
+"""By the name of the backend."""
+
+
+@torch.library.custom_op("elman::dense", mutates_args=())
 def dense(
     step: str,
+    backend: str,
     keep: bool,
     inputs: Sequence[Tensor],
     recurrent: Sequence[Tensor],
@@ -42,26 +68,28 @@ def dense(
 
     Args:
         step: Name of the step.
+        backend: A key of :data:`KERNELS`.
         keep: Whether a backward pass follows.
-        inputs: Sequences [B, T, channels]; everything here has their dtype.
-        recurrent: The matrix [out, in], or its two factors.
-        parameters: The step's own.
-        first_sbi: State before the first step.
+        inputs: Sequences [B, T, channels] of one dtype; on a CPU, that of everything else.
+        recurrent: The matrix [out, in], or its two factors, in the dtype of the state.
+        parameters: The step's own, likewise.
+        first_sbi: State before the first step, in fp32 or wider.
 
     Returns:
         The states of all steps [B, T, i], the state after the last one, and what the backward pass
         needs: the memo [B, T, m, i] and 1 / root mean square [B, T], both empty where nobody
-        needs them.
+        needs them. States and memo have the dtype of the inputs, the other two that of the state.
 
     Raises:
         ValueError: a tensor has another shape, dtype or device, or there is no row or no step.
+        UserError: the backend cannot read the tensors' device or dtype.
     """
     of, batch = f"dense {step}", inputs[0].shape[0]
     check_call(step, inputs, recurrent, list(first_sbi.unbind(0)))
     check_kernel_tensors(of, inputs, (*recurrent, *parameters))
-    check_kernel_call(step, inputs, recurrent, parameters, list(first_sbi.unbind(0)))
+    check_kernel_call(step, backend, inputs, recurrent, parameters, list(first_sbi.unbind(0)))
     check_state("state", of, first_sbi[0], (batch, first_sbi.shape[2]), inputs[0])
-    return _forward(step, keep, inputs, recurrent, parameters, first_sbi)
+    return _forward(step, backend, keep, inputs, recurrent, parameters, first_sbi)
 
 
 def check_call(step: str, inputs: Tensors, recurrent: Tensors, state: Tensors) -> None:
@@ -78,7 +106,12 @@ def check_call(step: str, inputs: Tensors, recurrent: Tensors, state: Tensors) -
 
 
 def check_kernel_call(
-    step: str, inputs: Tensors, recurrent: Tensors, parameters: Tensors, state: Tensors
+    step: str,
+    backend: str,
+    inputs: Tensors,
+    recurrent: Tensors,
+    parameters: Tensors,
+    state: Tensors,
 ) -> None:
     """Compare every tensor with what the step's kernel reads, which looks at no shape itself.
 
@@ -95,6 +128,7 @@ def check_kernel_call(
         [(rows, channels)] if len(recurrent) == 1 else [(rows, rank), (rank, channels)]
     )
     sequences: list[Shape] = [(batch, steps, rows), *[(batch, steps, channels)] * cell.others]
+    narrow = KERNELS[backend].narrow
     groups: dict[str, tuple[Tensors, list[Shape]]] = {
         "input": (inputs, sequences),
         "matrix": (recurrent, matrices),
@@ -104,43 +138,47 @@ def check_kernel_call(
     for name, (tensors, shapes) in groups.items():
         if len(tensors) != len(shapes):
             raise ValueError(f"{of}: {len(tensors)} of {name}, expected {len(shapes)}")
+        dtypes = (inputs[0].dtype if narrow and tensors is inputs else like.dtype,)
         for number, (one, shape) in enumerate(zip(tensors, shapes, strict=True)):
-            check(f"{name} {number} of {of}", one, shape, like.device, (like.dtype,))
+            check(f"{name} {number} of {of}", one, shape, like.device, dtypes)
 
 
 def _forward(
     step: str,
+    backend: str,
     keep: bool,
     inputs: Tensors,
     recurrent: Tensors,
     parameters: Tensors,
     first_sbi: Tensor,
 ) -> Outputs:
-    found = cpu.forward(step, inputs, recurrent, parameters, first_sbi, keep)
+    found = KERNELS[backend].forward(step, inputs, recurrent, parameters, first_sbi, keep)
+    return _outputs(found)
+
+
+def _outputs(found: Results) -> Outputs:
     return found.y_bti, found.last_sbi, found.memo_btmi, found.norms_bt
 
 
 @dense.register_fake
 def _(
     step: str,
+    backend: str,
     keep: bool,
     inputs: Sequence[Tensor],
     recurrent: Sequence[Tensor],
     parameters: Sequence[Tensor],
     first_sbi: Tensor,
 ) -> Outputs:
-    batch, steps, _ = inputs[0].shape
-    made = cpu.shapes(step, batch, steps, first_sbi.shape[2], keep)
-    y_bti, last_sbi, memo_btmi, norms_bt = (first_sbi.new_empty(shape) for shape in made)
-    return y_bti, last_sbi, memo_btmi, norms_bt
+    return _outputs(room(step, inputs[0], first_sbi, keep))
 
 
-@torch.library.custom_op("elman::dense_backward", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("elman::dense_backward", mutates_args=())
 def dense_backward(
     step: str,
+    backend: str,
     dy_bti: Tensor | None,
     dlast_sbi: Tensor | None,
-    inputs: Sequence[Tensor],
     recurrent: Sequence[Tensor],
     parameters: Sequence[Tensor],
     first_sbi: Tensor,
@@ -150,16 +188,17 @@ def dense_backward(
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor]:
     """Return the gradients of inputs, matrices, parameters and first state."""
     results = Results(y_bti, first_sbi, memo_btmi, norms_bt)
-    found = cpu.backward(step, dy_bti, dlast_sbi, inputs, recurrent, parameters, first_sbi, results)
+    given = (dy_bti, dlast_sbi, recurrent, parameters, first_sbi, results)
+    found = KERNELS[backend].backward(step, *given)
     return found.inputs, found.recurrent, found.parameters, found.first_sbi
 
 
 @dense_backward.register_fake
 def _(
     step: str,
+    backend: str,
     dy_bti: Tensor | None,
     dlast_sbi: Tensor | None,
-    inputs: Sequence[Tensor],
     recurrent: Sequence[Tensor],
     parameters: Sequence[Tensor],
     first_sbi: Tensor,
@@ -167,15 +206,15 @@ def _(
     memo_btmi: Tensor,
     norms_bt: Tensor,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor]:
-    inputs, recurrent, parameters = (
-        [one.new_empty(one.shape) for one in tensors] for tensors in (inputs, recurrent, parameters)
-    )
-    return inputs, recurrent, parameters, first_sbi.new_empty(first_sbi.shape)
+    matrices = [one.new_empty(one.shape) for one in recurrent]
+    own = [one.new_empty(one.shape) for one in parameters]
+    return gradient_room(step, y_bti), matrices, own, first_sbi.new_empty(first_sbi.shape)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
-    ctx.step, _, *groups, first_sbi = inputs
-    ctx.sizes = [len(group) for group in groups]
+    # The inputs are not kept: what a backward pass needs of them stands in the memo.
+    ctx.step, ctx.backend, _, given, *groups, first_sbi = inputs
+    ctx.sizes = [len(given), *(len(group) for group in groups)]
     y_bti, _, memo_btmi, norms_bt = output
     tensors = (tensor for group in groups for tensor in group)
     ctx.save_for_backward(*tensors, first_sbi, y_bti, memo_btmi, norms_bt)
@@ -194,23 +233,23 @@ def _differentiate(
         plain: Whether a plain call may compute them, where no operator is seen.
     """
     saved = list(ctx.saved_tensors)
-    inputs, recurrent, parameters = ([saved.pop(0) for _ in range(n)] for n in ctx.sizes)
+    recurrent, parameters = ([saved.pop(0) for _ in range(n)] for n in ctx.sizes[1:])
     first_sbi, y_bti, memo_btmi, norms_bt = saved
     # Who differentiates once more is told by the operator that this cannot be.
     plain = plain and not torch.is_grad_enabled()
-    if plain and not operators_are_seen((*inputs, dy_bti, dlast_sbi)):
+    if plain and not operators_are_seen((y_bti, *recurrent, dy_bti, dlast_sbi)):
         results = Results(y_bti, first_sbi, memo_btmi, norms_bt)
-        given = (dy_bti, dlast_sbi, inputs, recurrent, parameters, first_sbi, results)
-        return cpu.backward(ctx.step, *given)
-    tensors = (inputs, recurrent, parameters, first_sbi, y_bti, memo_btmi, norms_bt)
-    return Gradients(*dense_backward(ctx.step, dy_bti, dlast_sbi, *tensors))
+        given = (dy_bti, dlast_sbi, recurrent, parameters, first_sbi, results)
+        return KERNELS[ctx.backend].backward(ctx.step, *given)
+    tensors = (recurrent, parameters, first_sbi, y_bti, memo_btmi, norms_bt)
+    return Gradients(*dense_backward(ctx.step, ctx.backend, dy_bti, dlast_sbi, *tensors))
 
 
 def _differentiate_operator(
     ctx: Any, dy_bti: Tensor | None, dlast_sbi: Tensor | None, *rest: Tensor | None
-) -> tuple[None, None, list[Tensor], list[Tensor], list[Tensor], Tensor]:
+) -> tuple[None, None, None, list[Tensor], list[Tensor], list[Tensor], Tensor]:
     found = _differentiate(ctx, dy_bti, dlast_sbi, plain=False)
-    return None, None, found.inputs, found.recurrent, found.parameters, found.first_sbi
+    return None, None, None, found.inputs, found.recurrent, found.parameters, found.first_sbi
 
 
 dense.register_autograd(_differentiate_operator, setup_context=_setup)
@@ -223,14 +262,14 @@ class Dense(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, step: str, sizes: tuple[int, int, int], *tensors: Tensor
+        ctx: Any, step: str, backend: str, sizes: tuple[int, int, int], *tensors: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Run the kernel on inputs, matrices, parameters and the first state, in this order."""
         rest = list(tensors)
         groups = [[rest.pop(0) for _ in range(size)] for size in sizes]
         (first_sbi,) = rest
-        outputs = _forward(step, True, groups[0], groups[1], groups[2], first_sbi)
-        _setup(ctx, (step, True, *groups, first_sbi), outputs)
+        outputs = _forward(step, backend, True, groups[0], groups[1], groups[2], first_sbi)
+        _setup(ctx, (step, backend, True, *groups, first_sbi), outputs)
         return outputs[:2]
 
     @staticmethod
@@ -239,20 +278,25 @@ class Dense(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         """Run the kernels of the backward pass."""
         found = _differentiate(ctx, dy_bti, dlast_sbi, plain=True)
-        return None, None, *found.inputs, *found.recurrent, *found.parameters, found.first_sbi
+        return None, None, None, *found.inputs, *found.recurrent, *found.parameters, found.first_sbi
 
 
 def run(
-    step: str, inputs: Tensors, recurrent: Tensors, parameters: Tensors, first_sbi: Tensor
+    step: str,
+    backend: str,
+    inputs: Tensors,
+    recurrent: Tensors,
+    parameters: Tensors,
+    first_sbi: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return the first two outputs of :func:`dense`, by an operator only where it is seen."""
     tensors = (*inputs, *recurrent, *parameters, first_sbi)
     keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     if operators_are_seen(tensors):
-        y_bti, last_sbi, *_ = dense(step, keep, inputs, recurrent, parameters, first_sbi)
+        y_bti, last_sbi, *_ = dense(step, backend, keep, inputs, recurrent, parameters, first_sbi)
         return y_bti, last_sbi
     if not keep:
-        return _forward(step, False, inputs, recurrent, parameters, first_sbi)[:2]
+        return _forward(step, backend, False, inputs, recurrent, parameters, first_sbi)[:2]
     sizes = (len(inputs), len(recurrent), len(parameters))
-    outputs: tuple[Tensor, Tensor] = apply(Dense, step, sizes, *tensors)
+    outputs: tuple[Tensor, Tensor] = apply(Dense, step, backend, sizes, *tensors)
     return outputs

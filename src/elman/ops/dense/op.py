@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from elman.ops.common.door import empty_results, is_empty
-from elman.ops.common.precision import cast
+from elman.ops.common.precision import cast, compute_dtype
 from elman.ops.dense import custom_op
 from elman.ops.dense.backends import BACKENDS
 
@@ -61,24 +62,38 @@ def dense_recurrence(
 
     Returns:
         h of all steps [B, T, i] and the state after the last one. Both, and all of the computation,
-        have the dtype of ``state`` (fp32 or wider), whatever autocast says.
+        have the dtype of ``state`` (fp32 or wider), whatever autocast says. The backend cuda
+        alone follows autocast: it reads inputs and matrices in autocast's dtype or else in that
+        of the inputs, writes h of all steps in it, and sums in the state's.
 
     Raises:
         ValueError: a tensor has another shape, dtype or device than the step asks for.
         UserError: the backend has no kernel for the step or dtype, or cannot build it.
     """
-    dtype = state[0].dtype
+    chosen, dtype = BACKENDS[backend], state[0].dtype
     custom_op.check_call(step, inputs, recurrent, state)
     batch, steps, _ = inputs[0].shape
     channels = recurrent[-1].shape[1]
+    io = _io_dtype(inputs[0]) if chosen.narrow else dtype
     if is_empty(inputs[0]):
         read = (*inputs, *recurrent, *parameters)
-        h_bti, last = empty_results((batch, steps, channels), dtype, state, read)
+        h_bti, last = empty_results((batch, steps, channels), io, state, read)
         return h_bti, tuple(last)
-    inputs, recurrent, state, parameters = (
-        [cast(one, dtype) for one in group] for group in (inputs, recurrent, state, parameters)
+    inputs = [cast(one, io) for one in inputs]
+    recurrent, state, parameters = (
+        [cast(one, dtype) for one in group] for group in (recurrent, state, parameters)
     )
-    return BACKENDS[backend].run(step, inputs, recurrent, state, parameters)
+    return chosen.run(step, inputs, recurrent, state, parameters)
+
+
+def _io_dtype(input_btp: Tensor) -> torch.dtype:
+    """Return autocast's dtype for fp32 inputs where it is on, else that of the inputs.
+
+    A layer may widen what a projection gave it, to add a bias.
+    """
+    if input_btp.dtype != torch.float32:
+        return input_btp.dtype
+    return compute_dtype(input_btp, torch.float32)
 
 
 def elman(

@@ -13,6 +13,6 @@ CELL = Cell(
     equation=("[z; r] = sigmoid(W x + U h + b), h' = (1 - z) h + z tanh(W_n x + U_n (r h) + b_n)"),
     source="seed 004; vector-state specification 5.1",
     options=skeleton_options(convolution=False, normal=None),
-    backends=("reference", "cpu"),
+    backends=("reference", "cpu", "cuda"),
     rule=wide_enough,
 )

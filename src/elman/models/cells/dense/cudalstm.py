@@ -16,6 +16,6 @@ CELL = Cell(
     ),
     source="seed 004; vector-state specification 5.2",
     options=skeleton_options(convolution=False, normal=None),
-    backends=("reference", "cpu"),
+    backends=("reference", "cpu", "cuda"),
     rule=wide_enough,
 )

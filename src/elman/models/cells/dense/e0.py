@@ -38,6 +38,6 @@ CELL = Cell(
     equation="h' = tanh(W_x u + W_h h + b), out = h' silu(W_g u + b_g)",
     source="seed 004; vector-state specification 3.1",
     options=_OPTIONS,
-    backends=("reference", "cpu"),
+    backends=("reference", "cpu", "cuda"),
     rule=wide_enough,
 )

@@ -13,6 +13,6 @@ CELL = Cell(
     equation="h' = tanh(W_x u + W_h h + b), out = h' silu(z)",
     source="seeds 003 and 004; vector-state specification 3.2",
     options=dense_options(0.99, "0.999 times an orthogonal one"),
-    backends=("reference", "cpu"),
+    backends=("reference", "cpu", "cuda"),
     rule=wide_enough,
 )

@@ -13,6 +13,6 @@ CELL = Cell(
     equation="h' = W_x u + W_h h + b, out = h' h' sigmoid(h')",
     source="seed 004; vector-state specification 3.7",
     options=dense_options(0.95, "0.95 times an orthogonal one", "0.95 to 0.99"),
-    backends=("reference", "cpu"),
+    backends=("reference", "cpu", "cuda"),
     rule=wide_enough,
 )

@@ -13,6 +13,6 @@ CELL = Cell(
     equation="h' = tanh(W (u + h) + b), out = h' h' sigmoid(h')",
     source="seed 004; vector-state specification 3.8",
     options=dense_options(0.99, "0.999 times an orthogonal one"),
-    backends=("reference", "cpu"),
+    backends=("reference", "cpu", "cuda"),
     rule=wide_enough,
 )

@@ -13,6 +13,6 @@ CELL = Cell(
     equation="h' = tanh(u + W_h h), out = h' h' sigmoid(h')",
     source="seed 004; vector-state specification 3.9",
     options=dense_options(0.99, "0.999 times an orthogonal one"),
-    backends=("reference", "cpu"),
+    backends=("reference", "cpu", "cuda"),
     rule=wide_enough,
 )

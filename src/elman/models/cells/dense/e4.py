@@ -36,6 +36,6 @@ CELL = Cell(
         **norm_options(0.95, "product U V"),
         "dropout": DROPOUT,
     },
-    backends=("reference", "cpu"),
+    backends=("reference", "cpu", "cuda"),
     rule=wide_enough,
 )

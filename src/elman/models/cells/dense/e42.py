@@ -13,6 +13,6 @@ CELL = Cell(
     equation="h' = W u + W h + b, out = h' h' sigmoid(h')",
     source="seed 004; vector-state specification 3.10",
     options=dense_options(0.999, "spectral_radius times an orthogonal one"),
-    backends=("reference", "cpu"),
+    backends=("reference", "cpu", "cuda"),
     rule=wide_enough,
 )

@@ -22,6 +22,6 @@ CELL = Cell(
         ),
         "dropout": DROPOUT,
     },
-    backends=("reference", "cpu"),
+    backends=("reference", "cpu", "cuda"),
     rule=wide_enough,
 )

@@ -16,6 +16,6 @@ CELL = Cell(
         "tied": Option(False, "one Xavier matrix for input and state, W_x = W_h", size=True),
         **skeleton_options(),
     },
-    backends=("reference", "cpu"),
+    backends=("reference", "cpu", "cuda"),
     rule=wide_enough,
 )

@@ -13,6 +13,6 @@ CELL = Cell(
     equation="h' = rmsnorm(h + g tanh(W_h h + W_x u + b)), g = sigma(W_g u + b_g)",
     source="vector-state specification 3.12",
     options=skeleton_options(),
-    backends=("reference", "cpu"),
+    backends=("reference", "cpu", "cuda"),
     rule=wide_enough,
 )

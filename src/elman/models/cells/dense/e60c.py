@@ -13,6 +13,6 @@ CELL = Cell(
     equation="h' = f h + (1 - f) tanh(W_h h + W_x u + b), f = sigma(U_f h + W_f u + b_f)",
     source="vector-state specification 3.12",
     options=skeleton_options(),
-    backends=("reference", "cpu"),
+    backends=("reference", "cpu", "cuda"),
     rule=wide_enough,
 )

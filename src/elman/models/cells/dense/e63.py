@@ -23,6 +23,6 @@ CELL = Cell(
         ),
         **skeleton_options(),
     },
-    backends=("reference", "cpu"),
+    backends=("reference", "cpu", "cuda"),
     rule=wide_enough,
 )

@@ -14,6 +14,6 @@ CELL = Cell(
     equation="h' = al h + (1 - al) tanh(U V h + W_x u + b), al = sigma(W_a u + b_a)",
     source="seed 004; vector-state specification 4.6",
     options={**rank_option("max(D // 4, 16)"), **skeleton_options()},
-    backends=("reference", "cpu"),
+    backends=("reference", "cpu", "cuda"),
     rule=wide_enough,
 )

@@ -14,6 +14,6 @@ CELL = Cell(
     equation="h' = al h + (1 - al) tanh(W_x u + b), al = sigma(U V h + W_a u + b_a)",
     source="vector-state specification 4.7",
     options={**rank_option("max(D // 8, 8)"), **skeleton_options()},
-    backends=("reference", "cpu"),
+    backends=("reference", "cpu", "cuda"),
     rule=wide_enough,
 )

@@ -17,15 +17,13 @@ from torch.nn import functional
 from elman.kernels import nvrtc
 from elman.kernels.launching import Launch, architecture, launch
 from elman.kernels.nvrtc import Loaded, Unit
-from elman.ops.dense.abi import DenseArgs, layouts, sequence
-from elman.ops.dense.cuda.cluster_config import ClusterConfig, choose
+from elman.ops.dense.abi import DenseArgs, DenseSequence, layouts, sequence
+from elman.ops.dense.cuda.cluster_config import MULTIPROCESSORS, ClusterConfig, choose
 from elman.ops.dense.products import gradients
 from elman.ops.dense.recurrences import compiled_cell
 from elman.ops.dense.results import Gradients, Results, Tensors, adjacent, gradient_room, room
 
 _NAMES = ("dense_cluster_forward", "dense_cluster_backward")
-_ALIGNED = 16
-"""Bytes of a copy into shared memory."""
 
 
 def forward(
@@ -66,7 +64,7 @@ def backward(
     if dy_bti is not None:
         call.args.dy = call.sequence(dy_bti)
     if dlast_sbi is not None:
-        call.point(dlast=dlast_sbi.contiguous())
+        call.point(dlast=_aligned(dlast_sbi))
     call.point(matrix=call.padded(_multiplied(recurrent)), dfirst=dfirst_sbi)
     call.run()
     none = first_sbi.new_empty(0)
@@ -91,12 +89,12 @@ class _Call:
         self, step: str, like_btc: Tensor, first_sbi: Tensor, results: Results, *, back: bool
     ) -> None:
         (batch, steps, _), channels = like_btc.shape, first_sbi.shape[2]
-        config = CHOOSE(step, channels, batch, back)
+        config = CHOOSE(step, channels, batch, _multiprocessors(like_btc.device.index), back)
         assert config is not None, step
         self.config, self.like, self.kept = config, like_btc, list[Tensor]()
         self.args = DenseArgs(batch=batch, steps=steps, channels=channels)
         self.args.y = sequence(results.y_bti)
-        self.point(first=first_sbi.contiguous())
+        self.point(first=_aligned(first_sbi))
         if results.memo_btmi.numel():
             self.point(memo=results.memo_btmi)
 
@@ -110,11 +108,10 @@ class _Call:
         for name, tensor in tensors.items():
             setattr(self.args, name, self.keep(tensor).data_ptr())
 
-    def sequence(self, tensor_btc: Tensor) -> object:
-        """Return where a sequence lies whose every row a copy of 16 bytes can begin at."""
-        number, one = tensor_btc.element_size(), adjacent(tensor_btc)
-        places = (one.data_ptr(), one.stride(0) * number, one.stride(1) * number)
-        if any(place % _ALIGNED for place in places):
+    def sequence(self, tensor_btc: Tensor) -> DenseSequence:
+        """Return where a sequence lies whose pairs of channels are words."""
+        one = adjacent(tensor_btc)
+        if (one.data_ptr() // one.element_size() | one.stride(0) | one.stride(1)) % 2:
             one = one.clone(memory_format=torch.contiguous_format)
         return sequence(self.keep(one))
 
@@ -126,7 +123,7 @@ class _Call:
         if more:
             matrix_kii = functional.pad(matrix_kii, (0, more, 0, more))
         matrix = matrix_kii.flatten(0, 1)
-        return (matrix.T if config.back else matrix).contiguous()
+        return _aligned(matrix.T if config.back else matrix)
 
     def run(self) -> None:
         """Launch the pass."""
@@ -142,8 +139,24 @@ class _Call:
         LAUNCH(config, wanted, self)
 
 
-def _choose(step: str, channels: int, batch: int, back: bool) -> ClusterConfig | None:
-    return choose(compiled_cell(step), channels, batch, back=back)
+def _aligned(tensor: Tensor) -> Tensor:
+    """Return a contiguous tensor that loads of 16 bytes can begin at."""
+    one = tensor.contiguous()
+    return one.clone() if one.data_ptr() % 16 else one
+
+
+@cache
+def _multiprocessors(device: int | None) -> int:
+    """Return how many a GPU has; None is the CPU, where tests run the kernels' sources."""
+    if device is None:
+        return MULTIPROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _choose(
+    step: str, channels: int, batch: int, multiprocessors: int, back: bool
+) -> ClusterConfig | None:
+    return choose(compiled_cell(step), channels, batch, multiprocessors, back=back)
 
 
 @cache
@@ -185,7 +198,7 @@ def _kernels(config: ClusterConfig, device: int) -> Loaded:
     return nvrtc.load(Unit(unit_text(config), label, architecture(device), fast=True))
 
 
-CHOOSE: Callable[[str, int, int, bool], ClusterConfig | None] = _choose
+CHOOSE: Callable[[str, int, int, int, bool], ClusterConfig | None] = _choose
 """Returns how a pass runs; tests put other configs here."""
 
 LAUNCH: Callable[[ClusterConfig, Launch, _Call], None] = _launch

@@ -13,8 +13,12 @@ from functools import cache, cached_property
 from elman.ops.common.mirrors import same
 from elman.ops.dense.recurrences import DenseRecurrence
 
+CAPABILITIES = ((9, 0), (10, 0))
+"""Compute capabilities of GPUs with clusters of 16 blocks and enough shared memory."""
+MULTIPROCESSORS = 132
+"""Those of an H200."""
 CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
-"""By the blocks of a cluster: how many clusters an H200 with 132 multiprocessors runs at once."""
+"""By the blocks of a cluster: how many clusters an H200 runs at once, measured."""
 SHARED_LIMIT = 232448
 """Bytes of shared memory that a block may have, compute capability 9.0 and 10.0."""
 MAX_ROWS = 8
@@ -157,24 +161,36 @@ def _up(number: int, unit: int) -> int:
 
 
 @cache
-def choose(cell: DenseRecurrence, channels: int, batch: int, *, back: bool) -> ClusterConfig | None:
+def choose(
+    cell: DenseRecurrence,
+    channels: int,
+    batch: int,
+    multiprocessors: int = MULTIPROCESSORS,
+    *,
+    back: bool,
+) -> ClusterConfig | None:
     """Return how a pass runs, or None where no block has room for its part of the matrix.
 
     Args:
         cell: What is computed.
         channels: Channels of the state.
         batch: Rows of the batch.
+        multiprocessors: Of the GPU.
         back: Which pass.
     """
-    found = [best for cluster in CLUSTERS if (best := _best(cell, channels, batch, cluster, back))]
+    at_once = {c: max(1, n * multiprocessors // MULTIPROCESSORS) for c, n in CLUSTERS.items()}
+    every = (
+        _best(cell, channels, min(MAX_ROWS, math.ceil(batch / n)), cluster, back)
+        for cluster, n in at_once.items()
+    )
+    found = [best for best in every if best]
     narrow = (one for one in found if cell.blocks * one.own <= _WIDEST)
     return next(narrow, found[-1] if found else None)
 
 
 def _best(
-    cell: DenseRecurrence, channels: int, batch: int, cluster: int, back: bool
+    cell: DenseRecurrence, channels: int, rows: int, cluster: int, back: bool
 ) -> ClusterConfig | None:
-    rows = min(MAX_ROWS, math.ceil(batch / CLUSTERS[cluster]))
     padded = _up(channels, max(32, 16 * cluster))
     config = ClusterConfig(cell, padded, cluster, rows, 8, 1, 2, back)
     many, few = _split(config, (8, 10, 12)), _split(config, (4, 5, 6, 7))

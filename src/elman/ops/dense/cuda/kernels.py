@@ -1,0 +1,132 @@
+"""The dense engine on an NVIDIA GPU: chooses the form of a call and runs it.
+
+Shape legend: b batch, t time, i channels of the state, s parts of the state.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from elman.ops.common.precision import cast
+from elman.ops.dense.cuda import cluster, forms, stepwise
+from elman.ops.dense.results import Gradients, Results, Tensors
+
+
+class Passes(Protocol):
+    """The module of a form. Matrices and U come in the dtype of the inputs."""
+
+    def forward(
+        self,
+        step: str,
+        inputs: Tensors,
+        recurrent: Tensors,
+        parameters: Tensors,
+        first_sbi: Tensor,
+        keep: bool,
+    ) -> Results:
+        """Run a step over time."""
+        ...
+
+    def backward(
+        self,
+        step: str,
+        dy_bti: Tensor | None,
+        dlast_sbi: Tensor | None,
+        recurrent: Tensors,
+        parameters: Tensors,
+        first_sbi: Tensor,
+        results: Results,
+    ) -> Gradients:
+        """Run it back."""
+        ...
+
+
+PASSES: dict[str, Passes] = {"cluster": cluster, "stepwise": stepwise}
+"""By the name that :mod:`elman.ops.dense.cuda.forms` has for a form."""
+
+
+def forward(
+    step: str,
+    inputs: Tensors,
+    recurrent: Tensors,
+    parameters: Tensors,
+    first_sbi: Tensor,
+    keep: bool,
+) -> Results:
+    """Run a step over time; see :func:`elman.ops.dense.op.dense_recurrence`.
+
+    Args:
+        step: Name of the step.
+        inputs: Sequences of one dtype, bf16 or fp32.
+        recurrent: The matrix or its factors, in fp32; products read them in the inputs' dtype.
+        parameters: The step's own, in fp32; U is read likewise.
+        first_sbi: State before the first step, fp32.
+        keep: Whether a backward pass follows.
+    """
+    narrow, own = _narrowed(recurrent, parameters, inputs[0].dtype)
+    passes = PASSES[chosen(step, inputs[0], recurrent, first_sbi).name]
+    return passes.forward(step, inputs, narrow, own, first_sbi, keep)
+
+
+def backward(
+    step: str,
+    dy_bti: Tensor | None,
+    dlast_sbi: Tensor | None,
+    recurrent: Tensors,
+    parameters: Tensors,
+    first_sbi: Tensor,
+    results: Results,
+) -> Gradients:
+    """Run a step back through time, in the form of the forward pass."""
+    narrow, own = _narrowed(recurrent, parameters, results.y_bti.dtype)
+    passes = PASSES[chosen(step, results.y_bti, recurrent, first_sbi).name]
+    return passes.backward(step, dy_bti, dlast_sbi, narrow, own, first_sbi, results)
+
+
+def _narrowed(
+    recurrent: Tensors, parameters: Tensors, io: torch.dtype
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return what products read in the dtype of the inputs, and the rest as it is."""
+    matrices = [cast(one, io).contiguous() for one in recurrent]
+    own = [cast(one, io).contiguous() if one.ndim == 2 else one for one in parameters]
+    return matrices, own
+
+
+def chosen(step: str, sequence_btc: Tensor, recurrent: Tensors, first_sbi: Tensor) -> forms.Form:
+    """Return the form that runs a call.
+
+    Args:
+        step: Name of the step.
+        sequence_btc: Any sequence of it.
+        recurrent: The matrix or its factors.
+        first_sbi: State before the first step.
+    """
+    rank = recurrent[0].shape[1] if len(recurrent) > 1 else 0
+    _, batch, channels = first_sbi.shape
+    return _chosen(step, sequence_btc.dtype, batch, channels, rank, first_sbi.device.index)
+
+
+@cache
+def _chosen(
+    step: str, io: torch.dtype, batch: int, channels: int, rank: int, device: int | None
+) -> forms.Form:
+    number = "bf16" if io == torch.bfloat16 else "fp32"
+    capability, multiprocessors = _machine(device)
+    return forms.choose(
+        forms.Shape(step, number, batch, channels, rank, capability, multiprocessors)
+    )
+
+
+def _machine(device: int | None) -> tuple[tuple[int, int], int]:
+    """Return a GPU's compute capability and number of multiprocessors.
+
+    No index is the CPU, where tests run the kernels' sources.
+    """
+    if device is None:
+        return (0, 0), 0
+    properties = torch.cuda.get_device_properties(device)
+    return (properties.major, properties.minor), properties.multi_processor_count

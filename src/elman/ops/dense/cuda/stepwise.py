@@ -1,0 +1,328 @@
+"""The dense engine step by step: PyTorch's products, and a kernel of ours between two of them.
+
+Every step reads and writes the same small tensors, so that nothing is allocated and no view is made
+inside the loop. The host is what limits it outside of a CUDA graph.
+
+Shape legend: b batch, t time, i channels of the state, p blocks * i rows of the recurrent matrix,
+r rank, s parts of the state.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from elman.base.errors import UserError
+from elman.kernels import nvrtc
+from elman.kernels.launching import Launch, architecture, launch
+from elman.kernels.nvrtc import Loaded, Unit
+from elman.ops.common.mirrors import layout_assertions, same
+from elman.ops.common.native import words_of
+from elman.ops.common.precision import no_autocast
+from elman.ops.dense.abi import MAX_OTHERS, DenseSequence
+from elman.ops.dense.products import gradients, multiply
+from elman.ops.dense.recurrences import compiled_cell
+from elman.ops.dense.results import Gradients, Results, Tensors, adjacent, gradient_room, room
+from elman.ops.dense.source import structure
+
+_IO = {torch.bfloat16: "elman::bf16", torch.float32: "float", torch.float64: "double"}
+_THREADS, _ROW_THREADS = 128, 512  # of a block that has a part of a row, or a whole one
+_POINTERS = (
+    *("product", "second", "narrow", "narrow_extra", "between", "state", "first"),
+    *("scale", "dscale", "memo", "norms"),
+)
+_NUMBERS = ("batch", "steps", "channels", "step")
+
+
+class DenseStepArgs(ctypes.Structure):
+    """One call, as csrc/abi/dense_step.h declares it."""
+
+    _fields_ = (
+        ("x", DenseSequence),
+        ("dx", DenseSequence),
+        ("p", DenseSequence * MAX_OTHERS),
+        ("dp", DenseSequence * MAX_OTHERS),
+        ("y", DenseSequence),
+        ("dy", DenseSequence),
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+        *((name, ctypes.c_int64) for name in _NUMBERS),
+    )
+
+
+WORDS = words_of(DenseStepArgs)
+_N_WORDS = ctypes.sizeof(DenseStepArgs) // 8
+_SEQUENCE_WORDS = len(DenseSequence._fields_)
+_STEP, _PRODUCT = WORDS["step"], WORDS["product"]
+
+
+@dataclass(frozen=True)
+class StepConfig:
+    """All that a translation unit is compiled for.
+
+    Args:
+        step: Name of the step.
+        io: Dtype of the sequences.
+        state: Dtype of the state and of all sums.
+        vector: Neighbouring channels of a thread.
+    """
+
+    step: str
+    io: torch.dtype
+    state: torch.dtype
+    vector: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return _ROW_THREADS if compiled_cell(self.step).norm else _THREADS
+
+    def launch(self, kernel: str, batch: int, channels: int) -> Launch:
+        """Return how a kernel is launched."""
+        if compiled_cell(self.step).norm:
+            return Launch(kernel, batch, self.threads, self.threads // 32 * self.state.itemsize)
+        return Launch(kernel, batch * -(-channels // (self.threads * self.vector)), self.threads)
+
+
+def forward(
+    step: str,
+    inputs: Tensors,
+    recurrent: Tensors,
+    parameters: Tensors,
+    first_sbi: Tensor,
+    keep: bool,
+) -> Results:
+    """Run a step over time; see :class:`elman.ops.dense.cuda.kernels.Passes`."""
+    with no_autocast(first_sbi):
+        results = room(step, inputs[0], first_sbi, keep)
+        call = _Call(step, parameters, first_sbi, results)
+        call.put("x", [inputs[0]])
+        call.put("p", inputs[1:])
+        results.last_sbi.copy_(first_sbi)
+        io_bi = call.narrow(call.channels)
+        io_bi.copy_(first_sbi[0])
+        pre_bp = call.wide(call.cell.blocks * call.channels)
+        call.point(state=results.last_sbi, narrow=io_bi, product=pre_bp)
+        product = _product(io_bi, [matrix.T for matrix in reversed(recurrent)], pre_bp)
+        if call.cell.extra:
+            _forward_twice(call, product, parameters[0].T)
+        else:
+            run = call.runner("dense_forward")
+            for t in range(call.steps):
+                product()
+                run(t)
+    return results
+
+
+def _forward_twice(call: _Call, product: Callable[[], None], u_ii: Tensor) -> None:
+    """Run the steps of a GRU, whose second product needs the gates."""
+    gated_bi, second_bi = call.narrow(call.channels), call.wide(call.channels)
+    call.point(narrow_extra=gated_bi, second=second_bi, between=call.wide(call.channels))
+    gates, run = call.runner("dense_gates"), call.runner("dense_forward")
+    second = _product(gated_bi, [u_ii], second_bi)
+    for t in range(call.steps):
+        product()
+        gates(t)
+        second()
+        run(t)
+
+
+def backward(
+    step: str,
+    dy_bti: Tensor | None,
+    dlast_sbi: Tensor | None,
+    recurrent: Tensors,
+    parameters: Tensors,
+    first_sbi: Tensor,
+    results: Results,
+) -> Gradients:
+    """Run a step back through time; see :class:`elman.ops.dense.cuda.kernels.Passes`."""
+    with no_autocast(first_sbi):
+        call = _Call(step, parameters, first_sbi, results)
+        dinputs = gradient_room(step, results.y_bti)
+        dfirst_sbi = torch.empty_like(first_sbi, memory_format=torch.contiguous_format)
+        dfirst_sbi.zero_() if dlast_sbi is None else dfirst_sbi.copy_(dlast_sbi)
+        dscale_bi = call.wide(call.channels if call.cell.scale else 0)
+        call.put("dx", dinputs[:1])
+        call.put("dp", dinputs[1:])
+        call.put("dy", [] if dy_bti is None else [dy_bti])
+        io_bp, dh_bi = call.narrow(call.cell.blocks * call.channels), call.wide(call.channels)
+        call.point(state=dfirst_sbi, first=first_sbi.contiguous(), dscale=dscale_bi, narrow=io_bp)
+        product = _product(io_bp, recurrent, dh_bi)
+        _walk_back(call, product, dh_bi, parameters)
+        dfirst_sbi[0].add_(dh_bi)
+        given = (dinputs, dscale_bi, dfirst_sbi, recurrent, parameters, first_sbi, results)
+        return gradients(step, *given)
+
+
+def _walk_back(
+    call: _Call, product: Callable[[], None], dh_bi: Tensor, parameters: Tensors
+) -> None:
+    """Run the steps from the last to the first, each with its product."""
+    kernels = [call.runner("dense_backward")]
+    second: Callable[[], None] | None = None
+    if call.cell.extra:
+        dnew_bi, dgated_bi = call.narrow(call.channels), call.wide(call.channels)
+        call.point(narrow_extra=dnew_bi, second=dgated_bi, between=call.wide(call.channels))
+        kernels.insert(0, call.runner("dense_candidate"))
+        second = _product(dnew_bi, [parameters[0]], dgated_bi)
+    for t in range(call.steps - 1, -1, -1):
+        kernels[0](t)
+        if second is not None:
+            second()
+            kernels[1](t)
+        product()
+        call.words[_PRODUCT] = dh_bi.data_ptr()  # there is none behind the last step
+
+
+def _product(left_bk: Tensor, matrices: Tensors, to_bn: Tensor) -> Callable[[], None]:
+    """Return what writes the product of a tensor and one or two matrices to another tensor."""
+    *inner, outer_kn = matrices
+    if not inner:
+        return lambda: _multiply(left_bk, outer_kn, to_bn)
+    low_br = left_bk.new_empty(left_bk.shape[0], inner[0].shape[1])
+
+    def both() -> None:
+        _multiply(left_bk, inner[0], low_br)
+        _multiply(low_br, outer_kn, to_bn)
+
+    return both
+
+
+def _multiply(left_bk: Tensor, right_kn: Tensor, to_bn: Tensor) -> None:
+    multiply(left_bk, right_kn, to_bn)
+
+
+class _Call:
+    """The arguments of one pass, and the tensors that they point to.
+
+    Attributes:
+        args: The arguments.
+        words: The same memory as numbers.
+    """
+
+    def __init__(self, step: str, parameters: Tensors, first_sbi: Tensor, results: Results) -> None:
+        self.step, self.cell, self.like = step, compiled_cell(step), first_sbi
+        self.io = results.y_bti.dtype
+        self.batch, self.steps, self.channels = results.y_bti.shape
+        self.kept: list[Tensor] = []
+        self.places = self.channels  # whatever has to be even for a thread to have two channels
+        words = self.words = array("q", bytes(8 * _N_WORDS))
+        self.args = DenseStepArgs.from_buffer(words)
+        words[WORDS["batch"]], words[WORDS["steps"]] = self.batch, self.steps
+        words[WORDS["channels"]] = self.channels
+        self.put("y", [results.y_bti])
+        self.point(norms=results.norms_bt)
+        if results.memo_btmi.numel():
+            self.point(memo=results.memo_btmi)
+        if self.cell.scale:
+            self.point(scale=parameters[0].contiguous())
+
+    def narrow(self, width: int) -> Tensor:
+        """Return room for a row of numbers in the dtype of the inputs, for every row."""
+        return self._held(self.like.new_empty(self.batch, width, dtype=self.io))
+
+    def wide(self, width: int) -> Tensor:
+        """Return room for a row of numbers in the dtype of the state, for every row."""
+        return self._held(self.like.new_empty(self.batch, width))
+
+    def _held(self, tensor: Tensor) -> Tensor:
+        self.kept.append(tensor)
+        return tensor
+
+    def put(self, name: str, sequences: Tensors) -> None:
+        """Set sequences of one kind."""
+        at = WORDS[name]
+        for sequence in sequences:
+            held = self._held(adjacent(sequence))
+            batch, time, _ = held.stride()
+            place, size = held.data_ptr(), held.element_size()
+            assert place % size == 0
+            self.words[at : at + _SEQUENCE_WORDS] = array("q", (place, batch, time))
+            self.places |= place // size | batch | time
+            at += _SEQUENCE_WORDS
+
+    def point(self, **tensors: Tensor) -> None:
+        """Set arguments that are one contiguous tensor each."""
+        for name, tensor in tensors.items():
+            place = self.words[WORDS[name]] = self._held(tensor).data_ptr()
+            self.places |= place // tensor.element_size()
+
+    def config(self) -> StepConfig:
+        """Return what the kernels of this call are compiled for."""
+        return _config(self.step, self.io, self.like.dtype, 1 if self.places % 2 else 2)
+
+    def runner(self, kernel: str) -> Callable[[int], None]:
+        """Return what runs a kernel for a step of time."""
+        config = self.config()
+        start, words = STARTER(config, self), self.words
+        wanted = [config.launch(kernel, self.batch, self.channels)]
+
+        def run(t: int) -> None:
+            words[_STEP] = t
+            start(wanted)
+
+        return run
+
+
+_config = cache(StepConfig)
+
+
+@cache
+def unit_text(config: StepConfig, device: str = "cuda/common/device.cuh") -> str:
+    """Return the text of a translation unit, both passes in one.
+
+    Args:
+        config: What is computed.
+        device: Header that says what the kernels ask of the machine.
+    """
+    kernels = {"dense_forward": "forward", "dense_backward": "backward"}
+    if compiled_cell(config.step).extra:
+        kernels |= {"dense_gates": "gates", "dense_candidate": "candidate"}
+    sizes = f"{config.vector}, {config.threads}"
+    return "\n".join(
+        [
+            f'#include "{device}"',
+            '#include "cuda/dense/stepwise.cuh"',
+            "namespace elman {",
+            structure(config.step, config.state, "Spec") + "}  // namespace elman",
+            f"using G = elman::DenseStepConfig<elman::Spec, {_IO[config.io]}, {sizes}>;",
+            layout_assertions("elman::DenseStepArgs", DenseStepArgs),
+            same("G::THREADS", config.threads, "stepwise.py has other THREADS"),
+            *(
+                f"ELMAN_KERNEL({name}, G::THREADS, 1, elman::DenseStepArgs, "
+                f"elman::dense_step_{function}<G>(a))"
+                for name, function in kernels.items()
+            ),
+            "",
+        ]
+    )
+
+
+def _starter(config: StepConfig, call: _Call) -> Callable[[list[Launch]], None]:
+    """Return what launches kernels on the current stream of the call's device."""
+    if config.io not in (torch.bfloat16, torch.float32):
+        raise UserError(
+            f"kernels.backend=cuda: computes on bfloat16 and float32, not on {config.io}; "
+            "use kernels.backend=reference"
+        )
+    index, args = call.like.device.index, call.args
+    kernels = _kernels(config, index)
+    return lambda wanted: launch(kernels, wanted, args, index)
+
+
+@cache
+def _kernels(config: StepConfig, device: int) -> Loaded:
+    """Return the kernels of a step for a GPU."""
+    fast = config.io == torch.bfloat16
+    text = unit_text(config)
+    return nvrtc.load(Unit(text, f"dense {config.step}", architecture(device), fast))
+
+
+STARTER: Callable[[StepConfig, _Call], Callable[[list[Launch]], None]] = _starter
+"""Returns what runs the kernels of a call; tests put the emulator here."""

@@ -1,0 +1,140 @@
+"""Faults planted in the dense engine's stepwise CUDA kernels, and whether the emulation notices.
+
+python -m tests.emulation.dense_mutations
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from elman.kernels.sources import source_folder
+from elman.ops.dense.cuda import stepwise
+from tests.emulation import dense_emulator, emulator
+from tests.emulation.mutations import _in_process, _mutated, noticed, refusal
+from tests.ops.dense.test_dense_kernels import check, draw, everything, torch, wanted
+
+FILE = "cuda/dense/stepwise.cuh"
+# By what is wrong: old text, new text, and a step and size that show it.
+EDITS = {
+    "the carried gradient is dropped": (
+        "if (a.product) add(e, row<A>(a.product, ch));",
+        "if (a.product) load<V, A>(e, row<A>(a.product, ch));",
+        ("mix", "one-thread"),
+    ),
+    "the product of the step after is dropped": (
+        "if (a.product) add(e, row<A>(a.product, ch));",
+        "",
+        ("tanh", "one-thread"),
+    ),
+    "the state before the step is the one after it": (
+        "at(a.y, a.step - 1, ch)",
+        "at(a.y, a.step, ch)",
+        ("mix", "one-thread"),
+    ),
+    "c of the step itself instead of the one before": (
+        "memo(a.step - 1, MEMO - 1, ch)",
+        "memo(a.step, MEMO - 1, ch)",
+        ("lstm", "one-thread"),
+    ),
+    "gates of another row": (
+        "((b * a.steps + t) * MEMO + k)",
+        "((t * a.batch + b) * MEMO + k)",
+        ("lstm", "one-thread"),
+    ),
+    "the blocks of a row lie apart by one channel": (
+        "(b * BLOCKS + block) * a.channels + ch",
+        "(b * a.channels + ch) * BLOCKS + block",
+        ("gru", "one-thread"),
+    ),
+    "a block writes behind its last channel": (
+        "Cell::NORM || begin + TILE > a.channels ? a.channels : begin + TILE",
+        "begin + TILE",
+        ("tanh", "one-thread"),
+    ),
+    "the barrier of a row's sum is left out": (
+        "    sync_block();\n    x = A(0);",
+        "    x = A(0);",
+        ("normalized", "one-thread"),
+    ),
+    "a row's sum over one warp too few": (
+        "warp < G::WARPS; warp++",
+        "warp < 1; warp++",
+        ("normalized", "wide"),
+    ),
+    "the norm's gradient without its mean": (
+        "(e[i] - y[i] * mean) * factor",
+        "e[i] * factor",
+        ("normalized", "one-thread"),
+    ),
+    "the scale's gradient of the first step alone": (
+        "if (a.step + 1 < a.steps) add(dscale, row<A>(a.dscale, ch));",
+        "",
+        ("normalized_scalar", "one-thread"),
+    ),
+    "the scale's gradient is added to what was there": (
+        "if (a.step + 1 < a.steps) add(dscale",
+        "add(dscale",
+        ("normalized_scalar", "one-thread"),
+    ),
+    "the update gate is not kept for the second kernel": (
+        "store<V, A>(row<A>(a.between, ch), m[0]);",
+        "",
+        ("gru", "one-thread"),
+    ),
+}
+QUICK = (
+    "gates of another row",
+    "a block writes behind its last channel",
+    "the barrier of a row's sum is left out",
+    "the scale's gradient is added to what was there",
+)
+
+
+def outcome(what: str) -> str:
+    """Return how a fault was noticed: what the emulator said, or ``wrong numbers``; else ``-``."""
+    old, new, (step, size) = EDITS[what]
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder, "csrc")
+        shutil.copytree(source_folder(), root)
+        whole = (root / FILE).read_text()
+        assert whole.count(old) == 1, what
+        (root / FILE).write_text(whole.replace(old, new))
+        return _in_process(_run, (root, step, size))
+
+
+def _run(root: Path, step: str, size: str) -> str:
+    """Run a mutated engine with NaN wherever nothing was written, and compare with fp64."""
+    exact = wanted(step, size)
+    library = functools.partial(_mutated, root=root)
+    stepwise.STARTER = functools.partial(dense_emulator.starter, library=library)
+    for owner, make in ((torch.Tensor, "new_empty"), (torch, "empty_like")):
+        original = getattr(owner, make)
+        poisoned = lambda *a, original=original, **k: original(*a, **k).fill_(torch.nan)  # noqa: E731
+        setattr(owner, make, poisoned)
+    try:
+        found = everything(step, draw(step, size, torch.float32), "cuda")
+    except emulator.FaultError as fault:
+        return str(fault)
+    except AssertionError as refused:
+        return refusal(refused)
+    try:
+        check(found, exact, 2e-5)
+    except AssertionError:
+        return "wrong numbers"
+    return "-"
+
+
+def main() -> int:
+    """Print how every fault was noticed; 1 if one was not."""
+    said = {what: outcome(what) for what in EDITS}
+    for what, how in said.items():
+        print(f"{what:50} {how}")
+    return int(not all(map(noticed, said.values())))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
