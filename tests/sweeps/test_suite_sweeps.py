@@ -345,7 +345,9 @@ class TestSlowPaths:
 
     def test_a_sweep_without_a_suite_says_it_too(self, elman: Elman) -> None:
         ended = elman("-m", "model=e23,e63m", "hydra/launcher=basic", "train.steps=3")
-        assert "e23, e63m run as plain PyTorch (cells e23, e63m: no kernel for a GPU)" in ended.output
+        assert (
+            "e23, e63m run as plain PyTorch (cells e23, e63m: no kernel for a GPU)" in ended.output
+        )
 
     def test_a_baseline_without_its_package_stops_any_sweep(
         self, elman: Elman, tmp_path: Path
