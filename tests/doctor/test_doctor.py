@@ -18,7 +18,7 @@ from elman.doctor.asking import Answered, ask
 from elman.doctor.combinations import KNOWN, combinations
 from elman.doctor.facts import OPTIONAL, Facts, Place, Unmet
 from elman.doctor.findings import Finding, Mark, installed, machine
-from elman.doctor.usable import backends, baselines
+from elman.doctor.usable import backends, baselines, forms
 from elman.modes import doctor as doctor_mode
 from elman.runs.prepared import PreparedRun
 
@@ -305,6 +305,14 @@ def test_backends_and_why_not(monkeypatch) -> None:
     assert set(broken.values()) == {"torch does not work"}
     del cells["cuda"]
     assert marks(facts(HOPPER))["cuda"] == "no cell has it in this version"
+
+
+def test_how_the_dense_engine_runs_here() -> None:
+    found = forms(facts(HOPPER, HOPPER, VOLTA))
+    assert [(one.name, one.mark) for one in found] == [("sm_90", Mark.OK)]
+    assert found[0].found.startswith("stepwise: 1 product and 1 kernel per step")
+    assert not forms(facts())
+    assert not forms(facts(HOPPER, nvrtc={"version": None}))
 
 
 def test_a_backend_of_packages_alone_works_where_they_do(monkeypatch) -> None:

@@ -33,7 +33,7 @@ STEPS = pytest.mark.parametrize("step", CELLS)
 # All kinds: plain, a second state, a second product, a norm with a number of its own.
 SOME = pytest.mark.parametrize("step", ["tanh", "lstm", "gru", "normalized_scalar"])
 BACKENDS = pytest.mark.parametrize("backend", ["cpu", "cuda"])
-FP32, BF16 = 2e-5, 8e-3
+FP32, BF16 = 2e-5, 1.2e-2  # relative L2; bf16 rounds inputs and matrices to 2^-9
 
 
 @pytest.fixture(autouse=True)

@@ -58,7 +58,7 @@ def test_one_suite_is_explained(elman_here: Elman, tmp_path: Path) -> None:
     )
     assert "48,742,912 to 53,368,832 (9% apart); claims one size" in text
     runs = {row[0]: row for row in rows(output, 4)}
-    assert runs["model=e0_512x19_e1.5_legacy"][1:3] == ["48,742,912", "slow path"]
+    assert runs["model=e0_512x19_e1.5_legacy"][1:3] == ["48,742,912", "cuda"]
     assert runs["model=mamba2n64_672x18_legacy"][2] == "mamba-ssm"
     figures = [row[:8] for row in rows(output, 9)]
     e1 = ["49,714,944", "1.575", "44,100", "2,000", "5.05 GB"]

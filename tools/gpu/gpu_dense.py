@@ -32,6 +32,7 @@ from torch import Tensor
 from elman.kernels.nvrtc import Unit
 from elman.ops.dense.cuda import forms, kernels, stepwise
 from elman.ops.dense.op import dense_recurrence
+from elman.ops.dense.products import gradients, multiply
 from elman.ops.dense.recurrences import CELLS
 
 BATCH, TIME, SIZES = 32, 512, (512, 768, 1024, 1280, 1536)
@@ -246,9 +247,9 @@ def all_of(step: str, leaves: Leaves, backend: str, io: torch.dtype | None = Non
     pulls = [
         p.sin().to(io).reshape(o.shape).to(o.dtype) for p, o in zip(spread, outputs, strict=True)
     ]
-    gradients = torch.autograd.grad(outputs, list(leaves.values()), pulls)
+    pulled = torch.autograd.grad(outputs, list(leaves.values()), pulls)
     found = {f"out {n}": out.detach() for n, out in enumerate(outputs)}
-    return found | {f"d {name}": g for name, g in zip(leaves, gradients, strict=True)}
+    return found | {f"d {name}": g for name, g in zip(leaves, pulled, strict=True)}
 
 
 @contextmanager
@@ -380,8 +381,9 @@ def passes(
     with only(form):
         results = kernels.forward("tanh", [x], [matrix], [], first_sbi, True)
         forward = recorded(lambda: kernels.forward("tanh", [x], [matrix], [], first_sbi, True))
-        given = ("tanh", dy, None, [matrix], [], first_sbi, results)
-        backward = recorded(lambda: kernels.backward(*given))
+        backward = recorded(
+            lambda: kernels.backward("tanh", dy, None, [matrix], [], first_sbi, results)
+        )
         eager = min(
             seconds(lambda: kernels.forward("tanh", [x], [matrix], [], first_sbi, True))
             for _ in range(2)
@@ -390,7 +392,7 @@ def passes(
     us = round(eager * 1e6 / TIME, 2)
     report({"what": "eager", "d": width, "form": form, "forward_us_a_step": us, "why": why})
     large = recorded(
-        lambda: stepwise.gradients(
+        lambda: gradients(
             "tanh", [dy], dy[:0], first_sbi, [matrix.to(dy.dtype)], [], first_sbi, results
         )
     )
@@ -405,7 +407,7 @@ def products_alone(width: int) -> dict[str, tuple[torch.cuda.CUDAGraph, Any]]:
 
     def repeat(right: Tensor) -> None:
         for _ in range(TIME):
-            stepwise.multiply(h, right, to)
+            multiply(h, right, to)
 
     return {
         "forward": recorded(partial(repeat, matrix.T)),
@@ -421,7 +423,7 @@ def seconds(call: Callable[[], Any]) -> float:
     call()
     end.record()
     torch.cuda.synchronize()
-    return begin.elapsed_time(end) / 1e3
+    return float(begin.elapsed_time(end)) / 1e3
 
 
 def model() -> dict[str, Any]:

@@ -7,6 +7,7 @@ from elman.doctor.findings import Finding, Mark
 from elman.kernels.nvrtc import OLDEST
 from elman.models.cells import registry
 from elman.models.cells.declaration import Cell
+from elman.ops.dense.cuda.forms import Shape, choose
 
 
 def backends(facts: Facts) -> list[Finding]:
@@ -62,6 +63,17 @@ def _no_nvrtc(facts: Facts) -> str | None:
 def _no_triton(facts: Facts) -> str | None:
     works = facts.versions["triton"] is not None and facts.problem("triton") is None
     return None if works else "no triton"
+
+
+def forms(facts: Facts) -> list[Finding]:
+    """Return how the dense engine runs on each kind of GPU here, with E1 1280x6 as the example."""
+    usable = sorted(one for one in facts.capabilities if one >= OLDEST)
+    found = []
+    for capability in usable if _no_nvrtc(facts) is None else []:
+        shape = Shape("tanh", "bf16", batch=32, channels=1280, rank=0, capability=capability)
+        name = f"sm_{capability[0]}{capability[1]}"
+        found.append(Finding("dense engine (E1 1280x6)", name, Mark.OK, choose(shape).why))
+    return found
 
 
 def baselines(facts: Facts) -> list[Finding]:

@@ -15,7 +15,7 @@ from elman.base.errors import ExitStatus
 from elman.doctor.combinations import combinations
 from elman.doctor.facts import gather
 from elman.doctor.findings import Finding, Mark, installed, machine
-from elman.doctor.usable import backends, baselines
+from elman.doctor.usable import backends, baselines, forms
 from elman.runs.prepared import PreparedRun
 
 _STYLES = {Mark.OK: "green", Mark.ABSENT: "dim", Mark.NOTE: "yellow", Mark.BROKEN: "bold red"}
@@ -27,7 +27,7 @@ def run(job: PreparedRun) -> ExitStatus:
     console = Console()
     with console.status("looking at this machine") as live:
         facts = gather(lambda waiting: live.update(f"waiting for {', '.join(waiting)}"))
-    judges = (installed, machine, backends, baselines, combinations)
+    judges = (installed, machine, backends, forms, baselines, combinations)
     findings = [finding for judge in judges for finding in judge(facts)]
     console.print(_table(findings))
     _print_commands(console, findings)

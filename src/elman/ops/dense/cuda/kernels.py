@@ -116,9 +116,22 @@ def _chosen(
 ) -> forms.Form:
     number = "bf16" if io == torch.bfloat16 else "fp32"
     capability, multiprocessors = _machine(device)
-    return forms.choose(
-        forms.Shape(step, number, batch, channels, rank, capability, multiprocessors)
-    )
+    shape = forms.Shape(step, number, batch, channels, rank, capability, multiprocessors)
+    found = _ran[shape] = forms.choose(shape)
+    return found
+
+
+_ran: dict[forms.Shape, forms.Form] = {}
+
+
+def notes() -> list[str]:
+    """Return how every kind of call ran that this process has made: a sentence for each."""
+    return [
+        f"dense engine, step {shape.step}, {shape.channels} channels"
+        f"{f' of rank {shape.rank}' if shape.rank else ''}, {shape.batch} rows, {shape.number}: "
+        f"{form.why}"
+        for shape, form in _ran.items()
+    ]
 
 
 def _machine(device: int | None) -> tuple[tuple[int, int], int]:
