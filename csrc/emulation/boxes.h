@@ -255,6 +255,7 @@ inline void deliver_words(const Remote& to, const Remote& counted, const unsigne
                           int count) {
   const long long bytes = count * 4;
   const int thread = current->thread;
+  if (!error.empty()) return;
   if (to.rank != counted.rank)
     return report("thread %d of block %lld delivers to block %lld and counts it in block %lld",
                   thread, block_index, index_of_block(to.rank), index_of_block(counted.rank));

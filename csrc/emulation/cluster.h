@@ -23,9 +23,11 @@ DEVICE void sync_cluster(ELMAN_CALLED) {
 
 template <class T>
 DEVICE Remote remote_place(sptr<T> p, int rank) {
-  if (rank < 0 || rank >= (int)emulation::cluster.size())
+  if (rank < 0 || rank >= (int)emulation::cluster.size()) {
     emulation::report("a place in a block of rank %d of a cluster of %zu (thread %d of block %lld)",
                       rank, emulation::cluster.size(), thread_index(), block_index());
+    rank = 0;
+  }
   const long long first = (long long)emulation::shared_offset(p.begin), bytes = sizeof(T);
   return {rank, first + p.offset * bytes, first, first + p.length * bytes};
 }

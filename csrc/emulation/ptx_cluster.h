@@ -10,13 +10,20 @@ inline constexpr int RANK_BIT = 24;
 // All that is known of a place that is a mere number: it lies in the shared memory of a block.
 inline Remote decoded(unsigned place) {
   const int rank = place >> RANK_BIT ? (int)(place >> RANK_BIT) - 1 : current->rank;
+  if (rank >= (int)cluster.size()) {
+    report("place %u is in no block of the cluster (thread %d of block %lld)", place,
+           current->thread, block_index);
+    return {current->rank};
+  }
   return {rank, place & ((1u << RANK_BIT) - 1), 0, (long long)shared_bytes};
 }
 
 inline unsigned mapped(unsigned place, unsigned rank) {
-  if (rank >= cluster.size() || place >> RANK_BIT)
+  if (rank >= cluster.size() || place >> RANK_BIT) {
     report("mapa of byte %u to rank %u of a cluster of %zu (thread %d of block %lld)", place, rank,
            cluster.size(), current->thread, block_index);
+    return place;
+  }
   return place | (rank + 1) << RANK_BIT;
 }
 

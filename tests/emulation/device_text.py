@@ -7,6 +7,7 @@ the declaration of shared memory.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from elman.kernels.sources import source_folder
 
@@ -32,6 +33,13 @@ def translated(text: str) -> str:
         at = end + 1
     pieces.append(made[at:])
     return "".join(pieces)
+
+
+def translate_in(root: Path) -> None:
+    """Translate the headers of cuda/common within a copy of csrc."""
+    for file in ("device", "cluster"):
+        path = root / f"cuda/common/{file}.cuh"
+        path.write_text(translated(path.read_text()))
 
 
 def _call(statement: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from elman.kernels.launching import Launch
-from tests.emulation import emulator
+from tests.emulation import emulator, test_cluster_header
 
 pytestmark = pytest.mark.compiler
 
@@ -375,6 +375,35 @@ def expected(clusters: int = 2) -> torch.Tensor:
         sums = (h * weights).sum(1, keepdim=True, dtype=torch.int32)
         h = sums + torch.arange(THREADS, dtype=torch.int32).repeat(SIZE)
     return h.flatten()
+
+
+@functools.cache
+def probes() -> ctypes.CDLL:
+    """Return the probes that test_cluster_header.py runs over cluster.cuh itself."""
+    kernels = "".join(
+        f"ELMAN_CLUSTER_KERNEL({name}, 4, 64, 1, Given, Probe::{name}(a))\n"
+        for name in test_cluster_header.NAMES
+    )
+    text = test_cluster_header.PROBES.replace("NAME", "Probe") + kernels
+    return emulator.loaded(f'#include "{emulator.FAST_CLUSTER_HEADER}"\n{text}')
+
+
+@pytest.mark.parametrize("name", test_cluster_header.NAMES)
+def test_both_headers_of_clusters_do_the_same(name) -> None:
+    for seed in SEEDS:
+        x, out = test_cluster_header.given(name)
+        x = x.int()
+        emulator.declare_tensors(probes(), {"x": x}, {"out": out})
+        args = test_cluster_header.Given(x.data_ptr(), out.data_ptr(), test_cluster_header.STEPS)
+        blocks = test_cluster_header.CLUSTERS * SIZE
+        emulator.start(probes(), Launch(name, blocks, THREADS, SHARED_BYTES), args, seed)
+        assert torch.equal(out, test_cluster_header.expected(name))
+
+
+def test_clusters_are_whole() -> None:
+    wanted = Launch("run_gather_0", 6, THREADS, SHARED_BYTES)
+    with pytest.raises(emulator.FaultError, match="clusters of 4 blocks do not fill blocks 0 to 5"):
+        emulator.start(library(), wanted, Given(None, None, 0))
 
 
 @pytest.mark.parametrize("name", SOUND)

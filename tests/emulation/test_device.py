@@ -297,12 +297,11 @@ def test_a_fault_of_shared_blocks_is_noticed(fault) -> None:
 
 @functools.cache
 def compiled(text: str) -> ctypes.CDLL:
-    """Return the library of a translation unit over cuda/common/device.cuh."""
+    """Return the library of a translation unit over the headers of cuda/common themselves."""
     with tempfile.TemporaryDirectory() as folder:
         root, made = Path(folder, "csrc"), Path(folder, "unit.so")
         shutil.copytree(source_folder(), root)
-        header = root / "cuda/common/device.cuh"
-        header.write_text(device_text.translated(header.read_text()))
+        device_text.translate_in(root)
         emulator.compile_unit(text, root, made)
         return ctypes.CDLL(str(made))
 
