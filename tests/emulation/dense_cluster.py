@@ -4,16 +4,53 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from elman.kernels.launching import Launch
 from elman.ops.dense.cuda import cluster
 from elman.ops.dense.cuda.cluster_config import ClusterConfig
 from elman.ops.dense.recurrences import CELLS
+from elman.ops.dense.results import Gradients, Results
 from tests.emulation import emulator
 from tests.emulation.stretches import declare, of_dense_cluster
 
-HEADERS = (emulator.FAST_CLUSTER_HEADER,)
-EXACT_HEADERS = (emulator.CLUSTER_HEADER,)
+
+@dataclass
+class Case:
+    """A call: bf16 sequences and matrix, fp32 state, and gradients of what it returns."""
+
+    step: str
+    inputs: list[Tensor]
+    matrix_pi: Tensor
+    first_sbi: Tensor
+    dy_bti: Tensor
+    dlast_sbi: Tensor
+
+
+def case(step: str, batch: int, steps: int, channels: int) -> Case:
+    """Return random tensors."""
+    cell = CELLS[step]
+    widths = [cell.blocks * channels, *[channels] * cell.others]
+    state = (cell.states, batch, channels)
+    return Case(
+        step,
+        [torch.randn(batch, steps, width).bfloat16() for width in widths],
+        (torch.randn(cell.blocks * channels, channels) / channels**0.5).bfloat16(),
+        torch.randn(state),
+        torch.randn(batch, steps, channels).bfloat16(),
+        torch.randn(state),
+    )
+
+
+def results(one: Case) -> tuple[Results, Gradients]:
+    """Return what both passes leave."""
+    call = (one.step, one.inputs, [one.matrix_pi], [], one.first_sbi)
+    found = cluster.forward(*call, True)
+    back = (one.step, one.dy_bti, one.dlast_sbi, [one.matrix_pi], [], one.first_sbi, found)
+    return found, cluster.backward(*back)
 
 
 def config(
@@ -57,7 +94,7 @@ def launcher(
     """
 
     def launch(config: ClusterConfig, wanted: Launch, call: cluster._Call) -> None:
-        compiled = library(cluster.unit_text(config, EXACT_HEADERS))
+        compiled = library(cluster.unit_text(config, (emulator.CLUSTER_HEADER,)))
         declare(compiled, of_dense_cluster(call.args, config))
         emulator.start(compiled, wanted, call.args, seed)
 

@@ -1,0 +1,31 @@
+"""The cluster kernels keep the matrix in registers, as many fragments as there is room for."""
+
+from __future__ import annotations
+
+import pytest
+
+from elman.kernels.nvrtc import Unit
+from elman.ops.dense.cuda import cluster
+from elman.ops.dense.cuda.cluster_config import choose
+from elman.ops.dense.recurrences import CELLS
+
+
+# The sizes of the suites, the largest of every number of blocks, and those of odd splits.
+@pytest.mark.parametrize(
+    ("step", "channels", "back"),
+    [
+        *(("tanh", channels, False) for channels in (512, 1280, 1536)),
+        *(("tanh", channels, True) for channels in (640, 1280, 1536)),
+        ("two_gates", 1280, True),
+        ("mix_all", 1024, True),
+        ("two_gates_all", 768, False),
+        ("lstm", 768, False),
+        ("lstm", 768, True),
+    ],
+)
+def test_nothing_is_spilled(step: str, channels: int, back: bool) -> None:
+    config = choose(CELLS[step], channels, 32, back=back)
+    assert config is not None
+    (used,) = Unit(cluster.unit_text(config), step, "sm_90", fast=True).resources().values()
+    assert used.spilled == 0
+    assert used.registers * config.threads <= 65536
