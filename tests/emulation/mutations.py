@@ -66,9 +66,9 @@ class Case:
     time: int
 
 
-# First what notices most faults, as each case is compiled for itself: several row tiles of two warps
-# with padding and producer warps, over five segments, where every set of inputs and every buffer is
-# used again. Then a warp alone with halves in order, and six rows to a warp.
+# First what notices most faults, as each case is compiled for itself: several row tiles of two
+# warps with padding and producer warps, over five segments, where every set of inputs and every
+# buffer is used again. Then a warp alone with halves in order, and six rows to a warp.
 CASES = (Case(8, 1, 2, 20, 1, 53), Case(4, 2, 1, 16, 2, 35), Case(16, 3, 2, 20, 1, 19))
 SHORT = 7  # steps, of a sequence without kept states
 # Of a segment. Steps are taken eight at once, so that both loops over them run; states are kept
