@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,15 @@ def pytest_report_header() -> str | None:
     """Say first what this machine lacks for the tests of the CPU's kernels."""
     problem = compiler_problem()
     return None if problem is None else f"tests of kernels for a CPU cannot run: {problem}"
+
+
+def pytest_configure() -> None:
+    """Let the processes that tests start hear Ctrl-C, as those of a terminal do.
+
+    What a script starts in the background ignores SIGINT, and so do its children.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 from hydra import initialize_config_module
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from pydantic import ValidationError
 
@@ -148,3 +151,14 @@ def test_a_limit_is_written_out() -> None:
     with pytest.raises(UserError, match=r"=4294967296: must be at most 4294967295$"):
         compose_config(["train.seed=4294967296"])
     assert compose_config(["train.seed=4294967295"]).train.seed == 4294967295
+
+
+def test_a_composition_copies_no_cell_and_leaves_every_one_as_it_was() -> None:
+    compose_config()
+    store = ConfigStore.instance()
+    assert copy.deepcopy(store) is store
+    declared = copy.deepcopy(store.load("cell/e1.yaml").node)
+    before = compose_config(["model=e1"])
+    assert compose_config(["model=e1", "model.expansion=1.5", "model.use_conv=true"]) != before
+    assert compose_config(["model=e1"]) == before
+    assert store.load("cell/e1.yaml").node == declared

@@ -66,10 +66,10 @@ class Case:
     time: int
 
 
-# A warp alone with halves in order, and several row tiles of two warps with padding and producer
-# warps, over five segments: every set of inputs and every buffer is used again. Then six rows to a
-# warp.
-CASES = (Case(4, 2, 1, 16, 2, 35), Case(8, 1, 2, 20, 1, 53), Case(16, 3, 2, 20, 1, 19))
+# First what notices most faults, as each case is compiled for itself: several row tiles of two
+# warps with padding and producer warps, over five segments, where every set of inputs and every
+# buffer is used again. Then a warp alone with halves in order, and six rows to a warp.
+CASES = (Case(8, 1, 2, 20, 1, 53), Case(4, 2, 1, 16, 2, 35), Case(16, 3, 2, 20, 1, 19))
 SHORT = 7  # steps, of a sequence without kept states
 # Of a segment. Steps are taken eight at once, so that both loops over them run; states are kept
 # within a segment of the forward pass.
@@ -163,6 +163,8 @@ def outcome(mutation: Mutation | None, plan: str) -> str:
         if mutation:
             (root / "cuda/matrix_state" / f"{mutation.file}.cuh").write_text(mutation.text)
         for case in CASES:
+            for time in (case.time, SHORT):
+                _wanted(plan, case, time)  # here, so that every process has them
             said = _in_process(_run, (root, plan, case))
             if said != "-":
                 return said
@@ -195,7 +197,7 @@ def _run(root: Path, name: str, case: Case) -> str:
     library = functools.cache(lambda text: _mutated(text, root))
     try:
         for seed, time in [*((seed, case.time) for seed in SEEDS), (1, SHORT)]:
-            wanted = results(name, case, time, emulator.loaded, 1)
+            wanted = _wanted(name, case, time)
             found = results(name, case, time, library, seed)
             for tensor, right in zip(found, wanted, strict=True):
                 if not torch.allclose(tensor, right, rtol=1e-4, atol=1e-5):
@@ -205,6 +207,12 @@ def _run(root: Path, name: str, case: Case) -> str:
     except AssertionError as refused:
         return refusal(refused)
     return "-"
+
+
+@functools.cache
+def _wanted(name: str, case: Case, time: int) -> list[Tensor]:
+    """Return the results of the engine that is whole; nobody writes to them."""
+    return results(name, case, time, emulator.loaded, 1)
 
 
 def refusal(refused: AssertionError) -> str:

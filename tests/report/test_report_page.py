@@ -127,20 +127,21 @@ def test_a_click_on_a_head_sorts_a_hundred_runs(tmp_path: Path) -> None:
     click = (
         "<script>var t = document.querySelectorAll('table.sorted')[1];"
         "var h = Array.from(t.tHead.rows[0].cells).findIndex(c => c.textContent === 'loss');"
-        "var b = t.tHead.rows[0].cells[h].querySelector('button'); b.click(); CLICKS"
-        "document.title = Array.from(t.tBodies[0].rows).map(r => r.cells[h].textContent).join(' ')"
+        "var b = t.tHead.rows[0].cells[h].querySelector('button');"
+        "function clicked() { b.click();"
+        "return Array.from(t.tBodies[0].rows).map(r => r.cells[h].textContent).join(' '); }"
+        "document.title = clicked() + ';' + clicked();"
         "</script></body>"
     )
-    for clicks, wanted in (("", 1), ("b.click();", -1)):
-        place = tmp_path / "page.html"
-        place.write_text(text.replace("</body>", click.replace("CLICKS", clicks)))
-        command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu"]
-        command += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", place.as_uri()]
-        dom = subprocess.run(
-            command, capture_output=True, text=True, timeout=120, check=True
-        ).stdout
-        losses = [float(word) for word in re.search("<title>(.*?)</title>", dom)[1].split()]
-        assert losses == sorted(losses, reverse=wanted < 0)
+    place = tmp_path / "page.html"
+    place.write_text(text.replace("</body>", click))
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", place.as_uri()]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    once, twice = re.search("<title>(.*?)</title>", dom)[1].split(";")
+    for said, falling in ((once, False), (twice, True)):
+        losses = [float(word) for word in said.split()]
+        assert losses == sorted(losses, reverse=falling)
         assert len(set(losses)) == 100
 
 

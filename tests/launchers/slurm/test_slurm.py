@@ -30,6 +30,14 @@ from elman.runs.status import ended_as
 from elman.sections.launching import SlurmLauncher
 
 STUBS = Path(__file__).parents[2] / "stubs" / "stub_modes"
+# The command line with an eye on the queue that suits one node.
+ELMAN = """
+import sys
+from elman.cli.main import main
+from elman.launchers import slurm
+slurm.POLL_SECONDS = 0.5
+sys.exit(main())
+"""
 
 
 def _node() -> Any:
@@ -80,7 +88,7 @@ class Sweep:
             "COLUMNS": "160",
         }
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "elman", *launcher, *arguments],
+            [sys.executable, "-c", ELMAN, *launcher, *arguments],
             cwd=folder,
             env=environment,
             stdout=subprocess.PIPE,
