@@ -101,9 +101,9 @@ class TapeEngine {
   HD T* weights(int64_t b, int64_t t, int which) const {
     return static_cast<T*>(a.weights) + ((b * a.steps + t) * 2 + which) * a.slots;
   }
-  // Vectors of sums that a thread adds to: one for every slot and one more, or one for every row.
+  // A thread's own: a vector of sums for every row, or a number for every slot.
   int64_t parts_size() const {
-    return cpu::up((a.slots + 1 > a.batch ? a.slots + 1 : a.batch) * W, LINE);
+    return cpu::up(a.batch * W > a.slots ? a.batch * W : a.slots, LINE);
   }
   HD T* parts(const Share& s) const { return work(places.parts) + s.me * parts_size(); }
   HD static void add(T* to, V v) { cpu::store(to, cpu::load<V>(to) + v); }
@@ -145,12 +145,33 @@ class TapeEngine {
 
   // ---- sums over channels and slots ----
 
-  void clear_parts(const Share& s, int64_t count) const {
-    std::memset(parts(s), 0, count * W * sizeof(T));
+  // to[k] = the sum of term(channels, how many)(k) over a row's channels, for every slot: up to
+  // eight sums at a time, in registers.
+  template <class F>
+  void sum_slots(const Share& s, T* to, F term) const {
+    int64_t k = 0;
+    for (; k + 8 <= a.slots; k += 8) sum_some<8>(s, to, k, term);
+    for (; k + 4 <= a.slots; k += 4) sum_some<4>(s, to, k, term);
+    for (; k < a.slots; k++) sum_some<1>(s, to, k, term);
   }
-  void leave_parts(const Share& s, int64_t parity, int64_t b, int64_t count) const {
-    T* to = partial(parity, s.me, b);
-    for (int64_t k = 0; k < count; k++) to[k] = L::sum(cpu::load<V>(parts(s) + k * W));
+  template <int SLOTS, class F>
+  HD void sum_some(const Share& s, T* to, int64_t first, F term) const {
+    V sums[SLOTS] = {};
+    for (int64_t ch = s.begin, end = s.end; ch < end; ch += W) {
+      const auto of_slot = term(ch, L::count(ch, end));
+#pragma GCC unroll 8
+      for (int k = 0; k < SLOTS; k++) sums[k] += of_slot(first + k);
+    }
+    for (int k = 0; k < SLOTS; k++) to[first + k] = L::sum(sums[k]);
+  }
+  // The parts of <x, M_n> of a row, x one of its own.
+  HD void score(const Share& s, int64_t parity, int64_t b, const T* x, T* tape) const {
+    const T* row = slots_at(tape, b, 0);
+    const int64_t slots = a.slots;
+    sum_slots(s, partial(parity, s.me, b), [=](int64_t ch, int n) {
+      const V there = L::load(x + ch, n);
+      return [=](int64_t k) { return there * cpu::load<V>(row + ch * slots + k * W); };
+    });
   }
   // The sum of all threads' parts, in their order.
   HD T total(const Share& s, int64_t parity, int64_t b, int64_t k) const {
@@ -190,7 +211,7 @@ class TapeEngine {
   void multiply(const Share& s, int64_t t) const {
     const T* h = t < 0 ? state(a.first, 0) : sequence(a.y, 0, t);
     const int64_t stride = t < 0 ? a.channels : a.steps * a.channels;
-    clear_parts(s, a.batch);
+    std::memset(parts(s), 0, a.batch * W * sizeof(T));
     Product::template run<BLOCKS>(
         h, stride, packed(), a.channels, s.rows0, s.rows1, s.begin, s.end,
         [&](int64_t r, int n_rows, int64_t c, int n, const auto& out) {
@@ -208,29 +229,21 @@ class TapeEngine {
   }
   // The scores of the first read.
   void first_scores(const Share& s) const {
-    for (int64_t b = s.rows0; b < s.rows1; b++) {
-      clear_parts(s, a.slots);
-      own(s, b, [&](int64_t ch, int n) {
-        const V h = L::load(state(a.first, b) + ch, n);
-        for (int64_t k = 0; k < a.slots; k++)
-          add(parts(s) + k * W, h * cpu::load<V>(slots_at(working(), b, ch) + k * W));
-      });
-      leave_parts(s, 1, b, a.slots);
-    }
+    for (int64_t b = s.rows0; b < s.rows1; b++) score(s, 1, b, state(a.first, b), working());
   }
   // The weights of the write of step t and those of the next read, from the sums over channels.
   void attend_all(const Share& s, int64_t t) const {
     for (int64_t b = s.rows0; b < s.rows1; b++) {
       T *read = kept(s, READ, b), *write = kept(s, WRITE, b);
-      T* score = parts(s);
-      for (int64_t k = 0; k < a.slots; k++) score[k] = total(s, t & 1, b, k);
+      T* scores = parts(s);
+      for (int64_t k = 0; k < a.slots; k++) scores[k] = total(s, t & 1, b, k);
       if (t >= 0) {
-        attend(score, write);
+        attend(scores, write);
         const T of_value = total(s, t & 1, b, a.slots);
         for (int64_t k = 0; k < a.slots; k++)
-          score[k] = tape::next_score(score[k], write[k], of_value);
+          scores[k] = tape::next_score(scores[k], write[k], of_value);
       }
-      attend(score, read);
+      attend(scores, read);
       if (!a.weights || s.begin) continue;  // one of those that own the row keeps them
       if (t >= 0) std::memcpy(weights(b, t, WRITE), write, a.slots * sizeof(T));
       if (t + 1 < a.steps) std::memcpy(weights(b, t + 1, READ), read, a.slots * sizeof(T));
@@ -243,37 +256,39 @@ class TapeEngine {
   }
   // The tape after step t from the tape before it.
   HD void rewrite(const Share& s, int64_t b, int64_t t, const T* w, T* from, T* to) const {
+    const int64_t slots = a.slots;
     own(s, b, [&](int64_t ch, int n) {
       const V q = L::load(value(b, t) + ch, n);
       const T* m = slots_at(from, b, ch);
       T* m_new = slots_at(to, b, ch);
-      for (int64_t k = 0; k < a.slots; k++)
+      for (int64_t k = 0; k < slots; k++)
         cpu::store(m_new + k * W, tape::written(cpu::load<V>(m + k * W), w[k], q));
     });
   }
   // The write of step t - 1, the read of step t, its new state and the scores of that.
   template <bool WRITES>
   void read(const Share& s, int64_t t) const {
+    const int64_t slots = a.slots;
     for (int64_t b = s.rows0; b < s.rows1; b++) {
       const T *r = kept(s, READ, b), *w = kept(s, WRITE, b);
-      T* score = parts(s);
-      clear_parts(s, a.slots + 1);
+      T* y = sequence(a.y, b, t);
+      V square = {};
       own(s, b, [&](int64_t ch, int n) {
         T* m = slots_at(working(), b, ch);
         const V q = WRITES ? L::load(value(b, t - 1) + ch, n) : V{};
         V sum = {};
-        for (int64_t k = 0; k < a.slots; k++) {
+        for (int64_t k = 0; k < slots; k++) {
           V one = cpu::load<V>(m + k * W);
           if (WRITES) cpu::store(m + k * W, one = tape::written(one, w[k], q));
           sum += r[k] * one;
         }
         const V pre = L::load(sequence(a.x, b, t) + ch, n) + L::load(row(b) + ch, n);
         const V h = tape::state(pre, sum);
-        L::store(sequence(a.y, b, t) + ch, h, n);
-        for (int64_t k = 0; k < a.slots; k++) add(score + k * W, h * cpu::load<V>(m + k * W));
-        if (!PRODUCT_VALUE) add(score + a.slots * W, h * h);
+        L::store(y + ch, h, n);
+        square += h * h;  // lanes without a channel are 0
       });
-      leave_parts(s, t & 1, b, a.slots + !PRODUCT_VALUE);
+      score(s, t & 1, b, y, working());
+      if (!PRODUCT_VALUE) partial(t & 1, s.me, b)[slots] = L::sum(square);
     }
   }
   void forward_step(cpu::Team& team, const Share& s, int64_t t) const {
@@ -295,38 +310,37 @@ class TapeEngine {
       for (int64_t b = s.rows0; b < s.rows1; b++)
         rewrite(s, b, t, weights(b, t, WRITE), replayed(t, start), replayed(t + 1, start));
   }
-  // What step t + 1 adds to the tape's gradient, and passes on to the state before it by its
-  // scores; that waits in row(). LAST: there is no such step.
+  // What the read of step t + 1 adds to the tape's gradient, and passes on to the state before it
+  // by its scores, which is returned. Adds w_n dM_n of every slot to dq. LAST: there is no such
+  // step.
   template <bool LAST>
-  HD V read_bwd(const Share& s, int64_t b, int64_t t, int64_t ch, int n, const T* m_next) const {
-    if constexpr (LAST) return a.dlast ? L::load(state(a.dlast, b) + ch, n) : V{};
-    const T *r = weights(b, t + 1, READ), *dscore = kept(s, READ, b);
-    const V delta = L::load(sequence(a.dx, b, t + 1) + ch, n);
+  HD V read_bwd(const Share& s, int64_t b, int64_t t, int64_t ch, int n, const T* m_next,
+                const T* w, V& dq) const {
+    const T* r = LAST ? nullptr : weights(b, t + 1, READ);
+    const T* dscore = kept(s, READ, b);
+    const V delta = LAST ? V{} : L::load(sequence(a.dx, b, t + 1) + ch, n);
     const V h = L::load(before(b, t + 1) + ch, n);
     T* g = slots_at(working(), b, ch);
-    V carried = {};
-    for (int64_t k = 0; k < a.slots; k++) {
-      carried += dscore[k] * cpu::load<V>(m_next + k * W);
-      cpu::store(g + k * W, tape::read_bwd(cpu::load<V>(g + k * W), r[k], delta, dscore[k], h));
+    V carried = LAST && a.dlast ? L::load(state(a.dlast, b) + ch, n) : V{};
+    for (int64_t k = 0, slots = a.slots; k < slots; k++) {
+      V one = cpu::load<V>(g + k * W);
+      if constexpr (!LAST) {
+        carried += dscore[k] * cpu::load<V>(m_next + k * W);
+        cpu::store(g + k * W, one = tape::read_bwd(one, r[k], delta, dscore[k], h));
+      }
+      dq += w[k] * one;
     }
     return carried;
   }
   // The gradients of the value of step t and, in part, of the weights that it is written with.
   template <bool LAST>
   void value_bwd(const Share& s, int64_t t, int64_t start) const {
+    const int64_t slots = a.slots;
     for (int64_t b = s.rows0; b < s.rows1; b++) {
-      const T* w = weights(b, t, WRITE);
-      clear_parts(s, a.slots);
+      const T *w = weights(b, t, WRITE), *q = value(b, t);
       own(s, b, [&](int64_t ch, int n) {
         const T* m_next = LAST ? nullptr : slots_at(replayed(t + 1, start), b, ch);
-        V carried = read_bwd<LAST>(s, b, t, ch, n, m_next), dq = {};
-        const T *g = slots_at(working(), b, ch), *m = slots_at(replayed(t, start), b, ch);
-        const V q = L::load(value(b, t) + ch, n);
-        for (int64_t k = 0; k < a.slots; k++) {
-          const V one = cpu::load<V>(g + k * W);
-          dq += w[k] * one;
-          add(parts(s) + k * W, one * (q - cpu::load<V>(m + k * W)));
-        }
+        V dq = {}, carried = read_bwd<LAST>(s, b, t, ch, n, m_next, w, dq);
         if (LAST) L::store(pull(b, t) + ch, V{}, n);
         T* to = pull(b, t) + (PRODUCT_VALUE ? VALUE : 0) * a.channels + ch;
         if (VALUE > 0) L::store(to, dq, n);
@@ -334,7 +348,14 @@ class TapeEngine {
         if (!PRODUCT_VALUE) carried += dq;
         L::store(row(b) + ch, carried, n);
       });
-      leave_parts(s, WRITE, b, a.slots);
+      const T *g = slots_at(working(), b, 0), *m = slots_at(replayed(t, start), b, 0);
+      sum_slots(s, partial(WRITE, s.me, b), [=](int64_t ch, int n) {
+        const V q_there = L::load(q + ch, n);
+        return [=](int64_t k) {
+          const int64_t at = ch * slots + k * W;
+          return cpu::load<V>(g + at) * (q_there - cpu::load<V>(m + at));
+        };
+      });
     }
   }
   // Adds to row() the gradient that reaches the state after step t through its products.
@@ -351,25 +372,25 @@ class TapeEngine {
   }
   // From the gradient of the state after step t to that of its input, and what comes before both.
   void state_bwd(const Share& s, int64_t t, int64_t start) const {
+    const int64_t slots = a.slots;
     for (int64_t b = s.rows0; b < s.rows1; b++) {
       const T *w = weights(b, t, WRITE), *dscore = kept(s, WRITE, b);
-      clear_parts(s, a.slots);
       own(s, b, [&](int64_t ch, int n) {
         const T* m = slots_at(replayed(t, start), b, ch);
         T* g = slots_at(working(), b, ch);
+        const V h = L::load(sequence(a.y, b, t) + ch, n);
         V e = L::load(row(b) + ch, n);
         if (a.dy) e += L::load(sequence(a.dy, b, t) + ch, n);
-        for (int64_t k = 0; k < a.slots; k++) e += dscore[k] * cpu::load<V>(m + k * W);
-        const V h = L::load(sequence(a.y, b, t) + ch, n), delta = tape::state_bwd(h, e);
-        L::store(sequence(a.dx, b, t) + ch, delta, n);
-        L::store(pull(b, t - 1) + ch, delta, n);
-        for (int64_t k = 0; k < a.slots; k++) {
-          add(parts(s) + k * W, delta * cpu::load<V>(m + k * W));
+        for (int64_t k = 0; k < slots; k++) {
+          e += dscore[k] * cpu::load<V>(m + k * W);
           const V one = tape::written_bwd(cpu::load<V>(g + k * W), w[k], dscore[k], h);
           cpu::store(g + k * W, one);
         }
+        const V delta = tape::state_bwd(h, e);
+        L::store(sequence(a.dx, b, t) + ch, delta, n);
+        L::store(pull(b, t - 1) + ch, delta, n);
       });
-      leave_parts(s, READ, b, a.slots);
+      score(s, READ, b, sequence(a.dx, b, t), replayed(t, start));
     }
   }
   void backward_step(cpu::Team& team, const Share& s, int64_t t) const {
@@ -389,7 +410,8 @@ class TapeEngine {
     for (int64_t b = s.rows0; b < s.rows1; b++)
       own(s, b, [&](int64_t ch, int n) {
         const T* m = slots_at(replayed(0, 0), b, ch);
-        L::store(row(b) + ch, read_bwd<false>(s, b, -1, ch, n, m), n);
+        V none = {};
+        L::store(row(b) + ch, read_bwd<false>(s, b, -1, ch, n, m, weights(b, 0, READ), none), n);
       });
     multiply_bwd(s, -1);
     give(s, working(), static_cast<T*>(a.dtape));
