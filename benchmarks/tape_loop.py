@@ -4,8 +4,10 @@
 
 Forward and backward with all gradients, in interleaved rounds. ``loop``: the same recurrence on the
 reference backend, gradients by autograd. ``recurrence of E1``: the dense engine's ``tanh`` at the
-same size. ``layer``: whole layers E23 and E1, both on the CPU kernels. Times are medians; a ratio is
-the tape engine's time over the other's.
+same size. ``layer``: whole layers E23 and E1, both on the CPU kernels. Times are medians of
+elapsed time, or with --processor-time of the processor's, which other programs of a busy machine
+disturb less and which says something for one thread alone; a ratio is the tape engine's time over
+the other's.
 """
 
 from __future__ import annotations

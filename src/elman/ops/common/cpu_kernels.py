@@ -16,7 +16,7 @@ from elman.ops.common.native import C_TYPES
 
 @dataclass(frozen=True)
 class Kernel:
-    """The functions of a loaded kernel: each takes the engine's arguments, the last returns bytes."""
+    """The functions of a loaded kernel: each takes the arguments, the last returns bytes."""
 
     forward: Any
     backward: Any
@@ -89,9 +89,7 @@ class KernelTable:
         structures = "".join(
             self._structure(step, dtype, f"Spec_{name}") for name, step in steps.items()
         )
-        exports = "".join(
-            f"ELMAN_{engine.upper()}({name}, elman::Spec_{name})\n" for name in steps
-        )
+        exports = "".join(f"ELMAN_{engine.upper()}({name}, elman::Spec_{name})\n" for name in steps)
         inner = f"namespace elman {{\nnamespace {{\n{structures}}}\n}}\n"
         return f'#include "cpu/{engine}/engine.h"\n\n{self._layouts()}{inner}{exports}'
 

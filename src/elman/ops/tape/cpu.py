@@ -88,9 +88,7 @@ def shapes(write: str, given: Inputs, keep: bool) -> list[tuple[int, ...]]:
 
 def forward(write: str, given: Inputs, keep: bool) -> Results:
     """Run the recurrence over time; see :func:`elman.ops.tape.op.dual_memory`."""
-    results = Results(
-        *(given.state_bi.new_empty(shape) for shape in shapes(write, given, keep))
-    )
+    results = Results(*(given.state_bi.new_empty(shape) for shape in shapes(write, given, keep)))
     call = _Call(write, given, results, keep)
     call.run(call.kernel.forward)
     return results
