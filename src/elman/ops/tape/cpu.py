@@ -109,8 +109,8 @@ def backward(
         dy_bti: Gradient of the states of all steps.
         dtape_bni: Gradient of the last tape.
         dstate_bi: Gradient of the last state.
-        given: What the forward pass read.
-        results: What it left.
+        given: What the forward pass read; of the input the shape alone is read.
+        results: What it left; the last tape and the last state are not read.
     """
     batch, steps, channels = results.y_bti.shape
     dinput_bti = given.input_bti.new_empty((batch, steps, channels))
@@ -145,10 +145,9 @@ class _Call:
             threads=kernel_threads(torch.get_num_threads()),
             interval=interval(steps) if keep else 0,
         )
-        names = ("x", "matrix", "tape", "first")
-        self.point(**dict(zip(names, given, strict=True)))
-        names = ("y", "last_tape", "last", "weights", "values", "checkpoints")
-        self.point(**dict(zip(names, results, strict=True)))
+        read = ("x", "matrix", "tape", "first")
+        left = ("y", "last_tape", "last", "weights", "values", "checkpoints")
+        self.point(**dict(zip((*read, *left), (*given, *results), strict=True)))
 
     def point(self, **tensors: Tensor | None) -> None:
         """Set arguments; those without a tensor, or without a number in it, stay null."""

@@ -21,6 +21,7 @@ from elman.ops.tape.recurrences import compiled_cell
 
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
+Pulls = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 @torch.library.custom_op("elman::tape", mutates_args=(), device_types="cpu")
@@ -53,7 +54,7 @@ def tape(
     check_kernel_tensors(f"tape {write}", [input_bti], [matrix_pi])
     check_call(f"tape {write}", input_bti, tape_bni, state_bi)
     check_kernel_call(write, input_bti, matrix_pi, tape_bni, state_bi)
-    return tuple(cpu.forward(write, Inputs(input_bti, matrix_pi, tape_bni, state_bi), keep))
+    return cpu.forward(write, Inputs(input_bti, matrix_pi, tape_bni, state_bi), keep)
 
 
 def check_call(of: str, input_bti: Tensor, tape_bni: Tensor, state_bi: Tensor) -> None:
@@ -99,7 +100,7 @@ def _(
     state_bi: Tensor,
 ) -> Outputs:
     given = Inputs(input_bti, matrix_pi, tape_bni, state_bi)
-    return tuple(state_bi.new_empty(shape) for shape in cpu.shapes(write, given, keep))
+    return Results(*(state_bi.new_empty(shape) for shape in cpu.shapes(write, given, keep)))
 
 
 @torch.library.custom_op("elman::tape_backward", mutates_args=(), device_types="cpu")
@@ -108,7 +109,6 @@ def tape_backward(
     dy_bti: Tensor | None,
     dtape_bni: Tensor | None,
     dstate_bi: Tensor | None,
-    input_bti: Tensor,
     matrix_pi: Tensor,
     tape_bni: Tensor,
     state_bi: Tensor,
@@ -118,31 +118,24 @@ def tape_backward(
     checkpoints_cbni: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of input, matrices, first tape and first state."""
-    saved = (input_bti, matrix_pi, tape_bni, state_bi, y_bti)
-    kept = (weights_btan, values_bti, checkpoints_cbni)
-    return _backward(write, dy_bti, dtape_bni, dstate_bi, *saved, *kept)
+    kept = (y_bti, weights_btan, values_bti, checkpoints_cbni)
+    return _backward(write, (dy_bti, dtape_bni, dstate_bi), matrix_pi, tape_bni, state_bi, *kept)
 
 
 def _backward(
     write: str,
-    dy_bti: Tensor | None,
-    dtape_bni: Tensor | None,
-    dstate_bi: Tensor | None,
-    *saved: Tensor,
+    pulls: Pulls,
+    matrix_pi: Tensor,
+    tape_bni: Tensor,
+    state_bi: Tensor,
+    y_bti: Tensor,
+    *kept: Tensor,
 ) -> Inputs:
-    """Run the kernel of the backward pass.
-
-    Args:
-        write: Which value was written.
-        dy_bti: Gradient of the states.
-        dtape_bni: Gradient of the last tape.
-        dstate_bi: Gradient of the last state.
-        saved: What was read, the states, and what else was kept.
-    """
-    given, (y_bti, *kept) = Inputs(*saved[:4]), saved[4:]
-    # The last tape and the last state are not read: the first ones stand in their places.
-    results = Results(y_bti, given.tape_bni, given.state_bi, *kept)
-    return cpu.backward(write, dy_bti, dtape_bni, dstate_bi, given, results)
+    # Of the input only the shape is read, and nothing of the last tape and state: the states, the
+    # first tape and the first state stand in their places.
+    given = Inputs(y_bti, matrix_pi, tape_bni, state_bi)
+    results = Results(y_bti, tape_bni, state_bi, *kept)
+    return cpu.backward(write, *pulls, given, results)
 
 
 @tape_backward.register_fake
@@ -151,26 +144,24 @@ def _(
     dy_bti: Tensor | None,
     dtape_bni: Tensor | None,
     dstate_bi: Tensor | None,
-    input_bti: Tensor,
     matrix_pi: Tensor,
     tape_bni: Tensor,
     state_bi: Tensor,
+    y_bti: Tensor,
     *kept: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    input_bti, matrix_pi, tape_bni, state_bi = (
-        one.new_empty(one.shape) for one in (input_bti, matrix_pi, tape_bni, state_bi)
-    )
-    return input_bti, matrix_pi, tape_bni, state_bi
+) -> Gradients:
+    read = (y_bti, matrix_pi, tape_bni, state_bi)
+    return Inputs(*(one.new_empty(one.shape) for one in read))
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
-    ctx.write, _, *given = inputs
+    ctx.write, _, _, *given = inputs
     y_bti, _, _, *kept = output
     ctx.save_for_backward(*given, y_bti, *kept)
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, pulls: tuple[Tensor | None, ...], *, plain: bool) -> Gradients:
+def _differentiate(ctx: Any, pulls: Pulls, *, plain: bool) -> Gradients:
     """Return the gradients of input, matrices, first tape and first state.
 
     Args:
@@ -182,12 +173,19 @@ def _differentiate(ctx: Any, pulls: tuple[Tensor | None, ...], *, plain: bool) -
     # Who differentiates once more is told by the operator that this cannot be.
     plain = plain and not torch.is_grad_enabled()
     if plain and not operators_are_seen((*saved, *pulls)):
-        return _backward(ctx.write, *pulls, *saved)
-    return tape_backward(ctx.write, *pulls, *saved)
+        return _backward(ctx.write, pulls, *saved)
+    found: Gradients = tape_backward(ctx.write, *pulls, *saved)
+    return found
 
 
-def _differentiate_operator(ctx: Any, *pulls: Tensor | None) -> tuple[Tensor | None, ...]:
-    return None, None, *_differentiate(ctx, pulls[:3], plain=False)
+def _differentiate_operator(
+    ctx: Any,
+    dy_bti: Tensor | None,
+    dtape_bni: Tensor | None,
+    dstate_bi: Tensor | None,
+    *rest: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    return None, None, *_differentiate(ctx, (dy_bti, dtape_bni, dstate_bi), plain=False)
 
 
 tape.register_autograd(_differentiate_operator, setup_context=_setup)
@@ -206,9 +204,11 @@ class Tape(torch.autograd.Function):
         return outputs[:3]
 
     @staticmethod
-    def backward(ctx: Any, *pulls: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, dy_bti: Tensor | None, dtape_bni: Tensor | None, dstate_bi: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         """Run the kernel of the backward pass."""
-        return None, *_differentiate(ctx, pulls, plain=True)
+        return None, *_differentiate(ctx, (dy_bti, dtape_bni, dstate_bi), plain=True)
 
 
 def run(
