@@ -1,4 +1,4 @@
-"""Times the dense and the tape engine on a CPU beside loops over time and PyTorch's layers, in fp32.
+"""Times the dense and the tape engine on a CPU beside loops over time and PyTorch's layers, fp32.
 
     python benchmarks/dense_loop.py [--steps tanh,lstm] [--writes full] [--slots 8]
         [--shapes 8x256x512] [--rounds 7] [--processor-time]
