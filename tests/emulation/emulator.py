@@ -37,6 +37,7 @@ from elman.ops.matrix_state.cuda.heuristics import (
 from elman.ops.matrix_state.cuda.tile_config import TileConfig, Types
 from elman.ops.matrix_state.custom_op import Kernels
 from elman.ops.matrix_state.plan import Plan
+from elman.ops.tape import source as tape_source
 from tests.emulation.stretches import declare, of_matrix, rows
 
 HEADER, FAST_HEADER = "emulation/device.h", "emulation/fast_device.h"
@@ -147,7 +148,8 @@ def plant_in_cpu_engines(folder: Path, file: str, edit: Callable[[str], str]) ->
     os.environ["ELMAN_CACHE"] = str(folder)
     # What was compiled before is not asked for again.
     channel_kernels.kernel_for.cache_clear()
-    dense_source._loaded.clear()
+    dense_source.KERNELS.forget()
+    tape_source.KERNELS.forget()
     matrix_cpu._found.clear()
     matrix_cpu._loaded.clear()
 

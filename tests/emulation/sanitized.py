@@ -29,6 +29,8 @@ from elman.ops.dense.op import dense_recurrence
 from elman.ops.dense.recurrences import CELLS as DENSE
 from elman.ops.matrix_state import op as matrix_op
 from elman.ops.matrix_state.stacked import stacked_plan
+from elman.ops.tape.op import dual_memory
+from elman.ops.tape.recurrences import CELLS as TAPE
 from tests.emulation import channel_mutations, emulator, mutations, stretches
 from tests.emulation.test_add_norm_emulation import BF16, draw, emulate, everything
 
@@ -43,6 +45,7 @@ FAULTS = {
     "add_norm": ("cuda/add_norm/add_norm.cuh", "if (at < G::D) store", "store"),
     "cpu_matrix": ("cpu/matrix_state/places.h", "+ t * x.grad_time", "+ (t + 1) * x.grad_time"),
     "cpu_dense": ("cpu/dense/engine.h", "extra_size() + rows_size() +", "extra_size() +"),
+    "cpu_tape": ("cpu/tape/engine.h", "take(is_backward() ? a.batch * products() : 0)", "take(0)"),
     "cpu_channel": ("cpu/channel/lanes.h", "(to, &v, n * sizeof", "(to, &v, (n + 1) * sizeof"),
 }
 Library = emulator.Library
@@ -121,12 +124,30 @@ def cpu_dense(library: Library, thorough: bool) -> None:
             pull((y, *last))
 
 
+def cpu_tape(library: Library, thorough: bool) -> None:
+    """Run channels that are no whole vectors, and steps that are no whole segment."""
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(4)
+    for write, cell in TAPE.items() if thorough else (("full", TAPE["full"]),):
+        for width, steps, slots in (
+            ((37, 5, 3), (19, 1, 1), (8, 12, 13)) if thorough else ((37, 5, 3),)
+        ):
+            sizes = [(3, steps, width), *[(width, width)] * cell.blocks]
+            sizes += [(3, slots, width), (3, width)]
+            x, *matrices, tape, state = (
+                torch.randn(size, generator=generator).requires_grad_() for size in sizes
+            )
+            first, second = matrices if cell.blocks == 2 else (matrices[0], None)
+            pull(dual_memory(x, first, second, tape, state, write=write, backend="cpu"))
+
+
 def pull(outputs: tuple[Tensor, ...]) -> None:
     """Run the backward pass."""
     sum(out.sum() for out in outputs).backward()  # type: ignore[union-attr]
 
 
-ENGINES = {f.__name__: f for f in (matrix, channel, add_norm, cpu_matrix, cpu_channel, cpu_dense)}
+CPU_ENGINES = (cpu_matrix, cpu_channel, cpu_dense, cpu_tape)
+ENGINES = {f.__name__: f for f in (matrix, channel, add_norm, *CPU_ENGINES)}
 
 
 def planted(engine: str) -> bool:

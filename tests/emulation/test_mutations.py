@@ -16,8 +16,14 @@ from tests.emulation.planted import LATER
 pytestmark = pytest.mark.compiler
 
 ALL = mutations()
-ENGINES = ("matrix", "channel", "add_norm", "cpu_matrix", "cpu_channel", "cpu_dense")
-QUICK = ("matrix", "channel", "cpu_channel", "cpu_dense")  # to compile under the sanitizers
+ENGINES = ("matrix", "channel", "add_norm", "cpu_matrix", "cpu_channel", "cpu_dense", "cpu_tape")
+QUICK = (
+    "matrix",
+    "channel",
+    "cpu_channel",
+    "cpu_dense",
+    "cpu_tape",
+)  # to compile under the sanitizers
 
 
 def test_the_sources_as_they_are_have_no_fault() -> None:

@@ -102,7 +102,7 @@ def test_a_gpu_whose_kernels_cannot_run_is_no_reason_to_be_slow(requested, monke
 def test_every_cell_has_cuda_where_it_has_cpu() -> None:
     cells = registry.cells().values()
     compiled = {c.name for c in cells if "cuda" in c.backends}
-    assert compiled == {c.name for c in cells if "cpu" in c.backends}
+    assert compiled == {c.name for c in cells if "cpu" in c.backends and c.engine != "tape"}
     assert {c.engine for c in cells if "cuda" in c.backends} == {"matrix_state", "channel", "dense"}
     assert all(c.backends == ("reference", "cpu", "cuda") for c in cells if "cuda" in c.backends)
 

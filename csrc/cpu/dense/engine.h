@@ -10,52 +10,15 @@
 //
 // A Spec, which Python generates, says what is run: T, float or double, and Cell, of cells/dense.h.
 #pragma once
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-#include <atomic>
 #include <cmath>
-#include <thread>
-#include <vector>
 
 #include "abi/dense.h"
-#include "cpu/dense/product.h"
+#include "cpu/common/product.h"
+#include "cpu/common/team.h"
 
 namespace elman {
 
 inline constexpr double DENSE_NORM_EPS = 1e-6;  // added to the mean square of a state
-
-namespace cpu {
-
-// Threads of one team that wait for each other between products.
-class Team {
-  struct alignas(64) Flag {
-    std::atomic<int64_t> times{0};
-  };
-  static constexpr int SPINS = 4000;
-  std::vector<Flag> flags;
-
- public:
-  explicit Team(int64_t threads) : flags(threads) {}
-  // Returns when all of `threads` have called it as often as `me` has.
-  void meet(int64_t me, int64_t threads) {
-    if (threads == 1) return;
-    const int64_t now = flags[me].times.load(std::memory_order_relaxed) + 1;
-    flags[me].times.store(now, std::memory_order_release);
-    for (int64_t i = 0; i < threads; i++) {
-      int64_t spins = 0;
-      while (flags[i].times.load(std::memory_order_acquire) < now) {
-        // Where there are fewer cores than threads, the one that is waited for needs this core.
-        if (++spins > SPINS) std::this_thread::yield();
-#if defined(__SSE2__)
-        __builtin_ia32_pause();
-#endif
-      }
-    }
-  }
-};
-
-}  // namespace cpu
 
 template <class Spec>
 class DenseEngine {
@@ -63,10 +26,8 @@ class DenseEngine {
   using Cell = typename Spec::Cell;
   using L = Lanes<T>;
   using V = typename L::V;
-  using Product = cpu::DenseProduct<T>;
+  using Product = cpu::PackedProduct<T>;
   static constexpr int W = L::W, BLOCKS = Cell::BLOCKS;
-  static constexpr int64_t SMALL = 1 << 16;         // multiply-adds of a step for one thread
-  static constexpr int64_t SHARED_BYTES = 3 << 19;  // of R that every thread can keep to itself
   static constexpr int64_t LINE = 64 / sizeof(T);
 
   const DenseArgs& a;
@@ -78,7 +39,7 @@ class DenseEngine {
     int64_t me, of, rows0, rows1, begin, end, inner0, inner1;
   };
 
-  static int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+  static int64_t up(int64_t n, int64_t to) { return cpu::up(n, to); }
   int64_t rows_of_r() const { return BLOCKS * a.channels; }
   int64_t k_of_r() const { return a.rank ? a.rank : a.channels; }
 
@@ -375,10 +336,7 @@ class DenseEngine {
   // ---- the team ----
 
   Share share(int64_t me, int64_t of) const {
-    const auto cut = [&](int64_t n, int64_t unit, int64_t i) {
-      const int64_t units = (n + unit - 1) / unit, end = units * i / of * unit;
-      return end < n ? end : n;
-    };
+    const auto cut = [&](int64_t n, int64_t unit, int64_t i) { return cpu::cut(n, unit, i, of); };
     if (by_rows)
       return {me, 1, cut(a.batch, 1, me), cut(a.batch, 1, me + 1), 0, a.channels, 0, a.rank};
     return {me,
@@ -393,31 +351,20 @@ class DenseEngine {
   // Each thread packs the columns that it owns; by rows, the first packs all for everybody.
   template <class Pack, class Run>
   void with_team(Pack pack, Run run) const {
-    cpu::Team team(threads);
-#pragma omp parallel num_threads(threads)
-    {
-      const cpu::FlushDenormals flushed;
-#ifdef _OPENMP
-      const int64_t me = omp_get_thread_num(), of = omp_get_num_threads();
-#else
-      const int64_t me = 0, of = 1;
-#endif
+    cpu::with_team(threads, [&](cpu::Team& team, int64_t me, int64_t of) {
       const Share s = share(me, of);
       if (!by_rows || me == 0) pack(s);
       team.meet(me, of);
       run(team, s);
-    }
+    });
   }
 
  public:
   explicit DenseEngine(const DenseArgs& args) : a(args) {
     wide = up(a.channels, W);
-    const int64_t work = a.batch * rows_of_r() * k_of_r();
-    threads = work <= SMALL ? 1 : a.threads;
-    const int64_t vectors = wide / W;
-    by_rows = threads > 1 && a.batch >= 2 * Product::ROWS * threads &&
-              rows_of_r() * k_of_r() * int64_t(sizeof(T)) <= SHARED_BYTES;
-    if (!by_rows && threads > vectors) threads = vectors;
+    const cpu::Sharing sharing = cpu::Sharing::of(a.threads, a.batch, Product::ROWS,
+                                                  rows_of_r() * k_of_r(), sizeof(T), wide / W);
+    threads = sharing.threads, by_rows = sharing.by_rows;
   }
   int64_t workspace_bytes() const {
     const int64_t r = matrix_size(), b = back_size();

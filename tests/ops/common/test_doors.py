@@ -67,6 +67,14 @@ def steps(t: Tensors) -> Any:
     )
 
 
+def on_tape(backend: str) -> Run:
+    def run(t: Tensors) -> Any:
+        given = (t["x"], t["w"], None, t["tape"], t["state"])
+        return dual_memory(*given, write="shared", backend=backend)
+
+    return run
+
+
 DOORS: dict[str, tuple[Run, dict[str, tuple[int, ...]]]] = {
     **{
         f"matrix-{backend}": (
@@ -89,12 +97,13 @@ DOORS: dict[str, tuple[Run, dict[str, tuple[int, ...]]]] = {
         ),
         {"x": (B, T, 6), "weight": (6, 6), "state": (B, 6)},
     ),
-    "tape": (
-        lambda t: dual_memory(
-            t["x"], t["w"], None, t["tape"], t["state"], write="shared", backend="reference"
-        ),
-        {"x": (B, T, 6), "w": (6, 6), "tape": (B, 4, 6), "state": (B, 6)},
-    ),
+    **{
+        f"tape-{backend}": (
+            on_tape(backend),
+            {"x": (B, T, 6), "w": (6, 6), "tape": (B, 4, 6), "state": (B, 6)},
+        )
+        for backend in ("reference", "cpu")
+    },
     "gated_delta": (
         delta,
         {"x": (B, T, 2, 4), "v": (B, T, 2, 5), "d": (B, T, 2), "a": (2,), "state": (B, 2, 5, 4)},

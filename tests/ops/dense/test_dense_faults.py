@@ -12,7 +12,7 @@ from elman.ops.dense import cpu
 from tests.emulation import emulator
 from tests.ops.dense import test_dense_kernels as kernels
 
-ENGINE, PRODUCT, CELLS = "cpu/dense/engine.h", "cpu/dense/product.h", "cells/dense.h"
+ENGINE, PRODUCT, CELLS = "cpu/dense/engine.h", "cpu/common/product.h", "cells/dense.h"
 # By what is wrong: the file under csrc, old text, new text, and a step and size that show it.
 FAULTS = {
     "the matrix is not transposed": (

@@ -21,6 +21,9 @@ SIZES = {
     "one-slot": (2, 4, 1, 3),
 }
 writes = pytest.mark.parametrize("write", ["full", "identity", "shared"])
+backends = pytest.mark.parametrize(
+    "backend", ["reference", pytest.param("cpu", marks=pytest.mark.compiler)]
+)
 NAMES = ["input_bti", "recurrent_ii", "write_ii", "tape_bni", "state_bi"]
 Drawn = list[Tensor | None]
 
@@ -43,9 +46,11 @@ def detached(drawn: Drawn) -> Drawn:
     return [None if one is None else one.detach() for one in drawn]
 
 
-def by_autograd(drawn: Drawn, write: str) -> tuple[list[Tensor], dict[str, Tensor], list[Tensor]]:
+def by_autograd(
+    drawn: Drawn, write: str, backend: str = "reference"
+) -> tuple[list[Tensor], dict[str, Tensor], list[Tensor]]:
     """Return outputs, gradients by name, and the random output gradients behind them."""
-    outputs = dual_memory(*drawn, write=write, backend="reference")
+    outputs = dual_memory(*drawn, write=write, backend=backend)
     generator = torch.Generator().manual_seed(2)
     seeds = [torch.randn(o.shape, dtype=o.dtype, generator=generator) for o in outputs]
     named = {name: one for name, one in zip(NAMES, drawn, strict=True) if one is not None}
@@ -59,10 +64,11 @@ def by_hand(drawn: Drawn, write: str, seeds: list[Tensor]) -> Gradients:
 
 
 @writes
+@backends
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
-def test_states_and_gradients_are_the_hand_derived_ones(size, write) -> None:
+def test_states_and_gradients_are_the_hand_derived_ones(size, backend, write) -> None:
     drawn = draw(size, write)
-    (h, tape, final), gradients, seeds = by_autograd(drawn, write)
+    (h, tape, final), gradients, seeds = by_autograd(drawn, write, backend)
     saved = forward(*detached(drawn), write)
     torch.testing.assert_close(h, torch.stack(saved.h_tbi[1:], dim=1), rtol=1e-11, atol=1e-12)
     torch.testing.assert_close(tape, saved.tape_tbni[-1], rtol=1e-11, atol=1e-12)
@@ -73,13 +79,14 @@ def test_states_and_gradients_are_the_hand_derived_ones(size, write) -> None:
 
 
 @writes
-def test_gradcheck(write) -> None:
+@backends
+def test_gradcheck(backend, write) -> None:
     drawn = draw((2, 3, 3, 3), write)
     given = [one for one in drawn if one is not None]
 
     def run(*given: Tensor) -> tuple[Tensor, ...]:
         whole = list(given) if write == "full" else [*given[:2], None, *given[2:]]
-        return dual_memory(*whole, write=write, backend="reference")
+        return dual_memory(*whole, write=write, backend=backend)
 
     assert torch.autograd.gradcheck(run, given)
 
@@ -136,11 +143,12 @@ FAULTS = {
 }
 
 
+@backends
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_wrong_gradient_of_the_original_is_told_apart(fault) -> None:
+def test_each_wrong_gradient_of_the_original_is_told_apart(fault, backend) -> None:
     """With these draws each fault shows, alone, in every gradient that it spoils."""
     drawn = draw(SIZES["plain"], "full")
-    _, gradients, seeds = by_autograd(drawn, "full")
+    _, gradients, seeds = by_autograd(drawn, "full", backend)
     wrong = original(fault, drawn, seeds)
     for name, gradient in gradients.items():
         error = (getattr(wrong, name) - gradient).norm() / gradient.norm()
@@ -176,12 +184,47 @@ def one_vector(
     return torch.stack(states, dim=1), m
 
 
+def two_steps(drawn: list[Tensor], write: str, order: str) -> tuple[Tensor, Tensor]:
+    """Return the second state and the tape after it, with the reads and writes in an order."""
+    x, matrix, wider, tape, h = drawn
+    before = tape
+    for t in range(2):
+        seen = before if order == "the read misses the write before it" else tape
+        h = torch.tanh(h @ matrix.T + x[:, t] + (_weights(seen, h) * seen).sum(dim=1))
+        q = (h if write == "identity" else h @ (matrix if wider is None else wider).T)[:, None]
+        before, weights = tape, _weights(tape, h)
+        if order == "the write is weighted by the written tape":
+            weights = _weights(tape + weights * (q - tape), h)
+        tape = tape + weights * (q - tape)
+    return h, tape
+
+
+def _weights(tape: Tensor, h: Tensor) -> Tensor:
+    scores = (tape * h[:, None]).sum(dim=2, keepdim=True) / h.shape[1] ** 0.5
+    return torch.softmax(scores, dim=1)
+
+
 @writes
+@backends
+def test_a_step_reads_before_it_writes(backend, write) -> None:
+    """Specification 3.4: both attentions of a step see the tape as it was before the step."""
+    drawn = detached(draw((3, 2, 4, 5), write))
+    _, tape, h = dual_memory(*drawn, write=write, backend=backend)
+    for found, wanted in zip((h, tape), two_steps(drawn, write, "right"), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-12)
+    late = two_steps(drawn, write, "the write is weighted by the written tape")
+    assert (late[1] - tape).norm() > 0.01 * tape.norm()
+    stale = two_steps(drawn, write, "the read misses the write before it")
+    assert (stale[0] - h).norm() > 0.01 * h.norm()
+
+
+@writes
+@backends
 @pytest.mark.parametrize("slots", [1, 4, 7])
-def test_from_a_zero_tape_all_slots_are_one_decaying_vector(slots, write) -> None:
+def test_from_a_zero_tape_all_slots_are_one_decaying_vector(slots, backend, write) -> None:
     drawn = draw((3, 6, slots, 5), write)
     tape, state = (torch.zeros_like(one) for one in drawn[3:])
-    h, tape, _ = dual_memory(*drawn[:3], tape, state, write=write, backend="reference")
+    h, tape, _ = dual_memory(*drawn[:3], tape, state, write=write, backend=backend)
     wanted_h, m = one_vector(*drawn[:3], slots, write)
     spread = tape.amax(dim=1) - tape.amin(dim=1)
     assert spread.max() <= 1e-15

@@ -4,13 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from elman.ops.common.backend import Backend
-from elman.ops.tape import reference
+from elman.ops.common.precision import no_autocast
+from elman.ops.common.uncompiled import uncompiled
+from elman.ops.tape import custom_op, reference
 
 Run = Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor, str], tuple[Tensor, Tensor, Tensor]]
 """``run(input_bti, recurrent_ii, write_ii, tape_bni, state_bi, write) -> (h_bti, tape, state)``."""
 
-BACKENDS: dict[str, Backend[Run]] = {"reference": Backend(reference.dual_memory)}
+
+@uncompiled
+def _reference(
+    input_bti: Tensor,
+    recurrent_ii: Tensor,
+    write_ii: Tensor | None,
+    tape_bni: Tensor,
+    state_bi: Tensor,
+    write: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    given = (input_bti, recurrent_ii, write_ii, tape_bni, state_bi, write)
+    with no_autocast(state_bi):
+        return reference.dual_memory(*given)
+
+
+def _cpu(
+    input_bti: Tensor,
+    recurrent_ii: Tensor,
+    write_ii: Tensor | None,
+    tape_bni: Tensor,
+    state_bi: Tensor,
+    write: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    matrix_pi = recurrent_ii if write_ii is None else torch.cat([recurrent_ii, write_ii])
+    custom_op.check_kernel_call(write, input_bti, matrix_pi, tape_bni, state_bi)
+    return custom_op.run(write, input_bti, matrix_pi, tape_bni, state_bi)
+
+
+BACKENDS: dict[str, Backend[Run]] = {"reference": Backend(_reference), "cpu": Backend(_cpu)}
 """By the name that ``kernels.backend`` has."""

@@ -9,16 +9,15 @@ from typing import Literal
 
 from torch import Tensor
 
-from elman.ops.common.door import check_sequences, check_state, empty_results, is_empty
-from elman.ops.common.precision import no_autocast
-from elman.ops.common.uncompiled import uncompiled
+from elman.ops.common.door import empty_results, is_empty
+from elman.ops.common.precision import cast
+from elman.ops.tape import custom_op
 from elman.ops.tape.backends import BACKENDS
 
 Write = Literal["full", "identity", "shared"]
 """Which value the tape is written with: W_r h, h, or W_h h."""
 
 
-@uncompiled
 def dual_memory(
     input_bti: Tensor,
     recurrent_ii: Tensor,
@@ -54,23 +53,20 @@ def dual_memory(
 
     Raises:
         ValueError: the input, the tape or the state has another shape, dtype or device.
+        UserError: the backend has no kernel for the write or dtype, or cannot build it.
     """
     assert (write_ii is not None) == (write == "full")
     dtype = state_bi.dtype
-    check_sequences("dual_memory", [input_bti])
-    batch, _, width = input_bti.shape
-    check_state("state", "dual_memory", state_bi, (batch, width), input_bti)
-    check_state("tape", "dual_memory", tape_bni, (batch, None, width), input_bti)
+    custom_op.check_call("dual_memory", input_bti, tape_bni, state_bi)
     if is_empty(input_bti):
         read = (input_bti, recurrent_ii, write_ii)
         h_bti, last = empty_results(input_bti.shape, dtype, [tape_bni, state_bi], read)
         return h_bti, last[0], last[1]
-    with no_autocast(state_bi):
-        return BACKENDS[backend].run(
-            input_bti.to(dtype),
-            recurrent_ii.to(dtype),
-            None if write_ii is None else write_ii.to(dtype),
-            tape_bni.to(dtype),
-            state_bi,
-            write,
-        )
+    return BACKENDS[backend].run(
+        cast(input_bti, dtype),
+        cast(recurrent_ii, dtype),
+        None if write_ii is None else cast(write_ii, dtype),
+        cast(tape_bni, dtype),
+        state_bi,
+        write,
+    )

@@ -9,7 +9,7 @@
 namespace elman::cpu {
 
 template <class T>
-class DenseProduct {
+class PackedProduct {
   using L = Lanes<T>;
   using V = typename L::V;
   static constexpr int AHEAD = 8;  // rows of K that are fetched before they are needed

@@ -1,0 +1,163 @@
+"""One call of a tape kernel on the CPU: from tensors to pointers and back.
+
+Shape legend: b batch, t time, i channels of the state, p = i or 2 i rows of the matrices, n slots
+of the tape, c checkpoints, a = 2 attentions of a step: its read and its write.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from elman.kernels.threads import kernel_threads
+from elman.ops.common.backend import require_cpu
+from elman.ops.common.precision import no_autocast
+from elman.ops.tape.abi import TapeArgs
+from elman.ops.tape.recurrences import NO_PRODUCT, compiled_cell
+from elman.ops.tape.source import kernel_for
+
+
+class Inputs(NamedTuple):
+    """What a call reads, all of one dtype.
+
+    Args:
+        input_bti: The part of the pre-activation that depends on neither state.
+        matrix_pi: W_h, and W_r behind it where there is one.
+        tape_bni: Tape before the first step.
+        state_bi: State before the first step.
+    """
+
+    input_bti: Tensor
+    matrix_pi: Tensor
+    tape_bni: Tensor
+    state_bi: Tensor
+
+
+class Results(NamedTuple):
+    """What a forward pass leaves; the last three have no numbers where nobody differentiates.
+
+    Args:
+        y_bti: States of all steps.
+        tape_bni: Tape after the last step.
+        state_bi: State after the last step.
+        weights_btan: Weights of the slots.
+        values_bti: What the steps wrote; no numbers where that is the state.
+        checkpoints_cbni: Tapes before every so many steps, but for the first.
+    """
+
+    y_bti: Tensor
+    tape_bni: Tensor
+    state_bi: Tensor
+    weights_btan: Tensor
+    values_bti: Tensor
+    checkpoints_cbni: Tensor
+
+
+def interval(steps: int) -> int:
+    """Return how many steps lie between checkpoints of the tape.
+
+    The backward pass holds the checkpoints and the tapes of one segment. Their sum is least at the
+    square root.
+    """
+    return math.ceil(math.sqrt(steps))
+
+
+def shapes(write: str, given: Inputs, keep: bool) -> list[tuple[int, ...]]:
+    """Return the shapes of a forward pass's :class:`Results`.
+
+    Args:
+        write: Which value is written.
+        given: What the pass reads.
+        keep: Whether a backward pass follows.
+    """
+    (batch, steps, channels), slots = given.input_bti.shape, given.tape_bni.shape[1]
+    values = keep and compiled_cell(write).value != NO_PRODUCT
+    return [
+        (batch, steps, channels),
+        (batch, slots, channels),
+        (batch, channels),
+        (batch, steps, 2, slots if keep else 0),
+        (batch, steps, channels if values else 0),
+        ((steps - 1) // interval(steps) if keep else 0, batch, slots, channels),
+    ]
+
+
+def forward(write: str, given: Inputs, keep: bool) -> Results:
+    """Run the recurrence over time; see :func:`elman.ops.tape.op.dual_memory`."""
+    results = Results(*(given.state_bi.new_empty(shape) for shape in shapes(write, given, keep)))
+    call = _Call(write, given, results, keep)
+    call.run(call.kernel.forward)
+    return results
+
+
+def backward(
+    write: str,
+    dy_bti: Tensor | None,
+    dtape_bni: Tensor | None,
+    dstate_bi: Tensor | None,
+    given: Inputs,
+    results: Results,
+) -> Inputs:
+    """Return the gradients of what a forward pass read.
+
+    Args:
+        write: Which value is written.
+        dy_bti: Gradient of the states of all steps.
+        dtape_bni: Gradient of the last tape.
+        dstate_bi: Gradient of the last state.
+        given: What the forward pass read; of the input the shape alone is read.
+        results: What it left; the last tape and the last state are not read.
+    """
+    batch, steps, channels = results.y_bti.shape
+    dinput_bti = given.input_bti.new_empty((batch, steps, channels))
+    dtape = given.tape_bni.new_empty(given.tape_bni.shape)
+    dstate = given.state_bi.new_empty(given.state_bi.shape)
+    pulls_btp = given.matrix_pi.new_empty((batch, steps, given.matrix_pi.shape[0]))
+    call = _Call(write, given, results, True)
+    call.point(dx=dinput_bti, dtape=dtape, dfirst=dstate, pulls=pulls_btp)
+    call.point(dy=dy_bti, dlast_tape=dtape_bni, dlast=dstate_bi)
+    call.run(call.kernel.backward)
+    with no_autocast(given.state_bi):  # where a backward pass runs inside of one
+        dmatrix_pi = pulls_btp.flatten(0, 1).T @ results.y_bti.flatten(0, 1)
+        # W_h is read once more than the states of all steps say: by the first step.
+        dmatrix_pi[:channels].addmm_(dinput_bti[:, 0].T, given.state_bi)
+    return Inputs(dinput_bti, dmatrix_pi, dtape, dstate)
+
+
+class _Call:
+    """The arguments of one call, and the tensors that they point to."""
+
+    def __init__(self, write: str, given: Inputs, results: Results, keep: bool) -> None:
+        require_cpu(given.input_bti)
+        batch, steps, channels = given.input_bti.shape
+        self.kernel = kernel_for(write, given.state_bi.dtype)
+        self.like = given.state_bi
+        self.kept: list[Tensor] = []
+        self.args = TapeArgs(
+            batch=batch,
+            steps=steps,
+            channels=channels,
+            slots=given.tape_bni.shape[1],
+            threads=kernel_threads(torch.get_num_threads()),
+            interval=interval(steps) if keep else 0,
+        )
+        read = ("x", "matrix", "tape", "first")
+        left = ("y", "last_tape", "last", "weights", "values", "checkpoints")
+        self.point(**dict(zip((*read, *left), (*given, *results), strict=True)))
+
+    def point(self, **tensors: Tensor | None) -> None:
+        """Set arguments; those without a tensor, or without a number in it, stay null."""
+        for name, tensor in tensors.items():
+            if tensor is not None and tensor.numel():
+                self.kept.append(tensor.contiguous())
+                setattr(self.args, name, self.kept[-1].data_ptr())
+
+    def run(self, function: Callable[[TapeArgs], None]) -> None:
+        """Run a function of the kernel in a workspace of the size that it asks for."""
+        n_bytes = self.kernel.workspace(self.args)
+        self.point(workspace=self.like.new_empty(n_bytes // self.like.element_size()))
+        function(self.args)

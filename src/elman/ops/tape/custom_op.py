@@ -1,0 +1,226 @@
+"""The tape engine as custom operators: what autograd, autocast and torch.compile see.
+
+Where nobody looks at operators, :class:`Tape` calls the kernels without one.
+
+Shape legend: b batch, t time, i channels of the state, p = i or 2 i rows of the matrices, n slots
+of the tape, c checkpoints, a = 2 attentions of a step: its read and its write.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elman.ops.common.door import Shape, check, check_kernel_tensors, check_sequences, check_state
+from elman.ops.common.operators import apply, operators_are_seen
+from elman.ops.tape import cpu
+from elman.ops.tape.cpu import Inputs, Results
+from elman.ops.tape.recurrences import compiled_cell
+
+Outputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
+Pulls = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+@torch.library.custom_op("elman::tape", mutates_args=(), device_types="cpu")
+def tape(
+    write: str,
+    keep: bool,
+    input_bti: Tensor,
+    matrix_pi: Tensor,
+    tape_bni: Tensor,
+    state_bi: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Run the tape recurrence over time.
+
+    Args:
+        write: Which value the tape is written with.
+        keep: Whether a backward pass follows.
+        input_bti: Sequence; everything here has its dtype.
+        matrix_pi: W_h, and W_r behind it where ``write`` is ``full``.
+        tape_bni: Tape before the first step.
+        state_bi: State before the first step.
+
+    Returns:
+        The states of all steps [B, T, i], the last tape, the last state, and what the backward pass
+        needs: weights of the slots [B, T, 2, n], the values that were written [B, T, i] and tapes
+        [C, B, n, i]. Those are empty where nobody needs them.
+
+    Raises:
+        ValueError: a tensor has another shape, dtype or device, or there is no row or no step.
+    """
+    check_kernel_tensors(f"tape {write}", [input_bti], [matrix_pi])
+    check_call(f"tape {write}", input_bti, tape_bni, state_bi)
+    check_kernel_call(write, input_bti, matrix_pi, tape_bni, state_bi)
+    return cpu.forward(write, Inputs(input_bti, matrix_pi, tape_bni, state_bi), keep)
+
+
+def check_call(of: str, input_bti: Tensor, tape_bni: Tensor, state_bi: Tensor) -> None:
+    """Compare a tape and a state with the sequence that they stand before.
+
+    Raises:
+        ValueError: one has another shape, dtype or device.
+    """
+    check_sequences(of, [input_bti])
+    batch, _, width = input_bti.shape
+    check_state("state", of, state_bi, (batch, width), input_bti)
+    check_state("tape", of, tape_bni, (batch, None, width), input_bti)
+
+
+def check_kernel_call(
+    write: str, input_bti: Tensor, matrix_pi: Tensor, tape_bni: Tensor, state_bi: Tensor
+) -> None:
+    """Compare every tensor with what the kernel reads, which looks at no shape itself.
+
+    Raises:
+        ValueError: one has another shape, dtype or device, or there is no channel or no slot.
+    """
+    of, like = f"tape {write}", state_bi
+    batch, width = like.shape
+    if width < 1 or tape_bni.shape[1] < 1:
+        raise ValueError(f"{of}: expected at least one channel and one slot")
+    shapes: dict[str, tuple[Tensor, Shape]] = {
+        "input": (input_bti, (batch, input_bti.shape[1], width)),
+        "matrices": (matrix_pi, (compiled_cell(write).blocks * width, width)),
+        "tape": (tape_bni, (batch, tape_bni.shape[1], width)),
+    }
+    for name, (tensor, shape) in shapes.items():
+        check(f"{name} of {of}", tensor, shape, like.device, (like.dtype,))
+
+
+@tape.register_fake
+def _(
+    write: str,
+    keep: bool,
+    input_bti: Tensor,
+    matrix_pi: Tensor,
+    tape_bni: Tensor,
+    state_bi: Tensor,
+) -> Outputs:
+    given = Inputs(input_bti, matrix_pi, tape_bni, state_bi)
+    return Results(*(state_bi.new_empty(shape) for shape in cpu.shapes(write, given, keep)))
+
+
+@torch.library.custom_op("elman::tape_backward", mutates_args=(), device_types="cpu")
+def tape_backward(
+    write: str,
+    dy_bti: Tensor | None,
+    dtape_bni: Tensor | None,
+    dstate_bi: Tensor | None,
+    matrix_pi: Tensor,
+    tape_bni: Tensor,
+    state_bi: Tensor,
+    y_bti: Tensor,
+    weights_btan: Tensor,
+    values_bti: Tensor,
+    checkpoints_cbni: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of input, matrices, first tape and first state."""
+    kept = (y_bti, weights_btan, values_bti, checkpoints_cbni)
+    return _backward(write, (dy_bti, dtape_bni, dstate_bi), matrix_pi, tape_bni, state_bi, *kept)
+
+
+def _backward(
+    write: str,
+    pulls: Pulls,
+    matrix_pi: Tensor,
+    tape_bni: Tensor,
+    state_bi: Tensor,
+    y_bti: Tensor,
+    *kept: Tensor,
+) -> Inputs:
+    # Of the input only the shape is read, and nothing of the last tape and state: the states, the
+    # first tape and the first state stand in their places.
+    given = Inputs(y_bti, matrix_pi, tape_bni, state_bi)
+    results = Results(y_bti, tape_bni, state_bi, *kept)
+    return cpu.backward(write, *pulls, given, results)
+
+
+@tape_backward.register_fake
+def _(
+    write: str,
+    dy_bti: Tensor | None,
+    dtape_bni: Tensor | None,
+    dstate_bi: Tensor | None,
+    matrix_pi: Tensor,
+    tape_bni: Tensor,
+    state_bi: Tensor,
+    y_bti: Tensor,
+    *kept: Tensor,
+) -> Gradients:
+    read = (y_bti, matrix_pi, tape_bni, state_bi)
+    return Inputs(*(one.new_empty(one.shape) for one in read))
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
+    ctx.write, _, _, *given = inputs
+    y_bti, _, _, *kept = output
+    ctx.save_for_backward(*given, y_bti, *kept)
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, pulls: Pulls, *, plain: bool) -> Gradients:
+    """Return the gradients of input, matrices, first tape and first state.
+
+    Args:
+        ctx: As :func:`_setup` left it.
+        pulls: Gradients of the states, the last tape and the last state.
+        plain: Whether a plain call may compute them, where no operator is seen.
+    """
+    saved = ctx.saved_tensors
+    # Who differentiates once more is told by the operator that this cannot be.
+    plain = plain and not torch.is_grad_enabled()
+    if plain and not operators_are_seen((*saved, *pulls)):
+        return _backward(ctx.write, pulls, *saved)
+    found: Gradients = tape_backward(ctx.write, *pulls, *saved)
+    return found
+
+
+def _differentiate_operator(
+    ctx: Any,
+    dy_bti: Tensor | None,
+    dtape_bni: Tensor | None,
+    dstate_bi: Tensor | None,
+    *rest: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    return None, None, *_differentiate(ctx, (dy_bti, dtape_bni, dstate_bi), plain=False)
+
+
+tape.register_autograd(_differentiate_operator, setup_context=_setup)
+# The state's precision is the engine's: what autocast made of the projections is widened.
+tape.register_autocast("cpu", torch.float32)
+
+
+class Tape(torch.autograd.Function):
+    """The operator :func:`tape` where nobody looks; what is kept stays inside."""
+
+    @staticmethod
+    def forward(ctx: Any, write: str, *given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Run the kernel on input, matrices, first tape and first state."""
+        outputs = cpu.forward(write, Inputs(*given), True)
+        _setup(ctx, (write, True, *given), outputs)
+        return outputs[:3]
+
+    @staticmethod
+    def backward(
+        ctx: Any, dy_bti: Tensor | None, dtape_bni: Tensor | None, dstate_bi: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        """Run the kernel of the backward pass."""
+        return None, *_differentiate(ctx, (dy_bti, dtape_bni, dstate_bi), plain=True)
+
+
+def run(
+    write: str, input_bti: Tensor, matrix_pi: Tensor, tape_bni: Tensor, state_bi: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the first three outputs of :func:`tape`, by an operator only where it is seen."""
+    tensors = (input_bti, matrix_pi, tape_bni, state_bi)
+    keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    if operators_are_seen(tensors):
+        y_bti, last_bni, last_bi, *_ = tape(write, keep, *tensors)
+        return y_bti, last_bni, last_bi
+    if not keep:
+        return cpu.forward(write, Inputs(*tensors), False)[:3]
+    outputs: tuple[Tensor, Tensor, Tensor] = apply(Tape, write, *tensors)
+    return outputs

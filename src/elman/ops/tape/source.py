@@ -1,0 +1,34 @@
+"""From writes to compiled CPU kernels of the tape engine."""
+
+from __future__ import annotations
+
+import torch
+
+from elman.ops.common.cpu_kernels import KernelTable
+from elman.ops.common.native import C_TYPES
+from elman.ops.tape.abi import TapeArgs, layouts
+from elman.ops.tape.recurrences import compiled_cell
+
+
+def structure(write: str, dtype: torch.dtype, name: str) -> str:
+    """Return the C++ ``Spec`` of csrc/cpu/tape/engine.h.
+
+    Args:
+        write: Name of the write.
+        dtype: What the kernel reads, computes in and writes.
+        name: Name of the structure.
+    """
+    cell = compiled_cell(write)
+    return (
+        f"struct {name} {{\n"
+        f"    using T = {C_TYPES[dtype]};\n"
+        f"    using Cell = {cell.type};\n"
+        f"{cell.assertions(write)}"
+        "};\n"
+    )
+
+
+KERNELS = KernelTable("tape", TapeArgs, layouts, structure)
+"""Those that this process has loaded."""
+
+kernel_for, prepare = KERNELS.kernel_for, KERNELS.prepare
