@@ -60,6 +60,7 @@ CELLS: dict[str, DenseRecurrence] = {
     "lstm": DenseRecurrence("DenseLstm", blocks=4, states=2, memo=5),
     "normalized_scalar": DenseRecurrence("DenseScaled", memo=1, norm=True, scale=True),
     "normalized": DenseRecurrence("DenseResidual<true>", others=1, memo=2, norm=True),
+    "normalized_sum": DenseRecurrence("DenseSum", norm=True),
     "mix": DenseRecurrence("DenseMix", others=1, memo=2),
     "mix_all": DenseRecurrence("DenseMixAll", blocks=2, memo=2),
     "mix_gate": DenseRecurrence("DenseMixGate", others=1, memo=2),
