@@ -209,6 +209,8 @@ def _channel_workspace(
     if backward:
         sizes["gradients of the unit input"] = unit * args.channels
         sizes["sums of parameters"] = args.batch * parameters * args.channels
+        if tile_config.per:
+            sizes["states of a segment"] = args.batch * tile_config.tuning.steps * args.channels
     found, at = [], args.workspace or 0
     for name, size in sizes.items():
         found.append(rows(f"workspace: {name}", at, size * number, writable=True))

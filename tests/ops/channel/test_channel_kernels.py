@@ -425,7 +425,12 @@ def test_a_norm_reads_every_channel_of_its_own_row_alone(name) -> None:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("E59", {}), ("E59b", {}), ("E59c", {}), ("E74Diagonal", {"nonlinearity": "frobnorm", "n_state": 7})],
+    [
+        ("E59", {}),
+        ("E59b", {}),
+        ("E59c", {}),
+        ("E74Diagonal", {"nonlinearity": "frobnorm", "n_state": 7}),
+    ],
     ids=["e59", "e59b", "e59c", "e74-frobnorm"],
 )
 def test_layers_with_a_norm_over_the_channels_run_on_a_kernel(name, options) -> None:

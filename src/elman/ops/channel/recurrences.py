@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from elman.base.errors import UserError
 from elman.ops.common.mirrors import cell_assertions
 
-
 NORMS = ("", "root", "rmsnorm", "frobnorm")
 """What a step's result may be divided by, as csrc/cells/channel.h numbers it: nothing, the root of
 the mean square + 1e-6 (E59), the root mean square + 1e-6, the norm + 1e-6 (both E74)."""
