@@ -88,8 +88,8 @@ class TileConfig:
 MAX_SHARED = 99 * 1024
 """Bytes of shared memory that a block may have on every GPU of compute capability 8.0 or later."""
 _STAGES = (6, 5, 4, 3)
-# Channels up to which a thread has so many of them: the fewer warps, the shorter is the sum over the
-# block. Up to 4096 channels, everything stays in registers.
+# Channels up to which a thread has so many of them: the fewer warps, the shorter is the sum over
+# the block. Up to 4096 channels, everything stays in registers.
 _PER = {256: 1, 512: 2, 2048: 4, 8192: 8}
 
 
