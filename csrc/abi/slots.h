@@ -1,7 +1,11 @@
-// The arguments of one call of the kernel of E63m; ops/matrix_state/slots.py mirrors them, which
-// the kernel compares when it is compiled.
+// The arguments of one call of the kernels of E63m; ops/matrix_state/slots.py mirrors them, which
+// the kernels compare when they are compiled.
 #pragma once
+#if defined(__CUDACC_RTC__)
+using int64_t = long long;
+#else
 #include <stdint.h>
+#endif
 
 namespace elman {
 

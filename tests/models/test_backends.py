@@ -101,8 +101,7 @@ def test_a_gpu_whose_kernels_cannot_run_is_no_reason_to_be_slow(requested, monke
 
 def test_every_matrix_state_and_channel_cell_has_cuda_where_it_has_cpu() -> None:
     cells = registry.cells().values()
-    # E63m's slots all read one another at every step; its kernel is for a CPU.
-    assert {c.name for c in cells if "cuda" in c.backends} | {"e63m"} == {
+    assert {c.name for c in cells if "cuda" in c.backends} == {
         c.name for c in cells if "cpu" in c.backends and c.engine != "dense"
     }
     assert all(c.backends == ("reference", "cpu", "cuda") for c in cells if "cuda" in c.backends)

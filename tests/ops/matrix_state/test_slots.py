@@ -131,11 +131,11 @@ def test_opcheck() -> None:
     arguments = [leaves[name].squeeze(2) for name in NAMES]
     arguments = [one.detach().requires_grad_() for one in arguments]
     arguments += [leaves["mix"], leaves["state"].detach().squeeze(1).requires_grad_()]
-    torch.library.opcheck(slots.slots, tuple(arguments))
+    torch.library.opcheck(slots.slots, ("cpu", *arguments))
     k, q, _, row, mix, _ = (one.detach() for one in arguments)
-    y, last, *kept = (one.detach() for one in slots.slots(*arguments))
+    y, last, *kept = (one.detach() for one in slots.slots("cpu", *arguments))
     for dy, dlast in ((y, last), (None, last), (y, None)):
-        torch.library.opcheck(slots.slots_backward, (dy, dlast, k, q, row, mix, *kept))
+        torch.library.opcheck(slots.slots_backward, ("cpu", dy, dlast, k, q, row, mix, *kept))
 
 
 @pytest.mark.parametrize("name", ["q", "input", "row"])

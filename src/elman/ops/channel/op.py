@@ -28,7 +28,8 @@ def run(
     """Run a recurrence without a matrix over time, from a given state to the final one.
 
     Every (batch, channel) is independent. The exceptions are the steps with a norm over all
-    channels: ``e59``, ``e59b``, ``*_rmsnorm`` and ``*_frobnorm``. Gradients reach every tensor argument.
+    channels: ``e59``, ``e59b``, ``*_rmsnorm`` and ``*_frobnorm``.
+    Gradients reach every tensor argument.
 
     Args:
         plan: What is computed, and where in the sources its sequences lie.

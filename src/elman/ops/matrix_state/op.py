@@ -79,7 +79,7 @@ def slot_recurrence(
         sequences: ``k`` and ``q`` [B, T, 1, columns], ``input`` and ``row`` (a) [B, T, 1, slots].
         mix_nn: W_r [slots, slots].
         state_bhni: State before the first step [B, 1, slots, columns].
-        backend: ``reference`` or ``cpu``.
+        backend: ``reference``, ``cpu`` or ``cuda``.
 
     Returns:
         As of :func:`recurrence`.
@@ -95,7 +95,6 @@ def slot_recurrence(
         return recurrence(
             "e63m", sequences, mix, state_bhni, nonlinearity="linear", backend="reference"
         )
-    assert backend == "cpu", backend
     n_slots, dtype = mix_nn.shape[0], state_bhni.dtype
     check_sequences("matrix_state e63m", list(sequences.values()))
     shape = (batch, 1, n_slots, columns)
@@ -107,7 +106,7 @@ def slot_recurrence(
                 f"{name} of matrix_state e63m: shape {tuple(one.shape)}, "
                 f"expected {(batch, steps, width)}"
             )
-    y_btn, last_bni, *_ = slots(k, q, value, row, mix_nn.to(dtype), state_bhni.squeeze(1))
+    y_btn, last_bni, *_ = slots(backend, k, q, value, row, mix_nn.to(dtype), state_bhni.squeeze(1))
     return y_btn.unsqueeze(2), last_bni.unsqueeze(1)
 
 

@@ -1,4 +1,4 @@
-"""The kernel of E63m for a CPU, as custom operators: its slots all read one another.
+"""The kernels of E63m as custom operators: its slots all read one another.
 
 It is no plan of the engine: the engine's kernels take the rows of a state one by one.
 
@@ -20,25 +20,9 @@ from elman.base.errors import UserError
 from elman.kernels.build import load_library
 from elman.kernels.threads import kernel_threads
 from elman.ops.common.backend import require_cpu
-from elman.ops.common.mirrors import layout_assertions
 from elman.ops.common.native import C_TYPES
-
-SEGMENT = 16
-"""Steps between two checkpoints."""
-_POINTERS = (
-    *("k", "q", "input", "row", "mix", "y", "dy", "first", "last", "dlast", "dfirst"),
-    *("checkpoints", "read", "value", "dk", "dq", "dinput", "drow", "workspace"),
-)
-_NUMBERS = ("batch", "steps", "slots", "channels", "segment", "threads")
-
-
-class SlotsArgs(ctypes.Structure):
-    """One call, as csrc/abi/slots.h declares it."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in _POINTERS),
-        *((name, ctypes.c_int64) for name in _NUMBERS),
-    )
+from elman.ops.matrix_state.cuda import slots as cuda
+from elman.ops.matrix_state.slots_abi import SEGMENT, SlotsArgs, layout
 
 
 @dataclass(frozen=True)
@@ -62,8 +46,8 @@ def kernel_for(dtype: torch.dtype) -> Kernel:
             f"kernels.backend=cpu: computes in float32 and float64, not in {dtype}; "
             "use kernels.backend=reference"
         )
-    layout = layout_assertions("elman::SlotsArgs", SlotsArgs)
-    text = f'#include "cpu/matrix_state/slots.h"\n\n{layout}ELMAN_SLOTS(slots, {C_TYPES[dtype]})\n'
+    text = f"ELMAN_SLOTS(slots, {C_TYPES[dtype]})\n"
+    text = f'#include "cpu/matrix_state/slots.h"\n\n{layout()}{text}'
     library = load_library(text, "e63m")
     parts = [library[f"slots_{part}"] for part in ("forward", "backward", "workspace")]
     for part in parts:
@@ -73,19 +57,23 @@ def kernel_for(dtype: torch.dtype) -> Kernel:
     return Kernel(*parts)
 
 
-def _call(tensors: Mapping[str, Tensor | None], *, backward: bool) -> None:
-    """Run a pass over tensors by the names of :class:`SlotsArgs`; None leaves one out."""
+def _call(backend: str, tensors: Mapping[str, Tensor | None], *, backward: bool) -> None:
+    """Run a pass over tensors by the names of SlotsArgs; None leaves one out."""
     kept = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
-    (batch, steps, channels), slots = kept["k"].shape, kept["mix"].shape[0]
+    (batch, steps, channels), n_slots = kept["k"].shape, kept["mix"].shape[0]
     args = SlotsArgs(
         batch=batch,
         steps=steps,
-        slots=slots,
+        slots=n_slots,
         channels=channels,
         segment=SEGMENT,
         threads=kernel_threads(torch.get_num_threads()),
         **{name: tensor.data_ptr() for name, tensor in kept.items()},
     )
+    if backend == "cuda":
+        cuda.run(args, kept["k"], backward=backward)
+        return
+    require_cpu(kept["k"])
     kernel, like = kernel_for(kept["k"].dtype), kept["k"]
     workspace = like.new_empty(kernel.workspace(args) // like.element_size())
     args.workspace = workspace.data_ptr()
@@ -103,6 +91,7 @@ def _kept(k_bti: Tensor, input_btn: Tensor, first_bni: Tensor) -> list[Tensor]:
 
 @torch.library.custom_op("elman::slots", mutates_args=())
 def slots(
+    backend: str,
     k_bti: Tensor,
     q_bti: Tensor,
     input_btn: Tensor,
@@ -113,32 +102,34 @@ def slots(
     """Run E63m's recurrence: S' = a > S + (1 - a) > v k^T, v = tanh(input + mix tanh(S k)).
 
     Args:
+        backend: ``cpu`` or ``cuda``.
         k_bti: Keys.
         q_bti: Queries.
         input_btn: What joins the value, biases included.
         row_btn: a.
         mix_nn: W_r.
-        first_bni: State before the first step. All have this one's dtype, fp32 or fp64.
+        first_bni: State before the first step. All have this one's dtype: fp32, or on a CPU fp64.
 
     Returns:
         The reads S' q [B, T, n], the last state, the checkpoints [B, segments, n, i], tanh(S k) and
         the values v [B, T, n].
 
     Raises:
-        UserError: the tensors do not lie on the CPU, or the kernel cannot be compiled.
+        UserError: the backend cannot read the tensors' device or dtype, or its kernel cannot be
+            compiled.
     """
-    require_cpu(first_bni)
     given = {"k": k_bti, "q": q_bti, "input": input_btn, "row": row_btn, "mix": mix_nn}
     made = _kept(k_bti, input_btn, first_bni)
     names = ("y", "last", "checkpoints", "read", "value")
     results = dict(zip(names, made, strict=True))
-    _call({**given, "first": first_bni, **results}, backward=False)
+    _call(backend, {**given, "first": first_bni, **results}, backward=False)
     y_btn, last_bni, checkpoints_bkni, read_btn, value_btn = made
     return y_btn, last_bni, checkpoints_bkni, read_btn, value_btn
 
 
 @slots.register_fake
 def _(
+    backend: str,
     k_bti: Tensor,
     q_bti: Tensor,
     input_btn: Tensor,
@@ -151,6 +142,7 @@ def _(
 
 @torch.library.custom_op("elman::slots_backward", mutates_args=())
 def slots_backward(
+    backend: str,
     dy_btn: Tensor | None,
     dlast_bni: Tensor | None,
     k_bti: Tensor,
@@ -169,7 +161,7 @@ def slots_backward(
     given = {"k": k_bti, "q": q_bti, "row": row_btn, "mix": mix_nn, "read": read_btn}
     given |= {"value": value_btn, "checkpoints": checkpoints_bkni}
     results = dict(zip(names, made, strict=True))
-    _call({**given, "dy": dy_btn, "dlast": dlast_bni, **results}, backward=True)
+    _call(backend, {**given, "dy": dy_btn, "dlast": dlast_bni, **results}, backward=True)
     return dk_bti, dq_bti, dinput_btn, drow_btn, dfirst_bni
 
 
@@ -182,6 +174,7 @@ def _gradients(k_bti: Tensor, read_btn: Tensor, checkpoints_bkni: Tensor) -> lis
 
 @slots_backward.register_fake
 def _(
+    backend: str,
     dy_btn: Tensor | None,
     dlast_bni: Tensor | None,
     k_bti: Tensor,
@@ -196,21 +189,22 @@ def _(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    k_bti, q_bti, _, row_btn, mix_nn, _ = inputs
+    ctx.backend, k_bti, q_bti, _, row_btn, mix_nn, _ = inputs
     ctx.save_for_backward(k_bti, q_bti, row_btn, mix_nn, *output[2:])
     ctx.set_materialize_grads(False)
 
 
 def _differentiate(
     ctx: Any, dy_btn: Tensor | None, dlast_bni: Tensor | None, *_: Tensor | None
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors
-    dk, dq, dinput_btn, drow, dfirst = slots_backward(dy_btn, dlast_bni, *saved)
+    dk, dq, dinput_btn, drow, dfirst = slots_backward(ctx.backend, dy_btn, dlast_bni, *saved)
     # One large product over batch and time.
     dmix_nn = dinput_btn.flatten(0, 1).mT @ saved[-2].flatten(0, 1)
-    return dk, dq, dinput_btn, drow, dmix_nn, dfirst
+    return None, dk, dq, dinput_btn, drow, dmix_nn, dfirst
 
 
 slots.register_autograd(_differentiate, setup_context=_setup)
 # The caller sets the state's precision: this widens what autocast made narrow.
 slots.register_autocast("cpu", torch.float32)
+slots.register_autocast("cuda", torch.float32)
