@@ -239,7 +239,7 @@ def of_slots(args: SlotsArgs, number: int, *, backward: bool) -> list[Stretch | 
             if one is not None:
                 # Threads of a block hand these to one another across barriers, which the emulator
                 # knows of shared memory alone: where one is missing, numbers are wrong.
-                one.unwatched = name in ("dfirst", "workspace", "read")
+                one.unwatched = name in ("dfirst", "workspace")
             found.append(one)
     return found
 

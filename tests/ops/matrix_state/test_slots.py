@@ -146,6 +146,23 @@ def test_a_sequence_of_another_width_is_refused(name) -> None:
         everything(leaves, "cpu")
 
 
+def test_the_operator_itself_refuses_what_it_would_misread() -> None:
+    leaves = draw((2, 4, 3, 5), torch.float32)
+    given = {name: leaves[name].detach().squeeze(2) for name in NAMES}
+    given |= {"mix": leaves["mix"].detach(), "state": leaves["state"].detach().squeeze(1)}
+    slots.slots("cpu", *given.values())
+    for change in (
+        {"state": given["state"][:1]},
+        {"state": given["state"].double()},
+        {"mix": given["mix"][:1]},
+        {"row": given["row"].half()},
+        {"k": given["k"][:, :0]},
+        {name: one[:0] for name, one in given.items() if name != "mix"},
+    ):
+        with pytest.raises(ValueError, match=r" of .*expected "):
+            slots.slots("cpu", *(given | change).values())
+
+
 @pytest.mark.parametrize("variant", ["full", "lite", "rnn"])
 def test_the_layer_runs_on_the_kernel(variant) -> None:
     """It ran on the reference alone, a Python loop over time."""

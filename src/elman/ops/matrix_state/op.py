@@ -89,23 +89,17 @@ def slot_recurrence(
         UserError: the backend cannot read the tensors' device or dtype.
     """
     k_bthi = sequences["k"]
-    batch, steps, _, columns = k_bthi.shape
+    batch, _, _, columns = k_bthi.shape
     if backend == "reference" or is_empty(k_bthi):
         mix = {"mix": mix_nn.unsqueeze(0)}
         return recurrence(
             "e63m", sequences, mix, state_bhni, nonlinearity="linear", backend="reference"
         )
-    n_slots, dtype = mix_nn.shape[0], state_bhni.dtype
     check_sequences("matrix_state e63m", list(sequences.values()))
-    shape = (batch, 1, n_slots, columns)
+    shape = (batch, 1, mix_nn.shape[0], columns)
     check_state("state", "matrix_state e63m", state_bhni, shape, k_bthi)
+    dtype = state_bhni.dtype
     k, q, value, row = (sequences[name].squeeze(2).to(dtype) for name in ("k", "q", "input", "row"))
-    for name, one, width in (("q", q, columns), ("input", value, n_slots), ("row", row, n_slots)):
-        if one.shape != (batch, steps, width):
-            raise ValueError(
-                f"{name} of matrix_state e63m: shape {tuple(one.shape)}, "
-                f"expected {(batch, steps, width)}"
-            )
     y_btn, last_bni, *_ = slots(backend, k, q, value, row, mix_nn.to(dtype), state_bhni.squeeze(1))
     return y_btn.unsqueeze(2), last_bni.unsqueeze(1)
 

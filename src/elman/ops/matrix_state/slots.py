@@ -20,6 +20,7 @@ from elman.base.errors import UserError
 from elman.kernels.build import load_library
 from elman.kernels.threads import kernel_threads
 from elman.ops.common.backend import require_cpu
+from elman.ops.common.door import check
 from elman.ops.common.native import C_TYPES
 from elman.ops.matrix_state.cuda import slots as cuda
 from elman.ops.matrix_state.slots_abi import SEGMENT, SlotsArgs, layout
@@ -80,6 +81,28 @@ def _call(backend: str, tensors: Mapping[str, Tensor | None], *, backward: bool)
     (kernel.backward if backward else kernel.forward)(args)
 
 
+def check_call(given: Mapping[str, Tensor], first_bni: Tensor) -> None:
+    """Compare the tensors of a call with what a kernel reads.
+
+    Args:
+        given: ``k``, ``q``, ``input``, ``row`` and ``mix``, as for :func:`slots`.
+        first_bni: State before the first step.
+
+    Raises:
+        ValueError: one has another shape, dtype or device, or there are no rows or no steps.
+    """
+    of, state = "matrix_state e63m", first_bni
+    check(f"state of {of}", state, (None, None, None), state.device, C_TYPES)
+    batch, n_slots, channels = state.shape
+    steps = given["k"].shape[1] if given["k"].ndim > 1 else None
+    if not batch or not steps:
+        raise ValueError(f"k of {of}: shape {list(given['k'].shape)}, expected rows and steps")
+    wide, narrow = (batch, steps, channels), (batch, steps, n_slots)
+    shapes = {"k": wide, "q": wide, "input": narrow, "row": narrow, "mix": (n_slots, n_slots)}
+    for name, shape in shapes.items():
+        check(f"{name} of {of}", given[name], shape, state.device, (state.dtype,))
+
+
 def _kept(k_bti: Tensor, input_btn: Tensor, first_bni: Tensor) -> list[Tensor]:
     """Return room for what a forward pass returns."""
     batch, segments = k_bti.shape[0], -(-k_bti.shape[1] // SEGMENT)
@@ -115,10 +138,12 @@ def slots(
         the values v [B, T, n].
 
     Raises:
+        ValueError: a tensor has another shape, dtype or device, or there is no row or no step.
         UserError: the backend cannot read the tensors' device or dtype, or its kernel cannot be
             compiled.
     """
     given = {"k": k_bti, "q": q_bti, "input": input_btn, "row": row_btn, "mix": mix_nn}
+    check_call(given, first_bni)
     made = _kept(k_bti, input_btn, first_bni)
     names = ("y", "last", "checkpoints", "read", "value")
     results = dict(zip(names, made, strict=True))
