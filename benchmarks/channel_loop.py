@@ -39,6 +39,18 @@ def _e34(h: Tensor, x: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return tanh(x + c * h + b)
 
 
+def _rms_norm(v: Tensor) -> Tensor:
+    return v / (v.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def _e59(h: Tensor, x: Tensor, b: Tensor, alpha: Tensor) -> Tensor:
+    return _rms_norm(h + alpha * (x + b))
+
+
+def _e59b(h: Tensor, x: Tensor, g: Tensor, b: Tensor, bg: Tensor) -> Tensor:
+    return _rms_norm(h + sigmoid(g + bg) * (x + b))
+
+
 def _e61(h: Tensor, a: Tensor, v: Tensor, ba: Tensor, bv: Tensor) -> Tensor:
     a = sigmoid(a + ba)
     return a * h + (1 - a) * (v + bv)
@@ -94,6 +106,8 @@ def _e74_delta(s: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 PLAIN: dict[str, Step] = {
     "e34": _e34,
+    "e59": _e59,
+    "e59b": _e59b,
     "e61": _e61,
     "tied": _tied,
     "e62": _e62,
@@ -145,7 +159,7 @@ def make_case(step: str, batch: int, steps: int, channels: int) -> Case:
     cell = CELLS[step]
     torch.manual_seed(0)
     fused = torch.randn(batch, steps, len(cell.inputs) * channels)
-    parameters = [torch.rand(channels) for _ in cell.parameters]
+    parameters = [torch.rand(1 if n in cell.scalars else channels) for n in cell.parameters]
     leaves = [leaf.requires_grad_() for leaf in (fused, *parameters)]
     shape = (batch, steps, channels)
     return Case(step, leaves, torch.zeros(batch, channels), torch.randn(shape))

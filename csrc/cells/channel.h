@@ -1,9 +1,11 @@
 // The channel cells, each written once for the CPU engine and for a CUDA engine.
 //
 // Every (batch, channel) is independent: one step is h' = step(h, inputs, parameters), all numbers.
-// A cell is `step` and its derivative `step_bwd`; the engine owns time, memory and the sums over
-// batch and time. T is a float, a double or a SIMD vector of either. Inputs arrive raw: biases and
-// activations are part of the step, so that no elementwise pass stands outside the engine.
+// A cell with a NORM is not: what its step returns is divided by a norm over all channels of the
+// row. A cell is `step` and its derivative `step_bwd`; the engine owns time, memory, norms and the
+// sums over batch and time. T is a float, a double or a SIMD vector of either. Inputs arrive raw:
+// biases and activations are part of the step, so that no elementwise pass stands outside the
+// engine.
 //
 // `step` leaves in `m` what its derivative needs and is dear to compute again (sigmoid, tanh):
 // the engine hands it to `step_bwd` of the same step. Inputs and parameters are numbered in the
@@ -29,9 +31,35 @@ struct ChannelGrad {
   T h, x[MAX_INPUTS], p[MAX_PARAMETERS];
 };
 
+// What a cell's NORM divides a row v of C channels by (vector-state specification 3.12,
+// matrix-state specification 9): nothing, sqrt(v.v / C + eps), sqrt(v.v / C) + eps, |v| + eps.
+enum ChannelNorm : int { NO_NORM, NORM_ROOT, NORM_RMS, NORM_FROBENIUS };
+inline constexpr double CHANNEL_NORM_EPS = 1e-6;
+
 struct ChannelCell {
-  static constexpr int INPUTS = 1, PARAMETERS = 0, MEMO = 0;
+  static constexpr int INPUTS = 1, PARAMETERS = 0, MEMO = 0, NORM = NO_NORM;
 };
+
+// The row h' = v factor; the gradient of v is e factor - h' share (e . h').
+template <class A>
+struct RowNorm {
+  A factor, share;
+};
+
+// From v.v to what the row is divided by. A row of zeros has no direction: the norm's own gradient
+// is then taken as 0.
+template <int NORM, class A>
+HD RowNorm<A> row_norm(A squares, A channels) {
+  const A eps = A(CHANNEL_NORM_EPS);
+  if constexpr (NORM == NORM_ROOT) {
+    const A factor = reciprocal(square_root(squares / channels + eps));
+    return {factor, factor / channels};
+  } else {
+    const A length = square_root(squares);
+    const A scale = NORM == NORM_RMS ? reciprocal(square_root(channels)) : A(1);
+    return {reciprocal(length * scale + eps), length > A(0) ? scale * reciprocal(length) : A(0)};
+  }
+}
 
 // ---- a tanh of the state: E34 ----
 
@@ -398,6 +426,48 @@ struct DiagonalGated : ChannelCell {
     d.p[0] = dlogit * c.h;
     d.p[1] = dlogit;
     d.h = g - d.x[1] * c.x[0] + dlogit * c.p[0];
+  }
+};
+
+// Any of these with the identity for phi, its sum divided by a norm.
+template <class Base, int KIND>
+struct Normed : Base {
+  static constexpr int NORM = KIND;
+};
+
+// ---- a running sum, divided by its root mean square at every step: E59 ----
+
+// v = h + alpha (value + value_bias).
+struct RunningSum : ChannelCell {
+  static constexpr int PARAMETERS = 2, NORM = NORM_ROOT;
+  template <class T>
+  HD static T step(const Channel<T>& c, T*) {
+    return c.h + c.p[1] * (c.x[0] + c.p[0]);
+  }
+  template <class T>
+  HD static void step_bwd(const Channel<T>& c, const T*, T, T e, ChannelGrad<T>& d) {
+    d.h = e;
+    d.x[0] = e * c.p[1];
+    d.p[0] = d.x[0];
+    d.p[1] = e * (c.x[0] + c.p[0]);
+  }
+};
+
+// v = h + g (value + value_bias), g = sigmoid(gate + gate_bias): E59b.
+struct GatedRunningSum : ChannelCell {
+  static constexpr int INPUTS = 2, PARAMETERS = 2, MEMO = 1, NORM = NORM_ROOT;
+  template <class T>
+  HD static T step(const Channel<T>& c, T* m) {
+    m[0] = sigmoid(c.x[1] + c.p[1]);
+    return c.h + m[0] * (c.x[0] + c.p[0]);
+  }
+  template <class T>
+  HD static void step_bwd(const Channel<T>& c, const T* m, T, T e, ChannelGrad<T>& d) {
+    d.h = e;
+    d.x[0] = e * m[0];
+    d.x[1] = d.x[0] * (c.x[0] + c.p[0]) * (1.0f - m[0]);
+    d.p[0] = d.x[0];
+    d.p[1] = d.x[1];
   }
 };
 

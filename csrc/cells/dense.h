@@ -223,6 +223,20 @@ struct DenseScaled : DenseMemoCell {
   }
 };
 
+// h' = h + a, divided by its root mean square: E59c.
+struct DenseSum : DenseMemoCell {
+  static constexpr bool NORM = true, OLD = false;
+  template <class T>
+  HD static T step(const Dense<T>& x, T*, T&) {
+    return x.h + x.a[0];
+  }
+  template <class T>
+  HD static void step_bwd(const Dense<T>&, const T*, T, T, T e, T, DenseGrad<T>& d) {
+    d.a[0] = e;
+    d.h = e;
+  }
+};
+
 // h' = (1 - s(z)) h + s(z) tanh(p + U (s(r) h)); a = [z r]: CudaGRU. `gates` comes before the
 // product with U, which the engine adds to p; so with the derivative, the other way round.
 struct DenseGru : DenseMemoCell {

@@ -310,7 +310,7 @@ def test_backends_and_why_not(monkeypatch) -> None:
 def test_how_the_dense_engine_runs_here() -> None:
     found = forms(facts(HOPPER, HOPPER, VOLTA))
     assert [(one.name, one.mark) for one in found] == [("sm_90", Mark.OK)]
-    assert found[0].found.startswith("stepwise: 1 product and 1 kernel per step")
+    assert found[0].found.startswith("cluster: one launch for the whole sequence")
     assert not forms(facts())
     assert not forms(facts(HOPPER, nvrtc={"version": None}))
 

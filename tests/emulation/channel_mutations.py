@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import math
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,7 +24,7 @@ from torch import Tensor
 from elman.kernels.sources import source_folder
 from elman.ops.channel.abi import pointers, sequence
 from elman.ops.channel.cuda import kernels
-from elman.ops.channel.cuda.tile_config import TileConfig, Tuning
+from elman.ops.channel.cuda.tile_config import Tuning
 from elman.ops.channel.plan import Plan
 from elman.ops.channel.recurrences import CELLS
 from elman.ops.common.slices import Slice
@@ -37,6 +39,8 @@ PLAN = Plan(
     query=Slice(0, 80),
     self_gate=True,
 )
+# A step with a norm over the channels, whose kernels have a block for every sequence.
+ROWS = replace(PLAN, step="e74_state_rmsnorm")
 SHORT = Tuning(steps=8, stages=3, warps=2)
 # Sources that lie evenly, and numbers of two bytes that begin in the middle of a word.
 CASES = {"even": (torch.float32, 0), "odd": (torch.bfloat16, 1)}
@@ -89,12 +93,61 @@ EDITS = {
     "outputs of one step": ("passes", "at += stride;", "at += 0 * stride;"),
     "sum over one batch too few": ("passes", "b < a.batch; b++", "b < a.batch - 1; b++"),
     "norm of all lanes but one": ("unit", "mask < 32", "mask < 16"),
+    "rows: wait left out": ("rows", "wait_copies<STAGES - 3>();", ";"),
+    "rows: wait for one row less": ("rows", "<STAGES - 3>", "<STAGES - 2>"),
+    "rows: first wait left out": ("rows", "wait_copies<STAGES - 2>();", ";"),
+    "rows: first barrier left out": ("rows", "sync_block();", ";"),
+    "rows: barrier of the sum left out": ("rows", "sync_block();\n    fetch();", "fetch();"),
+    "rows: copies before the barrier": (
+        "rows",
+        "sync_block();\n    fetch();",
+        "fetch();\n    sync_block();",
+    ),
+    "rows: sums in one place": ("rows", "turn ^= 1;", ";"),
+    "rows: sum of half the lanes": ("rows", "mask < 32", "mask < 16"),
+    "rows: sum without the last warp": ("rows", "lane < G::WARPS", "lane < G::WARPS - 1"),
+    "rows: one number too few": ("rows", "bytes - at < UNIT", "bytes - at <= UNIT && false"),
+    "rows: shift left out": ("rows", "(channel + shift)", "(channel + 0 * shift)"),
+    "rows: thread without a channel writes": ("rows", "if (exists(k)) store_one", "store_one"),
+    "rows: thread without a channel reads": ("rows", "exists(k) && rows", "rows"),
+    "rows: thread without an output writes": ("rows", "if (!row.exists(k)) continue;", ""),
+    "rows: states of a segment in one place": (
+        "rows",
+        "states, row.ring.batch * STEPS + u",
+        "states, row.ring.batch * STEPS",
+    ),
+    "rows: norm of the next step": (
+        "rows",
+        "load_one(norms + 2 * u)",
+        "load_one(norms + 2 * u + 2)",
+    ),
+    "rows: gradient of the norm left out": ("rows", " - row.h[k] * along", ""),
+    "rows: state of the step after": ("rows", "row.h[k] = old[k];", ""),
+    "rows: checkpoint of the segment after": (
+        "rows",
+        "a.checkpoints, batch * segments + walk.segment",
+        "a.checkpoints, batch * segments + walk.segment + (walk.segment + 1 < segments)",
+    ),
 }
 # Neighbours of a fault that is planted in every run.
 LATER = (
     "lane without a channel sums a parameter",
     "row of norms that is not there",
     "row of norms that is written",
+    "rows: wait for one row less",
+    "rows: first wait left out",
+    "rows: first barrier left out",
+    "rows: sum of half the lanes",
+    "rows: sum without the last warp",
+    "rows: one number too few",
+    "rows: shift left out",
+    "rows: thread without a channel reads",
+    "rows: thread without an output writes",
+    "rows: states of a segment in one place",
+    "rows: norm of the next step",
+    "rows: gradient of the norm left out",
+    "rows: state of the step after",
+    "rows: checkpoint of the segment after",
 )
 
 
@@ -109,18 +162,19 @@ def outcome(what: str | None) -> str:
             text = path.read_text()
             assert old in text, what
             path.write_text(text.replace(old, new, 1))
-        for case in CASES:
-            said = _in_process(_run, (root, case))
+        plans = [PLAN, ROWS] if what is None else [ROWS if EDITS[what][0] == "rows" else PLAN]
+        for plan, case in itertools.product(plans, CASES):
+            said = _in_process(_run, (root, case, plan))
             if said != "-":
                 return str(said)
     return "-"
 
 
-def _run(root: Path, case: str) -> str:
+def _run(root: Path, case: str, plan: Plan) -> str:
     """Run a mutated engine and compare with the one that is whole."""
-    wanted = _results(case, emulator.loaded)
+    wanted = _results(case, emulator.loaded, plan)
     try:
-        found = _results(case, functools.partial(_mutated, root=root))
+        found = _results(case, functools.partial(_mutated, root=root), plan)
     except emulator.FaultError as fault:
         return str(fault)
     except AssertionError as refused:
@@ -129,7 +183,7 @@ def _run(root: Path, case: str) -> str:
     return "-" if same else "wrong numbers"
 
 
-def _results(case: str, library: Callable[[str], ctypes.CDLL]) -> list[Tensor]:
+def _results(case: str, library: Callable[[str], ctypes.CDLL], plan: Plan = PLAN) -> list[Tensor]:
     """Run both passes over the same numbers; what is written by nobody is 9."""
     dtype, start = CASES[case]
     generator = torch.Generator().manual_seed(3)
@@ -139,17 +193,17 @@ def _results(case: str, library: Callable[[str], ctypes.CDLL]) -> list[Tensor]:
 
     batch, steps = 3, 37  # rows of norms that are no multiple of the warps
     source = normal(batch, steps, 120 + 8).to(dtype)[..., start : start + 120]
-    parameters = [normal(C) for _ in CELLS[PLAN.step].parameters]
+    parameters = [normal(C) for _ in CELLS[plan.step].parameters]
     made = {
         name: torch.full(shape, 9.0)
         for name, shape in {
             "checkpoints": (batch, math.ceil(steps / SHORT.steps), C),
             "last": (batch, C),
             "dfirst": (batch, C),
-            "workspace": (batch * (32 + 2 * C + steps * (2 + C)),),
+            "workspace": (batch * (32 + 2 * C + steps * (2 + C) + SHORT.steps * C),),
         }.items()
     }
-    call = kernels._Call(PLAN, [source], parameters, normal(batch, C))
+    call = kernels._Call(plan, [source], parameters, normal(batch, C))
     call.point(first=call.like, dlast=normal(batch, C), **made)
     call.args.segment = SHORT.steps
     y, dsource = (torch.full((batch, steps, width), 9.0, dtype=dtype) for width in (40, 120))
@@ -157,7 +211,7 @@ def _results(case: str, library: Callable[[str], ctypes.CDLL]) -> list[Tensor]:
     dy = normal(batch, steps, 40).to(dtype)
     call.args.y, call.args.dy = sequence(y), sequence(dy)
     call.args.dp = pointers(dparameters)
-    for slot, place in enumerate(PLAN.slices()):
+    for slot, place in enumerate(plan.slices()):
         call.args.dx[slot] = sequence(dsource, place.start)
     for backward in (False, True):
         _run_pass(call, backward, library)
@@ -166,7 +220,7 @@ def _results(case: str, library: Callable[[str], ctypes.CDLL]) -> list[Tensor]:
 
 def _run_pass(call: kernels._Call, backward: bool, library: Callable[[str], ctypes.CDLL]) -> None:
     unit = call.tile_config(backward=backward).unit
-    tile_config = TileConfig(PLAN, call.dtype, torch.float32, SHORT, unit)
+    tile_config = kernels.tile_config_for(call.plan, call.dtype, torch.float32, SHORT, unit, C)
     launches = kernels.launches(tile_config, call.args, backward)
     channel_emulator.run(library, tile_config, launches, call.args)
 

@@ -61,7 +61,8 @@ def matrix(library: Library, thorough: bool) -> None:
 def channel(library: Library, thorough: bool) -> None:
     """Run a width with lanes that have no channel, from numbers in the middle of a word too."""
     for case in channel_mutations.CASES if thorough else ("odd",):
-        channel_mutations._results(case, library)
+        for plan in (channel_mutations.PLAN, channel_mutations.ROWS):
+            channel_mutations._results(case, library, plan)
 
 
 def add_norm(library: Library, thorough: bool) -> None:

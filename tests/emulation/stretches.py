@@ -23,6 +23,7 @@ from elman.ops.dense.recurrences import compiled_cell as dense_cell
 from elman.ops.matrix_state.abi import Call
 from elman.ops.matrix_state.cuda.tile_config import TileConfig
 from elman.ops.matrix_state.plan import PARAMETERS, ROLES
+from elman.ops.matrix_state.slots_abi import SlotsArgs
 
 GLOBAL, SHARED = 0, 1
 EVERYBODY = -1
@@ -214,6 +215,8 @@ def _channel_workspace(
     if backward:
         sizes["gradients of the unit input"] = unit * args.channels
         sizes["sums of parameters"] = args.batch * parameters * args.channels
+        if tile_config.per:
+            sizes["states of a segment"] = args.batch * tile_config.tuning.steps * args.channels
     found, at = [], args.workspace or 0
     for name, size in sizes.items():
         found.append(rows(f"workspace: {name}", at, size * number, writable=True))
@@ -271,6 +274,31 @@ def of_dense_step(
         at("dy", args.dy, width),
         rows("first state", args.first, cell.states * row),
     ]
+
+
+def of_slots(args: SlotsArgs, number: int, *, backward: bool) -> list[Stretch | None]:
+    """Return the tensors of a pass of E63m's kernels."""
+    rows_bt, state = args.batch * args.steps, args.slots * args.channels
+    wide, narrow, states = rows_bt * args.channels, rows_bt * args.slots, args.batch * state
+    kept = {"checkpoints": -(-args.steps // args.segment) * states, "read": narrow, "value": narrow}
+    read = {"k": wide, "row": narrow, "mix": args.slots**2}
+    if backward:
+        read |= {"q": wide, "dy": narrow, "dlast": states, **kept}
+        written = {"dk": wide, "dq": wide, "dinput": narrow, "drow": narrow, "dfirst": states}
+        written["workspace"] = (args.segment + 1) * states
+    else:
+        read |= {"q": wide, "input": narrow, "first": states}
+        written = {"y": narrow, "last": states, **kept}
+    found = []
+    for sizes in (read, written):
+        for name, size in sizes.items():
+            one = rows(name, getattr(args, name), size * number, writable=sizes is written)
+            if one is not None:
+                # Threads of a block hand these to one another across barriers, which the emulator
+                # knows of shared memory alone: where one is missing, numbers are wrong.
+                one.unwatched = name in ("dfirst", "workspace")
+            found.append(one)
+    return found
 
 
 _TILE_CONFIG = re.compile(r"AddNormTileConfig<([\w:]+), ([\w:]+), (\d+),")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from elman.base.errors import UserError
 from elman.kernels.sources import included_sources
 from elman.ops.channel import custom_op
 from elman.ops.channel.cuda import kernels
@@ -52,7 +53,7 @@ def test_outputs_and_gradients_are_those_of_the_fp64_reference(name) -> None:
     check(everything(plan, draw(plan, SIZE), "cpu"), wanted(name, SIZE), 1e-11)
 
 
-@pytest.mark.parametrize("name", ["e65", "e68_inverse", "minlstm", "e74-tied-kvq"])
+@pytest.mark.parametrize("name", ["e59b", "e65", "e68_inverse", "minlstm", "e74-tied-kvq"])
 @pytest.mark.parametrize("channels", [8, 35], ids=["even", "odd"])
 def test_bf16_in_and_out(name, channels) -> None:
     plan, size = PLANS[name](channels), (2, 19, channels)
@@ -101,10 +102,11 @@ TUNINGS = {
 }
 
 
+@pytest.mark.parametrize("name", ["e59b", "e74-tied-kq"])
 @pytest.mark.parametrize("tuning", TUNINGS.values(), ids=TUNINGS)
-def test_tuning_changes_no_number(tuning, monkeypatch) -> None:
+def test_tuning_changes_no_number(tuning, name, monkeypatch) -> None:
     """Not even their last bits, since every sum has one order."""
-    plan = PLANS["e74-tied-kq"](35)
+    plan = PLANS[name](35)
     leaves = draw(plan, (2, 37, 35), torch.float32)
     before = everything(plan, leaves, "cpu")
     monkeypatch.setattr(kernels, "TUNING", tuning)
@@ -136,17 +138,48 @@ def test_sources_may_begin_anywhere(dtype, channels, start, unit) -> None:
     identical(everything(plan, leaves | {"source": moved}, "cuda"), before)
 
 
-def test_what_is_emulated_is_what_nvrtc_compiles() -> None:
+@pytest.mark.parametrize("channels", [300, 601, 2100], ids=["two", "four", "eight"])
+def test_several_channels_of_a_thread(channels) -> None:
+    """A block owns all channels of a sequence, where a norm reads them."""
+    plan, size = PLANS["e59b"](channels), (1, 3, channels)
+    found = everything(plan, draw(plan, size, torch.float32), "cpu")
+    check(found, wanted("e59b", size), 1e-5)
+
+
+def test_sequences_of_one_step_reach_the_first_state() -> None:
+    for size in ((1, 1, 5), (1, 1, 33)):
+        plan = PLANS["e59"](size[2])
+        check(everything(plan, draw(plan, size), "cpu"), wanted("e59", size), 1e-11)
+
+
+@pytest.mark.parametrize(
+    ("step", "dtype", "most"),
+    [("e59", torch.bfloat16, 8192), ("e59", torch.float32, 4096), ("e59b", torch.float32, 2560)],
+)
+def test_more_channels_than_a_block_has_room_for_are_refused(step, dtype, most) -> None:
+    plan = PLANS[step](most)
+    given = (dtype, torch.float32, Tuning(), 16)
+    assert kernels.tile_config_for(plan, *given, most).threads <= 1024
+    with pytest.raises(UserError) as caught:
+        kernels.tile_config_for(plan, *given, most + 2048)
+    assert str(caught.value) == (
+        f"kernels.backend=cuda: step {step} has a norm over {most + 2048} channels, more than a "
+        f"block has room for in {dtype}; use kernels.backend=reference or a narrower model"
+    )
+
+
+@pytest.mark.parametrize(("name", "files"), [("e74-key-alone", 3), ("e59", 4)])
+def test_what_is_emulated_is_what_nvrtc_compiles(name, files) -> None:
     """Same text, same sources: but for the one header that says what the machine answers."""
-    plan = parse(PLANS["e74-key-alone"](4).text)
-    tile_config = TileConfig(plan, torch.bfloat16, torch.float32)
+    plan = parse(PLANS[name](4).text)
+    tile_config = kernels.tile_config_for(plan, torch.bfloat16, torch.float32, Tuning(), 16, 4)
     compiled, emulated = (
         kernels.unit_text(tile_config, *header) for header in ((), (emulator.HEADER,))
     )
     assert emulated == compiled.replace("cuda/common/device.cuh", emulator.HEADER)
-    assert "channel_norms_backward" in compiled
+    assert ("channel_norms_backward" in compiled) == (plan.unit is not None)
     shared = {path for path in included_sources(emulated) if path.parent.name != "emulation"}
     assert shared == {path for path in included_sources(compiled) if path.name != "device.cuh"}
     engine = [path for path in shared if path.match("cuda/channel/*.cuh")]
-    assert len(engine) == 3
+    assert len(engine) == files
     assert not any("#if" in path.read_text() for path in engine)

@@ -24,7 +24,6 @@ from elman.ops.add_norm import cuda as norm_cuda
 from elman.ops.channel import op as channel_op
 from elman.ops.channel.abi import pointers, sequence
 from elman.ops.channel.cuda import kernels as channel_cuda
-from elman.ops.channel.cuda.tile_config import TileConfig as ChannelTileConfig
 from elman.ops.channel.plan import Plan
 from elman.ops.channel.recurrences import CELLS
 from elman.ops.common.slices import row_blocks
@@ -291,10 +290,14 @@ def _run_last(library: Library, call: Call, chosen: TileConfig, backward: bool) 
 # ---- the channel engine
 
 
-def channel_results(library: Library, far: bool, steps_apart: bool = False) -> list[Tensor]:
+def channel_results(
+    library: Library,
+    far: bool,
+    steps_apart: bool = False,
+    plan: Plan = channel_mutations.PLAN,
+) -> list[Tensor]:
     """Run the last warps of a batch both ways."""
     channels, steps, tuning = 37, 19, channel_mutations.SHORT
-    plan = channel_mutations.PLAN
     segments = math.ceil(steps / tuning.steps)
     batch = 2 * math.ceil(BEYOND / (2 * channels)) + 2 if far else 2
     generator = torch.Generator().manual_seed(5)
@@ -318,7 +321,7 @@ def channel_results(library: Library, far: bool, steps_apart: bool = False) -> l
     states["checkpoints"] = many(segments, channels)
     rows = batch * steps
     states["workspace"] = room(
-        batch * 32 + 2 * rows + (rows + len(parameters) * batch) * channels, FP32
+        batch * 32 + 2 * rows + (rows + (len(parameters) + tuning.steps) * batch) * channels, FP32
     )
     call = channel_cuda._Call(plan, [source], parameters, states["first"])
     call.point(**states)
@@ -329,7 +332,7 @@ def channel_results(library: Library, far: bool, steps_apart: bool = False) -> l
         call.args.dx[slot] = sequence(dsource, place.start)
     for backward in (False, True):
         unit = call.tile_config(backward=backward).unit
-        tile_config = ChannelTileConfig(plan, FP32, FP32, tuning, unit)
+        tile_config = channel_cuda.tile_config_for(plan, FP32, FP32, tuning, unit, channels)
         compiled = library(channel_cuda.unit_text(tile_config, emulator.HEADER))
         declare(compiled, of_channel(call.args, tile_config, backward=backward))
         for one in channel_cuda.launches(tile_config, call.args, backward):
@@ -342,8 +345,18 @@ def channel_results(library: Library, far: bool, steps_apart: bool = False) -> l
 
 # ---- what is compared
 
-FOLDERS = {"add_norm": "add_norm", "matrix": "matrix_state", "channel": "channel"}  # of csrc/cuda
-ENGINES = {"add_norm": norm_results, "matrix": matrix_results, "channel": channel_results}
+FOLDERS = {  # of csrc/cuda
+    "add_norm": "add_norm",
+    "matrix": "matrix_state",
+    "channel": "channel",
+    "channel rows": "channel",
+}
+ENGINES = {
+    "add_norm": norm_results,
+    "matrix": matrix_results,
+    "channel": channel_results,
+    "channel rows": functools.partial(channel_results, plan=channel_mutations.ROWS),
+}
 
 
 @functools.cache

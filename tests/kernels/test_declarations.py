@@ -19,7 +19,7 @@ from elman.ops.channel import recurrences as channel_cells
 from elman.ops.channel import source as channel_source
 from elman.ops.channel.abi import ChannelArgs
 from elman.ops.channel.cuda import kernels as channel_cuda
-from elman.ops.channel.cuda.tile_config import TileConfig
+from elman.ops.channel.cuda.tile_config import Tuning
 from elman.ops.channel.plan import Plan
 from elman.ops.common.mirrors import layout_assertions
 from elman.ops.common.slices import Slice
@@ -41,7 +41,10 @@ def compile_channel(step: str, backend: str) -> None:
     if backend == "cpu":
         channel_source.prepare([channel_source.spec_for(plan, FLOAT)], step)
     else:
-        text = channel_cuda.unit_text.__wrapped__(TileConfig(plan, FLOAT, FLOAT))
+        chosen = channel_cuda._tile_config.__wrapped__(
+            plan, FLOAT, FLOAT, Tuning(), 16, 64 if channel_cells.CELLS[step].norm else 0
+        )
+        text = channel_cuda.unit_text.__wrapped__(chosen)
         Unit(text, step, "sm_80", fast=False).cubin()
 
 
@@ -61,8 +64,9 @@ CHANNEL = {
     "a parameter left out": ("e34", {"parameters": ("candidate_bias",)}, "len(parameters)=1"),
     "an input left out": ("e61", {"inputs": ("retain",)}, "len(inputs)=1"),
     "an input too many": ("e34", {"inputs": ("candidate", "gate")}, "len(inputs)=2"),
+    "another norm": ("e59", {"norm": "rmsnorm"}, "norm='rmsnorm', which is=2"),
 }
-CONSTANTS = {"parameters": "PARAMETERS", "inputs": "INPUTS"}
+CONSTANTS = {"parameters": "PARAMETERS", "inputs": "INPUTS", "norm": "NORM"}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -283,16 +283,18 @@ def test_models_have_their_own_sizes_or_the_first_ones() -> None:
 
 
 def test_every_model_is_timed_on_every_backend_that_it_has_once() -> None:
-    config = compose_config(["mode=bench", "model=e61", "bench.models=[e59]"])
+    config = compose_config(["mode=bench", "model=e61", "bench.models=[mamba2]"])
     found, notes = entries(benched_models(config), ["reference", "auto", "cpu"], "cpu")
     assert [(one.model.name, one.backend) for one in found] == [
         ("e61", "reference"),
         ("e61", "cpu"),
-        ("e59", "reference"),
+        ("mamba2", "reference"),
     ]
     slow, left_out = notes
-    assert slow.startswith("slow path: plain PyTorch runs cell e59 (no kernel for a CPU, ")
-    assert left_out.startswith("e59 left out: kernels.backend=cpu: cell e59 has only reference")
+    assert slow.startswith("slow path: plain PyTorch runs cell mamba2 (the package's kernels")
+    assert left_out.startswith(
+        "mamba2 left out: kernels.backend=cpu: cell mamba2 has only reference"
+    )
 
 
 @pytest.mark.parametrize(
@@ -425,12 +427,12 @@ def test_layers_of_models_backends_and_peers_in_one_run(
 
 
 def test_a_model_without_kernels_is_said_and_marked(tmp_path: Path, capsys, given_rates) -> None:
-    run_mode(tmp_path / "run", "model=e61", "bench.models=[e59]", "bench.level=layer")
+    run_mode(tmp_path / "run", "model=e61", "bench.models=[mamba2]", "bench.level=layer")
     output = capsys.readouterr().out
-    assert "slow path: plain PyTorch runs cell e59 (no kernel for a CPU" in output
+    assert "slow path: plain PyTorch runs cell mamba2 (the package's kernels" in output
     marked = [line for line in output.splitlines() if "reference, the slow path" in line]
     assert len(marked) == 1
-    assert "e59" in marked[0]
+    assert "mamba2" in marked[0]
 
 
 def test_a_recurrence_alone_is_set_against_the_kernels(
@@ -467,8 +469,10 @@ def test_a_training_step_is_timed_with_its_data(
 
 
 def test_nothing_to_time_is_said(tmp_path: Path, given_rates) -> None:
-    with pytest.raises(UserError, match=r"bench.backends=cpu: e59 left out: .* has only reference"):
-        run_mode(tmp_path / "run", "model=e59", "bench.backends=[cpu]")
+    with pytest.raises(
+        UserError, match=r"bench.backends=cpu: mamba2 left out: .* has only reference"
+    ):
+        run_mode(tmp_path / "run", "model=mamba2", "bench.backends=[cpu]")
 
 
 def test_rates_of_a_thousand_and_more_are_printed(tmp_path: Path, capsys, monkeypatch) -> None:

@@ -390,7 +390,7 @@ def test_a_sweep_ends_in_one_table(capsys) -> None:
 
 def test_the_command_refuses_what_cannot_run(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["mode=parity", "model=e59", "kernels.backend=cpu"]) == ExitStatus.USER_ERROR
+    assert main(["mode=parity", "model=mamba2", "kernels.backend=cpu"]) == ExitStatus.USER_ERROR
     errors = capsys.readouterr().err
-    assert errors.startswith("elman: error: kernels.backend=cpu: cell e59 has only reference")
+    assert errors.startswith("elman: error: kernels.backend=cpu: cell mamba2 has only reference")
     assert list(tmp_path.iterdir()) == []

@@ -27,6 +27,7 @@ TINY = (
     "data.val_window=16",
     "log.tensorboard=false",
 )
+CPU = "train.device=cpu"
 
 
 def test_a_cell_without_a_kernel_says_so_in_every_mode(
@@ -34,11 +35,13 @@ def test_a_cell_without_a_kernel_says_so_in_every_mode(
 ) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    config = compose_config(["model=e59", *TINY, f"data.path={text_file}", "train.device=cpu"])
+    config = compose_config(
+        ["model=e74", "model.nonlinearity=rmsnorm", *TINY, f"data.path={text_file}", CPU]
+    )
     assert train_mode.run(PreparedRun(config, folder)) == ExitStatus.OK
     said = (
-        "slow path: plain PyTorch runs cell e59 "
-        "(no kernel for a CPU, every step normalizes over all channels)"
+        "slow path: plain PyTorch runs cell e74 "
+        "(no kernel for a CPU, model.nonlinearity=rmsnorm looks at the whole state at once)"
     )
     output = "".join(capsys.readouterr())
     assert output.count(f"{said}; the result is marked\n") == 1
@@ -56,7 +59,7 @@ def test_a_cell_without_a_kernel_says_so_in_every_mode(
     ("cell", "backend", "device", "reason"),
     [
         ("e23", "auto", "cuda", "no kernel for a GPU"),
-        ("e59", "auto", "cuda", "no kernel for a GPU, every step normalizes over all channels"),
+        ("e59", "auto", "cuda", None),
         ("e88", "auto", "cuda", None),
         ("e88", "reference", "cuda", "requested by kernels.backend=reference"),
         ("mamba2", "auto", "cpu", "the package's kernels do not run on a CPU"),
@@ -65,6 +68,14 @@ def test_a_cell_without_a_kernel_says_so_in_every_mode(
 )
 def test_why(cell: str, backend: str, device: str, reason: str | None) -> None:
     assert slow_reason(registry.cell(cell), backend, device) == reason
+
+
+def test_why_an_option_has_no_kernel() -> None:
+    cell = registry.cell("e74")
+    values = {name: option.default for name, option in cell.options.items()}
+    limited = cell.under(values | {"nonlinearity": "rmsnorm"})
+    why = "model.nonlinearity=rmsnorm looks at the whole state at once"
+    assert slow_reason(limited, "auto", "cuda") == f"no kernel for a GPU, {why}"
 
 
 @pytest.mark.parametrize("visible", ["9", "GPU-x"])

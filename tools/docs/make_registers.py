@@ -23,7 +23,7 @@ import torch
 from elman.kernels.nvrtc import Limits, Unit, nvrtc_version
 from elman.ops.channel import recurrences as channel_cells
 from elman.ops.channel.cuda import kernels as channel_cuda
-from elman.ops.channel.cuda.tile_config import TileConfig as ChannelTileConfig
+from elman.ops.channel.cuda.tile_config import Tuning
 from elman.ops.channel.plan import Plan as ChannelPlan
 from elman.ops.common.slices import row_blocks
 from elman.ops.matrix_state.cuda import kernels
@@ -47,6 +47,8 @@ ARCHITECTURES = {
 }
 SIZES = (16, 20, 32, 64, 128)
 TUNED = channel_cuda.TUNING
+NORM_CHANNELS = 1536
+"""For the steps of the channel engine that have a norm over them."""
 # Models by the cell that they run, what stands around it, and heads of a batch of 32.
 MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
     "E70": ("decayed", E70, 32),
@@ -150,7 +152,9 @@ class ChannelKernel:
         unit = "key" if "key" in inputs else None
         places = row_blocks(dict.fromkeys(inputs, 64))
         plan = ChannelPlan(self.step, tuple(places.items()), unit=unit, self_gate=True)
-        tile_config = ChannelTileConfig(plan, torch.bfloat16, torch.float32)
+        tile_config = channel_cuda.tile_config_for(
+            plan, torch.bfloat16, torch.float32, Tuning(), 16, NORM_CHANNELS
+        )
         text = channel_cuda.unit_text(tile_config)
         used = Unit(text, self.step, "sm_90", True).resources()
         both = [used[f"channel_{name}"] for name in ("forward", "backward")]

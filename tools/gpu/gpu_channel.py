@@ -38,6 +38,7 @@ SETS = 2  # of tensors, so that little of a call is in the cache from the call b
 LIMITS = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
 # Compared with fp64: batch, steps, channels. The last lie unevenly, so that copies have 4 bytes.
 SHAPES = ((3, 37, 40), (2, TIME, CHANNELS), (3, 37, 35))
+WIDTHS = ((40, 16), (CHANNELS, 16), (35, 4))  # channels of SHAPES and bytes of their copies
 SWEPT = [Tuning(*sizes) for sizes in itertools.product((8, 16), (2, 3, 4), (1, 2, 4, 6))]
 
 
@@ -71,9 +72,15 @@ def leaves_of(plan: Plan, batch: int, time: int, channels: int, dtype: torch.dty
 
     width = max(place.start for place in plan.slices()) + channels
     leaves = [normal(batch, time, width).to(dtype)]
-    leaves += [0.5 * normal(channels) for _ in CELLS[plan.step].parameters]
+    cell = CELLS[plan.step]
+    leaves += [0.5 * normal(1 if name in cell.scalars else channels) for name in cell.parameters]
     leaves.append(normal(batch, channels))
     return [leaf.requires_grad_() for leaf in leaves]
+
+
+def per_channel(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Return parameters as a kernel reads them, a number for every channel."""
+    return [parameter.expand(CHANNELS) for parameter in parameters]
 
 
 def run(plan: Plan, leaves: list[Tensor], backend: str) -> tuple[Tensor, Tensor]:
@@ -159,10 +166,11 @@ class Timed:
         detached = [[leaf.detach() for leaf in leaves] for leaves in self.sets]
 
         def forward(source: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-            return kernels.forward(self.plan, [source], rest[:-1], rest[-1])
+            return kernels.forward(self.plan, [source], per_channel(rest[:-1]), rest[-1])
 
         def backward(source: Tensor, *rest: Tensor) -> Any:
-            return kernels.backward(self.plan, self.dy, None, [source], rest[:-1], rest[-1])
+            given = ([source], per_channel(rest[:-1]), rest[-1])
+            return kernels.backward(self.plan, self.dy, None, *given)
 
         kept = [[*leaves[:-1], forward(*leaves)[2]] for leaves in detached]
         return (
@@ -204,7 +212,8 @@ def times_of(step: str, bytes_per_us: float) -> dict[str, float]:
 def sweep(step: str) -> list[dict[str, Any]]:
     """Time a step's kernels with every tuning, the fastest sum first."""
     before, timed, rows = kernels.TUNING, Timed(step), []
-    compile_all(TileConfig(timed.plan, torch.bfloat16, torch.float32, one) for one in SWEPT)
+    given = (timed.plan, torch.bfloat16, torch.float32)
+    compile_all(kernels.tile_config_for(*given, one, 16, CHANNELS) for one in SWEPT)
     for one in SWEPT:
         kernels.TUNING = one
         forward, backward = timed.kernels_us()
@@ -222,8 +231,8 @@ def main() -> None:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     compile_all(
-        TileConfig(plan_of(step, 1), dtype, torch.float32, kernels.TUNING, unit)
-        for step, dtype, unit in itertools.product(given.steps, LIMITS, (16, 4))
+        kernels.tile_config_for(plan_of(step, 1), dtype, torch.float32, kernels.TUNING, unit, c)
+        for step, dtype, (c, unit) in itertools.product(given.steps, LIMITS, WIDTHS)
     )
     x = torch.empty(2**30, dtype=torch.uint8, device="cuda")
     y = torch.empty_like(x)

@@ -5,6 +5,8 @@
 // writes the output and, every `segment` steps, the state. Backward runs each segment forward once
 // more into a workspace that stays in the cache, with all that the derivative needs, then back.
 //
+// A cell with a NORM has one tile, of all channels: each of its steps passes over the row twice.
+//
 // A Spec, which Python generates, says what is run:
 //   T           float or double
 //   Cell        of cells/channel.h
@@ -36,6 +38,7 @@ class ChannelEngine {
   static constexpr int64_t WIDEST = 2048 / sizeof(T);  // channels of a tile
   static constexpr int64_t SMALL = 1 << 14;            // elements that one thread does at once
   static constexpr bool HAS_UNIT = Spec::UNIT >= 0, HAS_QUERY = Spec::QUERY >= 0;
+  static constexpr bool HAS_NORM = Cell::NORM != NO_NORM;
 
   const ChannelArgs& a;
   int64_t threads, tile, tiles, segments;
@@ -62,7 +65,8 @@ class ChannelEngine {
   int64_t norms_size() const { return HAS_UNIT ? up(a.batch * a.steps, LINE) : 0; }
   int64_t unit_size() const { return HAS_UNIT ? up(a.batch * a.steps * a.channels, LINE) : 0; }
   int64_t sums_size() const { return up(a.batch * Cell::PARAMETERS * a.channels, LINE); }
-  int64_t own_size() const { return (1 + a.segment * (1 + Cell::MEMO)) * up(tile, L::W); }
+  int64_t states_size() const { return (1 + a.segment * (1 + Cell::MEMO)) * up(tile, L::W); }
+  int64_t own_size() const { return states_size() + (HAS_NORM ? up(2 * a.segment, L::W) : 0); }
   int64_t shared_size() const { return norms_size() + unit_size() + sums_size(); }
   T* norms() const { return static_cast<T*>(a.workspace); }
   T* unit_gradients() const { return norms() + norms_size(); }
@@ -124,6 +128,39 @@ class ChannelEngine {
       if (written[s]) L::store(r.dx[s] + i, slot[s], n);
   }
 
+  // ---- norms of a row ----
+
+  HD RowNorm<T> norm_of(V squares) const {
+    return row_norm<Cell::NORM>(L::sum(squares), T(a.channels));
+  }
+  // From what the step has left in h to the new state, and the output.
+  HD void finish_row(const Rows& r, T* h, V squares) const {
+    const T factor = norm_of(squares).factor;
+    for (int64_t i = 0; i < a.channels; i += L::W) {
+      const int n = L::count(i, a.channels);
+      const V h_new = L::load(h + i, n) * factor;
+      V query = {};
+      if constexpr (HAS_QUERY) query = L::load(r.x[Spec::QUERY] + i, n);
+      L::store(h + i, h_new, n);
+      L::store(r.y + i, channel_output<HAS_QUERY, Spec::SELF_GATE>(h_new, query), n);
+    }
+  }
+  // Adds the output's part to dh, the gradient of the new states h; returns their product.
+  HD T gather(const Rows& r, const V* h, T* dh) const {
+    V along = {};
+    for (int64_t i = 0; i < a.channels; i += L::W, h++) {
+      const int n = L::count(i, a.channels);
+      V query = {}, dquery = {};
+      if constexpr (HAS_QUERY) query = L::load(r.x[Spec::QUERY] + i, n);
+      const V dy = r.dy ? L::load(r.dy + i, n) : V{};
+      const V e = L::load(dh + i, n) +
+                  channel_output_bwd<HAS_QUERY, Spec::SELF_GATE>(*h, query, dy, dquery);
+      L::store(dh + i, e, n);
+      along += L::first(e * *h, n);
+    }
+    return L::sum(along);
+  }
+
   // ---- one tile of channels through all of time ----
 
   void forward_tile(int64_t b, int64_t begin) const {
@@ -133,6 +170,7 @@ class ChannelEngine {
     for (int64_t t = 0; t < a.steps; t++) {
       if (t % a.segment == 0) std::memcpy(checkpoint(b, t / a.segment) + begin, h + begin, bytes);
       const Rows r = rows(b, t, false);
+      V squares = {};
       for (int64_t i = begin; i < end; i += L::W) {
         const int n = L::count(i, end);
         Channel<V> c;
@@ -141,25 +179,41 @@ class ChannelEngine {
         c.h = L::load(h + i, n);
         const V h_new = Cell::step(c, memo);
         L::store(h + i, h_new, n);
-        L::store(r.y + i, channel_output<HAS_QUERY, Spec::SELF_GATE>(h_new, query), n);
+        if constexpr (HAS_NORM)
+          squares += L::first(h_new * h_new, n);
+        else
+          L::store(r.y + i, channel_output<HAS_QUERY, Spec::SELF_GATE>(h_new, query), n);
       }
+      if constexpr (HAS_NORM) finish_row(r, h, squares);
     }
   }
 
-  // Runs one step forward, from the states h to h + width.
-  void recompute(const Rows& r, int64_t begin, int64_t end, int64_t width, V* h, V* memo) const {
+  // Runs one step forward, from the states h to h + width; leaves its norm.
+  void recompute(const Rows& r, int64_t begin, int64_t end, int64_t width, V* h, V* memo,
+                 T* norm) const {
+    V squares = {}, *h_new = h + width;
     for (int64_t i = begin; i < end; i += L::W, h++, memo += Cell::MEMO) {
+      const int n = L::count(i, end);
       Channel<V> c;
       V m[MAX_MEMO];
-      read(r, i, L::count(i, end), c);
+      read(r, i, n, c);
       c.h = *h;
       h[width] = Cell::step(c, m);
+      if constexpr (HAS_NORM) squares += L::first(h[width] * h[width], n);
       for (int k = 0; k < Cell::MEMO; k++) memo[k] = m[k];
+    }
+    if constexpr (HAS_NORM) {
+      const RowNorm<T> row = norm_of(squares);
+      for (int64_t j = 0; j < width; j++) h_new[j] *= row.factor;
+      norm[0] = row.factor;
+      norm[1] = row.share;
     }
   }
   // Runs it back: dh goes from the gradient of the new states to that of the old ones.
   void back(const Rows& r, int64_t begin, int64_t end, int64_t width, const V* h, const V* memo,
-            T* dh, T* sum) const {
+            const T* norm, T* dh, T* sum) const {
+    T along = 0;
+    if constexpr (HAS_NORM) along = gather(r, h + width, dh) * norm[1];
     for (int64_t i = begin; i < end; i += L::W, h++, memo += Cell::MEMO) {
       const int n = L::count(i, end);
       Channel<V> c;
@@ -169,8 +223,12 @@ class ChannelEngine {
       c.h = *h;
       for (int k = 0; k < Cell::MEMO; k++) m[k] = memo[k];
       const V h_new = h[width], dy = r.dy ? L::load(r.dy + i, n) : V{};
-      const V e = L::load(dh + i, n) +
-                  channel_output_bwd<HAS_QUERY, Spec::SELF_GATE>(h_new, query, dy, dquery);
+      const V dread = channel_output_bwd<HAS_QUERY, Spec::SELF_GATE>(h_new, query, dy, dquery);
+      V e = L::load(dh + i, n);
+      if constexpr (HAS_NORM)
+        e = e * norm[0] - h_new * along;
+      else
+        e += dread;
       Cell::step_bwd(c, m, h_new, e, d);
       L::store(dh + i, d.h, n);
       write(r, i, n, d, dquery);
@@ -184,6 +242,7 @@ class ChannelEngine {
     const int64_t end = end_of(begin), bytes = (end - begin) * sizeof(T);
     const int64_t width = up(end - begin, L::W) / L::W;
     V *h = reinterpret_cast<V*>(work), *memo = h + (a.segment + 1) * width;
+    T* norm = work + states_size();
     T *dh = row(a.dfirst, b, a.channels), *sum = row(sums(), b * Cell::PARAMETERS, a.channels);
     if (a.dlast)
       std::memcpy(dh + begin, row(a.dlast, b, a.channels) + begin, bytes);
@@ -197,10 +256,10 @@ class ChannelEngine {
       std::memcpy(h, checkpoint(b, s) + begin, bytes);
       for (int64_t u = 0; u < steps; u++)
         recompute(rows(b, t0 + u, true), begin, end, width, h + u * width,
-                  memo + u * width * Cell::MEMO);
+                  memo + u * width * Cell::MEMO, norm + 2 * u);
       for (int64_t u = steps - 1; u >= 0; u--)
         back(rows(b, t0 + u, true), begin, end, width, h + u * width, memo + u * width * Cell::MEMO,
-             dh, sum);
+             norm + 2 * u, dh, sum);
     }
   }
 
@@ -253,9 +312,9 @@ class ChannelEngine {
   explicit ChannelEngine(const ChannelArgs& args) : a(args) {
     threads = a.batch * a.steps * a.channels <= SMALL ? 1 : a.threads;
     int64_t parts = 1;
-    while (a.batch * parts % threads != 0 && a.batch * parts < 4 * threads) parts++;
+    while (!HAS_NORM && a.batch * parts % threads != 0 && a.batch * parts < 4 * threads) parts++;
     tile = up((a.channels + parts - 1) / parts, LINE);
-    if (tile > WIDEST) tile = WIDEST;
+    if (!HAS_NORM && tile > WIDEST) tile = WIDEST;
     tiles = (a.channels + tile - 1) / tile;
     segments = (a.steps + a.segment - 1) / a.segment;
   }

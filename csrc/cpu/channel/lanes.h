@@ -25,6 +25,13 @@ struct Lanes {
     if (__builtin_expect(n == W, 1)) return cpu::store(to, v);
     std::memcpy(to, &v, n * sizeof(T));
   }
+  // The first n lanes of v, 0 in the others.
+  HD static V first(V v, int n) {
+    if (__builtin_expect(n == W, 1)) return v;
+    V kept = {};
+    std::memcpy(&kept, &v, n * sizeof(T));
+    return kept;
+  }
   HD static T sum(V v) {
     T total = 0;
     for (int i = 0; i < W; i++) total += v[i];

@@ -138,6 +138,28 @@ DEVICE void channel_forward(const ChannelArgs& a) {
   ChannelForward<G>(arena, a, place).run();
 }
 
+// Calls put(slot, gradient) for every slice: the sum over those that read it. What the unit input
+// gets is left to the pass that knows its whole row.
+template <class G, class A, class F>
+DEVICE void slot_gradients(const ChannelGrad<A>& d, A dquery, const F& put) {
+#pragma unroll
+  for (int s = 0; s < G::SLOTS; s++) {
+    A sum = 0;
+    bool read = false;
+#pragma unroll
+    for (int k = 0; k < G::Cell::INPUTS; k++) {
+      if (G::Spec::SLOT[k] != s || k == G::Spec::UNIT) continue;
+      sum = read ? sum + d.x[k] : d.x[k];
+      read = true;
+    }
+    if (G::Spec::QUERY == s) {
+      sum = read ? sum + dquery : dquery;
+      read = true;
+    }
+    if (read) put(s, sum);
+  }
+}
+
 template <class G>
 struct ChannelBackward {
   using A = typename G::A;
@@ -209,25 +231,8 @@ struct ChannelBackward {
     write(d, dquery);
   }
 
-  // Writes the gradients of the slices: each the sum over those that read it. What the unit input
-  // gets is kept for the pass that knows its whole row.
   DEVICE void write(const ChannelGrad<A>& d, A dquery) {
-#pragma unroll
-    for (int s = 0; s < G::SLOTS; s++) {
-      A sum = 0;
-      bool read = false;
-#pragma unroll
-      for (int k = 0; k < Cell::INPUTS; k++) {
-        if (G::Spec::SLOT[k] != s || k == G::Spec::UNIT) continue;
-        sum = read ? sum + d.x[k] : d.x[k];
-        read = true;
-      }
-      if (G::Spec::QUERY == s) {
-        sum = read ? sum + dquery : dquery;
-        read = true;
-      }
-      if (read) dx[s].put(sum);
-    }
+    slot_gradients<G>(d, dquery, [&](int s, A sum) { dx[s].put(sum); });
     if constexpr (G::HAS_UNIT) unit_gradients.put(d.x[G::Spec::UNIT]);
   }
 };

@@ -62,10 +62,10 @@ def _norm(v: Tensor, new: Tensor, e: Tensor) -> Tensor:
 
 
 def _e59(x: Named, p: Named, old: Tensor, new: Tensor, e: Tensor) -> Gradients:
-    alpha, value = p["log_alpha"].exp(), x["value"] + p["value_bias"]
+    alpha, value = p["alpha"], x["value"] + p["value_bias"]
     dv = _norm(old + alpha * value, new, e)
     dvalue = alpha * dv
-    return dv, {"value": dvalue}, {"value_bias": dvalue, "log_alpha": alpha * dv * value}
+    return dv, {"value": dvalue}, {"value_bias": dvalue, "alpha": dv * value}
 
 
 def _e59b(x: Named, p: Named, old: Tensor, new: Tensor, e: Tensor) -> Gradients:
@@ -74,21 +74,6 @@ def _e59b(x: Named, p: Named, old: Tensor, new: Tensor, e: Tensor) -> Gradients:
     dvalue, dgate = g * dv, dv * value * g * (1 - g)
     grads = {"value_bias": dvalue, "gate_bias": dgate}
     return dv, {"value": dvalue, "gate": dgate}, grads
-
-
-def _e59c(x: Named, p: Named, old: Tensor, new: Tensor, e: Tensor) -> Gradients:
-    alpha, value = p["log_alpha"].exp(), x["value"] + p["value_bias"]
-    s = torch.sigmoid(p["beta_logit"])
-    beta, mixed = 0.1 * s, old @ p["mix"].T
-    dv = _norm(old + alpha * value + beta * mixed, new, e)
-    dvalue = alpha * dv
-    grads = {
-        "value_bias": dvalue,
-        "log_alpha": alpha * dv * value,
-        "beta_logit": 0.1 * s * (1 - s) * dv * mixed,
-        "mix": beta * dv.T @ old,
-    }
-    return dv + beta * dv @ p["mix"], {"value": dvalue}, grads
 
 
 def _retained(al: Tensor, v: Tensor, old: Tensor, e: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -263,7 +248,6 @@ BACKWARD: dict[str, Backward] = {
     "e34": _e34,
     "e59": _e59,
     "e59b": _e59b,
-    "e59c": _e59c,
     "e61": _e61,
     "e61_tanh": partial(_e61, tanh=True),
     "e61_additive": _e61_additive,

@@ -54,12 +54,24 @@ PLANS: dict[str, Callable[[int], Plan]] = {
         for update in ("delta", "simple", "ema", "retain", "state")
         for phi in ("tanh", "linear")
     },
+    **{
+        step: keyed(step, 3 if "ema" in step else 2)
+        for step in (
+            "e74_delta_rmsnorm",
+            "e74_simple_frobnorm",
+            "e74_ema_frobnorm",
+            "e74_retain_frobnorm",
+            "e74_state_rmsnorm",
+        )
+    },
     "e74-tied-kq": keyed("e74_state_tanh", 0),
     "e74-tied-kvq": keyed("e74_delta_tanh", 0, value=0),
     "e74-key-alone": plain("e74_delta_tanh", unit="key"),
 }
 plans = pytest.mark.parametrize("name", PLANS)
-SOME = pytest.mark.parametrize("name", ["e34", "e65", "e68_inverse", "minlstm", "e74-tied-kvq"])
+SOME = pytest.mark.parametrize(
+    "name", ["e34", "e59b", "e65", "e68_inverse", "minlstm", "e74-tied-kvq"]
+)
 
 SIZES = {
     "odd": (3, 37, 21),
@@ -90,7 +102,8 @@ def draw(plan: Plan, size: tuple[int, int, int], dtype: torch.dtype = torch.floa
 
     width = max(place.start for place in plan.slices()) + c
     leaves = {"source": normal(b, t, width)}
-    leaves |= {name: normal(c) for name in CELLS[plan.step].parameters}
+    cell = CELLS[plan.step]
+    leaves |= {name: normal(1 if name in cell.scalars else c) for name in cell.parameters}
     if plan.step == "e34":
         leaves["coefficient"] = leaves["coefficient"].clamp(-0.99, 0.99)
     leaves["state"] = normal(b, c)
@@ -157,9 +170,8 @@ def test_gradients_of_one_output_alone(name, reached) -> None:
     check(everything(plan, draw(plan, size), "cpu", reached), wanted(name, size, reached), 1e-9)
 
 
-def test_every_step_without_a_norm_has_a_kernel_that_takes_its_tensors() -> None:
-    without = {step for step in steps.STEPS if step.startswith("e59") or "norm" in step}
-    assert set(CELLS) == (set(steps.STEPS) - without) | {"mingru_parallel", "minlstm_parallel"}
+def test_every_step_has_a_kernel() -> None:
+    assert set(CELLS) == set(steps.STEPS) | {"mingru_parallel", "minlstm_parallel"}
 
 
 @SOME
@@ -169,7 +181,7 @@ def test_any_number_of_steps_around_the_kept_states(name, steps) -> None:
     check(everything(plan, draw(plan, size), "cpu"), wanted(name, size), 1e-9)
 
 
-@pytest.mark.parametrize("name", ["e65", "e74_retain_tanh"])
+@pytest.mark.parametrize("name", ["e59", "e65", "e74_retain_tanh", "e74_delta_rmsnorm"])
 def test_more_channels_than_one_slab_holds(name) -> None:
     plan, size = PLANS[name](1101), (1, 18, 1101)
     check(everything(plan, draw(plan, size, torch.float32), "cpu"), wanted(name, size), 1e-4)
@@ -188,7 +200,7 @@ def test_the_number_of_threads_changes_no_bit(name, monkeypatch) -> None:
         identical(other, results[0])
 
 
-@pytest.mark.parametrize("name", ["e34", "e61", "e62", "e64", "e65", "e67", "e68"])
+@pytest.mark.parametrize("name", ["e34", "e59", "e59b", "e61", "e62", "e64", "e65", "e67", "e68"])
 def test_sums_over_many_steps_keep_fp32_accuracy(name) -> None:
     plan, size = PLANS[name](3), (8, 512, 3)
     found = everything(plan, draw(plan, size, torch.float32), "cpu")
@@ -285,7 +297,9 @@ def test_a_nan_goes_through_its_own_channel_alone(name) -> None:
     y, last = call(plan, leaves | {"source": source}, "cpu")
     assert y[1, 18:, 20].isnan().all()
     assert last[1, 20].isnan()
-    if plan.unit is None:  # a norm carries it to every channel of its row
+    if (
+        plan.unit is None and not CELLS[plan.step].norm
+    ):  # a norm carries it to every channel of its row
         y[1, 18:, 20] = clean[1, 18:, 20]
         torch.testing.assert_close(y, clean, rtol=0, atol=0)
 
@@ -315,7 +329,7 @@ def operands(name: str) -> tuple[Plan, Leaves, list[Tensor]]:
     return plan, leaves, [leaves[p] for p in CELLS[plan.step].parameters]
 
 
-@pytest.mark.parametrize("name", ["e65", "mingru", "e74-tied-kq"])
+@pytest.mark.parametrize("name", ["e59b", "e65", "mingru", "e74-tied-kq", "e74_ema_frobnorm"])
 def test_opcheck(name) -> None:
     plan, leaves, parameters = operands(name)
     arguments = (plan.text, "cpu", [leaves["source"]], parameters, leaves["state"])
@@ -338,6 +352,7 @@ def test_autocast_keeps_the_engine_in_fp32() -> None:
 
 
 COMPILED = {
+    "e59": ("E59", {"use_conv": True}),
     "e65": ("E65", {"use_conv": True}),
     "mingru": ("MinGRU", {"expansion": 1.5}),
     "e74_diagonal": ("E74Diagonal", {"n_state": 5, "projection": "tied_kq"}),
@@ -373,8 +388,8 @@ def test_a_plan_survives_being_written_as_a_word(name) -> None:
 
 def test_what_has_no_kernel_says_so() -> None:
     inputs, state = {"key": torch.randn(1, 2, 3), "value": torch.randn(1, 2, 3)}, torch.zeros(1, 3)
-    with pytest.raises(UserError, match=r"^kernels.backend=cpu: step e74_delta_rmsnorm has no k"):
-        op.channel("e74_delta_rmsnorm", inputs, {}, state, backend="cpu")
+    with pytest.raises(UserError, match=r"^kernels.backend=cpu: step e74_ghost has no kernel"):
+        source.spec_for(Plan("e74_ghost", (("key", Slice(0, 0)),)), torch.float32)
     with pytest.raises(
         ValueError, match=r"^state of channel e74_delta_tanh: dtype bfloat16, expected float32$"
     ):
@@ -384,33 +399,58 @@ def test_what_has_no_kernel_says_so() -> None:
         source.spec_for(plan, torch.bfloat16)
 
 
+@pytest.mark.parametrize("step", ["e74_delta_rmsnorm", "e74_simple_frobnorm"])
+def test_a_state_of_zeros_has_no_direction(step) -> None:
+    """The slope of its norm is taken as 0, as PyTorch does."""
+    plan = PLANS[step](5)
+    leaves = {n: torch.zeros_like(x).requires_grad_() for n, x in draw(plan, (2, 3, 5)).items()}
+    found, exact = (everything(plan, leaves, backend) for backend in ("cpu", "reference"))
+    assert found["d state"].abs().max() > 1e12  # 1e6 for every step
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, exact[name], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("name", ["e59", "e59b", "e74_state_rmsnorm", "e74_simple_frobnorm"])
+def test_a_norm_reads_every_channel_of_its_own_row_alone(name) -> None:
+    plan = PLANS[name](21)
+    leaves = draw(plan, (2, 4, 21), torch.float32)
+    before = call(plan, leaves, "cpu")[0].detach()
+    source = leaves["source"].detach().clone()
+    source[1, 2] += 1
+    y = call(plan, leaves | {"source": source}, "cpu")[0].detach()
+    assert (y[1, 2:] != before[1, 2:]).all(-1).any()
+    y[1, 2:] = before[1, 2:]
+    torch.testing.assert_close(y, before, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(
-    ("name", "options", "reason"),
+    ("name", "options"),
     [
-        ("E59", {}, "every step normalizes over all channels"),
-        (
-            "E74Diagonal",
-            {"nonlinearity": "rmsnorm"},
-            "model.nonlinearity=rmsnorm normalizes over all channels",
-        ),
+        ("E59", {}),
+        ("E59b", {}),
+        ("E59c", {}),
+        ("E74Diagonal", {"nonlinearity": "frobnorm", "n_state": 7}),
     ],
-    ids=["e59", "e74-rmsnorm"],
+    ids=["e59", "e59b", "e59c", "e74-frobnorm"],
 )
-def test_norms_over_the_channels_run_on_the_reference_alone(name, options, reason) -> None:
-    layer = getattr(elman.layers, name)
-    cell = layer.cell.name
-    with pytest.raises(UserError) as caught:
-        layer(8, **options, backend="cpu")
-    assert str(caught.value) == (
-        f"kernels.backend=cpu: cell {cell} has only reference ({reason}); "
-        "use kernels.backend=reference or kernels.backend=auto"
-    )
-    y, _ = layer(8, **options)(torch.randn(1, 2, 8))
-    assert y.isfinite().all()
+def test_layers_with_a_norm_over_the_channels_run_on_a_kernel(name, options) -> None:
+    """They ran on the reference alone, a Python loop over time."""
+    torch.manual_seed(0)
+    layer = getattr(elman.layers, name)(8, **options, backend="cpu").double()
+    plain = getattr(elman.layers, name)(8, **options, backend="reference").double()
+    plain.load_state_dict(layer.state_dict())
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
+    gradients = []
+    for module in (layer, plain):
+        y, state = module(x)
+        y, state = module(y, state)
+        total = y.square().sum() + state["h"].square().mul(y.new_tensor(0.3)).sum()
+        gradients.append(torch.autograd.grad(total, list(module.parameters())))
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-11)
 
 
 def test_the_cells_of_the_engine_say_which_backends_they_have() -> None:
     cells = [cell for cell in registry.cells().values() if cell.engine == "channel"]
     own = [cell for cell in cells if cell.layer.startswith("elman.")]
-    with_kernel = {cell.name for cell in own if "cpu" in cell.backends}
-    assert {cell.name for cell in own} - with_kernel == {"e59", "e59b", "e59c"}
+    assert {cell.backends for cell in own} == {("reference", "cpu", "cuda")}
+    assert not any(cell.reason for cell in own)

@@ -39,7 +39,7 @@ PARALLEL = tuple(log_space.STEPS)
 ALL = (*steps.STEPS, *PARALLEL)
 STEPS = pytest.mark.parametrize("step", ALL)
 VECTOR = [step for step in ALL if not step.startswith("e74")]
-SCALARS = ("log_alpha", "beta_logit")
+SCALARS = ("alpha",)
 
 
 def names(step: str) -> tuple[list[str], list[str]]:
@@ -65,7 +65,7 @@ def draw(
         return drawn.to(dtype).requires_grad_()
 
     inputs, parameters = names(step)
-    shapes = dict.fromkeys(SCALARS, (1,)) | {"mix": (c, c)}
+    shapes = dict.fromkeys(SCALARS, (1,))
     return (
         {name: normal(b, t, c) for name in inputs},
         {name: normal(*shapes.get(name, (c,))) for name in parameters},
@@ -141,7 +141,7 @@ def test_every_state_is_returned(step) -> None:
         torch.testing.assert_close(one[:, 0], h[:, t], rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("step", ["e34", "e59c", "e65", "e74_retain_rmsnorm", "mingru_parallel"])
+@pytest.mark.parametrize("step", ["e34", "e59", "e65", "e74_retain_rmsnorm", "mingru_parallel"])
 @pytest.mark.parametrize("steps", [1, 5, 9, 11])
 def test_segments_equal_the_plain_loop(step, steps, monkeypatch) -> None:
     drawn = draw(step, (2, steps, 4))

@@ -18,6 +18,7 @@ EPS = 1e-6
 PRODUCTS = {
     "normalized_scalar": 1,
     "normalized": 1,
+    "normalized_sum": 1,
     "mix": 1,
     "mix_all": 2,
     "two_gates": 1,
@@ -28,6 +29,7 @@ PRODUCTS = {
 BLOCKS = {
     "normalized_scalar": 1,
     "normalized": 2,
+    "normalized_sum": 1,
     "mix": 2,
     "mix_all": 2,
     "two_gates": 3,
@@ -95,8 +97,11 @@ def _normalized(
     step: str, h: Tensor, pre: list[Tensor], parameters: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Return the normalized state and the root mean square that it was divided by."""
-    gate = parameters[0] if step == "normalized_scalar" else pre[1].sigmoid()
-    v = h + gate * pre[0].tanh()
+    if step == "normalized_sum":
+        v = h + pre[0]
+    else:
+        gate = parameters[0] if step == "normalized_scalar" else pre[1].sigmoid()
+        v = h + gate * pre[0].tanh()
     m = (v.square().mean(dim=1, keepdim=True) + EPS).sqrt()
     return v / m, m
 
@@ -160,6 +165,8 @@ def _normalized_backward(
 ) -> tuple[Tensor, list[Tensor], Tensor | None]:
     out, m = _normalized(step, h, pre, parameters)
     dv = (e - out * (e * out).mean(dim=1, keepdim=True)) / m
+    if step == "normalized_sum":
+        return dv, [dv], None
     q = pre[0].tanh()
     if step == "normalized_scalar":
         return dv, [parameters[0] * dv * (1 - q**2)], (dv * q).sum()

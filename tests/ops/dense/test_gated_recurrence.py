@@ -189,7 +189,7 @@ def test_one_normalized_step_from_zero_hides_alpha() -> None:
     assert (states(alpha, state) - states(3 * alpha, state)).abs().max() > 0.05
 
 
-@pytest.mark.parametrize("step", ["normalized", "normalized_scalar"])
+@pytest.mark.parametrize("step", ["normalized", "normalized_scalar", "normalized_sum"])
 def test_the_norm_holds_the_state_at_one_and_leaves_zeros_alone(step) -> None:
     inputs, recurrent, parameters, state = detached(draw(step, (2, 4, 8), None))
     h, _ = gated(step, 50 * inputs, recurrent, parameters, state)

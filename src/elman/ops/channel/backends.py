@@ -33,7 +33,9 @@ def _compiled(
     parameters: Mapping[str, Tensor],
     state_bc: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    ordered = [parameters[name] for name in compiled_cell(plan.step).parameters]
+    # A kernel reads a number for every channel; autograd sums the gradients of one of them all.
+    channels = state_bc.shape[1]
+    ordered = [parameters[name].expand(channels) for name in compiled_cell(plan.step).parameters]
     return custom_op.run(plan.text, backend, sources_bts, ordered, state_bc)
 
 

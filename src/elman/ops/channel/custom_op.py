@@ -84,7 +84,8 @@ def channel(
     """
     parsed = parse(plan)
     names = compiled_cell(parsed.step).parameters
-    check_call(parsed, sources_bts, dict(zip(names, parameters_c, strict=False)), state_bc)
+    given = dict(zip(names, parameters_c, strict=False))
+    check_call(parsed, sources_bts, given, state_bc, scalars=False)
     check_kernel_tensors(f"channel {parsed.step}", sources_bts, parameters_c)
     return _forward(plan, backend, sources_bts, parameters_c, state_bc)
 
@@ -94,6 +95,8 @@ def check_call(
     sources_bts: Sequence[Tensor],
     parameters: Mapping[str, Tensor],
     state_bc: Tensor,
+    *,
+    scalars: bool = True,
 ) -> None:
     """Compare the tensors of a call with the plan.
 
@@ -102,6 +105,7 @@ def check_call(
         sources_bts: As for :func:`channel`.
         parameters: By name; those of a step without a kernel may have any shape.
         state_bc: As for :func:`channel`.
+        scalars: Whether parameters that are one number are given as one, and not for all channels.
 
     Raises:
         ValueError: one has another shape, dtype or device than the plan asks for.
@@ -113,13 +117,15 @@ def check_call(
     source_bts = sources_bts[0]
     check_state("state", of, state_bc, (source_bts.shape[0], channels), source_bts)
     if plan.step in CELLS:
-        check_parameters(of, parameters, _shapes(plan.step, channels), source_bts.device)
+        check_parameters(of, parameters, _shapes(plan.step, channels, scalars), source_bts.device)
 
 
 @cache
-def _shapes(step: str, channels: int) -> dict[str, Shape]:
-    """Return the shapes of a compiled step's parameters."""
-    return dict.fromkeys(compiled_cell(step).parameters, (channels,))
+def _shapes(step: str, channels: int, scalars: bool) -> dict[str, Shape]:
+    """Return the shapes of a compiled step's parameters, those of one number too if ``scalars``."""
+    cell = compiled_cell(step)
+    single = cell.scalars if scalars else ()
+    return {name: (1,) if name in single else (channels,) for name in cell.parameters}
 
 
 def _forward(

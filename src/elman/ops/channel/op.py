@@ -27,13 +27,14 @@ def run(
 ) -> tuple[Tensor, Tensor]:
     """Run a recurrence without a matrix over time, from a given state to the final one.
 
-    Every (batch, channel) is independent. The exceptions are the steps ``e59*``, ``*_rmsnorm`` and
-    ``*_frobnorm``, which normalize over the channels. Gradients reach every tensor argument.
+    Every (batch, channel) is independent. The exceptions are the steps with a norm over all
+    channels: ``e59``, ``e59b``, ``*_rmsnorm`` and ``*_frobnorm``.
+    Gradients reach every tensor argument.
 
     Args:
         plan: What is computed, and where in the sources its sequences lie.
         sources_bts: Projections before their biases and activations.
-        parameters: The step's other tensors by name: [channels] unless the step says otherwise.
+        parameters: The step's other tensors by name: [channels], or [1] where the step says so.
         state_bc: State before the first step.
         backend: Name of the implementation, as chosen by ``elman.models.backends``.
 
@@ -44,7 +45,8 @@ def run(
 
     Raises:
         ValueError: a tensor has another shape, dtype or device than the plan asks for.
-        UserError: the backend has no kernel for the plan's step or the state's dtype.
+        UserError: the backend has no kernel for the plan's step or the state's dtype, or none for
+            so many channels.
     """
     chosen = BACKENDS[backend]
     check_call(plan, sources_bts, parameters, state_bc)

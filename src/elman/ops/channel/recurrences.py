@@ -7,10 +7,14 @@ structures have words for what they compute, and :data:`CELLS` says which one is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elman.base.errors import UserError
 from elman.ops.common.mirrors import cell_assertions
+
+NORMS = ("", "root", "rmsnorm", "frobnorm")
+"""What a step's result may be divided by, as csrc/cells/channel.h numbers it: nothing, the root of
+the mean square + 1e-6 (E59), the root mean square + 1e-6, the norm + 1e-6 (both E74)."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +27,16 @@ class CompiledCell:
         type: The structure's C++ name.
         inputs: The step's sequences in the order of its ``x``.
         parameters: The step's other tensors, of one number per channel, in the order of its ``p``.
+        norm: Which of :data:`NORMS` over all channels its result is divided by.
+        scalars: Those of the parameters that a caller gives as one number, [1].
         code: The structure itself, where another package brings it.
     """
 
     type: str
     inputs: tuple[str, ...]
     parameters: tuple[str, ...] = ()
+    norm: str = ""
+    scalars: tuple[str, ...] = ()
     code: str = ""
 
     def assertions(self, name: str) -> str:
@@ -42,6 +50,7 @@ class CompiledCell:
             "PARAMETERS": ("len(parameters)", len(self.parameters)),
         }
         limits = {constant: f"MAX_{constant}" for constant in (*stated, "MEMO")}
+        stated["NORM"] = (f"norm={self.norm!r}, which is", NORMS.index(self.norm))
         return cell_assertions(name, self.type, "CompiledCell", stated, limits)
 
 
@@ -57,17 +66,26 @@ def _diagonal(name: str, phi: str) -> CompiledCell:
     tanh = "true" if phi == "tanh" else "false"
     pair = ("key", "value")
     gates = ("gate_scale", "gate_bias")
-    return {
+    cell = {
         "delta": CompiledCell(f"DiagonalDelta<{tanh}>", pair),
         "simple": CompiledCell(f"DiagonalSimple<{tanh}>", pair, ("retain_logit",)),
         "ema": CompiledCell(f"DiagonalAverage<{tanh}>", (*pair, "retain"), ("retain_bias",)),
         "retain": CompiledCell(f"DiagonalGated<{tanh}, true>", pair, gates),
         "state": CompiledCell(f"DiagonalGated<{tanh}, false>", pair, gates),
     }[name]
+    if phi in NORMS:
+        return replace(cell, type=f"Normed<{cell.type}, {NORMS.index(phi)}>", norm=phi)
+    return cell
 
 
 CELLS: dict[str, CompiledCell] = {
     "e34": CompiledCell("Elman", ("candidate",), ("candidate_bias", "coefficient")),
+    "e59": CompiledCell(
+        "RunningSum", ("value",), ("value_bias", "alpha"), norm="root", scalars=("alpha",)
+    ),
+    "e59b": CompiledCell(
+        "GatedRunningSum", ("value", "gate"), ("value_bias", "gate_bias"), norm="root"
+    ),
     "e61": CompiledCell("Retained<false>", *_GATED),
     "e61_tanh": CompiledCell("Retained<true>", *_GATED),
     "e61_additive": CompiledCell("Additive", *_GATED),
@@ -89,11 +107,10 @@ CELLS: dict[str, CompiledCell] = {
     **{
         f"e74_{name}_{phi}": _diagonal(name, phi)
         for name in ("delta", "simple", "ema", "retain", "state")
-        for phi in ("tanh", "linear")
+        for phi in ("tanh", "linear", "rmsnorm", "frobnorm")
     },
 }
-"""By the step's name. E59 and the norms of E74 sum over the channels at every step. An engine of
-independent channels cannot do that, so they run on the reference alone."""
+"""By the step's name."""
 
 
 def compiled_cell(step: str) -> CompiledCell:

@@ -42,13 +42,13 @@ def _rms_norm(v: Tensor) -> Tensor:
     return functional.rms_norm(v, v.shape[-1:], eps=NORM_EPS)
 
 
-def _e59(value: Tensor, *, value_bias: Tensor, log_alpha: Tensor) -> Prepared:
-    """h' = rms_norm(h + exp(log_alpha) value), log_alpha [1] (vector-state specification 3.12)."""
+def _e59(value: Tensor, *, value_bias: Tensor, alpha: Tensor) -> Prepared:
+    """h' = rms_norm(h + alpha value), alpha [1] (vector-state specification 3.12)."""
 
     def advance(h: Tensor, write: Tensor) -> Tensor:
         return _rms_norm(h + write)
 
-    return (log_alpha.exp() * (value + value_bias),), advance
+    return (alpha * (value + value_bias),), advance
 
 
 def _e59b(value: Tensor, gate: Tensor, *, value_bias: Tensor, gate_bias: Tensor) -> Prepared:
@@ -58,18 +58,6 @@ def _e59b(value: Tensor, gate: Tensor, *, value_bias: Tensor, gate_bias: Tensor)
         return _rms_norm(h + write)
 
     return (torch.sigmoid(gate + gate_bias) * (value + value_bias),), advance
-
-
-def _e59c(
-    value: Tensor, *, value_bias: Tensor, log_alpha: Tensor, mix: Tensor, beta_logit: Tensor
-) -> Prepared:
-    """E59c: 0.1 sigmoid(beta_logit) (mix h) joins the sum of E59; mix [c, c], beta_logit [1]."""
-    scaled_t = (0.1 * torch.sigmoid(beta_logit) * mix).t().contiguous()
-
-    def advance(h: Tensor, write: Tensor) -> Tensor:
-        return _rms_norm(torch.addmm(h + write, h, scaled_t))
-
-    return (log_alpha.exp() * (value + value_bias),), advance
 
 
 def _e61(
@@ -307,7 +295,6 @@ STEPS: dict[str, Callable[..., Prepared]] = {
     "e34": _e34,
     "e59": _e59,
     "e59b": _e59b,
-    "e59c": _e59c,
     "e61": _e61,
     "e61_tanh": partial(_e61, use_tanh=True),
     "e61_additive": _e61_additive,

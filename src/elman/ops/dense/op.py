@@ -40,6 +40,7 @@ def dense_recurrence(
     lstm              [f i o n] c' = s(f) c + s(i) tanh(n), h' = s(o) tanh(c')      CudaLSTM
     normalized_scalar a         rn(h + alpha tanh(a))                               E60
     normalized        a, p      rn(h + s(p) tanh(a))                                E60b
+    normalized_sum    a         rn(h + a)                                           E59c
     mix               a, p      s(p) h + (1 - s(p)) tanh(a)                         E63, E66
     mix_all           [a c]     s(c) h + (1 - s(c)) tanh(a)                         E60c
     mix_gate          a, p      s(a) h + (1 - s(a)) tanh(p)                         E67lr

@@ -67,6 +67,7 @@ CELLS: dict[str, DenseRecurrence] = {
     "lstm": _of_memo("DenseLstm", blocks=4, states=2, memo=5, old=False),
     "normalized_scalar": _of_memo("DenseScaled", memo=1, norm=True, scale=True, old=False),
     "normalized": _of_memo("DenseResidual<true>", others=1, memo=2, norm=True, old=False),
+    "normalized_sum": _of_memo("DenseSum", norm=True, old=False),
     "mix": _of_memo("DenseMix", others=1, memo=2),
     "mix_all": _of_memo("DenseMixAll", blocks=2, memo=2),
     "mix_gate": _of_memo("DenseMixGate", others=1, memo=2),

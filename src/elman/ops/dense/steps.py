@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 NORM_EPS = 1e-6
-"""Added to the mean square by the norm of E60 and E60b."""
+"""Added to the mean square by the norm of E59c, E60 and E60b."""
 
 State = tuple[Tensor, ...]
 Tensors = Sequence[Tensor]
@@ -75,6 +75,10 @@ def _normalized(state: State, pre_bp: Tensor, others: Tensors, parameters: Tenso
     return (_rms_norm(torch.addcmul(state[0], others[0], pre_bp.tanh_())),)
 
 
+def _normalized_sum(state: State, pre_bp: Tensor, others: Tensors, parameters: Tensors) -> State:
+    return (_rms_norm(state[0] + pre_bp),)
+
+
 def _mix(state: State, pre_bp: Tensor, others: Tensors, parameters: Tensors) -> State:
     return (torch.lerp(pre_bp.tanh_(), state[0], others[0]),)
 
@@ -115,6 +119,7 @@ STEPS: dict[str, Step] = {
     "lstm": Step(_lstm),
     "normalized_scalar": Step(_normalized_scalar),
     "normalized": Step(_normalized, (torch.sigmoid,)),
+    "normalized_sum": Step(_normalized_sum),
     "mix": Step(_mix, (torch.sigmoid,)),
     "mix_all": Step(_mix_all),
     "mix_gate": Step(_mix_gate, (torch.tanh,)),

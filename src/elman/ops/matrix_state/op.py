@@ -19,6 +19,7 @@ from elman.ops.matrix_state.custom_op import KERNELS, check_call
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.matrix_state.reference import first_state
 from elman.ops.matrix_state.reference import recurrence as _by_step
+from elman.ops.matrix_state.slots import slots
 
 
 def run(
@@ -64,6 +65,43 @@ def run(
         out_bthv, (last_bhvn,) = empty_results(shape, io, [first_bhvn], read)
         return out_bthv, last_bhvn
     return chosen.run(plan, sources_btc, parameters, state_bhvn)
+
+
+def slot_recurrence(
+    sequences: Mapping[str, Tensor], mix_nn: Tensor, state_bhni: Tensor, *, backend: str
+) -> tuple[Tensor, Tensor]:
+    """Run E63m over time, whose slots all read one another.
+
+    S' = a > S + (1 - a) > v k^T, v = tanh(input + mix tanh(S k)), y = S' q (matrix-state
+    specification 4). Gradients reach every tensor argument.
+
+    Args:
+        sequences: ``k`` and ``q`` [B, T, 1, columns], ``input`` and ``row`` (a) [B, T, 1, slots].
+        mix_nn: W_r [slots, slots].
+        state_bhni: State before the first step [B, 1, slots, columns].
+        backend: ``reference``, ``cpu`` or ``cuda``.
+
+    Returns:
+        As of :func:`recurrence`.
+
+    Raises:
+        ValueError: the state or a sequence has another shape, dtype or device than the rest.
+        UserError: the backend cannot read the tensors' device or dtype.
+    """
+    k_bthi = sequences["k"]
+    batch, _, _, columns = k_bthi.shape
+    if backend == "reference" or is_empty(k_bthi):
+        mix = {"mix": mix_nn.unsqueeze(0)}
+        return recurrence(
+            "e63m", sequences, mix, state_bhni, nonlinearity="linear", backend="reference"
+        )
+    check_sequences("matrix_state e63m", list(sequences.values()))
+    shape = (batch, 1, mix_nn.shape[0], columns)
+    check_state("state", "matrix_state e63m", state_bhni, shape, k_bthi)
+    dtype = state_bhni.dtype
+    k, q, value, row = (sequences[name].squeeze(2).to(dtype) for name in ("k", "q", "input", "row"))
+    y_btn, last_bni, *_ = slots(backend, k, q, value, row, mix_nn.to(dtype), state_bhni.squeeze(1))
+    return y_btn.unsqueeze(2), last_bni.unsqueeze(1)
 
 
 @uncompiled

@@ -333,8 +333,8 @@ def test_retain_gates_stay_fp32_under_autocast() -> None:
         ),
         (
             "E60c",
-            {"backend": "cuda"},
-            "kernels.backend=cuda: cell e60c has only reference and cpu; use kernels.backend=auto",
+            {"backend": "triton"},
+            "kernels.backend=triton: cell e60c has only reference, cpu and cuda",
         ),
     ],
     ids=lambda value: str(value)[:30],

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 
+from torch import Tensor
+
 from elman.models.cells.channel.base_layer import ChannelMixer, Recurrence
 from elman.models.cells.channel.e59 import CELL
+from elman.ops.common.precision import cast, wide_dtype
 
 LOG_ALPHA = math.log(0.1)
 """Logarithm of the input's weight at the start."""
@@ -27,3 +30,9 @@ class E59(ChannelMixer):
     def choose_recurrence(self) -> Recurrence:
         """Return the recurrence that the options ask for."""
         return Recurrence("e59", ("value",), {"value_bias": 0.0}, {"log_alpha": LOG_ALPHA})
+
+    def step_parameters(self) -> dict[str, Tensor]:
+        """Return the bias, and alpha instead of its logarithm."""
+        given = super().step_parameters()
+        log_alpha = given.pop("log_alpha")
+        return given | {"alpha": cast(log_alpha, wide_dtype(log_alpha.dtype)).exp()}

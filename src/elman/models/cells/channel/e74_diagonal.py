@@ -53,12 +53,6 @@ def _rule(dim: int, options: Mapping[str, Value]) -> None:
         )
 
 
-def _limit(options: Mapping[str, Value]) -> str:
-    if options["nonlinearity"] in ("rmsnorm", "frobnorm"):
-        return f"model.nonlinearity={options['nonlinearity']} normalizes over all channels"
-    return ""
-
-
 CELL = Cell(
     name="e74_diagonal",
     engine="channel",
@@ -68,5 +62,4 @@ CELL = Cell(
     options=_OPTIONS,
     backends=("reference", "cpu", "cuda"),
     rule=_rule,
-    limit=_limit,
 )

@@ -30,5 +30,6 @@ CELL = Cell(
     equation="v = tanh(W_r tanh(S k) + W_x c + b), S' = a > S + (1 - a) > v k^T, out = tanh(S' q)",
     source="matrix-state specification 4",
     options=_OPTIONS,
+    backends=("reference", "cpu", "cuda"),
     rule=wide_enough,
 )

@@ -21,7 +21,7 @@ from elman.ops.common.door import Shape
 from elman.ops.common.precision import compute_dtype, wide_dtype
 from elman.ops.dense.op import elman
 from elman.ops.linear import linear
-from elman.ops.matrix_state.op import recurrence
+from elman.ops.matrix_state.op import slot_recurrence
 
 MIX_GAIN = 0.5
 OUTPUT_GAIN = 0.3
@@ -111,14 +111,8 @@ class E63m(MatrixMixer):
         parts = dict(zip(names, cell_bthc.split(list(self.blocks.values()), -1), strict=True))
         parts["input"] = parts["input"] + self.value_bias
         parts["row"] = torch.sigmoid(parts["row"] + self.gate_bias)
-        y_bthn, end_bhni = recurrence(
-            "e63m",
-            parts,
-            {"mix": self.mix.unsqueeze(0)},
-            first_state(start_bhni, cell_bthc, 1, *self.state_shape()),
-            nonlinearity="linear",
-            backend=backend,
-        )
+        start_bhni = first_state(start_bhni, cell_bthc, 1, *self.state_shape())
+        y_bthn, end_bhni = slot_recurrence(parts, self.mix, start_bhni, backend=backend)
         return y_bthn.squeeze(-2), end_bhni
 
     def _finish(self, y_btn: Tensor, state: State, carried: State) -> Tensor:

@@ -20,7 +20,14 @@ from elman.kernels.launching import Launch, architecture, launch
 from elman.kernels.nvrtc import Loaded, Unit
 from elman.ops.channel.abi import N_WORDS, SEQUENCE_WORDS, WORDS, ChannelArgs
 from elman.ops.channel.cpu import adjacent, gradient_room
-from elman.ops.channel.cuda.tile_config import LANES, TileConfig, Tuning, copy_unit, static_checks
+from elman.ops.channel.cuda.tile_config import (
+    LANES,
+    TileConfig,
+    Tuning,
+    copy_unit,
+    row_config,
+    static_checks,
+)
 from elman.ops.channel.plan import Plan
 from elman.ops.channel.recurrences import compiled_cell
 from elman.ops.channel.source import spec_for
@@ -150,10 +157,30 @@ class _Call:
     def tile_config(self, *, backward: bool) -> TileConfig:
         """Return how a pass runs."""
         unit = copy_unit(self.words, self.dtype, backward)
-        return _tile_config(self.plan, self.dtype, self.like.dtype, TUNING, unit)
+        return tile_config_for(
+            self.plan, self.dtype, self.like.dtype, TUNING, unit, self.like.shape[-1]
+        )
 
 
-_tile_config = cache(TileConfig)
+def tile_config_for(
+    plan: Plan, io: torch.dtype, state: torch.dtype, tuning: Tuning, unit: int, channels: int
+) -> TileConfig:
+    """Return how a plan over so many channels runs.
+
+    Raises:
+        UserError: its step has a norm over more channels than a block has room for.
+    """
+    # Only a norm's kernels are compiled for a number of channels.
+    rows = channels if compiled_cell(plan.step).norm else 0
+    return _tile_config(plan, io, state, tuning, unit, rows)
+
+
+@cache
+def _tile_config(
+    plan: Plan, io: torch.dtype, state: torch.dtype, tuning: Tuning, unit: int, rows: int
+) -> TileConfig:
+    tile_config = TileConfig(plan, io, state, tuning, unit)
+    return row_config(tile_config, rows) if rows else tile_config
 
 
 @dataclass(frozen=True)
@@ -174,7 +201,8 @@ def _ready(
     numbers = batch * LANES + 2 * rows
     if backward:
         parameters = len(compiled_cell(tile_config.plan.step).parameters)
-        numbers += (rows + parameters * batch) * channels
+        again = batch * tile_config.tuning.steps if tile_config.per else 0
+        numbers += (rows + parameters * batch + again) * channels
     args = ChannelArgs(batch=batch, steps=steps, channels=channels)
     return _Ready(launches(tile_config, args, backward), numbers)
 
@@ -186,7 +214,10 @@ def launches(tile_config: TileConfig, args: ChannelArgs, backward: bool) -> list
     rows = math.ceil(args.batch * args.steps / warps)
     parameters = len(compiled_cell(plan.step).parameters)
     blocks = {"channel_norms": rows} if unit else {}
-    blocks[_OVER_TIME[backward]] = math.ceil(args.batch * math.ceil(args.channels / LANES) / warps)
+    over_time = args.batch
+    if not tile_config.per:
+        over_time = math.ceil(args.batch * math.ceil(args.channels / LANES) / warps)
+    blocks[_OVER_TIME[backward]] = over_time
     if backward and unit:
         blocks["channel_norms_backward"] = rows
     if backward and parameters:
@@ -213,20 +244,23 @@ def unit_text(tile_config: TileConfig, device: str = "cuda/common/device.cuh") -
     names = ["finish"] if compiled_cell(plan.step).parameters else []
     names += ["norms", "norms_backward"] if plan.unit is not None else []
     kernels = {"backward": "BACKWARD_BLOCKS", **dict.fromkeys(["forward", *names], "BLOCKS")}
-    sizes = (tuning.steps, tuning.stages, tuning.warps, tile_config.unit)
+    sizes = [tuning.steps, tuning.stages, tuning.warps, tile_config.unit]
+    sizes += [tile_config.per] if tile_config.per else []
     arguments = ", ".join(["elman::Spec", _IO[tile_config.io], *map(str, sizes)])
+    kind, over_time = ("Row", "row_") if tile_config.per else ("Tile", "")
+    functions = dict.fromkeys(names) | {"forward": over_time, "backward": over_time}
     return "\n".join(
         [
             f'#include "{device}"',
-            '#include "cuda/channel/passes.cuh"',
+            f'#include "cuda/channel/{"rows" if tile_config.per else "passes"}.cuh"',
             '#include "cuda/channel/unit.cuh"',
             "namespace elman {",
             spec.structure("Spec") + "}  // namespace elman",
-            f"using G = elman::ChannelTileConfig<{arguments}>;",
+            f"using G = elman::Channel{kind}Config<{arguments}>;",
             static_checks(tile_config),
             *(
                 f"ELMAN_KERNEL(channel_{name}, G::THREADS, G::{blocks}, elman::ChannelArgs, "
-                f"elman::channel_{name}<G>(a))"
+                f"elman::channel_{functions[name] or ''}{name}<G>(a))"
                 for name, blocks in kernels.items()
             ),
             "",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from elman.base.errors import UserError
 from elman.ops.channel.abi import MAX_SLOTS, SEQUENCE_WORDS, WORDS, layouts
 from elman.ops.channel.plan import Plan
 from elman.ops.common.mirrors import same
@@ -44,6 +46,8 @@ class TileConfig:
         state: Dtype of everything else.
         tuning: Sizes.
         unit: Bytes of a copy into shared memory.
+        per: Channels of a thread where a block owns all channels of a sequence, as a step with a
+            norm needs it (csrc/cuda/channel/rows.cuh); 0: every warp owns 32 channels.
     """
 
     plan: Plan
@@ -51,6 +55,7 @@ class TileConfig:
     state: torch.dtype
     tuning: Tuning = Tuning()
     unit: int = 16
+    per: int = 0
 
     @property
     def threads(self) -> int:
@@ -59,12 +64,54 @@ class TileConfig:
 
     def shared_bytes(self, backward: bool) -> int:
         """Return the shared memory of a block in a pass over time."""
+        if self.per:
+            return self._shared_of_rows(backward)
         number = self.io.itemsize
         row = (LANES + (number < self.unit == 4)) * number
         row += -row % self.unit
         scale = self.state.itemsize if self.plan.unit is not None else 0
         step = (len(self.plan.slices()) + backward) * row + scale
         return self.tuning.warps * self.tuning.stages * self.tuning.steps * step
+
+    def _shared_of_rows(self, backward: bool) -> int:
+        """Return the same where a block owns whole rows."""
+        number, wide = self.io.itemsize, self.state.itemsize
+        row = (self.per * self.threads + (number < self.unit == 4)) * number
+        row += -row % self.unit
+        scale = wide if self.plan.unit is not None else 0
+        stage = (len(self.plan.slices()) + backward) * row + scale
+        stage += -stage % 16
+        sums, norms = 2 * self.tuning.warps * wide, backward * 2 * self.tuning.steps * wide
+        return self.tuning.stages * stage + sums + -sums % 16 + norms + -norms % 16
+
+
+MAX_SHARED = 99 * 1024
+"""Bytes of shared memory that a block may have on every GPU of compute capability 8.0 or later."""
+_STAGES = (6, 5, 4, 3)
+# Channels up to which a thread has so many of them: the fewer warps, the shorter is the sum over
+# the block. Up to 4096 channels, everything stays in registers.
+_PER = {256: 1, 512: 2, 2048: 4, 8192: 8}
+
+
+def row_config(tile_config: TileConfig, channels: int) -> TileConfig:
+    """Return how a step with a norm over so many channels runs: a block for every sequence.
+
+    Raises:
+        UserError: a block has no room for so many channels.
+    """
+    per = next((per for most, per in _PER.items() if channels <= most), 0)
+    if per:
+        warps = math.ceil(channels / (per * LANES))
+        for stages in _STAGES:
+            tuning = replace(tile_config.tuning, stages=stages, warps=warps)
+            found = replace(tile_config, tuning=tuning, per=per)
+            if found.shared_bytes(backward=True) <= MAX_SHARED:
+                return found
+    raise UserError(
+        f"kernels.backend=cuda: step {tile_config.plan.step} has a norm over {channels} channels, "
+        f"more than a block has room for in {tile_config.io}; use kernels.backend=reference or a "
+        "narrower model"
+    )
 
 
 def copy_unit(words: array[int], io: torch.dtype, backward: bool) -> int:
@@ -85,7 +132,7 @@ def copy_unit(words: array[int], io: torch.dtype, backward: bool) -> int:
 
 def static_checks(tile_config: TileConfig) -> str:
     """Return C++ text that compares a translation unit with what Python knows of it."""
-    compared = {"G::THREADS": tile_config.threads} | {
+    compared: dict[str, int] = {"G::THREADS": tile_config.threads} | {
         f"G::shared_bytes({word})": tile_config.shared_bytes(word == "true")
         for word in ("false", "true")
     }

@@ -1,0 +1,88 @@
+"""One call of E63m's kernels on an NVIDIA GPU, on PyTorch's current stream."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from elman.base.errors import UserError
+from elman.kernels import nvrtc
+from elman.kernels.launching import Launch, architecture, launch
+from elman.kernels.nvrtc import Loaded, Unit
+from elman.ops.matrix_state.slots_abi import SlotsArgs, layout
+
+_MOST_WARPS = 16
+"""Of a block; a block has one for every 32 channels up to these."""
+_TYPES = {torch.float32: "float", torch.float64: "double"}
+
+
+def run(args: SlotsArgs, like: Tensor, *, backward: bool) -> None:
+    """Run a pass in a workspace of the size that it needs.
+
+    Args:
+        args: The call.
+        like: One of its tensors.
+        backward: Which pass.
+
+    Raises:
+        UserError: the kernel does not read this dtype, or cannot be compiled.
+    """
+    again = args.batch * (args.segment + 1) * args.slots * args.channels if backward else 0
+    workspace = like.new_empty(again)
+    args.workspace = workspace.data_ptr()
+    LAUNCH(args, like, backward)
+
+
+def warps_of(channels: int) -> int:
+    """Return the warps of a block."""
+    return min(_MOST_WARPS, max(2, math.ceil(channels / 32)))
+
+
+def launch_of(args: SlotsArgs, dtype: torch.dtype, *, backward: bool) -> Launch:
+    """Return the kernel of a pass."""
+    part = -(-args.slots * dtype.itemsize // 16) * 16
+    shared = 2 * part if backward else -(-2 * args.slots * dtype.itemsize // 16) * 16
+    name = "slots_backward" if backward else "slots_forward"
+    return Launch(name, args.batch, 32 * warps_of(args.channels), shared)
+
+
+def unit_text(dtype: torch.dtype, warps: int, device: str = "cuda/common/device.cuh") -> str:
+    """Return the text of a translation unit, both passes in one.
+
+    Args:
+        dtype: What it reads, computes in and writes.
+        warps: Of a block.
+        device: Header that says what the kernels ask of the machine.
+    """
+    arguments = f"{_TYPES[dtype]}, {warps}"
+    return f'#include "{device}"\n#include "cuda/matrix_state/slots.cuh"\n{layout()}' + "".join(
+        f"ELMAN_KERNEL(slots_{name}, {32 * warps}, 1, elman::SlotsArgs, "
+        f"(elman::slots_{name}<{arguments}>(a)))\n"
+        for name in ("forward", "backward")
+    )
+
+
+def _launch(args: SlotsArgs, like: Tensor, backward: bool) -> None:
+    """Launch a pass on the current stream of the tensor's device."""
+    if like.dtype != torch.float32:
+        raise UserError(
+            f"kernels.backend=cuda: computes e63m in float32, not in {like.dtype}; "
+            "use kernels.backend=reference"
+        )
+    kernels = _kernels(warps_of(args.channels), like.device.index)
+    launch(kernels, [launch_of(args, like.dtype, backward=backward)], args, like.device.index)
+
+
+@cache
+def _kernels(warps: int, device: int) -> Loaded:
+    """Return the kernels for a GPU."""
+    text = unit_text(torch.float32, warps)
+    return nvrtc.load(Unit(text, "e63m", architecture(device), False))
+
+
+LAUNCH: Callable[[SlotsArgs, Tensor, bool], None] = _launch
+"""Runs a pass; tests put the emulator here."""
