@@ -20,7 +20,7 @@ from elman.kernels.nvrtc import Loaded, Unit
 from elman.ops.dense.abi import DenseArgs, DenseSequence, layouts, sequence
 from elman.ops.dense.cuda.cluster_config import MULTIPROCESSORS, ClusterConfig, choose
 from elman.ops.dense.products import gradients
-from elman.ops.dense.recurrences import compiled_cell
+from elman.ops.dense.recurrences import CELLS, compiled_cell
 from elman.ops.dense.results import Gradients, Results, Tensors, adjacent, gradient_room, room
 
 _NAMES = ("dense_cluster_forward", "dense_cluster_backward")
@@ -194,7 +194,8 @@ def _launch(config: ClusterConfig, wanted: Launch, call: _Call) -> None:
 @cache
 def _kernels(config: ClusterConfig, device: int) -> Loaded:
     """Return a pass's kernel for a GPU."""
-    label = f"dense {'backward' if config.back else 'forward'}"
+    cell = next(name for name, one in CELLS.items() if one == config.cell)
+    label = f"dense {cell} {'backward' if config.back else 'forward'}"
     return nvrtc.load(Unit(unit_text(config), label, architecture(device), fast=True))
 
 

@@ -25,7 +25,10 @@ MAX_ROWS = 8
 """Rows of the batch for a cluster: the width of a tile of the product."""
 _REGISTERS = 65536
 _STAGES = (8, 6, 4, 3, 2)
-_WIDEST = 96  # rows of the matrix per block up to which a smaller cluster was faster
+_HOP = {1: 350, 2: 400, 4: 450, 8: 500, 16: 600}
+"""By the blocks of a cluster: clocks until a word is delivered, measured."""
+_INBOUND = {1: 16, 2: 16, 4: 16, 8: 16, 16: 8}
+"""Bytes that a block receives in a clock, about, when all send to all."""
 
 
 @dataclass(frozen=True)
@@ -127,13 +130,15 @@ class ClusterConfig:
 
     @property
     def cost(self) -> float:
-        """A block's clocks for a step's product, about: what tells configs apart, no forecast."""
+        """A step's clocks, about: it tells configs apart as measurements did, and is no forecast."""
         kept_waiting = _up(self.warps, 4) / self.warps  # four schedulers
         products = self.out // 16 * self.inner // 16 / 4 * 6.2 * kept_waiting
         matrix = (self.fragments - self.kept) * self.warps * 4
         state = self.inner * MAX_ROWS * 2 * self.row_warps / 128
-        partial = self.k_warps * self.rows * self.out * 8 / 128
-        return products + matrix + state + partial
+        # What goes through the block's barrier costs more than its bytes.
+        partial = 1.5 * self.k_warps * self.rows * self.out * 8 / 128
+        exchange = _HOP[self.cluster] + self.inner * self.rows * 2 / _INBOUND[self.cluster]
+        return products + matrix + state + partial + exchange
 
     @property
     def type(self) -> str:
@@ -183,9 +188,7 @@ def choose(
         _best(cell, channels, min(MAX_ROWS, math.ceil(batch / n)), cluster, back)
         for cluster, n in at_once.items()
     )
-    found = [best for best in every if best]
-    narrow = (one for one in found if cell.blocks * one.own <= _WIDEST)
-    return next(narrow, found[-1] if found else None)
+    return min((best for best in every if best), key=_cost, default=None)
 
 
 def _best(
