@@ -19,7 +19,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -183,17 +183,27 @@ def compared(form: str, step: str, dtype: torch.dtype, device: str) -> dict[str,
         with poisoned():
             found = all_of(step, narrow, "cuda" if device == "cuda" else "cpu")
         exact = all_of(step, wide, "reference", dtype)
-        by_name = {n: distance(found[n], exact[n]) for n in exact}
+        by_name = {n: distance(found[n], exact[n], size_of(exact, n)) for n in exact}
         largest = max(by_name, key=lambda n: by_name[n])
         errors[name] = f"{by_name[largest]:.1e} of {largest}"
         worst = max(worst, by_name[largest])
     return {"errors": errors, "worst": worst, "passed": worst <= LIMITS[dtype]}
 
 
-def distance(found: Tensor, exact: Tensor) -> float:
-    """Return the relative L2 error; a NaN counts as 9."""
-    error = float((found.double() - exact).norm() / (exact.norm() + 1e-30))
+def distance(found: Tensor, exact: Tensor, size: Tensor) -> float:
+    """Return the L2 error relative to a size; a NaN counts as 9."""
+    error = float((found.double() - exact).norm() / (size + 1e-30))
     return error if error == error else 9.0
+
+
+def size_of(exact: Mapping[str, Tensor], name: str) -> Tensor:
+    """Return the norm that an error is relative to.
+
+    The gradient of a single number is a sum of terms that may cancel. Its rounding is that of the
+    terms, which are about as large as the gradients of the pre-activations.
+    """
+    norm = exact[name].norm()
+    return norm if exact[name].numel() > 1 else torch.maximum(norm, exact["d input 0"].norm())
 
 
 def leaves_of(
