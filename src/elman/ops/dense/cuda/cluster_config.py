@@ -130,7 +130,7 @@ class ClusterConfig:
 
     @property
     def cost(self) -> float:
-        """A step's clocks, about: it tells configs apart as measurements did, and is no forecast."""
+        """A step's clocks, about: they tell configs apart as measurements did."""
         kept_waiting = _up(self.warps, 4) / self.warps  # four schedulers
         products = self.out // 16 * self.inner // 16 / 4 * 6.2 * kept_waiting
         matrix = (self.fragments - self.kept) * self.warps * 4
