@@ -19,6 +19,7 @@ from elman.kernels.launching import Launch, architecture, launch
 from elman.kernels.nvrtc import Loaded, Unit
 from elman.ops.dense.abi import DenseArgs, DenseSequence, layouts, sequence
 from elman.ops.dense.cuda.cluster_config import MULTIPROCESSORS, ClusterConfig, choose
+from elman.ops.dense.cuda.machine import machine
 from elman.ops.dense.products import gradients
 from elman.ops.dense.recurrences import CELLS, compiled_cell
 from elman.ops.dense.results import Gradients, Results, Tensors, adjacent, gradient_room, room
@@ -89,7 +90,8 @@ class _Call:
         self, step: str, like_btc: Tensor, first_sbi: Tensor, results: Results, *, back: bool
     ) -> None:
         (batch, steps, _), channels = like_btc.shape, first_sbi.shape[2]
-        config = CHOOSE(step, channels, batch, _multiprocessors(like_btc.device.index), back)
+        multiprocessors = machine(like_btc.device.index).multiprocessors or MULTIPROCESSORS
+        config = CHOOSE(step, channels, batch, multiprocessors, back)
         assert config is not None, step
         self.config, self.like, self.kept = config, like_btc, list[Tensor]()
         self.args = DenseArgs(batch=batch, steps=steps, channels=channels)
@@ -143,14 +145,6 @@ def _aligned(tensor: Tensor) -> Tensor:
     """Return a contiguous tensor that loads of 16 bytes can begin at."""
     one = tensor.contiguous()
     return one.clone() if one.data_ptr() % 16 else one
-
-
-@cache
-def _multiprocessors(device: int | None) -> int:
-    """Return how many a GPU has; None is the CPU, where tests run the kernels' sources."""
-    if device is None:
-        return MULTIPROCESSORS
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _choose(

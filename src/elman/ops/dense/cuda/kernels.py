@@ -13,6 +13,7 @@ from torch import Tensor
 
 from elman.ops.common.precision import cast
 from elman.ops.dense.cuda import cluster, forms, stepwise
+from elman.ops.dense.cuda.machine import machine
 from elman.ops.dense.results import Gradients, Results, Tensors
 
 
@@ -115,8 +116,7 @@ def _chosen(
     step: str, io: torch.dtype, batch: int, channels: int, rank: int, device: int | None
 ) -> forms.Form:
     number = "bf16" if io == torch.bfloat16 else "fp32"
-    capability, multiprocessors = _machine(device)
-    shape = forms.Shape(step, number, batch, channels, rank, capability, multiprocessors)
+    shape = forms.Shape(step, number, batch, channels, rank, *machine(device))
     found = _ran[shape] = forms.choose(shape)
     return found
 
@@ -132,14 +132,3 @@ def notes() -> list[str]:
         f"{form.why}"
         for shape, form in _ran.items()
     ]
-
-
-def _machine(device: int | None) -> tuple[tuple[int, int], int]:
-    """Return a GPU's compute capability and number of multiprocessors.
-
-    No index is the CPU, where tests run the kernels' sources.
-    """
-    if device is None:
-        return (0, 0), 0
-    properties = torch.cuda.get_device_properties(device)
-    return (properties.major, properties.minor), properties.multi_processor_count
