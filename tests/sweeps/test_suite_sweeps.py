@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import yaml
 
 from elman.config.run_config import RunConfig
 from elman.devices import locks, nvml
+from elman.models.cells import registry
 from elman.runs.prepared import PreparedRun
 
 Elman = Callable[..., Any]  # the fixtures of tests/stubs/command_line.py
@@ -311,6 +313,9 @@ class TestSlowPaths:
         monkeypatch.setenv(nvml.PRETENDED, str(tmp_path / "gpus.json"))
         monkeypatch.setenv(locks.FOLDER, str(tmp_path / "locks"))
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        for name in ("e23", "e63m"):  # as if nobody had written their kernels
+            cell = replace(registry.cell(name), backends=("reference", "cpu"))
+            monkeypatch.setitem(registry.cells(), name, cell)
 
     @pytest.mark.parametrize("plan", [(), ("sweep.dry_run=true",)], ids=["start", "plan"])
     def test_a_suite_that_claims_speed_is_refused_before_it_starts(
