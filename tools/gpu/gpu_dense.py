@@ -31,6 +31,7 @@ from torch import Tensor
 
 from elman.kernels.nvrtc import Unit
 from elman.ops.dense.cuda import forms, kernels, stepwise
+from elman.ops.dense.cuda.machine import machine
 from elman.ops.dense.op import dense_recurrence
 from elman.ops.dense.products import gradients, multiply
 from elman.ops.dense.recurrences import CELLS
@@ -127,8 +128,8 @@ def shape_of(
 ) -> forms.Shape:
     """Return what forms look at."""
     number = "bf16" if dtype == torch.bfloat16 else "fp32"
-    capability, processors = kernels._machine(0 if device == "cuda" else None)
-    return forms.Shape(step, number, batch, channels, rank, capability, processors)
+    here = machine(0 if device == "cuda" else None)
+    return forms.Shape(step, number, batch, channels, rank, *here)
 
 
 # ---- checks
