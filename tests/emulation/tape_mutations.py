@@ -83,8 +83,8 @@ EDITS = {
         "full",
     ),
     "the last slot is left out": (
-        "for (; k < slots; k++) f(k, SlotCount<1>());",
-        "for (; k < slots - 1; k++) f(k, SlotCount<1>());",
+        "for (; k < slots; k++) sum_some<1>(tape, k, left, right);",
+        "for (; k < slots - 1; k++) sum_some<1>(tape, k, left, right);",
         "identity",
     ),
 }

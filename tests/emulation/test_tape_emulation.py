@@ -190,7 +190,9 @@ def test_it_is_a_good_operator(write: str) -> None:
     torch.library.opcheck(custom_op.tape, (write, "cuda", True, *given))
 
 
-def test_autocast_narrows_the_input_and_nothing_else() -> None:
+def test_autocast_narrows_the_input_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU; on a CPU, autocast widens what an operator reads."""
+    monkeypatch.setattr(custom_op, "operators_are_seen", lambda tensors: False)
     leaves = narrowed("full", "even")
     plain = call("full", leaves, "cuda")
     with torch.autocast("cpu", dtype=torch.bfloat16):

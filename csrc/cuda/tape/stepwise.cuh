@@ -24,11 +24,6 @@ struct TapeStepConfig {
   static constexpr int V = V_, THREADS = THREADS_, WARPS = THREADS / 32;
 };
 
-template <int N_>
-struct SlotCount {
-  static constexpr int N = N_;
-};
-
 template <class G>
 struct TapeStep {
   using A = typename G::A;
@@ -92,13 +87,6 @@ struct TapeStep {
   DEVICE void each(F f) const {
     for (int64_t ch = thread_index() * V; ch < a.channels; ch += TILE) f(ch);
   }
-  // f(first slot, how many) for all slots.
-  template <class F>
-  DEVICE void each_slots(F f) const {
-    int k = 0;
-    for (; k + AT_ONCE <= slots; k += AT_ONCE) f(k, SlotCount<AT_ONCE>());
-    for (; k < slots; k++) f(k, SlotCount<1>());
-  }
   DEVICE static void clear(Numbers& x) {
 #pragma unroll
     for (int i = 0; i < V; i++) x[i] = A(0);
@@ -138,31 +126,38 @@ struct TapeStep {
     for (int w = 0; w < WARPS; w++) sum += load_one(sums + (k * WARPS + w));
     return sum;
   }
-  // Leaves the sums over channels of what term(channel, first slot, parts) adds to a part for each
-  // slot.
-  template <class F>
-  DEVICE void sum_slots(F term) const {
-    each_slots([&](int first, auto count) {
-      constexpr int S = decltype(count)::N;
-      A part[S];
+  // Leaves the sums over channels of <tape_n, y> for every slot. left(channel, numbers) sets
+  // numbers x that all slots share, right(channel, slot, x, y) sets y of a slot.
+  template <class L, class R>
+  DEVICE void sum_slots(void* tape, L left, R right) const {
+    int k = 0;
+    for (; k + AT_ONCE <= slots; k += AT_ONCE) sum_some<AT_ONCE>(tape, k, left, right);
+    for (; k < slots; k++) sum_some<1>(tape, k, left, right);
+  }
+  template <int S, class L, class R>
+  DEVICE void sum_some(void* tape, int first, L left, R right) const {
+    A part[S];
 #pragma unroll
-      for (int s = 0; s < S; s++) part[s] = A(0);
-      each([&](int64_t ch) { term(ch, first, part); });
+    for (int s = 0; s < S; s++) part[s] = A(0);
+    each([&](int64_t ch) {
+      Numbers x, y, m;
+      left(ch, x);
 #pragma unroll
-      for (int s = 0; s < S; s++) leave(first + s, part[s]);
+      for (int s = 0; s < S; s++) {
+        load<V, A>(m, slot(tape, first + s, ch));
+        right(ch, first + s, x, y);
+        part[s] += dot(m, y);
+      }
     });
+#pragma unroll
+    for (int s = 0; s < S; s++) leave(first + s, part[s]);
   }
   // Leaves <M_n, x> for every slot; x(channel, numbers) sets numbers of x.
   template <class F>
   DEVICE void sum_scores(void* tape, F x) const {
-    sum_slots([&](int64_t ch, int first, auto& part) {
-      Numbers there, m;
-      x(ch, there);
+    sum_slots(tape, x, [](int64_t, int, const Numbers& shared, Numbers& y) {
 #pragma unroll
-      for (int s = 0; s < (int)(sizeof(part) / sizeof(A)); s++) {
-        load<V, A>(m, slot(tape, first + s, ch));
-        part[s] += dot(there, m);
-      }
+      for (int i = 0; i < V; i++) y[i] = shared[i];
     });
   }
   // Keeps the sums for the next kernel.
@@ -244,32 +239,36 @@ struct TapeStep {
     });
     leave(slots, along);
   }
+  // Writes q to some slots and reads them.
+  template <int S, bool WRITES, bool READS>
+  DEVICE void advance_some(int first, int64_t ch, const Numbers& q, Numbers& sum) const {
+    A m[S][V];
+#pragma unroll
+    for (int s = 0; s < S; s++) load<V, A>(m[s], slot(a.tape, first + s, ch));
+#pragma unroll
+    for (int s = 0; s < S; s++) {
+      if constexpr (WRITES) {
+        const A w = load_one(write + (first + s));
+#pragma unroll
+        for (int i = 0; i < V; i++) m[s][i] = tape::written(m[s][i], w, q[i]);
+        store<V, A>(slot(a.tape, first + s, ch), m[s]);
+        if (a.checkpoint) store<V, A>(slot(a.checkpoint, first + s, ch), m[s]);
+      }
+      if constexpr (READS) {
+        const A r = load_one(read + (first + s));
+#pragma unroll
+        for (int i = 0; i < V; i++) sum[i] += r * m[s][i];
+      }
+    }
+  }
   template <bool WRITES, bool READS>
   DEVICE void advance(int64_t ch) const {
     Numbers q, sum;
     clear(sum);
     if constexpr (WRITES) value(ch, q);
-    each_slots([&](int first, auto count) {
-      constexpr int S = decltype(count)::N;
-      A m[S][V];
-#pragma unroll
-      for (int s = 0; s < S; s++) load<V, A>(m[s], slot(a.tape, first + s, ch));
-#pragma unroll
-      for (int s = 0; s < S; s++) {
-        if constexpr (WRITES) {
-          const A w = load_one(write + (first + s));
-#pragma unroll
-          for (int i = 0; i < V; i++) m[s][i] = tape::written(m[s][i], w, q[i]);
-          store<V, A>(slot(a.tape, first + s, ch), m[s]);
-          if (a.checkpoint) store<V, A>(slot(a.checkpoint, first + s, ch), m[s]);
-        }
-        if constexpr (READS) {
-          const A r = load_one(read + (first + s));
-#pragma unroll
-          for (int i = 0; i < V; i++) sum[i] += r * m[s][i];
-        }
-      }
-    });
+    int k = 0;
+    for (; k + AT_ONCE <= slots; k += AT_ONCE) advance_some<AT_ONCE, WRITES, READS>(k, ch, q, sum);
+    for (; k < slots; k++) advance_some<1, WRITES, READS>(k, ch, q, sum);
     if constexpr (READS) {
       Numbers h;
       load<V, IO>(h, at(a.x, a.step, ch));
@@ -317,6 +316,28 @@ struct TapeStep {
       to += a.batch * slots * a.channels;
     }
   }
+  // Takes the gradients of some slots to before the write of the step; adds to e what comes by its
+  // scores.
+  template <int S>
+  DEVICE void write_bwd(int first, int64_t ch, const Numbers& h, Numbers& e) const {
+    A m[S][V], g[S][V];
+#pragma unroll
+    for (int s = 0; s < S; s++) {
+      load<V, A>(m[s], slot(a.here, first + s, ch));
+      load<V, A>(g[s], slot(a.tape, first + s, ch));
+    }
+#pragma unroll
+    for (int s = 0; s < S; s++) {
+      const A w = load_one(weight(a.step, WRITE, first + s));
+      const A dscore = load_one(write + (first + s));
+#pragma unroll
+      for (int i = 0; i < V; i++) {
+        e[i] += dscore * m[s][i];
+        g[s][i] = tape::written_bwd(g[s][i], w, dscore, h[i]);
+      }
+      store<V, A>(slot(a.tape, first + s, ch), g[s]);
+    }
+  }
   // From the gradient of the state after the step to that of its input, and to the tape before its
   // write.
   DEVICE void state_bwd(int64_t ch) const {
@@ -330,29 +351,42 @@ struct TapeStep {
       for (int i = 0; i < V; i++) e[i] += dy[i];
     }
     state_before(a.step + 1, ch, h);
-    each_slots([&](int first, auto count) {
-      constexpr int S = decltype(count)::N;
-      A m[S][V], g[S][V];
-#pragma unroll
-      for (int s = 0; s < S; s++) {
-        load<V, A>(m[s], slot(a.here, first + s, ch));
-        load<V, A>(g[s], slot(a.tape, first + s, ch));
-      }
-#pragma unroll
-      for (int s = 0; s < S; s++) {
-        const A w = load_one(weight(a.step, WRITE, first + s));
-        const A dscore = load_one(write + (first + s));
-#pragma unroll
-        for (int i = 0; i < V; i++) {
-          e[i] += dscore * m[s][i];
-          g[s][i] = tape::written_bwd(g[s][i], w, dscore, h[i]);
-        }
-        store<V, A>(slot(a.tape, first + s, ch), g[s]);
-      }
-    });
+    int k = 0;
+    for (; k + AT_ONCE <= slots; k += AT_ONCE) write_bwd<AT_ONCE>(k, ch, h, e);
+    for (; k < slots; k++) write_bwd<1>(k, ch, h, e);
 #pragma unroll
     for (int i = 0; i < V; i++) e[i] = tape::state_bwd(h[i], e[i]);
     store<V, IO>(at(a.dx, a.step, ch), e);
+  }
+  // Adds to the gradients of some slots what the read of the step does; then the written value has
+  // its part of them.
+  template <int S, bool READS, bool WRITES>
+  DEVICE void read_bwd(int first, int64_t ch, const Numbers& delta, const Numbers& h,
+                       Numbers& carried, Numbers& dq) const {
+    A m[S][V], g[S][V];
+#pragma unroll
+    for (int s = 0; s < S; s++) {
+      if constexpr (READS) load<V, A>(m[s], slot(a.here, first + s, ch));
+      load<V, A>(g[s], slot(a.tape, first + s, ch));
+    }
+#pragma unroll
+    for (int s = 0; s < S; s++) {
+      if constexpr (READS) {
+        const A r = load_one(weight(a.step, READ, first + s));
+        const A dscore = load_one(read + (first + s));
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+          carried[i] += dscore * m[s][i];
+          g[s][i] = tape::read_bwd(g[s][i], r, delta[i], dscore, h[i]);
+        }
+        store<V, A>(slot(a.tape, first + s, ch), g[s]);
+      }
+      if constexpr (WRITES) {
+        const A w = load_one(weight(a.step - 1, WRITE, first + s));
+#pragma unroll
+        for (int i = 0; i < V; i++) dq[i] += w * g[s][i];
+      }
+    }
   }
   // What the read of this step adds to the gradients of the tape and of the state before it; then
   // the gradient of the value that the step before wrote.
@@ -368,33 +402,10 @@ struct TapeStep {
     } else {
       load<V, A>(carried, row<A>(a.carried, ch));
     }
-    each_slots([&](int first, auto count) {
-      constexpr int S = decltype(count)::N;
-      A m[S][V], g[S][V];
-#pragma unroll
-      for (int s = 0; s < S; s++) {
-        if constexpr (READS) load<V, A>(m[s], slot(a.here, first + s, ch));
-        load<V, A>(g[s], slot(a.tape, first + s, ch));
-      }
-#pragma unroll
-      for (int s = 0; s < S; s++) {
-        if constexpr (READS) {
-          const A r = load_one(weight(a.step, READ, first + s));
-          const A dscore = load_one(read + (first + s));
-#pragma unroll
-          for (int i = 0; i < V; i++) {
-            carried[i] += dscore * m[s][i];
-            g[s][i] = tape::read_bwd(g[s][i], r, delta[i], dscore, h[i]);
-          }
-          store<V, A>(slot(a.tape, first + s, ch), g[s]);
-        }
-        if constexpr (WRITES) {
-          const A w = load_one(weight(a.step - 1, WRITE, first + s));
-#pragma unroll
-          for (int i = 0; i < V; i++) dq[i] += w * g[s][i];
-        }
-      }
-    });
+    int k = 0;
+    for (; k + AT_ONCE <= slots; k += AT_ONCE)
+      read_bwd<AT_ONCE, READS, WRITES>(k, ch, delta, h, carried, dq);
+    for (; k < slots; k++) read_bwd<1, READS, WRITES>(k, ch, delta, h, carried, dq);
     pass_on(ch, carried, delta, dq);
     if constexpr (WRITES && PRODUCT_VALUE) store<V, IO>(at(a.dvalues, a.step - 1, ch), dq);
   }
@@ -411,18 +422,14 @@ struct TapeStep {
   }
   // Leaves the gradients of the weights of the write of the step before.
   DEVICE void sum_write() const {
-    sum_slots([&](int64_t ch, int first, auto& part) {
-      Numbers q, m, g;
-      kept_value(a.step - 1, ch, q);
+    sum_slots(
+        a.tape, [&](int64_t ch, Numbers& q) { kept_value(a.step - 1, ch, q); },
+        [&](int64_t ch, int k, const Numbers& q, Numbers& y) {
+          Numbers m;
+          load<V, A>(m, slot(a.before, k, ch));
 #pragma unroll
-      for (int s = 0; s < (int)(sizeof(part) / sizeof(A)); s++) {
-        load<V, A>(m, slot(a.before, first + s, ch));
-        load<V, A>(g, slot(a.tape, first + s, ch));
-#pragma unroll
-        for (int i = 0; i < V; i++) m[i] = q[i] - m[i];
-        part[s] += dot(g, m);
-      }
-    });
+          for (int i = 0; i < V; i++) y[i] = q[i] - m[i];
+        });
     keep_sums();
   }
   // READS: there is a step. WRITES: there is one before it.

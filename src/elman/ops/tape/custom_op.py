@@ -226,7 +226,8 @@ def _differentiate_operator(
     dstate_bi: Tensor | None,
     *rest: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
-    return None, None, *_differentiate(ctx, (dy_bti, dtape_bni, dstate_bi), plain=False)
+    found = _differentiate(ctx, (dy_bti, dtape_bni, dstate_bi), plain=False)
+    return None, None, None, *found
 
 
 tape.register_autograd(_differentiate_operator, setup_context=_setup)
