@@ -95,16 +95,20 @@ def checks(device: str, report: Callable[[dict[str, Any]], None]) -> bool:
 def leaves_of(
     kind: Write, shape: tuple[int, int, int, int], dtype: torch.dtype, device: str
 ) -> Leaves:
-    """Return the tensors of a call, of numbers that the dtype has."""
+    """Return the tensors of a call, of numbers that the dtype has.
+
+    They are small: large states align the slots with themselves, weights jump between 0 and 1, and
+    gradients magnify the rounding of any engine a thousand times.
+    """
     b, t, n, i = shape
     draw = torch.Generator(device).manual_seed(1)
 
     def normal(*size: int, over: float = 1.0) -> torch.Tensor:
         return (torch.randn(size, generator=draw, device=device) / over).to(dtype)
 
-    leaves = {"input": normal(b, t, i), "W_h": normal(i, i, over=i**0.5).float()}
-    leaves |= {"W_r": normal(i, i, over=i**0.5).float()} if kind == "full" else {}
-    leaves |= {"tape": normal(b, n, i).float(), "state": normal(b, i).float()}
+    leaves = {"input": normal(b, t, i, over=4), "W_h": normal(i, i, over=2 * i**0.5).float()}
+    leaves |= {"W_r": normal(i, i, over=2 * i**0.5).float()} if kind == "full" else {}
+    leaves |= {"tape": normal(b, n, i, over=2).float(), "state": normal(b, i, over=4).float()}
     return {name: leaf.requires_grad_() for name, leaf in leaves.items()}
 
 
