@@ -36,14 +36,14 @@ def starter(
         for one in wanted:
             backward = one.kernel in _BACKWARD
             stretches = of_dense_step(call.args, config, backward=backward)
-            _check_room(stretches, call.kept)
+            check_room(stretches, call.kept)
             declare(compiled, stretches)
             emulator.start(compiled, one, call.args)
 
     return start
 
 
-def _check_room(stretches: Sequence[Stretch | None], kept: Sequence[Tensor]) -> None:
+def check_room(stretches: Sequence[Stretch | None], kept: Sequence[Tensor]) -> None:
     """Compare what kernels may touch with the memory that the call holds.
 
     Raises:

@@ -24,6 +24,9 @@ from elman.ops.matrix_state.abi import Call
 from elman.ops.matrix_state.cuda.tile_config import TileConfig
 from elman.ops.matrix_state.plan import PARAMETERS, ROLES
 from elman.ops.matrix_state.slots_abi import SlotsArgs
+from elman.ops.tape.cuda.stepwise import StepConfig as TapeStepConfig
+from elman.ops.tape.cuda.stepwise import TapeStepArgs
+from elman.ops.tape.recurrences import compiled_cell as tape_cell
 
 GLOBAL, SHARED = 0, 1
 EVERYBODY = -1
@@ -273,6 +276,50 @@ def of_dense_step(
         at("memo before", memo, cell.memo * width, before=1),
         at("dy", args.dy, width),
         rows("first state", args.first, cell.states * row),
+    ]
+
+
+def of_tape_step(args: TapeStepArgs, config: TapeStepConfig, kernel: str) -> list[Stretch | None]:
+    """Return the tensors of one step of the tape engine: of sequences, the steps that it needs."""
+    io, number, step = config.io.itemsize, config.state.itemsize, args.step
+    batch, width, weights = args.batch, args.channels, 2 * args.slots * number
+    row, products = batch * width * number, tape_cell(config.write).blocks * width
+    tape = args.slots * row
+    back, here = kernel == "tape_backward", step < args.steps
+
+    def at(name: str, t: int, n: int = 1, size: int = width * io, to: bool = False) -> Any:
+        place = getattr(args, name)
+        if not place or not 0 <= t < args.steps:
+            return None
+        strides = (args.steps * size, size)
+        label = f"{name} of step {t}"
+        return rows(label, place + t * size, size, (batch, n), strides, writable=to)
+
+    if kernel == "tape_replay":
+        kept = [at(name, step, args.count) for name in ("values", "y")]
+        replayed = rows("replayed", args.replayed, args.count * tape, writable=True)
+        read = at("weights", step, args.count, weights)
+        return [*kept, read, rows("here", args.here, tape), replayed]
+    first, scores = rows("first", args.first, row), batch * args.slots * number
+    whole = [first, rows("scores", args.scores, scores, writable=True)]
+    if kernel == "tape_first":
+        return [*whole, rows("tape", args.tape, tape)]
+    whole += [
+        rows("tape", args.tape, tape, writable=True),
+        rows("product", args.product, row if back else batch * products * number),
+        rows("narrow", args.narrow, batch * (products if back else width) * io, writable=True),
+        *(at("weights", t, size=weights, to=not back) for t in (step - 1, step)),
+        *(at("y", t, to=not back and t == step) for t in (step - 1, step)),
+        at("values", step - 1, to=not back),
+    ]
+    if not back:
+        return [*whole, at("x", step), rows("checkpoint", args.checkpoint, tape, writable=True)]
+    return [
+        *whole,
+        *(at("dvalues", step - 1, to=True), at("dx", step, to=True), at("dy", step)),
+        rows("carried", args.carried, row, writable=True),
+        rows("here", args.here if here else None, tape),
+        rows("before", args.before if step else None, tape),
     ]
 
 

@@ -58,7 +58,7 @@ def test_a_cell_without_a_kernel_says_so_in_every_mode(
 @pytest.mark.parametrize(
     ("cell", "backend", "device", "reason"),
     [
-        ("e23", "auto", "cuda", "no kernel for a GPU"),
+        ("e23", "auto", "cuda", None),
         ("e59", "auto", "cuda", None),
         ("e88", "auto", "cuda", None),
         ("e88", "reference", "cuda", "requested by kernels.backend=reference"),

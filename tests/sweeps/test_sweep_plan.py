@@ -37,19 +37,22 @@ def test_every_model_is_counted_and_wrong_sizes_stop_the_sweep(
 
 
 def test_a_dry_run_prints_commands_that_run_one_job_alone(elman: Elman, tmp_path: Path) -> None:
-    ended = elman(
-        "-m", "sweep.dry_run=true", "launcher.workers=3", "model=e23,e88_tiny", "train.steps=3"
-    )
+    given = ("train.steps=3", "kernels.backend=reference")
+    ended = elman("-m", "sweep.dry_run=true", "launcher.workers=3", "model=e23,e88_tiny", *given)
     assert (ended.status, ended.errors) == (0, "")
     lines = ended.output.splitlines()
     assert lines[0] == "job 1: e23, 94,534,144 parameters (model=e23)"
     assert lines[2].startswith("note: sizes differ by ")
-    assert lines[3:] == [
-        "elman model=e23 train.steps=3 hydra.mode=RUN",
-        "elman model=e88_tiny train.steps=3 hydra.mode=RUN",
+    assert lines[3] == (
+        "slow path: e23, e88_tiny run as plain PyTorch (cells e23, e88: requested by "
+        "kernels.backend=reference); marked in the tables"
+    )
+    assert lines[4:] == [
+        "elman model=e23 train.steps=3 kernels.backend=reference hydra.mode=RUN",
+        "elman model=e88_tiny train.steps=3 kernels.backend=reference hydra.mode=RUN",
     ]
     assert list(tmp_path.iterdir()) == []
-    alone = elman(*shlex.split(lines[4])[1:])
+    alone = elman(*shlex.split(lines[5])[1:])
     assert alone.status == 0
     assert alone.output.startswith("ran train e88_tiny 3")
 

@@ -30,10 +30,11 @@ import torch
 from torch import Tensor
 
 from elman.kernels.nvrtc import Unit
+from elman.ops.common.products import multiply
 from elman.ops.dense.cuda import forms, kernels, stepwise
 from elman.ops.dense.cuda.machine import machine
 from elman.ops.dense.op import dense_recurrence
-from elman.ops.dense.products import gradients, multiply
+from elman.ops.dense.products import gradients
 from elman.ops.dense.recurrences import CELLS
 
 BATCH, TIME, SIZES = 32, 512, (512, 768, 1024, 1280, 1536)

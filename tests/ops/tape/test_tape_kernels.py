@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from elman.base.errors import UserError
-from elman.ops.tape import cpu, custom_op, source
+from elman.ops.tape import cpu, custom_op, results, source
 from elman.ops.tape.op import dual_memory
 from elman.ops.tape.recurrences import CELLS
 
@@ -154,7 +154,7 @@ def test_any_distance_of_checkpoints_gives_the_same_bits(
     """The tapes of a segment are those of the forward pass, whatever its length is."""
     leaves = draw(write, "odd", torch.float32)
     plain = everything(write, leaves, "cpu")
-    monkeypatch.setattr(cpu, "interval", lambda of: steps)
+    monkeypatch.setattr(results, "interval", lambda of: steps)
     assert same_bits(everything(write, leaves, "cpu"), plain)
 
 
@@ -189,11 +189,11 @@ def test_nothing_is_kept_where_nobody_differentiates() -> None:
     leaves = draw("full", "channels")
     with torch.no_grad():
         matrix = torch.cat([leaves["W_h"], leaves["W_r"]])
-        given = cpu.Inputs(leaves["input"], matrix, leaves["tape"], leaves["state"])
-        results = cpu.forward("full", given, keep=False)
-    assert not any(one.numel() for one in results[3:])
+        given = results.Inputs(leaves["input"], matrix, leaves["tape"], leaves["state"])
+        left = cpu.forward("full", given, keep=False)
+    assert not any(one.numel() for one in left[3:])
     plain = everything("full", leaves, "cpu")
-    for name, one in zip(OUTPUTS, results, strict=False):
+    for name, one in zip(OUTPUTS, left, strict=False):
         assert torch.equal(one, plain[name])
 
 
@@ -238,7 +238,15 @@ def test_a_tape_that_all_rows_share_gets_the_sum_of_their_gradients() -> None:
 def test_it_is_a_good_operator(write: str) -> None:
     leaves = draw(write, "one-thread")
     matrix = torch.cat([leaves[name] for name in ("W_h", "W_r") if name in leaves])
-    arguments = (write, True, leaves["input"], matrix.detach(), leaves["tape"], leaves["state"])
+    arguments = (
+        write,
+        "cpu",
+        True,
+        leaves["input"],
+        matrix.detach(),
+        leaves["tape"],
+        leaves["state"],
+    )
     torch.library.opcheck(custom_op.tape, arguments)
 
 
@@ -313,13 +321,13 @@ def test_wrong_tensors_are_refused_at_the_operators_door() -> None:
     leaves = draw("shared", "one-thread")
     x, matrix, tape, state = (leaves[name] for name in ("input", "W_h", "tape", "state"))
     with pytest.raises(ValueError, match=r"matrices of tape full: shape \[21, 21\], expected"):
-        custom_op.tape("full", False, x, matrix, tape, state)
+        custom_op.tape("full", "cpu", False, x, matrix, tape, state)
     with pytest.raises(ValueError, match=r"tape of tape shared: shape"):
-        custom_op.tape("shared", False, x, matrix, tape[:1], state)
+        custom_op.tape("shared", "cpu", False, x, matrix, tape[:1], state)
     with pytest.raises(ValueError, match=r"parameters of tape shared: dtype float32"):
-        custom_op.tape("shared", False, x, matrix.float(), tape, state)
+        custom_op.tape("shared", "cpu", False, x, matrix.float(), tape, state)
     with pytest.raises(ValueError, match=r"source 0 of tape shared: .* expected rows and steps"):
-        custom_op.tape("shared", False, x[:, :0], matrix, tape, state)
+        custom_op.tape("shared", "cpu", False, x[:, :0], matrix, tape, state)
 
 
 def test_another_dtype_or_write_has_no_kernel() -> None:

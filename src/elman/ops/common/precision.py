@@ -24,6 +24,16 @@ def compute_dtype(x: Tensor, model_dtype: torch.dtype) -> torch.dtype:
     return model_dtype
 
 
+def io_dtype(input_btc: Tensor) -> torch.dtype:
+    """Return autocast's dtype for fp32 inputs where it is on, else that of the inputs.
+
+    A layer may widen what a projection gave it, to add a bias.
+    """
+    if input_btc.dtype != torch.float32:
+        return input_btc.dtype
+    return compute_dtype(input_btc, torch.float32)
+
+
 def no_autocast(x: Tensor) -> AbstractContextManager[object]:
     """Return a context in which operations on the device of ``x`` keep their inputs' dtypes."""
     device_type = x.device.type

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from elman.ops.common.door import empty_results, is_empty
-from elman.ops.common.precision import cast, compute_dtype
+from elman.ops.common.precision import cast, io_dtype
 from elman.ops.dense import custom_op
 from elman.ops.dense.backends import BACKENDS
 
@@ -75,7 +74,7 @@ def dense_recurrence(
     custom_op.check_call(step, inputs, recurrent, state)
     batch, steps, _ = inputs[0].shape
     channels = recurrent[-1].shape[1]
-    io = _io_dtype(inputs[0]) if chosen.narrow else dtype
+    io = io_dtype(inputs[0]) if chosen.narrow else dtype
     if is_empty(inputs[0]):
         read = (*inputs, *recurrent, *parameters)
         h_bti, last = empty_results((batch, steps, channels), io, state, read)
@@ -85,16 +84,6 @@ def dense_recurrence(
         [cast(one, dtype) for one in group] for group in (recurrent, state, parameters)
     )
     return chosen.run(step, inputs, recurrent, state, parameters)
-
-
-def _io_dtype(input_btp: Tensor) -> torch.dtype:
-    """Return autocast's dtype for fp32 inputs where it is on, else that of the inputs.
-
-    A layer may widen what a projection gave it, to add a bias.
-    """
-    if input_btp.dtype != torch.float32:
-        return input_btp.dtype
-    return compute_dtype(input_btp, torch.float32)
 
 
 def elman(

@@ -4,7 +4,7 @@ Every sum over batch and time is in the state's dtype (fp32 or wider), and so is
 narrow what it reads.
 
 Shape legend: b batch, t time, i channels of the state, p blocks * i rows of the recurrent matrix,
-r rank, k, m and n any lengths.
+r rank.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from elman.ops.common.precision import no_autocast
+from elman.ops.common.products import outer, shifted
 from elman.ops.dense.recurrences import compiled_cell
 from elman.ops.dense.results import Gradients, Results, Tensors
 
@@ -45,7 +46,7 @@ def gradients(
         dparameters = [dscale_bi.sum().reshape(parameters[0].shape)] if cell.scale else []
         if cell.extra:
             gated_bti = shifted(results.y_bti, h_bi) * results.memo_btmi[:, :, 1]
-            dparameters.append(_outer(dinputs[1], gated_bti, first_sbi.dtype))
+            dparameters.append(outer(dinputs[1], gated_bti, first_sbi.dtype))
         drecurrent = _of_matrices(dinputs[0], recurrent, results.y_bti, h_bi, first_sbi.dtype)
     return Gradients(dinputs, drecurrent, dparameters, dfirst_sbi)
 
@@ -61,38 +62,8 @@ def _of_matrices(
         return [drecurrent_pi]
     before_bti = shifted(y_bti, h_bi)
     if len(recurrent) == 1:
-        return [_outer(dpre_btp, before_bti, wide)]
+        return [outer(dpre_btp, before_bti, wide)]
     outer_pr, inner_ri = recurrent
     dlow_btr = dpre_btp @ outer_pr
     low_btr = before_bti @ inner_ri.T
-    return [_outer(dpre_btp, low_btr, wide), _outer(dlow_btr, before_bti, wide)]
-
-
-def shifted(y_bti: Tensor, h_bi: Tensor) -> Tensor:
-    """Return the state before every step."""
-    return torch.cat([h_bi.unsqueeze(1), y_bti[:, :-1]], dim=1)
-
-
-def _outer(left_btc: Tensor, right_btc: Tensor, wide: torch.dtype) -> Tensor:
-    """Return the sum of outer products over batch and time."""
-    left_cn, right_nc = left_btc.flatten(0, 1).T, right_btc.flatten(0, 1)
-    shape = (left_cn.shape[0], right_nc.shape[1])
-    return multiply(left_cn, right_nc, left_cn.new_empty(shape, dtype=wide))
-
-
-def multiply(left_mk: Tensor, right_kn: Tensor, to_mn: Tensor) -> Tensor:
-    """Write a product to a tensor that may be wider than its factors; sums are as wide.
-
-    Args:
-        left_mk: Left factor.
-        right_kn: Right factor, of the same dtype.
-        to_mn: Where the product goes: in the dtype of the factors, or in fp32.
-
-    Returns:
-        ``to_mn``.
-    """
-    if left_mk.dtype == to_mn.dtype:
-        return torch.mm(left_mk, right_kn, out=to_mn)
-    if left_mk.is_cuda:
-        return torch.mm(left_mk, right_kn, out_dtype=to_mn.dtype, out=to_mn)
-    return torch.mm(left_mk.to(to_mn.dtype), right_kn.to(to_mn.dtype), out=to_mn)
+    return [outer(dpre_btp, low_btr, wide), outer(dlow_btr, before_bti, wide)]

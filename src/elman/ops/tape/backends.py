@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,7 +31,8 @@ def _reference(
         return reference.dual_memory(*given)
 
 
-def _cpu(
+def _compiled(
+    backend: str,
     input_bti: Tensor,
     recurrent_ii: Tensor,
     write_ii: Tensor | None,
@@ -39,9 +41,13 @@ def _cpu(
     write: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     matrix_pi = recurrent_ii if write_ii is None else torch.cat([recurrent_ii, write_ii])
-    custom_op.check_kernel_call(write, input_bti, matrix_pi, tape_bni, state_bi)
-    return custom_op.run(write, input_bti, matrix_pi, tape_bni, state_bi)
+    custom_op.check_kernel_call(write, backend, input_bti, matrix_pi, tape_bni, state_bi)
+    return custom_op.run(write, backend, input_bti, matrix_pi, tape_bni, state_bi)
 
 
-BACKENDS: dict[str, Backend[Run]] = {"reference": Backend(_reference), "cpu": Backend(_cpu)}
+BACKENDS: dict[str, Backend[Run]] = {
+    "reference": Backend(_reference),
+    "cpu": Backend(partial(_compiled, "cpu")),
+    "cuda": Backend(partial(_compiled, "cuda"), narrow=True),
+}
 """By the name that ``kernels.backend`` has."""

@@ -6,9 +6,7 @@ of the tape, c checkpoints, a = 2 attentions of a step: its read and its write.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,79 +14,15 @@ from torch import Tensor
 from elman.kernels.threads import kernel_threads
 from elman.ops.common.backend import require_cpu
 from elman.ops.common.precision import no_autocast
+from elman.ops.tape import results as passes
 from elman.ops.tape.abi import TapeArgs
-from elman.ops.tape.recurrences import NO_PRODUCT, compiled_cell
+from elman.ops.tape.results import Inputs, Results
 from elman.ops.tape.source import kernel_for
-
-
-class Inputs(NamedTuple):
-    """What a call reads, all of one dtype.
-
-    Args:
-        input_bti: The part of the pre-activation that depends on neither state.
-        matrix_pi: W_h, and W_r behind it where there is one.
-        tape_bni: Tape before the first step.
-        state_bi: State before the first step.
-    """
-
-    input_bti: Tensor
-    matrix_pi: Tensor
-    tape_bni: Tensor
-    state_bi: Tensor
-
-
-class Results(NamedTuple):
-    """What a forward pass leaves; the last three have no numbers where nobody differentiates.
-
-    Args:
-        y_bti: States of all steps.
-        tape_bni: Tape after the last step.
-        state_bi: State after the last step.
-        weights_btan: Weights of the slots.
-        values_bti: What the steps wrote; no numbers where that is the state.
-        checkpoints_cbni: Tapes before every so many steps, but for the first.
-    """
-
-    y_bti: Tensor
-    tape_bni: Tensor
-    state_bi: Tensor
-    weights_btan: Tensor
-    values_bti: Tensor
-    checkpoints_cbni: Tensor
-
-
-def interval(steps: int) -> int:
-    """Return how many steps lie between checkpoints of the tape.
-
-    The backward pass holds the checkpoints and the tapes of one segment. Their sum is least at the
-    square root.
-    """
-    return math.ceil(math.sqrt(steps))
-
-
-def shapes(write: str, given: Inputs, keep: bool) -> list[tuple[int, ...]]:
-    """Return the shapes of a forward pass's :class:`Results`.
-
-    Args:
-        write: Which value is written.
-        given: What the pass reads.
-        keep: Whether a backward pass follows.
-    """
-    (batch, steps, channels), slots = given.input_bti.shape, given.tape_bni.shape[1]
-    values = keep and compiled_cell(write).value != NO_PRODUCT
-    return [
-        (batch, steps, channels),
-        (batch, slots, channels),
-        (batch, channels),
-        (batch, steps, 2, slots if keep else 0),
-        (batch, steps, channels if values else 0),
-        ((steps - 1) // interval(steps) if keep else 0, batch, slots, channels),
-    ]
 
 
 def forward(write: str, given: Inputs, keep: bool) -> Results:
     """Run the recurrence over time; see :func:`elman.ops.tape.op.dual_memory`."""
-    results = Results(*(given.state_bi.new_empty(shape) for shape in shapes(write, given, keep)))
+    results = passes.room(write, given, keep)
     call = _Call(write, given, results, keep)
     call.run(call.kernel.forward)
     return results
@@ -143,7 +77,7 @@ class _Call:
             channels=channels,
             slots=given.tape_bni.shape[1],
             threads=kernel_threads(torch.get_num_threads()),
-            interval=interval(steps) if keep else 0,
+            interval=passes.interval(steps) if keep else 0,
         )
         read = ("x", "matrix", "tape", "first")
         left = ("y", "last_tape", "last", "weights", "values", "checkpoints")

@@ -8,6 +8,8 @@ of the tape, c checkpoints, a = 2 attentions of a step: its read and its write.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,17 +18,41 @@ from torch import Tensor
 from elman.ops.common.door import Shape, check, check_kernel_tensors, check_sequences, check_state
 from elman.ops.common.operators import apply, operators_are_seen
 from elman.ops.tape import cpu
-from elman.ops.tape.cpu import Inputs, Results
+from elman.ops.tape.cuda import stepwise
 from elman.ops.tape.recurrences import compiled_cell
+from elman.ops.tape.results import Inputs, Results, room
 
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
 Pulls = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
-@torch.library.custom_op("elman::tape", mutates_args=(), device_types="cpu")
+@dataclass(frozen=True)
+class Kernels:
+    """What the operators ask of a compiled backend.
+
+    Args:
+        forward: Runs a write over time.
+        backward: Runs it back; of the input it needs the shape alone.
+        narrow: Whether the input may be narrower than the state.
+    """
+
+    forward: Callable[[str, Inputs, bool], Results]
+    backward: Callable[[str, Tensor | None, Tensor | None, Tensor | None, Inputs, Results], Inputs]
+    narrow: bool = False
+
+
+KERNELS: dict[str, Kernels] = {
+    "cpu": Kernels(cpu.forward, cpu.backward),
+    "cuda": Kernels(stepwise.forward, stepwise.backward, narrow=True),
+}
+"""By the name of the backend."""
+
+
+@torch.library.custom_op("elman::tape", mutates_args=())
 def tape(
     write: str,
+    backend: str,
     keep: bool,
     input_bti: Tensor,
     matrix_pi: Tensor,
@@ -37,8 +63,9 @@ def tape(
 
     Args:
         write: Which value the tape is written with.
+        backend: A key of :data:`KERNELS`.
         keep: Whether a backward pass follows.
-        input_bti: Sequence; everything here has its dtype.
+        input_bti: Sequence; on a CPU, everything here has its dtype.
         matrix_pi: W_h, and W_r behind it where ``write`` is ``full``.
         tape_bni: Tape before the first step.
         state_bi: State before the first step.
@@ -46,15 +73,18 @@ def tape(
     Returns:
         The states of all steps [B, T, i], the last tape, the last state, and what the backward pass
         needs: weights of the slots [B, T, 2, n], the values that were written [B, T, i] and tapes
-        [C, B, n, i]. Those are empty where nobody needs them.
+        [C, B, n, i]. Those are empty where nobody needs them. States and values have the dtype of
+        the input, all else that of the state.
 
     Raises:
         ValueError: a tensor has another shape, dtype or device, or there is no row or no step.
+        UserError: the backend cannot read the tensors' device or dtype.
     """
     check_kernel_tensors(f"tape {write}", [input_bti], [matrix_pi])
     check_call(f"tape {write}", input_bti, tape_bni, state_bi)
-    check_kernel_call(write, input_bti, matrix_pi, tape_bni, state_bi)
-    return cpu.forward(write, Inputs(input_bti, matrix_pi, tape_bni, state_bi), keep)
+    check_kernel_call(write, backend, input_bti, matrix_pi, tape_bni, state_bi)
+    given = Inputs(input_bti, matrix_pi, tape_bni, state_bi)
+    return KERNELS[backend].forward(write, given, keep)
 
 
 def check_call(of: str, input_bti: Tensor, tape_bni: Tensor, state_bi: Tensor) -> None:
@@ -70,7 +100,12 @@ def check_call(of: str, input_bti: Tensor, tape_bni: Tensor, state_bi: Tensor) -
 
 
 def check_kernel_call(
-    write: str, input_bti: Tensor, matrix_pi: Tensor, tape_bni: Tensor, state_bi: Tensor
+    write: str,
+    backend: str,
+    input_bti: Tensor,
+    matrix_pi: Tensor,
+    tape_bni: Tensor,
+    state_bi: Tensor,
 ) -> None:
     """Compare every tensor with what the kernel reads, which looks at no shape itself.
 
@@ -87,25 +122,28 @@ def check_kernel_call(
         "tape": (tape_bni, (batch, tape_bni.shape[1], width)),
     }
     for name, (tensor, shape) in shapes.items():
-        check(f"{name} of {of}", tensor, shape, like.device, (like.dtype,))
+        narrow = KERNELS[backend].narrow and tensor is input_bti
+        dtype = input_bti.dtype if narrow else like.dtype
+        check(f"{name} of {of}", tensor, shape, like.device, (dtype,))
 
 
 @tape.register_fake
 def _(
     write: str,
+    backend: str,
     keep: bool,
     input_bti: Tensor,
     matrix_pi: Tensor,
     tape_bni: Tensor,
     state_bi: Tensor,
 ) -> Outputs:
-    given = Inputs(input_bti, matrix_pi, tape_bni, state_bi)
-    return Results(*(state_bi.new_empty(shape) for shape in cpu.shapes(write, given, keep)))
+    return room(write, Inputs(input_bti, matrix_pi, tape_bni, state_bi), keep)
 
 
-@torch.library.custom_op("elman::tape_backward", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("elman::tape_backward", mutates_args=())
 def tape_backward(
     write: str,
+    backend: str,
     dy_bti: Tensor | None,
     dtape_bni: Tensor | None,
     dstate_bi: Tensor | None,
@@ -118,12 +156,14 @@ def tape_backward(
     checkpoints_cbni: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of input, matrices, first tape and first state."""
+    given = (matrix_pi, tape_bni, state_bi)
     kept = (y_bti, weights_btan, values_bti, checkpoints_cbni)
-    return _backward(write, (dy_bti, dtape_bni, dstate_bi), matrix_pi, tape_bni, state_bi, *kept)
+    return _backward(write, backend, (dy_bti, dtape_bni, dstate_bi), *given, *kept)
 
 
 def _backward(
     write: str,
+    backend: str,
     pulls: Pulls,
     matrix_pi: Tensor,
     tape_bni: Tensor,
@@ -135,12 +175,13 @@ def _backward(
     # first tape and the first state stand in their places.
     given = Inputs(y_bti, matrix_pi, tape_bni, state_bi)
     results = Results(y_bti, tape_bni, state_bi, *kept)
-    return cpu.backward(write, *pulls, given, results)
+    return KERNELS[backend].backward(write, *pulls, given, results)
 
 
 @tape_backward.register_fake
 def _(
     write: str,
+    backend: str,
     dy_bti: Tensor | None,
     dtape_bni: Tensor | None,
     dstate_bi: Tensor | None,
@@ -155,7 +196,7 @@ def _(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
-    ctx.write, _, _, *given = inputs
+    ctx.write, ctx.backend, _, _, *given = inputs
     y_bti, _, _, *kept = output
     ctx.save_for_backward(*given, y_bti, *kept)
     ctx.set_materialize_grads(False)
@@ -173,8 +214,8 @@ def _differentiate(ctx: Any, pulls: Pulls, *, plain: bool) -> Gradients:
     # Who differentiates once more is told by the operator that this cannot be.
     plain = plain and not torch.is_grad_enabled()
     if plain and not operators_are_seen((*saved, *pulls)):
-        return _backward(ctx.write, pulls, *saved)
-    found: Gradients = tape_backward(ctx.write, *pulls, *saved)
+        return _backward(ctx.write, ctx.backend, pulls, *saved)
+    found: Gradients = tape_backward(ctx.write, ctx.backend, *pulls, *saved)
     return found
 
 
@@ -185,7 +226,8 @@ def _differentiate_operator(
     dstate_bi: Tensor | None,
     *rest: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
-    return None, None, *_differentiate(ctx, (dy_bti, dtape_bni, dstate_bi), plain=False)
+    found = _differentiate(ctx, (dy_bti, dtape_bni, dstate_bi), plain=False)
+    return None, None, None, *found
 
 
 tape.register_autograd(_differentiate_operator, setup_context=_setup)
@@ -197,10 +239,12 @@ class Tape(torch.autograd.Function):
     """The operator :func:`tape` where nobody looks; what is kept stays inside."""
 
     @staticmethod
-    def forward(ctx: Any, write: str, *given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        ctx: Any, write: str, backend: str, *given: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Run the kernel on input, matrices, first tape and first state."""
-        outputs = cpu.forward(write, Inputs(*given), True)
-        _setup(ctx, (write, True, *given), outputs)
+        outputs = KERNELS[backend].forward(write, Inputs(*given), True)
+        _setup(ctx, (write, backend, True, *given), outputs)
         return outputs[:3]
 
     @staticmethod
@@ -208,19 +252,24 @@ class Tape(torch.autograd.Function):
         ctx: Any, dy_bti: Tensor | None, dtape_bni: Tensor | None, dstate_bi: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         """Run the kernel of the backward pass."""
-        return None, *_differentiate(ctx, (dy_bti, dtape_bni, dstate_bi), plain=True)
+        return None, None, *_differentiate(ctx, (dy_bti, dtape_bni, dstate_bi), plain=True)
 
 
 def run(
-    write: str, input_bti: Tensor, matrix_pi: Tensor, tape_bni: Tensor, state_bi: Tensor
+    write: str,
+    backend: str,
+    input_bti: Tensor,
+    matrix_pi: Tensor,
+    tape_bni: Tensor,
+    state_bi: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the first three outputs of :func:`tape`, by an operator only where it is seen."""
     tensors = (input_bti, matrix_pi, tape_bni, state_bi)
     keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     if operators_are_seen(tensors):
-        y_bti, last_bni, last_bi, *_ = tape(write, keep, *tensors)
+        y_bti, last_bni, last_bi, *_ = tape(write, backend, keep, *tensors)
         return y_bti, last_bni, last_bi
     if not keep:
-        return cpu.forward(write, Inputs(*tensors), False)[:3]
-    outputs: tuple[Tensor, Tensor, Tensor] = apply(Tape, write, *tensors)
+        return KERNELS[backend].forward(write, Inputs(*tensors), False)[:3]
+    outputs: tuple[Tensor, Tensor, Tensor] = apply(Tape, write, backend, *tensors)
     return outputs

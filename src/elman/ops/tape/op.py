@@ -10,7 +10,7 @@ from typing import Literal
 from torch import Tensor
 
 from elman.ops.common.door import empty_results, is_empty
-from elman.ops.common.precision import cast
+from elman.ops.common.precision import cast, io_dtype
 from elman.ops.tape import custom_op
 from elman.ops.tape.backends import BACKENDS
 
@@ -49,21 +49,24 @@ def dual_memory(
 
     Returns:
         All states h_bti, the last tape and the last state. All three, and all of the computation,
-        have the dtype of ``state_bi`` (fp32 or wider), whatever autocast says.
+        have the dtype of ``state_bi`` (fp32 or wider), whatever autocast says. The backend cuda
+        alone follows autocast: it reads input and matrices in autocast's dtype or else in that of
+        the input, keeps states and written values in it, and has tape and sums in the state's.
 
     Raises:
         ValueError: the input, the tape or the state has another shape, dtype or device.
         UserError: the backend has no kernel for the write or dtype, or cannot build it.
     """
     assert (write_ii is not None) == (write == "full")
-    dtype = state_bi.dtype
+    chosen, dtype = BACKENDS[backend], state_bi.dtype
     custom_op.check_call("dual_memory", input_bti, tape_bni, state_bi)
+    io = io_dtype(input_bti) if chosen.narrow else dtype
     if is_empty(input_bti):
         read = (input_bti, recurrent_ii, write_ii)
-        h_bti, last = empty_results(input_bti.shape, dtype, [tape_bni, state_bi], read)
+        h_bti, last = empty_results(input_bti.shape, io, [tape_bni, state_bi], read)
         return h_bti, last[0], last[1]
-    return BACKENDS[backend].run(
-        cast(input_bti, dtype),
+    return chosen.run(
+        cast(input_bti, io),
         cast(recurrent_ii, dtype),
         None if write_ii is None else cast(write_ii, dtype),
         cast(tape_bni, dtype),

@@ -12,7 +12,7 @@ CELL = Cell(
     layer="elman.models.cells.tape.e23_layer:E23",
     equation="h' = tanh(W_h h + W_x u + r M + b), M' = (1 - w) M + w (W_r h'), out = h' silu(z)",
     source="seed 003; vector-state specification 3.4",
-    backends=("reference", "cpu"),
+    backends=("reference", "cpu", "cuda"),
     options={
         "n_slots": Option(8, "memory slots of the tape", minimum=1, size=True),
         "initial_tape": Option(

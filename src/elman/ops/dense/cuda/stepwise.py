@@ -25,8 +25,9 @@ from elman.kernels.nvrtc import Loaded, Unit
 from elman.ops.common.mirrors import layout_assertions, same
 from elman.ops.common.native import words_of
 from elman.ops.common.precision import no_autocast
+from elman.ops.common.products import multiply
 from elman.ops.dense.abi import MAX_OTHERS, DenseSequence
-from elman.ops.dense.products import gradients, multiply
+from elman.ops.dense.products import gradients
 from elman.ops.dense.recurrences import compiled_cell
 from elman.ops.dense.results import Gradients, Results, Tensors, adjacent, gradient_room, room
 from elman.ops.dense.source import structure

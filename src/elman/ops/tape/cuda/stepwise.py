@@ -1,0 +1,332 @@
+"""The tape engine on an NVIDIA GPU, step by step: a product of PyTorch's and a kernel of ours.
+
+The product is that of the new state with W_h and W_r together. The kernel does all else: a step's
+write, the next read, the next state and its scores. Every step reads and writes the same small
+tensors, so that nothing is allocated and no view is made inside the loop.
+
+Shape legend: b batch, t time, i channels of the state, p = i or 2 i rows of the matrices, n slots
+of the tape, c checkpoints, k, m and n any lengths of a product.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from elman.base.errors import UserError
+from elman.kernels import nvrtc
+from elman.kernels.launching import Launch, architecture, launch
+from elman.kernels.nvrtc import Loaded, Unit
+from elman.ops.common.mirrors import layout_assertions
+from elman.ops.common.native import words_of
+from elman.ops.common.precision import cast, no_autocast
+from elman.ops.common.products import multiply, outer, shifted
+from elman.ops.tape import results as passes
+from elman.ops.tape.recurrences import NO_PRODUCT, compiled_cell
+from elman.ops.tape.results import Inputs, Results
+from elman.ops.tape.source import structure
+
+_IO = {torch.bfloat16: "elman::bf16", torch.float32: "float", torch.float64: "double"}
+_THREADS = (64, 128, 256, 512)
+MAX_SLOTS = 1024
+"""Their sums have to fit into the shared memory of a block: 74 KB of the 99 KB of the smallest."""
+_POINTERS = (
+    *("x", "dx", "y", "dy", "product", "narrow", "first", "tape", "scores"),
+    *("weights", "values", "dvalues", "carried", "checkpoint", "here", "before", "replayed"),
+)
+_NUMBERS = ("batch", "steps", "channels", "slots", "step", "count")
+
+
+class TapeStepArgs(ctypes.Structure):
+    """One call, as csrc/abi/tape_step.h declares it."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+        *((name, ctypes.c_int64) for name in _NUMBERS),
+    )
+
+
+WORDS = words_of(TapeStepArgs)
+_STEP, _CHECKPOINT = WORDS["step"], WORDS["checkpoint"]
+_HERE, _BEFORE, _COUNT = WORDS["here"], WORDS["before"], WORDS["count"]
+
+
+@dataclass(frozen=True)
+class StepConfig:
+    """All that a translation unit is compiled for.
+
+    Args:
+        write: Which value is written.
+        io: Dtype of the sequences.
+        state: Dtype of the tape and of all sums.
+        vector: Neighbouring channels that a thread has at a time.
+        threads: Threads of a block, which has a row of the batch.
+    """
+
+    write: str
+    io: torch.dtype
+    state: torch.dtype
+    vector: int
+    threads: int
+
+    def launch(self, kernel: str, batch: int, channels: int, slots: int) -> Launch:
+        """Return how a kernel is launched."""
+        sums, numbers = (slots + 1) * (self.threads // 32), self.state.itemsize
+        shared = sum(-(-n * numbers // 16) * 16 for n in (sums, slots, slots))
+        tiles = slots * -(-channels // (self.threads * self.vector))
+        blocks = batch * tiles if kernel == "tape_replay" else batch
+        return Launch(kernel, blocks, self.threads, shared)
+
+
+def forward(write: str, given: Inputs, keep: bool) -> Results:
+    """Run the recurrence over time; see :func:`elman.ops.tape.op.dual_memory`.
+
+    Args:
+        write: Which value is written.
+        given: What is read: the input in bf16 or fp32, all else in fp32. Products read matrices
+            and states in the dtype of the input.
+        keep: Whether a backward pass follows.
+
+    Raises:
+        UserError: there are too many slots, or no kernel for the input's dtype.
+    """
+    with no_autocast(given.state_bi):
+        results = passes.room(write, given, keep)
+        call = _Call(write, given, results)
+        results.tape_bni.copy_(given.tape_bni)
+        h_bi = call.narrow(call.channels)
+        h_bi.copy_(given.state_bi)
+        product_bp = call.wide(call.blocks * call.channels)
+        call.point(x=given.input_bti, tape=results.tape_bni, narrow=h_bi, product=product_bp)
+        matrix_ip = cast(given.matrix_pi, call.io).contiguous().T
+        begin, run = call.runner("tape_first"), call.runner("tape_forward")
+        begin(0)
+        for t in range(call.steps):
+            _multiply(h_bi, matrix_ip, product_bp)
+            call.words[_CHECKPOINT] = call.checkpoint(t) if keep and t else 0
+            run(t)
+        call.words[_CHECKPOINT] = 0
+        if call.product_value:
+            _multiply(h_bi, matrix_ip, product_bp)
+        run(call.steps)  # the last write
+        results.state_bi.copy_(results.y_bti[:, -1])
+    return results
+
+
+def backward(
+    write: str,
+    dy_bti: Tensor | None,
+    dtape_bni: Tensor | None,
+    dstate_bi: Tensor | None,
+    given: Inputs,
+    results: Results,
+) -> Inputs:
+    """Return the gradients of what a forward pass read; as :func:`elman.ops.tape.cpu.backward`."""
+    # Layer E23 expands one tape over the batch.
+    given = given._replace(tape_bni=given.tape_bni.contiguous())
+    with no_autocast(given.state_bi):
+        call = _Call(write, given, results)
+        dinput_bti = results.y_bti.new_empty(results.y_bti.shape)
+        dvalues_bti = results.values_bti.new_empty(results.values_bti.shape)
+        dtape = _begun(dtape_bni, given.tape_bni)
+        dstate = _begun(dstate_bi, given.state_bi)
+        call.point(dx=dinput_bti, dvalues=dvalues_bti, tape=dtape, carried=dstate)
+        if dy_bti is not None:
+            call.point(dy=cast(dy_bti, call.io))
+        _walk_back(call, cast(given.matrix_pi, call.io).contiguous(), dstate)
+        dmatrix_pi = _of_matrices(write, dinput_bti, dvalues_bti, given, results.y_bti)
+    return Inputs(dinput_bti, dmatrix_pi, dtape, dstate)
+
+
+def _begun(gradient: Tensor | None, like: Tensor) -> Tensor:
+    """Return a contiguous copy of a gradient; zeros where there is none."""
+    begun = like.new_empty(like.shape)
+    return begun.zero_() if gradient is None else begun.copy_(gradient)
+
+
+def _walk_back(call: _Call, matrix_pi: Tensor, dstate_bi: Tensor) -> None:
+    """Run the steps from the last to the first, each with its product.
+
+    Args:
+        call: The call.
+        matrix_pi: W_h, and W_r behind it, in the dtype of the input.
+        dstate_bi: Gradient of the last state; becomes that of the first one.
+    """
+    pulls_bp, product_bi = call.narrow(len(matrix_pi)), call.wide(call.channels)
+    replayed = call.wide(call.slots * call.channels, (call.interval - 1) * call.batch)
+    call.point(narrow=pulls_bp, product=product_bi, replayed=replayed)
+    run, replay = call.runner("tape_backward"), call.runner("tape_replay")
+    for t in range(call.steps, -1, -1):
+        if t == call.steps or (t and t % call.interval == 0):
+            start = (t - 1) // call.interval * call.interval
+            call.words[_HERE] = call.place(start)
+            call.words[_COUNT] = min(call.interval, call.steps - start) - 1
+            if call.words[_COUNT]:
+                replay(start)
+        call.words[_HERE] = call.place(t) if t < call.steps else 0
+        call.words[_BEFORE] = call.place(t - 1) if t else 0
+        run(t)
+        _multiply(pulls_bp, matrix_pi, product_bi)
+    dstate_bi.add_(product_bi)
+
+
+def _of_matrices(
+    write: str, dinput_bti: Tensor, dvalues_bti: Tensor, given: Inputs, y_bti: Tensor
+) -> Tensor:
+    """Return the gradient of W_h, and that of W_r behind it: products over batch and time."""
+    wide, h_bi = given.state_bi.dtype, given.state_bi.to(y_bti.dtype)
+    drecurrent_ii = outer(dinput_bti, shifted(y_bti, h_bi), wide)
+    if not dvalues_bti.numel():
+        return drecurrent_ii
+    dwrite_ii = outer(dvalues_bti, y_bti, wide)
+    if compiled_cell(write).value == 0:  # W_h writes, too
+        return drecurrent_ii.add_(dwrite_ii)
+    return torch.cat([drecurrent_ii, dwrite_ii])
+
+
+def _multiply(left_mk: Tensor, right_kn: Tensor, to_mn: Tensor) -> None:
+    multiply(left_mk, right_kn, to_mn)
+
+
+class _Call:
+    """The arguments of one pass, and the tensors that they point to.
+
+    Attributes:
+        args: The arguments.
+        words: The same memory as numbers.
+        interval: Steps between checkpoints of the tape.
+    """
+
+    def __init__(self, write: str, given: Inputs, results: Results) -> None:
+        cell = compiled_cell(write)
+        self.write, self.like, self.io = write, given.state_bi, results.y_bti.dtype
+        self.blocks, self.product_value = cell.blocks, cell.value != NO_PRODUCT
+        self.batch, self.steps, self.channels = results.y_bti.shape
+        self.slots = given.tape_bni.shape[1]
+        if self.slots > MAX_SLOTS:
+            raise UserError(
+                f"kernels.backend=cuda: the tape has {self.slots} slots, a block has room for "
+                f"{MAX_SLOTS}; use kernels.backend=reference"
+            )
+        self.interval = passes.interval(self.steps)
+        self.kept: list[Tensor] = []
+        self.places = self.channels  # whatever has to be even for a thread to have two channels
+        words = self.words = array("q", bytes(ctypes.sizeof(TapeStepArgs)))
+        self.args = TapeStepArgs.from_buffer(words)
+        for name in ("batch", "steps", "channels", "slots"):
+            words[WORDS[name]] = getattr(self, name)
+        self.point(y=results.y_bti, weights=results.weights_btan, values=results.values_bti)
+        self.point(first=given.state_bi, scores=self.wide(self.slots))
+        self.checkpoints = self._held(results.checkpoints_cbni)
+        self.first_tape = self._held(given.tape_bni)
+
+    def narrow(self, width: int) -> Tensor:
+        """Return room for a row of numbers in the dtype of the inputs, for every row."""
+        return self._held(self.like.new_empty(self.batch, width, dtype=self.io))
+
+    def wide(self, width: int, rows: int | None = None) -> Tensor:
+        """Return room for a row of numbers in the dtype of the state, for every row."""
+        return self._held(self.like.new_empty(self.batch if rows is None else rows, width))
+
+    def _held(self, tensor: Tensor) -> Tensor:
+        self.kept.append(tensor)
+        self.places |= tensor.data_ptr() // tensor.element_size()
+        return tensor
+
+    def point(self, **tensors: Tensor) -> None:
+        """Set arguments; those without a number in them stay null."""
+        for name, tensor in tensors.items():
+            if tensor.numel():
+                self.words[WORDS[name]] = self._held(tensor.contiguous()).data_ptr()
+
+    def checkpoint(self, t: int) -> int:
+        """Return where the tape before a step is kept; 0: nowhere."""
+        if t % self.interval:
+            return 0
+        return self.checkpoints.data_ptr() + (t // self.interval - 1) * self.first_tape.nbytes
+
+    def place(self, t: int) -> int:
+        """Return where the tape before a step of the segment that was replayed last lies."""
+        n = t % self.interval
+        if n:
+            return self.words[WORDS["replayed"]] + (n - 1) * self.first_tape.nbytes
+        return self.checkpoint(t) if t else self.first_tape.data_ptr()
+
+    def config(self) -> StepConfig:
+        """Return what the kernels of this call are compiled for."""
+        vector = 1 if self.places % 2 else 2
+        enough = (n for n in _THREADS if n * vector >= self.channels)
+        threads = next(enough, _THREADS[-1])
+        return _config(self.write, self.io, self.like.dtype, vector, threads)
+
+    def runner(self, kernel: str) -> Callable[[int], None]:
+        """Return what runs a kernel for a step of time."""
+        config = self.config()
+        start, words = STARTER(config, self), self.words
+        wanted = [config.launch(kernel, self.batch, self.channels, self.slots)]
+
+        def run(t: int) -> None:
+            words[_STEP] = t
+            start(wanted)
+
+        return run
+
+
+_config = cache(StepConfig)
+
+
+@cache
+def unit_text(config: StepConfig, device: str = "cuda/common/device.cuh") -> str:
+    """Return the text of a translation unit, both passes in one.
+
+    Args:
+        config: What is computed.
+        device: Header that says what the kernels ask of the machine.
+    """
+    sizes = f"{config.vector}, {config.threads}"
+    return "\n".join(
+        [
+            f'#include "{device}"',
+            '#include "cuda/tape/stepwise.cuh"',
+            "namespace elman {",
+            structure(config.write, config.state, "Spec") + "}  // namespace elman",
+            f"using G = elman::TapeStepConfig<elman::Spec, {_IO[config.io]}, {sizes}>;",
+            layout_assertions("elman::TapeStepArgs", TapeStepArgs),
+            *(
+                f"ELMAN_KERNEL(tape_{name}, {config.threads}, 1, elman::TapeStepArgs, "
+                f"elman::tape_step_{name}<G>(a))"
+                for name in ("first", "forward", "backward", "replay")
+            ),
+            "",
+        ]
+    )
+
+
+def _starter(config: StepConfig, call: _Call) -> Callable[[list[Launch]], None]:
+    """Return what launches kernels on the current stream of the call's device."""
+    if config.io not in (torch.bfloat16, torch.float32):
+        raise UserError(
+            f"kernels.backend=cuda: computes on bfloat16 and float32, not on {config.io}; "
+            "use kernels.backend=reference"
+        )
+    index, args = call.like.device.index, call.args
+    kernels = _kernels(config, index)
+    return lambda wanted: launch(kernels, wanted, args, index)
+
+
+@cache
+def _kernels(config: StepConfig, device: int) -> Loaded:
+    """Return the kernels of a write for a GPU."""
+    fast = config.io == torch.bfloat16
+    text = unit_text(config)
+    return nvrtc.load(Unit(text, f"tape {config.write}", architecture(device), fast))
+
+
+STARTER: Callable[[StepConfig, _Call], Callable[[list[Launch]], None]] = _starter
+"""Returns what runs the kernels of a call; tests put the emulator here."""

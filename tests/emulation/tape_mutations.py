@@ -1,0 +1,141 @@
+"""Faults planted in the tape engine's CUDA kernels, and whether the emulation notices.
+
+python -m tests.emulation.tape_mutations
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from elman.kernels.sources import source_folder
+from elman.ops.tape.cuda import stepwise
+from tests.emulation import emulator, tape_emulator
+from tests.emulation.mutations import _in_process, _mutated, noticed, refusal
+from tests.ops.tape import test_tape_kernels as kernels
+from tests.ops.tape.test_tape_kernels import check, draw, everything, wanted
+
+FILE = "cuda/tape/stepwise.cuh"
+SIZE = (2, 5, 9, 35)
+"""Batch, steps, slots, channels: two warps have channels, two segments, nine slots."""
+# By what is wrong: old text, new text, and a write that shows it.
+EDITS = {
+    "the barrier before the weights is left out": (
+        "    sync_block();\n    if (warp == 0) attend_all();",
+        "    if (warp == 0) attend_all();",
+        "full",
+    ),
+    "the barrier behind the weights is left out": (
+        "attend_all();\n    sync_block();",
+        "attend_all();",
+        "full",
+    ),
+    "the barrier before the next kernel's sums is left out": (
+        "    sync_block();\n    if (warp == 0)\n      for",
+        "    if (warp == 0)\n      for",
+        "full",
+    ),
+    "the slots of all rows in turn": (
+        "((b * slots + k) * a.channels + ch)",
+        "((k * a.batch + b) * a.channels + ch)",
+        "identity",
+    ),
+    "one tape too few is replayed": (
+        "t < a.step + a.count",
+        "t < a.step + a.count - 1",
+        "shared",
+    ),
+    "the next read has the scores of the tape before the write": (
+        "return t ? tape::next_score(before, load_one(write + k), of_value) : before;",
+        "return before;",
+        "full",
+    ),
+    "the softmax of the write has no gradient": (
+        "e[i] += dscore * m[s][i];",
+        "",
+        "full",
+    ),
+    "the gradient of the written value replaces that of the next step": (
+        "delta[i] += dq[i];",
+        "delta[i] = dq[i];",
+        "shared",
+    ),
+    "the gradient of a state that is written is dropped": (
+        "if (!PRODUCT_VALUE) carried[i] += dq[i];",
+        "",
+        "identity",
+    ),
+    "a sum over one warp": ("w < WARPS; w++", "w < 1; w++", "full"),
+    "a channel too many": ("ch < a.channels; ch += TILE", "ch <= a.channels; ch += TILE", "full"),
+    "no checkpoint is kept": (
+        "if (a.checkpoint) store<V, A>(slot(a.checkpoint, first + s, ch), m[s]);",
+        "",
+        "full",
+    ),
+    "the value's gradient has the weights of the read": (
+        "weight(a.step - 1, WRITE, first + s)",
+        "weight(a.step - 1, READ, first + s)",
+        "full",
+    ),
+    "the last slot is left out": (
+        "for (; k < slots; k++) sum_some<1>(tape, k, left, right);",
+        "for (; k < slots - 1; k++) sum_some<1>(tape, k, left, right);",
+        "identity",
+    ),
+}
+QUICK = (
+    "the barrier behind the weights is left out",
+    "one tape too few is replayed",
+    "a channel too many",
+)
+
+
+def outcome(what: str) -> str:
+    """Return how a fault was noticed: what the emulator said, or ``wrong numbers``; else ``-``."""
+    old, new, write = EDITS[what]
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder, "csrc")
+        shutil.copytree(source_folder(), root)
+        whole = (root / FILE).read_text()
+        assert whole.count(old) == 1, what
+        (root / FILE).write_text(whole.replace(old, new))
+        return _in_process(_run, (root, write))
+
+
+def _run(root: Path, write: str) -> str:
+    """Run a mutated engine with NaN wherever nothing was written, and compare with fp64."""
+    kernels.SIZES["mutated"] = SIZE
+    exact = wanted(write, "mutated")
+    library = functools.partial(_mutated, root=root)
+    stepwise.STARTER = functools.partial(tape_emulator.starter, library=library)
+    original = torch.Tensor.new_empty
+    poisoned = lambda *a, **k: original(*a, **k).fill_(torch.nan)  # noqa: E731
+    torch.Tensor.new_empty = poisoned  # type: ignore[method-assign, assignment]
+    try:
+        found = everything(write, draw(write, "mutated", torch.float32), "cuda")
+    except emulator.FaultError as fault:
+        return str(fault)
+    except AssertionError as refused:
+        return refusal(refused)
+    try:
+        check(found, exact, 2e-5)
+    except AssertionError:
+        return "wrong numbers"
+    return "-"
+
+
+def main() -> int:
+    """Print how every fault was noticed; 1 if one was not."""
+    said = {what: outcome(what) for what in EDITS}
+    for what, how in said.items():
+        print(f"{what:65} {how}")
+    return int(not all(map(noticed, said.values())))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
