@@ -19,6 +19,7 @@ from elman.ops.dense.recurrences import CELLS
         ("two_gates", 1280, True),
         ("mix_all", 1024, True),
         ("two_gates_all", 768, False),
+        ("two_gates_all", 640, True),
         ("lstm", 768, False),
         ("lstm", 768, True),
     ],

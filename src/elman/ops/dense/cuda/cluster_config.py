@@ -93,7 +93,7 @@ class ClusterConfig:
     @cached_property
     def kept(self) -> int:
         """Fragments that it has in registers: as many as leave room for everything else."""
-        limit = min(255, _REGISTERS // self.threads // 8 * 8)
+        limit = min(255, _REGISTERS // (32 * _up(self.warps, 4)) // 8 * 8)
         free = limit - (44 + 4 * self.cell.blocks + 2 * self.inputs + 4 * self.tiles)
         # Those that do not fit are loaded from shared memory some time before their use.
         return self.fragments if 4 * self.fragments <= free else max(0, (free - 14) // 4)
