@@ -62,7 +62,7 @@ struct Boxes {
   }
 
   // Waits for the end of a turn that is not over for longer than one of its kind, even or odd. What
-  // was delivered may be read then. A wait of about ten seconds ends the kernel with an error.
+  // was delivered may be read then. After 2^24 tries the kernel ends with an error: no hang.
   DEVICE void wait(int box, unsigned turn) const {
     unsigned over = 0;
     for (unsigned tries = 0; !over; tries++) {
