@@ -31,6 +31,7 @@ inline unsigned f16_bits(float x) {
   const float a = std::fabs(x);
   if (x != x) return 0x7fffu;
   if (a >= 65520.0f) return sign | 0x7c00u;
+  if (a == 0.0f) return sign;  // frexp knows no exponent of it
   int exponent;
   std::frexp(a, &exponent);
   const int e = std::max(exponent, -13);  // least exponent of a normal number, as frexp counts

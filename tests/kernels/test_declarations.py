@@ -29,6 +29,7 @@ from elman.ops.matrix_state.abi import MatrixArgs, ParameterArgs, SequenceArgs
 from elman.ops.matrix_state.cuda import kernels as matrix_cuda
 from elman.ops.matrix_state.recurrences import MatrixCell
 from elman.ops.matrix_state.stacked import stacked_plan
+from elman.ops.silu_gate import cuda as gate_cuda
 
 BACKENDS = ("cpu", "cuda")
 FLOAT = torch.float32
@@ -170,6 +171,7 @@ STRUCTURES: dict[str, tuple[str, type[ctypes.Structure]]] = {
     "elman::Parameter": ("abi/matrix_state.h", ParameterArgs),
     "elman::ChannelArgs": ("abi/channel.h", ChannelArgs),
     "elman::AddNormArgs": ("cuda/add_norm/add_norm.cuh", norm_cuda.AddNormArgs),
+    "elman::SiluGateArgs": ("cuda/silu_gate/silu_gate.cuh", gate_cuda.SiluGateArgs),
 }
 
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from elman.models.blocks import init
 from elman.models.blocks.conv import CausalConv
@@ -20,6 +21,7 @@ from elman.models.cells.declaration import Value
 from elman.models.state import State
 from elman.ops.common.door import Shape
 from elman.ops.linear import linear
+from elman.ops.silu_gate.op import split
 
 
 class Skeleton(Mixer):
@@ -122,6 +124,15 @@ class Skeleton(Mixer):
             return (self.convolve(projected_bti, state, carried),)
         u_bti, *gates_bti = projected_bti.chunk(self.branches, dim=-1)
         return self.convolve(u_bti, state, carried), *gates_bti
+
+    def project_in_silu(
+        self, x_btd: Tensor, state: State, carried: State, backend: str
+    ) -> tuple[Tensor, ...]:
+        """Return the branches of the first projection, with silu behind the first one."""
+        if self.branches == 2 and self.conv is None:
+            return split(linear(x_btd, self.in_proj), backend=backend)
+        p_bti, *gates_bti = self.project_in(x_btd, state, carried)
+        return functional.silu(p_bti), *gates_bti
 
     def convolve(self, u_btc: Tensor, state: State, carried: State) -> Tensor:
         """Apply the convolution, if there is one, and carry its history."""

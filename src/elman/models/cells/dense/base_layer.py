@@ -10,15 +10,14 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from elman.models.blocks import init
 from elman.models.blocks.spectral_norm import SpectralNorm
-from elman.models.cells.common.gates import self_gate
 from elman.models.cells.common.skeleton import Skeleton
 from elman.models.state import State, first_state
 from elman.ops.dense.op import elman
 from elman.ops.linear import linear
+from elman.ops.silu_gate.op import gate, self_gate
 
 
 class DenseLayer(Skeleton):
@@ -33,14 +32,15 @@ class DenseLayer(Skeleton):
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
         state = self.begin(x_btd, state)
         carried: State = {}
-        p_bti, *z_bti = self.project_in(x_btd, state, carried)
-        h_bti, carried["h"] = self.recur(
-            functional.silu(p_bti),
-            first_state(state.get("h"), p_bti, self.width),
-            self.backend_for(x_btd),
-        )
-        o_bti = h_bti * functional.silu(z_bti[0]) if z_bti else self_gate(h_bti)
-        return self.project_out(o_bti.to(p_bti.dtype)), carried
+        backend = self.backend_for(x_btd)
+        u_bti, *z_bti = self.project_in_silu(x_btd, state, carried, backend)
+        h_bi = first_state(state.get("h"), u_bti, self.width)
+        h_bti, carried["h"] = self.recur(u_bti, h_bi, backend)
+        if z_bti:
+            o_bti = gate(h_bti, z_bti[0], backend=backend)
+        else:
+            o_bti = self_gate(h_bti, u_bti.dtype, backend=backend)
+        return self.project_out(o_bti), carried
 
     def recur(self, u_bti: Tensor, h_bi: Tensor, backend: str) -> tuple[Tensor, Tensor]:
         """Return the states of all steps and the last one, in fp32 or wider.

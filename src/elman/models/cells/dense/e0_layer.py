@@ -18,6 +18,7 @@ from elman.models.cells.dense.e0 import CELL
 from elman.models.state import State, first_state
 from elman.ops.dense.op import elman
 from elman.ops.linear import linear
+from elman.ops.silu_gate.op import gate
 
 SCALE_LOGIT = -0.01
 """Initial logit of the scaled orthogonal matrix: a factor of 0.4975."""
@@ -79,11 +80,12 @@ class E0(NormedLayer):
             u_bti = functional.silu(u_bti)
         cell_bti = linear(u_bti, self.cell_proj, self.cell_bias)
         a_bti, gate_bti = cell_bti.chunk(2, dim=-1)
+        backend = self.backend_for(x_btd)
         h_bti, carried["h"] = elman(
             a_bti,
             self.recurrent_matrix(),
             first_state(state.get("h"), u_bti, self.width),
             linear=False,
-            backend=self.backend_for(x_btd),
+            backend=backend,
         )
-        return self.project_out((h_bti * functional.silu(gate_bti)).to(u_bti.dtype)), carried
+        return self.project_out(gate(h_bti, gate_bti, backend=backend)), carried

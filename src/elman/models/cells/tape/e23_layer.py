@@ -11,7 +11,6 @@ from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from elman.models.blocks import init
 from elman.models.cells.common.skeleton import Skeleton
@@ -20,6 +19,7 @@ from elman.models.state import State, first_state
 from elman.ops.common.door import Shape
 from elman.ops.common.precision import wide_dtype
 from elman.ops.linear import linear
+from elman.ops.silu_gate.op import gate
 from elman.ops.tape.op import Write, dual_memory
 
 RECURRENT_GAIN = 0.9
@@ -82,18 +82,19 @@ class E23(Skeleton):
     def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
         state = self.begin(x_btd, state)
-        p_bti, z_bti = self.project_in(x_btd, {}, {})
+        backend = self.backend_for(x_btd)
+        u_bti, z_bti = self.project_in_silu(x_btd, {}, {}, backend)
         h_bti, tape_bni, h_bi = dual_memory(
-            linear(functional.silu(p_bti), self.input, self.bias),
+            linear(u_bti, self.input, self.bias),
             self.recurrent,
             self.write,
-            self._first_tape(state.get("tape"), p_bti),
-            first_state(state.get("h"), p_bti, self.width),
+            self._first_tape(state.get("tape"), u_bti),
+            first_state(state.get("h"), u_bti, self.width),
             write=self.write_value,
-            backend=self.backend_for(x_btd),
+            backend=backend,
         )
-        gated_bti = (h_bti * functional.silu(z_bti)).to(z_bti.dtype)
-        return self.project_out(gated_bti), {"h": h_bi, "tape": tape_bni}
+        o_bti = gate(h_bti, z_bti, backend=backend)
+        return self.project_out(o_bti), {"h": h_bi, "tape": tape_bni}
 
     def _first_tape(self, tape_bni: Tensor | None, p_bti: Tensor) -> Tensor:
         if tape_bni is None and self.seeded:

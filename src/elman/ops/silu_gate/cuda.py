@@ -1,0 +1,135 @@
+"""One call of the silu-and-gate kernels on an NVIDIA GPU, on PyTorch's current stream.
+
+Shape legend: n rows (batch and time), w numbers of a row.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from elman.kernels import nvrtc
+from elman.kernels.launching import Launch, architecture, launch
+from elman.kernels.nvrtc import Loaded, Unit
+from elman.ops.common.mirrors import layout_assertions, same
+
+IO = {torch.bfloat16: "elman::bf16", torch.float16: "elman::f16", torch.float32: "float"}
+"""Dtypes that the kernels read and write, with their C++ names."""
+KERNELS = tuple(
+    f"silu_{what}_{way}"
+    for what in ("split", "gate", "self_gate")
+    for way in ("forward", "backward")
+)
+_VECTOR = 8  # numbers that a thread has
+_THREADS = 256
+
+
+class SiluGateArgs(ctypes.Structure):
+    """One call, as csrc/cuda/silu_gate/silu_gate.cuh declares it."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("h", "z", "dout", "dsecond", "out", "dh", "dz")),
+        ("rows", ctypes.c_int64),
+        ("stride", ctypes.c_int64),
+    )
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """How rows of one width are computed.
+
+    Args:
+        width: Numbers of a row.
+        vector: Numbers of a thread: 8, or 1 where the width, a stride or an address does not permit
+            vectors.
+        state: Dtype of h and its gradient.
+        branch: Dtype of everything else.
+    """
+
+    width: int
+    vector: int
+    state: torch.dtype
+    branch: torch.dtype
+
+
+def run(
+    kernel: str, width: int, state: torch.dtype, branch: torch.dtype, **tensors: Tensor
+) -> None:
+    """Run a kernel.
+
+    Args:
+        kernel: One of :data:`KERNELS`.
+        width: Numbers of a row.
+        state: Dtype of h.
+        branch: Dtype of everything else.
+        tensors: By the field of :class:`SiluGateArgs`. All but z are contiguous; the last two axes
+            of z, [..., n, w], may be part of a larger tensor.
+    """
+    first = next(iter(tensors.values()))
+    args, places, rows = SiluGateArgs(stride=width), 0, first.numel() // first.shape[-1]
+    for name, tensor in tensors.items():
+        if name == "z":
+            tensor = _as_rows(tensor)
+            rows, args.stride = tensor.shape[0], tensor.stride(0)
+            tensors[name] = tensor  # a copy lives until the launch
+        setattr(args, name, tensor.data_ptr())
+        places |= tensor.data_ptr()
+    args.rows = rows
+    whole = places % 16 == 0 and (width | args.stride) % _VECTOR == 0
+    config = TileConfig(width, _VECTOR if whole else 1, state, branch)
+    blocks = math.ceil(rows * (width // config.vector) / _THREADS)
+    LAUNCH(config, Launch(kernel, blocks, _THREADS, 0), args, first.device)
+
+
+def _as_rows(z: Tensor) -> Tensor:
+    """Return z [n, w] with adjacent numbers, as a view where that is possible."""
+    z_nw = z.flatten(0, -2)
+    return z_nw if z_nw.stride(1) == 1 else z_nw.contiguous()
+
+
+@cache
+def unit_text(config: TileConfig, device: str = "cuda/common/device.cuh") -> str:
+    """Return the text of a tile config's translation unit, all kernels in one.
+
+    Args:
+        config: What is computed how.
+        device: Header that says what the kernels ask of the machine.
+    """
+    g = config
+    return "\n".join(
+        [
+            f'#include "{device}"',
+            '#include "cuda/silu_gate/silu_gate.cuh"',
+            f"using G = elman::SiluGateTileConfig<{IO[g.state]}, {IO[g.branch]}, "
+            f"{g.width}, {g.vector}>;",
+            layout_assertions("elman::SiluGateArgs", SiluGateArgs)
+            + same("G::THREADS", _THREADS, f"cuda.py has {_THREADS} for G::THREADS"),
+            *(
+                f"ELMAN_KERNEL({name}, G::THREADS, 1, elman::SiluGateArgs, elman::{name}<G>(a))"
+                for name in KERNELS
+            ),
+            "",
+        ]
+    )
+
+
+def _launch(config: TileConfig, wanted: Launch, args: SiluGateArgs, device: torch.device) -> None:
+    """Launch a kernel on the current stream of the tensors' device."""
+    launch(_loaded(config, device.index), [wanted], args, device.index)
+
+
+@cache
+def _loaded(config: TileConfig, index: int) -> Loaded:
+    """Return the kernels of a tile config, for the GPU of an index."""
+    fast = config.branch != torch.float32
+    return nvrtc.load(Unit(unit_text(config), "silu and gate", architecture(index), fast=fast))
+
+
+LAUNCH: Callable[[TileConfig, Launch, SiluGateArgs, torch.device], None] = _launch
+"""Runs a kernel; tests put the emulator here."""
