@@ -149,3 +149,28 @@ def test_the_page_says_what_a_reader_must_know_of_the_suite(
     page = (sweep.folder / "report.html").read_text()
     assert "<strong>mine: two of mine.</strong> The first has &lt;more&gt; parameters." in page
     assert "**mine: two of mine.**" in (sweep.folder / "report.md").read_text()
+
+
+@pytest.mark.parametrize("suite", ["e23_50m", "batch_scaling"])
+def test_the_time_of_a_step_stands_beside_the_published_one(
+    report: Report, tmp_path: Path, suite: str
+) -> None:
+    sweep = FakeSweep(tmp_path / "a", benchmark=suite)
+    sweep.job("model=e23_512x17_e1.5_legacy", result={"tok_s": 4_000.0})
+    sweep.job("model=e1_512x21_e1.5_legacy")
+    lines = report(sweep.folder)
+    run = next(line for line in lines if line["kind"] == "run")
+    # 4 rows, 17 layers: 4 / (4,000 * 17) s
+    assert float(run["step_us"]) == pytest.approx(58.82, abs=0.01)
+    published = {line["model"]: line["step_us"] for line in lines if line["step_us"]}
+    assert published["e23_512x17_e1.5_legacy"] == "24.3"
+    assert "9.1" in published.values()
+    table = (sweep.folder / "report.md").read_text()
+    assert "58.8 (published 24.3)" in table
+    assert "| us a step |" in table
+
+
+def test_no_time_of_a_step_where_none_was_published(report: Report, tmp_path: Path) -> None:
+    folder = sweep_of(tmp_path / "a", benchmark="mine", suite=MINE)
+    report(folder)
+    assert "us a step" not in (folder / "report.md").read_text()

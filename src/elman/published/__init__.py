@@ -31,6 +31,7 @@ class Figures(Section):
         tok_s: Tokens per second, or null.
         steps: Optimizer steps, or null.
         memory_gb: Peak memory in GB, or null.
+        step_us: Microseconds for one step of time of one layer's recurrence, forward, or null.
         caveat: What a reader must know about this run besides its suite's caveat.
     """
 
@@ -40,6 +41,7 @@ class Figures(Section):
     tok_s: Positive | None = None
     steps: Count | None = None
     memory_gb: Positive | None = None
+    step_us: Positive | None = None
     caveat: str = ""
 
 

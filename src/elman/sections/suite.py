@@ -25,6 +25,7 @@ class PublishedOnly(Section):
         tok_s: Tokens per second, or null.
         steps: Optimizer steps, or null.
         memory_gb: Peak memory in GB, or null.
+        step_us: Microseconds for one step of time of one layer's recurrence, forward, or null.
     """
 
     of: str
@@ -35,6 +36,7 @@ class PublishedOnly(Section):
     tok_s: Positive | None = None
     steps: Count | None = None
     memory_gb: Positive | None = None
+    step_us: Positive | None = None
 
 
 class SuiteConfig(Section):

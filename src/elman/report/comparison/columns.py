@@ -9,11 +9,17 @@ from elman.evaluation.metrics import DEFINITIONS, LOSS_WINDOW
 from elman.published import PublishedResult
 from elman.report.comparison.published_rows import words
 from elman.report.comparison.rows import Row
-from elman.report.comparison.runs import Result
+from elman.report.comparison.runs import Result, Run
 from elman.report.comparison.statistics import SPREAD_DEFINITION, Spread
 
 Records = Sequence[PublishedResult]
 NONE = "-"
+STEP_HEAD = "us a step"
+STEP_DEFINITION = (
+    "microseconds of training for one step of time of one layer: 1e6 * train.batch_size / "
+    "(tok_s * model.depth), everything of a training step included; published: the forward pass "
+    "of one layer's recurrence alone, batch 4"
+)
 
 
 @dataclass(frozen=True)
@@ -121,6 +127,21 @@ def _published(row: Row, records: Records) -> str:
     return words(records[0], params if isinstance(params, int) else None) if records else NONE
 
 
+def _step_us(row: Row, records: Records) -> str:
+    times = [time for time in map(step_us, row.counted) if time is not None]
+    text = format(sum(times) / len(times), ".1f") if times else NONE
+    seeds = next((r.figures.step_us for r in records if r.figures.step_us is not None), None)
+    return text if seeds is None else f"{text} (published {seeds:g})"
+
+
+def step_us(run: Run) -> float | None:
+    """Return the microseconds that a run trained for one step of time in one layer."""
+    config, rate = run.config or {}, run.result.tok_s if run.result else None
+    batch = (config.get("train") or {}).get("batch_size")
+    depth = (config.get("model") or {}).get("depth")
+    return 1e6 * batch / (rate * depth) if rate and batch and depth else None
+
+
 def _set(row: Row, records: Records) -> str:
     return NONE if row.set is None else str(row.set)
 
@@ -156,6 +177,11 @@ COLUMNS = (
     Column("bpb", f"{BPB.definition}; mean over seeds", _measure(BPB)),
     Column("val bpb", f"{VAL_BPB.definition}; mean over seeds", _measure(VAL_BPB)),
     Column("tok/s", f"{TOK_S.definition}; mean over seeds", _measure(TOK_S)),
+    Column(
+        STEP_HEAD,
+        f"{STEP_DEFINITION}; mean over seeds",
+        _step_us,
+    ),
     Column("GB", f"{MEMORY.definition}; mean over seeds", _measure(MEMORY)),
     Column("min", f"{MINUTES.definition}; mean over seeds", _measure(MINUTES)),
     Column("seeds", "train.seed of the runs in the means", lambda row, _: row.seeds),
@@ -195,11 +221,18 @@ def published_only(record: PublishedResult) -> dict[str, str]:
     }
 
 
-def shown_columns(rows: Sequence[Row]) -> list[Column]:
-    """Return the columns of a table; leave out jobs if there are none, and sets if there is one."""
+def shown_columns(rows: Sequence[Row], records: Records) -> list[Column]:
+    """Return the columns of a table that say something.
+
+    Args:
+        rows: Its rows; jobs are left out if there are none, and sets if there is one.
+        records: The published records beside them; a step's time is left out if none states it.
+    """
     hidden = set()
     if all(row.jobs == NONE for row in rows):
         hidden.add("job")
     if len({row.set for row in rows if row.set is not None}) < 2:
         hidden.add("set")
+    if all(record.figures.step_us is None for record in records):
+        hidden.add(STEP_HEAD)
     return [column for column in COLUMNS if column.head not in hidden]

@@ -37,7 +37,7 @@ class Report:
     @property
     def columns(self) -> list[Column]:
         """The columns of its table."""
-        return shown_columns(self.rows)
+        return shown_columns(self.rows, self.published.records)
 
     @property
     def cells(self) -> list[list[str]]:

@@ -63,6 +63,8 @@ def words(record: PublishedResult, params: int | None = None) -> str:
         number = f"{figures.loss:.4f}"
     elif figures.tok_s is not None:
         number = f"{figures.tok_s:,.0f} tok/s"
+    elif figures.step_us is not None:
+        number = f"{figures.step_us:g} us a step"
     other_size = params is not None and figures.params not in (None, params)
     size = f" at {(figures.params or 0) / 1e6:.1f}M" if other_size else ""
     return f"{number}{size} ({record.of.suite}, {record.of.date})"

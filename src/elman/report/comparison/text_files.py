@@ -9,7 +9,7 @@ from typing import Any
 
 from elman.evaluation.metrics import DEFINITIONS
 from elman.published import PublishedResult
-from elman.report.comparison.columns import MEASURES, NONE, backend
+from elman.report.comparison.columns import MEASURES, NONE, STEP_DEFINITION, backend, step_us
 from elman.report.comparison.content import Report
 from elman.report.comparison.printable import one_line
 from elman.report.comparison.published_rows import WARNING, words
@@ -39,6 +39,7 @@ CSV_COLUMNS = {
     "graph": f"of a run: {DEFINITIONS['graph']}",
     "metrics_version": f"of a run: {DEFINITIONS['metrics_version']}",
     **{measure.key: f"{measure.definition}; of a row: mean over seeds" for measure in MEASURES},
+    "step_us": STEP_DEFINITION,
     "loss_steps": "of a run: number of steps over which its loss is the mean",
     **{
         f"{key}_{kind}": f"of a row: {what} of {key}"
@@ -115,6 +116,7 @@ def _run(row: Row, run: Run) -> dict[str, Any]:
         return line
     names = ("params", "backend", "contended", "slow_path", "graph", "metrics_version")
     line |= {name: getattr(result, name) for name in (*names, "loss_steps")}
+    line["step_us"] = step_us(run)
     for measure in MEASURES:
         if (value := measure.of(result)) is not None:
             line[measure.key] = value / measure.scale
@@ -132,6 +134,7 @@ def _published(record: PublishedResult) -> dict[str, Any]:
         "tok_s": figures.tok_s,
         "steps": figures.steps,
         "peak_memory_gb": figures.memory_gb,
+        "step_us": figures.step_us,
         "published": words(record),
         "definition": "; ".join(filter(None, (record.of.definition, record.caveats))),
     }

@@ -119,9 +119,12 @@ def _results(records: Sequence[PublishedResult]) -> Table:
 
 def figure_numbers(figures: Figures) -> list[str]:
     """Return the published figures of a run as text, under ``FIGURES``."""
+    speed = _number(figures.tok_s, ",.0f")
+    if figures.step_us is not None:
+        speed = f"{figures.step_us:g} us a step"
     return [
         _number(figures.loss, "g"),
-        _number(figures.tok_s, ",.0f"),
+        speed,
         _number(figures.steps, ","),
         _number(figures.memory_gb, "g", " GB"),
     ]
