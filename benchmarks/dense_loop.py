@@ -71,7 +71,8 @@ def layer(step: str, shape: tuple[int, int, int], peer: bool) -> Callable[[], No
 
     def run() -> None:
         drive = torch.nn.functional.linear(x_bti, weight, bias)
-        inputs = drive.split([cell.blocks * i, *[i] * cell.others], dim=-1)
+        parts = [cell.blocks * i, *[i] * cell.others]
+        inputs = drive.split(parts, dim=-1) if cell.others else [drive]
         h_bti, _ = dense_recurrence(step, inputs, [matrix], state, parameters=own, backend="cpu")
         _pull(h_bti, [x_bti, weight, bias, matrix, *own], pull)
 

@@ -118,11 +118,12 @@ class PackedProduct {
 #pragma GCC unroll 3
     for (int j = 0; j < N; j++) {
       b[j] = cpu::load<V>(w + j * W);
+      if (R > 1) in_register(b[j]);
       __builtin_prefetch(w + (AHEAD * N + j) * W);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
-      const V x = V{} + a[r * stride];
+      const V x = a[r * stride] - V{};  // V{} + a number would be an addition: -0 + 0 is 0
 #pragma GCC unroll 3
       for (int j = 0; j < N; j++) sum[r][j] += x * b[j];
     }

@@ -18,6 +18,20 @@ template <class V>
 HD void store(LaneOf<V>* to, V x) {
   std::memcpy(to, &x, sizeof x);
 }
+// Keeps a vector that is used several times in a register. Compilers otherwise put its load into
+// every use of it, and a product then waits for loads: 60 instead of 89 GFLOP/s with AVX2.
+template <class V>
+HD void in_register(V& x) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) <= 64) asm("" : "+v"(x));
+#elif defined(__AVX__)
+  if constexpr (sizeof(V) <= 32) asm("" : "+x"(x));
+#elif defined(__SSE2__)
+  if constexpr (sizeof(V) <= 16) asm("" : "+x"(x));
+#elif defined(__aarch64__)
+  if constexpr (sizeof(V) <= 16) asm("" : "+w"(x));
+#endif
+}
 // The first COUNT lanes; the others are 0, or not written.
 template <class V, int COUNT>
 HD V load_first(const LaneOf<V>* from) {

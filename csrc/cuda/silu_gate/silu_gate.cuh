@@ -9,12 +9,12 @@ namespace elman {
 
 // H: dtype of h and its gradient. Z: of everything else.
 struct SiluGateArgs {
-  const void* h;         // [rows, W]
-  const void* z;         // [rows, W], rows `stride` numbers apart: a branch, or a first half
-  const void* dout;      // backward: gradient of out [rows, W]
-  const void* dsecond;   // backward of a split: gradient of the second half [rows, W]
-  void* out;             // forward: [rows, W]
-  void *dh, *dz;         // backward: [rows, W]; of a split, dz is the projection's [rows, 2 W]
+  const void* h;        // [rows, W]
+  const void* z;        // [rows, W], rows `stride` numbers apart: a branch, or a first half
+  const void* dout;     // backward: gradient of out [rows, W]
+  const void* dsecond;  // backward of a split: gradient of the second half [rows, W]
+  void* out;            // forward: [rows, W]
+  void *dh, *dz;        // backward: [rows, W]; of a split, dz is the projection's [rows, 2 W]
   long long rows, stride;
 };
 

@@ -101,15 +101,21 @@ class GatedDense(DenseLayer):
         wide = wide_dtype(inputs_btk.dtype)
         # Gates saturate, so their biases are added and they are applied in fp32 or wider.
         inputs_btk = inputs_btk.to(wide) + self.bias
-        reads = len(self.recurrence.products) * self.width
-        rest = inputs_btk[..., reads:]
         down = self.recurrent_down
         h_bti, (final_bi,) = dense_recurrence(
             self.recurrence.step,
-            [inputs_btk[..., :reads], *(rest.split(self.width, dim=-1) if rest.numel() else ())],
+            self._inputs(inputs_btk),
             [self.recurrent] if down is None else [self.recurrent, down],
             [h_bi],
             parameters=[] if self.log_alpha is None else [self.log_alpha.to(wide).exp()],
             backend=backend,
         )
         return h_bti, final_bi
+
+    def _inputs(self, inputs_btk: Tensor) -> list[Tensor]:
+        """Return the blocks that read the state as one input, and every other block."""
+        blocks, products = len(self.recurrence.biases), len(self.recurrence.products)
+        if blocks == products:  # a split into one part would still copy in its backward pass
+            return [inputs_btk]
+        sizes = [products * self.width, *[self.width] * (blocks - products)]
+        return list(inputs_btk.split(sizes, dim=-1))
