@@ -53,7 +53,7 @@ struct Backward {
       if (index) trail.in.staging.fetch(G::STEPS, buffer ^ 1);
       trail.in.prepare(segment.t0, buffer);
       sync<G>();
-      recompute.run(segment.t0, segment.length);
+      recompute.run(segment.length);
       sync<G>();
       if constexpr (G::NEEDS_Y) {
         gradients.output(trail.in, trail.sums, y, segment);
@@ -61,9 +61,9 @@ struct Backward {
       }
       walk.start(segment.length, recompute.S);
       // The walk needs the room for the copy again where a step starts from zeros.
-      if constexpr (!Resets<G>::ANY) recompute.copy_start(index - 1);
+      if constexpr (!G::Spec::RESETS) recompute.copy_start(index - 1);
       walk.run(segment.t0, segment.length, buffer);
-      if constexpr (Resets<G>::ANY) recompute.copy_start(index - 1);
+      if constexpr (G::Spec::RESETS) recompute.copy_start(index - 1);
       sync<G>();
       gradients.write(trail.in, trail.sums, segment);
     }
@@ -108,7 +108,7 @@ struct Backward {
       if (index) trail.in.staging.fetch(G::STEPS, buffer(round + 1));
       trail.in.prepare(segment.t0, segment.buffer);
       crew.meet();
-      recompute.run(segment.t0, segment.length);
+      recompute.run(segment.length);
       if constexpr (G::NEEDS_Y) {
         crew.meet();
         gradients.output(trail.in, trail.sums, y, segment);

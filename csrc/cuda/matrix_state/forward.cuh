@@ -68,7 +68,7 @@ struct Forward {
           due(forward.a.checkpoints ? forward.a.K : forward.a.T) {
       read_params<G>(pass.a, pass.at, lane, params);
       load_first<G>(pass.a, pass.at, lane, S);
-      resets.fetch(pass.a, pass.at, 0);
+      resets.begin(pass.a, pass.at, 0);
     }
 
     // As a visitor of the steps, see run_steps.
@@ -83,11 +83,12 @@ struct Forward {
       return step + steps;
     }
     DEVICE void state(int, const A*) const {}
+    DEVICE bool starts(int step) const { return resets.starts(step); }
     DEVICE void rows(int, const Row<A>*) const {}
 
     DEVICE void run(int64_t segment, sptr<A> reads) {
-      const unsigned now = resets.take(pass.a, pass.at, (segment + 1) * G::STEPS);
-      run_steps<G, true>(pass.in, lane, pass.length(segment), params, S, reads, *this, now);
+      resets.next(pass.a, pass.at, G::STEPS);
+      run_steps<G, true>(pass.in, lane, pass.length(segment), params, S, reads, *this);
     }
 
     DEVICE void end() const {

@@ -5,40 +5,44 @@
 namespace elman {
 
 // A warp reads the mask of a segment at once, a byte in every lane, and a segment before it is
-// needed; bit i of what take() returns is step i. States that are kept, in checkpoints and for the
-// way back, are those before a reset.
-template <class G>
+// needed. States that are kept, in checkpoints and for the way back, are those before a reset.
+template <class G, bool ANY = G::Spec::RESETS>
 struct Resets {
-  static constexpr bool ANY = G::Spec::RESETS;
-  static_assert(!ANY || G::STEPS <= 32, "a bit for every step of a segment");
-  unsigned bit = 0;  // this lane's, of the segment that was fetched
+  static_assert(G::STEPS <= 32, "a bit for every step of a segment");
+  unsigned bit;   // this lane's, of the segment at t0
+  unsigned bits;  // of the segment that runs: bit i is step i
+  int64_t t0;
 
-  DEVICE void fetch(const Args& a, const Place& at, int64_t t0) {
-    if constexpr (ANY) {
-      const int step = thread_index() % 32;
-      bit = 0;
-      if (t0 >= 0 && step < G::STEPS && t0 + step < a.T)
-        bit = (unsigned)(load_one(a.resets + at.batch * a.T + t0 + step) != 0) << step;
-    }
+  DEVICE void begin(const Args& a, const Place& at, int64_t first) {
+    t0 = first;
+    fetch(a, at);
   }
 
-  // Returns the segment that was fetched, and fetches that at t0.
-  DEVICE unsigned take(const Args& a, const Place& at, int64_t t0) {
-    unsigned word = bit;
-    if constexpr (ANY) {
+  DEVICE void fetch(const Args& a, const Place& at) {
+    const int step = thread_index() % 32;
+    bit = 0;
+    if (t0 >= 0 && step < G::STEPS && t0 + step < a.T)
+      bit = (unsigned)(load_one(a.resets + at.batch * a.T + t0 + step) != 0) << step;
+  }
+
+  // Goes on to the segment that was fetched, and fetches the one `steps` from it.
+  DEVICE void next(const Args& a, const Place& at, int steps) {
+    bits = bit;
 #pragma unroll
-      for (int mask = 1; mask < 32; mask *= 2) word |= shuffle_xor(word, mask);
-      fetch(a, at, t0);
-    }
-    return word;
+    for (int mask = 1; mask < 32; mask *= 2) bits |= shuffle_xor(bits, mask);
+    t0 += steps;
+    fetch(a, at);
   }
+
+  DEVICE bool starts(int step) const { return bits >> step & 1; }
 };
 
 template <class G>
-DEVICE bool starts(unsigned resets, int step) {
-  if constexpr (G::Spec::RESETS) return resets >> step & 1;
-  return false;
-}
+struct Resets<G, false> {
+  DEVICE void begin(const Args&, const Place&, int64_t) const {}
+  DEVICE void next(const Args&, const Place&, int) const {}
+  DEVICE bool starts(int) const { return false; }
+};
 
 template <class G>
 DEVICE void clear_state(typename G::A* S) {

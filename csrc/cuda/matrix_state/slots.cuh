@@ -48,6 +48,15 @@ struct SlotsBlock {
     if constexpr (RESETS) return load_one(a.resets + bt);
     return false;
   }
+  DEVICE bool next_starts(int64_t t) const {
+    if constexpr (RESETS) return t + 1 < a.steps && starts(batch * a.steps + t + 1);
+    return false;
+  }
+  // What a step sees of a number that zeros may have replaced.
+  DEVICE static A unless(bool zero, A x) {
+    if constexpr (RESETS) return zero ? A(0) : x;
+    return x;
+  }
   DEVICE int64_t segments() const { return (a.steps + a.segment - 1) / a.segment; }
   DEVICE A* checkpoint(int64_t segment) const {
     return row(a.checkpoints, batch * segments() + segment, size);
@@ -58,7 +67,7 @@ template <class A, int WARPS, bool RESETS>
 struct SlotsForward : SlotsBlock<A, WARPS, RESETS> {
   using Base = SlotsBlock<A, WARPS, RESETS>;
   using Base::a, Base::batch, Base::channels, Base::get, Base::lane, Base::row, Base::size;
-  using Base::slots, Base::starts, Base::sum, Base::warp;
+  using Base::slots, Base::starts, Base::sum, Base::unless, Base::warp;
   A* state;
   sptr<A> read;  // r of this step and of the next one
 
@@ -85,20 +94,19 @@ struct SlotsForward : SlotsBlock<A, WARPS, RESETS> {
         store_one(state + (j * channels + i), s);
         seen += s * get(a.k, batch * a.steps * channels + i);
       }
-      seen = sum(seen);
-      leave(0, j, zero ? A(0) : seen);
+      leave(0, j, sum(seen), zero);
     }
   }
-  DEVICE void leave(int64_t t, int j, A seen) const {
+  DEVICE void leave(int64_t t, int j, A seen, bool zero) const {
     if (lane || t == a.steps) return;
-    const A r = tanh(seen);
+    const A r = tanh(unless(zero, seen));
     store_one(read + ((int)(t % 2) * slots + j), r);
     store_one(row(a.read, batch * a.steps + t, slots) + j, r);
   }
   DEVICE void step(int64_t t, int j, A* kept) const {
     const int64_t bt = batch * a.steps + t;
     const sptr<A> r = read + (int)(t % 2) * slots;
-    const bool zero = starts(bt), next_zero = t + 1 < a.steps && starts(bt + 1);
+    const bool zero = starts(bt), next_zero = this->next_starts(t);
     A z = 0;
     for (int n = lane; n < slots; n += 32)
       z += get(a.mix, (int64_t)j * slots + n) * load_one(r + n);
@@ -110,15 +118,14 @@ struct SlotsForward : SlotsBlock<A, WARPS, RESETS> {
     for (int i = lane; i < channels; i += 32) {
       A* at = state + ((int64_t)j * channels + i);
       const A old = load_one(at);
-      const A s = (zero ? A(0) : old) * keep + get(a.k, key + i) * written;
+      const A s = unless(zero, old) * keep + get(a.k, key + i) * written;
       if (kept) store_one(kept + ((int64_t)j * channels + i), old);
       store_one(at, s);
       y += s * get(a.q, key + i);
       seen += s * get(a.k, next + i);
     }
     y = sum(y);
-    seen = sum(seen);
-    leave(t + 1, j, next_zero ? A(0) : seen);
+    leave(t + 1, j, sum(seen), next_zero);
     if (lane) return;
     store_one(row(a.y, bt, slots) + j, y);
     store_one(row(a.value, bt, slots) + j, v);
@@ -129,7 +136,7 @@ template <class A, int WARPS, bool RESETS>
 struct SlotsBackward : SlotsBlock<A, WARPS, RESETS> {
   using Base = SlotsBlock<A, WARPS, RESETS>;
   using Base::a, Base::batch, Base::channels, Base::get, Base::lane, Base::row, Base::size;
-  using Base::slots, Base::starts, Base::sum, Base::warp;
+  using Base::slots, Base::starts, Base::sum, Base::unless, Base::warp;
   static constexpr int THREADS = Base::THREADS;
   A *gradient, *states;   // of the state; states of a segment and the one behind it
   sptr<A> dinput, dseen;  // gradients of input + mix r, and of S k
@@ -162,8 +169,8 @@ struct SlotsBackward : SlotsBlock<A, WARPS, RESETS> {
       for (int64_t u = 0; u < steps; u++) {
         const int64_t bt = batch * a.steps + segment * a.segment + u;
         const A keep = get(a.row, bt * slots + j);
-        if (starts(bt)) s = A(0);
-        s = s * keep + get(a.k, bt * channels + i) * ((A(1) - keep) * get(a.value, bt * slots + j));
+        s = unless(starts(bt), s) * keep +
+            get(a.k, bt * channels + i) * ((A(1) - keep) * get(a.value, bt * slots + j));
         store_one(states + ((u + 1) * size + at), s);
       }
     }
@@ -188,7 +195,7 @@ struct SlotsBackward : SlotsBlock<A, WARPS, RESETS> {
       const int64_t at = (int64_t)j * channels + i;
       const A e = load_one(gradient + at) + dout * get(a.q, bt * channels + i);
       with_key += e * get(a.k, bt * channels + i);
-      with_state += e * (zero ? A(0) : load_one(s + at));
+      with_state += e * unless(zero, load_one(s + at));
     }
     with_key = sum(with_key);
     with_state = sum(with_state);
@@ -218,9 +225,8 @@ struct SlotsBackward : SlotsBlock<A, WARPS, RESETS> {
       const A dout = dy(bt, j), keep = get(a.row, bt * slots + j), du = load_one(dseen + j);
       const A e = load_one(gradient + at) + dout * q;
       dq += dout * load_one(s + size + at);
-      const A old = zero ? A(0) : load_one(s + at);
-      dk += (A(1) - keep) * get(a.value, bt * slots + j) * e + du * old;
-      store_one(gradient + at, zero ? A(0) : keep * e + du * k);
+      dk += (A(1) - keep) * get(a.value, bt * slots + j) * e + du * unless(zero, load_one(s + at));
+      store_one(gradient + at, unless(zero, keep * e + du * k));
     }
     store_one(row(a.dk, bt, channels) + i, dk);
     store_one(row(a.dq, bt, channels) + i, dq);

@@ -109,11 +109,10 @@ DEVICE void put_parts(const L& lane, sptr<A> y, int step, const A (&parts)[G::TA
 // Runs the first `length` steps of a prepared segment. With READS every lane's parts of the reads y
 // = S q are left in `y`. `visitor` is shown the state before every step and what each row read;
 // `visitor.stop` says how far to run until it is asked again. The inputs of a step are loaded one
-// step ahead. Bits of `resets` are steps that start from zeros.
+// step ahead. `visitor.starts` says whether a step starts from zeros.
 template <class G, bool READS, class In, class L, class F, class A = typename G::A>
 DEVICE void run_steps(const In& in, const L& lane, int length,
-                      const A (&params)[G::TALL][MAX_PARAMS], A* S, sptr<A> y, F& visitor,
-                      unsigned resets) {
+                      const A (&params)[G::TALL][MAX_PARAMS], A* S, sptr<A> y, F& visitor) {
   A q[G::COLUMNS], parts[G::TALL];
   Step<G> now;
   now.read(in, lane, 0, params);
@@ -122,7 +121,7 @@ DEVICE void run_steps(const In& in, const L& lane, int length,
   const auto advance_to = [&](int step) {
     visitor.state(step, S);
     if constexpr (READS) multiply<G>(parts, S, q);  // of the step before
-    if (starts<G>(resets, step)) clear_state<G>(S);
+    if (visitor.starts(step)) clear_state<G>(S);
     read_state<G>(lane, now, S);
     advance<G>(now, S);
     visitor.rows(step, now.row);
@@ -177,6 +176,7 @@ template <class A>
 struct Unseen {
   DEVICE int stop(int, int length, const A*) const { return length; }
   DEVICE void state(int, const A*) const {}
+  DEVICE bool starts(int) const { return false; }
   DEVICE void rows(int, const Row<A>*) const {}
 };
 
@@ -202,7 +202,8 @@ DEVICE void load_first(const Args& a, const Place& at, const L& lane, typename G
   if (a.first) {
     lane.load_state(S, (const typename G::A*)a.first + state);
   } else {
-    clear_state<G>(S);
+#pragma unroll
+    for (int j = 0; j < G::PIECE; j++) S[j] = typename G::A(0);
   }
 }
 

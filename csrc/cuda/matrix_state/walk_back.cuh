@@ -18,7 +18,6 @@ struct WalkBack {
   // lane's parts of the sums over the rows for the step that was walked before.
   A S[PIECE], dS[PIECE], before[PIECE], q[C], parts[G::SUMS][C], dy[TALL];
   Step<G> now;
-  Resets<G> resets;
   A residual[TALL];
   A dparams[TALL][MAX_PARAMS], dresidual[TALL], dgate_bias[TALL];
 
@@ -35,7 +34,6 @@ struct WalkBack {
       for (int n = 0; n < MAX_PARAMS; n++) dparams[i][n] = A(0);
     }
     trail.load_or_zero(dS, a.dlast);
-    resets.fetch(a, trail.at, trail.last_segment() * G::STEPS);
   }
 
   // Takes up a segment behind its last step, where the state is `last`.
@@ -47,6 +45,7 @@ struct WalkBack {
 
   // The same where others have recomputed the segment.
   DEVICE void start(int length) {
+    trail.resets.next(trail.a, trail.at, -G::STEPS);
     trail.recall(length, S);
     trail.recall(length - 1, before);
   }
@@ -61,18 +60,17 @@ struct WalkBack {
       for (int n = 0; n < G::SUMS; n++) parts[n][j] = A(0);
     }
     load_step(t0, length - 1, buffer);
-    const unsigned cuts = resets.take(trail.a, trail.at, t0 - G::STEPS);
     // Large pieces with gates have no registers left for two.
     constexpr int UNROLL = G::PIECE >= 32 && Cell::GATES > 0 ? 1 : 2;
     int step = length - 1;
 #pragma unroll 1
     for (; step >= UNROLL; step -= UNROLL) {
 #pragma unroll
-      for (int i = 0; i < UNROLL; i++) walk<true>(t0, step - i, length, buffer, cuts);
+      for (int i = 0; i < UNROLL; i++) walk<true>(t0, step - i, length, buffer);
     }
 #pragma unroll 1
-    for (; step > 0; step--) walk<true>(t0, step, length, buffer, cuts);
-    walk<false>(t0, 0, length, buffer, cuts);
+    for (; step > 0; step--) walk<true>(t0, step, length, buffer);
+    walk<false>(t0, 0, length, buffer);
     const auto share = trail.lane.halve(parts);
     put_sums(0, parts, share);
   }
@@ -115,10 +113,9 @@ struct WalkBack {
       trail.lane.put(trail.sums.columns(n, step, thread_index() / 32), x[n], share);
   }
 
-  // One step back; with MORE the next one's inputs are loaded. Bits of `cuts` are steps that start
-  // from zeros.
+  // One step back; with MORE the next one's inputs are loaded.
   template <bool MORE>
-  DEVICE void walk(int64_t t0, int step, int length, int buffer, unsigned cuts) {
+  DEVICE void walk(int64_t t0, int step, int length, int buffer) {
     const auto share = trail.lane.halve(parts);
     A done[G::SUMS][L::LEFT];
 #pragma unroll
@@ -127,7 +124,7 @@ struct WalkBack {
       for (int i = 0; i < L::LEFT; i++) done[n][i] = parts[n][i];
     }
     through_query();
-    const bool zero = starts<G>(cuts, step);
+    const bool zero = trail.resets.starts(step);
     if (zero) clear_state<G>(before);
     RowGrad<A> d[TALL] = {};
     if constexpr (Cell::HOOK)
