@@ -31,7 +31,7 @@ from tests.ops.matrix_state.test_matrix_resets import (
 
 pytestmark = pytest.mark.compiler
 # Every way to hold, to keep and to copy states: alone and with producers, in global memory, with
-# checkpoints that are copied while others work and with those that are not; the other ways are slow.
+# checkpoints that are copied while others work and with those that are not; the rest is slow.
 WAYS: dict[str, dict[str, Any]] = TILE_CONFIGS | {
     "e88-n16": {**TILE_CONFIGS["e88-n16"], "producers": True},
     "e74-residual-n10": {},

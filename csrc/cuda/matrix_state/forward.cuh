@@ -52,13 +52,12 @@ struct Forward {
   }
 
   // A lane's piece of the state on its way through time.
-  struct Walk {
+  struct Walk : Resets<G> {
     Forward& pass;
     const Lane<G, false> lane;
     typename G::Checkpoint* next_checkpoint;
     // Steps until the next checkpoint: the segments of the backward pass may be others.
     int64_t due;
-    Resets<G> resets;
     A S[G::PIECE], params[G::TALL][MAX_PARAMS];
 
     DEVICE explicit Walk(Forward& forward)
@@ -68,7 +67,7 @@ struct Forward {
           due(forward.a.checkpoints ? forward.a.K : forward.a.T) {
       read_params<G>(pass.a, pass.at, lane, params);
       load_first<G>(pass.a, pass.at, lane, S);
-      resets.begin(pass.a, pass.at, 0);
+      this->begin(pass.a, pass.at, 0);
     }
 
     // As a visitor of the steps, see run_steps.
@@ -83,11 +82,10 @@ struct Forward {
       return step + steps;
     }
     DEVICE void state(int, const A*) const {}
-    DEVICE bool starts(int step) const { return resets.starts(step); }
     DEVICE void rows(int, const Row<A>*) const {}
 
     DEVICE void run(int64_t segment, sptr<A> reads) {
-      resets.next(pass.a, pass.at, G::STEPS);
+      this->next(pass.a, pass.at, G::STEPS);
       run_steps<G, true>(pass.in, lane, pass.length(segment), params, S, reads, *this);
     }
 

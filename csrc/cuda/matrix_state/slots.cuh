@@ -86,7 +86,7 @@ struct SlotsForward : SlotsBlock<A, WARPS, RESETS> {
   }
   // The first state, and what the first step reads of it.
   DEVICE void begin() const {
-    const bool zero = starts(batch * a.steps);
+    const bool zero = this->next_starts(-1);
     for (int j = warp; j < slots; j += WARPS) {
       A seen = 0;
       for (int i = lane; i < channels; i += 32) {
@@ -94,12 +94,12 @@ struct SlotsForward : SlotsBlock<A, WARPS, RESETS> {
         store_one(state + (j * channels + i), s);
         seen += s * get(a.k, batch * a.steps * channels + i);
       }
-      leave(0, j, sum(seen), zero);
+      leave(0, j, unless(zero, sum(seen)));
     }
   }
-  DEVICE void leave(int64_t t, int j, A seen, bool zero) const {
+  DEVICE void leave(int64_t t, int j, A seen) const {
     if (lane || t == a.steps) return;
-    const A r = tanh(unless(zero, seen));
+    const A r = tanh(seen);
     store_one(read + ((int)(t % 2) * slots + j), r);
     store_one(row(a.read, batch * a.steps + t, slots) + j, r);
   }
@@ -117,15 +117,14 @@ struct SlotsForward : SlotsBlock<A, WARPS, RESETS> {
 #pragma unroll 4
     for (int i = lane; i < channels; i += 32) {
       A* at = state + ((int64_t)j * channels + i);
-      const A old = load_one(at);
-      const A s = unless(zero, old) * keep + get(a.k, key + i) * written;
+      const A old = load_one(at), s = unless(zero, old) * keep + get(a.k, key + i) * written;
       if (kept) store_one(kept + ((int64_t)j * channels + i), old);
       store_one(at, s);
       y += s * get(a.q, key + i);
       seen += s * get(a.k, next + i);
     }
     y = sum(y);
-    leave(t + 1, j, sum(seen), next_zero);
+    leave(t + 1, j, unless(next_zero, sum(seen)));
     if (lane) return;
     store_one(row(a.y, bt, slots) + j, y);
     store_one(row(a.value, bt, slots) + j, v);

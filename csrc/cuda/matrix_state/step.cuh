@@ -121,7 +121,8 @@ DEVICE void run_steps(const In& in, const L& lane, int length,
   const auto advance_to = [&](int step) {
     visitor.state(step, S);
     if constexpr (READS) multiply<G>(parts, S, q);  // of the step before
-    if (visitor.starts(step)) clear_state<G>(S);
+    if constexpr (G::Spec::RESETS)
+      if (visitor.starts(step)) clear_state<G>(S);
     read_state<G>(lane, now, S);
     advance<G>(now, S);
     visitor.rows(step, now.row);
