@@ -32,7 +32,7 @@ from elman.ops.matrix_state.cuda.heuristics import tile_config_of
 from elman.ops.matrix_state.recurrences import CELLS
 from elman.ops.matrix_state.stacked import DELTA, E70, E75, stacked_plan
 from tests.emulation import emulator
-from tests.emulation.planted import EDITS
+from tests.emulation.planted import EDITS, RESET_EDITS
 
 PLANS = {
     "e88": ("delta", {**DELTA, "gate_act": "sigmoid", "gate_bias": True, "residual": True}),
@@ -102,6 +102,7 @@ class Mutation:
         text: The whole source with the fault.
         guard: The cell's flag without which the place is not compiled, if it stands behind one.
         options: Options of a plan without which it is no fault, one of them.
+        resets: Whether it is a fault of kernels with resets.
     """
 
     what: str
@@ -109,6 +110,7 @@ class Mutation:
     text: str
     guard: str = ""
     options: tuple[str, ...] = ()
+    resets: bool = False
 
     def compiled_for(self, plan: str) -> bool:
         """Return whether a plan's kernels contain the place at all."""
@@ -136,6 +138,9 @@ def mutations() -> list[Mutation]:
         source = (folder / f"{file}.cuh").read_text()
         text = edited(source, old, new)
         found.append(Mutation(f"{file}: {what}", file, text, options=_NEEDS.get(what, ())))
+    for what, (file, old, new) in RESET_EDITS.items():
+        text = edited((folder / f"{file}.cuh").read_text(), old, new)
+        found.append(Mutation(f"{file}: {what}", file, text, resets=True))
     return found
 
 
@@ -162,10 +167,11 @@ def outcome(mutation: Mutation | None, plan: str) -> str:
         shutil.copytree(source_folder(), root)
         if mutation:
             (root / "cuda/matrix_state" / f"{mutation.file}.cuh").write_text(mutation.text)
+        resets = mutation is not None and mutation.resets
         for case in CASES:
             for time in (case.time, SHORT):
-                _wanted(plan, case, time)  # here, so that every process has them
-            said = _in_process(_run, (root, plan, case))
+                _wanted(plan, case, time, resets)  # here, so that every process has them
+            said = _in_process(_run, (root, plan, case, resets))
             if said != "-":
                 return said
     return "-"
@@ -192,13 +198,13 @@ def _in_process(function: Any, arguments: tuple[Any, ...]) -> str:
     return said
 
 
-def _run(root: Path, name: str, case: Case) -> str:
+def _run(root: Path, name: str, case: Case, resets: bool) -> str:
     """Run a mutated engine in all orders and compare with the one that is whole."""
     library = functools.cache(lambda text: _mutated(text, root))
     try:
         for seed, time in [*((seed, case.time) for seed in SEEDS), (1, SHORT)]:
-            wanted = _wanted(name, case, time)
-            found = results(name, case, time, library, seed)
+            wanted = _wanted(name, case, time, resets)
+            found = results(name, case, time, library, seed, resets=resets)
             for tensor, right in zip(found, wanted, strict=True):
                 if not torch.allclose(tensor, right, rtol=1e-4, atol=1e-5):
                     return "wrong numbers"
@@ -210,9 +216,15 @@ def _run(root: Path, name: str, case: Case) -> str:
 
 
 @functools.cache
-def _wanted(name: str, case: Case, time: int) -> list[Tensor]:
+def _wanted(name: str, case: Case, time: int, resets: bool) -> list[Tensor]:
     """Return the results of the engine that is whole; nobody writes to them."""
-    return results(name, case, time, emulator.loaded, 1)
+    return results(name, case, time, emulator.loaded, 1, resets=resets)
+
+
+def _mask(batch: int, time: int) -> Tensor:
+    """Return resets within segments of ten steps and on either side of their boundaries."""
+    places = torch.arange(time) + 2 * torch.arange(batch).unsqueeze(1)
+    return torch.isin(places % BACKWARD_STEPS, torch.tensor([0, 4, 9]))
 
 
 def refusal(refused: AssertionError) -> str:
@@ -248,7 +260,14 @@ def _framed(tensor: Tensor, frame: int) -> Tensor:
 
 
 def results(
-    name: str, case: Case, time: int, library: Any, seed: int, frame: int = 1024
+    name: str,
+    case: Case,
+    time: int,
+    library: Any,
+    seed: int,
+    frame: int = 1024,
+    *,
+    resets: bool = False,
 ) -> list[Tensor]:
     """Run both passes over the same numbers; return outputs and gradients."""
     cell, options = PLANS[name]
@@ -277,6 +296,8 @@ def results(
     call.point(first=first, dlast=dlast, checkpoints=checkpoints, **made)
     call.point_output_gradient(normal(*made["out"].shape))
     call.point_gradients([dsource], dparameters)
+    if resets:
+        call.point_resets(_mask(case.batch, time))
     chosen = replace(chosen, producers=case.warps > 1)
     forward = replace(chosen, steps=FORWARD_STEPS)
     for backward, tile_config in enumerate((forward, chosen)):

@@ -239,12 +239,8 @@ EDITS = {
     ),
     "state copied onto one that is needed": (
         "backward",
-        """      walk.start(segment.length, recompute.S);
-      recompute.copy_start(index - 1);
-""",
-        """      recompute.copy_start(index - 1);
-      walk.start(segment.length, recompute.S);
-""",
+        "walk.start(segment.length, recompute.S);",
+        "recompute.copy_start(index - 1);\n      walk.start(segment.length, recompute.S);",
     ),
     "copy of a checkpoint that nobody has written": ("recompute", "if (segment <= 0) return;", ""),
     "state copied without its order": ("lane", "reorder(S + m * V);", ";"),
@@ -390,3 +386,48 @@ LATER = (
     "output's parameters of rows that are not there",
     "one thread too many in the end",
 )
+
+# Those of kernels that read a mask of resets.
+RESET_EDITS = {
+    "mask of the segment before": (
+        "resets",
+        "t0 += steps;\n    fetch(a, at);",
+        "fetch(a, at);\n    t0 += steps;",
+    ),
+    "reset of the next step": ("resets", "bits >> step & 1", "bits >> (step + 1) & 1"),
+    "mask of the first row": ("resets", "at.batch * a.T + t0", "t0"),
+    "mask behind its end": ("resets", " && t0 + step < a.T", ""),
+    "state across a reset": ("step", "if (visitor.starts(step)) clear_state<G>(S);", ";"),
+    "zeros kept for the state before a reset": (
+        "step",
+        "visitor.state(step, S);",
+        "if (visitor.starts(step)) clear_state<G>(S);\n    visitor.state(step, S);",
+    ),
+    "mask that does not go on": (
+        "walk_back",
+        "trail.resets.next(trail.a, trail.at, -G::STEPS);",
+        "",
+    ),
+    "state across a reset on the way back": (
+        "walk_back",
+        "if (zero) clear_state<G>(before);",
+        "",
+    ),
+    "gradient across a reset": (
+        "walk_back",
+        "clear_state<G>(dS);\n      trail.recall(step, S);",
+        "trail.recall(step, S);",
+    ),
+    "zeros for the state behind the step before": (
+        "walk_back",
+        "clear_state<G>(dS);\n      trail.recall(step, S);",
+        "clear_state<G>(dS);",
+    ),
+    "copies over a state that is read again": (
+        "backward",
+        "if constexpr (!G::Spec::RESETS) recompute.copy_start(index - 1);\n"
+        "      walk.run(segment.t0, segment.length, buffer);\n"
+        "      if constexpr (G::Spec::RESETS) recompute.copy_start(index - 1);",
+        "recompute.copy_start(index - 1);\n      walk.run(segment.t0, segment.length, buffer);",
+    ),
+}

@@ -18,7 +18,7 @@ from elman.ops.matrix_state.slots_abi import SlotsArgs
 from tests.emulation import emulator
 from tests.emulation.mutations import _in_process, noticed
 from tests.emulation.stretches import declare, of_slots
-from tests.ops.matrix_state.test_slots import NAMES, check, draw, everything
+from tests.ops.matrix_state.test_slots import NAMES, check, draw, everything, mask, nothing_passes
 
 pytestmark = pytest.mark.compiler
 SIZES = {"odd": (2, 19, 5, 70), "one-step": (1, 1, 3, 33), "many-slots": (1, 3, 70, 5)}
@@ -27,7 +27,8 @@ Library = Callable[[str], ctypes.CDLL]
 
 def emulate(library: Library, args: SlotsArgs, like: Tensor, backward: bool) -> None:
     """Run a pass."""
-    text = cuda.unit_text(like.dtype, cuda.warps_of(args.channels), emulator.HEADER)
+    warps, resets = cuda.warps_of(args.channels), bool(args.resets)
+    text = cuda.unit_text(like.dtype, warps, emulator.HEADER, resets=resets)
     compiled = library(text)
     declare(compiled, of_slots(args, like.element_size(), backward=backward))
     emulator.start(compiled, cuda.launch_of(args, like.dtype, backward=backward), args)
@@ -46,6 +47,16 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_outputs_and_gradients_are_those_of_the_fp64_reference(size, reached) -> None:
     leaves = draw(size)
     check(everything(leaves, "cuda", reached), everything(leaves, "reference", reached), 1e-10)
+
+
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+def test_resets(size) -> None:
+    found = everything(draw(size), "cuda", resets_bt=mask(size))
+    check(found, everything(draw(size), "reference", resets_bt=mask(size)), 1e-10)
+
+
+def test_nothing_passes_a_reset() -> None:
+    nothing_passes("cuda")
 
 
 def test_fp32() -> None:
@@ -74,13 +85,40 @@ EDITS = {
     "last barrier left out": ("over_slots(bt, s, i);\n    sync_block();", "over_slots(bt, s, i);"),
     "half of the lanes": ("mask < 32", "mask < 16"),
     "read of a step that is not there": ("if (lane || t == a.steps) return;", "if (lane) return;"),
+    "first step not reset": ("unless(zero, sum(seen))", "sum(seen)"),
+    "reads across a reset": (
+        "leave(t + 1, j, unless(next_zero, sum(seen)))",
+        "leave(t + 1, j, sum(seen))",
+    ),
+    "state across a reset": ("unless(zero, old) * keep", "old * keep"),
+    "recomputed across a reset": ("s = unless(starts(bt), s) * keep", "s = s * keep"),
+    "gradient of a across a reset": (
+        "e * unless(zero, load_one(s + at));",
+        "e * load_one(s + at);",
+    ),
+    "gradient of k across a reset": (
+        "du * unless(zero, load_one(s + at));",
+        "du * load_one(s + at);",
+    ),
+    "gradient of the state across a reset": (
+        "unless(zero, keep * e + du * k)",
+        "keep * e + du * k",
+    ),
 }
-QUICK = ("barrier of a step left out", "barrier before mix left out", "last barrier left out")
+QUICK = (
+    "recomputed across a reset",
+    "barrier of a step left out",
+    "barrier before mix left out",
+    "last barrier left out",
+)
 
 
 def _results(library: Library) -> list[Tensor]:
     cuda.LAUNCH = functools.partial(emulate, library)
-    return list(everything(draw((1, 17, 5, 70)), "cuda").values())
+    size = (1, 17, 5, 70)
+    whole = everything(draw(size), "cuda")
+    parted = everything(draw(size), "cuda", resets_bt=mask(size))
+    return [*whole.values(), *parted.values()]
 
 
 def _run(folder: Path, what: str) -> str:
@@ -112,8 +150,10 @@ def test_a_planted_fault_is_noticed(what, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
-def test_nothing_is_spilled(architecture) -> None:
-    used = Unit(cuda.unit_text(torch.float32, 16), "e63m", architecture, False).resources()
+@pytest.mark.parametrize("resets", [False, True], ids=["whole", "resets"])
+def test_nothing_is_spilled(architecture, resets) -> None:
+    text = cuda.unit_text(torch.float32, 16, resets=resets)
+    used = Unit(text, "e63m", architecture, False).resources()
     assert {name: one.spilled for name, one in used.items()} == dict.fromkeys(used, 0)
     assert set(used) == {"slots_forward", "slots_backward"}
 
@@ -123,5 +163,5 @@ def test_autocast_keeps_it_in_fp32() -> None:
     tensors = [leaves[name].squeeze(2) for name in NAMES]
     given = [*tensors, leaves["mix"], leaves["state"].squeeze(1)]
     with torch.autocast("cpu", torch.bfloat16):
-        narrow = slots.slots("cpu", given[0].bfloat16(), *given[1:])
+        narrow = slots.slots("cpu", given[0].bfloat16(), *given[1:], None)
     assert {one.dtype for one in narrow} == {torch.float32}

@@ -60,8 +60,10 @@ struct Backward {
         sync<G>();
       }
       walk.start(segment.length, recompute.S);
-      recompute.copy_start(index - 1);
+      // The walk needs the room for the copy again where a step starts from zeros.
+      if constexpr (!G::Spec::RESETS) recompute.copy_start(index - 1);
       walk.run(segment.t0, segment.length, buffer);
+      if constexpr (G::Spec::RESETS) recompute.copy_start(index - 1);
       sync<G>();
       gradients.write(trail.in, trail.sums, segment);
     }

@@ -52,7 +52,7 @@ struct Forward {
   }
 
   // A lane's piece of the state on its way through time.
-  struct Walk {
+  struct Walk : Resets<G> {
     Forward& pass;
     const Lane<G, false> lane;
     typename G::Checkpoint* next_checkpoint;
@@ -67,6 +67,7 @@ struct Forward {
           due(forward.a.checkpoints ? forward.a.K : forward.a.T) {
       read_params<G>(pass.a, pass.at, lane, params);
       load_first<G>(pass.a, pass.at, lane, S);
+      this->begin(pass.a, pass.at, 0);
     }
 
     // As a visitor of the steps, see run_steps.
@@ -84,6 +85,7 @@ struct Forward {
     DEVICE void rows(int, const Row<A>*) const {}
 
     DEVICE void run(int64_t segment, sptr<A> reads) {
+      this->next(pass.a, pass.at, G::STEPS);
       run_steps<G, true>(pass.in, lane, pass.length(segment), params, S, reads, *this);
     }
 

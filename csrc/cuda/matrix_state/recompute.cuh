@@ -63,6 +63,7 @@ struct Recompute {
   // Recomputes a segment; S is then the state behind it.
   DEVICE void run(int length) {
     Visitor visitor{trail};
+    trail.resets.next(trail.a, trail.at, -G::STEPS);
     run_steps<G, G::NEEDS_Y>(trail.in, trail.lane, length, trail.params, S, y, visitor);
     if constexpr (G::produces(true)) trail.keep(length, S);
   }
@@ -72,6 +73,7 @@ struct Recompute {
     const Trail<G>& trail;
     DEVICE int stop(int, int length, const A*) const { return length; }
     DEVICE void state(int step, const A* before) const { trail.keep(step, before); }
+    DEVICE bool starts(int step) const { return trail.resets.starts(step); }
     DEVICE void rows(int step, const Row<A>* x) const {
       if (trail.lane.part) return;
       A r[TALL], e[TALL];

@@ -2,6 +2,7 @@
 #pragma once
 #include "cells/epilogue.h"
 #include "cuda/matrix_state/lane.cuh"
+#include "cuda/matrix_state/resets.cuh"
 
 namespace elman {
 
@@ -108,7 +109,7 @@ DEVICE void put_parts(const L& lane, sptr<A> y, int step, const A (&parts)[G::TA
 // Runs the first `length` steps of a prepared segment. With READS every lane's parts of the reads y
 // = S q are left in `y`. `visitor` is shown the state before every step and what each row read;
 // `visitor.stop` says how far to run until it is asked again. The inputs of a step are loaded one
-// step ahead.
+// step ahead. `visitor.starts` says whether a step starts from zeros.
 template <class G, bool READS, class In, class L, class F, class A = typename G::A>
 DEVICE void run_steps(const In& in, const L& lane, int length,
                       const A (&params)[G::TALL][MAX_PARAMS], A* S, sptr<A> y, F& visitor) {
@@ -120,6 +121,8 @@ DEVICE void run_steps(const In& in, const L& lane, int length,
   const auto advance_to = [&](int step) {
     visitor.state(step, S);
     if constexpr (READS) multiply<G>(parts, S, q);  // of the step before
+    if constexpr (G::Spec::RESETS)
+      if (visitor.starts(step)) clear_state<G>(S);
     read_state<G>(lane, now, S);
     advance<G>(now, S);
     visitor.rows(step, now.row);
@@ -174,6 +177,7 @@ template <class A>
 struct Unseen {
   DEVICE int stop(int, int length, const A*) const { return length; }
   DEVICE void state(int, const A*) const {}
+  DEVICE bool starts(int) const { return false; }
   DEVICE void rows(int, const Row<A>*) const {}
 };
 

@@ -19,6 +19,7 @@ struct Trail {
   Place at;
   Lane<G, true> lane;
   int thread;  // of those that hold the state
+  Resets<G> resets;
   A params[G::TALL][MAX_PARAMS];
 
   DEVICE Trail(const Args& args, Arena& arena)
@@ -31,6 +32,7 @@ struct Trail {
     if constexpr (!G::SCRATCH) history = arena.take<Checkpoint>(G::sets(true) * G::HISTORY);
     scratch = (Checkpoint*)((A*)a.workspace + scratch_offset<G>(a)) + block_index() * G::HISTORY;
     read_params<G>(a, at, lane, params);
+    resets.begin(a, at, last_segment() * G::STEPS);
   }
 
   // What is zero and stays so. A barrier has to stand between this and the first segment.

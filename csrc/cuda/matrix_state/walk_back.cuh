@@ -45,6 +45,7 @@ struct WalkBack {
 
   // The same where others have recomputed the segment.
   DEVICE void start(int length) {
+    trail.resets.next(trail.a, trail.at, -G::STEPS);
     trail.recall(length, S);
     trail.recall(length - 1, before);
   }
@@ -123,6 +124,8 @@ struct WalkBack {
       for (int i = 0; i < L::LEFT; i++) done[n][i] = parts[n][i];
     }
     through_query();
+    const bool zero = trail.resets.starts(step);
+    if (zero) clear_state<G>(before);
     RowGrad<A> d[TALL] = {};
     if constexpr (Cell::HOOK)
       through_hook(d);
@@ -138,6 +141,10 @@ struct WalkBack {
     }
 #pragma unroll
     for (int j = 0; j < PIECE; j++) S[j] = before[j];
+    if (zero) {
+      clear_state<G>(dS);
+      trail.recall(step, S);
+    }
     if constexpr (MORE) {
       trail.recall(step - 1, before);
       load_step(t0, step - 1, buffer);

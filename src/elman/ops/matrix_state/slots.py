@@ -20,7 +20,7 @@ from elman.base.errors import UserError
 from elman.kernels.build import load_library
 from elman.kernels.threads import kernel_threads
 from elman.ops.common.backend import require_cpu
-from elman.ops.common.door import check
+from elman.ops.common.door import check, check_resets
 from elman.ops.common.native import C_TYPES
 from elman.ops.matrix_state.cuda import slots as cuda
 from elman.ops.matrix_state.slots_abi import SEGMENT, SlotsArgs, layout
@@ -36,8 +36,12 @@ class Kernel:
 
 
 @cache
-def kernel_for(dtype: torch.dtype) -> Kernel:
+def kernel_for(dtype: torch.dtype, resets: bool) -> Kernel:
     """Return the kernel for a dtype, compiled if it was not compiled before.
+
+    Args:
+        dtype: Of all tensors.
+        resets: Whether it reads a mask of resets.
 
     Raises:
         UserError: there is none, or it cannot be compiled.
@@ -47,7 +51,7 @@ def kernel_for(dtype: torch.dtype) -> Kernel:
             f"kernels.backend=cpu: computes in float32 and float64, not in {dtype}; "
             "use kernels.backend=reference"
         )
-    text = f"ELMAN_SLOTS(slots, {C_TYPES[dtype]})\n"
+    text = f"ELMAN_SLOTS(slots, {C_TYPES[dtype]}, {str(resets).lower()})\n"
     text = f'#include "cpu/matrix_state/slots.h"\n\n{layout()}{text}'
     library = load_library(text, "e63m")
     parts = [library[f"slots_{part}"] for part in ("forward", "backward", "workspace")]
@@ -75,7 +79,7 @@ def _call(backend: str, tensors: Mapping[str, Tensor | None], *, backward: bool)
         cuda.run(args, kept["k"], backward=backward)
         return
     require_cpu(kept["k"])
-    kernel, like = kernel_for(kept["k"].dtype), kept["k"]
+    kernel, like = kernel_for(kept["k"].dtype, "resets" in kept), kept["k"]
     workspace = like.new_empty(kernel.workspace(args) // like.element_size())
     args.workspace = workspace.data_ptr()
     (kernel.backward if backward else kernel.forward)(args)
@@ -121,6 +125,7 @@ def slots(
     row_btn: Tensor,
     mix_nn: Tensor,
     first_bni: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Run E63m's recurrence: S' = a > S + (1 - a) > v k^T, v = tanh(input + mix tanh(S k)).
 
@@ -132,6 +137,7 @@ def slots(
         row_btn: a.
         mix_nn: W_r.
         first_bni: State before the first step. All have this one's dtype: fp32, or on a CPU fp64.
+        resets_bt: True where the state of a sequence before a step is zero; None is nowhere.
 
     Returns:
         The reads S' q [B, T, n], the last state, the checkpoints [B, segments, n, i], tanh(S k) and
@@ -144,10 +150,12 @@ def slots(
     """
     given = {"k": k_bti, "q": q_bti, "input": input_btn, "row": row_btn, "mix": mix_nn}
     check_call(given, first_bni)
+    check_resets("matrix_state e63m", resets_bt, k_bti)
     made = _kept(k_bti, input_btn, first_bni)
     names = ("y", "last", "checkpoints", "read", "value")
     results = dict(zip(names, made, strict=True))
-    _call(backend, {**given, "first": first_bni, **results}, backward=False)
+    before = {"first": first_bni, "resets": resets_bt}
+    _call(backend, {**given, **before, **results}, backward=False)
     y_btn, last_bni, checkpoints_bkni, read_btn, value_btn = made
     return y_btn, last_bni, checkpoints_bkni, read_btn, value_btn
 
@@ -161,6 +169,7 @@ def _(
     row_btn: Tensor,
     mix_nn: Tensor,
     first_bni: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, ...]:
     return tuple(_kept(k_bti, input_btn, first_bni))
 
@@ -177,6 +186,7 @@ def slots_backward(
     checkpoints_bkni: Tensor,
     read_btn: Tensor,
     value_btn: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of keys, queries, inputs, a and the first state."""
     dk_bti, dq_bti, dinput_btn, drow_btn, dfirst_bni = made = _gradients(
@@ -185,8 +195,9 @@ def slots_backward(
     names = ("dk", "dq", "dinput", "drow", "dfirst")
     given = {"k": k_bti, "q": q_bti, "row": row_btn, "mix": mix_nn, "read": read_btn}
     given |= {"value": value_btn, "checkpoints": checkpoints_bkni}
+    pulls = {"dy": dy_btn, "dlast": dlast_bni, "resets": resets_bt}
     results = dict(zip(names, made, strict=True))
-    _call(backend, {**given, "dy": dy_btn, "dlast": dlast_bni, **results}, backward=True)
+    _call(backend, {**given, **pulls, **results}, backward=True)
     return dk_bti, dq_bti, dinput_btn, drow_btn, dfirst_bni
 
 
@@ -209,13 +220,14 @@ def _(
     checkpoints_bkni: Tensor,
     read_btn: Tensor,
     value_btn: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, ...]:
     return tuple(_gradients(k_bti, read_btn, checkpoints_bkni))
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.backend, k_bti, q_bti, _, row_btn, mix_nn, _ = inputs
-    ctx.save_for_backward(k_bti, q_bti, row_btn, mix_nn, *output[2:])
+    ctx.backend, k_bti, q_bti, _, row_btn, mix_nn, _, resets_bt = inputs
+    ctx.save_for_backward(k_bti, q_bti, row_btn, mix_nn, *output[2:], resets_bt)
     ctx.set_materialize_grads(False)
 
 
@@ -223,10 +235,11 @@ def _differentiate(
     ctx: Any, dy_btn: Tensor | None, dlast_bni: Tensor | None, *_: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors
+    read_btn = saved[5]
     dk, dq, dinput_btn, drow, dfirst = slots_backward(ctx.backend, dy_btn, dlast_bni, *saved)
     # One large product over batch and time.
-    dmix_nn = dinput_btn.flatten(0, 1).mT @ saved[-2].flatten(0, 1)
-    return None, dk, dq, dinput_btn, drow, dmix_nn, dfirst
+    dmix_nn = dinput_btn.flatten(0, 1).mT @ read_btn.flatten(0, 1)
+    return None, dk, dq, dinput_btn, drow, dmix_nn, dfirst, None
 
 
 slots.register_autograd(_differentiate, setup_context=_setup)
