@@ -167,23 +167,25 @@ def test_nothing_is_read_that_was_not_written(step: str, monkeypatch: pytest.Mon
 
 @STEPS
 @BACKENDS
-def test_nan_of_a_document_stays_in_it(step: str, backend: str) -> None:
-    """A document without a number leaves outputs and gradients of the next one alone."""
+@pytest.mark.parametrize("first", [False, True], ids=["nan-behind", "nan-before"])
+def test_nan_of_a_document_stays_in_it(step: str, backend: str, first: bool) -> None:
+    """What is no number in a document leaves outputs and gradients of the others alone."""
     leaves = draw(step, "rows")
     resets = torch.zeros(leaves["input 0"].shape[:2], dtype=torch.bool)
     resets[:, 2] = True
-    sequences = [name for name in leaves if name.startswith("input")]
+    filled = slice(0, 2) if first else slice(2, 4)
+    others = torch.ones_like(resets)
+    others[5, filled] = False
+    sequences = [leaf for name, leaf in leaves.items() if name.startswith("input")]
     found = []
-    for filled in (False, True):
-        if filled:
-            leaves["input 0"].data[5, :2] = torch.nan
-        y, *_ = call(step, leaves, backend, resets)
-        later = y[:, 2:]
-        found.append(
-            [later, *torch.autograd.grad(later.sin().sum(), [leaves[n] for n in sequences])]
-        )
+    for number in (1.0, torch.nan):
+        leaves["input 0"].data[5, filled] = number
+        y, *last = call(step, leaves, backend, resets)
+        pulled = torch.stack([out.sin().sum() for out in (y, *last)]).sum()
+        found.append([y, *torch.autograd.grad(pulled, sequences)])
     for one, other in zip(*found, strict=True):
-        assert torch.equal(one[:, 2:], other[:, 2:])
+        assert other[5, filled].isnan().any()
+        assert torch.equal(one[others], other[others])
 
 
 @SOME

@@ -158,21 +158,24 @@ def test_nothing_is_read_that_was_not_written(write: str, monkeypatch: pytest.Mo
 
 @WRITES
 @BACKENDS
-def test_nan_of_a_document_stays_in_it(write: str, backend: str) -> None:
-    """A document without a number leaves outputs and gradients of the next one alone."""
+@pytest.mark.parametrize("first", [False, True], ids=["nan-behind", "nan-before"])
+def test_nan_of_a_document_stays_in_it(write: str, backend: str, first: bool) -> None:
+    """What is no number in a document leaves outputs and gradients of the others alone."""
     leaves = draw(write, "odd")
     resets = torch.zeros(leaves["input"].shape[:2], dtype=torch.bool)
     resets[:, 5] = True
+    filled = slice(0, 5) if first else slice(5, 11)
+    others = torch.ones_like(resets)
+    others[5, filled] = False
     found = []
-    for filled in (False, True):
-        if filled:
-            leaves["input"].data[5, :2] = torch.nan
-        y, tape, state = call(write, leaves, backend, resets)
-        pull = y[:, 5:].sin().sum() + tape.sin().sum() + state.sum()
-        (gradient,) = torch.autograd.grad(pull, [leaves["input"]])
-        found.append([y[:, 5:], tape, state, gradient[:, 5:]])
+    for number in (1.0, torch.nan):
+        leaves["input"].data[5, filled] = number
+        outputs = call(write, leaves, backend, resets)
+        pulled = torch.stack([out.sin().sum() for out in outputs]).sum()
+        found.append([outputs[0], *torch.autograd.grad(pulled, [leaves["input"]])])
     for one, other in zip(*found, strict=True):
-        assert torch.equal(one, other)
+        assert other[5, filled].isnan().any()
+        assert torch.equal(one[others], other[others])
 
 
 @WRITES
