@@ -92,9 +92,11 @@ def test_gradcheck(step: str, size: str) -> None:
 
 @STEPS
 @BACKENDS
-def test_a_reset_before_the_first_step_drops_the_given_state(step: str, backend: str) -> None:
+def test_a_reset_before_the_first_step_drops_the_given_state(
+    step: str, backend: str, size: str = "rows"
+) -> None:
     """To the bit, and NaN with it; the state's gradient is 0 to the bit."""
-    leaves = draw(step, "rows")
+    leaves = draw(step, size, torch.float32)
     resets = resets_of(leaves)
     dropped = resets[:, 0]
     found = everything(step, leaves, backend, resets=resets)
@@ -168,23 +170,25 @@ def test_nothing_is_read_that_was_not_written(step: str, monkeypatch: pytest.Mon
 @STEPS
 @BACKENDS
 @pytest.mark.parametrize("first", [False, True], ids=["nan-behind", "nan-before"])
-def test_nan_of_a_document_stays_in_it(step: str, backend: str, first: bool) -> None:
+def test_nan_of_a_document_stays_in_it(
+    step: str, backend: str, first: bool, size: str = "rows"
+) -> None:
     """What is no number in a document leaves outputs and gradients of the others alone."""
-    leaves = draw(step, "rows")
+    leaves = draw(step, size, torch.float32)
     resets = torch.zeros(leaves["input 0"].shape[:2], dtype=torch.bool)
     resets[:, 2] = True
     filled = slice(0, 2) if first else slice(2, 4)
     others = torch.ones_like(resets)
-    others[5, filled] = False
+    others[1, filled] = False
     sequences = [leaf for name, leaf in leaves.items() if name.startswith("input")]
     found = []
     for number in (1.0, torch.nan):
-        leaves["input 0"].data[5, filled] = number
+        leaves["input 0"].data[1, filled] = number
         y, *last = call(step, leaves, backend, resets)
         pulled = torch.stack([out.sin().sum() for out in (y, *last)]).sum()
         found.append([y, *torch.autograd.grad(pulled, sequences)])
     for one, other in zip(*found, strict=True):
-        assert other[5, filled].isnan().any()
+        assert other[1, filled].isnan().any()
         assert torch.equal(one[others], other[others])
 
 
