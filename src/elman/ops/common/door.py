@@ -150,15 +150,15 @@ def check_state(part: str, of: str, state: Tensor, shape: Shape, like: Tensor) -
 
 
 def check_resets(of: str, resets_bt: Tensor | None, like: Tensor) -> None:
-    """Compare a mask of resets with the sequence whose rows and steps it names.
+    """Compare resets with the sequence whose steps they stand before.
 
     Args:
         of: The operation, for people.
-        resets_bt: True where the state of a row before a step is zero; None is nowhere.
-        like: The sequence.
+        resets_bt: Whether a row's state is zero before a step, bool; or None.
+        like: The sequence [B, T, channels].
 
     Raises:
-        ValueError: it has another shape, dtype or device.
+        ValueError: they have another shape, dtype or device.
     """
     if resets_bt is not None:
         check(f"resets of {of}", resets_bt, tuple(like.shape[:2]), like.device, (torch.bool,))
