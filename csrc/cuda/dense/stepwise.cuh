@@ -112,9 +112,19 @@ struct DenseStep {
     }
   }
   // Writes new states to where the next step, its product and the caller read them.
-  DEVICE void put(int64_t ch, Numbers& h) const {
+  DEVICE void put(int64_t ch, const Numbers& h) const {
+    if constexpr (G::RESETS) {
+      const bool anew = reset(a.step + 1);
+      Numbers next;
+#pragma unroll
+      for (int i = 0; i < V; i++) next[i] = anew ? A(0) : h[i];
+      pass_on(ch, next);
+    } else {
+      pass_on(ch, h);
+    }
     store<V, IO>(at(a.y, a.step, ch), h);
-    if (reset(a.step + 1)) clear(h);
+  }
+  DEVICE void pass_on(int64_t ch, const Numbers& h) const {
     store<V, A>(row<A>(a.state, ch), h);
     store<V, IO>(row<IO>(a.narrow, ch), h);
   }
