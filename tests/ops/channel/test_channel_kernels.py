@@ -110,15 +110,24 @@ def draw(plan: Plan, size: tuple[int, int, int], dtype: torch.dtype = torch.floa
     return {name: leaf.to(dtype).requires_grad_() for name, leaf in leaves.items()}
 
 
-def call(plan: Plan, leaves: Leaves, backend: str) -> tuple[Tensor, Tensor]:
+def call(
+    plan: Plan, leaves: Leaves, backend: str, resets_bt: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Run a plan."""
     parameters = {name: leaves[name] for name in CELLS[plan.step].parameters}
-    return op.run(plan, [leaves["source"]], parameters, leaves["state"], backend=backend)
+    given = (plan, [leaves["source"]], parameters, leaves["state"])
+    return op.run(*given, backend=backend, resets_bt=resets_bt)
 
 
-def everything(plan: Plan, leaves: Leaves, backend: str, reached: str = "both") -> Leaves:
+def everything(
+    plan: Plan,
+    leaves: Leaves,
+    backend: str,
+    reached: str = "both",
+    resets_bt: Tensor | None = None,
+) -> Leaves:
     """Return outputs and gradients by name; ``reached`` outputs have a gradient."""
-    y, last = call(plan, leaves, backend)
+    y, last = call(plan, leaves, backend, resets_bt)
     generator = torch.Generator().manual_seed(2)
     pulls = [
         torch.randn(out.shape, dtype=torch.float64, generator=generator).to(out.dtype)

@@ -149,6 +149,25 @@ def check_state(part: str, of: str, state: Tensor, shape: Shape, like: Tensor) -
         check(f"{part} of {of}", state, shape, like.device, dtypes, batched=True)
 
 
+def check_resets(of: str, resets_bt: Tensor | None, like: Tensor) -> None:
+    """Compare the resets of a call with its sequences.
+
+    Args:
+        of: The operation, for people.
+        resets_bt: Whether the state before a step is zero; None: it never is.
+        like: A sequence [B, T, ...] of the call.
+
+    Raises:
+        ValueError: they have another shape, dtype or device.
+    """
+    if resets_bt is None:
+        return
+    shape = like.shape[:2]
+    good = isinstance(resets_bt, Tensor) and resets_bt.shape == shape
+    if not good or resets_bt.dtype != torch.bool or resets_bt.device != like.device:
+        check(f"resets of {of}", resets_bt, tuple(shape), like.device, (torch.bool,))
+
+
 def check_kernel_tensors(
     of: str, sources_btc: Sequence[Tensor], parameters: Sequence[Tensor]
 ) -> None:
