@@ -8,6 +8,7 @@
 #pragma once
 #if defined(__CUDACC_RTC__)
 using int64_t = long long;
+using uint8_t = unsigned char;
 #else
 #include <stdint.h>
 #endif
@@ -79,7 +80,8 @@ struct Args {
   void* checkpoints;
   void* workspace;  // as many bytes as the engine asked for
   int64_t B, T, H, R, N, K;
-  int64_t threads;  // CPU: at most so many
+  int64_t threads;        // CPU: at most so many
+  const uint8_t* resets;  // [B, T]: 1 where the state before a step is zero; nullptr is nowhere
 };
 
 }  // namespace elman

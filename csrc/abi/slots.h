@@ -3,6 +3,7 @@
 #pragma once
 #if defined(__CUDACC_RTC__)
 using int64_t = long long;
+using uint8_t = unsigned char;
 #else
 #include <stdint.h>
 #endif
@@ -20,7 +21,8 @@ struct SlotsArgs {
   void* workspace;                      // as many bytes as the kernel asks for
   int64_t batch, steps, slots, channels;
   int64_t segment;  // steps between checkpoints
-  int64_t threads;  // at most
+  int64_t threads;        // at most
+  const uint8_t* resets;  // [B, T]: 1 where the state before a step is zero; null is nowhere
 };
 
 }  // namespace elman

@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -483,11 +484,11 @@ def test_opcheck(name, given) -> None:
     plan, sources, parameters, first = op_leaves(name)
     ordered = [parameters[n] for n in plan.parameter_names]
     state = first if given else None
-    arguments = (plan.text, "cpu", True, sources, ordered, state)
+    arguments = (plan.text, "cpu", True, sources, ordered, state, None)
     torch.library.opcheck(torch.ops.elman.matrix_state.default, arguments)
     with torch.no_grad():
         out, last, kept = torch.ops.elman.matrix_state(*arguments)
-        arguments = (plan.text, "cpu", out, last, sources, ordered, state, kept)
+        arguments = (plan.text, "cpu", out, last, sources, ordered, state, kept, None)
         torch.library.opcheck(torch.ops.elman.matrix_state_backward.default, arguments)
 
 
@@ -529,10 +530,11 @@ def test_autocast_widens_what_it_narrowed() -> None:
 def test_the_operators_autocast_rule_is_fp32() -> None:
     plan = build(LAYERS["e75-n32"], torch.float32).plan
     source, parameter = torch.randn(2, 5, 256), torch.randn(2, 32)
-    wanted, _, _ = custom_op.matrix_state(plan.text, "cpu", False, [source], [parameter], None)
+    run = partial(custom_op.matrix_state, plan.text, "cpu", False)
+    wanted, _, _ = run([source], [parameter], None, None)
     with torch.autocast("cpu", torch.bfloat16):
         narrow = source.bfloat16()
-        out, last, _ = custom_op.matrix_state(plan.text, "cpu", False, [narrow], [parameter], None)
+        out, last, _ = run([narrow], [parameter], None, None)
     assert out.dtype == last.dtype == torch.float32
     assert 0 < (out - wanted).norm() < 0.03 * wanted.norm()
 
@@ -550,7 +552,7 @@ def test_a_dtype_without_kernel_is_one_line() -> None:
     plan = build(LAYERS["e75-n32"], torch.float32).plan
     source, parameter = torch.zeros(1, 1, 256, dtype=torch.half), torch.zeros(2, 32)
     with pytest.raises(UserError, match=r"^kernels\.backend=cpu: computes in float32 and float64"):
-        custom_op.matrix_state(plan.text, "cpu", False, [source], [parameter], None)
+        custom_op.matrix_state(plan.text, "cpu", False, [source], [parameter], None, None)
 
 
 @pytest.mark.parametrize(

@@ -150,22 +150,18 @@ def check_state(part: str, of: str, state: Tensor, shape: Shape, like: Tensor) -
 
 
 def check_resets(of: str, resets_bt: Tensor | None, like: Tensor) -> None:
-    """Compare the resets of a call with its sequences.
+    """Compare a mask of resets with the sequence whose rows and steps it names.
 
     Args:
         of: The operation, for people.
-        resets_bt: Whether the state before a step is zero; None: it never is.
-        like: A sequence [B, T, ...] of the call.
+        resets_bt: True where the state of a row before a step is zero; None is nowhere.
+        like: The sequence.
 
     Raises:
-        ValueError: they have another shape, dtype or device.
+        ValueError: it has another shape, dtype or device.
     """
-    if resets_bt is None:
-        return
-    shape = like.shape[:2]
-    good = isinstance(resets_bt, Tensor) and resets_bt.shape == shape
-    if not good or resets_bt.dtype != torch.bool or resets_bt.device != like.device:
-        check(f"resets of {of}", resets_bt, tuple(shape), like.device, (torch.bool,))
+    if resets_bt is not None:
+        check(f"resets of {of}", resets_bt, tuple(like.shape[:2]), like.device, (torch.bool,))
 
 
 def check_kernel_tensors(

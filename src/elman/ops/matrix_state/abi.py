@@ -51,6 +51,7 @@ class MatrixArgs(ctypes.Structure):
         ("checkpoints", ctypes.c_void_p),
         ("workspace", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in _SIZES),
+        ("resets", ctypes.c_void_p),
     )
 
 
@@ -179,6 +180,7 @@ class Call:
         args: The arguments.
         words: The same memory as numbers.
         kept: Tensors that the call has to itself.
+        resets: Whether it has resets, which other kernels read.
     """
 
     plan: Plan
@@ -188,6 +190,7 @@ class Call:
     args: MatrixArgs = field(init=False)
     words: array[int] = field(init=False)
     kept: list[Tensor] = field(init=False, default_factory=list)
+    resets: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         text, sources = self.plan.text, self.sources_btc
@@ -218,6 +221,11 @@ class Call:
                 assert tensor.is_contiguous(), name
                 self.kept.append(tensor)
                 self.words[_ARGS[name]] = tensor.data_ptr()
+
+    def point_resets(self, resets_bt: Tensor) -> None:
+        """Set the mask of resets."""
+        self.resets = True
+        self.point(resets=resets_bt)
 
     def point_output_gradient(self, dout_bthv: Tensor) -> None:
         """Set the output's gradient; a view is copied only if its heads or rows have gaps."""

@@ -13,9 +13,14 @@ from elman.ops.common.precision import cast, no_autocast, wide_dtype
 from elman.ops.common.uncompiled import uncompiled
 from elman.ops.matrix_state import custom_op, reference
 from elman.ops.matrix_state.plan import Plan
+from elman.ops.matrix_state.slots import refuse_resets
 
-Run = Callable[[Plan, Sequence[Tensor], Mapping[str, Tensor], Tensor | None], tuple[Tensor, Tensor]]
-"""``run(plan, sources_btc, parameters, first_bhvn) -> (out_bthv, last_bhvn)``; None is zeros."""
+Run = Callable[
+    [Plan, Sequence[Tensor], Mapping[str, Tensor], Tensor | None, Tensor | None],
+    tuple[Tensor, Tensor],
+]
+"""``run(plan, sources_btc, parameters, first_bhvn, resets_bt) -> (out_bthv, last_bhvn)``; None is
+zeros, and no resets."""
 
 
 def _reference(
@@ -23,10 +28,11 @@ def _reference(
     sources_btc: Sequence[Tensor],
     parameters: Mapping[str, Tensor],
     first_bhvn: Tensor | None,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     if first_bhvn is None:
         first_bhvn = reference.first_state(plan, sources_btc[0])
-    return _interpreted(plan, sources_btc, parameters, first_bhvn)
+    return _interpreted(plan, sources_btc, parameters, first_bhvn, resets_bt)
 
 
 @uncompiled
@@ -35,9 +41,10 @@ def _interpreted(
     sources_btc: Sequence[Tensor],
     parameters: Mapping[str, Tensor],
     first_bhvn: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     with no_autocast(first_bhvn):
-        return reference.run(plan, sources_btc, parameters, first_bhvn)
+        return reference.run(plan, sources_btc, parameters, first_bhvn, resets_bt)
 
 
 def _compiled(
@@ -46,7 +53,9 @@ def _compiled(
     sources_btc: Sequence[Tensor],
     parameters: Mapping[str, Tensor],
     first_bhvn: Tensor | None,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
+    refuse_resets(backend, resets_bt)
     # Here and not in op.py: the reference widens role by role, and sums gradients as narrow as they
     # come.
     sequences, wide = sources_btc[0].dtype, wide_dtype(sources_btc[0].dtype)
@@ -55,7 +64,7 @@ def _compiled(
     ordered = [cast(parameters[name], wide) for name in plan.parameter_names]
     tensors = [*sources_btc, *ordered, *([] if first_bhvn is None else [first_bhvn])]
     keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    return custom_op.run(plan.text, backend, keep, sources_btc, ordered, first_bhvn)
+    return custom_op.run(plan.text, backend, keep, sources_btc, ordered, first_bhvn, resets_bt)
 
 
 def _adjacent(source_btc: Tensor) -> Tensor:

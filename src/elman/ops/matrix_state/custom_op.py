@@ -19,6 +19,7 @@ from torch import Tensor
 from elman.ops.common.door import (
     check_kernel_tensors,
     check_parameters,
+    check_resets,
     check_sequences,
     check_state,
 )
@@ -67,6 +68,7 @@ def matrix_state(
     sources_btc: Sequence[Tensor],
     parameters: Sequence[Tensor],
     first_bhvn: Tensor | None,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run a plan of the matrix-state engine on a compiled kernel.
 
@@ -77,6 +79,7 @@ def matrix_state(
         sources_btc: Sequences of one dtype.
         parameters: In the order of ``Plan.parameter_names``, of the state's dtype.
         first_bhvn: State before the first step, or None for zeros.
+        resets_bt: True where the state of a row before a step is zero; None is nowhere.
 
     Returns:
         The output [B, T, heads, rows] in the sources' dtype, the state after the last step, and
@@ -87,9 +90,9 @@ def matrix_state(
     """
     parsed = parse(plan)
     named = dict(zip(parsed.parameter_names, parameters, strict=False))
-    check_call(parsed, sources_btc, named, first_bhvn)
+    check_call(parsed, sources_btc, named, first_bhvn, resets_bt)
     check_kernel_tensors(f"matrix_state {parsed.label}", sources_btc, parameters)
-    return _forward(plan, backend, keep, sources_btc, parameters, first_bhvn)
+    return _forward(plan, backend, keep, sources_btc, parameters, first_bhvn, resets_bt)
 
 
 def check_call(
@@ -97,6 +100,7 @@ def check_call(
     sources_btc: Sequence[Tensor],
     parameters: Mapping[str, Tensor],
     first_bhvn: Tensor | None,
+    resets_bt: Tensor | None,
 ) -> None:
     """Compare the tensors of a call with the plan.
 
@@ -106,6 +110,7 @@ def check_call(
     of = plan.door
     check_sequences(of, sources_btc, plan.channels)
     source_btc = sources_btc[0]
+    check_resets(of, resets_bt, source_btc)
     check_parameters(of, parameters, plan.parameter_shapes, source_btc.device)
     if first_bhvn is not None:
         shape = (source_btc.shape[0], plan.heads, plan.rows, plan.columns)
@@ -119,9 +124,10 @@ def _forward(
     sources_btc: Sequence[Tensor],
     parameters: Sequence[Tensor],
     first_bhvn: Tensor | None,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     outputs = _outputs(parse(plan), backend, keep, sources_btc[0])
-    call = _call(plan, backend, sources_btc, parameters, first_bhvn)
+    call = _call(plan, backend, sources_btc, parameters, first_bhvn, resets_bt)
     call.point(out=outputs[0], last=outputs[1], checkpoints=outputs[2] if keep else None)
     KERNELS[backend].launch(call, backward=False)
     return outputs
@@ -135,6 +141,7 @@ def _(
     sources_btc: Sequence[Tensor],
     parameters: Sequence[Tensor],
     first_bhvn: Tensor | None,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _outputs(parse(plan), backend, keep, sources_btc[0])
 
@@ -160,6 +167,7 @@ def _call(
     sources_btc: Sequence[Tensor],
     parameters: Sequence[Tensor],
     first_bhvn: Tensor | None,
+    resets_bt: Tensor | None,
 ) -> Call:
     parsed = parse(plan)
     call = Call(
@@ -170,6 +178,8 @@ def _call(
     )
     if first_bhvn is not None:
         call.point(first=first_bhvn.contiguous())
+    if resets_bt is not None:
+        call.point_resets(resets_bt.contiguous())
     return call
 
 
@@ -183,10 +193,19 @@ def matrix_state_backward(
     parameters: Sequence[Tensor],
     first_bhvn: Tensor | None,
     checkpoints_kbhvn: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """Return the gradients of sources, parameters and first state (empty without a state)."""
     dsources_btc, dparameters, dfirst_bhvn = _backward(
-        plan, backend, dout_bthv, dlast_bhvn, sources_btc, parameters, first_bhvn, checkpoints_kbhvn
+        plan,
+        backend,
+        dout_bthv,
+        dlast_bhvn,
+        sources_btc,
+        parameters,
+        first_bhvn,
+        checkpoints_kbhvn,
+        resets_bt,
     )
     if dfirst_bhvn is None:
         dfirst_bhvn = _first_gradient(None, sources_btc[0])
@@ -202,11 +221,12 @@ def _backward(
     parameters: Sequence[Tensor],
     first_bhvn: Tensor | None,
     checkpoints_kbhvn: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
     dsources_btc = [_gradient(plan, n, source) for n, source in enumerate(sources_btc)]
     dparameters = [torch.empty_like(p, memory_format=torch.contiguous_format) for p in parameters]
     dfirst_bhvn = None if first_bhvn is None else _first_gradient(first_bhvn, sources_btc[0])
-    call = _call(plan, backend, sources_btc, parameters, first_bhvn)
+    call = _call(plan, backend, sources_btc, parameters, first_bhvn, resets_bt)
     call.point_gradients(dsources_btc, dparameters)
     call.point(checkpoints=checkpoints_kbhvn, dfirst=dfirst_bhvn)
     if dlast_bhvn is not None:
@@ -227,6 +247,7 @@ def _(
     parameters: Sequence[Tensor],
     first_bhvn: Tensor | None,
     checkpoints_kbhvn: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     return (
         [source.new_empty(source.shape) for source in sources_btc],
@@ -253,10 +274,10 @@ def _first_gradient(first_bhvn: Tensor | None, source_btc: Tensor) -> Tensor:
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.plan, ctx.backend, keep, sources_btc, parameters, first_bhvn = inputs
+    ctx.plan, ctx.backend, keep, sources_btc, parameters, first_bhvn, resets_bt = inputs
     assert keep, "a gradient needs checkpoints, and none were kept"
     ctx.n_sources = len(sources_btc)
-    ctx.save_for_backward(*sources_btc, *parameters, first_bhvn, output[2])
+    ctx.save_for_backward(*sources_btc, *parameters, first_bhvn, resets_bt, output[2])
     ctx.set_materialize_grads(False)
 
 
@@ -271,7 +292,7 @@ def _differentiate(
         dlast_bhvn: Gradient of the last state.
         plain: Whether a plain call may compute them, where no operator is seen.
     """
-    *tensors, first_bhvn, checkpoints_kbhvn = ctx.saved_tensors
+    *tensors, first_bhvn, resets_bt, checkpoints_kbhvn = ctx.saved_tensors
     # With gradients enabled, somebody differentiates twice: the operator says that it cannot.
     plain = plain and not torch.is_grad_enabled()
     plain = plain and not operators_are_seen((*tensors, dout_bthv, dlast_bhvn))
@@ -284,14 +305,15 @@ def _differentiate(
         tensors[ctx.n_sources :],
         first_bhvn,
         checkpoints_kbhvn,
+        resets_bt,
     )
     return dsources_btc, dparameters, None if first_bhvn is None else dfirst_bhvn
 
 
 def _differentiate_operator(
     ctx: Any, dout_bthv: Tensor | None, dlast_bhvn: Tensor | None, _: Tensor | None
-) -> tuple[None, None, None, list[Tensor], list[Tensor], Tensor | None]:
-    return None, None, None, *_differentiate(ctx, dout_bthv, dlast_bhvn, plain=False)
+) -> tuple[None, None, None, list[Tensor], list[Tensor], Tensor | None, None]:
+    return None, None, None, *_differentiate(ctx, dout_bthv, dlast_bhvn, plain=False), None
 
 
 matrix_state.register_autograd(_differentiate_operator, setup_context=_setup)
@@ -307,9 +329,9 @@ class MatrixState(torch.autograd.Function):
     def forward(
         ctx: Any, plan: str, backend: str, n_sources: int, *tensors: Any
     ) -> tuple[Tensor, Tensor]:
-        """Run the kernel on sources, parameters and the first state or None, in this order."""
-        sources_btc, parameters = tensors[:n_sources], tensors[n_sources:-1]
-        inputs = (plan, backend, True, sources_btc, parameters, tensors[-1])
+        """Run the kernel on sources, parameters, first state or None, resets or None."""
+        sources_btc, parameters = tensors[:n_sources], tensors[n_sources:-2]
+        inputs = (plan, backend, True, sources_btc, parameters, *tensors[-2:])
         outputs = _forward(*inputs)
         _setup(ctx, inputs, outputs)
         return outputs[:2]
@@ -322,7 +344,7 @@ class MatrixState(torch.autograd.Function):
         dsources_btc, dparameters, dfirst_bhvn = _differentiate(
             ctx, dout_bthv, dlast_bhvn, plain=True
         )
-        return None, None, None, *dsources_btc, *dparameters, dfirst_bhvn
+        return None, None, None, *dsources_btc, *dparameters, dfirst_bhvn, None
 
 
 def run(
@@ -332,15 +354,18 @@ def run(
     sources_btc: Sequence[Tensor],
     parameters: Sequence[Tensor],
     first_bhvn: Tensor | None,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Return the first two outputs of :func:`matrix_state`, by an operator only if it is seen."""
-    tensors = (*sources_btc, *parameters, first_bhvn)
+    tensors = (*sources_btc, *parameters, first_bhvn, resets_bt)
     if not operators_are_seen(tensors):
         if keep:
             outputs: tuple[Tensor, Tensor] = apply(
                 MatrixState, plan, backend, len(sources_btc), *tensors
             )
             return outputs
-        return _forward(plan, backend, False, sources_btc, parameters, first_bhvn)[:2]
-    out_bthv, last_bhvn, _ = matrix_state(plan, backend, keep, sources_btc, parameters, first_bhvn)
+        return _forward(plan, backend, False, sources_btc, parameters, first_bhvn, resets_bt)[:2]
+    out_bthv, last_bhvn, _ = matrix_state(
+        plan, backend, keep, sources_btc, parameters, first_bhvn, resets_bt
+    )
     return out_bthv, last_bhvn

@@ -11,7 +11,13 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from elman.base.errors import UserError
-from elman.ops.common.door import check_sequences, check_state, empty_results, is_empty
+from elman.ops.common.door import (
+    check_resets,
+    check_sequences,
+    check_state,
+    empty_results,
+    is_empty,
+)
 from elman.ops.common.precision import no_autocast
 from elman.ops.common.uncompiled import uncompiled
 from elman.ops.matrix_state.backends import BACKENDS
@@ -29,6 +35,7 @@ def run(
     state_bhvn: Tensor | None,
     *,
     backend: str,
+    resets_bt: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run a plan over time, from a given state to the final one.
 
@@ -40,6 +47,8 @@ def run(
         parameters: Those of ``plan.parameter_names`` by name, of ``plan.parameter_shape``.
         state_bhvn: State before the first step; None is zeros.
         backend: Name of the implementation, as chosen by ``elman.models.backends``.
+        resets_bt: True where the state of a row before a step is zero, whatever came before it:
+            no gradient passes there. None is nowhere.
 
     Returns:
         The output [B, T, heads, rows] and the state after the last step. The state and all of the
@@ -55,7 +64,7 @@ def run(
             f"kernels.backend={backend}: {plan.kernel_problem}; use kernels.backend=reference"
         )
     chosen = BACKENDS[backend]
-    check_call(plan, sources_btc, parameters, state_bhvn)
+    check_call(plan, sources_btc, parameters, state_bhvn, resets_bt)
     source_btc = sources_btc[0]
     if is_empty(source_btc):
         first_bhvn = first_state(plan, source_btc) if state_bhvn is None else state_bhvn
@@ -64,11 +73,16 @@ def run(
         read = (*sources_btc, *parameters.values())
         out_bthv, (last_bhvn,) = empty_results(shape, io, [first_bhvn], read)
         return out_bthv, last_bhvn
-    return chosen.run(plan, sources_btc, parameters, state_bhvn)
+    return chosen.run(plan, sources_btc, parameters, state_bhvn, resets_bt)
 
 
 def slot_recurrence(
-    sequences: Mapping[str, Tensor], mix_nn: Tensor, state_bhni: Tensor, *, backend: str
+    sequences: Mapping[str, Tensor],
+    mix_nn: Tensor,
+    state_bhni: Tensor,
+    *,
+    backend: str,
+    resets_bt: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run E63m over time, whose slots all read one another.
 
@@ -80,6 +94,7 @@ def slot_recurrence(
         mix_nn: W_r [slots, slots].
         state_bhni: State before the first step [B, 1, slots, columns].
         backend: ``reference``, ``cpu`` or ``cuda``.
+        resets_bt: As for :func:`run`.
 
     Returns:
         As of :func:`recurrence`.
@@ -93,14 +108,22 @@ def slot_recurrence(
     if backend == "reference" or is_empty(k_bthi):
         mix = {"mix": mix_nn.unsqueeze(0)}
         return recurrence(
-            "e63m", sequences, mix, state_bhni, nonlinearity="linear", backend="reference"
+            "e63m",
+            sequences,
+            mix,
+            state_bhni,
+            nonlinearity="linear",
+            backend="reference",
+            resets_bt=resets_bt,
         )
     check_sequences("matrix_state e63m", list(sequences.values()))
+    check_resets("matrix_state e63m", resets_bt, k_bthi)
     shape = (batch, 1, mix_nn.shape[0], columns)
     check_state("state", "matrix_state e63m", state_bhni, shape, k_bthi)
     dtype = state_bhni.dtype
     k, q, value, row = (sequences[name].squeeze(2).to(dtype) for name in ("k", "q", "input", "row"))
-    y_btn, last_bni, *_ = slots(backend, k, q, value, row, mix_nn.to(dtype), state_bhni.squeeze(1))
+    first_bni = state_bhni.squeeze(1)
+    y_btn, last_bni, *_ = slots(backend, k, q, value, row, mix_nn.to(dtype), first_bni, resets_bt)
     return y_btn.unsqueeze(2), last_bni.unsqueeze(1)
 
 
@@ -113,6 +136,7 @@ def recurrence(
     *,
     nonlinearity: str,
     backend: str,
+    resets_bt: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run one of the matrix-state steps over time, without a plan: E63m, and cells under trial.
 
@@ -126,6 +150,7 @@ def recurrence(
         state_bhvn: State before the first step.
         nonlinearity: f, a name in :data:`elman.ops.matrix_state.steps.NONLINEARITIES`.
         backend: ``reference``, which alone runs steps without a plan.
+        resets_bt: As for :func:`run`.
 
     Returns:
         Reads y_bthv and the state after the last step. Both, and all of the computation, have the
@@ -137,6 +162,7 @@ def recurrence(
     assert backend == "reference", backend
     q_bthn, dtype, of = sequences["q"], state_bhvn.dtype, f"matrix_state {step}"
     check_sequences(of, list(sequences.values()))
+    check_resets(of, resets_bt, q_bthn)
     batch, steps, heads, columns = q_bthn.shape
     check_state("state", of, state_bhvn, (batch, heads, None, columns), q_bthn)
     if is_empty(q_bthn):
@@ -151,4 +177,5 @@ def recurrence(
             {name: parameter.to(dtype) for name, parameter in parameters.items()},
             state_bhvn,
             nonlinearity,
+            resets_bt,
         )

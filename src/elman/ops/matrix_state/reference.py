@@ -37,6 +37,7 @@ def run(
     sources_btc: Sequence[Tensor],
     parameters: Mapping[str, Tensor],
     first_bhvn: Tensor,
+    resets_bt: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute :func:`elman.ops.matrix_state.op.run`; the output has the state's dtype."""
     dtype = first_bhvn.dtype
@@ -50,7 +51,12 @@ def run(
     if plan.key != "k":
         sequences["read"] = inputs.roles["read"]
     y_bthv, last_bhvn = recurrence(
-        call.step or plan.cell, sequences, call.parameters, first_bhvn, plan.nonlinearity
+        call.step or plan.cell,
+        sequences,
+        call.parameters,
+        first_bhvn,
+        plan.nonlinearity,
+        resets_bt,
     )
     return _finish(plan, inputs, y_bthv), last_bhvn
 
@@ -112,6 +118,7 @@ def recurrence(
     parameters: Mapping[str, Tensor],
     state_bhvn: Tensor,
     nonlinearity: str,
+    resets_bt: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute :func:`elman.ops.matrix_state.op.recurrence`, any floating dtype, any device."""
     chosen = STEPS[step]
@@ -125,10 +132,13 @@ def recurrence(
         _step_segment,
         step=chosen,
         names=tuple(named),
+        resets=resets_bt is not None,
         parameters={name: _expanded(p, batch_heads) for name, p in parameters.items()},
         activate=NONLINEARITIES[nonlinearity],
     )
     s_snv = state_bhvn.flatten(0, 1).mT.contiguous()
+    if resets_bt is not None:
+        first.append(resets_bt.repeat_interleave(batch_heads[1], dim=0).mT)
     y_tsv, s_snv = scan(segment, s_snv, [*first, *named.values()])
     y_bthv = torch.unflatten(y_tsv, 1, batch_heads).transpose(0, 1)
     return y_bthv, torch.unflatten(s_snv.mT, 0, batch_heads).contiguous()
@@ -159,25 +169,69 @@ def _step_segment(
     names: tuple[str, ...],
     parameters: Mapping[str, Tensor],
     activate: Callable[[Tensor], Tensor],
+    resets: bool,
 ) -> tuple[Tensor, Tensor]:
+    """Run some steps. Sequences: what reads, if the step reads; resets, if any; ``names``."""
+    others = list(sequences)
+    read_tsn = others.pop(0) if step.reads else None
+    resets_ts = others.pop(0) if resets else None
+    slices = [
+        x_tsc.unsqueeze(-1 if name in step.columns else -2).unbind(0)
+        for name, x_tsc in zip(names, others, strict=True)
+    ]
+
+    def advance(s_snv: Tensor, r_s1v: Tensor | None, *inputs: Tensor) -> Tensor:
+        named = dict(zip(names, inputs, strict=True))
+        return activate(step.run(s_snv, r_s1v, **named, **parameters))
+
+    inputs_t = list(zip(*slices, strict=True))
+    loop = _loop if resets_ts is None else partial(_loop_with_resets, resets_ts)
+    outputs, s_snv = loop(advance, s_snv, q_tsn, read_tsn, inputs_t)
+    return torch.stack(outputs).squeeze(-2), s_snv
+
+
+def _loop(
+    advance: Callable[..., Tensor],
+    s_snv: Tensor,
+    q_tsn: Tensor,
+    read_tsn: Tensor | None,
+    inputs_t: Sequence[tuple[Tensor, ...]],
+) -> tuple[list[Tensor], Tensor]:
     """Run some steps; the state after step t is read by q_t and, if any, by read_{t+1} at once."""
     r_s1v = None
     reads_t = q_tsn.unsqueeze(-2).unbind(0)
-    if step.reads:
-        read_tsn, sequences = sequences[0], sequences[1:]
+    if read_tsn is not None:
         next_read_tsn = torch.cat([read_tsn[1:], torch.zeros_like(read_tsn[:1])])
         reads_t = torch.stack([q_tsn, next_read_tsn], dim=-2).unbind(0)
         r_s1v = torch.bmm(read_tsn[0].unsqueeze(-2), s_snv)
-    slices = [
-        x_tsc.unsqueeze(-1 if name in step.columns else -2).unbind(0)
-        for name, x_tsc in zip(names, sequences, strict=True)
-    ]
     outputs = []
-    for reads_smn, *inputs in zip(reads_t, *slices, strict=True):
-        named = dict(zip(names, inputs, strict=True))
-        s_snv = activate(step.run(s_snv, r_s1v, **named, **parameters))
+    for reads_smn, inputs in zip(reads_t, inputs_t, strict=True):
+        s_snv = advance(s_snv, r_s1v, *inputs)
         y_s1v = torch.bmm(reads_smn, s_snv)
-        if step.reads:
+        if read_tsn is not None:
             y_s1v, r_s1v = torch.split(y_s1v, 1, dim=-2)
         outputs.append(y_s1v)
-    return torch.stack(outputs).squeeze(-2), s_snv
+    return outputs, s_snv
+
+
+def _loop_with_resets(
+    resets_ts: Tensor,
+    advance: Callable[..., Tensor],
+    s_snv: Tensor,
+    q_tsn: Tensor,
+    read_tsn: Tensor | None,
+    inputs_t: Sequence[tuple[Tensor, ...]],
+) -> tuple[list[Tensor], Tensor]:
+    """Run some steps, each from zeros where its row is reset.
+
+    The read comes behind the reset and is a product of its own: a state before a reset that is not
+    finite reaches nothing, forward or back.
+    """
+    r_s1v, outputs = None, []
+    for t, inputs in enumerate(inputs_t):
+        s_snv = s_snv.masked_fill(resets_ts[t, :, None, None], 0)
+        if read_tsn is not None:
+            r_s1v = torch.bmm(read_tsn[t].unsqueeze(-2), s_snv)
+        s_snv = advance(s_snv, r_s1v, *inputs)
+        outputs.append(torch.bmm(q_tsn[t].unsqueeze(-2), s_snv))
+    return outputs, s_snv

@@ -20,7 +20,7 @@ from elman.base.errors import UserError
 from elman.kernels.build import load_library
 from elman.kernels.threads import kernel_threads
 from elman.ops.common.backend import require_cpu
-from elman.ops.common.door import check
+from elman.ops.common.door import check, check_resets
 from elman.ops.common.native import C_TYPES
 from elman.ops.matrix_state.cuda import slots as cuda
 from elman.ops.matrix_state.slots_abi import SEGMENT, SlotsArgs, layout
@@ -81,6 +81,18 @@ def _call(backend: str, tensors: Mapping[str, Tensor | None], *, backward: bool)
     (kernel.backward if backward else kernel.forward)(args)
 
 
+def refuse_resets(backend: str, resets_bt: Tensor | None) -> None:
+    """Refuse what no kernel has yet.
+
+    Raises:
+        UserError: there are resets.
+    """
+    if resets_bt is not None:
+        raise UserError(
+            f"kernels.backend={backend}: has no resets yet; use kernels.backend=reference"
+        )
+
+
 def check_call(given: Mapping[str, Tensor], first_bni: Tensor) -> None:
     """Compare the tensors of a call with what a kernel reads.
 
@@ -121,6 +133,7 @@ def slots(
     row_btn: Tensor,
     mix_nn: Tensor,
     first_bni: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Run E63m's recurrence: S' = a > S + (1 - a) > v k^T, v = tanh(input + mix tanh(S k)).
 
@@ -132,6 +145,7 @@ def slots(
         row_btn: a.
         mix_nn: W_r.
         first_bni: State before the first step. All have this one's dtype: fp32, or on a CPU fp64.
+        resets_bt: True where the state of a sequence before a step is zero; None is nowhere.
 
     Returns:
         The reads S' q [B, T, n], the last state, the checkpoints [B, segments, n, i], tanh(S k) and
@@ -144,10 +158,13 @@ def slots(
     """
     given = {"k": k_bti, "q": q_bti, "input": input_btn, "row": row_btn, "mix": mix_nn}
     check_call(given, first_bni)
+    check_resets("matrix_state e63m", resets_bt, k_bti)
+    refuse_resets(backend, resets_bt)
     made = _kept(k_bti, input_btn, first_bni)
     names = ("y", "last", "checkpoints", "read", "value")
     results = dict(zip(names, made, strict=True))
-    _call(backend, {**given, "first": first_bni, **results}, backward=False)
+    before = {"first": first_bni, "resets": resets_bt}
+    _call(backend, {**given, **before, **results}, backward=False)
     y_btn, last_bni, checkpoints_bkni, read_btn, value_btn = made
     return y_btn, last_bni, checkpoints_bkni, read_btn, value_btn
 
@@ -161,6 +178,7 @@ def _(
     row_btn: Tensor,
     mix_nn: Tensor,
     first_bni: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, ...]:
     return tuple(_kept(k_bti, input_btn, first_bni))
 
@@ -177,6 +195,7 @@ def slots_backward(
     checkpoints_bkni: Tensor,
     read_btn: Tensor,
     value_btn: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of keys, queries, inputs, a and the first state."""
     dk_bti, dq_bti, dinput_btn, drow_btn, dfirst_bni = made = _gradients(
@@ -185,8 +204,9 @@ def slots_backward(
     names = ("dk", "dq", "dinput", "drow", "dfirst")
     given = {"k": k_bti, "q": q_bti, "row": row_btn, "mix": mix_nn, "read": read_btn}
     given |= {"value": value_btn, "checkpoints": checkpoints_bkni}
+    pulls = {"dy": dy_btn, "dlast": dlast_bni, "resets": resets_bt}
     results = dict(zip(names, made, strict=True))
-    _call(backend, {**given, "dy": dy_btn, "dlast": dlast_bni, **results}, backward=True)
+    _call(backend, {**given, **pulls, **results}, backward=True)
     return dk_bti, dq_bti, dinput_btn, drow_btn, dfirst_bni
 
 
@@ -209,13 +229,14 @@ def _(
     checkpoints_bkni: Tensor,
     read_btn: Tensor,
     value_btn: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, ...]:
     return tuple(_gradients(k_bti, read_btn, checkpoints_bkni))
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.backend, k_bti, q_bti, _, row_btn, mix_nn, _ = inputs
-    ctx.save_for_backward(k_bti, q_bti, row_btn, mix_nn, *output[2:])
+    ctx.backend, k_bti, q_bti, _, row_btn, mix_nn, _, resets_bt = inputs
+    ctx.save_for_backward(k_bti, q_bti, row_btn, mix_nn, *output[2:], resets_bt)
     ctx.set_materialize_grads(False)
 
 
@@ -223,10 +244,11 @@ def _differentiate(
     ctx: Any, dy_btn: Tensor | None, dlast_bni: Tensor | None, *_: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors
+    read_btn = saved[5]
     dk, dq, dinput_btn, drow, dfirst = slots_backward(ctx.backend, dy_btn, dlast_bni, *saved)
     # One large product over batch and time.
-    dmix_nn = dinput_btn.flatten(0, 1).mT @ saved[-2].flatten(0, 1)
-    return None, dk, dq, dinput_btn, drow, dmix_nn, dfirst
+    dmix_nn = dinput_btn.flatten(0, 1).mT @ read_btn.flatten(0, 1)
+    return None, dk, dq, dinput_btn, drow, dmix_nn, dfirst, None
 
 
 slots.register_autograd(_differentiate, setup_context=_setup)
