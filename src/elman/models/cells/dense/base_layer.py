@@ -29,26 +29,32 @@ class DenseLayer(Skeleton):
     fp32 or wider, and with use_conv ``conv``.
     """
 
-    def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def forward(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
         state = self.begin(x_btd, state)
         carried: State = {}
-        p_bti, *z_bti = self.project_in(x_btd, state, carried)
+        p_bti, *z_bti = self.project_in(x_btd, state, carried, resets_bt)
         h_bti, carried["h"] = self.recur(
             functional.silu(p_bti),
             first_state(state.get("h"), p_bti, self.width),
             self.backend_for(x_btd),
+            resets_bt,
         )
         o_bti = h_bti * functional.silu(z_bti[0]) if z_bti else self_gate(h_bti)
         return self.project_out(o_bti.to(p_bti.dtype)), carried
 
-    def recur(self, u_bti: Tensor, h_bi: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+    def recur(
+        self, u_bti: Tensor, h_bi: Tensor, backend: str, resets_bt: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Return the states of all steps and the last one, in fp32 or wider.
 
         Args:
             u_bti: Inputs of the cell.
             h_bi: State before the first step.
             backend: Name of the implementation.
+            resets_bt: Where the state before a step is zero; None is nowhere.
         """
         raise NotImplementedError
 
@@ -136,7 +142,9 @@ class DenseMixer(NormedLayer):
         """Return the matrix that the recurrence uses."""
         return self.recurrent if self.norm is None else self.norm(self.recurrent)
 
-    def recur(self, u_bti: Tensor, h_bi: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+    def recur(
+        self, u_bti: Tensor, h_bi: Tensor, backend: str, resets_bt: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Return the states of all steps and the last one, in fp32 or wider."""
         matrix = self.recurrent_matrix()
         driven_bti = u_bti
@@ -144,4 +152,6 @@ class DenseMixer(NormedLayer):
             # A tied matrix is the constrained one in both of its uses.
             weight = matrix.to(self.recurrent.dtype) if self.input is None else self.input
             driven_bti = linear(u_bti, weight, self.bias)
-        return elman(driven_bti, matrix, h_bi, linear=self.linear, backend=backend)
+        return elman(
+            driven_bti, matrix, h_bi, linear=self.linear, backend=backend, resets_bt=resets_bt
+        )

@@ -79,10 +79,12 @@ class E23(Skeleton):
         """Return the shapes of h and of the tape."""
         return {"h": (self.width,), "tape": (self.slots, self.width)}
 
-    def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def forward(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
         state = self.begin(x_btd, state)
-        p_bti, z_bti = self.project_in(x_btd, {}, {})
+        p_bti, z_bti = self.project_in(x_btd, {}, {}, resets_bt)
         h_bti, tape_bni, h_bi = dual_memory(
             linear(functional.silu(p_bti), self.input, self.bias),
             self.recurrent,
@@ -91,6 +93,7 @@ class E23(Skeleton):
             first_state(state.get("h"), p_bti, self.width),
             write=self.write_value,
             backend=self.backend_for(x_btd),
+            resets_bt=resets_bt,
         )
         gated_bti = (h_bti * functional.silu(z_bti)).to(z_bti.dtype)
         return self.project_out(gated_bti), {"h": h_bi, "tape": tape_bni}
