@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from elman.base.errors import UserError
 from elman.kernels.threads import kernel_threads
 from elman.ops.common.backend import require_cpu
 from elman.ops.dense.abi import DenseArgs, sequence
@@ -27,8 +28,11 @@ def forward(
     parameters: Tensors,
     first_sbi: Tensor,
     keep: bool,
+    resets_bt: Tensor | None = None,
 ) -> Results:
     """Run a step over time; see :func:`elman.ops.dense.op.dense_recurrence`."""
+    if resets_bt is not None:
+        raise UserError("kernels.backend=cpu: has no resets; use kernels.backend=reference")
     results = room(step, inputs[0], first_sbi, keep)
     call = _Call(step, recurrent, parameters, first_sbi, results)
     call.args.x = sequence(call.keep(adjacent(inputs[0])))
@@ -47,6 +51,7 @@ def backward(
     parameters: Tensors,
     first_sbi: Tensor,
     results: Results,
+    resets_bt: Tensor | None = None,
 ) -> Gradients:
     """Run a step back through time."""
     cell = compiled_cell(step)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from elman.base.errors import UserError
 from elman.kernels.threads import kernel_threads
 from elman.ops.common.backend import require_cpu
 from elman.ops.common.precision import no_autocast
@@ -20,8 +21,10 @@ from elman.ops.tape.results import Inputs, Results
 from elman.ops.tape.source import kernel_for
 
 
-def forward(write: str, given: Inputs, keep: bool) -> Results:
+def forward(write: str, given: Inputs, keep: bool, resets_bt: Tensor | None = None) -> Results:
     """Run the recurrence over time; see :func:`elman.ops.tape.op.dual_memory`."""
+    if resets_bt is not None:
+        raise UserError("kernels.backend=cpu: has no resets; use kernels.backend=reference")
     results = passes.room(write, given, keep)
     call = _Call(write, given, results, keep)
     call.run(call.kernel.forward)
@@ -35,6 +38,7 @@ def backward(
     dstate_bi: Tensor | None,
     given: Inputs,
     results: Results,
+    resets_bt: Tensor | None = None,
 ) -> Inputs:
     """Return the gradients of what a forward pass read.
 

@@ -34,8 +34,10 @@ def forward(
     parameters: Tensors,
     first_sbi: Tensor,
     keep: bool,
+    resets_bt: Tensor | None = None,
 ) -> Results:
     """Run a step over time; see :func:`elman.ops.dense.op.dense_recurrence`."""
+    assert resets_bt is None  # forms.py chooses another form for them
     results = room(step, inputs[0], first_sbi, keep)
     call = _Call(step, inputs[0], first_sbi, results, back=False)
     for number, other in enumerate(inputs[1:]):
@@ -54,8 +56,10 @@ def backward(
     parameters: Tensors,
     first_sbi: Tensor,
     results: Results,
+    resets_bt: Tensor | None = None,
 ) -> Gradients:
     """Run a step back through time."""
+    assert resets_bt is None
     dinputs = gradient_room(step, results.y_bti)
     dfirst_sbi = torch.empty_like(first_sbi, memory_format=torch.contiguous_format)
     call = _Call(step, results.y_bti, first_sbi, results, back=True)

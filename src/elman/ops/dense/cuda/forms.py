@@ -25,6 +25,7 @@ class Shape:
         rank: Rank of the recurrent matrix's factors; 0 is one matrix.
         capability: Compute capability of the GPU.
         multiprocessors: How many it has; 0 is unknown.
+        resets: Whether the call has resets.
     """
 
     step: str
@@ -34,6 +35,7 @@ class Shape:
     rank: int
     capability: tuple[int, int]
     multiprocessors: int = 0
+    resets: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Form:
 
 def _cluster(shape: Shape) -> str | None:
     cell = compiled_cell(shape.step)
+    if shape.resets:
+        return "it has no resets"
     if shape.number != "bf16":
         return f"its products are in bf16, this call is in {shape.number}"
     if shape.capability not in CAPABILITIES:
