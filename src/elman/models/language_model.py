@@ -18,7 +18,7 @@ from elman.models.blocks import init
 from elman.models.blocks.norm import LayerNorm, RMSNorm
 from elman.models.cells.common.mixer import Mixer
 from elman.models.inputs import check_ids
-from elman.models.state import State
+from elman.models.state import State, zeroed
 from elman.ops.common.precision import compute_dtype, wide_dtype
 from elman.ops.linear import Weights, linear
 
@@ -40,6 +40,8 @@ class LanguageModel(nn.Module):
         wrapper: ``rms`` or ``legacy_ln``.
         vocab_size: Number of tokens; 256 for bytes.
         backend: As ``kernels.backend``, for the norms of ``rms``.
+        reset_after: Token after which every layer forgets what came before, so that no document
+            sees another: the separator of ``data.reset_at_documents``. None is none.
         device: Device of the embedding and the norms.
         dtype: Their dtype.
 
@@ -48,6 +50,7 @@ class LanguageModel(nn.Module):
 
     Attributes:
         activation_checkpointing: Recompute each mixer in the backward pass of a training step.
+        reset_after: As the argument.
     """
 
     def __init__(
@@ -58,11 +61,13 @@ class LanguageModel(nn.Module):
         vocab_size: int = 256,
         *,
         backend: str = "auto",
+        reset_after: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.wrapper = wrapper
+        self.reset_after = reset_after
         self.activation_checkpointing = False
         self.embedding = nn.Parameter(torch.empty(vocab_size, dim, device=device, dtype=dtype))
         init.normal_(self.embedding)
@@ -88,8 +93,8 @@ class LanguageModel(nn.Module):
         Args:
             tokens_bt: Tokens, any integer dtype, T >= 1.
             states: One state per layer from an earlier call; None starts a sequence.
-            resets_bt: True where a row starts a document: every layer forgets what came before.
-                None is nowhere.
+            resets_bt: True where a row starts a document, besides those that start behind
+                ``reset_after``: every layer forgets what came before. None is nowhere.
 
         Returns:
             Logits [B, T, vocabulary] in the compute dtype, and the states after the last token (the
@@ -105,10 +110,14 @@ class LanguageModel(nn.Module):
             expected = f"expected one of each layer, {len(self.layers)}"
             raise ValueError(f"states of the model: {len(states)}, {expected}")
         x_btd = functional.embedding(tokens_bt.long(), self.embedding)
+        ended_bt = None if self.reset_after is None else tokens_bt == self.reset_after
+        resets_bt = _starts(ended_bt, resets_bt)
         run = self._rms if self.wrapper == "rms" else self._legacy
         with self._weights.cast(x_btd):
             given = [None] * len(self.layers) if states is None else states
             x_btd, carried = run(x_btd, given, resets_bt)
+            if ended_bt is not None and tokens_bt.shape[1]:
+                carried = zeroed(carried, ended_bt[:, -1])
             return linear(x_btd, self.embedding), carried
 
     def loss(
@@ -191,6 +200,17 @@ class LanguageModel(nn.Module):
         else:
             y_btd, new_state = layer(*given)
         return y_btd, new_state
+
+
+def _starts(ended_bt: Tensor | None, resets_bt: Tensor | None) -> Tensor | None:
+    """Return where documents start: behind the ends of others, and where the caller says.
+
+    The first step of a part is none because of an end: the state behind that is zero already.
+    """
+    if ended_bt is None or ended_bt.shape[1] < 2:
+        return resets_bt
+    starts_bt = functional.pad(ended_bt[:, :-1], (1, 0))
+    return starts_bt if resets_bt is None else starts_bt | resets_bt
 
 
 def _norms_itself(layer: nn.Module, wrapper: Wrapper) -> bool:

@@ -182,7 +182,9 @@ class _Session:
         precision = "bf16" if uses_bf16(self._device, train.precision) else "fp32"
         given = (device, precision, self._folder, self._display.say)
         sizes = TrainedSizes(train.batch_size, train.chunk_size, train.tbptt)
-        self._parity = require_parity(config.model, self._backend, *given, sizes=sizes)
+        self._parity = require_parity(
+            config.model, self._backend, *given, sizes=sizes, resets=config.data.reset_at_documents
+        )
         self._norm_parity = require_norm_parity(config.model, config.kernels.backend, *given)
 
     def _require_room(self, trainer: Trainer) -> None:
