@@ -19,7 +19,7 @@ namespace elman {
 //   Cell, IO (dtype of sources and output), State (of everything else), R, N, TANH (phi),
 //   Q_ACT, K_ACT, V_ACT, Z_ACT, GATE_ACT (an Act of cells/maps.h each), Q_UNIT, K_UNIT
 //   (cells/unit.h), Z_BIAS, DECAY, WRITE (a Map of cells/maps.h each), KEY, RESIDUAL, SELF_GATE,
-//   GATE, GATE_BIAS (cells/epilogue.h),
+//   GATE, GATE_BIAS (cells/epilogue.h), RESETS (whether a call has a mask of them),
 //   TIE[ROLES]: the first role, in the order of Role, on the same slice of a source; -1 if it is
 //   this one. Gradients of tied roles are summed.
 // What a read multiplies the state by: k, z_j k_j, or a sequence of its own.

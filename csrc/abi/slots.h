@@ -20,7 +20,7 @@ struct SlotsArgs {
   void *dk, *dq, *dinput, *drow;        // gradients
   void* workspace;                      // as many bytes as the kernel asks for
   int64_t batch, steps, slots, channels;
-  int64_t segment;  // steps between checkpoints
+  int64_t segment;        // steps between checkpoints
   int64_t threads;        // at most
   const uint8_t* resets;  // [B, T]: 1 where the state before a step is zero; null is nowhere
 };

@@ -202,8 +202,9 @@ def header_for(fast: bool) -> str:
 
 
 def fitted(call: Call, chosen: TileConfig, backward: bool) -> TileConfig:
-    """Return a tile config with the alignment that a call's tensors have."""
-    return replace(chosen, align=kernels.alignment(call, chosen, backward))
+    """Return a tile config with the alignment that a call's tensors have, and its resets."""
+    align = kernels.alignment(call, chosen, backward)
+    return replace(chosen, align=align, resets=call.resets)
 
 
 def run(

@@ -137,6 +137,7 @@ def of_matrix(call: Call, chosen: TileConfig, *, backward: bool) -> list[Stretch
     found += [
         rows("first state", a.first, state),
         rows("checkpoints", a.checkpoints, checkpoints, writable=not backward),
+        rows("resets", a.resets, a.B * a.T),
     ]
     row = a.H * a.R * io
     if not backward:
@@ -346,7 +347,7 @@ def of_slots(args: SlotsArgs, number: int, *, backward: bool) -> list[Stretch | 
                 # knows of shared memory alone: where one is missing, numbers are wrong.
                 one.unwatched = name in ("dfirst", "workspace")
             found.append(one)
-    return found
+    return [*found, rows("resets", args.resets, rows_bt)]
 
 
 _TILE_CONFIG = re.compile(r"AddNormTileConfig<([\w:]+), ([\w:]+), (\d+),")

@@ -27,7 +27,8 @@ Library = Callable[[str], ctypes.CDLL]
 
 def emulate(library: Library, args: SlotsArgs, like: Tensor, backward: bool) -> None:
     """Run a pass."""
-    text = cuda.unit_text(like.dtype, cuda.warps_of(args.channels), emulator.HEADER)
+    warps, resets = cuda.warps_of(args.channels), bool(args.resets)
+    text = cuda.unit_text(like.dtype, warps, emulator.HEADER, resets=resets)
     compiled = library(text)
     declare(compiled, of_slots(args, like.element_size(), backward=backward))
     emulator.start(compiled, cuda.launch_of(args, like.dtype, backward=backward), args)

@@ -95,6 +95,7 @@ class MatrixEngine : public Places<Spec> {
   }
   ELMAN_APART void stage_head(OwnHead& s, int64_t head, int64_t t, int64_t steps) const {
     using C = Columns<Spec>;
+    if constexpr (Spec::RESETS) s.resets = a.resets + head / a.H * a.T + t;
     const auto q = in(ROLE_Q, head, t), k = in(ROLE_K, head, t);
     C::template stage<Spec::Q_ACT, Spec::Q_UNIT>(q.at, q.stride, steps, s.q, s.q_norm, s.q_slope);
     C::template stage<Spec::K_ACT, Spec::K_UNIT>(k.at, k.stride, steps, s.k, s.k_norm, s.k_slope);

@@ -95,7 +95,8 @@ struct HeadScratch : Layout<Spec> {
   T *dq = nullptr, *dk = nullptr, *dkey = nullptr, *dz = nullptr, *ddecay = nullptr,
     *dwrite = nullptr, *dz_bias = nullptr;
   V *ddecay_lanes = nullptr, *dwrite_lanes = nullptr;
-  T dnumbers[2] = {};  // of the decay's two parameters
+  T dnumbers[2] = {};               // of the decay's two parameters
+  const uint8_t* resets = nullptr;  // of every step, where there are any
 
   HeadScratch() = default;
   HeadScratch(Arena& arena, int64_t K, bool backward) {
@@ -132,6 +133,7 @@ struct Scratch : Layout<Spec> {
   V *p[PARAMS] = {}, *dp[PARAMS] = {};
   // States [BLOCKS][N], and those of a row tile before and after every step.
   V *S = nullptr, *dS = nullptr, *path = nullptr;
+  V* cut = nullptr;  // those of a row tile before a step that begins with resets
 
   Scratch(Arena& arena, int64_t steps, bool backward) {
     const int64_t K = (steps + LANES<T>) / LANES<T> * LANES<T>;  // steps + 1, in whole vectors
@@ -140,6 +142,7 @@ struct Scratch : Layout<Spec> {
     v = rows(true), y = rows(true), r = rows(L::Cell::READ), e = rows(L::Cell::ENERGY);
     c = rows(true), w = rows(true);
     S = arena.take<V>(BLOCKS * L::N);
+    if (Spec::RESETS) cut = arena.take<V>(L::M * L::N);
     for (int i = 0; i < MAX_GATES; i++) g[i] = rows(i < L::Cell::GATES);
     for (int i = 0; i < PARAMS; i++)
       p[i] = L::HAS_P[i] && L::ON_ROWS[i] ? arena.take<V>(BLOCKS) : nullptr;

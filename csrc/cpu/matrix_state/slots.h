@@ -6,6 +6,9 @@
 // goes over the state once: it leaves y and what the next step reads. The values of all steps are
 // kept, so that a segment's states follow again from its checkpoint without any product. The
 // gradient of `mix` is a large product over all of time, left to the caller.
+//
+// With RESETS a step may start from zeros; checkpoints and the states of a segment are those before
+// that.
 #pragma once
 #ifdef _OPENMP
 #include <omp.h>
@@ -19,7 +22,7 @@
 
 namespace elman {
 
-template <class T>
+template <class T, bool RESETS>
 class SlotsEngine {
   using L = Lanes<T>;
   using V = typename L::V;
@@ -30,8 +33,11 @@ class SlotsEngine {
 
   static int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
   int64_t size() const { return a.slots * a.channels; }  // of a state
-  // Of a thread: the states of a segment and the one behind it; two rows of slots.
-  int64_t own_size() const { return up((a.segment + 1) * size(), LINE) + 2 * up(a.slots, LINE); }
+  // Of a thread: the states of a segment and the one behind it; two rows of slots; zeros.
+  int64_t own_size() const {
+    return up((a.segment + 1) * size(), LINE) + 2 * up(a.slots, LINE) +
+           RESETS * up(a.channels, LINE);
+  }
   static T* row(void* tensor, int64_t index, int64_t width) {
     return static_cast<T*>(tensor) + index * width;
   }
@@ -42,6 +48,13 @@ class SlotsEngine {
     return static_cast<T*>(a.workspace);
 #endif
   }
+
+  // Whether a step starts from zeros.
+  bool starts(int64_t bt) const {
+    if constexpr (RESETS) return a.resets[bt];
+    return false;
+  }
+  static void clear(T* to, int64_t count) { std::memset(to, 0, count * sizeof(T)); }
 
   // f(first, how many) for the vectors of a row.
   template <class F>
@@ -95,6 +108,7 @@ class SlotsEngine {
       if (t % a.segment == 0)
         std::memcpy(row(a.checkpoints, b * segments + t / a.segment, size()), s,
                     size() * sizeof(T));
+      if (starts(bt)) clear(s, size()), clear(seen, a.slots);
       values(bt, seen);
       const T *kept = row(a.row, bt, a.slots), *v = row(a.value, bt, a.slots);
       T* y = row(a.y, bt, a.slots);
@@ -107,15 +121,19 @@ class SlotsEngine {
 
   // ---- backward ----
 
+  // A slot's state before a step as that step sees it.
+  const T* slot(const T* s, int64_t j, int64_t bt, const T* zeros) const {
+    return starts(bt) ? zeros : s + j * a.channels;
+  }
   // The states of a segment from its checkpoint, and the one behind it.
-  void recompute(int64_t b, int64_t segment, int64_t steps, T* states) const {
+  void recompute(int64_t b, int64_t segment, int64_t steps, T* states, const T* zeros) const {
     std::memcpy(states, row(a.checkpoints, b * segments + segment, size()), size() * sizeof(T));
     for (int64_t u = 0; u < steps; u++) {
       const int64_t bt = b * a.steps + segment * a.segment + u;
       const T *kept = row(a.row, bt, a.slots), *v = row(a.value, bt, a.slots);
       const T* k = row(a.k, bt, a.channels);
       for (int64_t j = 0; j < a.slots; j++) {
-        const T *s = states + u * size() + j * a.channels, written = (T(1) - kept[j]) * v[j];
+        const T *s = slot(states + u * size(), j, bt, zeros), written = (T(1) - kept[j]) * v[j];
         T* s_new = states + (u + 1) * size() + j * a.channels;
         each(a.channels, [&](int64_t i, int n) {
           L::store(s_new + i, L::load(s + i, n) * kept[j] + L::load(k + i, n) * written, n);
@@ -149,37 +167,42 @@ class SlotsEngine {
       L::store(g + i, L::load(g + i, n) * kept + L::load(k + i, n) * dseen, n);
     });
   }
-  void back(int64_t bt, const T* s, T* g, T* dread) const {
+  void back(int64_t bt, const T* s, T* g, T* dread, const T* zeros) const {
     const T *kept = row(a.row, bt, a.slots), *v = row(a.value, bt, a.slots);
     const T* r = row(a.read, bt, a.slots);
     T *dinput = row(a.dinput, bt, a.slots), *drow = row(a.drow, bt, a.slots);
-    std::memset(row(a.dk, bt, a.channels), 0, a.channels * sizeof(T));
-    std::memset(row(a.dq, bt, a.channels), 0, a.channels * sizeof(T));
-    std::memset(dread, 0, a.slots * sizeof(T));
+    clear(row(a.dk, bt, a.channels), a.channels);
+    clear(row(a.dq, bt, a.channels), a.channels);
+    clear(dread, a.slots);
     for (int64_t j = 0; j < a.slots; j++) {
       const int64_t at = j * a.channels;
       T along;
       const T dy = a.dy ? row(a.dy, bt, a.slots)[j] : T(0), fresh = T(1) - kept[j];
-      const T with_key = gather(g + at, s + at, s + size() + at, dy, fresh * v[j], bt, along);
+      const T with_key =
+          gather(g + at, slot(s, j, bt, zeros), s + size() + at, dy, fresh * v[j], bt, along);
       drow[j] = along - v[j] * with_key;
       dinput[j] = with_key * fresh * (T(1) - v[j] * v[j]);
       add(dread, dinput[j], row(a.mix, j, a.slots), a.slots);
     }
     for (int64_t j = 0; j < a.slots; j++)
-      pass_on(g + j * a.channels, s + j * a.channels, kept[j], dread[j] * (T(1) - r[j] * r[j]), bt);
+      pass_on(g + j * a.channels, slot(s, j, bt, zeros), kept[j], dread[j] * (T(1) - r[j] * r[j]),
+              bt);
+    if (starts(bt)) clear(g, size());
   }
   void backward_of(int64_t b, T* work) const {
     T *g = row(a.dfirst, b, size()), *dread = work + up((a.segment + 1) * size(), LINE);
+    T* zeros = dread + 2 * up(a.slots, LINE);
+    if constexpr (RESETS) clear(zeros, a.channels);
     if (a.dlast)
       std::memcpy(g, row(a.dlast, b, size()), size() * sizeof(T));
     else
-      std::memset(g, 0, size() * sizeof(T));
+      clear(g, size());
     for (int64_t s = segments - 1; s >= 0; s--) {
       const int64_t t0 = s * a.segment;
       const int64_t steps = a.steps - t0 < a.segment ? a.steps - t0 : a.segment;
-      recompute(b, s, steps, work);
+      recompute(b, s, steps, work, zeros);
       for (int64_t u = steps - 1; u >= 0; u--)
-        back(b * a.steps + t0 + u, work + u * size(), g, dread);
+        back(b * a.steps + t0 + u, work + u * size(), g, dread, zeros);
     }
   }
 
@@ -211,14 +234,14 @@ class SlotsEngine {
 
 }  // namespace elman
 
-// The C interface for one dtype.
-#define ELMAN_SLOTS(NAME, T)                                       \
+// The C interface for one dtype, with or without resets.
+#define ELMAN_SLOTS(NAME, T, RESETS)                               \
   extern "C" void NAME##_forward(const elman::SlotsArgs* a) {      \
-    elman::SlotsEngine<T>(*a).forward();                           \
+    elman::SlotsEngine<T, RESETS>(*a).forward();                   \
   }                                                                \
   extern "C" void NAME##_backward(const elman::SlotsArgs* a) {     \
-    elman::SlotsEngine<T>(*a).backward();                          \
+    elman::SlotsEngine<T, RESETS>(*a).backward();                  \
   }                                                                \
   extern "C" int64_t NAME##_workspace(const elman::SlotsArgs* a) { \
-    return elman::SlotsEngine<T>(*a).workspace_bytes();            \
+    return elman::SlotsEngine<T, RESETS>(*a).workspace_bytes();    \
   }

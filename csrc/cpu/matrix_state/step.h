@@ -35,6 +35,31 @@ class RowTile : Layout<Spec> {
     return x;
   }
 
+  // Whether a step starts a block's head from zeros.
+  HD bool starts(int64_t t, int m) const {
+    if constexpr (Spec::RESETS) return head(m).resets[t];
+    return false;
+  }
+  HD bool starts(int64_t t) const {
+    bool any = false;
+    for (int m = 0; m < M; m++) any = any || starts(t, m);
+    return any;
+  }
+  // The state S before a step as that step sees it: zeros where it starts.
+  HD const V* seen(int64_t t, const V* S) const {
+    if (!starts(t)) return S;
+    for (int j = 0; j < N; j++)
+      for (int m = 0; m < M; m++) s.cut[j * M + m] = starts(t, m) ? V{} : S[j * M + m];
+    return s.cut;
+  }
+  // Takes the reads and energies of blocks that start from what the step sees.
+  HD void look_again(int64_t t, const V* S, V (&r)[M], V (&e)[M]) const {
+    V r_new[M], e_new[M];
+    look(t, S, r_new, e_new);
+    for (int m = 0; m < M; m++)
+      if (starts(t, m)) r[m] = r_new[m], e[m] = e_new[m];
+  }
+
   // Reads and energies of the state before a step.
   HD void look(int64_t t, const V* S, V (&r)[M], V (&e)[M]) const {
     for (int m = 0; m < M; m++) r[m] = e[m] = V{};
@@ -47,10 +72,13 @@ class RowTile : Layout<Spec> {
     for (int m = 0; m < M; m++) e[m] *= T(1) / N;
   }
 
-  // From the state S before step t to the one after it, which may be the same memory. r and e are
-  // those of S, then those of the new state with the next key. RECOMPUTE keeps what `back` needs.
+  // From the state S_old before step t to the one after it, which may be the same memory. r and e
+  // are those of S_old, then those of the new state with the next key. RECOMPUTE keeps what `back`
+  // needs.
   template <bool Y, bool RECOMPUTE>
-  HD void step(int64_t t, const V* S, V* S_new, V (&r)[M], V (&e)[M]) const {
+  HD void step(int64_t t, const V* S_old, V* S_new, V (&r)[M], V (&e)[M]) const {
+    const V* S = seen(t, S_old);
+    if (S != S_old) look_again(t, S, r, e);
     V c[M], w[M], y[M][2] = {}, r_new[M][2] = {}, e_new[M][2] = {};
     for (int m = 0; m < M; m++) {
       Cell::row(row(t, m, r[m], e[m]), c[m], w[m]);
@@ -90,7 +118,8 @@ class RowTile : Layout<Spec> {
 
   // Back through step t: dS is the gradient of the state S_new after it, then of S before it.
   // Adds to the columns' gradients of this step; sets those of its rows; adds to the parameters'.
-  HD void back(int64_t t, const V* S, const V* S_new, V* dS) const {
+  HD void back(int64_t t, const V* S_old, const V* S_new, V* dS) const {
+    const V* S = seen(t, S_old);
     V dc[M] = {}, dw[M] = {}, c[M], w[M], dy[M];
     for (int m = 0; m < M; m++)
       c[m] = s.c[t * M + m], w[m] = s.w[t * M + m], dy[m] = s.dy[t * M + m];
@@ -102,6 +131,10 @@ class RowTile : Layout<Spec> {
     in_groups([&](int first, auto count) __attribute__((always_inline)) {
       to_old_state<decltype(count)::value>(t, first, S, dS, c, w, dr, de);
     });
+    if (S == S_old) return;
+    for (int j = 0; j < N; j++)
+      for (int m = 0; m < M; m++)
+        if (starts(t, m)) dS[j * M + m] = V{};
   }
 
  private:

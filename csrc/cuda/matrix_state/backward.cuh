@@ -53,15 +53,17 @@ struct Backward {
       if (index) trail.in.staging.fetch(G::STEPS, buffer ^ 1);
       trail.in.prepare(segment.t0, buffer);
       sync<G>();
-      recompute.run(segment.length);
+      recompute.run(segment.t0, segment.length);
       sync<G>();
       if constexpr (G::NEEDS_Y) {
         gradients.output(trail.in, trail.sums, y, segment);
         sync<G>();
       }
       walk.start(segment.length, recompute.S);
-      recompute.copy_start(index - 1);
+      // The walk needs the room for the copy again where a step starts from zeros.
+      if constexpr (!Resets<G>::ANY) recompute.copy_start(index - 1);
       walk.run(segment.t0, segment.length, buffer);
+      if constexpr (Resets<G>::ANY) recompute.copy_start(index - 1);
       sync<G>();
       gradients.write(trail.in, trail.sums, segment);
     }
@@ -106,7 +108,7 @@ struct Backward {
       if (index) trail.in.staging.fetch(G::STEPS, buffer(round + 1));
       trail.in.prepare(segment.t0, segment.buffer);
       crew.meet();
-      recompute.run(segment.length);
+      recompute.run(segment.t0, segment.length);
       if constexpr (G::NEEDS_Y) {
         crew.meet();
         gradients.output(trail.in, trail.sums, y, segment);

@@ -58,6 +58,7 @@ struct Forward {
     typename G::Checkpoint* next_checkpoint;
     // Steps until the next checkpoint: the segments of the backward pass may be others.
     int64_t due;
+    Resets<G> resets;
     A S[G::PIECE], params[G::TALL][MAX_PARAMS];
 
     DEVICE explicit Walk(Forward& forward)
@@ -67,6 +68,7 @@ struct Forward {
           due(forward.a.checkpoints ? forward.a.K : forward.a.T) {
       read_params<G>(pass.a, pass.at, lane, params);
       load_first<G>(pass.a, pass.at, lane, S);
+      resets.fetch(pass.a, pass.at, 0);
     }
 
     // As a visitor of the steps, see run_steps.
@@ -84,7 +86,8 @@ struct Forward {
     DEVICE void rows(int, const Row<A>*) const {}
 
     DEVICE void run(int64_t segment, sptr<A> reads) {
-      run_steps<G, true>(pass.in, lane, pass.length(segment), params, S, reads, *this);
+      const unsigned now = resets.take(pass.a, pass.at, (segment + 1) * G::STEPS);
+      run_steps<G, true>(pass.in, lane, pass.length(segment), params, S, reads, *this, now);
     }
 
     DEVICE void end() const {

@@ -22,11 +22,13 @@ struct Recompute {
   Trail<G>& trail;
   const Checkpoint* next_checkpoint = nullptr;  // from which the next segment starts
   sptr<A> y;                                    // see reads_of
+  Resets<G> resets;
   A S[G::PIECE];
 
   DEVICE Recompute(Trail<G>& shared, sptr<A> reads) : trail(shared), y(reads) {
     const int64_t last = trail.last_segment();
     if (last > 0) next_checkpoint = checkpoint<G>(trail.a, trail.at, last);
+    resets.fetch(trail.a, trail.at, last * G::STEPS);
   }
 
   // Starts copying the state before the first step of a segment to where the recomputation will
@@ -60,10 +62,11 @@ struct Recompute {
     }
   }
 
-  // Recomputes a segment; S is then the state behind it.
-  DEVICE void run(int length) {
+  // Recomputes the segment from t0 on; S is then the state behind it.
+  DEVICE void run(int64_t t0, int length) {
     Visitor visitor{trail};
-    run_steps<G, G::NEEDS_Y>(trail.in, trail.lane, length, trail.params, S, y, visitor);
+    const unsigned now = resets.take(trail.a, trail.at, t0 - G::STEPS);
+    run_steps<G, G::NEEDS_Y>(trail.in, trail.lane, length, trail.params, S, y, visitor, now);
     if constexpr (G::produces(true)) trail.keep(length, S);
   }
 

@@ -7,13 +7,16 @@
 // Backward, sums over channels take a warp for each slot, sums over slots a thread for each
 // channel, and a step has three barriers. The gradient of `mix` is a large product over all of
 // time, left to the caller.
+//
+// With RESETS a step may start from zeros; checkpoints and the states of a segment are those before
+// that.
 #pragma once
 #include "abi/slots.h"
 #include "cells/math.h"
 
 namespace elman {
 
-template <class A, int WARPS>
+template <class A, int WARPS, bool RESETS>
 struct SlotsBlock {
   static constexpr int THREADS = 32 * WARPS;
   const SlotsArgs& a;
@@ -40,17 +43,22 @@ struct SlotsBlock {
     for (int mask = 1; mask < 32; mask *= 2) x += shuffle_xor(x, mask);
     return x;
   }
+  // Whether a step starts from zeros.
+  DEVICE bool starts(int64_t bt) const {
+    if constexpr (RESETS) return load_one(a.resets + bt);
+    return false;
+  }
   DEVICE int64_t segments() const { return (a.steps + a.segment - 1) / a.segment; }
   DEVICE A* checkpoint(int64_t segment) const {
     return row(a.checkpoints, batch * segments() + segment, size);
   }
 };
 
-template <class A, int WARPS>
-struct SlotsForward : SlotsBlock<A, WARPS> {
-  using Base = SlotsBlock<A, WARPS>;
+template <class A, int WARPS, bool RESETS>
+struct SlotsForward : SlotsBlock<A, WARPS, RESETS> {
+  using Base = SlotsBlock<A, WARPS, RESETS>;
   using Base::a, Base::batch, Base::channels, Base::get, Base::lane, Base::row, Base::size;
-  using Base::slots, Base::sum, Base::warp;
+  using Base::slots, Base::starts, Base::sum, Base::warp;
   A* state;
   sptr<A> read;  // r of this step and of the next one
 
@@ -69,6 +77,7 @@ struct SlotsForward : SlotsBlock<A, WARPS> {
   }
   // The first state, and what the first step reads of it.
   DEVICE void begin() const {
+    const bool zero = starts(batch * a.steps);
     for (int j = warp; j < slots; j += WARPS) {
       A seen = 0;
       for (int i = lane; i < channels; i += 32) {
@@ -76,7 +85,8 @@ struct SlotsForward : SlotsBlock<A, WARPS> {
         store_one(state + (j * channels + i), s);
         seen += s * get(a.k, batch * a.steps * channels + i);
       }
-      leave(0, j, sum(seen));
+      seen = sum(seen);
+      leave(0, j, zero ? A(0) : seen);
     }
   }
   DEVICE void leave(int64_t t, int j, A seen) const {
@@ -88,6 +98,7 @@ struct SlotsForward : SlotsBlock<A, WARPS> {
   DEVICE void step(int64_t t, int j, A* kept) const {
     const int64_t bt = batch * a.steps + t;
     const sptr<A> r = read + (int)(t % 2) * slots;
+    const bool zero = starts(bt), next_zero = t + 1 < a.steps && starts(bt + 1);
     A z = 0;
     for (int n = lane; n < slots; n += 32)
       z += get(a.mix, (int64_t)j * slots + n) * load_one(r + n);
@@ -98,25 +109,27 @@ struct SlotsForward : SlotsBlock<A, WARPS> {
 #pragma unroll 4
     for (int i = lane; i < channels; i += 32) {
       A* at = state + ((int64_t)j * channels + i);
-      const A old = load_one(at), s = old * keep + get(a.k, key + i) * written;
+      const A old = load_one(at);
+      const A s = (zero ? A(0) : old) * keep + get(a.k, key + i) * written;
       if (kept) store_one(kept + ((int64_t)j * channels + i), old);
       store_one(at, s);
       y += s * get(a.q, key + i);
       seen += s * get(a.k, next + i);
     }
     y = sum(y);
-    leave(t + 1, j, sum(seen));
+    seen = sum(seen);
+    leave(t + 1, j, next_zero ? A(0) : seen);
     if (lane) return;
     store_one(row(a.y, bt, slots) + j, y);
     store_one(row(a.value, bt, slots) + j, v);
   }
 };
 
-template <class A, int WARPS>
-struct SlotsBackward : SlotsBlock<A, WARPS> {
-  using Base = SlotsBlock<A, WARPS>;
+template <class A, int WARPS, bool RESETS>
+struct SlotsBackward : SlotsBlock<A, WARPS, RESETS> {
+  using Base = SlotsBlock<A, WARPS, RESETS>;
   using Base::a, Base::batch, Base::channels, Base::get, Base::lane, Base::row, Base::size;
-  using Base::slots, Base::sum, Base::warp;
+  using Base::slots, Base::starts, Base::sum, Base::warp;
   static constexpr int THREADS = Base::THREADS;
   A *gradient, *states;   // of the state; states of a segment and the one behind it
   sptr<A> dinput, dseen;  // gradients of input + mix r, and of S k
@@ -149,6 +162,7 @@ struct SlotsBackward : SlotsBlock<A, WARPS> {
       for (int64_t u = 0; u < steps; u++) {
         const int64_t bt = batch * a.steps + segment * a.segment + u;
         const A keep = get(a.row, bt * slots + j);
+        if (starts(bt)) s = A(0);
         s = s * keep + get(a.k, bt * channels + i) * ((A(1) - keep) * get(a.value, bt * slots + j));
         store_one(states + ((u + 1) * size + at), s);
       }
@@ -167,13 +181,14 @@ struct SlotsBackward : SlotsBlock<A, WARPS> {
   // A slot's gradients of a and of its input.
   DEVICE void over_channels(int64_t bt, const A* s, int j) const {
     const A dout = dy(bt, j);
+    const bool zero = starts(bt);
     A with_key = 0, with_state = 0;
 #pragma unroll 4
     for (int i = lane; i < channels; i += 32) {
       const int64_t at = (int64_t)j * channels + i;
       const A e = load_one(gradient + at) + dout * get(a.q, bt * channels + i);
       with_key += e * get(a.k, bt * channels + i);
-      with_state += e * load_one(s + at);
+      with_state += e * (zero ? A(0) : load_one(s + at));
     }
     with_key = sum(with_key);
     with_state = sum(with_state);
@@ -195,6 +210,7 @@ struct SlotsBackward : SlotsBlock<A, WARPS> {
   // A channel's gradients of key and query, and of the state before the step.
   DEVICE void over_slots(int64_t bt, const A* s, int i) const {
     const A k = get(a.k, bt * channels + i), q = get(a.q, bt * channels + i);
+    const bool zero = starts(bt);
     A dk = 0, dq = 0;
 #pragma unroll 4
     for (int j = 0; j < slots; j++) {
@@ -202,24 +218,25 @@ struct SlotsBackward : SlotsBlock<A, WARPS> {
       const A dout = dy(bt, j), keep = get(a.row, bt * slots + j), du = load_one(dseen + j);
       const A e = load_one(gradient + at) + dout * q;
       dq += dout * load_one(s + size + at);
-      dk += (A(1) - keep) * get(a.value, bt * slots + j) * e + du * load_one(s + at);
-      store_one(gradient + at, keep * e + du * k);
+      const A old = zero ? A(0) : load_one(s + at);
+      dk += (A(1) - keep) * get(a.value, bt * slots + j) * e + du * old;
+      store_one(gradient + at, zero ? A(0) : keep * e + du * k);
     }
     store_one(row(a.dk, bt, channels) + i, dk);
     store_one(row(a.dq, bt, channels) + i, dq);
   }
 };
 
-template <class A, int WARPS>
+template <class A, int WARPS, bool RESETS>
 DEVICE void slots_forward(const SlotsArgs& a) {
   Arena arena;
-  SlotsForward<A, WARPS>(arena, a).run();
+  SlotsForward<A, WARPS, RESETS>(arena, a).run();
 }
 
-template <class A, int WARPS>
+template <class A, int WARPS, bool RESETS>
 DEVICE void slots_backward(const SlotsArgs& a) {
   Arena arena;
-  SlotsBackward<A, WARPS>(arena, a).run();
+  SlotsBackward<A, WARPS, RESETS>(arena, a).run();
 }
 
 }  // namespace elman

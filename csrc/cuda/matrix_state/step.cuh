@@ -2,6 +2,7 @@
 #pragma once
 #include "cells/epilogue.h"
 #include "cuda/matrix_state/lane.cuh"
+#include "cuda/matrix_state/resets.cuh"
 
 namespace elman {
 
@@ -108,10 +109,11 @@ DEVICE void put_parts(const L& lane, sptr<A> y, int step, const A (&parts)[G::TA
 // Runs the first `length` steps of a prepared segment. With READS every lane's parts of the reads y
 // = S q are left in `y`. `visitor` is shown the state before every step and what each row read;
 // `visitor.stop` says how far to run until it is asked again. The inputs of a step are loaded one
-// step ahead.
+// step ahead. Bits of `resets` are steps that start from zeros.
 template <class G, bool READS, class In, class L, class F, class A = typename G::A>
 DEVICE void run_steps(const In& in, const L& lane, int length,
-                      const A (&params)[G::TALL][MAX_PARAMS], A* S, sptr<A> y, F& visitor) {
+                      const A (&params)[G::TALL][MAX_PARAMS], A* S, sptr<A> y, F& visitor,
+                      unsigned resets) {
   A q[G::COLUMNS], parts[G::TALL];
   Step<G> now;
   now.read(in, lane, 0, params);
@@ -120,6 +122,7 @@ DEVICE void run_steps(const In& in, const L& lane, int length,
   const auto advance_to = [&](int step) {
     visitor.state(step, S);
     if constexpr (READS) multiply<G>(parts, S, q);  // of the step before
+    if (starts<G>(resets, step)) clear_state<G>(S);
     read_state<G>(lane, now, S);
     advance<G>(now, S);
     visitor.rows(step, now.row);
@@ -199,8 +202,7 @@ DEVICE void load_first(const Args& a, const Place& at, const L& lane, typename G
   if (a.first) {
     lane.load_state(S, (const typename G::A*)a.first + state);
   } else {
-#pragma unroll
-    for (int j = 0; j < G::PIECE; j++) S[j] = typename G::A(0);
+    clear_state<G>(S);
   }
 }
 

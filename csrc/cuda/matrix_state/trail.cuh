@@ -71,8 +71,7 @@ struct Trail {
     if (states) {
       lane.load_state(x, (const A*)states + head_state());
     } else {
-#pragma unroll
-      for (int j = 0; j < PIECE; j++) x[j] = A(0);
+      clear_state<G>(x);
     }
   }
 

@@ -18,6 +18,7 @@ struct WalkBack {
   // lane's parts of the sums over the rows for the step that was walked before.
   A S[PIECE], dS[PIECE], before[PIECE], q[C], parts[G::SUMS][C], dy[TALL];
   Step<G> now;
+  Resets<G> resets;
   A residual[TALL];
   A dparams[TALL][MAX_PARAMS], dresidual[TALL], dgate_bias[TALL];
 
@@ -34,6 +35,7 @@ struct WalkBack {
       for (int n = 0; n < MAX_PARAMS; n++) dparams[i][n] = A(0);
     }
     trail.load_or_zero(dS, a.dlast);
+    resets.fetch(a, trail.at, trail.last_segment() * G::STEPS);
   }
 
   // Takes up a segment behind its last step, where the state is `last`.
@@ -59,17 +61,18 @@ struct WalkBack {
       for (int n = 0; n < G::SUMS; n++) parts[n][j] = A(0);
     }
     load_step(t0, length - 1, buffer);
+    const unsigned cuts = resets.take(trail.a, trail.at, t0 - G::STEPS);
     // Large pieces with gates have no registers left for two.
     constexpr int UNROLL = G::PIECE >= 32 && Cell::GATES > 0 ? 1 : 2;
     int step = length - 1;
 #pragma unroll 1
     for (; step >= UNROLL; step -= UNROLL) {
 #pragma unroll
-      for (int i = 0; i < UNROLL; i++) walk<true>(t0, step - i, length, buffer);
+      for (int i = 0; i < UNROLL; i++) walk<true>(t0, step - i, length, buffer, cuts);
     }
 #pragma unroll 1
-    for (; step > 0; step--) walk<true>(t0, step, length, buffer);
-    walk<false>(t0, 0, length, buffer);
+    for (; step > 0; step--) walk<true>(t0, step, length, buffer, cuts);
+    walk<false>(t0, 0, length, buffer, cuts);
     const auto share = trail.lane.halve(parts);
     put_sums(0, parts, share);
   }
@@ -112,9 +115,10 @@ struct WalkBack {
       trail.lane.put(trail.sums.columns(n, step, thread_index() / 32), x[n], share);
   }
 
-  // One step back; with MORE the next one's inputs are loaded.
+  // One step back; with MORE the next one's inputs are loaded. Bits of `cuts` are steps that start
+  // from zeros.
   template <bool MORE>
-  DEVICE void walk(int64_t t0, int step, int length, int buffer) {
+  DEVICE void walk(int64_t t0, int step, int length, int buffer, unsigned cuts) {
     const auto share = trail.lane.halve(parts);
     A done[G::SUMS][L::LEFT];
 #pragma unroll
@@ -123,6 +127,8 @@ struct WalkBack {
       for (int i = 0; i < L::LEFT; i++) done[n][i] = parts[n][i];
     }
     through_query();
+    const bool zero = starts<G>(cuts, step);
+    if (zero) clear_state<G>(before);
     RowGrad<A> d[TALL] = {};
     if constexpr (Cell::HOOK)
       through_hook(d);
@@ -138,6 +144,10 @@ struct WalkBack {
     }
 #pragma unroll
     for (int j = 0; j < PIECE; j++) S[j] = before[j];
+    if (zero) {
+      clear_state<G>(dS);
+      trail.recall(step, S);
+    }
     if constexpr (MORE) {
       trail.recall(step - 1, before);
       load_step(t0, step - 1, buffer);

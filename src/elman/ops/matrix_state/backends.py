@@ -13,7 +13,6 @@ from elman.ops.common.precision import cast, no_autocast, wide_dtype
 from elman.ops.common.uncompiled import uncompiled
 from elman.ops.matrix_state import custom_op, reference
 from elman.ops.matrix_state.plan import Plan
-from elman.ops.matrix_state.slots import refuse_resets
 
 Run = Callable[
     [Plan, Sequence[Tensor], Mapping[str, Tensor], Tensor | None, Tensor | None],
@@ -55,7 +54,6 @@ def _compiled(
     first_bhvn: Tensor | None,
     resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    refuse_resets(backend, resets_bt)
     # Here and not in op.py: the reference widens role by role, and sums gradients as narrow as they
     # come.
     sequences, wide = sources_btc[0].dtype, wide_dtype(sources_btc[0].dtype)

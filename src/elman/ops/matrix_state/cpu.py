@@ -28,9 +28,10 @@ class Kernel:
     backward: Any
 
 
-# By the text that was compiled, and by plan and dtype: building the text takes longer than a step.
+# By the text that was compiled, and by plan, dtype and whether there are resets: building the text
+# takes longer than a step.
 _loaded: dict[str, Kernel] = {}
-_found: dict[tuple[str, torch.dtype], Kernel] = {}
+_found: dict[tuple[str, torch.dtype, bool], Kernel] = {}
 _NAME = "Spec"
 _LARGE = 2048
 
@@ -56,23 +57,24 @@ def launch(call: Call, *, backward: bool) -> None:
         UserError: the tensors do not lie on the CPU, or the kernel cannot be compiled.
     """
     require_cpu(call.like)
-    kernel = _kernel(call.plan, call.like.dtype)
+    kernel = _kernel(call.plan, call.like.dtype, call.resets)
     call.args.threads = kernel_threads(torch.get_num_threads())
     call.give_workspace(kernel.workspace(call.args, backward))
     (kernel.backward if backward else kernel.forward)(call.args)
 
 
-def prepare(plans: Iterable[tuple[Plan, torch.dtype]], label: str) -> None:
+def prepare(plans: Iterable[tuple[Plan, torch.dtype]], label: str, *, resets: bool = False) -> None:
     """Compile and load kernels that are not loaded yet, all as one library.
 
     Args:
         plans: What to compile, each for float32 or float64.
         label: What they are, for people.
+        resets: Whether they read masks of resets.
 
     Raises:
         UserError: they cannot be compiled.
     """
-    specs = dict.fromkeys(_spec(plan, dtype) for plan, dtype in plans)
+    specs = dict.fromkeys(_spec(plan, dtype, resets) for plan, dtype in plans)
     missing = [spec for spec in specs if spec not in _loaded]
     if not missing:
         return
@@ -86,21 +88,22 @@ def prepare(plans: Iterable[tuple[Plan, torch.dtype]], label: str) -> None:
         _loaded[spec] = _functions(library, f"matrix_{number}")
 
 
-def _kernel(plan: Plan, dtype: torch.dtype) -> Kernel:
-    key = plan.text, dtype
+def _kernel(plan: Plan, dtype: torch.dtype, resets: bool) -> Kernel:
+    key = plan.text, dtype, resets
     if key not in _found:
-        prepare([(plan, dtype)], plan.label)
-        _found[key] = _loaded[_spec(plan, dtype)]
+        prepare([(plan, dtype)], plan.label, resets=resets)
+        _found[key] = _loaded[_spec(plan, dtype, resets)]
     return _found[key]
 
 
-def _spec(plan: Plan, dtype: torch.dtype) -> str:
+def _spec(plan: Plan, dtype: torch.dtype, resets: bool) -> str:
     if dtype not in C_TYPES:
         raise UserError(
             f"kernels.backend=cpu: computes in float32 and float64, not in {dtype}; "
             "use kernels.backend=reference"
         )
-    return spec_source(plan, _NAME, io=C_TYPES[dtype], state=C_TYPES[dtype], hidden=True)
+    number = C_TYPES[dtype]
+    return spec_source(plan, _NAME, io=number, state=number, hidden=True, resets=resets)
 
 
 def _functions(library: ctypes.CDLL, name: str) -> Kernel:

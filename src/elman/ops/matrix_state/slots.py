@@ -36,8 +36,12 @@ class Kernel:
 
 
 @cache
-def kernel_for(dtype: torch.dtype) -> Kernel:
+def kernel_for(dtype: torch.dtype, resets: bool) -> Kernel:
     """Return the kernel for a dtype, compiled if it was not compiled before.
+
+    Args:
+        dtype: Of all tensors.
+        resets: Whether it reads a mask of resets.
 
     Raises:
         UserError: there is none, or it cannot be compiled.
@@ -47,7 +51,7 @@ def kernel_for(dtype: torch.dtype) -> Kernel:
             f"kernels.backend=cpu: computes in float32 and float64, not in {dtype}; "
             "use kernels.backend=reference"
         )
-    text = f"ELMAN_SLOTS(slots, {C_TYPES[dtype]})\n"
+    text = f"ELMAN_SLOTS(slots, {C_TYPES[dtype]}, {str(resets).lower()})\n"
     text = f'#include "cpu/matrix_state/slots.h"\n\n{layout()}{text}'
     library = load_library(text, "e63m")
     parts = [library[f"slots_{part}"] for part in ("forward", "backward", "workspace")]
@@ -75,22 +79,10 @@ def _call(backend: str, tensors: Mapping[str, Tensor | None], *, backward: bool)
         cuda.run(args, kept["k"], backward=backward)
         return
     require_cpu(kept["k"])
-    kernel, like = kernel_for(kept["k"].dtype), kept["k"]
+    kernel, like = kernel_for(kept["k"].dtype, "resets" in kept), kept["k"]
     workspace = like.new_empty(kernel.workspace(args) // like.element_size())
     args.workspace = workspace.data_ptr()
     (kernel.backward if backward else kernel.forward)(args)
-
-
-def refuse_resets(backend: str, resets_bt: Tensor | None) -> None:
-    """Refuse what no kernel has yet.
-
-    Raises:
-        UserError: there are resets.
-    """
-    if resets_bt is not None:
-        raise UserError(
-            f"kernels.backend={backend}: has no resets yet; use kernels.backend=reference"
-        )
 
 
 def check_call(given: Mapping[str, Tensor], first_bni: Tensor) -> None:
@@ -159,7 +151,6 @@ def slots(
     given = {"k": k_bti, "q": q_bti, "input": input_btn, "row": row_btn, "mix": mix_nn}
     check_call(given, first_bni)
     check_resets("matrix_state e63m", resets_bt, k_bti)
-    refuse_resets(backend, resets_bt)
     made = _kept(k_bti, input_btn, first_bni)
     names = ("y", "last", "checkpoints", "read", "value")
     results = dict(zip(names, made, strict=True))

@@ -10,7 +10,13 @@ from elman.ops.matrix_state.recurrences import CELLS
 
 
 def spec_source(
-    plan: Plan, name: str, *, io: str = "float", state: str = "float", hidden: bool = False
+    plan: Plan,
+    name: str,
+    *,
+    io: str = "float",
+    state: str = "float",
+    hidden: bool = False,
+    resets: bool = False,
 ) -> str:
     """Return the C++ structure of compile-time choices that csrc/abi/matrix_state.h describes.
 
@@ -23,6 +29,7 @@ def spec_source(
         state: C++ type of everything else.
         hidden: Whether it, and with it all that is compiled from it, is invisible to other
             libraries of the process, which have structures of the same name.
+        resets: Whether it reads a mask of resets.
     """
     assert not plan.kernel_problem, plan
     cell = CELLS[plan.cell]
@@ -43,6 +50,7 @@ def spec_source(
         "SELF_GATE": plan.self_gate,
         "GATE": plan.gate_act != "none",
         "GATE_BIAS": plan.gate_bias,
+        "RESETS": resets,
     }
     lines = [
         "namespace elman {",

@@ -94,7 +94,7 @@ def launch_as(call: Call, chosen: TileConfig, *, backward: bool) -> None:
     """
     args, dtype, device = call.args, call.like.dtype, call.like.device.index
     align, fast = alignment(call, chosen, backward), dtype == torch.bfloat16 and not _exact
-    ready = _ready(chosen, align, backward, fast, device, args.B, args.T)
+    ready = _ready(chosen, align, call.resets, backward, fast, device, args.B, args.T)
     if backward:
         call.give_workspace(ready.workspace_bytes)
     launching.launch(ready.kernels, ready.launches, args, device)
@@ -111,10 +111,17 @@ class _Ready:
 
 @cache
 def _ready(
-    chosen: TileConfig, align: int, backward: bool, fast: bool, device: int, batch: int, time: int
+    chosen: TileConfig,
+    align: int,
+    resets: bool,
+    backward: bool,
+    fast: bool,
+    device: int,
+    batch: int,
+    time: int,
 ) -> _Ready:
     """Prepare the launches of a pass for shapes."""
-    chosen = replace(chosen, align=align)
+    chosen = replace(chosen, align=align, resets=resets)
     return _Ready(
         load(unit_of(chosen, backward, architecture(device), fast=fast)),
         launches(chosen, batch, time, backward),
@@ -172,7 +179,7 @@ def unit_text(chosen: TileConfig, backward: bool, device: str = "cuda/common/dev
             *_shares(chosen, backward),
             f'#include "{device}"',
             *(f'#include "cuda/matrix_state/{name}.cuh"' for name in sources),
-            spec_source(chosen.plan, "Spec", io=types.io, state=types.state),
+            spec_source(chosen.plan, "Spec", io=types.io, state=types.state, resets=chosen.resets),
             f"using G = {chosen.type_text()};",
             chosen.assertions(backward) + layouts(),
             *(

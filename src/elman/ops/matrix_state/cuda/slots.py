@@ -50,15 +50,22 @@ def launch_of(args: SlotsArgs, dtype: torch.dtype, *, backward: bool) -> Launch:
     return Launch(name, args.batch, 32 * warps_of(args.channels), shared)
 
 
-def unit_text(dtype: torch.dtype, warps: int, device: str = "cuda/common/device.cuh") -> str:
+def unit_text(
+    dtype: torch.dtype,
+    warps: int,
+    device: str = "cuda/common/device.cuh",
+    *,
+    resets: bool = False,
+) -> str:
     """Return the text of a translation unit, both passes in one.
 
     Args:
         dtype: What it reads, computes in and writes.
         warps: Of a block.
         device: Header that says what the kernels ask of the machine.
+        resets: Whether they read a mask of resets.
     """
-    arguments = f"{_TYPES[dtype]}, {warps}"
+    arguments = f"{_TYPES[dtype]}, {warps}, {str(resets).lower()}"
     return f'#include "{device}"\n#include "cuda/matrix_state/slots.cuh"\n{layout()}' + "".join(
         f"ELMAN_KERNEL(slots_{name}, {32 * warps}, 1, elman::SlotsArgs, "
         f"(elman::slots_{name}<{arguments}>(a)))\n"
@@ -73,14 +80,14 @@ def _launch(args: SlotsArgs, like: Tensor, backward: bool) -> None:
             f"kernels.backend=cuda: computes e63m in float32, not in {like.dtype}; "
             "use kernels.backend=reference"
         )
-    kernels = _kernels(warps_of(args.channels), like.device.index)
+    kernels = _kernels(warps_of(args.channels), bool(args.resets), like.device.index)
     launch(kernels, [launch_of(args, like.dtype, backward=backward)], args, like.device.index)
 
 
 @cache
-def _kernels(warps: int, device: int) -> Loaded:
+def _kernels(warps: int, resets: bool, device: int) -> Loaded:
     """Return the kernels for a GPU."""
-    text = unit_text(torch.float32, warps)
+    text = unit_text(torch.float32, warps, resets=resets)
     return nvrtc.load(Unit(text, "e63m", architecture(device), False))
 
 

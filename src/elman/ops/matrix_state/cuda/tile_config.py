@@ -62,6 +62,7 @@ class TileConfig:
             they recompute them, too.
         tall: Rows that lanes share.
         shares: How many blocks of the forward pass share one of the GPU's.
+        resets: Whether the kernels read a mask of resets.
     """
 
     plan: Plan
@@ -75,6 +76,7 @@ class TileConfig:
     producers: bool = False
     tall: int = 1
     shares: int = 1
+    resets: bool = False
 
     @property
     def threads(self) -> int:
