@@ -294,7 +294,9 @@ class _Session:
         source = self._data.describe()
         packed = source.get("packed")
         where = f", packed in {packed['file']}" if packed else ""
-        self._display.say(f"data: {source['bytes']:,} bytes of {self._data.source.label}{where}")
+        zeroed = "; state zeroed after each 0x1e" if self._config.data.reset_at_documents else ""
+        of = f"{self._data.source.label}{where}{zeroed}"
+        self._display.say(f"data: {source['bytes']:,} bytes of {of}")
         self._display.say(f"run folder: {self._folder}")
         cell = registry.cell(model.cell).under(model.options)
         if slow := slow_note(cell, self._config.kernels.backend, self._device, self._backend):
@@ -363,7 +365,8 @@ class _Session:
             result["path"] = computation_path(cell, self._backend)
             result["slow_path"] = on_slow_path(self._backend)
             result["graph"] = stepper.graph
-        result["data"] = self._data.describe()
+        resets = {"reset_at_documents": config.data.reset_at_documents}
+        result["data"] = self._data.describe() | resets
         result["environment"] = describe_environment(self._device)
         result["metrics_version"] = METRICS_VERSION
         result["definitions"] = DEFINITIONS

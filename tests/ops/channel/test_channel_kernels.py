@@ -341,21 +341,22 @@ def operands(name: str) -> tuple[Plan, Leaves, list[Tensor]]:
 @pytest.mark.parametrize("name", ["e59b", "e65", "mingru", "e74-tied-kq", "e74_ema_frobnorm"])
 def test_opcheck(name) -> None:
     plan, leaves, parameters = operands(name)
-    arguments = (plan.text, "cpu", [leaves["source"]], parameters, leaves["state"])
+    arguments = (plan.text, "cpu", [leaves["source"]], parameters, leaves["state"], None)
     torch.library.opcheck(custom_op.channel, arguments)
     y, last, kept = (tensor.detach() for tensor in custom_op.channel(*arguments))
     detached = [leaf.detach() for leaf in parameters]
     for dy, dlast in ((y, last), (None, last), (y, None)):
-        given = (plan.text, "cpu", dy, dlast, [leaves["source"].detach()], detached, kept)
+        given = (plan.text, "cpu", dy, dlast, [leaves["source"].detach()], detached, kept, None)
         torch.library.opcheck(custom_op.channel_backward, given)
 
 
 def test_autocast_keeps_the_engine_in_fp32() -> None:
     plan, leaves, parameters = operands("e65")
-    exact = custom_op.channel(plan.text, "cpu", [leaves["source"]], parameters, leaves["state"])
+    rest = (parameters, leaves["state"], None)
+    exact = custom_op.channel(plan.text, "cpu", [leaves["source"]], *rest)
     narrow = leaves["source"].to(torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
-        found = custom_op.channel(plan.text, "cpu", [narrow], parameters, leaves["state"])
+        found = custom_op.channel(plan.text, "cpu", [narrow], *rest)
     assert {tensor.dtype for tensor in found} == {torch.float32}
     assert (found[0] - exact[0]).norm() < 1e-2 * exact[0].norm()
 

@@ -74,7 +74,7 @@ def channel(
     sources_bts: Sequence[Tensor],
     parameters_c: Sequence[Tensor],
     state_bc: Tensor,
-    resets_bt: Tensor | None = None,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run a plan of the channel engine on a compiled kernel.
 
@@ -107,7 +107,7 @@ def check_call(
     sources_bts: Sequence[Tensor],
     parameters: Mapping[str, Tensor],
     state_bc: Tensor,
-    resets_bt: Tensor | None = None,
+    resets_bt: Tensor | None,
     *,
     scalars: bool = True,
 ) -> None:
@@ -149,7 +149,7 @@ def _forward(
     sources_bts: Sequence[Tensor],
     parameters_c: Sequence[Tensor],
     state_bc: Tensor,
-    resets_bt: Tensor | None = None,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return KERNELS[backend].forward(parse(plan), sources_bts, parameters_c, state_bc, resets_bt)
 
@@ -161,7 +161,7 @@ def _(
     sources_bts: Sequence[Tensor],
     parameters_c: Sequence[Tensor],
     state_bc: Tensor,
-    resets_bt: Tensor | None = None,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     batch, steps, _ = sources_bts[0].shape
     channels = state_bc.shape[1]
@@ -182,7 +182,7 @@ def channel_backward(
     sources_bts: Sequence[Tensor],
     parameters_c: Sequence[Tensor],
     checkpoints_bkc: Tensor,
-    resets_bt: Tensor | None = None,
+    resets_bt: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """Return the gradients of sources, parameters and first state."""
     given = (dy_btc, dlast_bc, sources_bts, parameters_c, checkpoints_bkc, resets_bt)
@@ -197,7 +197,7 @@ def _backward(
     sources_bts: Sequence[Tensor],
     parameters_c: Sequence[Tensor],
     checkpoints_bkc: Tensor,
-    resets_bt: Tensor | None = None,
+    resets_bt: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     given = (dy_btc, dlast_bc, sources_bts, parameters_c, checkpoints_bkc, resets_bt)
     return KERNELS[backend].backward(parse(plan), *given)
@@ -212,7 +212,7 @@ def _(
     sources_bts: Sequence[Tensor],
     parameters_c: Sequence[Tensor],
     checkpoints_bkc: Tensor,
-    resets_bt: Tensor | None = None,
+    resets_bt: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     return (
         [source.new_empty(source.shape) for source in sources_bts],
@@ -293,7 +293,7 @@ def run(
     sources_bts: Sequence[Tensor],
     parameters_c: Sequence[Tensor],
     state_bc: Tensor,
-    resets_bt: Tensor | None = None,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Return the first two outputs of :func:`channel`, by an operator only where it is seen."""
     tensors = (*sources_bts, *parameters_c, state_bc)

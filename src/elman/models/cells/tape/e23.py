@@ -11,7 +11,10 @@ from elman.models.cells.declaration import Cell, Option, Value
 
 def _no_resets(options: Mapping[str, Value]) -> str:
     if options["initial_tape"] == "seeded":
-        return "a document would start from a tape of zeros, and not from the seeded one (model.initial_tape=zero can)"
+        return (
+            "a document would start from a tape of zeros, and not from the seeded one "
+            "(model.initial_tape=zero starts from zeros)"
+        )
     return ""
 
 
