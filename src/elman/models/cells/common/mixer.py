@@ -71,7 +71,7 @@ class Mixer(nn.Module):
         if "cell" in vars(cls):
             cls.__signature__ = _signature(cls.cell)  # type: ignore[attr-defined]
         if "forward" in vars(cls):
-            cls.forward = _checked(cls.forward)  # type: ignore[method-assign, assignment]
+            cls.forward = _checked(cls.forward)  # type: ignore[method-assign]
 
     def __init__(self, dim: int, *, backend: str = "auto", **options: Value) -> None:
         super().__init__()
