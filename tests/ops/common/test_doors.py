@@ -225,7 +225,7 @@ def operator_tensors(name: str) -> tuple[Tensors, Callable[[Tensors], Any]]:
     if name == "matrix":
         call = torch.ops.elman.matrix_state
         return tensors, lambda t: call(
-            MATRIX.text, "cpu", True, [t["x"]], [t["decay"], t["dt"]], t["state"]
+            MATRIX.text, "cpu", True, [t["x"]], [t["decay"], t["dt"]], t["state"], None
         )
     call = torch.ops.elman.channel
     return tensors, lambda t: call(
