@@ -19,6 +19,7 @@ from elman.data.windows import validation_batches
 from elman.evaluation.generation import generate
 from elman.models.build import build_model
 from elman.models.language_model import LanguageModel
+from elman.modes import eval as eval_mode
 from elman.modes import train as train_mode
 from elman.ops.channel import cpu, custom_op
 from elman.ops.channel.custom_op import Kernels
@@ -154,6 +155,18 @@ def test_a_number_has_its_definition_beside_it(train, documents: Path, capsys) -
     off = train(*CONV, f"data.path={documents}", folder="off")
     assert off.result["data"]["reset_at_documents"] is False
     assert "zeroed" not in capsys.readouterr().err
+
+
+def test_eval_scores_as_the_run_did_and_says_so(train, documents: Path, capsys) -> None:
+    run = train(*CONV, ON, f"data.path={documents}")
+    capsys.readouterr()
+    eval_mode.run(PreparedRun(compose_config(["mode=eval", f"eval.checkpoint={run.folder}"])))
+    said = capsys.readouterr().out
+    assert f"{run.result['val_bpb']:.4f}" in said
+    file = ["mode=eval", f"eval.checkpoint={run.folder}", f"eval.path={documents}"]
+    eval_mode.run(PreparedRun(compose_config(file)))
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "each from zero state, also zero after each byte 0x1e" in said
 
 
 def test_a_resumed_run_keeps_it(train, documents: Path) -> None:
