@@ -147,7 +147,8 @@ class LanguageModel(nn.Module):
                 f"tokens of the loss: shape {list(tokens_bt1.shape)}, expected 1 row or more: "
                 "without a predicted token there is no mean loss"
             )
-        logits_btv, carried = self(tokens_bt1[:, :-1], states, resets_bt)
+        resets = () if resets_bt is None else (resets_bt,)
+        logits_btv, carried = self(tokens_bt1[:, :-1], states, *resets)
         wide = logits_btv.to(wide_dtype(logits_btv.dtype))
         targets_bt = tokens_bt1[:, 1:].long()
         return functional.cross_entropy(wide.flatten(0, 1), targets_bt.flatten()), carried
