@@ -3,6 +3,7 @@
 #pragma once
 #if defined(__CUDACC_RTC__)
 using int64_t = long long;
+using uint8_t = unsigned char;
 #else
 #include <stdint.h>
 #endif
@@ -32,6 +33,8 @@ struct ChannelArgs {
   int64_t batch, steps, channels;
   int64_t segment;  // steps between checkpoints
   int64_t threads;  // at most
+  // Whether the state before a step is zero [B, T]; null for a kernel without RESETS.
+  const uint8_t* resets;
 };
 
 }  // namespace elman

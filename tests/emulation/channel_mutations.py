@@ -93,6 +93,36 @@ EDITS = {
     "outputs of one step": ("passes", "at += stride;", "at += 0 * stride;"),
     "sum over one batch too few": ("passes", "b < a.batch; b++", "b < a.batch - 1; b++"),
     "norm of all lanes but one": ("unit", "mask < 32", "mask < 16"),
+    "reset of the step after": ("tiles", "mask >> u & 1", "mask >> (u + 1) & 1"),
+    "reset of the segment in front": (
+        "tiles",
+        "look(segment + (BACKWARD ? -1 : 1));",
+        "look(segment);",
+    ),
+    "reset of the row after": ("tiles", "a.resets + batch", "a.resets + (batch + 1)"),
+    "resets beyond the last step": ("tiles", "segment >= 0 && t < steps;", "segment >= 0;"),
+    "resets before the first step": ("tiles", "segment >= 0 && t < steps;", "t < steps;"),
+    "resets of half the lanes": ("tiles", "lanes < 32; lanes", "lanes < 2; lanes"),
+    "state crosses a reset": ("passes", "c.h = resets.across(step, h);", "c.h = h;"),
+    "gradient crosses a reset": ("passes", "lane.resets.across(u, d.h)", "d.h"),
+    "resets of a segment left out": ("passes", "lane.resets.enter(segment);", ";"),
+    "resets of a segment back left out": (
+        "passes",
+        "lane.resets.enter(segment);\n      h[0]",
+        "h[0]",
+    ),
+    "rows: state crosses a reset": ("rows", "resets.across((int)(t % G::STEPS), old)", "old"),
+    "rows: gradient crosses a reset": (
+        "rows",
+        "row.resets.across((int)(t % STEPS), d.h)",
+        "d.h",
+    ),
+    "rows: resets of a segment left out": ("rows", "row.resets.enter(t / G::STEPS);", ";"),
+    "rows: resets of a segment back left out": (
+        "rows",
+        "row.resets.enter(walk.segment);",
+        ";",
+    ),
     "rows: wait left out": ("rows", "wait_copies<STAGES - 3>();", ";"),
     "rows: wait for one row less": ("rows", "<STAGES - 3>", "<STAGES - 2>"),
     "rows: first wait left out": ("rows", "wait_copies<STAGES - 2>();", ";"),
@@ -134,6 +164,11 @@ LATER = (
     "lane without a channel sums a parameter",
     "row of norms that is not there",
     "row of norms that is written",
+    "reset of the segment in front",
+    "reset of the row after",
+    "resets beyond the last step",
+    "resets before the first step",
+    "resets of half the lanes",
     "rows: wait for one row less",
     "rows: first wait left out",
     "rows: first barrier left out",
@@ -203,7 +238,11 @@ def _results(case: str, library: Callable[[str], ctypes.CDLL], plan: Plan = PLAN
             "workspace": (batch * (32 + 2 * C + steps * (2 + C) + SHORT.steps * C),),
         }.items()
     }
-    call = kernels._Call(plan, [source], parameters, normal(batch, C))
+    first = normal(batch, C)
+    # In every part of the time, at the borders of the segments too; none in the last row.
+    resets_bt = torch.zeros(batch, steps, dtype=torch.bool)
+    resets_bt[0, ::5] = resets_bt[1, 7:10] = resets_bt[1, 36] = True
+    call = kernels._Call(plan, [source], parameters, first, resets_bt)
     call.point(first=call.like, dlast=normal(batch, C), **made)
     call.args.segment = SHORT.steps
     y, dsource = (torch.full((batch, steps, width), 9.0, dtype=dtype) for width in (40, 120))
@@ -220,7 +259,9 @@ def _results(case: str, library: Callable[[str], ctypes.CDLL], plan: Plan = PLAN
 
 def _run_pass(call: kernels._Call, backward: bool, library: Callable[[str], ctypes.CDLL]) -> None:
     unit = call.tile_config(backward=backward).unit
-    tile_config = kernels.tile_config_for(call.plan, call.dtype, torch.float32, SHORT, unit, C)
+    tile_config = kernels.tile_config_for(
+        call.plan, call.dtype, torch.float32, SHORT, unit, C, resets=True
+    )
     launches = kernels.launches(tile_config, call.args, backward)
     channel_emulator.run(library, tile_config, launches, call.args)
 

@@ -189,6 +189,7 @@ def of_channel(
         *(sequence(f"slice {n}", args.x[n]) for n in slots),
         *(rows(f"parameter {n}", args.p[n], row) for n in range(parameters)),
         rows("first state", args.first, state),
+        rows("resets", args.resets, batch * steps),
         rows("checkpoints", args.checkpoints, segments * state, writable=not backward),
         *_channel_workspace(args, tile_config, backward),
     ]

@@ -95,6 +95,37 @@ def test_nothing_to_do(name, size) -> None:
     assert not any(found[f"d {name}"].any() for name in CELLS[plan.step].parameters)
 
 
+RESETS = {  # with segments of 16 steps
+    "first-step": [(0, 0)],
+    "second-step": [(1, 1)],
+    "rows-differ": [(0, 3), (0, 20), (1, 9)],
+    "kept-state": [(0, 16), (1, 15), (1, 17)],
+    "last-step": [(1, 36)],
+}
+
+
+@pytest.mark.parametrize("where", RESETS.values(), ids=RESETS)
+@pytest.mark.parametrize("name", PLANS)
+def test_resets(name, where) -> None:
+    """The state before a step is zero where it says so, and no gradient goes back from there."""
+    plan, resets_bt = PLANS[name](SIZE[2]), torch.zeros(SIZE[:2], dtype=torch.bool)
+    for b, t in where:
+        resets_bt[b, t] = True
+    leaves = draw(plan, SIZE)
+    found = everything(plan, leaves, "cpu", resets_bt=resets_bt)
+    check(found, everything(plan, leaves, "reference", resets_bt=resets_bt), 1e-11)
+    assert (found["d state"][resets_bt[:, 0]] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["e65", "e74_state_rmsnorm"])
+def test_resets_that_are_nowhere_change_no_bit(name) -> None:
+    plan = PLANS[name](35)
+    leaves = draw(plan, (2, 37, 35), torch.float32)
+    resets_bt = torch.zeros(2, 37, dtype=torch.bool)
+    found = everything(plan, leaves, "cpu", resets_bt=resets_bt)
+    identical(found, everything(plan, leaves, "cpu"))
+
+
 TUNINGS = {
     "two-stages": Tuning(8, 2, 1),
     "four-stages": Tuning(8, 4, 3),
@@ -108,9 +139,12 @@ def test_tuning_changes_no_number(tuning, name, monkeypatch) -> None:
     """Not even their last bits, since every sum has one order."""
     plan = PLANS[name](35)
     leaves = draw(plan, (2, 37, 35), torch.float32)
-    before = everything(plan, leaves, "cpu")
+    generator = torch.Generator().manual_seed(4)
+    resets_bt = torch.rand(2, 37, generator=generator) < 0.2
+    before = [everything(plan, leaves, "cpu", resets_bt=resets) for resets in (None, resets_bt)]
     monkeypatch.setattr(kernels, "TUNING", tuning)
-    identical(everything(plan, leaves, "cpu"), before)
+    for resets, same in zip((None, resets_bt), before, strict=True):
+        identical(everything(plan, leaves, "cpu", resets_bt=resets), same)
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,14 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
     ("architecture", "dtype"),
     [("sm_80", "bf16"), ("sm_100", "bf16"), ("sm_120", "bf16"), ("sm_90", "fp32")],
 )
-def test_nothing_is_spilled(step, architecture, dtype) -> None:
+@pytest.mark.parametrize("resets", [False, True], ids=["", "resets"])
+def test_nothing_is_spilled(step, architecture, dtype, resets) -> None:
     places = row_blocks(dict.fromkeys(CELLS[step].inputs, 64))
     plan = Plan(step, tuple(places.items()), self_gate=True)
     io = DTYPES[dtype]
     channels = 4096 if io == torch.bfloat16 else 2048
-    tile_config = kernels.tile_config_for(plan, io, torch.float32, Tuning(), 16, channels)
+    sizes = (Tuning(), 16, channels)
+    tile_config = kernels.tile_config_for(plan, io, torch.float32, *sizes, resets=resets)
     text = kernels.unit_text(tile_config)
     used = Unit(text, step, architecture, dtype == "bf16").resources()
     assert {name: one.spilled for name, one in used.items()} == dict.fromkeys(used, 0)

@@ -203,6 +203,7 @@ def test_a_short_mean_says_its_count(report: Report, sweep: FakeSweep) -> None:
     assert report(sweep.folder).table["e1"]["loss"] == "1.5000 (last 40)"
 
 
+RESET = "data.reset_at_documents"
 CONDITIONS: dict[str, tuple[tuple[str, ...], dict[str, Any], str]] = {
     "data": ((), {"data": {"sha256": "ffffffffffff"}}, "sha256 ffffffffffff"),
     "held-out bytes": ((), {"data": {"val_bytes": 77}}, "77 held out"),
@@ -215,6 +216,7 @@ CONDITIONS: dict[str, tuple[tuple[str, ...], dict[str, Any], str]] = {
     "minutes": (("train.minutes=3",), {}, "40 steps in set 1; 40 steps or 3 min in set 2"),
     "version": ((), {"metrics_version": None}, "different metric version: 1 in set 1; not rec"),
     "validation": (("data.val_window=64",), {}, "different validation: 65536 bytes in windows"),
+    "resets": ((f"{RESET}=true",), {}, "windows of 512, state zeroed after each document in set 2"),
     "device": ((), {"environment": {"device_name": "H200"}}, "AMD EPYC in set 1; H200 in set 2"),
 }
 
@@ -290,6 +292,20 @@ def test_seeds_of_two_sweeps_are_one_row_and_a_run_named_twice_counts_once(
     done = report(*(sweep.folder for sweep in sweeps), alone, sweeps[0].folder / "01_e1")
     (row,) = done.table.values()
     assert (row["loss"], row["seeds"], row["spread"]) == ("2.0000", "1, 2, 3", "sd 1.0000, n=3")
+
+
+def test_a_run_from_before_a_setting_is_a_seed_of_later_ones(
+    report: Report, sweep: FakeSweep
+) -> None:
+    """What a run did has not changed because there is a name for it now."""
+    older = sweep.job("model=e1", "train.seed=1", result={"loss": 1.0}) / "config.yaml"
+    text = older.read_text()
+    older.write_text(text.replace("  reset_at_documents: false\n", ""))
+    assert older.read_text() != text
+    sweep.job("model=e1", "train.seed=2", result={"loss": 2.0})
+    done = report(sweep.folder)
+    assert done.table["e1"]["loss"] == "1.5000"
+    assert not any("differs" in line for line in done.lines)
 
 
 def test_what_only_logs_makes_no_other_experiment(report: Report, sweep: FakeSweep) -> None:

@@ -101,6 +101,8 @@ CASES: dict[str, list[str]] = {
         "train.graph=true train.compile=true",
         "train.graph=true train.activation_checkpointing=true",
         "train.graph=true model=llama train.tbptt=true model.context=2048",
+        "data.reset_at_documents=true model=mamba2",
+        "data.reset_at_documents=true model=e23",
     ],
     "Settings that nothing would read": [
         "eval.checkpoint=run",

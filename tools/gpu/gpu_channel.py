@@ -166,10 +166,10 @@ class Timed:
         detached = [[leaf.detach() for leaf in leaves] for leaves in self.sets]
 
         def forward(source: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-            return kernels.forward(self.plan, [source], per_channel(rest[:-1]), rest[-1])
+            return kernels.forward(self.plan, [source], per_channel(rest[:-1]), rest[-1], None)
 
         def backward(source: Tensor, *rest: Tensor) -> Any:
-            given = ([source], per_channel(rest[:-1]), rest[-1])
+            given = ([source], per_channel(rest[:-1]), rest[-1], None)
             return kernels.backward(self.plan, self.dy, None, *given)
 
         kept = [[*leaves[:-1], forward(*leaves)[2]] for leaves in detached]

@@ -14,6 +14,7 @@
 //   UNIT        input that is divided by its norm over the channels, or -1
 //   QUERY       slot that the state is multiplied by in the output, or -1
 //   SELF_GATE   whether the output y is replaced by y silu(y)
+//   RESETS      whether some steps begin with a state of zeros
 #pragma once
 #ifdef _OPENMP
 #include <omp.h>
@@ -77,7 +78,8 @@ class ChannelEngine {
   struct Rows {
     const T *x[MAX_SLOTS], *dy;
     T *dx[MAX_SLOTS], *y, *unit_gradient;
-    T scale;  // of the unit input
+    T scale;     // of the unit input
+    bool reset;  // whether the state before the step is zero
   };
   HD Rows rows(int64_t b, int64_t t, bool backward) const {
     Rows r;
@@ -86,6 +88,7 @@ class ChannelEngine {
       if (backward) r.dx[s] = at(a.dx[s], b, t);
     }
     if (HAS_UNIT) r.scale = unit_scale(norms()[b * a.steps + t]);
+    if constexpr (Spec::RESETS) r.reset = a.resets[b * a.steps + t];
     if (HAS_UNIT && backward) r.unit_gradient = row(unit_gradients(), b * a.steps + t, a.channels);
     if (backward)
       r.dy = a.dy.data ? at(a.dy, b, t) : nullptr;
@@ -95,6 +98,13 @@ class ChannelEngine {
   }
 
   // ---- one vector of channels ----
+
+  // The state that a step sees, or the gradient that it hands on: nothing crosses a reset.
+  HD static V across(const Rows& r, V h) {
+    if constexpr (Spec::RESETS)
+      if (r.reset) return V{};
+    return h;
+  }
 
   // Reads the n channels from i on; returns the query.
   HD V read(const Rows& r, int64_t i, int n, Channel<V>& c) const {
@@ -176,7 +186,7 @@ class ChannelEngine {
         Channel<V> c;
         V memo[MAX_MEMO];
         const V query = read(r, i, n, c);
-        c.h = L::load(h + i, n);
+        c.h = across(r, L::load(h + i, n));
         const V h_new = Cell::step(c, memo);
         L::store(h + i, h_new, n);
         if constexpr (HAS_NORM)
@@ -197,7 +207,7 @@ class ChannelEngine {
       Channel<V> c;
       V m[MAX_MEMO];
       read(r, i, n, c);
-      c.h = *h;
+      c.h = across(r, *h);
       h[width] = Cell::step(c, m);
       if constexpr (HAS_NORM) squares += L::first(h[width] * h[width], n);
       for (int k = 0; k < Cell::MEMO; k++) memo[k] = m[k];
@@ -220,7 +230,7 @@ class ChannelEngine {
       ChannelGrad<V> d;
       V m[MAX_MEMO], dquery = {};
       const V query = read(r, i, n, c);
-      c.h = *h;
+      c.h = across(r, *h);
       for (int k = 0; k < Cell::MEMO; k++) m[k] = memo[k];
       const V h_new = h[width], dy = r.dy ? L::load(r.dy + i, n) : V{};
       const V dread = channel_output_bwd<HAS_QUERY, Spec::SELF_GATE>(h_new, query, dy, dquery);
@@ -230,7 +240,7 @@ class ChannelEngine {
       else
         e += dread;
       Cell::step_bwd(c, m, h_new, e, d);
-      L::store(dh + i, d.h, n);
+      L::store(dh + i, across(r, d.h), n);
       write(r, i, n, d, dquery);
       for (int k = 0; k < Cell::PARAMETERS; k++) {
         T* to = sum + k * a.channels + i;

@@ -31,6 +31,7 @@ struct ChannelLane {
   const ChannelArgs& a;
   const ChannelPlace& place;
   ChannelTiles<G, BACKWARD> tiles;
+  ChannelResets<G, BACKWARD> resets;
   bool exists;  // whether the thread has a channel: the warp needs it in any case
   int64_t channel, index;
   A p[MAX_PARAMETERS];
@@ -39,6 +40,7 @@ struct ChannelLane {
       : a(args),
         place(at),
         tiles(arena, args, at),
+        resets(args, at.batch),
         exists(at.lane < at.channels(args)),
         channel(at.first + at.lane),
         index(at.batch * args.channels + channel) {
@@ -73,7 +75,7 @@ struct ChannelLane {
   // What the cell sees of a step.
   DEVICE Channel<A> read(int step, A h) const {
     Channel<A> c;
-    c.h = h;
+    c.h = resets.across(step, h);
 #pragma unroll
     for (int k = 0; k < Cell::INPUTS; k++) {
       c.x[k] = tiles.read(G::Spec::SLOT[k], step);
@@ -109,6 +111,7 @@ struct ChannelForward {
     A* next_checkpoint = lane.checkpoint(0);
     for (int64_t segment = 0; segment < lane.tiles.segments; segment++) {
       lane.tiles.advance();
+      lane.resets.enter(segment);
       lane.put(next_checkpoint, 0, h);
       next_checkpoint += a.channels;
       const int steps = lane.tiles.length(segment);
@@ -191,6 +194,7 @@ struct ChannelBackward {
     A start = segment < 0 ? A(0) : lane.number(next_checkpoint, 0);
     for (; segment >= 0; segment--) {
       lane.tiles.advance();
+      lane.resets.enter(segment);
       h[0] = start;
       next_checkpoint -= a.channels;
       if (segment) start = lane.number(next_checkpoint, 0);
@@ -225,7 +229,7 @@ struct ChannelBackward {
     A dquery = A(0), dy = lane.tiles.read(lane.tiles.DY, u);
     dy = channel_output_bwd<G::HAS_QUERY, G::Spec::SELF_GATE>(h[u + 1], query, dy, dquery);
     Cell::step_bwd(lane.read(u, h[u]), memo[u], h[u + 1], dh + dy, d);
-    dh = d.h;
+    dh = lane.resets.across(u, d.h);
 #pragma unroll
     for (int k = 0; k < Cell::PARAMETERS; k++) sums[k] += d.p[k];
     write(d, dquery);

@@ -177,9 +177,11 @@ struct ChannelRow {
   static constexpr int PER = G::PER;
   const ChannelArgs& a;
   ChannelRing<G, BACKWARD> ring;
+  ChannelResets<G, BACKWARD> resets;
   A p[PER][MAX_PARAMETERS], h[PER];
 
-  DEVICE ChannelRow(Arena& arena, const ChannelArgs& args) : a(args), ring(arena, args) {
+  DEVICE ChannelRow(Arena& arena, const ChannelArgs& args)
+      : a(args), ring(arena, args), resets(args, ring.batch) {
 #pragma unroll
     for (int k = 0; k < PER; k++)
 #pragma unroll
@@ -207,7 +209,7 @@ struct ChannelRow {
   // What the cell sees of a channel, whose state is `old`.
   DEVICE Channel<A> read(int k, int64_t t, A old) const {
     Channel<A> c;
-    c.h = old;
+    c.h = resets.across((int)(t % G::STEPS), old);
 #pragma unroll
     for (int i = 0; i < Cell::INPUTS; i++) {
       c.x[i] = ring.read(G::Spec::SLOT[i], t, channel(k));
@@ -252,7 +254,10 @@ struct ChannelRowForward {
     row.take(row.h, a.first, batch);
 #pragma unroll 1
     for (int64_t t = 0; t < a.steps; t++) {
-      if (t % G::STEPS == 0) row.leave(row.h, a.checkpoints, batch * segments + t / G::STEPS);
+      if (t % G::STEPS == 0) {
+        row.resets.enter(t / G::STEPS);
+        row.leave(row.h, a.checkpoints, batch * segments + t / G::STEPS);
+      }
       row.step(t);
       write(t);
       row.ring.advance();
@@ -298,7 +303,10 @@ struct ChannelRowBackward {
     row.take(dh, a.dlast, batch);
     for (ChannelWalk<G, true> walk(a.steps); !walk.over(); walk.next()) {
       if (!walk.back) {
-        if (walk.u == 0) row.take(row.h, a.checkpoints, batch * segments + walk.segment);
+        if (walk.u == 0) {
+          row.resets.enter(walk.segment);
+          row.take(row.h, a.checkpoints, batch * segments + walk.segment);
+        }
         forth(walk.u, walk.time());
       } else {
         back(walk.u, walk.time());
@@ -354,7 +362,7 @@ struct ChannelRowBackward {
     const Channel<A> c = row.read(k, t, old[k]);
     Cell::step(c, memo);
     Cell::step_bwd(c, memo, row.h[k], e, d);
-    dh[k] = d.h;
+    dh[k] = row.resets.across((int)(t % STEPS), d.h);
 #pragma unroll
     for (int i = 0; i < Cell::PARAMETERS; i++) sums[k][i] += d.p[i];
     if constexpr (G::HAS_QUERY) gradient_of_output(k, t, dquery);

@@ -83,6 +83,45 @@ struct ChannelPlace {
   }
 };
 
+// Which steps of a segment begin with a state of zeros, the same for all channels of a sequence. A
+// lane looks up one step, a segment ahead of its use.
+template <class G, bool BACKWARD>
+struct ChannelResets {
+  static constexpr bool RESETS = G::Spec::RESETS;
+  const uint8_t* row;  // of the sequence
+  int64_t steps;
+  unsigned ahead, mask;  // this lane's bit of the next segment; all bits of the one in use
+
+  DEVICE ChannelResets(const ChannelArgs& a, int64_t batch) {
+    if constexpr (RESETS) {
+      row = a.resets + batch * a.steps;
+      steps = a.steps;
+      look(BACKWARD ? (steps + G::STEPS - 1) / G::STEPS - 1 : 0);
+    }
+  }
+  DEVICE void look(int64_t segment) {
+    const int lane = thread_index() % 32;
+    const int64_t t = segment * G::STEPS + lane;
+    const bool there = lane < G::STEPS && segment >= 0 && t < steps;
+    ahead = there && load_one(row + t) ? 1u << lane : 0;
+  }
+  // Segments are entered in the order in which the pass comes to them, by whole warps.
+  DEVICE void enter(int64_t segment) {
+    if constexpr (RESETS) {
+      mask = ahead;
+#pragma unroll
+      for (int lanes = 1; lanes < 32; lanes *= 2) mask |= shuffle_xor(mask, lanes);
+      look(segment + (BACKWARD ? -1 : 1));
+    }
+  }
+  // The state that step u of the segment sees, or the gradient that it hands on.
+  template <class A>
+  DEVICE A across(int u, A h) const {
+    if constexpr (RESETS) return mask >> u & 1 ? A(0) : h;
+    return h;
+  }
+};
+
 template <class G, bool BACKWARD>
 struct ChannelTiles {
   using A = typename G::A;

@@ -139,8 +139,13 @@ class StepSubject(Subject):
 
     def __init__(self, config: RunConfig, data: Data, backend: str, device: torch.device) -> None:
         super().__init__(config.model.name, backend, device)
-        allow_slow = config.baseline.allow_slow
-        model = build_model(config.model, backend=backend, device=device, allow_slow=allow_slow)
+        model = build_model(
+            config.model,
+            backend=backend,
+            device=device,
+            allow_slow=config.baseline.allow_slow,
+            reset_after=config.data.reset_after,
+        )
         optimizer = TrainingOptimizer(config.optim, model)
         self._stepper = Stepper(config, data, model, optimizer, device)
         self.params = model.num_params()

@@ -186,6 +186,9 @@ def _check_combinations(config: RunConfig) -> None:
             "train.tbptt=true: a carried attention over every byte so far grows without end; "
             "add model.context=<bytes>, as in model.context=2048, or drop train.tbptt"
         )
+    if config.data.reset_at_documents:
+        asked, instead = "data.reset_at_documents=true", "drop it, or choose another model"
+        registry.cell(model.cell).check_resets(model.options, asked, instead)
     conflict = graph_conflict(config.train, model)
     if config.train.graph is True and conflict is not None:
         raise UserError(f"train.graph=true: {conflict}")

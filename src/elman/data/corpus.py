@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from elman.base.errors import UserError
+from elman.sections.training import SEPARATOR
 
 # Tests are long lists of literals, idlelib is an application, and the others are not the library.
 LEFT_OUT = frozenset({"test", "tests", "idlelib", "site-packages", "dist-packages", "__pycache__"})
-SEPARATOR = b"\x1e"
 CACHE_VARIABLE = "ELMAN_CACHE"
 _MIB = 2**20
 

@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from elman.base.errors import UserError, did_you_mean, first_line
-from elman.data.corpus import SEPARATOR
 from elman.data.streams import Chunk
+from elman.sections.training import SEPARATOR
 
 LONGEST_LINE = 2**30
 """Most bytes in a document's line; the whole line must fit in memory."""

@@ -25,12 +25,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from elman.base.errors import UserError
-from elman.data.corpus import CACHE_VARIABLE, SEPARATOR, data_cache
+from elman.data.corpus import CACHE_VARIABLE, data_cache
 from elman.data.documents import Piece
 from elman.data.files import ByteSource
 from elman.data.planning import SourceFile
 from elman.data.progress import PackingProgress, size_text
 from elman.data.writing import HashedFile
+from elman.sections.training import SEPARATOR
 
 _VERSION = 1
 _TEXT, _RECORD, _LOCK = "text", "pack.json", "lock"

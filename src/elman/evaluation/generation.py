@@ -21,9 +21,10 @@ from elman.models.state import State, copied, layout, overwrite
 from elman.ops.decode import reference
 from elman.ops.decode.draw import draw_into
 from elman.ops.linear import KeptCopies
+from elman.sections.training import SEPARATOR
 
 # A text without a prompt starts from the separator between documents.
-START = b"\x1e"
+START = SEPARATOR
 # Bytes between two reads from the device: at 4,000 bytes/s a reader sees 60 pieces a second.
 BLOCK = 64
 # Steps before a recording; after them states have their final layout and kernels are built.

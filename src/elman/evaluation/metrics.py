@@ -29,7 +29,8 @@ DEFINITIONS = {
     "bpb": "loss / ln 2: bits per predicted byte, training data",
     "val_bpb": (
         "bits per predicted byte on val_tokens bytes of the held-out tail of the data: "
-        "evenly spaced fixed windows of data.val_window bytes, each from zero state"
+        "evenly spaced fixed windows of data.val_window bytes, each from zero state; with "
+        "data.reset_at_documents also zero after each byte 0x1e"
     ),
     "best_val_bpb": "smallest val_bpb of all validations of the run",
     "tok_s": (

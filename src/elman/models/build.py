@@ -22,6 +22,7 @@ def build_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     allow_slow: bool = False,
+    reset_after: int | None = None,
 ) -> LanguageModel:
     """Build the language model of a configuration, with weights from torch's global generator.
 
@@ -31,6 +32,7 @@ def build_model(
         device: Device of the weights; ``meta`` allocates none.
         dtype: Dtype of the weights; None means torch's default.
         allow_slow: As ``baseline.allow_slow``.
+        reset_after: As ``DataConfig.reset_after``.
 
     Raises:
         UserError: the cell has no such backend, its package cannot run on ``device``, or the
@@ -52,6 +54,7 @@ def build_model(
         config.wrapper,
         VOCAB_SIZE,
         backend=requested,
+        reset_after=reset_after,
         device=device,
         dtype=dtype,
     )

@@ -18,7 +18,7 @@ from elman.models.blocks import init
 from elman.models.blocks.norm import LayerNorm, RMSNorm
 from elman.models.cells.common.mixer import Mixer
 from elman.models.inputs import check_ids
-from elman.models.state import State
+from elman.models.state import State, zeroed
 from elman.ops.common.precision import compute_dtype, wide_dtype
 from elman.ops.linear import Weights, linear
 
@@ -40,6 +40,8 @@ class LanguageModel(nn.Module):
         wrapper: ``rms`` or ``legacy_ln``.
         vocab_size: Number of tokens; 256 for bytes.
         backend: As ``kernels.backend``, for the norms of ``rms``.
+        reset_after: Token after which every layer forgets what came before, so that no document
+            sees another: the separator of ``data.reset_at_documents``. None is none.
         device: Device of the embedding and the norms.
         dtype: Their dtype.
 
@@ -48,6 +50,7 @@ class LanguageModel(nn.Module):
 
     Attributes:
         activation_checkpointing: Recompute each mixer in the backward pass of a training step.
+        reset_after: As the argument.
     """
 
     def __init__(
@@ -58,11 +61,13 @@ class LanguageModel(nn.Module):
         vocab_size: int = 256,
         *,
         backend: str = "auto",
+        reset_after: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.wrapper = wrapper
+        self.reset_after = reset_after
         self.activation_checkpointing = False
         self.embedding = nn.Parameter(torch.empty(vocab_size, dim, device=device, dtype=dtype))
         init.normal_(self.embedding)
@@ -78,13 +83,18 @@ class LanguageModel(nn.Module):
         self._weights = Weights()
 
     def forward(
-        self, tokens_bt: Tensor, states: Sequence[State] | None = None
+        self,
+        tokens_bt: Tensor,
+        states: Sequence[State] | None = None,
+        resets_bt: Tensor | None = None,
     ) -> tuple[Tensor, list[State]]:
         """Predict the next token at every position.
 
         Args:
             tokens_bt: Tokens, any integer dtype, T >= 1.
             states: One state per layer from an earlier call; None starts a sequence.
+            resets_bt: True where a row starts a document, besides those that start behind
+                ``reset_after``: every layer forgets what came before. None is nowhere.
 
         Returns:
             Logits [B, T, vocabulary] in the compute dtype, and the states after the last token (the
@@ -92,26 +102,36 @@ class LanguageModel(nn.Module):
 
         Raises:
             ValueError: the tokens are not whole numbers [B, T] of the vocabulary, or the states
-                belong to another batch or another model.
+                belong to another batch or another model, or the resets are no bool [B, T].
+            UserError: a layer cannot take resets.
         """
         check_ids("tokens", tokens_bt, self.embedding.shape[0])
         if states is not None and len(states) != len(self.layers):
             expected = f"expected one of each layer, {len(self.layers)}"
             raise ValueError(f"states of the model: {len(states)}, {expected}")
         x_btd = functional.embedding(tokens_bt.long(), self.embedding)
+        ended_bt = None if self.reset_after is None else tokens_bt == self.reset_after
+        resets_bt = _starts(ended_bt, resets_bt)
         run = self._rms if self.wrapper == "rms" else self._legacy
         with self._weights.cast(x_btd):
-            x_btd, carried = run(x_btd, [None] * len(self.layers) if states is None else states)
+            given = [None] * len(self.layers) if states is None else states
+            x_btd, carried = run(x_btd, given, resets_bt)
+            if ended_bt is not None and tokens_bt.shape[1]:
+                carried = zeroed(carried, ended_bt[:, -1])
             return linear(x_btd, self.embedding), carried
 
     def loss(
-        self, tokens_bt1: Tensor, states: Sequence[State] | None = None
+        self,
+        tokens_bt1: Tensor,
+        states: Sequence[State] | None = None,
+        resets_bt: Tensor | None = None,
     ) -> tuple[Tensor, list[State]]:
         """Predict the last T of T + 1 tokens from the tokens before them.
 
         Args:
             tokens_bt1: Tokens, any integer dtype, T >= 1.
             states: As in :meth:`forward`.
+            resets_bt: As in :meth:`forward`, for the first T tokens.
 
         Returns:
             Mean cross entropy in nats per predicted token, a scalar in fp32 (fp64 for an fp64
@@ -127,7 +147,8 @@ class LanguageModel(nn.Module):
                 f"tokens of the loss: shape {list(tokens_bt1.shape)}, expected 1 row or more: "
                 "without a predicted token there is no mean loss"
             )
-        logits_btv, carried = self(tokens_bt1[:, :-1], states)
+        resets = () if resets_bt is None else (resets_bt,)
+        logits_btv, carried = self(tokens_bt1[:, :-1], states, *resets)
         wide = logits_btv.to(wide_dtype(logits_btv.dtype))
         targets_bt = tokens_bt1[:, 1:].long()
         return functional.cross_entropy(wide.flatten(0, 1), targets_bt.flatten()), carried
@@ -142,7 +163,9 @@ class LanguageModel(nn.Module):
         """Return the number of parameters, including frozen ones; the tied head counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
-    def _rms(self, x_btd: Tensor, states: Iterable[State | None]) -> tuple[Tensor, list[State]]:
+    def _rms(
+        self, x_btd: Tensor, states: Iterable[State | None], resets_bt: Tensor | None
+    ) -> tuple[Tensor, list[State]]:
         carried = []
         stream_btd = x_btd.to(wide_dtype(x_btd.dtype))
         # A layer's output is added to the stream at the next norm, in the same kernel.
@@ -152,26 +175,43 @@ class LanguageModel(nn.Module):
                 stream_btd, x_btd = norm(stream_btd, branch_btd)
             else:
                 stream_btd = x_btd = stream_btd if branch_btd is None else stream_btd + branch_btd
-            branch_btd, new_state = self._mix(layer, x_btd, state)
+            branch_btd, new_state = self._mix(layer, x_btd, state, resets_bt)
             carried.append(new_state)
         return self.final_norm(stream_btd, branch_btd)[1], carried
 
-    def _legacy(self, x_btd: Tensor, states: Iterable[State | None]) -> tuple[Tensor, list[State]]:
+    def _legacy(
+        self, x_btd: Tensor, states: Iterable[State | None], resets_bt: Tensor | None
+    ) -> tuple[Tensor, list[State]]:
         carried = []
         dtype = compute_dtype(x_btd, x_btd.dtype)
         x_btd = x_btd.to(dtype)
         for norm, layer, state in zip(self.norms, self.layers, states, strict=True):
-            y_btd, new_state = self._mix(layer, norm(x_btd), state)
+            y_btd, new_state = self._mix(layer, norm(x_btd), state, resets_bt)
             x_btd = x_btd + y_btd.to(dtype)
             carried.append(new_state)
         return self.final_norm(x_btd), carried
 
-    def _mix(self, layer: nn.Module, x_btd: Tensor, state: State | None) -> tuple[Tensor, State]:
+    def _mix(
+        self, layer: nn.Module, x_btd: Tensor, state: State | None, resets_bt: Tensor | None
+    ) -> tuple[Tensor, State]:
+        # Layers that are no mixers take two arguments.
+        given = (x_btd, state) if resets_bt is None else (x_btd, state, resets_bt)
         if self.activation_checkpointing and self.training and torch.is_grad_enabled():
-            y_btd, new_state = checkpoint(layer, x_btd, state, use_reentrant=False)
+            y_btd, new_state = checkpoint(layer, *given, use_reentrant=False)
         else:
-            y_btd, new_state = layer(x_btd, state)
+            y_btd, new_state = layer(*given)
         return y_btd, new_state
+
+
+def _starts(ended_bt: Tensor | None, resets_bt: Tensor | None) -> Tensor | None:
+    """Return where documents start: behind the ends of others, and where the caller says.
+
+    The first step of a part is none because of an end: the state behind that is zero already.
+    """
+    if ended_bt is None or ended_bt.shape[1] < 2:
+        return resets_bt
+    starts_bt = functional.pad(ended_bt[:, :-1], (1, 0))
+    return starts_bt if resets_bt is None else starts_bt | resets_bt
 
 
 def _norms_itself(layer: nn.Module, wrapper: Wrapper) -> bool:

@@ -105,6 +105,21 @@ def copied(states: Sequence[State]) -> list[State]:
     return [{key: part.clone() for key, part in state.items()} for state in states]
 
 
+def zeroed(states: Sequence[State], rows_b: Tensor) -> list[State]:
+    """Return the states of all layers with those of some rows zero, which no gradient passes.
+
+    Args:
+        states: The states.
+        rows_b: True for these rows.
+    """
+
+    def kept(part: Tensor) -> Tensor:
+        return part.masked_fill(rows_b.view(-1, *[1] * (part.ndim - 1)), 0)
+
+    zeroed = [{key: kept(part) for key, part in state.items()} for state in states]
+    return zeroed if torch.compiler.is_compiling() else [CarriedState(one) for one in zeroed]
+
+
 def layout(states: Sequence[State]) -> list[dict[str, tuple[torch.Size, torch.dtype]]]:
     """Return every part's shape and dtype; equal layouts can be copied onto each other."""
     return [{key: (v.shape, v.dtype) for key, v in state.items()} for state in states]

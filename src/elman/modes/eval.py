@@ -106,11 +106,18 @@ def _file(
             if settings.carry_state:
                 chunks = contiguous_chunks(source, train.chunk_size, limit)
                 bpb, predicted = score_in_order(model, chunks, device, train.precision, show)
-                return bpb, predicted, f"{source.label} in order, state carried throughout"
+                meaning = f"{source.label} in order, state carried throughout"
+                return bpb, predicted, meaning + _with_resets(trained)
             window = trained.data.val_window
             batches = scoring_batches(source, window, rows, limit)
             bpb, predicted = score(model, batches, device, train.precision, show)
-    return bpb, predicted, f"{source.label} in windows of {window}, each from zero state"
+    meaning = f"{source.label} in windows of {window}, each from zero state"
+    return bpb, predicted, meaning + _with_resets(trained)
+
+
+def _with_resets(trained: RunConfig) -> str:
+    """Return what a run's way with documents adds to the meaning of a number."""
+    return ", also zero after each byte 0x1e" if trained.data.reset_at_documents else ""
 
 
 @contextmanager

@@ -182,7 +182,9 @@ class _Session:
         precision = "bf16" if uses_bf16(self._device, train.precision) else "fp32"
         given = (device, precision, self._folder, self._display.say)
         sizes = TrainedSizes(train.batch_size, train.chunk_size, train.tbptt)
-        self._parity = require_parity(config.model, self._backend, *given, sizes=sizes)
+        self._parity = require_parity(
+            config.model, self._backend, *given, sizes=sizes, resets=config.data.reset_at_documents
+        )
         self._norm_parity = require_norm_parity(config.model, config.kernels.backend, *given)
 
     def _require_room(self, trainer: Trainer) -> None:
@@ -292,7 +294,9 @@ class _Session:
         source = self._data.describe()
         packed = source.get("packed")
         where = f", packed in {packed['file']}" if packed else ""
-        self._display.say(f"data: {source['bytes']:,} bytes of {self._data.source.label}{where}")
+        zeroed = "; state zeroed after each 0x1e" if self._config.data.reset_at_documents else ""
+        of = f"{self._data.source.label}{where}{zeroed}"
+        self._display.say(f"data: {source['bytes']:,} bytes of {of}")
         self._display.say(f"run folder: {self._folder}")
         cell = registry.cell(model.cell).under(model.options)
         if slow := slow_note(cell, self._config.kernels.backend, self._device, self._backend):
@@ -361,7 +365,8 @@ class _Session:
             result["path"] = computation_path(cell, self._backend)
             result["slow_path"] = on_slow_path(self._backend)
             result["graph"] = stepper.graph
-        result["data"] = self._data.describe()
+        resets = {"reset_at_documents": config.data.reset_at_documents}
+        result["data"] = self._data.describe() | resets
         result["environment"] = describe_environment(self._device)
         result["metrics_version"] = METRICS_VERSION
         result["definitions"] = DEFINITIONS

@@ -74,11 +74,12 @@ class Experiment:
                 _set_backend(self.layer, cell.backends[0])
             self.x_btd = _input(shape).to(device)
             past_btd = _rounded(torch.randn(shape.batch, _HISTORY, shape.dim).double()).to(device)
+            self.resets_bt = _resets(shape, device) if shape.resets else None
             self.state: State | None = None
             if shape.initial:
                 _, state = self.layer(past_btd)
                 self.state = {name: _rounded(part) for name, part in state.items()}
-            y_btd, last = self.layer(self.x_btd, self.state)
+            y_btd, last = self.layer(self.x_btd, self.state, self.resets_bt)
             self.incoming = [
                 _rounded(torch.randn(out.shape, dtype=out.dtype)).to(device)
                 for out in (y_btd, *last.values())
@@ -97,7 +98,7 @@ class Experiment:
             state = self._first_state(layer, run)
             inputs |= {f"{name} first": part for name, part in state.items()}
         with autocast_for(run), poisoned(), products(rounded=run.precision == "tf32"):
-            y_btd, last = layer(inputs["x"], state)
+            y_btd, last = layer(inputs["x"], state, self._resets_on(run.device))
             outputs = {"y": y_btd} | {f"{name} last": part for name, part in last.items()}
             gradients = self._gradients(outputs, inputs | trained(layer))
         return {name: t.detach().double().cpu() for name, t in (outputs | gradients).items()}
@@ -105,6 +106,9 @@ class Experiment:
     def precision_of(self, name: str, run: Run) -> str:
         """Return the precision whose tolerance applies to a result: that of the run."""
         return run.precision
+
+    def _resets_on(self, device: str) -> Tensor | None:
+        return None if self.resets_bt is None else self.resets_bt.to(device)
 
     def _layer_for(self, run: Run) -> nn.Module:
         layer = copy.deepcopy(self.layer).to(device=run.device, dtype=_DTYPES[run.precision])
@@ -161,8 +165,9 @@ def compile_for(cell: Cell, shape: Shape, run: Run) -> None:
     both = run.backend == "cuda"
     batch = shape.batch if both else 1
     x_btd = torch.zeros(batch, 1, shape.dim, device=run.device, dtype=dtype, requires_grad=True)
+    resets_bt = x_btd.new_zeros(batch, 1, dtype=torch.bool) if shape.resets else None
     with torch.set_grad_enabled(both), autocast_for(run):
-        y_btd, _ = layer(x_btd)
+        y_btd, _ = layer(x_btd, None, resets_bt)
     if y_btd.requires_grad:
         torch.autograd.grad(y_btd, x_btd, torch.zeros_like(y_btd))
 
@@ -235,6 +240,13 @@ def _input(shape: Shape) -> Tensor:
         return _rounded(torch.randn(shape.batch, shape.steps, shape.dim).double())
     wide_tbd = _rounded(torch.randn(shape.steps, shape.batch, 2 * shape.dim).double())
     return wide_tbd.transpose(0, 1)[..., ::2]
+
+
+def _resets(shape: Shape, device: str) -> Tensor:
+    """Return where documents start: about every eighth step, and at the first one of some rows."""
+    resets_bt = torch.rand(shape.batch, shape.steps) < 1 / 8
+    resets_bt[::2, 0] = True
+    return resets_bt.to(device)
 
 
 def _rounded(tensor: Tensor) -> Tensor:

@@ -42,6 +42,7 @@ def require_parity(
     say: Callable[[str], None],
     *,
     sizes: TrainedSizes | None = None,
+    resets: bool = False,
 ) -> dict[str, Any] | None:
     """Make sure that a run's kernel passed the short check; return what was checked and when.
 
@@ -56,6 +57,7 @@ def require_parity(
         sizes: Sizes of a training step. A packaged baseline on a GPU is checked at these sizes
             and in the precision of the training only. Its fp32 arithmetic is TF32, and its kernels
             would first have to be tuned for every other size.
+        resets: Whether the run zeroes states where documents start, with kernels made for that.
 
     Returns:
         The record for ``result.json``; None if the reference itself runs.
@@ -74,6 +76,8 @@ def require_parity(
     conditions = _conditions(config, backend, device, precisions)
     if as_trained is not None:
         conditions |= {"dim": config.dim, "sizes": asdict(as_trained)}
+    if resets:
+        conditions |= {"resets": True}
     marker = _marker(cell.name, backend, conditions)
     if (known := _recalled(marker)) is not None:
         return known
@@ -84,7 +88,7 @@ def require_parity(
     else:
         against = "against the reference, once (seconds)"
         say(f"checking the {backend} kernel of {cell.name} {against} ...")
-        proof = prove_runs(config, runs, seed=SEED, quick=True)
+        proof = prove_runs(config, runs, seed=SEED, quick=True, resets=resets)
     if not proof.passed:
         raise ParityError(_refusal(proof, write_parity(folder, proof.as_json() | conditions)))
     return _remember(marker, proof, conditions)

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -195,11 +195,17 @@ def prove_runs(
     *,
     seed: int,
     quick: bool,
+    resets: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Proof:
-    """Check a model's layer in the given ways of running it."""
+    """Check a model's layer in the given ways of running it.
+
+    Args:
+        resets: Check the kernels that zero the state where documents start, which are others.
+    """
     cell = registry.cell(config.cell)
     shapes, left_out = shapes_for(cell, config.dim, config.options, quick=quick)
+    shapes = [replace(shape, resets=resets) for shape in shapes]
     kernels = dict.fromkeys(run.backend for run in runs if run.backend != cell.backends[0])
     proof = Proof(config.name, cell.name, list(kernels), notes=[*notes, *left_out])
     for run in runs:

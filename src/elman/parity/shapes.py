@@ -45,6 +45,7 @@ class Shape:
         options: The cell's options that differ from their defaults.
         initial: Whether a first state is given, whose gradient is checked, too.
         strided: Whether the input is a view with gaps.
+        resets: Whether some rows begin a document at some steps.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Shape:
     options: Mapping[str, Value] = field(default_factory=dict)
     initial: bool = True
     strided: bool = False
+    resets: bool = False
 
     def describe(self, cell: Cell) -> str:
         """Return the sizes in one line, for people."""
@@ -61,7 +63,7 @@ class Shape:
         for name, short in ((_SIZE, "n"), ("n_heads", "h")):
             if name in cell.options:
                 sizes.append(f"{short}={self.options.get(name, cell.options[name].default)}")
-        return " ".join(sizes)
+        return " ".join([*sizes, *(["resets"] if self.resets else [])])
 
 
 @dataclass(frozen=True)

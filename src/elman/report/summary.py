@@ -59,6 +59,8 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str, str]]:
     ]
     if result["val_bpb"] is not None:
         meaning = f"bits per byte on {result['val_tokens']:,} held-out bytes"
+        if result["data"].get("reset_at_documents"):
+            meaning += ", state zeroed after each document"
         if result["val_step"] != result["steps"]:
             meaning += f", at step {result['val_step']:,}"
         rows.append(("val_bpb", _number(result["val_bpb"]), meaning))

@@ -13,6 +13,8 @@ from elman.runs.folder import read_config
 
 # Settings that a run reads only at its first step.
 _FIRST_STEP_ONLY = ("train.seed", "train.init_from")
+# Settings that define a run's numbers, with their values in runs older than them.
+_DEFINING = {"data.reset_at_documents": False}
 
 
 def is_resume(config: RunConfig) -> bool:
@@ -44,6 +46,7 @@ def resumed_config(config: RunConfig, tree: Mapping[str, Any], named: frozenset[
         section, _, name = key.partition(".")
         if not isinstance(stored.get(section), Mapping):
             raise UserError(f"{folder}: its config.yaml has no section {section}; restore the file")
+        _refuse_other(key, stored[section].get(name, _DEFINING.get(key)), _at(tree, key), folder)
         stored[section] = {**stored[section], name: _at(tree, key)}
     return validate(stored, named)
 
@@ -57,6 +60,16 @@ def _refuse_fixed(key: str, folder: Path) -> None:
         )
     if key in _FIRST_STEP_ONLY:
         raise UserError(f"{key}: read only when a run starts; drop it to resume")
+
+
+def _refuse_other(key: str, before: Any, wanted: Any, folder: Path) -> None:
+    """Raise UserError if a setting would change what the numbers of a run mean."""
+    if key in _DEFINING and wanted != before:
+        raise UserError(
+            f"{key}={str(wanted).lower()}: the run to resume has {str(before).lower()}, and its "
+            "numbers before and after would differ in meaning; drop it, or start a new run from "
+            f"those weights with train.init_from={folder}"
+        )
 
 
 def _at(tree: Mapping[str, Any], key: str) -> Any:

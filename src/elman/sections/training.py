@@ -14,6 +14,10 @@ DataFormat = Literal["auto", "raw", "text", "jsonl", "parquet"]
 """How files become bytes; :class:`DataConfig` explains each."""
 
 
+SEPARATOR = b"\x1e"
+"""The byte between two documents."""
+
+
 class DataConfig(Section):
     """Group ``data``: what is read, and how much of its tail is held out.
 
@@ -28,6 +32,8 @@ class DataConfig(Section):
         val_sample: Bytes predicted at each validation, at fixed positions of the tail.
         val_window: Bytes predicted from each of those positions, starting from zero state. It does
             not follow ``train.chunk_size``, so that runs with different chunks stay comparable.
+        reset_at_documents: Zero the model's state after every byte 0x1e, so that no document sees
+            the one before it: in training, in validation, and wherever the trained model runs.
     """
 
     path: str | list[str] | None = None
@@ -36,6 +42,12 @@ class DataConfig(Section):
     val_bytes: Count | None = None
     val_sample: Count = 65536
     val_window: Count = 512
+    reset_at_documents: bool = False
+
+    @property
+    def reset_after(self) -> int | None:
+        """The byte after which the state is zeroed, or None."""
+        return SEPARATOR[0] if self.reset_at_documents else None
 
     @model_validator(mode="after")
     def _each_is_read(self) -> Self:

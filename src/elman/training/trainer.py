@@ -321,4 +321,5 @@ class Trainer:
             backend=self.config.kernels.backend,
             device=self._device,
             allow_slow=self.config.baseline.allow_slow,
+            reset_after=self.config.data.reset_after,
         )

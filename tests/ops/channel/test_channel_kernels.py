@@ -110,15 +110,24 @@ def draw(plan: Plan, size: tuple[int, int, int], dtype: torch.dtype = torch.floa
     return {name: leaf.to(dtype).requires_grad_() for name, leaf in leaves.items()}
 
 
-def call(plan: Plan, leaves: Leaves, backend: str) -> tuple[Tensor, Tensor]:
+def call(
+    plan: Plan, leaves: Leaves, backend: str, resets_bt: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Run a plan."""
     parameters = {name: leaves[name] for name in CELLS[plan.step].parameters}
-    return op.run(plan, [leaves["source"]], parameters, leaves["state"], backend=backend)
+    given = (plan, [leaves["source"]], parameters, leaves["state"])
+    return op.run(*given, backend=backend, resets_bt=resets_bt)
 
 
-def everything(plan: Plan, leaves: Leaves, backend: str, reached: str = "both") -> Leaves:
+def everything(
+    plan: Plan,
+    leaves: Leaves,
+    backend: str,
+    reached: str = "both",
+    resets_bt: Tensor | None = None,
+) -> Leaves:
     """Return outputs and gradients by name; ``reached`` outputs have a gradient."""
-    y, last = call(plan, leaves, backend)
+    y, last = call(plan, leaves, backend, resets_bt)
     generator = torch.Generator().manual_seed(2)
     pulls = [
         torch.randn(out.shape, dtype=torch.float64, generator=generator).to(out.dtype)
@@ -332,21 +341,22 @@ def operands(name: str) -> tuple[Plan, Leaves, list[Tensor]]:
 @pytest.mark.parametrize("name", ["e59b", "e65", "mingru", "e74-tied-kq", "e74_ema_frobnorm"])
 def test_opcheck(name) -> None:
     plan, leaves, parameters = operands(name)
-    arguments = (plan.text, "cpu", [leaves["source"]], parameters, leaves["state"])
+    arguments = (plan.text, "cpu", [leaves["source"]], parameters, leaves["state"], None)
     torch.library.opcheck(custom_op.channel, arguments)
     y, last, kept = (tensor.detach() for tensor in custom_op.channel(*arguments))
     detached = [leaf.detach() for leaf in parameters]
     for dy, dlast in ((y, last), (None, last), (y, None)):
-        given = (plan.text, "cpu", dy, dlast, [leaves["source"].detach()], detached, kept)
+        given = (plan.text, "cpu", dy, dlast, [leaves["source"].detach()], detached, kept, None)
         torch.library.opcheck(custom_op.channel_backward, given)
 
 
 def test_autocast_keeps_the_engine_in_fp32() -> None:
     plan, leaves, parameters = operands("e65")
-    exact = custom_op.channel(plan.text, "cpu", [leaves["source"]], parameters, leaves["state"])
+    rest = (parameters, leaves["state"], None)
+    exact = custom_op.channel(plan.text, "cpu", [leaves["source"]], *rest)
     narrow = leaves["source"].to(torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
-        found = custom_op.channel(plan.text, "cpu", [narrow], parameters, leaves["state"])
+        found = custom_op.channel(plan.text, "cpu", [narrow], *rest)
     assert {tensor.dtype for tensor in found} == {torch.float32}
     assert (found[0] - exact[0]).norm() < 1e-2 * exact[0].norm()
 

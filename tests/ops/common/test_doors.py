@@ -225,11 +225,11 @@ def operator_tensors(name: str) -> tuple[Tensors, Callable[[Tensors], Any]]:
     if name == "matrix":
         call = torch.ops.elman.matrix_state
         return tensors, lambda t: call(
-            MATRIX.text, "cpu", True, [t["x"]], [t["decay"], t["dt"]], t["state"]
+            MATRIX.text, "cpu", True, [t["x"]], [t["decay"], t["dt"]], t["state"], None
         )
     call = torch.ops.elman.channel
     return tensors, lambda t: call(
-        CHANNEL.text, "cpu", [t["x"]], [t["bias"], t["coefficient"]], t["state"]
+        CHANNEL.text, "cpu", [t["x"]], [t["bias"], t["coefficient"]], t["state"], None
     )
 
 
@@ -261,7 +261,7 @@ def test_a_kernel_of_the_cpu_takes_no_tensors_of_another_device(name) -> None:
         numbers = [tensors["bias"], tensors["coefficient"]]
         run = partial(channel_custom._forward, CHANNEL.text, "cpu")
     with pytest.raises(UserError, match=r"kernels.backend=cpu: the tensors lie on meta; use "):
-        run([tensors["x"]], numbers, tensors["state"])
+        run([tensors["x"]], numbers, tensors["state"], None)
 
 
 def test_norm_and_attention_compare_what_they_add_and_multiply() -> None:

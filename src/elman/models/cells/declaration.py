@@ -68,7 +68,7 @@ def _no_rule(dim: int, options: Mapping[str, Value]) -> None:
 
 
 def _no_limit(options: Mapping[str, Value]) -> str:
-    """The limit for a cell whose kernels compute all of its options."""
+    """The limit for a cell that has none, whatever its options."""
     return ""
 
 
@@ -87,6 +87,8 @@ class Cell:
         backends: Backends that exist for it, fastest last: ``reference``, or ``torch`` alone.
         rule: Raises UserError on option values that do not combine; called with dim and options.
         limit: Returns why these options run only on the reference, or an empty text.
+        no_resets: Returns why, with these options, the layer cannot zero its state where a document
+            starts, or an empty text.
         reason: Why the whole cell runs only there; part of the error for another backend.
         own_norms: Whether the layer is several residual blocks, each with its own norm. Then its
             input is the residual stream, and its output is added to the stream.
@@ -103,6 +105,7 @@ class Cell:
     backends: tuple[str, ...] = ("reference",)
     rule: Callable[[int, Mapping[str, Value]], None] = _no_rule
     limit: Callable[[Mapping[str, Value]], str] = _no_limit
+    no_resets: Callable[[Mapping[str, Value]], str] = _no_limit
     reason: str = ""
     own_norms: bool = False
     package: str | None = None
@@ -112,6 +115,17 @@ class Cell:
         if reason := self.limit(options):
             return replace(self, backends=self.backends[:1], reason=reason)
         return self
+
+    def check_resets(self, options: Mapping[str, Value], asked: str, instead: str) -> None:
+        """Raise UserError if the layer cannot zero its state at the start of a document.
+
+        Args:
+            options: The cell's complete options.
+            asked: What asks for it, for people.
+            instead: What to type otherwise.
+        """
+        if why := self.no_resets(options):
+            raise UserError(f"{asked}: not with cell {self.name}: {why}; {instead}")
 
     def check_wrapper(self, wrapper: str) -> None:
         """Raise UserError if this wrapper does not fit a cell with its own norms."""

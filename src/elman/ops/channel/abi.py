@@ -43,6 +43,7 @@ class ChannelArgs(ctypes.Structure):
         ("dp", ctypes.c_void_p * MAX_PARAMETERS),
         *((name, ctypes.c_void_p) for name in _POINTERS),
         *((name, ctypes.c_int64) for name in _NUMBERS),
+        ("resets", ctypes.c_void_p),
     )
 
 

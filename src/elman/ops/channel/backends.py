@@ -14,16 +14,22 @@ from elman.ops.common.backend import Backend
 from elman.ops.common.precision import no_autocast
 from elman.ops.common.uncompiled import uncompiled
 
-Run = Callable[[Plan, Sequence[Tensor], Mapping[str, Tensor], Tensor], tuple[Tensor, Tensor]]
-"""``run(plan, sources_bts, parameters, state_bc) -> (y_btc, last_bc)``."""
+Run = Callable[
+    [Plan, Sequence[Tensor], Mapping[str, Tensor], Tensor, Tensor | None], tuple[Tensor, Tensor]
+]
+"""``run(plan, sources_bts, parameters, state_bc, resets_bt) -> (y_btc, last_bc)``."""
 
 
 @uncompiled
 def _reference(
-    plan: Plan, sources_bts: Sequence[Tensor], parameters: Mapping[str, Tensor], state_bc: Tensor
+    plan: Plan,
+    sources_bts: Sequence[Tensor],
+    parameters: Mapping[str, Tensor],
+    state_bc: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     with no_autocast(state_bc):
-        return reference.run(plan, sources_bts, parameters, state_bc)
+        return reference.run(plan, sources_bts, parameters, state_bc, resets_bt)
 
 
 def _compiled(
@@ -32,11 +38,12 @@ def _compiled(
     sources_bts: Sequence[Tensor],
     parameters: Mapping[str, Tensor],
     state_bc: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     # A kernel reads a number for every channel; autograd sums the gradients of one of them all.
     channels = state_bc.shape[1]
     ordered = [parameters[name].expand(channels) for name in compiled_cell(plan.step).parameters]
-    return custom_op.run(plan.text, backend, sources_bts, ordered, state_bc)
+    return custom_op.run(plan.text, backend, sources_bts, ordered, state_bc, resets_bt)
 
 
 BACKENDS: dict[str, Backend[Run]] = {

@@ -28,7 +28,11 @@ def n_segments(steps: int) -> int:
 
 
 def forward(
-    plan: Plan, sources_bts: Sequence[Tensor], parameters_c: Sequence[Tensor], state_bc: Tensor
+    plan: Plan,
+    sources_bts: Sequence[Tensor],
+    parameters_c: Sequence[Tensor],
+    state_bc: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the output [B, T, C], the last state and the checkpoints.
 
@@ -41,7 +45,7 @@ def forward(
     y_btc = state_bc.new_empty(batch, steps, channels)
     last_bc = state_bc.new_empty(batch, channels)
     checkpoints_bkc = state_bc.new_empty(batch, n_segments(steps), channels)
-    call = _Call(plan, sources_bts, parameters_c, channels)
+    call = _Call(plan, sources_bts, parameters_c, channels, resets_bt)
     call.args.y = sequence(y_btc)
     call.point(first=state_bc.contiguous(), last=last_bc, checkpoints=checkpoints_bkc)
     call.run(call.kernel.forward)
@@ -55,6 +59,7 @@ def backward(
     sources_bts: Sequence[Tensor],
     parameters_c: Sequence[Tensor],
     checkpoints_bkc: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """Return the gradients of the sources, of the parameters and of the first state."""
     batch, _, channels = checkpoints_bkc.shape
@@ -63,7 +68,7 @@ def backward(
     dsources_bts = [
         gradient_room(plan, n, source, channels) for n, source in enumerate(sources_bts)
     ]
-    call = _Call(plan, sources_bts, parameters_c, channels)
+    call = _Call(plan, sources_bts, parameters_c, channels, resets_bt)
     for slot, place in enumerate(plan.slices()):
         call.args.dx[slot] = sequence(dsources_bts[place.source], place.start)
     call.args.dp = pointers(dparameters_c)
@@ -85,11 +90,12 @@ class _Call:
         sources_bts: Sequence[Tensor],
         parameters_c: Sequence[Tensor],
         channels: int,
+        resets_bt: Tensor | None,
     ) -> None:
         assert len(parameters_c) == len(compiled_cell(plan.step).parameters), plan
         assert all(parameter.shape == (channels,) for parameter in parameters_c), plan
         batch, steps, _ = sources_bts[0].shape
-        self.kernel: Kernel = kernel_for(plan, sources_bts[0].dtype)
+        self.kernel: Kernel = kernel_for(plan, sources_bts[0].dtype, resets=resets_bt is not None)
         self.kept: list[Tensor] = []
         self.args = ChannelArgs(
             batch=batch,
@@ -99,6 +105,8 @@ class _Call:
             threads=kernel_threads(torch.get_num_threads()),
             p=pointers([self.keep(parameter.contiguous()) for parameter in parameters_c]),
         )
+        if resets_bt is not None:
+            self.point(resets=resets_bt.contiguous())
         sources = [self.keep(adjacent(source)) for source in sources_bts]
         for slot, place in enumerate(plan.slices()):
             assert place.start + channels <= sources[place.source].shape[2], plan

@@ -24,6 +24,7 @@ from elman.ops.common.door import (
     Shape,
     check_kernel_tensors,
     check_parameters,
+    check_resets,
     check_sequences,
     check_state,
 )
@@ -41,10 +42,19 @@ class Kernels:
     """
 
     forward: Callable[
-        [Plan, Sequence[Tensor], Sequence[Tensor], Tensor], tuple[Tensor, Tensor, Tensor]
+        [Plan, Sequence[Tensor], Sequence[Tensor], Tensor, Tensor | None],
+        tuple[Tensor, Tensor, Tensor],
     ]
     backward: Callable[
-        [Plan, Tensor | None, Tensor | None, Sequence[Tensor], Sequence[Tensor], Tensor],
+        [
+            Plan,
+            Tensor | None,
+            Tensor | None,
+            Sequence[Tensor],
+            Sequence[Tensor],
+            Tensor,
+            Tensor | None,
+        ],
         tuple[list[Tensor], list[Tensor], Tensor],
     ]
     n_segments: Callable[[int], int]
@@ -64,6 +74,7 @@ def channel(
     sources_bts: Sequence[Tensor],
     parameters_c: Sequence[Tensor],
     state_bc: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run a plan of the channel engine on a compiled kernel.
 
@@ -73,6 +84,7 @@ def channel(
         sources_bts: Sequences of one dtype. On a CPU everything else has this dtype, too.
         parameters_c: The step's parameters in the order of :mod:`elman.ops.channel.recurrences`.
         state_bc: State before the first step.
+        resets_bt: Whether the state before a step is zero, bool; None: it never is.
 
     Returns:
         The output [B, T, C] in the sources' dtype, the state after the last step, and the
@@ -85,9 +97,9 @@ def channel(
     parsed = parse(plan)
     names = compiled_cell(parsed.step).parameters
     given = dict(zip(names, parameters_c, strict=False))
-    check_call(parsed, sources_bts, given, state_bc, scalars=False)
+    check_call(parsed, sources_bts, given, state_bc, resets_bt, scalars=False)
     check_kernel_tensors(f"channel {parsed.step}", sources_bts, parameters_c)
-    return _forward(plan, backend, sources_bts, parameters_c, state_bc)
+    return _forward(plan, backend, sources_bts, parameters_c, state_bc, resets_bt)
 
 
 def check_call(
@@ -95,6 +107,7 @@ def check_call(
     sources_bts: Sequence[Tensor],
     parameters: Mapping[str, Tensor],
     state_bc: Tensor,
+    resets_bt: Tensor | None,
     *,
     scalars: bool = True,
 ) -> None:
@@ -105,6 +118,7 @@ def check_call(
         sources_bts: As for :func:`channel`.
         parameters: By name; those of a step without a kernel may have any shape.
         state_bc: As for :func:`channel`.
+        resets_bt: As for :func:`channel`.
         scalars: Whether parameters that are one number are given as one, and not for all channels.
 
     Raises:
@@ -116,6 +130,7 @@ def check_call(
     check_sequences(of, sources_bts, [start + channels for start in plan.starts])
     source_bts = sources_bts[0]
     check_state("state", of, state_bc, (source_bts.shape[0], channels), source_bts)
+    check_resets(of, resets_bt, source_bts)
     if plan.step in CELLS:
         check_parameters(of, parameters, _shapes(plan.step, channels, scalars), source_bts.device)
 
@@ -134,8 +149,9 @@ def _forward(
     sources_bts: Sequence[Tensor],
     parameters_c: Sequence[Tensor],
     state_bc: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return KERNELS[backend].forward(parse(plan), sources_bts, parameters_c, state_bc)
+    return KERNELS[backend].forward(parse(plan), sources_bts, parameters_c, state_bc, resets_bt)
 
 
 @channel.register_fake
@@ -145,6 +161,7 @@ def _(
     sources_bts: Sequence[Tensor],
     parameters_c: Sequence[Tensor],
     state_bc: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     batch, steps, _ = sources_bts[0].shape
     channels = state_bc.shape[1]
@@ -165,9 +182,11 @@ def channel_backward(
     sources_bts: Sequence[Tensor],
     parameters_c: Sequence[Tensor],
     checkpoints_bkc: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """Return the gradients of sources, parameters and first state."""
-    return _backward(plan, backend, dy_btc, dlast_bc, sources_bts, parameters_c, checkpoints_bkc)
+    given = (dy_btc, dlast_bc, sources_bts, parameters_c, checkpoints_bkc, resets_bt)
+    return _backward(plan, backend, *given)
 
 
 def _backward(
@@ -178,8 +197,9 @@ def _backward(
     sources_bts: Sequence[Tensor],
     parameters_c: Sequence[Tensor],
     checkpoints_bkc: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    given = (dy_btc, dlast_bc, sources_bts, parameters_c, checkpoints_bkc)
+    given = (dy_btc, dlast_bc, sources_bts, parameters_c, checkpoints_bkc, resets_bt)
     return KERNELS[backend].backward(parse(plan), *given)
 
 
@@ -192,6 +212,7 @@ def _(
     sources_bts: Sequence[Tensor],
     parameters_c: Sequence[Tensor],
     checkpoints_bkc: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     return (
         [source.new_empty(source.shape) for source in sources_bts],
@@ -201,9 +222,9 @@ def _(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.plan, ctx.backend, sources_bts, parameters_c, _ = inputs
+    ctx.plan, ctx.backend, sources_bts, parameters_c, _, resets_bt = inputs
     ctx.n_sources = len(sources_bts)
-    ctx.save_for_backward(*sources_bts, *parameters_c, output[2])
+    ctx.save_for_backward(*sources_bts, *parameters_c, output[2], resets_bt)
     ctx.set_materialize_grads(False)
 
 
@@ -218,19 +239,19 @@ def _differentiate(
         dlast_bc: Gradient of the last state.
         plain: Whether a plain call may compute them, where no operator is seen.
     """
-    *tensors, checkpoints_bkc = ctx.saved_tensors
+    *tensors, checkpoints_bkc, resets_bt = ctx.saved_tensors
     # With gradients enabled, somebody differentiates twice: the operator says that it cannot.
     plain = plain and not torch.is_grad_enabled()
-    plain = plain and not operators_are_seen((*tensors, dy_btc, dlast_bc))
+    plain = plain and not operators_are_seen((*tensors, dy_btc, dlast_bc, resets_bt))
     sources_bts, parameters_c = tensors[: ctx.n_sources], tensors[ctx.n_sources :]
-    given = (dy_btc, dlast_bc, sources_bts, parameters_c, checkpoints_bkc)
+    given = (dy_btc, dlast_bc, sources_bts, parameters_c, checkpoints_bkc, resets_bt)
     return (_backward if plain else channel_backward)(ctx.plan, ctx.backend, *given)
 
 
 def _differentiate_operator(
     ctx: Any, dy_btc: Tensor | None, dlast_bc: Tensor | None, _: Tensor | None
-) -> tuple[None, None, list[Tensor], list[Tensor], Tensor]:
-    return None, None, *_differentiate(ctx, dy_btc, dlast_bc, plain=False)
+) -> tuple[None, None, list[Tensor], list[Tensor], Tensor, None]:
+    return None, None, *_differentiate(ctx, dy_btc, dlast_bc, plain=False), None
 
 
 channel.register_autograd(_differentiate_operator, setup_context=_setup)
@@ -243,10 +264,16 @@ class Channel(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, plan: str, backend: str, n_sources: int, *tensors: Tensor
+        ctx: Any,
+        plan: str,
+        backend: str,
+        n_sources: int,
+        resets_bt: Tensor | None,
+        *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Run the kernel on sources, parameters and the first state, in this order."""
-        inputs = (plan, backend, tensors[:n_sources], tensors[n_sources:-1], tensors[-1])
+        sources_bts, parameters_c = tensors[:n_sources], tensors[n_sources:-1]
+        inputs = (plan, backend, sources_bts, parameters_c, tensors[-1], resets_bt)
         outputs = _forward(*inputs)
         _setup(ctx, inputs, outputs)
         return outputs[:2]
@@ -257,7 +284,7 @@ class Channel(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         """Run the kernels of the backward pass."""
         dsources_bts, dparameters_c, dfirst_bc = _differentiate(ctx, dy_btc, dlast_bc, plain=True)
-        return None, None, None, *dsources_bts, *dparameters_c, dfirst_bc
+        return None, None, None, None, *dsources_bts, *dparameters_c, dfirst_bc
 
 
 def run(
@@ -266,15 +293,16 @@ def run(
     sources_bts: Sequence[Tensor],
     parameters_c: Sequence[Tensor],
     state_bc: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Return the first two outputs of :func:`channel`, by an operator only where it is seen."""
     tensors = (*sources_bts, *parameters_c, state_bc)
-    if not operators_are_seen(tensors):
+    if not operators_are_seen((*tensors, resets_bt)):
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             outputs: tuple[Tensor, Tensor] = apply(
-                Channel, plan, backend, len(sources_bts), *tensors
+                Channel, plan, backend, len(sources_bts), resets_bt, *tensors
             )
             return outputs
-        return _forward(plan, backend, sources_bts, parameters_c, state_bc)[:2]
-    y_btc, last_bc, _ = channel(plan, backend, sources_bts, parameters_c, state_bc)
+        return _forward(plan, backend, sources_bts, parameters_c, state_bc, resets_bt)[:2]
+    y_btc, last_bc, _ = channel(plan, backend, sources_bts, parameters_c, state_bc, resets_bt)
     return y_btc, last_bc

@@ -47,20 +47,45 @@ STEPS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
 
 def segment(
     h_bc: Tensor,
-    *inputs_tbc: Tensor,
+    *over_time: Tensor,
     log_step: Callable[..., tuple[Tensor, Tensor]],
     names: tuple[str, ...],
 ) -> tuple[Tensor, Tensor]:
-    """Run some steps, block by block."""
-    log_decay, log_write = log_step(**dict(zip(names, inputs_tbc, strict=True)))
+    """Run some steps, block by block; resets [t, b], if there are any, stand behind the inputs."""
+    inputs_tbc, resets = over_time[: len(names)], over_time[len(names) :]
+    sequences = (*log_step(**dict(zip(names, inputs_tbc, strict=True))), *resets)
+    run = _block_with_resets if resets else _block
     blocks = []
-    for decay_tbc, write_tbc in zip(
-        torch.split(log_decay, BLOCK), torch.split(log_write, BLOCK), strict=True
-    ):
-        total_tbc = decay_tbc.cumsum(0)
-        new_tbc = torch.exp(total_tbc + torch.logcumsumexp(write_tbc - total_tbc, 0))
-        h_tbc = torch.addcmul(new_tbc, total_tbc.exp(), h_bc)
+    for parts in zip(*(torch.split(sequence, BLOCK) for sequence in sequences), strict=True):
+        h_tbc = run(h_bc, *parts)
         blocks.append(h_tbc)
         h_bc = h_tbc[-1]
     # A copy: a view would keep its whole block alive between calls.
     return torch.cat(blocks), h_bc.clone()
+
+
+def _block(h_bc: Tensor, decay_tbc: Tensor, write_tbc: Tensor) -> Tensor:
+    """Return the states of some steps."""
+    total_tbc = decay_tbc.cumsum(0)
+    new_tbc = torch.exp(total_tbc + torch.logcumsumexp(write_tbc - total_tbc, 0))
+    return torch.addcmul(new_tbc, total_tbc.exp(), h_bc)
+
+
+def _block_with_resets(
+    h_bc: Tensor, decay_tbc: Tensor, write_tbc: Tensor, resets_tb: Tensor
+) -> Tensor:
+    """Return the states of some steps, some of which begin with zeros.
+
+    A sum over all of the block cannot forget, so stretches that end at every step are joined with
+    those before them, twice as long each time, but for those that begin with a reset.
+    """
+    new_tbc, total_tbc, cut_tb1 = write_tbc, decay_tbc, resets_tb.unsqueeze(-1)
+    length = 1
+    while length < len(new_tbc):
+        joined = torch.logaddexp(new_tbc[length:], new_tbc[:-length] + total_tbc[length:])
+        kept = torch.where(cut_tb1[length:], new_tbc[length:], joined)
+        new_tbc = torch.cat([new_tbc[:length], kept])
+        total_tbc = torch.cat([total_tbc[:length], total_tbc[length:] + total_tbc[:-length]])
+        cut_tb1 = torch.cat([cut_tb1[:length], cut_tb1[length:] | cut_tb1[:-length]])
+        length *= 2
+    return torch.addcmul(new_tbc.exp(), total_tbc.exp(), h_bc.masked_fill(cut_tb1, 0))

@@ -24,6 +24,7 @@ def run(
     state_bc: Tensor,
     *,
     backend: str,
+    resets_bt: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run a recurrence without a matrix over time, from a given state to the final one.
 
@@ -37,6 +38,8 @@ def run(
         parameters: The step's other tensors by name: [channels], or [1] where the step says so.
         state_bc: State before the first step.
         backend: Name of the implementation, as chosen by ``elman.models.backends``.
+        resets_bt: Whether the state before a step is zero, bool; None: it never is. No gradient
+            flows through a reset.
 
     Returns:
         The output y_btc (the states, or what the plan makes of them) and the last state. The state
@@ -49,7 +52,7 @@ def run(
             so many channels.
     """
     chosen = BACKENDS[backend]
-    check_call(plan, sources_bts, parameters, state_bc)
+    check_call(plan, sources_bts, parameters, state_bc, resets_bt)
     io = chosen.io_dtype(sources_bts[0].dtype)
     if is_empty(sources_bts[0]):
         shape = (*sources_bts[0].shape[:2], state_bc.shape[1])
@@ -58,7 +61,7 @@ def run(
         return y_btc, last_bc
     sources_bts = [cast(source_bts, io) for source_bts in sources_bts]
     parameters = {name: cast(one, state_bc.dtype) for name, one in parameters.items()}
-    return chosen.run(plan, sources_bts, parameters, state_bc)
+    return chosen.run(plan, sources_bts, parameters, state_bc, resets_bt)
 
 
 def channel(
@@ -68,6 +71,7 @@ def channel(
     state_bc: Tensor,
     *,
     backend: str,
+    resets_bt: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run a step over sequences that are tensors of their own; otherwise as :func:`run`.
 
@@ -79,7 +83,9 @@ def channel(
         parameters: As for :func:`run`.
         state_bc: As for :func:`run`.
         backend: As for :func:`run`.
+        resets_bt: As for :func:`run`.
     """
     places = tuple((name, Slice(n, 0)) for n, name in enumerate(inputs))
     plan = Plan(step, places)
-    return run(plan, list(inputs.values()), parameters, state_bc, backend=backend)
+    sources = list(inputs.values())
+    return run(plan, sources, parameters, state_bc, backend=backend, resets_bt=resets_bt)

@@ -23,14 +23,18 @@ from elman.ops.common.slices import Slice
 
 
 def run(
-    plan: Plan, sources_bts: Sequence[Tensor], parameters: Mapping[str, Tensor], state_bc: Tensor
+    plan: Plan,
+    sources_bts: Sequence[Tensor],
+    parameters: Mapping[str, Tensor],
+    state_bc: Tensor,
+    resets_bt: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute :func:`elman.ops.channel.op.run`, any floating dtype, any device."""
     places = _read(plan, sources_bts, state_bc.shape[-1])
     inputs = {name: places[place] for name, place in plan.inputs}
     if plan.unit is not None:
         inputs[plan.unit] = unit(inputs[plan.unit])
-    y_btc, last_bc = channel(plan.step, inputs, parameters, state_bc)
+    y_btc, last_bc = channel(plan.step, inputs, parameters, state_bc, resets_bt)
     if plan.query is not None:
         y_btc = y_btc * places[plan.query]
     return (self_gate(y_btc) if plan.self_gate else y_btc), last_bc
@@ -52,7 +56,11 @@ def _read(plan: Plan, sources_bts: Sequence[Tensor], channels: int) -> dict[Slic
 
 
 def channel(
-    step: str, inputs: Mapping[str, Tensor], parameters: Mapping[str, Tensor], state_bc: Tensor
+    step: str,
+    inputs: Mapping[str, Tensor],
+    parameters: Mapping[str, Tensor],
+    state_bc: Tensor,
+    resets_bt: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return all states of a step's recurrence and the last one."""
     names = tuple(inputs)
@@ -60,21 +68,26 @@ def channel(
         segment = partial(log_space.segment, log_step=log_space.STEPS[step], names=names)
     else:
         segment = partial(_segment, step=STEPS[step], names=names, parameters=parameters)
-    h_tbc, state_bc = scan(segment, state_bc, [x_btc.transpose(0, 1) for x_btc in inputs.values()])
+    over_time = [*inputs.values(), *(() if resets_bt is None else (resets_bt,))]
+    h_tbc, state_bc = scan(segment, state_bc, [one_bt.transpose(0, 1) for one_bt in over_time])
     return h_tbc.transpose(0, 1), state_bc
 
 
 def _segment(
     h_bc: Tensor,
-    *inputs_tbc: Tensor,
+    *over_time: Tensor,
     step: Callable[..., Prepared],
     names: tuple[str, ...],
     parameters: Mapping[str, Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """Run some steps."""
-    sequences, advance = step(**dict(zip(names, inputs_tbc, strict=True)), **parameters)
+    """Run some steps; resets [t, b], if there are any, stand behind the inputs."""
+    n = len(names)
+    sequences, advance = step(**dict(zip(names, over_time[:n], strict=True)), **parameters)
+    resets = [one_tb.unsqueeze(-1).unbind(0) for one_tb in over_time[n:]]
     states = []
-    for slices in zip(*(sequence.unbind(0) for sequence in sequences), strict=True):
+    for t, slices in enumerate(zip(*(sequence.unbind(0) for sequence in sequences), strict=True)):
+        for resets_b1 in resets:
+            h_bc = h_bc.masked_fill(resets_b1[t], 0)
         h_bc = advance(h_bc, *slices)
         states.append(h_bc)
     return torch.stack(states), h_bc

@@ -31,6 +31,7 @@ class Spec:
         query: Number of the slice that the state is multiplied by, or -1.
         self_gate: Whether y silu(y) is returned instead of y.
         dtype: What it reads, computes in and writes.
+        resets: Whether some steps begin with a state of zeros.
     """
 
     cell: CompiledCell
@@ -40,10 +41,11 @@ class Spec:
     query: int
     self_gate: bool
     dtype: torch.dtype
+    resets: bool = False
 
     def structure(self, name: str) -> str:
         """Return the C++ ``Spec`` of csrc/cpu/channel/engine.h."""
-        number = "static constexpr int"
+        number, flag = "static constexpr int", "static constexpr bool"
         return (
             f"struct {name} {{\n{self.cell.code}"
             f"    using T = {C_TYPES[self.dtype]};\n"
@@ -52,7 +54,8 @@ class Spec:
             f"    {number} SLOTS = {max(*self.slots, self.query) + 1};\n"
             f"    {number} SLOT[] = {{{', '.join(map(str, self.slots))}}};\n"
             f"    {number} UNIT = {self.unit}, QUERY = {self.query};\n"
-            f"    static constexpr bool SELF_GATE = {str(self.self_gate).lower()};\n"
+            f"    {flag} SELF_GATE = {str(self.self_gate).lower()};\n"
+            f"    {flag} RESETS = {str(self.resets).lower()};\n"
             "};\n"
         )
 
@@ -69,7 +72,7 @@ class Kernel:
 _loaded: dict[Spec, Kernel] = {}
 
 
-def spec_for(plan: Plan, dtype: torch.dtype) -> Spec:
+def spec_for(plan: Plan, dtype: torch.dtype, *, resets: bool = False) -> Spec:
     """Return what a plan's kernel is compiled for.
 
     Raises:
@@ -95,13 +98,14 @@ def spec_for(plan: Plan, dtype: torch.dtype) -> Spec:
         query=-1 if plan.query is None else slices.index(plan.query),
         self_gate=plan.self_gate,
         dtype=dtype,
+        resets=resets,
     )
 
 
 @cache
-def kernel_for(plan: Plan, dtype: torch.dtype) -> Kernel:
+def kernel_for(plan: Plan, dtype: torch.dtype, *, resets: bool) -> Kernel:
     """Return a plan's kernel, compiled if it was not compiled before."""
-    spec = spec_for(plan, dtype)
+    spec = spec_for(plan, dtype, resets=resets)
     if spec not in _loaded:
         prepare([spec], plan.step)
     return _loaded[spec]

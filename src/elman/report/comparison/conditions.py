@@ -19,6 +19,8 @@ _IRRELEVANT = {
     ),
     "data": ("path", "format", "field"),
 }
+# Settings that older runs do not have; this is what they did.
+_BEFORE = {"data": {"reset_at_documents": False}}
 _IRRELEVANT_SECTIONS = ("log", "kernels", "baseline", "mode")
 # Further settings: if they differ, the reader should know.
 _REMARKED = {
@@ -43,6 +45,7 @@ def conditions(run: Run) -> dict[str, str]:
         "metric version": _version(run),
         "validation": (
             f"{data.get('val_sample')} bytes in windows of {data.get('val_window')}"
+            + (", state zeroed after each document" if data.get("reset_at_documents") else "")
             if known
             else NOT_RECORDED
         ),
@@ -56,8 +59,7 @@ def experiment(run: Run) -> str:
         return json.dumps([run.model, *sorted(_without_seed(run.overrides) or (run.name,))])
     tree = {
         name: {k: v for k, v in section.items() if k not in _IRRELEVANT.get(name, ())}
-        for name, section in run.config.items()
-        if name not in _IRRELEVANT_SECTIONS and isinstance(section, dict)
+        for name, section in _sections(run).items()
     }
     return json.dumps(tree, sort_keys=True, default=str)
 
@@ -96,10 +98,18 @@ def settings(run: Run) -> dict[str, str]:
     """Return every setting that makes up the experiment, as text by dotted key."""
     return {
         f"{name}.{key}": _text(value)
-        for name, section in (run.config or {}).items()
-        if name not in _IRRELEVANT_SECTIONS and isinstance(section, dict)
+        for name, section in _sections(run).items()
         for key, value in section.items()
         if key not in _IRRELEVANT.get(name, ())
+    }
+
+
+def _sections(run: Run) -> dict[str, dict[str, Any]]:
+    """Return the sections that make up an experiment, complete for older runs, too."""
+    return {
+        name: _BEFORE.get(name, {}) | section
+        for name, section in (run.config or {}).items()
+        if name not in _IRRELEVANT_SECTIONS and isinstance(section, dict)
     }
 
 

@@ -56,7 +56,13 @@ def load(
     """
     checkpoint = find_checkpoint(place)
     config = saved_config(checkpoint)
-    model = build_model(config.model, backend=backend, device=device, allow_slow=allow_slow)
+    model = build_model(
+        config.model,
+        backend=backend,
+        device=device,
+        allow_slow=allow_slow,
+        reset_after=config.data.reset_after,
+    )
     checkpoint.load_weights(model)
     return model.eval()
 

@@ -94,11 +94,13 @@ class ChannelMixer(Skeleton):
             nn.init.constant_(self.get_parameter(name), value)
         self.reset_projection(self.out_proj)
 
-    def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def forward(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
         state = self.begin(x_btd, state)
         carried: State = {}
-        (p_bti,) = self.project_in(x_btd, state, carried)
+        (p_bti,) = self.project_in(x_btd, state, carried, resets_bt)
         projected_bts = linear(self.activate(p_bti), self.cell_proj)
         y_btc, carried["h"] = run(
             self.plan,
@@ -106,6 +108,7 @@ class ChannelMixer(Skeleton):
             self.step_parameters(),
             first_state(state.get("h"), projected_bts, self.channels),
             backend=self.backend_for(projected_bts),
+            resets_bt=resets_bt,
         )
         # The self gate has the dtype of the recurrence; the output projection has its own dtype.
         return self.project_out(y_btc.to(projected_bts.dtype)), carried
@@ -185,7 +188,9 @@ class MinimalMixer(Mixer):
         places = row_blocks(dict.fromkeys(self.projections, inner))
         return Plan(step, tuple(places.items()))
 
-    def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def forward(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
         state = self.begin(x_btd, state)
         projected_bts = linear(x_btd, self.cell_proj)
@@ -196,6 +201,7 @@ class MinimalMixer(Mixer):
             {},
             first_state(state.get("h"), projected_bts, inner),
             backend=self.backend_for(x_btd),
+            resets_bt=resets_bt,
         )
         y_bti = h_bti.to(projected_bts.dtype)
         y_btd = y_bti if self.out_proj is None else linear(y_bti, self.out_proj)

@@ -15,7 +15,7 @@ from elman.models.backends import check_backend, choose_backend
 from elman.models.cells.declaration import Cell, Value
 from elman.models.inputs import check_layer_input
 from elman.models.state import CarriedState, State, check_state
-from elman.ops.common.door import Shape
+from elman.ops.common.door import Shape, check_resets
 from elman.ops.common.precision import compute_dtype
 from elman.ops.common.uncompiled import traced_as_constant
 
@@ -71,7 +71,7 @@ class Mixer(nn.Module):
         if "cell" in vars(cls):
             cls.__signature__ = _signature(cls.cell)  # type: ignore[attr-defined]
         if "forward" in vars(cls):
-            cls.forward = _checked(cls.forward)  # type: ignore[method-assign, assignment]
+            cls.forward = _checked(cls.forward)  # type: ignore[method-assign]
 
     def __init__(self, dim: int, *, backend: str = "auto", **options: Value) -> None:
         super().__init__()
@@ -88,12 +88,16 @@ class Mixer(nn.Module):
         """Draw every weight anew from torch's global generator."""
         raise NotImplementedError
 
-    def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def forward(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """Continue the sequence.
 
         Args:
             x_btd: Normed input; for a cell with ``own_norms`` the residual stream itself.
             state: The state that the previous call returned; None starts a sequence.
+            resets_bt: True where a row starts a document: the state before that step is zero, and
+                no gradient flows from it to earlier steps. None is nowhere.
 
         Returns:
             The output, in the dtype of the projections (with ``own_norms`` of the stream), and the
@@ -101,7 +105,9 @@ class Mixer(nn.Module):
 
         Raises:
             ValueError: ``x_btd`` has another shape or no floating dtype, or the state belongs to
-                another batch or another layer. These checks run before every layer's ``forward``.
+                another batch or another layer, or the resets are no bool [B, T] beside it. These
+                checks run before every layer's ``forward``.
+            UserError: the layer cannot take resets.
         """
         raise NotImplementedError
 
@@ -124,6 +130,23 @@ class Mixer(nn.Module):
         dtype = compute_dtype(x_btd, self.projection().dtype)
         check_state(type(self).__name__, state, self._known_shapes(), x_btd, dtype)
         return state
+
+    def check_resets(self, resets_bt: Tensor, x_btd: Tensor, takes_resets: bool) -> None:
+        """Raise the errors of ``forward`` for its resets.
+
+        Args:
+            resets_bt: Where documents start.
+            x_btd: The input.
+            takes_resets: Whether the layer's own ``forward`` has the argument.
+        """
+        name = type(self).__name__
+        self.cell.check_resets(self.settings.values, "resets_bt", "use resets_bt=None")
+        if not takes_resets:
+            raise UserError(
+                f"resets_bt: {name}.forward does not take it; add resets_bt to its arguments, or "
+                "use resets_bt=None"
+            )
+        check_resets(name, resets_bt, x_btd)
 
     def _known_shapes(self) -> dict[str, Shape]:
         # The shapes depend only on the options, which do not change, so they are cached. A
@@ -160,14 +183,21 @@ class Mixer(nn.Module):
 
 
 def _checked(
-    forward: Callable[[Any, Tensor, State | None], tuple[Tensor, State]],
-) -> Callable[[Any, Tensor, State | None], tuple[Tensor, State]]:
+    forward: Callable[..., tuple[Tensor, State]],
+) -> Callable[..., tuple[Tensor, State]]:
     """Return a layer's ``forward`` with a check of its input; its state can be copied."""
+    takes_resets = "resets_bt" in inspect.signature(forward).parameters
 
     @wraps(forward)
-    def checked(self: Mixer, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def checked(
+        self: Mixer, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         check_layer_input(type(self).__name__, x_btd, self.dim)
-        y_btd, carried = forward(self, x_btd, state)
+        if resets_bt is None:
+            y_btd, carried = forward(self, x_btd, state)
+        else:
+            self.check_resets(resets_bt, x_btd, takes_resets)
+            y_btd, carried = forward(self, x_btd, state, resets_bt)
         if torch.compiler.is_compiling():
             return y_btd, carried
         return y_btd, CarriedState(carried)

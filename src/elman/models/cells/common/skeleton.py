@@ -117,28 +117,37 @@ class Skeleton(Mixer):
         """Return the shapes of the cell's state."""
         return {"h": (self.width,)}
 
-    def project_in(self, x_btd: Tensor, state: State, carried: State) -> tuple[Tensor, ...]:
+    def project_in(
+        self, x_btd: Tensor, state: State, carried: State, resets_bt: Tensor | None
+    ) -> tuple[Tensor, ...]:
         """Return the branches of the first projection; the first branch is convolved."""
         projected_bti = linear(x_btd, self.in_proj)
         if self.branches == 1:  # a split into one part would still copy in its backward pass
-            return (self.convolve(projected_bti, state, carried),)
+            return (self.convolve(projected_bti, state, carried, resets_bt),)
         u_bti, *gates_bti = projected_bti.chunk(self.branches, dim=-1)
-        return self.convolve(u_bti, state, carried), *gates_bti
+        return self.convolve(u_bti, state, carried, resets_bt), *gates_bti
 
     def project_in_silu(
-        self, x_btd: Tensor, state: State, carried: State, backend: str
+        self,
+        x_btd: Tensor,
+        state: State,
+        carried: State,
+        resets_bt: Tensor | None,
+        backend: str,
     ) -> tuple[Tensor, ...]:
         """Return the branches of the first projection, with silu behind the first one."""
         if self.branches == 2 and self.conv is None:
             return split(linear(x_btd, self.in_proj), backend=backend)
-        p_bti, *gates_bti = self.project_in(x_btd, state, carried)
+        p_bti, *gates_bti = self.project_in(x_btd, state, carried, resets_bt)
         return functional.silu(p_bti), *gates_bti
 
-    def convolve(self, u_btc: Tensor, state: State, carried: State) -> Tensor:
+    def convolve(
+        self, u_btc: Tensor, state: State, carried: State, resets_bt: Tensor | None
+    ) -> Tensor:
         """Apply the convolution, if there is one, and carry its history."""
         if self.conv is None:
             return u_btc
-        u_btc, carried["conv"] = self.conv(u_btc, state.get("conv"))
+        u_btc, carried["conv"] = self.conv(u_btc, state.get("conv"), resets_bt)
         return u_btc
 
     def project_out(self, o_btc: Tensor) -> Tensor:

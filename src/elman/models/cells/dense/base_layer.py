@@ -28,27 +28,32 @@ class DenseLayer(Skeleton):
     fp32 or wider, and with use_conv ``conv``.
     """
 
-    def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def forward(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
         state = self.begin(x_btd, state)
         carried: State = {}
         backend = self.backend_for(x_btd)
-        u_bti, *z_bti = self.project_in_silu(x_btd, state, carried, backend)
+        u_bti, *z_bti = self.project_in_silu(x_btd, state, carried, resets_bt, backend)
         h_bi = first_state(state.get("h"), u_bti, self.width)
-        h_bti, carried["h"] = self.recur(u_bti, h_bi, backend)
+        h_bti, carried["h"] = self.recur(u_bti, h_bi, backend, resets_bt)
         if z_bti:
             o_bti = gate(h_bti, z_bti[0], backend=backend)
         else:
             o_bti = self_gate(h_bti, u_bti.dtype, backend=backend)
         return self.project_out(o_bti), carried
 
-    def recur(self, u_bti: Tensor, h_bi: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+    def recur(
+        self, u_bti: Tensor, h_bi: Tensor, backend: str, resets_bt: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Return the states of all steps and the last one, in fp32 or wider.
 
         Args:
             u_bti: Inputs of the cell.
             h_bi: State before the first step.
             backend: Name of the implementation.
+            resets_bt: Where the state before a step is zero; None is nowhere.
         """
         raise NotImplementedError
 
@@ -136,7 +141,9 @@ class DenseMixer(NormedLayer):
         """Return the matrix that the recurrence uses."""
         return self.recurrent if self.norm is None else self.norm(self.recurrent)
 
-    def recur(self, u_bti: Tensor, h_bi: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+    def recur(
+        self, u_bti: Tensor, h_bi: Tensor, backend: str, resets_bt: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Return the states of all steps and the last one, in fp32 or wider."""
         matrix = self.recurrent_matrix()
         driven_bti = u_bti
@@ -144,4 +151,6 @@ class DenseMixer(NormedLayer):
             # A tied matrix is the constrained one in both of its uses.
             weight = matrix.to(self.recurrent.dtype) if self.input is None else self.input
             driven_bti = linear(u_bti, weight, self.bias)
-        return elman(driven_bti, matrix, h_bi, linear=self.linear, backend=backend)
+        return elman(
+            driven_bti, matrix, h_bi, linear=self.linear, backend=backend, resets_bt=resets_bt
+        )

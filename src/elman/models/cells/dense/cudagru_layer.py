@@ -47,7 +47,9 @@ class CudaGRU(Skeleton):
         for gate in (*self.recurrent_gates.chunk(2), self.recurrent):
             init.orthogonal_(gate)
 
-    def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def forward(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
         state = self.begin(x_btd, state)
         p_bti = linear(x_btd, self.in_proj)
@@ -60,5 +62,6 @@ class CudaGRU(Skeleton):
             [first_state(state.get("h"), p_bti, self.width)],
             parameters=[self.recurrent],
             backend=self.backend_for(x_btd),
+            resets_bt=resets_bt,
         )
         return self.project_out(h_bti.to(p_bti.dtype)), {"h": final_bi}

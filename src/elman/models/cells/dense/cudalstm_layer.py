@@ -54,7 +54,9 @@ class CudaLSTM(Skeleton):
         """Return the shapes of h and c."""
         return {"h": (self.width,), "c": (self.width,)}
 
-    def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def forward(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
         state = self.begin(x_btd, state)
         p_bti = linear(x_btd, self.in_proj)
@@ -64,5 +66,6 @@ class CudaLSTM(Skeleton):
             [self.recurrent],
             [first_state(state.get(part), p_bti, self.width) for part in ("h", "c")],
             backend=self.backend_for(x_btd),
+            resets_bt=resets_bt,
         )
         return self.project_out(h_bti.to(p_bti.dtype)), {"h": final_bi, "c": cell_bi}

@@ -71,11 +71,13 @@ class E0(NormedLayer):
             return self.recurrent * self.scale_logit.sigmoid()
         return self.recurrent if self.norm is None else self.norm(self.recurrent)
 
-    def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def forward(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
         state = self.begin(x_btd, state)
         carried: State = {}
-        (u_bti,) = self.project_in(x_btd, state, carried)
+        (u_bti,) = self.project_in(x_btd, state, carried, resets_bt)
         if self.conv is not None:
             u_bti = functional.silu(u_bti)
         cell_bti = linear(u_bti, self.cell_proj, self.cell_bias)
@@ -87,5 +89,6 @@ class E0(NormedLayer):
             first_state(state.get("h"), u_bti, self.width),
             linear=False,
             backend=backend,
+            resets_bt=resets_bt,
         )
         return self.project_out(gate(h_bti, gate_bti, backend=backend)), carried

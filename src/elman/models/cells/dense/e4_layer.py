@@ -60,10 +60,12 @@ class E4(NormedLayer):
             return self.left, self.right
         return self.norm.factors(self.left, self.right)
 
-    def recur(self, u_bti: Tensor, h_bi: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+    def recur(
+        self, u_bti: Tensor, h_bi: Tensor, backend: str, resets_bt: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Return the states of all steps and the last one, in fp32 or wider."""
         a_bti = linear(u_bti, self.input, self.bias)
         h_bti, (final_bi,) = dense_recurrence(
-            "tanh", [a_bti], self.recurrent_factors(), [h_bi], backend=backend
+            "tanh", [a_bti], self.recurrent_factors(), [h_bi], backend=backend, resets_bt=resets_bt
         )
         return h_bti, final_bi

@@ -44,8 +44,10 @@ class E56(DenseLayer):
             init.orthogonal_(self.cell_proj[:, self.width :], 0.999)
         nn.init.zeros_(self.bias)
 
-    def recur(self, u_bti: Tensor, h_bi: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+    def recur(
+        self, u_bti: Tensor, h_bi: Tensor, backend: str, resets_bt: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Return the states of all steps and the last one, in fp32 or wider."""
         input_ii, recurrent_ii = self.cell_proj.chunk(2, dim=1)
         a_bti = linear(u_bti, input_ii, self.bias)
-        return elman(a_bti, recurrent_ii, h_bi, linear=False, backend=backend)
+        return elman(a_bti, recurrent_ii, h_bi, linear=False, backend=backend, resets_bt=resets_bt)

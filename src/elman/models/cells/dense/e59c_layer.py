@@ -58,7 +58,9 @@ class E59c(DenseLayer):
         self.reset_projection(self.out_proj)
         init.orthogonal_(self.mix, MIX_GAIN)
 
-    def recur(self, u_bti: Tensor, h_bi: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+    def recur(
+        self, u_bti: Tensor, h_bi: Tensor, backend: str, resets_bt: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Return the states of all steps and the last one, in fp32 or wider."""
         value_bti = linear(u_bti, self.cell_proj)
         wide = wide_dtype(value_bti.dtype)
@@ -70,5 +72,6 @@ class E59c(DenseLayer):
             [beta * self.mix],
             [h_bi],
             backend=backend,
+            resets_bt=resets_bt,
         )
         return h_bti, final_bi

@@ -95,7 +95,9 @@ class GatedDense(DenseLayer):
     def _blocks(self, rows: Tensor) -> tuple[Tensor, ...]:
         return torch.split(rows.detach(), self.width)
 
-    def recur(self, u_bti: Tensor, h_bi: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+    def recur(
+        self, u_bti: Tensor, h_bi: Tensor, backend: str, resets_bt: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Return the states of all steps and the last one, in fp32 or wider."""
         inputs_btk = linear(u_bti, self.recurrent if self.input is None else self.input)
         wide = wide_dtype(inputs_btk.dtype)
@@ -109,6 +111,7 @@ class GatedDense(DenseLayer):
             [h_bi],
             parameters=[] if self.log_alpha is None else [self.log_alpha.to(wide).exp()],
             backend=backend,
+            resets_bt=resets_bt,
         )
         return h_bti, final_bi
 

@@ -74,12 +74,17 @@ def _rule(dim: int, options: Mapping[str, Value]) -> None:
         )
 
 
+def _no_resets(options: Mapping[str, Value]) -> str:
+    return "its package has no reset of a row's state"
+
+
 CELL = Cell(
     name="fla_gdn",
     engine="gated_delta",
     layer="elman.models.cells.gated_delta.fla_gdn_layer:GatedDeltaNet",
     equation="S' = c S + b (v - c S k) k^T, y = S' q, out = norm(y) o silu(W x)",
     source="Yang, Kautz and Hatamizadeh 2025; lm-and-training specification 5.2",
+    no_resets=_no_resets,
     options=_OPTIONS,
     backends=("reference", "triton"),
     rule=_rule,

@@ -125,7 +125,9 @@ class GatedDeltaNet(Mixer):
         """Return a weight that has the dtype of the projections."""
         return self.q_proj.weight
 
-    def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def forward(  # type: ignore[override]  # its cell says why it takes no resets
+        self, x_btd: Tensor, state: State | None = None
+    ) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
         state = self.begin(x_btd, state)
         # The package cannot launch kernels for zero steps.

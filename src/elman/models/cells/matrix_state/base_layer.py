@@ -120,30 +120,37 @@ class MatrixMixer(Skeleton):
             nn.init.constant_(self.get_parameter(name), value)
         self.reset_projection(self.out_proj)
 
-    def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def forward(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
         state = self.begin(x_btd, state)
         carried: State = {}
         out_bthv, carried["S"] = run(
             self.plan,
-            self.project(x_btd, state, carried),
+            self.project(x_btd, state, carried, resets_bt),
             {
                 name: _shaped(parameter, self.plan.parameter_shape(name))
                 for name, parameter in self.plan_parameters().items()
             },
             state.get("S"),
             backend=self.backend_for(x_btd),
+            resets_bt=resets_bt,
         )
         out_btc = out_bthv.flatten(-2)
         return self.output(cast(out_btc, compute_dtype(x_btd, self.out_proj.dtype))), carried
 
-    def project(self, x_btd: Tensor, state: State, carried: State) -> list[Tensor]:
+    def project(
+        self, x_btd: Tensor, state: State, carried: State, resets_bt: Tensor | None
+    ) -> list[Tensor]:
         """Return the plan's sources, for all steps at once."""
-        return [self.project_cell(x_btd, state, carried)]
+        return [self.project_cell(x_btd, state, carried, resets_bt)]
 
-    def project_cell(self, x_btd: Tensor, state: State, carried: State) -> Tensor:
+    def project_cell(
+        self, x_btd: Tensor, state: State, carried: State, resets_bt: Tensor | None
+    ) -> Tensor:
         """Return the output of the cell's projection."""
-        (u_bti,) = self.project_in(x_btd, state, carried)
+        (u_bti,) = self.project_in(x_btd, state, carried, resets_bt)
         # A constrained matrix has a wider dtype than its parameter.
         matrix_ci = self.cell_matrix().to(self.cell_proj.dtype)
         if self.activated():

@@ -69,10 +69,12 @@ class E14(Skeleton):
         """Return the shape of S."""
         return {"S": (1, self.width, self.columns)}
 
-    def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def forward(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
         state = self.begin(x_btd, state)
-        x_bti, z_bti = self.project_in(x_btd, {}, {})
+        x_bti, z_bti = self.project_in(x_btd, {}, {}, resets_bt)
         cell_btc = linear(functional.silu(x_bti), self.cell_proj, self.cell_bias)
         out_bt1i, end_bhin = run(
             self.plan,
@@ -80,5 +82,6 @@ class E14(Skeleton):
             {},
             state.get("S"),
             backend=self.backend_for(x_btd),
+            resets_bt=resets_bt,
         )
         return self.project_out(out_bt1i.flatten(-2).to(z_bti.dtype)), {"S": end_bhin}

@@ -93,17 +93,24 @@ class E63m(MatrixMixer):
         if self.variant == "lite":
             init.xavier_(self.slot_proj)
 
-    def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def forward(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
         state = self.begin(x_btd, state)
         carried: State = {}
-        cell_btc = self.project_cell(x_btd, state, carried)
-        y_btn, carried["S"] = self._recur(cell_btc, state.get("S"), self.backend_for(x_btd))
-        out_btc = self._finish(y_btn, state, carried)
+        cell_btc = self.project_cell(x_btd, state, carried, resets_bt)
+        backend = self.backend_for(x_btd)
+        y_btn, carried["S"] = self._recur(cell_btc, state.get("S"), backend, resets_bt)
+        out_btc = self._finish(y_btn, state, carried, resets_bt)
         return self.output(out_btc.to(compute_dtype(x_btd, self.out_proj.dtype))), carried
 
     def _recur(
-        self, cell_btc: Tensor, start_bhni: Tensor | None, backend: str
+        self,
+        cell_btc: Tensor,
+        start_bhni: Tensor | None,
+        backend: str,
+        resets_bt: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Run the recurrence: reads of the slots, and the last state."""
         cell_bthc = cell_btc.to(wide_dtype(cell_btc.dtype)).unsqueeze(-2)
@@ -112,15 +119,24 @@ class E63m(MatrixMixer):
         parts["input"] = parts["input"] + self.value_bias
         parts["row"] = torch.sigmoid(parts["row"] + self.gate_bias)
         start_bhni = first_state(start_bhni, cell_bthc, 1, *self.state_shape())
-        y_bthn, end_bhni = slot_recurrence(parts, self.mix, start_bhni, backend=backend)
+        y_bthn, end_bhni = slot_recurrence(
+            parts, self.mix, start_bhni, backend=backend, resets_bt=resets_bt
+        )
         return y_bthn.squeeze(-2), end_bhni
 
-    def _finish(self, y_btn: Tensor, state: State, carried: State) -> Tensor:
+    def _finish(
+        self, y_btn: Tensor, state: State, carried: State, resets_bt: Tensor | None
+    ) -> Tensor:
         """Apply tanh and what the variant adds."""
         if self.variant == "rnn":
             before_bn = first_state(state.get("out"), y_btn, y_btn.shape[-1])
             out_btn, carried["out"] = elman(
-                y_btn, self.recurrent, before_bn, linear=False, backend=self.backend_for(y_btn)
+                y_btn,
+                self.recurrent,
+                before_bn,
+                linear=False,
+                backend=self.backend_for(y_btn),
+                resets_bt=resets_bt,
             )
             return out_btn
         out_btc = torch.tanh(y_btn)

@@ -66,9 +66,11 @@ class E74LowRank(MatrixMixer):
             "delta", 1, *self.state_shape(), places, nonlinearity, key="read", self_gate=True
         )
 
-    def project(self, x_btd: Tensor, state: State, carried: State) -> list[Tensor]:
+    def project(
+        self, x_btd: Tensor, state: State, carried: State, resets_bt: Tensor | None
+    ) -> list[Tensor]:
         """Return W_r k, R^T k, R^T q and v."""
-        cell_btc = self.project_cell(x_btd, state, carried)
+        cell_btc = self.project_cell(x_btd, state, carried, resets_bt)
         cell_btc = cell_btc.to(wide_dtype(cell_btc.dtype))
         parts = torch.split(cell_btc, list(self.blocks.values()), dim=-1)
         blocks = dict(zip(self.blocks, parts, strict=True))

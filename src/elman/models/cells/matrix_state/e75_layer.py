@@ -119,12 +119,14 @@ class E75(MatrixMixer):
         """Return the bias of the forget gate."""
         return {"p0": self.forget_bias}
 
-    def project(self, x_btd: Tensor, state: State, carried: State) -> list[Tensor]:
+    def project(
+        self, x_btd: Tensor, state: State, carried: State, resets_bt: Tensor | None
+    ) -> list[Tensor]:
         """Return k, v, q and the logits of beta, with conv_mode=post as two sources."""
         if not self.post():
-            return super().project(x_btd, state, carried)
+            return super().project(x_btd, state, carried, resets_bt)
         cell_btc = linear(x_btd, self.cell_proj)
         kvq_btc, beta_btc = torch.split(
             cell_btc, [3 * self.heads * self.size, self.blocks["beta"]], dim=-1
         )
-        return [self.convolve(kvq_btc, state, carried), beta_btc]
+        return [self.convolve(kvq_btc, state, carried, resets_bt), beta_btc]

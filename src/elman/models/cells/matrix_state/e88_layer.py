@@ -210,7 +210,9 @@ class E88(Mixer):
             shapes["conv"] = (taps - 1, channels)
         return shapes
 
-    def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def forward(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
         state = self.begin(x_btd, state)
         carried: State = {}
@@ -220,13 +222,18 @@ class E88(Mixer):
             channels = self.rows["qkv"]
             sizes = [channels, projected_btc.shape[-1] - channels]
             qkv_btc, rest_btc = torch.split(projected_btc, sizes, dim=-1)
-            qkv_btc, carried["conv"] = self.conv(qkv_btc, state.get("conv"))
+            qkv_btc, carried["conv"] = self.conv(qkv_btc, state.get("conv"), resets_bt)
             sources = [qkv_btc, rest_btc]
         parameters = {} if self.decay is None else self.decay.plan_parameters()
         if self.value_residual is not None:
             parameters["residual"] = self.value_residual
         y_bthv, carried["S"] = run(
-            self.plan, sources, parameters, state.get("S"), backend=self.backend_for(x_btd)
+            self.plan,
+            sources,
+            parameters,
+            state.get("S"),
+            backend=self.backend_for(x_btd),
+            resets_bt=resets_bt,
         )
         y_bthv = self._normed(y_bthv, projected_btc)
         mixed_bti = self._mix(y_bthv, projected_btc).to(projected_btc.dtype)

@@ -83,12 +83,17 @@ def _ratio(dim: int, width: int) -> str:
     raise AssertionError(f"no decimal times {dim} is {width}")
 
 
+def _no_resets(options: Mapping[str, Value]) -> str:
+    return "its package has no reset of a row's state"
+
+
 CELL = Cell(
     name="mamba2",
     engine="ssd",
     layer="elman.models.cells.ssd.mamba2_layer:Mamba2",
     equation="S' = exp(-dt A) S + dt x B^T, y = S' C + D x, out = norm(y o silu(z))",
     source="Dao and Gu 2024; lm-and-training specification 5.1",
+    no_resets=_no_resets,
     options=_OPTIONS,
     backends=("reference", "triton"),
     rule=_rule,

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from elman.models.cells.common.options import skeleton_options
 from elman.models.cells.common.width import wide_enough
-from elman.models.cells.declaration import Cell, Option
+from elman.models.cells.declaration import Cell, Option, Value
+
+
+def _no_resets(options: Mapping[str, Value]) -> str:
+    if options["initial_tape"] == "seeded":
+        return (
+            "a document would start from a tape of zeros, and not from the seeded one "
+            "(model.initial_tape=zero starts from zeros)"
+        )
+    return ""
+
 
 CELL = Cell(
     name="e23",
@@ -13,6 +25,7 @@ CELL = Cell(
     equation="h' = tanh(W_h h + W_x u + r M + b), M' = (1 - w) M + w (W_r h'), out = h' silu(z)",
     source="seed 003; vector-state specification 3.4",
     backends=("reference", "cpu", "cuda"),
+    no_resets=_no_resets,
     options={
         "n_slots": Option(8, "memory slots of the tape", minimum=1, size=True),
         "initial_tape": Option(

@@ -79,11 +79,13 @@ class E23(Skeleton):
         """Return the shapes of h and of the tape."""
         return {"h": (self.width,), "tape": (self.slots, self.width)}
 
-    def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def forward(
+        self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
         state = self.begin(x_btd, state)
         backend = self.backend_for(x_btd)
-        u_bti, z_bti = self.project_in_silu(x_btd, {}, {}, backend)
+        u_bti, z_bti = self.project_in_silu(x_btd, {}, {}, resets_bt, backend)
         h_bti, tape_bni, h_bi = dual_memory(
             linear(u_bti, self.input, self.bias),
             self.recurrent,
@@ -92,6 +94,7 @@ class E23(Skeleton):
             first_state(state.get("h"), u_bti, self.width),
             write=self.write_value,
             backend=backend,
+            resets_bt=resets_bt,
         )
         o_bti = gate(h_bti, z_bti, backend=backend)
         return self.project_out(o_bti), {"h": h_bi, "tape": tape_bni}

@@ -24,12 +24,17 @@ def _whole_heads(dim: int, options: Mapping[str, Value]) -> None:
         )
 
 
+def _no_resets(options: Mapping[str, Value]) -> str:
+    return "its attention sees every position before"
+
+
 CELL = Cell(
     name="llama",
     engine="torch",
     layer="elman.models.cells.torch.llama_layer:Llama",
     equation="a = attention(norm x), out = a + W_2 (silu(W_1 n) o W_3 n), n = norm(x + a)",
     source="lm-and-training specification 5.3 and 6",
+    no_resets=_no_resets,
     options={
         "head_dim": Option(
             64,

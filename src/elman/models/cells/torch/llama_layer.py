@@ -82,7 +82,9 @@ class Llama(Mixer):
         """Return the shape of the keys and values, of any number of positions."""
         return {"past": (None, 2 * self.inner)}
 
-    def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def forward(  # type: ignore[override]  # its cell says why it takes no resets
+        self, x_btd: Tensor, state: State | None = None
+    ) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
         state = self.begin(x_btd, state)
         a_btd, past_bsk = self._attend(self.attention_norm(x_btd)[1], state.get("past"))

@@ -60,7 +60,9 @@ class TorchRNN(Skeleton):
         """Return the shapes of the network's parts."""
         return dict.fromkeys(self.parts, (self.width,))
 
-    def forward(self, x_btd: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def forward(  # type: ignore[override]  # its cell says why it takes no resets
+        self, x_btd: Tensor, state: State | None = None
+    ) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
         given = self.begin(x_btd, state)
         p_bti = linear(x_btd, self.in_proj)

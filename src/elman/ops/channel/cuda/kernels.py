@@ -44,7 +44,11 @@ def n_segments(steps: int) -> int:
 
 
 def forward(
-    plan: Plan, sources_bts: Sequence[Tensor], parameters_c: Sequence[Tensor], state_bc: Tensor
+    plan: Plan,
+    sources_bts: Sequence[Tensor],
+    parameters_c: Sequence[Tensor],
+    state_bc: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the output [B, T, C], the last state, and the states before every segment."""
     batch, steps, _ = sources_bts[0].shape
@@ -52,7 +56,7 @@ def forward(
     y_btc = sources_bts[0].new_empty(batch, steps, channels)
     last_bc = _room(state_bc)
     checkpoints_bkc = state_bc.new_empty(batch, n_segments(steps), channels)
-    call = _Call(plan, sources_bts, parameters_c, state_bc)
+    call = _Call(plan, sources_bts, parameters_c, state_bc, resets_bt)
     call.put("y", y_btc)
     call.point(first=state_bc.contiguous(), last=last_bc, checkpoints=checkpoints_bkc)
     call.run(backward=False)
@@ -66,6 +70,7 @@ def backward(
     sources_bts: Sequence[Tensor],
     parameters_c: Sequence[Tensor],
     checkpoints_bkc: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """Return the gradients of the sources, of the parameters and of the first state."""
     batch, _, channels = checkpoints_bkc.shape
@@ -74,7 +79,7 @@ def backward(
     dsources_bts = [
         gradient_room(plan, n, source, channels) for n, source in enumerate(sources_bts)
     ]
-    call = _Call(plan, sources_bts, parameters_c, checkpoints_bkc)
+    call = _Call(plan, sources_bts, parameters_c, checkpoints_bkc, resets_bt)
     for slot, place in enumerate(plan.slices()):
         call.put("dx", dsources_bts[place.source], slot, place.start)
     call.put_parameters("dp", dparameters_c)
@@ -107,6 +112,7 @@ class _Call:
         sources_bts: Sequence[Tensor],
         parameters_c: Sequence[Tensor],
         like: Tensor,
+        resets_bt: Tensor | None = None,
     ) -> None:
         assert len(parameters_c) == len(compiled_cell(plan.step).parameters), plan
         batch, steps, _ = sources_bts[0].shape
@@ -117,6 +123,9 @@ class _Call:
         self.args = ChannelArgs.from_buffer(words)
         words[WORDS["batch"]], words[WORDS["steps"]] = batch, steps
         words[WORDS["channels"]], words[WORDS["segment"]] = channels, TUNING.steps
+        self.resets = resets_bt is not None
+        if resets_bt is not None:
+            self.point(resets=resets_bt.contiguous())
         self.put_parameters("p", [self.keep(p.contiguous()) for p in parameters_c])
         sources = [self.keep(adjacent(source)) for source in sources_bts]
         assert all(source.shape[:2] == (batch, steps) for source in sources), plan
@@ -157,13 +166,19 @@ class _Call:
     def tile_config(self, *, backward: bool) -> TileConfig:
         """Return how a pass runs."""
         unit = copy_unit(self.words, self.dtype, backward)
-        return tile_config_for(
-            self.plan, self.dtype, self.like.dtype, TUNING, unit, self.like.shape[-1]
-        )
+        sizes = (TUNING, unit, self.like.shape[-1])
+        return tile_config_for(self.plan, self.dtype, self.like.dtype, *sizes, resets=self.resets)
 
 
 def tile_config_for(
-    plan: Plan, io: torch.dtype, state: torch.dtype, tuning: Tuning, unit: int, channels: int
+    plan: Plan,
+    io: torch.dtype,
+    state: torch.dtype,
+    tuning: Tuning,
+    unit: int,
+    channels: int,
+    *,
+    resets: bool = False,
 ) -> TileConfig:
     """Return how a plan over so many channels runs.
 
@@ -172,14 +187,20 @@ def tile_config_for(
     """
     # Only a norm's kernels are compiled for a number of channels.
     rows = channels if compiled_cell(plan.step).norm else 0
-    return _tile_config(plan, io, state, tuning, unit, rows)
+    return _tile_config(plan, io, state, tuning, unit, rows, resets)
 
 
 @cache
 def _tile_config(
-    plan: Plan, io: torch.dtype, state: torch.dtype, tuning: Tuning, unit: int, rows: int
+    plan: Plan,
+    io: torch.dtype,
+    state: torch.dtype,
+    tuning: Tuning,
+    unit: int,
+    rows: int,
+    resets: bool,
 ) -> TileConfig:
-    tile_config = TileConfig(plan, io, state, tuning, unit)
+    tile_config = TileConfig(plan, io, state, tuning, unit, resets=resets)
     return row_config(tile_config, rows) if rows else tile_config
 
 
@@ -240,7 +261,7 @@ def unit_text(tile_config: TileConfig, device: str = "cuda/common/device.cuh") -
         UserError: there is no kernel for the step.
     """
     plan, tuning = tile_config.plan, tile_config.tuning
-    spec = spec_for(plan, tile_config.state)
+    spec = spec_for(plan, tile_config.state, resets=tile_config.resets)
     names = ["finish"] if compiled_cell(plan.step).parameters else []
     names += ["norms", "norms_backward"] if plan.unit is not None else []
     kernels = {"backward": "BACKWARD_BLOCKS", **dict.fromkeys(["forward", *names], "BLOCKS")}

@@ -48,6 +48,7 @@ class TileConfig:
         unit: Bytes of a copy into shared memory.
         per: Channels of a thread where a block owns all channels of a sequence, as a step with a
             norm needs it (csrc/cuda/channel/rows.cuh); 0: every warp owns 32 channels.
+        resets: Whether some steps begin with a state of zeros.
     """
 
     plan: Plan
@@ -56,6 +57,7 @@ class TileConfig:
     tuning: Tuning = Tuning()
     unit: int = 16
     per: int = 0
+    resets: bool = False
 
     @property
     def threads(self) -> int:
