@@ -140,7 +140,7 @@ def backward(
         if dy_bti is not None:
             call.point(dy=cast(dy_bti, call.io))
         _walk_back(call, cast(given.matrix_pi, call.io).contiguous(), dstate)
-        dmatrix_pi = _of_matrices(write, dinput_bti, dvalues_bti, given, results.y_bti)
+        dmatrix_pi = of_matrices(write, dinput_bti, dvalues_bti, given, results.y_bti)
     return Inputs(dinput_bti, dmatrix_pi, dtape, dstate)
 
 
@@ -176,7 +176,7 @@ def _walk_back(call: _Call, matrix_pi: Tensor, dstate_bi: Tensor) -> None:
     dstate_bi.add_(product_bi)
 
 
-def _of_matrices(
+def of_matrices(
     write: str, dinput_bti: Tensor, dvalues_bti: Tensor, given: Inputs, y_bti: Tensor
 ) -> Tensor:
     """Return the gradient of W_h, and that of W_r behind it: products over batch and time."""
