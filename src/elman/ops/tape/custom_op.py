@@ -18,7 +18,7 @@ from torch import Tensor
 from elman.ops.common.door import Shape, check, check_kernel_tensors, check_sequences, check_state
 from elman.ops.common.operators import apply, operators_are_seen
 from elman.ops.tape import cpu
-from elman.ops.tape.cuda import stepwise
+from elman.ops.tape.cuda import kernels
 from elman.ops.tape.recurrences import compiled_cell
 from elman.ops.tape.results import Inputs, Results, room
 
@@ -44,7 +44,7 @@ class Kernels:
 
 KERNELS: dict[str, Kernels] = {
     "cpu": Kernels(cpu.forward, cpu.backward),
-    "cuda": Kernels(stepwise.forward, stepwise.backward, narrow=True),
+    "cuda": Kernels(kernels.forward, kernels.backward, narrow=True),
 }
 """By the name of the backend."""
 

@@ -154,7 +154,7 @@ def unit_text(config: ClusterConfig, headers: tuple[str, ...] = ()) -> str:
     return "\n".join(
         [
             *(f'#include "{header}"' for header in headers),
-            '#include "cuda/tape/cluster.cuh"',
+            '#include "cuda/tape/cluster_passes.cuh"',
             "namespace elman {\nstruct ClusterSpec {",
             f"    using Cell = {cell.type};",
             f"{cell.assertions(cell.type)}}};\n}}  // namespace elman",

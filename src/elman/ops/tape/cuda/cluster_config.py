@@ -96,7 +96,7 @@ class ClusterConfig:
         """Fragments that it has in registers: as many as leave room for everything else."""
         tiles = self.out // 16 // self.row_warps
         each = math.ceil(self.padded / 32)
-        used = (92 + 12 * self.per + 6 * each) if self.back else (70 + 8 * self.per + 4 * each)
+        used = (100 + 12 * self.per + 6 * each) if self.back else (70 + 8 * self.per + 4 * each)
         free = 255 - (used + 4 * tiles)
         return self.fragments if 4 * self.fragments <= free else max(0, (free - 14) // 4)
 
