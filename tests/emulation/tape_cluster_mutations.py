@@ -85,7 +85,7 @@ EDITS = {
         BASE,
         "others + step % 2 * G::SECOND;",
         "others;",
-        "full",
+        "identity",
     ),
     "slots that are none have a weight": (
         BASE,
@@ -254,14 +254,14 @@ def outcome(what: str) -> str:
 def _tensors(write: str, seed: int, library: functools.partial) -> list[Tensor]:
     cluster.LAUNCH = tape_cluster.launcher(library, seed)
     torch.manual_seed(1)
-    found, gradients = tape_cluster.results(tape_cluster.case(write, 4, 5, 3, 56))
+    found, gradients = tape_cluster.results(tape_cluster.case(write, 4, 5, 7, 120))
     return [*found, *gradients]
 
 
 def _run(root: Path, write: str) -> str:
     """Run a mutated engine in two orders, and compare with the one that is whole, to the bit."""
     configs = {
-        back: tape_cluster.config(write, 3, 64, 2, 3, 1, (4, 2), back=back)
+        back: tape_cluster.config(write, 7, 128, 2, 3, 1, (4, 2), back=back)
         for back in (False, True)
     }
     cluster.CHOOSE = lambda *call: configs[call[-1]]

@@ -95,8 +95,8 @@ class ClusterConfig:
     def kept(self) -> int:
         """Fragments that it has in registers: as many as leave room for everything else."""
         tiles = self.out // 16 // self.row_warps
-        each = math.ceil(self.padded / 32)
-        used = (100 + 12 * self.per + 6 * each) if self.back else (70 + 8 * self.per + 4 * each)
+        some = min(2, self.padded // 8)  # from two times eight slots on there is a loop over them
+        used = (100 + 12 * self.per + 6 * some) if self.back else (70 + 8 * self.per + 4 * some)
         free = 255 - (used + 4 * tiles)
         return self.fragments if 4 * self.fragments <= free else max(0, (free - 14) // 4)
 
