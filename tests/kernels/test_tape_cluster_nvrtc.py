@@ -1,4 +1,4 @@
-"""The tape engine's cluster kernels keep the matrices in registers, as many as there is room for."""
+"""The tape engine's cluster kernels spill nothing: what of the matrices has no room lies elsewhere."""
 
 from __future__ import annotations
 
