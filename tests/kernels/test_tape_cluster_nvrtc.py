@@ -1,4 +1,4 @@
-"""The tape engine's cluster kernels spill nothing: what of the matrices has no room lies elsewhere."""
+"""The tape engine's cluster kernels spill nothing: matrices without room lie in shared memory."""
 
 from __future__ import annotations
 
