@@ -20,9 +20,10 @@ from elman.kernels.launching import Launch, architecture, launch
 from elman.kernels.nvrtc import Loaded, Unit
 from elman.ops.common.mirrors import layout_assertions
 from elman.ops.common.precision import cast, no_autocast
+from elman.ops.dense.cuda.cluster_config import MULTIPROCESSORS
 from elman.ops.dense.cuda.machine import machine
 from elman.ops.tape import results as passes
-from elman.ops.tape.cuda.cluster_config import MULTIPROCESSORS, ClusterConfig, choose
+from elman.ops.tape.cuda.cluster_config import ClusterConfig, choose
 from elman.ops.tape.cuda.stepwise import of_matrices
 from elman.ops.tape.recurrences import CELLS, compiled_cell
 from elman.ops.tape.results import Inputs, Results

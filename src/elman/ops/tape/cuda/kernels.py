@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from elman.ops.dense.cuda.forms import Form
 from elman.ops.dense.cuda.machine import machine
 from elman.ops.tape.cuda import cluster, forms, stepwise
 from elman.ops.tape.results import Inputs, Results
@@ -68,7 +69,7 @@ def backward(
     return passes.backward(write, dy_bti, dtape_bni, dstate_bi, given, results)
 
 
-def chosen(write: str, given: Inputs) -> forms.Form:
+def chosen(write: str, given: Inputs) -> Form:
     """Return the form that runs a call."""
     batch, slots, channels = given.tape_bni.shape
     io, device = given.input_bti.dtype, given.state_bi.device.index
@@ -78,14 +79,14 @@ def chosen(write: str, given: Inputs) -> forms.Form:
 @cache
 def _chosen(
     write: str, io: torch.dtype, batch: int, channels: int, slots: int, device: int | None
-) -> forms.Form:
+) -> Form:
     number = "bf16" if io == torch.bfloat16 else "fp32"
     shape = forms.Shape(write, number, batch, channels, slots, *machine(device))
     found = _ran[shape] = forms.choose(shape)
     return found
 
 
-_ran: dict[forms.Shape, forms.Form] = {}
+_ran: dict[forms.Shape, Form] = {}
 
 
 def notes() -> list[str]:
