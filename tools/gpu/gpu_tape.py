@@ -241,8 +241,8 @@ def times(wanted: list[str], report: Callable[[dict[str, Any]], None]) -> None:
             taken = seconds(graph.replay)
             if number >= WARMUP:
                 rounds[key].append(taken * 1e6 / key[2][1])
-    for (form, kind, shape, name), us in rounds.items():
-        row = {"what": "time", "form": form, "write": kind, "shape": shape, "pass": name}
+    for (form, written, shape, name), us in rounds.items():
+        row = {"what": "time", "form": form, "write": written, "shape": shape, "pass": name}
         middle = {"us_a_step": round(statistics.median(us), 3)}
         report(row | middle | {"low": round(min(us), 3), "high": round(max(us), 3)})
 
