@@ -307,10 +307,12 @@ def test_backends_and_why_not(monkeypatch) -> None:
     assert marks(facts(HOPPER))["cuda"] == "no cell has it in this version"
 
 
-def test_how_the_dense_engine_runs_here() -> None:
+def test_how_engines_of_several_forms_run_here() -> None:
     found = forms(facts(HOPPER, HOPPER, VOLTA))
-    assert [(one.name, one.mark) for one in found] == [("sm_90", Mark.OK)]
-    assert found[0].found.startswith("cluster: one launch for the whole sequence")
+    assert [(one.name, one.mark) for one in found] == [("sm_90", Mark.OK)] * 2
+    assert [one.area.split()[0] for one in found] == ["dense", "tape"]
+    for one in found:
+        assert one.found.startswith("cluster: one launch for the whole sequence")
     assert not forms(facts())
     assert not forms(facts(HOPPER, nvrtc={"version": None}))
 

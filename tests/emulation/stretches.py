@@ -24,6 +24,8 @@ from elman.ops.matrix_state.abi import Call
 from elman.ops.matrix_state.cuda.tile_config import TileConfig
 from elman.ops.matrix_state.plan import PARAMETERS, ROLES
 from elman.ops.matrix_state.slots_abi import SlotsArgs
+from elman.ops.tape.cuda.cluster import TapeClusterArgs
+from elman.ops.tape.cuda.cluster_config import ClusterConfig as TapeClusterConfig
 from elman.ops.tape.cuda.stepwise import StepConfig as TapeStepConfig
 from elman.ops.tape.cuda.stepwise import TapeStepArgs
 from elman.ops.tape.recurrences import compiled_cell as tape_cell
@@ -385,6 +387,27 @@ def of_dense_cluster(a: DenseArgs, config: ClusterConfig) -> list[Stretch | None
         rows("last", a.last, states, writable=True),
         rows("dlast", a.dlast, states),
         rows("dfirst", a.dfirst, states, writable=True),
+    ]
+
+
+def of_tape_cluster(a: TapeClusterArgs, config: TapeClusterConfig) -> list[Stretch | None]:
+    """Return the tensors of a pass of the tape engine's cluster form."""
+    sequence, state = 2 * a.batch * a.steps * a.channels, 4 * a.batch * a.channels
+    tape = state * config.slots
+    read = {"x": sequence, "dy": sequence, "first": state, "dlast": state}
+    read |= {"tape": tape, "dlast_tape": tape}
+    read |= {"matrix": 2 * config.out * config.cluster * config.inner}
+    written = {"dx": sequence, "dvalues": sequence, "last": state, "dfirst": state}
+    written |= {"last_tape": tape, "dtape": tape, "replayed": (a.interval - 1) * tape}
+    # What the forward pass makes, the backward pass reads.
+    kept = {"y": sequence, "values": sequence}
+    kept |= {"weights": 8 * a.batch * a.steps * config.slots}
+    kept |= {"checkpoints": (a.steps - 1) // a.interval * tape}
+    (read if config.back else written).update(kept)
+    return [
+        rows(name, getattr(a, name), size, writable=sizes is written)
+        for sizes in (read, written)
+        for name, size in sizes.items()
     ]
 
 

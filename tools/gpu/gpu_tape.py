@@ -1,12 +1,13 @@
-"""Checks the tape engine's kernels on a GPU against fp64, and times them.
+"""Checks the tape engine's kernels on a GPU against fp64, and times every form that they have.
 
-    python tools/gpu/gpu_tape.py --out FILE [--check] [--time]
+    python tools/gpu/gpu_tape.py --out FILE [--check] [--time] [--forms stepwise ...]
 
 Without --check or --time, both are done. Each result is one line of JSON, printed and appended to
-FILE at once. Checks: outputs and all gradients of every write, with NaN in every
-tensor that the engine allocates; a repeat, another stream and a replayed CUDA graph to the bit.
-Times: of the recurrence in bf16, replayed as a CUDA graph. Needs torch, a GPU and this package on
-PYTHONPATH. With --device cpu, the backend cpu is checked.
+FILE at once. Checks: outputs and all gradients of every write and form, with NaN in every tensor
+that the engine allocates; a repeat, another stream and a replayed CUDA graph to the bit. Times: of
+the recurrence in bf16, replayed as a CUDA graph, all sizes and forms in turn in every round; beside
+them E1's recurrence of the same widths in the dense engine's own form. Needs torch, a GPU and this
+package on PYTHONPATH. With --device cpu, the backend cpu is checked.
 Shape legend: b batch, t time, i channels of the state, n slots.
 """
 
@@ -15,7 +16,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -31,7 +34,9 @@ from gpu_dense import (  # type: ignore[import-not-found]
     write,
 )
 
-from elman.ops.tape.cuda import stepwise
+from elman.ops.dense.cuda import kernels as dense
+from elman.ops.dense.cuda.machine import machine
+from elman.ops.tape.cuda import forms, kernels
 from elman.ops.tape.op import Write, dual_memory
 from elman.ops.tape.results import Inputs
 
@@ -39,10 +44,15 @@ WRITES: tuple[Write, ...] = get_args(Write)
 LIMITS = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
 # Compared with fp64: batch, steps, slots, channels. One channel of a thread and two, more channels
 # than a block takes at a time, and all slots that there may be.
-SHAPES = ((3, 7, 5, 35), (1, 1, 1, 6), (32, 10, 8, 768), (5, 4, 64, 1290), (2, 3, 1024, 66))
-TIMED = ((32, 512, 8, 512), (32, 512, 8, 768), (32, 512, 64, 512))
-ROUNDS = 7
+# The last ones are those of clusters: of 8 and of 16 blocks, and with a tape of 64 slots.
+SHAPES = (
+    *((3, 7, 5, 35), (1, 1, 1, 6), (32, 10, 8, 768), (5, 4, 64, 1290), (2, 3, 1024, 66)),
+    *((33, 40, 8, 512), (32, 5, 64, 512), (7, 3, 9, 1024), (4, 6, 1, 64)),
+)
+TIMED = ((32, 512, 8, 512), (32, 512, 8, 768), (32, 512, 8, 1024), (32, 512, 64, 512))
+ROUNDS, WARMUP = 7, 2
 Leaves = dict[str, torch.Tensor]
+Size = tuple[int, int, int, int]
 NAMES = ("states", "last tape", "last state")
 
 
@@ -52,6 +62,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="file of lines of JSON")
     parser.add_argument("--check", action="store_true", help="this part alone")
     parser.add_argument("--time", action="store_true", help="this part alone")
+    parser.add_argument("--forms", nargs="+", choices=forms.REASONS, default=list(forms.REASONS))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     given = parser.parse_args()
     given.out.parent.mkdir(parents=True, exist_ok=True)
@@ -59,42 +70,88 @@ def main() -> None:
     report({"what": "machine", "device": device_name(given.device), "torch": torch.__version__})
     passed = True
     if given.check or not given.time:
-        passed = checks(given.device, report)
+        # On a CPU there is one form, which has no name.
+        for form in given.forms if given.device == "cuda" else ["stepwise"]:
+            with only(form):
+                passed &= checks(form, given.device, report)
     if given.device == "cuda" and (given.time or not given.check):
-        for kind, shape in itertools.product(WRITES, TIMED):
-            timed(kind, shape, report)
+        times(given.forms, report)
     report({"what": "end", "passed": passed})
     raise SystemExit(0 if passed else 1)
 
 
-def checks(device: str, report: Callable[[dict[str, Any]], None]) -> bool:
+@contextmanager
+def only(form: str) -> Iterator[None]:
+    """Let every call run in one form."""
+    before = dict(forms.REASONS)
+    try:
+        forms.REASONS.clear()
+        forms.REASONS[form] = before[form]
+        kernels._chosen.cache_clear()
+        yield
+    finally:
+        forms.REASONS.clear()
+        forms.REASONS.update(before)
+        kernels._chosen.cache_clear()
+
+
+def against(form: str, kind: Write, size: Size, dtype: torch.dtype, device: str) -> str | None:
+    """Return what speaks against a form for a call."""
+    number = "bf16" if dtype == torch.bfloat16 else "fp32"
+    here = machine(0 if device == "cuda" else None)
+    return forms.REASONS[form](forms.Shape(kind, number, size[0], size[3], size[2], *here))
+
+
+def checks(form: str, device: str, report: Callable[[dict[str, Any]], None]) -> bool:
     """Compare every write with fp64, then to the bit with itself."""
     passed = True
-    for kind, dtype in itertools.product(WRITES, LIMITS if device == "cuda" else [torch.float32]):
-        errors, worst = {}, 0.0
-        for shape in SHAPES:
-            narrow = leaves_of(kind, shape, dtype, device)
-            wide = {n: leaf.detach().double().requires_grad_() for n, leaf in narrow.items()}
-            with poisoned():
-                found = all_of(kind, narrow, device, dtype)
-            exact = all_of(kind, wide, "reference", dtype)
-            by_name = {n: distance(found[n], exact[n], exact[n].norm()) for n in exact}
-            largest = max(by_name, key=lambda n: by_name[n])
-            errors["x".join(map(str, shape))] = f"{by_name[largest]:.1e} of {largest}"
-            worst = max(worst, by_name[largest])
-        row = {"what": "check", "write": kind, "dtype": str(dtype), "errors": errors}
-        report(row | {"worst": worst, "passed": worst <= LIMITS[dtype]})
-        passed &= worst <= LIMITS[dtype]
+    dtypes = LIMITS if device == "cuda" else [torch.float32]
+    for kind, dtype in itertools.product(WRITES, dtypes):
+        row = {"what": "check", "form": form, "write": kind, "dtype": str(dtype)}
+        passed &= guarded(row, partial(compared, form, kind, dtype, device), report)
     for kind in WRITES:
-        same = to_the_bit(kind, device)
-        report({"what": "bits", "write": kind, "same": same, "passed": all(same.values())})
-        passed &= all(same.values())
+        row = {"what": "bits", "form": form, "write": kind}
+        passed &= guarded(row, partial(to_the_bit, kind, device), report)
     return passed
 
 
-def leaves_of(
-    kind: Write, shape: tuple[int, int, int, int], dtype: torch.dtype, device: str
-) -> Leaves:
+def guarded(
+    row: dict[str, Any],
+    call: Callable[[], dict[str, Any]],
+    report: Callable[[dict[str, Any]], None],
+) -> bool:
+    """Report what a call returns, or its error; return whether it passed."""
+    began = time.perf_counter()
+    try:
+        found = call()
+    except Exception as error:
+        found = {"error": f"{type(error).__name__}: {error}"[:500], "passed": False}
+    report(row | found | {"s": round(time.perf_counter() - began, 2)})
+    return bool(found.get("passed", True))
+
+
+def compared(form: str, kind: Write, dtype: torch.dtype, device: str) -> dict[str, Any]:
+    """Return the largest relative L2 error of outputs and gradients, by shape."""
+    errors, worst = {}, 0.0
+    for shape in SHAPES:
+        name = "x".join(map(str, shape))
+        said = against(form, kind, shape, dtype, device)
+        if said is not None:
+            errors[name] = f"not run: {said}"
+            continue
+        narrow = leaves_of(kind, shape, dtype, device)
+        wide = {n: leaf.detach().double().requires_grad_() for n, leaf in narrow.items()}
+        with poisoned():
+            found = all_of(kind, narrow, device, dtype)
+        exact = all_of(kind, wide, "reference", dtype)
+        by_name = {n: distance(found[n], exact[n], exact[n].norm()) for n in exact}
+        largest = max(by_name, key=lambda n: by_name[n])
+        errors[name] = f"{by_name[largest]:.1e} of {largest}"
+        worst = max(worst, by_name[largest])
+    return {"errors": errors, "worst": worst, "passed": worst <= LIMITS[dtype]}
+
+
+def leaves_of(kind: Write, shape: Size, dtype: torch.dtype, device: str) -> Leaves:
     """Return the tensors of a call, of numbers that the dtype has.
 
     They are small: large states align the slots with themselves, weights jump between 0 and 1, and
@@ -124,7 +181,7 @@ def all_of(kind: Write, leaves: Leaves, backend: str, io: torch.dtype) -> Leaves
     return found | {f"d {name}": g for name, g in zip(leaves, pulled, strict=True)}
 
 
-def to_the_bit(kind: Write, device: str) -> dict[str, bool]:
+def to_the_bit(kind: Write, device: str) -> dict[str, Any]:
     """Compare a call with its repeat, with one on another stream and with a replayed graph."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     leaves = leaves_of(kind, (32, 10, 8, 768), dtype, device)
@@ -141,7 +198,7 @@ def to_the_bit(kind: Write, device: str) -> dict[str, bool]:
         graph.replay()
         torch.cuda.synchronize()
         same["graph"] = equal(first, held)
-    return same
+    return {"same": same, "passed": all(same.values())}
 
 
 def on_another_stream(call: Callable[[Leaves], Leaves], leaves: Leaves) -> Leaves:
@@ -159,30 +216,61 @@ def on_another_stream(call: Callable[[Leaves], Leaves], leaves: Leaves) -> Leave
     return found
 
 
-def timed(
-    kind: Write, shape: tuple[int, int, int, int], report: Callable[[dict[str, Any]], None]
-) -> None:
-    """Time both passes, replayed as graphs; "backward" has the large products, too."""
+def times(wanted: list[str], report: Callable[[dict[str, Any]], None]) -> None:
+    """Time every write, size and form, and E1 of the same widths."""
+    graphs: dict[tuple[str, str, Size, str], tuple[torch.cuda.CUDAGraph, Any]] = {}
+    for shape, form in itertools.product(TIMED, wanted):
+        for kind in WRITES:
+            row = {"what": "recording", "form": form, "write": kind, "shape": shape}
+            try:
+                if said := against(form, kind, shape, torch.bfloat16, "cuda"):
+                    report(row | {"not run": said})
+                    continue
+                with only(form):
+                    made = passes(kind, shape)
+            except Exception as error:
+                report(row | {"error": f"{type(error).__name__}: {error}"[:500]})
+                continue
+            graphs |= {(form, kind, shape, name): one for name, one in made.items()}
+    for width in sorted({shape[3] for shape in TIMED}):
+        for name, one in of_e1(width).items():
+            graphs["E1", "", (32, 512, 0, width), name] = one
+    rounds: dict[tuple[str, str, Size, str], list[float]] = {key: [] for key in graphs}
+    for number in range(WARMUP + ROUNDS):
+        for key, (graph, _) in graphs.items():
+            taken = seconds(graph.replay)
+            if number >= WARMUP:
+                rounds[key].append(taken * 1e6 / key[2][1])
+    for (form, written, shape, name), us in rounds.items():
+        row = {"what": "time", "form": form, "write": written, "shape": shape, "pass": name}
+        middle = {"us_a_step": round(statistics.median(us), 3)}
+        report(row | middle | {"low": round(min(us), 3), "high": round(max(us), 3)})
+
+
+def passes(kind: Write, shape: Size) -> dict[str, tuple[torch.cuda.CUDAGraph, Any]]:
+    """Return both passes as graphs; "backward" has the large products, too."""
     leaves = leaves_of(kind, shape, torch.bfloat16, "cuda")
     plain = {name: leaf.detach() for name, leaf in leaves.items()}
     matrix = torch.cat([plain[name] for name in ("W_h", "W_r") if name in plain])
     given = Inputs(plain["input"], matrix, plain["tape"], plain["state"])
-    results = stepwise.forward(kind, given, True)
+    results = kernels.forward(kind, given, True)
     dy = torch.randn_like(results.y_bti)
-    calls = {
-        "forward": lambda: stepwise.forward(kind, given, True),
-        "backward": lambda: stepwise.backward(kind, dy, None, None, given, results),
+    return {
+        "forward": recorded(lambda: kernels.forward(kind, given, True)),
+        "backward": recorded(lambda: kernels.backward(kind, dy, None, None, given, results)),
     }
-    for name, call in calls.items():
-        graph, _held = recorded(call)
-        taken = [seconds(graph.replay) * 1e6 / shape[1] for _ in range(ROUNDS)]
-        eager = min(seconds(call) for _ in range(2)) * 1e6 / shape[1]
-        row = {"what": "time", "write": kind, "shape": shape, "pass": name}
-        report(
-            row
-            | {"us_a_step": round(statistics.median(taken), 2), "low": round(min(taken), 2)}
-            | {"high": round(max(taken), 2), "eager": round(eager, 2)}
-        )
+
+
+def of_e1(width: int) -> dict[str, tuple[torch.cuda.CUDAGraph, Any]]:
+    """Return both passes of E1's recurrence as graphs, in the form that the dense engine takes."""
+    x = torch.randn(32, 512, width, device="cuda").bfloat16()
+    matrix = torch.randn(width, width, device="cuda") / width**0.5
+    first = torch.zeros(1, 32, width, device="cuda")
+    results = dense.forward("tanh", [x], [matrix], [], first, True)
+    return {
+        "forward": recorded(lambda: dense.forward("tanh", [x], [matrix], [], first, True)),
+        "backward": recorded(lambda: dense.backward("tanh", x, None, [matrix], [], first, results)),
+    }
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from elman.config.run_config import RunConfig
 from elman.devices.environment import choose_device, describe_environment
 from elman.models.backends import on_slow_path, tuning_note
 from elman.ops.dense.cuda.kernels import notes as dense_notes
+from elman.ops.tape.cuda.kernels import notes as tape_notes
 
 Say = Callable[[str], None]
 Progress = Callable[[int, int], None]
@@ -64,7 +65,7 @@ def run_benchmark(
         "status": "ok",
         "model": config.model.name,
         "rows": rows,
-        "notes": [*notes, *dense_notes()],
+        "notes": [*notes, *dense_notes(), *tape_notes()],
         "rates": {
             "multiplies": rates.multiplies,
             "tanhs": rates.tanhs,

@@ -7,7 +7,8 @@ from elman.doctor.findings import Finding, Mark
 from elman.kernels.nvrtc import OLDEST
 from elman.models.cells import registry
 from elman.models.cells.declaration import Cell
-from elman.ops.dense.cuda.forms import Shape, choose
+from elman.ops.dense.cuda import forms as dense
+from elman.ops.tape.cuda import forms as tape
 
 
 def backends(facts: Facts) -> list[Finding]:
@@ -66,13 +67,17 @@ def _no_triton(facts: Facts) -> str | None:
 
 
 def forms(facts: Facts) -> list[Finding]:
-    """Return how the dense engine runs on each kind of GPU here, with E1 1280x6 as the example."""
+    """Return how engines with several forms run on each kind of GPU here, by examples."""
     usable = sorted(one for one in facts.capabilities if one >= OLDEST)
     found = []
     for capability in usable if _no_nvrtc(facts) is None else []:
-        shape = Shape("tanh", "bf16", batch=32, channels=1280, rank=0, capability=capability)
+        e1 = dense.Shape("tanh", "bf16", batch=32, channels=1280, rank=0, capability=capability)
+        e23 = tape.Shape("full", "bf16", batch=32, channels=768, slots=8, capability=capability)
         name = f"sm_{capability[0]}{capability[1]}"
-        found.append(Finding("dense engine (E1 1280x6)", name, Mark.OK, choose(shape).why))
+        found += [
+            Finding("dense engine (E1 1280x6)", name, Mark.OK, dense.choose(e1).why),
+            Finding("tape engine (E23 512x17)", name, Mark.OK, tape.choose(e23).why),
+        ]
     return found
 
 

@@ -25,7 +25,7 @@ from elman.ops.common.door import (
 )
 from elman.ops.common.operators import apply, operators_are_seen
 from elman.ops.tape import cpu
-from elman.ops.tape.cuda import stepwise
+from elman.ops.tape.cuda import kernels
 from elman.ops.tape.recurrences import compiled_cell
 from elman.ops.tape.results import Inputs, Results, room
 
@@ -62,7 +62,7 @@ class Kernels:
 
 KERNELS: dict[str, Kernels] = {
     "cpu": Kernels(cpu.forward, cpu.backward),
-    "cuda": Kernels(stepwise.forward, stepwise.backward, narrow=True),
+    "cuda": Kernels(kernels.forward, kernels.backward, narrow=True),
 }
 """By the name of the backend."""
 

@@ -148,7 +148,7 @@ def backward(
             call.point(dy=cast(dy_bti, call.io))
         _walk_back(call, cast(given.matrix_pi, call.io).contiguous(), dstate)
         before_bti = shifted(results.y_bti, given.state_bi.to(call.io), resets_bt)
-        dmatrix_pi = _of_matrices(
+        dmatrix_pi = of_matrices(
             write, dinput_bti, dvalues_bti, before_bti, results.y_bti, call.like.dtype
         )
     return Inputs(dinput_bti, dmatrix_pi, dtape, dstate)
@@ -195,7 +195,7 @@ def _walk_back(call: _Call, matrix_pi: Tensor, dstate_bi: Tensor) -> None:
     dstate_bi.add_(product_bi)
 
 
-def _of_matrices(
+def of_matrices(
     write: str,
     dinput_bti: Tensor,
     dvalues_bti: Tensor,

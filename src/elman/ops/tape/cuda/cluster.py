@@ -1,0 +1,195 @@
+"""The cluster form of the tape engine: one launch runs the recurrence over a whole sequence.
+
+Shape legend: b batch, t time, i channels of the state, p = i or 2 i rows of the matrices, n slots
+of the tape, c checkpoints, k blocks of the matrices.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from elman.kernels import nvrtc
+from elman.kernels.launching import Launch, architecture, launch
+from elman.kernels.nvrtc import Loaded, Unit
+from elman.ops.common.mirrors import layout_assertions
+from elman.ops.common.precision import cast, no_autocast
+from elman.ops.common.products import shifted
+from elman.ops.dense.cuda.cluster_config import MULTIPROCESSORS
+from elman.ops.dense.cuda.machine import machine
+from elman.ops.tape import results as passes
+from elman.ops.tape.cuda.cluster_config import ClusterConfig, choose
+from elman.ops.tape.cuda.stepwise import of_matrices
+from elman.ops.tape.recurrences import CELLS, compiled_cell
+from elman.ops.tape.results import Inputs, Results
+
+_NAMES = ("tape_cluster_forward", "tape_cluster_backward")
+_POINTERS = (
+    *("x", "dy", "dx", "y", "matrix", "first", "last", "dlast", "dfirst", "tape", "last_tape"),
+    *("dlast_tape", "dtape", "weights", "values", "dvalues", "checkpoints", "replayed"),
+)
+_NUMBERS = ("batch", "steps", "channels", "interval")
+
+
+class TapeClusterArgs(ctypes.Structure):
+    """One call, as csrc/abi/tape_cluster.h declares it."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+        *((name, ctypes.c_int64) for name in _NUMBERS),
+    )
+
+
+def forward(write: str, given: Inputs, keep: bool, resets_bt: Tensor | None = None) -> Results:
+    """Run the recurrence over time; see :func:`elman.ops.tape.cuda.stepwise.forward`."""
+    assert resets_bt is None, "forms.py takes another form"
+    with no_autocast(given.state_bi):
+        results = passes.room(write, given, keep)
+        call = _Call(write, given, results, back=False)
+        call.point(x=given.input_bti, last_tape=results.tape_bni, last=results.state_bi)
+        call.run()
+    return results
+
+
+def backward(
+    write: str,
+    dy_bti: Tensor | None,
+    dtape_bni: Tensor | None,
+    dstate_bi: Tensor | None,
+    given: Inputs,
+    results: Results,
+    resets_bt: Tensor | None = None,
+) -> Inputs:
+    """Return the gradients of what a forward pass read; as :func:`elman.ops.tape.cpu.backward`."""
+    assert resets_bt is None, "forms.py takes another form"
+    with no_autocast(given.state_bi):
+        call = _Call(write, given, results, back=True)
+        dinput_bti = results.y_bti.new_empty(results.y_bti.shape)
+        dvalues_bti = results.values_bti.new_empty(results.values_bti.shape)
+        dtape = given.tape_bni.new_empty(given.tape_bni.shape)
+        dstate = given.state_bi.new_empty(given.state_bi.shape)
+        call.point(dx=dinput_bti, dvalues=dvalues_bti, dtape=dtape, dfirst=dstate)
+        if dy_bti is not None:
+            call.point(dy=cast(dy_bti, results.y_bti.dtype))
+        call.point(
+            **{n: x for n, x in (("dlast_tape", dtape_bni), ("dlast", dstate_bi)) if x is not None}
+        )
+        call.point(replayed=dtape.new_empty(call.args.interval - 1, *dtape.shape))
+        call.run()
+        before_bti = shifted(results.y_bti, given.state_bi.to(results.y_bti.dtype))
+        products = (dinput_bti, dvalues_bti, before_bti, results.y_bti)
+        dmatrix_pi = of_matrices(write, *products, call.like.dtype)
+    return Inputs(dinput_bti, dmatrix_pi, dtape, dstate)
+
+
+class _Call:
+    """The arguments of one pass, and the tensors that they point to.
+
+    Attributes:
+        args: The arguments.
+        config: How the pass runs.
+        like: A tensor of the call.
+    """
+
+    def __init__(self, write: str, given: Inputs, results: Results, *, back: bool) -> None:
+        batch, steps, channels = results.y_bti.shape
+        multiprocessors = machine(given.state_bi.device.index).multiprocessors or MULTIPROCESSORS
+        slots = given.tape_bni.shape[1]
+        config = CHOOSE(write, channels, slots, batch, multiprocessors, back)
+        assert config is not None, write
+        self.config, self.like, self.kept = config, given.state_bi, list[Tensor]()
+        self.args = TapeClusterArgs(batch=batch, steps=steps, channels=channels)
+        self.args.interval = passes.interval(steps)
+        self.point(matrix=self.multiplied(given.matrix_pi, results.y_bti.dtype))
+        self.point(first=given.state_bi, tape=given.tape_bni, y=results.y_bti)
+        self.point(weights=results.weights_btan, values=results.values_bti)
+        self.point(checkpoints=results.checkpoints_cbni)
+
+    def point(self, **tensors: Tensor) -> None:
+        """Set arguments; those without a number in them stay null."""
+        for name, tensor in tensors.items():
+            if tensor.numel():
+                self.kept.append(_aligned(tensor))
+                setattr(self.args, name, self.kept[-1].data_ptr())
+
+    def multiplied(self, matrix_pi: Tensor, io: torch.dtype) -> Tensor:
+        """Return the matrices as the pass reads them, with zeros for the channels that are none."""
+        config, channels = self.config, self.args.channels
+        matrix_kii = cast(matrix_pi, io).reshape(config.cell.blocks, channels, channels)
+        if more := config.channels - channels:
+            matrix_kii = functional.pad(matrix_kii, (0, more, 0, more))
+        matrix = matrix_kii.flatten(0, 1)
+        return matrix.T if config.back else matrix
+
+    def run(self) -> None:
+        """Launch the pass."""
+        config = self.config
+        blocks = math.ceil(self.args.batch / config.rows) * config.cluster
+        name = _NAMES[config.back]
+        size = (config.threads, config.shared_bytes)
+        LAUNCH(config, Launch(name, blocks, *size, cluster=config.cluster), self)
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """Return a contiguous tensor that loads of 16 bytes can begin at."""
+    one = tensor.contiguous()
+    return one.clone() if one.data_ptr() % 16 else one
+
+
+def _choose(
+    write: str, channels: int, slots: int, batch: int, multiprocessors: int, back: bool
+) -> ClusterConfig | None:
+    return choose(compiled_cell(write), channels, slots, batch, multiprocessors, back=back)
+
+
+@cache
+def unit_text(config: ClusterConfig, headers: tuple[str, ...] = ()) -> str:
+    """Return the text of a pass's translation unit.
+
+    Args:
+        config: What is computed, and how it runs.
+        headers: Headers that say what the kernels ask of the machine; none: a GPU's.
+    """
+    headers = headers or ("cuda/common/device.cuh", "cuda/common/cluster.cuh")
+    name, cell = _NAMES[config.back], config.cell
+    return "\n".join(
+        [
+            *(f'#include "{header}"' for header in headers),
+            '#include "cuda/tape/cluster_passes.cuh"',
+            "namespace elman {\nstruct ClusterSpec {",
+            f"    using Cell = {cell.type};",
+            f"{cell.assertions(cell.type)}}};\n}}  // namespace elman",
+            f"using G = {config.type};",
+            layout_assertions("elman::TapeClusterArgs", TapeClusterArgs) + config.static_checks(),
+            f"ELMAN_CLUSTER_KERNEL({name}, G::CLUSTER, G::THREADS, 1, elman::TapeClusterArgs, "
+            f"elman::{name}<G>(a))",
+            "",
+        ]
+    )
+
+
+def _launch(config: ClusterConfig, wanted: Launch, call: _Call) -> None:
+    """Launch a kernel on the current stream of the call's device."""
+    index = call.like.device.index
+    launch(_kernels(config, index), [wanted], call.args, index)
+
+
+@cache
+def _kernels(config: ClusterConfig, device: int) -> Loaded:
+    """Return a pass's kernel for a GPU."""
+    write = next(name for name, one in CELLS.items() if one == config.cell)
+    label = f"tape {write} {'backward' if config.back else 'forward'}"
+    return nvrtc.load(Unit(unit_text(config), label, architecture(device), fast=True))
+
+
+CHOOSE: Callable[[str, int, int, int, int, bool], ClusterConfig | None] = _choose
+"""Returns how a pass runs; tests put other configs here."""
+
+LAUNCH: Callable[[ClusterConfig, Launch, _Call], None] = _launch
+"""Runs the kernel of a pass; tests put the emulator here."""

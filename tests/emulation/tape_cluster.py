@@ -1,0 +1,103 @@
+"""The tape engine's cluster kernels, run on a CPU from their own sources."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from elman.kernels.launching import Launch
+from elman.ops.tape.cuda import cluster
+from elman.ops.tape.cuda.cluster_config import ClusterConfig
+from elman.ops.tape.recurrences import CELLS
+from elman.ops.tape.results import Inputs, Results
+from tests.emulation import emulator
+from tests.emulation.stretches import declare, of_tape_cluster
+
+
+@dataclass
+class Case:
+    """A call: bf16 input, fp32 matrices of bf16's numbers, fp32 tape and state, and gradients."""
+
+    write: str
+    given: Inputs
+    dy_bti: Tensor | None
+    dtape_bni: Tensor | None
+    dstate_bi: Tensor | None
+
+
+def case(write: str, batch: int, steps: int, slots: int, channels: int) -> Case:
+    """Return random tensors.
+
+    They are small: large states align the slots with themselves, weights jump between 0 and 1, and
+    gradients magnify the rounding of any engine a thousand times.
+    """
+    rows = CELLS[write].blocks * channels
+    given = Inputs(
+        (torch.randn(batch, steps, channels) / 4).bfloat16(),
+        (torch.randn(rows, channels) / (2 * channels**0.5)).bfloat16().float(),
+        torch.randn(batch, slots, channels) / 2,
+        (torch.randn(batch, channels) / 4).bfloat16().float(),
+    )
+    dy_bti = torch.randn(batch, steps, channels).bfloat16()
+    return Case(write, given, dy_bti, torch.randn_like(given[2]), torch.randn_like(given[3]))
+
+
+def results(one: Case) -> tuple[Results, Inputs]:
+    """Return what both passes leave."""
+    found = cluster.forward(one.write, one.given, True)
+    pulls = (one.dy_bti, one.dtape_bni, one.dstate_bi)
+    return found, cluster.backward(one.write, *pulls, one.given, found)
+
+
+def config(
+    write: str,
+    slots: int,
+    channels: int,
+    blocks: int,
+    rows: int,
+    parts: int,
+    warps: tuple[int, int],
+    *,
+    back: bool,
+    kept: int | None = None,
+) -> ClusterConfig:
+    """Return a config for tests.
+
+    Args:
+        write: Which value is written.
+        slots: Of the tape.
+        channels: Channels of the state and zeros.
+        blocks: Of a cluster.
+        rows: Of the batch, for a cluster.
+        parts: Warps that walk one of them.
+        warps: Warps of a block, and groups of them that share the rows of its matrix.
+        back: Which pass.
+        kept: Fragments of the matrix in registers; None: as many as fit.
+    """
+    made = ClusterConfig(CELLS[write], slots, channels, blocks, rows, parts, *warps, back)
+    if kept is not None:
+        made.__dict__["kept"] = kept
+    assert made.fits, made
+    return made
+
+
+def launcher(
+    library: Callable[[str], ctypes.CDLL] = emulator.loaded, seed: int = 1
+) -> Callable[[ClusterConfig, Launch, cluster._Call], None]:
+    """Return what stands in for a launch on a GPU.
+
+    Args:
+        library: Compiles and loads a translation unit.
+        seed: Of the order in which threads run and words arrive.
+    """
+
+    def launch(config: ClusterConfig, wanted: Launch, call: cluster._Call) -> None:
+        compiled = library(cluster.unit_text(config, (emulator.CLUSTER_HEADER,)))
+        declare(compiled, of_tape_cluster(call.args, config))
+        emulator.start(compiled, wanted, call.args, seed)
+
+    return launch
