@@ -25,6 +25,7 @@ class Case:
     step: str
     inputs: list[Tensor]
     matrix_pi: Tensor
+    parameters: list[Tensor]
     first_sbi: Tensor
     dy_bti: Tensor
     dlast_sbi: Tensor
@@ -35,10 +36,13 @@ def case(step: str, batch: int, steps: int, channels: int) -> Case:
     cell = CELLS[step]
     widths = [cell.blocks * channels, *[channels] * cell.others]
     state = (cell.states, batch, channels)
+    own = [torch.randn(1)] * cell.scale
+    own += [(torch.randn(channels, channels) / channels**0.5).bfloat16()] * cell.extra
     return Case(
         step,
         [torch.randn(batch, steps, width).bfloat16() for width in widths],
         (torch.randn(cell.blocks * channels, channels) / channels**0.5).bfloat16(),
+        own,
         torch.randn(state),
         torch.randn(batch, steps, channels).bfloat16(),
         torch.randn(state),
@@ -47,9 +51,9 @@ def case(step: str, batch: int, steps: int, channels: int) -> Case:
 
 def results(one: Case) -> tuple[Results, Gradients]:
     """Return what both passes leave."""
-    call = (one.step, one.inputs, [one.matrix_pi], [], one.first_sbi)
+    call = (one.step, one.inputs, [one.matrix_pi], one.parameters, one.first_sbi)
     found = cluster.forward(*call, True)
-    back = (one.step, one.dy_bti, one.dlast_sbi, [one.matrix_pi], [], one.first_sbi, found)
+    back = (one.step, one.dy_bti, one.dlast_sbi, [one.matrix_pi], one.parameters, one.first_sbi, found)
     return found, cluster.backward(*back)
 
 

@@ -14,17 +14,19 @@ from elman.ops.dense.cuda.cluster_config import choose
 from elman.ops.dense.recurrences import CELLS
 from tests.emulation import dense_cluster
 
-STEPS = [name for name, cell in CELLS.items() if not (cell.norm or cell.extra or cell.scale)]
+NEW = ["gru", "normalized_scalar", "normalized", "normalized_sum"]
 
 
 def of_reference(one: dense_cluster.Case) -> tuple[list[Tensor], list[Tensor]]:
     """Return outputs and gradients in fp64."""
-    tensors = [*one.inputs, one.matrix_pi, one.first_sbi]
-    *inputs, matrix, first = (tensor.double().requires_grad_() for tensor in tensors)
-    y, last = reference.dense_recurrence(one.step, inputs, [matrix], first.unbind(0), [])
+    tensors = [*one.inputs, one.matrix_pi, *one.parameters, one.first_sbi]
+    leaves = [tensor.double().requires_grad_() for tensor in tensors]
+    n = len(one.inputs)
+    inputs, matrix, own, first = leaves[:n], leaves[n], leaves[n + 1 : -1], leaves[-1]
+    y, last = reference.dense_recurrence(one.step, inputs, [matrix], first.unbind(0), own)
     outputs = [y, torch.stack(tuple(last))]
     given = [one.dy_bti.double(), one.dlast_sbi.double()]
-    return outputs, list(torch.autograd.grad(outputs, [*inputs, matrix, first], given))
+    return outputs, list(torch.autograd.grad(outputs, leaves, given))
 
 
 def error(found: Tensor, expected: Tensor) -> float:
@@ -38,10 +40,9 @@ def compare(one: dense_cluster.Case) -> None:
     results, found = dense_cluster.results(one)
     assert error(results.y_bti, y) < 6e-3
     assert error(results.last_sbi, last) < 6e-3
-    for mine, its in zip(
-        [*found.inputs, *found.recurrent, found.first_sbi], gradients, strict=True
-    ):
-        assert error(mine, its) < 1.5e-2
+    mine = [*found.inputs, *found.recurrent, *found.parameters, found.first_sbi]
+    for its_mine, its in zip(mine, gradients, strict=True):
+        assert error(its_mine, its) < 1.5e-2
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def emulate(monkeypatch):
     return use
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", CELLS)
 def test_every_step_agrees_with_the_reference(emulate, step) -> None:
     make = partial(dense_cluster.config, step, 64, 2, 3, (2, 1))
     emulate({back: make(back=back) for back in (False, True)})

@@ -50,15 +50,11 @@ class Form:
 
 
 def _cluster(shape: Shape) -> str | None:
-    cell = compiled_cell(shape.step)
     if shape.number != "bf16":
         return f"its products are in bf16, this call is in {shape.number}"
     if shape.capability not in CAPABILITIES:
         major, minor = shape.capability
         return f"it needs compute capability 9.0 or 10.0, this is {major}.{minor}"
-    if cell.norm or cell.extra:
-        second = "a norm over the channels" if cell.norm else "a second product"
-        return f"the step has {second}"
     if shape.channels % 2:
         return f"it computes pairs of channels, and there are {shape.channels}"
     configs = (cluster_config(shape, back=back) for back in (False, True))
