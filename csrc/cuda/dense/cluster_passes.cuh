@@ -256,10 +256,6 @@ DEVICE void cluster_step_back(DenseCluster<G>& k, int round, int pass, Between b
   for (int i = 0; i < (G::EXTRA ? 0 : Cell::OTHERS); i++)
     k.places.write(1 + i, pass, 0, bf16_pair(d[0].p[i], d[1].p[i]));
 }
-template <class G>
-DEVICE void cluster_step_back(DenseCluster<G>& k, int round, int pass) {
-  cluster_step_back(k, round, pass, 0);
-}
 
 // The gradient of the new states of such a step: what later steps and the output pass on.
 template <class G>
@@ -364,26 +360,9 @@ DEVICE void cluster_gates_back(DenseCluster<G>& k, int round, int pass) {
   cluster_step_back(k, round, pass, [&](int e) { return drh[e]; });
 }
 
-// The product for the gradient of the first state, behind `step` others, and the end.
+// Runs the steps of a GRU back.
 template <class G>
-DEVICE void cluster_end_back(DenseCluster<G>& k, int step) {
-  k.multiply(step, true, false);
-  sync_block();
-#pragma unroll
-  for (int pass = 0; pass < G::PASSES; pass++) {
-    float dh[2];
-    k.gather(dh, step, pass, 0);
-#pragma unroll
-    for (int e = 0; e < 2; e++) k.h[pass][e] += dh[e];
-  }
-  k.end((float*)k.a.dfirst);
-  if constexpr (G::Cell::SCALE) k.end_scale((float*)k.a.dscale);
-  sync_cluster();
-}
-
-// A GRU back.
-template <class G>
-DEVICE void cluster_gru_backward(Arena& arena, DenseCluster<G>& k) {
+DEVICE void cluster_gru_back(Arena& arena, DenseCluster<G>& k) {
   const ClusterSecond<G> second(arena, (const bf16*)k.a.extra, k.rank);
   const int steps = (int)k.a.steps, slice = k.template slice_of<typename G::Second>(0);
   sync_cluster();
@@ -402,12 +381,11 @@ DEVICE void cluster_gru_backward(Arena& arena, DenseCluster<G>& k) {
     k.fetch(round + G::STAGES - 1);
     k.places.next_target();
   }
-  cluster_end_back(k, 2 * steps);
 }
 
-// A step with a norm back.
+// Runs steps with a norm back.
 template <class G>
-DEVICE void cluster_norm_backward(Arena& arena, DenseCluster<G>& k) {
+DEVICE void cluster_norms_back(Arena& arena, DenseCluster<G>& k) {
   const ClusterSums<G> sums(arena);
   const int steps = (int)k.a.steps;
   sync_cluster();
@@ -424,7 +402,6 @@ DEVICE void cluster_norm_backward(Arena& arena, DenseCluster<G>& k) {
     k.fetch(round + G::STAGES - 1);
     k.places.next_target();
   }
-  cluster_end_back(k, steps);
 }
 
 template <class G>
@@ -432,26 +409,39 @@ DEVICE void dense_cluster_backward(const DenseArgs& a) {
   Arena arena;
   DenseCluster<G> k(arena, a);
   k.begin((const float*)a.dlast);
+  const int steps = (int)a.steps;
   if constexpr (G::EXTRA) {
-    cluster_gru_backward(arena, k);
+    cluster_gru_back(arena, k);
   } else if constexpr (G::NORM) {
-    cluster_norm_backward(arena, k);
+    cluster_norms_back(arena, k);
   } else {
     sync_cluster();
     k.expect(1);
-    const int steps = (int)a.steps;
 #pragma unroll 1
     for (int round = 0; round < steps; round++) {
       if (round) k.multiply(round, true, true);
       wait_copies<G::STAGES - 2>();
       sync_block();
 #pragma unroll
-      for (int pass = 0; pass < G::PASSES; pass++) cluster_step_back(k, round, pass);
+      for (int pass = 0; pass < G::PASSES; pass++) cluster_step_back(k, round, pass, 0);
       k.fetch(round + G::STAGES - 1);
       k.places.next_target();
     }
-    cluster_end_back(k, steps);
   }
+  // One product more than there are steps: it is for the gradient of the first state.
+  const int last = (G::EXTRA ? 2 : 1) * steps;
+  k.multiply(last, true, false);
+  sync_block();
+#pragma unroll
+  for (int pass = 0; pass < G::PASSES; pass++) {
+    float dh[2];
+    k.gather(dh, last, pass, 0);
+#pragma unroll
+    for (int e = 0; e < 2; e++) k.h[pass][e] += dh[e];
+  }
+  k.end((float*)a.dfirst);
+  if constexpr (G::Cell::SCALE) k.end_scale((float*)a.dscale);
+  sync_cluster();
 }
 
 }  // namespace elman
