@@ -25,6 +25,7 @@ struct DenseStepArgs {
   void* memo;          // [B, T, MEMO, I], or null: nothing is kept
   void* norms;         // 1 / root mean square [B, T]
   int64_t batch, steps, channels, step;
+  const uint8_t* resets;  // [B, T]: whether a row's state is zero before the step; or null
 };
 
 }  // namespace elman

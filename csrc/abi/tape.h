@@ -3,6 +3,7 @@
 #pragma once
 #if defined(__CUDACC_RTC__)
 using int64_t = long long;
+using uint8_t = unsigned char;
 #else
 #include <stdint.h>
 #endif
@@ -26,6 +27,7 @@ struct TapeArgs {
   void* workspace;                              // as many bytes as the kernel asks for
   int64_t batch, steps, channels, slots, threads;  // threads: at most
   int64_t interval;                                // K; 0: nothing is kept for a backward pass
+  const uint8_t* resets;  // [B, T]: whether state and tape of a row begin anew; or null
 };
 
 }  // namespace elman

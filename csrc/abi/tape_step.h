@@ -28,7 +28,8 @@ struct TapeStepArgs {
   void *here, *before;  // backward: the tapes before this step and before the one before it
   void* replayed;       // the tapes behind `here`, up to K - 1 of them [., B, N, I]
   int64_t batch, steps, channels, slots, step;
-  int64_t count;  // how many tapes are replayed
+  int64_t count;          // how many tapes are replayed
+  const uint8_t* resets;  // [B, T]: whether state and tape of a row begin anew; or null
 };
 
 }  // namespace elman

@@ -377,6 +377,7 @@ def of_dense_cluster(a: DenseArgs, config: ClusterConfig) -> list[Stretch | None
         rows("norms", a.norms, 4 * a.batch * a.steps, writable=not config.back),
         rows("memo", a.memo, memo, writable=not config.back),
         rows("first", a.first, states),
+        rows("resets", a.resets, a.batch * a.steps),
         rows("last", a.last, states, writable=True),
         rows("dlast", a.dlast, states),
         rows("dfirst", a.dfirst, states, writable=True),

@@ -171,7 +171,7 @@ def test_it_is_a_good_operator(step: str) -> None:
         return [leaf for name, leaf in leaves.items() if name.split()[0] in words]
 
     state = torch.stack(of("state")).detach()
-    given = (of("input"), of("outer", "inner"), of("scale", "extra"), state)
+    given = (of("input"), of("outer", "inner"), of("scale", "extra"), state, None)
     torch.library.opcheck(custom_op.dense, (step, "cuda", True, *given))
 
 

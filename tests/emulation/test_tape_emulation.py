@@ -187,7 +187,7 @@ def test_it_is_a_good_operator(write: str) -> None:
     matrix = torch.cat([leaves[name] for name in ("W_h", "W_r") if name in leaves])
     given = (leaves["input"], matrix, leaves["tape"], leaves["state"])
     given = tuple(one.requires_grad_() for one in given)
-    torch.library.opcheck(custom_op.tape, (write, "cuda", True, *given))
+    torch.library.opcheck(custom_op.tape, (write, "cuda", True, *given, None))
 
 
 def test_autocast_narrows_the_input_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:

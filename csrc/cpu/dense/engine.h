@@ -8,7 +8,9 @@
 // writes the gradient of every pre-activation, which is that of the first input; the gradients of
 // the matrices are large products of it, left to the caller.
 //
-// A Spec, which Python generates, says what is run: T, float or double, and Cell, of cells/dense.h.
+// A Spec, which Python generates, says what is run: T, float or double, Cell, of cells/dense.h, and
+// RESETS. At a reset, products and parts of the old state are not read: what a document has left is
+// not multiplied by zero, which would let a NaN through.
 #pragma once
 #include <cmath>
 
@@ -27,6 +29,7 @@ class DenseEngine {
   using Product = cpu::PackedProduct<T>;
   static constexpr int W = L::W, BLOCKS = Cell::BLOCKS;
   static constexpr int64_t LINE = 64 / sizeof(T);
+  static constexpr bool RESETS = Spec::RESETS;
 
   const DenseArgs& a;
   int64_t threads, wide;  // wide: channels, up to a whole vector
@@ -57,6 +60,12 @@ class DenseEngine {
   const T* before(int64_t t, int64_t& stride) const {
     stride = t ? a.y.batch : a.channels;
     return t ? at(a.y, 0, t - 1) : part(a.first, 0, 0);
+  }
+
+  // Whether the state of a row is zero before a step.
+  HD bool reset(int64_t b, int64_t t) const {
+    if constexpr (RESETS) return a.resets[b * a.steps + t];
+    return false;
   }
 
   // The workspace: packed matrices, rows that threads exchange, sums of squares.
@@ -105,7 +114,7 @@ class DenseEngine {
     Dense<V> x;
     for (int k = 0; k < (INPUTS ? Cell::OTHERS : 0); k++)
       x.p[k] = L::load(at(a.p[k], b, t) + ch, n);
-    x.h = L::load(h + ch, n);
+    x.h = reset(b, t) ? V{} : L::load(h + ch, n);
     if constexpr (Cell::SCALE) x.scale = V{} + *static_cast<const T*>(a.scale);
     return x;
   }
@@ -143,7 +152,7 @@ class DenseEngine {
             Dense<V> x = see(b, t, ch, count, h + b * h_stride);
             for (int k = 0; k < BLOCKS; k++)
               x.a[k] = L::load(at(a.x, b, t) + k * a.channels + ch, count) +
-                       cpu::load<V>(out[k] + place);
+                       (reset(b, t) ? V{} : cpu::load<V>(out[k] + place));
             advance(s, b, t, ch, count, x);
           });
         });
@@ -162,7 +171,7 @@ class DenseEngine {
       if (a.memo) L::store(memo(b, t) + a.channels + ch, m[1], n);
     } else {
       T* c = Cell::STATES > 1 ? part(a.last, 1, b) + ch : nullptr;
-      if (c) x.c = L::load(c, n);
+      if (c) x.c = reset(b, t) ? V{} : L::load(c, n);
       const V h_new = Cell::step(x, m, c_new);
       if (c) L::store(c, c_new, n);
       L::store(y, h_new, n);
@@ -215,7 +224,8 @@ class DenseEngine {
   // ---- backward ----
 
   // The gradient of the state after step t, without that of the output: dpre R and what the step
-  // after it passed on. dfirst holds the latter; both stand in rows() when it returns.
+  // after it passed on. dfirst holds the latter, zero at a reset; both stand in rows() when it
+  // returns.
   void gradient_of_state(cpu::Team& team, const Share& s, int64_t t) const {
     if (t + 1 == a.steps) {
       own(s, [&](int64_t b, int64_t ch, int n) {
@@ -241,7 +251,8 @@ class DenseEngine {
         [&](int64_t r, int n_rows, int64_t c, int n, const auto& out) {
           each(r, n_rows, c, n, [&](int64_t b, int64_t ch, int count, int place) {
             const V carried = L::load(part(a.dfirst, 0, b) + ch, count);
-            L::store(rows() + b * wide + ch, carried + cpu::load<V>(out[0] + place), count);
+            const V by_product = reset(b, t + 1) ? V{} : cpu::load<V>(out[0] + place);
+            L::store(rows() + b * wide + ch, carried + by_product, count);
           });
         });
   }
@@ -274,7 +285,7 @@ class DenseEngine {
     if constexpr (Cell::STATES > 1) {
       constexpr int C = Cell::MEMO - 1;  // where the memo has the second part of the state
       const T* c = t ? memo(b, t - 1) + C * a.channels : part(a.first, 1, b);
-      x.c = L::load(c + ch, n);
+      x.c = reset(b, t) ? V{} : L::load(c + ch, n);
       c_new = m[C];
       ec = L::load(dc, n);
     }
@@ -282,8 +293,8 @@ class DenseEngine {
     for (int k = 0; k < BLOCKS; k++) L::store(at(a.dx, b, t) + k * a.channels + ch, d.a[k], n);
     for (int k = 0; k < (Cell::EXTRA ? 0 : Cell::OTHERS); k++)
       L::store(at(a.dp[k], b, t) + ch, d.p[k], n);
-    L::store(part(a.dfirst, 0, b) + ch, d.h, n);
-    if (dc) L::store(dc, d.c, n);
+    L::store(part(a.dfirst, 0, b) + ch, reset(b, t) ? V{} : d.h, n);
+    if (dc) L::store(dc, reset(b, t) ? V{} : d.c, n);
     if constexpr (Cell::SCALE) {
       T* to = static_cast<T*>(a.dscale) + b * a.channels + ch;
       L::store(to, L::load(to, n) + d.scale, n);

@@ -14,8 +14,11 @@
 // gradient of every input and of the products of every state; the gradients of the matrices are
 // large products of those, left to the caller.
 //
-// A Spec, which Python generates, says what is run: T, float or double, and Cell, of cells/tape.h.
+// A Spec, which Python generates, says what is run: T, float or double, Cell, of cells/tape.h, and
+// RESETS. At a reset, zeros are taken for the tape, the state's product and all that goes back to
+// them: nothing of them is multiplied by zero, which would let a NaN through.
 #pragma once
+#include <algorithm>
 #include <cmath>
 
 #include "abi/tape.h"
@@ -32,7 +35,7 @@ class TapeEngine {
   using V = typename L::V;
   using Product = cpu::PackedProduct<T>;
   static constexpr int W = L::W, BLOCKS = Cell::BLOCKS, VALUE = Cell::VALUE;
-  static constexpr bool PRODUCT_VALUE = VALUE != tape::NO_PRODUCT;
+  static constexpr bool PRODUCT_VALUE = VALUE != tape::NO_PRODUCT, RESETS = Spec::RESETS;
   static constexpr int64_t LINE = 64 / sizeof(T);
   enum { READ, WRITE };  // the two attentions of a step
 
@@ -74,6 +77,11 @@ class TapeEngine {
   T* working() const { return work(places.tape); }
   T* replayed(int64_t t, int64_t start) const {  // the tape before step t of a segment
     return work(places.segment) + (t - start) * tape_size();
+  }
+  // Whether tape and state of a row are zero before a step.
+  HD bool reset(int64_t b, int64_t t) const {
+    if constexpr (RESETS) return t < a.steps && a.resets[b * a.steps + t];
+    return false;
   }
   // What was written at step t, and where the state before step t stands.
   HD T* value(int64_t b, int64_t t) const {
@@ -133,6 +141,11 @@ class TapeEngine {
           cpu::store(slots_at(to, b, ch) + k * W, there ? L::load(there, n) : V{});
         }
       });
+  }
+  void clear(const Share& s, int64_t b, T* tape) const {
+    own(s, b, [&](int64_t ch, int) {
+      for (int64_t k = 0; k < a.slots; k++) cpu::store(slots_at(tape, b, ch) + k * W, V{});
+    });
   }
   void give(const Share& s, T* from, T* to) const {
     for (int64_t b = s.rows0; b < s.rows1; b++)
@@ -243,6 +256,7 @@ class TapeEngine {
         for (int64_t k = 0; k < a.slots; k++)
           scores[k] = tape::next_score(scores[k], write[k], of_value);
       }
+      if (reset(b, t + 1)) std::fill(scores, scores + a.slots, T(0));
       attend(scores, read);
       if (!a.weights || s.begin) continue;  // one of those that own the row keeps them
       if (t >= 0) std::memcpy(weights(b, t, WRITE), write, a.slots * sizeof(T));
@@ -273,16 +287,20 @@ class TapeEngine {
       const T *r = kept(s, READ, b), *w = kept(s, WRITE, b);
       T* y = sequence(a.y, b, t);
       V square = {};
+      const bool anew = reset(b, t);
       own(s, b, [&](int64_t ch, int n) {
         T* m = slots_at(working(), b, ch);
         const V q = WRITES ? L::load(value(b, t - 1) + ch, n) : V{};
         V sum = {};
         for (int64_t k = 0; k < slots; k++) {
           V one = cpu::load<V>(m + k * W);
-          if (WRITES) cpu::store(m + k * W, one = tape::written(one, w[k], q));
+          if (WRITES) one = tape::written(one, w[k], q);
+          if (anew) one = V{};
+          if (WRITES || RESETS) cpu::store(m + k * W, one);
           sum += r[k] * one;
         }
-        const V pre = L::load(sequence(a.x, b, t) + ch, n) + L::load(row(b) + ch, n);
+        const V product = anew ? V{} : L::load(row(b) + ch, n);
+        const V pre = L::load(sequence(a.x, b, t) + ch, n) + product;
         const V h = tape::state(pre, sum);
         L::store(y + ch, h, n);
         square += h * h;  // lanes without a channel are 0
@@ -305,14 +323,19 @@ class TapeEngine {
   // The tapes of the segment that begins at `start`, and the one behind it.
   void replay(const Share& s, int64_t start) const {
     take(s, checkpoint(start), replayed(start, start));
+    for (int64_t b = s.rows0; b < s.rows1; b++)
+      if (reset(b, start)) clear(s, b, replayed(start, start));
     const int64_t end = start + a.interval < a.steps ? start + a.interval : a.steps - 1;
     for (int64_t t = start; t < end; t++)
       for (int64_t b = s.rows0; b < s.rows1; b++)
-        rewrite(s, b, t, weights(b, t, WRITE), replayed(t, start), replayed(t + 1, start));
+        if (reset(b, t + 1))
+          clear(s, b, replayed(t + 1, start));
+        else
+          rewrite(s, b, t, weights(b, t, WRITE), replayed(t, start), replayed(t + 1, start));
   }
   // What the read of step t + 1 adds to the tape's gradient, and passes on to the state before it
   // by its scores, which is returned. Adds w_n dM_n of every slot to dq. LAST: there is no such
-  // step.
+  // step. Where that step has a reset, nothing goes back.
   template <bool LAST>
   HD V read_bwd(const Share& s, int64_t b, int64_t t, int64_t ch, int n, const T* m_next,
                 const T* w, V& dq) const {
@@ -322,15 +345,17 @@ class TapeEngine {
     const V h = L::load(before(b, t + 1) + ch, n);
     T* g = slots_at(working(), b, ch);
     V carried = LAST && a.dlast ? L::load(state(a.dlast, b) + ch, n) : V{};
+    const bool anew = reset(b, t + 1);
     for (int64_t k = 0, slots = a.slots; k < slots; k++) {
       V one = cpu::load<V>(g + k * W);
       if constexpr (!LAST) {
         carried += dscore[k] * cpu::load<V>(m_next + k * W);
-        cpu::store(g + k * W, one = tape::read_bwd(one, r[k], delta, dscore[k], h));
+        one = anew ? V{} : tape::read_bwd(one, r[k], delta, dscore[k], h);
+        cpu::store(g + k * W, one);
       }
       dq += w[k] * one;
     }
-    return carried;
+    return anew ? V{} : carried;
   }
   // The gradients of the value of step t and, in part, of the weights that it is written with.
   template <bool LAST>
@@ -388,7 +413,7 @@ class TapeEngine {
         }
         const V delta = tape::state_bwd(h, e);
         L::store(sequence(a.dx, b, t) + ch, delta, n);
-        L::store(pull(b, t - 1) + ch, delta, n);
+        L::store(pull(b, t - 1) + ch, reset(b, t) ? V{} : delta, n);
       });
       score(s, READ, b, sequence(a.dx, b, t), replayed(t, start));
     }

@@ -37,17 +37,18 @@ struct ClusterProduct {
 // a cluster. The warps of a block are ROW_WARPS groups, which share the rows of the block's matrix;
 // within a group they share its columns. KEPT: fragments of the matrix that a thread has in
 // registers, at most. STAGES: steps whose inputs are in shared memory or on their way. BACK: which
-// pass.
+// pass. RESETS: whether rows may begin anew, from zeros.
 //
 // A GRU's step has two products and two exchanges in turn. The first of either goes by half 0 of
 // mail and sums, the second by half 1: two phases of a step are what two steps are elsewhere.
 template <class Cell_, int I_, int CLUSTER_, int ROWS_, int WARPS_, int ROW_WARPS_, int KEPT_,
-          int STAGES_, bool BACK_>
+          int STAGES_, bool BACK_, bool RESETS_>
 struct DenseClusterConfig {
   using Cell = Cell_;
   static constexpr int I = I_, CLUSTER = CLUSTER_, ROWS = ROWS_, WARPS = WARPS_;
   static constexpr int ROW_WARPS = ROW_WARPS_, K_WARPS = WARPS / ROW_WARPS, STAGES = STAGES_;
   static constexpr bool BACK = BACK_, NORM = Cell::NORM, EXTRA = Cell::EXTRA;
+  static constexpr bool RESETS = RESETS_;
   static constexpr bool NEW = Cell::NEW || NORM;  // backward, the state after the step is read
   static constexpr int THREADS = 32 * WARPS, BLOCKS = Cell::BLOCKS, MEMO = Cell::MEMO;
   static constexpr int M = I / CLUSTER;  // channels of a block
@@ -286,6 +287,8 @@ struct DenseCluster {
   // from the product with R; without a c, that of the step's own number in its place.
   float h[G::PASSES][2], c[G::PASSES][2];
   const float scale = Cell::SCALE ? load_one((const float*)a.scale) : 0.0f;  // that number
+  // Whether the state before this step is zero, and before the one that this thread was at before.
+  bool reset[G::PASSES] = {}, reset_before[G::PASSES] = {};
   // Where this thread delivers its first pair: a word of the mail's half, and boxes by block.
   int letter, slices[G::SENT];
 
@@ -322,6 +325,18 @@ struct DenseCluster {
   // What the state was multiplied by that a step made.
   DEVICE float norm(int pass, int step) const {
     return exists(pass) ? load_one((const float*)a.norms + (number(pass) * a.steps + step)) : 0.0f;
+  }
+  // Reads which rows begin anew at a step; also for channels that are none, which would otherwise
+  // keep a NaN.
+  DEVICE void look(int step) {
+    if constexpr (G::RESETS) {
+#pragma unroll
+      for (int pass = 0; pass < G::PASSES; pass++) {
+        reset_before[pass] = reset[pass];
+        reset[pass] = has(pass) && number(pass) < a.batch &&
+                      load_one(a.resets + (number(pass) * a.steps + step));
+      }
+    }
   }
   // Reads a state [S, B, I], or zeros.
   DEVICE void begin(const float* state) {

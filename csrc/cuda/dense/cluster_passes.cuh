@@ -34,6 +34,20 @@ DEVICE float cluster_divide(DenseCluster<G>& k, int t, int pass) {
   return factor;
 }
 
+// Where a row begins anew, its state is zero, and so is the product with it.
+template <class G>
+DEVICE void cluster_reset(DenseCluster<G>& k, int pass, float (&product)[G::BLOCKS][2]) {
+  if constexpr (G::RESETS) {
+    if (!k.reset[pass]) return;
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+      k.h[pass][e] = k.c[pass][e] = 0.0f;
+#pragma unroll
+      for (int b = 0; b < G::BLOCKS; b++) product[b][e] = 0.0f;
+    }
+  }
+}
+
 template <class G>
 DEVICE void cluster_step(DenseCluster<G>& k, int t, int pass, bool more) {
   using Cell = typename G::Cell;
@@ -46,6 +60,7 @@ DEVICE void cluster_step(DenseCluster<G>& k, int t, int pass, bool more) {
     pre[0][0] *= factor;
     pre[0][1] *= factor;
   }
+  cluster_reset(k, pass, pre);
 #pragma unroll
   for (int i = 0; i < G::INPUTS; i++) k.places.read(x[i], pass, i);
 #pragma unroll
@@ -77,20 +92,17 @@ using ClusterSecond = ClusterMatrix<typename G::Second>;
 template <class G>
 DEVICE void cluster_gates(DenseCluster<G>& k, int t, int pass, int slice, float (&z)[2]) {
   using Cell = typename G::Cell;
-  float pre[2][2], memo[2][MAX_DENSE_MEMO], rh[2];
+  float pre[G::BLOCKS][2], x[G::BLOCKS][2], memo[2][MAX_DENSE_MEMO], rh[2];
 #pragma unroll
-  for (int b = 0; b < 2; b++) {
-    float x[2];
-    k.gather(pre[b], 2 * t, pass, b * G::M);
-    k.places.read(x, pass, b);
+  for (int b = 0; b < G::BLOCKS; b++) k.gather(pre[b], 2 * t, pass, b * G::M);
+  cluster_reset(k, pass, pre);
 #pragma unroll
-    for (int e = 0; e < 2; e++) pre[b][e] += x[e];
-  }
+  for (int b = 0; b < G::BLOCKS; b++) k.places.read(x[b], pass, b);
 #pragma unroll
   for (int e = 0; e < 2; e++) {
     Dense<float> see;
-    see.a[0] = pre[0][e];
-    see.a[1] = pre[1][e];
+#pragma unroll
+    for (int b = 0; b < G::BLOCKS; b++) see.a[b] = x[b][e] + pre[b][e];
     see.h = k.h[pass][e];
     rh[e] = Cell::gates(see, memo[e]);
     z[e] = memo[e][0];
@@ -130,6 +142,7 @@ DEVICE void cluster_gru(DenseCluster<G>& k, const ClusterSecond<G>& second) {
   for (int t = 0; t < steps; t++) {
     const bool more = t + 1 < steps;
     float z[G::PASSES][2];
+    k.look(t);
     k.multiply(2 * t, t > 0, true);
     wait_copies<G::STAGES - 2>();
     sync_block();
@@ -151,6 +164,7 @@ DEVICE void cluster_steps(DenseCluster<G>& k) {
 #pragma unroll 1
   for (int t = 0; t < steps; t++) {
     const bool more = G::NORM || t + 1 < steps;
+    k.look(t);
     k.multiply(t, t > 0, more);
     wait_copies<G::STAGES - 2>();
     sync_block();
@@ -194,6 +208,15 @@ DEVICE void dense_cluster_forward(const DenseArgs& a) {
 
 // ---- backward
 
+// The product for the gradient of the state before the step of the product; nothing passes a reset.
+template <class G>
+DEVICE void cluster_product_back(const DenseCluster<G>& k, float (&dh)[2], int step, int pass,
+                                 bool reset) {
+  k.gather(dh, step, pass, 0);
+  if constexpr (G::RESETS)
+    if (reset) dh[0] = dh[1] = 0.0f;
+}
+
 // Where the inputs of a step back stand, behind the gradient of its output.
 template <class G>
 struct ClusterInputs {
@@ -210,7 +233,8 @@ DEVICE void cluster_step_back(DenseCluster<G>& k, int round, int pass, Between b
   using At = ClusterInputs<G>;
   const DenseArgs& a = k.a;
   float x[G::INPUTS][2], y[2] = {}, old[2] = {}, old_c[2] = {}, dh[2] = {};
-  if (!G::NORM && !G::EXTRA && round) k.gather(dh, round, pass, 0);
+  if (!G::NORM && !G::EXTRA && round)
+    cluster_product_back(k, dh, round, pass, k.reset_before[pass]);
 #pragma unroll
   for (int i = 0; i < G::INPUTS; i++) k.places.read(x[i], pass, i);
   const bool at_first = round + 1 == (int)a.steps && k.exists(pass);
@@ -222,6 +246,9 @@ DEVICE void cluster_step_back(DenseCluster<G>& k, int round, int pass, Between b
   }
   if (at_first && Cell::OLD) load<2, float>(old, (const float*)a.first + k.place(pass, 0));
   if (at_first && Cell::STATES > 1) load<2, float>(old_c, (const float*)a.first + k.place(pass, 1));
+  if constexpr (G::RESETS) {
+    if (k.reset[pass]) old[0] = old[1] = old_c[0] = old_c[1] = 0.0f;
+  }
   DenseGrad<float> d[2];
 #pragma unroll
   for (int e = 0; e < 2; e++) {
@@ -242,6 +269,10 @@ DEVICE void cluster_step_back(DenseCluster<G>& k, int round, int pass, Between b
     k.h[pass][e] = d[e].h;
     if (Cell::STATES > 1) k.c[pass][e] = d[e].c;
     if (Cell::SCALE) k.c[pass][e] += d[e].scale;
+    if constexpr (G::RESETS) {
+      if (k.reset[pass]) k.h[pass][e] = 0.0f;
+      if (k.reset[pass] && Cell::STATES > 1) k.c[pass][e] = 0.0f;
+    }
   }
   unsigned words[G::BLOCKS];
 #pragma unroll
@@ -261,7 +292,8 @@ DEVICE void cluster_step_back(DenseCluster<G>& k, int round, int pass, Between b
 template <class G>
 DEVICE void cluster_gradient(DenseCluster<G>& k, int round, int pass) {
   float dh[2] = {}, dy[2];
-  if (round) k.gather(dh, (G::EXTRA ? 2 : 1) * round, pass, 0);
+  const int product = (G::EXTRA ? 2 : 1) * round;
+  if (round) cluster_product_back(k, dh, product, pass, k.reset_before[pass]);
   k.places.read(dy, pass, 0);
 #pragma unroll
   for (int e = 0; e < 2; e++) k.h[pass][e] += dh[e] + dy[e];
@@ -369,6 +401,7 @@ DEVICE void cluster_gru_back(Arena& arena, DenseCluster<G>& k) {
   k.expect(1);
 #pragma unroll 1
   for (int round = 0; round < steps; round++) {
+    k.look(steps - 1 - round);
     if (round) k.multiply(2 * round, true, true);
     wait_copies<G::STAGES - 2>();
     sync_block();
@@ -395,6 +428,7 @@ DEVICE void cluster_norms_back(Arena& arena, DenseCluster<G>& k) {
     float factors[G::PASSES];
 #pragma unroll
     for (int pass = 0; pass < G::PASSES; pass++) factors[pass] = k.norm(pass, steps - 1 - round);
+    k.look(steps - 1 - round);
     if (round) k.multiply(round, true, true);
     wait_copies<G::STAGES - 2>();
     sync_block();
@@ -419,6 +453,7 @@ DEVICE void dense_cluster_backward(const DenseArgs& a) {
     k.expect(1);
 #pragma unroll 1
     for (int round = 0; round < steps; round++) {
+      k.look(steps - 1 - round);
       if (round) k.multiply(round, true, true);
       wait_copies<G::STAGES - 2>();
       sync_block();
@@ -435,7 +470,7 @@ DEVICE void dense_cluster_backward(const DenseArgs& a) {
 #pragma unroll
   for (int pass = 0; pass < G::PASSES; pass++) {
     float dh[2];
-    k.gather(dh, last, pass, 0);
+    cluster_product_back(k, dh, last, pass, k.reset[pass]);
 #pragma unroll
     for (int e = 0; e < 2; e++) k.h[pass][e] += dh[e];
   }

@@ -70,7 +70,8 @@ def steps(t: Tensors) -> Any:
 def on_tape(backend: str) -> Run:
     def run(t: Tensors) -> Any:
         given = (t["x"], t["w"], None, t["tape"], t["state"])
-        return dual_memory(*given, write="shared", backend=backend)
+        resets = t.get("resets")
+        return dual_memory(*given, write="shared", backend=backend, resets_bt=resets)
 
     return run
 
@@ -93,7 +94,12 @@ DOORS: dict[str, tuple[Run, dict[str, tuple[int, ...]]]] = {
     "steps": (steps, {"x": (B, T, 2, 4), "state": (B, 2, 4, 4)}),
     "dense": (
         lambda t: dense_recurrence(
-            "tanh", [t["x"]], [t["weight"]], [t["state"]], backend="reference"
+            "tanh",
+            [t["x"]],
+            [t["weight"]],
+            [t["state"]],
+            backend="reference",
+            resets_bt=t.get("resets"),
         ),
         {"x": (B, T, 6), "weight": (6, 6), "state": (B, 6)},
     ),
@@ -153,6 +159,15 @@ def test_a_wrong_state_is_refused(name, wrong) -> None:
         }
         with pytest.raises(ValueError, match=rf"^({part}( \d)?|parameter \w+) of .*expected"):
             run(tensors | {part: change[wrong]})
+
+
+@pytest.mark.parametrize("name", ["dense", "tape-reference", "tape-cpu"])
+def test_wrong_resets_are_refused(name) -> None:
+    run, _ = DOORS[name]
+    resets = torch.zeros(B, T, dtype=torch.bool)
+    for wrong in (resets[:1], resets[:, 1:], resets[..., None], resets.int(), resets.to("meta")):
+        with pytest.raises(ValueError, match=r"^resets of .*expected"):
+            run(drawn(name) | {"resets": wrong})
 
 
 @doors

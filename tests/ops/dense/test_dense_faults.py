@@ -11,6 +11,7 @@ import pytest
 from elman.ops.dense import cpu
 from tests.emulation import emulator
 from tests.ops.dense import test_dense_kernels as kernels
+from tests.ops.dense.test_dense_resets import resets_of
 
 ENGINE, PRODUCT, CELLS = "cpu/dense/engine.h", "cpu/common/product.h", "cells/dense.h"
 # By what is wrong: the file under csrc, old text, new text, and a step and size that show it.
@@ -83,14 +84,73 @@ FAULTS = {
         ("linear", "channels"),
     ),
 }
-QUICK = ("the matrix is not transposed", "threads do not meet between steps")
+# The same, seen where rows have resets.
+WITH_RESETS = {
+    "a reset is that of another row": (
+        ENGINE,
+        "return a.resets[b * a.steps + t];",
+        "return a.resets[t];",
+        ("tanh", "one-thread"),
+    ),
+    "the product of the state before a reset is read": (
+        ENGINE,
+        "(reset(b, t) ? V{} : cpu::load<V>(out[k] + place))",
+        "cpu::load<V>(out[k] + place)",
+        ("tanh", "one-thread"),
+    ),
+    "the state before a reset is read": (
+        ENGINE,
+        "x.h = reset(b, t) ? V{} : L::load(h + ch, n);",
+        "x.h = L::load(h + ch, n);",
+        ("gru", "one-thread"),
+    ),
+    "c before a reset is read": (
+        ENGINE,
+        "if (c) x.c = reset(b, t) ? V{} : L::load(c, n);",
+        "if (c) x.c = L::load(c, n);",
+        ("lstm", "one-thread"),
+    ),
+    "the derivative reads c before a reset": (
+        ENGINE,
+        "x.c = reset(b, t) ? V{} : L::load(c + ch, n);",
+        "x.c = L::load(c + ch, n);",
+        ("lstm", "one-thread"),
+    ),
+    "a gradient passes a reset by the product": (
+        ENGINE,
+        "reset(b, t + 1) ? V{} : cpu::load<V>(out[0] + place)",
+        "cpu::load<V>(out[0] + place)",
+        ("tanh", "one-thread"),
+    ),
+    "a gradient passes a reset beside the product": (
+        ENGINE,
+        "reset(b, t) ? V{} : d.h, n);",
+        "d.h, n);",
+        ("mix", "one-thread"),
+    ),
+    "a gradient of c passes a reset": (
+        ENGINE,
+        "reset(b, t) ? V{} : d.c, n);",
+        "d.c, n);",
+        ("lstm", "one-thread"),
+    ),
+}
+QUICK = (
+    "the matrix is not transposed",
+    "threads do not meet between steps",
+    "c before a reset is read",
+)
 REPEATS = 50  # a race is not lost every time
 pytestmark = pytest.mark.compiler
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(
-    "what", [pytest.param(what, marks=[pytest.mark.slow] * (what not in QUICK)) for what in FAULTS]
+    "what",
+    [
+        pytest.param(what, marks=[pytest.mark.slow] * (what not in QUICK))
+        for what in FAULTS | WITH_RESETS
+    ],
 )
 def test_a_planted_fault_is_noticed(what: str, tmp_path: Path) -> None:
     """In a process of its own: a fork would have none of OpenMP's threads."""
@@ -101,14 +161,17 @@ def test_a_planted_fault_is_noticed(what: str, tmp_path: Path) -> None:
 
 def main(what: str, folder: str) -> None:
     """Compile the kernels with a fault, and print ``noticed`` if the comparison fails."""
-    file, old, new, (step, size) = FAULTS[what]
+    file, old, new, (step, size) = (FAULTS | WITH_RESETS)[what]
+    leaves = kernels.draw(step, size)
+    resets = resets_of(leaves) if what in WITH_RESETS else None
+    wanted = kernels.everything(step, leaves, "reference", resets=resets)
     cpu.kernel_threads = lambda of_torch: 2
     emulator.plant_in_cpu_engines(Path(folder), file, lambda whole: whole.replace(old, new))
-    kernels.source.kernel_for(step, kernels.torch.float64)
+    kernels.source.kernel_for(step, kernels.torch.float64, resets=resets is not None)
     try:
         for _ in range(REPEATS):
-            found = kernels.everything(step, kernels.draw(step, size), "cpu")
-            kernels.check(found, kernels.wanted(step, size), 1e-12)
+            found = kernels.everything(step, leaves, "cpu", resets=resets)
+            kernels.check(found, wanted, 1e-12)
     except AssertionError:
         print("noticed")
 

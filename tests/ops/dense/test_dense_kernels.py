@@ -26,6 +26,8 @@ SIZES = {
 }
 # Sizes of the emulated CUDA kernels; the second has more channels than a block.
 EMULATED = {"even": (3, 4, 22, 0), "wide": (2, 2, 300, 0), "even-low-rank": (2, 3, 8, 4)}
+# For finite differences.
+TINY = {"tiny": (3, 4, 2, 0), "tiny-low-rank": (3, 4, 3, 2)}
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp64", "fp32"])
 STEPS = pytest.mark.parametrize("step", CELLS)
@@ -48,7 +50,7 @@ def _two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def draw(step: str, size: str, dtype: torch.dtype = torch.float64) -> Leaves:
     """Return the tensors of a call by name; no matrix is symmetric."""
-    cell, (b, t, i, rank) = CELLS[step], (SIZES | EMULATED)[size]
+    cell, (b, t, i, rank) = CELLS[step], (SIZES | EMULATED | TINY)[size]
     generator = torch.Generator().manual_seed(1)
 
     def normal(*shape: int, over: float = 1.0) -> Tensor:
@@ -67,7 +69,9 @@ def draw(step: str, size: str, dtype: torch.dtype = torch.float64) -> Leaves:
     return {name: leaf.to(dtype).requires_grad_() for name, leaf in leaves.items()}
 
 
-def call(step: str, leaves: Leaves, backend: str) -> tuple[Tensor, ...]:
+def call(
+    step: str, leaves: Leaves, backend: str, resets: Tensor | None = None
+) -> tuple[Tensor, ...]:
     """Return the states of all steps and the parts of the last one."""
 
     def of(*words: str) -> list[Tensor]:
@@ -80,13 +84,20 @@ def call(step: str, leaves: Leaves, backend: str) -> tuple[Tensor, ...]:
         of("state"),
         parameters=of("scale", "extra"),
         backend=backend,
+        resets_bt=resets,
     )
     return y, *last
 
 
-def everything(step: str, leaves: Leaves, backend: str, reached: str = "both") -> Leaves:
+def everything(
+    step: str,
+    leaves: Leaves,
+    backend: str,
+    reached: str = "both",
+    resets: Tensor | None = None,
+) -> Leaves:
     """Return outputs and gradients by name; ``reached`` outputs have a gradient."""
-    outputs = call(step, leaves, backend)
+    outputs = call(step, leaves, backend, resets)
     generator = torch.Generator().manual_seed(2)
     pulls = [
         torch.randn(out.shape, dtype=torch.float64, generator=generator).to(out.dtype)
@@ -191,7 +202,7 @@ def test_it_is_a_good_operator(step: str) -> None:
     inputs = [leaf for name, leaf in leaves.items() if name.startswith("input")]
     parameters = [leaves[name] for name in ("scale", "extra") if name in leaves]
     state = torch.stack([leaves[f"state {n}"] for n in range(cell.states)])
-    arguments = (step, "cpu", True, inputs, [leaves["matrix"]], parameters, state.detach())
+    arguments = (step, "cpu", True, inputs, [leaves["matrix"]], parameters, state.detach(), None)
     torch.library.opcheck(custom_op.dense, arguments)
 
 
@@ -253,11 +264,11 @@ def test_wrong_tensors_are_refused_at_the_operators_door() -> None:
     leaves = draw("tanh", "one-thread")
     inputs, matrix, state = [leaves["input 0"]], leaves["matrix"], leaves["state 0"].unsqueeze(0)
     with pytest.raises(ValueError, match=r"dense tanh: 1 of parameter, expected 0"):
-        custom_op.dense("tanh", "cpu", False, inputs, [matrix], [state[0, 0]], state)
+        custom_op.dense("tanh", "cpu", False, inputs, [matrix], [state[0, 0]], state, None)
     with pytest.raises(ValueError, match=r"state 0 of dense tanh: shape"):
-        custom_op.dense("tanh", "cpu", False, inputs, [matrix], [], state[:, :1])
+        custom_op.dense("tanh", "cpu", False, inputs, [matrix], [], state[:, :1], None)
     with pytest.raises(ValueError, match=r"source 0 of dense tanh: shape"):
-        custom_op.dense("tanh", "cpu", False, [inputs[0][..., :3]], [matrix], [], state)
+        custom_op.dense("tanh", "cpu", False, [inputs[0][..., :3]], [matrix], [], state, None)
 
 
 WRONG = {

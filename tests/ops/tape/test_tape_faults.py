@@ -11,6 +11,7 @@ import pytest
 from elman.ops.tape import cpu
 from tests.emulation import emulator
 from tests.ops.tape import test_tape_kernels as kernels
+from tests.ops.tape.test_tape_resets import resets_of
 
 ENGINE, CELLS = "cpu/tape/engine.h", "cells/tape.h"
 # By what is wrong: the file under csrc, old text, new text, and a write and size that show it.
@@ -109,14 +110,76 @@ FAULTS = {
         ("full", "odd"),
     ),
 }
+# The same, seen where rows have resets.
+WITH_RESETS = {
+    "a reset is that of another row": (
+        ENGINE,
+        "a.resets[b * a.steps + t];",
+        "a.resets[t];",
+        ("full", "one-thread"),
+    ),
+    "the product of the state before a reset is read": (
+        ENGINE,
+        "const V product = anew ? V{} : L::load(row(b) + ch, n);",
+        "const V product = L::load(row(b) + ch, n);",
+        ("full", "one-thread"),
+    ),
+    "the tape before a reset is read": (
+        ENGINE,
+        "if (anew) one = V{};",
+        "",
+        ("full", "one-thread"),
+    ),
+    "the scores before a reset are kept": (
+        ENGINE,
+        "if (reset(b, t + 1)) std::fill(scores, scores + a.slots, T(0));",
+        "",
+        ("full", "one-row"),
+    ),
+    "the first tape is replayed where it is dropped": (
+        ENGINE,
+        "if (reset(b, start)) clear(s, b, replayed(start, start));",
+        "(void)s;",
+        ("full", "one-thread"),
+    ),
+    "a tape is replayed over a reset": (
+        ENGINE,
+        "        if (reset(b, t + 1))\n          clear(s, b, replayed(t + 1, start));\n        else\n",
+        "",
+        ("full", "one-thread"),
+    ),
+    "a gradient of the tape passes a reset": (
+        ENGINE,
+        "one = anew ? V{} : tape::read_bwd",
+        "one = tape::read_bwd",
+        ("full", "one-thread"),
+    ),
+    "a gradient passes a reset by the scores": (
+        ENGINE,
+        "return anew ? V{} : carried;",
+        "return carried;",
+        ("full", "one-thread"),
+    ),
+    "a gradient passes a reset by the product": (
+        ENGINE,
+        "reset(b, t) ? V{} : delta, n);",
+        "delta, n);",
+        ("full", "one-thread"),
+    ),
+}
 QUICK = ("the softmax of the write has no gradient", "threads do not meet before a product")
+QUICK += ("a tape is replayed over a reset",)
 REPEATS = 50  # a race is not lost every time
 pytestmark = pytest.mark.compiler
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(
-    "what", [pytest.param(what, marks=[pytest.mark.slow] * (what not in QUICK)) for what in FAULTS]
+    "what",
+    [
+        pytest.param(what, marks=[pytest.mark.slow] * (what not in QUICK))
+        for what in FAULTS | WITH_RESETS
+    ],
 )
 def test_a_planted_fault_is_noticed(what: str, tmp_path: Path) -> None:
     """In a process of its own: a fork would have none of OpenMP's threads."""
@@ -127,14 +190,17 @@ def test_a_planted_fault_is_noticed(what: str, tmp_path: Path) -> None:
 
 def main(what: str, folder: str) -> None:
     """Compile the kernels with a fault, and print ``noticed`` if the comparison fails."""
-    file, old, new, (write, size) = FAULTS[what]
+    file, old, new, (write, size) = (FAULTS | WITH_RESETS)[what]
+    leaves = kernels.draw(write, size)
+    resets = resets_of(leaves) if what in WITH_RESETS else None
+    wanted = kernels.everything(write, leaves, "reference", resets=resets)
     cpu.kernel_threads = lambda of_torch: 2
     emulator.plant_in_cpu_engines(Path(folder), file, lambda whole: whole.replace(old, new))
-    kernels.source.kernel_for(write, kernels.torch.float64)
+    kernels.source.kernel_for(write, kernels.torch.float64, resets=resets is not None)
     try:
         for _ in range(REPEATS):
-            found = kernels.everything(write, kernels.draw(write, size), "cpu")
-            kernels.check(found, kernels.wanted(write, size), 1e-12)
+            found = kernels.everything(write, leaves, "cpu", resets=resets)
+            kernels.check(found, wanted, 1e-12)
     except AssertionError:
         print("noticed")
 

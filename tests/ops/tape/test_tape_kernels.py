@@ -26,6 +26,8 @@ SIZES = {
     "one-thread": (2, 5, 3, 21),
     "one-step": (1, 1, 2, 5),
 }
+# For finite differences; a segment has three steps.
+TINY = {"tiny": (3, 7, 3, 2)}
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp64", "fp32"])
 WRITES = pytest.mark.parametrize("write", CELLS)
@@ -48,7 +50,7 @@ def _two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def draw(write: str, size: str, dtype: torch.dtype = torch.float64) -> Leaves:
     """Return the tensors of a call by name; no matrix is symmetric, no slot is another's."""
-    b, t, n, i = SIZES[size]
+    b, t, n, i = (SIZES | TINY)[size]
     generator = torch.Generator().manual_seed(1)
 
     def normal(*shape: int, over: float = 1.0) -> Tensor:
@@ -61,7 +63,9 @@ def draw(write: str, size: str, dtype: torch.dtype = torch.float64) -> Leaves:
     return {name: leaf.to(dtype).requires_grad_() for name, leaf in leaves.items()}
 
 
-def call(write: str, leaves: Leaves, backend: str) -> tuple[Tensor, Tensor, Tensor]:
+def call(
+    write: str, leaves: Leaves, backend: str, resets: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the states of all steps, the last tape and the last state."""
     given = (leaves.get(name) for name in ("input", "W_h", "W_r"))
     return dual_memory(
@@ -70,14 +74,19 @@ def call(write: str, leaves: Leaves, backend: str) -> tuple[Tensor, Tensor, Tens
         leaves["state"],
         write=write,  # type: ignore[arg-type]
         backend=backend,
+        resets_bt=resets,
     )
 
 
 def everything(
-    write: str, leaves: Leaves, backend: str, reached: tuple[str, ...] = OUTPUTS
+    write: str,
+    leaves: Leaves,
+    backend: str,
+    reached: tuple[str, ...] = OUTPUTS,
+    resets: Tensor | None = None,
 ) -> Leaves:
     """Return outputs and gradients by name; ``reached`` outputs have a gradient."""
-    outputs = dict(zip(OUTPUTS, call(write, leaves, backend), strict=True))
+    outputs = dict(zip(OUTPUTS, call(write, leaves, backend, resets), strict=True))
     generator = torch.Generator().manual_seed(2)
     pulls = {
         name: torch.randn(out.shape, dtype=torch.float64, generator=generator).to(out.dtype)
@@ -246,6 +255,7 @@ def test_it_is_a_good_operator(write: str) -> None:
         matrix.detach(),
         leaves["tape"],
         leaves["state"],
+        None,
     )
     torch.library.opcheck(custom_op.tape, arguments)
 
@@ -321,13 +331,13 @@ def test_wrong_tensors_are_refused_at_the_operators_door() -> None:
     leaves = draw("shared", "one-thread")
     x, matrix, tape, state = (leaves[name] for name in ("input", "W_h", "tape", "state"))
     with pytest.raises(ValueError, match=r"matrices of tape full: shape \[21, 21\], expected"):
-        custom_op.tape("full", "cpu", False, x, matrix, tape, state)
+        custom_op.tape("full", "cpu", False, x, matrix, tape, state, None)
     with pytest.raises(ValueError, match=r"tape of tape shared: shape"):
-        custom_op.tape("shared", "cpu", False, x, matrix, tape[:1], state)
+        custom_op.tape("shared", "cpu", False, x, matrix, tape[:1], state, None)
     with pytest.raises(ValueError, match=r"parameters of tape shared: dtype float32"):
-        custom_op.tape("shared", "cpu", False, x, matrix.float(), tape, state)
+        custom_op.tape("shared", "cpu", False, x, matrix.float(), tape, state, None)
     with pytest.raises(ValueError, match=r"source 0 of tape shared: .* expected rows and steps"):
-        custom_op.tape("shared", "cpu", False, x[:, :0], matrix, tape, state)
+        custom_op.tape("shared", "cpu", False, x[:, :0], matrix, tape, state, None)
 
 
 def test_another_dtype_or_write_has_no_kernel() -> None:

@@ -1,4 +1,7 @@
-"""The compiled CPU kernels of an engine: one for each step and dtype, many in one library."""
+"""The compiled CPU kernels of an engine: one for each step and dtype, many in one library.
+
+A kernel that knows resets is another one: the one without them has no question inside its loops.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ class KernelTable:
             makes a kernel's functions.
         arguments: The mirror of their argument.
         layouts: Returns C++ text that compares the mirrors with the structures.
-        structure: ``structure(step, dtype, name)`` returns the C++ ``Spec`` of a kernel.
+        structure: ``structure(step, dtype, name, resets)`` returns the C++ ``Spec`` of a kernel.
     """
 
     def __init__(
@@ -39,29 +42,38 @@ class KernelTable:
         engine: str,
         arguments: type[ctypes.Structure],
         layouts: Callable[[], str],
-        structure: Callable[[str, torch.dtype, str], str],
+        structure: Callable[[str, torch.dtype, str, bool], str],
     ) -> None:
         self._engine, self._arguments = engine, arguments
         self._layouts, self._structure = layouts, structure
-        self._loaded: dict[tuple[str, torch.dtype], Kernel] = {}
+        self._loaded: dict[tuple[str, torch.dtype, bool], Kernel] = {}
 
-    def kernel_for(self, step: str, dtype: torch.dtype) -> Kernel:
+    def kernel_for(self, step: str, dtype: torch.dtype, *, resets: bool = False) -> Kernel:
         """Return the kernel of a step, compiled if it was not compiled before.
+
+        Args:
+            step: Name of the step.
+            dtype: Dtype of the kernel.
+            resets: Whether it knows resets.
 
         Raises:
             UserError: there is no kernel for the step or dtype, or it cannot be compiled.
         """
-        if (step, dtype) not in self._loaded:
-            self.prepare([step], dtype, f"{self._engine} {step}")
-        return self._loaded[step, dtype]
+        if (step, dtype, resets) not in self._loaded:
+            label = f"{self._engine} {step}{' with resets' if resets else ''}"
+            self.prepare([step], dtype, label, resets=resets)
+        return self._loaded[step, dtype, resets]
 
-    def prepare(self, steps: Iterable[str], dtype: torch.dtype, label: str) -> None:
+    def prepare(
+        self, steps: Iterable[str], dtype: torch.dtype, label: str, *, resets: bool = False
+    ) -> None:
         """Compile and load the kernels that are not loaded yet, all as one library.
 
         Args:
             steps: Names of the steps.
             dtype: Dtype of their kernels.
             label: What they are, for people.
+            resets: Whether they know resets.
 
         Raises:
             UserError: as :meth:`kernel_for`.
@@ -71,23 +83,25 @@ class KernelTable:
                 f"kernels.backend=cpu: computes in float32 and float64, not in {dtype}; "
                 "use kernels.backend=reference"
             )
-        missing = [step for step in dict.fromkeys(steps) if (step, dtype) not in self._loaded]
+        steps = dict.fromkeys(steps)
+        missing = [step for step in steps if (step, dtype, resets) not in self._loaded]
         if not missing:
             return
         names = [f"{self._engine}_{i}" for i in range(len(missing))]
-        library = load_library(self._text(dict(zip(names, missing, strict=True)), dtype), label)
+        text = self._text(dict(zip(names, missing, strict=True)), dtype, resets)
+        library = load_library(text, label)
         for step, name in zip(missing, names, strict=True):
-            self._loaded[step, dtype] = self._functions(library, name)
+            self._loaded[step, dtype, resets] = self._functions(library, name)
 
     def forget(self) -> None:
         """Compile again what is asked for next."""
         self._loaded.clear()
 
-    def _text(self, steps: dict[str, str], dtype: torch.dtype) -> str:
+    def _text(self, steps: dict[str, str], dtype: torch.dtype, resets: bool) -> str:
         """Return the translation unit of steps by the names of their functions."""
         engine = self._engine
         structures = "".join(
-            self._structure(step, dtype, f"Spec_{name}") for name, step in steps.items()
+            self._structure(step, dtype, f"Spec_{name}", resets) for name, step in steps.items()
         )
         exports = "".join(f"ELMAN_{engine.upper()}({name}, elman::Spec_{name})\n" for name in steps)
         inner = f"namespace elman {{\nnamespace {{\n{structures}}}\n}}\n"

@@ -149,6 +149,21 @@ def check_state(part: str, of: str, state: Tensor, shape: Shape, like: Tensor) -
         check(f"{part} of {of}", state, shape, like.device, dtypes, batched=True)
 
 
+def check_resets(of: str, resets_bt: Tensor | None, like: Tensor) -> None:
+    """Compare resets with the sequence whose steps they stand before.
+
+    Args:
+        of: The operation, for people.
+        resets_bt: Whether a row's state is zero before a step, bool; or None.
+        like: The sequence [B, T, channels].
+
+    Raises:
+        ValueError: they have another shape, dtype or device.
+    """
+    if resets_bt is not None:
+        check(f"resets of {of}", resets_bt, tuple(like.shape[:2]), like.device, (torch.bool,))
+
+
 def check_kernel_tensors(
     of: str, sources_btc: Sequence[Tensor], parameters: Sequence[Tensor]
 ) -> None:

@@ -14,16 +14,22 @@ from elman.ops.common.uncompiled import uncompiled
 from elman.ops.dense import custom_op, reference
 from elman.ops.dense.steps import State, Tensors
 
-Run = Callable[[str, Tensors, Tensors, Tensors, Tensors], tuple[Tensor, State]]
-"""``run(step, inputs, recurrent, state, parameters) -> (h_bti, state)``."""
+Run = Callable[[str, Tensors, Tensors, Tensors, Tensors, Tensor | None], tuple[Tensor, State]]
+"""``run(step, inputs, recurrent, state, parameters, resets_bt) -> (h_bti, state)``."""
 
 
 @uncompiled
 def _reference(
-    step: str, inputs: Tensors, recurrent: Tensors, state: Tensors, parameters: Tensors
+    step: str,
+    inputs: Tensors,
+    recurrent: Tensors,
+    state: Tensors,
+    parameters: Tensors,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, State]:
     with no_autocast(state[0]):
-        return reference.dense_recurrence(step, inputs, recurrent, state, parameters)
+        given = (inputs, recurrent, state, parameters, resets_bt)
+        return reference.dense_recurrence(step, *given)
 
 
 def _compiled(
@@ -33,10 +39,12 @@ def _compiled(
     recurrent: Tensors,
     state: Tensors,
     parameters: Tensors,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, State]:
     custom_op.check_kernel_call(step, backend, inputs, recurrent, parameters, state)
     first_sbi = torch.stack(tuple(state))
-    h_bti, last_sbi = custom_op.run(step, backend, inputs, recurrent, parameters, first_sbi)
+    given = (inputs, recurrent, parameters, first_sbi, resets_bt)
+    h_bti, last_sbi = custom_op.run(step, backend, *given)
     return h_bti, last_sbi.unbind(0)
 
 

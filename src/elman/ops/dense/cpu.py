@@ -27,10 +27,11 @@ def forward(
     parameters: Tensors,
     first_sbi: Tensor,
     keep: bool,
+    resets_bt: Tensor | None = None,
 ) -> Results:
     """Run a step over time; see :func:`elman.ops.dense.op.dense_recurrence`."""
     results = room(step, inputs[0], first_sbi, keep)
-    call = _Call(step, recurrent, parameters, first_sbi, results)
+    call = _Call(step, recurrent, parameters, first_sbi, results, resets_bt)
     call.args.x = sequence(call.keep(adjacent(inputs[0])))
     for number, other in enumerate(inputs[1:]):
         call.args.p[number] = sequence(call.keep(adjacent(other)))
@@ -47,13 +48,14 @@ def backward(
     parameters: Tensors,
     first_sbi: Tensor,
     results: Results,
+    resets_bt: Tensor | None = None,
 ) -> Gradients:
     """Run a step back through time."""
     cell = compiled_cell(step)
     batch, _, channels = results.y_bti.shape
     dinputs = gradient_room(step, results.y_bti)
     dfirst_sbi = torch.empty_like(first_sbi)
-    call = _Call(step, recurrent, parameters, first_sbi, results)
+    call = _Call(step, recurrent, parameters, first_sbi, results, resets_bt)
     call.args.dx = sequence(dinputs[0])
     for number, dinput in enumerate(dinputs[1:]):
         call.args.dp[number] = sequence(dinput)
@@ -65,7 +67,7 @@ def backward(
         call.point(dlast=dlast_sbi.contiguous())
     call.run(call.kernel.backward)
     given = (dinputs, dscale_bi, dfirst_sbi, recurrent, parameters, first_sbi, results)
-    return gradients(step, *given)
+    return gradients(step, *given, resets_bt)
 
 
 class _Call:
@@ -78,11 +80,12 @@ class _Call:
         parameters: Tensors,
         first_sbi: Tensor,
         results: Results,
+        resets_bt: Tensor | None,
     ) -> None:
         require_cpu(first_sbi)
         cell = compiled_cell(step)
         batch, steps, channels = results.y_bti.shape
-        self.kernel = kernel_for(step, first_sbi.dtype)
+        self.kernel = kernel_for(step, first_sbi.dtype, resets=resets_bt is not None)
         self.kept: list[Tensor] = []
         self.args = DenseArgs(
             batch=batch,
@@ -95,6 +98,8 @@ class _Call:
             memo=results.memo_btmi.data_ptr() if results.memo_btmi.numel() else None,
         )
         self.point(matrix=recurrent[0].contiguous(), first=first_sbi.contiguous())
+        if resets_bt is not None:
+            self.point(resets=resets_bt.contiguous())
         if len(recurrent) > 1:
             self.point(inner=recurrent[1].contiguous())
         if parameters:

@@ -18,6 +18,7 @@ from elman.ops.common.door import (
     Shape,
     check,
     check_kernel_tensors,
+    check_resets,
     check_sequences,
     check_state,
 )
@@ -40,9 +41,10 @@ class Kernels:
         narrow: Whether the inputs may be narrower than the state.
     """
 
-    forward: Callable[[str, Tensors, Tensors, Tensors, Tensor, bool], Results]
+    forward: Callable[[str, Tensors, Tensors, Tensors, Tensor, bool, Tensor | None], Results]
     backward: Callable[
-        [str, Tensor | None, Tensor | None, Tensors, Tensors, Tensor, Results], Gradients
+        [str, Tensor | None, Tensor | None, Tensors, Tensors, Tensor, Results, Tensor | None],
+        Gradients,
     ]
     narrow: bool = False
 
@@ -63,6 +65,7 @@ def dense(
     recurrent: Sequence[Tensor],
     parameters: Sequence[Tensor],
     first_sbi: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Run a step of the dense engine over time.
 
@@ -74,6 +77,7 @@ def dense(
         recurrent: The matrix [out, in], or its two factors, in the dtype of the state.
         parameters: The step's own, likewise.
         first_sbi: State before the first step, in fp32 or wider.
+        resets_bt: Whether the state of a row is zero before a step, bool; None: never.
 
     Returns:
         The states of all steps [B, T, i], the state after the last one, and what the backward pass
@@ -85,14 +89,20 @@ def dense(
         UserError: the backend cannot read the tensors' device or dtype.
     """
     of, batch = f"dense {step}", inputs[0].shape[0]
-    check_call(step, inputs, recurrent, list(first_sbi.unbind(0)))
+    check_call(step, inputs, recurrent, list(first_sbi.unbind(0)), resets_bt)
     check_kernel_tensors(of, inputs, (*recurrent, *parameters))
     check_kernel_call(step, backend, inputs, recurrent, parameters, list(first_sbi.unbind(0)))
     check_state("state", of, first_sbi[0], (batch, first_sbi.shape[2]), inputs[0])
-    return _forward(step, backend, keep, inputs, recurrent, parameters, first_sbi)
+    return _forward(step, backend, keep, inputs, recurrent, parameters, first_sbi, resets_bt)
 
 
-def check_call(step: str, inputs: Tensors, recurrent: Tensors, state: Tensors) -> None:
+def check_call(
+    step: str,
+    inputs: Tensors,
+    recurrent: Tensors,
+    state: Tensors,
+    resets_bt: Tensor | None = None,
+) -> None:
     """Compare the sequences and the state of a call with the recurrent matrix.
 
     Raises:
@@ -103,6 +113,7 @@ def check_call(step: str, inputs: Tensors, recurrent: Tensors, state: Tensors) -
     channels = recurrent[-1].shape[1]
     for number, part in enumerate(state):
         check_state(f"state {number}", of, part, (inputs[0].shape[0], channels), inputs[0])
+    check_resets(of, resets_bt, inputs[0])
 
 
 def check_kernel_call(
@@ -151,9 +162,10 @@ def _forward(
     recurrent: Tensors,
     parameters: Tensors,
     first_sbi: Tensor,
+    resets_bt: Tensor | None,
 ) -> Outputs:
-    found = KERNELS[backend].forward(step, inputs, recurrent, parameters, first_sbi, keep)
-    return _outputs(found)
+    given = (inputs, recurrent, parameters, first_sbi, keep, resets_bt)
+    return _outputs(KERNELS[backend].forward(step, *given))
 
 
 def _outputs(found: Results) -> Outputs:
@@ -169,6 +181,7 @@ def _(
     recurrent: Sequence[Tensor],
     parameters: Sequence[Tensor],
     first_sbi: Tensor,
+    resets_bt: Tensor | None,
 ) -> Outputs:
     return _outputs(room(step, inputs[0], first_sbi, keep))
 
@@ -185,10 +198,11 @@ def dense_backward(
     y_bti: Tensor,
     memo_btmi: Tensor,
     norms_bt: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor]:
     """Return the gradients of inputs, matrices, parameters and first state."""
     results = Results(y_bti, first_sbi, memo_btmi, norms_bt)
-    given = (dy_bti, dlast_sbi, recurrent, parameters, first_sbi, results)
+    given = (dy_bti, dlast_sbi, recurrent, parameters, first_sbi, results, resets_bt)
     found = KERNELS[backend].backward(step, *given)
     return found.inputs, found.recurrent, found.parameters, found.first_sbi
 
@@ -205,6 +219,7 @@ def _(
     y_bti: Tensor,
     memo_btmi: Tensor,
     norms_bt: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor]:
     matrices = [one.new_empty(one.shape) for one in recurrent]
     own = [one.new_empty(one.shape) for one in parameters]
@@ -213,11 +228,11 @@ def _(
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
     # The inputs are not kept: what a backward pass needs of them stands in the memo.
-    ctx.step, ctx.backend, _, given, *groups, first_sbi = inputs
+    ctx.step, ctx.backend, _, given, *groups, first_sbi, resets_bt = inputs
     ctx.sizes = [len(given), *(len(group) for group in groups)]
     y_bti, _, memo_btmi, norms_bt = output
     tensors = (tensor for group in groups for tensor in group)
-    ctx.save_for_backward(*tensors, first_sbi, y_bti, memo_btmi, norms_bt)
+    ctx.save_for_backward(*tensors, first_sbi, y_bti, memo_btmi, norms_bt, resets_bt)
     ctx.set_materialize_grads(False)
 
 
@@ -234,22 +249,23 @@ def _differentiate(
     """
     saved = list(ctx.saved_tensors)
     recurrent, parameters = ([saved.pop(0) for _ in range(n)] for n in ctx.sizes[1:])
-    first_sbi, y_bti, memo_btmi, norms_bt = saved
+    first_sbi, y_bti, memo_btmi, norms_bt, resets_bt = saved
     # Who differentiates once more is told by the operator that this cannot be.
     plain = plain and not torch.is_grad_enabled()
     if plain and not operators_are_seen((y_bti, *recurrent, dy_bti, dlast_sbi)):
         results = Results(y_bti, first_sbi, memo_btmi, norms_bt)
-        given = (dy_bti, dlast_sbi, recurrent, parameters, first_sbi, results)
+        given = (dy_bti, dlast_sbi, recurrent, parameters, first_sbi, results, resets_bt)
         return KERNELS[ctx.backend].backward(ctx.step, *given)
-    tensors = (recurrent, parameters, first_sbi, y_bti, memo_btmi, norms_bt)
+    tensors = (recurrent, parameters, first_sbi, y_bti, memo_btmi, norms_bt, resets_bt)
     return Gradients(*dense_backward(ctx.step, ctx.backend, dy_bti, dlast_sbi, *tensors))
 
 
 def _differentiate_operator(
     ctx: Any, dy_bti: Tensor | None, dlast_sbi: Tensor | None, *rest: Tensor | None
-) -> tuple[None, None, None, list[Tensor], list[Tensor], list[Tensor], Tensor]:
+) -> tuple[None, None, None, list[Tensor], list[Tensor], list[Tensor], Tensor, None]:
     found = _differentiate(ctx, dy_bti, dlast_sbi, plain=False)
-    return None, None, None, found.inputs, found.recurrent, found.parameters, found.first_sbi
+    read = (found.inputs, found.recurrent, found.parameters, found.first_sbi)
+    return None, None, None, *read, None
 
 
 dense.register_autograd(_differentiate_operator, setup_context=_setup)
@@ -262,14 +278,20 @@ class Dense(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, step: str, backend: str, sizes: tuple[int, int, int], *tensors: Tensor
+        ctx: Any,
+        step: str,
+        backend: str,
+        sizes: tuple[int, int, int],
+        resets_bt: Tensor | None,
+        *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Run the kernel on inputs, matrices, parameters and the first state, in this order."""
         rest = list(tensors)
         groups = [[rest.pop(0) for _ in range(size)] for size in sizes]
         (first_sbi,) = rest
-        outputs = _forward(step, backend, True, groups[0], groups[1], groups[2], first_sbi)
-        _setup(ctx, (step, backend, True, *groups, first_sbi), outputs)
+        given = (groups[0], groups[1], groups[2], first_sbi, resets_bt)
+        outputs = _forward(step, backend, True, *given)
+        _setup(ctx, (step, backend, True, *given), outputs)
         return outputs[:2]
 
     @staticmethod
@@ -278,7 +300,8 @@ class Dense(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         """Run the kernels of the backward pass."""
         found = _differentiate(ctx, dy_bti, dlast_sbi, plain=True)
-        return None, None, None, *found.inputs, *found.recurrent, *found.parameters, found.first_sbi
+        read = (*found.inputs, *found.recurrent, *found.parameters, found.first_sbi)
+        return None, None, None, None, *read
 
 
 def run(
@@ -288,15 +311,17 @@ def run(
     recurrent: Tensors,
     parameters: Tensors,
     first_sbi: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Return the first two outputs of :func:`dense`, by an operator only where it is seen."""
     tensors = (*inputs, *recurrent, *parameters, first_sbi)
     keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    if operators_are_seen(tensors):
-        y_bti, last_sbi, *_ = dense(step, backend, keep, inputs, recurrent, parameters, first_sbi)
+    given = (inputs, recurrent, parameters, first_sbi, resets_bt)
+    if operators_are_seen((*tensors, resets_bt)):
+        y_bti, last_sbi, *_ = dense(step, backend, keep, *given)
         return y_bti, last_sbi
     if not keep:
-        return _forward(step, backend, False, inputs, recurrent, parameters, first_sbi)[:2]
+        return _forward(step, backend, False, *given)[:2]
     sizes = (len(inputs), len(recurrent), len(parameters))
-    outputs: tuple[Tensor, Tensor] = apply(Dense, step, backend, sizes, *tensors)
+    outputs: tuple[Tensor, Tensor] = apply(Dense, step, backend, sizes, resets_bt, *tensors)
     return outputs

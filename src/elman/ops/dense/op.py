@@ -23,6 +23,7 @@ def dense_recurrence(
     *,
     parameters: Sequence[Tensor] = (),
     backend: str,
+    resets_bt: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Run one kind of step over time, from a given state to the final one.
 
@@ -59,6 +60,8 @@ def dense_recurrence(
         state: State before the first step, [B, i] each, h first.
         parameters: The step's own: U [i, i] of ``gru``, alpha [1] of ``normalized_scalar``.
         backend: Name of the implementation, as chosen by ``elman.models.backends``.
+        resets_bt: Whether the state of a row is zero before a step, bool; None: never. A reset
+            before the first step drops the given state. No gradient passes a reset.
 
     Returns:
         h of all steps [B, T, i] and the state after the last one. Both, and all of the computation,
@@ -71,7 +74,7 @@ def dense_recurrence(
         UserError: the backend has no kernel for the step or dtype, or cannot build it.
     """
     chosen, dtype = BACKENDS[backend], state[0].dtype
-    custom_op.check_call(step, inputs, recurrent, state)
+    custom_op.check_call(step, inputs, recurrent, state, resets_bt)
     batch, steps, _ = inputs[0].shape
     channels = recurrent[-1].shape[1]
     io = io_dtype(inputs[0]) if chosen.narrow else dtype
@@ -83,11 +86,17 @@ def dense_recurrence(
     recurrent, state, parameters = (
         [cast(one, dtype) for one in group] for group in (recurrent, state, parameters)
     )
-    return chosen.run(step, inputs, recurrent, state, parameters)
+    return chosen.run(step, inputs, recurrent, state, parameters, resets_bt)
 
 
 def elman(
-    input_bti: Tensor, weight_ii: Tensor, state_bi: Tensor, *, linear: bool, backend: str
+    input_bti: Tensor,
+    weight_ii: Tensor,
+    state_bi: Tensor,
+    *,
+    linear: bool,
+    backend: str,
+    resets_bt: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run ``h_t = phi(input_t + W h_{t-1})`` over time; see :func:`dense_recurrence`.
 
@@ -97,12 +106,13 @@ def elman(
         state_bi: State before the first step.
         linear: Whether phi is the identity instead of tanh.
         backend: Name of the implementation.
+        resets_bt: Whether the state of a row is zero before a step; None: never.
 
     Returns:
         All states h_bti and the last one.
     """
     step = "linear" if linear else "tanh"
     h_bti, (final_bi,) = dense_recurrence(
-        step, [input_bti], [weight_ii], [state_bi], backend=backend
+        step, [input_bti], [weight_ii], [state_bi], backend=backend, resets_bt=resets_bt
     )
     return h_bti, final_bi

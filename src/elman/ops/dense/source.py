@@ -10,19 +10,21 @@ from elman.ops.dense.abi import DenseArgs, layouts
 from elman.ops.dense.recurrences import compiled_cell
 
 
-def structure(step: str, dtype: torch.dtype, name: str) -> str:
+def structure(step: str, dtype: torch.dtype, name: str, resets: bool = False) -> str:
     """Return the C++ ``Spec`` of csrc/cpu/dense/engine.h.
 
     Args:
         step: Name of the step.
         dtype: What it reads, computes in and writes.
         name: Name of the structure.
+        resets: Whether the kernel knows resets.
     """
     cell = compiled_cell(step)
     return (
         f"struct {name} {{\n{cell.code}"
         f"    using T = {C_TYPES[dtype]};\n"
         f"    using Cell = {cell.type};\n"
+        f"    static constexpr bool RESETS = {str(resets).lower()};\n"
         f"{cell.assertions(step)}"
         "};\n"
     )

@@ -20,6 +20,7 @@ class TapeArgs(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _POINTERS),
         *((name, ctypes.c_int64) for name in _NUMBERS),
+        ("resets", ctypes.c_void_p),
     )
 
 

@@ -13,8 +13,12 @@ from elman.ops.common.precision import no_autocast
 from elman.ops.common.uncompiled import uncompiled
 from elman.ops.tape import custom_op, reference
 
-Run = Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor, str], tuple[Tensor, Tensor, Tensor]]
-"""``run(input_bti, recurrent_ii, write_ii, tape_bni, state_bi, write) -> (h_bti, tape, state)``."""
+Run = Callable[
+    [Tensor, Tensor, Tensor | None, Tensor, Tensor, str, Tensor | None],
+    tuple[Tensor, Tensor, Tensor],
+]
+"""``run(input_bti, recurrent_ii, write_ii, tape_bni, state_bi, write, resets_bt)``, which returns
+``(h_bti, tape, state)``."""
 
 
 @uncompiled
@@ -25,8 +29,9 @@ def _reference(
     tape_bni: Tensor,
     state_bi: Tensor,
     write: str,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    given = (input_bti, recurrent_ii, write_ii, tape_bni, state_bi, write)
+    given = (input_bti, recurrent_ii, write_ii, tape_bni, state_bi, write, resets_bt)
     with no_autocast(state_bi):
         return reference.dual_memory(*given)
 
@@ -39,10 +44,11 @@ def _compiled(
     tape_bni: Tensor,
     state_bi: Tensor,
     write: str,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     matrix_pi = recurrent_ii if write_ii is None else torch.cat([recurrent_ii, write_ii])
     custom_op.check_kernel_call(write, backend, input_bti, matrix_pi, tape_bni, state_bi)
-    return custom_op.run(write, backend, input_bti, matrix_pi, tape_bni, state_bi)
+    return custom_op.run(write, backend, input_bti, matrix_pi, tape_bni, state_bi, resets_bt)
 
 
 BACKENDS: dict[str, Backend[Run]] = {

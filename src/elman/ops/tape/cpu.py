@@ -20,10 +20,10 @@ from elman.ops.tape.results import Inputs, Results
 from elman.ops.tape.source import kernel_for
 
 
-def forward(write: str, given: Inputs, keep: bool) -> Results:
+def forward(write: str, given: Inputs, keep: bool, resets_bt: Tensor | None = None) -> Results:
     """Run the recurrence over time; see :func:`elman.ops.tape.op.dual_memory`."""
     results = passes.room(write, given, keep)
-    call = _Call(write, given, results, keep)
+    call = _Call(write, given, results, keep, resets_bt)
     call.run(call.kernel.forward)
     return results
 
@@ -35,6 +35,7 @@ def backward(
     dstate_bi: Tensor | None,
     given: Inputs,
     results: Results,
+    resets_bt: Tensor | None = None,
 ) -> Inputs:
     """Return the gradients of what a forward pass read.
 
@@ -45,30 +46,36 @@ def backward(
         dstate_bi: Gradient of the last state.
         given: What the forward pass read; of the input the shape alone is read.
         results: What it left; the last tape and the last state are not read.
+        resets_bt: Whether tape and state of a row are zero before a step; None: never.
     """
     batch, steps, channels = results.y_bti.shape
     dinput_bti = given.input_bti.new_empty((batch, steps, channels))
     dtape = given.tape_bni.new_empty(given.tape_bni.shape)
     dstate = given.state_bi.new_empty(given.state_bi.shape)
     pulls_btp = given.matrix_pi.new_empty((batch, steps, given.matrix_pi.shape[0]))
-    call = _Call(write, given, results, True)
+    call = _Call(write, given, results, True, resets_bt)
     call.point(dx=dinput_bti, dtape=dtape, dfirst=dstate, pulls=pulls_btp)
     call.point(dy=dy_bti, dlast_tape=dtape_bni, dlast=dstate_bi)
     call.run(call.kernel.backward)
     with no_autocast(given.state_bi):  # where a backward pass runs inside of one
         dmatrix_pi = pulls_btp.flatten(0, 1).T @ results.y_bti.flatten(0, 1)
         # W_h is read once more than the states of all steps say: by the first step.
-        dmatrix_pi[:channels].addmm_(dinput_bti[:, 0].T, given.state_bi)
+        state_bi = given.state_bi
+        if resets_bt is not None:
+            state_bi = state_bi.masked_fill(resets_bt[:, :1], 0.0)
+        dmatrix_pi[:channels].addmm_(dinput_bti[:, 0].T, state_bi)
     return Inputs(dinput_bti, dmatrix_pi, dtape, dstate)
 
 
 class _Call:
     """The arguments of one call, and the tensors that they point to."""
 
-    def __init__(self, write: str, given: Inputs, results: Results, keep: bool) -> None:
+    def __init__(
+        self, write: str, given: Inputs, results: Results, keep: bool, resets_bt: Tensor | None
+    ) -> None:
         require_cpu(given.input_bti)
         batch, steps, channels = given.input_bti.shape
-        self.kernel = kernel_for(write, given.state_bi.dtype)
+        self.kernel = kernel_for(write, given.state_bi.dtype, resets=resets_bt is not None)
         self.like = given.state_bi
         self.kept: list[Tensor] = []
         self.args = TapeArgs(
@@ -81,7 +88,7 @@ class _Call:
         )
         read = ("x", "matrix", "tape", "first")
         left = ("y", "last_tape", "last", "weights", "values", "checkpoints")
-        self.point(**dict(zip((*read, *left), (*given, *results), strict=True)))
+        self.point(**dict(zip((*read, *left), (*given, *results), strict=True)), resets=resets_bt)
 
     def point(self, **tensors: Tensor | None) -> None:
         """Set arguments; those without a tensor, or without a number in it, stay null."""

@@ -15,7 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman.ops.common.door import Shape, check, check_kernel_tensors, check_sequences, check_state
+from elman.ops.common.door import (
+    Shape,
+    check,
+    check_kernel_tensors,
+    check_resets,
+    check_sequences,
+    check_state,
+)
 from elman.ops.common.operators import apply, operators_are_seen
 from elman.ops.tape import cpu
 from elman.ops.tape.cuda import stepwise
@@ -37,8 +44,19 @@ class Kernels:
         narrow: Whether the input may be narrower than the state.
     """
 
-    forward: Callable[[str, Inputs, bool], Results]
-    backward: Callable[[str, Tensor | None, Tensor | None, Tensor | None, Inputs, Results], Inputs]
+    forward: Callable[[str, Inputs, bool, Tensor | None], Results]
+    backward: Callable[
+        [
+            str,
+            Tensor | None,
+            Tensor | None,
+            Tensor | None,
+            Inputs,
+            Results,
+            Tensor | None,
+        ],
+        Inputs,
+    ]
     narrow: bool = False
 
 
@@ -58,6 +76,7 @@ def tape(
     matrix_pi: Tensor,
     tape_bni: Tensor,
     state_bi: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Run the tape recurrence over time.
 
@@ -69,6 +88,7 @@ def tape(
         matrix_pi: W_h, and W_r behind it where ``write`` is ``full``.
         tape_bni: Tape before the first step.
         state_bi: State before the first step.
+        resets_bt: Whether state and tape of a row are zero before a step, bool; None: never.
 
     Returns:
         The states of all steps [B, T, i], the last tape, the last state, and what the backward pass
@@ -81,13 +101,19 @@ def tape(
         UserError: the backend cannot read the tensors' device or dtype.
     """
     check_kernel_tensors(f"tape {write}", [input_bti], [matrix_pi])
-    check_call(f"tape {write}", input_bti, tape_bni, state_bi)
+    check_call(f"tape {write}", input_bti, tape_bni, state_bi, resets_bt)
     check_kernel_call(write, backend, input_bti, matrix_pi, tape_bni, state_bi)
     given = Inputs(input_bti, matrix_pi, tape_bni, state_bi)
-    return KERNELS[backend].forward(write, given, keep)
+    return KERNELS[backend].forward(write, given, keep, resets_bt)
 
 
-def check_call(of: str, input_bti: Tensor, tape_bni: Tensor, state_bi: Tensor) -> None:
+def check_call(
+    of: str,
+    input_bti: Tensor,
+    tape_bni: Tensor,
+    state_bi: Tensor,
+    resets_bt: Tensor | None = None,
+) -> None:
     """Compare a tape and a state with the sequence that they stand before.
 
     Raises:
@@ -97,6 +123,7 @@ def check_call(of: str, input_bti: Tensor, tape_bni: Tensor, state_bi: Tensor) -
     batch, _, width = input_bti.shape
     check_state("state", of, state_bi, (batch, width), input_bti)
     check_state("tape", of, tape_bni, (batch, None, width), input_bti)
+    check_resets(of, resets_bt, input_bti)
 
 
 def check_kernel_call(
@@ -136,6 +163,7 @@ def _(
     matrix_pi: Tensor,
     tape_bni: Tensor,
     state_bi: Tensor,
+    resets_bt: Tensor | None,
 ) -> Outputs:
     return room(write, Inputs(input_bti, matrix_pi, tape_bni, state_bi), keep)
 
@@ -154,17 +182,19 @@ def tape_backward(
     weights_btan: Tensor,
     values_bti: Tensor,
     checkpoints_cbni: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of input, matrices, first tape and first state."""
     given = (matrix_pi, tape_bni, state_bi)
     kept = (y_bti, weights_btan, values_bti, checkpoints_cbni)
-    return _backward(write, backend, (dy_bti, dtape_bni, dstate_bi), *given, *kept)
+    return _backward(write, backend, (dy_bti, dtape_bni, dstate_bi), resets_bt, *given, *kept)
 
 
 def _backward(
     write: str,
     backend: str,
     pulls: Pulls,
+    resets_bt: Tensor | None,
     matrix_pi: Tensor,
     tape_bni: Tensor,
     state_bi: Tensor,
@@ -175,7 +205,7 @@ def _backward(
     # first tape and the first state stand in their places.
     given = Inputs(y_bti, matrix_pi, tape_bni, state_bi)
     results = Results(y_bti, tape_bni, state_bi, *kept)
-    return KERNELS[backend].backward(write, *pulls, given, results)
+    return KERNELS[backend].backward(write, *pulls, given, results, resets_bt)
 
 
 @tape_backward.register_fake
@@ -189,16 +219,16 @@ def _(
     tape_bni: Tensor,
     state_bi: Tensor,
     y_bti: Tensor,
-    *kept: Tensor,
+    *kept: Tensor | None,
 ) -> Gradients:
     read = (y_bti, matrix_pi, tape_bni, state_bi)
     return Inputs(*(one.new_empty(one.shape) for one in read))
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
-    ctx.write, ctx.backend, _, _, *given = inputs
+    ctx.write, ctx.backend, _, _, *given, resets_bt = inputs
     y_bti, _, _, *kept = output
-    ctx.save_for_backward(*given, y_bti, *kept)
+    ctx.save_for_backward(*given, y_bti, *kept, resets_bt)
     ctx.set_materialize_grads(False)
 
 
@@ -210,12 +240,12 @@ def _differentiate(ctx: Any, pulls: Pulls, *, plain: bool) -> Gradients:
         pulls: Gradients of the states, the last tape and the last state.
         plain: Whether a plain call may compute them, where no operator is seen.
     """
-    saved = ctx.saved_tensors
+    *saved, resets_bt = ctx.saved_tensors
     # Who differentiates once more is told by the operator that this cannot be.
     plain = plain and not torch.is_grad_enabled()
     if plain and not operators_are_seen((*saved, *pulls)):
-        return _backward(ctx.write, ctx.backend, pulls, *saved)
-    found: Gradients = tape_backward(ctx.write, ctx.backend, *pulls, *saved)
+        return _backward(ctx.write, ctx.backend, pulls, resets_bt, *saved)
+    found: Gradients = tape_backward(ctx.write, ctx.backend, *pulls, *saved, resets_bt)
     return found
 
 
@@ -227,7 +257,7 @@ def _differentiate_operator(
     *rest: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
     found = _differentiate(ctx, (dy_bti, dtape_bni, dstate_bi), plain=False)
-    return None, None, None, *found
+    return None, None, None, *found, None
 
 
 tape.register_autograd(_differentiate_operator, setup_context=_setup)
@@ -240,11 +270,11 @@ class Tape(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, write: str, backend: str, *given: Tensor
+        ctx: Any, write: str, backend: str, resets_bt: Tensor | None, *given: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Run the kernel on input, matrices, first tape and first state."""
-        outputs = KERNELS[backend].forward(write, Inputs(*given), True)
-        _setup(ctx, (write, backend, True, *given), outputs)
+        outputs = KERNELS[backend].forward(write, Inputs(*given), True, resets_bt)
+        _setup(ctx, (write, backend, True, *given, resets_bt), outputs)
         return outputs[:3]
 
     @staticmethod
@@ -252,7 +282,8 @@ class Tape(torch.autograd.Function):
         ctx: Any, dy_bti: Tensor | None, dtape_bni: Tensor | None, dstate_bi: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         """Run the kernel of the backward pass."""
-        return None, None, *_differentiate(ctx, (dy_bti, dtape_bni, dstate_bi), plain=True)
+        found = _differentiate(ctx, (dy_bti, dtape_bni, dstate_bi), plain=True)
+        return None, None, None, *found
 
 
 def run(
@@ -262,14 +293,15 @@ def run(
     matrix_pi: Tensor,
     tape_bni: Tensor,
     state_bi: Tensor,
+    resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the first three outputs of :func:`tape`, by an operator only where it is seen."""
     tensors = (input_bti, matrix_pi, tape_bni, state_bi)
     keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    if operators_are_seen(tensors):
-        y_bti, last_bni, last_bi, *_ = tape(write, backend, keep, *tensors)
+    if operators_are_seen((*tensors, resets_bt)):
+        y_bti, last_bni, last_bi, *_ = tape(write, backend, keep, *tensors, resets_bt)
         return y_bti, last_bni, last_bi
     if not keep:
-        return KERNELS[backend].forward(write, Inputs(*tensors), False)[:3]
-    outputs: tuple[Tensor, Tensor, Tensor] = apply(Tape, write, backend, *tensors)
+        return KERNELS[backend].forward(write, Inputs(*tensors), False, resets_bt)[:3]
+    outputs: tuple[Tensor, Tensor, Tensor] = apply(Tape, write, backend, resets_bt, *tensors)
     return outputs

@@ -27,6 +27,7 @@ def dual_memory(
     *,
     write: Write,
     backend: str,
+    resets_bt: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run an Elman recurrence that reads and writes a tape by attention, over time.
 
@@ -46,6 +47,8 @@ def dual_memory(
         state_bi: State before the first step.
         write: Which value q is.
         backend: Name of the implementation, as chosen by ``elman.models.backends``.
+        resets_bt: Whether state and tape of a row are zero before a step, bool; None: never. A
+            reset before the first step drops the given ones. No gradient passes a reset.
 
     Returns:
         All states h_bti, the last tape and the last state. All three, and all of the computation,
@@ -59,7 +62,7 @@ def dual_memory(
     """
     assert (write_ii is not None) == (write == "full")
     chosen, dtype = BACKENDS[backend], state_bi.dtype
-    custom_op.check_call("dual_memory", input_bti, tape_bni, state_bi)
+    custom_op.check_call("dual_memory", input_bti, tape_bni, state_bi, resets_bt)
     io = io_dtype(input_bti) if chosen.narrow else dtype
     if is_empty(input_bti):
         read = (input_bti, recurrent_ii, write_ii)
@@ -72,4 +75,5 @@ def dual_memory(
         cast(tape_bni, dtype),
         state_bi,
         write,
+        resets_bt,
     )

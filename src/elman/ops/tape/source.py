@@ -10,19 +10,21 @@ from elman.ops.tape.abi import TapeArgs, layouts
 from elman.ops.tape.recurrences import compiled_cell
 
 
-def structure(write: str, dtype: torch.dtype, name: str) -> str:
+def structure(write: str, dtype: torch.dtype, name: str, resets: bool = False) -> str:
     """Return the C++ ``Spec`` of csrc/cpu/tape/engine.h.
 
     Args:
         write: Name of the write.
         dtype: What the kernel reads, computes in and writes.
         name: Name of the structure.
+        resets: Whether the kernel knows resets.
     """
     cell = compiled_cell(write)
     return (
         f"struct {name} {{\n"
         f"    using T = {C_TYPES[dtype]};\n"
         f"    using Cell = {cell.type};\n"
+        f"    static constexpr bool RESETS = {str(resets).lower()};\n"
         f"{cell.assertions(write)}"
         "};\n"
     )

@@ -34,10 +34,11 @@ def forward(
     parameters: Tensors,
     first_sbi: Tensor,
     keep: bool,
+    resets_bt: Tensor | None = None,
 ) -> Results:
     """Run a step over time; see :func:`elman.ops.dense.op.dense_recurrence`."""
     results = room(step, inputs[0], first_sbi, keep)
-    call = _Call(step, inputs[0], parameters, first_sbi, results, back=False)
+    call = _Call(step, inputs[0], parameters, first_sbi, results, resets_bt, back=False)
     for number, other in enumerate(inputs[1:]):
         call.args.p[number] = call.sequence(other)
     call.args.x = call.sequence(inputs[0])
@@ -54,12 +55,13 @@ def backward(
     parameters: Tensors,
     first_sbi: Tensor,
     results: Results,
+    resets_bt: Tensor | None = None,
 ) -> Gradients:
     """Run a step back through time."""
     dinputs = gradient_room(step, results.y_bti)
     dfirst_sbi = torch.empty_like(first_sbi, memory_format=torch.contiguous_format)
     dscale_bi = first_sbi.new_empty(first_sbi.shape[1:] if compiled_cell(step).scale else (0,))
-    call = _Call(step, results.y_bti, parameters, first_sbi, results, back=True)
+    call = _Call(step, results.y_bti, parameters, first_sbi, results, resets_bt, back=True)
     call.args.dx = sequence(dinputs[0])
     for number, dinput in enumerate(dinputs[1:]):
         call.args.dp[number] = sequence(dinput)
@@ -71,7 +73,7 @@ def backward(
     call.point(dscale=dscale_bi)
     call.run()
     given = (dinputs, dscale_bi, dfirst_sbi, recurrent, parameters, first_sbi, results)
-    return gradients(step, *given)
+    return gradients(step, *given, resets_bt)
 
 
 def _multiplied(recurrent: Tensors) -> Tensor:
@@ -95,12 +97,14 @@ class _Call:
         parameters: Tensors,
         first_sbi: Tensor,
         results: Results,
+        resets_bt: Tensor | None,
         *,
         back: bool,
     ) -> None:
         (batch, steps, _), channels = like_btc.shape, first_sbi.shape[2]
         multiprocessors = machine(like_btc.device.index).multiprocessors or MULTIPROCESSORS
-        config = CHOOSE(step, channels, batch, multiprocessors, back)
+        resets = resets_bt is not None
+        config = CHOOSE(step, channels, batch, multiprocessors, resets, back)
         assert config is not None, step
         self.config, self.like, self.kept = config, like_btc, list[Tensor]()
         self.args = DenseArgs(batch=batch, steps=steps, channels=channels)
@@ -108,6 +112,8 @@ class _Call:
         self.point(first=_aligned(first_sbi))
         if results.memo_btmi.numel():
             self.point(memo=results.memo_btmi)
+        if resets_bt is not None:
+            self.point(resets=resets_bt.contiguous())
         if config.cell.norm:
             self.point(norms=results.norms_bt)
         if config.cell.scale:
@@ -163,9 +169,10 @@ def _aligned(tensor: Tensor) -> Tensor:
 
 
 def _choose(
-    step: str, channels: int, batch: int, multiprocessors: int, back: bool
+    step: str, channels: int, batch: int, multiprocessors: int, resets: bool, back: bool
 ) -> ClusterConfig | None:
-    return choose(compiled_cell(step), channels, batch, multiprocessors, back=back)
+    cell = compiled_cell(step)
+    return choose(cell, channels, batch, multiprocessors, back=back, resets=resets)
 
 
 @cache
@@ -208,7 +215,7 @@ def _kernels(config: ClusterConfig, device: int) -> Loaded:
     return nvrtc.load(Unit(unit_text(config), label, architecture(device), fast=True))
 
 
-CHOOSE: Callable[[str, int, int, int, bool], ClusterConfig | None] = _choose
+CHOOSE: Callable[[str, int, int, int, bool, bool], ClusterConfig | None] = _choose
 """Returns how a pass runs; tests put other configs here."""
 
 LAUNCH: Callable[[ClusterConfig, Launch, _Call], None] = _launch

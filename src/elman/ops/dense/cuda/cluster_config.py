@@ -105,6 +105,7 @@ class ClusterConfig:
         row_warps: Groups of warps that share the rows of the block's matrix.
         stages: Steps whose inputs are in shared memory or on their way.
         back: Which pass.
+        resets: Whether it knows resets.
     """
 
     cell: DenseRecurrence
@@ -115,6 +116,7 @@ class ClusterConfig:
     row_warps: int
     stages: int
     back: bool
+    resets: bool = False
 
     @property
     def threads(self) -> int:
@@ -213,7 +215,8 @@ class ClusterConfig:
     def type(self) -> str:
         """The C++ type of the config."""
         numbers = (self.channels, self.cluster, self.rows, self.warps, self.row_warps, self.kept)
-        arguments = ", ".join(map(str, (*numbers, self.stages, str(self.back).lower())))
+        flags = (str(flag).lower() for flag in (self.back, self.resets))
+        arguments = ", ".join(map(str, (*numbers, self.stages, *flags)))
         return f"elman::DenseClusterConfig<elman::ClusterCell, {arguments}>"
 
     def static_checks(self) -> str:
@@ -243,6 +246,7 @@ def choose(
     multiprocessors: int = MULTIPROCESSORS,
     *,
     back: bool,
+    resets: bool = False,
 ) -> ClusterConfig | None:
     """Return how a pass runs, or None where no block has room for its part of the matrix.
 
@@ -252,20 +256,21 @@ def choose(
         batch: Rows of the batch.
         multiprocessors: Of the GPU.
         back: Which pass.
+        resets: Whether it knows resets.
     """
     at_once = {c: max(1, n * multiprocessors // MULTIPROCESSORS) for c, n in CLUSTERS.items()}
     every = (
-        _best(cell, channels, min(MAX_ROWS, math.ceil(batch / n)), cluster, back)
+        _best(cell, channels, min(MAX_ROWS, math.ceil(batch / n)), cluster, back, resets)
         for cluster, n in at_once.items()
     )
     return min((best for best in every if best), key=_cost, default=None)
 
 
 def _best(
-    cell: DenseRecurrence, channels: int, rows: int, cluster: int, back: bool
+    cell: DenseRecurrence, channels: int, rows: int, cluster: int, back: bool, resets: bool
 ) -> ClusterConfig | None:
     padded = _up(channels, max(32, 16 * cluster))
-    config = ClusterConfig(cell, padded, cluster, rows, 8, 1, 2, back)
+    config = ClusterConfig(cell, padded, cluster, rows, 8, 1, 2, back, resets)
     many, few = _split(config, (8, 10, 12)), _split(config, (4, 5, 6, 7))
     return min(many, key=_cost, default=None) or min(few, key=_cost, default=None)
 

@@ -25,6 +25,7 @@ class Shape:
         rank: Rank of the recurrent matrix's factors; 0 is one matrix.
         capability: Compute capability of the GPU.
         multiprocessors: How many it has; 0 is unknown.
+        resets: Whether the call has resets.
     """
 
     step: str
@@ -34,6 +35,7 @@ class Shape:
     rank: int
     capability: tuple[int, int]
     multiprocessors: int = 0
+    resets: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ def _cluster(shape: Shape) -> str | None:
 def cluster_config(shape: Shape, *, back: bool) -> ClusterConfig | None:
     """Return how a pass runs as clusters, or None where they have no room for the matrix."""
     cell, multiprocessors = compiled_cell(shape.step), shape.multiprocessors or MULTIPROCESSORS
-    return choose_config(cell, shape.channels, shape.batch, multiprocessors, back=back)
+    size = (shape.channels, shape.batch, multiprocessors)
+    return choose_config(cell, *size, back=back, resets=shape.resets)
 
 
 def _stepwise(shape: Shape) -> None:

@@ -28,6 +28,7 @@ class Passes(Protocol):
         parameters: Tensors,
         first_sbi: Tensor,
         keep: bool,
+        resets_bt: Tensor | None = None,
     ) -> Results:
         """Run a step over time."""
         ...
@@ -41,6 +42,7 @@ class Passes(Protocol):
         parameters: Tensors,
         first_sbi: Tensor,
         results: Results,
+        resets_bt: Tensor | None = None,
     ) -> Gradients:
         """Run it back."""
         ...
@@ -57,6 +59,7 @@ def forward(
     parameters: Tensors,
     first_sbi: Tensor,
     keep: bool,
+    resets_bt: Tensor | None = None,
 ) -> Results:
     """Run a step over time; see :func:`elman.ops.dense.op.dense_recurrence`.
 
@@ -67,10 +70,12 @@ def forward(
         parameters: The step's own, in fp32; U is read likewise.
         first_sbi: State before the first step, fp32.
         keep: Whether a backward pass follows.
+        resets_bt: Whether the state of a row is zero before a step, bool; None: never.
     """
     narrow, own = _narrowed(recurrent, parameters, inputs[0].dtype)
-    passes = PASSES[chosen(step, inputs[0], recurrent, first_sbi).name]
-    return passes.forward(step, inputs, narrow, own, first_sbi, keep)
+    resets = resets_bt is not None
+    passes = PASSES[chosen(step, inputs[0], recurrent, first_sbi, resets=resets).name]
+    return passes.forward(step, inputs, narrow, own, first_sbi, keep, resets_bt)
 
 
 def backward(
@@ -81,11 +86,14 @@ def backward(
     parameters: Tensors,
     first_sbi: Tensor,
     results: Results,
+    resets_bt: Tensor | None = None,
 ) -> Gradients:
     """Run a step back through time, in the form of the forward pass."""
     narrow, own = _narrowed(recurrent, parameters, results.y_bti.dtype)
-    passes = PASSES[chosen(step, results.y_bti, recurrent, first_sbi).name]
-    return passes.backward(step, dy_bti, dlast_sbi, narrow, own, first_sbi, results)
+    resets = resets_bt is not None
+    passes = PASSES[chosen(step, results.y_bti, recurrent, first_sbi, resets=resets).name]
+    given = (narrow, own, first_sbi, results, resets_bt)
+    return passes.backward(step, dy_bti, dlast_sbi, *given)
 
 
 def _narrowed(
@@ -97,7 +105,14 @@ def _narrowed(
     return matrices, own
 
 
-def chosen(step: str, sequence_btc: Tensor, recurrent: Tensors, first_sbi: Tensor) -> forms.Form:
+def chosen(
+    step: str,
+    sequence_btc: Tensor,
+    recurrent: Tensors,
+    first_sbi: Tensor,
+    *,
+    resets: bool = False,
+) -> forms.Form:
     """Return the form that runs a call.
 
     Args:
@@ -105,18 +120,26 @@ def chosen(step: str, sequence_btc: Tensor, recurrent: Tensors, first_sbi: Tenso
         sequence_btc: Any sequence of it.
         recurrent: The matrix or its factors.
         first_sbi: State before the first step.
+        resets: Whether it has resets.
     """
     rank = recurrent[0].shape[1] if len(recurrent) > 1 else 0
     _, batch, channels = first_sbi.shape
-    return _chosen(step, sequence_btc.dtype, batch, channels, rank, first_sbi.device.index)
+    device = first_sbi.device.index
+    return _chosen(step, sequence_btc.dtype, batch, channels, rank, device, resets)
 
 
 @cache
 def _chosen(
-    step: str, io: torch.dtype, batch: int, channels: int, rank: int, device: int | None
+    step: str,
+    io: torch.dtype,
+    batch: int,
+    channels: int,
+    rank: int,
+    device: int | None,
+    resets: bool,
 ) -> forms.Form:
     number = "bf16" if io == torch.bfloat16 else "fp32"
-    shape = forms.Shape(step, number, batch, channels, rank, *machine(device))
+    shape = forms.Shape(step, number, batch, channels, rank, *machine(device), resets)
     found = _ran[shape] = forms.choose(shape)
     return found
 
@@ -128,7 +151,8 @@ def notes() -> list[str]:
     """Return how every kind of call ran that this process has made: a sentence for each."""
     return [
         f"dense engine, step {shape.step}, {shape.channels} channels"
-        f"{f' of rank {shape.rank}' if shape.rank else ''}, {shape.batch} rows, {shape.number}: "
+        f"{f' of rank {shape.rank}' if shape.rank else ''}, {shape.batch} rows, {shape.number}"
+        f"{', resets' if shape.resets else ''}: "
         f"{form.why}"
         for shape, form in _ran.items()
     ]

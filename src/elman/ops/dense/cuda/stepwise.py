@@ -53,6 +53,7 @@ class DenseStepArgs(ctypes.Structure):
         ("dy", DenseSequence),
         *((name, ctypes.c_void_p) for name in _POINTERS),
         *((name, ctypes.c_int64) for name in _NUMBERS),
+        ("resets", ctypes.c_void_p),
     )
 
 
@@ -97,8 +98,11 @@ def forward(
     parameters: Tensors,
     first_sbi: Tensor,
     keep: bool,
+    resets_bt: Tensor | None = None,
 ) -> Results:
     """Run a step over time; see :class:`elman.ops.dense.cuda.kernels.Passes`."""
+    if resets_bt is not None:
+        raise UserError("kernels.backend=cuda: has no resets; use kernels.backend=reference")
     with no_autocast(first_sbi):
         results = room(step, inputs[0], first_sbi, keep)
         call = _Call(step, parameters, first_sbi, results)
@@ -141,6 +145,7 @@ def backward(
     parameters: Tensors,
     first_sbi: Tensor,
     results: Results,
+    resets_bt: Tensor | None = None,
 ) -> Gradients:
     """Run a step back through time; see :class:`elman.ops.dense.cuda.kernels.Passes`."""
     with no_autocast(first_sbi):

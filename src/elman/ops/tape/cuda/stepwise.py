@@ -49,6 +49,7 @@ class TapeStepArgs(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _POINTERS),
         *((name, ctypes.c_int64) for name in _NUMBERS),
+        ("resets", ctypes.c_void_p),
     )
 
 
@@ -84,7 +85,7 @@ class StepConfig:
         return Launch(kernel, blocks, self.threads, shared)
 
 
-def forward(write: str, given: Inputs, keep: bool) -> Results:
+def forward(write: str, given: Inputs, keep: bool, resets_bt: Tensor | None = None) -> Results:
     """Run the recurrence over time; see :func:`elman.ops.tape.op.dual_memory`.
 
     Args:
@@ -96,6 +97,8 @@ def forward(write: str, given: Inputs, keep: bool) -> Results:
     Raises:
         UserError: there are too many slots, or no kernel for the input's dtype.
     """
+    if resets_bt is not None:
+        raise UserError("kernels.backend=cuda: has no resets; use kernels.backend=reference")
     with no_autocast(given.state_bi):
         results = passes.room(write, given, keep)
         call = _Call(write, given, results)
@@ -126,6 +129,7 @@ def backward(
     dstate_bi: Tensor | None,
     given: Inputs,
     results: Results,
+    resets_bt: Tensor | None = None,
 ) -> Inputs:
     """Return the gradients of what a forward pass read; as :func:`elman.ops.tape.cpu.backward`."""
     # Layer E23 expands one tape over the batch.
