@@ -33,7 +33,7 @@ class Case:
 
 
 def case(step: str, batch: int, steps: int, channels: int, *, resets: bool = False) -> Case:
-    """Return random tensors; with resets, one row begins anew at its first step."""
+    """Return random tensors. With resets, one row begins anew at its first step."""
     cell = CELLS[step]
     widths = [cell.blocks * channels, *[channels] * cell.others]
     state = (cell.states, batch, channels)
@@ -57,7 +57,15 @@ def results(one: Case) -> tuple[Results, Gradients]:
     """Return what both passes leave."""
     call = (one.step, one.inputs, [one.matrix_pi], one.parameters, one.first_sbi)
     found = cluster.forward(*call, True, one.resets_bt)
-    back = (one.step, one.dy_bti, one.dlast_sbi, [one.matrix_pi], one.parameters, one.first_sbi, found)
+    back = (
+        one.step,
+        one.dy_bti,
+        one.dlast_sbi,
+        [one.matrix_pi],
+        one.parameters,
+        one.first_sbi,
+        found,
+    )
     return found, cluster.backward(*back, one.resets_bt)
 
 

@@ -15,7 +15,6 @@ from elman.ops.dense.recurrences import CELLS
 from tests.emulation import dense_cluster
 
 
-
 def of_reference(one: dense_cluster.Case) -> tuple[list[Tensor], list[Tensor]]:
     """Return outputs and gradients in fp64."""
     tensors = [*one.inputs, one.matrix_pi, *one.parameters, one.first_sbi]
@@ -50,7 +49,7 @@ def compare(one: dense_cluster.Case) -> None:
 
 @pytest.fixture
 def emulate(monkeypatch):
-    """Run every launch in the emulator, with the configs that are given; fill new tensors with NaN."""
+    """Run every launch in the emulator, with the configs given; fill new tensors with NaN."""
     for owner, name in ((Tensor, "new_empty"), (torch, "empty_like")):
         make = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *a, make=make, **k: make(*a, **k).fill_(torch.nan))

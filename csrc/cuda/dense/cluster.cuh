@@ -26,9 +26,9 @@ struct ClusterProduct {
   static constexpr bool SQUARES = SQUARES_;
   // Of partial sums: no bank conflict. The first number behind the sums is that of the squares.
   static constexpr int STRIDE = OUT + 4;
-  static constexpr int HALF = (K / 32) * ROWS * 16;                // words
+  static constexpr int HALF = (K / 32) * ROWS * 16;               // words
   static constexpr int PART = OUT ? K_WARPS * ROWS * STRIDE : 0;  // floats
-  static constexpr int MATRIX = REST * WARPS * 128;                // words
+  static constexpr int MATRIX = REST * WARPS * 128;               // words
 
   static_assert(OUT / 16 % ROW_WARPS == 0 && K % (32 * K_WARPS) == 0, "warps");
 };
@@ -64,9 +64,9 @@ struct DenseClusterConfig {
   static constexpr int FIT = THREADS / PAIRS, AT_ONCE = FIT < ROWS ? FIT : ROWS;
   static constexpr int PASSES = (ROWS + AT_ONCE - 1) / AT_ONCE;
 
-  static constexpr int HALF = First::HALF, MAIL = HALF + (EXTRA ? Second::HALF : HALF);  // words
+  static constexpr int HALF = First::HALF, MAIL = HALF + (EXTRA ? Second::HALF : HALF);   // words
   static constexpr int PART = First::PART, PARTS = PART + (EXTRA ? Second::PART : PART);  // floats
-  static constexpr int STAGE = PASSES * INPUTS * THREADS;  // words
+  static constexpr int STAGE = PASSES * INPUTS * THREADS;                                 // words
   // Backward through a norm: what the threads of a block leave for a sum over channels, and what
   // blocks tell each other of it, in two halves; floats.
   static constexpr int LEFT = NORM && BACK ? ROWS * (M / 16) : 0;

@@ -359,9 +359,8 @@ DEVICE void cluster_norm_back(DenseCluster<G>& k, const ClusterSums<G>& sums, in
 #pragma unroll
   for (int pass = 0; pass < G::PASSES; pass++) {
     const float mean = sums.total(k, round, pass) / (float)(int)k.a.channels;
-    cluster_step_back(k, round, pass, [&](int e) {
-      return (k.h[pass][e] - y[pass][e] * mean) * factors[pass];
-    });
+    cluster_step_back(k, round, pass,
+                      [&](int e) { return (k.h[pass][e] - y[pass][e] * mean) * factors[pass]; });
   }
 }
 

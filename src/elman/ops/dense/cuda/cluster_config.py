@@ -166,6 +166,7 @@ class ClusterConfig:
         """Fragments that it has in registers: as many as leave room for everything else."""
         limit = min(255, _REGISTERS // (32 * _up(self.warps, 4)) // 8 * 8)
         free = limit - (44 + 4 * self.cell.blocks + 2 * self.inputs + 4 * self.first.tiles)
+        free -= 4 * self.cell.extra
         # Those that do not fit are loaded from shared memory some time before their use.
         return self.fragments if 4 * self.fragments <= free else max(0, (free - 14) // 4)
 
@@ -199,6 +200,7 @@ class ClusterConfig:
             self.own % 16 == 0
             and all(product.fits for product in self.products)
             and self.threads >= self.own // 2
+            and (self.warps <= 8 or self.kept == self.fragments or not self.cell.extra)  # spills
             and self.shared_bytes <= SHARED_LIMIT
         )
 
