@@ -138,9 +138,14 @@ EDITS = {
     "the blocks' gradients share a place": ("pass * PASS + block * BLOCK", "pass * PASS", "lstm"),
     "the carried gradient is dropped": ("k.h[pass][e] + dh[e] + x[0][e]", "dh[e] + x[0][e]", "mix"),
     "the last product is left out": (
-        "    for (int e = 0; e < 2; e++) k.h[pass][e] += dh[e];\n",
-        "",
+        "\n      for (int e = 0; e < 2; e++) k.h[pass][e] += dh[e];\n",
+        ";",
         "tanh",
+    ),
+    "the last product of a GRU is left out": (
+        "\n    for (int e = 0; e < 2; e++) k.h[pass][e] += dh[e];\n",
+        ";",
+        "gru",
     ),
     "fragments of another warp": (
         "(fragment - P::KEPT) * P::WARPS + warp",
@@ -241,7 +246,7 @@ EDITS = {
         "normalized_scalar",
     ),
     "the scale's gradient is not written": (
-        "  if constexpr (G::Cell::SCALE) k.end_scale((float*)a.dscale);\n",
+        "  if constexpr (G::Cell::SCALE) k.end_scale((float*)k.a.dscale);\n",
         "",
         "normalized_scalar",
     ),
@@ -316,9 +321,14 @@ EDITS = {
     "a reset of another step": ("a.steps + step));\n      }", "a.steps));\n      }", "tanh resets"),
     "a gradient passes by the product": ("if (reset) dh[0] = dh[1] = 0.0f;", ";", "tanh resets"),
     "a gradient passes by the last product": (
-        "last, pass, k.reset[pass])",
-        "last, pass, false)",
+        "dh, steps, pass, k.reset[pass])",
+        "dh, steps, pass, false)",
         "tanh resets",
+    ),
+    "a gradient passes by the last product of a GRU": (
+        "dh, step, pass, k.reset[pass])",
+        "dh, step, pass, false)",
+        "gru resets",
     ),
     "a gradient passes beside the product": (
         "if (k.reset[pass]) k.h[pass][e] = 0.0f;",

@@ -391,9 +391,26 @@ DEVICE void cluster_gates_back(DenseCluster<G>& k, int round, int pass) {
   cluster_step_back(k, round, pass, [&](int e) { return drh[e]; });
 }
 
-// Runs the steps of a GRU back.
+// The product for the gradient of the first state, behind `step` others, and the end.
 template <class G>
-DEVICE void cluster_gru_back(Arena& arena, DenseCluster<G>& k) {
+DEVICE void cluster_end_back(DenseCluster<G>& k, int step) {
+  k.multiply(step, true, false);
+  sync_block();
+#pragma unroll
+  for (int pass = 0; pass < G::PASSES; pass++) {
+    float dh[2];
+    cluster_product_back(k, dh, step, pass, k.reset[pass]);
+#pragma unroll
+    for (int e = 0; e < 2; e++) k.h[pass][e] += dh[e];
+  }
+  k.end((float*)k.a.dfirst);
+  if constexpr (G::Cell::SCALE) k.end_scale((float*)k.a.dscale);
+  sync_cluster();
+}
+
+// Runs a GRU back.
+template <class G>
+DEVICE void cluster_gru_backward(Arena& arena, DenseCluster<G>& k) {
   const ClusterSecond<G> second(arena, (const bf16*)k.a.extra, k.rank);
   const int steps = (int)k.a.steps, slice = k.template slice_of<typename G::Second>(0);
   sync_cluster();
@@ -413,11 +430,12 @@ DEVICE void cluster_gru_back(Arena& arena, DenseCluster<G>& k) {
     k.fetch(round + G::STAGES - 1);
     k.places.next_target();
   }
+  cluster_end_back(k, 2 * steps);
 }
 
 // Runs steps with a norm back.
 template <class G>
-DEVICE void cluster_norms_back(Arena& arena, DenseCluster<G>& k) {
+DEVICE void cluster_norm_backward(Arena& arena, DenseCluster<G>& k) {
   const ClusterSums<G> sums(arena);
   const int steps = (int)k.a.steps;
   sync_cluster();
@@ -435,6 +453,7 @@ DEVICE void cluster_norms_back(Arena& arena, DenseCluster<G>& k) {
     k.fetch(round + G::STAGES - 1);
     k.places.next_target();
   }
+  cluster_end_back(k, steps);
 }
 
 template <class G>
@@ -442,14 +461,14 @@ DEVICE void dense_cluster_backward(const DenseArgs& a) {
   Arena arena;
   DenseCluster<G> k(arena, a);
   k.begin((const float*)a.dlast);
-  const int steps = (int)a.steps;
   if constexpr (G::EXTRA) {
-    cluster_gru_back(arena, k);
+    cluster_gru_backward(arena, k);
   } else if constexpr (G::NORM) {
-    cluster_norms_back(arena, k);
+    cluster_norm_backward(arena, k);
   } else {
     sync_cluster();
     k.expect(1);
+    const int steps = (int)a.steps;
 #pragma unroll 1
     for (int round = 0; round < steps; round++) {
       k.look(steps - 1 - round);
@@ -461,21 +480,20 @@ DEVICE void dense_cluster_backward(const DenseArgs& a) {
       k.fetch(round + G::STAGES - 1);
       k.places.next_target();
     }
-  }
-  // One product more than there are steps: it is for the gradient of the first state.
-  const int last = (G::EXTRA ? 2 : 1) * steps;
-  k.multiply(last, true, false);
-  sync_block();
+    // As cluster_end_back, but written out: the compiler makes other code of a call, and what was
+    // measured on a GPU is this.
+    k.multiply(steps, true, false);
+    sync_block();
 #pragma unroll
-  for (int pass = 0; pass < G::PASSES; pass++) {
-    float dh[2];
-    cluster_product_back(k, dh, last, pass, k.reset[pass]);
+    for (int pass = 0; pass < G::PASSES; pass++) {
+      float dh[2];
+      cluster_product_back(k, dh, steps, pass, k.reset[pass]);
 #pragma unroll
-    for (int e = 0; e < 2; e++) k.h[pass][e] += dh[e];
+      for (int e = 0; e < 2; e++) k.h[pass][e] += dh[e];
+    }
+    k.end((float*)a.dfirst);
+    sync_cluster();
   }
-  k.end((float*)a.dfirst);
-  if constexpr (G::Cell::SCALE) k.end_scale((float*)a.dscale);
-  sync_cluster();
 }
 
 }  // namespace elman
