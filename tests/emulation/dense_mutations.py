@@ -15,7 +15,8 @@ from elman.kernels.sources import source_folder
 from elman.ops.dense.cuda import stepwise
 from tests.emulation import dense_emulator, emulator
 from tests.emulation.mutations import _in_process, _mutated, noticed, refusal
-from tests.ops.dense.test_dense_kernels import check, draw, everything, torch, wanted
+from tests.ops.dense.test_dense_kernels import check, draw, everything, torch
+from tests.ops.dense.test_dense_resets import resets_of
 
 FILE = "cuda/dense/stepwise.cuh"
 # By what is wrong: old text, new text, and a step and size that show it.
@@ -86,29 +87,80 @@ EDITS = {
         ("gru", "one-thread"),
     ),
 }
+# The same, seen where rows have resets.
+WITH_RESETS = {
+    "a reset is that of another row": (
+        "load_one(a.resets + (b * a.steps + t))",
+        "load_one(a.resets + (t * a.batch + b))",
+        ("tanh", "one-thread"),
+    ),
+    "a reset behind the last step": (
+        "return t < a.steps && load_one",
+        "return load_one",
+        ("tanh", "one-thread"),
+    ),
+    "the state passes a reset": (
+        "if (reset(a.step + 1)) clear(h);",
+        "",
+        ("mix", "one-thread"),
+    ),
+    "c passes a reset": (
+        "if (reset(a.step + 1)) clear(c_new);",
+        "",
+        ("lstm", "one-thread"),
+    ),
+    "the derivative reads the state before a reset": (
+        "if (anew) clear(h);",
+        "",
+        ("mix", "one-thread"),
+    ),
+    "the derivative reads c before a reset": (
+        "if (anew) clear(c);",
+        "",
+        ("lstm", "one-thread"),
+    ),
+    "a gradient passes a reset by the product": (
+        "if (anew) clear(da[k]);",
+        "",
+        ("tanh", "one-thread"),
+    ),
+    "a gradient passes a reset beside the product": (
+        "if (anew) clear(dh);",
+        "",
+        ("mix", "one-thread"),
+    ),
+    "a gradient of c passes a reset": (
+        "if (anew) clear(dc);",
+        "",
+        ("lstm", "one-thread"),
+    ),
+}
 QUICK = (
     "gates of another row",
     "a block writes behind its last channel",
     "the barrier of a row's sum is left out",
     "the scale's gradient is added to what was there",
+    "c passes a reset",
 )
 
 
 def outcome(what: str) -> str:
     """Return how a fault was noticed: what the emulator said, or ``wrong numbers``; else ``-``."""
-    old, new, (step, size) = EDITS[what]
+    old, new, (step, size) = (EDITS | WITH_RESETS)[what]
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder, "csrc")
         shutil.copytree(source_folder(), root)
         whole = (root / FILE).read_text()
         assert whole.count(old) == 1, what
         (root / FILE).write_text(whole.replace(old, new))
-        return _in_process(_run, (root, step, size))
+        return _in_process(_run, (root, step, size, what in WITH_RESETS))
 
 
-def _run(root: Path, step: str, size: str) -> str:
+def _run(root: Path, step: str, size: str, resets: bool) -> str:
     """Run a mutated engine with NaN wherever nothing was written, and compare with fp64."""
-    exact = wanted(step, size)
+    leaves = draw(step, size, torch.float32)
+    mask = resets_of(leaves) if resets else None
+    exact = everything(step, draw(step, size), "reference", resets=mask)
     library = functools.partial(_mutated, root=root)
     stepwise.STARTER = functools.partial(dense_emulator.starter, library=library)
     for owner, make in ((torch.Tensor, "new_empty"), (torch, "empty_like")):
@@ -116,7 +168,7 @@ def _run(root: Path, step: str, size: str) -> str:
         poisoned = lambda *a, original=original, **k: original(*a, **k).fill_(torch.nan)  # noqa: E731
         setattr(owner, make, poisoned)
     try:
-        found = everything(step, draw(step, size, torch.float32), "cuda")
+        found = everything(step, leaves, "cuda", resets=mask)
     except emulator.FaultError as fault:
         return str(fault)
     except AssertionError as refused:
@@ -130,7 +182,7 @@ def _run(root: Path, step: str, size: str) -> str:
 
 def main() -> int:
     """Print how every fault was noticed; 1 if one was not."""
-    said = {what: outcome(what) for what in EDITS}
+    said = {what: outcome(what) for what in EDITS | WITH_RESETS}
     for what, how in said.items():
         print(f"{what:50} {how}")
     return int(not all(map(noticed, said.values())))

@@ -264,6 +264,7 @@ def of_dense_step(
             stretch.writable = 1
     others = range(cell.others)
     found = [*small, rows("scale", args.scale, number), norms if cell.norm else None]
+    found.append(_resets(args))
     found += [at("memo", memo, cell.memo * width, to=not backward)]
     if not backward:
         inputs = [at(f"input {n + 1}", args.p[n], width) for n in others]
@@ -277,6 +278,11 @@ def of_dense_step(
         at("dy", args.dy, width),
         rows("first state", args.first, cell.states * row),
     ]
+
+
+def _resets(args: DenseStepArgs | TapeStepArgs) -> Stretch | None:
+    """Return the resets of all steps: single bytes are less than the emulator tells apart."""
+    return rows("resets", args.resets, args.batch * args.steps)
 
 
 def of_tape_step(args: TapeStepArgs, config: TapeStepConfig, kernel: str) -> list[Stretch | None]:
@@ -299,7 +305,7 @@ def of_tape_step(args: TapeStepArgs, config: TapeStepConfig, kernel: str) -> lis
         kept = [at(name, step, args.count) for name in ("values", "y")]
         replayed = rows("replayed", args.replayed, args.count * tape, writable=True)
         read = at("weights", step, args.count, weights)
-        return [*kept, read, rows("here", args.here, tape), replayed]
+        return [*kept, read, rows("here", args.here, tape), replayed, _resets(args)]
     first, scores = rows("first", args.first, row), batch * args.slots * number
     whole = [first, rows("scores", args.scores, scores, writable=True)]
     if kernel == "tape_first":
@@ -311,6 +317,7 @@ def of_tape_step(args: TapeStepArgs, config: TapeStepConfig, kernel: str) -> lis
         *(at("weights", t, size=weights, to=not back) for t in (step - 1, step)),
         *(at("y", t, to=not back and t == step) for t in (step - 1, step)),
         at("values", step - 1, to=not back),
+        _resets(args),
     ]
     if not back:
         return [*whole, at("x", step), rows("checkpoint", args.checkpoint, tape, writable=True)]

@@ -18,7 +18,7 @@ from elman.ops.tape.cuda import stepwise
 from tests.emulation import emulator, tape_emulator
 from tests.emulation.mutations import _in_process, _mutated, noticed, refusal
 from tests.ops.tape import test_tape_kernels as kernels
-from tests.ops.tape.test_tape_kernels import check, draw, everything, wanted
+from tests.ops.tape.test_tape_kernels import Leaves, check, draw, everything
 
 FILE = "cuda/tape/stepwise.cuh"
 SIZE = (2, 5, 9, 35)
@@ -88,36 +88,59 @@ EDITS = {
         "identity",
     ),
 }
+# The same, seen where rows have resets.
+WITH_RESETS = {
+    "a reset is that of another row": (
+        "load_one(a.resets + (b * a.steps + t))",
+        "load_one(a.resets + (t * a.batch + b))",
+        "full",
+    ),
+    "a tape passes a reset": ("if (anew) clear(m[s]);", "", "full"),
+    "a state passes a reset by its product": ("if (!anew) add(h,", "add(h,", "identity"),
+    "a tape is replayed over a reset": ("if (reset(t + 1)) clear(m);", "", "full"),
+    "a gradient of the tape passes a reset": ("if (anew) clear(g[s]);", "", "shared"),
+    "a gradient passes a reset by the product": ("      clear(delta);\n", "", "full"),
+}
 QUICK = (
     "the barrier behind the weights is left out",
     "one tape too few is replayed",
     "a channel too many",
+    "a tape is replayed over a reset",
 )
 
 
 def outcome(what: str) -> str:
     """Return how a fault was noticed: what the emulator said, or ``wrong numbers``; else ``-``."""
-    old, new, write = EDITS[what]
+    old, new, write = (EDITS | WITH_RESETS)[what]
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder, "csrc")
         shutil.copytree(source_folder(), root)
         whole = (root / FILE).read_text()
         assert whole.count(old) == 1, what
         (root / FILE).write_text(whole.replace(old, new))
-        return _in_process(_run, (root, write))
+        return _in_process(_run, (root, write, what in WITH_RESETS))
 
 
-def _run(root: Path, write: str) -> str:
+def resets_within(leaves: Leaves) -> torch.Tensor:
+    """Return resets inside a segment, where the slots differ before it, and at both ends."""
+    resets = torch.zeros(leaves["input"].shape[:2], dtype=torch.bool)
+    resets[0, 2] = resets[1, 0] = resets[1, 3] = resets[1, 4] = True
+    return resets
+
+
+def _run(root: Path, write: str, resets: bool) -> str:
     """Run a mutated engine with NaN wherever nothing was written, and compare with fp64."""
     kernels.SIZES["mutated"] = SIZE
-    exact = wanted(write, "mutated")
+    leaves = draw(write, "mutated", torch.float32)
+    mask = resets_within(leaves) if resets else None
+    exact = everything(write, draw(write, "mutated"), "reference", resets=mask)
     library = functools.partial(_mutated, root=root)
     stepwise.STARTER = functools.partial(tape_emulator.starter, library=library)
     original = torch.Tensor.new_empty
     poisoned = lambda *a, **k: original(*a, **k).fill_(torch.nan)  # noqa: E731
     torch.Tensor.new_empty = poisoned  # type: ignore[method-assign, assignment]
     try:
-        found = everything(write, draw(write, "mutated", torch.float32), "cuda")
+        found = everything(write, leaves, "cuda", resets=mask)
     except emulator.FaultError as fault:
         return str(fault)
     except AssertionError as refused:
@@ -131,7 +154,7 @@ def _run(root: Path, write: str) -> str:
 
 def main() -> int:
     """Print how every fault was noticed; 1 if one was not."""
-    said = {what: outcome(what) for what in EDITS}
+    said = {what: outcome(what) for what in EDITS | WITH_RESETS}
     for what, how in said.items():
         print(f"{what:65} {how}")
     return int(not all(map(noticed, said.values())))

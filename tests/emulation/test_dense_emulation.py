@@ -16,6 +16,7 @@ from elman.ops.dense.cuda.stepwise import StepConfig
 from elman.ops.dense.op import dense_recurrence
 from elman.ops.dense.recurrences import CELLS
 from tests.emulation import dense_emulator, emulator
+from tests.ops.dense import test_dense_resets as resets_tests
 from tests.ops.dense.test_dense_kernels import (
     EMULATED,
     SIZES,
@@ -26,6 +27,7 @@ from tests.ops.dense.test_dense_kernels import (
     everything,
     wanted,
 )
+from tests.ops.dense.test_dense_resets import resets_of
 
 pytestmark = pytest.mark.compiler
 
@@ -172,6 +174,66 @@ def test_it_is_a_good_operator(step: str) -> None:
 
     state = torch.stack(of("state")).detach()
     given = (of("input"), of("outer", "inner"), of("scale", "extra"), state, None)
+    torch.library.opcheck(custom_op.dense, (step, "cuda", True, *given))
+
+
+# ---- resets
+
+
+@STEPS
+@pytest.mark.parametrize("size", ["one-thread", "even", "rank-1"])
+def test_with_resets_they_are_the_references(step: str, size: str) -> None:
+    leaves = draw(step, size, torch.float32)
+    found = everything(step, leaves, "cuda", resets=resets_of(leaves))
+    check(found, resets_tests.wanted(step, size), FP32)
+
+
+@SOME
+def test_with_resets_bf16_in_and_out(step: str) -> None:
+    leaves = narrowed(step, "even")
+    wide = {n: leaf.detach().double().requires_grad_() for n, leaf in leaves.items()}
+    both = []
+    for given, backend in ((leaves, "cuda"), (wide, "reference")):
+        outputs = call(step, given, backend, resets_of(leaves))
+        pulls = [
+            pull.to(out.dtype)
+            for pull, out in zip(pulls_of(outputs, torch.bfloat16), outputs, strict=True)
+        ]
+        gradients = torch.autograd.grad(outputs, list(given.values()), pulls)
+        named = {f"d {n}": g for n, g in zip(given, gradients, strict=True)}
+        both.append(named | {f"out {n}": out.detach() for n, out in enumerate(outputs)})
+    check(*both, BF16)
+
+
+@SOME
+def test_a_reset_before_the_first_step_drops_the_given_state(step: str) -> None:
+    resets_tests.check_drops(step, "cuda", "even")
+
+
+@SOME
+@pytest.mark.parametrize("first", [False, True], ids=["nan-behind", "nan-before"])
+def test_nan_of_a_document_stays_in_it(step: str, first: bool) -> None:
+    resets_tests.check_nan(step, "cuda", first, "even")
+
+
+@SOME
+def test_no_reset_in_resets_has_the_bits_of_none(step: str) -> None:
+    leaves = narrowed(step, "even")
+    none = torch.zeros(leaves["input 0"].shape[:2], dtype=torch.bool)
+    plain = everything(step, leaves, "cuda")
+    found = everything(step, leaves, "cuda", resets=none)
+    assert all(torch.equal(tensor, found[name]) for name, tensor in plain.items())
+
+
+@SOME
+def test_with_resets_it_is_a_good_operator(step: str) -> None:
+    leaves = narrowed(step, "even-low-rank")
+
+    def of(*words: str) -> list[Tensor]:
+        return [leaf for name, leaf in leaves.items() if name.split()[0] in words]
+
+    state = torch.stack(of("state")).detach()
+    given = (of("input"), of("outer", "inner"), of("scale", "extra"), state, resets_of(leaves))
     torch.library.opcheck(custom_op.dense, (step, "cuda", True, *given))
 
 

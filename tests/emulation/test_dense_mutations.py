@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from tests.emulation.dense_mutations import EDITS, QUICK, noticed, outcome
+from tests.emulation.dense_mutations import EDITS, QUICK, WITH_RESETS, noticed, outcome
 
 pytestmark = pytest.mark.compiler
 
 
 @pytest.mark.parametrize(
-    "what", [pytest.param(what, marks=[pytest.mark.slow] * (what not in QUICK)) for what in EDITS]
+    "what",
+    [
+        pytest.param(what, marks=[pytest.mark.slow] * (what not in QUICK))
+        for what in EDITS | WITH_RESETS
+    ],
 )
 def test_a_planted_fault_is_noticed(what: str) -> None:
     said = outcome(what)

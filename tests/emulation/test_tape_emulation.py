@@ -17,6 +17,7 @@ from elman.ops.tape.op import dual_memory
 from elman.ops.tape.recurrences import CELLS
 from tests.emulation import emulator, tape_emulator
 from tests.ops.tape import test_tape_kernels as kernels
+from tests.ops.tape import test_tape_resets as resets_tests
 from tests.ops.tape.test_tape_kernels import (
     OUTPUTS,
     SIZES,
@@ -28,6 +29,7 @@ from tests.ops.tape.test_tape_kernels import (
     same_bits,
     wanted,
 )
+from tests.ops.tape.test_tape_resets import resets_of
 
 pytestmark = pytest.mark.compiler
 
@@ -199,6 +201,60 @@ def test_autocast_narrows_the_input_and_nothing_else(monkeypatch: pytest.MonkeyP
         inside = call("full", leaves | {"input": leaves["input"].float()}, "cuda")
     assert [one.dtype for one in inside] == [torch.bfloat16, torch.float32, torch.float32]
     assert all(torch.equal(one, other) for one, other in zip(plain, inside, strict=True))
+
+
+# ---- resets
+
+
+@WRITES
+@pytest.mark.parametrize("size", ["odd-35", "step-alone", "one-slot-one-row", "even", "slots-35"])
+def test_with_resets_they_are_the_references(write: str, size: str) -> None:
+    leaves = draw(write, size, torch.float32)
+    for resets in (resets_of(leaves), resets_of(leaves).flip(0)):
+        found = everything(write, leaves, "cuda", resets=resets)
+        exact = everything(write, draw(write, size), "reference", resets=resets)
+        check(found, exact, FP32)
+
+
+@WRITES
+def test_with_resets_any_distance_of_checkpoints_gives_the_same_bits(
+    write: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a checkpoint, beside it, and far from it; in fp32."""
+    leaves = draw(write, "even", torch.float32)
+    resets = resets_of(leaves)
+    plain = everything(write, leaves, "cuda", resets=resets)
+    for steps in (1, 2, 20):
+        monkeypatch.setattr(results, "interval", lambda of, steps=steps: steps)
+        assert same_bits(everything(write, leaves, "cuda", resets=resets), plain)
+
+
+@WRITES
+def test_a_reset_before_the_first_step_drops_what_was_given(write: str) -> None:
+    resets_tests.check_drops(write, "cuda", "even")
+
+
+@WRITES
+@pytest.mark.parametrize("first", [False, True], ids=["nan-behind", "nan-before"])
+def test_nan_of_a_document_stays_in_it(write: str, first: bool) -> None:
+    resets_tests.check_nan(write, "cuda", first, "even")
+
+
+@WRITES
+def test_no_reset_in_resets_has_the_bits_of_none(write: str) -> None:
+    leaves = narrowed(write, "even")
+    none = torch.zeros(leaves["input"].shape[:2], dtype=torch.bool)
+    plain = everything(write, leaves, "cuda")
+    assert same_bits(everything(write, leaves, "cuda", resets=none), plain)
+
+
+@WRITES
+def test_with_resets_it_is_a_good_operator(write: str) -> None:
+    leaves = {name: leaf.detach() for name, leaf in narrowed(write, "even").items()}
+    matrix = torch.cat([leaves[name] for name in ("W_h", "W_r") if name in leaves])
+    read = (leaves["input"], matrix, leaves["tape"], leaves["state"])
+    given = (*(one.requires_grad_() for one in read), resets_of(leaves))
+    torch.library.opcheck(custom_op.tape, (write, "cuda", True, *given))
 
 
 # ---- defects of the original (vector-state specification 3.4)

@@ -12,6 +12,7 @@ from elman.ops.dense.recurrences import CELLS
 
 
 # Every step on the machine that it is for; elsewhere those that keep most.
+@pytest.mark.parametrize("resets", [False, True], ids=["plain", "resets"])
 @pytest.mark.parametrize(
     ("step", "architecture", "dtype", "vector"),
     [
@@ -21,8 +22,10 @@ from elman.ops.dense.recurrences import CELLS
         ("gru", "sm_120", torch.bfloat16, 2),
     ],
 )
-def test_nothing_is_spilled(step: str, architecture: str, dtype: torch.dtype, vector: int) -> None:
-    text = stepwise.unit_text(StepConfig(step, dtype, torch.float32, vector))
+def test_nothing_is_spilled(
+    step: str, architecture: str, dtype: torch.dtype, vector: int, resets: bool
+) -> None:
+    text = stepwise.unit_text(StepConfig(step, dtype, torch.float32, vector, resets))
     used = Unit(text, step, architecture, dtype == torch.bfloat16).resources()
     assert {name: one.spilled for name, one in used.items()} == dict.fromkeys(used, 0)
     assert len(used) == (4 if CELLS[step].extra else 2)

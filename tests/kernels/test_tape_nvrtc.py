@@ -11,6 +11,7 @@ from elman.ops.tape.cuda.stepwise import StepConfig
 
 
 # Blocks of 512 threads leave a thread the fewest registers.
+@pytest.mark.parametrize("resets", [False, True], ids=["plain", "resets"])
 @pytest.mark.parametrize(
     ("write", "architecture", "dtype", "vector", "threads"),
     [
@@ -20,9 +21,10 @@ from elman.ops.tape.cuda.stepwise import StepConfig
     ],
 )
 def test_nothing_is_spilled(
-    write: str, architecture: str, dtype: torch.dtype, vector: int, threads: int
+    write: str, architecture: str, dtype: torch.dtype, vector: int, threads: int, resets: bool
 ) -> None:
-    text = stepwise.unit_text(StepConfig(write, dtype, torch.float32, vector, threads))
+    config = StepConfig(write, dtype, torch.float32, vector, threads, resets)
+    text = stepwise.unit_text(config)
     used = Unit(text, f"tape {write}", architecture, dtype == torch.bfloat16).resources()
     assert {name: one.spilled for name, one in used.items()} == dict.fromkeys(used, 0)
     assert set(used) == {"tape_first", "tape_forward", "tape_backward", "tape_replay"}

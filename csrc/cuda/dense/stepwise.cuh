@@ -4,6 +4,9 @@
 //
 // The state over time, all sums and the products' results are in the arithmetic's type A, what is
 // kept for the whole sequence in the inputs' type IO.
+//
+// Where a step has a reset, the step before it leaves zeros as its state, and as what the product
+// reads; y and the memo have what was there. So does the step itself for the gradients.
 #pragma once
 #include "abi/dense_step.h"
 #include "cuda/common/pack.cuh"
@@ -18,6 +21,7 @@ struct DenseStepConfig {
   using A = typename Spec::T;
   using IO = IO_;
   static constexpr int V = V_, THREADS = THREADS_, WARPS = THREADS / 32;
+  static constexpr bool RESETS = Spec::RESETS;
 };
 
 template <class G>
@@ -62,6 +66,16 @@ struct DenseStep {
   }
   DEVICE A* norm() const { return (A*)a.norms + (b * a.steps + a.step); }
 
+  // Whether the state of this row is zero before a step.
+  DEVICE bool reset(int64_t t) const {
+    if constexpr (G::RESETS) return t < a.steps && load_one(a.resets + (b * a.steps + t));
+    return false;
+  }
+  DEVICE static void clear(Numbers& x) {
+#pragma unroll
+    for (int i = 0; i < V; i++) x[i] = A(0);
+  }
+
   DEVICE static void add(Numbers& to, const A* from) {
     Numbers x;
     load<V, A>(x, from);
@@ -96,10 +110,11 @@ struct DenseStep {
     }
   }
   // Writes new states to where the next step, its product and the caller read them.
-  DEVICE void put(int64_t ch, const Numbers& h) const {
+  DEVICE void put(int64_t ch, Numbers& h) const {
+    store<V, IO>(at(a.y, a.step, ch), h);
+    if (reset(a.step + 1)) clear(h);
     store<V, A>(row<A>(a.state, ch), h);
     store<V, IO>(row<IO>(a.narrow, ch), h);
-    store<V, IO>(at(a.y, a.step, ch), h);
   }
   // The GRU before its second product: writes r h for it and keeps z.
   DEVICE void gates(int64_t ch) const {
@@ -155,7 +170,10 @@ struct DenseStep {
     }
 #pragma unroll
     for (int k = Cell::EXTRA ? 2 : 0; k < MEMO; k++) remember(k, ch, m[k]);
-    if constexpr (Cell::STATES > 1) store<V, A>(row<A>(a.state, ch, 1), c_new);
+    if constexpr (Cell::STATES > 1) {
+      if (reset(a.step + 1)) clear(c_new);
+      store<V, A>(row<A>(a.state, ch, 1), c_new);
+    }
     if constexpr (Cell::NORM)
       store<V, A>(row<A>(a.state, ch), h_new);
     else
@@ -214,10 +232,12 @@ struct DenseStep {
   DEVICE void differentiate(int64_t ch, const Numbers& e) const {
     Numbers h, c, h_new, second, m[MAX_DENSE_MEMO];
     Numbers da[BLOCKS], dp[MAX_OTHERS], dh, dc, dscale;
+    const bool anew = reset(a.step);
     if (a.step)
       load<V, IO>(h, at(a.y, a.step - 1, ch));
     else
       load<V, A>(h, row<A>(a.first, ch));
+    if (anew) clear(h);
     load<V, IO>(h_new, at(a.y, a.step, ch));
 #pragma unroll
     for (int k = 0; k < MEMO; k++) load<V, IO>(m[k], memo(a.step, k, ch));
@@ -226,6 +246,7 @@ struct DenseStep {
         load<V, IO>(c, memo(a.step - 1, MEMO - 1, ch));  // the memo's last is the new c
       else
         load<V, A>(c, row<A>(a.first, ch, 1));
+      if (anew) clear(c);
       load<V, A>(second, row<A>(a.state, ch, 1));
     }
     if constexpr (Cell::EXTRA) load<V, A>(second, row<A>(a.second, ch));
@@ -252,13 +273,18 @@ struct DenseStep {
 #pragma unroll
     for (int k = 0; k < BLOCKS; k++) {
       store<V, IO>(at(a.dx, a.step, k * a.channels + ch), da[k]);
+      if (anew) clear(da[k]);
       store<V, IO>(wide_row<IO>(a.narrow, ch, k), da[k]);
     }
 #pragma unroll
     for (int k = 0; k < (Cell::EXTRA ? 0 : OTHERS); k++)
       store<V, IO>(at(a.dp[k], a.step, ch), dp[k]);
+    if (anew) clear(dh);
     store<V, A>(row<A>(a.state, ch), dh);
-    if constexpr (Cell::STATES > 1) store<V, A>(row<A>(a.state, ch, 1), dc);
+    if constexpr (Cell::STATES > 1) {
+      if (anew) clear(dc);
+      store<V, A>(row<A>(a.state, ch, 1), dc);
+    }
     if constexpr (Cell::SCALE) {
       if (a.step + 1 < a.steps) add(dscale, row<A>(a.dscale, ch));
       store<V, A>(row<A>(a.dscale, ch), dscale);

@@ -9,6 +9,9 @@
 //
 // The tape, its gradient and all sums are in the arithmetic's type A, the states and the values
 // that are written in the inputs' type IO: what a step writes is what the backward pass finds.
+//
+// Where a step has a reset, it takes zeros for the tape, for the state's product with W_h, and for
+// all that goes back. The caller has cleared the first tape and the first state.
 #pragma once
 #include "abi/tape_step.h"
 #include "cuda/common/pack.cuh"
@@ -22,6 +25,7 @@ struct TapeStepConfig {
   using A = typename Spec::T;
   using IO = IO_;
   static constexpr int V = V_, THREADS = THREADS_, WARPS = THREADS / 32;
+  static constexpr bool RESETS = Spec::RESETS;
 };
 
 template <class G>
@@ -78,6 +82,12 @@ struct TapeStep {
   }
   DEVICE void kept_value(int64_t t, int64_t ch, Numbers& q) const {
     load<V, IO>(q, at(PRODUCT_VALUE ? a.values : a.y, t, ch));
+  }
+
+  // Whether tape and state of this row are zero before a step.
+  DEVICE bool reset(int64_t t) const {
+    if constexpr (G::RESETS) return load_one(a.resets + (b * a.steps + t));
+    return false;
   }
 
   // ---- loops and sums ----
@@ -194,11 +204,14 @@ struct TapeStep {
     const int64_t t = a.step;
     if (t) attend(write, [&](int k) { return load_one(score(k)); });
     const A of_value = t ? total(slots) : A(0);
-    if (t < a.steps)
+    if (t < a.steps) {
+      const bool anew = reset(t);
       attend(read, [&](int k) {
         const A before = load_one(score(k));
+        if (anew) return A(0);
         return t ? tape::next_score(before, load_one(write + k), of_value) : before;
       });
+    }
     if (!a.weights) return;
     for (int k = lane; k < slots; k += 32) {
       if (t) store_one(weight(t - 1, WRITE, k), load_one(write + k));
@@ -241,7 +254,7 @@ struct TapeStep {
   }
   // Writes q to some slots and reads them.
   template <int S, bool WRITES, bool READS>
-  DEVICE void advance_some(int first, int64_t ch, const Numbers& q, Numbers& sum) const {
+  DEVICE void advance_some(int first, int64_t ch, const Numbers& q, bool anew, Numbers& sum) const {
     A m[S][V];
 #pragma unroll
     for (int s = 0; s < S; s++) load<V, A>(m[s], slot(a.tape, first + s, ch));
@@ -251,6 +264,7 @@ struct TapeStep {
         const A w = load_one(write + (first + s));
 #pragma unroll
         for (int i = 0; i < V; i++) m[s][i] = tape::written(m[s][i], w, q[i]);
+        if (anew) clear(m[s]);
         store<V, A>(slot(a.tape, first + s, ch), m[s]);
         if (a.checkpoint) store<V, A>(slot(a.checkpoint, first + s, ch), m[s]);
       }
@@ -264,15 +278,17 @@ struct TapeStep {
   template <bool WRITES, bool READS>
   DEVICE void advance(int64_t ch) const {
     Numbers q, sum;
+    const bool anew = READS && reset(a.step);
     clear(sum);
     if constexpr (WRITES) value(ch, q);
     int k = 0;
-    for (; k + AT_ONCE <= slots; k += AT_ONCE) advance_some<AT_ONCE, WRITES, READS>(k, ch, q, sum);
-    for (; k < slots; k++) advance_some<1, WRITES, READS>(k, ch, q, sum);
+    for (; k + AT_ONCE <= slots; k += AT_ONCE)
+      advance_some<AT_ONCE, WRITES, READS>(k, ch, q, anew, sum);
+    for (; k < slots; k++) advance_some<1, WRITES, READS>(k, ch, q, anew, sum);
     if constexpr (READS) {
       Numbers h;
       load<V, IO>(h, at(a.x, a.step, ch));
-      add(h, row<A>(a.product, ch, 0, BLOCKS));
+      if (!anew) add(h, row<A>(a.product, ch, 0, BLOCKS));
 #pragma unroll
       for (int i = 0; i < V; i++) h[i] = tape::state(h[i], sum[i]);
       store<V, IO>(at(a.y, a.step, ch), h);
@@ -312,6 +328,7 @@ struct TapeStep {
       kept_value(t, ch, q);
 #pragma unroll
       for (int i = 0; i < V; i++) m[i] = tape::written(m[i], w, q[i]);
+      if (reset(t + 1)) clear(m);
       store<V, A>(to, m);
       to += a.batch * slots * a.channels;
     }
@@ -361,7 +378,7 @@ struct TapeStep {
   // Adds to the gradients of some slots what the read of the step does; then the written value has
   // its part of them.
   template <int S, bool READS, bool WRITES>
-  DEVICE void read_bwd(int first, int64_t ch, const Numbers& delta, const Numbers& h,
+  DEVICE void read_bwd(int first, int64_t ch, const Numbers& delta, const Numbers& h, bool anew,
                        Numbers& carried, Numbers& dq) const {
     A m[S][V], g[S][V];
 #pragma unroll
@@ -379,6 +396,7 @@ struct TapeStep {
           carried[i] += dscore * m[s][i];
           g[s][i] = tape::read_bwd(g[s][i], r, delta[i], dscore, h[i]);
         }
+        if (anew) clear(g[s]);
         store<V, A>(slot(a.tape, first + s, ch), g[s]);
       }
       if constexpr (WRITES) {
@@ -393,6 +411,7 @@ struct TapeStep {
   template <bool READS, bool WRITES>
   DEVICE void value_bwd(int64_t ch) const {
     Numbers carried, delta, dq, h;
+    const bool anew = READS && reset(a.step);
     clear(carried);
     clear(delta);
     clear(dq);
@@ -404,8 +423,13 @@ struct TapeStep {
     }
     int k = 0;
     for (; k + AT_ONCE <= slots; k += AT_ONCE)
-      read_bwd<AT_ONCE, READS, WRITES>(k, ch, delta, h, carried, dq);
-    for (; k < slots; k++) read_bwd<1, READS, WRITES>(k, ch, delta, h, carried, dq);
+      read_bwd<AT_ONCE, READS, WRITES>(k, ch, delta, h, anew, carried, dq);
+    for (; k < slots; k++) read_bwd<1, READS, WRITES>(k, ch, delta, h, anew, carried, dq);
+    if (anew) {
+      clear(carried);
+      clear(delta);
+      clear(dq);
+    }
     pass_on(ch, carried, delta, dq);
     if constexpr (WRITES && PRODUCT_VALUE) store<V, IO>(at(a.dvalues, a.step - 1, ch), dq);
   }

@@ -90,11 +90,9 @@ def test_gradcheck(step: str, size: str) -> None:
     assert torch.autograd.gradcheck(run, list(leaves.values()))
 
 
-@STEPS
-@BACKENDS
-def test_a_reset_before_the_first_step_drops_the_given_state(step: str, backend: str) -> None:
-    """To the bit, and NaN with it; the state's gradient is 0 to the bit."""
-    leaves = draw(step, "rows")
+def check_drops(step: str, backend: str, size: str) -> None:
+    """Check that a reset before the first step drops what was given, NaN with it, to the bit."""
+    leaves = draw(step, size, torch.float32)
     resets = resets_of(leaves)
     dropped = resets[:, 0]
     found = everything(step, leaves, backend, resets=resets)
@@ -104,6 +102,12 @@ def test_a_reset_before_the_first_step_drops_the_given_state(step: str, backend:
             leaf.data[dropped] = torch.nan
     for name, one in everything(step, leaves, backend, resets=resets).items():
         assert torch.equal(one, found[name]), name
+
+
+@STEPS
+@BACKENDS
+def test_a_reset_before_the_first_step_drops_the_given_state(step: str, backend: str) -> None:
+    check_drops(step, backend, "rows")
 
 
 @STEPS
@@ -165,25 +169,31 @@ def test_nothing_is_read_that_was_not_written(step: str, monkeypatch: pytest.Mon
         check(found, wanted(step, size), 1e-12)
 
 
-@STEPS
-@BACKENDS
-def test_nan_of_a_document_stays_in_it(step: str, backend: str) -> None:
-    """A document without a number leaves outputs and gradients of the next one alone."""
-    leaves = draw(step, "rows")
+def check_nan(step: str, backend: str, first: bool, size: str) -> None:
+    """Check that NaN in a document leaves outputs and gradients of the others alone."""
+    leaves = draw(step, size, torch.float32)
     resets = torch.zeros(leaves["input 0"].shape[:2], dtype=torch.bool)
     resets[:, 2] = True
-    sequences = [name for name in leaves if name.startswith("input")]
+    filled = slice(0, 2) if first else slice(2, 4)
+    others = torch.ones_like(resets)
+    others[1, filled] = False
+    sequences = [leaf for name, leaf in leaves.items() if name.startswith("input")]
     found = []
-    for filled in (False, True):
-        if filled:
-            leaves["input 0"].data[5, :2] = torch.nan
-        y, *_ = call(step, leaves, backend, resets)
-        later = y[:, 2:]
-        found.append(
-            [later, *torch.autograd.grad(later.sin().sum(), [leaves[n] for n in sequences])]
-        )
+    for number in (1.0, torch.nan):
+        leaves["input 0"].data[1, filled] = number
+        y, *last = call(step, leaves, backend, resets)
+        pulled = torch.stack([out.sin().sum() for out in (y, *last)]).sum()
+        found.append([y, *torch.autograd.grad(pulled, sequences)])
     for one, other in zip(*found, strict=True):
-        assert torch.equal(one[:, 2:], other[:, 2:])
+        assert other[1, filled].isnan().any()
+        assert torch.equal(one[others], other[others])
+
+
+@STEPS
+@BACKENDS
+@pytest.mark.parametrize("first", [False, True], ids=["nan-behind", "nan-before"])
+def test_nan_of_a_document_stays_in_it(step: str, backend: str, first: bool) -> None:
+    check_nan(step, backend, first, "rows")
 
 
 @SOME

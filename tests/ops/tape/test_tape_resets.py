@@ -85,11 +85,9 @@ def test_gradcheck(write: str) -> None:
     assert torch.autograd.gradcheck(run, list(leaves.values()))
 
 
-@WRITES
-@BACKENDS
-def test_a_reset_before_the_first_step_drops_what_was_given(write: str, backend: str) -> None:
-    """To the bit, and NaN with it; the gradients of tape and state are 0 to the bit."""
-    leaves = draw(write, "odd")
+def check_drops(write: str, backend: str, size: str) -> None:
+    """Check that a reset before the first step drops what was given, NaN with it, to the bit."""
+    leaves = draw(write, size, torch.float32)
     resets = resets_of(leaves)
     dropped = resets[:, 0]
     found = everything(write, leaves, backend, resets=resets)
@@ -98,6 +96,12 @@ def test_a_reset_before_the_first_step_drops_what_was_given(write: str, backend:
         leaves[name].data[dropped] = torch.nan
     for name, one in everything(write, leaves, backend, OUTPUTS, resets).items():
         assert torch.equal(one, found[name]), name
+
+
+@WRITES
+@BACKENDS
+def test_a_reset_before_the_first_step_drops_what_was_given(write: str, backend: str) -> None:
+    check_drops(write, backend, "odd")
 
 
 @WRITES
@@ -156,23 +160,30 @@ def test_nothing_is_read_that_was_not_written(write: str, monkeypatch: pytest.Mo
         check(found, wanted(write, size), 1e-12)
 
 
-@WRITES
-@BACKENDS
-def test_nan_of_a_document_stays_in_it(write: str, backend: str) -> None:
-    """A document without a number leaves outputs and gradients of the next one alone."""
-    leaves = draw(write, "odd")
+def check_nan(write: str, backend: str, first: bool, size: str) -> None:
+    """Check that NaN in a document leaves outputs and gradients of the others alone."""
+    leaves = draw(write, size, torch.float32)
     resets = torch.zeros(leaves["input"].shape[:2], dtype=torch.bool)
     resets[:, 5] = True
+    filled = slice(0, 5) if first else slice(5, None)
+    others = torch.ones_like(resets)
+    others[1, filled] = False
     found = []
-    for filled in (False, True):
-        if filled:
-            leaves["input"].data[5, :2] = torch.nan
-        y, tape, state = call(write, leaves, backend, resets)
-        pull = y[:, 5:].sin().sum() + tape.sin().sum() + state.sum()
-        (gradient,) = torch.autograd.grad(pull, [leaves["input"]])
-        found.append([y[:, 5:], tape, state, gradient[:, 5:]])
+    for number in (1.0, torch.nan):
+        leaves["input"].data[1, filled] = number
+        outputs = call(write, leaves, backend, resets)
+        pulled = torch.stack([out.sin().sum() for out in outputs]).sum()
+        found.append([outputs[0], *torch.autograd.grad(pulled, [leaves["input"]])])
     for one, other in zip(*found, strict=True):
-        assert torch.equal(one, other)
+        assert other[1, filled].isnan().any()
+        assert torch.equal(one[others], other[others])
+
+
+@WRITES
+@BACKENDS
+@pytest.mark.parametrize("first", [False, True], ids=["nan-behind", "nan-before"])
+def test_nan_of_a_document_stays_in_it(write: str, backend: str, first: bool) -> None:
+    check_nan(write, backend, first, "odd")
 
 
 @WRITES

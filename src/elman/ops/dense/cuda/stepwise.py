@@ -72,12 +72,14 @@ class StepConfig:
         io: Dtype of the sequences.
         state: Dtype of the state and of all sums.
         vector: Neighbouring channels of a thread.
+        resets: Whether the kernels know resets.
     """
 
     step: str
     io: torch.dtype
     state: torch.dtype
     vector: int
+    resets: bool = False
 
     @property
     def threads(self) -> int:
@@ -101,16 +103,14 @@ def forward(
     resets_bt: Tensor | None = None,
 ) -> Results:
     """Run a step over time; see :class:`elman.ops.dense.cuda.kernels.Passes`."""
-    if resets_bt is not None:
-        raise UserError("kernels.backend=cuda: has no resets; use kernels.backend=reference")
     with no_autocast(first_sbi):
         results = room(step, inputs[0], first_sbi, keep)
-        call = _Call(step, parameters, first_sbi, results)
+        call = _Call(step, parameters, first_sbi, results, resets_bt)
         call.put("x", [inputs[0]])
         call.put("p", inputs[1:])
-        results.last_sbi.copy_(first_sbi)
+        results.last_sbi.copy_(first_sbi if resets_bt is None else _dropped(first_sbi, resets_bt))
         io_bi = call.narrow(call.channels)
-        io_bi.copy_(first_sbi[0])
+        io_bi.copy_(results.last_sbi[0])
         pre_bp = call.wide(call.cell.blocks * call.channels)
         call.point(state=results.last_sbi, narrow=io_bi, product=pre_bp)
         product = _product(io_bi, [matrix.T for matrix in reversed(recurrent)], pre_bp)
@@ -122,6 +122,11 @@ def forward(
                 product()
                 run(t)
     return results
+
+
+def _dropped(first_sbi: Tensor, resets_bt: Tensor) -> Tensor:
+    """Return the first state, with zeros for the rows whose first step has a reset."""
+    return first_sbi.masked_fill(resets_bt[:, :1], 0.0)
 
 
 def _forward_twice(call: _Call, product: Callable[[], None], u_ii: Tensor) -> None:
@@ -149,7 +154,7 @@ def backward(
 ) -> Gradients:
     """Run a step back through time; see :class:`elman.ops.dense.cuda.kernels.Passes`."""
     with no_autocast(first_sbi):
-        call = _Call(step, parameters, first_sbi, results)
+        call = _Call(step, parameters, first_sbi, results, resets_bt)
         dinputs = gradient_room(step, results.y_bti)
         dfirst_sbi = torch.empty_like(first_sbi, memory_format=torch.contiguous_format)
         dfirst_sbi.zero_() if dlast_sbi is None else dfirst_sbi.copy_(dlast_sbi)
@@ -163,7 +168,7 @@ def backward(
         _walk_back(call, product, dh_bi, parameters)
         dfirst_sbi[0].add_(dh_bi)
         given = (dinputs, dscale_bi, dfirst_sbi, recurrent, parameters, first_sbi, results)
-        return gradients(step, *given)
+        return gradients(step, *given, resets_bt)
 
 
 def _walk_back(
@@ -212,7 +217,14 @@ class _Call:
         words: The same memory as numbers.
     """
 
-    def __init__(self, step: str, parameters: Tensors, first_sbi: Tensor, results: Results) -> None:
+    def __init__(
+        self,
+        step: str,
+        parameters: Tensors,
+        first_sbi: Tensor,
+        results: Results,
+        resets_bt: Tensor | None,
+    ) -> None:
         self.step, self.cell, self.like = step, compiled_cell(step), first_sbi
         self.io = results.y_bti.dtype
         self.batch, self.steps, self.channels = results.y_bti.shape
@@ -222,6 +234,9 @@ class _Call:
         self.args = DenseStepArgs.from_buffer(words)
         words[WORDS["batch"]], words[WORDS["steps"]] = self.batch, self.steps
         words[WORDS["channels"]] = self.channels
+        self.resets = resets_bt is not None
+        if resets_bt is not None:
+            words[WORDS["resets"]] = self._held(resets_bt.contiguous()).data_ptr()
         self.put("y", [results.y_bti])
         self.point(norms=results.norms_bt)
         if results.memo_btmi.numel():
@@ -261,7 +276,8 @@ class _Call:
 
     def config(self) -> StepConfig:
         """Return what the kernels of this call are compiled for."""
-        return _config(self.step, self.io, self.like.dtype, 1 if self.places % 2 else 2)
+        vector = 1 if self.places % 2 else 2
+        return _config(self.step, self.io, self.like.dtype, vector, self.resets)
 
     def runner(self, kernel: str) -> Callable[[int], None]:
         """Return what runs a kernel for a step of time."""
@@ -296,7 +312,7 @@ def unit_text(config: StepConfig, device: str = "cuda/common/device.cuh") -> str
             f'#include "{device}"',
             '#include "cuda/dense/stepwise.cuh"',
             "namespace elman {",
-            structure(config.step, config.state, "Spec") + "}  // namespace elman",
+            structure(config.step, config.state, "Spec", config.resets) + "}  // namespace elman",
             f"using G = elman::DenseStepConfig<elman::Spec, {_IO[config.io]}, {sizes}>;",
             layout_assertions("elman::DenseStepArgs", DenseStepArgs),
             same("G::THREADS", config.threads, "stepwise.py has other THREADS"),

@@ -68,6 +68,7 @@ class StepConfig:
         state: Dtype of the tape and of all sums.
         vector: Neighbouring channels that a thread has at a time.
         threads: Threads of a block, which has a row of the batch.
+        resets: Whether the kernels know resets.
     """
 
     write: str
@@ -75,6 +76,7 @@ class StepConfig:
     state: torch.dtype
     vector: int
     threads: int
+    resets: bool = False
 
     def launch(self, kernel: str, batch: int, channels: int, slots: int) -> Launch:
         """Return how a kernel is launched."""
@@ -93,15 +95,15 @@ def forward(write: str, given: Inputs, keep: bool, resets_bt: Tensor | None = No
         given: What is read: the input in bf16 or fp32, all else in fp32. Products read matrices
             and states in the dtype of the input.
         keep: Whether a backward pass follows.
+        resets_bt: Whether tape and state of a row are zero before a step; None: never.
 
     Raises:
         UserError: there are too many slots, or no kernel for the input's dtype.
     """
-    if resets_bt is not None:
-        raise UserError("kernels.backend=cuda: has no resets; use kernels.backend=reference")
     with no_autocast(given.state_bi):
         results = passes.room(write, given, keep)
-        call = _Call(write, given, results)
+        given = _dropped(given, resets_bt)
+        call = _Call(write, given, results, resets_bt)
         results.tape_bni.copy_(given.tape_bni)
         h_bi = call.narrow(call.channels)
         h_bi.copy_(given.state_bi)
@@ -135,7 +137,8 @@ def backward(
     # Layer E23 expands one tape over the batch.
     given = given._replace(tape_bni=given.tape_bni.contiguous())
     with no_autocast(given.state_bi):
-        call = _Call(write, given, results)
+        given = _dropped(given, resets_bt)
+        call = _Call(write, given, results, resets_bt)
         dinput_bti = results.y_bti.new_empty(results.y_bti.shape)
         dvalues_bti = results.values_bti.new_empty(results.values_bti.shape)
         dtape = _begun(dtape_bni, given.tape_bni)
@@ -144,8 +147,20 @@ def backward(
         if dy_bti is not None:
             call.point(dy=cast(dy_bti, call.io))
         _walk_back(call, cast(given.matrix_pi, call.io).contiguous(), dstate)
-        dmatrix_pi = _of_matrices(write, dinput_bti, dvalues_bti, given, results.y_bti)
+        before_bti = shifted(results.y_bti, given.state_bi.to(call.io), resets_bt)
+        dmatrix_pi = _of_matrices(
+            write, dinput_bti, dvalues_bti, before_bti, results.y_bti, call.like.dtype
+        )
     return Inputs(dinput_bti, dmatrix_pi, dtape, dstate)
+
+
+def _dropped(given: Inputs, resets_bt: Tensor | None) -> Inputs:
+    """Return what is read, with zeros for tape and state of rows whose first step has a reset."""
+    if resets_bt is None:
+        return given
+    first_b1 = resets_bt[:, :1]
+    tape_bni = given.tape_bni.masked_fill(first_b1.unsqueeze(-1), 0.0)
+    return given._replace(tape_bni=tape_bni, state_bi=given.state_bi.masked_fill(first_b1, 0.0))
 
 
 def _begun(gradient: Tensor | None, like: Tensor) -> Tensor:
@@ -181,11 +196,15 @@ def _walk_back(call: _Call, matrix_pi: Tensor, dstate_bi: Tensor) -> None:
 
 
 def _of_matrices(
-    write: str, dinput_bti: Tensor, dvalues_bti: Tensor, given: Inputs, y_bti: Tensor
+    write: str,
+    dinput_bti: Tensor,
+    dvalues_bti: Tensor,
+    before_bti: Tensor,
+    y_bti: Tensor,
+    wide: torch.dtype,
 ) -> Tensor:
     """Return the gradient of W_h, and that of W_r behind it: products over batch and time."""
-    wide, h_bi = given.state_bi.dtype, given.state_bi.to(y_bti.dtype)
-    drecurrent_ii = outer(dinput_bti, shifted(y_bti, h_bi), wide)
+    drecurrent_ii = outer(dinput_bti, before_bti, wide)
     if not dvalues_bti.numel():
         return drecurrent_ii
     dwrite_ii = outer(dvalues_bti, y_bti, wide)
@@ -207,7 +226,9 @@ class _Call:
         interval: Steps between checkpoints of the tape.
     """
 
-    def __init__(self, write: str, given: Inputs, results: Results) -> None:
+    def __init__(
+        self, write: str, given: Inputs, results: Results, resets_bt: Tensor | None
+    ) -> None:
         cell = compiled_cell(write)
         self.write, self.like, self.io = write, given.state_bi, results.y_bti.dtype
         self.blocks, self.product_value = cell.blocks, cell.value != NO_PRODUCT
@@ -225,6 +246,10 @@ class _Call:
         self.args = TapeStepArgs.from_buffer(words)
         for name in ("batch", "steps", "channels", "slots"):
             words[WORDS[name]] = getattr(self, name)
+        self.resets = resets_bt is not None
+        if resets_bt is not None:
+            self.kept.append(resets_bt.contiguous())
+            words[WORDS["resets"]] = self.kept[-1].data_ptr()
         self.point(y=results.y_bti, weights=results.weights_btan, values=results.values_bti)
         self.point(first=given.state_bi, scores=self.wide(self.slots))
         self.checkpoints = self._held(results.checkpoints_cbni)
@@ -267,7 +292,7 @@ class _Call:
         vector = 1 if self.places % 2 else 2
         enough = (n for n in _THREADS if n * vector >= self.channels)
         threads = next(enough, _THREADS[-1])
-        return _config(self.write, self.io, self.like.dtype, vector, threads)
+        return _config(self.write, self.io, self.like.dtype, vector, threads, self.resets)
 
     def runner(self, kernel: str) -> Callable[[int], None]:
         """Return what runs a kernel for a step of time."""
@@ -299,7 +324,7 @@ def unit_text(config: StepConfig, device: str = "cuda/common/device.cuh") -> str
             f'#include "{device}"',
             '#include "cuda/tape/stepwise.cuh"',
             "namespace elman {",
-            structure(config.write, config.state, "Spec") + "}  // namespace elman",
+            structure(config.write, config.state, "Spec", config.resets) + "}  // namespace elman",
             f"using G = elman::TapeStepConfig<elman::Spec, {_IO[config.io]}, {sizes}>;",
             layout_assertions("elman::TapeStepArgs", TapeStepArgs),
             *(
