@@ -185,7 +185,7 @@ class ClusterConfig:
         k_warps = self.first.k_warps
         boxes = _up((2 * k_warps + sums) * 8, 16)
         halves = [self.first, self.second or self.first]
-        mail, partial = (sum(getattr(one, of) for one in halves) for of in ("mail", "partial"))
+        mail, partial = sum(one.mail for one in halves), sum(one.partial for one in halves)
         matrix = (self.fragments - self.kept) * self.warps * 128
         at_once = min(self.rows, max(1, self.threads // (self.own // 2)))
         stage = -(-self.rows // at_once) * self.inputs * self.threads
