@@ -139,12 +139,12 @@ EDITS = {
     "the carried gradient is dropped": ("k.h[pass][e] + dh[e] + x[0][e]", "dh[e] + x[0][e]", "mix"),
     "the last product is left out": (
         "\n      for (int e = 0; e < 2; e++) k.h[pass][e] += dh[e];\n",
-        ";",
+        "\n",
         "tanh",
     ),
     "the last product of a GRU is left out": (
         "\n    for (int e = 0; e < 2; e++) k.h[pass][e] += dh[e];\n",
-        ";",
+        "\n",
         "gru",
     ),
     "fragments of another warp": (
