@@ -13,6 +13,7 @@
 namespace elman {
 
 inline constexpr int MAX_BLOCKS = 4, MAX_OTHERS = 2, MAX_DENSE_MEMO = 5;
+inline constexpr double DENSE_NORM_EPS = 1e-6;  // added to the mean square of a state
 
 // What a channel sees at one step.
 template <class T>

@@ -25,32 +25,48 @@ class Case:
     step: str
     inputs: list[Tensor]
     matrix_pi: Tensor
+    parameters: list[Tensor]
     first_sbi: Tensor
     dy_bti: Tensor
     dlast_sbi: Tensor
+    resets_bt: Tensor | None
 
 
-def case(step: str, batch: int, steps: int, channels: int) -> Case:
-    """Return random tensors."""
+def case(step: str, batch: int, steps: int, channels: int, *, resets: bool = False) -> Case:
+    """Return random tensors. With resets, one row begins anew at its first step."""
     cell = CELLS[step]
     widths = [cell.blocks * channels, *[channels] * cell.others]
     state = (cell.states, batch, channels)
+    own = [torch.randn(1)] * cell.scale
+    own += [(torch.randn(channels, channels) / channels**0.5).bfloat16()] * cell.extra
+    resets_bt = torch.rand(batch, steps) < 0.4
+    resets_bt[-1, 0] = True
     return Case(
         step,
         [torch.randn(batch, steps, width).bfloat16() for width in widths],
         (torch.randn(cell.blocks * channels, channels) / channels**0.5).bfloat16(),
+        own,
         torch.randn(state),
         torch.randn(batch, steps, channels).bfloat16(),
         torch.randn(state),
+        resets_bt if resets else None,
     )
 
 
 def results(one: Case) -> tuple[Results, Gradients]:
     """Return what both passes leave."""
-    call = (one.step, one.inputs, [one.matrix_pi], [], one.first_sbi)
-    found = cluster.forward(*call, True)
-    back = (one.step, one.dy_bti, one.dlast_sbi, [one.matrix_pi], [], one.first_sbi, found)
-    return found, cluster.backward(*back)
+    call = (one.step, one.inputs, [one.matrix_pi], one.parameters, one.first_sbi)
+    found = cluster.forward(*call, True, one.resets_bt)
+    back = (
+        one.step,
+        one.dy_bti,
+        one.dlast_sbi,
+        [one.matrix_pi],
+        one.parameters,
+        one.first_sbi,
+        found,
+    )
+    return found, cluster.backward(*back, one.resets_bt)
 
 
 def config(
@@ -63,6 +79,7 @@ def config(
     back: bool,
     stages: int = 3,
     kept: int | None = None,
+    resets: bool = False,
 ) -> ClusterConfig:
     """Return a config for tests.
 
@@ -75,8 +92,9 @@ def config(
         back: Which pass.
         stages: Steps whose inputs are in shared memory.
         kept: Fragments of the matrix in registers; None: as many as fit.
+        resets: Whether it knows resets.
     """
-    made = ClusterConfig(CELLS[step], channels, blocks, rows, *warps, stages, back)
+    made = ClusterConfig(CELLS[step], channels, blocks, rows, *warps, stages, back, resets)
     if kept is not None:
         made.__dict__["kept"] = kept
     assert made.fits, made

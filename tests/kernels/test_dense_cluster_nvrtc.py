@@ -22,10 +22,27 @@ from elman.ops.dense.recurrences import CELLS
         ("two_gates_all", 640, True),
         ("lstm", 768, False),
         ("lstm", 768, True),
+        *(("gru", channels, back) for channels in (512, 640, 768) for back in (False, True)),
+        ("normalized_scalar", 1280, False),
+        ("normalized_scalar", 1280, True),
+        ("normalized", 1536, True),
     ],
 )
 def test_nothing_is_spilled(step: str, channels: int, back: bool) -> None:
-    config = choose(CELLS[step], channels, 32, back=back)
+    compiled_without_spills(step, channels, back, resets=False)
+
+
+@pytest.mark.parametrize(
+    ("step", "channels", "back"),
+    [("tanh", 1280, False), ("lstm", 768, True), ("gru", 768, True), ("normalized", 1280, True)],
+)
+def test_nothing_is_spilled_with_resets(step: str, channels: int, back: bool) -> None:
+    compiled_without_spills(step, channels, back, resets=True)
+
+
+def compiled_without_spills(step: str, channels: int, back: bool, resets: bool) -> None:
+    """Compile a pass as the engine chooses it for an H200."""
+    config = choose(CELLS[step], channels, 32, back=back, resets=resets)
     assert config is not None
     (used,) = Unit(cluster.unit_text(config), step, "sm_90", fast=True).resources().values()
     assert used.spilled == 0

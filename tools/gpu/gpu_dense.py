@@ -4,10 +4,11 @@
 
 Without --check, --time or --model, all three are done, in 60 to 90 s. Each result is one line of
 JSON, printed and appended to FILE at once. Checks: outputs and all gradients of every step, with
-NaN in every tensor that the engine allocates; repeats, another stream and a replayed CUDA graph to
-the bit. Times: of the recurrence in bf16, replayed as a CUDA graph, all sizes and forms in turn in
-every round; "products" is a graph of the step's products alone. Needs torch, a GPU and this package
-on PYTHONPATH. With --device cpu, the backend cpu is checked.
+NaN in every tensor that the engine allocates, and again with resets; repeats, another stream and a
+replayed CUDA graph to the bit. Times: of the recurrence in bf16, replayed as a CUDA graph, all
+sizes and forms in turn in every round; "products" is a graph of the step's products alone; cuDNN's
+GRU runs eagerly. Needs torch, a GPU and this package on PYTHONPATH. With --device cpu, the backend
+cpu is checked.
 Shape legend: b batch, t time, i channels of the state, s parts of the state.
 """
 
@@ -22,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,11 +40,13 @@ from elman.ops.dense.products import gradients
 from elman.ops.dense.recurrences import CELLS
 
 BATCH, TIME, SIZES = 32, 512, (512, 768, 1024, 1280, 1536)
+MORE_SIZES = (("gru", 512), ("gru", 768), ("normalized_scalar", 1280))  # timed, too
 ROUNDS, WARMUP = 7, 2
 LIMITS = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
 # Compared with fp64: batch, steps, channels, rank. One channel of a thread, then two; then more
 # channels than a block has, and factors.
 SHAPES = ((3, 7, 35, 0), (1, 1, 6, 0), (32, 9, 512, 0), (5, 4, 1290, 0), (4, 9, 128, 32))
+RESET_SHAPES = ((5, 7, 34, 0), (32, 9, 512, 0))  # compared once more, with resets
 BITS = ("tanh", "gru", "lstm", "normalized_scalar")  # steps of the checks to the bit
 Leaves = dict[str, Tensor]
 
@@ -59,7 +63,9 @@ def main() -> None:
     if given.check or everything:
         passed = checks(wanted, given, report)
     if given.device == "cuda" and (given.time or everything):
-        times(wanted, report)
+        if "tanh" in given.steps:
+            times(wanted, report)
+        more_times(wanted, given.steps, report)
     if given.device == "cuda" and (given.model or everything):
         for form in wanted:
             guarded({"what": "model", "model": "e1_1280x6", "form": form}, form, model, report)
@@ -147,6 +153,8 @@ def checks(
         row = {"what": "check", "form": form, "step": step, "dtype": str(dtype)}
         call = partial(compared, form, step, dtype, given.device)
         passed &= guarded(row, form, call, report)
+        call = partial(compared, form, step, dtype, given.device, resets=True)
+        passed &= guarded(row | {"resets": True}, form, call, report)
     for form, step in itertools.product(wanted, [s for s in given.steps if s in BITS]):
         row = {"what": "bits", "form": form, "step": step}
         passed &= guarded(row, form, partial(to_the_bit, form, step, given.device), report)
@@ -170,21 +178,26 @@ def compile_stepwise(steps: list[str]) -> None:
         list(pool.map(compiled, configs))
 
 
-def compared(form: str, step: str, dtype: torch.dtype, device: str) -> dict[str, Any]:
+def compared(
+    form: str, step: str, dtype: torch.dtype, device: str, *, resets: bool = False
+) -> dict[str, Any]:
     """Return the largest relative L2 error of outputs and gradients, by shape."""
     errors: dict[str, Any] = {}
     worst = 0.0
-    for batch, steps, channels, rank in SHAPES:
+    for batch, steps, channels, rank in RESET_SHAPES if resets else SHAPES:
         name = f"{batch}x{steps}x{channels} rank {rank}"
-        against = forms.REASONS[form](shape_of(step, dtype, batch, channels, rank, device))
+        shape = shape_of(step, dtype, batch, channels, rank, device)
+        against = forms.REASONS[form](replace(shape, resets=resets))
         if against is not None:
             errors[name] = f"not run: {against}"
             continue
         narrow = leaves_of(step, (batch, steps, channels, rank), dtype, device)
         wide = {n: leaf.detach().double().requires_grad_() for n, leaf in narrow.items()}
+        resets_bt = torch.rand(batch, steps, device=device) < 0.3 if resets else None
         with poisoned():
-            found = all_of(step, narrow, "cuda" if device == "cuda" else "cpu")
-        exact = all_of(step, wide, "reference", dtype)
+            backend = "cuda" if device == "cuda" else "cpu"
+            found = all_of(step, narrow, backend, resets_bt=resets_bt)
+        exact = all_of(step, wide, "reference", dtype, resets_bt)
         by_name = {n: distance(found[n], exact[n], size_of(exact, n)) for n in exact}
         largest = max(by_name, key=lambda n: by_name[n])
         errors[name] = f"{by_name[largest]:.1e} of {largest}"
@@ -231,20 +244,27 @@ def leaves_of(
     return {name: leaf.requires_grad_() for name, leaf in leaves.items()}
 
 
-def run(step: str, leaves: Leaves, backend: str) -> tuple[Tensor, ...]:
+def run(
+    step: str, leaves: Leaves, backend: str, resets_bt: Tensor | None = None
+) -> tuple[Tensor, ...]:
     """Return the states of all steps and the parts of the last one."""
 
     def of(*words: str) -> list[Tensor]:
         return [leaf for name, leaf in leaves.items() if name.split()[0] in words]
 
     matrices, own = of("matrix", "outer", "inner"), of("scale", "extra")
-    y, last = dense_recurrence(
-        step, of("input"), matrices, of("state"), parameters=own, backend=backend
-    )
+    given = (of("input"), matrices, of("state"))
+    y, last = dense_recurrence(step, *given, parameters=own, backend=backend, resets_bt=resets_bt)
     return y, *last
 
 
-def all_of(step: str, leaves: Leaves, backend: str, io: torch.dtype | None = None) -> Leaves:
+def all_of(
+    step: str,
+    leaves: Leaves,
+    backend: str,
+    io: torch.dtype | None = None,
+    resets_bt: Tensor | None = None,
+) -> Leaves:
     """Return outputs and gradients by name.
 
     Args:
@@ -252,8 +272,9 @@ def all_of(step: str, leaves: Leaves, backend: str, io: torch.dtype | None = Non
         leaves: What it reads.
         backend: What runs it.
         io: Dtype to which gradients of the outputs are rounded; None is that of the states.
+        resets_bt: Where rows begin anew; None: nowhere.
     """
-    outputs = run(step, leaves, backend)
+    outputs = run(step, leaves, backend, resets_bt)
     io = io or outputs[0].dtype
     spread = [torch.linspace(-1, 1, o.numel(), device=o.device) for o in outputs]
     pulls = [
@@ -409,6 +430,74 @@ def passes(
         )
     )
     return {"forward": forward, "backward": backward, "large products of backward": large}
+
+
+def more_times(
+    wanted: list[str], steps: list[str], report: Callable[[dict[str, Any]], None]
+) -> None:
+    """Time steps of two products or a norm in every form, and cuDNN's GRU, all in turn."""
+    calls: dict[tuple[str, int, str, str], Callable[[], Any]] = {}
+    for step, width in (one for one in MORE_SIZES if one[0] in steps):
+        made: dict[str, Callable[[], dict[str, Callable[[], Any]]]] = {
+            form: partial(passes_of, form, step, width) for form in wanted
+        }
+        if step == "gru":
+            for dtype in (torch.float16, torch.bfloat16):
+                made[f"cuDNN, {dtype}"] = partial(cudnn_gru, width, dtype)
+        for form, make in made.items():
+            try:
+                found = make()
+            except Exception as error:
+                row = {"what": "recording", "step": step, "d": width, "form": form}
+                report(row | {"error": f"{type(error).__name__}: {error}"[:500]})
+                continue
+            calls |= {(step, width, form, way): call for way, call in found.items()}
+    rounds: dict[tuple[str, int, str, str], list[float]] = {key: [] for key in calls}
+    for number in range(WARMUP + ROUNDS):
+        for key, call in calls.items():
+            taken = seconds(call)
+            if number >= WARMUP:
+                rounds[key].append(taken * 1e6 / TIME)
+    for (step, width, form, way), taken_us in rounds.items():
+        us = [round(one, 3) for one in taken_us]
+        row = {"what": "time", "step": step, "d": width, "form": form, "pass": way}
+        report(row | {"us_a_step": statistics.median(us), "low": min(us), "high": max(us)})
+
+
+def passes_of(form: str, step: str, width: int) -> dict[str, Callable[[], Any]]:
+    """Return what replays both passes of a step in a form; nothing where it does not run."""
+    if forms.REASONS[form](shape_of(step, torch.bfloat16, BATCH, width, 0, "cuda")):
+        return {}
+    leaves = leaves_of(step, (BATCH, TIME, width, 0), torch.bfloat16, "cuda")
+    tensors = {name: leaf.detach() for name, leaf in leaves.items()}
+
+    def of(*words: str) -> list[Tensor]:
+        return [one for name, one in tensors.items() if name.split()[0] in words]
+
+    inputs, rest = of("input"), (of("matrix"), of("scale", "extra"), torch.stack(of("state")))
+    dy = torch.randn_like(inputs[0][..., :width])
+    with only(form):
+        results = kernels.forward(step, inputs, *rest, True)
+        forward, kept = recorded(lambda: kernels.forward(step, inputs, *rest, True))
+        back, kept_too = recorded(lambda: kernels.backward(step, dy, None, *rest, results))
+    held = (kept, kept_too)  # for as long as anybody replays
+
+    def replay(graph: torch.cuda.CUDAGraph, _: Any = held) -> None:
+        graph.replay()
+
+    return {"forward": partial(replay, forward), "backward": partial(replay, back)}
+
+
+def cudnn_gru(width: int, dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
+    """Return what runs both passes of cuDNN's GRU; the products around the recurrence are in it."""
+    gru = torch.nn.GRU(width, width, batch_first=True, device="cuda", dtype=dtype)
+    x = torch.randn(BATCH, TIME, width, device="cuda", dtype=dtype).requires_grad_()
+    y, _ = gru(x)
+    dy, read = torch.randn_like(y), [x, *gru.parameters()]
+    return {
+        "forward": lambda: gru(x),
+        "backward": lambda: torch.autograd.grad(y, read, dy, retain_graph=True),
+    }
 
 
 def products_alone(width: int) -> dict[str, tuple[torch.cuda.CUDAGraph, Any]]:

@@ -20,8 +20,6 @@
 
 namespace elman {
 
-inline constexpr double DENSE_NORM_EPS = 1e-6;  // added to the mean square of a state
-
 template <class Spec>
 class DenseEngine {
   using T = typename Spec::T;

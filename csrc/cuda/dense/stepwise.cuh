@@ -13,8 +13,6 @@
 
 namespace elman {
 
-inline constexpr double DENSE_STEP_NORM_EPS = 1e-6;  // added to the mean square of a state
-
 // A Spec, which Python generates, has the arithmetic's type T and the Cell.
 template <class Spec_, class IO_, int V_, int THREADS_>
 struct DenseStepConfig {
@@ -197,7 +195,7 @@ struct DenseStep {
     each([&](int64_t ch) { squares += advance(ch); });
     if constexpr (Cell::NORM) {
       const A mean = total(squares) / A(a.channels);
-      const A factor = reciprocal(square_root(mean + A(DENSE_STEP_NORM_EPS)));
+      const A factor = reciprocal(square_root(mean + A(DENSE_NORM_EPS)));
       if (thread_index() == 0) store_one(norm(), factor);
       each([&](int64_t ch) {
         Numbers h;

@@ -20,6 +20,12 @@ def test_a_usual_model_runs_as_clusters_on_an_h200() -> None:
     assert form.why.startswith("cluster: one launch for the whole sequence")
 
 
+@pytest.mark.parametrize("step", CELLS)
+@pytest.mark.parametrize("resets", [False, True])
+def test_every_step_runs_as_clusters(step, resets) -> None:
+    assert forms.choose(replace(H200, step=step, channels=512, resets=resets)).name == "cluster"
+
+
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
@@ -27,11 +33,10 @@ def test_a_usual_model_runs_as_clusters_on_an_h200() -> None:
         ({"number": "fp32"}, "its products are in bf16, this call is in fp32"),
         ({"capability": (8, 0)}, "it needs compute capability 9.0 or 10.0, this is 8.0"),
         ({"capability": (12, 0)}, "it needs compute capability 9.0 or 10.0, this is 12.0"),
-        ({"step": "gru"}, "the step has a second product"),
-        ({"step": "normalized"}, "the step has a norm over the channels"),
         ({"channels": 1281}, "it computes pairs of channels, and there are 1281"),
         ({"channels": 4096}, "the matrix does not fit into the registers and shared memory"),
         ({"step": "lstm", "channels": 1024}, "the matrix does not fit"),
+        ({"step": "gru", "channels": 1024}, "the matrix does not fit"),
     ],
 )
 def test_another_call_runs_step_by_step_and_the_reason_is_said(changed, reason) -> None:
@@ -51,6 +56,9 @@ def test_another_call_runs_step_by_step_and_the_reason_is_said(changed, reason) 
         ("tanh", 1536, 256, 16, 8),
         ("tanh", 64, 1, 1, 1),
         ("lstm", 768, 32, 16, 5),
+        ("gru", 512, 32, 8, 3),
+        ("gru", 768, 32, 16, 5),
+        ("normalized_scalar", 1280, 32, 16, 5),
     ],
 )
 def test_as_many_blocks_as_the_matrix_needs(step, channels, batch, blocks, rows, back) -> None:

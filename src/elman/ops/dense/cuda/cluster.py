@@ -37,9 +37,8 @@ def forward(
     resets_bt: Tensor | None = None,
 ) -> Results:
     """Run a step over time; see :func:`elman.ops.dense.op.dense_recurrence`."""
-    assert resets_bt is None  # forms.py chooses another form for them
     results = room(step, inputs[0], first_sbi, keep)
-    call = _Call(step, inputs[0], first_sbi, results, back=False)
+    call = _Call(step, inputs[0], parameters, first_sbi, results, resets_bt, back=False)
     for number, other in enumerate(inputs[1:]):
         call.args.p[number] = call.sequence(other)
     call.args.x = call.sequence(inputs[0])
@@ -59,10 +58,10 @@ def backward(
     resets_bt: Tensor | None = None,
 ) -> Gradients:
     """Run a step back through time."""
-    assert resets_bt is None
     dinputs = gradient_room(step, results.y_bti)
     dfirst_sbi = torch.empty_like(first_sbi, memory_format=torch.contiguous_format)
-    call = _Call(step, results.y_bti, first_sbi, results, back=True)
+    dscale_bi = first_sbi.new_empty(first_sbi.shape[1:] if compiled_cell(step).scale else (0,))
+    call = _Call(step, results.y_bti, parameters, first_sbi, results, resets_bt, back=True)
     call.args.dx = sequence(dinputs[0])
     for number, dinput in enumerate(dinputs[1:]):
         call.args.dp[number] = sequence(dinput)
@@ -71,9 +70,10 @@ def backward(
     if dlast_sbi is not None:
         call.point(dlast=_aligned(dlast_sbi))
     call.point(matrix=call.padded(_multiplied(recurrent)), dfirst=dfirst_sbi)
+    call.point(dscale=dscale_bi)
     call.run()
-    none = first_sbi.new_empty(0)
-    return gradients(step, dinputs, none, dfirst_sbi, recurrent, parameters, first_sbi, results)
+    given = (dinputs, dscale_bi, dfirst_sbi, recurrent, parameters, first_sbi, results)
+    return gradients(step, *given, resets_bt)
 
 
 def _multiplied(recurrent: Tensors) -> Tensor:
@@ -91,11 +91,20 @@ class _Call:
     """
 
     def __init__(
-        self, step: str, like_btc: Tensor, first_sbi: Tensor, results: Results, *, back: bool
+        self,
+        step: str,
+        like_btc: Tensor,
+        parameters: Tensors,
+        first_sbi: Tensor,
+        results: Results,
+        resets_bt: Tensor | None,
+        *,
+        back: bool,
     ) -> None:
         (batch, steps, _), channels = like_btc.shape, first_sbi.shape[2]
         multiprocessors = machine(like_btc.device.index).multiprocessors or MULTIPROCESSORS
-        config = CHOOSE(step, channels, batch, multiprocessors, back)
+        resets = resets_bt is not None
+        config = CHOOSE(step, channels, batch, multiprocessors, resets, back)
         assert config is not None, step
         self.config, self.like, self.kept = config, like_btc, list[Tensor]()
         self.args = DenseArgs(batch=batch, steps=steps, channels=channels)
@@ -103,6 +112,14 @@ class _Call:
         self.point(first=_aligned(first_sbi))
         if results.memo_btmi.numel():
             self.point(memo=results.memo_btmi)
+        if resets_bt is not None:
+            self.point(resets=resets_bt.contiguous())
+        if config.cell.norm:
+            self.point(norms=results.norms_bt)
+        if config.cell.scale:
+            self.point(scale=parameters[0].contiguous())
+        if config.cell.extra:
+            self.point(extra=self.padded(parameters[0]))
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Hold a tensor until the call is over."""
@@ -125,7 +142,7 @@ class _Call:
         """Return the matrix as the pass reads it, with zeros for the channels that are none."""
         config, channels = self.config, self.args.channels
         more = config.channels - channels
-        matrix_kii = matrix_pi.reshape(config.cell.blocks, channels, channels)
+        matrix_kii = matrix_pi.reshape(-1, channels, channels)
         if more:
             matrix_kii = functional.pad(matrix_kii, (0, more, 0, more))
         matrix = matrix_kii.flatten(0, 1)
@@ -152,9 +169,10 @@ def _aligned(tensor: Tensor) -> Tensor:
 
 
 def _choose(
-    step: str, channels: int, batch: int, multiprocessors: int, back: bool
+    step: str, channels: int, batch: int, multiprocessors: int, resets: bool, back: bool
 ) -> ClusterConfig | None:
-    return choose(compiled_cell(step), channels, batch, multiprocessors, back=back)
+    cell = compiled_cell(step)
+    return choose(cell, channels, batch, multiprocessors, back=back, resets=resets)
 
 
 @cache
@@ -170,7 +188,7 @@ def unit_text(config: ClusterConfig, headers: tuple[str, ...] = ()) -> str:
     return "\n".join(
         [
             *(f'#include "{header}"' for header in headers),
-            '#include "cuda/dense/cluster.cuh"',
+            '#include "cuda/dense/cluster_passes.cuh"',
             f"namespace elman {{\n{cell.code}using ClusterCell = {cell.type};",
             "struct ClusterSpec {\n    using Cell = ClusterCell;",
             f"{cell.assertions(cell.type)}}};\n}}  // namespace elman",
@@ -197,7 +215,7 @@ def _kernels(config: ClusterConfig, device: int) -> Loaded:
     return nvrtc.load(Unit(unit_text(config), label, architecture(device), fast=True))
 
 
-CHOOSE: Callable[[str, int, int, int, bool], ClusterConfig | None] = _choose
+CHOOSE: Callable[[str, int, int, int, bool, bool], ClusterConfig | None] = _choose
 """Returns how a pass runs; tests put other configs here."""
 
 LAUNCH: Callable[[ClusterConfig, Launch, _Call], None] = _launch

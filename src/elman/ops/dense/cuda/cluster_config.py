@@ -29,6 +29,67 @@ _HOP = {1: 350, 2: 400, 4: 450, 8: 500, 16: 600}
 """By the blocks of a cluster: clocks until a word is delivered, measured."""
 _INBOUND = {1: 16, 2: 16, 4: 16, 8: 16, 16: 8}
 """Bytes that a block receives in a clock, about, when all send to all."""
+_SUM = 250
+"""Clocks of a sum over the channels of a block, and over blocks, beside the exchange; a guess."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product of every step, as a block multiplies it.
+
+    Args:
+        out: Rows of the block's matrix.
+        inner: Its columns.
+        rows: Rows of the batch for a cluster.
+        warps: Warps of a block.
+        row_warps: Groups of warps that share the rows of the block's matrix.
+    """
+
+    out: int
+    inner: int
+    rows: int
+    warps: int
+    row_warps: int
+
+    @property
+    def k_warps(self) -> int:
+        """Warps that share the columns."""
+        return self.warps // self.row_warps
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of 16 rows that a warp multiplies."""
+        return self.out // 16 // self.row_warps
+
+    @property
+    def fragments(self) -> int:
+        """Fragments of the matrix that a thread has, of four registers each."""
+        return self.tiles * self.inner // self.k_warps // 16
+
+    @property
+    def mail(self) -> int:
+        """Words that are delivered to a block for it."""
+        return self.inner // 32 * self.rows * 16
+
+    @property
+    def partial(self) -> int:
+        """Room for sums of the warps, in numbers."""
+        return self.k_warps * self.rows * (self.out + 4)
+
+    @property
+    def fits(self) -> bool:
+        """Whether warps can share it."""
+        return self.out // 16 % self.row_warps == 0 and self.inner % (32 * self.k_warps) == 0
+
+    def cost(self, cluster: int) -> float:
+        """Clocks from a delivery to the next one, about, without fragments in shared memory."""
+        kept_waiting = _up(self.warps, 4) / self.warps  # four schedulers
+        products = self.out // 16 * self.inner // 16 / 4 * 6.2 * kept_waiting
+        state = self.inner * MAX_ROWS * 2 * self.row_warps / 128
+        # What goes through the block's barrier costs more than its bytes.
+        partial = 1.5 * self.k_warps * self.rows * self.out * 8 / 128
+        exchange = _HOP[cluster] + self.inner * self.rows * 2 / _INBOUND[cluster]
+        return products + state + partial + exchange
 
 
 @dataclass(frozen=True)
@@ -44,6 +105,7 @@ class ClusterConfig:
         row_warps: Groups of warps that share the rows of the block's matrix.
         stages: Steps whose inputs are in shared memory or on their way.
         back: Which pass.
+        resets: Whether it knows resets.
     """
 
     cell: DenseRecurrence
@@ -54,6 +116,7 @@ class ClusterConfig:
     row_warps: int
     stages: int
     back: bool
+    resets: bool = False
 
     @property
     def threads(self) -> int:
@@ -76,25 +139,34 @@ class ClusterConfig:
         return self.own if self.back else self.cell.blocks * self.own
 
     @property
-    def k_warps(self) -> int:
-        """Warps that share the columns of the block's matrix."""
-        return self.warps // self.row_warps
+    def first(self) -> Product:
+        """The product with R."""
+        return self._product(self.out, self.inner)
 
     @property
-    def tiles(self) -> int:
-        """Tiles of 16 rows that a warp multiplies."""
-        return self.out // 16 // self.row_warps
+    def second(self) -> Product | None:
+        """The product with U, of a GRU."""
+        return self._product(self.own, self.channels) if self.cell.extra else None
+
+    def _product(self, out: int, inner: int) -> Product:
+        return Product(out, inner, self.rows, self.warps, self.row_warps)
+
+    @property
+    def products(self) -> list[Product]:
+        """The products of a step."""
+        return [self.first, *([self.second] if self.second else [])]
 
     @property
     def fragments(self) -> int:
-        """Fragments of the matrix that a thread has, of four registers each."""
-        return self.tiles * self.inner // self.k_warps // 16
+        """Fragments of the matrices that a thread has, of four registers each."""
+        return sum(product.fragments for product in self.products)
 
     @cached_property
     def kept(self) -> int:
         """Fragments that it has in registers: as many as leave room for everything else."""
         limit = min(255, _REGISTERS // (32 * _up(self.warps, 4)) // 8 * 8)
-        free = limit - (44 + 4 * self.cell.blocks + 2 * self.inputs + 4 * self.tiles)
+        free = limit - (44 + 4 * self.cell.blocks + 2 * self.inputs + 4 * self.first.tiles)
+        free -= 4 * self.cell.extra
         # Those that do not fit are loaded from shared memory some time before their use.
         return self.fragments if 4 * self.fragments <= free else max(0, (free - 14) // 4)
 
@@ -104,47 +176,49 @@ class ClusterConfig:
         cell = self.cell
         if not self.back:
             return cell.blocks + cell.others
-        return 1 + cell.new + cell.old + cell.memo + (cell.states > 1)
+        return 1 + (cell.new or cell.norm) + cell.old + cell.memo + (cell.states > 1)
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        boxes = _up(2 * self.k_warps * 8, 16)
-        mail = 2 * self.inner // 32 * self.rows * 16
-        partial = 2 * self.k_warps * self.rows * (self.out + 4)
+        sums = self.cell.norm and self.back  # over channels, exchanged too
+        k_warps = self.first.k_warps
+        boxes = _up((2 * k_warps + sums) * 8, 16)
+        halves = [self.first, self.second or self.first]
+        mail, partial = sum(one.mail for one in halves), sum(one.partial for one in halves)
         matrix = (self.fragments - self.kept) * self.warps * 128
         at_once = min(self.rows, max(1, self.threads // (self.own // 2)))
         stage = -(-self.rows // at_once) * self.inputs * self.threads
-        return boxes + 4 * (mail + partial + matrix + self.stages * stage)
+        left, told = self.rows * self.own // 16, 2 * self.rows * self.cluster
+        exchanged = sums * (_up(left, 4) + _up(told, 4))
+        return boxes + 4 * (mail + partial + matrix + self.stages * stage + exchanged)
 
     @property
     def fits(self) -> bool:
         """Whether the kernel compiles and a multiprocessor has room for a block."""
         return (
             self.own % 16 == 0
-            and self.out // 16 % self.row_warps == 0
-            and self.inner % (32 * self.k_warps) == 0
+            and all(product.fits for product in self.products)
             and self.threads >= self.own // 2
+            and (self.warps <= 8 or self.kept == self.fragments or not self.cell.extra)  # spills
             and self.shared_bytes <= SHARED_LIMIT
         )
 
     @property
     def cost(self) -> float:
         """A step's clocks, about: they tell configs apart as measurements did."""
-        kept_waiting = _up(self.warps, 4) / self.warps  # four schedulers
-        products = self.out // 16 * self.inner // 16 / 4 * 6.2 * kept_waiting
-        matrix = (self.fragments - self.kept) * self.warps * 4
-        state = self.inner * MAX_ROWS * 2 * self.row_warps / 128
-        # What goes through the block's barrier costs more than its bytes.
-        partial = 1.5 * self.k_warps * self.rows * self.out * 8 / 128
-        exchange = _HOP[self.cluster] + self.inner * self.rows * 2 / _INBOUND[self.cluster]
-        return products + matrix + state + partial + exchange
+        cost = (self.fragments - self.kept) * self.warps * 4.0
+        cost += sum(product.cost(self.cluster) for product in self.products)
+        if self.cell.norm and self.back:
+            cost += _HOP[self.cluster] + _SUM
+        return cost
 
     @property
     def type(self) -> str:
         """The C++ type of the config."""
         numbers = (self.channels, self.cluster, self.rows, self.warps, self.row_warps, self.kept)
-        arguments = ", ".join(map(str, (*numbers, self.stages, str(self.back).lower())))
+        flags = (str(flag).lower() for flag in (self.back, self.resets))
+        arguments = ", ".join(map(str, (*numbers, self.stages, *flags)))
         return f"elman::DenseClusterConfig<elman::ClusterCell, {arguments}>"
 
     def static_checks(self) -> str:
@@ -154,6 +228,7 @@ class ClusterConfig:
             "G::THREADS": self.threads,
             "G::K": self.inner,
             "G::OUT": self.out,
+            "G::INPUTS": self.inputs,
         }
         return "".join(
             same(cpp, value, f"cluster_config.py has {value} for {cpp} of {self.cell.type}")
@@ -173,6 +248,7 @@ def choose(
     multiprocessors: int = MULTIPROCESSORS,
     *,
     back: bool,
+    resets: bool = False,
 ) -> ClusterConfig | None:
     """Return how a pass runs, or None where no block has room for its part of the matrix.
 
@@ -182,20 +258,21 @@ def choose(
         batch: Rows of the batch.
         multiprocessors: Of the GPU.
         back: Which pass.
+        resets: Whether it knows resets.
     """
     at_once = {c: max(1, n * multiprocessors // MULTIPROCESSORS) for c, n in CLUSTERS.items()}
     every = (
-        _best(cell, channels, min(MAX_ROWS, math.ceil(batch / n)), cluster, back)
+        _best(cell, channels, min(MAX_ROWS, math.ceil(batch / n)), cluster, back, resets)
         for cluster, n in at_once.items()
     )
     return min((best for best in every if best), key=_cost, default=None)
 
 
 def _best(
-    cell: DenseRecurrence, channels: int, rows: int, cluster: int, back: bool
+    cell: DenseRecurrence, channels: int, rows: int, cluster: int, back: bool, resets: bool
 ) -> ClusterConfig | None:
     padded = _up(channels, max(32, 16 * cluster))
-    config = ClusterConfig(cell, padded, cluster, rows, 8, 1, 2, back)
+    config = ClusterConfig(cell, padded, cluster, rows, 8, 1, 2, back, resets)
     many, few = _split(config, (8, 10, 12)), _split(config, (4, 5, 6, 7))
     return min(many, key=_cost, default=None) or min(few, key=_cost, default=None)
 

@@ -52,17 +52,11 @@ class Form:
 
 
 def _cluster(shape: Shape) -> str | None:
-    cell = compiled_cell(shape.step)
-    if shape.resets:
-        return "it has no resets"
     if shape.number != "bf16":
         return f"its products are in bf16, this call is in {shape.number}"
     if shape.capability not in CAPABILITIES:
         major, minor = shape.capability
         return f"it needs compute capability 9.0 or 10.0, this is {major}.{minor}"
-    if cell.norm or cell.extra:
-        second = "a norm over the channels" if cell.norm else "a second product"
-        return f"the step has {second}"
     if shape.channels % 2:
         return f"it computes pairs of channels, and there are {shape.channels}"
     configs = (cluster_config(shape, back=back) for back in (False, True))
@@ -74,7 +68,8 @@ def _cluster(shape: Shape) -> str | None:
 def cluster_config(shape: Shape, *, back: bool) -> ClusterConfig | None:
     """Return how a pass runs as clusters, or None where they have no room for the matrix."""
     cell, multiprocessors = compiled_cell(shape.step), shape.multiprocessors or MULTIPROCESSORS
-    return choose_config(cell, shape.channels, shape.batch, multiprocessors, back=back)
+    size = (shape.channels, shape.batch, multiprocessors)
+    return choose_config(cell, *size, back=back, resets=shape.resets)
 
 
 def _stepwise(shape: Shape) -> None:
