@@ -24,7 +24,7 @@ struct Exchanged {
 inline std::unordered_map<uintptr_t, Exchanged> exchanged_words;
 // What was told with each turn of a flag: who waits for a turn learns no more than that.
 inline std::unordered_map<uintptr_t, std::map<unsigned, Known>> flags;
-inline bool grid_runs;                              // whether the blocks that run are a grid
+inline bool grid_runs;  // whether the blocks that run are a grid
 
 inline bool knows_written(const Known& known, const Exchanged& word) {
   if (word.writer_rank == NOBODY) return true;
@@ -85,13 +85,14 @@ inline void wake_waiting(const void* flag) {
   enter(home);
 }
 
-inline void raise_flag(void* p, unsigned turn) {
+// Raises a flag; `release`: so that what the thread knows is told with it.
+inline void raise_flag(void* p, unsigned turn, bool release = true) {
   unsigned* flag = flag_at(p, true);
   if (!flag || !error.empty()) return;
   if (turn <= *flag)
     report("a flag is raised to %u, which it was before (%s)", turn, here().c_str());
   *flag = turn;
-  flags[(uintptr_t)p][turn] = all_known();
+  flags[(uintptr_t)p][turn] = release ? all_known() : nullptr;
   wake_waiting(p);
 }
 
@@ -137,6 +138,14 @@ inline bool any_of_block(bool mine, const char* where) {
   bool any = false;
   for (const Fiber& fiber : fibers) any = any || fiber.votes[slot];
   return any;
+}
+
+// The same of a warp: whether all of its lanes came with it.
+inline bool all_of_warp(bool mine, const char* where) {
+  bool all = mine;
+  for (int mask = 1; mask < WARP; mask *= 2)
+    all = exchange((int)all, current->thread ^ mask, where) && all;
+  return all;
 }
 
 // Runs all blocks of a grid side by side.

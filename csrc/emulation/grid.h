@@ -10,6 +10,10 @@ DEVICE bool sync_block_any(bool mine, ELMAN_CALLED) {
   return emulation::any_of_block(mine, emulation::place_in_source("sync_block_any", file, line));
 }
 
+DEVICE bool all_of_warp(bool mine, ELMAN_CALLED) {
+  return emulation::all_of_warp(mine, emulation::place_in_source("all_of_warp", file, line));
+}
+
 struct Flags {
   static constexpr int STRIDE = 8;
   static constexpr unsigned GONE = ~0u;

@@ -80,7 +80,7 @@ inline void forget_touches() {
 inline Granule& granule_at(uintptr_t at) {
   const uintptr_t number = at / PAGE;
   auto& last = recent[number % RECENT];
-  if (last.number != number) {
+  if (!last.page || last.number != number) {
     auto& page = pages[number];
     if (!page) page.reset((Page*)std::calloc(1, sizeof(Page)));
     last = {number, page.get()};

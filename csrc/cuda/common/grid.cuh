@@ -11,6 +11,9 @@ namespace elman {
 // sync_block, which also says whether any thread of the block came with `mine`.
 DEVICE bool sync_block_any(bool mine) { return __syncthreads_or(mine); }
 
+// Whether all lanes of the warp came with `mine`.
+DEVICE bool all_of_warp(bool mine) { return __all_sync(0xffffffffu, mine); }
+
 // Words of global memory that only grow, one of each block of a group. They begin as zeros.
 struct Flags {
   static constexpr int STRIDE = 8;            // words from one to the next: a sector of the cache

@@ -25,7 +25,7 @@ struct DenseGroupConfig {
   using Cell = Cell_;
   static constexpr int I = I_, GROUP = GROUP_, ROWS = ROWS_, WARPS = WARPS_, STAGES = STAGES_;
   static constexpr int K_WARPS = WARPS;
-  static constexpr bool BACK = BACK_;
+  static constexpr bool BACK = BACK_, NEW = Cell::NEW;
   static constexpr int THREADS = 32 * WARPS, BLOCKS = Cell::BLOCKS, MEMO = Cell::MEMO;
   static constexpr int M = I / GROUP;  // channels of a block
   // The block's matrix is [OUT, K]; a warp multiplies TILES times 16 rows by KW columns.
@@ -35,7 +35,7 @@ struct DenseGroupConfig {
   static constexpr int KEPT = FRAGMENTS < KEPT_ ? FRAGMENTS : KEPT_, REST = FRAGMENTS - KEPT;
   static constexpr int STRIDE = OUT + 4;  // of partial sums: no bank conflict
   static constexpr int INPUTS =
-      BACK ? 1 + Cell::NEW + Cell::OLD + MEMO + (Cell::STATES > 1) : BLOCKS + Cell::OTHERS;
+      BACK ? 1 + NEW + Cell::OLD + MEMO + (Cell::STATES > 1) : BLOCKS + Cell::OTHERS;
   // Pointwise, a thread has pairs of channels: one pair in each of PASSES rows, AT_ONCE rows apart.
   static constexpr int PAIRS = M / 2;
   static constexpr int FIT = THREADS / PAIRS, AT_ONCE = FIT < ROWS ? FIT : ROWS;
@@ -154,14 +154,14 @@ struct DenseGroup {
     for (int owner = begin + lane; owner < end; owner += 32)
       come = come && flags.wait(owner % G::GROUP, turn);
     sync_warp();
-    return come;
+    return all_of_warp(come);
   }
 
   // ---- the product
 
   // Leaves each warp's sums for everybody to add up; returns whether what they are made of came.
   DEVICE bool multiply(unsigned turn) const {
-    const bool come = await(turn);
+    if (!await(turn)) return false;
     const unsigned* from = half(turn);
     unsigned read[G::AHEAD][4];
 #pragma unroll
@@ -179,7 +179,7 @@ struct DenseGroup {
       if (load + G::AHEAD < G::LOADS) read_state(from, load + G::AHEAD, read[load % G::AHEAD]);
       if (block + 1 == G::K_BLOCKS) leave_sums(load / G::K_BLOCKS, sums);
     }
-    return come;
+    return true;
   }
   // A lane's 8 numbers of 32: those of the row of the batch that it has in multiply_tiles.
   DEVICE void read_state(const unsigned* from, int load, unsigned (&words)[4]) const {

@@ -37,7 +37,7 @@ def check() -> None:
         if int(found[0]):
             found.zero_()
             raise UserError(
-                f"kernels.backend=cuda: a kernel on GPU {device or 0} gave up: for 8 seconds, blocks "
-                "that run together did not hear from each other, and its results are NaN; end other "
-                "programs on that GPU (nvidia-smi names them), or use kernels.backend=reference"
+                f"kernels.backend=cuda: a kernel on GPU {device or 0} waited 8 s for its own blocks"
+                " and gave up, so that its results are NaN; end other programs on that GPU "
+                "(nvidia-smi names them), or use kernels.backend=reference"
             )

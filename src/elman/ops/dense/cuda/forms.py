@@ -5,7 +5,7 @@ Forms, the fastest first: a form is taken where it has nothing to say against a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from elman.ops.dense.cuda.cluster_config import CAPABILITIES, MULTIPROCESSORS, ClusterConfig
@@ -58,29 +58,20 @@ class Form:
 
 
 def _cluster(shape: Shape) -> str | None:
-    if reason := _against_one_launch(shape, list(CAPABILITIES), "9.0 or 10.0"):
-        return reason
-    configs = (cluster_config(shape, back=back) for back in (False, True))
-    if not all(configs):
-        return "the matrix does not fit into the registers and shared memory of 16 multiprocessors"
-    return None
-
-
-def _against_one_launch(
-    shape: Shape, capabilities: Sequence[tuple[int, int]], named: str
-) -> str | None:
-    """Return what speaks against both forms that run a sequence in one launch."""
     cell = compiled_cell(shape.step)
     if shape.number != "bf16":
         return f"its products are in bf16, this call is in {shape.number}"
-    if shape.capability not in capabilities:
+    if shape.capability not in CAPABILITIES:
         major, minor = shape.capability
-        return f"it needs compute capability {named}, this is {major}.{minor}"
+        return f"it needs compute capability 9.0 or 10.0, this is {major}.{minor}"
     if cell.norm or cell.extra:
         second = "a norm over the channels" if cell.norm else "a second product"
         return f"the step has {second}"
     if shape.channels % 2:
         return f"it computes pairs of channels, and there are {shape.channels}"
+    configs = (cluster_config(shape, back=back) for back in (False, True))
+    if not all(configs):
+        return "the matrix does not fit into the registers and shared memory of 16 multiprocessors"
     return None
 
 
@@ -91,19 +82,27 @@ def cluster_config(shape: Shape, *, back: bool) -> ClusterConfig | None:
 
 
 def _groups(shape: Shape) -> str | None:
-    if reason := _against_one_launch(shape, list(SHARED_LIMITS), "8.0 to 10.0, or 12.0"):
-        return reason
+    cell, (major, minor) = compiled_cell(shape.step), shape.capability
+    if shape.number != "bf16":
+        return f"its products are in bf16, this call is in {shape.number}"
+    if shape.capability not in SHARED_LIMITS:
+        known = ", ".join(f"{one}.{other}" for one, other in sorted(SHARED_LIMITS))
+        return f"it runs on compute capability {known}, this is {major}.{minor}"
+    if cell.norm or cell.extra:
+        return "the step has more than one product and one exchange"
+    if shape.channels % 2:
+        return f"it computes pairs of channels, and there are {shape.channels}"
     multiprocessors = shape.multiprocessors or MULTIPROCESSORS
     configs = [config for back in (False, True) if (config := group_config(shape, back=back))]
     if len(configs) < 2:
         where = f"the registers and shared memory of {multiprocessors} multiprocessors"
         return f"the matrix does not fit into {where}"
-    cell, batch = compiled_cell(shape.step), shape.batch
-    taken = max(microseconds(one, batch, multiprocessors) for one in configs)
-    stepwise = stepwise_microseconds(cell, shape.channels, batch, shape.rank)
-    if taken >= stepwise:
+    both = sum(microseconds(one, shape.batch, multiprocessors) for one in configs)
+    stepwise = 2 * stepwise_microseconds(cell, shape.channels, shape.batch, shape.rank)
+    if both >= stepwise:
         return (
-            f"a step would take about {taken:.0f} us, and {stepwise:.0f} step by step (estimates)"
+            f"by estimate a step forward and back would take {both:.0f} us, and step by step it "
+            f"takes {stepwise:.0f}"
         )
     return None
 
@@ -128,8 +127,8 @@ REASONS: dict[str, Callable[[Shape], str | None]] = {
 
 WORK: Mapping[str, str] = {
     "cluster": "one launch for the whole sequence, the matrix kept in the cluster's blocks",
-    "groups": "one launch for the whole sequence, the matrix kept in blocks that exchange the state "
-    "through the L2 cache",
+    "groups": "one launch for the whole sequence, the matrix kept in {blocks} blocks that hand the "
+    "state to each other through the L2 cache",
     "stepwise": "{products} and {kernels} per step",
 }
 """By form: what it does."""
@@ -151,6 +150,9 @@ def _work(name: str, shape: Shape) -> str:
     extra = compiled_cell(shape.step).extra
     products = (2 if shape.rank else 1) + extra
     counted = {"products": _counted(products, "product"), "kernels": _counted(1 + extra, "kernel")}
+    if name == "groups":
+        config = group_config(shape, back=False)
+        counted["blocks"] = str(config.group if config else 0)
     return WORK[name].format(**counted)
 
 

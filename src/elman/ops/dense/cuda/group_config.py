@@ -137,7 +137,7 @@ class GroupConfig:
         cell = self.cell
         words = cell.blocks + cell.others if self.back else 1 + cell.memo
         pairs = self.passes * (words + 2 * cell.states)
-        free = limit - (60 + 2 * self.inputs + 4 * self.tiles + 4 * ahead + pairs)
+        free = limit - (62 + 2 * self.inputs + 4 * self.tiles + 4 * ahead + pairs)
         return self.fragments if 4 * self.fragments <= free else max(0, (free - 14) // 4)
 
     @property
