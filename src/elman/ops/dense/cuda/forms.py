@@ -82,6 +82,11 @@ def cluster_config(shape: Shape, *, back: bool) -> ClusterConfig | None:
 
 
 def _groups(shape: Shape) -> str | None:
+    return groups_cannot(shape) or _groups_lose(shape)
+
+
+def groups_cannot(shape: Shape) -> str | None:
+    """Return why groups cannot run a call, or None; whether they should is another question."""
     cell, (major, minor) = compiled_cell(shape.step), shape.capability
     if shape.number != "bf16":
         return f"its products are in bf16, this call is in {shape.number}"
@@ -92,11 +97,15 @@ def _groups(shape: Shape) -> str | None:
         return "the step has more than one product and one exchange"
     if shape.channels % 2:
         return f"it computes pairs of channels, and there are {shape.channels}"
-    multiprocessors = shape.multiprocessors or MULTIPROCESSORS
+    if all(group_config(shape, back=back) for back in (False, True)):
+        return None
+    where = f"{shape.multiprocessors or MULTIPROCESSORS} multiprocessors"
+    return f"the matrix does not fit into the registers and shared memory of {where}"
+
+
+def _groups_lose(shape: Shape) -> str | None:
+    cell, multiprocessors = compiled_cell(shape.step), shape.multiprocessors or MULTIPROCESSORS
     configs = [config for back in (False, True) if (config := group_config(shape, back=back))]
-    if len(configs) < 2:
-        where = f"the registers and shared memory of {multiprocessors} multiprocessors"
-        return f"the matrix does not fit into {where}"
     both = sum(microseconds(one, shape.batch, multiprocessors) for one in configs)
     stepwise = 2 * stepwise_microseconds(cell, shape.channels, shape.batch, shape.rank)
     if both >= stepwise:
