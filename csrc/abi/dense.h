@@ -3,6 +3,7 @@
 #pragma once
 #if defined(__CUDACC_RTC__)
 using int64_t = long long;
+using uint8_t = unsigned char;
 #else
 #include <stdint.h>
 #endif
@@ -33,6 +34,7 @@ struct DenseArgs {
   void *first, *last, *dlast, *dfirst;            // [S, B, I]
   void* workspace;                                // as many bytes as the kernel asks for
   int64_t batch, steps, channels, rank, threads;  // rank 0: R is one matrix; threads: at most
+  const uint8_t* resets;  // [B, T]: whether a row's state is zero before the step; or null
 };
 
 }  // namespace elman

@@ -17,12 +17,12 @@ from tests.emulation.dense_cluster import Case
 from tests.emulation.stretches import declare, of_dense_group
 
 
-def results(one: Case) -> tuple[Results, Gradients]:
+def results(one: Case, resets_bt: Tensor | None = None) -> tuple[Results, Gradients]:
     """Return what both passes leave."""
     call = (one.step, one.inputs, [one.matrix_pi], [], one.first_sbi)
-    found = groups.forward(*call, True)
+    found = groups.forward(*call, True, resets_bt)
     back = (one.step, one.dy_bti, one.dlast_sbi, [one.matrix_pi], [], one.first_sbi, found)
-    return found, groups.backward(*back)
+    return found, groups.backward(*back, resets_bt)
 
 
 def config(
@@ -35,6 +35,7 @@ def config(
     back: bool,
     stages: int = 3,
     kept: int | None = None,
+    resets: bool = False,
 ) -> GroupConfig:
     """Return a config for tests.
 
@@ -47,8 +48,9 @@ def config(
         back: Which pass.
         stages: Steps whose inputs are in shared memory.
         kept: Fragments of the matrix in registers; None: as many as fit.
+        resets: Whether rows may begin anew.
     """
-    made = GroupConfig(CELLS[step], channels, blocks, rows, warps, stages, back)
+    made = GroupConfig(CELLS[step], channels, blocks, rows, warps, stages, back, resets)
     if kept is not None:
         made.__dict__["kept"] = kept
     assert made.fits(SHARED_LIMITS[8, 9]), made

@@ -398,6 +398,7 @@ def of_dense_group(a: DenseGroupArgs, config: GroupConfig, groups: int) -> list[
     stalled.unwatched = True  # all who write it write the same
     return [
         stalled,
+        rows("resets", a.dense.resets, a.dense.batch * a.dense.steps),
         *of_dense_sequences(a.dense, config, 2 * config.out * config.group * config.inner),
         rows("what blocks exchange", a.exchanged, exchanged, writable=True, exchanged=True),
         rows("flags", a.flags, 4 * FLAG_STRIDE * config.group * groups, writable=True),

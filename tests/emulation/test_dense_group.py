@@ -6,20 +6,35 @@ from functools import partial
 
 import pytest
 import torch
+from torch import Tensor
 
 from elman.base.errors import UserError
 from elman.kernels import stalls
+from elman.ops.dense import reference
 from elman.ops.dense.cuda import groups
 from elman.ops.dense.cuda.group_config import Machine, choose
 from elman.ops.dense.recurrences import CELLS
 from tests.emulation import dense_cluster, dense_group, emulator
-from tests.emulation.test_dense_cluster import STEPS, error, of_reference
+from tests.emulation.test_dense_cluster import STEPS, error
 
 
-def compare(one: dense_cluster.Case) -> None:
+def of_reference(
+    one: dense_cluster.Case, resets_bt: Tensor | None = None
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return outputs and gradients in fp64."""
+    tensors = [*one.inputs, one.matrix_pi, one.first_sbi]
+    *inputs, matrix, first = (tensor.double().requires_grad_() for tensor in tensors)
+    call = (one.step, inputs, [matrix], first.unbind(0), [], resets_bt)
+    y, last = reference.dense_recurrence(*call)
+    outputs = [y, torch.stack(tuple(last))]
+    given = [one.dy_bti.double(), one.dlast_sbi.double()]
+    return outputs, list(torch.autograd.grad(outputs, [*inputs, matrix, first], given))
+
+
+def compare(one: dense_cluster.Case, resets_bt: Tensor | None = None) -> None:
     """Compare both passes with the reference."""
-    (y, last), gradients = of_reference(one)
-    results, found = dense_group.results(one)
+    (y, last), gradients = of_reference(one, resets_bt)
+    results, found = dense_group.results(one, resets_bt)
     assert error(results.y_bti, y) < 6e-3
     assert error(results.last_sbi, last) < 6e-3
     for mine, its in zip(
@@ -42,7 +57,7 @@ def emulate(monkeypatch):
         multiprocessors: int = 132,
         library: emulator.Library = emulator.loaded,
     ) -> None:
-        monkeypatch.setattr(groups, "CHOOSE", lambda *_: configs[_[-1]])
+        monkeypatch.setattr(groups, "CHOOSE", lambda *_: configs[_[-2]])
         monkeypatch.setattr(groups, "_machine", lambda _: Machine(multiprocessors))
         monkeypatch.setattr(groups, "LAUNCH", dense_group.launcher(library, seed))
 
@@ -110,6 +125,16 @@ def test_gradients_that_nobody_asks_for(emulate) -> None:
     same = groups.backward("mix", zeros, dlast, *given)
     assert all(map(torch.equal, found.inputs, same.inputs))
     assert torch.equal(found.first_sbi, same.first_sbi)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_rows_begin_anew_where_they_are_reset(emulate, step) -> None:
+    emulate(both(partial(dense_group.config, step, 64, 2, 8, 2, resets=True)))
+    one, resets_bt = dense_cluster.case(step, 13, 6, 62), torch.rand(13, 6) < 0.3
+    resets_bt[0], resets_bt[1], resets_bt[2, 0], resets_bt[3, 5] = True, False, True, True
+    compare(one, resets_bt)
+    dfirst_sbi = dense_group.results(one, resets_bt)[1].first_sbi
+    assert not dfirst_sbi[:, resets_bt[:, 0]].any()
 
 
 # Where a block stops, and the steps that are right until then.

@@ -18,14 +18,15 @@ namespace elman {
 
 // I: channels, those of the state and zeros. GROUP: blocks of a group. ROWS: of the batch, for a
 // group; above 8 they are multiples of 8. The warps of a block share the columns of its matrix.
-// KEPT, STAGES and BACK are those of DenseClusterConfig.
+// KEPT, STAGES and BACK are those of DenseClusterConfig. RESETS: whether rows may begin anew, from
+// zeros.
 template <class Cell_, int I_, int GROUP_, int ROWS_, int WARPS_, int KEPT_, int STAGES_,
-          bool BACK_>
+          bool BACK_, bool RESETS_>
 struct DenseGroupConfig {
   using Cell = Cell_;
   static constexpr int I = I_, GROUP = GROUP_, ROWS = ROWS_, WARPS = WARPS_, STAGES = STAGES_;
   static constexpr int K_WARPS = WARPS;
-  static constexpr bool BACK = BACK_, NEW = Cell::NEW;
+  static constexpr bool BACK = BACK_, NEW = Cell::NEW, RESETS = RESETS_;
   static constexpr int THREADS = 32 * WARPS, BLOCKS = Cell::BLOCKS, MEMO = Cell::MEMO;
   static constexpr int M = I / GROUP;  // channels of a block
   // The block's matrix is [OUT, K]; a warp multiplies TILES times 16 rows by KW columns.
@@ -78,6 +79,8 @@ struct DenseGroup {
   // Of this thread's pairs, forward: the state. Backward: its gradient, as far as it does not come
   // from the product with R.
   float h[G::PASSES][2], c[G::PASSES][2];
+  // Whether its rows begin anew at this step, and at the one that was taken before it.
+  bool reset[G::PASSES] = {}, reset_before[G::PASSES] = {};
 
   DEVICE DenseGroup(Arena& arena, const DenseGroupArgs& args)
       : g(args),
@@ -124,6 +127,23 @@ struct DenseGroup {
       places.next_source();
     }
     commit_copies();
+  }
+
+  // Reads which rows begin anew at a step.
+  DEVICE void find_resets(int step) {
+    if constexpr (G::RESETS)
+#pragma unroll
+      for (int pass = 0; pass < G::PASSES; pass++) {
+        reset_before[pass] = reset[pass];
+        const int64_t at = (first + row(pass)) * a.steps + step;
+        reset[pass] = exists(pass) && load_one(a.resets + at);
+      }
+  }
+  // Forgets the state, or its gradient, of a row that begins anew.
+  DEVICE void forget(int pass) {
+    if (!G::RESETS || !reset[pass]) return;
+#pragma unroll
+    for (int e = 0; e < 2; e++) h[pass][e] = c[pass][e] = 0.0f;
   }
 
   // ---- the exchange
@@ -272,7 +292,11 @@ DEVICE void group_step(DenseGroup<G>& k, int pass, unsigned (&words)[1 + G::MEMO
   using Cell = typename G::Cell;
   float pre[G::BLOCKS][2], x[G::INPUTS][2], memo[2][MAX_DENSE_MEMO];
 #pragma unroll
-  for (int b = 0; b < G::BLOCKS; b++) k.gather(pre[b], pass, b * G::M);
+  for (int b = 0; b < G::BLOCKS; b++) {
+    k.gather(pre[b], pass, b * G::M);
+    if (G::RESETS && k.reset[pass]) pre[b][0] = pre[b][1] = 0.0f;
+  }
+  k.forget(pass);
 #pragma unroll
   for (int i = 0; i < G::INPUTS; i++) k.places.read(x[i], pass, i);
 #pragma unroll
@@ -306,6 +330,7 @@ DEVICE void dense_group_forward(const DenseGroupArgs& g) {
   const int steps = (int)a.steps;
 #pragma unroll 1
   for (int t = 0; t < steps; t++) {
+    k.find_resets(t);
     const bool more = t + 1 < steps, come = k.multiply(t + 1);
     wait_copies<G::STAGES - 2>();
     if (sync_block_any(!come)) return k.give_up(t, (float*)a.last);
@@ -341,6 +366,7 @@ DEVICE void group_step_back(DenseGroup<G>& k, int round, int pass,
   const DenseArgs& a = k.a;
   float x[G::INPUTS][2], y[2] = {}, old[2] = {}, old_c[2] = {}, dh[2] = {};
   if (round) k.gather(dh, pass, 0);
+  if (G::RESETS && k.reset_before[pass]) dh[0] = dh[1] = 0.0f;
 #pragma unroll
   for (int i = 0; i < G::INPUTS; i++) k.places.read(x[i], pass, i);
   constexpr int NEW = 1, OLD = NEW + Cell::NEW, MEMO = OLD + Cell::OLD, OLD_C = MEMO + G::MEMO;
@@ -353,6 +379,7 @@ DEVICE void group_step_back(DenseGroup<G>& k, int round, int pass,
   const bool at_first = round + 1 == (int)a.steps && k.exists(pass);
   if (at_first && Cell::OLD) load<2, float>(old, (const float*)a.first + k.place(pass, 0));
   if (at_first && Cell::STATES > 1) load<2, float>(old_c, (const float*)a.first + k.place(pass, 1));
+  if (G::RESETS && k.reset[pass]) old[0] = old[1] = old_c[0] = old_c[1] = 0.0f;
   DenseGrad<float> d[2];
 #pragma unroll
   for (int e = 0; e < 2; e++) {
@@ -367,6 +394,7 @@ DEVICE void group_step_back(DenseGroup<G>& k, int round, int pass,
     k.h[pass][e] = d[e].h;
     if (Cell::STATES > 1) k.c[pass][e] = d[e].c;
   }
+  k.forget(pass);
 #pragma unroll
   for (int b = 0; b < G::BLOCKS; b++) words[b] = bf16_pair(d[0].a[b], d[1].a[b]);
 #pragma unroll
@@ -384,6 +412,7 @@ DEVICE void dense_group_backward(const DenseGroupArgs& g) {
   // One round more than there are steps: the gradient of the first state takes a product, too.
 #pragma unroll 1
   for (int round = 0; round < steps; round++) {
+    k.find_resets(steps - 1 - round);
     const bool come = !round || k.multiply(round);
     wait_copies<G::STAGES - 2>();
     if (sync_block_any(!come)) return k.give_up(round, (float*)a.dfirst);
@@ -415,7 +444,8 @@ DEVICE void dense_group_backward(const DenseGroupArgs& g) {
     float dh[2];
     k.gather(dh, pass, 0);
 #pragma unroll
-    for (int e = 0; e < 2; e++) k.h[pass][e] += dh[e];
+    for (int e = 0; e < 2; e++)
+      if (!G::RESETS || !k.reset[pass]) k.h[pass][e] += dh[e];
   }
   k.end((float*)a.dfirst);
 }

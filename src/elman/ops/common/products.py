@@ -9,9 +9,16 @@ import torch
 from torch import Tensor
 
 
-def shifted(y_bti: Tensor, h_bi: Tensor) -> Tensor:
-    """Return the state before every step."""
-    return torch.cat([h_bi.unsqueeze(1), y_bti[:, :-1]], dim=1)
+def shifted(y_bti: Tensor, h_bi: Tensor, resets_bt: Tensor | None = None) -> Tensor:
+    """Return the state before every step.
+
+    Args:
+        y_bti: State after every step.
+        h_bi: State before the first one.
+        resets_bt: Where the state is zero instead, bool; None: nowhere.
+    """
+    before_bti = torch.cat([h_bi.unsqueeze(1), y_bti[:, :-1]], dim=1)
+    return before_bti if resets_bt is None else before_bti.masked_fill_(resets_bt[..., None], 0.0)
 
 
 def outer(left_btc: Tensor, right_btc: Tensor, wide: torch.dtype) -> Tensor:

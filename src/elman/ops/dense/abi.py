@@ -41,6 +41,7 @@ class DenseArgs(ctypes.Structure):
         ("dy", DenseSequence),
         *((name, ctypes.c_void_p) for name in _POINTERS),
         *((name, ctypes.c_int64) for name in _NUMBERS),
+        ("resets", ctypes.c_void_p),
     )
 
 

@@ -27,6 +27,7 @@ def gradients(
     parameters: Tensors,
     first_sbi: Tensor,
     results: Results,
+    resets_bt: Tensor | None = None,
 ) -> Gradients:
     """Return all gradients of a call, with those of matrices and parameters from the inputs'.
 
@@ -39,28 +40,36 @@ def gradients(
         parameters: The step's own.
         first_sbi: State before the first step.
         results: What the forward pass left.
+        resets_bt: Whether the state of a row is zero before a step; None: never.
     """
     cell = compiled_cell(step)
     with no_autocast(first_sbi):  # where a backward pass runs inside of one
         h_bi = first_sbi[0].to(results.y_bti.dtype)
         dparameters = [dscale_bi.sum().reshape(parameters[0].shape)] if cell.scale else []
         if cell.extra:
-            gated_bti = shifted(results.y_bti, h_bi) * results.memo_btmi[:, :, 1]
+            before_bti = shifted(results.y_bti, h_bi, resets_bt)
+            gated_bti = before_bti * results.memo_btmi[:, :, 1]
             dparameters.append(outer(dinputs[1], gated_bti, first_sbi.dtype))
-        drecurrent = _of_matrices(dinputs[0], recurrent, results.y_bti, h_bi, first_sbi.dtype)
+        given = (results.y_bti, h_bi, first_sbi.dtype, resets_bt)
+        drecurrent = _of_matrices(dinputs[0], recurrent, *given)
     return Gradients(dinputs, drecurrent, dparameters, dfirst_sbi)
 
 
 def _of_matrices(
-    dpre_btp: Tensor, recurrent: Tensors, y_bti: Tensor, h_bi: Tensor, wide: torch.dtype
+    dpre_btp: Tensor,
+    recurrent: Tensors,
+    y_bti: Tensor,
+    h_bi: Tensor,
+    wide: torch.dtype,
+    resets_bt: Tensor | None,
 ) -> list[Tensor]:
     """Return the gradients of R, or of its factors: products over batch and time together."""
-    if len(recurrent) == 1 and y_bti.is_cpu and y_bti.dtype == wide:
+    if len(recurrent) == 1 and y_bti.is_cpu and y_bti.dtype == wide and resets_bt is None:
         drecurrent_pi = dpre_btp[:, 0].T @ h_bi
         for dpre_tp, y_ti in zip(dpre_btp, y_bti, strict=True):  # in place: no copy of the states
             drecurrent_pi.addmm_(dpre_tp[1:].T, y_ti[:-1])
         return [drecurrent_pi]
-    before_bti = shifted(y_bti, h_bi)
+    before_bti = shifted(y_bti, h_bi, resets_bt)
     if len(recurrent) == 1:
         return [outer(dpre_btp, before_bti, wide)]
     outer_pr, inner_ri = recurrent

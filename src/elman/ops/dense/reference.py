@@ -16,7 +16,12 @@ from elman.ops.dense.steps import STEPS, Advance, State, Tensors
 
 
 def dense_recurrence(
-    step: str, inputs: Tensors, recurrent: Tensors, state: Tensors, parameters: Tensors
+    step: str,
+    inputs: Tensors,
+    recurrent: Tensors,
+    state: Tensors,
+    parameters: Tensors,
+    resets_bt: Tensor | None = None,
 ) -> tuple[Tensor, State]:
     """Compute :func:`elman.ops.dense.op.dense_recurrence`, any floating dtype, any device."""
     chosen = STEPS[step]
@@ -28,8 +33,12 @@ def dense_recurrence(
         advance=chosen.advance,
         recurrent=[_transposed(matrix) for matrix in reversed(recurrent)],
         parameters=[_transposed(one) if one.ndim == 2 else one for one in parameters],
+        resets=resets_bt is not None,
     )
-    h_tbi, final_sbi = scan(segment, torch.stack(tuple(state)), [first_tbp, *activated])
+    sequences = [first_tbp, *activated]
+    if resets_bt is not None:
+        sequences.append(resets_bt.T.unsqueeze(-1))
+    h_tbi, final_sbi = scan(segment, torch.stack(tuple(state)), sequences)
     return h_tbi.transpose(0, 1), final_sbi.unbind(0)
 
 
@@ -44,12 +53,16 @@ def _segment(
     advance: Advance,
     recurrent: Tensors,
     parameters: Tensors,
+    resets: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Run one step after the other."""
+    """Run one step after the other; with resets, they are the last of the inputs."""
     *inner, outer = recurrent
     state = state_sbi.unbind(0)
     outputs = []
     for input_bp, *others in zip(*(sequence.unbind(0) for sequence in inputs_t), strict=True):
+        if resets:
+            reset_b1 = others.pop()
+            state = tuple(part.masked_fill(reset_b1, 0.0) for part in state)
         read = state[0]
         for factor in inner:
             read = read @ factor

@@ -70,6 +70,7 @@ class GroupConfig:
         warps: Warps of a block.
         stages: Steps whose inputs are in shared memory or on their way.
         back: Which pass.
+        resets: Whether rows may begin anew, from zeros.
     """
 
     cell: DenseRecurrence
@@ -79,6 +80,7 @@ class GroupConfig:
     warps: int
     stages: int
     back: bool
+    resets: bool = False
 
     @property
     def threads(self) -> int:
@@ -136,7 +138,7 @@ class GroupConfig:
         ahead = min(_AHEAD, self.row_tiles * self.inner // self.warps // 32)
         cell = self.cell
         words = cell.blocks + cell.others if self.back else 1 + cell.memo
-        pairs = self.passes * (words + 2 * cell.states)
+        pairs = self.passes * (words + 2 * cell.states + 4 * self.resets)
         free = limit - (62 + 2 * self.inputs + 4 * self.tiles + 4 * ahead + pairs)
         return self.fragments if 4 * self.fragments <= free else max(0, (free - 14) // 4)
 
@@ -186,7 +188,8 @@ class GroupConfig:
     def type(self) -> str:
         """The C++ type of the config."""
         numbers = (self.channels, self.group, self.rows, self.warps, self.kept, self.stages)
-        arguments = ", ".join([*map(str, numbers), str(self.back).lower()])
+        flags = (str(flag).lower() for flag in (self.back, self.resets))
+        arguments = ", ".join([*map(str, numbers), *flags])
         return f"elman::DenseGroupConfig<elman::GroupCell, {arguments}>"
 
     def static_checks(self) -> str:
@@ -211,7 +214,13 @@ def _up(number: int, unit: int) -> int:
 
 @cache
 def choose(
-    cell: DenseRecurrence, channels: int, batch: int, machine: Machine, *, back: bool
+    cell: DenseRecurrence,
+    channels: int,
+    batch: int,
+    machine: Machine,
+    *,
+    back: bool,
+    resets: bool = False,
 ) -> GroupConfig | None:
     """Return how a pass runs, or None where all blocks together have no room for the matrix.
 
@@ -221,26 +230,26 @@ def choose(
         batch: Rows of the batch.
         machine: The GPU.
         back: Which pass.
+        resets: Whether rows may begin anew.
     """
 
     def cost(config: GroupConfig) -> float:
         return config.clocks * config.launches(batch, machine.multiprocessors)
 
-    return min(_every(cell, channels, batch, machine, back), key=cost, default=None)
+    every = _every(GroupConfig(cell, channels, 1, 1, 1, 2, back, resets), batch, machine)
+    return min(every, key=cost, default=None)
 
 
-def _every(
-    cell: DenseRecurrence, channels: int, batch: int, machine: Machine, back: bool
-) -> Iterator[GroupConfig]:
+def _every(wanted: GroupConfig, batch: int, machine: Machine) -> Iterator[GroupConfig]:
     """Yield every config that fits, with the rows that share a batch out evenly."""
     for own in _OWN:
         for warps in _WARPS:
-            padded = _up(channels, math.lcm(own, 32 * warps))
+            padded = _up(wanted.channels, math.lcm(own, 32 * warps))
             group = padded // own
             at_once = machine.multiprocessors // group
             if not at_once:
                 continue
-            config = GroupConfig(cell, padded, group, 1, warps, 2, back)
+            config = replace(wanted, channels=padded, group=group, warps=warps)
             for launches in range(1, 5):
                 least = -(-batch // (at_once * launches))
                 rows = least if least <= 8 else min(MAX_ROWS, _up(least, 8))

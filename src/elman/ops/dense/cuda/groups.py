@@ -48,6 +48,7 @@ def forward(
     parameters: Tensors,
     first_sbi: Tensor,
     keep: bool,
+    resets_bt: Tensor | None = None,
 ) -> Results:
     """Run a step over time; see :func:`elman.ops.dense.op.dense_recurrence`.
 
@@ -55,7 +56,7 @@ def forward(
         UserError: a kernel of an earlier call gave up waiting.
     """
     results = room(step, inputs[0], first_sbi, keep)
-    call = _Call(step, inputs[0], first_sbi, results, back=False)
+    call = _Call(step, inputs[0], first_sbi, results, resets_bt, back=False)
     for number, other in enumerate(inputs[1:]):
         call.args.p[number] = call.sequence(other)
     call.args.x = call.sequence(inputs[0])
@@ -72,6 +73,7 @@ def backward(
     parameters: Tensors,
     first_sbi: Tensor,
     results: Results,
+    resets_bt: Tensor | None = None,
 ) -> Gradients:
     """Run a step back through time.
 
@@ -80,7 +82,7 @@ def backward(
     """
     dinputs = gradient_room(step, results.y_bti)
     dfirst_sbi = torch.empty_like(first_sbi, memory_format=torch.contiguous_format)
-    call = _Call(step, results.y_bti, first_sbi, results, back=True)
+    call = _Call(step, results.y_bti, first_sbi, results, resets_bt, back=True)
     call.args.dx = sequence(dinputs[0])
     for number, dinput in enumerate(dinputs[1:]):
         call.args.dp[number] = sequence(dinput)
@@ -90,8 +92,8 @@ def backward(
         call.point(dlast=aligned(dlast_sbi))
     call.point(matrix=call.padded(multiplied(recurrent), call.config), dfirst=dfirst_sbi)
     call.run()
-    none = first_sbi.new_empty(0)
-    return gradients(step, dinputs, none, dfirst_sbi, recurrent, parameters, first_sbi, results)
+    given = (recurrent, parameters, first_sbi, results, resets_bt)
+    return gradients(step, dinputs, first_sbi.new_empty(0), dfirst_sbi, *given)
 
 
 class _Call(SequenceCall):
@@ -103,13 +105,22 @@ class _Call(SequenceCall):
     """
 
     def __init__(
-        self, step: str, like_btc: Tensor, first_sbi: Tensor, results: Results, *, back: bool
+        self,
+        step: str,
+        like_btc: Tensor,
+        first_sbi: Tensor,
+        results: Results,
+        resets_bt: Tensor | None,
+        *,
+        back: bool,
     ) -> None:
         stalls.check()
         super().__init__(like_btc, first_sbi, results)
-        here = _machine(like_btc.device.index)
-        config = CHOOSE(step, self.args.channels, self.args.batch, here, back)
+        here, resets = _machine(like_btc.device.index), resets_bt is not None
+        config = CHOOSE(step, self.args.channels, self.args.batch, here, back, resets)
         assert config is not None, step
+        if resets_bt is not None:
+            self.point(resets=resets_bt.contiguous())
         self.config, self.at_once = config, config.at_once(here.multiprocessors)
 
     def run(self) -> None:
@@ -144,8 +155,11 @@ def _machine(device: int | None) -> Machine:
     return Machine(multiprocessors, SHARED_LIMITS[capability])
 
 
-def _choose(step: str, channels: int, batch: int, here: Machine, back: bool) -> GroupConfig | None:
-    return choose_config(compiled_cell(step), channels, batch, here, back=back)
+def _choose(
+    step: str, channels: int, batch: int, here: Machine, back: bool, resets: bool
+) -> GroupConfig | None:
+    cell = compiled_cell(step)
+    return choose_config(cell, channels, batch, here, back=back, resets=resets)
 
 
 @cache
@@ -188,7 +202,7 @@ def _kernels(config: GroupConfig, device: int) -> Loaded:
     return nvrtc.load(Unit(unit_text(config), label, architecture(device), fast=True))
 
 
-CHOOSE: Callable[[str, int, int, Machine, bool], GroupConfig | None] = _choose
+CHOOSE: Callable[[str, int, int, Machine, bool, bool], GroupConfig | None] = _choose
 """Returns how a pass runs; tests put other configs here."""
 
 LAUNCH: Callable[[GroupConfig, Launch, DenseGroupArgs, Tensor], None] = _launch
