@@ -68,7 +68,10 @@ struct Fiber {
   // The two last values it shuffled: two, so that one meeting of the warp per shuffle is enough.
   unsigned shuffles = 0;
   uint64_t slot[2] = {0, 0};
-  unsigned fragments[2][6];    // the same of matrices
+  unsigned fragments[2][6];  // the same of matrices
+  unsigned ballots = 0;
+  bool votes[2] = {};          // the same of what its block has asked all threads
+  bool waits_in_vain = false;  // for a flag that nobody can raise any more, see flags.h
   bool orders_memory = false;  // whether the meeting of its warp that it waits for does
   // Of a cluster: the rank of its block, how often it has met all threads, whether it has used a
   // box since, and what it knows, see clusters.h.
@@ -254,7 +257,7 @@ inline void start(Fiber& fiber, int thread) {
   if (!fiber.stack) fiber.stack.reset(new char[STACK_BYTES]);
   fiber.thread = thread;
   fiber.wait = Wait::none;
-  fiber.warp_epoch = fiber.shuffles = 0;
+  fiber.warp_epoch = fiber.shuffles = fiber.ballots = 0;
   fiber.waited = !begins_early;
   fiber.arrivals = fiber.known[0] = fiber.known[1] = 0;
   fiber.fake_stack = nullptr;

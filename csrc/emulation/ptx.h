@@ -6,8 +6,8 @@
 #pragma once
 #include <map>
 
-#include "emulation/boxes.h"
 #include "emulation/copies.h"
+#include "emulation/flags.h"
 #include "emulation/numbers.h"
 #include "emulation/tiles.h"
 
@@ -214,6 +214,7 @@ class Assembly {
   // Of clusters, see ptx_cluster.h.
   bool clusters_run(const Instruction& i);
   bool boxes_run(const Instruction& i);
+  bool flags_run(const Instruction& i);
   void deliver_run(const Instruction& i);
   void multiply_run(const Instruction& i);
 };
@@ -225,6 +226,8 @@ struct Index {
 }  // namespace elman::emulation
 
 #include "emulation/ptx_cluster.h"
+// Then flags.
+#include "emulation/ptx_grid.h"
 
 // ---- what CUDA calls it
 
@@ -244,6 +247,12 @@ struct Index {
 
 inline void __syncthreads() {
   elman::emulation::wait(elman::emulation::Wait::block, "__syncthreads");
+}
+inline int __syncthreads_or(int mine) {
+  return elman::emulation::any_of_block(mine, "__syncthreads_or");
+}
+inline int __all_sync(unsigned, int mine) {
+  return elman::emulation::all_of_warp(mine, "__all_sync");
 }
 inline void __syncwarp() { elman::emulation::meet_warp("__syncwarp"); }
 inline void __trap() {
@@ -282,6 +291,16 @@ inline float __fdividef(float x, float y) { return elman::emulation::near_quotie
     static std::string message;                                                           \
     message = elman::emulation::launch(first, blocks, threads, shared_bytes, seed,        \
                                        [&] { NAME(*given); });                            \
+    return message.c_str();                                                               \
+  }
+
+// The same of a kernel whose blocks all run at the same time.
+#define ELMAN_RUN_GRID(NAME, ARGS)                                                        \
+  extern "C" const char* run_##NAME(const ARGS* given, long long first, long long blocks, \
+                                    int threads, int shared_bytes, unsigned seed) {       \
+    static std::string message;                                                           \
+    message = elman::emulation::launch_grid(first, blocks, threads, shared_bytes, seed,   \
+                                            [&] { NAME(*given); });                       \
     return message.c_str();                                                               \
   }
 

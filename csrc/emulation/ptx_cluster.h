@@ -68,7 +68,7 @@ inline bool Assembly::boxes_run(const Instruction& i) {
   } else if (i.name.rfind("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes", 0) == 0) {
     deliver_run(i);
   } else {
-    return false;
+    return flags_run(i);
   }
   return true;
 }

@@ -26,6 +26,7 @@ struct Stretch {
   int freed;
   int settled;    // written by no kernel that may still run when this one begins
   int unwatched;  // another checker watches it
+  int exchanged;  // blocks that run at the same time hand it to each other, see flags.h
 
   // Bytes from the nearest row's first byte to an address, by rounding down; `row` and more is
   // behind the row, less than 0 before it.
@@ -79,7 +80,7 @@ inline void forget_touches() {
 inline Granule& granule_at(uintptr_t at) {
   const uintptr_t number = at / PAGE;
   auto& last = recent[number % RECENT];
-  if (last.number != number) {
+  if (!last.page || last.number != number) {
     auto& page = pages[number];
     if (!page) page.reset((Page*)std::calloc(1, sizeof(Page)));
     last = {number, page.get()};
@@ -147,8 +148,13 @@ inline bool may_touch(Granule& granule, uintptr_t at, int bytes, bool write) {
   return false;
 }
 
-inline void note_touch(Granule& granule, bool write) {
-  if (stretches[granule.stretch - 1].unwatched) return;
+// Checks an access to what blocks hand to each other; nullptr where they run one after another.
+inline void (*touch_exchanged)(uintptr_t at, bool write, const char* name) = nullptr;
+
+inline void note_touch(Granule& granule, uintptr_t at, bool write) {
+  const Stretch& found = stretches[granule.stretch - 1];
+  if (found.unwatched) return;
+  if (found.exchanged && touch_exchanged) return touch_exchanged(at, write, found.name);
   const long long me = block_index * threads_per_block + current->thread + 1;
   const char* name = stretches[granule.stretch - 1].name;
   if (granule.writer && granule.writer != me)
@@ -173,7 +179,7 @@ inline bool touch_global(const void* p, int bytes, bool write) {
   for (uintptr_t at = first; at < end; at += GRANULE) {
     Granule& granule = granule_at(at);
     if (!may_touch(granule, at, bytes, write)) return false;
-    note_touch(granule, write);
+    note_touch(granule, at, write);
   }
   return true;
 }
@@ -195,7 +201,7 @@ inline bool hold_global(const void* p, int bytes, int by) {
     if (at == start && end - at > GRANULE && is_half_word(at)) continue;
     Granule& granule = granule_at(at);
     if (!may_touch(granule, at, bytes, false)) return false;
-    if (by > 0) note_touch(granule, false);
+    if (by > 0) note_touch(granule, at, false);
     granule.copies += by;
   }
   return true;

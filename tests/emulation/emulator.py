@@ -41,6 +41,7 @@ from elman.ops.tape import source as tape_source
 from tests.emulation.stretches import declare, of_matrix, rows
 
 HEADER, FAST_HEADER = "emulation/device.h", "emulation/fast_device.h"
+GRID_HEADER = "emulation/grid.h"
 CLUSTER_HEADER, FAST_CLUSTER_HEADER = "emulation/cluster.h", "emulation/fast_cluster.h"
 CUDA_HEADER = "emulation/ptx.h"  # for cuda/common/device.cuh itself, see device_text.py
 # No optimisation: compiling takes longer than running. Static data stay a library's own.

@@ -17,7 +17,10 @@ from elman.ops.channel.abi import ChannelArgs, ChannelSequence
 from elman.ops.channel.cuda.tile_config import TileConfig as ChannelTileConfig
 from elman.ops.channel.recurrences import compiled_cell
 from elman.ops.dense.abi import DenseArgs, DenseSequence
+from elman.ops.dense.cuda.calls import PassConfig
 from elman.ops.dense.cuda.cluster_config import ClusterConfig
+from elman.ops.dense.cuda.group_config import FLAG_STRIDE, GroupConfig
+from elman.ops.dense.cuda.groups import DenseGroupArgs
 from elman.ops.dense.cuda.stepwise import DenseStepArgs, StepConfig
 from elman.ops.dense.recurrences import compiled_cell as dense_cell
 from elman.ops.matrix_state.abi import Call
@@ -49,6 +52,7 @@ class Stretch(ctypes.Structure):
         ("freed", ctypes.c_int),
         ("settled", ctypes.c_int),
         ("unwatched", ctypes.c_int),
+        ("exchanged", ctypes.c_int),
     )
 
 
@@ -61,6 +65,7 @@ def rows(
     *,
     writable: bool = False,
     settled: bool = False,
+    exchanged: bool = False,
 ) -> Stretch | None:
     """Return a stretch of rows.
 
@@ -72,6 +77,7 @@ def rows(
         strides: Bytes from one row to the next.
         writable: Whether the launch may write to it.
         settled: Whether no kernel writes it that may still run when this one begins.
+        exchanged: Whether blocks that run at the same time hand it to each other.
     """
     if not address:
         return None
@@ -79,7 +85,7 @@ def rows(
     (a, one), (b, other) = sorted(zip(strides, counts, strict=True), reverse=True)
     pair = ctypes.c_int64 * 2
     counted = pair(one, other), pair(a, b)
-    whose = GLOBAL, writable, EVERYBODY, 0, settled
+    whose = GLOBAL, writable, EVERYBODY, 0, settled, 0, exchanged
     return Stretch(name.encode(), address, row_bytes, *counted, *whose)
 
 
@@ -365,6 +371,11 @@ _SIZES = {"elman::bf16": 2, "elman::f16": 2, "float": 4}
 
 def of_dense_cluster(a: DenseArgs, config: ClusterConfig) -> list[Stretch | None]:
     """Return the tensors of a pass of the dense engine's cluster form."""
+    return of_dense_sequences(a, config, 2 * config.out * config.cluster * config.inner)
+
+
+def of_dense_sequences(a: DenseArgs, config: PassConfig, matrix: int) -> list[Stretch | None]:
+    """Return the tensors of a pass in one launch; `matrix` is the bytes of its matrix."""
     cell, counts = config.cell, (a.batch, a.steps)
     states = cell.states * a.batch * a.channels * 4
 
@@ -381,7 +392,7 @@ def of_dense_cluster(a: DenseArgs, config: ClusterConfig) -> list[Stretch | None
         *(sequence("dp", a.dp[i]) for i in range(cell.others)),
         sequence("y", a.y),
         sequence("dy", a.dy),
-        rows("matrix", a.matrix, 2 * config.out * config.cluster * config.inner),
+        rows("matrix", a.matrix, matrix),
         rows("extra", a.extra, 2 * config.channels**2),
         rows("scale", a.scale, 4),
         rows("dscale", a.dscale if cell.scale else None, states, writable=True),
@@ -413,6 +424,20 @@ def of_tape_cluster(a: TapeClusterArgs, config: TapeClusterConfig) -> list[Stret
         rows(name, getattr(a, name), size, writable=sizes is written)
         for sizes in (read, written)
         for name, size in sizes.items()
+    ]
+
+
+def of_dense_group(a: DenseGroupArgs, config: GroupConfig, groups: int) -> list[Stretch | None]:
+    """Return the tensors of a launch of the dense engine's group form."""
+    exchanged = 4 * config.exchanged * groups
+    stalled = rows("the word of those that gave up", a.stalled, 4, writable=True)
+    assert stalled is not None
+    stalled.unwatched = True  # all who write it write the same
+    return [
+        stalled,
+        *of_dense_sequences(a.dense, config, 2 * config.out * config.group * config.inner),
+        rows("what blocks exchange", a.exchanged, exchanged, writable=True, exchanged=True),
+        rows("flags", a.flags, 4 * FLAG_STRIDE * config.group * groups, writable=True),
     ]
 
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 import elman
 from elman.base.errors import ExitStatus, UserError
+from elman.kernels import stalls
 from elman.models.language_model import LanguageModel
 from elman.modes import train as train_mode
 from elman.training import trainer as trainer_module
@@ -187,6 +188,23 @@ def test_a_non_finite_step_never_reaches_the_weights(train) -> None:
     assert same_weights(run.weights(), before.weights())
     refused = run.records("step")[-1]
     assert (refused["step"], refused["applied"]) == (2, False)
+
+
+def test_a_kernel_that_gave_up_is_named_instead_of_the_nan_it_leaves(
+    train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = LanguageModel.begin_step
+
+    def spoil(model: LanguageModel) -> None:
+        if model.training and not int(stalls.word(None)[0]):
+            model.embedding.register_hook(lambda grad: grad * float("nan"))
+            stalls.word(None).fill_(1)
+        begin(model)
+
+    monkeypatch.setattr(LanguageModel, "begin_step", spoil)
+    run = train("train.steps=3", "optim.warmup_steps=1")
+    assert run.status != ExitStatus.OK
+    assert run.result["error"].startswith("kernels.backend=cuda: a kernel on GPU 0 waited 8 s for ")
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "schedulefree", "legacy"])

@@ -33,22 +33,28 @@ from torch import Tensor
 
 from elman.kernels.nvrtc import Unit
 from elman.ops.common.products import multiply
-from elman.ops.dense.cuda import forms, kernels, stepwise
+from elman.ops.dense.cuda import forms, groups, kernels, stepwise
+from elman.ops.dense.cuda.group_config import GroupConfig
 from elman.ops.dense.cuda.machine import machine
 from elman.ops.dense.op import dense_recurrence
 from elman.ops.dense.products import gradients
 from elman.ops.dense.recurrences import CELLS
 
-BATCH, TIME, SIZES = 32, 512, (512, 768, 1024, 1280, 1536)
+BATCH, TIME = 32, 512
 MORE_SIZES = (("gru", 512), ("gru", 768), ("normalized_scalar", 1280))  # timed, too
+SIZES = {"tanh": (512, 768, 1024, 1280, 1536, 2048, 3072, 3584), "lstm": (768, 1024, 1536)}
 ROUNDS, WARMUP = 7, 2
 LIMITS = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
 # Compared with fp64: batch, steps, channels, rank. One channel of a thread, then two; then more
-# channels than a block has, and factors.
+# channels than a block has, and factors; then more than a cluster has room for, with several
+# launches.
 SHAPES = ((3, 7, 35, 0), (1, 1, 6, 0), (32, 9, 512, 0), (5, 4, 1290, 0), (4, 9, 128, 32))
 RESET_SHAPES = ((5, 7, 34, 0), (32, 9, 512, 0))  # compared once more, with resets
+LARGE, LARGE_STEPS = ((33, 5, 2050, 0), (70, 4, 3584, 0)), ("tanh", "mix", "lstm")
 BITS = ("tanh", "gru", "lstm", "normalized_scalar")  # steps of the checks to the bit
 Leaves = dict[str, Tensor]
+# What speaks against a form: groups are run where the estimate is against them, too.
+REASONS = forms.REASONS | {"groups": forms.groups_cannot}
 
 
 def main() -> None:
@@ -63,8 +69,13 @@ def main() -> None:
     if given.check or everything:
         passed = checks(wanted, given, report)
     if given.device == "cuda" and (given.time or everything):
-        if "tanh" in given.steps:
-            times(wanted, report)
+        sizes = [
+            (step, width)
+            for step, widths in SIZES.items()
+            for width in widths
+            if step in given.steps and width in (given.sizes or widths)
+        ]
+        times(wanted, sizes, report)
         more_times(wanted, given.steps, report)
     if given.device == "cuda" and (given.model or everything):
         for form in wanted:
@@ -81,6 +92,7 @@ def parse() -> argparse.Namespace:
         parser.add_argument(f"--{part}", action="store_true", help="this part alone")
     parser.add_argument("--forms", nargs="+", help="those of forms.py; all by default")
     parser.add_argument("--steps", nargs="+", choices=CELLS, default=list(CELLS))
+    parser.add_argument("--sizes", nargs="+", type=int, help="channels that are timed; all")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     return parser.parse_args()
 
@@ -121,7 +133,7 @@ def only(form: str) -> Iterator[None]:
     before = dict(forms.REASONS)
     try:
         forms.REASONS.clear()
-        forms.REASONS[form] = before[form]
+        forms.REASONS[form] = REASONS[form]
         kernels._chosen.cache_clear()
         yield
     finally:
@@ -148,6 +160,8 @@ def checks(
     """Compare every step and form with fp64, then to the bit with itself."""
     if given.device == "cuda" and "stepwise" in wanted:
         compile_stepwise(given.steps)
+    if given.device == "cuda" and "groups" in wanted:
+        compile_groups(given.steps)
     passed, dtypes = True, LIMITS if given.device == "cuda" else [torch.float32]
     for form, step, dtype in itertools.product(wanted, given.steps, dtypes):
         row = {"what": "check", "form": form, "step": step, "dtype": str(dtype)}
@@ -178,16 +192,44 @@ def compile_stepwise(steps: list[str]) -> None:
         list(pool.map(compiled, configs))
 
 
+def compile_groups(steps: list[str]) -> None:
+    """Compile kernels side by side."""
+    major, minor = torch.cuda.get_device_capability()
+    shapes = [
+        shape_of(step, torch.bfloat16, batch, channels, rank, "cuda")
+        for step in steps
+        for batch, _, channels, rank in shapes_of(step)
+    ]
+    configs = {
+        config
+        for shape, back in itertools.product(shapes, (False, True))
+        if REASONS["groups"](shape) is None and (config := forms.group_config(shape, back=back))
+    }
+
+    def compiled(one: GroupConfig) -> None:
+        step = next(name for name, cell in CELLS.items() if cell == one.cell)
+        label = f"dense {step} {'backward' if one.back else 'forward'} groups"
+        Unit(groups.unit_text(one), label, f"sm_{major}{minor}", fast=True).cubin()
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(compiled, configs))
+
+
+def shapes_of(step: str) -> tuple[tuple[int, int, int, int], ...]:
+    """Return the shapes in which a step is checked: batch, steps, channels, rank."""
+    return SHAPES + (LARGE if step in LARGE_STEPS else ())
+
+
 def compared(
     form: str, step: str, dtype: torch.dtype, device: str, *, resets: bool = False
 ) -> dict[str, Any]:
     """Return the largest relative L2 error of outputs and gradients, by shape."""
     errors: dict[str, Any] = {}
     worst = 0.0
-    for batch, steps, channels, rank in RESET_SHAPES if resets else SHAPES:
+    for batch, steps, channels, rank in RESET_SHAPES if resets else shapes_of(step):
         name = f"{batch}x{steps}x{channels} rank {rank}"
         shape = shape_of(step, dtype, batch, channels, rank, device)
-        against = forms.REASONS[form](replace(shape, resets=resets))
+        against = REASONS[form](replace(shape, resets=resets))
         if against is not None:
             errors[name] = f"not run: {against}"
             continue
@@ -308,7 +350,7 @@ def to_the_bit(form: str, step: str, device: str) -> dict[str, Any]:
     """Compare a call with its repeat, with one on another stream and with a replayed graph."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     size = (32, 9, 512, 0)
-    against = forms.REASONS[form](shape_of(step, dtype, size[0], size[2], 0, device))
+    against = REASONS[form](shape_of(step, dtype, size[0], size[2], 0, device))
     if against is not None:
         return {"not run": against}
     leaves = leaves_of(step, size, dtype, device)
@@ -372,61 +414,72 @@ def recorded(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
 # ---- times
 
 
-def times(wanted: list[str], report: Callable[[dict[str, Any]], None]) -> None:
-    """Time the recurrence of E1 in every size and form, and its products alone."""
-    calls: dict[tuple[int, str, str], Callable[[], None]] = {}
+Timed = tuple[str, int, str, str]
+"""Step, channels, form and pass."""
+
+
+def times(
+    wanted: list[str], sizes: list[tuple[str, int]], report: Callable[[dict[str, Any]], None]
+) -> None:
+    """Time the recurrence of steps in every size and form, and their products alone."""
+    calls: dict[Timed, Callable[[], None]] = {}
     kept: list[Any] = []
-    for width in SIZES:
+    for step, width in sizes:
         for name in ("products", *wanted):
-            row = {"what": "recording", "d": width, "form": name}
+            row = {"what": "recording", "step": step, "d": width, "form": name}
             try:
-                made = products_alone(width) if name == "products" else passes(name, width, report)
+                if name == "products":
+                    made = products_alone(step, width)
+                else:
+                    made = passes(name, step, width, report)
             except Exception as error:
                 report(row | {"error": f"{type(error).__name__}: {error}"[:500]})
                 continue
             for direction, (graph, held) in made.items():
-                calls[width, name, direction] = graph.replay
+                calls[step, width, name, direction] = graph.replay
                 kept.append((graph, held))
-    rounds: dict[tuple[int, str, str], list[float]] = {key: [] for key in calls}
+    rounds: dict[Timed, list[float]] = {key: [] for key in calls}
     for number in range(WARMUP + ROUNDS):
         for key, call in calls.items():
             taken = seconds(call)
             if number >= WARMUP:
                 rounds[key].append(taken)
-    for (width, name, direction), taken_s in rounds.items():
+    for (step, width, name, direction), taken_s in rounds.items():
         us = [round(s * 1e6 / TIME, 3) for s in taken_s]
-        row = {"what": "time", "d": width, "form": name, "pass": direction}
+        row = {"what": "time", "step": step, "d": width, "form": name, "pass": direction}
         report(row | {"us_a_step": statistics.median(us), "low": min(us), "high": max(us)})
 
 
 def passes(
-    form: str, width: int, report: Callable[[dict[str, Any]], None]
+    form: str, step: str, width: int, report: Callable[[dict[str, Any]], None]
 ) -> dict[str, tuple[torch.cuda.CUDAGraph, Any]]:
     """Return the passes of a form as graphs; "backward" has the large products, too."""
-    shape = shape_of("tanh", torch.bfloat16, BATCH, width, 0, "cuda")
-    if against := forms.REASONS[form](shape):
-        report({"what": "recording", "d": width, "form": form, "not run": against})
+    shape = shape_of(step, torch.bfloat16, BATCH, width, 0, "cuda")
+    row = {"step": step, "d": width, "form": form}
+    if against := REASONS[form](shape):
+        report({"what": "recording", **row, "not run": against})
         return {}
-    leaves = leaves_of("tanh", (BATCH, TIME, width, 0), torch.bfloat16, "cuda")
-    x, matrix, first = (leaf.detach() for leaf in leaves.values())
-    first_sbi = first.unsqueeze(0)
-    dy = torch.randn_like(x)
+    leaves = leaves_of(step, (BATCH, TIME, width, 0), torch.bfloat16, "cuda")
+    x, matrix, *first = (leaf.detach() for leaf in leaves.values())
+    first_sbi = torch.stack(first)
+    dx, dy = torch.randn_like(x), torch.randn_like(x[..., :width])
+
+    def forwards() -> Any:
+        return kernels.forward(step, [x], [matrix], [], first_sbi, True)
+
     with only(form):
-        results = kernels.forward("tanh", [x], [matrix], [], first_sbi, True)
-        forward = recorded(lambda: kernels.forward("tanh", [x], [matrix], [], first_sbi, True))
+        results = forwards()
+        forward = recorded(forwards)
         backward = recorded(
-            lambda: kernels.backward("tanh", dy, None, [matrix], [], first_sbi, results)
+            lambda: kernels.backward(step, dy, None, [matrix], [], first_sbi, results)
         )
-        eager = min(
-            seconds(lambda: kernels.forward("tanh", [x], [matrix], [], first_sbi, True))
-            for _ in range(2)
-        )
+        eager = min(seconds(forwards) for _ in range(2))
     why = forms.choose(shape).why
     us = round(eager * 1e6 / TIME, 2)
-    report({"what": "eager", "d": width, "form": form, "forward_us_a_step": us, "why": why})
+    report({"what": "eager", **row, "forward_us_a_step": us, "why": why})
     large = recorded(
         lambda: gradients(
-            "tanh", [dy], dy[:0], first_sbi, [matrix.to(dy.dtype)], [], first_sbi, results
+            step, [dx], dx[:0], first_sbi, [matrix.to(dx.dtype)], [], first_sbi, results
         )
     )
     return {"forward": forward, "backward": backward, "large products of backward": large}
@@ -500,20 +553,21 @@ def cudnn_gru(width: int, dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     }
 
 
-def products_alone(width: int) -> dict[str, tuple[torch.cuda.CUDAGraph, Any]]:
+def products_alone(step: str, width: int) -> dict[str, tuple[torch.cuda.CUDAGraph, Any]]:
     """Return the products of both passes as graphs: no form of steps can be faster."""
-    h = torch.randn(BATCH, width, device="cuda").bfloat16()
-    matrix = torch.randn(width, width, device="cuda").bfloat16() / width**0.5
-    to = torch.empty(BATCH, width, device="cuda")
+    rows = CELLS[step].blocks * width
+    matrix = torch.randn(rows, width, device="cuda").bfloat16() / width**0.5
 
-    def repeat(right: Tensor) -> None:
+    def repeat(left: Tensor, right: Tensor, to: Tensor) -> None:
         for _ in range(TIME):
-            multiply(h, right, to)
+            multiply(left, right, to)
 
-    return {
-        "forward": recorded(partial(repeat, matrix.T)),
-        "backward": recorded(partial(repeat, matrix)),
-    }
+    def product(right: Tensor) -> tuple[torch.cuda.CUDAGraph, Any]:
+        left = torch.randn(BATCH, right.shape[0], device="cuda").bfloat16()
+        to = torch.empty(BATCH, right.shape[1], device="cuda")
+        return recorded(partial(repeat, left, right, to))
+
+    return {"forward": product(matrix.T), "backward": product(matrix)}
 
 
 def seconds(call: Callable[[], Any]) -> float:

@@ -19,6 +19,7 @@ struct TapeClusterConfig {
   using Cell = Cell_;
   static constexpr int I = I_, SLOTS = SLOTS_, CLUSTER = CLUSTER_, ROWS = ROWS_, PARTS = PARTS_;
   static constexpr int WARPS = WARPS_, K_WARPS = WARPS / ROW_WARPS_, THREADS = 32 * WARPS;
+  static constexpr bool SQUARES = false;  // of ClusterMatrix
   static constexpr bool BACK = BACK_, PRODUCT_VALUE = Cell::VALUE != tape::NO_PRODUCT;
   static constexpr int BLOCKS = Cell::BLOCKS, VALUE = Cell::VALUE;
   static constexpr int M = I / CLUSTER;  // channels of a block
@@ -192,8 +193,8 @@ struct TapeCluster {
   DEVICE void multiply(int step, bool delivered, bool more) const {
     const int slice = warp % G::K_WARPS, half = step % 2;
     if (delivered) boxes.wait(half * G::K_WARPS + slice, (step - 1) / 2);
-    float sum[G::TILES][4];
-    matrix.multiply(mail + half * G::HALF, sum);
+    float sum[G::TILES][4], unused = 0.0f;
+    matrix.multiply(mail + half * G::HALF, sum, unused);
     if (more) expect_mail(step + 1);
     const int n = lane % 4 * 2, out = warp / G::K_WARPS * G::TILES * 16 + lane / 4;
     const sptr<float> to = parts + (half * G::PART + (slice * G::ROWS + n) * G::STRIDE + out);

@@ -27,6 +27,8 @@ class Launch(NamedTuple):
             for that one.
         cluster: Blocks of a cluster, which run at the same time and see each other's shared
             memory. They need compute capability 9.0; 0: the kernel asks nothing of clusters.
+        together: Whether all blocks have to run at the same time; the driver refuses more than
+            have room at once.
     """
 
     kernel: str
@@ -35,6 +37,7 @@ class Launch(NamedTuple):
     shared_bytes: int = 0
     early: bool = False
     cluster: int = 0
+    together: bool = False
 
 
 def launch(
@@ -62,7 +65,7 @@ def _launch(
     kernels: Loaded, wanted: Sequence[Launch], arguments: ctypes.Structure, device: int
 ) -> None:
     stream = STREAM(device)
-    for kernel, blocks, threads, shared_bytes, early, cluster in wanted:
+    for kernel, blocks, threads, shared_bytes, early, cluster, together in wanted:
         kernels.launch(
             kernel,
             blocks=blocks,
@@ -73,6 +76,7 @@ def _launch(
             stream=stream,
             early=early and torch.cuda.get_device_capability(device) >= (9, 0),
             cluster=cluster,
+            together=together,
         )
 
 

@@ -240,6 +240,7 @@ class Loaded:
         stream: int,
         early: bool = False,
         cluster: int = 0,
+        together: bool = False,
     ) -> None:
         """Launch a kernel that takes one structure by value; returns at once.
 
@@ -254,6 +255,7 @@ class Loaded:
             early: Let it start while the previous kernel on the stream still runs. Only for
                 kernels that wait for that one themselves, on sm_90 and later.
             cluster: Blocks of a cluster, on sm_90 and later; 0: the kernel asks nothing of them.
+            together: Let all blocks run at the same time, or none: a cooperative launch.
 
         Raises:
             UserError: the driver refuses the launch.
@@ -264,8 +266,8 @@ class Loaded:
             kernel = self._prepare(name, shared_bytes, device, cluster)
         pointers = _Pointers(ctypes.addressof(arguments))
         place = ctypes.addressof(pointers)
-        if early or cluster:
-            config = self._config(blocks, threads, shared_bytes, stream, early, cluster)
+        if early or cluster or together:
+            config = self._config(blocks, threads, shared_bytes, stream, early, cluster, together)
             (error,) = self._driver.cuLaunchKernelEx(config, kernel, place, 0)
         else:
             (error,) = self._driver.cuLaunchKernel(
@@ -278,7 +280,14 @@ class Loaded:
             )
 
     def _config(
-        self, blocks: int, threads: int, shared_bytes: int, stream: int, early: bool, cluster: int
+        self,
+        blocks: int,
+        threads: int,
+        shared_bytes: int,
+        stream: int,
+        early: bool,
+        cluster: int,
+        together: bool,
     ) -> Any:
         """Return the launch settings that a plain launch lacks."""
         driver = self._driver
@@ -294,6 +303,12 @@ class Loaded:
             attributes[-1].id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             value = driver.CUlaunchAttributeValue()
             value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = cluster, 1, 1
+            attributes[-1].value = value
+        if together:
+            attributes.append(driver.CUlaunchAttribute())
+            attributes[-1].id = kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            value = driver.CUlaunchAttributeValue()
+            value.cooperative = 1
             attributes[-1].value = value
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1

@@ -14,6 +14,7 @@ from elman.base.signals import Interruption, Stopped
 from elman.config.run_config import RunConfig
 from elman.data.batches import Data
 from elman.data.files import same_bytes
+from elman.kernels import stalls
 from elman.models.build import build_model
 from elman.models.language_model import LanguageModel
 from elman.training.checkpoints.integrity import BadFileError
@@ -180,13 +181,22 @@ class Trainer:
                 ledger.book(taken, stepper.tokens)
                 profiler_step()
                 if stepper.blocked():
-                    return RunStatus.NAN
+                    return self._not_finite()
                 if not self._interruption:
                     self._after_step()
         # The last step's flag may not have arrived from the device yet.
         if stepper.blocked(drain=True):
-            return RunStatus.NAN
+            return self._not_finite()
         return RunStatus.INTERRUPTED if self._interruption else RunStatus.OK
+
+    def _not_finite(self) -> RunStatus:
+        """Return how a run ends whose numbers are not finite, if no kernel is to blame.
+
+        Raises:
+            UserError: a kernel gave up, which leaves NaN.
+        """
+        stalls.check()
+        return RunStatus.NAN
 
     def _make_up_validation(self) -> None:
         """Do the validation that a signal stopped, as if the signal had not come."""

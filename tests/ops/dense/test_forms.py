@@ -9,6 +9,8 @@ import pytest
 from elman.ops.dense.cuda import forms
 from elman.ops.dense.cuda.cluster_config import SHARED_LIMIT, choose
 from elman.ops.dense.cuda.forms import Shape
+from elman.ops.dense.cuda.group_config import SHARED_LIMITS, Machine
+from elman.ops.dense.cuda.group_config import choose as choose_groups
 from elman.ops.dense.recurrences import CELLS
 
 H200 = Shape("tanh", "bf16", 32, 1280, 0, (9, 0), 132)
@@ -29,20 +31,69 @@ def test_every_step_runs_as_clusters(step, resets) -> None:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"resets": True}, "it has no resets"),
         ({"number": "fp32"}, "its products are in bf16, this call is in fp32"),
-        ({"capability": (8, 0)}, "it needs compute capability 9.0 or 10.0, this is 8.0"),
-        ({"capability": (12, 0)}, "it needs compute capability 9.0 or 10.0, this is 12.0"),
+        ({"capability": (7, 5)}, "it needs compute capability 9.0 or 10.0, this is 7.5"),
         ({"channels": 1281}, "it computes pairs of channels, and there are 1281"),
-        ({"channels": 4096}, "the matrix does not fit into the registers and shared memory"),
-        ({"step": "lstm", "channels": 1024}, "the matrix does not fit"),
         ({"step": "gru", "channels": 1024}, "the matrix does not fit"),
+        ({"channels": 4480}, "the matrix does not fit into the registers and shared memory"),
     ],
 )
 def test_another_call_runs_step_by_step_and_the_reason_is_said(changed, reason) -> None:
     form = forms.choose(replace(H200, **changed))
     assert form.name == "stepwise"
     assert f"not cluster: {reason}" in form.why
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"capability": (8, 0), "multiprocessors": 108}, "it needs compute capability 9.0 or 10.0"),
+        ({"capability": (8, 9), "multiprocessors": 142}, "it needs compute capability 9.0 or 10.0"),
+        ({"capability": (12, 0)}, "it needs compute capability 9.0 or 10.0, this is 12.0"),
+        ({"channels": 2048}, "the matrix does not fit into the registers and shared memory of 16"),
+        ({"channels": 3584}, "the matrix does not fit"),
+        ({"step": "lstm", "channels": 1024}, "the matrix does not fit"),
+    ],
+)
+def test_where_no_cluster_is_or_fits_groups_run_a_call(monkeypatch, changed, reason) -> None:
+    before = forms.choose(replace(H200, **changed))
+    assert before.name == "stepwise"
+    assert "; not groups: no GPU has run it yet" in before.why
+    monkeypatch.setattr(forms, "GROUPS_RAN", True)
+    form = forms.choose(replace(H200, **changed))
+    assert form.name == "groups"
+    assert form.why.startswith("groups: one launch for the whole sequence")
+    assert f"; not cluster: {reason}" in form.why
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"number": "fp32"}, "its products are in bf16, this call is in fp32"),
+        ({"capability": (7, 5)}, "it runs on compute capability 8.0, 8.6, 8.7, 8.9, 9.0, 10.0, 12"),
+        ({"step": "gru"}, "the step has more than one product and one exchange"),
+        ({"channels": 2049}, "it computes pairs of channels, and there are 2049"),
+        ({"channels": 4480}, "the registers and shared memory of 132 multiprocessors"),
+        ({"channels": 2048, "multiprocessors": 20}, "shared memory of 20 multiprocessors"),
+        ({"channels": 3072, "batch": 512}, "by estimate a step forward and back would take"),
+    ],
+)
+def test_why_groups_do_not_run_a_call_is_said(monkeypatch, changed, reason) -> None:
+    monkeypatch.setattr(forms, "GROUPS_RAN", True)
+    form = forms.choose(replace(H200, **changed))
+    assert form.name == "stepwise"
+    assert reason in form.why.partition("not groups: ")[2]
+
+
+def test_all_rows_are_walked_by_groups_that_run_at_once() -> None:
+    for channels, batch, multiprocessors in ((2048, 32, 132), (1280, 7, 108), (3584, 77, 132)):
+        machine = Machine(multiprocessors, SHARED_LIMITS[9, 0])
+        config = choose_groups(CELLS["tanh"], channels, batch, machine, back=True)
+        assert config is not None
+        at_once = config.at_once(multiprocessors)
+        assert at_once * config.group <= multiprocessors
+        assert config.launches(batch, multiprocessors) * at_once * config.rows >= batch
+        assert config.shared_bytes <= machine.shared_limit
 
 
 @pytest.mark.parametrize("back", [False, True])

@@ -32,6 +32,7 @@ def test_the_models_run_as_clusters_on_an_h200(write: str, channels: int, slots:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
+        ({"resets": True}, "it has no resets"),
         ({"number": "fp32"}, "its products are in bf16, this call is in fp32"),
         ({"capability": (8, 0)}, "it needs compute capability 9.0 or 10.0, this is 8.0"),
         ({"capability": (12, 0)}, "it needs compute capability 9.0 or 10.0, this is 12.0"),

@@ -10,6 +10,14 @@ from dataclasses import dataclass
 
 from elman.ops.dense.cuda.cluster_config import CAPABILITIES, MULTIPROCESSORS, ClusterConfig
 from elman.ops.dense.cuda.cluster_config import choose as choose_config
+from elman.ops.dense.cuda.group_config import (
+    SHARED_LIMITS,
+    GroupConfig,
+    Machine,
+    microseconds,
+    stepwise_microseconds,
+)
+from elman.ops.dense.cuda.group_config import choose as choose_groups
 from elman.ops.dense.recurrences import compiled_cell
 
 
@@ -72,15 +80,69 @@ def cluster_config(shape: Shape, *, back: bool) -> ClusterConfig | None:
     return choose_config(cell, *size, back=back, resets=shape.resets)
 
 
+def _groups(shape: Shape) -> str | None:
+    if not GROUPS_RAN:
+        return "no GPU has run it yet"
+    return groups_cannot(shape) or _groups_lose(shape)
+
+
+def groups_cannot(shape: Shape) -> str | None:
+    """Return why groups cannot run a call, or None; whether they should is another question."""
+    cell, (major, minor) = compiled_cell(shape.step), shape.capability
+    if shape.number != "bf16":
+        return f"its products are in bf16, this call is in {shape.number}"
+    if shape.capability not in SHARED_LIMITS:
+        known = ", ".join(f"{one}.{other}" for one, other in sorted(SHARED_LIMITS))
+        return f"it runs on compute capability {known}, this is {major}.{minor}"
+    if cell.norm or cell.extra:
+        return "the step has more than one product and one exchange"
+    if shape.channels % 2:
+        return f"it computes pairs of channels, and there are {shape.channels}"
+    if all(group_config(shape, back=back) for back in (False, True)):
+        return None
+    where = f"{shape.multiprocessors or MULTIPROCESSORS} multiprocessors"
+    return f"the matrix does not fit into the registers and shared memory of {where}"
+
+
+def _groups_lose(shape: Shape) -> str | None:
+    cell, multiprocessors = compiled_cell(shape.step), shape.multiprocessors or MULTIPROCESSORS
+    configs = [config for back in (False, True) if (config := group_config(shape, back=back))]
+    both = sum(microseconds(one, shape.batch, multiprocessors) for one in configs)
+    stepwise = 2 * stepwise_microseconds(cell, shape.channels, shape.batch, shape.rank)
+    if both >= stepwise:
+        return (
+            f"by estimate a step forward and back would take {both:.0f} us, and step by step it "
+            f"takes {stepwise:.0f}"
+        )
+    return None
+
+
+def group_config(shape: Shape, *, back: bool) -> GroupConfig | None:
+    """Return how a pass runs as groups, or None where all blocks have no room for the matrix."""
+    cell, multiprocessors = compiled_cell(shape.step), shape.multiprocessors or MULTIPROCESSORS
+    machine = Machine(multiprocessors, SHARED_LIMITS[shape.capability])
+    size = (shape.channels, shape.batch, machine)
+    return choose_groups(cell, *size, back=back, resets=shape.resets)
+
+
 def _stepwise(shape: Shape) -> None:
     """Return nothing: this form runs every call."""
 
 
-REASONS: dict[str, Callable[[Shape], str | None]] = {"cluster": _cluster, "stepwise": _stepwise}
+GROUPS_RAN = False
+"""Whether a GPU has run groups and agreed with the reference; tools/gpu/gpu_dense.py asks one."""
+
+REASONS: dict[str, Callable[[Shape], str | None]] = {
+    "cluster": _cluster,
+    "groups": _groups,
+    "stepwise": _stepwise,
+}
 """By form, the fastest first: returns what speaks against it for a call, or None."""
 
 WORK: Mapping[str, str] = {
     "cluster": "one launch for the whole sequence, the matrix kept in the cluster's blocks",
+    "groups": "one launch for the whole sequence, the matrix kept in {blocks} blocks that hand the "
+    "state to each other through the L2 cache",
     "stepwise": "{products} and {kernels} per step",
 }
 """By form: what it does."""
@@ -102,6 +164,9 @@ def _work(name: str, shape: Shape) -> str:
     extra = compiled_cell(shape.step).extra
     products = (2 if shape.rank else 1) + extra
     counted = {"products": _counted(products, "product"), "kernels": _counted(1 + extra, "kernel")}
+    if name == "groups":
+        config = group_config(shape, back=False)
+        counted["blocks"] = str(config.group if config else 0)
     return WORK[name].format(**counted)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from elman.ops.common.precision import cast
-from elman.ops.dense.cuda import cluster, forms, stepwise
+from elman.ops.dense.cuda import cluster, forms, groups, stepwise
 from elman.ops.dense.cuda.machine import machine
 from elman.ops.dense.results import Gradients, Results, Tensors
 
@@ -48,7 +48,7 @@ class Passes(Protocol):
         ...
 
 
-PASSES: dict[str, Passes] = {"cluster": cluster, "stepwise": stepwise}
+PASSES: dict[str, Passes] = {"cluster": cluster, "groups": groups, "stepwise": stepwise}
 """By the name that :mod:`elman.ops.dense.cuda.forms` has for a form."""
 
 

@@ -1,0 +1,47 @@
+// What kernels whose blocks all run at the same time ask of the machine, answered by the emulator:
+// the counterpart of cuda/common/grid.cuh. See flags.h for what it checks.
+#pragma once
+#include "emulation/cluster.h"
+#include "emulation/flags.h"
+
+namespace elman {
+
+DEVICE bool sync_block_any(bool mine, ELMAN_CALLED) {
+  return emulation::any_of_block(mine, emulation::place_in_source("sync_block_any", file, line));
+}
+
+DEVICE bool all_of_warp(bool mine, ELMAN_CALLED) {
+  return emulation::all_of_warp(mine, emulation::place_in_source("all_of_warp", file, line));
+}
+
+struct Flags {
+  static constexpr int STRIDE = 8;
+  static constexpr unsigned GONE = ~0u;
+  unsigned* words;
+
+  DEVICE void raise(int flag, unsigned turn) const {
+    emulation::raise_flag(words + flag * STRIDE, turn);
+  }
+  DEVICE bool wait(int flag, unsigned turn, ELMAN_CALLED) const {
+    const char* where = emulation::place_in_source("the wait for a flag", file, line);
+    for (;;) {
+      const unsigned seen = emulation::look_at_flag(words + flag * STRIDE, turn);
+      if (seen >= turn) return seen != GONE;
+      if (!emulation::await_flag(words + flag * STRIDE, where)) return false;
+    }
+  }
+};
+
+}  // namespace elman
+
+// A kernel whose blocks all run at the same time. Its Python door is that of ELMAN_KERNEL; `first`
+// is 0, and `blocks` all blocks of the grid.
+#define ELMAN_GRID_KERNEL(NAME, THREADS, ARGS, CALL)                                              \
+  extern "C" const char* NAME(const ARGS* given, long long first, long long blocks,               \
+                              int shared_bytes, unsigned seed) {                                  \
+    static std::string message;                                                                   \
+    const ARGS& a = *given;                                                                       \
+    message =                                                                                     \
+        elman::emulation::launch_grid(first, blocks, THREADS, shared_bytes, seed, [&] { CALL; }); \
+    return message.c_str();                                                                       \
+  }

@@ -1,0 +1,39 @@
+// The inline assembly of cuda/common/grid.cuh, see ptx.h.
+#pragma once
+
+namespace elman::emulation {
+
+inline constexpr unsigned LOOKS_A_TICK = 4;  // at the clock: time goes by where threads look at it
+inline unsigned looks_at_clock;
+inline constexpr int MANY_LOOKS = 1 << 19;  // at flags, since one was raised
+inline int looks_at_flags;
+
+// Runs the other threads for a while.
+inline void let_others_run() {
+  ready.push_back(current->thread);
+  next();
+}
+
+inline bool Assembly::flags_run(const Instruction& i) {
+  const auto& o = i.operands;
+  const bool release = i.name == "st.release.gpu.global.u32";
+  const bool acquire = i.name == "ld.acquire.gpu.global.u32";
+  if (release || i.name == "st.relaxed.gpu.global.u32") {
+    raise_flag((void*)value(o[0]), (unsigned)value(o[1]), release);
+    looks_at_flags = 0;
+  } else if (acquire || i.name == "ld.relaxed.gpu.global.u32") {
+    if (++looks_at_flags > MANY_LOOKS) report("a wait for a flag that never ends");
+    let_others_run();
+    const void* p = (const void*)value(o[1]);
+    const unsigned* flag = flag_at(p, false);
+    place(o[0]) = flag ? *flag : 0;
+    if (flag && acquire) look_at_flag(p, *flag);
+  } else if (i.name == "mov.u32" && o[1] == "%%globaltimer_hi") {
+    place(o[0]) = looks_at_clock++ / LOOKS_A_TICK;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+}  // namespace elman::emulation
