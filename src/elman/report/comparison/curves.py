@@ -97,7 +97,7 @@ class Curves:
 
 def stretches(curves: Sequence[Curve]) -> int:
     """Return the number of stretches into which each curve of a plot is divided."""
-    return min(_MOST_STRETCHES, max(60, _STRETCHES_OF_ALL // max(1, len(curves))))
+    return min(_MOST_STRETCHES, max(20, _STRETCHES_OF_ALL // max(1, len(curves))))
 
 
 def make_curves(rows: Sequence[Row]) -> Curves:

@@ -180,14 +180,18 @@ def _mark(row: Row) -> str:
 
 
 def _plots(plots: Sequence[Plot]) -> str:
-    figures = [
-        f'<figure><h3>{escape(plot.title)}</h3><div class="scroll">{plot.svg}</div><figcaption>'
-        f"{escape(plot.caption)}"
-        f"</figcaption><details><summary>In numbers</summary>{_plain(plot.heads, plot.lines)}"
-        "</details></figure>"
-        for plot in plots
-    ]
-    return f'<div class="plots">{"".join(figures)}</div>'
+    return f'<div class="plots">{"".join(map(_figure, plots))}</div>'
+
+
+def _figure(plot: Plot) -> str:
+    numbers = ""
+    if plot.lines:
+        table = _plain(plot.heads, plot.lines)
+        numbers = f"<details><summary>In numbers</summary>{table}</details>"
+    return (
+        f'<figure><h3>{escape(plot.title)}</h3><div class="scroll">{plot.svg}</div>'
+        f"<figcaption>{escape(plot.caption)}</figcaption>{numbers}</figure>"
+    )
 
 
 def _runs(report: Report) -> str:

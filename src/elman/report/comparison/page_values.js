@@ -19,10 +19,10 @@
         return [p.x, p.y, line.dataset.name + "\n" + svg.dataset.y + ": " + shown(y) + "\n" + svg.dataset.x + ": " + shown(x)];
       });
     });
-    var dots = Array.from(svg.querySelectorAll("[data-tip]")).filter(function (dot) { return !dot.closest(".out"); });
+    var dots = Array.from(svg.querySelectorAll("circle[data-name], g[data-name]")).filter(function (dot) { return !dot.closest(".out"); });
     lists.push(dots.map(function (dot) {
       var at = (dot.dataset.at || dot.getAttribute("cx") + " " + dot.getAttribute("cy")).split(" ").map(Number);
-      return [at[0], at[1], dot.dataset.tip];
+      return [at[0], at[1], dot.dataset.tip || dot.dataset.name];
     }));
     return lists.filter(function (list) { return list.length; });
   }

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from elman.report.comparison.axes import Axis
 from elman.report.comparison.curves import Curve
 
+_MOST_VALUES = 24
+
 
 @dataclass(frozen=True)
 class Point:
@@ -52,7 +54,8 @@ class Dot:
         ends: The lowest and the highest of its seeds.
         n: How many seeds.
         marks: The marks of its runs, as in the table.
-        failed: How its other runs ended, as in ``2 nan``; empty if they all ended well.
+        failed: How its other runs ended, as in ``2 nan``; empty if none failed.
+        waits: The runs that have not ended, as in ``2 running``.
         best: Whether it is the best of the largest set of comparable rows.
     """
 
@@ -64,6 +67,7 @@ class Dot:
     n: int = 0
     marks: tuple[str, ...] = ()
     failed: str = ""
+    waits: str = ""
     best: bool = False
 
     @property
@@ -73,7 +77,7 @@ class Dot:
         if self.loss is not None:
             spread = f", {self.ends[0]:.4f} to {self.ends[1]:.4f}" if self.n > 1 else ""
             parts.append(f"loss {self.loss:.4f}{spread}, n={self.n}")
-        parts += [self.failed] if self.failed else []
+        parts += filter(None, (self.failed, self.waits))
         parts += [*self.marks, *(["the best"] if self.best else [])]
         return f"{self.name}: {'; '.join(parts)}"
 
@@ -114,12 +118,12 @@ class OverNumbers:
 
     @property
     def path(self) -> list[tuple[float, float]]:
-        """The best loss at each value."""
+        """The best loss at each value; empty if the values are too many for a line to say much."""
         best: dict[float, float] = {}
         for dot in self.dots:
             if dot.loss is not None:
                 best[dot.at[0]] = min(dot.loss, best.get(dot.at[0], dot.loss))
-        return sorted(best.items())
+        return sorted(best.items()) if len(best) <= _MOST_VALUES else []
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from elman.report.comparison.swept import SweptPlot, swept_plots
 # The start of training lies far above the rest and would flatten it. So the axis ends at the height
 # of the curves after this share of their run.
 _START = 0.2
+_MOST_LINES = 60
 _SHARES = (0.25, 0.5, 0.75, 1.0)
 
 
@@ -101,16 +102,20 @@ def make_plots(rows: Sequence[Row]) -> list[Plot]:
 
 
 def _swept(plot: SweptPlot) -> Plot:
+    """Return a plot of what was swept; the losses of very many rows stand in the table alone."""
     lines = tuple(
         (
             dot.name,
             LOSS.shown(dot.loss),
             *(NONE if dot.n < 2 else LOSS.shown(end) for end in dot.ends),
             str(dot.n),
-            "; ".join(filter(None, (*dot.marks, dot.failed, "the best" if dot.best else "")))
+            "; ".join(
+                filter(None, (*dot.marks, dot.failed, dot.waits, "the best" if dot.best else ""))
+            )
             or "ok",
         )
         for dot in plot.picture.dots
+        if len(plot.picture.dots) <= _MOST_LINES
     )
     heads = ("row", "loss", "lowest seed", "highest seed", "n", "status")
     return Plot(plot.picture, plot.caption, heads, lines)

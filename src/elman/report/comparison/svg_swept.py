@@ -6,9 +6,18 @@ from dataclasses import replace
 
 from elman.report.comparison.axes import Axis
 from elman.report.comparison.pictures import Dot, HeatMap, OverNames, OverNumbers
-from elman.report.comparison.svg import Frame, cross, escape, marked, short, style_of
+from elman.report.comparison.svg import (
+    WIDE_CHARACTER,
+    Frame,
+    cross,
+    escape,
+    marked,
+    short,
+    style_of,
+)
 
-_LINE_HEIGHT = 34
+_LINE_HEIGHT = 38
+_DOT_BELOW = 27
 # Room in a cell, in units of the picture, that its number takes.
 _NUMBER_WIDTH = 40
 _SIDE, _MOST_NAME = 9.2, 18
@@ -28,10 +37,13 @@ def over_numbers(picture: OverNumbers) -> str:
         f"{frame.x(x, a):.1f},{frame.y(y, min(b, y.high)):.1f}" for a, b in picture.path
     )
     parts = [f'<polyline class="through" points="{path}" />']
-    for dot in picture.dots:
+    free = 0.0
+    for dot in sorted(picture.dots, key=lambda dot: dot.at):
         place = frame.x(x, dot.at[0])
         if dot.loss is None:
+            half = WIDE_CHARACTER * len(dot.failed) / 2
             label = _words(dot, place, frame.top + 26, "middle", best=True)
+            label, free = (label, place + half) if place - half > free else ("", free)
             parts.append(_dot(dot, place, frame.top + 8, "", label))
             continue
         height = frame.y(y, min(dot.loss, y.high))
@@ -53,12 +65,12 @@ def over_names(picture: OverNames) -> str:
         at = frame.top + _LINE_HEIGHT * place
         parts.append(
             f'<text class="name" x="{frame.left}" y="{at + 13:.1f}">{escape(short(name))}'
-            f'</text><path class="rule" d="M{frame.left} {at + 23:.1f}H562" />'
+            f'</text><path class="rule" d="M{frame.left} {at + _DOT_BELOW:.1f}H562" />'
         )
     told: set[float] = set()
     for dot in sorted(picture.dots, key=lambda dot: (dot.loss is None, dot.loss or 0.0)):
         top = frame.top + _LINE_HEIGHT * dot.at[0]
-        height = top + 23
+        height = top + _DOT_BELOW
         # Of several rows with one name, the best has its loss in words.
         label = "" if dot.at[0] in told else _words(dot, 562, top + 13, "end")
         told.add(dot.at[0])
@@ -78,8 +90,9 @@ def _words(dot: Dot, x: float, y: float, anchor: str, *, best: bool = False) -> 
     """Return the loss of a row, or how it failed, as text; ``best``: only that of the best row."""
     if best and not dot.best and dot.loss is not None:
         return ""
-    words = dot.failed if dot.loss is None else f"{'best: ' * dot.best}{dot.loss:.4f}"
-    css = "bad" if dot.loss is None else "best" if dot.best else "loss"
+    words, css = dot.failed or dot.waits, "bad" if dot.failed else "wait"
+    if dot.loss is not None:
+        words, css = f"{'best: ' * dot.best}{dot.loss:.4f}", "best" if dot.best else "loss"
     return (
         f'<text class="{css}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">'
         f"{escape(short(words))}</text>"
@@ -89,9 +102,10 @@ def _words(dot: Dot, x: float, y: float, anchor: str, *, best: bool = False) -> 
 def _dot(dot: Dot, x: float, y: float, bar: str, label: str) -> str:
     """Return one row: a dot with its range, or a cross if nothing ended well, and its label."""
     ring = f'<circle class="ring" cx="{x:.1f}" cy="{y:.1f}" r="8" />' if dot.best else ""
-    tip = f'data-tip="{escape(dot.told)}"><title>{escape(dot.told)}</title>'
+    tip = f"><title>{escape(dot.told)}</title>"
     if dot.loss is None:
-        body = f'<g class="bad" data-at="{x:.1f} {y:.1f}" {tip}{cross(x, y)}</g>'
+        sign = cross(x, y) if dot.failed else f'<circle class="hollow" cx="{x}" cy="{y}" r="3" />'
+        body = f'<g class="bad" data-at="{x:.1f} {y:.1f}" {tip}{sign}</g>'
     else:
         body = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" {tip}</circle>'
         # Some of its runs failed: a small cross beside the mean of the others.
@@ -125,11 +139,12 @@ def _cell(picture: HeatMap, dot: Dot, frame: Frame, across: float, down: float) 
     x, y = frame.x(picture.x, dot.at[0]), frame.y(picture.y, dot.at[1])
     corner = f'x="{x - across / 2:.1f}" y="{y - down / 2:.1f}"'
     size = f'width="{across:.1f}" height="{down:.1f}"'
-    fill, css = f"url(#{picture.name}-hatch)", "on-none"
-    words = dot.failed
+    fill, css, words = f'fill="url(#{picture.name}-hatch)"', "on-none", dot.failed
+    if not dot.failed:
+        fill, css, words = 'class="none"', "on-wait", dot.waits
     if dot.loss is not None:
         shade = min(len(SHADES) - 1, int(picture.shade(dot.loss) * len(SHADES)))
-        fill, css = SHADES[shade], "on-dark" if shade < _DARK_SHADES else "on-light"
+        fill, css = f'fill="{SHADES[shade]}"', "on-dark" if shade < _DARK_SHADES else "on-light"
         words = f"{dot.loss:.3f}{'*' if dot.marks or dot.failed else ''}"
     text = ""
     if across >= _NUMBER_WIDTH or dot.best:
@@ -137,7 +152,7 @@ def _cell(picture: HeatMap, dot: Dot, frame: Frame, across: float, down: float) 
         text += f"{escape(short(words, max(3, int(across / 6.5))))}</text>"
     best = " best" if dot.best else ""
     return (
-        f'<g class="cell{best}" data-row="{dot.row}" data-at="{x:.1f} {y:.1f}" '
-        f'data-tip="{escape(dot.told)}"><title>{escape(dot.told)}</title>'
-        f'<rect {corner} {size} fill="{fill}" />{text}</g>'
+        f'<g class="cell{best}" data-row="{dot.row}" data-at="{x:.1f} {y:.1f}">'
+        f"<title>{escape(dot.told)}</title>"
+        f"<rect {corner} {size} {fill} />{text}</g>"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -13,6 +13,7 @@ from elman.report.comparison.columns import LOSS
 from elman.report.comparison.conditions import settings
 from elman.report.comparison.pictures import Dot, HeatMap, OverNames, OverNumbers
 from elman.report.comparison.rows import Row
+from elman.runs.state import NOT_STARTED, RUNNING, UNFINISHED
 
 Swept = HeatMap | OverNames | OverNumbers
 ABOUT = (
@@ -28,19 +29,24 @@ ABOUT_HEAT = (
 _NAMES, _KEYS = 40, 6
 # Of fewer losses none is an outlier.
 _FEW = 4
+_WAITS = (RUNNING, NOT_STARTED, UNFINISHED)
 _SEED, _MISSING = "train.seed", "-"
 _LOSS = "loss, nats per byte"
 
 
 def swept_keys(rows: Sequence[Row]) -> list[str]:
-    """Return the keys whose values distinguish the rows; one that does so alone stands alone."""
+    """Return the keys whose values distinguish the rows; names that do so alone stand alone."""
     typed = dict.fromkeys(
         text.partition("=")[0] for row in rows for run in row.runs for text in run.swept
     )
     keys = [key for key in typed if key != _SEED]
     values = {key: [value_of(row, key) for row in rows] for key in keys}
     keys = [key for key in keys if len(set(values[key])) > 1]
-    alone = [key for key in keys if len(set(values[key])) == len(rows)]
+    alone = [
+        key
+        for key in keys
+        if len(set(values[key])) == len(rows) and not all(map(is_number, values[key]))
+    ]
     return alone[:1] if alone else keys
 
 
@@ -94,16 +100,27 @@ def _mean(row: Row) -> float | None:
 
 def _dot(number: int, row: Row, at: tuple[float, ...], best: int | None) -> Dot:
     found = row.over_runs(LOSS.of)
-    ends = Counter(run.status for run in row.runs if run.status != RunStatus.OK)
-    failed = ", ".join(
-        status if count == len(row.runs) == 1 else f"{count} {status}"
-        for status, count in ends.items()
+    waits = _counted_words(row, lambda status: status in _WAITS)
+    failed = _counted_words(row, lambda status: status not in (*_WAITS, RunStatus.OK))
+    return Dot(
+        number,
+        row.label,
+        at,
+        found.mean if found else None,
+        (found.low, found.high) if found else (0.0, 0.0),
+        found.n if found else 0,
+        tuple(row.marks),
+        failed or ("" if found or waits else "no loss"),
+        waits,
+        number == best,
     )
-    if found is None:
-        return Dot(number, row.label, at, None, marks=tuple(row.marks), failed=failed or "no loss")
-    limits = (found.low, found.high)
-    marks = tuple(row.marks)
-    return Dot(number, row.label, at, found.mean, limits, found.n, marks, failed, number == best)
+
+
+def _counted_words(row: Row, holds: Callable[[str], bool]) -> str:
+    """Return how some of a row's runs ended, with their numbers if there are several runs."""
+    ends = Counter(run.status for run in row.runs if holds(run.status))
+    alone = len(row.runs) == 1
+    return ", ".join(status if alone else f"{count} {status}" for status, count in ends.items())
 
 
 def _over(rows: Sequence[Row], key: str, values: Sequence[str], best: int | None) -> SweptPlot:
@@ -122,9 +139,10 @@ def _over_numbers(
     ]
     x = axis_of_values(key, list(by_value.values()))
     y, cut = _loss_axis(dots)
-    line = " The line goes through the best row at each value." if len(by_value) < len(rows) else ""
-    log = " The axis of the key is logarithmic." if x.log else ""
     picture = OverNumbers(_id(key), f"Loss over {key}", dots, x, y)
+    several = picture.path and len(by_value) < len(rows)
+    line = " The line goes through the best row at each value." if several else ""
+    log = " The axis of the key is logarithmic." if x.log else ""
     return SweptPlot(picture, f"{ABOUT}{line}{log}{cut}{_comparable(rows, best)}")
 
 
