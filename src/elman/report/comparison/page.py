@@ -76,7 +76,8 @@ def _head(report: Report) -> str:
         facts.append(" · ".join(filter(None, (str(source.folder), suite, when))))
         facts.append(source.command)
     about = "".join(map(_about, report.sources))
-    body = '<body class="living">' if is_living(report) else "<body>"
+    kinds = ["living"] * is_living(report) + ["long"] * (len(report.rows) > _MANY_RUNS)
+    body = f'<body class="{" ".join(kinds)}">'
     meta = "".join(f'<p class="meta"><code>{escape(fact)}</code></p>' for fact in facts if fact)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8" />'

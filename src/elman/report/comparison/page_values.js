@@ -9,14 +9,17 @@
   // Each plot has lists of places [x, y, text]: one list for each curve, one for all its dots.
   function listsOf(svg) {
     var ends = svg.dataset.ends.split(" ").map(Number), box = svg.dataset.box.split(" ").map(Number);
-    function shown(number) {
-      return Math.abs(number) >= 1e4 ? Math.round(number).toLocaleString("en-US") : String(parseFloat(number.toPrecision(4)));
+    // A place in the picture knows four digits, and that steps are whole.
+    function shown(number, whole) {
+      var known = Number(number.toPrecision(4));
+      return (whole ? Math.round(known) : known).toLocaleString("en-US", { maximumFractionDigits: 9 });
     }
+    var whole = /steps|bytes$/.test(svg.dataset.x);
     var lists = Array.from(svg.querySelectorAll(".line:not(.out) polyline")).map(function (line) {
       return Array.from(line.points).filter(function (p) { return p.y >= box[2] - 1; }).map(function (p) {
         var x = ends[0] + (ends[1] - ends[0]) * (p.x - box[0]) / (box[1] - box[0]);
         var y = ends[2] + (ends[3] - ends[2]) * (box[3] - p.y) / (box[3] - box[2]);
-        return [p.x, p.y, line.dataset.name + "\n" + svg.dataset.y + ": " + shown(y) + "\n" + svg.dataset.x + ": " + shown(x)];
+        return [p.x, p.y, line.dataset.name + "\n" + svg.dataset.y + ": " + shown(y) + "\n" + svg.dataset.x + ": " + shown(x, whole)];
       });
     });
     var dots = Array.from(svg.querySelectorAll("circle[data-name], g[data-name]")).filter(function (dot) { return !dot.closest(".out"); });

@@ -11,8 +11,8 @@ from elman.report.comparison.printable import printable
 
 COLOURS, DASHES = 10, 4
 """Colours distinguish rows; beyond ten rows dashes do too. That makes forty different lines."""
-# On a narrow screen the type is larger in the units of the picture: a character takes this much.
-WIDE_CHARACTER = 8.6
+# On a narrow screen the type is larger in the units of the picture, and this much is needed.
+_WIDE_CHARACTER, _BETWEEN = 8.8, 11
 LONGEST_NAME = 36
 
 
@@ -90,11 +90,16 @@ class Frame:
         kept: list[tuple[float, str]] = []
         end = -1e9
         for place, text in ticks:
-            half = len(text) * WIDE_CHARACTER / 2
+            half = half_width(text)
             if place - half > end:
                 kept.append((place, text))
-                end = place + half + 3
+                end = place + half
         return kept
+
+
+def half_width(text: str) -> float:
+    """Return half of the room that a text in the middle of its place needs, with a gap."""
+    return (len(text) * _WIDE_CHARACTER + _BETWEEN) / 2
 
 
 def short(name: str, most: int = LONGEST_NAME) -> str:

@@ -44,7 +44,7 @@ def _curve(lines: Lines, curve: Curve) -> str:
 
 
 def _points(places: Iterable[tuple[float, float]]) -> str:
-    return " ".join(f"{x:.1f},{y:.2f}" for x, y in places)
+    return " ".join(f"{x:.2f},{y:.2f}" for x, y in places)
 
 
 def scatter_plot(scatter: Scatter) -> str:

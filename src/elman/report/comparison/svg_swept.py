@@ -6,15 +6,7 @@ from dataclasses import replace
 
 from elman.report.comparison.axes import Axis
 from elman.report.comparison.pictures import Dot, HeatMap, OverNames, OverNumbers
-from elman.report.comparison.svg import (
-    WIDE_CHARACTER,
-    Frame,
-    cross,
-    escape,
-    marked,
-    short,
-    style_of,
-)
+from elman.report.comparison.svg import Frame, cross, escape, half_width, marked, short, style_of
 
 _LINE_HEIGHT = 38
 _DOT_BELOW = 27
@@ -23,7 +15,7 @@ _NUMBER_WIDTH = 40
 _SIDE, _MOST_NAME = 9.2, 18
 # Colours of the heat map from the best loss to the worst; the first three need white type.
 SHADES = ("#0b3c5d", "#1f6f8b", "#3f9c8f", "#8cc084", "#d9e08b", "#fdf3c4")
-_DARK_SHADES = 3
+DARK_SHADES = 3
 _HATCH = (
     '<pattern id="{name}-hatch" width="7" height="7" patternUnits="userSpaceOnUse" '
     'patternTransform="rotate(45)"><path class="hatch" d="M0 0V7" /></pattern>'
@@ -41,7 +33,7 @@ def over_numbers(picture: OverNumbers) -> str:
     for dot in sorted(picture.dots, key=lambda dot: dot.at):
         place = frame.x(x, dot.at[0])
         if dot.loss is None:
-            half = WIDE_CHARACTER * len(dot.failed) / 2
+            half = half_width(dot.failed or dot.waits)
             label = _words(dot, place, frame.top + 26, "middle", best=True)
             label, free = (label, place + half) if place - half > free else ("", free)
             parts.append(_dot(dot, place, frame.top + 8, "", label))
@@ -144,7 +136,7 @@ def _cell(picture: HeatMap, dot: Dot, frame: Frame, across: float, down: float) 
         fill, css, words = 'class="none"', "on-wait", dot.waits
     if dot.loss is not None:
         shade = min(len(SHADES) - 1, int(picture.shade(dot.loss) * len(SHADES)))
-        fill, css = f'fill="{SHADES[shade]}"', "on-dark" if shade < _DARK_SHADES else "on-light"
+        fill, css = f'fill="{SHADES[shade]}"', "on-dark" if shade < DARK_SHADES else "on-light"
         words = f"{dot.loss:.3f}{'*' if dot.marks or dot.failed else ''}"
     text = ""
     if across >= _NUMBER_WIDTH or dot.best:
