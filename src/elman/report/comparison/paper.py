@@ -36,13 +36,20 @@ def write_paper(report: Report, folder: Path) -> Path:
         UserError: a file there is not of an earlier report, or the folder cannot be written to.
     """
     place, plots = folder / FOLDER, make_plots(report.rows)
+    files = {TABLE: table_text(report).encode()}
+    for plot in plots:
+        for kind, content in figure_bytes(plot.picture).items():
+            files[f"{plot.picture.name}.{kind}"] = content
+    files[DOCUMENT] = document_text(report, plots).encode()
     try:
         place.mkdir(parents=True, exist_ok=True)
-        _put(place / TABLE, table_text(report).encode())
-        for plot in plots:
-            for kind, content in figure_bytes(plot.picture).items():
-                _put(place / f"{plot.picture.name}.{kind}", content)
-        _put(place / DOCUMENT, document_text(report, plots).encode())
+        for name in files:
+            _refuse_foreign(place / name)
+        for path in place.iterdir():
+            if path.name not in files and _is_ours(path):
+                path.unlink()  # a figure of an earlier report
+        for name, content in files.items():
+            _put(place / name, content)
     except OSError as error:
         raise UserError(
             f"{place}: the figures cannot be written ({error.strerror}); "
@@ -51,13 +58,20 @@ def write_paper(report: Report, folder: Path) -> Path:
     return place
 
 
-def _put(path: Path, content: bytes) -> None:
-    """Write a file completely or not at all, unless one is in its place that is not ours."""
-    if path.exists() and not (path.is_file() and CREATOR.encode() in path.read_bytes()):
+def _is_ours(path: Path) -> bool:
+    return path.is_file() and CREATOR.encode() in path.read_bytes()
+
+
+def _refuse_foreign(path: Path) -> None:
+    if path.exists() and not _is_ours(path):
         raise UserError(
             f"{path}: exists and is not of an earlier report; "
             "move it, or name another folder with report.out=<folder>"
         )
+
+
+def _put(path: Path, content: bytes) -> None:
+    """Write a file completely or not at all."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
         scratch.write_bytes(content)

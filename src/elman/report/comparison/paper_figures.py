@@ -17,7 +17,7 @@ from elman.report.comparison.pictures import (
     Scatter,
 )
 from elman.report.comparison.printable import one_line
-from elman.report.comparison.svg import COLOURS, DASHES, short
+from elman.report.comparison.svg import COLOURS, DASHES, LONGEST_NAME, short
 from elman.report.comparison.svg_swept import DARK_SHADES, SHADES
 
 CREATOR = "elman mode=report"
@@ -31,7 +31,12 @@ _HUES = (
 _BAD = "#b3261e"
 _MOST_LABELS = 12
 # Text stays text in both formats, and the same report makes the same bytes.
-_SETTINGS = {"svg.hashsalt": "elman", "svg.fonttype": "none", "pdf.fonttype": 42, "font.size": 8}
+_SETTINGS: Any = {
+    "svg.hashsalt": "elman",
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+    "font.size": 8,
+}
 
 
 def figure_bytes(picture: Picture) -> dict[str, bytes]:
@@ -77,9 +82,9 @@ def _draw(axes: Any, picture: Picture) -> None:
             _over_numbers(axes, picture)
 
 
-def _plain(text: str) -> str:
+def _plain(text: str, most: int = LONGEST_NAME) -> str:
     """Return a name that matplotlib does not take for a formula, of a bearable length."""
-    return short(one_line(text)).replace("$", r"\$")
+    return short(one_line(text), most).replace("$", r"\$")
 
 
 def _style(row: int) -> dict[str, Any]:
@@ -102,7 +107,7 @@ def _axis(axes: Any, side: str, axis: Axis) -> None:
 def _lines(axes: Any, picture: Lines) -> None:
     named: set[int] = set()
     for curve in picture.curves:
-        label = None if curve.row in named else _plain(curve.told)
+        label = None if curve.row in named else _plain(curve.told, 2 * LONGEST_NAME)
         named.add(curve.row)
         style = _style(curve.row) | {"marker": "." if picture.dotted else ""}
         axes.plot(curve.x, curve.y, linewidth=1.0, markersize=3, label=label, **style)
@@ -153,7 +158,9 @@ def _scatter(axes: Any, picture: Scatter) -> None:
 
 def _over_numbers(axes: Any, picture: OverNumbers) -> None:
     top = picture.y.high
-    axes.plot([a for a, _ in picture.path], [min(b, top) for _, b in picture.path], color="0.6")
+    axes.plot(
+        [a for a, _ in picture.path], [min(b, top) for _, b in picture.path], color="0.6", lw=0.8
+    )
     for dot in picture.dots:
         if dot.loss is None:
             place = (dot.at[0], top)
@@ -213,6 +220,10 @@ def _heat_map(axes: Any, picture: HeatMap) -> None:
             style |= {"edgecolor": "#cc6a1d", "linewidth": 2.5}
         axes.add_patch(Rectangle(corner, 1, 1, **style))
         if len(picture.x.given) <= _MOST_LABELS:
-            axes.annotate(_plain(words), dot.at, color=ink, ha="center", va="center", fontsize=6.5)
+            words, box = _plain(words), None
+            if dot.loss is None:
+                box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+            form: Any = {"ha": "center", "va": "center", "fontsize": 6.5, "bbox": box}
+            axes.annotate(words, dot.at, color=ink, **form)
     _axis(axes, "x", picture.x)
     _axis(axes, "y", picture.y)
