@@ -1,6 +1,6 @@
 // The values of a plot: where the pointer is, or from point to point with the arrow keys.
 (function () {
-  var tip = document.createElement("div"), space = "http://www.w3.org/2000/svg";
+  var tip = document.createElement("div");
   tip.className = "tip";
   tip.hidden = true;
   tip.setAttribute("role", "status");
@@ -39,7 +39,7 @@
   }
 
   document.querySelectorAll("svg.plot").forEach(function (svg) {
-    var ring = document.createElementNS(space, "circle"), lists = null, list = 0, at = 0;
+    var ring = document.createElementNS(svg.namespaceURI, "circle"), lists = null, list = 0, at = 0;
     // The browser's own tips would cover ours.
     svg.querySelectorAll("title").forEach(function (title) {
       if (title.parentNode === svg) {
