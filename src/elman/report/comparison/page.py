@@ -33,6 +33,8 @@ PAGE_MARK = '<meta name="generator" content="elman mode=report" />'
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 # A script keeps the reader's filter and order when it reloads the page of a sweep that runs.
 _RELOAD = '<noscript><meta http-equiv="refresh" content="60" /></noscript>'
+# For a reader of XML the script is text; for a browser these are comments in it.
+_XML = ("/*<![CDATA[*/", "/*]]>*/")
 _RUN_HEADS = (
     *("row", "run", "seed", "status", "marks", "params", "steps", "loss", "bpb", "val bpb"),
     *("tok/s", "GB", "min"),
@@ -62,7 +64,8 @@ def page_text(report: Report) -> str:
         _section("Problems", _list(_other_problems(report), "notes")),
         _published(report),
         _section("What each column is", _definitions(report)),
-        f"<script>{_asset('page.js')}{_asset('page_values.js')}</script></body></html>\n",
+        f"<script>{_XML[0]}{_asset('page.js')}{_asset('page_values.js')}{_XML[1]}</script>"
+        "</body></html>\n",
     ]
     return "\n".join(filter(None, parts))
 

@@ -34,7 +34,7 @@ def _curve(lines: Lines, curve: Curve) -> str:
     dots = [(x, y, 1.8) for x, y in zip(xs, ys, strict=True)] if lines.dotted else []
     end = cross(xs[-1], ys[-1])
     if curve.ok:
-        end, dots = "", [*dots, (xs[-1], ys[-1], 2.4)]
+        end, dots = "", [*dots[:-1], (xs[-1], ys[-1], 2.4)]
     circles = "".join(f'<circle cx="{x:.1f}" cy="{y:.2f}" r="{r}" />' for x, y, r in dots)
     return (
         f'<g class="line {style_of(curve.row)}" data-row="{curve.row}">{band}'
