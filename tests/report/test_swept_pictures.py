@@ -11,6 +11,7 @@ import pytest
 from elman.report.comparison.axes import axis_of_values
 from elman.report.comparison.content import make_report
 from elman.report.comparison.page import page_text
+from elman.report.comparison.pictures import OverNumbers
 from elman.report.comparison.plots import Plot, make_plots
 
 from .fake_sweep import FakeSweep
@@ -101,6 +102,18 @@ def test_models_are_listed_from_the_best_on(tmp_path: Path) -> None:
     assert tips(plot)[0] == "loss 1.2500, n=1; the best"
     assert tips(plot)[2] == "loss 1.7500, n=1; slow path"
     assert plot.svg.count('class="mark"') == 1
+
+
+def test_an_outlier_is_at_the_edge_and_ranges_are_not_cut(tmp_path: Path) -> None:
+    sweep = FakeSweep(tmp_path / "sweep")
+    for lr, losses in (("1", (1.0, 1.2)), ("2", (1.1, 1.5)), ("3", (1.2, 1.3)), ("4", (99, 99))):
+        for seed, loss in enumerate(losses):
+            sweep.job("model=e1", f"optim.lr={lr}", f"train.seed={seed}", result={"loss": loss})
+    plot = plots_of(sweep.folder)["Loss over optim.lr"]
+    assert "1 row lies above" in plot.caption
+    assert isinstance(plot.picture, OverNumbers)
+    assert 1.5 < plot.picture.y.high < 10
+    assert "loss 99.0000, 99.0000 to 99.0000, n=2" in tips(plot)
 
 
 def test_seeds_are_a_mean_with_a_band_in_every_plot_of_curves(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ ended.
 
 On a dark and on a narrow screen:
 
-<img src="pictures/report-dark.png" width="62%" alt="A sweep that runs, on a dark screen" />
+<img src="pictures/report-dark.png" width="62%" alt="The same report on a dark screen" />
 <img src="pictures/report-narrow.png" width="30%" alt="A report on a screen of 400 pixels" />
 
 ## For a paper

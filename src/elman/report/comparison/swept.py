@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -182,9 +183,10 @@ def _loss_axis(dots: Sequence[Dot]) -> tuple[Axis, str]:
 def _ceiling(losses: Sequence[float]) -> float:
     """Return a height above which a loss would flatten all others: ten times the median's way."""
     if len(losses) < _FEW:
-        return max(losses, default=1.0)
+        return math.inf
     low = min(losses)
-    return min(max(losses), low + 10 * (median(losses) - low) or max(losses))
+    high = low + 10 * (median(losses) - low)
+    return high if low < high < max(losses) else math.inf
 
 
 def _heat_map(rows: Sequence[Row], keys: Sequence[str], best: int | None) -> SweptPlot | None:
@@ -206,7 +208,7 @@ def _heat_map(rows: Sequence[Row], keys: Sequence[str], best: int | None) -> Swe
         for number, (row, pair) in enumerate(zip(rows, pairs, strict=True))
     ]
     losses = [dot.loss for dot in dots if dot.loss is not None]
-    high = _ceiling(losses)
+    high = min(max(losses), _ceiling(losses))
     picture = HeatMap(
         f"swept-{keys[0]}-{keys[1]}".replace(".", "-"),
         f"Loss over {keys[across]} and {keys[1 - across]}",
