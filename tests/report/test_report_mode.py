@@ -182,7 +182,7 @@ def test_marks_of_how_a_run_was_computed(report: Report, sweep: FakeSweep) -> No
     sweep.job("model=mamba2", result=path)
     done = report(sweep.folder)
     assert done.table["e1"]["status"] == "ok, 1 contended"
-    assert done.table["mamba2"]["status"] == "ok, slow path"
+    assert done.table["mamba2"]["status"] == "ok, slow path, unequal seeds"
     assert done.table["mamba2"]["backend"] == "reference: plain PyTorch, chunked"
     assert [line["contended"] for line in done.csv[1:3]] == ["true", "false"]
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from elman.report.comparison.columns import COLUMNS
-from elman.report.comparison.curves import RATE_SMOOTHING, SMOOTHING, THINNING
+from elman.report.comparison.curves import BANDS, RATE_SMOOTHING, SMOOTHING, THINNING
+from elman.report.comparison.progress import ESTIMATE
 from elman.report.comparison.published_rows import WARNING
+from elman.report.comparison.swept import ABOUT, ABOUT_HEAT
 from elman.report.comparison.text_files import CSV_COLUMNS
 from elman.report.markdown import code, table
 
@@ -25,7 +27,8 @@ single runs together:
     elman mode=report 'report.dir=[outputs/one_sweep,outputs/another_sweep]' report.out=my-report
 
 - `report.html` has the table, the plots, every run, the published figures and all definitions. It
-  is one file that loads nothing else, and it works in light and dark mode.
+  is one file that loads nothing else. It works in light and dark mode, on a screen of 400 pixels,
+  on paper, and without JavaScript (then the table cannot be sorted or filtered).
 - `report.csv` has the rows, below each row its runs, and then the published figures, with all
   digits.
 - `report.md` has the table with its notes and definitions, to put into a text.
@@ -34,6 +37,39 @@ The files are made from `sweep.json` and each run's `result.json`, `config.yaml`
 `metrics.jsonl`. You can make them again: an earlier report is replaced as a whole. If a file of
 such a name is not a report, elman refuses to replace it. The exit status is 0 however the runs
 ended.
+
+![The page of three models with three seeds each](pictures/report-light.png)
+
+## The page
+
+- **While a sweep runs**, the page is rewritten each minute, at the lowest priority, and less often
+  if that takes long. It reloads itself. It shows the state of every job, how far each running job
+  is, and the time left. {estimate}
+- **Failures** says how each run failed, with its last error, and which command runs it again.
+- **What was swept** is a picture of the swept keys, see below.
+- **The table**: a heading sorts it. The field above it leaves only rows that hold all typed words
+  (`mamba2 contended`), that lack a word (`-contended`), or that keep a limit (`loss<1.3`,
+  `tok/s>1000`). The plots then show these rows only.
+- **The plots**: point at a row to see it alone. Point into a plot for its values. Or select it with
+  the tab key, and read it with the arrow keys.
+- **Marks** stand wherever a row is shown, and as a dashed square in the plots: `contended`,
+  `slow path`, `resumed`, and `unequal` with the conditions in which a row differs from the largest
+  set of comparable rows.
+
+On a dark and on a narrow screen:
+
+<img src="pictures/report-dark.png" width="62%" alt="The same report on a dark screen" />
+<img src="pictures/report-narrow.png" width="30%" alt="A report on a screen of 400 pixels" />
+
+## For a paper
+
+    elman mode=report report.dir=outputs/..._sweep report.paper=true
+
+also writes the folder `paper`: every figure as SVG and as PDF, `table.tex` with means, standard
+deviations and n, and `figures.tex`, a document that shows all of them. Its captions have the
+definitions. The same runs make the same bytes.
+
+## Suites
 
 The published figures of a suite are shown beside its rows. A sweep records its suite in
 `sweep.json`, so this works for your own suite, too, wherever its file is by then. A sweep of an
@@ -75,13 +111,24 @@ all columns.
 
 ## The plots
 
-The plots show the loss over optimizer steps, over minutes of training and over predicted bytes; the
-throughput over minutes; and the loss against throughput with the Pareto front of each set. Below
-each plot are its numbers. Those of the losses are given at equal steps, minutes and bytes, up to
-the end of the shortest run.
+First comes what was swept, apart from the seed:
+
+- One key: the loss over its values, or the loss of each name. {about}
+- Two keys that form a grid: a heat map. {heat}
+- More keys, or no grid: a picture for each key.
+
+An axis of numbers is logarithmic if they are spread more evenly by their ratios than by their
+differences. A loss is drawn at the edge if it is more than ten times as far above the best one as
+the median is.
+
+The other plots show the loss over optimizer steps, over minutes of training and over predicted
+bytes; the validations; the throughput over minutes; and the loss against throughput with the Pareto
+front of each set. Below each plot are its numbers. Those of the losses are given at equal steps,
+minutes and bytes, up to the end of the shortest run.
 
 - Loss: {smoothing}
 - Throughput: {rates}
+- Seeds: {bands}
 - {thinning} The loss axis ends where the curves are after a fifth of their run. What is above is
   cut off, and the caption says so.
 
@@ -100,6 +147,10 @@ def page() -> str:
         columns=table(("column", "what it is"), [(c.head, c.definition) for c in COLUMNS]),
         smoothing=SMOOTHING,
         rates=RATE_SMOOTHING,
+        bands=BANDS,
+        estimate=ESTIMATE,
+        about=ABOUT,
+        heat=ABOUT_HEAT,
         thinning=THINNING,
         csv=table(
             ("column", "what it holds"), [(code(key), text) for key, text in CSV_COLUMNS.items()]

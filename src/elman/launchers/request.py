@@ -21,8 +21,11 @@ class JobLog(Protocol):
     def job_started(self, number: int) -> None:
         """Note that a job runs now."""
 
-    def job_ended(self, number: int, code: int) -> str:
-        """Note how a job ended, by its exit status or -signal; return the word for that."""
+    def job_ended(self, number: int, code: int, said: str = "") -> str:
+        """Note how a job ended, by its exit status or -signal, and what it said last.
+
+        Return the word for that.
+        """
 
     def job_waits(self, number: int) -> None:
         """Note that a running job was stopped and will run again."""
@@ -37,7 +40,7 @@ class NoLog:
     def job_started(self, number: int) -> None:
         """Note nothing."""
 
-    def job_ended(self, number: int, code: int) -> str:
+    def job_ended(self, number: int, code: int, said: str = "") -> str:
         """Return the word for an exit status."""
         return status_word(code)
 

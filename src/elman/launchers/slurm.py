@@ -262,7 +262,8 @@ class _Watch:
         else:
             handle.status = int(ExitStatus.FAILED) if status is None else status
             handle.said = last_line(job.paths)
-        self._display.ended(handle, self._log.job_ended(handle.number, handle.status))
+        word = self._log.job_ended(handle.number, handle.status, handle.said)
+        self._display.ended(handle, word)
         return True
 
     @staticmethod

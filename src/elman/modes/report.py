@@ -10,7 +10,7 @@ from pathlib import Path
 from elman.base.errors import ExitStatus, UserError
 from elman.report.comparison.content import Report, make_report
 from elman.report.comparison.files import write_report
-from elman.report.comparison.terminal import print_report, say_where
+from elman.report.comparison.terminal import print_report, say, say_where
 from elman.report.tables.sweep import UNCUT, wide_console
 from elman.runs.prepared import PreparedRun
 
@@ -29,6 +29,10 @@ def run(job: PreparedRun) -> ExitStatus:
     console = wide_console(UNCUT)
     print_report(console, report)
     say_where(console, write_report(report, place))
+    if config.report.paper:
+        from elman.report.comparison.paper import write_paper
+
+        say(console, f"paper: {write_paper(report, place)} (figures, and a document of all)")
     return ExitStatus.OK
 
 

@@ -14,10 +14,12 @@ class ReportConfig(Section):
     Args:
         dir: A sweep's folder, run folders, or a list of both.
         out: Folder for the report; null is the sweep's own folder, if ``dir`` is one sweep.
+        paper: Write the figures as SVG and PDF and the table as LaTeX, too.
     """
 
     dir: str | list[str]
     out: str | None = None
+    paper: bool = False
 
     @field_validator("dir")
     @classmethod

@@ -64,11 +64,17 @@ class Record:
         """Note that a job runs now."""
         self._note(number, RUNNING)
 
-    def job_ended(self, number: int, code: int) -> str:
-        """Note how a job ended and return the word; ``code``: its exit status, or -signal."""
-        word = ended_as(code, read_result(self._folder_of(number), self._result_name))
+    def job_ended(self, number: int, code: int, said: str = "") -> str:
+        """Note how a job ended and return the word; ``code``: its exit status, or -signal.
+
+        What it ``said`` last is its reason if it failed and left no result with one.
+        """
+        result = read_result(self._folder_of(number), self._result_name)
+        word = ended_as(code, result)
         if isinstance(code, OutsideEnd) and word != RunStatus.OK:
             self._reasons[number] = code.reason
+        elif said and word != RunStatus.OK and result is None:
+            self._reasons[number] = said.removeprefix("elman: ")
         self._note(number, word)
         return word
 

@@ -44,6 +44,7 @@ from elman.runs.status import job_status
 from elman.sections.launching import GpusLauncher, SlurmLauncher, SweepSettings
 from elman.sweeps import in_process
 from elman.sweeps.expand import expand
+from elman.sweeps.living_page import living_page
 from elman.sweeps.manifest import Record
 from elman.sweeps.recorded_command import recorded_command
 from elman.sweeps.resume import (
@@ -156,7 +157,8 @@ def sweep(
     with RunLock(folder) if folder is not None else nullcontext():
         if earlier is not None and folder is not None:
             check_same(folder, earlier, jobs)
-        with _said_how_it_goes_on(folder, earlier is not None):
+        page = living_page(folder if jobs[0].config.mode == "train" else None)
+        with _said_how_it_goes_on(folder, earlier is not None), page:
             rows, interrupted = _run(launch, jobs, mode, earlier)
         record.end([row.status for row in rows])
     command.table_of(mode)(rows, [job.config for job in jobs], folder)

@@ -164,7 +164,7 @@ class Queue:
 
     def _over(self, job: JobHandle, status: int) -> None:
         job.status = status
-        self._display.ended(job, self._log.job_ended(job.number, status))
+        self._display.ended(job, self._log.job_ended(job.number, status, job.said))
 
     def _stuck(self) -> bool:
         """Whether nothing runs and no place will get free; if so, print why."""

@@ -28,6 +28,7 @@ class Source:
         command: The command of that sweep as it was typed, or empty.
         started: When the sweep began, as recorded, or empty.
         ended: When it ended; empty while it runs, or if it was killed.
+        living: Whether it runs now.
         benchmark: The suite that it ran, or None.
         suite: The published figures of that suite, or None.
         problems: What could not be read, and how to resume the sweep, one line each.
@@ -39,6 +40,7 @@ class Source:
     command: str = ""
     started: str = ""
     ended: str = ""
+    living: bool = False
     benchmark: str | None = None
     suite: SuiteFigures | None = None
     problems: tuple[str, ...] = ()
@@ -133,6 +135,7 @@ def _sweep(folder: Path, children: Sequence[Path], places: Sequence[Place]) -> S
         command=str(content.get("typed") or content.get("command") or ""),
         started=str(content.get("started") or ""),
         ended=str(content.get("ended") or ""),
+        living=not final and launcher is not None,
         benchmark=str(content["benchmark"]) if content.get("benchmark") else None,
         suite=suite,
         problems=problems,

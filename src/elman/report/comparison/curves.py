@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
 from elman.base.errors import RunStatus
 from elman.evaluation.metrics import LOSS_WINDOW
-from elman.report.comparison.rows import Row
+from elman.report.comparison.rows import Row, run_marks
 from elman.report.comparison.runs import Run
 from elman.report.metrics_file import Floats, Metrics
 
@@ -29,12 +29,16 @@ THINNING = (
     "Of the points that share a stretch of a curve, the first, the last, the lowest and the "
     "highest are drawn: no extreme is left out."
 )
+BANDS = (
+    "A row with several seeds is the line of their mean, up to the end of the shortest run; the "
+    "band goes from the lowest to the highest of them."
+)
 _MOST_STRETCHES, _STRETCHES_OF_ALL = 250, 6000
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One run in one plot.
+    """One run in one plot, or the mean over the seeds of a row with its range.
 
     Args:
         row: Number of its row in the table, from 0.
@@ -42,6 +46,9 @@ class Curve:
         ok: Whether the run ended well; otherwise the curve ends in a cross.
         x: Positions, ascending.
         y: A value for each position.
+        marks: What a reader must know about how it was computed.
+        counts: Whether the run is one of those in the means of its row.
+        band: Of a mean, the lowest and the highest value at each position.
     """
 
     row: int
@@ -49,18 +56,28 @@ class Curve:
     ok: bool
     x: Floats
     y: Floats
+    marks: tuple[str, ...] = ()
+    counts: bool = False
+    band: tuple[Floats, Floats] | None = None
+
+    @property
+    def told(self) -> str:
+        """Its name with its marks."""
+        return f"{self.name} ({', '.join(self.marks)})" if self.marks else self.name
 
     def thinned(self, stretches: int) -> Curve:
         """Return the curve with the first, last, lowest and highest point of each stretch."""
         if self.x.size <= 2 * stretches:
             return self
         edges = np.linspace(0, self.x.size, stretches + 1).astype(int)
+        lows, highs = self.band or (self.y, self.y)
         kept: set[int] = set()
         for first, end in pairwise(edges.tolist()):
-            part = self.y[first:end]
-            kept |= {first, end - 1, first + int(part.argmin()), first + int(part.argmax())}
+            kept |= {first, end - 1}
+            kept |= {first + int(lows[first:end].argmin()), first + int(highs[first:end].argmax())}
         chosen = sorted(kept)
-        return Curve(self.row, self.name, self.ok, self.x[chosen], self.y[chosen])
+        band = self.band and (lows[chosen], highs[chosen])
+        return replace(self, x=self.x[chosen], y=self.y[chosen], band=band)
 
     def at(self, x: float) -> float:
         """Return the value at ``x``, linear between the points."""
@@ -69,37 +86,81 @@ class Curve:
 
 @dataclass(frozen=True)
 class Curves:
-    """The complete curves of all runs: loss by three measures of effort, and rate over time."""
+    """The complete curves of all runs: loss by three measures of effort, rate, validation."""
 
     over_steps: tuple[Curve, ...]
     over_minutes: tuple[Curve, ...]
     over_bytes: tuple[Curve, ...]
     rates: tuple[Curve, ...]
+    validations: tuple[Curve, ...]
 
 
 def stretches(curves: Sequence[Curve]) -> int:
     """Return the number of stretches into which each curve of a plot is divided."""
-    return min(_MOST_STRETCHES, max(60, _STRETCHES_OF_ALL // max(1, len(curves))))
+    return min(_MOST_STRETCHES, max(20, _STRETCHES_OF_ALL // max(1, len(curves))))
 
 
 def make_curves(rows: Sequence[Row]) -> Curves:
     """Return the curves of every run that recorded steps."""
-    found: tuple[list[Curve], ...] = ([], [], [], [])
+    found: tuple[list[Curve], ...] = ([], [], [], [], [])
     for number, row in enumerate(rows):
+        counted = {id(run) for run in row.counted}
         for run in row.runs:
             if run.metrics is None or not run.metrics.steps.size:
                 continue
             name = row.label if len(row.runs) == 1 else f"{row.label}, seed {run.seed}"
-            ok, metrics = run.status == RunStatus.OK, run.metrics
-            smooth, accumulated = running_mean(metrics.losses), _grad_accum(run)
-            minutes = metrics.seconds_at(metrics.steps) / 60
-            sizes = metrics.bytes_at(metrics.steps, accumulated)
-            for place, x in enumerate((metrics.steps, minutes, sizes)):
-                found[place].append(Curve(number, name, ok, x, smooth))
-            x, rate = _rates(metrics, accumulated)
-            if x.size:
-                found[3].append(Curve(number, name, ok, x, rate))
+            counts, ends = id(run) in counted, run.status == RunStatus.OK
+            marks = (*run_marks(run), *(row.unequal_mark if counts else ()))
+            for place, (x, y) in enumerate(_measured(run, run.metrics)):
+                if x.size:
+                    curve = Curve(number, name, ends, x, y, marks, counts)
+                    found[place].append(curve)
     return Curves(*map(tuple, found))
+
+
+def _measured(run: Run, metrics: Metrics) -> list[tuple[Floats, Floats]]:
+    """Return positions and values of each of a run's curves, in the order of :class:`Curves`."""
+    smooth, accumulated = running_mean(metrics.losses), _grad_accum(run)
+    minutes = metrics.seconds_at(metrics.steps) / 60
+    sizes = metrics.bytes_at(metrics.steps, accumulated)
+    found = [(x, smooth) for x in (metrics.steps, minutes, sizes)]
+    found.append(_rates(metrics, accumulated))
+    return [*found, (metrics.validation_steps, metrics.validation_bpb)]
+
+
+def over_seeds(curves: Sequence[Curve]) -> list[Curve]:
+    """Return one curve for the seeds of each row, with its range, and the other curves as they are.
+
+    The mean goes from where the last of its runs begins to where the first of them ends.
+    """
+    by_row: dict[int, list[Curve]] = {}
+    for curve in curves:
+        if curve.counts:
+            by_row.setdefault(curve.row, []).append(curve)
+    found = []
+    for curve in curves:
+        group = by_row.get(curve.row, [])
+        if not curve.counts or len(group) == 1:
+            found.append(curve)
+        elif curve is group[0]:
+            mean = _mean_of(group)
+            found += group if mean is None else [mean]
+    return found
+
+
+def _mean_of(group: Sequence[Curve]) -> Curve | None:
+    """Return the mean of some runs with its range; None if they share no stretch."""
+    first, last = max(float(c.x[0]) for c in group), min(float(c.x[-1]) for c in group)
+    if first > last:
+        return None
+    # The lines between points are straight: the extremes of a mean lie at points of its runs.
+    places = np.unique(np.concatenate([curve.x for curve in group]))
+    places = places[(places >= first) & (places <= last)]
+    values = np.stack([np.interp(places, curve.x, curve.y) for curve in group])
+    marks = tuple(dict.fromkeys(mark for curve in group for mark in curve.marks))
+    name = f"{group[0].name.rpartition(', seed ')[0]}, mean of {len(group)} seeds"
+    band = (values.min(axis=0), values.max(axis=0))
+    return Curve(group[0].row, name, True, places, values.mean(axis=0), marks, True, band)
 
 
 def running_mean(values: Floats) -> Floats:

@@ -5,24 +5,43 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 
+from elman.base.errors import RunStatus
 from elman.report.comparison.collect import Source
-from elman.report.comparison.columns import BPB, LOSS, MEMORY, MINUTES, NONE, STEPS, TOK_S, VAL_BPB
+from elman.report.comparison.columns import (
+    BPB,
+    LOSS,
+    MEMORY,
+    MINUTES,
+    NONE,
+    STEPS,
+    TOK_S,
+    VAL_BPB,
+    Column,
+)
 from elman.report.comparison.conditions import data_names
 from elman.report.comparison.content import Report
-from elman.report.comparison.notes import ending
+from elman.report.comparison.notes import ending, run_notes
+from elman.report.comparison.page_state import failures_text, is_living, progress_text
 from elman.report.comparison.plots import Plot, make_plots
 from elman.report.comparison.published_rows import WARNING, words
-from elman.report.comparison.rows import Row
+from elman.report.comparison.rows import Row, run_marks
 from elman.report.comparison.runs import Run
 from elman.report.comparison.svg import escape, sample
 
 PAGE_MARK = '<meta name="generator" content="elman mode=report" />'
 # With this policy the browser refuses to load anything.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+# A script keeps the reader's filter and order when it reloads the page of a sweep that runs.
+_RELOAD = '<noscript><meta http-equiv="refresh" content="60" /></noscript>'
+# For a reader of XML the script is text; for a browser these are comments in it.
+_XML = ("/*<![CDATA[*/", "/*]]>*/")
 _RUN_HEADS = (
-    *("row", "run", "seed", "status", "params", "steps", "loss", "bpb", "val bpb", "tok/s"),
-    *("GB", "min", "contended"),
+    *("row", "run", "seed", "status", "marks", "params", "steps", "loss", "bpb", "val bpb"),
+    *("tok/s", "GB", "min"),
 )
+_RUN_TEXTS = 4
+# With more rows than this the table scrolls in itself; with more runs, theirs is folded.
+_MANY_ROWS, _MANY_RUNS = 30, 60
 # Cells that do not wrap, or have small type so that the table fits.
 _NARROW = {"spread": "w", "published": "p", "backend": "b"}
 _RUN_MEASURES = (STEPS, LOSS, BPB, VAL_BPB, TOK_S, MEMORY, MINUTES)
@@ -31,16 +50,22 @@ _RUN_MEASURES = (STEPS, LOSS, BPB, VAL_BPB, TOK_S, MEMORY, MINUTES)
 def page_text(report: Report) -> str:
     """Return the whole page."""
     plots = make_plots(report.rows)
+    swept = [plot for plot in plots if plot.shows_keys]
+    curves = [plot for plot in plots if not plot.shows_keys]
     parts = [
         _head(report),
+        _section("Progress", progress_text(report)),
+        _section("Failures", failures_text(report)),
         _comparison(report),
+        _section("What was swept", _plots(swept)) if swept else "",
         _section("Table", _table(report)),
-        _section("Plots", _legend(report.rows) + _plots(plots)) if plots else "",
+        _section("Plots", _legend(report.rows) + _plots(curves)) if curves else "",
         _section("Runs", _runs(report)),
-        _section("Problems", _list(report.problems, "notes")),
+        _section("Problems", _list(_other_problems(report), "notes")),
         _published(report),
         _section("What each column is", _definitions(report)),
-        f"<script>{_asset('page.js')}</script></body></html>\n",
+        f"<script>{_XML[0]}{_asset('page.js')}{_asset('page_values.js')}{_XML[1]}</script>"
+        "</body></html>\n",
     ]
     return "\n".join(filter(None, parts))
 
@@ -54,13 +79,16 @@ def _head(report: Report) -> str:
         facts.append(" · ".join(filter(None, (str(source.folder), suite, when))))
         facts.append(source.command)
     about = "".join(map(_about, report.sources))
+    kinds = ["living"] * is_living(report) + ["long"] * (len(report.rows) > _MANY_RUNS)
+    body = f'<body class="{" ".join(kinds)}">'
     meta = "".join(f'<p class="meta"><code>{escape(fact)}</code></p>' for fact in facts if fact)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8" />'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}" />{PAGE_MARK}'
         '<meta name="viewport" content="width=device-width, initial-scale=1" />'
+        f"{_RELOAD if is_living(report) else ''}"
         f"<title>{escape(names)}: report</title><style>{_asset('page.css')}</style></head>"
-        f"<body><h1>{escape(names)}</h1>{meta}{about}"
+        f"{body}<h1>{escape(names)}</h1>{meta}{about}"
     )
 
 
@@ -81,13 +109,15 @@ def _comparison(report: Report) -> str:
 
 def _table(report: Report) -> str:
     heads = "".join(
-        f'<th scope="col" class="{_kind(column.numeric)}" title="{escape(column.definition)}">'
+        f'<th scope="col" class="{_head_kind(column)}" '
+        f'title="{escape(column.definition)}">'
         f"{escape(column.head)}</th>"
         for column in report.columns
     )
     lines = [_line(report, number, cells) for number, cells in enumerate(report.cells)]
     table = _sorted_table(heads, lines)
-    return f'<div class="scroll">{table}</div>{_conditions(report.rows)}'
+    tall = " tall" if len(lines) > _MANY_ROWS else ""
+    return f'<div class="scroll{tall}">{table}</div>{_conditions(report.rows)}'
 
 
 def _line(report: Report, number: int, cells: Sequence[str]) -> str:
@@ -136,25 +166,36 @@ def _conditions(rows: Sequence[Row]) -> str:
 def _legend(rows: Sequence[Row]) -> str:
     entries = [
         f'<li><button type="button" data-row="{number}" aria-pressed="false">{sample(number)}'
-        f"{escape(row.label)}</button></li>"
+        f"{escape(row.label)}{_mark(row)}</button></li>"
         for number, row in enumerate(rows)
         if any(run.metrics is not None for run in row.runs)
     ]
     words_of_it = (
-        '<p class="caption">One line for each run, one colour for each row; a cross ends a run '
-        "that did not end well. Point at a row to see it alone; click to keep it.</p>"
+        '<p class="caption">One colour for each row: the mean of its seeds with a band from the '
+        "lowest to the highest, or one run. A cross ends a run that did not end well; a dashed "
+        "square marks what is marked in the table. Point at a row to see it alone, click to keep "
+        "it. Point into a plot for its values, or select it and use the arrow keys.</p>"
     )
     return f'{words_of_it}<ul class="legend">{"".join(entries)}</ul>'
 
 
+def _mark(row: Row) -> str:
+    return f' <span class="marked">{escape(", ".join(row.marks))}</span>' if row.marks else ""
+
+
 def _plots(plots: Sequence[Plot]) -> str:
-    figures = [
-        f"<figure><h3>{escape(plot.title)}</h3>{plot.svg}<figcaption>{escape(plot.caption)}"
-        f"</figcaption><details><summary>In numbers</summary>{_plain(plot.heads, plot.lines)}"
-        "</details></figure>"
-        for plot in plots
-    ]
-    return f'<div class="plots">{"".join(figures)}</div>'
+    return f'<div class="plots">{"".join(map(_figure, plots))}</div>'
+
+
+def _figure(plot: Plot) -> str:
+    numbers = ""
+    if plot.lines:
+        table = _plain(plot.heads, plot.lines)
+        numbers = f"<details><summary>In numbers</summary>{table}</details>"
+    return (
+        f'<figure><h3>{escape(plot.title)}</h3><div class="scroll">{plot.svg}</div>'
+        f"<figcaption>{escape(plot.caption)}</figcaption>{numbers}</figure>"
+    )
 
 
 def _runs(report: Report) -> str:
@@ -163,15 +204,27 @@ def _runs(report: Report) -> str:
         for run in row.runs:
             cells = _run_cells(row, run)
             texts = [
-                f'<td class="{_kind(at > 3)}">{escape(cell)}</td>' for at, cell in enumerate(cells)
+                f'<td class="{_kind(at > _RUN_TEXTS)}">{escape(cell)}</td>'
+                for at, cell in enumerate(cells)
             ]
             kind = "" if run.counts else "failed"
             lines.append(f'<tr class="{kind}" data-row="{number}">{"".join(texts)}</tr>')
     heads = "".join(
-        f'<th scope="col" class="{_kind(at > 3)}">{escape(head)}</th>'
+        f'<th scope="col" class="{_kind(at > _RUN_TEXTS)}">{escape(head)}</th>'
         for at, head in enumerate(_RUN_HEADS)
     )
-    return f'<div class="scroll">{_sorted_table(heads, lines)}</div>'
+    table = f'<div class="scroll">{_sorted_table(heads, lines)}</div>'
+    if len(lines) <= _MANY_RUNS:
+        return table
+    return f"<details><summary>All {len(lines)} runs</summary>{table}</details>"
+
+
+def _other_problems(report: Report) -> list[str]:
+    """Return the problems that are not how a run ended: those stand among the failures."""
+    ends = {line for run in report.runs if run.status != RunStatus.OK for line in run_notes([run])}
+    problems = [problem for run in report.runs for problem in run_notes([run])]
+    told = [line for line in report.problems if line not in ends]
+    return told if problems else report.problems
 
 
 def _sorted_table(heads: str, lines: Sequence[str]) -> str:
@@ -184,15 +237,14 @@ def _run_cells(row: Row, run: Run) -> list[str]:
     result = run.result
     params = result.params if result else None
     numbers = [m.shown(m.of(result) if result else None) for m in _RUN_MEASURES]
-    watched = {True: "yes", False: "no", None: NONE}[result.contended if result else None]
     return [
         row.label,
         run.name,
         NONE if run.seed is None else str(run.seed),
         run.status if run.counts else ending(run),
+        ", ".join((*run_marks(run), *row.unequal_mark)) or NONE,
         NONE if params is None else f"{params:,}",
         *numbers,
-        watched,
     ]
 
 
@@ -247,6 +299,10 @@ def _list(lines: Sequence[str], css: str) -> str:
 
 def _section(title: str, inside: str) -> str:
     return f"<section><h2>{escape(title)}</h2>{inside}</section>" if inside else ""
+
+
+def _head_kind(column: Column) -> str:
+    return "k" if column.head == "model" else _kind(column.numeric)
 
 
 def _kind(numeric: bool) -> str:

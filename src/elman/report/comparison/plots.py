@@ -1,4 +1,4 @@
-"""The five plots of the page, each with its definition and its numbers as a table."""
+"""The plots of the page, each with its definition and its numbers as a table."""
 
 from __future__ import annotations
 
@@ -6,22 +6,37 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from elman.report.comparison.columns import LOSS, NONE, TOK_S
+from elman.report.comparison.axes import axis
+from elman.report.comparison.columns import LOSS, NONE, TOK_S, VAL_BPB
 from elman.report.comparison.curves import (
+    BANDS,
     RATE_SMOOTHING,
     SMOOTHING,
     THINNING,
     Curve,
     make_curves,
+    over_seeds,
     stretches,
+)
+from elman.report.comparison.pictures import (
+    HeatMap,
+    Lines,
+    OverNames,
+    OverNumbers,
+    Picture,
+    Point,
+    Scatter,
 )
 from elman.report.comparison.rows import Row
 from elman.report.comparison.statistics import Spread
-from elman.report.comparison.svg import Point, axis, line_plot, scatter_plot
+from elman.report.comparison.svg_curves import line_plot, scatter_plot
+from elman.report.comparison.svg_swept import heat_map, over_names, over_numbers
+from elman.report.comparison.swept import SweptPlot, swept_plots
 
 # The start of training lies far above the rest and would flatten it. So the axis ends at the height
 # of the curves after this share of their run.
 _START = 0.2
+_MOST_LINES = 60
 _SHARES = (0.25, 0.5, 0.75, 1.0)
 
 
@@ -30,35 +45,80 @@ class Plot:
     """One plot.
 
     Args:
-        title: Its heading.
-        svg: The picture.
+        picture: What it shows.
         caption: What the plot shows, and how.
         heads: Headings of the table that shows the same in numbers.
         lines: Its lines.
     """
 
-    title: str
-    svg: str
+    picture: Picture
     caption: str
     heads: tuple[str, ...]
     lines: tuple[tuple[str, ...], ...]
 
+    @property
+    def title(self) -> str:
+        """Its heading."""
+        return self.picture.title
+
+    @property
+    def shows_keys(self) -> bool:
+        """Whether it shows what was swept."""
+        return isinstance(self.picture, HeatMap | OverNames | OverNumbers)
+
+    @property
+    def svg(self) -> str:
+        """The picture as SVG."""
+        match self.picture:
+            case Lines():
+                return line_plot(self.picture)
+            case Scatter():
+                return scatter_plot(self.picture)
+            case HeatMap():
+                return heat_map(self.picture)
+            case OverNames():
+                return over_names(self.picture)
+        return over_numbers(self.picture)
+
 
 def make_plots(rows: Sequence[Row]) -> list[Plot]:
-    """Return every plot that has something to show."""
+    """Return every plot that has something to show, what was swept first."""
     curves = make_curves(rows)
+    found = [_swept(plot) for plot in swept_plots(rows)]
     losses = (
         ("steps", "optimizer steps", curves.over_steps, lambda x: f"{x:,.0f}"),
         ("minutes", "minutes of training", curves.over_minutes, lambda x: f"{x:.3g}"),
         ("tokens", "predicted bytes", curves.over_bytes, lambda x: f"{x:,.0f}"),
     )
-    found = [_loss_plot(rows, *each) for each in losses if each[2]]
+    found += [_loss_plot(rows, *each) for each in losses if each[2]]
+    if any(curve.x.size > 1 for curve in curves.validations):
+        found.append(_validation_plot(rows, curves.validations))
     if curves.rates:
         found.append(_rate_plot(rows, curves.rates))
     points = [point for number, row in enumerate(rows) if (point := _point(number, row))]
     if points:
         found.append(_pareto(rows, points))
     return found
+
+
+def _swept(plot: SweptPlot) -> Plot:
+    """Return a plot of what was swept; the losses of very many rows stand in the table alone."""
+    lines = tuple(
+        (
+            dot.name,
+            LOSS.shown(dot.loss),
+            *(NONE if dot.n < 2 else LOSS.shown(end) for end in dot.ends),
+            str(dot.n),
+            "; ".join(
+                filter(None, (*dot.marks, dot.failed, dot.waits, "the best" if dot.best else ""))
+            )
+            or "ok",
+        )
+        for dot in plot.picture.dots
+        if len(plot.picture.dots) <= _MOST_LINES
+    )
+    heads = ("row", "loss", "lowest seed", "highest seed", "n", "status")
+    return Plot(plot.picture, plot.caption, heads, lines)
 
 
 def _loss_plot(
@@ -74,16 +134,38 @@ def _loss_plot(
     lows = [float(curve.y.min()) for curve in curves]
     y = axis("loss, nats per byte", [*tops, *lows])
     x = axis(unit, [float(curve.x[-1]) for curve in curves], from_zero=True)
-    caption = f"{SMOOTHING} {THINNING}" if name == "steps" else "Smoothed and thinned likewise."
+    drawn = over_seeds(curves)
+    bands = any(curve.band for curve in drawn)
+    told = f"{SMOOTHING} {BANDS} {THINNING}" if bands else f"{SMOOTHING} {THINNING}"
+    caption = told if name == "steps" else "Drawn like the loss over steps."
     if any(float(curve.y.max()) > y.high for curve in curves):
         caption += f" Above {y.high:.3g} curves are cut off: the start of training, or divergence."
-    thin = [curve.thinned(stretches(curves)) for curve in curves]
-    return Plot(
-        title,
-        line_plot(f"loss-{name}", title, thin, x, y),
-        caption,
-        *_at_equal(rows, name, curves, shown),
-    )
+    picture = Lines(f"loss-{name}", title, _thin(drawn), x, y)
+    return Plot(picture, caption, *_at_equal(rows, name, curves, shown))
+
+
+def _thin(curves: Sequence[Curve]) -> list[Curve]:
+    return [curve.thinned(stretches(curves)) for curve in curves]
+
+
+def _validation_plot(rows: Sequence[Row], curves: Sequence[Curve]) -> Plot:
+    drawn = over_seeds(curves)
+    tops = [float(curve.y[curve.y.size // 5 :].max()) for curve in curves]
+    y = axis("held-out bits per byte", [*tops, *(float(curve.y.min()) for curve in curves)])
+    x = axis("optimizer steps", [float(curve.x[-1]) for curve in curves], from_zero=True)
+    lines = []
+    for number, row in enumerate(rows):
+        own = [curve.y for curve in curves if curve.row == number and curve.counts]
+        best = fmean(float(values.min()) for values in own) if own else None
+        count = f"{sum(values.size for values in own):,}" if own else NONE
+        lines.append((row.label, VAL_BPB.mean(row), VAL_BPB.shown(best), count))
+    picture = Lines("validation", "Validation over steps", _thin(drawn), x, y, dotted=True)
+    caption = f"Each dot is one validation: {VAL_BPB.definition}. It is not smoothed."
+    caption += f" {BANDS}" if any(curve.band for curve in drawn) else ""
+    if any(float(curve.y.max()) > y.high for curve in curves):
+        caption += f" Above {y.high:.3g} curves are cut off."
+    heads = ("val bpb", "of the table", "lowest, mean over seeds", "validations")
+    return Plot(picture, caption, heads, tuple(lines))
 
 
 def _at_equal(
@@ -105,15 +187,16 @@ def _rate_plot(rows: Sequence[Row], curves: Sequence[Curve]) -> Plot:
     title = "Throughput over minutes"
     x = axis("minutes of training", [float(c.x[-1]) for c in curves], from_zero=True)
     y = axis("predicted bytes per second", [float(c.y.max()) for c in curves], from_zero=True)
-    thin = [curve.thinned(stretches(curves)) for curve in curves]
+    drawn = over_seeds(curves)
     lines = []
     for number, row in enumerate(rows):
         own = [curve.y for curve in curves if curve.row == number]
         ends = (min(map(min, own)), max(map(max, own))) if own else (None, None)
         lines.append((row.label, TOK_S.mean(row), *map(TOK_S.shown, ends)))
     heads = ("tok/s", "of the table", "lowest point", "highest point")
-    picture = line_plot("throughput", title, thin, x, y)
-    return Plot(title, picture, f"{RATE_SMOOTHING} {THINNING}", heads, tuple(lines))
+    picture = Lines("throughput", title, _thin(drawn), x, y)
+    told = f"{RATE_SMOOTHING} {BANDS}" if any(c.band for c in drawn) else RATE_SMOOTHING
+    return Plot(picture, f"{told} {THINNING}", heads, tuple(lines))
 
 
 def _point(number: int, row: Row) -> Point | None:
@@ -147,13 +230,14 @@ def _pareto(rows: Sequence[Row], points: Sequence[Point]) -> Plot:
     caption = (
         "Dots are means over seeds, bars one standard deviation each way; a hollow dot is a single "
         "seed, whose noise is unknown. A dashed square and a star mark runs that used a slow path, "
-        "shared their GPU, or are otherwise marked in the table: their speed is not the model's. "
+        "shared their GPU, were resumed, or are otherwise marked in the table. "
         "The line is the Pareto front of each set of comparable rows: no row of the set is both "
         "faster and better than a row on it. With more than twelve rows, only those on a front "
         "show their names; point at the others to see theirs."
     )
     heads = ("row", "tok/s", "loss", "on the front")
-    return Plot(title, scatter_plot("pareto", title, points, fronts, x, y), caption, heads, lines)
+    picture = Scatter("pareto", title, points, fronts, x, y)
+    return Plot(picture, caption, heads, lines)
 
 
 def _on_front(

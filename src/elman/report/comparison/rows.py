@@ -11,9 +11,11 @@ from elman.report.comparison.runs import Result, Run
 from elman.report.comparison.statistics import Spread, spread
 
 _SHOWN_SETTINGS = 4
-_MARKS: dict[str, Callable[[Result], bool]] = {
-    "contended": lambda result: bool(result.contended),
-    "slow path": lambda result: bool(result.slow_path),
+_MARKS: dict[str, Callable[[Run], bool]] = {
+    "contended": lambda run: bool(run.result and run.result.contended),
+    "slow path": lambda run: bool(run.result and run.result.slow_path),
+    "resumed": lambda run: run.resumed,
+    "unknown metric version": lambda run: not run.version_is_known,
 }
 
 
@@ -26,12 +28,14 @@ class Row:
         runs: All its runs, failed ones too.
         label: The model, and the settings that distinguish the row from the other rows.
         set: Rows with the same number are comparable; None if no run counts.
+        unequal: The conditions in which it differs from the rows of the largest set.
     """
 
     model: str
     runs: tuple[Run, ...]
     label: str = ""
     set: int | None = None
+    unequal: tuple[str, ...] = ()
     _counted: tuple[Run, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -89,19 +93,27 @@ class Row:
         """What a reader must know about how its runs were computed."""
         found = []
         for mark, holds in _MARKS.items():
-            count = sum(run.result is not None and holds(run.result) for run in self.runs)
+            count = sum(map(holds, self.runs))
             if count:
                 found.append(mark if count == len(self.runs) else f"{count} {mark}")
-        if not all(run.version_is_known for run in self.runs):
-            found.append("unknown metric version")
         if self.repeated:
             found.append(f"{len(self.repeated)} repeated")
-        return found
+        return [*found, *self.unequal_mark]
+
+    @property
+    def unequal_mark(self) -> tuple[str, ...]:
+        """The mark of a row that is not comparable with the largest set of rows."""
+        return (f"unequal {', '.join(self.unequal)}",) if self.unequal else ()
 
     @property
     def jobs(self) -> str:
         """The numbers of its jobs in their sweep."""
         return ", ".join(str(run.job) for run in self.runs if run.job is not None) or "-"
+
+
+def run_marks(run: Run) -> tuple[str, ...]:
+    """Return what a reader must know about how one run was computed."""
+    return tuple(mark for mark, holds in _MARKS.items() if holds(run))
 
 
 def make_rows(runs: Sequence[Run]) -> list[Row]:
@@ -168,12 +180,17 @@ def _swept(row: Row) -> list[str]:
 
 
 def _numbered(rows: Sequence[Row]) -> list[Row]:
-    numbers: dict[tuple[str, ...], int] = {}
+    """Give comparable rows the same number, and name what the others differ in."""
+    told = [row.conditions if row.counted else None for row in rows]
+    sizes = Counter(tuple(one.values()) for one in told if one is not None)
+    numbers = {key: number for number, key in enumerate(sizes, 1)}
+    largest = sizes.most_common(1)[0][0] if sizes else ()
     found = []
-    for row in rows:
-        number = None
-        if row.counted:
-            key = tuple(row.conditions.values())
-            number = numbers.setdefault(key, 1 + len(numbers))
-        found.append(replace(row, set=number))
+    for row, one in zip(rows, told, strict=True):
+        if one is None:
+            found.append(replace(row, set=None))
+            continue
+        pairs = zip(one.items(), largest, strict=True)
+        unequal = tuple(name for (name, value), most in pairs if value != most)
+        found.append(replace(row, set=numbers[tuple(one.values())], unequal=unequal))
     return found

@@ -50,6 +50,8 @@ class Seconds(_Part):
     """Times of a run."""
 
     train: Number = None
+    validation: Number = None
+    checkpoint: Number = None
 
 
 class DataRead(_Part):
@@ -67,6 +69,7 @@ class Environment(_Part):
 
     device_name: str | None = None
     elman: str | None = None
+    device: str | None = None
     revision: str | None = None
     packages: dict[str, str | None] = {}
 
@@ -136,6 +139,11 @@ class Run:
         """Whether its numbers may enter a mean: it ended well, by definitions known here."""
         result = self.result
         return self.status == RunStatus.OK and result is not None and self.version_is_known
+
+    @property
+    def resumed(self) -> bool:
+        """Whether it was stopped and went on from a checkpoint."""
+        return self.metrics is not None and any(step > 0 for step, _ in self.metrics.sessions)
 
     @property
     def version_is_known(self) -> bool:
