@@ -91,7 +91,7 @@ def make_curves(rows: Sequence[Row]) -> Curves:
                 continue
             name = row.label if len(row.runs) == 1 else f"{row.label}, seed {run.seed}"
             ok, metrics = run.status == RunStatus.OK, run.metrics
-            smooth, accumulated = running_mean(metrics.losses), _grad_accum(run)
+            smooth, accumulated = running_mean(metrics.losses), grad_accum(run)
             minutes = metrics.seconds_at(metrics.steps) / 60
             sizes = metrics.bytes_at(metrics.steps, accumulated)
             for place, x in enumerate((metrics.steps, minutes, sizes)):
@@ -127,6 +127,6 @@ def _rates(metrics: Metrics, grad_accum: int) -> tuple[Floats, Floats]:
     return seconds[ends] / 60, (sizes[ends] - sizes[starts]) / spent
 
 
-def _grad_accum(run: Run) -> int:
+def grad_accum(run: Run) -> int:
     value = run.config["train"].get("grad_accum", 1) if run.config else 1
     return value if isinstance(value, int) else 1
