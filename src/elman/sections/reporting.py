@@ -13,10 +13,13 @@ class ReportConfig(Section):
 
     Args:
         dir: A sweep's folder, run folders, or a list of both.
+        against: The row with which the others are compared: its model, its label or the number of
+            a job of it; null is the one with the lowest loss.
         out: Folder for the report; null is the sweep's own folder, if ``dir`` is one sweep.
     """
 
     dir: str | list[str]
+    against: str | int | None = None
     out: str | None = None
 
     @field_validator("dir")

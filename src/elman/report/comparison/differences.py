@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from elman.report.comparison.student import power, quantile, two_sided
@@ -60,26 +61,28 @@ class Difference:
         """
         if not self.error or self.df is None or self.value == 0:
             return None
-        had = min(self.n)
-        # Both grow with the seeds of each row: the square of the error falls, the df rise.
-        variance = self.error**2 * self._per_seed
+        # With the seeds of each row the square of the error falls and the df rise.
+        deviation = self.error * math.sqrt(self._per_seed)
         df_per_seed = self.df / (self._per_seed - 1)
-        low, high = had, MOST_SEEDS + had + 1
-
-        def decides(n: int) -> bool:
-            effect = abs(self.value) / math.sqrt(variance / n)
-            return power(effect, df_per_seed * (n - 1), alpha) >= POWER
-
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if decides(middle) else (middle, high)
-        return high - had if high <= MOST_SEEDS + had else None
+        had = min(self.n)
+        return _more_seeds(abs(self.value) / deviation, df_per_seed, had, alpha)
 
     @property
     def _per_seed(self) -> float:
         """The number of seeds in each of two equal rows that would give the same error."""
         first, second = self.n
         return 2 * first * second / (first + second)
+
+
+@lru_cache(maxsize=100_000)
+def _more_seeds(effect: float, df_per_seed: float, had: int, alpha: float) -> int | None:
+    """Return how many more seeds than ``had`` find an effect; ``effect`` is that of one seed."""
+    low, high = had, MOST_SEEDS + had + 1
+    while high - low > 1:
+        n = (low + high) // 2
+        decides = power(effect * math.sqrt(n), df_per_seed * (n - 1), alpha) >= POWER
+        low, high = (low, n) if decides else (n, high)
+    return high - had if high <= MOST_SEEDS + had else None
 
 
 def difference(

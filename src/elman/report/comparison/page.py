@@ -15,6 +15,7 @@ from elman.report.comparison.published_rows import WARNING, words
 from elman.report.comparison.rows import Row
 from elman.report.comparison.runs import Run
 from elman.report.comparison.svg import escape, sample
+from elman.report.comparison.wins_page import wins_html
 
 PAGE_MARK = '<meta name="generator" content="elman mode=report" />'
 # With this policy the browser refuses to load anything.
@@ -35,6 +36,7 @@ def page_text(report: Report) -> str:
         _head(report),
         _comparison(report),
         _section("Table", _table(report)),
+        _section("Who wins", wins_html(report.wins, report.rows)),
         _section("Plots", _legend(report.rows) + _plots(plots)) if plots else "",
         _section("Runs", _runs(report)),
         _section("Problems", _list(report.problems, "notes")),

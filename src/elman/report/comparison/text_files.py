@@ -15,13 +15,14 @@ from elman.report.comparison.printable import one_line
 from elman.report.comparison.published_rows import WARNING, words
 from elman.report.comparison.rows import Row
 from elman.report.comparison.runs import Run
+from elman.report.comparison.wins_text import DIFFERENCE_COLUMNS, difference_lines, wins_markdown
 from elman.report.markdown import table
 
 MARKDOWN_MARK = "<!-- written by elman mode=report -->"
 _SPREAD_OF = ("loss", "bpb", "val_bpb", "tok_s")
 CSV_COLUMNS = {
     "kind": "model: one row of the table, over its seeds; run: one run of the row before it; "
-    "published: a figure that others published",
+    "published: a figure that others published; difference: a number of a row against another row",
     "set": "rows of one set are comparable; empty if no run counts",
     "model": "name of the model",
     "label": "the model and the settings that differ from the other rows",
@@ -51,6 +52,7 @@ CSV_COLUMNS = {
     },
     "published": "of a row: the published loss, its suite and date",
     "definition": "of a published figure: the definition of its loss, and its caveat",
+    **DIFFERENCE_COLUMNS,
 }
 """Columns of ``report.csv`` and what each holds."""
 
@@ -72,6 +74,7 @@ def _lines(report: Report) -> Iterator[dict[str, Any]]:
             yield _run(row, run)
     for record in report.published.records:
         yield _published(record)
+    yield from difference_lines(report.wins)
 
 
 def _row(row: Row, record: PublishedResult | None) -> dict[str, Any]:
@@ -164,6 +167,8 @@ def markdown_text(report: Report) -> str:
     parts.append(_table([column.head for column in columns], report.cells))
     if notes := [*report.comparison, *report.problems]:
         parts.append("\n".join(f"- {_plain(note)}" for note in notes))
+    for line in wins_markdown(report.wins):
+        parts.append(_table(*line) if isinstance(line, tuple) else _plain(line))
     parts.append("What each column is:")
     parts.append("\n".join(f"- {_plain(c.head)}: {_plain(c.definition)}" for c in columns))
     if records := report.published.records:
