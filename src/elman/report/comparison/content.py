@@ -30,7 +30,7 @@ class Report:
     sources: tuple[Source, ...]
     rows: tuple[Row, ...]
     published: Beside
-    wins: Wins = Wins()
+    wins: Wins
 
     @property
     def runs(self) -> list[Run]:

@@ -43,8 +43,8 @@ class Compared:
 
 LOSS = Compared("loss", "loss", "+.4f", False, ("better", "worse"))
 VAL_BPB = Compared("val_bpb", "val bpb", "+.4f", False, ("better", "worse"))
-SPEED = Compared("tok_s", "tok/s", ".3g", True, ("slower", "faster"))
-MEMORY = Compared("peak_memory_gb", "memory", ".3g", True, ("smaller", "larger"))
+SPEED = Compared("tok_s", "tok/s", ".3f", True, ("slower", "faster"))
+MEMORY = Compared("peak_memory_gb", "memory", ".3f", True, ("smaller", "larger"))
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def who_wins(rows: Sequence[Row], against: str | int | None = None) -> Wins:
     Args:
         rows: The rows of the report.
         against: Label, model or job number of a row. By default the row with the lowest loss of
-            each group of comparable rows.
+            each group of comparable rows, of those with several seeds if there are any.
 
     Raises:
         UserError: there is no such row, several are called so, or none of its runs counts.
@@ -172,8 +172,10 @@ def _conditions(row: Row) -> dict[str, str]:
 
 
 def _best(rows: Sequence[Row]) -> Row:
-    known = [(found.mean, row) for row in rows if (found := row.over_runs(_loss)) is not None]
-    return min(known, key=lambda pair: pair[0])[1] if known else rows[0]
+    """Return the row with the lowest loss; one seed alone may be the lowest by luck."""
+    known = [(found, row) for row in rows if (found := row.over_runs(_loss)) is not None]
+    several = [pair for pair in known if pair[0].n > 1] or known
+    return min(several, key=lambda pair: pair[0].mean)[1] if several else rows[0]
 
 
 def _chosen(rows: Sequence[Row], against: str | int) -> Row:

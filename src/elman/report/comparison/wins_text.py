@@ -27,7 +27,7 @@ TITLE = "Who wins"
 METHOD = (
     "Each row is compared with one row: report.against names it (a model, a label, or the number "
     "of a job); otherwise it is the row with the lowest loss of all that are comparable with one "
-    "another. That row is lowest in part by luck, so its lead is somewhat overstated; name a row "
+    "another (of those with several seeds, if there are any). That row is lowest in part by luck, so its lead is somewhat overstated; name a row "
     "beforehand to avoid this. Only rows that agree in all conditions except the seeds are "
     "compared. Losses are compared at the number of steps, minutes and bytes where the shortest "
     "run of the two rows ends: the loss is the mean over the last 100 optimizer steps up to there, "
@@ -84,7 +84,7 @@ def verdict(line: Line) -> str:
     if line.marks:
         told = f"; not the model's own speed: {', '.join(line.marks)}"
     if found.interval is None:
-        return f"one seed: the noise is unknown{told}"
+        return f"one seed in a row, so the noise is unknown{told}"
     if found.value == 0 and found.error == 0:
         return f"equal in every seed{told}"
     if line.decided:
@@ -194,6 +194,7 @@ def wins_markdown(wins: Wins) -> Iterator[str | tuple[Sequence[str], list[list[s
     """Yield paragraphs, and the heads and lines of tables."""
     for group in wins.groups:
         yield f"{TITLE}, {heading(group)}:"
+        yield from sentences(group)[:_MOST_LISTED]
         yield HEADS, [cells(one, line) for one, line in listed(group)]
         if note := shortened(group):
             yield note
