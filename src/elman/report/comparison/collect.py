@@ -30,6 +30,7 @@ class Source:
         ended: When it ended; empty while it runs, or if it was killed.
         benchmark: The suite that it ran, or None.
         suite: The published figures of that suite, or None.
+        added: The commands that added jobs to it, oldest first.
         problems: What could not be read, and how to resume the sweep, one line each.
     """
 
@@ -41,6 +42,7 @@ class Source:
     ended: str = ""
     benchmark: str | None = None
     suite: SuiteFigures | None = None
+    added: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
     @property
@@ -116,6 +118,7 @@ def _sweep(folder: Path, children: Sequence[Path], places: Sequence[Place]) -> S
         final, launcher = content.get("ended") is not None, lock_holder(folder)
         of_sweep = {"final": final, "watched": launcher is not None}
         jobs = [_job(job) | of_sweep for job in content["jobs"]]
+        added = tuple(str(one["typed"]) for one in content.get("added") or ())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         found = tuple(read_run(child) for child in children if is_run(child))
         problem = f"{SWEEP_FILE} cannot be read: jobs that never started are not listed"
@@ -135,6 +138,7 @@ def _sweep(folder: Path, children: Sequence[Path], places: Sequence[Place]) -> S
         ended=str(content.get("ended") or ""),
         benchmark=str(content["benchmark"]) if content.get("benchmark") else None,
         suite=suite,
+        added=added,
         problems=problems,
     )
 

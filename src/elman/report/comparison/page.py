@@ -54,7 +54,7 @@ def _head(report: Report) -> str:
         when = f"{source.started} to {source.ended or 'no end recorded'}" if source.started else ""
         suite = f"suite {source.benchmark}" if source.benchmark else ""
         facts.append(" · ".join(filter(None, (str(source.folder), suite, when))))
-        facts.append(source.command)
+        facts += [source.command, *source.added]
     about = "".join(map(_about, report.sources))
     meta = "".join(f'<p class="meta"><code>{escape(fact)}</code></p>' for fact in facts if fact)
     return (

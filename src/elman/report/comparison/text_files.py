@@ -155,9 +155,10 @@ def markdown_text(report: Report) -> str:
     columns = report.columns
     parts = [MARKDOWN_MARK, "# Report"]
     parts += [
-        f"`{one_line(source.command).replace('`', chr(39))}`"
+        f"`{one_line(command).replace('`', chr(39))}`"
         for source in report.sources
-        if source.command
+        for command in (source.command, *source.added)
+        if command
     ]
     parts += [
         f"**{_plain(title)}.** {_plain(text)}".strip()
