@@ -31,8 +31,12 @@ def jobs(folder: Path) -> list[tuple[str, int, str]]:
 
 
 def files(folder: Path) -> dict[Path, bytes]:
-    """Return the files of the jobs of a sweep."""
-    return {path: path.read_bytes() for path in folder.glob("*/*") if path.is_file()}
+    """Return the files of the jobs of a sweep.
+
+    Hydra's own launcher runs jobs in this process, whose next command still writes into their log.
+    """
+    found = (path for path in folder.glob("*/*") if path.is_file() and path.name != "train.log")
+    return {path: path.read_bytes() for path in found}
 
 
 FOUR = [("e1", 1, "ok"), ("e1", 2, "ok"), ("e42", 1, "ok"), ("e42", 2, "ok")]
@@ -117,29 +121,30 @@ def test_a_sweep_stopped_half_way_is_a_report_and_grows(elman: Elman, tmp_path: 
     assert [status for _, _, status in jobs(sweep)] == ["nan", "ok", "ok"]
 
 
-def test_a_grown_sweep_is_resumed_as_a_whole(elman: Elman, tmp_path: Path) -> None:
-    elman("-m", "train.steps=3", "train.seed=1,2", BASIC, "hydra.sweep.dir=sweep")
-    elman(*ADD, "train.seed=3")
+def test_a_grown_sweep_is_resumed_as_a_whole(elman_process: Elman, tmp_path: Path) -> None:
+    elman_process("-m", "train.steps=3", "train.seed=1,2", BASIC, "hydra.sweep.dir=sweep")
+    elman_process(*ADD, "train.seed=3")
     sweep = tmp_path / "sweep"
     (last,) = sweep.glob("03_*")
     (last / "result.json").unlink()
-    ended = elman("-m", f"sweep.resume={sweep}", BASIC)
+    ended = elman_process("-m", f"sweep.resume={sweep}", BASIC)
     assert "2 of 3 jobs are ok already" in ended.output
     assert (ended.status, [status for _, _, status in jobs(sweep)]) == (0, ["ok"] * 3)
     assert len(content(sweep)["added"]) == 1
 
 
-def test_a_hundredth_job_continues_the_numbers(elman: Elman, tmp_path: Path) -> None:
-    elman("-m", "train.steps=3", "train.seed=range(1,98)", BASIC, "hydra.sweep.dir=sweep",
-          "sweep.dry_run=true")  # fmt: skip
+def test_folders_keep_their_names_when_the_numbers_get_more_digits(
+    elman: Elman, tmp_path: Path
+) -> None:
     elman("-m", "train.steps=3", "train.seed=1,2", BASIC, "hydra.sweep.dir=sweep")
     sweep = tmp_path / "sweep"
     found = content(sweep)
-    first = found["jobs"][0]
-    # Ninety-eight jobs that have run, as far as the record goes.
-    elman(*ADD, "train.seed=range(3,5)")
-    assert [path.name[:3] for path in sorted(sweep.glob("0*"))] == ["01_", "02_", "03_", "04_"]
-    assert content(sweep)["jobs"][0]["folder"] == first["folder"]
+    for job in found["jobs"]:
+        (sweep / job["folder"]).rename(sweep / f"0{job['folder']}")
+        job["folder"] = f"0{job['folder']}"
+    (sweep / "sweep.json").write_text(json.dumps(found))
+    assert elman(*ADD, "train.seed=3").status == 0
+    assert [path.name[:4] for path in sorted(sweep.glob("0*"))] == ["001_", "002_", "03_e"]
 
 
 def test_a_plan_runs_and_writes_nothing(elman: Elman, tmp_path: Path) -> None:
@@ -209,18 +214,16 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("typed", WRONG, ids=" ".join)
-def test_a_mistake_is_one_line_and_changes_nothing(
-    elman: Elman, tmp_path: Path, typed: tuple[str, ...]
-) -> None:
+def test_a_mistake_is_one_line_and_changes_nothing(elman: Elman, tmp_path: Path) -> None:
     elman(*FIRST)
     (tmp_path / "notes").mkdir()
     before = content(tmp_path / "sweep"), files(tmp_path / "sweep")
-    ended = elman("-m", *typed, BASIC)
-    (line,) = ended.errors.splitlines()
-    assert line.startswith(f"elman: error: {WRONG[typed].replace('%', str(tmp_path))}")
-    assert ended.status == 2
-    assert (content(tmp_path / "sweep"), files(tmp_path / "sweep")) == before
+    for typed, words in WRONG.items():
+        ended = elman("-m", *typed, BASIC)
+        (line,) = ended.errors.splitlines()
+        assert line.startswith(f"elman: error: {words.replace('%', str(tmp_path))}")
+        assert ended.status == 2
+        assert (content(tmp_path / "sweep"), files(tmp_path / "sweep")) == before
 
 
 def test_it_needs_a_sweep(elman: Elman) -> None:

@@ -194,6 +194,10 @@ CASES: dict[str, list[str]] = {
         "-m model=e1,e42 model.expected_params=7",
         "-m model=e1,e88_tiny sweep.equal_size=true",
         "-m sweep.resume=notes",
+        "-m sweep.add=notes train.seed=3",
+        "-m sweep.add=notes sweep.resume=notes",
+        "-m train.seed=1,2 sweep.allow_changed_code=true",
+        "sweep.add=notes train.seed=3",
         "sweep.dry_run=true",
     ],
     "Suites": [
