@@ -295,6 +295,7 @@ CASES: dict[str, list[str]] = {
         "mode=report report.dir=book.txt",
         "mode=report report.dir=notes",
         "mode=report report.dir=run",
+        "mode=report report.dir=run report.out=out report.against=e42",
         "mode=report 'report.dir=[]'",
         "mode=report report.dri=run",
         "mode=report report.dir=run train.steps=3",
