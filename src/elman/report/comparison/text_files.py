@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from elman.evaluation.metrics import DEFINITIONS
@@ -179,7 +179,7 @@ def markdown_text(report: Report) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _table(heads: list[str] | tuple[str, ...], lines: list[list[str]]) -> str:
+def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return table([_plain(head) for head in heads], [list(map(_plain, line)) for line in lines])
 
 

@@ -17,7 +17,7 @@ from elman.report.comparison.efforts import (
     training_loss,
 )
 from elman.report.comparison.rows import Row
-from elman.report.comparison.runs import Result, Run
+from elman.report.comparison.runs import Result
 
 Values = Mapping[int | None, float]
 
@@ -259,7 +259,9 @@ _Readings = Mapping[int, tuple[Reading, Reading]]
 
 def _lines(row: Row, reference: Row, readings: _Readings) -> list[Line]:
     found = [
-        _at_equal(number, axis, row, reference, lambda run, at=place: readings[id(run)][at])
+        _at_equal(
+            number, axis, row, reference, {run: both[place] for run, both in readings.items()}
+        )
         for place, number in enumerate((LOSS, VAL_BPB))
         for axis in AXES
     ]
@@ -269,7 +271,7 @@ def _lines(row: Row, reference: Row, readings: _Readings) -> list[Line]:
 
 
 def _at_equal(
-    number: Compared, axis: Axis, row: Row, reference: Row, reading: Callable[[Run], Reading]
+    number: Compared, axis: Axis, row: Row, reference: Row, readings: Mapping[int, Reading]
 ) -> Line:
     """Compare a loss where the shortest run of the two rows ends."""
     runs = [*row.counted, *reference.counted]
@@ -279,7 +281,8 @@ def _at_equal(
         return Line(number, axis, why_not=f"a run has no record of its {axis}")
     effort = min(known)
     values = [
-        {run.seed: reading(run).at(axis, effort) for run in one.counted} for one in (row, reference)
+        {run.seed: readings[id(run)].at(axis, effort) for run in one.counted}
+        for one in (row, reference)
     ]
     complete = [_complete(one) for one in values]
     if complete[0] is None or complete[1] is None:
