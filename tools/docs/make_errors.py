@@ -196,6 +196,10 @@ CASES: dict[str, list[str]] = {
         "-m model=e1,e42 model.expected_params=7",
         "-m model=e1,e88_tiny sweep.equal_size=true",
         "-m sweep.resume=notes",
+        "-m sweep.add=notes train.seed=3",
+        "-m sweep.add=notes sweep.resume=notes",
+        "-m train.seed=1,2 sweep.allow_changed_code=true",
+        "sweep.add=notes train.seed=3",
         "sweep.dry_run=true",
     ],
     "Suites": [
@@ -293,6 +297,7 @@ CASES: dict[str, list[str]] = {
         "mode=report report.dir=book.txt",
         "mode=report report.dir=notes",
         "mode=report report.dir=run",
+        "mode=report report.dir=run report.out=out report.against=e42",
         "mode=report 'report.dir=[]'",
         "mode=report report.dri=run",
         "mode=report report.dir=run train.steps=3",

@@ -1,5 +1,7 @@
 """Expands ``elman -m sweep.resume=<folder>`` to the whole command that it stands for.
 
+So does it with ``sweep.add=<folder>``, whose jobs are those of the sweep with other settings.
+
 The sweep has recorded the command that started it: its flags, its launcher with all settings, and
 the folder that its relative paths start from. All this is restored before anything is composed.
 """
@@ -16,7 +18,7 @@ from typing import Any
 
 from elman.cli.flags import Arguments
 
-_RESUME = "sweep.resume"
+_RESUME, _ADD = _KEYS = ("sweep.resume", "sweep.add")
 # Flags whose value is a path.
 _PLACES = ("--config-dir", "--config-path")
 
@@ -28,14 +30,15 @@ def taken_up(arguments: Arguments) -> Iterator[Arguments]:
     Any other command is yielded unchanged. So is one whose sweep has recorded nothing: the code
     that reads the sweep's folder reports what is wrong with it.
     """
-    named = [text for text in arguments.overrides if _key(text) == _RESUME]
+    named = [text for text in arguments.overrides if _key(text) in _KEYS]
     recorded = _recorded(named[-1]) if named else None
     if recorded is None:
         yield arguments
         return
     here = os.getcwd()
     whole = _whole(arguments, recorded, here)
-    own = any(not _of_the_sweep(_key(text)) for text in arguments.overrides)
+    adds = _key(named[-1]) == _ADD
+    own = not adds and any(not _of_the_sweep(_key(text)) for text in arguments.overrides)
     # A command that sets something for the jobs means its paths from where it is typed.
     place = here if own else str(recorded["cwd"])
     if not os.path.isdir(place):
@@ -94,7 +97,8 @@ def _placed(text: str, folder: str) -> str:
     """Return an override with the sweep's folder made absolute: the current folder may change."""
     from elman.base.quoting import quoted
 
-    return f"{_RESUME}={quoted(folder)}" if _key(text) == _RESUME else text
+    key = _key(text)
+    return f"{key}={quoted(folder)}" if key in _KEYS else text
 
 
 def _absolute(path: str, cwd: str) -> str:

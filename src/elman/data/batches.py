@@ -44,6 +44,11 @@ class Data:
         split = {"train_bytes": self.train_bytes, "val_bytes": self.val_bytes}
         return self.source.describe() | split
 
+    def identity(self) -> dict[str, str | int | None]:
+        """Return what identifies the data: file names may change; the bytes and split may not."""
+        described = self.describe()
+        return {key: described[key] for key in ("bytes", "sha256", "sample_sha256", "train_bytes")}
+
     def close(self) -> None:
         """Close the files. Close the batches that read them first."""
         self.source.close()
@@ -93,6 +98,29 @@ def check_data(config: DataConfig, chunk_size: int, *, may_pack: bool) -> None:
     source = opened(config.path, config.format, config.field)
     if source is not None:
         _divided(source, config, chunk_size).close()
+
+
+def identity_without_packing(
+    config: DataConfig, chunk_size: int, announce: Callable[[str], None]
+) -> dict[str, str | int | None] | None:
+    """Return what identifies the data as a run records it; None if it must be packed first.
+
+    Args:
+        config: Group ``data``.
+        chunk_size: T.
+        announce: Called with one line if the default data has to be built.
+
+    Raises:
+        UserError: as :func:`open_data`.
+    """
+    if config.path is None:
+        source: ByteSource | None = ByteSource(default_corpus(announce))
+    else:
+        source = open_without_packing(config.path, config.format, config.field)
+    if source is None:
+        return None
+    with _divided(source, config, chunk_size) as data:
+        return data.identity()
 
 
 def _divided(source: ByteSource, config: DataConfig, chunk_size: int) -> Data:

@@ -60,7 +60,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
     """Return versions, device, threads and revision for ``result.json``."""
     described: dict[str, Any] = {
         "elman": __version__,
-        "revision": _revision(),
+        "revision": revision(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "host": platform.node(),
@@ -117,8 +117,8 @@ def _cpu_name() -> str:
 
 
 @cache
-def _revision() -> str | None:
-    """The git revision of the source tree, with ``-dirty`` if it was changed; None in a wheel."""
+def revision() -> str | None:
+    """Return the git revision of the source tree, ``-dirty`` if changed; None in a wheel."""
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None

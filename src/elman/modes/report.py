@@ -24,7 +24,8 @@ def run(job: PreparedRun) -> ExitStatus:
     config = job.config
     assert job.folder is None
     assert config.report is not None
-    report = make_report([Path(name) for name in config.report.folders], job.places)
+    folders = [Path(name) for name in config.report.folders]
+    report = make_report(folders, job.places, config.report.against)
     place = _place(report, config.report.out)
     console = wide_console(UNCUT)
     print_report(console, report)

@@ -13,11 +13,14 @@ class ReportConfig(Section):
 
     Args:
         dir: A sweep's folder, run folders, or a list of both.
+        against: The row with which the others are compared: its model, its label or the number of
+            a job of it; null is the one with the lowest loss.
         out: Folder for the report; null is the sweep's own folder, if ``dir`` is one sweep.
         paper: Write the figures as SVG and PDF and the table as LaTeX, too.
     """
 
     dir: str | list[str]
+    against: str | int | None = None
     out: str | None = None
     paper: bool = False
 

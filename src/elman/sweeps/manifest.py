@@ -33,6 +33,7 @@ class Record:
         started: When the sweep began, or was resumed.
         command: The command that started it; None if an old sweep has not recorded it.
         tasks: Jobs that were submitted to a cluster before, with their names there.
+        added: The commands that added jobs to the sweep, oldest first.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Record:
         started: datetime,
         command: Command | None = None,
         tasks: Mapping[int, str] | None = None,
+        added: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self._folder, self._jobs, self._result_name = folder, jobs, result_name
         self._arguments, self._claimed = arguments, claimed
@@ -53,7 +55,7 @@ class Record:
         self._command, self._tasks = command, dict(tasks or {})
         self._statuses = {job.number: NOT_STARTED for job in jobs}
         self._reasons: dict[int, str] = {}
-        self._warned = False
+        self._added, self._warned = list(added), False
 
     def begin(self) -> None:
         """Write the state of the jobs' folders: empty in a new sweep, as found in a resumed one."""
@@ -124,6 +126,7 @@ class Record:
             "command": shlex.join(["elman", "-m", *self._arguments, *self._claimed]),
             "arguments": list(self._arguments),
             "claims": list(self._claimed),
+            "added": self._added,
             "mode": self._jobs[0].config.mode,
             "benchmark": self._suite.name if self._suite else None,
             # A report needs it, and by then the suite's file may be gone or changed.

@@ -17,8 +17,12 @@ SUBMITTED = ".submitit"
 """Subfolder of a sweep's folder with the pickles and logs of its jobs."""
 
 
-def read_sweep(folder: Path) -> dict[str, Any]:
+def read_sweep(folder: Path, key: str = "sweep.resume") -> dict[str, Any]:
     """Return the content of an earlier sweep's ``sweep.json``.
+
+    Args:
+        folder: Its folder.
+        key: The setting that names it.
 
     Raises:
         UserError: the folder is not the folder of a sweep.
@@ -26,7 +30,7 @@ def read_sweep(folder: Path) -> dict[str, Any]:
     path = folder / SWEEP_FILE
     if not path.is_file():
         what = "no such folder" if not folder.exists() else f"not a sweep (no {SWEEP_FILE} in it)"
-        raise UserError(f"sweep.resume={folder}: {what}; sweeps are below outputs/, as *_sweep")
+        raise UserError(f"{key}={folder}: {what}; sweeps are below outputs/, as *_sweep")
     try:
         # Sweeps of earlier versions have not recorded what was typed about sizes.
         found: dict[str, Any] = {"claims": []} | json.loads(path.read_text(encoding="utf-8"))
@@ -38,7 +42,12 @@ def read_sweep(folder: Path) -> dict[str, Any]:
     return found
 
 
-def check_same(folder: Path, earlier: Mapping[str, Any], jobs: Sequence[SweepJob]) -> None:
+def check_same(
+    folder: Path,
+    earlier: Mapping[str, Any],
+    jobs: Sequence[SweepJob],
+    key: str = "sweep.resume",
+) -> None:
     """Raise UserError unless the jobs, composed again, are the jobs of the earlier sweep.
 
     A job's folder is named by the hash of its configuration.
@@ -54,7 +63,7 @@ def check_same(folder: Path, earlier: Mapping[str, Any], jobs: Sequence[SweepJob
     for job, old, new in zip(jobs, before, now, strict=True):
         if old != new:
             raise UserError(
-                f"sweep.resume={folder}: job {job.number} was {old} and is {new} now, because "
+                f"{key}={folder}: job {job.number} was {old} and is {new} now, because "
                 f"a setting or a YAML file has changed since; start a new sweep: {typed}"
             )
 

@@ -67,7 +67,7 @@ def refuse_alone(named: Iterable[str]) -> None:
 def refuse_in_process(tree: DictConfig, mode: str) -> None:
     """Raise UserError if the command sets up a launcher for a mode that needs none."""
     for key in sorted(named_keys(typed_overrides(tree, "task"))):
-        if _of("launcher", key) or key == "sweep.resume":
+        if _of("launcher", key) or key in ("sweep.resume", "sweep.add"):
             raise UserError(
                 f"{key}: mode={mode} runs in this process and does not read it; drop it"
             )

@@ -5,6 +5,7 @@ Expansion, checks and the table are here; the launcher decides how jobs are star
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -44,6 +45,16 @@ from elman.runs.status import job_status
 from elman.sections.launching import GpusLauncher, SlurmLauncher, SweepSettings
 from elman.sweeps import in_process
 from elman.sweeps.expand import expand
+from elman.sweeps.grow import (
+    Grown,
+    asked_jobs,
+    check_not_grown_meanwhile,
+    check_unchanged,
+    grown_jobs,
+    is_grown,
+    nothing_to_add,
+    prefixes,
+)
 from elman.sweeps.living_page import living_page
 from elman.sweeps.manifest import Record
 from elman.sweeps.recorded_command import recorded_command
@@ -118,24 +129,33 @@ def sweep(
     settings = sweep_settings(config)
     earlier = _earlier(settings)
     _refuse_swept_settings(context, command.overrides)
-    of_jobs = without_sweep_settings(command.overrides) or (earlier["arguments"] if earlier else [])
+    typed = without_sweep_settings(command.overrides)
+    adds = settings.sweep.add is not None
+    if adds and not typed:
+        raise UserError(nothing_to_add(str(settings.sweep.add)))
+    of_jobs = (typed if not adds else []) or (earlier["arguments"] if earlier else [])
     suite = _suite(context, config, of_jobs)
     claimed = claims(command.overrides, earlier["claims"] if earlier else ())
     if earlier:
         settings = _claiming_anew(context, config, suite, claimed, settings)
     may_pack = not settings.sweep.dry_run  # a dry run writes nothing
-    jobs = _checked_jobs(context, config, of_jobs, suite, may_pack)
-    mode = _one_mode(jobs)
+    if earlier is not None and (adds or (is_grown(earlier) and not typed)):
+        grown = _grown(context, config, earlier, typed, suite, may_pack)
+    else:
+        grown = Grown.whole(_checked_jobs(context, config, of_jobs, suite, may_pack))
+    mode = _one_mode(grown.jobs)
     if mode.in_process:
-        refuse_in_process(config, jobs[0].config.mode)
-    said = _sizes(jobs, settings)
-    said += _check_launcher(config, jobs, mode, settings)
-    said += slow_paths(suite, jobs, settings.launcher)
-    jobs, folder = _with_folders(config, jobs, mode, settings)
+        refuse_in_process(config, grown.jobs[0].config.mode)
+    said = _sizes(grown, settings)
+    said += _check_launcher(config, grown.asked, mode, settings)
+    said += slow_paths(suite, grown.asked, settings.launcher)
+    jobs, folder = _with_folders(config, grown.jobs, mode, settings, prefixes(earlier))
+    grown = replace(grown, jobs=jobs)
+    if earlier is not None and folder is not None:
+        said += _check_taken_up(folder, earlier, grown, settings)
     if settings.sweep.dry_run:
-        if earlier is not None and folder is not None:
-            check_same(folder, earlier, jobs)
-        commands = (job_command(config, job.overrides, command.config_flags) for job in jobs)
+        asked = grown.new if adds else grown.jobs
+        commands = (job_command(config, job.overrides, command.config_flags) for job in asked)
         print(*said, *commands, sep="\n", flush=True)
         return ExitStatus.OK
     if folder is not None:
@@ -152,14 +172,15 @@ def sweep(
         started,
         recorded_command(config, settings, earlier, command.argv, command.config_flags),
         recorded_tasks(earlier),
+        _added(earlier, command, typed if adds and grown.new else [], started),
     )
     launch = _Launch(context, task, config, command, settings, record)
     with RunLock(folder) if folder is not None else nullcontext():
-        if earlier is not None and folder is not None:
-            check_same(folder, earlier, jobs)
+        if adds and earlier is not None and folder is not None:
+            check_not_grown_meanwhile(folder, earlier)
         page = living_page(folder if jobs[0].config.mode == "train" else None)
         with _said_how_it_goes_on(folder, earlier is not None), page:
-            rows, interrupted = _run(launch, jobs, mode, earlier)
+            rows, interrupted = _run(launch, grown, mode, earlier)
         record.end([row.status for row in rows])
     command.table_of(mode)(rows, [job.config for job in jobs], folder)
     failed = any(row.failed for row in rows)
@@ -235,16 +256,17 @@ class _Launch:
 
 
 def _run(
-    launch: _Launch, jobs: Sequence[SweepJob], mode: Mode, earlier: dict[str, Any] | None
+    launch: _Launch, grown: Grown, mode: Mode, earlier: dict[str, Any] | None
 ) -> tuple[list[SweepRow], bool]:
-    """Launch the jobs, or those that an earlier sweep left unfinished.
+    """Launch the jobs that are asked for, or of those the ones that are not ok yet.
 
     Returns:
         Every job's line, and whether a signal stopped the sweep.
     """
+    jobs = grown.jobs
     todo, adopted = list(jobs), dict[int, str]()
     if earlier is not None:
-        todo, adopted = _left(jobs, mode, recorded_tasks(earlier), launch.settings)
+        todo, adopted = _left(grown.asked, mode, recorded_tasks(earlier), launch.settings)
     launch.record.begin()
     ended = launch.run(todo, mode, adopted) if todo else _Ended([])
     pairs = zip(todo, ended.jobs, strict=True)
@@ -288,10 +310,52 @@ def _left(
 
 
 def _earlier(settings: SweepSettings) -> dict[str, Any] | None:
-    """Return the manifest of the sweep that is resumed, or None."""
-    if settings.sweep.resume is None:
+    """Return the manifest of the sweep that is resumed or grown, or None."""
+    resumed, grown = settings.sweep.resume, settings.sweep.add
+    if settings.sweep.allow_changed_code and grown is None:
+        raise UserError("sweep.allow_changed_code: read only with sweep.add; drop it")
+    if resumed is not None and grown is not None:
+        raise UserError(
+            "sweep.add: does not go with sweep.resume; add the jobs first, and resume afterwards"
+        )
+    if (folder := _taken_up(settings)) is None:
         return None
-    return read_sweep(Path(settings.sweep.resume).expanduser().absolute())
+    return read_sweep(folder, "sweep.resume" if grown is None else "sweep.add")
+
+
+def _taken_up(settings: SweepSettings) -> Path | None:
+    """Return the folder of the earlier sweep that this command goes on with, or None."""
+    named = settings.sweep.resume or settings.sweep.add
+    return Path(named).expanduser().absolute() if named is not None else None
+
+
+def _check_taken_up(
+    folder: Path, earlier: Mapping[str, Any], grown: Grown, settings: SweepSettings
+) -> list[str]:
+    """Refuse to go on with a sweep whose jobs are not those of before; return notes."""
+    if settings.sweep.add is None:
+        check_same(folder, earlier, grown.jobs)
+        return []
+    before = grown.jobs[: len(earlier["jobs"])]
+    check_same(folder, earlier, before, "sweep.add")
+    if not grown.asked:
+        return []
+    return check_unchanged(folder, earlier, before, settings.sweep.allow_changed_code)
+
+
+def _added(
+    earlier: Mapping[str, Any] | None,
+    command: SweepCommand,
+    typed: Sequence[str],
+    started: datetime,
+) -> list[dict[str, Any]]:
+    """Return the commands that added jobs to a sweep, with this one if it does."""
+    found = list((earlier or {}).get("added") or [])
+    if earlier is None or not typed:
+        return found
+    when = started.isoformat(timespec="seconds")
+    line = shlex.join(["elman", *command.argv])
+    return [*found, {"typed": line, "arguments": list(typed), "started": when}]
 
 
 def _claiming_anew(
@@ -311,8 +375,9 @@ def _claiming_anew(
     return claiming(settings, tree)
 
 
-def _sizes(jobs: Sequence[SweepJob], settings: SweepSettings) -> list[str]:
+def _sizes(grown: Grown, settings: SweepSettings) -> list[str]:
     """Build every model without memory; return the notes about their sizes."""
+    jobs = grown.jobs
     if MODES[jobs[0].config.mode].in_process or not builds_a_model(jobs[0].config):
         return []
     known: dict[str, int] = {}
@@ -322,13 +387,17 @@ def _sizes(jobs: Sequence[SweepJob], settings: SweepSettings) -> list[str]:
             params.append(count_params(job.config, known))
     compares = MODES[jobs[0].config.mode].compares
     note = spread_note(jobs, params, settings.sweep) if compares else None
-    return size_lines(jobs, params) + ([note] if note else [])
+    lines = size_lines(jobs, params)
+    asked = [line for job, line in zip(jobs, lines, strict=True) if job.number in grown.wanted]
+    return asked + ([note] if note else [])
 
 
 def _check_launcher(
     config: DictConfig, jobs: Sequence[SweepJob], mode: Mode, settings: SweepSettings
 ) -> list[str]:
     """Refuse what the launcher would refuse, before there is a folder; return its notes."""
+    if not jobs:
+        return []
     if isinstance(settings.launcher, GpusLauncher) and not mode.in_process:
         from elman.devices.nvml_client import asked_driver
         from elman.devices.visible import usable_gpus
@@ -403,6 +472,35 @@ def _checked_jobs(
     return jobs
 
 
+def _grown(
+    context: HydraContext,
+    config: DictConfig,
+    earlier: Mapping[str, Any],
+    typed: Sequence[str],
+    suite: ChosenSuite | None,
+    may_pack: bool,
+) -> Grown:
+    """Return the jobs that a grown sweep has recorded, with those that this command adds."""
+
+    def compose(number: int, total: int, texts: Sequence[str]) -> RunConfig:
+        with _named(number, total, texts):
+            return _checked(context, config, texts, may_pack)
+
+    def of_suite() -> list[tuple[str, ...]]:
+        keys = {text.partition("=")[0] for text in typed}
+        own = [text for text in earlier["arguments"] if text.partition("=")[0] not in keys]
+        chosen = _suite(context, config, [*own, *typed])
+        assert chosen is not None
+        parser, overrides = _parsed(context, [*own, *typed])
+        return [texts for texts, _ in expand_suite(chosen, overrides, parser)]
+
+    if not typed:  # it is resumed
+        return Grown.whole(grown_jobs(earlier, (), compose).jobs)
+    with in_our_words(typed, compose_tree):
+        asked = asked_jobs(earlier, _parsed(context, typed)[1], suite, of_suite)
+    return grown_jobs(earlier, asked, compose)
+
+
 @contextmanager
 def _named(number: int, total: int, overrides: Sequence[str]) -> Iterator[None]:
     """Add to an error which job of the sweep it is about."""
@@ -438,9 +536,16 @@ def _one_mode(jobs: Sequence[SweepJob]) -> Mode:
 
 
 def _with_folders(
-    config: DictConfig, jobs: list[SweepJob], mode: Mode, settings: SweepSettings
+    config: DictConfig,
+    jobs: list[SweepJob],
+    mode: Mode,
+    settings: SweepSettings,
+    given: Mapping[int, str],
 ) -> tuple[list[SweepJob], Path | None]:
-    """Make the sweep's folder, if its mode has one, and name each job's folder in it."""
+    """Make the sweep's folder, if its mode has one, and name each job's folder in it.
+
+    ``given`` has what the folders of earlier jobs begin with, by the jobs' numbers.
+    """
     place = Path(str(config.hydra.sweep.dir))
     named = any(text.startswith("hydra.sweep.dir=") for text in typed_overrides(config, "hydra"))
     if not mode.makes_folder:
@@ -449,12 +554,11 @@ def _with_folders(
                 f"hydra.sweep.dir: mode={jobs[0].config.mode} makes no sweep folder; drop it"
             )
         return jobs, None
-    if settings.sweep.resume is not None and named:
-        raise UserError(
-            "hydra.sweep.dir: sweep.resume continues in the sweep's own folder; drop it"
-        )
-    if settings.sweep.resume is not None:
-        folder = Path(settings.sweep.resume).expanduser().absolute()
+    if (taken := _taken_up(settings)) is not None:
+        if named:
+            key = "sweep.add" if settings.sweep.add is not None else "sweep.resume"
+            raise UserError(f"hydra.sweep.dir: {key} continues in the sweep's own folder; drop it")
+        folder = taken
     elif settings.sweep.dry_run:
         if named:
             check_free(place, "hydra.sweep.dir")
@@ -464,12 +568,10 @@ def _with_folders(
     with read_write(config.hydra), open_dict(config.hydra), read_write(config.hydra.sweep):
         config.hydra.sweep.dir = str(folder)
     width = max(2, len(str(len(jobs))))
-    return [_in_folder(job, folder, width) for job in jobs], folder
-
-
-def _in_folder(job: SweepJob, folder: Path, width: int) -> SweepJob:
-    name = f"{job.number:0{width}d}_{run_name(job.config)}"
-    return replace(job, folder=folder / name)
+    begun = {**{job.number: f"{job.number:0{width}d}" for job in jobs}, **given}
+    return [
+        replace(job, folder=folder / f"{begun[job.number]}_{run_name(job.config)}") for job in jobs
+    ], folder
 
 
 def _row(job: SweepJob, returned: JobReturn, result: dict[str, Any] | None, mode: Mode) -> SweepRow:

@@ -320,10 +320,8 @@ class Trainer:
             )
 
     def _data_identity(self) -> dict[str, str | int | None]:
-        """What identifies the data: file names may change; the bytes and the split may not."""
-        described = self._data.describe()
-        keys = ("bytes", "sha256", "sample_sha256", "train_bytes")
-        return {key: described[key] for key in keys}
+        """What identifies the data; a checkpoint keeps it."""
+        return self._data.identity()
 
     def _build(self) -> LanguageModel:
         return build_model(

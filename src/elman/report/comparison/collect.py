@@ -31,6 +31,7 @@ class Source:
         living: Whether it runs now.
         benchmark: The suite that it ran, or None.
         suite: The published figures of that suite, or None.
+        added: The commands that added jobs to it, oldest first.
         problems: What could not be read, and how to resume the sweep, one line each.
     """
 
@@ -43,6 +44,7 @@ class Source:
     living: bool = False
     benchmark: str | None = None
     suite: SuiteFigures | None = None
+    added: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
     @property
@@ -118,6 +120,7 @@ def _sweep(folder: Path, children: Sequence[Path], places: Sequence[Place]) -> S
         final, launcher = content.get("ended") is not None, lock_holder(folder)
         of_sweep = {"final": final, "watched": launcher is not None}
         jobs = [_job(job) | of_sweep for job in content["jobs"]]
+        added = tuple(str(one["typed"]) for one in content.get("added") or ())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         found = tuple(read_run(child) for child in children if is_run(child))
         problem = f"{SWEEP_FILE} cannot be read: jobs that never started are not listed"
@@ -138,6 +141,7 @@ def _sweep(folder: Path, children: Sequence[Path], places: Sequence[Place]) -> S
         living=not final and launcher is not None,
         benchmark=str(content["benchmark"]) if content.get("benchmark") else None,
         suite=suite,
+        added=added,
         problems=problems,
     )
 

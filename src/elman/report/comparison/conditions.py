@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from elman.config.experiment import SECTIONS_WITHOUT_EFFECT, WITHOUT_EFFECT
 from elman.report.comparison.runs import Run
 
 NOT_RECORDED = "not recorded"
@@ -13,15 +14,12 @@ NOT_RECORDED = "not recorded"
 # Two runs of one model may differ in these settings and still be the same experiment. The bytes of
 # the data, the backend and whether the pass was replayed are read from the result, as measured.
 _IRRELEVANT = {
-    "train": (
-        *("seed", "resume", "device", "profile", "graph"),
-        *("save_every", "save_minutes", "keep_checkpoints"),
-    ),
+    "train": ("seed", "device", "graph", *WITHOUT_EFFECT["train"]),
     "data": ("path", "format", "field"),
 }
 # Settings that older runs do not have; this is what they did.
 _BEFORE = {"data": {"reset_at_documents": False}}
-_IRRELEVANT_SECTIONS = ("log", "kernels", "baseline", "mode")
+_IRRELEVANT_SECTIONS = ("kernels", *SECTIONS_WITHOUT_EFFECT)
 # Further settings: if they differ, the reader should know.
 _REMARKED = {
     "train": ("grad_clip", "compile", "deterministic", "activation_checkpointing", "init_from"),

@@ -13,6 +13,7 @@ from elman.report.comparison.notes import comparison_notes, run_notes
 from elman.report.comparison.published_rows import Beside, beside
 from elman.report.comparison.rows import Row, make_rows
 from elman.report.comparison.runs import Run
+from elman.report.comparison.wins import Wins, who_wins
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,13 @@ class Report:
         sources: The folders that it covers.
         rows: Its rows, in the order of the runs.
         published: The published figures of their models.
+        wins: How much better or worse each row is than another.
     """
 
     sources: tuple[Source, ...]
     rows: tuple[Row, ...]
     published: Beside
+    wins: Wins
 
     @property
     def runs(self) -> list[Run]:
@@ -61,17 +64,22 @@ class Report:
         return [*of_sources, *run_notes(self.runs)]
 
 
-def make_report(folders: Sequence[Path], places: Sequence[Place] = (SHIPPED,)) -> Report:
+def make_report(
+    folders: Sequence[Path],
+    places: Sequence[Place] = (SHIPPED,),
+    against: str | int | None = None,
+) -> Report:
     """Return the report on some folders of sweeps and runs.
 
     Args:
         folders: The folders.
         places: Where to look for the file of a suite that its sweep has not recorded.
+        against: The row with which the others are compared; see :func:`~.wins.who_wins`.
 
     Raises:
-        UserError: a folder holds neither a sweep nor a run.
+        UserError: a folder holds neither a sweep nor a run, or there is no row ``against``.
     """
     sources = collect(folders, places)
     rows = make_rows([run for source in sources for run in source.runs])
     suites = [source.suite for source in sources if source.suite is not None]
-    return Report(tuple(sources), tuple(rows), beside(rows, suites))
+    return Report(tuple(sources), tuple(rows), beside(rows, suites), who_wins(rows, against))

@@ -120,7 +120,7 @@ def make_curves(rows: Sequence[Row]) -> Curves:
 
 def _measured(run: Run, metrics: Metrics) -> list[tuple[Floats, Floats]]:
     """Return positions and values of each of a run's curves, in the order of :class:`Curves`."""
-    smooth, accumulated = running_mean(metrics.losses), _grad_accum(run)
+    smooth, accumulated = running_mean(metrics.losses), grad_accum(run)
     minutes = metrics.seconds_at(metrics.steps) / 60
     sizes = metrics.bytes_at(metrics.steps, accumulated)
     found = [(x, smooth) for x in (metrics.steps, minutes, sizes)]
@@ -188,6 +188,6 @@ def _rates(metrics: Metrics, grad_accum: int) -> tuple[Floats, Floats]:
     return seconds[ends] / 60, (sizes[ends] - sizes[starts]) / spent
 
 
-def _grad_accum(run: Run) -> int:
+def grad_accum(run: Run) -> int:
     value = run.config["train"].get("grad_accum", 1) if run.config else 1
     return value if isinstance(value, int) else 1

@@ -27,6 +27,7 @@ from elman.report.comparison.published_rows import WARNING, words
 from elman.report.comparison.rows import Row, run_marks
 from elman.report.comparison.runs import Run
 from elman.report.comparison.svg import escape, sample
+from elman.report.comparison.wins_page import wins_html
 
 PAGE_MARK = '<meta name="generator" content="elman mode=report" />'
 # With this policy the browser refuses to load anything.
@@ -59,6 +60,7 @@ def page_text(report: Report) -> str:
         _comparison(report),
         _section("What was swept", _plots(swept)) if swept else "",
         _section("Table", _table(report)),
+        _section("Who wins", wins_html(report.wins, report.rows)),
         _section("Plots", _legend(report.rows) + _plots(curves)) if curves else "",
         _section("Runs", _runs(report)),
         _section("Problems", _list(_other_problems(report), "notes")),
@@ -77,7 +79,7 @@ def _head(report: Report) -> str:
         when = f"{source.started} to {source.ended or 'no end recorded'}" if source.started else ""
         suite = f"suite {source.benchmark}" if source.benchmark else ""
         facts.append(" · ".join(filter(None, (str(source.folder), suite, when))))
-        facts.append(source.command)
+        facts += [source.command, *source.added]
     about = "".join(map(_about, report.sources))
     kinds = ["living"] * is_living(report) + ["long"] * (len(report.rows) > _MANY_RUNS)
     body = f'<body class="{" ".join(kinds)}">'

@@ -12,6 +12,7 @@ from rich.text import Text
 from elman.report.comparison.columns import Column
 from elman.report.comparison.content import Report
 from elman.report.comparison.printable import one_line
+from elman.report.comparison.wins_text import print_wins
 
 # Columns to leave out, in this order, if the terminal is too narrow.
 _SPARE = (
@@ -35,6 +36,7 @@ def print_report(console: Console, report: Report) -> None:
         notes.append(f"columns left out (terminal too narrow): {', '.join(left_out)}")
     for note in notes:
         say(console, note)
+    print_wins(console, report.wins)
 
 
 def say_where(console: Console, page: Path) -> None:

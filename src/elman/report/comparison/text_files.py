@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from elman.evaluation.metrics import DEFINITIONS
@@ -15,13 +15,14 @@ from elman.report.comparison.printable import one_line
 from elman.report.comparison.published_rows import WARNING, words
 from elman.report.comparison.rows import Row
 from elman.report.comparison.runs import Run
+from elman.report.comparison.wins_text import DIFFERENCE_COLUMNS, difference_lines, wins_markdown
 from elman.report.markdown import table
 
 MARKDOWN_MARK = "<!-- written by elman mode=report -->"
 _SPREAD_OF = ("loss", "bpb", "val_bpb", "tok_s")
 CSV_COLUMNS = {
     "kind": "model: one row of the table, over its seeds; run: one run of the row before it; "
-    "published: a figure that others published",
+    "published: a figure that others published; difference: a number of a row against another row",
     "set": "rows of one set are comparable; empty if no run counts",
     "model": "name of the model",
     "label": "the model and the settings that differ from the other rows",
@@ -52,6 +53,7 @@ CSV_COLUMNS = {
     },
     "published": "of a row: the published loss, its suite and date",
     "definition": "of a published figure: the definition of its loss, and its caveat",
+    **DIFFERENCE_COLUMNS,
 }
 """Columns of ``report.csv`` and what each holds."""
 
@@ -73,6 +75,7 @@ def _lines(report: Report) -> Iterator[dict[str, Any]]:
             yield _run(row, run)
     for record in report.published.records:
         yield _published(record)
+    yield from difference_lines(report.wins)
 
 
 def _row(row: Row, record: PublishedResult | None) -> dict[str, Any]:
@@ -155,9 +158,10 @@ def markdown_text(report: Report) -> str:
     columns = report.columns
     parts = [MARKDOWN_MARK, "# Report"]
     parts += [
-        f"`{one_line(source.command).replace('`', chr(39))}`"
+        f"`{one_line(command).replace('`', chr(39))}`"
         for source in report.sources
-        if source.command
+        for command in (source.command, *source.added)
+        if command
     ]
     parts += [
         f"**{_plain(title)}.** {_plain(text)}".strip()
@@ -167,6 +171,8 @@ def markdown_text(report: Report) -> str:
     parts.append(_table([column.head for column in columns], report.cells))
     if notes := [*report.comparison, *report.problems]:
         parts.append("\n".join(f"- {_plain(note)}" for note in notes))
+    for line in wins_markdown(report.wins):
+        parts.append(_table(*line) if isinstance(line, tuple) else _plain(line))
     parts.append("What each column is:")
     parts.append("\n".join(f"- {_plain(c.head)}: {_plain(c.definition)}" for c in columns))
     if records := report.published.records:
@@ -176,7 +182,7 @@ def markdown_text(report: Report) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _table(heads: list[str] | tuple[str, ...], lines: list[list[str]]) -> str:
+def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return table([_plain(head) for head in heads], [list(map(_plain, line)) for line in lines])
 
 

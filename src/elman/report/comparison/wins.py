@@ -1,0 +1,343 @@
+"""Who wins: the differences of comparable rows to one of them, and which rows are left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from elman.base.errors import UserError, did_you_mean
+from elman.report.comparison.differences import LEVEL, Difference, difference, holm
+from elman.report.comparison.efforts import (
+    AXES,
+    Axis,
+    Reading,
+    ends,
+    held_out_loss,
+    training_loss,
+)
+from elman.report.comparison.rows import Row
+from elman.report.comparison.runs import Result
+
+Values = Mapping[int | None, float]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A number that is compared.
+
+    Args:
+        key: Its name in files.
+        name: What a reader calls it.
+        form: Format of a difference, or of a ratio.
+        is_ratio: Whether rows are compared by a ratio: the mean of logarithms is compared then.
+        better: The word for a row whose number is smaller, and for one whose number is larger.
+    """
+
+    key: str
+    name: str
+    form: str
+    is_ratio: bool
+    better: tuple[str, str]
+
+
+LOSS = Compared("loss", "loss", "+.4f", False, ("better", "worse"))
+VAL_BPB = Compared("val_bpb", "val bpb", "+.4f", False, ("better", "worse"))
+SPEED = Compared("tok_s", "tok/s", ".3f", True, ("slower", "faster"))
+MEMORY = Compared("peak_memory_gb", "memory", ".3f", True, ("smaller", "larger"))
+
+
+@dataclass(frozen=True)
+class Line:
+    """One number of one row against the reference.
+
+    Args:
+        number: Which number.
+        axis: At equal what; None for speed and memory, which belong to a run as a whole.
+        effort: How much of it, in steps, minutes or bytes.
+        found: The difference, of logarithms if it is a ratio; None if the data do not permit it.
+        why_not: Why there is none.
+        earlier: Whether a run goes on after this effort.
+        p: Probability by Holm, over the rows of the table; None for one seed.
+        alpha: The level that the probability of this line had to stay under.
+        marks: Why the number is not the model's own, as ``contended``.
+    """
+
+    number: Compared
+    axis: Axis | None = None
+    effort: float | None = None
+    found: Difference | None = None
+    why_not: str = ""
+    earlier: bool = False
+    p: float | None = None
+    alpha: float = 1 - LEVEL
+    marks: tuple[str, ...] = ()
+
+    @property
+    def decided(self) -> bool:
+        """Whether the difference is told from noise, with all comparisons of the table."""
+        return self.p is not None and self.p < 1 - LEVEL
+
+    @property
+    def value(self) -> float | None:
+        """The difference, or the ratio."""
+        return None if self.found is None else self._outside(self.found.value)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Its 95 % interval, not adjusted for the number of comparisons."""
+        found = self.found.interval if self.found is not None else None
+        return None if found is None else (self._outside(found[0]), self._outside(found[1]))
+
+    def _outside(self, value: float) -> float:
+        if not self.number.is_ratio:
+            return value
+        return math.exp(value) if value < 700 else math.inf
+
+
+@dataclass(frozen=True)
+class Challenger:
+    """A row against the reference: a line for each number."""
+
+    row: Row
+    lines: tuple[Line, ...]
+
+    def line(self, number: Compared, axis: Axis | None = None) -> Line:
+        """Return the line of a number, at equal ``axis``."""
+        return next(one for one in self.lines if (one.number, one.axis) == (number, axis))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Comparable rows, against one of them.
+
+    Args:
+        reference: That one.
+        chosen: Whether the user chose it; otherwise it has the lowest loss.
+        axis: What the runs share by their duration: the axis whose loss decides.
+        challengers: The other rows, the best first.
+    """
+
+    reference: Row
+    chosen: bool
+    axis: Axis
+    challengers: tuple[Challenger, ...]
+
+
+@dataclass(frozen=True)
+class Wins:
+    """Every group of comparable rows, and a line for each reason why a row is in none."""
+
+    groups: tuple[Group, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+def who_wins(rows: Sequence[Row], against: str | int | None = None) -> Wins:
+    """Return the differences of the rows to the row ``against``.
+
+    Args:
+        rows: The rows of the report.
+        against: Label, model or job number of a row. By default the row with the lowest loss of
+            each group of comparable rows, of those with several seeds if there are any.
+
+    Raises:
+        UserError: there is no such row, several are called so, or none of its runs counts.
+    """
+    chosen = _chosen(rows, against) if against is not None else None
+    counted = [row for row in rows if row.counted]
+    by_conditions: dict[tuple[str, ...], list[Row]] = {}
+    for row in counted:
+        by_conditions.setdefault(tuple(_conditions(row).values()), []).append(row)
+    if chosen is not None:
+        members = by_conditions[tuple(_conditions(chosen).values())]
+        groups = [_group(chosen, members, True)] if len(members) > 1 else []
+        return Wins(tuple(groups), tuple(_left_out(chosen, counted, members)))
+    if len(counted) < 2:
+        return Wins()
+    groups = [_group(_best(members), members, False) for members in _several(by_conditions)]
+    if not groups:
+        return Wins((), (_all_differ(counted),))
+    first = max(groups, key=lambda group: len(group.challengers)).reference
+    in_one = [*(row for members in _several(by_conditions) for row in members)]
+    return Wins(tuple(groups), tuple(_left_out(first, counted, in_one)))
+
+
+def _several(by_conditions: Mapping[tuple[str, ...], list[Row]]) -> list[list[Row]]:
+    return [members for members in by_conditions.values() if len(members) > 1]
+
+
+def _conditions(row: Row) -> dict[str, str]:
+    """Return what must agree; other seeds only make a difference less certain."""
+    return {name: value for name, value in row.conditions.items() if name != "seeds"}
+
+
+def _best(rows: Sequence[Row]) -> Row:
+    """Return the row with the lowest loss; one seed alone may be the lowest by luck."""
+    known = [(found, row) for row in rows if (found := row.over_runs(_loss)) is not None]
+    several = [pair for pair in known if pair[0].n > 1] or known
+    return min(several, key=lambda pair: pair[0].mean)[1] if several else rows[0]
+
+
+def _chosen(rows: Sequence[Row], against: str | int) -> Row:
+    found = _called(rows, against)
+    typed = f"report.against={against}"
+    if not found:
+        hint = did_you_mean(str(against), [*dict.fromkeys(row.model for row in rows)])
+        labels = ", ".join(row.label for row in rows[:8]) + (", ..." if len(rows) > 8 else "")
+        raise UserError(f"{typed}: no such row{hint}; name a row by its model, as in {labels}")
+    if len(found) > 1:
+        jobs = [f"{row.jobs.split(',')[0]} ({row.label})" for row in found]
+        raise UserError(
+            f"{typed}: {len(found)} rows are called so; name one by the number of a job of it, "
+            f"report.against=<number>: {', '.join(jobs[:8])}{', ...' if len(jobs) > 8 else ''}"
+        )
+    if not found[0].counted:
+        raise UserError(
+            f"{typed}: no run of this row ended with ok ({found[0].status}); name another row"
+        )
+    return found[0]
+
+
+def _called(rows: Sequence[Row], against: str | int) -> list[Row]:
+    """Return the rows of that label; if there is none, of that model; or with that job."""
+    if isinstance(against, int):
+        return [row for row in rows if any(run.job == against for run in row.runs)]
+    by_label = [row for row in rows if row.label == against]
+    return by_label or [row for row in rows if row.model == against]
+
+
+def _left_out(reference: Row, rows: Sequence[Row], members: Sequence[Row]) -> list[str]:
+    """Return a line for each way in which rows differ that are compared with no other."""
+    whys: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        if all(row is not member for member in members):
+            whys.setdefault(_differing([reference, row]), []).append(row.label)
+    return [
+        f"not compared with {reference.label}: {_named(labels)} (different {', '.join(names)})"
+        for names, labels in whys.items()
+    ]
+
+
+def _all_differ(rows: Sequence[Row]) -> str:
+    return "no two rows are comparable, so nobody wins; they differ in " + ", ".join(
+        _differing(rows)
+    )
+
+
+def _differing(rows: Sequence[Row]) -> tuple[str, ...]:
+    told = [_conditions(row) for row in rows]
+    return tuple(name for name in told[0] if len({one[name] for one in told}) > 1)
+
+
+def _named(labels: Sequence[str]) -> str:
+    return ", ".join(labels) if len(labels) <= 4 else f"{len(labels)} rows"
+
+
+def _group(reference: Row, members: Sequence[Row], chosen: bool) -> Group:
+    axis = _axis_of(reference)
+    readings = {
+        id(run): (training_loss(run), held_out_loss(run)) for row in members for run in row.counted
+    }
+    others = [row for row in members if row is not reference]
+    found = [Challenger(row, tuple(_lines(row, reference, readings))) for row in others]
+    adjusted = _adjusted(found)
+
+    def height(challenger: Challenger) -> float:
+        value = challenger.line(LOSS, axis).value
+        return math.inf if value is None else value
+
+    return Group(reference, chosen, axis, tuple(sorted(adjusted, key=height)))
+
+
+def _axis_of(row: Row) -> Axis:
+    """Return what bounds the runs of a row; steps if both do, for then all may reach them."""
+    return "steps" if "steps" in row.conditions["duration"] else "minutes"
+
+
+_Readings = Mapping[int, tuple[Reading, Reading]]
+
+
+def _lines(row: Row, reference: Row, readings: _Readings) -> list[Line]:
+    found = [
+        _at_equal(
+            number, axis, row, reference, {run: both[place] for run, both in readings.items()}
+        )
+        for place, number in enumerate((LOSS, VAL_BPB))
+        for axis in AXES
+    ]
+    found.append(_of_whole_runs(SPEED, lambda result: result.tok_s, row, reference))
+    found.append(_of_whole_runs(MEMORY, lambda result: result.peak_memory_bytes, row, reference))
+    return found
+
+
+def _at_equal(
+    number: Compared, axis: Axis, row: Row, reference: Row, readings: Mapping[int, Reading]
+) -> Line:
+    """Compare a loss where the shortest run of the two rows ends."""
+    runs = [*row.counted, *reference.counted]
+    whole = [ends(run).get(axis) for run in runs]
+    known = [effort for effort in whole if effort is not None]
+    if len(known) < len(whole):
+        return Line(number, axis, why_not=f"a run has no record of its {axis}")
+    effort = min(known)
+    values = [
+        {run.seed: readings[id(run)].at(axis, effort) for run in one.counted}
+        for one in (row, reference)
+    ]
+    complete = [_complete(one) for one in values]
+    if complete[0] is None or complete[1] is None:
+        why = f"not recorded near {axis} {_shown(effort)} in every run"
+        return Line(number, axis, effort, why_not=why)
+    earlier = max(known) > effort * (1 + 1e-6)
+    found = difference(complete[0], complete[1])
+    return Line(number, axis, effort, found, earlier=earlier)
+
+
+def _complete(values: Mapping[int | None, float | None]) -> Values | None:
+    known = {seed: value for seed, value in values.items() if value is not None}
+    return known if len(known) == len(values) else None
+
+
+def _of_whole_runs(
+    number: Compared, of: Callable[[Result], float | None], row: Row, reference: Row
+) -> Line:
+    """Compare a positive number of whole runs by its ratio."""
+    logs = [
+        {run.seed: _log(of(run.result)) for run in one.counted if run.result is not None}
+        for one in (row, reference)
+    ]
+    first, second = (_complete(one) for one in logs)
+    if not first or not second:
+        return Line(number, why_not="not recorded in every run")
+    marks = tuple(dict.fromkeys(mark for one in (row, reference) for mark in one.marks))
+    return Line(number, found=difference(first, second), marks=marks if number is SPEED else ())
+
+
+def _log(value: float | None) -> float | None:
+    return math.log(value) if value is not None and value > 0 else None
+
+
+def _adjusted(challengers: Sequence[Challenger]) -> list[Challenger]:
+    """Adjust the probabilities of each number at each axis over all rows, by Holm."""
+    columns = []
+    for column in zip(*(one.lines for one in challengers), strict=True):
+        raw = [line.found.p if line.found is not None else None for line in column]
+        places = [place for place, p in enumerate(raw) if p is not None]
+        lines = list(column)
+        for place, (p, alpha) in zip(
+            places, holm([raw[place] or 0.0 for place in places]), strict=True
+        ):
+            lines[place] = replace(lines[place], p=p, alpha=alpha)
+        columns.append(lines)
+    return [
+        replace(one, lines=tuple(lines))
+        for one, lines in zip(challengers, zip(*columns, strict=True), strict=True)
+    ]
+
+
+def _shown(effort: float) -> str:
+    return f"{effort:,.0f}" if effort >= 1000 or effort == int(effort) else f"{effort:.3g}"
+
+
+def _loss(result: Result) -> float | None:
+    return result.loss

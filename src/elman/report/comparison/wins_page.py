@@ -1,0 +1,53 @@
+"""Who wins, on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from elman.report.comparison.rows import Row
+from elman.report.comparison.svg import escape
+from elman.report.comparison.wins import Group, Wins
+from elman.report.comparison.wins_text import (
+    HEADS,
+    METHOD,
+    cells,
+    heading,
+    listed,
+    sentences,
+    shortened,
+)
+
+
+def wins_html(wins: Wins, rows: Sequence[Row]) -> str:
+    """Return what the section of the page holds; empty if nothing is compared."""
+    numbers = {id(row): number for number, row in enumerate(rows)}
+    parts = [_group(group, numbers) for group in wins.groups]
+    if wins.left_out:
+        parts.append(_list(wins.left_out, "notes"))
+    if wins.groups:
+        parts.append(
+            f"<details><summary>How rows are compared</summary><p>{escape(METHOD)}</p></details>"
+        )
+    return "".join(parts)
+
+
+def _group(group: Group, numbers: Mapping[int, int]) -> str:
+    title = heading(group)
+    heads = "".join(f'<th scope="col">{escape(head)}</th>' for head in HEADS)
+    lines = "".join(
+        f'<tr data-row="{numbers[id(one.row)]}">'
+        + "".join(f"<td>{escape(cell)}</td>" for cell in cells(one, line))
+        + "</tr>"
+        for one, line in listed(group)
+    )
+    note = f"<p>{escape(note)}</p>" if (note := shortened(group)) else ""
+    return (
+        f"<h3>{escape(title[0].upper() + title[1:])}</h3>{_list(sentences(group), 'wins')}"
+        f"<details><summary>Every difference, with its interval</summary>{note}"
+        f'<div class="scroll"><table class="sorted"><thead><tr>{heads}</tr></thead>'
+        f"<tbody>{lines}</tbody></table></div></details>"
+    )
+
+
+def _list(lines: Sequence[str], css: str) -> str:
+    return f'<ul class="{css}">{"".join(f"<li>{escape(line)}</li>" for line in lines)}</ul>'

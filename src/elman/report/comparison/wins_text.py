@@ -1,0 +1,268 @@
+"""Who wins, in words: for the terminal, Markdown, CSV and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from elman.report.comparison.differences import LEVEL, MOST_SEEDS
+from elman.report.comparison.printable import one_line
+from elman.report.comparison.rows import Row
+from elman.report.comparison.wins import (
+    LOSS,
+    MEMORY,
+    SPEED,
+    Challenger,
+    Group,
+    Line,
+    Wins,
+)
+
+NONE = "-"
+TITLE = "Who wins"
+METHOD = (
+    "Each row is compared with one row: report.against names it (a model, a label, or the number "
+    "of a job); otherwise it is the row with the lowest loss of all that are comparable with one "
+    "another (of those with several seeds, if there are any). That row is lowest in part by luck, "
+    "so its lead is somewhat overstated; name a row "
+    "beforehand to avoid this. Only rows that agree in all conditions except the seeds are "
+    "compared. Losses are compared at the number of steps, minutes and bytes where the shortest "
+    "run of the two rows ends: the loss is the mean over the last 100 optimizer steps up to there, "
+    "linear between two steps; val bpb is linear between two validations, or from one that is at "
+    "most 2 % away. A star marks a comparison before the end of the longer runs: their learning "
+    "rate may not have fallen yet. If both rows have the same seeds, or one has all seeds of the "
+    "other, two or more, the differences are paired by seed and the interval is Student's t (1908) "
+    "over them; otherwise it is Welch's (1947). It holds the true mean difference in 95 % of such "
+    "comparisons if the noise between seeds is about normal. One seed gives no interval. Speed and "
+    "memory are compared by ratios, with the interval of the mean logarithm. Intervals are not "
+    "adjusted for the number of rows; the verdict is: a difference is told from noise if its p, "
+    "adjusted over the rows for each number by Holm (1979), is below 5 %. The seeds that would "
+    "decide are those with which such a test finds a true difference of the size seen, with the "
+    "noise seen, in 80 % of cases (noncentral t; Colas et al. 2018, arXiv:1806.08295); from two "
+    "or three seeds this is a rough guess."
+)
+"""How rows are compared, in one paragraph, with its sources."""
+DIFFERENCE_COLUMNS = {
+    "against": "of a difference: the row that it is compared with",
+    "measure": "of a difference: loss, val_bpb, tok_s or peak_memory_gb",
+    "at": "of a difference: compared at equal steps, minutes or bytes; empty for whole runs",
+    "at_value": "of a difference: the number of steps, minutes or bytes",
+    "difference": "of a difference: mean of the row less mean of the other row",
+    "ratio": "of a difference in speed or memory: the row's over the other row's",
+    "low": "of a difference or ratio: lower end of its 95 % interval",
+    "high": "of a difference or ratio: upper end of its 95 % interval",
+    "noise": "of a difference: standard deviation between seeds, pooled over both rows",
+    "method": "of a difference: paired (by seed), Welch, or one seed, which has no interval",
+    "p": "of a difference: probability of one at least as large if there is none",
+    "p_holm": "of a difference: the same, adjusted for the number of rows by Holm",
+    "more_seeds": "of a difference: seeds that would decide, about; empty if decided or unknown",
+    "verdict": "of a difference: what follows from it, or why there is none",
+}
+"""Columns of ``report.csv`` that only differences fill."""
+HEADS = (
+    *("row", "number", "at equal", "difference", "95 % interval", "times the noise", "seeds"),
+    *("p (Holm)", "verdict"),
+)
+_MOST_IN_TERMINAL, _MOST_LISTED = 20, 40
+
+
+def heading(group: Group) -> str:
+    """Return what the rows of a group are compared with."""
+    why = "report.against" if group.chosen else "the lowest loss"
+    return f"against {group.reference.label} ({why}, n={len(group.reference.counted)})"
+
+
+def verdict(line: Line) -> str:
+    """Return what follows from one line."""
+    found = line.found
+    if found is None:
+        return line.why_not
+    told = ""
+    if line.marks:
+        told = f"; not the model's own speed: {', '.join(line.marks)}"
+    if found.interval is None:
+        return f"one seed in a row, so the noise is unknown{told}"
+    if found.value == 0 and found.error == 0:
+        return f"equal in every seed{told}"
+    if line.decided:
+        return f"{line.number.better[found.value > 0]}{told}"
+    return _undecided(line) + told
+
+
+def _undecided(line: Line) -> str:
+    found = line.found
+    assert found is not None
+    counts = str(found.n[0]) if found.n[0] == found.n[1] else f"{found.n[0]} and {found.n[1]}"
+    alone = found.p is not None and found.p < 1 - LEVEL
+    many = " among so many rows" if alone else ""
+    more = more_seeds(line)
+    decide = (
+        f"about {more} more would decide"
+        if more is not None
+        else f"more than {MOST_SEEDS} more would be needed: take them as equal"
+    )
+    return f"not distinguishable with {counts} seeds{many}; {decide}"
+
+
+def more_seeds(line: Line) -> int | None:
+    """Return how many more seeds would decide a line; None if it is decided, or unknown."""
+    if line.found is None or line.decided or line.found.interval is None:
+        return None
+    return line.found.seeds_to_decide(line.alpha)
+
+
+def shown(line: Line) -> str:
+    """Return a difference or ratio as text."""
+    if line.value is None:
+        return NONE
+    times = " times" if line.number.is_ratio else ""
+    star = "*" if line.earlier else ""
+    return f"{line.value:{line.number.form}}{times}{star}"
+
+
+def _interval(line: Line) -> str:
+    if line.interval is None:
+        return NONE
+    low, high = (format(end, line.number.form) for end in line.interval)
+    return f"{low} to {high}"
+
+
+def _both(line: Line) -> str:
+    """Return a difference with its interval."""
+    return shown(line) if line.interval is None else f"{shown(line)} ({_interval(line)})"
+
+
+def _at(line: Line) -> str:
+    if line.axis is None or line.effort is None:
+        return NONE if line.axis is None else line.axis
+    form = ",.3f" if line.axis == "minutes" else ",.0f"
+    return f"{line.axis}: {line.effort:{form}}"
+
+
+def cells(challenger: Challenger, line: Line) -> list[str]:
+    """Return one line as text, under ``HEADS``."""
+    found = line.found
+    noisy = found is not None and found.noise
+    n = found.n if found is not None else None
+    return [
+        challenger.row.label,
+        line.number.name,
+        _at(line),
+        shown(line),
+        _interval(line),
+        f"{abs(found.value) / found.noise:.2g}" if found and noisy and found.noise else NONE,
+        NONE if n is None or found is None else f"{n[0]}, {found.method}",
+        NONE if line.p is None else f"{line.p:.2g}",
+        verdict(line),
+    ]
+
+
+def difference_lines(wins: Wins) -> Iterator[dict[str, Any]]:
+    """Yield every difference as a line of ``report.csv``."""
+    for group in wins.groups:
+        for one in group.challengers:
+            for line in one.lines:
+                yield _csv_line(group, one.row, line)
+
+
+def _csv_line(group: Group, row: Row, line: Line) -> dict[str, Any]:
+    found, kind = line.found, "ratio" if line.number.is_ratio else "difference"
+    told: dict[str, Any] = {
+        "kind": "difference",
+        "set": row.set,
+        "model": row.model,
+        "label": row.label,
+        "against": group.reference.label,
+        "measure": line.number.key,
+        "at": line.axis,
+        "at_value": line.effort,
+        "verdict": verdict(line),
+    }
+    if found is None:
+        return told
+    low, high = line.interval or (None, None)
+    own = {kind: line.value, "low": low, "high": high, "method": found.method, "n": found.n[0]}
+    noise = None if line.number.is_ratio else found.noise
+    tests = {"noise": noise, "p": found.p, "p_holm": line.p, "more_seeds": more_seeds(line)}
+    return told | own | tests
+
+
+def wins_markdown(wins: Wins) -> Iterator[str | tuple[Sequence[str], list[list[str]]]]:
+    """Yield paragraphs, and the heads and lines of tables."""
+    for group in wins.groups:
+        yield f"{TITLE}, {heading(group)}:"
+        yield from sentences(group)[:_MOST_LISTED]
+        yield HEADS, [cells(one, line) for one, line in listed(group)]
+        if note := shortened(group):
+            yield note
+    yield from wins.left_out
+    if wins.groups:
+        yield METHOD
+
+
+def listed(group: Group) -> list[tuple[Challenger, Line]]:
+    """Return the lines that a reader gets: of many rows only the loss that decides."""
+    if len(group.challengers) > _MOST_LISTED:
+        return [(one, one.line(LOSS, group.axis)) for one in group.challengers]
+    return [(one, line) for one in group.challengers for line in one.lines]
+
+
+def shortened(group: Group) -> str:
+    """Return what a list leaves out, or an empty text."""
+    if len(group.challengers) <= _MOST_LISTED:
+        return ""
+    return (
+        f"Of so many rows only the loss at equal {group.axis} is listed; report.csv has the rest."
+    )
+
+
+def sentences(group: Group) -> list[str]:
+    """Return one line for each row: the loss that decides, and its verdict."""
+    return [_sentence(group, one) for one in group.challengers]
+
+
+def _sentence(group: Group, one: Challenger) -> str:
+    line = one.line(LOSS, group.axis)
+    if line.found is None:
+        return f"{one.row.label}: loss at equal {group.axis}: {verdict(line)}"
+    parts = [f"{one.row.label}: {verdict(line)}: loss {_both(line)} at equal {group.axis}"]
+    for other in (one.line(SPEED), one.line(MEMORY)):
+        if other.found is not None:
+            marks = f" ({', '.join(other.marks)})" if other.marks else ""
+            parts.append(f"{other.number.name} {_both(other)}{marks}")
+    return ", ".join(parts)
+
+
+def print_wins(console: Console, wins: Wins) -> None:
+    """Print for each group the losses at equal effort, and a line for each row."""
+    for group in wins.groups:
+        _say(console, f"{TITLE}, {heading(group)}; in brackets 95 % intervals:")
+        kept = group.challengers[:_MOST_IN_TERMINAL]
+        console.print(_losses(group, kept))
+        for line in sentences(group)[:_MOST_IN_TERMINAL]:
+            _say(console, line)
+        if len(kept) < len(group.challengers):
+            _say(console, f"and {len(group.challengers) - len(kept)} more rows in report.html")
+    for line in wins.left_out:
+        _say(console, line)
+
+
+def _losses(group: Group, challengers: Sequence[Challenger]) -> Table:
+    # Without bars, for these are remarks on the table of the report.
+    table = Table(box=None, header_style="bold", padding=(0, 3, 0, 0))
+    table.add_column("loss less that row's", overflow="fold")
+    axes = [line.axis for line in group.challengers[0].lines if line.number is LOSS]
+    for axis in axes:
+        table.add_column(f"at equal {axis}", justify="right", overflow="fold")
+    for one in challengers:
+        found = [_both(one.line(LOSS, axis)) for axis in axes]
+        table.add_row(Text(one_line(one.row.label)), *map(Text, found))
+    return table
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
