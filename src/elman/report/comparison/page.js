@@ -93,6 +93,7 @@
     var words = typed.toLowerCase().split(/\s+/).filter(Boolean), out = new Set(), count = 0;
     var lines = Array.from(main.tBodies[0].rows), texts = {};
     all("tr[data-row]").forEach(function (line) {
+      if (line.closest(".differences")) { return; }  // its words are of two rows
       texts[line.dataset.row] = (texts[line.dataset.row] || "") + " " + line.textContent.toLowerCase();
     });
     lines.forEach(function (line) {

@@ -44,7 +44,7 @@ def _group(group: Group, numbers: Mapping[int, int]) -> str:
     return (
         f"<h3>{escape(title[0].upper() + title[1:])}</h3>{_list(sentences(group), 'wins')}"
         f"<details><summary>Every difference, with its interval</summary>{note}"
-        f'<div class="scroll"><table class="sorted"><thead><tr>{heads}</tr></thead>'
+        f'<div class="scroll"><table class="sorted differences"><thead><tr>{heads}</tr></thead>'
         f"<tbody>{lines}</tbody></table></div></details>"
     )
 
