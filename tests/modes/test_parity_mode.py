@@ -273,6 +273,8 @@ def test_every_cell_has_its_shapes(name: str) -> None:
     shapes, notes = shapes_for(cell, 256, defaults, quick=False)
     names = [shape.name for shape in shapes]
     assert names[:4] == ["one step", "segments", "from nothing", "strided input"]
+    assert ("resets" in names[4:]) == (not cell.no_resets(defaults))
+    assert [shape.resets for shape in shapes] == [one == "resets" for one in names]
     assert names[-1] == "own size"
     sized = [shape for shape in names if shape.startswith(("n_state", "width"))]
     assert len(sized) + len(notes) >= 5

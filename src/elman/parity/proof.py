@@ -201,11 +201,11 @@ def prove_runs(
     """Check a model's layer in the given ways of running it.
 
     Args:
-        resets: Check the kernels that zero the state where documents start, which are others.
+        resets: Check only the kernels that zero the state where documents start, which are others.
     """
     cell = registry.cell(config.cell)
     shapes, left_out = shapes_for(cell, config.dim, config.options, quick=quick)
-    shapes = [replace(shape, resets=resets) for shape in shapes]
+    shapes = [replace(shape, resets=resets or shape.resets) for shape in shapes]
     kernels = dict.fromkeys(run.backend for run in runs if run.backend != cell.backends[0])
     proof = Proof(config.name, cell.name, list(kernels), notes=[*notes, *left_out])
     for run in runs:

@@ -105,6 +105,8 @@ def shapes_for(
         Shape("from nothing", 1, _ODD, small, own, initial=False),
         Shape("strided input", 3, _ODD, small, own, strided=True),
     ]
+    if not cell.no_resets(options):
+        basic.append(Shape("resets", 3, _ODD, small, own, resets=True))
     notes: list[str] = []
     sized = list(_sized(cell, own, small, notes))
     return [*basic, *sized, *_own_size(cell, dim, own, notes)], notes

@@ -13,17 +13,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from elman.ops.dense.abi import DenseArgs, DenseSequence, sequence
-from elman.ops.dense.recurrences import DenseRecurrence
 from elman.ops.dense.results import Results, Tensors, adjacent
 
 
 class PassConfig(Protocol):
     """What a call has to know of how a pass runs."""
-
-    @property
-    def cell(self) -> DenseRecurrence:
-        """What is computed."""
-        ...
 
     @property
     def channels(self) -> int:
@@ -44,7 +38,9 @@ class SequenceCall:
         like: A tensor of the call.
     """
 
-    def __init__(self, like_btc: Tensor, first_sbi: Tensor, results: Results) -> None:
+    def __init__(
+        self, like_btc: Tensor, first_sbi: Tensor, results: Results, resets_bt: Tensor | None
+    ) -> None:
         (batch, steps, _), channels = like_btc.shape, first_sbi.shape[2]
         self.like, self.kept = like_btc, list[Tensor]()
         self.args = DenseArgs(batch=batch, steps=steps, channels=channels)
@@ -52,6 +48,8 @@ class SequenceCall:
         self.point(first=aligned(first_sbi))
         if results.memo_btmi.numel():
             self.point(memo=results.memo_btmi)
+        if resets_bt is not None:
+            self.point(resets=resets_bt.contiguous())
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Hold a tensor until the call is over."""
@@ -74,7 +72,7 @@ class SequenceCall:
         """Return the matrix as a pass reads it, with zeros for the channels that are none."""
         channels = self.args.channels
         more = config.channels - channels
-        matrix_kii = matrix_pi.reshape(config.cell.blocks, channels, channels)
+        matrix_kii = matrix_pi.reshape(-1, channels, channels)
         if more:
             matrix_kii = functional.pad(matrix_kii, (0, more, 0, more))
         matrix = matrix_kii.flatten(0, 1)

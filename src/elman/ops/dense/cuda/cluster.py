@@ -12,17 +12,17 @@ from functools import cache
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from elman.kernels import nvrtc
 from elman.kernels.launching import Launch, architecture, launch
 from elman.kernels.nvrtc import Loaded, Unit
-from elman.ops.dense.abi import DenseArgs, DenseSequence, layouts, sequence
+from elman.ops.dense.abi import layouts, sequence
+from elman.ops.dense.cuda.calls import SequenceCall, aligned, multiplied
 from elman.ops.dense.cuda.cluster_config import MULTIPROCESSORS, ClusterConfig, choose
 from elman.ops.dense.cuda.machine import machine
 from elman.ops.dense.products import gradients
 from elman.ops.dense.recurrences import CELLS, compiled_cell
-from elman.ops.dense.results import Gradients, Results, Tensors, adjacent, gradient_room, room
+from elman.ops.dense.results import Gradients, Results, Tensors, gradient_room, room
 
 _NAMES = ("dense_cluster_forward", "dense_cluster_backward")
 
@@ -42,7 +42,7 @@ def forward(
     for number, other in enumerate(inputs[1:]):
         call.args.p[number] = call.sequence(other)
     call.args.x = call.sequence(inputs[0])
-    call.point(matrix=call.padded(_multiplied(recurrent)), last=results.last_sbi)
+    call.point(matrix=call.padded(multiplied(recurrent), call.config), last=results.last_sbi)
     call.run()
     return results
 
@@ -68,26 +68,19 @@ def backward(
     if dy_bti is not None:
         call.args.dy = call.sequence(dy_bti)
     if dlast_sbi is not None:
-        call.point(dlast=_aligned(dlast_sbi))
-    call.point(matrix=call.padded(_multiplied(recurrent)), dfirst=dfirst_sbi)
+        call.point(dlast=aligned(dlast_sbi))
+    call.point(matrix=call.padded(multiplied(recurrent), call.config), dfirst=dfirst_sbi)
     call.point(dscale=dscale_bi)
     call.run()
     given = (dinputs, dscale_bi, dfirst_sbi, recurrent, parameters, first_sbi, results)
     return gradients(step, *given, resets_bt)
 
 
-def _multiplied(recurrent: Tensors) -> Tensor:
-    """Return R: as it is, or the product of its factors."""
-    return recurrent[0] if len(recurrent) == 1 else torch.mm(*recurrent)
-
-
-class _Call:
-    """The arguments of one call, and the tensors that they point to.
+class _Call(SequenceCall):
+    """The arguments of one call, and how it runs.
 
     Attributes:
-        args: The arguments.
         config: How the pass runs.
-        like: A tensor of the call.
     """
 
     def __init__(
@@ -101,52 +94,18 @@ class _Call:
         *,
         back: bool,
     ) -> None:
-        (batch, steps, _), channels = like_btc.shape, first_sbi.shape[2]
+        super().__init__(like_btc, first_sbi, results, resets_bt)
         multiprocessors = machine(like_btc.device.index).multiprocessors or MULTIPROCESSORS
-        resets = resets_bt is not None
-        config = CHOOSE(step, channels, batch, multiprocessors, resets, back)
+        size = (self.args.channels, self.args.batch, multiprocessors)
+        config = CHOOSE(step, *size, resets_bt is not None, back)
         assert config is not None, step
-        self.config, self.like, self.kept = config, like_btc, list[Tensor]()
-        self.args = DenseArgs(batch=batch, steps=steps, channels=channels)
-        self.args.y = sequence(results.y_bti)
-        self.point(first=_aligned(first_sbi))
-        if results.memo_btmi.numel():
-            self.point(memo=results.memo_btmi)
-        if resets_bt is not None:
-            self.point(resets=resets_bt.contiguous())
+        self.config = config
         if config.cell.norm:
             self.point(norms=results.norms_bt)
         if config.cell.scale:
             self.point(scale=parameters[0].contiguous())
         if config.cell.extra:
-            self.point(extra=self.padded(parameters[0]))
-
-    def keep(self, tensor: Tensor) -> Tensor:
-        """Hold a tensor until the call is over."""
-        self.kept.append(tensor)
-        return tensor
-
-    def point(self, **tensors: Tensor) -> None:
-        """Set arguments that are one contiguous tensor each."""
-        for name, tensor in tensors.items():
-            setattr(self.args, name, self.keep(tensor).data_ptr())
-
-    def sequence(self, tensor_btc: Tensor) -> DenseSequence:
-        """Return where a sequence lies whose pairs of channels are words."""
-        one = adjacent(tensor_btc)
-        if (one.data_ptr() // one.element_size() | one.stride(0) | one.stride(1)) % 2:
-            one = one.clone(memory_format=torch.contiguous_format)
-        return sequence(self.keep(one))
-
-    def padded(self, matrix_pi: Tensor) -> Tensor:
-        """Return the matrix as the pass reads it, with zeros for the channels that are none."""
-        config, channels = self.config, self.args.channels
-        more = config.channels - channels
-        matrix_kii = matrix_pi.reshape(-1, channels, channels)
-        if more:
-            matrix_kii = functional.pad(matrix_kii, (0, more, 0, more))
-        matrix = matrix_kii.flatten(0, 1)
-        return _aligned(matrix.T if config.back else matrix)
+            self.point(extra=self.padded(parameters[0], config))
 
     def run(self) -> None:
         """Launch the pass."""
@@ -160,12 +119,6 @@ class _Call:
             cluster=config.cluster,
         )
         LAUNCH(config, wanted, self)
-
-
-def _aligned(tensor: Tensor) -> Tensor:
-    """Return a contiguous tensor that loads of 16 bytes can begin at."""
-    one = tensor.contiguous()
-    return one.clone() if one.data_ptr() % 16 else one
 
 
 def _choose(

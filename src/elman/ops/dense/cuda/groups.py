@@ -115,12 +115,10 @@ class _Call(SequenceCall):
         back: bool,
     ) -> None:
         stalls.check()
-        super().__init__(like_btc, first_sbi, results)
+        super().__init__(like_btc, first_sbi, results, resets_bt)
         here, resets = _machine(like_btc.device.index), resets_bt is not None
         config = CHOOSE(step, self.args.channels, self.args.batch, here, back, resets)
         assert config is not None, step
-        if resets_bt is not None:
-            self.point(resets=resets_bt.contiguous())
         self.config, self.at_once = config, config.at_once(here.multiprocessors)
 
     def run(self) -> None:
