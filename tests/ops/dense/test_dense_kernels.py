@@ -300,3 +300,23 @@ def test_a_kernel_reads_nothing_beside_its_tensors(what: str) -> None:
 def test_another_dtype_has_no_kernel() -> None:
     with pytest.raises(UserError, match=r"computes in float32 and float64, not in torch.float16"):
         source.kernel_for("tanh", torch.float16)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@STEPS
+def test_nothing_is_written_behind_the_workspace(monkeypatch, step, size) -> None:
+    """The original's workspaces were too small for some sizes (vector-state specification 5)."""
+    guards: list[Tensor] = []
+
+    def run(self, function) -> None:
+        like = self.kept[0]
+        asked = self.kernel.workspace(self.args) // like.element_size()
+        whole = like.new_full((asked + 4096,), 7.0)
+        self.point(workspace=whole)
+        function(self.args)
+        guards.append(whole[asked:])
+
+    monkeypatch.setattr(cpu._Call, "run", run)
+    everything(step, draw(step, size), "cpu")
+    assert len(guards) == 2
+    assert all(bool((guard == 7).all()) for guard in guards)

@@ -345,3 +345,22 @@ def test_another_dtype_or_write_has_no_kernel() -> None:
         source.kernel_for("full", torch.float16)
     with pytest.raises(UserError, match=r"kernels.backend=cpu: write twice has no kernel; use"):
         source.kernel_for("twice", torch.float32)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@WRITES
+def test_nothing_is_written_behind_the_workspace(monkeypatch, write, size) -> None:
+    """The original's workspaces were too small for some sizes (vector-state specification 5)."""
+    guards: list[Tensor] = []
+
+    def run(self, function) -> None:
+        asked = self.kernel.workspace(self.args) // self.like.element_size()
+        whole = self.like.new_full((asked + 4096,), 7.0)
+        self.point(workspace=whole)
+        function(self.args)
+        guards.append(whole[asked:])
+
+    monkeypatch.setattr(cpu._Call, "run", run)
+    everything(write, draw(write, size), "cpu")
+    assert len(guards) == 2
+    assert all(bool((guard == 7).all()) for guard in guards)
