@@ -566,7 +566,7 @@ def _with_folders(
     with read_write(config.hydra), open_dict(config.hydra), read_write(config.hydra.sweep):
         config.hydra.sweep.dir = str(folder)
     width = max(2, len(str(len(jobs))))
-    begun = {job.number: f"{job.number:0{width}d}" for job in jobs} | given
+    begun = {job.number: f"{job.number:0{width}d}" for job in jobs} | dict(given)
     return [
         replace(job, folder=folder / f"{begun[job.number]}_{run_name(job.config)}") for job in jobs
     ], folder
