@@ -389,6 +389,8 @@ inline std::string launch_clusters(long long first, long long blocks, int size, 
     run_cluster(index, size, threads, bytes);
   choose_block = block_met = nullptr;
   warp_met = nullptr;
+  cluster.clear();  // their stacks: every library has its own, and a process loads hundreds
+  fibers.clear();
   return error;
 }
 

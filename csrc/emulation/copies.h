@@ -98,6 +98,7 @@ inline std::string launch(long long first, long long blocks, int threads, size_t
     run_block(index, threads, function);
     check_guard();
   }
+  fibers.clear();  // their stacks: every library has its own, and a process loads hundreds
   return error;
 }
 

@@ -87,13 +87,13 @@ def test_matrix_state_on_a_gpu(fake, plan, dtype, kept) -> None:
     given = parameters(plan, GPU)
     first = torch.empty(state, device=GPU)
     run = torch.ops.elman.matrix_state
-    out, last, states = run(plan.text, "cuda", True, [source], given, first)
+    out, last, states = run(plan.text, "cuda", True, [source], given, first, None)
     assert (out.shape, out.dtype) == ((batch, steps, 4, 16), dtype)
     assert (last.shape, last.dtype) == (state, torch.float32)
     k = matrix_cuda.segment(plan, batch, dtype)
     assert (states.shape, states.dtype) == (((steps - 1) // k, *state), kept)
     backward = torch.ops.elman.matrix_state_backward
-    found = backward(plan.text, "cuda", out, last, [source], given, first, states)
+    found = backward(plan.text, "cuda", out, last, [source], given, first, states, None)
     wanted = ([source], given, first)
     for one, like in zip([*found[0], *found[1], found[2]], [source, *given, first], strict=True):
         assert (one.shape, one.dtype, one.device) == (like.shape, like.dtype, GPU), wanted
@@ -104,12 +104,12 @@ def test_matrix_state_on_a_gpu(fake, plan, dtype, kept) -> None:
 def test_channel_on_a_gpu(fake, dtype) -> None:
     source = torch.empty(3, 37, 48, dtype=dtype, device=GPU)
     first = torch.empty(3, 24, device=GPU)
-    y, last, states = channel_custom.channel(CHANNEL.text, "cuda", [source], [], first)
+    y, last, states = channel_custom.channel(CHANNEL.text, "cuda", [source], [], first, None)
     assert (y.shape, y.dtype, y.device) == ((3, 37, 24), dtype, GPU)
     assert (last.shape, last.dtype) == ((3, 24), torch.float32)
     assert states.shape == (3, channel_cuda.n_segments(37), 24)
     backward = channel_custom.channel_backward
-    (dsource,), none, dfirst = backward(CHANNEL.text, "cuda", y, last, [source], [], states)
+    (dsource,), none, dfirst = backward(CHANNEL.text, "cuda", y, last, [source], [], states, None)
     assert (dsource.shape, dsource.dtype, dsource.device) == (source.shape, dtype, GPU)
     assert (list(none), dfirst.shape, dfirst.dtype) == ([], (3, 24), torch.float32)
 

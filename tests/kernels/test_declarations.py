@@ -43,7 +43,7 @@ def compile_channel(step: str, backend: str) -> None:
         channel_source.prepare([channel_source.spec_for(plan, FLOAT)], step)
     else:
         chosen = channel_cuda._tile_config.__wrapped__(
-            plan, FLOAT, FLOAT, Tuning(), 16, 64 if channel_cells.CELLS[step].norm else 0
+            plan, FLOAT, FLOAT, Tuning(), 16, 64 if channel_cells.CELLS[step].norm else 0, False
         )
         text = channel_cuda.unit_text.__wrapped__(chosen)
         Unit(text, step, "sm_80", fast=False).cubin()

@@ -23,9 +23,10 @@ struct ChannelTileConfig {
   static constexpr int STEPS = STEPS_, STAGES = STAGES_, WARPS = WARPS_, UNIT = UNIT_;
   static constexpr int THREADS = 32 * WARPS;
   // Warps of a multiprocessor: 12 give every channel of a usual model its thread, in one wave. A
-  // backward pass with exact functions may need the registers of some of them.
-  static constexpr int AT_ONCE = sizeof(IO) > 2 ? 8 : 12;
-  static constexpr int BLOCKS = WARPS < 12 ? 12 / WARPS : 1;
+  // backward pass with exact functions may need the registers of some of them, and so do resets.
+  static constexpr int AT_ONCE = sizeof(IO) > 2 || Spec::RESETS ? 8 : 12;
+  static constexpr int FORWARD_AT_ONCE = Spec::RESETS ? 8 : 12;
+  static constexpr int BLOCKS = WARPS < FORWARD_AT_ONCE ? FORWARD_AT_ONCE / WARPS : 1;
   static constexpr int BACKWARD_BLOCKS = WARPS < AT_ONCE ? AT_ONCE / WARPS : 1;
   static constexpr int SLOTS = Spec::SLOTS;
   static_assert(STEPS % 8 == 0 && STEPS <= 32 && STAGES >= 2, "tile config");

@@ -35,6 +35,8 @@ def config_hash(config: RunConfig) -> str:
     """Return eight hexadecimal digits that identify a run; ``train.resume`` keeps them."""
     tree = flatten(config)
     tree["train"].pop("resume")
+    if not tree["data"]["reset_at_documents"]:  # older runs have no such setting: names stay
+        tree["data"].pop("reset_at_documents")
     text = json.dumps(tree, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 

@@ -266,7 +266,8 @@ def test_what_sbatch_refuses_is_one_line_and_leaves_nothing(slurm: Any, tmp_path
     sweep = Sweep(slurm, tmp_path, "train.seed=1,2", "train.minutes=1", "launcher.partition=nope")
     output, _ = sweep.process.communicate(timeout=60)
     assert sweep.process.returncode == 2
-    assert output.splitlines()[2:] == [
+    assert output.splitlines()[2].startswith("report while it runs: ")
+    assert output.splitlines()[3:] == [
         "elman: error: launcher=slurm: sbatch: error: Batch job submission failed: Invalid "
         "partition name specified; fix launcher.* or hydra.launcher.*"
     ]

@@ -253,7 +253,7 @@ def test_blocks_that_share_are_launched_together_with_their_memory() -> None:
     assert (forward.shares, forward.warps, forward.producers) == (4, 1, True)
     one = replace(forward, plan=replace(forward.plan, heads=3))
     # 9 blocks of one warp and its producer: three of the GPU's, the last with room to spare.
-    wanted = ("matrix_forward", 3, 4 * 64, 4 * one.forward_bytes, False, 0)
+    wanted = ("matrix_forward", 3, 4 * 64, 4 * one.forward_bytes, False, 0, False)
     assert kernels.launches(one, 3, 512, backward=False) == [wanted]
     text = kernels.unit_text(one, backward=False)
     for line in ("ELMAN_SHARES 4", "ELMAN_SHARE_WARPS 1", f"ELMAN_SHARE_BYTES {one.forward_bytes}"):

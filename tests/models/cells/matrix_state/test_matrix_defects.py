@@ -356,5 +356,5 @@ def test_e75s_convolution_behind_the_projection_leaves_beta_alone() -> None:
     """11: beta is projected from the input without convolution."""
     layer = E75(DIM, n_heads=2, n_state=3, use_conv=True, conv_mode="post", dtype=torch.float64)
     x = draws(1, 5, DIM)
-    _, beta = layer.project(x, {}, {})
+    _, beta = layer.project(x, {}, {}, None)
     torch.testing.assert_close(beta, x @ layer.cell_proj[18:].T, rtol=1e-12, atol=0)
