@@ -5,6 +5,7 @@ Shape legend: b batch, t time, d model width.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -105,7 +106,7 @@ def shapes_for(
         Shape("from nothing", 1, _ODD, small, own, initial=False),
         Shape("strided input", 3, _ODD, small, own, strided=True),
     ]
-    if not cell.no_resets(options):
+    if not cell.no_resets(options) and _takes_resets(cell):
         basic.append(Shape("resets", 3, _ODD, small, own, resets=True))
     notes: list[str] = []
     sized = list(_sized(cell, own, small, notes))
@@ -150,6 +151,11 @@ def _impossible(cell: Cell, dim: int, options: Mapping[str, Value]) -> str | Non
     except UserError as error:
         return str(error)
     return None
+
+
+def _takes_resets(cell: Cell) -> bool:
+    """Return whether the layer's forward pass has the argument; a user's own may not."""
+    return "resets_bt" in inspect.signature(layer_class(cell).forward).parameters
 
 
 def _sized(cell: Cell, own: Mapping[str, Value], small: int, notes: list[str]) -> Iterator[Shape]:
