@@ -398,7 +398,7 @@ def replayed(step: str, leaves: Leaves) -> Leaves:
 
 
 def recorded(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """Return a call as a CUDA graph, and its results."""
+    """Return a call as a CUDA graph, and its results; the graph keeps alive what the call reads."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -408,6 +408,7 @@ def recorded(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         held = call()
+    graph.call = call  # type: ignore[attr-defined]
     return graph, held
 
 

@@ -21,6 +21,35 @@ def shifted(y_bti: Tensor, h_bi: Tensor, resets_bt: Tensor | None = None) -> Ten
     return before_bti if resets_bt is None else before_bti.masked_fill_(resets_bt[..., None], 0.0)
 
 
+def outer_before(
+    left_btc: Tensor,
+    y_bti: Tensor,
+    h_bi: Tensor,
+    wide: torch.dtype,
+    resets_bt: Tensor | None = None,
+) -> Tensor:
+    """Return the sum of outer products of a sequence with the state before every step.
+
+    Without resets it copies no states: in the order of memory, the number before that of a step is
+    its state before, but for first steps. What first steps add wrongly is taken back.
+
+    Args:
+        left_btc: The other sequence.
+        y_bti: State after every step.
+        h_bi: State before the first one.
+        wide: Dtype of the sums.
+        resets_bt: Where the state is zero instead, bool; None: nowhere.
+    """
+    if resets_bt is not None:
+        return outer(left_btc, shifted(y_bti, h_bi, resets_bt), wide)
+    left_nc, y_ni = left_btc.flatten(0, 1), y_bti.flatten(0, 1)
+    total_ci = left_nc.new_empty((left_nc.shape[1], y_ni.shape[1]), dtype=wide)
+    multiply(left_nc[1:].T, y_ni[:-1], total_ci)
+    first_bc = left_btc[:, 0].to(wide)
+    total_ci.addmm_(first_bc.T, h_bi.to(wide))
+    return total_ci.addmm_(first_bc[1:].T, y_bti[:-1, -1].to(wide), alpha=-1)
+
+
 def outer(left_btc: Tensor, right_btc: Tensor, wide: torch.dtype) -> Tensor:
     """Return the sum of outer products over batch and time."""
     left_cn, right_nc = left_btc.flatten(0, 1).T, right_btc.flatten(0, 1)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from elman.ops.common.precision import no_autocast
-from elman.ops.common.products import outer, shifted
+from elman.ops.common.products import outer, outer_before, shifted
 from elman.ops.dense.recurrences import compiled_cell
 from elman.ops.dense.results import Gradients, Results, Tensors
 
@@ -69,9 +69,9 @@ def _of_matrices(
         for dpre_tp, y_ti in zip(dpre_btp, y_bti, strict=True):  # in place: no copy of the states
             drecurrent_pi.addmm_(dpre_tp[1:].T, y_ti[:-1])
         return [drecurrent_pi]
-    before_bti = shifted(y_bti, h_bi, resets_bt)
     if len(recurrent) == 1:
-        return [outer(dpre_btp, before_bti, wide)]
+        return [outer_before(dpre_btp, y_bti, h_bi, wide, resets_bt)]
+    before_bti = shifted(y_bti, h_bi, resets_bt)
     outer_pr, inner_ri = recurrent
     dlow_btr = dpre_btp @ outer_pr
     low_btr = before_bti @ inner_ri.T

@@ -20,7 +20,6 @@ from elman.kernels.launching import Launch, architecture, launch
 from elman.kernels.nvrtc import Loaded, Unit
 from elman.ops.common.mirrors import layout_assertions
 from elman.ops.common.precision import cast, no_autocast
-from elman.ops.common.products import shifted
 from elman.ops.dense.cuda.cluster_config import MULTIPROCESSORS
 from elman.ops.dense.cuda.machine import machine
 from elman.ops.tape import results as passes
@@ -82,9 +81,8 @@ def backward(
         )
         call.point(replayed=dtape.new_empty(call.args.interval - 1, *dtape.shape))
         call.run()
-        before_bti = shifted(results.y_bti, given.state_bi.to(results.y_bti.dtype))
-        products = (dinput_bti, dvalues_bti, before_bti, results.y_bti)
-        dmatrix_pi = of_matrices(write, *products, call.like.dtype)
+        products = (dinput_bti, dvalues_bti, results.y_bti, given.state_bi)
+        dmatrix_pi = of_matrices(write, *products)
     return Inputs(dinput_bti, dmatrix_pi, dtape, dstate)
 
 

@@ -26,7 +26,7 @@ from elman.kernels.nvrtc import Loaded, Unit
 from elman.ops.common.mirrors import layout_assertions
 from elman.ops.common.native import words_of
 from elman.ops.common.precision import cast, no_autocast
-from elman.ops.common.products import multiply, outer, shifted
+from elman.ops.common.products import multiply, outer, outer_before
 from elman.ops.tape import results as passes
 from elman.ops.tape.recurrences import NO_PRODUCT, compiled_cell
 from elman.ops.tape.results import Inputs, Results
@@ -147,9 +147,8 @@ def backward(
         if dy_bti is not None:
             call.point(dy=cast(dy_bti, call.io))
         _walk_back(call, cast(given.matrix_pi, call.io).contiguous(), dstate)
-        before_bti = shifted(results.y_bti, given.state_bi.to(call.io), resets_bt)
         dmatrix_pi = of_matrices(
-            write, dinput_bti, dvalues_bti, before_bti, results.y_bti, call.like.dtype
+            write, dinput_bti, dvalues_bti, results.y_bti, given.state_bi, resets_bt
         )
     return Inputs(dinput_bti, dmatrix_pi, dtape, dstate)
 
@@ -199,12 +198,13 @@ def of_matrices(
     write: str,
     dinput_bti: Tensor,
     dvalues_bti: Tensor,
-    before_bti: Tensor,
     y_bti: Tensor,
-    wide: torch.dtype,
+    state_bi: Tensor,
+    resets_bt: Tensor | None = None,
 ) -> Tensor:
     """Return the gradient of W_h, and that of W_r behind it: products over batch and time."""
-    drecurrent_ii = outer(dinput_bti, before_bti, wide)
+    wide, narrow_bi = state_bi.dtype, state_bi.to(y_bti.dtype)
+    drecurrent_ii = outer_before(dinput_bti, y_bti, narrow_bi, wide, resets_bt)
     if not dvalues_bti.numel():
         return drecurrent_ii
     dwrite_ii = outer(dvalues_bti, y_bti, wide)
