@@ -25,7 +25,7 @@ struct TapeClusterArgs {
   void* values;            // what was written [B, T, I]; null: it is the state, or nothing is kept
   void* dvalues;           // its gradient, or null
   void* checkpoints;       // tapes before steps K, 2 K .. [C, B, N, I], or null
-  void* replayed;          // room for the tapes between two of them [K - 1, B, N, I]
+  void* replayed;          // room for the tapes behind two of them [2, K - 1, B, N, I]
   int64_t batch, steps, channels;
   int64_t interval;  // K
 };

@@ -3,6 +3,7 @@
 #pragma once
 #include "emulation/boxes.h"
 #include "emulation/device.h"
+#include "emulation/exchanged.h"
 #include "emulation/tiles.h"
 
 // Where a function is called, for reports.
@@ -85,6 +86,7 @@ DEVICE unsigned shuffle_four(unsigned word, int lane, ELMAN_CALLED) {
                               int shared_bytes, unsigned seed) {                               \
     static std::string message;                                                                \
     const ARGS& a = *given;                                                                    \
+    const elman::emulation::WatchExchanged watched;                                            \
     message = elman::emulation::launch_clusters(first, blocks, CLUSTER, THREADS, shared_bytes, \
                                                 seed, [&] { CALL; });                          \
     return message.c_str();                                                                    \

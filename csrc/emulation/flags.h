@@ -1,69 +1,19 @@
 // Blocks that all run at the same time and hand numbers to each other through global memory. One
 // thread raises a flag by a store with release, another one sees it by a load with acquire.
 //
-// What blocks hand over is declared as such. A touch of it is right if no order of events breaks
-// it: who reads a word must know that it was written, and who writes it must know that all who read
-// or wrote it before have done so. A thread knows what it has seen by flags, and what others knew
-// who met it (sync_warp, sync_block) or raised a flag that it has seen. A write counts as over when
-// all threads of its block, or of its warp, have met since.
+// exchanged.h checks what they hand over. A thread knows what it has seen by flags, and what others
+// knew who met it (sync_warp, sync_block) or raised a flag that it has seen.
 //
 // A wait for a flag ends in vain when no thread of any block can go on otherwise: that is how long
 // the patience of a GPU's thread lasts here.
 #pragma once
-#include "emulation/boxes.h"
+#include "emulation/exchanged.h"
 
 namespace elman::emulation {
 
-// What is known of a word that blocks hand over.
-struct Exchanged {
-  int writer_rank = NOBODY, writer = NOBODY;
-  unsigned arrivals = 0, warp_epoch = 0;             // of the writer, then
-  std::vector<std::pair<size_t, unsigned>> readers;  // parts of blocks, and their arrivals, then
-};
-
-inline std::unordered_map<uintptr_t, Exchanged> exchanged_words;
 // What was told with each turn of a flag: who waits for a turn learns no more than that.
 inline std::unordered_map<uintptr_t, std::map<unsigned, Known>> flags;
 inline bool grid_runs;  // whether the blocks that run are a grid
-
-inline bool knows_written(const Known& known, const Exchanged& word) {
-  if (word.writer_rank == NOBODY) return true;
-  if (word.writer_rank == current->rank) {
-    if (word.writer == current->thread) return true;
-    if (word.writer / WARP == current->thread / WARP && word.warp_epoch != current->warp_epoch)
-      return true;
-  }
-  const size_t part = part_number(word.writer_rank, part_of(word.writer));
-  const size_t warp = warp_number(word.writer_rank, word.writer / WARP);
-  return known_at(known, part) > word.arrivals || known_at(known, warp) > word.warp_epoch;
-}
-
-inline void note_exchanged_read(Exchanged& word) {
-  const size_t part = part_number(current->rank, part_of(current->thread));
-  for (auto& [reader, arrivals] : word.readers)
-    if (reader == part) {
-      arrivals = std::max(arrivals, current->arrivals);
-      return;
-    }
-  word.readers.emplace_back(part, current->arrivals);
-}
-
-inline void touch_word_exchanged(uintptr_t at, bool write, const char* name) {
-  if (at % 4) return;  // the word's first half has been looked at
-  Exchanged& word = exchanged_words[at];
-  const Known& known = all_known();
-  if (!write && word.writer_rank == NOBODY)
-    report("%s is read before anybody has written it (%s)", name, here().c_str());
-  if (!knows_written(known, word))
-    report("race: %s is %s without knowing that thread %d of block %d has written it (%s)", name,
-           write ? "written" : "read", word.writer, word.writer_rank, here().c_str());
-  if (!write) return note_exchanged_read(word);
-  for (const auto& [part, arrivals] : word.readers)
-    if (known_at(known, part) <= arrivals)
-      report("race: %s is written without knowing that block %zu has read what stood there (%s)",
-             name, part / 2, here().c_str());
-  word = {current->rank, current->thread, current->arrivals, current->warp_epoch, {}};
-}
 
 // ---- flags
 
@@ -151,14 +101,12 @@ inline bool all_of_warp(bool mine, const char* where) {
 // Runs all blocks of a grid side by side.
 inline std::string launch_grid(long long first, long long blocks, int threads, size_t bytes,
                                unsigned seed, const std::function<void()>& kernel) {
-  exchanged_words.clear();
+  const WatchExchanged watched;
   flags.clear();
   grid_runs = true;
-  touch_exchanged = touch_word_exchanged;
   let_time_pass = end_waits_in_vain;
   std::string said = launch_clusters(first, blocks, (int)blocks, threads, bytes, seed, kernel);
   grid_runs = false;
-  touch_exchanged = nullptr;
   let_time_pass = nullptr;
   return said;
 }

@@ -26,7 +26,7 @@ struct Stretch {
   int freed;
   int settled;    // written by no kernel that may still run when this one begins
   int unwatched;  // another checker watches it
-  int exchanged;  // blocks that run at the same time hand it to each other, see flags.h
+  int exchanged;  // threads or blocks hand it to each other, see exchanged.h
 
   // Bytes from the nearest row's first byte to an address, by rounding down; `row` and more is
   // behind the row, less than 0 before it.

@@ -77,7 +77,7 @@ def rows(
         strides: Bytes from one row to the next.
         writable: Whether the launch may write to it.
         settled: Whether no kernel writes it that may still run when this one begins.
-        exchanged: Whether blocks that run at the same time hand it to each other.
+        exchanged: Whether threads of a block, or blocks that run at the same time, hand it over.
     """
     if not address:
         return None
@@ -414,17 +414,20 @@ def of_tape_cluster(a: TapeClusterArgs, config: TapeClusterConfig) -> list[Stret
     read |= {"tape": tape, "dlast_tape": tape}
     read |= {"matrix": 2 * config.out * config.cluster * config.inner}
     written = {"dx": sequence, "dvalues": sequence, "last": state, "dfirst": state}
-    written |= {"last_tape": tape, "dtape": tape, "replayed": (a.interval - 1) * tape}
+    written |= {"last_tape": tape, "dtape": tape}
     # What the forward pass makes, the backward pass reads.
     kept = {"y": sequence, "values": sequence}
     kept |= {"weights": 8 * a.batch * a.steps * config.slots}
     kept |= {"checkpoints": (a.steps - 1) // a.interval * tape}
     (read if config.back else written).update(kept)
-    return [
+    whole = [
         rows(name, getattr(a, name), size, writable=sizes is written)
         for sizes in (read, written)
         for name, size in sizes.items()
     ]
+    # Warps that do not walk leave tapes there for those that do.
+    replayed = 2 * (a.interval - 1) * tape
+    return [*whole, rows("replayed", a.replayed, replayed, writable=True, exchanged=True)]
 
 
 def of_dense_group(a: DenseGroupArgs, config: GroupConfig, groups: int) -> list[Stretch | None]:

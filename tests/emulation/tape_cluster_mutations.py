@@ -177,8 +177,26 @@ EDITS = {
     "one tape too few is replayed": (PASSES, "t < end; t++", "t < end - 1; t++", "full"),
     "the tape of another step is fetched": (
         PASSES,
-        "a.replayed + (k - 1) * tape_size();",
-        "a.replayed + (k > 1 ? k - 2 : 0) * tape_size();",
+        "if (t % (int)a.interval) return replayed(t);",
+        "if (t % (int)a.interval) return replayed(t % (int)a.interval > 1 ? t - 1 : t);",
+        "full",
+    ),
+    "a segment is replayed into the place that is read": (
+        PASSES,
+        "place = t / interval % 2 * (interval - 1);",
+        "place = 0;",
+        "full",
+    ),
+    "a segment is replayed a round late": (
+        PASSES,
+        "start + (k + 1) * (interval - 1) / rounds,",
+        "start + k * (interval - 1) / rounds,",
+        "full",
+    ),
+    "lanes without channels read those of others": (
+        "cuda/tape/cluster.cuh",
+        "      if (!has(j)) x[j][0] = x[j][1] = 0.0f;\n",
+        "",
         "full",
     ),
     "the softmax of the write has no gradient": (

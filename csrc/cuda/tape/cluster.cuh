@@ -30,6 +30,8 @@ struct TapeClusterConfig {
   static constexpr int KEPT = FRAGMENTS < KEPT_ ? FRAGMENTS : KEPT_, REST = FRAGMENTS - KEPT;
   static constexpr int STRIDE = OUT + 4;  // of partial sums: no bank conflict
   // A warp that walks has PAIRS pairs of channels, a lane PER of them; slots go eight at a time.
+  // Lanes without a pair compute with zeros: a branch around them would cost more. Warps that do
+  // not walk replay tapes: there is one at least on the way back.
   static constexpr int WALKERS = ROWS * PARTS, PAIRS = M / 2 / PARTS, PER = (PAIRS + 31) / 32;
   static constexpr int AT_ONCE = 8, CHUNKS = (SLOTS + 7) / 8, PADDED = AT_ONCE * CHUNKS;
   // Where a lane has slots rather than channels: that of its number in LANES, and every 32nd.
@@ -45,7 +47,7 @@ struct TapeClusterConfig {
   static constexpr int SECOND = ROWS * SENDERS * WIDTH;    // floats
   static constexpr int KINDS = BACK ? 3 : 2;               // numbers of a slot that lanes share
   static constexpr int SHARED = WALKERS * KINDS * PADDED;  // floats
-  static constexpr int TAPE = ROWS * SLOTS * M;            // floats
+  static constexpr int TAPE = WALKERS * SLOTS * PER * 64;  // floats
   static constexpr int TAPES = BACK ? 3 : 1;
   static constexpr int BOXES = 2 * K_WARPS + 4;
   static constexpr int SHARED_BYTES =
@@ -55,7 +57,7 @@ struct TapeClusterConfig {
   static_assert(I % 32 == 0 && I % CLUSTER == 0 && M % 16 == 0, "channels");
   static_assert((CLUSTER & (CLUSTER - 1)) == 0 && CLUSTER <= 16, "cluster");
   static_assert(OUT / 16 % ROW_WARPS_ == 0 && K % (32 * K_WARPS) == 0, "warps");
-  static_assert(ROWS >= 1 && ROWS <= 8 && WALKERS <= WARPS && M % (4 * PARTS) == 0, "rows");
+  static_assert(ROWS >= 1 && ROWS <= 8 && WALKERS <= WARPS - BACK && M % (4 * PARTS) == 0, "rows");
   // Of write=identity nothing tells a block that two warps of another have read its sums.
   static_assert((PARTS == 1 || PRODUCT_VALUE) && SENDERS <= 32, "parts");
 };
@@ -80,7 +82,7 @@ struct TapeCluster {
   sptr<float> sums;    // [2, ROWS, SENDERS, PADDED]
   sptr<float> others;  // [2, ROWS, SENDERS, WIDTH]
   sptr<float> shared;  // this warp's [KINDS, PADDED]
-  sptr<float> tapes;   // this warp's [TAPES, SLOTS, PAIRS, 2], WALKERS of them apart
+  sptr<float> tapes;   // [TAPES, WALKERS, SLOTS, PER, 32, 2]
 
   DEVICE TapeCluster(Arena& arena, const TapeClusterArgs& args)
       : a(args),
@@ -114,7 +116,7 @@ struct TapeCluster {
   }
   // A pair of a slot. Which: of the tapes.
   DEVICE sptr<float> slot(int which, int n, int j) const {
-    return tapes + (which * G::TAPE + ((warp * G::SLOTS + n) * G::PAIRS + pair(j)) * 2);
+    return tapes + (which * G::TAPE + ((warp * G::SLOTS + n) * G::PER * 32 + pair(j)) * 2);
   }
   DEVICE static bool is_slot(int n) { return G::SLOTS == G::PADDED || n < G::SLOTS; }
   DEVICE int lane_slot(int i) const { return lane % G::LANES + 32 * i; }
@@ -132,7 +134,7 @@ struct TapeCluster {
       for (int j = 0; j < G::PER; j++) {
         float m[2] = {0.0f, 0.0f};
         if (from && exists(j)) load<2, float>(m, from + at_slot(j, n));
-        if (has(j)) store<2, float>(slot(which, n, j), m);
+        store<2, float>(slot(which, n, j), m);
       }
   }
   DEVICE void save_tape(int which, float* to) const {
@@ -219,6 +221,7 @@ struct TapeCluster {
         x[j][0] += one[0];
         x[j][1] += one[1];
       }
+      if (!has(j)) x[j][0] = x[j][1] = 0.0f;
     }
   }
 
@@ -293,7 +296,7 @@ struct TapeCluster {
 #pragma unroll
         for (int j = 0; j < G::PER; j++) {
           float m[2];
-          if (!is_slot(n + s) || !has(j)) continue;
+          if (!is_slot(n + s)) continue;
           load<2, float>(m, slot(which, n + s, j));
           dots[s] += m[0] * x[j][0] + m[1] * x[j][1];
         }

@@ -19,8 +19,8 @@
 //   G_n <- G_n + r_n delta + dz_n h_{t-1},   dq_{t-1} = sum_n w_n G_n  with w of step t - 1
 //
 // dr goes out first, delta beside it; then dq_{t-1} with dw of the step before: two exchanges, one
-// product. The tapes before the steps are replayed from checkpoints into global memory, each thread
-// its own channels, so that no thread waits for another's.
+// product. The tapes before the steps are replayed from checkpoints into global memory, by the
+// warps that do not walk: one segment while the others walk through the next.
 #pragma once
 #include "cuda/tape/cluster.cuh"
 
@@ -87,7 +87,7 @@ struct TapeForward : TapeCluster<G> {
 #pragma unroll
         for (int j = 0; j < G::PER; j++) {
           float m[2];
-          if (!is_slot(n + s) || !has(j)) continue;
+          if (!is_slot(n + s)) continue;
           load<2, float>(m, slot(0, n + s, j));
 #pragma unroll
           for (int e = 0; e < 2; e++) m[e] = tape::written(m[e], w[s % 4], q[j][e]);
@@ -107,7 +107,7 @@ struct TapeForward : TapeCluster<G> {
 #pragma unroll
         for (int j = 0; j < G::PER; j++) {
           float m[2];
-          if (!is_slot(n + s) || !has(j)) continue;
+          if (!is_slot(n + s)) continue;
           load<2, float>(m, slot(0, n + s, j));
 #pragma unroll
           for (int e = 0; e < 2; e++) sum[j][e] += r[s % 4] * m[e];
@@ -210,13 +210,14 @@ struct TapeForward : TapeCluster<G> {
 template <class G>
 struct TapeBackward : TapeCluster<G> {
   using Base = TapeCluster<G>;
-  using Base::a, Base::steps, Base::walks, Base::first, Base::boxes, Base::has, Base::exists;
+  using Base::a, Base::steps, Base::walks, Base::first, Base::boxes, Base::exists;
   using Base::add_up, Base::scores_bwd, Base::share, Base::shared_of, Base::kept_weights;
   using Base::at, Base::slot, Base::at_slot, Base::at_weight, Base::tape_size, Base::is_slot;
   using Base::each_chunk, Base::load_tape, Base::save_tape, Base::load_state, Base::save_state;
   using Base::expect_mail, Base::sums_box, Base::others_box, Base::expect_sums;
   using Base::expect_others, Base::send, Base::send_sums, Base::send_dots, Base::sums_of,
       Base::others_of;
+  using Base::rank, Base::warp, Base::lane;
   using Base::READ, Base::WRITE;
   using Base::read, Base::write, Base::widen, Base::narrow, Base::multiply, Base::gather;
   using typename Base::Numbers, typename Base::Slots;
@@ -234,19 +235,24 @@ struct TapeBackward : TapeCluster<G> {
     Slots read, write;  // weights: the read of this step, the write of the one before it
   };
 
+  // Segments are replayed into two places in turn.
+  DEVICE float* replayed(int t) const {
+    const int interval = (int)a.interval, place = t / interval % 2 * (interval - 1);
+    return (float*)a.replayed + (place + t % interval - 1) * tape_size();
+  }
   DEVICE const float* tape_before(int t) const {
-    const int k = t % (int)a.interval, segment = t / (int)a.interval;
-    if (k) return (const float*)a.replayed + (k - 1) * tape_size();
+    const int segment = t / (int)a.interval;
+    if (t % (int)a.interval) return replayed(t);
     return segment ? (const float*)a.checkpoints + (segment - 1) * tape_size()
                    : (const float*)a.tape;
   }
   DEVICE const void* values() const { return G::PRODUCT_VALUE ? a.values : a.y; }
 
-  // Reads what a step wrote to eight slots: their weights, and the value of a pair.
-  DEVICE void read_write(float (&w)[8], float (&q)[2], int j, int t, int n) const {
-    const float* from = (const float*)a.weights + at_weight(t, WRITE, n);
+  // Reads what a step wrote to eight slots: their weights, and the value of a pair of channels.
+  DEVICE void read_write(float (&w)[8], float (&q)[2], int64_t at_step, int c, int n) const {
+    const float* from = (const float*)a.weights + ((at_step * 2 + WRITE) * G::SLOTS + n);
     unsigned word[1];
-    load_words(word, (const bf16*)values() + at(j, t));
+    load_words(word, (const bf16*)values() + (at_step * a.channels + c));
     q[0] = Half<bf16>::low(word[0]);
     q[1] = Half<bf16>::high(word[0]);
     if constexpr (G::SLOTS % 8 == 0) {
@@ -256,51 +262,56 @@ struct TapeBackward : TapeCluster<G> {
       for (int s = 0; s < 8; s++) w[s] = is_slot(n + s) ? load_one(from + s) : 0.0f;
     }
   }
-  // Leaves the tapes behind the one before step `start`, up to that before step `end`.
-  DEVICE void replay(int start, int end) const {
-    const float* from = tape_before(start);
+  // Leaves the tapes before steps start + 1 to end, all of a segment; of eight slots of a pair.
+  DEVICE void replay_pair(int start, int end, int64_t of, int c, int n) const {
+    const int64_t place = (of * G::SLOTS + n) * a.channels + c;
+    const float* from = tape_before(start) + place;
+    float m[8][2];
 #pragma unroll
-    for (int j = 0; j < G::PER; j++) {
-      if (!exists(j)) continue;
-      each_chunk([&](int n) {
-        float m[8][2];
-#pragma unroll
-        for (int s = 0; s < 8; s++)
-          if (is_slot(n + s)) load<2, float>(m[s], from + at_slot(j, n + s));
-        // Four steps at a time: what they read of memory is on its way together.
+    for (int s = 0; s < 8; s++)
+      if (is_slot(n + s)) load<2, float>(m[s], from + s * a.channels);
 #pragma unroll 1
-        for (int t = start; t < end; t += 4) {
-          float w[4][8], q[4][2];
+    for (int t = start; t < end; t++) {
+      float w[8], q[2];
+      read_write(w, q, of * a.steps + t, c, n);
+      float* to = replayed(t + 1) + place;
 #pragma unroll
-          for (int k = 0; k < 4; k++)
-            if (t + k < end) read_write(w[k], q[k], j, t + k, n);
+      for (int s = 0; s < 8; s++) {
+        if (!is_slot(n + s)) continue;
 #pragma unroll
-          for (int k = 0; k < 4; k++) {
-            if (t + k >= end) continue;
-            float* to = (float*)a.replayed + (t + k - start) * tape_size();
-#pragma unroll
-            for (int s = 0; s < 8; s++) {
-              if (!is_slot(n + s)) continue;
-#pragma unroll
-              for (int e = 0; e < 2; e++) m[s][e] = tape::written(m[s][e], w[k][s], q[k][e]);
-              store<2, float>(to + at_slot(j, n + s), m[s]);
-            }
-          }
-        }
-      });
+        for (int e = 0; e < 2; e++) m[s][e] = tape::written(m[s][e], w[s], q[e]);
+        store<2, float>(to + s * a.channels, m[s]);
+      }
     }
   }
-  // Begins to copy the tape before step t for round r; those of its segment are replayed first.
+  // The same of the whole block, by a warp of some that share the rows.
+  DEVICE void replay(int start, int end, int who, int sharing) const {
+    if (start >= end) return;
+    for (int row = who; row < G::ROWS && first + row < a.batch; row += sharing)
+      for (int p = lane; p < G::M / 2; p += 32) {
+        const int c = rank * G::M + 2 * p;
+        if (c < a.channels) each_chunk([&](int n) { replay_pair(start, end, first + row, c, n); });
+      }
+  }
+  // By the warps that do not walk, while the others do: a part of the segment before the one of
+  // which round `round` fetches a tape. By the end of this segment's rounds all of it is there.
+  DEVICE void replay_ahead(int round) const {
+    const int interval = (int)a.interval, t = steps - round - 1, segment = t / interval;
+    if (t < interval) return;
+    const int behind = (segment + 1) * interval < steps ? (segment + 1) * interval : steps;
+    const int rounds = behind - segment * interval, k = behind - 1 - t;
+    const int start = (segment - 1) * interval;
+    replay(start + k * (interval - 1) / rounds, start + (k + 1) * (interval - 1) / rounds,
+           warp - G::WALKERS, G::WARPS - G::WALKERS);
+  }
+  // Begins to copy the tape before step t for round r.
   DEVICE void fetch_tape(int t, int round) const {
-    const int interval = (int)a.interval;
-    if (round == 0 || (t + 1) % interval == 0) replay(t / interval * interval, t);
     const float* from = tape_before(t);
     for (int n = 0; n < G::SLOTS; n++)
 #pragma unroll
       for (int j = 0; j < G::PER; j++)
-        if (has(j))
-          copy_async<8>(cast<unsigned char>(slot((round + 1) % 2, n, j)),
-                        exists(j) ? from + at_slot(j, n) : nullptr, exists(j) ? 8 : 0);
+        copy_async<8>(cast<unsigned char>(slot((round + 1) % 2, n, j)),
+                      exists(j) ? from + at_slot(j, n) : nullptr, exists(j) ? 8 : 0);
     commit_copies();
   }
   DEVICE void fetch(Kept& kept, int round) const {
@@ -333,7 +344,7 @@ struct TapeBackward : TapeCluster<G> {
 #pragma unroll
         for (int j = 0; j < G::PER; j++) {
           float m[2], g[2];
-          if (!is_slot(n + s) || !has(j)) continue;
+          if (!is_slot(n + s)) continue;
           load<2, float>(m, slot(round % 2, n + s, j));
           load<2, float>(g, slot(GRADIENT, n + s, j));
 #pragma unroll
@@ -369,7 +380,7 @@ struct TapeBackward : TapeCluster<G> {
 #pragma unroll
         for (int j = 0; j < G::PER; j++) {
           float m[2], g[2], old[2];
-          if (!is_slot(n + s) || !has(j)) continue;
+          if (!is_slot(n + s)) continue;
           load<2, float>(g, slot(GRADIENT, n + s, j));
           if constexpr (READS) {
             load<2, float>(m, slot(round % 2, n + s, j));
@@ -502,6 +513,7 @@ struct TapeBackward : TapeCluster<G> {
     Slots w;
     load_tape(GRADIENT, (const float*)a.dlast_tape);
     load_state(h, (const float*)a.dlast);
+    if (steps) replay((steps - 1) / (int)a.interval * (int)a.interval, steps - 1, warp, G::WARPS);
     clear(state);
 #pragma unroll
     for (int i = 0; i < G::EACH; i++) w[i] = 0.0f;
@@ -514,6 +526,7 @@ struct TapeBackward : TapeCluster<G> {
     for (int round = 0; round <= steps; round++) {
       Kept kept;
       fetch(kept, round);
+      if (!walks) replay_ahead(round);
       if (round) multiply(round, true, true);
       sync_block();
       if (walks) walk_back(round, kept, state, w);

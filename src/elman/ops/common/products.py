@@ -45,9 +45,9 @@ def outer_before(
     left_nc, y_ni = left_btc.flatten(0, 1), y_bti.flatten(0, 1)
     total_ci = left_nc.new_empty((left_nc.shape[1], y_ni.shape[1]), dtype=wide)
     multiply(left_nc[1:].T, y_ni[:-1], total_ci)
-    first_bc = left_btc[:, 0].to(wide)
-    total_ci.addmm_(first_bc.T, h_bi.to(wide))
-    return total_ci.addmm_(first_bc[1:].T, y_bti[:-1, -1].to(wide), alpha=-1)
+    first_bc = left_btc[:, 0]
+    taken_bc, given_bi = torch.cat([first_bc, first_bc[1:]]), torch.cat([h_bi, -y_bti[:-1, -1]])
+    return total_ci.add_(multiply(taken_bc.T, given_bi, torch.empty_like(total_ci)))
 
 
 def outer(left_btc: Tensor, right_btc: Tensor, wide: torch.dtype) -> Tensor:

@@ -79,7 +79,7 @@ def backward(
         call.point(
             **{n: x for n, x in (("dlast_tape", dtape_bni), ("dlast", dstate_bi)) if x is not None}
         )
-        call.point(replayed=dtape.new_empty(call.args.interval - 1, *dtape.shape))
+        call.point(replayed=dtape.new_empty(2 * (call.args.interval - 1), *dtape.shape))
         call.run()
         products = (dinput_bti, dvalues_bti, results.y_bti, given.state_bi)
         dmatrix_pi = of_matrices(write, *products)

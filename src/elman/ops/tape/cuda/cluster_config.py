@@ -96,7 +96,7 @@ class ClusterConfig:
         """Fragments that it has in registers: as many as leave room for everything else."""
         tiles = self.out // 16 // self.row_warps
         some = min(2, self.padded // 8)  # from two times eight slots on there is a loop over them
-        used = (100 + 12 * self.per + 6 * some) if self.back else (70 + 8 * self.per + 4 * some)
+        used = (106 + 12 * self.per + 6 * some) if self.back else (70 + 8 * self.per + 4 * some)
         free = 255 - (used + 4 * tiles)
         return self.fragments if 4 * self.fragments <= free else max(0, (free - 14) // 4)
 
@@ -114,7 +114,7 @@ class ClusterConfig:
         sums = 2 * self.rows * self.summed * self.padded
         others = _up(2 * self.rows * self.summed * (self.padded if self.back else 1), 4)
         shared = self.rows * self.parts * (3 if self.back else 2) * self.padded
-        tapes = (3 if self.back else 1) * self.rows * self.slots * self.own
+        tapes = (3 if self.back else 1) * self.rows * self.parts * self.slots * self.per * 64
         words = mail + partial + matrix + sums + others + shared + tapes
         return 8 * (2 * self.k_warps + 4) + 4 * words
 
@@ -124,7 +124,7 @@ class ClusterConfig:
         return (
             self.own % 16 == 0
             and self.own % (4 * self.parts) == 0
-            and self.rows * self.parts <= self.warps
+            and self.rows * self.parts <= self.warps - self.back  # a warp replays tapes
             and (self.parts == 1 or self.cell.value != NO_PRODUCT)
             and self.summed <= 32
             and self.out // 16 % self.row_warps == 0
@@ -198,7 +198,9 @@ def choose(
     for warps in _WARPS:
         found: list[tuple[float, ClusterConfig]] = []
         for (cluster, most), waves in itertools.product(at_once.items(), _WAVES):
-            rows = min(math.ceil(batch / most / waves), MAX_ROWS, warps)
+            rows = min(math.ceil(batch / most / waves), MAX_ROWS, warps - back)
+            if rows < 1:
+                continue
             passed = math.ceil(math.ceil(batch / rows) / most)
             padded = _up(channels, max(32, 16 * cluster))
             config = ClusterConfig(cell, slots, padded, cluster, rows, 1, warps, 1, back)
