@@ -55,11 +55,7 @@ def test_another_call_runs_step_by_step_and_the_reason_is_said(changed, reason) 
         ({"step": "lstm", "channels": 1024}, "the matrix does not fit"),
     ],
 )
-def test_where_no_cluster_is_or_fits_groups_run_a_call(monkeypatch, changed, reason) -> None:
-    before = forms.choose(replace(H200, **changed))
-    assert before.name == "stepwise"
-    assert "; not groups: no GPU has run it yet" in before.why
-    monkeypatch.setattr(forms, "GROUPS_RAN", True)
+def test_where_no_cluster_is_or_fits_groups_run_a_call(changed, reason) -> None:
     form = forms.choose(replace(H200, **changed))
     assert form.name == "groups"
     assert form.why.startswith("groups: one launch for the whole sequence")
@@ -78,8 +74,7 @@ def test_where_no_cluster_is_or_fits_groups_run_a_call(monkeypatch, changed, rea
         ({"channels": 3072, "batch": 512}, "by estimate a step forward and back would take"),
     ],
 )
-def test_why_groups_do_not_run_a_call_is_said(monkeypatch, changed, reason) -> None:
-    monkeypatch.setattr(forms, "GROUPS_RAN", True)
+def test_why_groups_do_not_run_a_call_is_said(changed, reason) -> None:
     form = forms.choose(replace(H200, **changed))
     assert form.name == "stepwise"
     assert reason in form.why.partition("not groups: ")[2]

@@ -81,8 +81,6 @@ def cluster_config(shape: Shape, *, back: bool) -> ClusterConfig | None:
 
 
 def _groups(shape: Shape) -> str | None:
-    if not GROUPS_RAN:
-        return "no GPU has run it yet"
     return groups_cannot(shape) or _groups_lose(shape)
 
 
@@ -128,9 +126,6 @@ def group_config(shape: Shape, *, back: bool) -> GroupConfig | None:
 def _stepwise(shape: Shape) -> None:
     """Return nothing: this form runs every call."""
 
-
-GROUPS_RAN = False
-"""Whether a GPU has run groups and agreed with the reference; tools/gpu/gpu_dense.py asks one."""
 
 REASONS: dict[str, Callable[[Shape], str | None]] = {
     "cluster": _cluster,

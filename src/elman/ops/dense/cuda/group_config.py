@@ -32,7 +32,8 @@ _OWN = (16, 32, 48, 64, 80, 96, 112, 128)
 _MOST_TILES = 16  # of a warp: each takes four registers for sums
 _AHEAD = 6
 
-# Assumptions, of an H200 at 1.8 GHz; no measurement of groups has been made yet.
+# Of an H200 at 1.8 GHz, on the careful side: steps measured there took 0.45 to 1.1 times as long as
+# these numbers say (docs/performance.md).
 _CLOCK = 1.8e3
 """Clocks in a microsecond."""
 _HAND_OVER = 2200

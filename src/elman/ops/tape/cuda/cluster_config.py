@@ -96,7 +96,7 @@ class ClusterConfig:
         """Fragments that it has in registers: as many as leave room for everything else."""
         tiles = self.out // 16 // self.row_warps
         some = min(2, self.padded // 8)  # from two times eight slots on there is a loop over them
-        used = (106 + 12 * self.per + 6 * some) if self.back else (70 + 8 * self.per + 4 * some)
+        used = (100 + 12 * self.per + 6 * some) if self.back else (70 + 8 * self.per + 4 * some)
         free = 255 - (used + 4 * tiles)
         return self.fragments if 4 * self.fragments <= free else max(0, (free - 14) // 4)
 
