@@ -193,12 +193,6 @@ EDITS = {
         "start + k * (interval - 1) / rounds,",
         "full",
     ),
-    "lanes without channels read those of others": (
-        "cuda/tape/cluster.cuh",
-        "      if (!has(j)) x[j][0] = x[j][1] = 0.0f;\n",
-        "",
-        "full",
-    ),
     "the softmax of the write has no gradient": (
         PASSES,
         "delta[j][i] += dscore[s % 4] * m[i];",

@@ -191,6 +191,20 @@ def test_an_error_of_the_reference_excuses_no_other(found, shared, passes: bool)
         )
 
 
+@pytest.mark.parametrize(
+    ("precision", "off", "passes"),
+    [("bf16", 0.3, True), ("bf16", 0.9, False), ("fp32", 0.01, False)],
+)
+def test_the_gradient_of_one_number_is_measured_by_its_terms(precision, off, passes) -> None:
+    """Terms of norm 30 that add up to 7: bf16 rounds the terms, and fp32 has no excuse."""
+    wanted = torch.tensor([7.0], dtype=torch.float64)
+    given = ("d alpha", wanted + off, wanted + 0.1, wanted, precision)
+    assert compare_beside(*given, shared=True, terms=30.0).passed is passes
+    many = torch.cat([wanted, torch.zeros(1)])
+    given = ("d alpha", many + off, many + 1e-3, many, precision)
+    assert not compare_beside(*given, shared=True, terms=30.0).passed
+
+
 def test_a_small_error_needs_no_excuse() -> None:
     """Two that are each within the usual bound may lie on both sides of what is right."""
     tensors = (torch.tensor([number]) for number in (0.985, 1.015, 1.0))
@@ -349,13 +363,17 @@ def test_a_failure_is_listed_and_fails_the_job(tmp_path: Path, capsys, monkeypat
 def test_an_excused_error_is_shown_with_the_references_own(
     tmp_path: Path, capsys, monkeypatch
 ) -> None:
-    """The gradient of E70's decay is a sum over rows, steps and the whole state."""
+    """The gradient of E70's decay adds up rows, steps and the whole state; here as if of many."""
 
     def only_one(*given: Any, **how: Any) -> Any:
         shapes, _ = shapes_for(*given, **how)
         return [shape for shape in shapes if shape.name == "n_state 28"], []
 
+    def as_many(*given: Any, terms: float, **how: Any) -> Any:
+        return compare_beside(*given, **how)
+
     monkeypatch.setattr(proof_module, "shapes_for", only_one)
+    monkeypatch.setattr(proof_module, "compare_beside", as_many)
     status, result = run_mode(tmp_path, "model=e70", "kernels.backend=cpu")
     assert status is ExitStatus.OK
     bf16 = next(check for check in result["checks"] if check["precision"] == "bf16")

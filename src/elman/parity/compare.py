@@ -80,11 +80,20 @@ class Comparison:
         return self._beyond and self.apart is not None and not self.apart <= self.most_apart
 
 
-def compare(name: str, found: Tensor, wanted: Tensor, tolerance: float) -> Comparison:
+def compare(
+    name: str, found: Tensor, wanted: Tensor, tolerance: float, least: float = 0.0
+) -> Comparison:
     """Compare two tensors; both are converted to fp64.
 
     The error is relative to the whole tensor, because absolute bounds on elements have passed
     wrong kernels (lm-and-training specification 7).
+
+    Args:
+        name: Name of the tensor.
+        found: What a run computed.
+        wanted: What it should be.
+        tolerance: Largest relative error that passes.
+        least: The error is relative to this number if the tensor's norm is less.
     """
     assert found.shape == wanted.shape, f"{name}: {tuple(found.shape)}, not {tuple(wanted.shape)}"
     a, b = found.detach().double().flatten(), wanted.detach().double().flatten()
@@ -96,15 +105,26 @@ def compare(name: str, found: Tensor, wanted: Tensor, tolerance: float) -> Compa
     if norm_b == 0.0:
         same = norm_a == 0.0
         return Comparison(name, 0.0 if same else math.inf, float(same), max_abs, tolerance)
-    relative = float(torch.linalg.norm(difference)) / norm_b
+    relative = float(torch.linalg.norm(difference)) / max(norm_b, least)
     cosine = float(torch.dot(a, b)) / (norm_a * norm_b) if norm_a else 0.0
     return Comparison(name, relative, cosine, max_abs, tolerance)
 
 
 def compare_beside(
-    name: str, found: Tensor, own: Tensor, wanted: Tensor, precision: str, *, shared: bool
+    name: str,
+    found: Tensor,
+    own: Tensor,
+    wanted: Tensor,
+    precision: str,
+    *,
+    shared: bool,
+    terms: float = 0.0,
 ) -> Comparison:
     """Compare, with a tolerance that considers the reference's own error in this precision.
+
+    A gradient of one number is a sum that may nearly cancel, and its rounding is that of its terms.
+    Where many numbers are summed up to many, the norm shows that; of one number it does not, and
+    the reference's error is a single draw. So in bf16 its error is relative to its terms' size.
 
     Args:
         name: Name of the tensor.
@@ -114,12 +134,14 @@ def compare_beside(
         precision: Precision of the run.
         shared: Whether the run rounds at the same places as the reference. If so, it must be near
             the reference's result.
+        terms: About the norm of what a gradient of one number adds up.
     """
-    error = compare(name, own, wanted, 0.0).relative_l2
+    least = terms if wanted.numel() == 1 and precision == "bf16" else 0.0
+    error = compare(name, own, wanted, 0.0, least).relative_l2
     usual, most = TOLERANCES[precision], tolerance(precision, error)
-    one = compare(name, found, wanted, most)
+    one = compare(name, found, wanted, most, least)
     apart = compare(name, found, own, 0.0).relative_l2
-    size = float(torch.linalg.norm(wanted.double()))
+    size = max(float(torch.linalg.norm(wanted.double())), least)
     if size > 0 and math.isfinite(apart):
         apart *= float(torch.linalg.norm(own.double())) / size
     held = shared and precision == "bf16"

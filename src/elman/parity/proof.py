@@ -389,6 +389,7 @@ def _checks(
         exact_on: Device type on which ``base`` computes in fp64.
     """
     wanted = experiment.run(Run(base, exact_on, EXACT))
+    terms = float(wanted["d x"].norm()) if "d x" in wanted else 0.0
     known: dict[Run, dict[str, Tensor]] = {}
 
     def found_by(run: Run) -> dict[str, Tensor]:
@@ -412,6 +413,7 @@ def _checks(
                     wanted[name],
                     experiment.precision_of(name, run),
                     shared=shared,
+                    terms=terms,
                 )
                 for name in wanted
             ]
