@@ -23,6 +23,7 @@ from elman.sections.measuring import BenchConfig, ParityConfig
 from elman.sections.model import ModelConfig
 from elman.sections.modes import EvalConfig, GenerateConfig, ModelsConfig, SolveConfig
 from elman.sections.optim import OPTIMISERS, OptimConfig
+from elman.sections.parallel import ParallelConfig
 from elman.sections.reporting import ReportConfig
 from elman.sections.section import Section
 from elman.sections.training import (
@@ -55,6 +56,7 @@ class RunConfig(Section):
     train: TrainConfig
     kernels: KernelsConfig
     baseline: BaselineConfig = BaselineConfig()
+    parallel: ParallelConfig = ParallelConfig()
     log: LogConfig
     eval: EvalConfig | None = None
     generate: GenerateConfig | None = None
@@ -75,6 +77,7 @@ _SECTIONS: dict[str, type[Section]] = {
     "train": TrainConfig,
     "kernels": KernelsConfig,
     "baseline": BaselineConfig,
+    "parallel": ParallelConfig,
     "log": LogConfig,
     "eval": EvalConfig,
     "generate": GenerateConfig,
@@ -111,7 +114,19 @@ class Mode:
 
 MODES: dict[str, Mode] = {
     "train": Mode(
-        frozenset({"model", "data", "optim", "train", "kernels", "baseline", "log", "benchmark"}),
+        frozenset(
+            {
+                "model",
+                "data",
+                "optim",
+                "train",
+                "kernels",
+                "baseline",
+                "parallel",
+                "log",
+                "benchmark",
+            }
+        ),
         makes_folder=True,
         table="elman.report.comparison.sweep_end:print_training_sweep",
         compares=True,
