@@ -1,7 +1,7 @@
 """How the rows of a batch are divided among ranks and virtual shards. Imports no torch.
 
-A batch is cut into equal parts in the order of its rows. Every rank has an equal run of neighbouring
-parts, which it computes one after another.
+A batch is cut into equal parts in the order of its rows. Every rank has an equal run of
+neighbouring parts, which it computes one after another.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elman.base.errors import UserError
-from elman.distributed.place import Place
-from elman.sections.parallel import ParallelConfig
+from elman.distributed.place import RankPlace
+from elman.sections.parallel import ParallelConfig, refuse_uneven
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Division:
         exact: Whether the parts do not depend on the number of ranks.
     """
 
-    place: Place
+    place: RankPlace
     parts: int
     rows: int
     exact: bool
@@ -51,7 +51,7 @@ class Division:
         return self.parts == 1
 
 
-def divide(parallel: ParallelConfig, batch_size: int, place: Place) -> Division:
+def divide(parallel: ParallelConfig, batch_size: int, place: RankPlace) -> Division:
     """Return how the rows of a batch are divided.
 
     Args:
@@ -115,15 +115,3 @@ def _check_exact(parallel: ParallelConfig, batch_size: int, size: int) -> None:
             f"start {fewer} ranks, or use parallel.exact=false"
         )
     refuse_uneven(shards, batch_size)
-
-
-def refuse_uneven(shards: int, batch_size: int) -> None:
-    """Raise UserError if a batch cannot be cut into equal virtual shards."""
-    if batch_size % shards:
-        fitting = batch_size & -batch_size
-        above = (batch_size // shards + 1) * shards
-        fewer = f"parallel.virtual_shards={fitting} or " if fitting > 1 else ""
-        raise UserError(
-            f"train.batch_size={batch_size}: cannot be cut into {shards} equal virtual shards; "
-            f"use {fewer}train.batch_size={above}"
-        )

@@ -17,7 +17,7 @@ _MEETING = ("MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """The place of a process among the ranks.
 
     Args:
@@ -41,7 +41,7 @@ class Place:
         return self.rank == 0
 
 
-def place_of(environment: Mapping[str, str] | None = None) -> Place:
+def rank_place(environment: Mapping[str, str] | None = None) -> RankPlace:
     """Return the place that the environment names; alone if it names none.
 
     Args:
@@ -53,14 +53,17 @@ def place_of(environment: Mapping[str, str] | None = None) -> Place:
     given = os.environ if environment is None else environment
     size = _number(given, _SIZE, default=1)
     if size <= 1:
-        return Place()
+        return RankPlace()
     for name in _MEETING:
         if not given.get(name):
             raise UserError(_unset(name, given))
     rank, local = (_number(given, name) for name in (_RANK, _LOCAL))
     if rank >= size:
         raise UserError(f"RANK={rank}: not below WORLD_SIZE={size}; {_START}")
-    return Place(rank, size, local)
+    return RankPlace(rank, size, local)
+
+
+ONE_PROCESS = RankPlace()
 
 
 _START = "start the ranks with torchrun --nproc_per_node=<GPUs> -m elman ..."

@@ -41,9 +41,7 @@ def shard_mesh(shard: str, hosts: list[str], device_type: str) -> DeviceMesh:
             "use parallel.shard=full"
         )
     inside = each.pop()
-    return init_device_mesh(
-        device_type, (size // inside, inside), mesh_dim_names=("copy", "shard")
-    )
+    return init_device_mesh(device_type, (size // inside, inside), mesh_dim_names=("copy", "shard"))
 
 
 def shard_model(model: LanguageModel, mesh: DeviceMesh) -> None:
@@ -58,7 +56,7 @@ def shard_model(model: LanguageModel, mesh: DeviceMesh) -> None:
     for layer in model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
-    model.register_load_state_dict_pre_hook(_cut_whole_weights)
+    model.register_load_state_dict_pre_hook(_cut_whole_weights)  # type: ignore[no-untyped-call]
 
 
 def begin_sharded_step(model: LanguageModel) -> None:

@@ -19,10 +19,12 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from elman.base.errors import ExitStatus, UserError
 from elman.base.signals import Interruption
-from elman.distributed.place import Place
+from elman.distributed.place import ONE_PROCESS, RankPlace
 from elman.distributed.tree import summed
 from elman.distributed.watch import Ending, TeamError, Watch
 
@@ -32,11 +34,19 @@ _START_TIMEOUT = timedelta(hours=1)
 # Our own wait ends earlier; this is what the libraries would wait.
 _LIBRARY_TIMEOUT = timedelta(minutes=30)
 
+# Newer versions of torch have renamed it.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 class Team(Protocol):
     """The ranks that train one model, as one of them sees them."""
 
-    place: Place
+    place: RankPlace
+
+    @property
+    def writes(self) -> bool:
+        """Whether this rank writes what the run leaves."""
+        ...
 
     def gather(self, *values: float) -> list[list[float]]:
         """Return the numbers that each rank gave, by rank; all give equally many."""
@@ -81,7 +91,8 @@ class Team(Protocol):
 class Alone:
     """A team of one: every exchange is with itself."""
 
-    place = Place()
+    place = ONE_PROCESS
+    writes = True
 
     def gather(self, *values: float) -> list[list[float]]:
         """See :class:`Team`."""
@@ -128,7 +139,7 @@ class Joined:
         device: Where this rank's model lives.
     """
 
-    def __init__(self, store: dist.Store, place: Place, device: torch.device) -> None:
+    def __init__(self, store: Store, place: RankPlace, device: torch.device) -> None:
         self.place, self._device = place, device
         host = socket.gethostname()
         self.watch = Watch(store, place, host, self.abandon)
@@ -137,7 +148,7 @@ class Joined:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(
             backend,
-            store=dist.PrefixStore("group", store),
+            store=PrefixStore("group", store),
             rank=place.rank,
             world_size=place.size,
             timeout=_LIBRARY_TIMEOUT,
@@ -155,14 +166,14 @@ class Joined:
         """See :class:`Team`."""
         own_n = torch.tensor(values, dtype=torch.float64)
         all_wn = torch.empty(self.place.size * len(values), dtype=torch.float64)
-        self._patiently(dist.all_gather_into_tensor(all_wn, own_n, async_op=True))
+        self._patiently(_all_gather(all_wn, own_n, async_op=True))
         return [[float(value) for value in row] for row in all_wn.view(-1, len(values)).tolist()]
 
     def gathered(self, values_k: Tensor) -> Tensor:
         """See :class:`Team`."""
         size = self.place.size * values_k.numel()
         all_wk = torch.full((size,), torch.nan, dtype=torch.float32, device=self._device)
-        self._exchanged(dist.all_gather_into_tensor(all_wk, values_k.float(), async_op=True))
+        self._exchanged(_all_gather(all_wk, values_k.float(), async_op=True))
         return all_wk
 
     def tree_sum(self, flat_n: Tensor) -> None:
@@ -170,7 +181,7 @@ class Joined:
         received_n = torch.empty_like(flat_n)
         self._exchanged(dist.all_to_all_single(received_n, flat_n, async_op=True))
         part_n = summed(list(received_n.chunk(self.place.size)))
-        self._exchanged(dist.all_gather_into_tensor(flat_n, part_n, async_op=True))
+        self._exchanged(_all_gather(flat_n, part_n, async_op=True))
 
     def plain_sum(self, flat_n: Tensor) -> None:
         """See :class:`Team`."""
@@ -222,6 +233,13 @@ class Joined:
     def close(self, code: ExitStatus | None) -> ExitStatus | None:
         """End this rank's part; see :meth:`Watch.close`."""
         return self.watch.close(code)
+
+    @property
+    def writes(self) -> bool:
+        """Whether this rank writes the result: rank 0 does, and rank 1 where rank 0 was lost."""
+        lost = self.watch.ending is not None and self.watch.ending.lost
+        heir = lost and self.watch.ending is not None and self.watch.ending.rank == 0
+        return self.place.rank == (1 if heir else 0)
 
     def leave(self) -> None:
         """Leave the group, however the run ended."""
@@ -277,7 +295,7 @@ class Joined:
                     raise TeamError(self.watch.blame()) from None
 
 
-def joined(place: Place, device: torch.device) -> Joined:
+def joined(place: RankPlace, device: torch.device) -> Joined:
     """Meet the other ranks.
 
     Args:
@@ -288,8 +306,8 @@ def joined(place: Place, device: torch.device) -> Joined:
         UserError: the ranks cannot meet, or two of them would share a GPU.
     """
     try:
-        store, _, _ = next(dist.rendezvous("env://", timeout=_START_TIMEOUT))
-        return Joined(dist.PrefixStore("elman", store), place, device)
+        store, _, _ = next(rendezvous("env://", timeout=_START_TIMEOUT))
+        return Joined(PrefixStore("elman", store), place, device)
     except (dist.DistError, dist.DistNetworkError, ValueError) as error:
         if isinstance(error, UserError):
             raise
@@ -301,7 +319,7 @@ def joined(place: Place, device: torch.device) -> Joined:
         ) from None
 
 
-def own_device(device: torch.device, place: Place) -> torch.device:
+def own_device(device: torch.device, place: RankPlace) -> torch.device:
     """Return this rank's own device, and make it the current one.
 
     Raises:

@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from elman.base.errors import ExitStatus, RunStatus
 from elman.base.signals import Interruption
-from elman.distributed.place import Place
+from elman.distributed.place import RankPlace
 
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 15.0
@@ -36,11 +36,13 @@ class Ending(NamedTuple):
         rank: The rank that failed.
         status: How the run ends, a value of ``RunStatus``; ``user`` for a mistake of the user.
         error: What happened, in one line.
+        lost: Whether the rank is gone or hangs, so that it does nothing about it itself.
     """
 
     rank: int
     status: str
     error: str
+    lost: bool = False
 
 
 USER = "user"
@@ -63,18 +65,24 @@ class TeamError(Exception):
         return RunStatus.REFUSED if self.ending.status == USER else RunStatus(self.ending.status)
 
 
+def is_connection(error: Exception) -> bool:
+    """Whether an error of a library says that it lost the connection to another rank."""
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and ("gloo" in text or "nccl" in text)
+
+
 class _Beat(NamedTuple):
     """A sign of life.
 
     Args:
-        count: Signs so far.
+        signs: How many there were.
         met: How often the rank has met the others.
         doing: What it does.
         busy: Whether the others shall wait for it however long it takes.
         name: Its host and process.
     """
 
-    count: int
+    signs: int
     met: int
     doing: str
     busy: bool
@@ -93,12 +101,12 @@ class Watch:
 
     def __init__(
         self,
-        store: dist.Store,
-        place: Place,
+        store: Store,
+        place: RankPlace,
         host: str,
         on_ending: Callable[[], None] = lambda: None,
     ) -> None:
-        self._store, self._of_thread = store, store.clone()
+        self._store, self._of_thread = store, store.clone()  # type: ignore[attr-defined]
         self._place, self._on_ending = place, on_ending
         self._name = f"{host}, pid {os.getpid()}"
         self._count = self._met = 0
@@ -151,7 +159,7 @@ class Watch:
 
     def blame(self) -> Ending:
         """Return why a meeting of the ranks failed: what a rank noted, or which rank is missing."""
-        began = {rank: beat.count for rank, beat in self._others(self._store).items()}
+        began = {rank: beat.signs for rank, beat in self._others(self._store).items()}
         until = time.monotonic() + _LOOK_SECONDS
         while time.monotonic() < until:
             if (known := self._posted(self._store)) is not None:
@@ -159,7 +167,7 @@ class Watch:
             time.sleep(0.1)
         beats = self._others(self._store)
         missing = set(range(self._place.size)) - beats.keys() - {self._place.rank}
-        silent = [rank for rank, beat in beats.items() if beat.count == began.get(rank)]
+        silent = [rank for rank, beat in beats.items() if beat.signs == began.get(rank)]
         if missing or silent:
             rank = min(missing or silent)
             return self._post(self._store, self._lost(rank, beats.get(rank)))
@@ -167,7 +175,7 @@ class Watch:
         beat = beats[rank]
         what = f"rank {rank} ({beat.name}) kept the other ranks waiting"
         return self._post(
-            self._store, Ending(rank, RunStatus.CRASH.value, f"{what}; it was {beat.doing}")
+            self._store, Ending(rank, RunStatus.CRASH.value, f"{what}; it was {beat.doing}", True)
         )
 
     def tell(self, key: str, value: str) -> None:
@@ -188,7 +196,7 @@ class Watch:
             if self._silent(owner):
                 raise TeamError(self._post(self._store, self._lost(owner, beat)))
             time.sleep(0.05)
-        return self._store.get(f"told/{key}").decode()
+        return str(self._store.get(f"told/{key}").decode())
 
     def close(self, code: ExitStatus | None) -> ExitStatus | None:
         """End this rank's part; rank 0 tells its exit status, the others take it over.
@@ -233,10 +241,10 @@ class Watch:
                 self._pass_signals_on(self._of_thread)
                 self._look(self._of_thread)
             except RuntimeError:  # the store is gone, and with it torchrun or rank 0
-                self._learn(Ending(0, RunStatus.CRASH.value, "torchrun, or rank 0, was lost"))
+                self._learn(Ending(0, RunStatus.CRASH.value, "torchrun, or rank 0, was lost", True))
                 return
 
-    def _look(self, store: dist.Store) -> None:
+    def _look(self, store: Store) -> None:
         """Take over an ending; note one for a rank that gives no sign of life."""
         known = self._posted(store)
         beats = self._others(store)
@@ -252,7 +260,7 @@ class Watch:
             self._told = True
             self._on_ending()
 
-    def _pass_signals_on(self, store: dist.Store) -> None:
+    def _pass_signals_on(self, store: Store) -> None:
         interruption = self._interruption
         if interruption is None:
             return
@@ -264,12 +272,12 @@ class Watch:
 
     # ------------------------------------------------------------------ the store
 
-    def _beat(self, store: dist.Store) -> None:
+    def _beat(self, store: Store) -> None:
         self._count += 1
         beat = _Beat(self._count, self._met, self._doing, self._busy, self._name)
         store.set(f"beat/{self._place.rank}", json.dumps(beat))
 
-    def _others(self, store: dist.Store) -> dict[int, _Beat]:
+    def _others(self, store: Store) -> dict[int, _Beat]:
         """Return the last sign of life of every other rank, and note when each was new."""
         found, now = {}, time.monotonic()
         for rank in range(self._place.size):
@@ -277,7 +285,7 @@ class Watch:
                 continue
             beat = _Beat(*json.loads(store.get(f"beat/{rank}")))
             last = self._seen.get(rank)
-            if last is None or last[0].count != beat.count:
+            if last is None or last[0].signs != beat.signs:
                 self._seen[rank] = (beat, now)
             found[rank] = beat
         return found
@@ -290,9 +298,9 @@ class Watch:
         who = f"rank {rank} ({beat.name})" if beat else f"rank {rank}"
         doing = f"; it was {beat.doing}" if beat else ""
         what = f"{who} was lost: it gives no sign of life{doing}"
-        return Ending(rank, RunStatus.CRASH.value, what)
+        return Ending(rank, RunStatus.CRASH.value, what, True)
 
-    def _post(self, store: dist.Store, ending: Ending) -> Ending:
+    def _post(self, store: Store, ending: Ending) -> Ending:
         """Note an ending; of several, the first counts."""
         try:
             known = store.compare_set(_ENDING, "", json.dumps(ending))
@@ -301,7 +309,7 @@ class Watch:
         self._ending = Ending(*json.loads(known))
         return self._ending
 
-    def _posted(self, store: dist.Store) -> Ending | None:
+    def _posted(self, store: Store) -> Ending | None:
         if not store.check([_ENDING]):
             return None
         self._ending = Ending(*json.loads(store.get(_ENDING)))

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from elman.base.errors import UserError
 from elman.sections.section import Count, Section
 
+DEFAULT_SHARDS = 8
 # A Literal takes 1 for True.
 _no_number = BeforeValidator(lambda value: str(value) if type(value) is int else value)
 
@@ -36,7 +37,7 @@ class ParallelConfig(Section):
     data: Literal["auto"] | Count = "auto"
     shard: Literal["none", "full", "hybrid"] = "none"
     exact: Annotated[Literal["auto", True, False], _no_number] = "auto"
-    virtual_shards: Count = 8
+    virtual_shards: Count = DEFAULT_SHARDS
     average_every: Annotated[int, Field(ge=0)] = 0
 
     @model_validator(mode="after")
@@ -47,6 +48,11 @@ class ParallelConfig(Section):
             raise UserError(
                 f"parallel.virtual_shards={shards}: not a power of two, so their sum has no "
                 f"binary tree; use {below} or {2 * below}"
+            )
+        if self.exact is False and shards != DEFAULT_SHARDS:
+            raise UserError(
+                f"parallel.virtual_shards={shards}: not read with parallel.exact=false; drop one "
+                "of them"
             )
         if self.average_every and self.shard != "none":
             raise UserError(
@@ -69,3 +75,15 @@ class ParallelConfig(Section):
                 f"parallel.exact=true: with parallel.average_every={self.average_every} every rank "
                 "trains on its own, and the loss depends on their number; drop one of them"
             )
+
+
+def refuse_uneven(shards: int, batch_size: int) -> None:
+    """Raise UserError if a batch cannot be cut into equal virtual shards."""
+    if batch_size % shards:
+        fitting = batch_size & -batch_size
+        above = (batch_size // shards + 1) * shards
+        fewer = f"parallel.virtual_shards={fitting} or " if fitting > 1 else ""
+        raise UserError(
+            f"train.batch_size={batch_size}: cannot be cut into {shards} equal virtual shards; "
+            f"use {fewer}train.batch_size={above}"
+        )
