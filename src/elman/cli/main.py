@@ -303,7 +303,11 @@ def _refuse(error: UserError) -> int:
 
     rank = _follows()
     if rank is not None:
-        time.sleep(_FOLLOWER_SECONDS)  # what every rank refuses, rank 0 says, and torchrun ends all
+        # What every rank refuses, rank 0 says, and then torchrun ends them all.
+        try:
+            time.sleep(_FOLLOWER_SECONDS)
+        except KeyboardInterrupt:
+            return int(ExitStatus.USER_ERROR)
     who = "" if rank is None else f"rank {rank}: "
     print(f"elman: error: {who}{one_line(str(error))}", file=sys.stderr)
     return int(ExitStatus.USER_ERROR)

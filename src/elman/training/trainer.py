@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -236,8 +237,12 @@ class Trainer:
     def _look(self) -> None:
         """Let all ranks see the same moment: rank 0's clock, and a signal to any of them."""
         share = self.ledger.share(self.stepper.step)
-        told = self._team.gather(share, bool(self._interruption), self._save_is_due())
-        self._moment = _Moment(told[0][0], any(row[1] for row in told), bool(told[0][2]))
+        asked = signal.Signals[self._interruption.name] if self._interruption.name else 0
+        told = self._team.gather(share, asked, self._save_is_due())
+        asked = int(max(row[1] for row in told))
+        if asked:
+            self._interruption.take_over(asked)
+        self._moment = _Moment(told[0][0], asked > 0, bool(told[0][2]))
 
     def _loop(self) -> RunStatus:
         config, stepper, ledger = self.config, self.stepper, self.ledger
