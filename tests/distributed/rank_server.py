@@ -1,8 +1,8 @@
 """Starts the ranks of a run as forks of one process that has imported torch already.
 
 Reads one JSON command a line: ``{"start": <ranks>, "argv": [...], "fault": {...}, "log": <file>}``
-answers with the processes' ids; ``{"wait": <seconds>}`` answers with their exit statuses. A fault is
-made in one rank after some passes: see ``_plant``.
+answers with the processes' ids; ``{"wait": <seconds>}`` answers with their exit statuses. A fault
+is made in one rank after some passes: see ``_plant``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+import elman.modes.train
+import elman.runs.prepare  # noqa: F401
 from elman.cli.main import main
 from elman.distributed import team
 from elman.models.language_model import LanguageModel
@@ -32,7 +34,7 @@ def _plant(fault: dict[str, Any], rank: int) -> None:
         value, states = loss(model, *given)
         if kind == "slow":
             time.sleep(0.05)
-        if not hit or not model.training or not begun:
+        if not hit or not begun or not model.training or given[0].is_meta:
             return value, states
         left[0] -= 1
         if left[0] < 0 and kind == "nan":

@@ -189,7 +189,7 @@ class Watch:
             TeamError: the run ended, or the rank was lost.
         """
         self.meets(f"waiting for rank {owner} ({key})")
-        while not self._store.check([f"told/{key}"]):
+        while not self._has(f"told/{key}"):
             if self._ending is not None:
                 raise TeamError(self._ending)
             beat = self._others(self._store).get(owner)
@@ -197,6 +197,12 @@ class Watch:
                 raise TeamError(self._post(self._store, self._lost(owner, beat)))
             time.sleep(0.05)
         return str(self._store.get(f"told/{key}").decode())
+
+    def _has(self, key: str) -> bool:
+        try:
+            return bool(self._store.check([key]))
+        except RuntimeError:
+            raise TeamError(self._post(self._store, self._lost(0, None))) from None
 
     def close(self, code: ExitStatus | None) -> ExitStatus | None:
         """End this rank's part; rank 0 tells its exit status, the others take it over.
@@ -278,12 +284,18 @@ class Watch:
         store.set(f"beat/{self._place.rank}", json.dumps(beat))
 
     def _others(self, store: Store) -> dict[int, _Beat]:
-        """Return the last sign of life of every other rank, and note when each was new."""
-        found, now = {}, time.monotonic()
+        """Return the last sign of life of every other rank, and note when each was new.
+
+        Without the store, which ends with rank 0 where torchrun does not keep it, there is none.
+        """
+        found, now = dict[int, _Beat](), time.monotonic()
         for rank in range(self._place.size):
-            if rank == self._place.rank or not store.check([f"beat/{rank}"]):
-                continue
-            beat = _Beat(*json.loads(store.get(f"beat/{rank}")))
+            try:
+                if rank == self._place.rank or not store.check([f"beat/{rank}"]):
+                    continue
+                beat = _Beat(*json.loads(store.get(f"beat/{rank}")))
+            except RuntimeError:
+                return {}
             last = self._seen.get(rank)
             if last is None or last[0].signs != beat.signs:
                 self._seen[rank] = (beat, now)
@@ -305,12 +317,13 @@ class Watch:
         try:
             known = store.compare_set(_ENDING, "", json.dumps(ending))
         except RuntimeError:  # the store is gone
-            return self._ending or ending
+            self._ending = self._ending or ending
+            return self._ending
         self._ending = Ending(*json.loads(known))
         return self._ending
 
     def _posted(self, store: Store) -> Ending | None:
-        if not store.check([_ENDING]):
-            return None
-        self._ending = Ending(*json.loads(store.get(_ENDING)))
+        with contextlib.suppress(RuntimeError):
+            if store.check([_ENDING]):
+                self._ending = Ending(*json.loads(store.get(_ENDING)))
         return self._ending

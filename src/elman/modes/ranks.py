@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from elman.base.errors import ExitStatus, RunStatus, UserError
+from elman.base.errors import ExitStatus, RunStatus, UserError, first_line
 from elman.distributed.team import Joined, joined, same_everywhere
 from elman.distributed.watch import USER, TeamError
 from elman.runs.folder import config_text
@@ -69,6 +69,9 @@ def _all_ending_alike(job: PreparedRun, team: Joined, body: Body) -> ExitStatus:
         code = error.status.exit_status
         if leads:
             raise_elsewhere(error)
+    except BaseException as error:  # whatever it is, the others must not wait for this rank
+        team.end(RunStatus.CRASH.value, f"rank {team.place.rank}: {first_line(error)}")
+        raise
     told = team.close(code if leads else None)
     return told if told is not None else (code or ExitStatus.FAILED)
 

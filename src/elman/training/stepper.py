@@ -152,11 +152,15 @@ class Stepper:
                 for buffer, value in zip(self.model.buffers(), bookmark.buffers, strict=True):
                     buffer.copy_(value)
 
-    def agree_for_checkpoint(self) -> None:
-        """Average the weights and moments of ranks that train on their own; others agree anyway."""
+    def agree(self, *, moments: bool) -> None:
+        """Average the weights of ranks that train on their own; others agree anyway.
+
+        Args:
+            moments: Average the optimizer's state, too.
+        """
         if self._parallel.average_every:
             average(self.team, self.model.parameters())
-            average(self.team, self.optimizer.moments())
+            average(self.team, self.optimizer.moments() if moments else [])
 
     def discarded(self) -> None:
         """Run forward and backward passes that change nothing but build kernels and a graph.

@@ -327,6 +327,7 @@ class Trainer:
         A validation that a signal stops does not count: nothing is recorded, and it does not
         choose the best checkpoint.
         """
+        self.stepper.agree(moments=False)
         self.stepper.synchronize()
         try:
             with self.ledger.clock.pause("validation"), self.stepper.optimizer.kept_weights():
@@ -361,7 +362,7 @@ class Trainer:
 
     def _write_checkpoint(self) -> None:
         step, ledger = self.stepper.step, self.ledger
-        self.stepper.agree_for_checkpoint()
+        self.stepper.agree(moments=True)
         val_bpb = ledger.val_bpb if ledger.validated_step == step else None
         state = {
             "stepper": self.stepper.state_dict(),
