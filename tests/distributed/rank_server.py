@@ -7,6 +7,7 @@ is made in one rank after some passes: see ``_plant``.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import socket
@@ -19,6 +20,7 @@ import torch
 import elman.modes.train
 import elman.runs.prepare  # noqa: F401
 from elman.cli.main import main
+from elman.config.compose import compose_config
 from elman.distributed import team
 from elman.models.language_model import LanguageModel
 from elman.training.trainer import Trainer
@@ -102,8 +104,16 @@ def _wait(pids: list[int], seconds: float) -> list[int | None]:
     return [codes.get(pid) for pid in pids]
 
 
+def _warm() -> None:
+    """Do once what every rank would do: import, and compose a configuration."""
+    for name in ("elman.modes.train", "elman.runs.prepare", "matplotlib.pyplot", "hydra.main"):
+        importlib.import_module(name)
+    compose_config(["train.device=cpu"])
+
+
 def serve() -> None:
     """Answer commands until the input ends."""
+    _warm()
     pids: list[int] = []
     for line in sys.stdin:
         command = json.loads(line)

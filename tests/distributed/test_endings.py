@@ -29,7 +29,7 @@ def checkpoint_of(run: Any) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
-@pytest.mark.parametrize("asked", [0, 1])
+@pytest.mark.parametrize("asked", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_signal_to_one_rank_stops_all_after_the_same_step(start, asked: int) -> None:
     run = start(2, *SLOW, fault={"kind": "slow"})
     steps_of(run, 2)
@@ -47,6 +47,7 @@ def test_a_nan_of_one_rank_is_the_nan_of_all(start) -> None:
     assert checkpoint_of(run) == 2
 
 
+@pytest.mark.slow
 def test_a_rank_without_memory_ends_all_as_out_of_memory(start) -> None:
     run = start(2, fault={"kind": "oom", "rank": 1, "after": 3})
     assert run.end() == [4, 4], run.said
@@ -55,7 +56,7 @@ def test_a_rank_without_memory_ends_all_as_out_of_memory(start) -> None:
     assert checkpoint_of(run) == run.result["steps"] == 3
 
 
-@pytest.mark.parametrize("killed", [1, 0])
+@pytest.mark.parametrize("killed", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_killed_rank_is_named_and_the_others_save(start, killed: int) -> None:
     run = start(2, "parallel.exact=true", *SLOW, fault={"kind": "slow"})
     steps_of(run, 2)
@@ -69,6 +70,7 @@ def test_a_killed_rank_is_named_and_the_others_save(start, killed: int) -> None:
     assert checkpoint_of(run) == run.result["steps"] >= 2
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_named(start) -> None:
     fault = {"kind": "hang", "rank": 1, "after": 3, "hang_seconds": 3.0}
     run = start(2, fault=fault)

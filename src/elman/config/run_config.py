@@ -207,11 +207,17 @@ def _check_combinations(config: RunConfig) -> None:
     conflict = graph_conflict(config.train, model)
     if config.train.graph is True and conflict is not None:
         raise UserError(f"train.graph=true: {conflict}")
-    _check_parallel(config)
+    # The settings of a resumed run are known only once its folder is read.
+    if config.train.resume is None:
+        check_ranked(config)
 
 
-def _check_parallel(config: RunConfig) -> None:
-    """Raise UserError on settings of ranks that do not go with other sections."""
+def check_ranked(config: RunConfig) -> None:
+    """Raise UserError on settings of ranks that do not go with those of the training.
+
+    Args:
+        config: The configuration as it is trained.
+    """
     parallel, optim = config.parallel, config.optim.name
     if parallel.exact is True:
         refuse_uneven(parallel.virtual_shards, config.train.batch_size)

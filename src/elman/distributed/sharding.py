@@ -18,6 +18,8 @@ from elman.base.errors import UserError
 from elman.models.cells.common.mixer import Mixer
 from elman.models.language_model import LanguageModel
 
+_UNDECAYED = "no_weight_decay"
+
 
 def shard_mesh(shard: str, hosts: list[str], device_type: str) -> DeviceMesh:
     """Return which ranks hold parts of one copy of the model.
@@ -53,9 +55,14 @@ def shard_model(model: LanguageModel, mesh: DeviceMesh) -> None:
     """
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
     model.casts_at_once = False  # the copies would outlive the gathered weights
+    undecayed = [n for n, p in model.named_parameters() if getattr(p, _UNDECAYED, False)]
     for layer in model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
+    # The parameters are new objects now, and the optimizer looks for the old ones' mark.
+    for name, parameter in model.named_parameters():
+        if name in undecayed:
+            setattr(parameter, _UNDECAYED, True)
     model.register_load_state_dict_pre_hook(_cut_whole_weights)  # type: ignore[no-untyped-call]
 
 

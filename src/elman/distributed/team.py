@@ -8,6 +8,7 @@ Shape legend: n numbers, w ranks, k leaves.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
@@ -22,12 +23,13 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from elman.base.errors import ExitStatus, UserError
+from elman.base.errors import ExitStatus, UserError, first_line
 from elman.base.signals import Interruption
 from elman.distributed.place import ONE_PROCESS, RankPlace
 from elman.distributed.tree import summed
 from elman.distributed.watch import Ending, TeamError, Watch
 
+_log = logging.getLogger("elman.train")
 HANG_SECONDS = 45.0
 """A rank that keeps the others waiting for so long is named, and the run ends."""
 _START_TIMEOUT = timedelta(hours=1)
@@ -143,6 +145,8 @@ class Joined:
         self.place, self._device = place, device
         host = socket.gethostname()
         self.watch = Watch(store, place, host, self.abandon)
+        # All have come when this is done: rank 0 may pack data before it does, which takes long.
+        self.hosts = self._hosts(host)
         # We abort NCCL ourselves when a rank is lost, so that the weights can still be saved.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -154,7 +158,6 @@ class Joined:
             timeout=_LIBRARY_TIMEOUT,
             device_id=device if device.type == "cuda" else None,
         )
-        self.hosts = self._hosts(host)
         self._firsts = 0
 
     @property
@@ -285,13 +288,14 @@ class Joined:
                 work.wait(timedelta(seconds=1))
                 self.watch.does("computing")
                 return
-            except RuntimeError:
+            except RuntimeError as error:
                 if self.watch.ending is not None:
                     raise TeamError(self.watch.ending) from None
                 waited += time.monotonic() - began
                 if self.watch.someone_busy():
                     waited = 0.0
                 if waited > HANG_SECONDS or work.is_completed():
+                    _log.info("an exchange with the other ranks failed: %s", first_line(error))
                     raise TeamError(self.watch.blame()) from None
 
 
@@ -349,13 +353,13 @@ def same_everywhere(team: Team, what: str, value: str) -> None:
 
     Args:
         team: The ranks.
-        what: What the value is, for the error.
+        what: What the value is, in the plural, for the error.
         value: A text of this rank.
     """
     if team.told(f"same/{what}", lambda: value) != value:
         raise UserError(
-            f"rank {team.place.rank}: its {what} differs from rank 0's; start every rank with the "
-            "same command, code and files"
+            f"rank {team.place.rank}: its {what} are not those of rank 0; start every rank with "
+            "the same command, code and files, on GPUs of one kind"
         )
 
 

@@ -137,7 +137,8 @@ class Watch:
     def busy(self, doing: str) -> Iterator[None]:
         """Let the others wait while this rank alone does something that takes long."""
         before, self._doing, self._busy = self._doing, doing, True
-        self._beat(self._store)
+        with contextlib.suppress(RuntimeError):  # the store is gone, and nobody waits
+            self._beat(self._store)
         try:
             yield
         finally:

@@ -6,15 +6,21 @@ Rank 0 makes the folder, writes and shows. Whatever ends one rank ends all of th
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 
 from elman.base.errors import ExitStatus, RunStatus, UserError, first_line
-from elman.distributed.team import Joined, joined, same_everywhere
+from elman.config.run_config import RunConfig
+from elman.data.batches import Data
+from elman.distributed.division import Division
+from elman.distributed.team import Joined, Team, joined, same_everywhere
 from elman.distributed.watch import USER, TeamError
+from elman.models.language_model import LanguageModel
 from elman.runs.folder import config_text
 from elman.runs.prepared import PreparedRun
 from elman.training.display import Display
@@ -50,7 +56,7 @@ def in_team(job: PreparedRun, device: torch.device, body: Body) -> ExitStatus:
 def _all_ending_alike(job: PreparedRun, team: Joined, body: Body) -> ExitStatus:
     leads = team.place.leads
     try:
-        same_everywhere(team, "configuration", config_text(job.config))
+        same_everywhere(team, "settings", config_text(job.config))
         folder = Path(team.told("folder", lambda: str(job.folder)))
         code: ExitStatus | None = body(folder, team)
     except UserError as error:
@@ -89,3 +95,34 @@ def raise_elsewhere(error: TeamError) -> None:
 
 def _of_rank(error: TeamError) -> str:
     return f"rank {error.ending.rank}: {error.ending.error}"
+
+
+def compare_starts(team: Team, config: RunConfig, data: Data, model: LanguageModel) -> None:
+    """Raise UserError unless every rank has the data and the first weights of rank 0."""
+    same_everywhere(team, "data", json.dumps(data.identity()))
+    if config.parallel.shard == "none":
+        total = sum(float(p.detach().double().sum()) for p in model.parameters())
+        same_everywhere(team, "first weights", repr(total))
+
+
+def cut_model(model: LanguageModel, config: RunConfig, team: Team) -> None:
+    """Leave a part of the model on this rank, if ``parallel.shard`` says so."""
+    if config.parallel.shard == "none":
+        return
+    from elman.distributed.sharding import shard_mesh, shard_model  # the import takes time
+
+    assert isinstance(team, Joined), "divide refuses it for one process"
+    device = next(model.parameters()).device
+    shard_model(model, shard_mesh(config.parallel.shard, team.hosts, device.type))
+
+
+def shared_work(team: Team, division: Division, config: RunConfig) -> dict[str, Any]:
+    """Return how a run shared its work, for its result."""
+    return {
+        "ranks": team.place.size,
+        "hosts": len(set(team.hosts)) if isinstance(team, Joined) else 1,
+        "shard": config.parallel.shard,
+        "exact": division.exact,
+        "virtual_shards": division.parts if division.exact else None,
+        "average_every": config.parallel.average_every,
+    }

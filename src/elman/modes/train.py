@@ -16,7 +16,7 @@ import torch
 from elman.base.disk import is_disk_trouble, keep_room, sizes
 from elman.base.errors import ExitStatus, RunStatus, UserError, first_line
 from elman.base.signals import Interruption, interruptible
-from elman.config.run_config import RunConfig
+from elman.config.run_config import RunConfig, check_ranked
 from elman.data.batches import Data, open_data
 from elman.devices.environment import choose_device, describe_environment
 from elman.devices.nvml_client import asked_driver
@@ -35,8 +35,14 @@ from elman.models.backends import (
     tuning_note,
 )
 from elman.models.cells import registry
-from elman.models.language_model import LanguageModel
-from elman.modes.ranks import display_of, in_team, raise_elsewhere
+from elman.modes.ranks import (
+    compare_starts,
+    cut_model,
+    display_of,
+    in_team,
+    raise_elsewhere,
+    shared_work,
+)
 from elman.parity.gate import ParityError, require_norm_parity, require_parity
 from elman.parity.shapes import TrainedSizes
 from elman.report.plots import plot_losses
@@ -66,6 +72,7 @@ def run(job: PreparedRun) -> ExitStatus:
     device = own_device(choose_device(config.train.device), place)
     if device.type == "cpu" and config.train.device == "auto":
         refuse_wrong_visible(asked_driver())
+    check_ranked(config)
     division = divide(config.parallel, config.train.batch_size, place)
     _prepare(config, device, division)
     backend = resolve_backend(
@@ -134,6 +141,8 @@ class _Session:
                     raise
                 status = RunStatus.INTERRUPTED
                 self._error = "interrupted before the weights were saved"
+                if isinstance(self._team, Joined):
+                    self._team.end(status.value, self._error)
             except TeamError as error:
                 status = self._ended_elsewhere(error)
             except Exception as error:
@@ -222,9 +231,10 @@ class _Session:
             store,
             self._display,
             self._team,
-            self._cut_model,
+            lambda model: cut_model(model, config, self._team),
         )
         self._restore(trainer, store)
+        compare_starts(self._team, config, self._data, trainer.model)
         if self._team.place.leads:
             self._require_room(trainer)
         self._announce(trainer)
@@ -238,16 +248,6 @@ class _Session:
         if status is RunStatus.NAN:
             self._error = self._not_finite(trainer)
         return status
-
-    def _cut_model(self, model: LanguageModel) -> None:
-        """Leave a part of the model on this rank, if ``parallel.shard`` says so."""
-        if self._config.parallel.shard == "none":
-            return
-        from elman.distributed.sharding import shard_mesh, shard_model  # the import takes time
-
-        assert isinstance(self._team, Joined), "divide refuses it for one process"
-        mesh = shard_mesh(self._config.parallel.shard, self._team.hosts, self._device.type)
-        shard_model(model, mesh)
 
     def _prove(self) -> None:
         """Refuse to train with a kernel that does not compute what the reference computes."""
@@ -352,18 +352,6 @@ class _Session:
         self._error = line if plain else f"{type(error).__name__}: {line}"
         return RunStatus.CRASH
 
-    def _parallel(self) -> dict[str, Any]:
-        """Return how the run shared its work, for the result."""
-        division, settings = self._division, self._config.parallel
-        return {
-            "ranks": division.place.size,
-            "hosts": len(set(self._team.hosts)) if isinstance(self._team, Joined) else 1,
-            "shard": settings.shard,
-            "exact": division.exact,
-            "virtual_shards": division.parts if division.exact else None,
-            "average_every": settings.average_every,
-        }
-
     # ------------------------------------------------------------------ what is said about it
 
     def _announce(self, trainer: Trainer) -> None:
@@ -451,7 +439,7 @@ class _Session:
             result["path"] = computation_path(cell, self._backend)
             result["slow_path"] = on_slow_path(self._backend)
             result["graph"] = stepper.graph
-        result["parallel"] = self._parallel()
+        result["parallel"] = shared_work(self._team, self._division, config)
         resets = {"reset_at_documents": config.data.reset_at_documents}
         result["data"] = self._data.describe() | resets
         result["environment"] = describe_environment(self._device)

@@ -246,7 +246,8 @@ class Trainer:
 
     def _loop(self) -> RunStatus:
         config, stepper, ledger = self.config, self.stepper, self.ledger
-        with profiling(config.train.profile, self._folder, self._device) as profiler_step:
+        profile = config.train.profile and self._team.place.leads
+        with profiling(profile, self._folder, self._device) as profiler_step:
             self._look()
             while self._moment.share < 1.0 and not self._moment.stopped:
                 self._team.does(f"computing step {stepper.step + 1}")
