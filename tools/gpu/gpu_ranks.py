@@ -245,7 +245,8 @@ def main() -> int:
         time_sums(given.out, [int(text) for text in given.sums.split(",")], given.device)
         return 0
     if given.device == "cuda" and torch.cuda.device_count() < 2:
-        print("gpu_ranks: torch sees fewer than two GPUs here", file=sys.stderr)
+        seen = "one GPU here, not two" if torch.cuda.is_available() else "no GPU here"
+        print(f"gpu_ranks: torch sees {seen}", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as folder:
         report = measured(Bench(Path(folder), given.device))
