@@ -78,6 +78,7 @@ CASES: dict[str, list[str]] = {
         "parallel.shard=full optim=adamw train.graph=true",
         "parallel.average_every=4 optim=schedulefree",
         "parallel.shard=half",
+        "parallel.data=all",
         "mode=eval eval.checkpoint=x parallel.exact=true",
     ],
     "Wrong types and impossible values": [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from elman.base.errors import UserError
 from elman.sections.section import Count, Section
@@ -39,6 +39,13 @@ class ParallelConfig(Section):
     exact: Annotated[Literal["auto", True, False], _no_number] = "auto"
     virtual_shards: Count = DEFAULT_SHARDS
     average_every: Annotated[int, Field(ge=0)] = 0
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _auto_or_count(cls, value: object) -> object:
+        if value != "auto" and (type(value) is not int or value < 1):
+            raise UserError(f"parallel.data={value}: expected auto or a number of ranks")
+        return value
 
     @model_validator(mode="after")
     def _goes_together(self) -> ParallelConfig:
