@@ -116,6 +116,20 @@ def cut_model(model: LanguageModel, config: RunConfig, team: Team) -> None:
     shard_model(model, shard_mesh(config.parallel.shard, team.hosts, device.type))
 
 
+def sharing(team: Team, division: Division, config: RunConfig) -> str:
+    """Return how a run shares its work as the end of a line for people; empty without ranks."""
+    if team.place.alone and not division.exact:
+        return ""
+    how = [f"{team.place.size} ranks"] if not team.place.alone else []
+    if division.exact:
+        how.append(f"exact in {division.parts} virtual shards")
+    if config.parallel.shard != "none":
+        how.append(f"sharded ({config.parallel.shard}), launch by launch")
+    if config.parallel.average_every:
+        how.append(f"weights averaged every {config.parallel.average_every} steps")
+    return f"; {', '.join(how)}"
+
+
 def shared_work(team: Team, division: Division, config: RunConfig) -> dict[str, Any]:
     """Return how a run shared its work, for its result."""
     return {

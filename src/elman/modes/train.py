@@ -42,6 +42,7 @@ from elman.modes.ranks import (
     in_team,
     raise_elsewhere,
     shared_work,
+    sharing,
 )
 from elman.parity.gate import ParityError, require_norm_parity, require_parity
 from elman.parity.shapes import TrainedSizes
@@ -364,6 +365,7 @@ class _Session:
             f"{model.name}: {model.cell} {model.dim}x{model.depth}, "
             f"{trainer.model.num_params():,} parameters, "
             f"backend {self._backend}{through} on {self._device}{graph}{memory}"
+            f"{sharing(self._team, self._division, self._config)}"
         )
         source = self._data.describe()
         packed = source.get("packed")
