@@ -42,6 +42,7 @@ class Interruption:
     def __init__(self) -> None:
         self.name: str | None = None
         self._when, self._stoppable = _When.AFTER_THE_STEP, False
+        self._expected = False
 
     def __bool__(self) -> bool:
         return self.name is not None
@@ -72,9 +73,17 @@ class Interruption:
         finally:
             self._stoppable = False
 
+    def take_over(self, number: int) -> None:
+        """Note a signal that another process of the same run got; it may still come here, too."""
+        if not self:
+            self.name, self._expected = signal.Signals(number).name, True
+
     def request(self, number: int, frame: FrameType | None) -> None:
         """Note the signal; a second Ctrl-C gives up waiting for the step."""
         received.add(number)
+        if self._expected:
+            self._expected = False
+            return
         again, self.name = bool(self), signal.Signals(number).name
         if self._when is _When.NOW or (
             self._when is _When.AFTER_THE_STEP and again and number == signal.SIGINT

@@ -12,6 +12,7 @@ import io
 import logging
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from elman.runs.prepared import PreparedRun
+
+
+_FOLLOWER_SECONDS = 2.0
 
 
 def main(argv: Sequence[str] | None = None, before_run: Callable[[], None] = lambda: None) -> int:
@@ -54,6 +58,7 @@ def _main(argv: Sequence[str], before_run: Callable[[], None]) -> int:
 
             print(help_text(arguments.flags.get("--config-dir")), end="")
             return int(ExitStatus.OK)
+        _refuse_sweep_of_ranks(arguments)
         from elman.cli.taking_up import taken_up
 
         with taken_up(arguments) as whole:
@@ -63,7 +68,8 @@ def _main(argv: Sequence[str], before_run: Callable[[], None]) -> int:
     except UserError as error:
         return _refuse(error)
     except KeyboardInterrupt:
-        print("elman: interrupted", file=sys.stderr)
+        if _follows() is None:
+            print("elman: interrupted", file=sys.stderr)
         return int(ExitStatus.INTERRUPTED)
     except BrokenPipeError:
         # The reader of our output closed the pipe (elman --help | head): nobody is left to tell.
@@ -295,8 +301,37 @@ def _compose(arguments: flags.Arguments) -> Callable[[Sequence[str]], DictConfig
 def _refuse(error: UserError) -> int:
     from elman.config.wording import one_line
 
-    print(f"elman: error: {one_line(str(error))}", file=sys.stderr)
+    rank = _follows()
+    if rank is not None:
+        # What every rank refuses, rank 0 says, and then torchrun ends them all.
+        try:
+            time.sleep(_FOLLOWER_SECONDS)
+        except KeyboardInterrupt:
+            return int(ExitStatus.USER_ERROR)
+    who = "" if rank is None else f"rank {rank}: "
+    print(f"elman: error: {who}{one_line(str(error))}", file=sys.stderr)
     return int(ExitStatus.USER_ERROR)
+
+
+def _follows() -> int | None:
+    """Return the number of a rank that another one leads; None for rank 0 and without ranks."""
+    from elman.distributed.place import rank_place
+
+    try:
+        place = rank_place()
+    except UserError:
+        return None
+    return None if place.leads else place.rank
+
+
+def _refuse_sweep_of_ranks(arguments: flags.Arguments) -> None:
+    """Raise UserError if torchrun started a sweep: its launcher gives each job its own ranks."""
+    from elman.distributed.place import rank_place
+
+    if "--multirun" in arguments.flags and not rank_place().alone:
+        raise UserError(
+            "--multirun: a sweep runs in one process, not in ranks; start it without torchrun"
+        )
 
 
 def _failed_before_a_run(error: Exception) -> int:

@@ -23,6 +23,7 @@ from elman.sections.measuring import BenchConfig, ParityConfig
 from elman.sections.model import ModelConfig
 from elman.sections.modes import EvalConfig, GenerateConfig, ModelsConfig, SolveConfig
 from elman.sections.optim import OPTIMISERS, OptimConfig
+from elman.sections.parallel import ParallelConfig, refuse_uneven
 from elman.sections.reporting import ReportConfig
 from elman.sections.section import Section
 from elman.sections.training import (
@@ -55,6 +56,7 @@ class RunConfig(Section):
     train: TrainConfig
     kernels: KernelsConfig
     baseline: BaselineConfig = BaselineConfig()
+    parallel: ParallelConfig = ParallelConfig()
     log: LogConfig
     eval: EvalConfig | None = None
     generate: GenerateConfig | None = None
@@ -75,6 +77,7 @@ _SECTIONS: dict[str, type[Section]] = {
     "train": TrainConfig,
     "kernels": KernelsConfig,
     "baseline": BaselineConfig,
+    "parallel": ParallelConfig,
     "log": LogConfig,
     "eval": EvalConfig,
     "generate": GenerateConfig,
@@ -111,7 +114,19 @@ class Mode:
 
 MODES: dict[str, Mode] = {
     "train": Mode(
-        frozenset({"model", "data", "optim", "train", "kernels", "baseline", "log", "benchmark"}),
+        frozenset(
+            {
+                "model",
+                "data",
+                "optim",
+                "train",
+                "kernels",
+                "baseline",
+                "parallel",
+                "log",
+                "benchmark",
+            }
+        ),
         makes_folder=True,
         table="elman.report.comparison.sweep_end:print_training_sweep",
         compares=True,
@@ -192,6 +207,36 @@ def _check_combinations(config: RunConfig) -> None:
     conflict = graph_conflict(config.train, model)
     if config.train.graph is True and conflict is not None:
         raise UserError(f"train.graph=true: {conflict}")
+    # The settings of a resumed run are known only once its folder is read.
+    if config.train.resume is None:
+        check_ranked(config)
+
+
+def check_ranked(config: RunConfig) -> None:
+    """Raise UserError on settings of ranks that do not go with those of the training.
+
+    Args:
+        config: The configuration as it is trained.
+    """
+    parallel, optim = config.parallel, config.optim.name
+    if parallel.exact is True:
+        refuse_uneven(parallel.virtual_shards, config.train.batch_size)
+    if parallel.average_every and optim == "schedulefree":
+        raise UserError(
+            f"parallel.average_every={parallel.average_every}: optim=schedulefree trains two sets "
+            "of weights, which one mean does not keep together; choose optim=adamw"
+        )
+    if parallel.shard == "none":
+        return
+    cut = f"parallel.shard={parallel.shard}"
+    if optim in ("muon", "schedulefree"):
+        raise UserError(f"{cut}: optim={optim} needs whole weights; choose optim=adamw")
+    for name, used in (("compile", config.train.compile), ("graph", config.train.graph is True)):
+        if used:
+            raise UserError(
+                f"train.{name}=true: cannot be combined with {cut}, whose weights come and go in "
+                "a pass; drop one of them"
+            )
 
 
 def validate_sweep(launcher: Any, sweep: Any, named: frozenset[str]) -> SweepSettings:

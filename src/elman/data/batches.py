@@ -163,6 +163,14 @@ def _held_out(source: ByteSource, config: DataConfig, chunk_size: int) -> int:
 class Batches(ABC):
     """Training batches; the next one is read in the background, so a slow disk stalls no step.
 
+    Args:
+        data: The run's data; rows stay inside its training part.
+        batch_size: B.
+        chunk_size: T.
+        seed: Seed of the positions.
+        rows: Rows of each batch to read; the others belong to other ranks. Positions are drawn for
+            all B rows, so that a row depends on the seed, the step and its number alone.
+
     Attributes:
         restarted: Whether the last batch's rows do not continue an earlier batch, so carried states
             must be reset before it. Always true for random positions.
@@ -170,8 +178,16 @@ class Batches(ABC):
 
     kind: str
 
-    def __init__(self, data: Data, batch_size: int, chunk_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        data: Data,
+        batch_size: int,
+        chunk_size: int,
+        seed: int,
+        rows: slice = slice(None),
+    ) -> None:
         self.restarted = True
+        self._rows = rows
         self._source = data.source
         self._chunk_size = chunk_size
         self._batch_size = batch_size
@@ -180,7 +196,9 @@ class Batches(ABC):
         self._pending: Future[Bytes]
 
     def next(self) -> Bytes:
-        """Return the next batch: uint8 [B, T+1], a new array that belongs to the caller.
+        """Return the next batch: uint8 [b, T+1], a new array that belongs to the caller.
+
+        It has this rank's rows, all B without ranks.
 
         Raises:
             UserError: a file became shorter than it was when opened.
@@ -234,7 +252,7 @@ class Batches(ABC):
         self._state_before_pending = {"kind": self.kind, "generator": generator} | self._state()
         offsets_b, self._pending_restarts = self._draw()
         row = self._chunk_size + 1
-        self._pending = self._reader.submit(self._source.gather, offsets_b, row)
+        self._pending = self._reader.submit(self._source.gather, offsets_b[self._rows], row)
 
     @abstractmethod
     def _draw(self) -> tuple[Offsets, bool]:
@@ -260,12 +278,20 @@ class RandomBatches(Batches):
         batch_size: B.
         chunk_size: T.
         seed: Seed of the positions.
+        rows: As :class:`Batches`.
     """
 
     kind = "random positions"
 
-    def __init__(self, data: Data, batch_size: int, chunk_size: int, seed: int) -> None:
-        super().__init__(data, batch_size, chunk_size, seed)
+    def __init__(
+        self,
+        data: Data,
+        batch_size: int,
+        chunk_size: int,
+        seed: int,
+        rows: slice = slice(None),
+    ) -> None:
+        super().__init__(data, batch_size, chunk_size, seed, rows)
         self._n_starts = data.train_bytes - chunk_size
         assert self._n_starts > 0, "open_data makes sure that one row fits"
         self._prepare()
@@ -294,6 +320,7 @@ class StreamBatches(Batches):
         batch_size: B.
         chunk_size: T.
         seed: Seed of the starting offsets.
+        rows: As :class:`Batches`.
 
     Raises:
         UserError: the training part is too short for B segments of T + 1 bytes.
@@ -301,7 +328,14 @@ class StreamBatches(Batches):
 
     kind = "streams"
 
-    def __init__(self, data: Data, batch_size: int, chunk_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        data: Data,
+        batch_size: int,
+        chunk_size: int,
+        seed: int,
+        rows: slice = slice(None),
+    ) -> None:
         self._segment = data.train_bytes // batch_size
         if self._segment < chunk_size + 1:
             raise UserError(
@@ -310,7 +344,7 @@ class StreamBatches(Batches):
                 f"{batch_size * (chunk_size + 1)}; set train.batch_size="
                 f"{data.train_bytes // (chunk_size + 1)} or less, or name more text"
             )
-        super().__init__(data, batch_size, chunk_size, seed)
+        super().__init__(data, batch_size, chunk_size, seed, rows)
         self._bases_b = np.arange(batch_size, dtype=np.int64) * self._segment
         self._position = self._segment
         self._prepare()

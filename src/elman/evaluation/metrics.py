@@ -48,6 +48,11 @@ DEFINITIONS = {
     "contended": "another process used the device during the run; null: nobody watched",
     "path": "what computed a packaged baseline (mamba2, fla-gdn); null for other cells",
     "graph": "forward and backward pass were replayed as a CUDA graph, not launched one by one",
+    "parallel": (
+        "how the work was shared: ranks and hosts, how the model was sharded, whether the bits are "
+        "those of any number of ranks, and in how many virtual shards; tok_s counts all ranks, "
+        "peak_memory_bytes is that of the rank with most, mfu that of one device"
+    ),
     "slow_path": "it ran as plain PyTorch: without its package, or its cell has no kernel there",
 }
 

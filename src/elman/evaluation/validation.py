@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -75,9 +75,37 @@ def _score(
     stoppable: Stoppable,
     carry: bool,
 ) -> tuple[float, int]:
+    each = _nats(model, batches, device, precision, progress, stoppable, carry)
+    total, predicted = 0.0, 0
+    for nats, count in each:
+        total, predicted = total + nats, predicted + count
+    return bits_per_byte(total / predicted), predicted
+
+
+@torch.no_grad()
+def nats_of_batches(
+    model: LanguageModel,
+    batches: Iterable[NDArray[np.uint8]],
+    device: torch.device,
+    precision: str,
+    progress: Callable[[int], None] = lambda predicted: None,
+    stoppable: Stoppable = contextlib.nullcontext,
+) -> list[tuple[float, int]]:
+    """Return (nats, predicted bytes) of each batch, whose sums :func:`score` divides."""
+    return list(_nats(model, batches, device, precision, progress, stoppable, carry=False))
+
+
+def _nats(
+    model: LanguageModel,
+    batches: Iterable[NDArray[np.uint8]],
+    device: torch.device,
+    precision: str,
+    progress: Callable[[int], None],
+    stoppable: Stoppable,
+    carry: bool,
+) -> Iterator[tuple[float, int]]:
     was_training = model.training
     model.eval()
-    total = torch.zeros((), dtype=torch.float64)
     predicted = 0
     states: list[State] | None = None
     try:
@@ -87,9 +115,8 @@ def _score(
                 loss, carried = model.loss(tokens, states)
             states = carried if carry else None
             count = rows.shape[0] * (rows.shape[1] - 1)
-            total += loss.double().cpu() * count
             predicted += count
+            yield float(loss.double().cpu() * count), count
             progress(predicted)
     finally:
         model.train(was_training)
-    return bits_per_byte(float(total) / predicted), predicted

@@ -6,6 +6,7 @@ Shape legend: b batch, t time, d model width, v vocabulary; bt1 is [B, T + 1].
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Literal
 
@@ -50,6 +51,7 @@ class LanguageModel(nn.Module):
 
     Attributes:
         activation_checkpointing: Recompute each mixer in the backward pass of a training step.
+        casts_at_once: Cast all weights at the start of a pass; False where they are not all there.
         reset_after: As the argument.
     """
 
@@ -69,6 +71,7 @@ class LanguageModel(nn.Module):
         self.wrapper = wrapper
         self.reset_after = reset_after
         self.activation_checkpointing = False
+        self.casts_at_once = True
         self.embedding = nn.Parameter(torch.empty(vocab_size, dim, device=device, dtype=dtype))
         init.normal_(self.embedding)
         norm = partial(RMSNorm, backend=backend) if wrapper == "rms" else LayerNorm
@@ -113,7 +116,7 @@ class LanguageModel(nn.Module):
         ended_bt = None if self.reset_after is None else tokens_bt == self.reset_after
         resets_bt = _starts(ended_bt, resets_bt)
         run = self._rms if self.wrapper == "rms" else self._legacy
-        with self._weights.cast(x_btd):
+        with self._weights.cast(x_btd) if self.casts_at_once else nullcontext():
             given = [None] * len(self.layers) if states is None else states
             x_btd, carried = run(x_btd, given, resets_bt)
             if ended_bt is not None and tokens_bt.shape[1]:

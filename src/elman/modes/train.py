@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,11 +16,14 @@ import torch
 from elman.base.disk import is_disk_trouble, keep_room, sizes
 from elman.base.errors import ExitStatus, RunStatus, UserError, first_line
 from elman.base.signals import Interruption, interruptible
-from elman.config.run_config import RunConfig
+from elman.config.run_config import RunConfig, check_ranked
 from elman.data.batches import Data, open_data
 from elman.devices.environment import choose_device, describe_environment
 from elman.devices.nvml_client import asked_driver
 from elman.devices.visible import refuse_wrong_visible
+from elman.distributed.division import Division, divide
+from elman.distributed.team import ALONE, Joined, Team, own_device
+from elman.distributed.watch import TeamError, is_connection
 from elman.evaluation.metrics import DEFINITIONS, METRICS_VERSION
 from elman.evaluation.validation import uses_bf16
 from elman.kernels.triton_tuning import tuning_told_to
@@ -32,6 +35,15 @@ from elman.models.backends import (
     tuning_note,
 )
 from elman.models.cells import registry
+from elman.modes.ranks import (
+    compare_starts,
+    cut_model,
+    display_of,
+    in_team,
+    raise_elsewhere,
+    shared_work,
+    sharing,
+)
 from elman.parity.gate import ParityError, require_norm_parity, require_parity
 from elman.parity.shapes import TrainedSizes
 from elman.report.plots import plot_losses
@@ -42,7 +54,7 @@ from elman.training.checkpoints.store import CheckpointError, CheckpointStore, D
 from elman.training.cuda_graph import uses_graph
 from elman.training.display import Display
 from elman.training.memory.estimate import available_memory, estimate_memory, largest_batch
-from elman.training.recorder import RESULT, Recorder, write_result
+from elman.training.recorder import RESULT, NoRecorder, Recorder, write_result
 from elman.training.trainer import Trainer
 
 _log = logging.getLogger("elman.train")
@@ -56,21 +68,31 @@ def run(job: PreparedRun) -> ExitStatus:
     Raises:
         UserError: the run cannot start: data, device, checkpoint or a package is at fault.
     """
-    config, folder = job.config, job.folder
-    assert folder is not None, "training always has a run folder"
-    display = Display()
-    device = choose_device(config.train.device)
+    config, place = job.config, job.place
+    display = display_of(job)
+    device = own_device(choose_device(config.train.device), place)
     if device.type == "cpu" and config.train.device == "auto":
         refuse_wrong_visible(asked_driver())
-    _prepare(config, device)
+    check_ranked(config)
+    division = divide(config.parallel, config.train.batch_size, place)
+    _prepare(config, device, division)
     backend = resolve_backend(
         registry.cell(config.model.cell).under(config.model.options),
         config.kernels.backend,
         device,
         allow_slow=config.baseline.allow_slow,
     )
-    with RunLock(folder), open_data(config.data, config.train.chunk_size, display.say) as data:
-        return _Session(job, folder, data, device, display, backend).run()
+
+    def body(folder: Path, team: Team) -> ExitStatus:
+        # Only the ranks that rank 0 leads are in a folder that is locked already.
+        lock = RunLock(folder) if place.leads else nullcontext()
+        with lock, open_data(config.data, config.train.chunk_size, display.say) as data:
+            return _Session(job, folder, data, device, display, backend, team, division).run()
+
+    if not place.alone:
+        return in_team(job, device, body)
+    assert job.folder is not None, "training always has a run folder"
+    return body(job.folder, ALONE)
 
 
 class _Session:
@@ -84,8 +106,11 @@ class _Session:
         device: torch.device,
         display: Display,
         backend: str,
+        team: Team,
+        division: Division,
     ) -> None:
         self._job, self._config = job, job.config
+        self._team, self._division = team, division
         self._folder, self._data = folder, data
         self._device, self._display, self._backend = device, display, backend
         self._started = datetime.now().astimezone()
@@ -107,6 +132,8 @@ class _Session:
         self._display.start()
         with interruptible() as interruption:
             interruption.release()
+            if isinstance(self._team, Joined):
+                self._team.watch_for(interruption)
             try:
                 with tuning_told_to(self._display.waiting):
                     status = self._train(interruption)
@@ -115,14 +142,18 @@ class _Session:
                     raise
                 status = RunStatus.INTERRUPTED
                 self._error = "interrupted before the weights were saved"
+                if isinstance(self._team, Joined):
+                    self._team.end(status.value, self._error)
+            except TeamError as error:
+                status = self._ended_elsewhere(error)
             except Exception as error:
                 if not self._begun and (isinstance(error, UserError) or is_disk_trouble(error)):
                     raise
-                status = self._failed(error)
+                status = self._agreed(self._failed(error), error)
             finally:
                 interruption.hold()
                 self._display.stop()
-            if self._taken_up:
+            if self._taken_up and self._team.writes:
                 return self._report(status, interruption)
         self._say_end(status)
         return status.exit_status
@@ -137,11 +168,39 @@ class _Session:
 
     def _take_up(self) -> None:
         """Note in the run folder that the run has these settings from here on."""
+        self._taken_up = True
+        if not self._team.place.leads:
+            return
         keep_room(self._folder / RESULT)
         write_config(self._folder, self._config)
         self._job.taken_up()
         _log.info("configuration %s", config_hash(self._config))
-        self._taken_up = True
+
+    def _ended_elsewhere(self, error: TeamError) -> RunStatus:
+        """Return the status of a run that another rank ended.
+
+        Raises:
+            UserError: it could not start there.
+            KeyboardInterrupt: a signal came there before the run began.
+        """
+        if not self._begun:
+            raise_elsewhere(error)
+        _log.error("%s", error)
+        self._error = str(error)
+        if self._team.writes and not self._team.place.leads:
+            self._display = Display()  # rank 0 is gone
+        return error.status
+
+    def _agreed(self, status: RunStatus, error: Exception) -> RunStatus:
+        """Tell the other ranks how this one failed; return the status that holds for all."""
+        if not isinstance(self._team, Joined):
+            return status
+        if self._config.parallel.shard != "none" and is_connection(error):
+            self._team.watch.blame()  # the library that cuts the model met a lost rank
+        ranked = f"rank {self._team.place.rank}: {self._error}"
+        ending = self._team.end(status.value, ranked)
+        self._error = ending.error
+        return RunStatus(ending.status)
 
     def _failed(self, error: Exception) -> RunStatus:
         """Return the status of a run that an error ended; its traceback goes to the log."""
@@ -153,24 +212,39 @@ class _Session:
 
     def _train(self, interruption: Interruption) -> RunStatus:
         config, folder = self._config, self._folder
-        if (short := self._too_large()) is not None:
-            return short
-        self._prove()
+        short = self._too_large()
+        if any(row[0] for row in self._team.gather(short is not None)):
+            self._error = self._error or "a step does not fit into the memory of another rank"
+            return RunStatus.OOM
+        with self._team.host_first("checking kernels"):
+            self._prove()
         store = CheckpointStore(
             folder / "checkpoints",
             config.train.keep_checkpoints,
             config_text(config),
             self._display.say,
         )
-        trainer = Trainer(config, folder, self._data, self._device, store, self._display)
+        trainer = Trainer(
+            config,
+            folder,
+            self._data,
+            self._device,
+            store,
+            self._display,
+            self._team,
+            lambda model: cut_model(model, config, self._team),
+        )
         self._restore(trainer, store)
-        self._require_room(trainer)
+        compare_starts(self._team, config, self._data, trainer.model)
+        if self._team.place.leads:
+            self._require_room(trainer)
         self._announce(trainer)
         self._trainer = trainer
         trainer.first_pass()
         if not self._taken_up:
             self._take_up()
-        with closing(Recorder(folder, config, self._display.say)) as recorder:
+        leads, say = self._team.place.leads, self._display.say
+        with closing(Recorder(folder, config, say) if leads else NoRecorder()) as recorder:
             status = trainer.run(recorder, interruption)
         if status is RunStatus.NAN:
             self._error = self._not_finite(trainer)
@@ -217,9 +291,10 @@ class _Session:
 
     @property
     def _as_run(self) -> RunConfig:
-        """The configuration with the chosen backend: kernels keep less than plain loops."""
+        """The configuration of one pass with the chosen backend, which keeps less than loops."""
         kernels = self._config.kernels.model_copy(update={"backend": self._backend})
-        return self._config.model_copy(update={"kernels": kernels})
+        train = self._config.train.model_copy(update={"batch_size": self._division.rows})
+        return self._config.model_copy(update={"kernels": kernels, "train": train})
 
     def _too_large(self) -> RunStatus | None:
         """Refuse, before anything is allocated, a step that would get the process killed."""
@@ -290,6 +365,7 @@ class _Session:
             f"{model.name}: {model.cell} {model.dim}x{model.depth}, "
             f"{trainer.model.num_params():,} parameters, "
             f"backend {self._backend}{through} on {self._device}{graph}{memory}"
+            f"{sharing(self._team, self._division, self._config)}"
         )
         source = self._data.describe()
         packed = source.get("packed")
@@ -365,6 +441,7 @@ class _Session:
             result["path"] = computation_path(cell, self._backend)
             result["slow_path"] = on_slow_path(self._backend)
             result["graph"] = stepper.graph
+        result["parallel"] = shared_work(self._team, self._division, config)
         resets = {"reset_at_documents": config.data.reset_at_documents}
         result["data"] = self._data.describe() | resets
         result["environment"] = describe_environment(self._device)
@@ -373,11 +450,15 @@ class _Session:
         return result
 
 
-def _prepare(config: RunConfig, device: torch.device) -> None:
+def _prepare(config: RunConfig, device: torch.device, division: Division) -> None:
     """Process-wide settings, and what the run needs, checked before any work."""
     uses_graph(config, device)  # raises if a graph is asked for and there is no GPU
     if config.log.wandb and find_spec("wandb") is None:
         raise UserError("log.wandb=true: wandb is not installed; pip install 'elman[wandb]'")
+    if division.exact and device.type == "cpu":
+        torch.set_num_threads(1)  # more would share out sums by their number
+    if division.exact:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if config.train.deterministic:
         # cuBLAS reads it when it makes its first handle, so set it before anything runs on the GPU.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

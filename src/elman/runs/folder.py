@@ -22,6 +22,7 @@ import yaml
 from elman.base.errors import UserError
 from elman.base.yaml_file import YamlError, read_yaml
 from elman.config.run_config import RunConfig, flatten
+from elman.sections.parallel import ParallelConfig
 
 CONFIG_FILE = "config.yaml"
 LOCK_FILE = ".lock"
@@ -37,6 +38,8 @@ def config_hash(config: RunConfig) -> str:
     tree["train"].pop("resume")
     if not tree["data"]["reset_at_documents"]:  # older runs have no such setting: names stay
         tree["data"].pop("reset_at_documents")
+    if config.parallel == ParallelConfig():
+        tree.pop("parallel")
     text = json.dumps(tree, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 

@@ -24,6 +24,7 @@ from elman.config.compose import plain_tree, typed_config, typed_overrides
 from elman.config.keys import named_keys
 from elman.config.run_config import MODES, OF_SWEEPS, RunConfig, flatten
 from elman.config.suites import GROUP
+from elman.distributed.place import RankPlace, rank_place
 from elman.runs.folder import RunLock, claim_folder, discard_folder, make_folder, run_name
 from elman.runs.held_log import HeldFileHandler, release
 from elman.runs.prepared import PreparedRun
@@ -67,7 +68,11 @@ def _with_place(line: str, named: frozenset[str], choices: Mapping[str, Any]) ->
 def prepare(tree: DictConfig) -> PreparedRun:
     """Check a composed job, make its folder and point Hydra there."""
     HydraConfig.instance().set_config(tree)
+    place = rank_place()
+    if not place.leads:
+        return _follower(tree, place)
     config = checked_config(tree)
+    _refuse_ranks(config, place)
     given = _named_run_dir(tree)
     if not MODES[config.mode].makes_folder:
         if given is not None:
@@ -75,14 +80,31 @@ def prepare(tree: DictConfig) -> PreparedRun:
         _point_hydra(tree, Path(), output_subdir=None, silent=True)
         return without_folder(tree, config)
     if is_resume(config):
-        return _resumed(tree, config, given)
+        return _resumed(tree, config, given, place)
     if given is not None:
         folder = claim_folder(Path(given), "hydra.run.dir")
     else:
         folder = make_folder(Path(str(tree.hydra.run.dir)), run_name(config))
     _point_hydra(tree, folder, output_subdir=tree.hydra.output_subdir)
     lock = _taken(folder, MODES[config.mode].result_file)
-    return PreparedRun(config, folder, lock, places=config_places(tree))
+    return PreparedRun(config, folder, lock, places=config_places(tree), place=place)
+
+
+def _follower(tree: DictConfig, place: RankPlace) -> PreparedRun:
+    """Check the job of a rank that does not lead: it makes no folder and writes no file."""
+    config = checked_config(tree, may_pack=False)  # rank 0 packs
+    _refuse_ranks(config, place)
+    _point_hydra(tree, Path(), output_subdir=None, silent=True)
+    return PreparedRun(config, place=place)
+
+
+def _refuse_ranks(config: RunConfig, place: RankPlace) -> None:
+    """Raise UserError if several ranks were started for a mode that is one process."""
+    if not place.alone and config.mode != "train":
+        raise UserError(
+            f"mode={config.mode}: runs in one process, not in {place.size} ranks; "
+            "start it without torchrun"
+        )
 
 
 def without_folder(tree: DictConfig, config: RunConfig) -> PreparedRun:
@@ -107,7 +129,9 @@ def config_places(tree: DictConfig) -> list[Place]:
     return [(str(one.schema), str(one.path)) for one in tree.hydra.runtime.config_sources]
 
 
-def _resumed(tree: DictConfig, config: RunConfig, given: str | None) -> PreparedRun:
+def _resumed(
+    tree: DictConfig, config: RunConfig, given: str | None, place: RankPlace
+) -> PreparedRun:
     if given is not None:
         raise UserError("hydra.run.dir: train.resume continues in the run's own folder; drop it")
     folder = resumed_folder(config)
@@ -123,7 +147,12 @@ def _resumed(tree: DictConfig, config: RunConfig, given: str | None) -> Prepared
             log["class"] = f"{HeldFileHandler.__module__}.{HeldFileHandler.__name__}"
     kept = deepcopy(tree)
     return PreparedRun(
-        config, folder, lock, resumed=True, on_taken_up=lambda: _note_resume(kept, folder)
+        config,
+        folder,
+        lock,
+        resumed=True,
+        on_taken_up=lambda: _note_resume(kept, folder),
+        place=place,
     )
 
 

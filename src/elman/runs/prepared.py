@@ -9,6 +9,7 @@ from typing import Any
 
 from elman.config.catalog import SHIPPED, Place
 from elman.config.run_config import RunConfig
+from elman.distributed.place import ONE_PROCESS, RankPlace
 from elman.runs.folder import RunLock
 
 
@@ -29,6 +30,7 @@ class PreparedRun:
             must be in the run folder before the mode writes.
         in_sweep: Whether it runs in the process of its sweep, whose table then shows the result.
         result: What the mode found, if it has no folder to write it to.
+        place: Which of the ranks this process is that train one model; only rank 0 has the folder.
     """
 
     config: RunConfig
@@ -42,6 +44,7 @@ class PreparedRun:
     on_taken_up: Callable[[], None] | None = None
     in_sweep: bool = False
     result: dict[str, Any] | None = None
+    place: RankPlace = ONE_PROCESS
 
     def taken_up(self) -> None:
         """Note that the job has begun, and can no longer be refused."""

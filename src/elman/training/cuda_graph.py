@@ -43,6 +43,7 @@ def uses_graph(config: RunConfig, device: torch.device) -> bool:
     if train.graph == "auto":
         # A profile shows operators, and a replay runs none.
         fitting = not train.profile and graph_conflict(train, config.model) is None
+        fitting = fitting and config.parallel.shard == "none"  # its weights move in memory
         return device.type == "cuda" and fitting and not _loops_in_python(config)
     if train.graph and device.type != "cuda":
         raise UserError(

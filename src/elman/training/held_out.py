@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
 
 import torch
 
-from elman.base.signals import Interruption
+from elman.base.signals import Interruption, Stopped
 from elman.config.run_config import RunConfig
 from elman.data.batches import Data
+from elman.data.files import Bytes
 from elman.data.windows import validation_batches, validation_windows
-from elman.evaluation.validation import score
+from elman.distributed.team import ALONE, Team, ordered
+from elman.evaluation.metrics import bits_per_byte
+from elman.evaluation.validation import nats_of_batches, score
 from elman.models.language_model import LanguageModel
 from elman.training.display import WAIT_SECONDS, Display, duration
 
@@ -28,13 +34,19 @@ class HeldOut:
         data: The open data.
         device: Where the model lives.
         display: Shows progress to people.
+        team: The ranks; each scores its own batches, and the sum is that of one rank.
     """
 
     def __init__(
-        self, config: RunConfig, data: Data, device: torch.device, display: Display
+        self,
+        config: RunConfig,
+        data: Data,
+        device: torch.device,
+        display: Display,
+        team: Team = ALONE,
     ) -> None:
         self._config, self._data, self._device = config, data, device
-        self._display = display
+        self._display, self._team = display, team
         self._seconds: float | None = None
 
     @property
@@ -49,6 +61,7 @@ class HeldOut:
         *,
         what: str = "validating",
         sample: int | None = None,
+        team: Team | None = None,
     ) -> tuple[float, int]:
         """Return (bits per byte, predicted bytes) of the windows.
 
@@ -57,10 +70,12 @@ class HeldOut:
             interruption: A signal that it notes ends the scoring at once.
             what: The activity to show, for people.
             sample: Bytes to predict; None means ``data.val_sample``, as ``val_bpb`` is defined.
+            team: The ranks that share the batches, if other than those of the run.
 
         Raises:
-            Stopped: a signal came, so there is no number.
+            Stopped: a signal came to a rank, so there is no number.
         """
+        team = team or self._team
         total, began = self._bytes(sample), time.perf_counter()
         if sample is None and self._seconds is not None and self._seconds >= WAIT_SECONDS:
             self._display.waiting(f"{what}, about {duration(self._seconds)}", every=0)
@@ -68,25 +83,58 @@ class HeldOut:
             self._display.activity(f"{what} 0%")
 
         def show(predicted: int) -> None:
+            predicted = min(total, predicted * team.place.size)
             left = (time.perf_counter() - began) * (total - predicted) / predicted
             if predicted < total:
                 self._display.waiting(f"{what} {predicted / total:.0%}, {duration(left)} left")
 
-        train = self._config.train
         try:
-            found = score(
-                model,
-                validation_batches(self._data, *self._windows(sample), train.batch_size),
-                self._device,
-                train.precision,
-                show,
-                interruption.stoppable,
-            )
+            found = self._scored(model, sample, team, show, interruption)
         finally:
             self._display.activity("")
         if sample is None:
             self._seconds = time.perf_counter() - began
         return found
+
+    def _scored(
+        self,
+        model: LanguageModel,
+        sample: int | None,
+        team: Team,
+        show: Callable[[int], None],
+        interruption: Interruption,
+    ) -> tuple[float, int]:
+        """Score this rank's batches, exchange the sums and add them in the order of the batches."""
+        rank, size = team.place.rank, team.place.size
+        train = self._config.train
+        predicted = self._bytes(sample)
+        windows = predicted // self._config.data.val_window
+        count = -(-windows // train.batch_size)
+        most = -(-count // size)
+        sharded = self._config.parallel.shard != "none"
+        tried: Iterator[Bytes] = islice(self._batches(sample), rank, None, size)
+        if sharded and rank + (most - 1) * size >= count:
+            # A pass of a sharded model needs every rank: this one has no batch left for the last.
+            tried = chain(tried, islice(self._batches(sample), 1))
+        # Nor may one of its ranks stop in a pass.
+        stoppable = contextlib.nullcontext if sharded else interruption.stoppable
+        stopped, found = 0.0, list[tuple[float, int]]()
+        try:
+            found = nats_of_batches(model, tried, self._device, train.precision, show, stoppable)
+        except Stopped:
+            stopped = 1.0
+        nats = [one for one, _ in found]
+        told = team.gather(stopped, *nats, *[0.0] * (most - len(nats)))
+        if any(row[0] for row in told):
+            raise Stopped
+        total = 0.0
+        for one in ordered([row[1:] for row in told], count):
+            total += one
+        return bits_per_byte(total / predicted), predicted
+
+    def _batches(self, sample: int | None) -> Iterator[Bytes]:
+        train = self._config.train
+        return validation_batches(self._data, *self._windows(sample), train.batch_size)
 
     def foretell(self, model: LanguageModel, step_seconds: float, steps_done: int) -> None:
         """Say before the first step if validating will take longer than training.

@@ -29,8 +29,12 @@ class Ledger:
     every step.
     """
 
-    def __init__(self, config: RunConfig, display: Display, device: torch.device) -> None:
+    def __init__(
+        self, config: RunConfig, display: Display, device: torch.device, ranks: int = 1
+    ) -> None:
         self._config, self._display, self._device = config, display, device
+        self._ranks = ranks
+        self.peak_of_ranks: int | None = None
         self._recorder: Recorder | None = None
         self.clock, self.losses, self.throughput = TrainingClock(), LossMeter(), Throughput()
         self.val_bpb: float | None = None
@@ -126,7 +130,8 @@ class Ledger:
         seconds = self.clock.seconds()
         mfu = None
         if rate is not None and self._device.type == "cuda":
-            mfu = model_flops_utilization(params, rate, device_name(self._device))
+            each = rate / self._ranks
+            mfu = model_flops_utilization(params, each, device_name(self._device))
         return {
             "contended": self.contention.contended,
             "params": params,
@@ -140,7 +145,7 @@ class Ledger:
             "val_step": self.validated_step,
             "best_val_bpb": self.best_val_bpb,
             "tok_s": rate,
-            "peak_memory_bytes": peak_memory(self._device),
+            "peak_memory_bytes": self.peak_of_ranks or peak_memory(self._device),
             "data_wait_share": data_wait / seconds if seconds > 0 else None,
             "mfu": mfu,
             "seconds": {"train": seconds, **self.clock.pauses},

@@ -81,6 +81,22 @@ class Recorder:
             return None
 
 
+class NoRecorder(Recorder):
+    """The recorder of a rank that does not lead: rank 0 records the same numbers."""
+
+    def __init__(self) -> None:
+        """Open nothing."""
+
+    def steps(self, records: list[dict[str, Any]]) -> None:
+        """Do nothing."""
+
+    def event(self, kind: str, step: int, values: dict[str, Any]) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 class _TensorBoard:
     """Writes TensorBoard's event file itself.
 

@@ -1,6 +1,9 @@
 """One optimizer step after another: forward, backward, clipping, a masked update.
 
-Shapes: b rows, t predicted bytes; a batch is [b, t+1] bytes.
+With several ranks, or exactly, a batch is computed in parts; their gradients are summed before the
+update, which is the same on every rank.
+
+Shapes: b rows, t predicted bytes; a batch is [b, t+1] bytes. k parts of a batch.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import time
 from collections import deque
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,9 +21,14 @@ from elman.base.errors import UserError
 from elman.config.run_config import RunConfig
 from elman.data.batches import Data, RandomBatches, StreamBatches
 from elman.data.files import Bytes
+from elman.distributed.averaging import average
+from elman.distributed.division import divide
+from elman.distributed.reduction import OwnGradients, Reduction, SummedGradients
+from elman.distributed.team import ALONE, Team
+from elman.distributed.tree import summed
 from elman.evaluation.validation import to_device
 from elman.models.language_model import LanguageModel
-from elman.models.state import State, copied
+from elman.training.carried import CarriedStates
 from elman.training.cuda_graph import ReplayedPass, uses_graph
 from elman.training.optim.optimizers import TrainingOptimizer
 from elman.training.passes import EagerPass, Mark, TrainingPass, unmarked
@@ -36,12 +45,18 @@ class Step(NamedTuple):
 
 
 class _Bookmark(NamedTuple):
-    """The state before a step, in case the step must be undone."""
+    """What a step changes besides weights and moments, as it was after ``step`` steps."""
 
+    step: int
     batches: dict[str, Any]
-    states: list[State] | None
-    rng: dict[str, Tensor]
     buffers: list[Tensor]
+
+
+class _Micro(NamedTuple):
+    """A micro-batch: this rank's rows, and whether they start anew."""
+
+    rows: Bytes
+    restarted: bool
 
 
 class Stepper:
@@ -50,7 +65,17 @@ class Stepper:
     A non-finite loss or gradient blocks its own update and every later one on the device.
     :meth:`blocked` reports it; on a GPU it does so one step late, so that nothing waits.
 
+    Args:
+        config: The run's configuration.
+        data: The open data.
+        model: The model.
+        optimizer: Its optimizer.
+        device: Where the model lives.
+        team: The ranks that train the model.
+
     Attributes:
+        division: The parts of a batch, and which of them this rank computes.
+        team: The ranks that train the model.
         graph: Whether the forward and backward passes are replayed as a CUDA graph.
         mark: Called with the name of each part of a step when it ends: data, forward, backward,
             ``optimiser`` (the key in bench.json). In a graph, forward and backward end together.
@@ -63,19 +88,27 @@ class Stepper:
         model: LanguageModel,
         optimizer: TrainingOptimizer,
         device: torch.device,
+        team: Team = ALONE,
     ) -> None:
         train = config.train
         self._train, self.model, self.optimizer, self._device = train, model, optimizer, device
+        self.team, self._parallel = team, config.parallel
+        self._sharded = config.parallel.shard != "none"
+        self.division = divide(config.parallel, train.batch_size, team.place)
         source = StreamBatches if train.tbptt else RandomBatches
         self.batches: RandomBatches | StreamBatches = source(
-            data, train.batch_size, train.chunk_size, train.seed
+            data, train.batch_size, train.chunk_size, train.seed, self.division.own_rows
         )
         self.graph = uses_graph(config, device)
         chosen = ReplayedPass if self.graph else EagerPass
-        self._pass: TrainingPass = chosen(config, model, optimizer, device)
-        self._states: list[State] | None = None
+        of_part = train.model_copy(update={"batch_size": self.division.rows})
+        passed = config.model_copy(update={"train": of_part})
+        self._pass: TrainingPass = chosen(passed, model, optimizer, device)
+        self._reduction = self._chosen_reduction()
+        self._states = CarriedStates(self.division)
         self._blocked = torch.zeros((), dtype=torch.bool, device=device)
         self._flags: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
+        self._bookmarks: deque[_Bookmark] = deque(maxlen=3)
         self.step = 0
         self.data_wait = 0.0
         self.mark: Mark = unmarked
@@ -92,25 +125,42 @@ class Stepper:
         Raises:
             UserError: the data can no longer be read; everything is as it was before the step.
         """
-        before = self._bookmark() if self._train.grad_accum > 1 else None
-        rows = self._next_rows()  # before anything changes
-        self.model.begin_step()
-        try:
-            loss = self._accumulate(rows)
-        except (UserError, OSError):
-            if before is not None:
-                self._back_to(before)
-            raise
+        self._bookmark()
+        micros = self._read()  # before anything changes
+        self._begin_step()
+        loss = self._accumulate(micros)
         lr = self.optimizer.set_rate(self.step, share)
-        limit = self._train.grad_clip or math.inf
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        loss, norm, finite = self._of_all_ranks(loss)
         # The flag stays set: after a non-finite number no later update may reach the weights.
-        self._blocked = self._blocked | ~(torch.isfinite(loss) & torch.isfinite(norm))
+        self._blocked = self._blocked | ~finite
         self.optimizer.step(self._blocked)
         self.step += 1
+        if self._parallel.average_every and self.step % self._parallel.average_every == 0:
+            average(self.team, self.model.parameters())
         self._flags.append((self.step, *self._fetch(self._blocked)))
         self.mark("optimiser")
         return Step(self.step, loss, norm, lr)
+
+    def rewind(self) -> None:
+        """Undo what a step has changed that ended before its update, or whose update was blocked.
+
+        The next step is then the one after :attr:`step`, as if no other had begun.
+        """
+        for bookmark in self._bookmarks:
+            if bookmark.step == self.step:
+                self.batches.load_state_dict(bookmark.batches)
+                for buffer, value in zip(self.model.buffers(), bookmark.buffers, strict=True):
+                    buffer.copy_(value)
+
+    def agree(self, *, moments: bool) -> None:
+        """Average the weights of ranks that train on their own; others agree anyway.
+
+        Args:
+            moments: Average the optimizer's state, too.
+        """
+        if self._parallel.average_every:
+            average(self.team, self.model.parameters())
+            average(self.team, self.optimizer.moments() if moments else [])
 
     def discarded(self) -> None:
         """Run forward and backward passes that change nothing but build kernels and a graph.
@@ -121,7 +171,8 @@ class Stepper:
             UserError: the pass cannot be replayed as a graph.
         """
         rng = rng_state(self._device)
-        self._pass.prepare(self._states)
+        self._pass.prepare(self._states.of(0))
+        self._reduction.prepare()
         self.synchronize()
         set_rng_state(rng, self._device)
 
@@ -147,7 +198,10 @@ class Stepper:
             torch.cuda.synchronize(self._device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the next step depends on, except the saved weights."""
+        """Return all that the next step depends on, except the saved weights.
+
+        Every rank calls it; the result is the same at any number of ranks.
+        """
         trained = None
         if self.optimizer.keeps_average:
             trained = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
@@ -157,7 +211,7 @@ class Stepper:
             "optimizer": self.optimizer.state_dict(),
             "batches": self.batches.state_dict(),
             # A copy: the next replay writes to the same memory.
-            "states": None if self._states is None else copied(self._states),
+            "states": self._states.rows(self.team),
             "rng": rng_state(self._device),
             "trained": trained,
         }
@@ -166,47 +220,104 @@ class Stepper:
         """Continue from ``state``; the saved weights are already in the model."""
         if state["trained"] is not None:
             self.model.load_state_dict(state["trained"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(state["optimizer"], sharded=self._sharded)
         self.batches.load_state_dict(state["batches"])
-        if state["states"] is not None:
-            self._states = [_on(carried, self._device) for carried in state["states"]]
+        self._states.load(state["states"], self._device)
         self.step, self.data_wait = state["step"], state["data_wait"]
         set_rng_state(state["rng"], self._device)
 
-    def _accumulate(self, rows: Bytes) -> Tensor:
-        """Forward and backward over the micro-batches; return the mean loss, nats per byte.
+    def _accumulate(self, micros: list[_Micro]) -> Tensor:
+        """Forward and backward over this rank's rows, part after part.
 
-        Args:
-            rows: The first micro-batch, uint8 [b, t+1].
+        Returns:
+            The mean loss of each part over the micro-batches, nats per byte, [k].
         """
-        total = torch.zeros((), device=self._device)
-        for n in range(self._train.grad_accum):
-            rows = self._next_rows() if n else rows
-            if isinstance(self.batches, StreamBatches) and self.batches.restarted:
-                self._states = None
-            tokens = to_device(rows, self._device)
-            self.mark("data")
-            loss, self._states = self._pass.run(tokens, self._states, fresh=n == 0, mark=self.mark)
-            self.mark("backward")
-            total += loss
-        return total / self._train.grad_accum
+        self._reduction.begin()
+        losses_k = torch.zeros(self.division.own_parts, device=self._device)
+        for part in range(self.division.own_parts):
+            for n, micro in enumerate(micros):
+                losses_k[part] += self._pass_over(micro, part, n)
+            self._reduction.add()
+        self._reduction.finish()
+        return losses_k / self._train.grad_accum
 
-    def _bookmark(self) -> _Bookmark:
-        """Return the state that the micro-batches of a step change before the update."""
-        return _Bookmark(
-            self.batches.state_dict(),
-            None if self._states is None else copied(self._states),
-            rng_state(self._device),
-            [buffer.clone() for buffer in self.model.buffers()],
-        )
+    def _pass_over(self, micro: _Micro, part: int, n: int) -> Tensor:
+        """Compute one part of the ``n``-th micro-batch; return its mean loss."""
+        if isinstance(self.batches, StreamBatches) and micro.restarted:
+            self._states.put(part, None)
+        rows = self.division.rows
+        tokens = to_device(micro.rows[part * rows : (part + 1) * rows], self._device)
+        self.mark("data")
+        if not self.division.whole:
+            self._seed(n, part)
+        loss, states = self._pass.run(tokens, self._states.of(part), fresh=n == 0, mark=self.mark)
+        self._states.put(part, states)
+        self.mark("backward")
+        return loss
 
-    def _back_to(self, before: _Bookmark) -> None:
-        """Undo a step of which only some micro-batches could be read."""
-        self.batches.load_state_dict(before.batches)
-        self._states = before.states
-        set_rng_state(before.rng, self._device)
-        for buffer, value in zip(self.model.buffers(), before.buffers, strict=True):
-            buffer.copy_(value)
+    def _of_all_ranks(self, losses_k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Clip the gradients; return the mean loss, the gradients' norm, and whether all is finite.
+
+        The losses of the ranks are exchanged after their gradients. So where a rank is lost
+        meanwhile, the loss is NaN, and the update is blocked.
+        """
+        if not self._parallel.average_every:
+            losses_k = self.team.gathered(losses_k)
+        limit = self._train.grad_clip or math.inf
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        if self._sharded:
+            norm = norm.full_tensor()  # type: ignore[attr-defined]
+        if not self._parallel.average_every:
+            loss = _mean(losses_k)
+            return loss, norm, torch.isfinite(loss) & torch.isfinite(norm)
+        pairs = self.team.gathered(torch.stack([losses_k[0], norm])).view(-1, 2)
+        loss, norm = pairs[:, 0].mean(), pairs[:, 1].mean()
+        return loss, norm, torch.isfinite(pairs).all()
+
+    def _chosen_reduction(self) -> Reduction:
+        """Return what sums the gradients of this run."""
+        by_itself = self._parallel.average_every or self._sharded
+        if self.division.whole or by_itself:
+            return OwnGradients()
+        return SummedGradients(self.team, self.division, self.model.parameters())
+
+    def _begin_step(self) -> None:
+        if not self._sharded:
+            self.model.begin_step()
+            return
+        from elman.distributed.sharding import begin_sharded_step  # the import takes time
+
+        begin_sharded_step(self.model)
+
+    def _seed(self, n: int, part: int) -> None:
+        """Make random numbers a function of the seed, the step and the part, on any rank."""
+        numbers = (self._train.seed, self.step, n, self.division.first_part + part)
+        (seed,) = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
+        torch.manual_seed(int(seed))
+
+    def _bookmark(self) -> None:
+        """Remember the state before a step: another rank may be lost in it."""
+        if self.team.place.alone:
+            return
+        buffers = [buffer.clone() for buffer in self.model.buffers()]
+        self._bookmarks.append(_Bookmark(self.step, self.batches.state_dict(), buffers))
+
+    def _read(self) -> list[_Micro]:
+        """Return the micro-batches of a step.
+
+        Raises:
+            UserError: one cannot be read; then none counts as read.
+        """
+        before = self.batches.state_dict()
+        micros = []
+        for _ in range(self._train.grad_accum):
+            try:
+                micros.append(_Micro(self._next_rows(), self.batches.restarted))
+            except (UserError, OSError):
+                if micros:
+                    self.batches.load_state_dict(before)
+                raise
+        return micros
 
     def _next_rows(self) -> Bytes:
         began = time.perf_counter()
@@ -225,5 +336,9 @@ class Stepper:
         return host, event
 
 
-def _on(state: State, device: torch.device) -> State:
-    return {key: value.to(device) for key, value in state.items()}
+def _mean(losses_k: Tensor) -> Tensor:
+    """Return the mean of the parts' losses, summed in the fixed tree's order where there is one."""
+    count = losses_k.numel()
+    if count & (count - 1):
+        return losses_k.mean()
+    return summed([one.clone() for one in losses_k]) / count

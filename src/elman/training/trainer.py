@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import signal
 import time
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,6 +17,9 @@ from elman.base.signals import Interruption, Stopped
 from elman.config.run_config import RunConfig
 from elman.data.batches import Data
 from elman.data.files import same_bytes
+from elman.devices.environment import peak_memory
+from elman.distributed.team import ALONE, Team
+from elman.distributed.watch import TeamError
 from elman.kernels import stalls
 from elman.models.build import build_model
 from elman.models.language_model import LanguageModel
@@ -41,6 +47,14 @@ RETRY_MINUTES = 1.0
 _log = logging.getLogger("elman.train")
 
 
+class _Moment(NamedTuple):
+    """What all ranks agree on between two steps: the used share of the budget, and what is due."""
+
+    share: float
+    stopped: bool
+    save: bool
+
+
 class Trainer:
     """Trains one model in one run folder.
 
@@ -51,6 +65,8 @@ class Trainer:
         device: Where the model lives.
         store: The run's checkpoints.
         display: Shows progress to people.
+        team: The ranks that train the model; rank 0 writes.
+        shard: Cuts a whole model into parts, if ``parallel.shard`` says so.
     """
 
     def __init__(
@@ -61,22 +77,27 @@ class Trainer:
         device: torch.device,
         store: CheckpointStore,
         display: Display,
+        team: Team = ALONE,
+        shard: Callable[[LanguageModel], None] = lambda model: None,
     ) -> None:
         self.config, self._folder, self._data, self._device = config, folder, data, device
-        self._store, self._display = store, display
+        self._store, self._display, self._team = store, display, team
         torch.manual_seed(config.train.seed)
         self.model = self._build()
         self.model.activation_checkpointing = config.train.activation_checkpointing
+        shard(self.model)
         optimizer = TrainingOptimizer(config.optim, self.model)
-        self.stepper = Stepper(config, data, self.model, optimizer, device)
-        self.ledger = Ledger(config, display, device)
+        self.stepper = Stepper(config, data, self.model, optimizer, device, team)
+        self.ledger = Ledger(config, display, device, team.place.size)
         self._pass_seconds = 0.0
-        self._held_out = HeldOut(config, data, device, display)
+        self._held_out = HeldOut(config, data, device, display, team)
         self.reload_difference: float | None = None
         self._saved_at = self._flushed_at = time.monotonic()
         self._saved_step: int | None = None
         self._failed_step: int | None = None
         self._interruption = Interruption()
+        self._moment = _Moment(0.0, False, False)
+        self._saves = 0
 
     def start_from(self, place: str) -> None:
         """Load only the weights of another run's checkpoint."""
@@ -122,7 +143,11 @@ class Trainer:
         """
         self._display.activity("first pass (not counted)")
         began = time.perf_counter()
-        self.stepper.discarded()
+        if self.config.parallel.shard == "none":
+            with self._team.host_first("building kernels"):
+                self.stepper.discarded()
+        else:  # a pass needs every rank
+            self.stepper.discarded()
         seconds = (time.perf_counter() - began) * self.config.train.grad_accum
         self._display.activity("")
         self._pass_seconds = seconds
@@ -132,8 +157,10 @@ class Trainer:
 
         Raises:
             UserError: the data can no longer be read; what was trained until then is saved.
+            TeamError: another rank failed; rank 0 saves what was trained until then.
         """
-        self._held_out.foretell(self.model, self._pass_seconds, self.stepper.step)
+        if self._team.place.alone:  # ranks would have to agree on what is worth saying
+            self._held_out.foretell(self.model, self._pass_seconds, self.stepper.step)
         self._interruption = interruption
         self.ledger.begin(recorder, self.stepper.step, self.stepper.tokens)
         interruption.begin()
@@ -141,21 +168,37 @@ class Trainer:
         try:
             status = self._trained()
         except (UserError, OSError):
-            self._rescue()
+            (self._rescue if self._team.place.alone else self._rescue_alone)()
+            raise
+        except TeamError:
+            self._rescue_alone()
             raise
         self._save(final=True)
+        self._collect()
         if status is RunStatus.INTERRUPTED:
             self._display.say(f"{interruption.name}: saved after step {self.stepper.step}")
-        if status is RunStatus.OK:
+        if status is RunStatus.OK and self._team.place.leads:
             self._check_saved_weights()
         return status
 
+    def _collect(self) -> None:
+        """Let the result say what all ranks used, not rank 0 alone."""
+        contended = self.ledger.contention.contended
+        told = self._team.gather(
+            peak_memory(self._device), contended is not None, contended is True
+        )
+        if not self._team.place.alone:
+            self.ledger.peak_of_ranks = int(max(row[0] for row in told))
+            watched = any(row[1] for row in told)
+            self.ledger.contention.contended = any(row[2] for row in told) if watched else None
+
     def _trained(self) -> RunStatus:
         """Train and validate; return how it ended."""
+        self._look()
         self._make_up_validation()
         status = self._loop()
         # Printing may block on a terminal that is paused, so the weights are saved first.
-        self._flush(show=not self._interruption)
+        self._flush(show=not self._moment.stopped)
         if status is RunStatus.OK and self.ledger.validated_step != self.stepper.step:
             self._validate()
             if self.ledger.validated_step != self.stepper.step:
@@ -171,23 +214,57 @@ class Trainer:
         if self._saved_step == self.stepper.step:
             self._display.say(f"saved after step {self.stepper.step}")
 
+    def _rescue_alone(self) -> None:
+        """Save on rank 0 the training done before another rank was lost.
+
+        Where rank 0 does not have everything, the newest checkpoint stays what it was.
+        """
+        self._team.abandon()
+        with suppress(OSError, RuntimeError):
+            self.stepper.blocked(drain=True)
+            train, parallel = self.config.train, self.config.parallel
+            scattered = train.tbptt or parallel.average_every or parallel.shard != "none"
+            if not self._team.writes or scattered:
+                return
+            self.stepper.rewind()
+            with self._team.busy("saving"):
+                self._team = self.stepper.team = ALONE
+                self._flush()
+                self._save()
+            if self._saved_step == self.stepper.step:
+                self._display.say(f"saved after step {self.stepper.step}")
+
+    def _look(self) -> None:
+        """Let all ranks see the same moment: rank 0's clock, and a signal to any of them."""
+        share = self.ledger.share(self.stepper.step)
+        asked = signal.Signals[self._interruption.name] if self._interruption.name else 0
+        told = self._team.gather(share, asked, self._save_is_due())
+        asked = int(max(row[1] for row in told))
+        if asked:
+            self._interruption.take_over(asked)
+        self._moment = _Moment(told[0][0], asked > 0, bool(told[0][2]))
+
     def _loop(self) -> RunStatus:
         config, stepper, ledger = self.config, self.stepper, self.ledger
-        with profiling(config.train.profile, self._folder, self._device) as profiler_step:
-            while ledger.share(stepper.step) < 1.0 and not self._interruption:
-                taken = stepper.take(ledger.share(stepper.step))
+        profile = config.train.profile and self._team.place.leads
+        with profiling(profile, self._folder, self._device) as profiler_step:
+            self._look()
+            while self._moment.share < 1.0 and not self._moment.stopped:
+                self._team.does(f"computing step {stepper.step + 1}")
+                taken = stepper.take(self._moment.share)
                 if ledger.throughput.marks_next():
                     stepper.synchronize()
                 ledger.book(taken, stepper.tokens)
                 profiler_step()
                 if stepper.blocked():
                     return self._not_finite()
-                if not self._interruption:
+                self._look()
+                if not self._moment.stopped:
                     self._after_step()
         # The last step's flag may not have arrived from the device yet.
         if stepper.blocked(drain=True):
             return self._not_finite()
-        return RunStatus.INTERRUPTED if self._interruption else RunStatus.OK
+        return RunStatus.INTERRUPTED if self._moment.stopped else RunStatus.OK
 
     def _not_finite(self) -> RunStatus:
         """Return how a run ends whose numbers are not finite, if no kernel is to blame.
@@ -201,7 +278,7 @@ class Trainer:
     def _make_up_validation(self) -> None:
         """Do the validation that a signal stopped, as if the signal had not come."""
         every, step = self.config.train.val_every, self.stepper.step
-        due = every and step and step % every == 0 and self.ledger.share(step) < 1.0
+        due = every and step and step % every == 0 and self._moment.share < 1.0
         if due and self.ledger.validated_step != step and self._validate():
             self._saved_step = None  # the saved checkpoint does not have its val_bpb yet
             self._save()
@@ -213,18 +290,28 @@ class Trainer:
         slow = time.monotonic() - self._flushed_at > SHOWN_SECONDS
         if step % self.config.log.every == 0 or slow:
             self._flush()
-        if self.ledger.share(step) >= 1.0:
+        if self._moment.share >= 1.0:
             return
-        if train.val_every and step % train.val_every == 0:
+        validates = train.val_every and step % train.val_every == 0
+        if validates:
             self._flush()
             if self._validate():
                 self._save()
-        if self._save_is_due():
+        if self._moment.save:
             self._save()
+        if validates or self._moment.save:  # that took a while
+            self._look()
 
     def _flush(self, *, show: bool = True) -> None:
-        self.ledger.flush(self.stepper.step, self.stepper.data_wait, show=show)
+        if not self._team.place.alone:
+            self.stepper.synchronize()
+        with self._alone("showing"):  # a terminal may be paused
+            self.ledger.flush(self.stepper.step, self.stepper.data_wait, show=show)
         self._flushed_at = time.monotonic()
+
+    def _alone(self, doing: str) -> AbstractContextManager[None]:
+        """Return a context in which the other ranks wait for rank 0 without a limit."""
+        return self._team.busy(doing) if self._team.place.leads else nullcontext()
 
     def _save_is_due(self) -> bool:
         train = self.config.train
@@ -241,6 +328,7 @@ class Trainer:
         A validation that a signal stops does not count: nothing is recorded, and it does not
         choose the best checkpoint.
         """
+        self.stepper.agree(moments=False)
         self.stepper.synchronize()
         try:
             with self.ledger.clock.pause("validation"), self.stepper.optimizer.kept_weights():
@@ -275,6 +363,7 @@ class Trainer:
 
     def _write_checkpoint(self) -> None:
         step, ledger = self.stepper.step, self.ledger
+        self.stepper.agree(moments=True)
         val_bpb = ledger.val_bpb if ledger.validated_step == step else None
         state = {
             "stepper": self.stepper.state_dict(),
@@ -283,11 +372,37 @@ class Trainer:
         }
         with self.stepper.optimizer.kept_weights():
             weights = {k: v.contiguous() for k, v in self.model.state_dict().items()}
-            self._store.save(weights, state, {"step": step, "val_bpb": val_bpb})
+            if self.config.parallel.shard != "none":
+                from elman.distributed.sharding import whole  # the import takes time
+
+                weights, state = whole((weights, state), keep=self._team.place.leads)
+            self._write(weights, state, {"step": step, "val_bpb": val_bpb})
         self._saved_step = step
         if self._failed_step is not None:
             self._failed_step = None
             self._display.say(f"step {step:>6} | saved: checkpoints can be written again")
+
+    def _write(self, weights: dict[str, Any], state: dict[str, Any], meta: dict[str, Any]) -> None:
+        """Let rank 0 write a checkpoint, and every rank learn whether it could.
+
+        Raises:
+            OSError: it could not.
+        """
+        errors: list[OSError] = []
+
+        def written() -> str:
+            try:
+                with self._alone("saving"):
+                    self._store.save(weights, state, meta)
+            except OSError as error:
+                errors.append(error)
+                return first_line(error)
+            return ""
+
+        self._saves += 1
+        said = self._team.told(f"saved/{self._saves}", written)
+        if said:
+            raise errors[0] if errors else CheckpointError(said)
 
     def _check_saved_weights(self) -> None:
         """Load the saved weights into a new model and score one batch with both models.
@@ -298,18 +413,24 @@ class Trainer:
             CheckpointError: the two models predict differently.
         """
         config = self.config
+        if config.parallel.shard != "none":
+            return  # nobody holds the whole model
         one_batch = config.train.batch_size * config.data.val_window
         sample = min(config.data.val_sample, one_batch)
         newest = self._store.newest()
         assert newest is not None, "the final save was just written"
-        scored, what = self._held_out.score, "checking the saved weights"
+
+        def score(model: LanguageModel) -> float:
+            what, signals = "checking the saved weights", self._interruption
+            return self._held_out.score(model, signals, what=what, sample=sample, team=ALONE)[0]
+
         try:
             with self.ledger.clock.pause("checkpoint"):
                 reloaded = self._build()
                 newest.load_weights(reloaded)
-                saved, _ = scored(reloaded, self._interruption, what=what, sample=sample)
+                saved = score(reloaded)
                 with self.stepper.optimizer.kept_weights():
-                    in_memory, _ = scored(self.model, self._interruption, what=what, sample=sample)
+                    in_memory = score(self.model)
         except Stopped:
             return
         self.reload_difference = abs(saved - in_memory)

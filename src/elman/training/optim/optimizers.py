@@ -93,6 +93,17 @@ class TrainingOptimizer:
                 for parameter, value in zip(parameters, trained, strict=True):
                     parameter.copy_(value)
 
+    def moments(self) -> list[Tensor]:
+        """Return every tensor of the optimizers' states, in a fixed order."""
+        optimizers = [self._optimizer] + ([self._matrices] if self._matrices is not None else [])
+        states = [
+            optimizer.state[parameter]
+            for optimizer in optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ]
+        return [value for state in states for value in state.values() if torch.is_tensor(value)]
+
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next step depends on, except the weights."""
         return {
@@ -101,19 +112,28 @@ class TrainingOptimizer:
             "warmup_progress": self._warmup_progress,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from ``state``; hyperparameters come from the current configuration."""
-        _load(self._optimizer, state["optimizer"])
+    def load_state_dict(self, state: dict[str, Any], *, sharded: bool = False) -> None:
+        """Continue from ``state``; hyperparameters come from the current configuration.
+
+        Args:
+            state: A :meth:`state_dict` with whole tensors.
+            sharded: Whether this rank holds only parts of the weights.
+        """
+        _load(self._optimizer, state["optimizer"], sharded)
         if self._matrices is not None:
-            _load(self._matrices, state["matrices"])
+            _load(self._matrices, state["matrices"], sharded)
         if isinstance(self.config, ScheduleFreeConfig):
             for group in self._optimizer.param_groups:
                 group["lr"] = self.config.lr
         self._warmup_progress = state["warmup_progress"]
 
 
-def _load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+def _load(optimizer: torch.optim.Optimizer, state: dict[str, Any], sharded: bool) -> None:
     """Load moments and counts; the settings stay those of the current configuration."""
+    if sharded:
+        from elman.distributed.sharding import cut_like  # the import takes time
+
+        state = cut_like(state, optimizer)
     present = [dict(group) for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
     for group, settings in zip(optimizer.param_groups, present, strict=True):

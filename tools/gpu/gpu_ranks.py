@@ -1,0 +1,274 @@
+"""Trains one model on one and on two GPUs: equal bits, speed, shards, and what exactness costs.
+
+- 200 steps with ``parallel.exact=true`` on one and on two GPUs: every loss and weight equal.
+- Bytes a second of a 102M E88 on one and on two GPUs: exact, not exact, and sharded.
+- A 1.3B E88 in two shards for a few steps, with the peak memory of a GPU.
+- The fixed tree's sum of that many gradients beside NCCL's own all_reduce.
+
+    python tools/gpu/gpu_ranks.py --out FILE [--device cpu]
+
+It takes 240 seconds at most; what no time is left for is recorded as left out. --device cpu runs
+tiny models through gloo, to try out this script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+LIMIT_S = 240.0
+RUNS = (
+    "train.val_every=null",
+    "train.save_minutes=null",
+    "data.val_sample=512",
+    "data.val_window=64",
+    "log.every=10",
+    "log.tensorboard=false",
+)
+EXACT = ("parallel.exact=true", "parallel.virtual_shards=4")
+TERM_S = 20.0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is trained on a kind of device.
+
+    Args:
+        common: Overrides of the model of every comparison.
+        exact_steps: Steps whose losses are compared.
+        timed_steps: Steps of a run that is only timed.
+        large: Overrides of the model that is only trained in shards.
+        large_steps: Its steps.
+        reduced: Numbers of gradients to sum.
+    """
+
+    common: tuple[str, ...]
+    exact_steps: int
+    timed_steps: int
+    large: tuple[str, ...]
+    large_steps: int
+    reduced: tuple[int, ...]
+
+
+SIZES = {
+    "cuda": Sizes(
+        ("model=e88f_h32n16_2432x20", "train.batch_size=64", "train.chunk_size=256"),
+        200,
+        60,
+        (
+            "model=e88_h32n64_3072x20",
+            "model.depth=51",
+            "model.expected_params=null",
+            "train.batch_size=16",
+            "train.chunk_size=512",
+        ),
+        12,
+        (101_846_464, 1_300_000_000),
+    ),
+    "cpu": Sizes(
+        ("model=e88_tiny", "model.dim=128", "model.depth=1", "train.batch_size=8"),
+        6,
+        6,
+        ("model=e88_tiny", "model.depth=2", "train.batch_size=8"),
+        3,
+        (100_000,),
+    ),
+}
+
+
+class Bench:
+    """The runs of one call, which share a folder and a time limit."""
+
+    def __init__(self, folder: Path, device: str) -> None:
+        self.folder, self.device, self.sizes = folder, device, SIZES[device]
+        self._until = time.monotonic() + LIMIT_S
+        line = b"def add(left, right):\n    return left + right\n\n\n"
+        (folder / "text.txt").write_bytes((line * 3000)[: 1 << 17])
+
+    def left(self) -> float:
+        """Return the seconds that are left."""
+        return self._until - time.monotonic()
+
+    def train(self, name: str, ranks: int, steps: int, *overrides: str, gpu: int = 0) -> Any:
+        """Train in a folder ``name`` and return its result, or why there is none."""
+        place = self.folder / name
+        argv = ["-m", "elman", *overrides, *RUNS, f"train.steps={steps}"]
+        argv += [f"train.device={self.device}", f"data.path={self.folder / 'text.txt'}"]
+        argv += [f"hydra.run.dir={place}"]
+        said = self._run(ranks, argv, gpu)
+        path = place / "result.json"
+        if not path.exists():
+            return {"status": "no result", "said": said[-2000:], **self._last_window(name)}
+        result = json.loads(path.read_text())
+        keys = ("status", "error", "params", "steps", "loss", "tok_s", "peak_memory_bytes")
+        return {key: result.get(key) for key in (*keys, "graph", "parallel")}
+
+    def _last_window(self, name: str) -> dict[str, Any]:
+        """Return the last rates that a run recorded which did not come to its result."""
+        path = self.folder / name / "metrics.jsonl"
+        records = map(json.loads, path.read_text().splitlines()) if path.exists() else []
+        windows = [record for record in records if record["kind"] == "window"]
+        return {"last_window": windows[-1]} if windows else {}
+
+    def sums(self) -> Any:
+        """Return the times of both sums on two ranks."""
+        out = self.folder / "sums.json"
+        numbers = ",".join(map(str, self.sizes.reduced))
+        argv = [__file__, "--sums", numbers, "--out", str(out), "--device", self.device]
+        said = self._run(2, argv, 0)
+        return json.loads(out.read_text()) if out.exists() else {"said": said[-2000:]}
+
+    def _run(self, ranks: int, argv: list[str], gpu: int) -> str:
+        environment = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+        if ranks == 1:
+            command = [sys.executable, *argv]
+            environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
+        else:
+            start = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
+            # A port of its own for every start.
+            command = [sys.executable, *start, "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0"]
+            command += argv
+        if self.left() < 15 + TERM_S:
+            return "left out: no time"
+        with subprocess.Popen(
+            command,
+            env=environment,
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process:
+            try:
+                return process.communicate(timeout=max(1.0, self.left() - TERM_S))[0]
+            except subprocess.TimeoutExpired:
+                process.terminate()  # torchrun ends its ranks
+                try:
+                    said = process.communicate(timeout=TERM_S)[0]
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    said = process.communicate()[0]
+                return f"{said}\nstopped: it did not end in time"
+
+    def losses(self, name: str) -> list[float]:
+        """Return the recorded loss of every step of a run."""
+        path = self.folder / name / "metrics.jsonl"
+        records = map(json.loads, path.read_text().splitlines()) if path.exists() else []
+        return [record["loss"] for record in records if record["kind"] == "step"]
+
+    def same_weights(self, left: str, right: str) -> bool:
+        """Whether the last checkpoints of two runs have the same bits."""
+        saved = []
+        for name in (left, right):
+            found = sorted((self.folder / name / "checkpoints").glob("step-*"))
+            if not found:
+                return False
+            saved.append(load_file(found[-1] / "model.safetensors"))
+        return all(torch.equal(saved[0][key], saved[1][key]) for key in saved[0])
+
+
+def measured(bench: Bench) -> dict[str, Any]:
+    """Return everything that the script finds out."""
+    sizes, runs = bench.sizes, dict[str, Any]()
+    whole, timed = sizes.exact_steps, sizes.timed_steps
+    with ThreadPoolExecutor() as pool:  # each on a GPU of its own
+        exact = pool.submit(bench.train, "exact-1", 1, whole, *sizes.common, *EXACT)
+        plain = pool.submit(bench.train, "plain-1", 1, timed, *sizes.common, gpu=1)
+        runs["exact-1"], runs["plain-1"] = exact.result(), plain.result()
+    runs["exact-2"] = bench.train("exact-2", 2, whole, *sizes.common, *EXACT)
+    two = (*sizes.common, "parallel.virtual_shards=2")
+    runs["plain-2"] = bench.train("plain-2", 2, timed, *sizes.common, "parallel.exact=false")
+    runs["tree-2"] = bench.train("tree-2", 2, timed, *two)
+    cut = ("parallel.shard=full", "optim=adamw")
+    runs["sharded-2"] = bench.train("sharded-2", 2, timed, *sizes.common, *cut)
+    sums = bench.sums()
+    # Last: it may spend what time is left on its checkpoint of 16 GB.
+    runs["large-2"] = bench.train("large-2", 2, sizes.large_steps, *sizes.large, *cut)
+    one, other = bench.losses("exact-1"), bench.losses("exact-2")
+    return {
+        "device": torch.cuda.get_device_name() if bench.device == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "equal_losses": len(one) == whole and one == other,
+        "equal_weights": bench.same_weights("exact-1", "exact-2"),
+        "steps_compared": len(one),
+        "speedup": {
+            name: _ratio(runs[f"{name}-2"], runs[f"{name}-1"]) for name in ("exact", "plain")
+        },
+        "speedup_tree": _ratio(runs["tree-2"], runs["plain-1"]),
+        "speedup_sharded": _ratio(runs["sharded-2"], runs["plain-1"]),
+        "runs": runs,
+        "sums": sums,
+        "seconds": LIMIT_S - bench.left(),
+    }
+
+
+def _ratio(left: dict[str, Any], right: dict[str, Any]) -> float | None:
+    rates = left.get("tok_s"), right.get("tok_s")
+    return rates[0] / rates[1] if rates[0] and rates[1] else None
+
+
+def time_sums(out: Path, numbers: list[int], device: str) -> None:
+    """Time both sums as one rank of torchrun; rank 0 writes the milliseconds."""
+    from elman.distributed.place import rank_place
+    from elman.distributed.team import joined, own_device
+
+    place = rank_place()
+    own = own_device(torch.device(device), place)
+    team = joined(place, own)
+    found = {}
+    for count in numbers:
+        flat_n = torch.randn(-(-count // place.size) * place.size, device=own)
+        times: dict[str, float] = {}
+        for name, add in (("tree", team.tree_sum), ("all_reduce", team.plain_sum)):
+            seconds = []
+            for _ in range(6):
+                team.gather(0.0)
+                if device == "cuda":
+                    torch.cuda.synchronize()
+                began = time.perf_counter()
+                add(flat_n)
+                if device == "cuda":
+                    torch.cuda.synchronize()
+                seconds.append(time.perf_counter() - began)
+            times[name] = 1e3 * min(seconds)
+        found[str(count)] = times
+    if place.leads:
+        out.write_text(json.dumps(found))
+    team.leave()
+
+
+def main() -> int:
+    """Measure and write the file; 1 if bits differ or a run failed, 2 without two GPUs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--sums", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.sums:
+        time_sums(given.out, [int(text) for text in given.sums.split(",")], given.device)
+        return 0
+    if given.device == "cuda" and torch.cuda.device_count() < 2:
+        seen = "one GPU here, not two" if torch.cuda.is_available() else "no GPU here"
+        print(f"gpu_ranks: torch sees {seen}", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory() as folder:
+        report = measured(Bench(Path(folder), given.device))
+    given.out.write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps({key: report[key] for key in report if key != "runs"}, indent=1))
+    good = all(run["status"] == "ok" for run in report["runs"].values())
+    return 0 if good and report["equal_losses"] and report["equal_weights"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
