@@ -55,6 +55,7 @@ class Record:
         self._command, self._tasks = command, dict(tasks or {})
         self._statuses = {job.number: NOT_STARTED for job in jobs}
         self._reasons: dict[int, str] = {}
+        self._places: dict[int, str | None] = {}
         self._added, self._warned = list(added), False
 
     def begin(self) -> None:
@@ -62,8 +63,9 @@ class Record:
         self._statuses = {job.number: state(job.folder, self._result_name) for job in self._jobs}
         self._write(None)
 
-    def job_started(self, number: int) -> None:
-        """Note that a job runs now."""
+    def job_started(self, number: int, place: str = "") -> None:
+        """Note that a job runs now, and where."""
+        self._places[number] = place or None
         self._note(number, RUNNING)
 
     def job_ended(self, number: int, code: int, said: str = "") -> str:
@@ -144,6 +146,7 @@ class Record:
                     "status": self._statuses[job.number],
                     "reason": self._reasons.get(job.number),
                     "task": self._tasks.get(job.number),
+                    "place": self._places.get(job.number),
                 }
                 for job in self._jobs
             ],
