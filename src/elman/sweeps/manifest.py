@@ -71,13 +71,14 @@ class Record:
     def job_ended(self, number: int, code: int, said: str = "") -> str:
         """Note how a job ended and return the word; ``code``: its exit status, or -signal.
 
-        What it ``said`` last is its reason if it failed and left no result with one.
+        What it ``said`` last is its reason if it failed and left no result with one, or if its
+        result tells another end: rank 0 only saw that it was told to stop.
         """
         result = read_result(self._folder_of(number), self._result_name)
         word = ended_as(code, result)
         if isinstance(code, OutsideEnd) and word != RunStatus.OK:
             self._reasons[number] = code.reason
-        elif said and word != RunStatus.OK and result is None:
+        elif said and word != RunStatus.OK and (result or {}).get("status") != word:
             self._reasons[number] = said.removeprefix("elman: ")
         self._note(number, word)
         return word

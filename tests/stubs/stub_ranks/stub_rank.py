@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from elman.base.signals import received
+
 WELL, CRASH, NO_MEMORY, KILLED, WAIT, STUBBORN = range(6)
 NAMES = (
     "RANK",
@@ -32,7 +34,7 @@ def main(argv: Sequence[str] | None = None, before_run: Callable[[], None] = lam
     before_run()
     told: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
-        signal.signal(number, lambda number, frame: told.append(number))
+        signal.signal(number, lambda number, frame: (told.append(number), received.add(number)))
     rank = int(os.environ["RANK"])
     _note("start", arguments)
     meant, end = _ends(arguments)
