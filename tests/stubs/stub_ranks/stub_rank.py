@@ -57,7 +57,8 @@ def main(argv: Sequence[str] | None = None, before_run: Callable[[], None] = lam
 
 def end_with(arguments: list[str], status: int, told: Sequence[int] = ()) -> int:
     """Note the end; rank 0 writes the result."""
-    folder = next((text.partition("=")[2] for text in arguments if "hydra.run.dir=" in text), None)
+    named = [text for text in arguments if text.startswith(("hydra.run.dir=", "train.resume="))]
+    folder = named[0].partition("=")[2] if named else None
     word = {0: "ok", 1: "crash", 4: "oom", 130: "interrupted"}[status]
     if os.environ["RANK"] == "0" and folder is not None:
         place = Path(folder.strip("'"))
