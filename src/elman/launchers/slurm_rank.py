@@ -1,4 +1,4 @@
-"""A rank of a job on SLURM: one task for each GPU, which find each other by the job's environment."""
+"""A rank of a job on SLURM: a task for each GPU; they find each other by the job's environment."""
 
 from __future__ import annotations
 
@@ -156,7 +156,9 @@ def _died(paths: JobPaths) -> dict[int, int]:
     except OSError:
         return {}
     for line in lines:
-        said = re.fullmatch(r"srun: error: .*: tasks? (\d+)[^:]*: ([A-Z][a-z ]+?)(?: \(.*\))?", line)
+        said = re.fullmatch(
+            r"srun: error: .*: tasks? (\d+)[^:]*: ([A-Z][a-z ]+?)(?: \(.*\))?", line
+        )
         if said is not None and said[2] in _DIED:
             return {int(said[1]): -int(_DIED[said[2]])}
     return {}

@@ -24,7 +24,14 @@ from elman.config.compose import plain_tree, typed_config, typed_overrides
 from elman.config.keys import named_keys
 from elman.config.run_config import MODES, OF_SWEEPS, RunConfig, flatten
 from elman.config.suites import GROUP
-from elman.runs.folder import RunLock, check_free, claim_folder, discard_folder, make_folder, run_name
+from elman.runs.folder import (
+    RunLock,
+    check_free,
+    claim_folder,
+    discard_folder,
+    make_folder,
+    run_name,
+)
 from elman.runs.held_log import HeldFileHandler, release
 from elman.runs.prepared import PreparedRun
 from elman.runs.resume import is_resume, resumed_config, resumed_folder

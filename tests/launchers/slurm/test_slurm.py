@@ -261,7 +261,9 @@ def test_the_ranks_of_two_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
         "MASTER_ADDR": "gpu7",
         "MASTER_PORT": "14711",
     }
-    with pytest.raises(UserError, match=r"4 tasks for 8 ranks; drop hydra\.launcher\.tasks_per_node"):
+    with pytest.raises(
+        UserError, match=r"4 tasks for 8 ranks; drop hydra\.launcher\.tasks_per_node"
+    ):
         slurm_environment(8, 2)
 
 
