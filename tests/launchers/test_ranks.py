@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from elman.devices import locks, nvml
+from elman.devices.environment import describe_environment
 from elman.devices.locks import GpuLock
 from elman.launchers.outcome import telling
 
@@ -206,6 +208,13 @@ def test_the_status_of_a_job_is_that_of_the_rank_that_failed(box: Box) -> None:
     assert jobs[1]["reason"].endswith("was killed (SIGKILL); the other ranks were ended")
     # Rank 0 was told to end and wrote that; the table says what happened.
     assert "interrupted" not in output
+
+
+def test_a_result_names_every_gpu_of_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
+    assert "gpus_of_job" not in describe_environment(torch.device("cpu"))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert describe_environment(torch.device("cpu"))["gpus_of_job"] == ["GPU-a", "GPU-b"]
 
 
 def _second_gpu(job: dict[str, Any]) -> str:

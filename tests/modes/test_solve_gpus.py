@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elman.bench.rank_memory import rank_memory
+from elman.bench.rank_memory import RankMemory, rank_memory
 from elman.cli.main import main
 from elman.config.compose import compose_config
 from elman.models.build import build_model
@@ -40,24 +40,17 @@ def test_what_fits_is_the_largest_size_and_the_next_one_does_not(
 ) -> None:
     typed = ["model=e1", "train.batch_size=8", "train.chunk_size=64", "kernels.backend=reference"]
     sized = [*typed, "solve.over=depth", "solve.gpu_gb=2"]
-    found = []
-    for gpus in (1, 4):
-        assert main(["mode=solve", *sized, f"solve.gpus={gpus}"]) == 0
-        output = capfd.readouterr().out
-        command = re.search(
-            r"model\.depth=(\d+)( launcher\.gpus_per_job=4 parallel\.shard=full)?", output
-        )
-        assert command is not None, output
-        assert (gpus == 4) == bool(command[2])
-        assert "largest depth that fits" in output
-        found.append(int(command[1]))
-        here, next_ = (
-            rank_memory(compose_config([*typed, f"model.depth={depth}"]), gpus)
-            for depth in (found[-1], found[-1] + 1)
-        )
-        assert here.fits(2) is not None
-        assert next_.fits(2) is None
-    assert found[1] > 2 * found[0]
+    assert main(["mode=solve", *sized, "solve.gpus=4"]) == 0
+    output = capfd.readouterr().out
+    assert "largest depth that fits" in output
+    command = re.search(r"model\.depth=(\d+) launcher\.gpus_per_job=4 parallel\.shard=full", output)
+    assert command is not None, output
+    here, next_ = (
+        rank_memory(compose_config([*typed, f"model.depth={int(command[1]) + more}"]), 4)
+        for more in (0, 1)
+    )
+    assert (here.fits(2), next_.fits(2)) == ("full", None)
+    assert RankMemory(1, 8, here.sharded, here.sharded).fits(2) == "none"
 
 
 def test_a_size_that_never_fits_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:

@@ -25,8 +25,10 @@ from elman.launchers.outcome import ERROR, telling
 from elman.runs.status import status_word
 
 POLL_SECONDS = 0.05
-GRACE_SECONDS = 10.0
-"""Time that ranks get to end by themselves after one has failed, before they are told to."""
+GRACE_SECONDS = 30.0
+"""Time that ranks get to notice that one has failed and to end, before they are told to end."""
+REFUSED_SECONDS = 3.0
+"""The same time after a rank that was refused or stopped before it could tell the others."""
 ENDING_SECONDS = 60.0
 """Time that ranks get to end after rank 0 has: by then the results are on the disk."""
 # The first signal asks for a save, the second stops waiting for the step, the third kills.
@@ -118,7 +120,7 @@ class _Keeper:
         self._ranks: list[subprocess.Popen[bytes]] = []
         # Ranks that have ended, in order, with their exit statuses; without those that we killed.
         self._ended: list[tuple[int, int]] = []
-        self._failed_at = self._first_at = 0.0
+        self._failed_at = self._first_at = self._grace = 0.0
         self._told = self._killed = False
 
     def start(self, port: int) -> None:
@@ -193,6 +195,8 @@ class _Keeper:
             self._first_at = now
         if code != ExitStatus.OK and not self._failed_at:
             self._failed_at = now
+            early = code in (ExitStatus.USER_ERROR, ExitStatus.INTERRUPTED)
+            self._grace = min(REFUSED_SECONDS, GRACE_SECONDS) if early else GRACE_SECONDS
 
     def _forward(self, alive: Sequence[int]) -> None:
         """Pass every signal on to every rank; after too many, or too long, kill."""
@@ -207,11 +211,11 @@ class _Keeper:
         """Tell ranks to save and end if one has failed; kill those that do not end in time."""
         now = time.monotonic()
         failed = now - self._failed_at if self._failed_at else 0.0
-        if failed > GRACE_SECONDS and not self._told:
+        if failed > self._grace and not self._told:
             self._told = True
             self._send(alive, signal.SIGTERM)
         since_first = now - self._first_at if self._first_at else 0.0
-        if failed > GRACE_SECONDS + self._start.save_seconds or since_first > ENDING_SECONDS:
+        if failed > self._grace + self._start.save_seconds or since_first > ENDING_SECONDS:
             self._kill(alive)
 
     def _kill(self, alive: Sequence[int]) -> None:

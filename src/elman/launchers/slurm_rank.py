@@ -19,12 +19,10 @@ from submitit.core.utils import JobPaths
 from elman.base.errors import ExitStatus, UserError
 from elman.launchers.command import JobCommand, visible_devices
 from elman.launchers.outcome import result_status
-from elman.launchers.ranks import rank_environment
+from elman.launchers.ranks import GRACE_SECONDS, REFUSED_SECONDS, rank_environment
 
 ORDER_SECONDS = 300.0
 """Time that ranks wait for the order of rank 0; a shared file system may show it late."""
-GRACE_SECONDS = 10.0
-"""Time that the other ranks get to end by themselves, before SLURM ends them for a failed one."""
 _POLL_SECONDS = 0.2
 # Ports that no system hands out by itself.
 _FIRST_PORT, _PORTS = 10_000, 20_000
@@ -191,7 +189,8 @@ def _read(path: Path) -> list[str]:
 
 def _leave(status: int, others: Sequence[Path]) -> None:
     """End this process with the status of its rank, once the other ranks had time to end."""
-    deadline = time.monotonic() + GRACE_SECONDS
+    grace = REFUSED_SECONDS if status == ExitStatus.USER_ERROR else GRACE_SECONDS
+    deadline = time.monotonic() + grace
     while time.monotonic() < deadline and not all(path.exists() for path in others):
         time.sleep(_POLL_SECONDS)
     sys.stdout.flush()

@@ -92,21 +92,6 @@ def prepare(tree: DictConfig) -> PreparedRun:
     return PreparedRun(config, folder, lock, places=config_places(tree))
 
 
-def check_alone(tree: DictConfig) -> RunConfig:
-    """Check a composed job that other processes will run, and make no folder for it.
-
-    Raises:
-        UserError: a setting is wrong, or the named folder is taken.
-    """
-    HydraConfig.instance().set_config(tree)
-    config = checked_config(tree)
-    given = _named_run_dir(tree)
-    if given is not None:
-        check_free(Path(given), "hydra.run.dir")
-    _point_hydra(tree, Path(), output_subdir=None, silent=True)
-    return config
-
-
 def without_folder(tree: DictConfig, config: RunConfig) -> PreparedRun:
     """Return a job whose mode makes no folder, with what the command says beside its settings."""
     suite = tree.hydra.runtime.choices.get(GROUP)
@@ -261,3 +246,18 @@ def adopt(sections: DictConfig) -> PreparedRun:
         return without_folder(tree, config)
     folder = Path(str(hydra.runtime.output_dir))
     return PreparedRun(config, folder, _locked(folder))
+
+
+def check_alone(tree: DictConfig) -> RunConfig:
+    """Check a composed job that other processes will run, and make no folder for it.
+
+    Raises:
+        UserError: a setting is wrong, or the named folder is taken.
+    """
+    HydraConfig.instance().set_config(tree)
+    config = checked_config(tree)
+    given = _named_run_dir(tree)
+    if given is not None:
+        check_free(Path(given), "hydra.run.dir")
+    _point_hydra(tree, Path(), output_subdir=None, silent=True)
+    return config
