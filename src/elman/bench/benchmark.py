@@ -83,9 +83,9 @@ def run_benchmark(
 def _rank_notes(
     config: RunConfig, chosen: Sequence[Entry], rows: Sequence[dict[str, Any]]
 ) -> list[str]:
-    """Add to each step's row its memory on each of ``bench.gpus``; return it in words too."""
+    """Add to each step's row its memory on each of ``bench.ranks``; return it in words too."""
     assert config.bench is not None
-    ranks, notes = config.bench.gpus, []
+    ranks, notes = config.bench.ranks, []
     models = {(entry.model.name, entry.backend): entry for entry in chosen}
     for row in rows if ranks > 1 else ():
         entry = models.get((row["name"], row["backend"]))

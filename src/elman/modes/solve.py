@@ -78,7 +78,7 @@ def _largest(config: RunConfig, settings: SolveConfig) -> Solution:
         middle = (low + high) // 2
         try:
             model = resized_to(config.model, {over: sizes[middle]})
-            memory = rank_memory(_as_trained(config, model), settings.gpus)
+            memory = rank_memory(_as_trained(config, model), settings.ranks)
         except UserError:  # the cell refuses this size; larger ones may be taken
             low = middle + 1
             continue
@@ -89,8 +89,8 @@ def _largest(config: RunConfig, settings: SolveConfig) -> Solution:
     if not found:
         raise UserError(
             f"solve.gpu_gb={gpu_gb:g}: no {over} of {config.model.name} fits into "
-            f"{settings.gpus} such GPUs at train.batch_size={config.train.batch_size}; lower that, "
-            "or add GPUs by solve.gpus"
+            f"{settings.ranks} such GPUs at train.batch_size={config.train.batch_size}; lower "
+            "that, or add GPUs by solve.ranks"
         )
     return solve(config.model, found, over, config.kernels.backend)
 
@@ -134,11 +134,11 @@ def _shared(job: PreparedRun, found: ModelConfig, *, reached: bool) -> dict[str,
     config = job.config
     assert config.solve is not None
     settings, trained = config.solve, _as_trained(config, found)
-    memory = rank_memory(trained, settings.gpus)
+    memory = rank_memory(trained, settings.ranks)
     shard = memory.fits(settings.gpu_gb) if settings.gpu_gb is not None else "none"
     command = training_command(config, found, [*job.config_flags, *job.overrides])
-    if settings.gpus > 1:
-        command += f" launcher.gpus_per_job={settings.gpus}"
+    if settings.ranks > 1:
+        command += f" launcher.gpus_per_job={settings.ranks}"
     if shard == "full":
         command += " parallel.shard=full"
     return {
@@ -147,7 +147,7 @@ def _shared(job: PreparedRun, found: ModelConfig, *, reached: bool) -> dict[str,
         "target": settings.params or count_params(found, config.kernels.backend),
         "memory_bytes": memory.whole,
         "sharded_bytes": memory.sharded,
-        "gpus": settings.gpus,
+        "gpus": settings.ranks,
         "gpu_gb": settings.gpu_gb,
         "fits": shard,
         "rows": memory.rows,

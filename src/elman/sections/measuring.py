@@ -49,7 +49,7 @@ class BenchConfig(Section):
         level: One layer alone, the whole model's optimizer step, or both.
         batch_size: Rows.
         chunk_size: Bytes a row.
-        gpus: With ``level=step``: also estimate the memory of a step on each of so many GPUs, of
+        ranks: With ``level=step``: also estimate the memory of a step on each of so many GPUs, of
             which each computes ``batch_size`` rows.
         rounds: Number of rounds; each round times everything once, in turn.
         device: As ``train.device``.
@@ -63,16 +63,16 @@ class BenchConfig(Section):
     level: Literal["layer", "step", "both"] = "layer"
     batch_size: Count = 8
     chunk_size: Count = 256
-    gpus: Count = 1
+    ranks: Count = 1
     rounds: Count = 7
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
 
     @model_validator(mode="after")
-    def _gpus_are_read(self) -> Self:
-        if self.gpus > 1 and self.level == "layer":
+    def _ranks_are_read(self) -> Self:
+        if self.ranks > 1 and self.level == "layer":
             raise UserError(
-                f"bench.gpus={self.gpus}: read only with a whole step; add bench.level=step"
+                f"bench.ranks={self.ranks}: read only with a whole step; add bench.level=step"
             )
         return self
 

@@ -112,7 +112,7 @@ class SolveConfig(Section):
         params: Wanted number of parameters, as 100M, 1.3B, 50k, 1e8 or 100_000_000.
         over: The size to find, or several to find together; every other size stays as it is.
         depth: Layers; null is the model's own depth.
-        gpus: GPUs that train the model together; its memory is estimated for each of them.
+        ranks: GPUs that train the model together; its memory is estimated for each of them.
         gpu_gb: Memory of each GPU in GiB. Without ``params``, the largest size that fits is found.
         standard: Print the seeds' standard 100M table beside ours, and nothing else.
     """
@@ -120,7 +120,7 @@ class SolveConfig(Section):
     params: Annotated[int | None, BeforeValidator(parse_params)] = None
     over: Annotated[list[Size], _one_or_more] = Field(default_factory=_DIM.copy)
     depth: Count | None = None
-    gpus: Count = 1
+    ranks: Count = 1
     gpu_gb: Positive | None = None
     standard: bool = False
 

@@ -40,7 +40,7 @@ def test_what_fits_is_the_largest_size_and_the_next_one_does_not(
 ) -> None:
     typed = ["model=e1", "train.batch_size=8", "train.chunk_size=64", "kernels.backend=reference"]
     sized = [*typed, "solve.over=depth", "solve.gpu_gb=2"]
-    assert main(["mode=solve", *sized, "solve.gpus=4"]) == 0
+    assert main(["mode=solve", *sized, "solve.ranks=4"]) == 0
     output = capfd.readouterr().out
     assert "largest depth that fits" in output
     command = re.search(r"model\.depth=(\d+) launcher\.gpus_per_job=4 parallel\.shard=full", output)
@@ -54,7 +54,7 @@ def test_what_fits_is_the_largest_size_and_the_next_one_does_not(
 
 
 def test_a_size_that_never_fits_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["mode=solve", "model=e1", "solve.gpus=2", "solve.gpu_gb=0.1"]) == 2
+    assert main(["mode=solve", "model=e1", "solve.ranks=2", "solve.gpu_gb=0.1"]) == 2
     line = capfd.readouterr().err
     assert line.startswith("elman: error: solve.gpu_gb=0.1: no dim of e1 fits into 2 such GPUs at ")
 
@@ -65,7 +65,7 @@ def test_a_measured_step_says_what_it_takes_on_each_gpu(
     monkeypatch.chdir(tmp_path)
     small = ["model=e1", "model.dim=128", "model.depth=2", "bench.backends=reference"]
     bench = ["mode=bench", "bench.level=step", "bench.rounds=1", "bench.chunk_size=8"]
-    assert main([*bench, *small, "bench.gpus=4"]) == 0
+    assert main([*bench, *small, "bench.ranks=4"]) == 0
     (path,) = tmp_path.rglob("bench.json")
     (row,) = json.loads(path.read_text())["rows"]
     assert row["ranks"]["gpus"] == 4
