@@ -65,6 +65,24 @@ def only(found: list[Finding], name: str) -> Finding:
     return one
 
 
+@pytest.mark.parametrize(
+    ("gpus", "nccl", "mark", "words"),
+    [
+        (8, "2.27.5", Mark.OK, "launcher.gpus_per_job=2 to 8, by NCCL 2.27.5"),
+        (8, None, Mark.NOTE, "no NCCL"),
+        (1, "2.27.5", Mark.ABSENT, "needs two; train.device=cpu launcher.gpus_per_job=2"),
+    ],
+)
+def test_whether_one_model_can_have_several_gpus(
+    gpus: int, nccl: str | None, mark: Mark, words: str
+) -> None:
+    device = {"name": "a card", "capability": [9, 0], "problem": None}
+    answer = {"devices": [device] * gpus, "ranks": {"nccl": nccl, "gloo": True}}
+    found = only(machine(facts(HOPPER, torch={"cuda": "13.0", "available": True} | answer)), RANKS)
+    assert (found.mark, words in found.found) == (mark, True)
+
+
+RANKS = "several GPUs for one model"
 FLA = {"flash-linear-attention": "0.6.0"}
 UNSEEN = {"cuda": "13.0", "available": False, "warning": "CUDA unknown error", "devices": []}
 NEWER_TORCH = "pip install --upgrade 'torch>=2.12.1'"

@@ -36,15 +36,21 @@ class Machine:
         scratch.rename(self.folder / "gpus.json")
 
     def launch(
-        self, ends: str, first: int = 1, seconds: float = 0.1, save: float = 60, wait: float = 60
+        self,
+        ends: str,
+        first: int = 1,
+        seconds: float = 0.1,
+        save: float = 60,
+        wait: float = 60,
+        each: int = 1,
     ) -> subprocess.Popen[str]:
-        """Start a launcher with a job for each letter."""
+        """Start a launcher with a job for each letter, on so many GPUs each."""
         environment = os.environ | {
             nvml.PRETENDED: str(self.folder / "gpus.json"),
             locks.FOLDER: str(self.folder / "locks"),
             "PYTHONPATH": str(STUBS),
         }
-        numbers = [str(value) for value in (seconds, save, wait)]
+        numbers = [str(value) for value in (seconds, save, wait, each)]
         script = str(STUBS / "stub_launcher.py")
         started = subprocess.Popen(
             [sys.executable, script, str(self.folder), str(first), ends, *numbers],
@@ -78,7 +84,8 @@ class Machine:
             if note["what"] == "start":
                 starts[note["pid"]] = note
             elif note["what"] == "end":
-                found[note["gpu"]].append((starts[note["pid"]]["time"], note["time"]))
+                for gpu in note["gpu"].split(","):
+                    found[gpu].append((starts[note["pid"]]["time"], note["time"]))
         return {gpu: sorted(pairs) for gpu, pairs in found.items()}
 
 
@@ -149,6 +156,20 @@ def test_two_launchers_never_meet(machine: Machine, jobs: int, gpus: int) -> Non
     started = [machine.launch("w" * jobs, first) for first in (1, 101)]
     assert [ends(launcher) for launcher in started] == [[0] * jobs] * 2
     assert sum(map(len, machine.intervals().values())) == 2 * jobs
+    assert min(gaps(machine)) > 0
+
+
+def test_launchers_of_groups_and_of_single_gpus_never_meet_nor_block_each_other(
+    machine: Machine,
+) -> None:
+    # Either group launcher could hold two of the three GPUs that both need, for ever.
+    machine.pretend({}, {}, {})
+    started = [machine.launch("ww", first, each=2) for first in (1, 101)]
+    started.append(machine.launch("w", 201))
+    assert [ends(launcher) for launcher in started] == [[0, 0], [0, 0], [0]]
+    used = {note["gpu"].count(",") + 1 for note in machine.notes()}
+    assert used == {1, 2}
+    assert sum(map(len, machine.intervals().values())) == 2 * 2 * 2 + 1
     assert min(gaps(machine)) > 0
 
 

@@ -304,7 +304,7 @@ class TestQuarantine:
         self.now = 0.0
         self.ward = Quarantine(lambda: self.now)
         self.sick, self.well = (
-            cast(Slot, SimpleNamespace(name=name, run_lock=lambda: "GPU-x", waiting=""))
+            cast(Slot, SimpleNamespace(name=name, gpus=lambda name=name: [name], waiting=""))
             for name in ("GPU 0", "GPU 1")
         )
         self.ward.started(self.sick)

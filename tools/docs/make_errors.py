@@ -259,6 +259,13 @@ CASES: dict[str, list[str]] = {
         "-m hydra/launcher=basic launcher.workers=2",
         "-m mode=solve solve.params=1M launcher.workers=2",
         "launcher=slurm train.steps=100",
+        "launcher=slurm train.minutes=9 launcher.gpus_per_job=3 launcher.nodes=2",
+        "launcher=local launcher.gpus_per_job=2",
+        "launcher.gpus_per_job=1",
+        "launcher.gpus_per_job=0",
+        "launcher.gpus_per_job=2 launcher.workers=2",
+        "launcher.gpus_per_job=2 mode=parity",
+        "-m launcher.gpus_per_job=2 mode=parity",
         "launcher=slurm train.minutes=9 launcher.minutes=2",
     ],
     "Run folders": [

@@ -9,10 +9,11 @@ from typing import Any
 
 from elman.base.errors import UserError
 from elman.bench.build import layer_subjects, step_subjects
-from elman.bench.entries import benched_models, entries
+from elman.bench.entries import Entry, benched_models, entries
 from elman.bench.floors import floor_seconds
 from elman.bench.memory import peak_bytes, saved_bytes
 from elman.bench.operations import PRODUCTS, look_into
+from elman.bench.rank_memory import saved_by_shards
 from elman.bench.rates import MachineRates, measure_rates
 from elman.bench.rounds import Parts, Spread, ratios, time_rounds, totals
 from elman.bench.subjects import Subject
@@ -21,6 +22,7 @@ from elman.devices.environment import choose_device, describe_environment
 from elman.models.backends import on_slow_path, tuning_note
 from elman.ops.dense.cuda.kernels import notes as dense_notes
 from elman.ops.tape.cuda.kernels import notes as tape_notes
+from elman.training.memory.estimate import BYTES_PER_PARAMETER
 
 Say = Callable[[str], None]
 Progress = Callable[[int, int], None]
@@ -61,6 +63,8 @@ def run_benchmark(
             notes += missing
             say(f"timing {len(subjects)} {level}s, {settings.rounds} rounds{_first(subjects)}")
             rows += _rows(subjects, settings.rounds, rates, progress)
+            if level == "step":
+                notes += _rank_notes(config, chosen, rows[-len(subjects) :])
     return {
         "status": "ok",
         "model": config.model.name,
@@ -74,6 +78,30 @@ def run_benchmark(
         "settings": settings.model_dump(),
         "environment": describe_environment(device),
     }
+
+
+def _rank_notes(
+    config: RunConfig, chosen: Sequence[Entry], rows: Sequence[dict[str, Any]]
+) -> list[str]:
+    """Add to each step's row its memory on each of ``bench.ranks``; return it in words too."""
+    assert config.bench is not None
+    ranks, notes = config.bench.ranks, []
+    models = {(entry.model.name, entry.backend): entry for entry in chosen}
+    for row in rows if ranks > 1 else ():
+        entry = models.get((row["name"], row["backend"]))
+        if entry is None:  # another project's implementation
+            continue
+        whole = BYTES_PER_PARAMETER * row["params"] + row["peak_bytes"]
+        kernels = config.kernels.model_copy(update={"backend": entry.backend})
+        own = config.model_copy(update={"model": entry.model, "kernels": kernels})
+        sharded = whole - saved_by_shards(own, ranks)
+        row["ranks"] = {"gpus": ranks, "whole_bytes": whole, "sharded_bytes": sharded}
+        notes.append(
+            f"{row['name']} {row['backend']}: a step on each of {ranks} GPUs takes "
+            f"{whole / 2**30:.2f} GiB, with parallel.shard=full {sharded / 2**30:.2f} GiB: "
+            "measured peak, and 16 bytes a parameter"
+        )
+    return notes
 
 
 def _first(subjects: Sequence[Subject]) -> str:

@@ -18,15 +18,21 @@ class ElmanCallback(Callback):
         from elman.config.keys import named_keys
         from elman.config.wording import in_our_words
         from elman.runs.prepare import prepare
+        from elman.sweeps.alone import asks_for_ranks, ranks_alone
         from elman.sweeps.settings import refuse_alone
         from elman.sweeps.suite_runs import refuse_without_run
 
         try:
             typed = typed_overrides(config, "task")
             with in_our_words(typed, compose_tree):
-                refuse_alone(named_keys(typed))
+                ranks = asks_for_ranks(config)
+                if not ranks:
+                    refuse_alone(named_keys(typed))
                 refuse_without_run(config, named_keys(typed))
                 state = session.current()
+                if ranks:
+                    state.ranks = ranks_alone(config, state.config_flags)
+                    return
                 state.job = prepare(config)
                 state.job.config_flags = state.config_flags
         except Exception as error:

@@ -87,10 +87,10 @@ def run_task(tree: DictConfig) -> int:
 
     state = session.current()
     try:
-        status = run_prepared(state.job or _adopted(tree))
+        status = state.ranks() if state.ranks else run_prepared(state.job or _adopted(tree))
     except UserError as error:
         status = _refuse(error)
-    state.status = ExitStatus(status)
+    state.status = ExitStatus(status) if status in set(ExitStatus) else status
     return status
 
 

@@ -36,6 +36,7 @@ class Session:
         start: Runs a command line; the process of each job of a sweep calls it.
         run: Runs a prepared job in this process.
         job: The job of this process, once validated.
+        ranks: Runs the job in processes of its own, one for each GPU; None runs it here.
         status: Exit status so far.
     """
 
@@ -45,7 +46,8 @@ class Session:
     start: Start | None = None
     run: Callable[[PreparedRun], int] | None = None
     job: PreparedRun | None = None
-    status: ExitStatus = ExitStatus.OK
+    ranks: Callable[[], int] | None = None
+    status: ExitStatus | int = ExitStatus.OK
 
 
 _current = Session()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from functools import cache
@@ -77,6 +78,9 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
             "capability": f"sm_{properties.major}{properties.minor}",
             "cuda": torch.version.cuda,
         }
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        described["gpus_of_job"] = visible.split(",")  # of this host
     return described
 
 

@@ -12,6 +12,7 @@ import getpass
 import json
 import os
 import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -34,6 +35,11 @@ class GpuLock:
     def held(self) -> bool:
         """Whether this object holds it."""
         return self._descriptor is not None
+
+    @property
+    def descriptor(self) -> int | None:
+        """The open file of a lock that is held; a process that inherits it holds the lock too."""
+        return self._descriptor
 
     def take(self, what: str = "") -> bool:
         """Take the lock, or return False at once if somebody else has it.
@@ -69,6 +75,26 @@ class GpuLock:
             return f"elman pid {lease['pid']} ({lease['user']}) {lease['what']}".rstrip()
         except (OSError, ValueError, KeyError, TypeError):  # the holder is just writing it
             return "another elman"
+
+
+def take_run_locks(uuids: Iterable[str], what: str) -> list[GpuLock] | None:
+    """Take the ``run`` locks of all GPUs of a job, or none of them and return None.
+
+    They are taken in the order of their names, like everywhere.
+
+    Args:
+        uuids: The GPUs.
+        what: What the job does, for others to read.
+    """
+    taken: list[GpuLock] = []
+    for uuid in sorted(uuids):
+        lock = GpuLock(uuid, "run")
+        if not lock.take(what):
+            for one in taken:
+                one.drop()
+            return None
+        taken.append(lock)
+    return taken
 
 
 def _folder() -> Path:

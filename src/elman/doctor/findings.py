@@ -114,7 +114,7 @@ def _optional(facts: Facts, name: str) -> Finding:
 
 def machine(facts: Facts) -> list[Finding]:
     """Return the GPUs, their driver, the compilers and the free space."""
-    found = [*_gpus(facts), _driver(facts), _compiler(facts), _nvrtc(facts)]
+    found = [*_gpus(facts), _driver(facts), *_ranks(facts), _compiler(facts), _nvrtc(facts)]
     return found + [_free(place) for place in facts.places]
 
 
@@ -147,6 +147,23 @@ def _driver(facts: Facts) -> Finding:
     major, minor = answer["cuda"]
     what = f"{answer['driver']}, CUDA up to {major}.{minor}, {len(answer['devices'])} GPU"
     return Finding(area, name, Mark.OK, what)
+
+
+def _ranks(facts: Facts) -> Iterable[Finding]:
+    """Return whether one model can be trained on several GPUs here."""
+    area, name = "machine", "several GPUs for one model"
+    answer, gpus = facts.value("torch").get("ranks"), len(facts.gpus)
+    if answer is None:
+        return
+    if gpus > 1 and answer["nccl"]:
+        what = f"launcher.gpus_per_job=2 to {gpus}, by NCCL {answer['nccl']}"
+        yield Finding(area, name, Mark.OK, what)
+    elif gpus > 1:
+        found = "this torch has no NCCL, so each model trains on one GPU"
+        yield Finding(area, name, Mark.NOTE, found, TORCH_INSTALL)
+    elif answer["gloo"]:
+        found = "needs two; train.device=cpu launcher.gpus_per_job=2 tries it on the CPU"
+        yield Finding(area, name, Mark.ABSENT, found)
 
 
 def _compiler(facts: Facts) -> Finding:

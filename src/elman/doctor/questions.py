@@ -37,6 +37,21 @@ def torch_() -> Answer:
         "available": available,
         "warning": _first_line(said[0].message) if said else None,
         "devices": [_device(index) for index in range(count)],
+        "ranks": _ranks(),
+    }
+
+
+def _ranks() -> Answer:
+    """Return what several processes can train one model through."""
+    from torch import distributed
+    from torch.cuda import nccl
+
+    if not distributed.is_available():
+        return {"nccl": None, "gloo": False}
+    found = distributed.is_nccl_available()
+    return {
+        "nccl": ".".join(map(str, nccl.version())) if found else None,
+        "gloo": distributed.is_gloo_available(),
     }
 
 

@@ -80,13 +80,14 @@ class JobCommand:
 
         before = self._steps() if self._goes_on() else 0
         try:
-            _check_devices()
+            self._check_devices()
             with _signals() as (received, preempt):
                 status = self._run()
         except UserError as error:
             print(f"elman: error: {error}")
             return int(ExitStatus.USER_ERROR)
-        if status != ExitStatus.INTERRUPTED or _PREEMPTED not in received or not callable(preempt):
+        preempted = status == ExitStatus.INTERRUPTED and _PREEMPTED in received
+        if not preempted or not callable(preempt) or not self._requeues():
             return status
         if self._steps() <= before and near_limit(self.save_seconds):
             _timed_out("no step between its start and the order to save; not queued again")
@@ -131,6 +132,28 @@ class JobCommand:
     def _run(self) -> int:
         return self.start(self.command_line(), place_of_this_process())
 
+    def _requeues(self) -> bool:
+        """Whether this process has its job queued again after a preemption."""
+        return True
+
+    def _check_devices(self) -> None:
+        """Check that a job on a cluster got exactly one GPU from SLURM.
+
+        Raises:
+            UserError: it got more.
+        """
+        seen = visible_devices()
+        if os.environ.get("SUBMITIT_EXECUTOR") == "slurm" and len(seen) > 1:
+            raise UserError(
+                f"this job sees {len(seen)} GPUs and uses one; type launcher.gpus_per_job="
+                f"{len(seen)} to train one model on all of them, or hydra.launcher.gpus_per_node=1"
+            )
+
+
+def visible_devices() -> list[str]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names; none if it is empty or not set."""
+    return [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+
 
 def near_limit(save_seconds: float) -> bool:
     """Whether SLURM tells a job to save because its time ends, not because another job needs it.
@@ -164,13 +187,6 @@ def _set_aside(folder: Path) -> None:
     if folder.exists():
         number = 1 + len(list(folder.parent.glob(f"{folder.name}.earlier-*")))
         os.rename(folder, folder.with_name(f"{folder.name}.earlier-{number:03d}"))
-
-
-def _check_devices() -> None:
-    """Check that a job on a cluster got exactly one GPU from SLURM."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    if os.environ.get("SUBMITIT_EXECUTOR") == "slurm" and len(visible) > 1:
-        raise UserError(f"this job sees {len(visible)} GPUs; use hydra.launcher.gpus_per_node=1")
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import signal
 import time
 from types import FrameType, TracebackType
 
-from elman.base.signals import ignored
+from elman.base.signals import ignored, received
 
 # The signals on which a run saves and ends; a closed terminal ends it like SIGTERM. The signal that
 # requeues a single job ends a sweep: jobs could not be requeued without their launcher.
@@ -40,6 +40,7 @@ class Interrupts:
         return time.monotonic() - self._first if self.count else 0.0
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        received.add(number)
         self._first = self._first or time.monotonic()
         self.count += 1
         self._new.append(_FORWARDED[signal.Signals(number)])

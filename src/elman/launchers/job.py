@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from elman.base.errors import UserError
 from elman.base.quoting import quoted
 from elman.config.run_config import RunConfig
 from elman.models.backends import REFERENCE
@@ -38,6 +39,12 @@ class SweepJob:
             return list(self.overrides)
         folder, name = quoted(str(self.folder.parent)), quoted(self.folder.name)
         return [*self.overrides, f"hydra.sweep.dir={folder}", f"hydra.sweep.subdir={name}"]
+
+
+def refuse_ranks(ranks: int, mode: str) -> None:
+    """Raise UserError if a mode cannot use several GPUs for one job, and is asked to."""
+    if ranks > 1 and mode != "train":
+        raise UserError(f"launcher.gpus_per_job={ranks}: mode={mode} runs in one process; drop it")
 
 
 def wants_gpu(config: RunConfig) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from contextlib import suppress
 
 from submitit.core.utils import JobPaths
@@ -10,6 +11,13 @@ from submitit.core.utils import JobPaths
 from elman.base.errors import ExitStatus
 
 _TAIL_BYTES = 16384
+_SAY_WHY = (
+    ExitStatus.OUT_OF_MEMORY,
+    ExitStatus.NON_FINITE,
+    ExitStatus.TIMEOUT,
+    ExitStatus.USER_ERROR,
+)
+_BY_REQUEST = (ExitStatus.OK, ExitStatus.INTERRUPTED)
 ERROR = "elman: "
 """Start of the line in which the command reports an error; a run's summary may follow it."""
 
@@ -21,6 +29,23 @@ def result_status(paths: JobPaths) -> int | None:
     except (OSError, EOFError, pickle.UnpicklingError, ValueError):
         return None
     return int(result) if outcome == "success" else int(ExitStatus.FAILED)
+
+
+def telling(statuses: Sequence[int]) -> int:
+    """Return which of several ranks ended in the way that its job ended.
+
+    A rank that says why it ended (no memory, not finite, time, refused) comes first. Then comes
+    the first that failed or was killed: those after it lost it. Then one that was interrupted.
+
+    Args:
+        statuses: Exit status of each rank, negative for a signal, in the order of their ends.
+    """
+    kinds = [
+        [n for n, status in enumerate(statuses) if status in _SAY_WHY],
+        [n for n, status in enumerate(statuses) if status not in _BY_REQUEST],
+        [n for n, status in enumerate(statuses) if status != ExitStatus.OK],
+    ]
+    return next((kind[0] for kind in kinds if kind), 0)
 
 
 def last_line(paths: JobPaths, begun: tuple[int, int] = (0, 0)) -> str:

@@ -10,16 +10,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from elman.devices.locks import GpuLock
+from elman.devices.locks import GpuLock, take_run_locks
 
 ANSWERS = "ELMAN_PLACE_ANSWERS"
 """Environment variable with the descriptor on which a waiting process answers."""
 WAITING, RUNNING, HELD = "waiting", "running", "held"
-"""Answers: ready to run; running, with the GPU's ``run`` lock; another job has that lock."""
+"""Answers: ready to run; running, with its GPUs' ``run`` locks; another job has one of them."""
 _LOCKS: list[GpuLock] = []  # held until this process dies
 
 
@@ -33,10 +33,10 @@ def place_of_this_process() -> Callable[[], None]:
 
 
 def _wait(answers: int) -> None:
-    """Wait for the order, pin this process to its GPU and take the GPU's lock.
+    """Wait for the order, pin this process to its GPUs and take their locks.
 
     Raises:
-        KeyboardInterrupt: there is no work, or another job has the GPU.
+        KeyboardInterrupt: there is no work, or another job has one of the GPUs.
     """
     _answer(answers, WAITING)
     order = _order()
@@ -44,13 +44,23 @@ def _wait(answers: int) -> None:
         raise KeyboardInterrupt
     _check_untouched()
     os.environ.update(order["environment"])
-    lock = [GpuLock(order["lock"], "run")] if order["lock"] else []
-    if not all(one.take(f"runs {order['what']}") for one in lock):
+    locks = take_run_locks(order["locks"], f"runs {order['what']}")
+    if locks is None:
         _answer(answers, HELD)
         raise KeyboardInterrupt
     _answer(answers, RUNNING)
     os.close(answers)
-    _LOCKS.extend(lock)
+    hold(locks)
+
+
+def hold(locks: Sequence[GpuLock]) -> None:
+    """Keep locks until this process dies."""
+    _LOCKS.extend(locks)
+
+
+def held_locks() -> list[GpuLock]:
+    """Return the ``run`` locks of this process's GPUs."""
+    return list(_LOCKS)
 
 
 def _order() -> dict[str, Any] | None:

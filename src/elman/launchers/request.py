@@ -18,8 +18,8 @@ from elman.sections.launching import LauncherConfig
 class JobLog(Protocol):
     """Records what becomes of the jobs of a sweep."""
 
-    def job_started(self, number: int) -> None:
-        """Note that a job runs now."""
+    def job_started(self, number: int, place: str = "") -> None:
+        """Note that a job runs now, and where: the names of its GPUs, if they are known."""
 
     def job_ended(self, number: int, code: int, said: str = "") -> str:
         """Note how a job ended, by its exit status or -signal, and what it said last.
@@ -37,7 +37,7 @@ class JobLog(Protocol):
 class NoLog:
     """Records nothing: for jobs that leave no folder."""
 
-    def job_started(self, number: int) -> None:
+    def job_started(self, number: int, place: str = "") -> None:
         """Note nothing."""
 
     def job_ended(self, number: int, code: int, said: str = "") -> str:

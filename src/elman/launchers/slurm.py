@@ -1,4 +1,6 @@
-"""Launcher ``elman_slurm``: the jobs of a sweep as an array on a SLURM cluster, one GPU each.
+"""Launcher ``elman_slurm``: the jobs of a sweep as an array on a SLURM cluster.
+
+A job has one GPU, or several with a task (a rank) for each.
 
 submitit decides what a job runs, where its files are and how it is requeued, as on one machine.
 """
@@ -25,10 +27,11 @@ from elman.launchers.display import Display
 from elman.launchers.handle import JobHandle, job_handle, job_return
 from elman.launchers.interrupts import Interrupts
 from elman.launchers.job import SweepJob, wants_gpu
-from elman.launchers.outcome import ERROR, last_line, result_status
+from elman.launchers.outcome import ERROR, last_line, result_status, telling
 from elman.launchers.request import JobLog, Launched, LaunchRequest
 from elman.launchers.slurm_queue import has_ended, outside_end, queue_states
-from elman.runs.status import OutsideEnd
+from elman.launchers.slurm_rank import SlurmRankCommand, rank_statuses
+from elman.runs.status import OutsideEnd, status_word
 from elman.sections.launching import SlurmLauncher
 
 POLL_SECONDS = 2.0
@@ -64,9 +67,10 @@ def launch(request: LaunchRequest, parameters: Mapping[str, Any]) -> Launched:
     jobs, settings = request.jobs, request.settings
     assert isinstance(settings, SlurmLauncher)
     display = Display(jobs[0].total)
-    executor = _executor(parameters, minutes_of(jobs, settings), jobs)
+    executor = _executor(parameters, minutes_of(jobs, settings), jobs, settings)
     queued = [_handle(request, job, parameters) for job in jobs]
-    tasks = {number: _adopted(executor, name) for number, name in request.adopted.items()}
+    ranks = settings.gpus_per_job
+    tasks = {number: _adopted(executor, name, ranks) for number, name in request.adopted.items()}
     if fresh := [one for one in queued if one.number not in tasks]:
         submitted = _submitted(executor, [one.command for one in fresh])
         tasks |= {one.number: job for one, job in zip(fresh, submitted, strict=True)}
@@ -84,12 +88,22 @@ def launch(request: LaunchRequest, parameters: Mapping[str, Any]) -> Launched:
 def _handle(request: LaunchRequest, job: SweepJob, parameters: Mapping[str, Any]) -> JobHandle:
     """Return a job whose command knows how long before its limit SLURM tells it to save."""
     seconds = float(parameters["signal_delay_s"])
-    return job_handle(job, replace(request.command_of(job), save_seconds=seconds))
+    command = replace(request.command_of(job), save_seconds=seconds)
+    settings = request.settings
+    assert isinstance(settings, SlurmLauncher)
+    if settings.gpus_per_job > 1:
+        command = SlurmRankCommand(
+            **vars(command),
+            ranks=settings.gpus_per_job,
+            nodes=settings.nodes,
+            on_gpus=wants_gpu(job.config),
+        )
+    return job_handle(job, command)
 
 
-def _adopted(executor: submitit.AutoExecutor, name: str) -> submitit.Job[int]:
+def _adopted(executor: submitit.AutoExecutor, name: str, ranks: int) -> submitit.Job[int]:
     """Return a job that was submitted by an earlier command."""
-    return submitit.SlurmJob(folder=executor.folder, job_id=name, tasks=[0])
+    return submitit.SlurmJob(folder=executor.folder, job_id=name, tasks=list(range(ranks)))
 
 
 def _submitted(
@@ -194,21 +208,49 @@ def minutes_of(jobs: Sequence[SweepJob], settings: SlurmLauncher) -> int:
 
 
 def _executor(
-    parameters: Mapping[str, Any], minutes: int, jobs: Sequence[SweepJob]
+    parameters: Mapping[str, Any],
+    minutes: int,
+    jobs: Sequence[SweepJob],
+    settings: SlurmLauncher,
 ) -> submitit.AutoExecutor:
-    given = {
+    given: dict[str, Any] = {
         key: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
         for key, value in parameters.items()
         if value is not None
     }
     folder, timeouts = str(given.pop("submitit_folder")), given.pop("max_num_timeout")
     given["timeout_min"] = minutes
+    if settings.gpus_per_job > 1:
+        given["tasks_per_node"], given["nodes"] = settings.gpus_per_node, settings.nodes
+        # A rank that has failed ends the others, which would wait for it.
+        named_by_user: list[Any] = given.get("srun_args") or []
+        given["srun_args"] = [*named_by_user, "--kill-on-bad-exit=1"]
     if any(wants_gpu(job.config) for job in jobs):
-        given.setdefault("gpus_per_node", 1)
+        given.setdefault("gpus_per_node", settings.gpus_per_node)
     named = {key if key in _COMMON else f"slurm_{key}": value for key, value in given.items()}
     executor = submitit.AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=timeouts)
     executor.update_parameters(**named)
     return executor
+
+
+def _ended_rank(job: submitit.Job[int], gone: bool) -> tuple[int, int | None]:
+    """Return the rank that tells how its job ended, and its exit status; None if not known yet."""
+    if job.num_tasks == 1:
+        return 0, result_status(job.paths)
+    paths = [job.task(number).paths for number in range(job.num_tasks)]
+    statuses = rank_statuses(paths, gone)
+    if statuses is None:
+        return 0, None
+    rank = telling(statuses)
+    return rank, statuses[rank]
+
+
+def _last_words(job: submitit.Job[int], rank: int, status: int) -> str:
+    """Return the last thing that a job said, or which of its ranks a signal killed."""
+    if status < 0:
+        return f"{ERROR}rank {rank} was {status_word(status)}; the other ranks were ended"
+    said = last_line(job.task(rank).paths)
+    return said if rank == 0 else f"{ERROR}rank {rank}: {said.removeprefix(ERROR)}"
 
 
 class _Watch:
@@ -244,12 +286,13 @@ class _Watch:
         interrupts: Interrupts,
     ) -> bool:
         """Note what has become of a job; return whether it has ended."""
-        name, status = job.job_id, result_status(job.paths)
+        name = job.job_id
         state = None if states is None else states.get(name, "")
         self._say_state(handle, name, state)
+        gone = state is not None and has_ended(state)
+        rank, status = _ended_rank(job, gone)
         # A preempted job also has a result, until it starts again.
         final = status is not None and status != ExitStatus.INTERRUPTED
-        gone = state is not None and has_ended(state)
         self._unseen[name] = self._unseen.get(name, 0) + 1 if gone else 0
         if not final and self._unseen[name] < _GONE_AFTER:
             return False
@@ -261,7 +304,7 @@ class _Watch:
             handle.status, handle.said = outside, f"{ERROR}{outside.word}: {outside.reason}"
         else:
             handle.status = int(ExitStatus.FAILED) if status is None else status
-            handle.said = last_line(job.paths)
+            handle.said = _last_words(job, rank, handle.status)
         word = self._log.job_ended(handle.number, handle.status, handle.said)
         self._display.ended(handle, word)
         return True

@@ -8,18 +8,27 @@ from typing import Any
 
 import torch
 
-from elman.base.errors import ExitStatus
+from elman.base.errors import ExitStatus, UserError
+from elman.bench.rank_memory import rank_memory
 from elman.config.run_config import RunConfig
 from elman.models.backends import AUTO, best_backend
 from elman.models.cells import registry
 from elman.models.shape_search import RULE, Shapes, search
-from elman.models.sizing import SIZES, Sized, Solution, solve, value_of
+from elman.models.sizing import (
+    SIZES,
+    Sized,
+    Solution,
+    count_params,
+    resized_to,
+    solve,
+    value_of,
+)
 from elman.report.tables.solve import print_shapes, print_solution
 from elman.report.tables.standard import standard_rows, standard_table
 from elman.report.tables.sweep import wide_console
 from elman.runs.prepared import PreparedRun
 from elman.sections.model import ModelConfig
-from elman.training.memory.quick import quick_memory
+from elman.sections.modes import SolveConfig
 
 
 def run(job: PreparedRun) -> ExitStatus:
@@ -38,10 +47,12 @@ def run(job: PreparedRun) -> ExitStatus:
     if settings.standard:
         console.print(standard_table(standard_rows()))
         return ExitStatus.OK
-    assert settings.params is not None
     model = config.model.model_copy(update={"depth": settings.depth or config.model.depth})
     backend, over = config.kernels.backend, settings.over
-    if len(over) == 1:
+    if settings.params is None:
+        solution = _largest(config.model_copy(update={"model": model}), settings)
+        result, reached = _result(job, solution), True
+    elif len(over) == 1:
         solution = solve(model, settings.params, over[0], backend)
         result, reached = _result(job, solution), solution.reached
     else:
@@ -53,10 +64,42 @@ def run(job: PreparedRun) -> ExitStatus:
     return ExitStatus.OK if reached else ExitStatus.FAILED
 
 
+def _largest(config: RunConfig, settings: SolveConfig) -> Solution:
+    """Return the largest size whose training step fits into the GPUs that the settings name.
+
+    Raises:
+        UserError: not even the smallest fits.
+    """
+    over, gpu_gb = settings.over[0], settings.gpu_gb
+    assert gpu_gb is not None
+    sizes = SIZES[over]
+    low, high, found = 0, len(sizes), 0
+    while low < high:  # memory grows with every size
+        middle = (low + high) // 2
+        try:
+            model = resized_to(config.model, {over: sizes[middle]})
+            memory = rank_memory(_as_trained(config, model), settings.ranks)
+        except UserError:  # the cell refuses this size; larger ones may be taken
+            low = middle + 1
+            continue
+        if memory.fits(gpu_gb) is None:
+            high = middle
+        else:
+            found, low = count_params(model, config.kernels.backend), middle + 1
+    if not found:
+        raise UserError(
+            f"solve.gpu_gb={gpu_gb:g}: no {over} of {config.model.name} fits into "
+            f"{settings.ranks} such GPUs at train.batch_size={config.train.batch_size}; lower "
+            "that, or add GPUs by solve.ranks"
+        )
+    return solve(config.model, found, over, config.kernels.backend)
+
+
 def _result(job: PreparedRun, solution: Solution) -> dict[str, Any]:
     """Return the answer as plain data, for the tables."""
     over, sizes = solution.over, SIZES[solution.over]
     return _shared(job, solution.nearest.config, reached=solution.reached) | {
+        "largest": job.config.solve is not None and job.config.solve.params is None,
         "over": over,
         "searched": (value_of(over, sizes[0]), value_of(over, sizes[-1])),
         "nearest": _plain(solution.nearest),
@@ -90,14 +133,27 @@ def _shared(job: PreparedRun, found: ModelConfig, *, reached: bool) -> dict[str,
     """Return the part that every answer has: the target, the memory and the training command."""
     config = job.config
     assert config.solve is not None
+    settings, trained = config.solve, _as_trained(config, found)
+    memory = rank_memory(trained, settings.ranks)
+    shard = memory.fits(settings.gpu_gb) if settings.gpu_gb is not None else "none"
+    command = training_command(config, found, [*job.config_flags, *job.overrides])
+    if settings.ranks > 1:
+        command += f" launcher.gpus_per_job={settings.ranks}"
+    if shard == "full":
+        command += " parallel.shard=full"
     return {
         "status": "ok" if reached else "not reached",
         "model": config.model.name,
-        "target": config.solve.params,
-        "memory_bytes": quick_memory(_as_trained(config, found)),
+        "target": settings.params or count_params(found, config.kernels.backend),
+        "memory_bytes": memory.whole,
+        "sharded_bytes": memory.sharded,
+        "gpus": settings.ranks,
+        "gpu_gb": settings.gpu_gb,
+        "fits": shard,
+        "rows": memory.rows,
         "batch_size": config.train.batch_size,
         "chunk_size": config.train.chunk_size,
-        "command": training_command(config, found, [*job.config_flags, *job.overrides]),
+        "command": command,
     }
 
 

@@ -25,7 +25,14 @@ from elman.config.keys import named_keys
 from elman.config.run_config import MODES, OF_SWEEPS, RunConfig, flatten
 from elman.config.suites import GROUP
 from elman.distributed.place import RankPlace, rank_place
-from elman.runs.folder import RunLock, claim_folder, discard_folder, make_folder, run_name
+from elman.runs.folder import (
+    RunLock,
+    check_free,
+    claim_folder,
+    discard_folder,
+    make_folder,
+    run_name,
+)
 from elman.runs.held_log import HeldFileHandler, release
 from elman.runs.prepared import PreparedRun
 from elman.runs.resume import is_resume, resumed_config, resumed_folder
@@ -268,3 +275,18 @@ def adopt(sections: DictConfig) -> PreparedRun:
         return without_folder(tree, config)
     folder = Path(str(hydra.runtime.output_dir))
     return PreparedRun(config, folder, _locked(folder))
+
+
+def check_alone(tree: DictConfig) -> RunConfig:
+    """Check a composed job that other processes will run, and make no folder for it.
+
+    Raises:
+        UserError: a setting is wrong, or the named folder is taken.
+    """
+    HydraConfig.instance().set_config(tree)
+    config = checked_config(tree)
+    given = _named_run_dir(tree)
+    if given is not None:
+        check_free(Path(given), "hydra.run.dir")
+    _point_hydra(tree, Path(), output_subdir=None, silent=True)
+    return config

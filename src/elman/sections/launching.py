@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from elman.base.errors import UserError
 from elman.sections.section import Count, Positive, Section
 
 GpuName = int | str
@@ -16,6 +17,7 @@ class GpusLauncher(Section):
     """``launcher=gpus``: one job per GPU of this machine; without a GPU, workers on the CPU.
 
     Args:
+        gpus_per_job: GPUs of one job; with more than one, a process (rank) of the job for each.
         gpus: GPUs to use; null is every one that CUDA_VISIBLE_DEVICES allows.
         exclude: GPUs to leave alone.
         workers: Jobs at a time if there is no GPU, each with its share of the threads.
@@ -25,6 +27,7 @@ class GpusLauncher(Section):
     """
 
     name: Literal["gpus"]
+    gpus_per_job: Count = 1
     gpus: Annotated[list[GpuName], Field(min_length=1)] | None = None
     exclude: list[GpuName] = Field(default_factory=list)
     workers: Count = 1
@@ -43,6 +46,8 @@ class SlurmLauncher(Section):
     """``launcher=slurm``: an array of jobs with one GPU each, through submitit.
 
     Args:
+        gpus_per_job: GPUs of one job, over all its nodes; one task (rank) for each.
+        nodes: Nodes of one job; it must divide ``gpus_per_job``.
         minutes: Time limit of a job; null is the longest ``train.minutes`` plus ``margin``.
         margin: Minutes added to ``train.minutes`` for the start, validation and the last save.
         jobs: Jobs that may run at a time.
@@ -58,6 +63,8 @@ class SlurmLauncher(Section):
     """
 
     name: Literal["slurm"]
+    gpus_per_job: Count = 1
+    nodes: Count = 1
     minutes: Count | None = None
     margin: Count = 15
     jobs: Count = 256
@@ -71,6 +78,21 @@ class SlurmLauncher(Section):
     constraint: str | None = None
     exclude: str | None = None
 
+    @model_validator(mode="after")
+    def _same_on_every_node(self) -> Self:
+        if self.gpus_per_job % self.nodes:
+            raise UserError(
+                f"launcher.gpus_per_job={self.gpus_per_job}: does not divide by "
+                f"launcher.nodes={self.nodes}, and every node has the same number of ranks; "
+                f"type launcher.gpus_per_job={self.nodes * -(-self.gpus_per_job // self.nodes)}"
+            )
+        return self
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs, and so ranks, of one job on each of its nodes."""
+        return self.gpus_per_job // self.nodes
+
 
 LauncherConfig = GpusLauncher | LocalLauncher | SlurmLauncher
 LAUNCHERS: dict[str, type[LauncherConfig]] = {
@@ -79,6 +101,11 @@ LAUNCHERS: dict[str, type[LauncherConfig]] = {
     "slurm": SlurmLauncher,
 }
 """Every launcher by its name in YAML."""
+
+
+def ranks_of(launcher: LauncherConfig) -> int:
+    """Return how many processes, one for each GPU, a launcher starts for one job."""
+    return 1 if isinstance(launcher, LocalLauncher) else launcher.gpus_per_job
 
 
 class SweepConfig(Section):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from elman.base.errors import UserError
 from elman.sections.section import Count, Section
@@ -49,6 +49,8 @@ class BenchConfig(Section):
         level: One layer alone, the whole model's optimizer step, or both.
         batch_size: Rows.
         chunk_size: Bytes a row.
+        ranks: With ``level=step``: also estimate the memory of a step on each of so many GPUs, of
+            which each computes ``batch_size`` rows.
         rounds: Number of rounds; each round times everything once, in turn.
         device: As ``train.device``.
         precision: As ``train.precision``.
@@ -61,9 +63,18 @@ class BenchConfig(Section):
     level: Literal["layer", "step", "both"] = "layer"
     batch_size: Count = 8
     chunk_size: Count = 256
+    ranks: Count = 1
     rounds: Count = 7
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
+
+    @model_validator(mode="after")
+    def _ranks_are_read(self) -> Self:
+        if self.ranks > 1 and self.level == "layer":
+            raise UserError(
+                f"bench.ranks={self.ranks}: read only with a whole step; add bench.level=step"
+            )
+        return self
 
     @field_validator("backends")
     @classmethod

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from elman.base.errors import UserError
 from elman.sections.model import VOCAB_SIZE, ModelConfig
-from elman.sections.section import Count, NonNegative, Section
+from elman.sections.section import Count, NonNegative, Positive, Section
 from elman.sections.training import DataFormat, refuse_unread
 
 
@@ -112,18 +112,27 @@ class SolveConfig(Section):
         params: Wanted number of parameters, as 100M, 1.3B, 50k, 1e8 or 100_000_000.
         over: The size to find, or several to find together; every other size stays as it is.
         depth: Layers; null is the model's own depth.
+        ranks: GPUs that train the model together; its memory is estimated for each of them.
+        gpu_gb: Memory of each GPU in GiB. Without ``params``, the largest size that fits is found.
         standard: Print the seeds' standard 100M table beside ours, and nothing else.
     """
 
     params: Annotated[int | None, BeforeValidator(parse_params)] = None
     over: Annotated[list[Size], _one_or_more] = Field(default_factory=_DIM.copy)
     depth: Count | None = None
+    ranks: Count = 1
+    gpu_gb: Positive | None = None
     standard: bool = False
 
     @model_validator(mode="after")
     def _has_a_target(self) -> SolveConfig:
-        if self.params is None and not self.standard:
+        if self.params is None and self.gpu_gb is None and not self.standard:
             raise UserError("solve.params: missing; add solve.params=100M")
+        if self.params is None and self.gpu_gb is not None and len(self.over) > 1:
+            raise UserError(
+                f"solve.over=[{','.join(self.over)}]: what fits into solve.gpu_gb is found for one "
+                "size; type solve.over=dim, or add solve.params=100M"
+            )
         return self
 
     def refuse(self, model: ModelConfig, named: frozenset[str]) -> None:

@@ -55,6 +55,7 @@ class Record:
         self._command, self._tasks = command, dict(tasks or {})
         self._statuses = {job.number: NOT_STARTED for job in jobs}
         self._reasons: dict[int, str] = {}
+        self._places: dict[int, str | None] = {}
         self._added, self._warned = list(added), False
 
     def begin(self) -> None:
@@ -62,20 +63,22 @@ class Record:
         self._statuses = {job.number: state(job.folder, self._result_name) for job in self._jobs}
         self._write(None)
 
-    def job_started(self, number: int) -> None:
-        """Note that a job runs now."""
+    def job_started(self, number: int, place: str = "") -> None:
+        """Note that a job runs now, and where."""
+        self._places[number] = place or None
         self._note(number, RUNNING)
 
     def job_ended(self, number: int, code: int, said: str = "") -> str:
         """Note how a job ended and return the word; ``code``: its exit status, or -signal.
 
-        What it ``said`` last is its reason if it failed and left no result with one.
+        What it ``said`` last is its reason if it failed and left no result with one, or if its
+        result tells another end: rank 0 only saw that it was told to stop.
         """
         result = read_result(self._folder_of(number), self._result_name)
         word = ended_as(code, result)
         if isinstance(code, OutsideEnd) and word != RunStatus.OK:
             self._reasons[number] = code.reason
-        elif said and word != RunStatus.OK and result is None:
+        elif said and word != RunStatus.OK and (result or {}).get("status") != word:
             self._reasons[number] = said.removeprefix("elman: ")
         self._note(number, word)
         return word
@@ -144,6 +147,7 @@ class Record:
                     "status": self._statuses[job.number],
                     "reason": self._reasons.get(job.number),
                     "task": self._tasks.get(job.number),
+                    "place": self._places.get(job.number),
                 }
                 for job in self._jobs
             ],

@@ -28,7 +28,8 @@ from elman.config.run_config import MODES, Mode, RunConfig
 from elman.config.suites import GROUP
 from elman.config.wording import in_our_words
 from elman.launchers.command import Start, job_command
-from elman.launchers.job import SweepJob, wants_gpu
+from elman.launchers.job import SweepJob, refuse_ranks, wants_gpu
+from elman.launchers.ranks import is_rank
 from elman.launchers.request import JobLauncher, LaunchRequest
 from elman.runs.folder import (
     RunLock,
@@ -42,7 +43,7 @@ from elman.runs.prepare import checked_config
 from elman.runs.prepared import PreparedRun
 from elman.runs.state import NOT_STARTED, read_result, state, still_running
 from elman.runs.status import job_status
-from elman.sections.launching import GpusLauncher, SlurmLauncher, SweepSettings
+from elman.sections.launching import GpusLauncher, SlurmLauncher, SweepSettings, ranks_of
 from elman.sweeps import in_process
 from elman.sweeps.expand import expand
 from elman.sweeps.grow import (
@@ -125,6 +126,11 @@ def sweep(
         UserError: a job is wrong; no job has run then.
     """
     started = datetime.now().astimezone()
+    if is_rank():
+        raise UserError(
+            "-m: a sweep starts the processes of its jobs itself, and here torchrun starts several "
+            "of it; drop torchrun and add launcher.gpus_per_job=<GPUs of one job>"
+        )
     _refuse_run_dir(config)
     settings = sweep_settings(config)
     earlier = _earlier(settings)
@@ -398,12 +404,11 @@ def _check_launcher(
     """Refuse what the launcher would refuse, before there is a folder; return its notes."""
     if not jobs:
         return []
+    refuse_ranks(ranks_of(settings.launcher), jobs[0].config.mode)
     if isinstance(settings.launcher, GpusLauncher) and not mode.in_process:
-        from elman.devices.nvml_client import asked_driver
-        from elman.devices.visible import usable_gpus
+        from elman.launchers.gpus.places import checked_gpus
 
-        wanted = any(wants_gpu(job.config) for job in jobs)
-        usable_gpus(asked_driver(), settings.launcher, wanted=wanted)
+        checked_gpus(settings.launcher, any(wants_gpu(job.config) for job in jobs))
     elif isinstance(settings.launcher, SlurmLauncher):
         from elman.launchers.slurm import limit_note, refuse_without_folder, refuse_without_slurm
 

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,10 +23,12 @@ import pytest
 from elman.base import signals
 from elman.base.errors import ExitStatus, UserError
 from elman.config.compose import compose_config
+from elman.config.run_config import validate_sweep
 from elman.launchers.command import JobCommand
 from elman.launchers.job import SweepJob
 from elman.launchers.slurm import limit_note, minutes_of
 from elman.launchers.slurm_queue import outside_end
+from elman.launchers.slurm_rank import first_host, slurm_environment
 from elman.runs.status import ended_as
 from elman.sections.launching import SlurmLauncher
 
@@ -79,11 +82,12 @@ class Sweep:
         folder: Path,
         *arguments: str,
         launcher: tuple[str, ...] = ("launcher=slurm",),
+        stubs: Path = STUBS,
     ) -> None:
         self.slurm, self.folder = slurm, folder
         (folder / "notes").mkdir(exist_ok=True)
         environment = slurm.environment | {
-            "PYTHONPATH": str(STUBS),
+            "PYTHONPATH": str(stubs),
             "STUB_NOTES": str(folder / "notes"),
             "COLUMNS": "160",
         }
@@ -178,6 +182,94 @@ def test_a_suite_is_an_array_too(slurm: Any, tmp_path: Path) -> None:
     for text, model in zip(ran, ("e75h4n16", "e75h4n24", "e75h4n32"), strict=True):
         assert f"name: {model}\n" in text
         assert "warmup_steps: 100\n" in text  # the suite's own optimiser
+
+
+def _ranks(slurm: Any, folder: Path, end: int) -> Sweep:
+    """Start a sweep of one job of two ranks, which end as a stub's ``train.steps`` says."""
+    two = (f"train.steps={end}", "launcher.minutes=5", "launcher.gpus_per_job=2", "train.seed=1")
+    return Sweep(slurm, folder, *two, stubs=STUBS.with_name("stub_ranks"))
+
+
+def _notes_of_ranks(folder: Path, what: str) -> list[dict[str, Any]]:
+    texts = [path.read_text() for path in (folder / "notes").iterdir()]
+    found = [json.loads(line) for text in texts for line in text.splitlines()]
+    return sorted((one for one in found if one["what"] == what), key=lambda one: one["time"])
+
+
+@pytest.mark.required
+def test_ranks_find_each_other_and_go_on_together_after_a_preemption(
+    slurm: Any, tmp_path: Path
+) -> None:
+    sweep = _ranks(slurm, tmp_path, 9004)
+    deadline = time.monotonic() + 90
+    while len(_notes_of_ranks(tmp_path, "start")) < 2:
+        assert time.monotonic() < deadline, slurm.run("squeue", "--array")
+        time.sleep(0.2)
+    time.sleep(0.5)
+    (task,) = sweep.tasks("RUNNING")
+    slurm.run("scancel", "--signal=USR2", task)
+    output, _ = sweep.process.communicate(timeout=120)
+    assert sweep.process.returncode == 0, output
+    starts = _notes_of_ranks(tmp_path, "start")
+    assert sorted(one["RANK"] for one in starts[:2]) == ["0", "1"]
+    assert all(one["RANK"] == one["LOCAL_RANK"] for one in starts)
+    assert {one["WORLD_SIZE"] for one in starts} == {"2"}
+    assert {one["CUDA_VISIBLE_DEVICES"] for one in starts} == {"0,1"}
+    assert {one["MASTER_ADDR"] for one in starts} == {socket.gethostname().split(".")[0]}
+    assert {one["MASTER_PORT"] for one in starts} == {str(10_000 + int(task))}
+    # Rank 0 has begun by the time at which rank 1 looks; both must still do the same.
+    begun = [one["arguments"][0].partition("=")[0] for one in starts]
+    assert begun == ["train.steps"] * 2 + ["train.resume"] * 2
+
+
+@pytest.mark.required
+def test_a_killed_rank_ends_the_others(slurm: Any, tmp_path: Path) -> None:
+    sweep = _ranks(slurm, tmp_path, 9013)
+    output, _ = sweep.process.communicate(timeout=120)
+    assert sweep.process.returncode == 1, output
+    (job,) = _sweep_file(tmp_path)["jobs"]
+    assert job["status"] == "killed (SIGKILL)"
+    assert job["reason"] == "rank 1 was killed (SIGKILL); the other ranks were ended"
+    (end,) = _notes_of_ranks(tmp_path, "end")
+    assert (end["RANK"], end["told"]) == ("0", [signal.SIGTERM])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host"),
+    [
+        ("vm", "vm"),
+        ("gpu[03-05,9],login1", "gpu03"),
+        ("r[1-2]n[3,4]", "r1n3"),
+        ("a,b[1-2]", "a"),
+    ],
+)
+def test_the_first_host_of_a_job(nodes: str, host: str) -> None:
+    assert first_host(nodes) == host
+
+
+def test_the_ranks_of_two_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"NTASKS": 4, "PROCID": 3, "LOCALID": 1, "NODEID": 1, "JOB_ID": 4711}
+    for name, value in given.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "gpu[7-8]")
+    assert slurm_environment(4, 2) == {
+        "RANK": "3",
+        "LOCAL_RANK": "1",
+        "GROUP_RANK": "1",
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "gpu7",
+        "MASTER_PORT": "14711",
+    }
+    with pytest.raises(
+        UserError, match=r"4 tasks for 8 ranks; drop hydra\.launcher\.tasks_per_node"
+    ):
+        slurm_environment(8, 2)
+
+
+def test_ranks_are_the_same_number_on_every_node() -> None:
+    with pytest.raises(UserError, match=r"=3: does not divide by .* type launcher\.gpus_per_job=4"):
+        validate_sweep({"name": "slurm", "gpus_per_job": 3, "nodes": 2}, {}, frozenset())
 
 
 def _jobs(*overrides: str) -> list[SweepJob]:

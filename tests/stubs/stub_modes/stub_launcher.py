@@ -1,5 +1,7 @@
 """A launcher of stub jobs, as a process of its own: ``stub_launcher.py <folder> <first> <ends>``.
 
+After three durations comes the number of GPUs of each job.
+
 ``ends`` is one letter for each job: w well, k killed, s stubborn, f full disk, x crashes on GPU-0.
 The GPUs are those that the environment pretends.
 """
@@ -15,6 +17,7 @@ from stub_job import StubJob
 from elman.devices.nvml import driver
 from elman.launchers.display import Display
 from elman.launchers.gpus.executor import Executor
+from elman.launchers.gpus.group import Pool
 from elman.launchers.gpus.queue import Queue
 from elman.launchers.gpus.slot import GpuSlot
 from elman.launchers.handle import JobHandle
@@ -24,7 +27,9 @@ from elman.launchers.request import NoLog
 ENDS = {"w": "well", "k": "killed", "s": "stubborn", "f": "full", "x": "sick"}
 
 
-def main(folder: Path, first: int, ends: str, seconds: float, save: float, wait: float) -> None:
+def main(
+    folder: Path, first: int, ends: str, seconds: float, save: float, wait: float, each: float
+) -> None:
     """Run the jobs and print how each ended."""
     notes = folder / "notes"
     jobs = [
@@ -32,6 +37,8 @@ def main(folder: Path, first: int, ends: str, seconds: float, save: float, wait:
     ]
     queued = [JobHandle(job.number, f"{job.number:02d}", "stub", job) for job in jobs]
     slots = [GpuSlot(gpu, driver()) for gpu in driver().gpus()]
+    if each > 1:
+        slots = Pool(slots, int(each)).places()
     executor = Executor(folder / f"from{first}", 1, detach=False)
     display = Display(len(jobs), Console(file=io.StringIO()))
     with Interrupts() as interrupts:

@@ -64,7 +64,7 @@ class Process:
 
     def run_on(self, slot: Slot, what: str) -> None:
         """Order the job to run in a slot; ``what`` describes it to others who want that GPU."""
-        order = {"environment": slot.environment(), "lock": slot.run_lock(), "what": what}
+        order = {"environment": slot.environment(), "locks": slot.uuids(), "what": what}
         assert self.popen.stdin is not None
         with suppress(BrokenPipeError):  # it has died: its end will be seen
             self.popen.stdin.write(f"{json.dumps(order)}\n".encode())

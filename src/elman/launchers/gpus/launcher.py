@@ -8,22 +8,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from elman.devices.nvml_client import asked_driver
-from elman.devices.visible import usable_gpus
 from elman.kernels.threads import cpu_share
 from elman.launchers.display import Display
 from elman.launchers.gpus.executor import Executor
+from elman.launchers.gpus.places import places
 from elman.launchers.gpus.queue import Queue
-from elman.launchers.gpus.slot import CpuSlot, GpuSlot, Slot
 from elman.launchers.handle import JobHandle, job_handle, job_return
 from elman.launchers.interrupts import Interrupts
 from elman.launchers.job import SweepJob, wants_gpu
+from elman.launchers.ranks_command import RanksCommand
 from elman.launchers.request import Launched, LaunchRequest
 from elman.sections.launching import GpusLauncher
 
 
 def launch(request: LaunchRequest) -> Launched:
-    """Run the jobs, one per GPU at a time, and return how each ended.
+    """Run the jobs, one per GPU or group of GPUs at a time, and return how each ended.
 
     A job that fails or is killed does not stop the others. A job that never started keeps the
     status UNKNOWN.
@@ -34,10 +33,12 @@ def launch(request: LaunchRequest) -> Launched:
     jobs, settings = request.jobs, request.settings
     assert isinstance(settings, GpusLauncher)
     display = Display(jobs[0].total)
-    slots = _slots(jobs, settings, display)
+    wanted = any(wants_gpu(job.config) for job in jobs)
+    slots = places(settings, wanted, display.say)
     with _folder(jobs) as folder:
-        executor = Executor(folder, _threads(len(slots)), settings.detach)
-        queued = [job_handle(job, request.command_of(job)) for job in jobs]
+        processes = len(slots) * settings.gpus_per_job
+        executor = Executor(folder, _threads(processes), settings.detach)
+        queued = [_handle(request, job, executor) for job in jobs]
         queue = Queue(
             queued,
             slots,
@@ -55,23 +56,23 @@ def launch(request: LaunchRequest) -> Launched:
     return Launched(returns, bool(interrupts.count))
 
 
-def _slots(jobs: Sequence[SweepJob], settings: GpusLauncher, display: Display) -> list[Slot]:
-    """Return the places where jobs can run, and say which."""
-    wanted = any(wants_gpu(job.config) for job in jobs)
-    gpus, reason = usable_gpus(asked_driver(), settings, wanted=wanted)
-    if gpus and not wanted:
-        gpus, reason = [], "these jobs ask for the CPU"
-    if gpus:
-        display.say("on " + ", ".join(f"GPU {gpu.index} ({gpu.name})" for gpu in gpus))
-        return [GpuSlot(gpu, asked_driver()) for gpu in gpus]
-    number = settings.workers
-    display.say(f"on the CPU ({reason}): {number} job{'s' if number > 1 else ''} at a time")
-    return [CpuSlot(n) for n in range(1, number + 1)]
+def _handle(request: LaunchRequest, job: SweepJob, executor: Executor) -> JobHandle:
+    """Return a job with the command of its process, which starts its ranks if it has several."""
+    settings, handle = request.settings, job_handle(job, request.command_of(job))
+    assert isinstance(settings, GpusLauncher)
+    if settings.gpus_per_job > 1:
+        handle.command = RanksCommand(
+            **vars(handle.command),
+            ranks=settings.gpus_per_job,
+            end_seconds=settings.save_seconds,
+            logs=str(executor.paths(handle.name).folder),
+        )
+    return handle
 
 
-def _threads(slots: int) -> int | None:
-    """Return each job's share of the threads; None for one job alone, where torch decides."""
-    return max(1, cpu_share() // slots) if slots > 1 else None
+def _threads(processes: int) -> int | None:
+    """Return each process's share of the threads; None for one alone, where torch decides."""
+    return max(1, cpu_share() // processes) if processes > 1 else None
 
 
 @contextmanager

@@ -17,7 +17,7 @@ REST_SECONDS = 60.0
 
 
 class Quarantine:
-    """Counts failures at once per place, and decides which places rest.
+    """Counts failures at once per GPU, and decides which places rest.
 
     If jobs fail everywhere, the jobs are at fault and no place rests. CPU workers never rest.
     """
@@ -29,23 +29,29 @@ class Quarantine:
 
     def started(self, slot: Slot) -> None:
         """Note that a place got a job."""
-        self._in_a_row.setdefault(slot.name, 0)
+        for gpu in slot.gpus():
+            self._in_a_row.setdefault(gpu, 0)
 
     def ended(self, slot: Slot, status: int, seconds: float) -> None:
-        """Note how a job ended, and after how long; if its place rests now, tell the place why."""
+        """Note how a job ended, and after how long; if its place rests now, tell the place why.
+
+        A failure of a job on several GPUs counts for each of them: nobody knows which it was.
+        """
+        gpus = slot.gpus()
         failed = status == ExitStatus.FAILED or status < 0
-        if slot.run_lock() is None or not failed or seconds > AT_ONCE_SECONDS:
-            self._in_a_row[slot.name] = 0
+        if not failed or seconds > AT_ONCE_SECONDS:
+            self._in_a_row |= dict.fromkeys(gpus, 0)
             return
-        self._in_a_row[slot.name] += 1
-        number = self._in_a_row[slot.name]
-        others = [count for name, count in self._in_a_row.items() if name != slot.name]
+        for gpu in gpus:
+            self._in_a_row[gpu] += 1
+        number = min((self._in_a_row[gpu] for gpu in gpus), default=0)
+        others = [count for name, count in self._in_a_row.items() if name not in gpus]
         if number < FAILURES or 0 not in others:
             return
         rest = REST_SECONDS * 2 ** (number - FAILURES)
-        self._until[slot.name] = self._clock() + rest
+        self._until |= dict.fromkeys(gpus, self._clock() + rest)
         slot.waiting = f"quarantined for {rest:.0f} s: {number} jobs in a row failed there at once"
 
     def resting(self, slot: Slot) -> bool:
-        """Whether a place rests now."""
-        return self._clock() < self._until.get(slot.name, 0.0)
+        """Whether a place rests now, because one of its GPUs does."""
+        return any(self._clock() < self._until.get(gpu, 0.0) for gpu in slot.gpus())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -95,7 +95,16 @@ class Queue:
             self._quarantine.started(slot)
             job.process.run_on(slot, f"job {job.number}: {job.label}")
             self._display.started(job)
-            self._log.job_started(job.number)
+            self._log.job_started(job.number, slot.name)
+            taken.add(id(slot))
+            if not self._pending:
+                self._leave_all_but(taken)
+
+    def _leave_all_but(self, taken: Container[int]) -> None:
+        """Give back the places for which there is no job left."""
+        for slot in self._slots:
+            if id(slot) not in taken:
+                slot.leave()
 
     def _warm_up(self) -> None:
         """Keep a process waiting for every place that will get free and can use a warm process."""

@@ -40,8 +40,12 @@ class Slot(Protocol):
         """Return the variables that pin a job to this place."""
         ...
 
-    def run_lock(self) -> str | None:
-        """Return the UUID of the GPU whose ``run`` lock the job has to take."""
+    def uuids(self) -> list[str]:
+        """Return the UUIDs of its GPUs, whose ``run`` locks the job has to take."""
+        ...
+
+    def gpus(self) -> list[str]:
+        """Return the names of its GPUs; none for a worker on the CPU."""
         ...
 
     def started(self, last: bool) -> None:
@@ -73,9 +77,13 @@ class CpuSlot:
         """Return the variables that hide every GPU."""
         return {"CUDA_VISIBLE_DEVICES": ""}
 
-    def run_lock(self) -> str | None:
-        """Return None."""
-        return None
+    def uuids(self) -> list[str]:
+        """Return nothing."""
+        return []
+
+    def gpus(self) -> list[str]:
+        """Return nothing."""
+        return []
 
     def started(self, last: bool) -> None:
         """Do nothing."""
@@ -132,9 +140,18 @@ class GpuSlot:
         # A UUID means the same GPU however GPUs are numbered.
         return {"CUDA_VISIBLE_DEVICES": self._gpu.uuid, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
-    def run_lock(self) -> str | None:
+    @property
+    def claimed(self) -> bool:
+        """Whether this launcher holds the GPU's claim."""
+        return self._claim.held
+
+    def uuids(self) -> list[str]:
         """Return the GPU's UUID."""
-        return self._gpu.uuid
+        return [self._gpu.uuid]
+
+    def gpus(self) -> list[str]:
+        """Return the GPU's name."""
+        return [self.name]
 
     def started(self, last: bool) -> None:
         """Keep the claim while the sweep has another job for this GPU."""

@@ -33,7 +33,11 @@ _HEADS = (
 def print_solution(result: Result, console: Console) -> None:
     """Print one answer: sizes and counts, memory, and the command that trains it."""
     over, searched = result["over"], result["searched"]
-    _line(console, f"{result['model']}: {over} nearest to {result['target']:,} parameters")
+    wanted = f"{over} nearest to {result['target']:,} parameters"
+    if result["largest"]:
+        end = result["nearest"]["size"] == searched[1]
+        wanted = f"largest {over} that fits" + (", the end of the search" if end else "")
+    _line(console, f"{result['model']}: {wanted}")
     if result["status"] != "ok":
         _line(console, f"not reached with {over} of {searched[0]} to {searched[1]}: the nearest is")
     table = Table(show_edge=False, header_style="bold")
@@ -69,8 +73,24 @@ def print_shapes(result: Result, console: Console) -> None:
 def _print_training(result: Result, console: Console) -> None:
     """Print the memory of a training step of the answer, and the command."""
     batch = f"{result['batch_size']} rows of {result['chunk_size']} bytes"
-    _line(console, f"memory of a training step: {_memory(result)} at {batch}")
+    _line(console, f"memory of a training step: {_memory(result)} at {batch}{_each(result)}")
+    if result["gpu_gb"] is not None:
+        _line(console, _fit(result))
     _line(console, f"train it: {result['command']}")
+
+
+def _each(result: Result) -> str:
+    """Return what several GPUs have each, sharded and not."""
+    if result["gpus"] == 1:
+        return ""
+    sharded = f"{result['sharded_bytes'] / 2**30:.1f} GiB with parallel.shard=full"
+    return f", on each of {result['gpus']} GPUs with {result['rows']} rows; {sharded}"
+
+
+def _fit(result: Result) -> str:
+    where = f"{result['gpus']} x {result['gpu_gb']:g} GiB"
+    how = {"none": "fits", "full": "fits only with parallel.shard=full", None: "does not fit"}
+    return f"{how[result['fits']]}: {where}, of which 5 % are not for us"
 
 
 def print_solutions(

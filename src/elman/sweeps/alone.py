@@ -1,0 +1,83 @@
+"""``elman model=... launcher.gpus_per_job=8``: one command, run by a process for each GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from omegaconf import DictConfig, OmegaConf
+
+from elman.base.errors import UserError
+from elman.config.compose import typed_overrides
+from elman.config.keys import named_keys
+from elman.launchers.command import OF_THE_SWEEP
+from elman.launchers.gpus.places import checked_gpus
+from elman.launchers.job import refuse_ranks, wants_gpu
+from elman.launchers.ranks import is_rank
+from elman.runs.prepare import check_alone
+from elman.sections.launching import GpusLauncher
+from elman.sweeps.settings import is_of_sweeps, sweep_settings, without_sweep_settings
+
+_KEY = "launcher.gpus_per_job"
+_READ = {f"launcher.{name}" for name in ("gpus", "exclude", "wait_minutes", "save_seconds")}
+# Not a setting of the sweep's runs, but of this one.
+_OWN = ("hydra.run.dir=", "hydra/run=")
+
+
+def asks_for_ranks(tree: DictConfig) -> bool:
+    """Whether a single command asks for several GPUs, and is not itself one of several ranks.
+
+    Raises:
+        UserError: it is a rank, and its command asks for ranks.
+    """
+    named = named_keys(typed_overrides(tree, "task"))
+    asked = OmegaConf.select(tree, _KEY)
+    if asked == 1 and _KEY in named:
+        raise UserError(f"{_KEY}=1: a single command uses one GPU anyway; add -m or drop it")
+    if asked in (1, None):
+        return False
+    if not is_rank():
+        return True
+    if _KEY in named:
+        raise UserError(
+            f"{_KEY}={asked}: torchrun has started this process as a rank already; drop {_KEY}, or "
+            "start it without torchrun"
+        )
+    return False
+
+
+def ranks_alone(tree: DictConfig, config_flags: Sequence[str]) -> Callable[[], int]:
+    """Check a single command that asks for several GPUs; return what runs it.
+
+    Args:
+        tree: Its composed tree.
+        config_flags: Its flags that say where YAML files are found.
+
+    Raises:
+        UserError: a setting is wrong, or the machine has too few GPUs.
+    """
+    named = named_keys(typed_overrides(tree, "task"))
+    for key in sorted(named - {_KEY, "launcher"} - _READ):
+        if is_of_sweeps(key):
+            raise UserError(f"{key}: not read by a single command; add -m or drop it")
+    settings = sweep_settings(tree).launcher
+    assert isinstance(settings, GpusLauncher)
+    arguments = [
+        *config_flags,
+        *without_sweep_settings(typed_overrides(tree, "task")),
+        *(text for text in typed_overrides(tree, "hydra") if _of_a_rank(text)),
+    ]
+    config = check_alone(tree)
+    refuse_ranks(settings.gpus_per_job, config.mode)
+    wanted = wants_gpu(config)
+    checked_gpus(settings, wanted)
+
+    def run() -> int:
+        from elman.launchers.gpus.alone import run_alone
+
+        return run_alone(arguments, settings, wanted)
+
+    return run
+
+
+def _of_a_rank(text: str) -> bool:
+    return text.startswith(_OWN) or not OF_THE_SWEEP.match(text)
