@@ -30,7 +30,12 @@ BATCH = 7
 STEPS = (2, 3, 4)
 OPTION_OF = {"H": "n_heads", "n": "n_state", "r": "rank", "N": "n_slots", "m": "mlp_width"}
 # The packaged baselines count in heads, whose sizes are options of their own.
-PACKAGED = {"mamba2": ["d", "H", "p", "n"], "fla_gdn": ["d", "H", "k", "v"]}
+PACKAGED = {
+    "mamba2": ["d", "H", "p", "n"],
+    **{name: ["d", "H", "k", "v"] for name in ("deltaproduct", "fla_gdn", "gdn2", "kda")},
+    "rwkv7": ["d", "r"],
+}
+RANKS = ("decay_rank", "gate_rank", "a_rank", "v_rank")
 Sizes = Mapping[str, int]
 """Values of the symbols of the page."""
 Monomial = tuple[str, ...]
@@ -57,8 +62,9 @@ The columns of the first table:
 
 Symbols of sizes: B is the batch, d = dim, i = int(dim * expansion), n = n_state, H = n_heads, k and
 p = head_dim, r = rank, N = n_slots, m = mlp_width. v is the value width of a head: n * expansion,
-and for fla_gdn k * expansion. t counts the positions so far. If an option is 0 and 0 asks for a
-rule, the symbol is the size that the rule gives.
+and k * expansion for deltaproduct, fla_gdn, gdn2 and kda. r of rwkv7 stands for each of its ranks,
+and its layer is the first one of a model: the others have 2 d r + d more. t counts the positions so
+far. If an option is 0 and 0 asks for a rule, the symbol is the size that the rule gives.
 """
 
 
@@ -82,6 +88,9 @@ def symbols(cell: Cell) -> list[str]:
 
 def sizes(cell: Cell, draw: random.Random) -> Sizes:
     """Return a random value for each symbol of a cell."""
+    if cell.name == "rwkv7":
+        head = draw.choice((2, 4, 8))
+        return {"p": head, "d": head * draw.randrange(3, 20), "r": draw.randrange(1, 9)}
     # Powers of two: a block of eight divides n, and v / n has no rounding.
     ranges = {"d": range(8, 40), "i": range(8, 40), "n": (8, 16, 32, 64), "v": range(2, 40)}
     if cell.name == "llama":
@@ -101,7 +110,9 @@ def options_of(cell: Cell, given: Sizes) -> dict[str, Value]:
     if cell.name == "mamba2":
         width = (given["H"] * given["p"] + 0.5) / given["d"]
         return {"n_state": given["n"], "head_dim": given["p"], "expansion": width}
-    if cell.name == "fla_gdn":
+    if cell.name == "rwkv7":
+        return {"head_dim": given["p"]} | dict.fromkeys(RANKS, given["r"])
+    if cell.name in PACKAGED:
         ratio = given["v"] / given["k"]
         return {"n_heads": given["H"], "head_dim": given["k"], "expansion": ratio}
     found: dict[str, Value] = {
@@ -239,6 +250,13 @@ def _convolved(name: str, lengths: tuple[int, ...], given: list[Sizes]) -> str |
     """Return an axis of all that a packaged baseline convolves, or None if it is another axis."""
     if name == "mamba2":
         words, widths = "H p + 2 n", tuple(one["H"] * one["p"] + 2 * one["n"] for one in given)
+    elif name == "deltaproduct":
+        words = "3 H k + 2 H v"
+        widths = tuple(one["H"] * (3 * one["k"] + 2 * one["v"]) for one in given)
+    elif name == "rwkv7":
+        if lengths == tuple(one["p"] for one in given):
+            return "p"
+        words, widths = "d/p", tuple(one["d"] // one["p"] for one in given)
     else:
         words = "2 H k + H v"
         widths = tuple(one["H"] * (2 * one["k"] + one["v"]) for one in given)

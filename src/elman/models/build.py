@@ -10,6 +10,7 @@ from torch import nn
 from elman.base.errors import UserError
 from elman.models.backends import resolve_backend
 from elman.models.cells import registry
+from elman.models.cells.common.mixer import Mixer
 from elman.models.cells.declaration import Cell
 from elman.models.language_model import LanguageModel
 from elman.sections.model import VOCAB_SIZE, ModelConfig
@@ -48,6 +49,9 @@ def build_model(
         layer(config.dim, **changed, backend=backend, device=device, dtype=dtype)
         for _ in range(config.depth)
     ]
+    for index, one in enumerate(layers):
+        if isinstance(one, Mixer):
+            one.place(index, layers)
     model = LanguageModel(
         config.dim,
         layers,

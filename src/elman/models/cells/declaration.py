@@ -9,7 +9,9 @@ from typing import Any, Literal
 from elman.base.errors import UserError, did_you_mean
 from elman.sections.model import Value as Value
 
-Engine = Literal["matrix_state", "channel", "dense", "tape", "ssd", "gated_delta", "torch"]
+Engine = Literal[
+    "matrix_state", "channel", "dense", "tape", "ssd", "gated_delta", "channel_delta", "torch"
+]
 
 
 @dataclass(frozen=True)
