@@ -217,6 +217,22 @@ def e88(d: int, i: int, o: Options) -> int:
     return count + values * o["use_value_residual"] + v * kept
 
 
+def e97(d: int, i: int, o: Options) -> int:
+    """E88 with gates of the values and, with a split edit, of the keys."""
+    keys = o["n_heads"] * o["n_state"]
+    return e88(d, i, o) + d * int(keys * o["expansion"]) + d * keys * (o["edit"] == "split")
+
+
+def m2rnn(d: int, i: int, o: Options) -> int:
+    """Matrix-state specification 13: D (qK + kK + 2hV + h) + 2h + hV^2 + hV + hVD."""
+    heads, width = o["n_heads"], o["n_state"]
+    keys = (o["key_width"] or width) * (1 if o["shared_keys"] else heads)
+    values = heads * width
+    count = d * (2 * keys + 3 * values + heads) + 2 * heads + values * width + values
+    taps = o["d_conv"] if o["use_conv"] else 0
+    return count + taps * (2 * keys + values) + values * o["use_output_norm"]
+
+
 def cudagru(d: int, i: int, o: Options) -> int:
     """2di + 6i^2 + 3i."""
     return 2 * d * i + 6 * i * i + 3 * i
@@ -366,12 +382,14 @@ FORMULAS: dict[str, Callable[[int, int, Options], int]] = {
     "e74_lowrank": e74_lowrank,
     "e75": e75,
     "e88": e88,
+    "e97": e97,
     "fla_gdn": fla_gdn,
     "gdn2": gdn2,
     "gru": gru,
     "kda": kda,
     "llama": llama,
     "lstm": lstm,
+    "m2rnn": m2rnn,
     "mamba2": mamba2,
     "mingru": mingru,
     "minlstm": minlstm,

@@ -36,6 +36,28 @@ CASES: dict[str, Case] = {
         "E88",
         {"n_heads": 3, "n_state": 2, "head_mix": "weighted_sum", "phantom_norm_gain": True},
     ),
+    "e97": ("E97", {"n_heads": 3, "n_state": 4, "use_gate": True}),
+    "e97-conv": (
+        "E97",
+        {"n_heads": 2, "n_state": 3, "expansion": 2.0, "use_conv": True, "use_write_gate": True},
+    ),
+    "e97-raw-linear": (
+        "E97",
+        {"n_heads": 2, "n_state": 3, "edit": "raw", "linear_state": True, "use_write_gate": True},
+    ),
+    "m2rnn": ("M2RNN", {"n_heads": 2, "n_state": 3}),
+    "m2rnn-shared": (
+        "M2RNN",
+        {
+            "n_heads": 3,
+            "n_state": 2,
+            "key_width": 4,
+            "shared_keys": True,
+            "use_conv": True,
+            "use_l2_norm": True,
+            "use_output_norm": True,
+        },
+    ),
     "e75": ("E75", {"n_heads": 3, "n_state": 4}),
     "e75-conv": ("E75", {"n_heads": 1, "n_state": 5, "use_conv": True, "expansion": 1.5}),
     "e1": ("E1", {}),

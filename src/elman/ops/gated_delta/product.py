@@ -128,7 +128,7 @@ def _package(
     if q_bthk.dtype == torch.float32:
         raise UserError(
             "model.cell=deltaproduct on a GPU: the package's kernels take no fp32; "
-            "use train.dtype=bf16, or kernels.backend=reference with baseline.allow_slow=true"
+            "use train.precision=bf16, or kernels.backend=reference with baseline.allow_slow=true"
         )
     y_bthv, last_bhkv = _kernels().chunk_gated_delta_product(
         q=q_bthk,

@@ -57,7 +57,7 @@ CELL = Cell(
     name="rwkv7",
     engine="channel_delta",
     layer="elman.models.cells.channel_delta.rwkv7_layer:Rwkv7TimeMix",
-    equation="S' = S C - (S k^) (a o k^)^T + v k'^T, y = S' r, out = (norm(y) + (r o u . k') v) o g",
+    equation="S' = S C - (S k^) (a o k^)^T + v k'^T, y = S' r, out = (norm(y) + (r.(u k')) v) o g",
     source="Peng et al. 2025, RWKV-7 Goose (arXiv 2503.14456)",
     no_resets=no_resets,
     options=_OPTIONS,
