@@ -81,7 +81,7 @@ def symbols(cell: Cell) -> list[str]:
     named = {**OPTION_OF, "i": "expansion"}
     found = [symbol for symbol, option in named.items() if option in cell.options]
     # Heads without a projection before them: the expansion is of their values.
-    if cell.name == "e88":
+    if cell.name in ("e88", "e97"):
         found[-1] = "v"
     return ["d", *found]
 

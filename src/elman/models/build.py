@@ -40,6 +40,7 @@ def build_model(
             parameter count is not ``config.expected_params``.
     """
     cell, requested = registry.cell(config.cell), backend
+    cell.check_mlp(config.mlp_ratio)
     if cell.package is not None and torch.device(device).type == "cuda":
         backend = resolve_backend(cell, backend, device, allow_slow=allow_slow)
     layer = layer_class(cell)
@@ -57,6 +58,7 @@ def build_model(
         layers,
         config.wrapper,
         VOCAB_SIZE,
+        mlp_width=config.mlp_width,
         backend=requested,
         reset_after=reset_after,
         device=device,

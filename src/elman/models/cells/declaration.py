@@ -137,6 +137,14 @@ class Cell:
                 "use model.wrapper=rms"
             )
 
+    def check_mlp(self, ratio: float) -> None:
+        """Raise UserError if an MLP of ``model.mlp_ratio`` would stand beside the cell's own."""
+        if self.own_norms and ratio:
+            raise UserError(
+                f"model.mlp_ratio={ratio:g}: cell {self.name} has an MLP of its own; "
+                "use model.mlp_width=<channels> or drop model.mlp_ratio"
+            )
+
     def parse_options(
         self, dim: int, given: Mapping[str, Any], named: frozenset[str] = frozenset()
     ) -> dict[str, Value]:
