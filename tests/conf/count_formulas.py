@@ -277,6 +277,14 @@ def mamba2(d: int, i: int, o: Options) -> int:
     return d * (i + convolved + heads) + (o["d_conv"] + 1) * convolved + 3 * heads + i + i * d
 
 
+def mamba3(d: int, i: int, o: Options) -> int:
+    """d (2i + 2gN + 3h + r) + 2h + 2hN + 2N + id, r pairs of columns that turn."""
+    heads, columns = i // o["head_dim"], o["n_groups"] * o["n_state"]
+    pairs = int(o["n_state"] * float(o["rope_fraction"])) // 2
+    rows = 2 * i + 2 * columns + 3 * heads + pairs
+    return d * rows + 2 * heads + 2 * heads * o["n_state"] + 2 * o["n_state"] + i * d
+
+
 def fla_gdn(d: int, i: int, o: Options) -> int:
     """2dK + 3dV + 2dh + 4(2K + V) + 2h + v, K = d and V = i with dim // 128 heads, v = V / h."""
     heads = o["n_heads"] or next(h for h in range(max(1, d // 128), 0, -1) if d % h == 0)
@@ -391,6 +399,7 @@ FORMULAS: dict[str, Callable[[int, int, Options], int]] = {
     "lstm": lstm,
     "m2rnn": m2rnn,
     "mamba2": mamba2,
+    "mamba3": mamba3,
     "mingru": mingru,
     "minlstm": minlstm,
     "rwkv7": rwkv7,

@@ -93,6 +93,11 @@ CASES: dict[str, Case] = {
         {"head_dim": 2, "n_state": 5, "n_groups": 2, "expansion": 1.5, "d_conv": 2},
     ),
     "mamba2-chunks": ("Mamba2", {"head_dim": 8, "n_state": 2, "chunk_size": 2}),
+    "mamba3": ("Mamba3", {"head_dim": 4, "n_state": 6}),
+    "mamba3-groups": (
+        "Mamba3",
+        {"head_dim": 2, "n_state": 4, "n_groups": 2, "expansion": 1.5, "rope_fraction": "1.0"},
+    ),
     "fla-gdn": ("GatedDeltaNet", {"n_heads": 2}),
     "fla-gdn-narrow": (
         "GatedDeltaNet",

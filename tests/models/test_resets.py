@@ -24,7 +24,18 @@ STEPS = 8
 NEW = (False, False, False, True)
 """Whether a row drops the state that it is given."""
 # Those that are not ours, and a tape that does not start from zeros.
-OTHERS = {"gru", "lstm", "llama", "mamba2", "fla_gdn", "kda", "gdn2", "deltaproduct", "rwkv7"}
+OTHERS = {
+    "gru",
+    "lstm",
+    "llama",
+    "mamba2",
+    "mamba3",
+    "fla_gdn",
+    "kda",
+    "gdn2",
+    "deltaproduct",
+    "rwkv7",
+}
 
 
 def refuses(layer: Any) -> bool:

@@ -32,6 +32,7 @@ OPTION_OF = {"H": "n_heads", "n": "n_state", "r": "rank", "N": "n_slots", "m": "
 # The packaged baselines count in heads, whose sizes are options of their own.
 PACKAGED = {
     "mamba2": ["d", "H", "p", "n"],
+    "mamba3": ["d", "H", "p", "n"],
     **{name: ["d", "H", "k", "v"] for name in ("deltaproduct", "fla_gdn", "gdn2", "kda")},
     "rwkv7": ["d", "r"],
 }
@@ -107,7 +108,7 @@ def sizes(cell: Cell, draw: random.Random) -> Sizes:
 
 def options_of(cell: Cell, given: Sizes) -> dict[str, Value]:
     """Return the options that give a layer these sizes."""
-    if cell.name == "mamba2":
+    if cell.name in ("mamba2", "mamba3"):
         width = (given["H"] * given["p"] + 0.5) / given["d"]
         return {"n_state": given["n"], "head_dim": given["p"], "expansion": width}
     if cell.name == "rwkv7":
@@ -248,7 +249,9 @@ def _axis(cell: Cell, lengths: tuple[int, ...], given: list[Sizes]) -> str:
 
 def _convolved(name: str, lengths: tuple[int, ...], given: list[Sizes]) -> str | None:
     """Return an axis of all that a packaged baseline convolves, or None if it is another axis."""
-    if name == "mamba2":
+    if name == "mamba3":
+        words, widths = "n/4", tuple(one["n"] // 4 for one in given)
+    elif name == "mamba2":
         words, widths = "H p + 2 n", tuple(one["H"] * one["p"] + 2 * one["n"] for one in given)
     elif name == "deltaproduct":
         words = "3 H k + 2 H v"

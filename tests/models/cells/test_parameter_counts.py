@@ -24,6 +24,7 @@ SMALL_OF: dict[str, dict[str, int]] = {
     **{name: {"head_dim": 4} for name in ("deltaproduct", "fla_gdn", "gdn2", "kda")},
     "llama": {"head_dim": 4, "mlp_width": 7},
     "mamba2": {"head_dim": 5},
+    "mamba3": {"head_dim": 5},
     "rwkv7": {"head_dim": 5},
 }
 NUMBERS: dict[str, tuple[float, ...]] = {
