@@ -40,7 +40,7 @@ RANKS = ("decay_rank", "gate_rank", "a_rank", "v_rank")
 Sizes = Mapping[str, int]
 """Values of the symbols of the page."""
 Monomial = tuple[str, ...]
-Polynomial = dict[Monomial, int]
+Polynomial = dict[Monomial, float]
 
 INTRODUCTION = f"""\
 # Cells
@@ -152,9 +152,10 @@ def fit(names: list[str], samples: list[tuple[Sizes, int]]) -> Polynomial:
     fitted, _, rank, _ = np.linalg.lstsq(values / scale, counts, rcond=None)
     assert rank == len(monomials), f"{len(samples)} samples are too few for {names}"
     found = {
-        term: round(factor)
+        # Quarters: a fourth of the columns of mamba3 are pairs that turn.
+        term: round(4 * factor) / 4
         for term, factor in zip(monomials, (fitted / scale).tolist(), strict=True)
-        if round(factor)
+        if round(4 * factor)
     }
     for given, number in samples:
         assert evaluate(found, given) == number, f"{number} parameters at {given}: not {found}"
@@ -166,7 +167,7 @@ def product(term: Monomial, given: Sizes) -> int:
     return math.prod(given[symbol] for symbol in term)
 
 
-def evaluate(polynomial: Polynomial, given: Sizes) -> int:
+def evaluate(polynomial: Polynomial, given: Sizes) -> float:
     """Return the value of a polynomial."""
     return sum(factor * product(term, given) for term, factor in polynomial.items())
 
@@ -176,10 +177,10 @@ def written(polynomial: Polynomial) -> str:
     return f"`{' + '.join(_written_term(*item) for item in polynomial.items())}`"
 
 
-def _written_term(term: Monomial, factor: int) -> str:
+def _written_term(term: Monomial, factor: float) -> str:
     powers = [(symbol, len(list(group))) for symbol, group in itertools.groupby(term)]
     words = [symbol if power == 1 else f"{symbol}^{power}" for symbol, power in powers]
-    return " ".join(words if words and factor == 1 else [str(factor), *words])
+    return " ".join(words if words and factor == 1 else [f"{factor:g}", *words])
 
 
 def sampled(cell: Cell, expansion: float | None = None) -> list[tuple[Sizes, int]]:
