@@ -27,13 +27,20 @@ from elman.ops.common.precision import wide_dtype
 from elman.ops.linear import linear
 
 
+def _undrawn(inputs: int, outputs: int, *, bias: bool, **to: Any) -> nn.Linear:
+    """Return a projection whose weights are not drawn yet."""
+    device = to["device"] or torch.get_default_device()
+    made = nn.Linear(inputs, outputs, bias=bias, device="meta", dtype=to["dtype"])
+    return made.to_empty(device=device)
+
+
 class LowRank(nn.Module):
     """A product of two matrices with a function between them, and a bias."""
 
     def __init__(self, dim: int, rank: int, function: nn.Module, *, bias: bool, **to: Any) -> None:
         super().__init__()
         self.lora = nn.Sequential(
-            nn.Linear(dim, rank, bias=False, **to), function, nn.Linear(rank, dim, bias=bias, **to)
+            _undrawn(dim, rank, bias=False, **to), function, _undrawn(rank, dim, bias=bias, **to)
         )
 
     def reset_parameters(self) -> None:
@@ -107,7 +114,7 @@ class Rwkv7TimeMix(Mixer):
         self.k_k, self.k_a = (nn.Parameter(torch.empty(dim, **to)) for _ in range(2))
         self.r_k = init.no_decay(torch.empty(self.heads, dim // self.heads, **to))
         self.r_proj, self.k_proj, self.v_proj, self.o_proj = (
-            nn.Linear(dim, dim, bias=False, **to) for _ in range(4)
+            _undrawn(dim, dim, bias=False, **to) for _ in range(4)
         )
         self.w_lora = self._low_rank("decay_rank", nn.Tanh(), bias=True)
         self.v_lora: LowRank | None = None
