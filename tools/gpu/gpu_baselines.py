@@ -29,10 +29,10 @@ from torch import Tensor, nn
 
 from elman.kernels.packages import PACKAGES, import_kernels, installed_version, package_problem
 from elman.models.backends import computation_path
-from elman.models.cells.common.mixer import Mixer
 from elman.models.cells.channel_delta.gdn2_layer import GatedDeltaNet2
 from elman.models.cells.channel_delta.kda_layer import KimiDeltaAttention
 from elman.models.cells.channel_delta.rwkv7_layer import Rwkv7TimeMix
+from elman.models.cells.common.mixer import Mixer
 from elman.models.cells.gated_delta.deltaproduct_layer import GatedDeltaProduct
 from elman.models.cells.gated_delta.fla_gdn_layer import GatedDeltaNet
 from elman.models.cells.ssd.mamba2_layer import Mamba2
