@@ -112,7 +112,7 @@ def options_of(cell: Cell, given: Sizes) -> dict[str, Value]:
         width = (given["H"] * given["p"] + 0.5) / given["d"]
         return {"n_state": given["n"], "head_dim": given["p"], "expansion": width}
     if cell.name == "rwkv7":
-        return {"head_dim": given["p"]} | dict.fromkeys(RANKS, given["r"])
+        return {"head_dim": given["p"], **dict.fromkeys(RANKS, given["r"])}
     if cell.name in PACKAGED:
         ratio = given["v"] / given["k"]
         return {"n_heads": given["H"], "head_dim": given["k"], "expansion": ratio}

@@ -46,7 +46,7 @@ ARCHITECTURE_TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
 class Baseline(NamedTuple):
     """One row: a model of the published size."""
 
-    layer: type[Mixer]
+    layer: Any  # a class of layers
     dim: int
     depth: int
     options: dict[str, Any]

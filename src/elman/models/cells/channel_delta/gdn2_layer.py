@@ -62,7 +62,9 @@ class GatedDeltaNet2(LowRankGate):
         if self.settings.flag("allow_neg_eigval"):
             erase_bta = erase_bta * 2.0
         rule = Gdn2(
-            *(self.by_head(one) for one in (q_bta, k_bta, v_bta)),
+            self.by_head(q_bta),
+            self.by_head(k_bta),
+            self.by_head(v_bta),
             log_decays(decay_bthk, self.A_log, self.dt_bias),
             self.by_head(erase_bta),
             self.by_head(linear(x_btd, self.w_proj.weight).sigmoid()),

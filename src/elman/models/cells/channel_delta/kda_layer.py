@@ -54,7 +54,10 @@ class KimiDeltaAttention(LowRankGate):
     ) -> tuple[Tensor, Tensor]:
         """Run the delta rule with a decay for each key channel."""
         rule = Kda(
-            *(self.by_head(one) for one in (q_bta, k_bta, v_bta, twice(x_btd, self.f_proj))),
+            self.by_head(q_bta),
+            self.by_head(k_bta),
+            self.by_head(v_bta),
+            self.by_head(twice(x_btd, self.f_proj)),
             linear(x_btd, self.b_proj.weight),
             self.A_log,
             self.dt_bias,

@@ -43,9 +43,17 @@ class LowRank(nn.Module):
             _undrawn(dim, rank, bias=False, **to), function, _undrawn(rank, dim, bias=bias, **to)
         )
 
+    @property
+    def ends(self) -> tuple[nn.Linear, nn.Linear]:
+        """Return the two projections."""
+        first, _, second = self.lora
+        assert isinstance(first, nn.Linear)
+        assert isinstance(second, nn.Linear)
+        return first, second
+
     def reset_parameters(self) -> None:
         """Draw the second matrix, orthogonal; the first one and the bias are zero."""
-        first, _, second = self.lora
+        first, second = self.ends
         nn.init.zeros_(first.weight)
         rows, columns = second.weight.shape
         init.orthogonal_(second.weight, 0.1 * max(1.0, math.sqrt(columns / rows)))
@@ -54,8 +62,8 @@ class LowRank(nn.Module):
 
     def forward(self, x_btd: Tensor) -> Tensor:
         """Return the product, with the bias if there is one."""
-        first, function, second = self.lora
-        y_btd = linear(function(linear(x_btd, first.weight)), second.weight)
+        first, second = self.ends
+        y_btd = linear(self.lora[1](linear(x_btd, first.weight)), second.weight)
         return y_btd if second.bias is None else y_btd + second.bias.to(y_btd.dtype)
 
 
@@ -95,6 +103,12 @@ class Rwkv7TimeMix(Mixer):
     """
 
     cell = CELL
+    x_r: nn.Parameter
+    x_w: nn.Parameter
+    x_k: nn.Parameter
+    x_v: nn.Parameter
+    x_a: nn.Parameter
+    x_g: nn.Parameter
 
     def __init__(
         self,
@@ -171,10 +185,10 @@ class Rwkv7TimeMix(Mixer):
         self.k_a.fill_(1.02)
         self.r_k.fill_(-0.04)
         decay_d = -6 + 6 * ramp_d ** (1 + forth**0.3)
-        self.w_lora.lora[2].bias.copy_(decay_d + 0.5 + 2.5 * zigzag_d)
-        self.a_lora.lora[2].bias.copy_(-0.19 + 0.3 * zigzag_d + 0.4 * (ramp_d - 0.5))
+        self.w_lora.ends[1].bias.copy_(decay_d + 0.5 + 2.5 * zigzag_d)
+        self.a_lora.ends[1].bias.copy_(-0.19 + 0.3 * zigzag_d + 0.4 * (ramp_d - 0.5))
         if self.v_lora is not None:
-            self.v_lora.lora[2].bias.copy_(0.73 - 0.4 * (ramp_d - 0.5))
+            self.v_lora.ends[1].bias.copy_(0.73 - 0.4 * (ramp_d - 0.5))
         self.g_norm.weight.fill_(((self.index + 1) / self.depth) ** 0.7)
         self.g_norm.bias.zero_()
 
