@@ -412,7 +412,7 @@ def layer_params(cell: str, dim: int, options: Options) -> int:
     count = FORMULAS[cell](dim, inner, options)
     # E88, the delta rules and E75's post mode convolve other channels, and count them themselves.
     own = (
-        cell in ("e88", "fla_gdn", "kda", "gdn2", "deltaproduct")
+        cell in ("e88", "e97", "m2rnn", "fla_gdn", "kda", "gdn2", "deltaproduct")
         or options.get("conv_mode") == "post"
     )
     conv = inner * (options["d_conv"] + 1) if options.get("use_conv") and not own else 0
