@@ -80,6 +80,25 @@ struct RowGated : MatrixCell {
   }
 };
 
+// c = decay, w = write sigmoid(g0) v: E97 that does not erase.
+struct GatedWrite : MatrixCell {
+  static constexpr int GATES = 1;
+  static constexpr bool DECAYS = true;
+  template <class T>
+  HD static void row(const Row<T>& x, T& c, T& w) {
+    c = x.decay;
+    w = x.write * sigmoid(x.g[0]) * x.v;
+  }
+  template <class T>
+  HD static void row_bwd(const Row<T>& x, T, T, T dc, T dw, RowGrad<T>& d) {
+    T a = sigmoid(x.g[0]);
+    d.decay = dc;
+    d.write = dw * a * x.v;
+    d.v = x.write * a * dw;
+    d.g[0] = x.write * dw * x.v * a * (1.0f - a);
+  }
+};
+
 // c = col_j alone: E73 in its published form.
 struct ColumnGated : MatrixCell {
   static constexpr bool COLUMN = true, KEEP = true;
@@ -126,6 +145,26 @@ struct Delta : MatrixCell {
     d.write = dw * (x.v - x.r);
     d.v = x.write * dw;
     d.r = -d.v;
+  }
+};
+
+// c = decay, w = write (sigmoid(g0) v - r): E97, whose key of the read is z k.
+struct SplitEdit : MatrixCell {
+  static constexpr int GATES = 1;
+  static constexpr bool READ = true, DECAYS = true;
+  template <class T>
+  HD static void row(const Row<T>& x, T& c, T& w) {
+    c = x.decay;
+    w = x.write * (sigmoid(x.g[0]) * x.v - x.r);
+  }
+  template <class T>
+  HD static void row_bwd(const Row<T>& x, T, T, T dc, T dw, RowGrad<T>& d) {
+    T a = sigmoid(x.g[0]), dedit = x.write * dw;
+    d.decay = dc;
+    d.write = dw * (a * x.v - x.r);
+    d.v = a * dedit;
+    d.g[0] = dedit * x.v * a * (1.0f - a);
+    d.r = -dedit;
   }
 };
 

@@ -217,6 +217,22 @@ def e88(d: int, i: int, o: Options) -> int:
     return count + values * o["use_value_residual"] + v * kept
 
 
+def e97(d: int, i: int, o: Options) -> int:
+    """E88 with gates of the values and, with a split edit, of the keys."""
+    keys = o["n_heads"] * o["n_state"]
+    return e88(d, i, o) + d * int(keys * o["expansion"]) + d * keys * (o["edit"] == "split")
+
+
+def m2rnn(d: int, i: int, o: Options) -> int:
+    """Matrix-state specification 13: D (qK + kK + 2hV + h) + 2h + hV^2 + hV + hVD."""
+    heads, width = o["n_heads"], o["n_state"]
+    keys = (o["key_width"] or width) * (1 if o["shared_keys"] else heads)
+    values = heads * width
+    count = d * (2 * keys + 3 * values + heads) + 2 * heads + values * width + values
+    taps = o["d_conv"] if o["use_conv"] else 0
+    return count + taps * (2 * keys + values) + values * o["use_output_norm"]
+
+
 def cudagru(d: int, i: int, o: Options) -> int:
     """2di + 6i^2 + 3i."""
     return 2 * d * i + 6 * i * i + 3 * i
@@ -261,6 +277,14 @@ def mamba2(d: int, i: int, o: Options) -> int:
     return d * (i + convolved + heads) + (o["d_conv"] + 1) * convolved + 3 * heads + i + i * d
 
 
+def mamba3(d: int, i: int, o: Options) -> int:
+    """d (2i + 2gN + 3h + r) + 2h + 2hN + 2N + id, r pairs of columns that turn."""
+    heads, columns = i // o["head_dim"], o["n_groups"] * o["n_state"]
+    pairs = int(o["n_state"] * float(o["rope_fraction"])) // 2
+    rows = 2 * i + 2 * columns + 3 * heads + pairs
+    return d * rows + 2 * heads + 2 * heads * o["n_state"] + 2 * o["n_state"] + i * d
+
+
 def fla_gdn(d: int, i: int, o: Options) -> int:
     """2dK + 3dV + 2dh + 4(2K + V) + 2h + v, K = d and V = i with dim // 128 heads, v = V / h."""
     heads = o["n_heads"] or next(h for h in range(max(1, d // 128), 0, -1) if d % h == 0)
@@ -272,9 +296,60 @@ def fla_gdn(d: int, i: int, o: Options) -> int:
     return projected + taps * (2 * keys + values) + 2 * heads + values // heads
 
 
+def delta_widths(d: int, o: Options) -> tuple[int, int, int, int]:
+    """Heads, keys, values and taps of a layer of flash-linear-attention."""
+    heads = o["n_heads"] or next(h for h in range(max(1, d // 128), 0, -1) if d % h == 0)
+    width = o["head_dim"] or d // heads
+    taps = o["d_conv"] + o["conv_bias"] if o["use_conv"] else 0
+    return heads, heads * width, heads * int(width * o["expansion"]), taps
+
+
+def kda(d: int, i: int, o: Options) -> int:
+    """d (2K + 2V + h) + 4 (2K + V) + 2 dv + v (K + V) + h + K + V + v: gates of rank v."""
+    heads, keys, values, taps = delta_widths(d, o)
+    v = values // heads
+    gates = 2 * d * v + v * (keys + values) + values
+    return (
+        d * (2 * keys + 2 * values + heads) + taps * (2 * keys + values) + gates + heads + keys + v
+    )
+
+
+def gdn2(d: int, i: int, o: Options) -> int:
+    """KDA with d (K + V) of gates in the place of dh."""
+    heads, keys, values, _ = delta_widths(d, o)
+    return kda(d, i, o) + d * (keys + values - heads)
+
+
+def deltaproduct(d: int, i: int, o: Options) -> int:
+    """d (K + nK + nV + nh + h + 2V) + 4 (K + nK + nV) + 2h + v, n rules in a step."""
+    heads, keys, values, taps = delta_widths(d, o)
+    convolved = keys + o["n_householder"] * (keys + values)
+    count = d * (convolved + o["n_householder"] * heads + values) + taps * convolved
+    count += (d * heads + 2 * heads) * o["use_forget_gate"] + d * values * o["use_gate"]
+    return count + values // heads
+
+
+def rwkv7_rank(name: str, times: float, d: int, o: Options) -> int:
+    """As given, or a multiple of 32 near times sqrt(d)."""
+    return o[name] or max(32, round(times * math.sqrt(d) / 32) * 32)
+
+
+def rwkv7(d: int, i: int, o: Options) -> int:
+    """4d^2 + 2d (w + a + g) + 13d: three products of two matrices, two of them with a bias."""
+    wide = o["head_dim"] / 64
+    ranks = rwkv7_rank("decay_rank", 2.5 * wide, d, o) + rwkv7_rank("a_rank", 2.5 * wide, d, o)
+    return 4 * d * d + 2 * d * (ranks + rwkv7_rank("gate_rank", 5, d, o)) + 13 * d
+
+
+def rwkv7_later(d: int, o: Options) -> int:
+    """2dv + d: what every layer but the first has more."""
+    return 2 * d * rwkv7_rank("v_rank", 1.7 * o["head_dim"] / 64, d, o) + d
+
+
 FORMULAS: dict[str, Callable[[int, int, Options], int]] = {
     "cudagru": cudagru,
     "cudalstm": cudalstm,
+    "deltaproduct": deltaproduct,
     "e0": e0,
     "e1": e1,
     "e4": e4,
@@ -315,13 +390,19 @@ FORMULAS: dict[str, Callable[[int, int, Options], int]] = {
     "e74_lowrank": e74_lowrank,
     "e75": e75,
     "e88": e88,
+    "e97": e97,
     "fla_gdn": fla_gdn,
+    "gdn2": gdn2,
     "gru": gru,
+    "kda": kda,
     "llama": llama,
     "lstm": lstm,
+    "m2rnn": m2rnn,
     "mamba2": mamba2,
+    "mamba3": mamba3,
     "mingru": mingru,
     "minlstm": minlstm,
+    "rwkv7": rwkv7,
 }
 
 
@@ -329,8 +410,11 @@ def layer_params(cell: str, dim: int, options: Options) -> int:
     """Count one layer of a cell whose every option is given."""
     inner = int(dim * options.get("expansion", 1.0))
     count = FORMULAS[cell](dim, inner, options)
-    # E88, Gated DeltaNet and E75's post mode convolve other channels, and count them themselves.
-    own = cell in ("e88", "fla_gdn") or options.get("conv_mode") == "post"
+    # E88, the delta rules and E75's post mode convolve other channels, and count them themselves.
+    own = (
+        cell in ("e88", "e97", "m2rnn", "fla_gdn", "kda", "gdn2", "deltaproduct")
+        or options.get("conv_mode") == "post"
+    )
     conv = inner * (options["d_conv"] + 1) if options.get("use_conv") and not own else 0
     return count + conv
 
@@ -340,4 +424,5 @@ def model_params(cell: str, dim: int, depth: int, wrapper: str, options: Options
     norm = dim * (2 if wrapper == "legacy_ln" else 1)
     # The transformer's two norms stand inside its layer.
     before = 0 if cell == "llama" else norm
-    return 256 * dim + depth * (layer_params(cell, dim, options) + before) + norm
+    later = (depth - 1) * rwkv7_later(dim, options) if cell == "rwkv7" else 0
+    return 256 * dim + depth * (layer_params(cell, dim, options) + before) + later + norm

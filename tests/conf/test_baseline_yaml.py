@@ -34,6 +34,8 @@ GDN = {
     "fla-gdn_1024x20_e1": (1024, 20, 1.0, 8, 105_717_568, True),
     "fla-gdn_2304x20_e1": (2304, 20, 1.0, 18, 533_694_928, True),
     "fla-gdn_1920x17_e2": (1920, 17, 2.0, 15, 503_382_782, False),
+    "fla-gdn_768x21_e2": (768, 21, 2.0, 6, 99_761_148, False),
+    "gdn-neg": (768, 21, 2.0, 6, 99_761_148, False),
 }
 
 
@@ -53,7 +55,10 @@ def gdn_params(d: int, depth: int, e: float, h: int) -> int:
 
 def test_every_file_is_here() -> None:
     files = {path.stem for path in FOLDER.glob("*.yaml")}
-    assert {name for name in files if name.startswith(("mamba2", "fla-gdn"))} == {*MAMBA2, *GDN}
+    assert {name for name in files if name.startswith(("mamba2", "fla-gdn", "gdn-neg"))} == {
+        *MAMBA2,
+        *GDN,
+    }
 
 
 @pytest.mark.parametrize("name", MAMBA2)

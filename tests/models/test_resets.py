@@ -23,8 +23,19 @@ STARTS = ((0, 3), (0, 7), (0, 1, 2), (0,))
 STEPS = 8
 NEW = (False, False, False, True)
 """Whether a row drops the state that it is given."""
-# The five that are not ours, and a tape that does not start from zeros.
-OTHERS = {"gru", "lstm", "llama", "mamba2", "fla_gdn"}
+# Those that are not ours, and a tape that does not start from zeros.
+OTHERS = {
+    "gru",
+    "lstm",
+    "llama",
+    "mamba2",
+    "mamba3",
+    "fla_gdn",
+    "kda",
+    "gdn2",
+    "deltaproduct",
+    "rwkv7",
+}
 
 
 def refuses(layer: Any) -> bool:

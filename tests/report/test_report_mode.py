@@ -282,6 +282,20 @@ def test_other_settings_that_differ_are_told_unless_they_were_swept(
     assert any(line.startswith("differs too: optim.lr: 0.001 in") for line in done.lines)
 
 
+def test_the_mlp_and_the_weights_of_the_validation_are_told(
+    report: Report, sweep: FakeSweep
+) -> None:
+    sweep.job("model=e1", "optim=schedulefree")
+    sweep.job("model=e42", "model.mlp_ratio=2.5")
+    sweep.job("model=llama")
+    lines = report(sweep.folder).lines
+    told = "none in e1 optim=schedulefree; SwiGLU, 2.5 times the width in e42 model.mlp_ratio=2.5; "
+    assert f"differs too: MLP behind the mixers: {told}llama's own in llama" in lines
+    assert any(
+        line.startswith("differs too: weights of the validation: averaged in e1") for line in lines
+    )
+
+
 def test_seeds_of_two_sweeps_are_one_row_and_a_run_named_twice_counts_once(
     report: Report, tmp_path: Path
 ) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from elman.base.errors import ExitStatus
+from elman.base.errors import ExitStatus, UserError
 from elman.cli.main import main
+from elman.config.suites import parse_suite
 
 from .fake_sweep import FakeSweep
 
@@ -174,3 +175,37 @@ def test_no_time_of_a_step_where_none_was_published(report: Report, tmp_path: Pa
     folder = sweep_of(tmp_path / "a", benchmark="mine", suite=MINE)
     report(folder)
     assert "us a step" not in (folder / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("typed", "against"),
+    [((), "e75h8n24"), (("report.against=e75h4n16",), "e75h4n16")],
+    ids=["the suite's", "typed"],
+)
+def test_the_rows_are_compared_with_the_one_that_the_suite_names(
+    report: Report, tmp_path: Path, typed: tuple[str, ...], against: str
+) -> None:
+    """Without it the lowest loss, that of e75h4n16, would be the one."""
+    sweep = FakeSweep(tmp_path / "a", benchmark="mine", suite=MINE | {"against": "e75h8n24"})
+    for model, loss in (("e75h4n16", 1.2), ("e75h8n24", 1.4)):
+        sweep.job(f"model={model}", result={"loss": loss})
+    lines = report(sweep.folder, *typed)
+    assert {line["against"] for line in lines if line["kind"] == "difference"} == {against}
+
+
+def test_a_suite_compares_with_its_best_row_if_the_one_it_names_did_not_run(
+    report: Report, tmp_path: Path
+) -> None:
+    sweep = FakeSweep(tmp_path / "a", benchmark="mine", suite=MINE | {"against": "e75h8n24"})
+    for seed, loss in ((1, 1.2), (2, 1.4)):
+        sweep.job("model=e75h4n16", f"train.seed={seed}", result={"loss": loss})
+    assert {line["model"] for line in report(sweep.folder)} >= {"e75h4n16"}
+
+
+def test_a_suite_may_compare_only_with_a_model_of_its_runs() -> None:
+    with pytest.raises(UserError) as caught:
+        parse_suite("mine", MINE | {"against": "e75h8n25"})
+    assert str(caught.value) == (
+        "benchmark.against (in benchmark=mine): e75h8n25 is no model of its runs "
+        "(did you mean e75h8n24?); fix or drop it"
+    )

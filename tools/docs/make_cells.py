@@ -30,11 +30,17 @@ BATCH = 7
 STEPS = (2, 3, 4)
 OPTION_OF = {"H": "n_heads", "n": "n_state", "r": "rank", "N": "n_slots", "m": "mlp_width"}
 # The packaged baselines count in heads, whose sizes are options of their own.
-PACKAGED = {"mamba2": ["d", "H", "p", "n"], "fla_gdn": ["d", "H", "k", "v"]}
+PACKAGED = {
+    "mamba2": ["d", "H", "p", "n"],
+    "mamba3": ["d", "H", "p", "n"],
+    **{name: ["d", "H", "k", "v"] for name in ("deltaproduct", "fla_gdn", "gdn2", "kda")},
+    "rwkv7": ["d", "r"],
+}
+RANKS = ("decay_rank", "gate_rank", "a_rank", "v_rank")
 Sizes = Mapping[str, int]
 """Values of the symbols of the page."""
 Monomial = tuple[str, ...]
-Polynomial = dict[Monomial, int]
+Polynomial = dict[Monomial, float]
 
 INTRODUCTION = f"""\
 # Cells
@@ -57,8 +63,9 @@ The columns of the first table:
 
 Symbols of sizes: B is the batch, d = dim, i = int(dim * expansion), n = n_state, H = n_heads, k and
 p = head_dim, r = rank, N = n_slots, m = mlp_width. v is the value width of a head: n * expansion,
-and for fla_gdn k * expansion. t counts the positions so far. If an option is 0 and 0 asks for a
-rule, the symbol is the size that the rule gives.
+and k * expansion for deltaproduct, fla_gdn, gdn2 and kda. r of rwkv7 stands for each of its ranks,
+and its layer is the first one of a model: the others have 2 d r + d more. t counts the positions so
+far. If an option is 0 and 0 asks for a rule, the symbol is the size that the rule gives.
 """
 
 
@@ -75,13 +82,16 @@ def symbols(cell: Cell) -> list[str]:
     named = {**OPTION_OF, "i": "expansion"}
     found = [symbol for symbol, option in named.items() if option in cell.options]
     # Heads without a projection before them: the expansion is of their values.
-    if cell.name == "e88":
+    if cell.name in ("e88", "e97"):
         found[-1] = "v"
     return ["d", *found]
 
 
 def sizes(cell: Cell, draw: random.Random) -> Sizes:
     """Return a random value for each symbol of a cell."""
+    if cell.name == "rwkv7":
+        head = draw.choice((2, 4, 8))
+        return {"p": head, "d": head * draw.randrange(3, 20), "r": draw.randrange(1, 9)}
     # Powers of two: a block of eight divides n, and v / n has no rounding.
     ranges = {"d": range(8, 40), "i": range(8, 40), "n": (8, 16, 32, 64), "v": range(2, 40)}
     if cell.name == "llama":
@@ -98,10 +108,12 @@ def sizes(cell: Cell, draw: random.Random) -> Sizes:
 
 def options_of(cell: Cell, given: Sizes) -> dict[str, Value]:
     """Return the options that give a layer these sizes."""
-    if cell.name == "mamba2":
+    if cell.name in ("mamba2", "mamba3"):
         width = (given["H"] * given["p"] + 0.5) / given["d"]
         return {"n_state": given["n"], "head_dim": given["p"], "expansion": width}
-    if cell.name == "fla_gdn":
+    if cell.name == "rwkv7":
+        return {"head_dim": given["p"], **dict.fromkeys(RANKS, given["r"])}
+    if cell.name in PACKAGED:
         ratio = given["v"] / given["k"]
         return {"n_heads": given["H"], "head_dim": given["k"], "expansion": ratio}
     found: dict[str, Value] = {
@@ -140,9 +152,10 @@ def fit(names: list[str], samples: list[tuple[Sizes, int]]) -> Polynomial:
     fitted, _, rank, _ = np.linalg.lstsq(values / scale, counts, rcond=None)
     assert rank == len(monomials), f"{len(samples)} samples are too few for {names}"
     found = {
-        term: round(factor)
+        # Quarters: a fourth of the columns of mamba3 are pairs that turn.
+        term: round(4 * factor) / 4
         for term, factor in zip(monomials, (fitted / scale).tolist(), strict=True)
-        if round(factor)
+        if round(4 * factor)
     }
     for given, number in samples:
         assert evaluate(found, given) == number, f"{number} parameters at {given}: not {found}"
@@ -154,7 +167,7 @@ def product(term: Monomial, given: Sizes) -> int:
     return math.prod(given[symbol] for symbol in term)
 
 
-def evaluate(polynomial: Polynomial, given: Sizes) -> int:
+def evaluate(polynomial: Polynomial, given: Sizes) -> float:
     """Return the value of a polynomial."""
     return sum(factor * product(term, given) for term, factor in polynomial.items())
 
@@ -164,10 +177,10 @@ def written(polynomial: Polynomial) -> str:
     return f"`{' + '.join(_written_term(*item) for item in polynomial.items())}`"
 
 
-def _written_term(term: Monomial, factor: int) -> str:
+def _written_term(term: Monomial, factor: float) -> str:
     powers = [(symbol, len(list(group))) for symbol, group in itertools.groupby(term)]
     words = [symbol if power == 1 else f"{symbol}^{power}" for symbol, power in powers]
-    return " ".join(words if words and factor == 1 else [str(factor), *words])
+    return " ".join(words if words and factor == 1 else [f"{factor:g}", *words])
 
 
 def sampled(cell: Cell, expansion: float | None = None) -> list[tuple[Sizes, int]]:
@@ -237,8 +250,17 @@ def _axis(cell: Cell, lengths: tuple[int, ...], given: list[Sizes]) -> str:
 
 def _convolved(name: str, lengths: tuple[int, ...], given: list[Sizes]) -> str | None:
     """Return an axis of all that a packaged baseline convolves, or None if it is another axis."""
-    if name == "mamba2":
+    if name == "mamba3":
+        words, widths = "n/4", tuple(one["n"] // 4 for one in given)
+    elif name == "mamba2":
         words, widths = "H p + 2 n", tuple(one["H"] * one["p"] + 2 * one["n"] for one in given)
+    elif name == "deltaproduct":
+        words = "3 H k + 2 H v"
+        widths = tuple(one["H"] * (3 * one["k"] + 2 * one["v"]) for one in given)
+    elif name == "rwkv7":
+        if lengths == tuple(one["p"] for one in given):
+            return "p"
+        words, widths = "d/p", tuple(one["d"] // one["p"] for one in given)
     else:
         words = "2 H k + H v"
         widths = tuple(one["H"] * (2 * one["k"] + one["v"]) for one in given)

@@ -29,9 +29,14 @@ from torch import Tensor, nn
 
 from elman.kernels.packages import PACKAGES, import_kernels, installed_version, package_problem
 from elman.models.backends import computation_path
+from elman.models.cells.channel_delta.gdn2_layer import GatedDeltaNet2
+from elman.models.cells.channel_delta.kda_layer import KimiDeltaAttention
+from elman.models.cells.channel_delta.rwkv7_layer import Rwkv7TimeMix
 from elman.models.cells.common.mixer import Mixer
+from elman.models.cells.gated_delta.deltaproduct_layer import GatedDeltaProduct
 from elman.models.cells.gated_delta.fla_gdn_layer import GatedDeltaNet
 from elman.models.cells.ssd.mamba2_layer import Mamba2
+from elman.models.cells.ssd.mamba3_layer import Mamba3
 from elman.models.language_model import LanguageModel
 
 ARCHITECTURE_TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
@@ -41,7 +46,7 @@ ARCHITECTURE_TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
 class Baseline(NamedTuple):
     """One row: a model of the published size."""
 
-    layer: type[Mamba2] | type[GatedDeltaNet]
+    layer: Any  # a class of layers
     dim: int
     depth: int
     options: dict[str, Any]
@@ -51,7 +56,16 @@ BASELINES = {
     "mamba2_896x20": Baseline(Mamba2, 896, 20, {}),
     "fla-gdn_768x20_e2": Baseline(GatedDeltaNet, 768, 20, {"expansion": 2.0}),
     "fla-gdn_768x20_e1": Baseline(GatedDeltaNet, 768, 20, {"expansion": 1.0}),
+    "gdn-neg_768x21": Baseline(
+        GatedDeltaNet, 768, 21, {"expansion": 2.0, "allow_neg_eigval": True}
+    ),
+    "kda_1024x21": Baseline(KimiDeltaAttention, 1024, 21, {}),
+    "deltaproduct_640x22": Baseline(GatedDeltaProduct, 640, 22, {}),
+    "rwkv7_1152x16": Baseline(Rwkv7TimeMix, 1152, 16, {}),
+    "gdn2_896x19": Baseline(GatedDeltaNet2, 896, 19, {}),
+    "mamba3_896x20": Baseline(Mamba3, 896, 20, {}),
 }
+"""Kernels of deltaproduct and mamba3 take no fp32: that part of their parity is an error line."""
 Tensors = dict[str, Tensor]
 
 
@@ -118,6 +132,10 @@ def parity(row: Baseline, device: torch.device, steps: int) -> dict[str, Any]:
     truth = row.layer(
         row.dim, backend="reference", device=device, dtype=torch.float64, **row.options
     )
+    with torch.no_grad():
+        for weight in truth.parameters():
+            if not weight.any():  # the last projection of rwkv7, behind which nothing would show
+                weight.normal_(std=0.05)
     x_btd = torch.randn(4, steps, row.dim, device=device, dtype=torch.float64)
     weight_btd = torch.randn_like(x_btd)
     wanted = gradients(truth, x_btd, weight_btd)
@@ -152,19 +170,42 @@ def ways(row: Baseline, device: torch.device) -> dict[str, tuple[Callable[[], nn
 
 def own_layer(row: Baseline, device: torch.device) -> nn.Module:
     """Return the package's layer of the same sizes; its forward returns the output first."""
-    layer: nn.Module
     if row.layer is Mamba2:
         module = import_kernels("mamba-ssm", "modules.mamba2")
         # Its fused path asserts that causal-conv1d is there.
         fused = module.causal_conv1d_fn is not None
-        layer = module.Mamba2(row.dim, d_state=128, use_mem_eff_path=fused, device=device)
+        mamba2: nn.Module = module.Mamba2(
+            row.dim, d_state=128, use_mem_eff_path=fused, device=device
+        )
+        return mamba2
+    if row.layer is Mamba3:
+        mamba3: nn.Module = import_kernels("mamba-ssm", "modules.mamba3").Mamba3(
+            row.dim, device=device
+        )
+        return mamba3
+    made = FLA_LAYERS[row.layer]
+    layer_class = getattr(import_kernels("flash-linear-attention", f"layers.{made[0]}"), made[1])
+    sizes: dict[str, Any] = {"hidden_size": row.dim}
+    if row.layer is Rwkv7TimeMix:
+        sizes |= {"layer_idx": 0, "num_hidden_layers": row.depth}
     else:
-        module = import_kernels("flash-linear-attention", "layers.gated_deltanet")
-        heads = row.dim // 128
-        layer = module.GatedDeltaNet(
-            hidden_size=row.dim, head_dim=128, num_heads=heads, expand_v=row.options["expansion"]
-        ).to(device)
+        sizes |= {"head_dim": 128, "num_heads": row.dim // 128}
+    if "expansion" in row.options:
+        sizes["expand_v"] = row.options["expansion"]
+    if "allow_neg_eigval" in row.options:
+        sizes["allow_neg_eigval"] = row.options["allow_neg_eigval"]
+    layer: nn.Module = layer_class(**sizes).to(device)
     return layer
+
+
+FLA_LAYERS: dict[type[Mixer], tuple[str, str]] = {
+    GatedDeltaNet: ("gated_deltanet", "GatedDeltaNet"),
+    KimiDeltaAttention: ("kda", "KimiDeltaAttention"),
+    GatedDeltaProduct: ("gated_deltaproduct", "GatedDeltaProduct"),
+    Rwkv7TimeMix: ("rwkv7", "RWKV7Attention"),
+    GatedDeltaNet2: ("gdn2", "GatedDeltaNet2"),
+}
+"""By our layer: the package's module and class."""
 
 
 def gradients(layer: nn.Module, x_btd: Tensor, weight_btd: Tensor, split: int = 0) -> Tensors:
@@ -275,7 +316,10 @@ def start(
     before = torch.cuda.memory_allocated(device)
     torch.manual_seed(0)
     make = partial(row.layer, row.dim, backend=backend, device=device, **row.options)
-    model = LanguageModel(row.dim, [make() for _ in range(row.depth)], device=device)
+    layers = [make() for _ in range(row.depth)]
+    for index, one in enumerate(layers):
+        one.place(index, layers)
+    model = LanguageModel(row.dim, layers, device=device)
     training = Training(model, arguments.batch_size, arguments.chunk_size)
     for _ in range(3):
         training.step()

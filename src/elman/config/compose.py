@@ -45,6 +45,7 @@ def register_cells() -> None:
             "dim": "???",
             "depth": "???",
             "wrapper": "rms",
+            "mlp_ratio": 0.0,
             "allow_unaligned": False,
             "expected_params": None,
         }

@@ -196,6 +196,7 @@ def _check_combinations(config: RunConfig) -> None:
     """Raise UserError on sections that are each right but do not go together."""
     model = config.model
     registry.cell(model.cell).check_wrapper(model.wrapper)
+    registry.cell(model.cell).check_mlp(model.mlp_ratio)
     if config.train.tbptt and model.options.get("context") == 0:
         raise UserError(
             "train.tbptt=true: a carried attention over every byte so far grows without end; "
@@ -279,7 +280,9 @@ def size_keys(cell_name: str) -> frozenset[str]:
     """Return the dotted keys that change the parameter count of a model with this cell."""
     options = registry.cell(cell_name).options
     sizes = {name for name, option in options.items() if option.size}
-    return frozenset(f"model.{key}" for key in sizes | {"cell", "dim", "depth", "wrapper"})
+    return frozenset(
+        f"model.{key}" for key in sizes | {"cell", "dim", "depth", "wrapper", "mlp_ratio"}
+    )
 
 
 def known_keys(tree: Mapping[str, Any] | None = None) -> list[str]:

@@ -34,12 +34,14 @@ class SuiteFigures:
         published: Figures of its models in the published suites that it names, its own first.
         published_only: Published rows that no run repeats: ``figures.model`` is the row's published
             name, ``figures.caveat`` begins with the reason.
+        against: Model with which its report compares the others, or None.
     """
 
     title: str = ""
     description: str = ""
     published: tuple[PublishedResult, ...] = field(repr=False, default=())
     published_only: tuple[PublishedResult, ...] = field(repr=False, default=())
+    against: str | None = None
 
     def published_for(self, model: str) -> list[PublishedResult]:
         """Return the figures of one model, those of the suite's own runs first."""
@@ -143,6 +145,12 @@ def parse_suite(name: str, section: Any) -> SuiteConfig:
         config = SuiteConfig.model_validate(section)
     except ValidationError as error:
         raise UserError(_wrong_file(name, error)) from None
+    if config.against is not None and config.against not in models_of(config.runs):
+        hint = did_you_mean(config.against, models_of(config.runs))
+        raise UserError(
+            f"benchmark.against (in benchmark={name}): {config.against} is no model of its runs"
+            f"{hint}; fix or drop it"
+        )
     for suite in (*config.published, *(row.of for row in config.published_only)):
         if suite not in _circumstances():
             hint = did_you_mean(suite, _circumstances())
@@ -190,6 +198,7 @@ def _suite(name: str, content: Mapping[str, Any]) -> Suite:
     return Suite(
         published=figures.published,
         published_only=figures.published_only,
+        against=figures.against,
         name=name,
         title=config.title,
         description=config.description,
@@ -216,6 +225,7 @@ def _figures(config: SuiteConfig) -> SuiteFigures:
         description=config.description,
         published=tuple(records),
         published_only=tuple(_published_only(row) for row in config.published_only),
+        against=config.against,
     )
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from elman.base.errors import UserError
 from elman.models.backends import resolve_backend
 from elman.models.cells import registry
+from elman.models.cells.common.mixer import Mixer
 from elman.models.cells.declaration import Cell
 from elman.models.language_model import LanguageModel
 from elman.sections.model import VOCAB_SIZE, ModelConfig
@@ -39,6 +40,7 @@ def build_model(
             parameter count is not ``config.expected_params``.
     """
     cell, requested = registry.cell(config.cell), backend
+    cell.check_mlp(config.mlp_ratio)
     if cell.package is not None and torch.device(device).type == "cuda":
         backend = resolve_backend(cell, backend, device, allow_slow=allow_slow)
     layer = layer_class(cell)
@@ -48,11 +50,15 @@ def build_model(
         layer(config.dim, **changed, backend=backend, device=device, dtype=dtype)
         for _ in range(config.depth)
     ]
+    for index, one in enumerate(layers):
+        if isinstance(one, Mixer):
+            one.place(index, layers)
     model = LanguageModel(
         config.dim,
         layers,
         config.wrapper,
         VOCAB_SIZE,
+        mlp_width=config.mlp_width,
         backend=requested,
         reset_after=reset_after,
         device=device,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from elman.models.blocks import init
+from elman.models.blocks.mlp import SwiGLU
 from elman.models.blocks.norm import LayerNorm, RMSNorm
 from elman.models.cells.common.mixer import Mixer
 from elman.models.inputs import check_ids
@@ -40,6 +41,7 @@ class LanguageModel(nn.Module):
         layers: Mixers ``(x [B, T, dim], state) -> (y [B, T, dim], state)``.
         wrapper: ``rms`` or ``legacy_ln``.
         vocab_size: Number of tokens; 256 for bytes.
+        mlp_width: Hidden channels of a SwiGLU MLP behind every mixer of ``rms``; 0 is none.
         backend: As ``kernels.backend``, for the norms of ``rms``.
         reset_after: Token after which every layer forgets what came before, so that no document
             sees another: the separator of ``data.reset_at_documents``. None is none.
@@ -50,7 +52,8 @@ class LanguageModel(nn.Module):
         UserError: a layer with its own norms is used with ``legacy_ln``.
 
     Attributes:
-        activation_checkpointing: Recompute each mixer in the backward pass of a training step.
+        activation_checkpointing: Recompute each mixer and MLP in the backward pass of a training
+            step.
         casts_at_once: Cast all weights at the start of a pass; False where they are not all there.
         reset_after: As the argument.
     """
@@ -62,6 +65,7 @@ class LanguageModel(nn.Module):
         wrapper: Wrapper = "rms",
         vocab_size: int = 256,
         *,
+        mlp_width: int = 0,
         backend: str = "auto",
         reset_after: int | None = None,
         device: torch.device | str | None = None,
@@ -83,6 +87,14 @@ class LanguageModel(nn.Module):
         )
         self.layers = nn.ModuleList(layers)
         self.final_norm = norm(dim, device=device, dtype=dtype)
+        assert wrapper == "rms" or not mlp_width, wrapper
+        self.mlps = (
+            nn.ModuleList(
+                SwiGLU(dim, mlp_width, backend=backend, device=device, dtype=dtype) for _ in layers
+            )
+            if mlp_width
+            else None
+        )
         self._weights = Weights()
 
     def forward(
@@ -173,13 +185,16 @@ class LanguageModel(nn.Module):
         stream_btd = x_btd.to(wide_dtype(x_btd.dtype))
         # A layer's output is added to the stream at the next norm, in the same kernel.
         branch_btd: Tensor | None = None
-        for norm, layer, state in zip(self.norms, self.layers, states, strict=True):
+        mlps = self.mlps or [None] * len(self.layers)
+        for norm, layer, mlp, state in zip(self.norms, self.layers, mlps, states, strict=True):
             if isinstance(norm, RMSNorm):
                 stream_btd, x_btd = norm(stream_btd, branch_btd)
             else:
                 stream_btd = x_btd = stream_btd if branch_btd is None else stream_btd + branch_btd
             branch_btd, new_state = self._mix(layer, x_btd, state, resets_bt)
             carried.append(new_state)
+            if mlp is not None:
+                stream_btd, branch_btd = self._run(mlp, stream_btd, branch_btd)
         return self.final_norm(stream_btd, branch_btd)[1], carried
 
     def _legacy(
@@ -199,11 +214,14 @@ class LanguageModel(nn.Module):
     ) -> tuple[Tensor, State]:
         # Layers that are no mixers take two arguments.
         given = (x_btd, state) if resets_bt is None else (x_btd, state, resets_bt)
-        if self.activation_checkpointing and self.training and torch.is_grad_enabled():
-            y_btd, new_state = checkpoint(layer, *given, use_reentrant=False)
-        else:
-            y_btd, new_state = layer(*given)
+        y_btd, new_state = self._run(layer, *given)
         return y_btd, new_state
+
+    def _run(self, module: nn.Module, *given: Any) -> Any:
+        """Run a layer or an MLP; it is run once more in the backward pass, if that is asked for."""
+        if self.activation_checkpointing and self.training and torch.is_grad_enabled():
+            return checkpoint(module, *given, use_reentrant=False)
+        return module(*given)
 
 
 def _starts(ended_bt: Tensor | None, resets_bt: Tensor | None) -> Tensor | None:

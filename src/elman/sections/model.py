@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from elman.base.errors import UserError
-from elman.sections.section import Count, Section
+from elman.sections.section import Count, NonNegative, Section
 
 Value = bool | int | float | str
 """Value of a cell's option."""
@@ -20,6 +20,9 @@ class ModelConfig(Section):
 
     ``options`` holds the cell's own settings, already checked and complete; in YAML and on the
     command line they are keys like the others (``model.n_state=16``).
+
+    ``mlp_ratio`` is the width of a SwiGLU MLP behind every mixer over ``dim``; 0 is no MLP, and is
+    left out where the section is written.
     """
 
     name: str
@@ -27,9 +30,32 @@ class ModelConfig(Section):
     dim: Count
     depth: Count
     wrapper: Literal["rms", "legacy_ln"] = "rms"
+    mlp_ratio: NonNegative = 0.0
     allow_unaligned: bool = False
     expected_params: Count | None = None
     options: dict[str, Value] = Field(default_factory=dict)
+
+    @property
+    def mlp_width(self) -> int:
+        """Hidden channels of the MLP: int(mlp_ratio dim), up to a multiple of 128; 0 is none."""
+        return -(-int(self.mlp_ratio * self.dim) // DIM_ALIGNMENT) * DIM_ALIGNMENT
+
+    @model_serializer(mode="wrap")
+    def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the MLP that is not there, as in what was written before there could be one."""
+        found: dict[str, Any] = write(self)
+        if not self.mlp_ratio:
+            found.pop("mlp_ratio", None)
+        return found
+
+    @model_validator(mode="after")
+    def _norm_before_the_mlp(self) -> ModelConfig:
+        if self.mlp_ratio and self.wrapper != "rms":
+            raise UserError(
+                f"model.mlp_ratio={self.mlp_ratio:g}: the MLP has an RMSNorm, which "
+                f"model.wrapper={self.wrapper} has not; add model.wrapper=rms or drop the MLP"
+            )
+        return self
 
     @model_validator(mode="after")
     def _aligned(self) -> ModelConfig:

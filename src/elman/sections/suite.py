@@ -50,6 +50,8 @@ class SuiteConfig(Section):
             elman.published.
         published_only: Published rows that no run repeats.
         claims_speed: Whether its figures are speeds; models without kernels then stop it on a GPU.
+        against: Model of a run with which its report compares the others, unless report.against
+            names another; null is the one with the lowest loss.
         runs: The overrides of every run, in the order of the table.
         only: Models of the runs to start, by name or pattern (``e75*``); null is all.
     """
@@ -60,6 +62,7 @@ class SuiteConfig(Section):
     published: list[str] = Field(default_factory=list)
     published_only: list[PublishedOnly] = Field(default_factory=list)
     claims_speed: bool = False
+    against: str | None = None
     runs: Annotated[list[Run], Field(min_length=1)]
     only: str | list[str] | None = None
 

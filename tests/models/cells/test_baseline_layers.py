@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -10,7 +11,14 @@ import torch
 from torch import Tensor
 
 from elman.base.errors import UserError
-from elman.layers import GatedDeltaNet, Mamba2
+from elman.layers import (
+    GatedDeltaNet,
+    GatedDeltaNet2,
+    GatedDeltaProduct,
+    KimiDeltaAttention,
+    Mamba2,
+    Rwkv7TimeMix,
+)
 from elman.models.language_model import LanguageModel
 from tests.models import package_stand_ins
 
@@ -26,6 +34,14 @@ LAYERS: dict[str, tuple[Any, dict[str, Any]]] = {
         GatedDeltaNet,
         {"use_conv": False, "use_gate": False, "allow_neg_eigval": True},
     ),
+    "kda": (KimiDeltaAttention, {"n_heads": 2, "allow_neg_eigval": True}),
+    "gdn2": (GatedDeltaNet2, {"n_heads": 2, "expansion": 1.5, "conv_bias": True}),
+    "deltaproduct": (GatedDeltaProduct, {"n_heads": 2, "n_householder": 3}),
+    "deltaproduct-plain": (
+        GatedDeltaProduct,
+        {"n_heads": 1, "use_forget_gate": False, "use_gate": False, "use_conv": False},
+    ),
+    "rwkv7": (Rwkv7TimeMix, {"head_dim": 4}),
 }
 layers = pytest.mark.parametrize("name", LAYERS)
 
@@ -72,6 +88,49 @@ def test_gated_delta_net_has_the_parameters_of_fla() -> None:
         ("o_norm.weight", (32,)),
         ("o_proj.weight", (64, 128)),
     ]
+
+
+# As printed from the layers of fla.layers 0.6.0 with hidden_size=32, two heads of 16 and their
+# other defaults; tools/gpu/gpu_baselines.py compares their numbers.
+PEERS = {
+    "kda": (
+        KimiDeltaAttention(32, n_heads=2),
+        "A_log 2, dt_bias 32, q_proj.weight 32x32, k_proj.weight 32x32, v_proj.weight 32x32, "
+        "q_conv1d.weight 32x1x4, k_conv1d.weight 32x1x4, v_conv1d.weight 32x1x4, "
+        "f_proj.0.weight 16x32, f_proj.1.weight 32x16, b_proj.weight 2x32, g_proj.0.weight 16x32, "
+        "g_proj.1.weight 32x16, g_proj.1.bias 32, o_norm.weight 16, o_proj.weight 32x32",
+    ),
+    "gdn2": (
+        GatedDeltaNet2(32, n_heads=2),
+        "A_log 2, dt_bias 32, q_proj.weight 32x32, k_proj.weight 32x32, v_proj.weight 32x32, "
+        "q_conv1d.weight 32x1x4, k_conv1d.weight 32x1x4, v_conv1d.weight 32x1x4, "
+        "f_proj.0.weight 16x32, f_proj.1.weight 32x16, b_proj.weight 32x32, w_proj.weight 32x32, "
+        "g_proj.0.weight 16x32, g_proj.1.weight 32x16, g_proj.1.bias 32, o_norm.weight 16, "
+        "o_proj.weight 32x32",
+    ),
+    "deltaproduct": (
+        GatedDeltaProduct(32, n_heads=2),
+        "A_log 2, dt_bias 2, q_proj.weight 32x32, k_proj.weight 64x32, v_proj.weight 128x32, "
+        "b_proj.weight 4x32, a_proj.weight 2x32, q_conv1d.weight 32x1x4, k_conv1d.weight 64x1x4, "
+        "v_conv1d.weight 128x1x4, g_proj.weight 64x32, o_norm.weight 32, o_proj.weight 32x64",
+    ),
+    "rwkv7": (
+        Rwkv7TimeMix(32, head_dim=16),
+        "x_r 1x1x32, x_w 1x1x32, x_k 1x1x32, x_v 1x1x32, x_a 1x1x32, x_g 1x1x32, k_k 32, k_a 32, "
+        "r_k 2x16, r_proj.weight 32x32, k_proj.weight 32x32, v_proj.weight 32x32, "
+        "o_proj.weight 32x32, w_lora.lora.0.weight 32x32, w_lora.lora.2.weight 32x32, "
+        "w_lora.lora.2.bias 32, a_lora.lora.0.weight 32x32, a_lora.lora.2.weight 32x32, "
+        "a_lora.lora.2.bias 32, g_lora.lora.0.weight 32x32, g_lora.lora.2.weight 32x32, "
+        "g_norm.weight 32, g_norm.bias 32",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_a_peer_has_the_parameters_of_its_package(name) -> None:
+    layer, printed = PEERS[name]
+    found = (f"{one} {'x'.join(map(str, size))}" for one, size in shapes(layer).items())
+    assert ", ".join(found) == printed
 
 
 def assert_uniform(weight: Tensor, bound: float) -> None:
@@ -138,7 +197,8 @@ def computed(layer: Any, x: Tensor, lengths: tuple[int, ...]) -> list[Tensor]:
         parts.append(y)
     outputs = [torch.cat(parts, 1), *state.values()]
     torch.manual_seed(6)
-    weights = [torch.randn_like(one) for one in outputs]
+    # Not randn_like, which draws in the order of a tensor's strides.
+    weights = [torch.randn(one.shape, dtype=one.dtype) for one in outputs]
     return [*outputs, *torch.autograd.grad(outputs, [x, *layer.parameters()], weights)]
 
 
@@ -166,6 +226,29 @@ def test_the_package_is_called_with_what_plain_pytorch_computes(
         torch.testing.assert_close(got, plain, rtol=1e-5, atol=1e-7)
     assert len(called) >= len(lengths)
     assert ("mamba_split_conv1d_scan_combined" in called) == (fused and layer.cell.name == "mamba2")
+
+
+def test_a_model_of_rwkv7_mixes_the_values_of_its_first_layer() -> None:
+    """Every other layer reads them: its output follows what the first layer's values do."""
+    torch.manual_seed(5)
+    placed = [Rwkv7TimeMix(8, head_dim=4, dtype=torch.float64) for _ in range(3)]
+    for index, layer in enumerate(placed):
+        layer.place(index, placed)
+        torch.nn.init.normal_(layer.o_proj.weight)
+    assert [layer.v_lora is None for layer in placed] == [True, False, False]
+    # Initial values of the place, as flash-linear-attention 0.6.0 sets them in layer 1 of 3.
+    torch.testing.assert_close(
+        placed[1].g_norm.weight, torch.full((8,), (2 / 3) ** 0.7, dtype=torch.float64)
+    )
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
+    placed[0](x)
+    before = placed[2](x)[0]
+    with torch.no_grad():
+        placed[0].v_proj.weight.mul_(2)
+    placed[0](x)
+    assert (placed[2](x)[0] - before).abs().max() > 1e-3
+    copied = copy.deepcopy(placed)
+    assert copied[2].first is copied[0].first is not placed[0].first
 
 
 def test_a_long_convolution_is_not_handed_to_the_fused_operation(monkeypatch) -> None:

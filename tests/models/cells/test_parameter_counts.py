@@ -21,9 +21,11 @@ DIM = 10
 # No two widths are equal.
 SMALL = {"expansion": 1.5, "n_heads": 3, "n_state": 8}
 SMALL_OF: dict[str, dict[str, int]] = {
-    "fla_gdn": {"head_dim": 4},
+    **{name: {"head_dim": 4} for name in ("deltaproduct", "fla_gdn", "gdn2", "kda")},
     "llama": {"head_dim": 4, "mlp_width": 7},
     "mamba2": {"head_dim": 5},
+    "mamba3": {"head_dim": 5},
+    "rwkv7": {"head_dim": 5},
 }
 NUMBERS: dict[str, tuple[float, ...]] = {
     # 11.25 channels, truncated.
@@ -32,6 +34,9 @@ NUMBERS: dict[str, tuple[float, ...]] = {
     "n_state": (0, 16),
     "d_conv": (3,),
     "rank": (2, 3),
+    **dict.fromkeys(("decay_rank", "gate_rank", "a_rank"), (3,)),
+    "n_householder": (1, 3),
+    "key_width": (5,),
     "n_slots": (5,),
     "mlp_width": (5,),
     "head_dim": (2, 3),

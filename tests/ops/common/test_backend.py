@@ -10,7 +10,7 @@ import torch
 from elman.models.cells import registry
 from elman.ops.common.backend import Backend
 
-ENGINES = ("matrix_state", "channel", "dense", "tape", "ssd", "gated_delta")
+ENGINES = ("matrix_state", "channel", "dense", "tape", "ssd", "gated_delta", "channel_delta")
 engines = pytest.mark.parametrize("engine", ENGINES)
 
 

@@ -16,9 +16,12 @@ from elman.ops.attention import causal_attention
 from elman.ops.channel import custom_op as channel_custom
 from elman.ops.channel import op as channel
 from elman.ops.channel.plan import Plan
+from elman.ops.channel_delta.op import channel_delta
+from elman.ops.channel_delta.rules import Gdn2
 from elman.ops.common.slices import Slice
 from elman.ops.dense.op import dense_recurrence
 from elman.ops.gated_delta.op import gated_delta_rule
+from elman.ops.gated_delta.product import gated_delta_product
 from elman.ops.matrix_state import custom_op as matrix_custom
 from elman.ops.matrix_state import op as matrix
 from elman.ops.matrix_state.stacked import DELTA, stacked_plan
@@ -50,6 +53,16 @@ def delta(t: Tensors) -> Any:
     numbers = {"a_log_h": t["a"], "dt_bias_h": t["a"], "write_scale": 1.0}
     sequences = (t["x"], t["x"], t["v"], t["d"], t["d"])
     return gated_delta_rule(*sequences, **numbers, state_bhvk=t["state"], backend="reference")
+
+
+def product(t: Tensors) -> Any:
+    given = (t["x"], t["x"], t["v"], t["d"], t["d"])
+    return gated_delta_product(*given, rules=1, state_bhvk=t["state"], backend="reference")
+
+
+def channels(t: Tensors) -> Any:
+    rule = Gdn2(t["x"], t["x"], t["v"], -t["x"].abs(), t["x"], t["v"])
+    return channel_delta(rule, state_bhvk=t["state"], backend="reference")
 
 
 def scan(t: Tensors) -> Any:
@@ -113,6 +126,14 @@ DOORS: dict[str, tuple[Run, dict[str, tuple[int, ...]]]] = {
     "gated_delta": (
         delta,
         {"x": (B, T, 2, 4), "v": (B, T, 2, 5), "d": (B, T, 2), "a": (2,), "state": (B, 2, 5, 4)},
+    ),
+    "product": (
+        product,
+        {"x": (B, T, 2, 4), "v": (B, T, 2, 5), "d": (B, T, 2), "state": (B, 2, 5, 4)},
+    ),
+    "channel_delta": (
+        channels,
+        {"x": (B, T, 2, 4), "v": (B, T, 2, 5), "state": (B, 2, 5, 4)},
     ),
     "ssd": (
         scan,

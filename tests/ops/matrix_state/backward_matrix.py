@@ -77,6 +77,16 @@ def forward_error_gated_delta(s: Tensor, r: Tensor, x: Named) -> Tensor:
     return s + outer(error_gate(delta, x) * delta, x["k"])
 
 
+def mixed(s: Tensor, x: Named) -> Tensor:
+    """Return tanh(W^T S + v k^T), a matrix for each head."""
+    return torch.tanh(x["mixes"].mT @ s + outer(x["v"], x["k"]))
+
+
+def forward_m2rnn(s: Tensor, r: Tensor, x: Named) -> Tensor:
+    keep = x["decay"][..., None]
+    return keep * s + (1 - keep) * mixed(s, x)
+
+
 FORWARD: dict[str, Callable[[Tensor, Tensor, Named], Tensor]] = {
     "decayed": lambda s, r, x: scale_of(x) * s + outer(x["v"], x["k"]),
     "delta": lambda s, r, x: decay_of(x) * s + outer(scaled_delta(r, x), x["k"]),
@@ -93,6 +103,7 @@ FORWARD: dict[str, Callable[[Tensor, Tensor, Named], Tensor]] = {
     "erase_write": lambda s, r, x: s * (1 - outer(x["erase"], x["k"])) + outer(x["v"], x["k"]),
     "write_gated_delta": lambda s, r, x: s + outer(x["write"] * (x["v"] - r), x["k"]),
     "error_gated_delta": forward_error_gated_delta,
+    "m2rnn": forward_m2rnn,
     "e63m": lambda s, r, x: x["row"][..., None] * s + outer((1 - x["row"]) * slots(r, x), x["k"]),
 }
 """``(S, r, inputs) -> new state before its nonlinearity``."""
@@ -248,6 +259,19 @@ def back_e63m(p: Tensor, s: Tensor, r: Tensor, x: Named) -> tuple[Named, Tensor 
     return found, dr, x["row"][..., None] * p
 
 
+def back_m2rnn(p: Tensor, s: Tensor, r: Tensor, x: Named) -> tuple[Named, Tensor | None, Tensor]:
+    """Matrix-state specification 13, whose state is the transpose."""
+    keep, new = x["decay"][..., None], mixed(s, x)
+    inner = (1 - keep) * p * (1 - new**2)
+    found = {
+        "v": times(inner, x["k"]),
+        "k": transposed_times(inner, x["v"]),
+        "decay": (p * (s - new)).sum(-1),
+        "mixes": s @ inner.mT,
+    }
+    return found, None, keep * p + x["mixes"] @ inner
+
+
 BACKWARD: dict[
     str, Callable[[Tensor, Tensor, Tensor, Named], tuple[Named, Tensor | None, Tensor]]
 ] = {
@@ -262,6 +286,7 @@ BACKWARD: dict[
     "erase_write": back_erase_write,
     "write_gated_delta": back_write_gated_delta,
     "error_gated_delta": back_error_gated_delta,
+    "m2rnn": back_m2rnn,
     "e63m": back_e63m,
 }
 
@@ -327,7 +352,7 @@ def gradients(
         grads, dr, ds = BACKWARD[step](p, old, times(old, x[read]), x)
         for name, grad in grads.items():
             if name in sums:
-                sums[name] += grad.sum(0) if sums[name].ndim == 2 else grad.sum((0, 1))
+                sums[name] += grad.sum_to_size(sums[name].shape)
             else:
                 found[name][:, t] = grad
         if dr is not None:

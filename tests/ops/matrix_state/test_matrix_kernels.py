@@ -80,6 +80,24 @@ LAYERS: dict[str, Case] = {
         },
     ),
 }
+LAYERS |= {
+    "e97-everything": (
+        "E97",
+        {
+            "n_heads": 2,
+            "n_state": 12,
+            "expansion": 0.5,
+            "use_conv": True,
+            "use_write_gate": True,
+            "use_value_residual": True,
+            "use_gate": True,
+        },
+    ),
+    "e97-raw-linear-n16": (
+        "E97",
+        {"n_heads": 3, "n_state": 16, "edit": "raw", "linear_state": True, "use_write_gate": True},
+    ),
+}
 # The vectors of fp32 are other code, and wider; what is not about them is checked in fp64 alone.
 SINGLE = ("e14-rectangle", "e73-full-n28", "e74-ntm-n18", "e75-n32", "e88-n16", "e88-everything")
 LARGE: dict[str, Case] = {"e88-n256": ("E88", {"n_heads": 1, "n_state": 256, "use_gate": True})}
@@ -202,8 +220,15 @@ def test_gradients_of_one_output_alone(name, reached) -> None:
 
 def test_every_cell_has_a_reference_and_every_kernel_is_checked_here() -> None:
     # A recurrence is a step of its own name, or an adapter says which step computes it.
-    assert STEPS.keys() | ADAPTERS.keys() == CELLS.keys() | {"e63m"}
-    relatives = {"forgetting", "column_gated", "averaged", "row_gated_delta"}
+    assert STEPS.keys() | ADAPTERS.keys() == CELLS.keys() | {"e63m", "m2rnn"}
+    relatives = {
+        "forgetting",
+        "column_gated",
+        "averaged",
+        "row_gated_delta",
+        "split_edit",
+        "gated_write",
+    }
     relatives |= {
         name for name in CELLS if name.startswith(("row_gated_", "full_gated_", "scaled_read"))
     }

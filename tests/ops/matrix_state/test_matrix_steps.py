@@ -66,7 +66,7 @@ def draw(
     names += ["q", *(name for name in given if name not in declared.parameters)]
     on_columns = declared.columns | {"q", "read"}
     sequences = {name: normal(name, b, t, h, n if name in on_columns else v) for name in names}
-    shapes = {"decay": (h, 1), "mix": (1, v, v)}
+    shapes = {"decay": (h, 1), "mix": (1, v, v), "mixes": (h, v, v)}
     parameters = {
         name: normal(name, *shapes.get(name, (h, v)))
         for name in sorted(declared.parameters)

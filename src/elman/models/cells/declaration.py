@@ -9,7 +9,9 @@ from typing import Any, Literal
 from elman.base.errors import UserError, did_you_mean
 from elman.sections.model import Value as Value
 
-Engine = Literal["matrix_state", "channel", "dense", "tape", "ssd", "gated_delta", "torch"]
+Engine = Literal[
+    "matrix_state", "channel", "dense", "tape", "ssd", "gated_delta", "channel_delta", "torch"
+]
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,14 @@ class Cell:
             raise UserError(
                 f"model.wrapper={wrapper}: cell {self.name} has RMSNorms of its own; "
                 "use model.wrapper=rms"
+            )
+
+    def check_mlp(self, ratio: float) -> None:
+        """Raise UserError if an MLP of ``model.mlp_ratio`` would stand beside the cell's own."""
+        if self.own_norms and ratio:
+            raise UserError(
+                f"model.mlp_ratio={ratio:g}: cell {self.name} has an MLP of its own; "
+                "use model.mlp_width=<channels> or drop model.mlp_ratio"
             )
 
     def parse_options(

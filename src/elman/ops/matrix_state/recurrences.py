@@ -99,9 +99,11 @@ CELLS: dict[str, MatrixCell] = {
         for act in ("sigmoid", "tanh", "none")
     },
     "column_gated": MatrixCell("ColumnGated", column=True, keeps=True),
+    "gated_write": MatrixCell("GatedWrite", gates=1, decays=True),
     "averaged": MatrixCell("Averaged", gates=1, parameters=1),
     # The delta rule, w from v - r.
     "delta": MatrixCell("Delta", reads=True, decays=True),
+    "split_edit": MatrixCell("SplitEdit", gates=1, reads=True, decays=True),
     "row_gated_delta": MatrixCell("RowGatedDelta", gates=1, parameters=1, reads=True),
     **{
         f"scaled_read_delta_{act}": MatrixCell(

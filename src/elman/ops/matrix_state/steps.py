@@ -30,8 +30,9 @@ class Step:
             nonlinearity. r = S k of the old state, or None where ``reads`` is False.
         columns: Sequences over the columns of the state, [b, t, h, n].
         rows: Sequences over its rows, [b, t, h, v], or of one number per head, [b, t, h, 1].
-        parameters: Inputs that do not change over time: [h, v], [h, 1], or [1, v, v] for a matrix
-            that every head shares. A name may be a row sequence and a parameter: a call gives one.
+        parameters: Inputs that do not change over time: [h, v], [h, 1], [h, v, v], or [1, v, v]
+            for a matrix that every head shares. A name may be a row sequence and a parameter: a
+            call gives one.
         optional: Names among those above that a call may leave out.
         reads: Whether the step reads the old state with a key.
     """
@@ -167,6 +168,15 @@ def _e63m(
     return (row * s_snv).addcmul_(k, value_s1v - row * value_s1v)
 
 
+def _m2rnn(
+    s_snv: Tensor, r_s1v: Tensor | None, *, k: Tensor, v: Tensor, decay: Tensor, mixes: Tensor
+) -> Tensor:
+    """S' = f S + (1 - f) tanh(W^T S + v (x) k), f = decay; a matrix [h, v, v] mixes each head."""
+    s_bhnv = s_snv.unflatten(0, (-1, mixes.shape[0]))
+    new_snv = torch.tanh(torch.matmul(s_bhnv, mixes).flatten(0, 1) + k * v)
+    return new_snv + decay * (s_snv - new_snv)
+
+
 _V = frozenset({"v"})
 _SLOPE_BIAS = frozenset({"slope", "bias"})
 
@@ -194,14 +204,15 @@ STEPS: dict[str, Step] = {
     "erase_write": Step(_erase_write, rows=_V | {"erase"}, reads=False),
     "write_gated_delta": Step(_write_gated_delta, rows=_V | {"write"}),
     "error_gated_delta": Step(_error_gated_delta, rows=_V | {"logit"}),
+    "m2rnn": Step(_m2rnn, rows=_V | {"decay"}, parameters=frozenset({"mixes"}), reads=False),
     "e63m": Step(_e63m, rows=frozenset({"row", "input"}), parameters=frozenset({"mix"})),
 }
 """Every step by name (matrix-state specification 3 to 9).
 
 A step has the name that recurrences.py and plans have for its recurrence. ``decayed`` and ``delta``
-also serve their relatives, which differ in the gates alone (:data:`ADAPTERS`). ``e63m`` has no
-plan. Every step takes the query ``q``. A step that reads also takes ``read``, the key of the read
-where that is not ``k``."""
+also serve their relatives, which differ in the gates alone (:data:`ADAPTERS`). ``e63m`` and
+``m2rnn`` have no plan. Every step takes the query ``q``. A step that reads also takes ``read``, the
+key of the read where that is not ``k``."""
 
 
 def _rms_norm(s_snv: Tensor) -> Tensor:
@@ -296,6 +307,21 @@ def _averaged(x: Inputs) -> StepCall:
     return StepCall({"row": keep_bthv, "v": (1 - keep_bthv) * x.roles["v"]}, step="decayed")
 
 
+def _split_edit(x: Inputs) -> StepCall:
+    numbers = head_numbers(x)
+    value_bthv = torch.sigmoid(x.roles["g0"]) * x.roles["v"]
+    return StepCall({**numbers.sequences, "v": value_bthv}, numbers.parameters, step="delta")
+
+
+def _gated_write(x: Inputs) -> StepCall:
+    numbers = head_numbers(x)
+    sequences = dict(numbers.sequences)
+    value_bthv = torch.sigmoid(x.roles["g0"]) * x.roles["v"]
+    if "write" in sequences:
+        value_bthv = sequences.pop("write") * value_bthv
+    return StepCall({**sequences, "v": value_bthv}, numbers.parameters, step="decayed")
+
+
 def _energy_gate_of(x: Inputs) -> StepCall:
     return StepCall({}, {"slope": x.parameters["p0"], "bias": x.parameters["p1"]})
 
@@ -315,7 +341,9 @@ ADAPTERS: dict[str, Callable[[Inputs], StepCall]] = {
     **{f"full_gated_{act}": _full_gated(act) for act in _ROW_ACTS},
     "column_gated": lambda x: StepCall({"column": x.roles["z"]}, step="decayed"),
     "averaged": _averaged,
+    "gated_write": _gated_write,
     # Relatives of the step delta.
+    "split_edit": _split_edit,
     "row_gated_delta": lambda x: StepCall({"decay": x.gate()}, step="delta"),
     **{f"scaled_read_delta_{act}": _scaled_read_delta(act) for act in _ROW_ACTS},
     # Steps of their own.

@@ -82,6 +82,10 @@ def remarks(run: Run) -> dict[str, str]:
     }
     for name in _REMARKED_SECTIONS:
         found |= {f"{name}.{key}": _text(v) for key, v in (config.get(name) or {}).items()}
+    if run.config is not None:
+        found["MLP behind the mixers"] = _mlp(config.get("model") or {})
+        free = (config.get("optim") or {}).get("name") == "schedulefree"
+        found["weights of the validation"] = "averaged" if free else "as trained"
     if run.result is not None:
         found["data.path"] = data_names(run)
         # The oldest results have no such key: nothing was replayed then.
@@ -90,6 +94,13 @@ def remarks(run: Run) -> dict[str, str]:
         found["revision of elman"] = environment.revision or environment.elman or NOT_RECORDED
         found["torch"] = environment.packages.get("torch") or NOT_RECORDED
     return found
+
+
+def _mlp(model: Mapping[str, Any]) -> str:
+    ratio = model.get("mlp_ratio") or 0
+    if not ratio:
+        return "llama's own" if model.get("cell") == "llama" else "none"
+    return f"SwiGLU, {ratio:g} times the width"
 
 
 def settings(run: Run) -> dict[str, str]:

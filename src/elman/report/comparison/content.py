@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elman.config.catalog import SHIPPED, Place
+from elman.config.suites import SuiteFigures
 from elman.report.comparison.collect import Source, collect
 from elman.report.comparison.columns import NONE, Column, published_only, shown_columns
 from elman.report.comparison.notes import comparison_notes, run_notes
@@ -74,7 +75,8 @@ def make_report(
     Args:
         folders: The folders.
         places: Where to look for the file of a suite that its sweep has not recorded.
-        against: The row with which the others are compared; see :func:`~.wins.who_wins`.
+        against: The row with which the others are compared; see :func:`~.wins.who_wins`. None is
+            the one that a suite names, if a run of it counts.
 
     Raises:
         UserError: a folder holds neither a sweep nor a run, or there is no row ``against``.
@@ -82,4 +84,15 @@ def make_report(
     sources = collect(folders, places)
     rows = make_rows([run for source in sources for run in source.runs])
     suites = [source.suite for source in sources if source.suite is not None]
+    if against is None:
+        against = _named(rows, suites)
     return Report(tuple(sources), tuple(rows), beside(rows, suites), who_wins(rows, against))
+
+
+def _named(rows: Sequence[Row], suites: Sequence[SuiteFigures]) -> str | None:
+    """Return the model that a suite compares with, if exactly one row that counts is of it."""
+    for suite in suites:
+        of_it = [row for row in rows if suite.against is not None and row.model == suite.against]
+        if len(of_it) == 1 and of_it[0].counted:
+            return suite.against
+    return None

@@ -132,6 +132,8 @@ def facts(suite: Suite, models: Mapping[str, Listed]) -> dict[str, str]:
         spread = max(known) / min(known) - 1
         claim = "claims one size" if suite.claims_equal_size else "claims no equal size"
         found["sizes"] = f"{min(known):,} to {max(known):,} ({spread:.0%} apart); {claim}"
+    if suite.against is not None:
+        found["compared with"] = suite.against
     if suite.claims_speed:
         found["speed"] = "its figures are speeds: no slow path on a GPU without allow_slow"
     return found

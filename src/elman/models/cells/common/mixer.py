@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, ClassVar
 
@@ -156,6 +156,9 @@ class Mixer(nn.Module):
         if self._shapes is None:
             self._shapes = self.state_shapes()
         return self._shapes
+
+    def place(self, index: int, layers: Sequence[nn.Module]) -> None:
+        """Learn that this is layer ``index`` of ``layers``; to most cells all are equal."""
 
     def begin_step(self) -> None:
         """Advance the power iterations, once per optimizer step; most cells have none."""

@@ -9,7 +9,7 @@ from elman.base.errors import UserError
 from elman.models.cells.common.width import wide_enough
 from elman.models.cells.declaration import Cell, Option, Value
 
-_OPTIONS = {
+OPTIONS = {
     "n_heads": Option(
         0,
         "heads (num_heads); 0 is dim // 128, at least 1, lowered until it divides dim",
@@ -50,7 +50,8 @@ def heads_of(dim: int, n_heads: int) -> int:
     return n_heads or next(h for h in range(max(1, dim // 128), 0, -1) if dim % h == 0)
 
 
-def _rule(dim: int, options: Mapping[str, Value]) -> None:
+def fits_heads(dim: int, options: Mapping[str, Value]) -> None:
+    """Raise UserError if heads, their width or the expansion do not fit ``dim``."""
     wide_enough(dim, options)
     given, size, ratio = options["n_heads"], options["head_dim"], options["expansion"]
     assert isinstance(given, int)
@@ -74,7 +75,8 @@ def _rule(dim: int, options: Mapping[str, Value]) -> None:
         )
 
 
-def _no_resets(options: Mapping[str, Value]) -> str:
+def no_resets(options: Mapping[str, Value]) -> str:
+    """Return why no layer of this package can zero its state where a document starts."""
     return "its package has no reset of a row's state"
 
 
@@ -84,9 +86,9 @@ CELL = Cell(
     layer="elman.models.cells.gated_delta.fla_gdn_layer:GatedDeltaNet",
     equation="S' = c S + b (v - c S k) k^T, y = S' q, out = norm(y) o silu(W x)",
     source="Yang, Kautz and Hatamizadeh 2025; lm-and-training specification 5.2",
-    no_resets=_no_resets,
-    options=_OPTIONS,
+    no_resets=no_resets,
+    options=OPTIONS,
     backends=("reference", "triton"),
-    rule=_rule,
+    rule=fits_heads,
     package="flash-linear-attention",
 )

@@ -9,7 +9,7 @@ from elman.base.errors import UserError
 from elman.models.cells.common.options import D_CONV
 from elman.models.cells.declaration import Cell, Option, Value
 
-_OPTIONS = {
+OPTIONS = {
     "n_heads": Option(8, "heads, each with its own state", minimum=1, size=True),
     "n_state": Option(32, "key width of a head: columns of its state", minimum=1, size=True),
     "expansion": Option(
@@ -67,7 +67,8 @@ _OPTIONS = {
 }
 
 
-def _rule(dim: int, options: Mapping[str, Value]) -> None:
+def heads_fit(dim: int, options: Mapping[str, Value]) -> None:
+    """Raise UserError if the values do not divide into heads or cannot be tied to the keys."""
     heads, state = options["n_heads"], options["n_state"]
     expansion = options["expansion"]
     assert isinstance(heads, int)
@@ -106,7 +107,7 @@ CELL = Cell(
     layer="elman.models.cells.matrix_state.e88_layer:E88",
     equation="S' = tanh(decay S + (v - S k) k^T), y = S' q",
     source="seed 004; matrix-state specification 12",
-    options=_OPTIONS,
+    options=OPTIONS,
     backends=("reference", "cpu", "cuda"),
-    rule=_rule,
+    rule=heads_fit,
 )

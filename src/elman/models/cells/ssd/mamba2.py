@@ -9,7 +9,7 @@ from elman.models.cells.common.options import expansion
 from elman.models.cells.common.width import wide_enough
 from elman.models.cells.declaration import Cell, Option, Value
 
-_OPTIONS = {
+OPTIONS = {
     "n_state": Option(128, "columns of a head's state (d_state)", minimum=1, size=True),
     "expansion": expansion("width of all heads together", 2.0),
     "head_dim": Option(64, "rows of a head's state (headdim)", minimum=1, size=True),
@@ -30,7 +30,8 @@ _OPTIONS = {
 }
 
 
-def _rule(dim: int, options: Mapping[str, Value]) -> None:
+def heads_fit(dim: int, options: Mapping[str, Value]) -> None:
+    """Raise UserError if the channels are no whole heads and groups, or a range is empty."""
     wide_enough(dim, options)
     ratio, size, groups = options["expansion"], options["head_dim"], options["n_groups"]
     assert isinstance(ratio, float)
@@ -56,6 +57,8 @@ def _rule(dim: int, options: Mapping[str, Value]) -> None:
 
 def _check_ranges(options: Mapping[str, Value]) -> None:
     for name in ("a", "dt"):
+        if f"{name}_min" not in options:
+            continue
         low, high = options[f"{name}_min"], options[f"{name}_max"]
         assert isinstance(low, float)
         assert isinstance(high, float)
@@ -64,7 +67,7 @@ def _check_ranges(options: Mapping[str, Value]) -> None:
                 f"model.{name}_min={low:g}: above model.{name}_max={high:g}; "
                 f"use model.{name}_min={high:g} or less"
             )
-    chunk = options["chunk_size"]
+    chunk = options.get("chunk_size", 0)
     assert isinstance(chunk, int)
     if chunk & (chunk - 1):
         below = 1 << (chunk.bit_length() - 1)
@@ -83,7 +86,8 @@ def _ratio(dim: int, width: int) -> str:
     raise AssertionError(f"no decimal times {dim} is {width}")
 
 
-def _no_resets(options: Mapping[str, Value]) -> str:
+def no_resets(options: Mapping[str, Value]) -> str:
+    """Return why no layer of this package can zero its state where a document starts."""
     return "its package has no reset of a row's state"
 
 
@@ -93,9 +97,9 @@ CELL = Cell(
     layer="elman.models.cells.ssd.mamba2_layer:Mamba2",
     equation="S' = exp(-dt A) S + dt x B^T, y = S' C + D x, out = norm(y o silu(z))",
     source="Dao and Gu 2024; lm-and-training specification 5.1",
-    no_resets=_no_resets,
-    options=_OPTIONS,
+    no_resets=no_resets,
+    options=OPTIONS,
     backends=("reference", "triton"),
-    rule=_rule,
+    rule=heads_fit,
     package="mamba-ssm",
 )

@@ -1,0 +1,72 @@
+"""Layer Gated DeltaNet 2: parameters and computation of flash-linear-attention's layer.
+
+Shape legend: b batch, t time, d model width, h heads, k key width of a head, v value width of a
+head, a channels of a projection.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from elman.models.blocks import init
+from elman.models.cells.channel_delta.gdn2 import CELL
+from elman.models.cells.gated_delta.peer_layer import LowRankGate, twice
+from elman.models.state import State
+from elman.ops.channel_delta.op import channel_delta
+from elman.ops.channel_delta.rules import Gdn2, log_decays
+from elman.ops.common.precision import wide_dtype
+from elman.ops.linear import linear
+
+
+class GatedDeltaNet2(LowRankGate):
+    """S' = S C - (S C (e o k)) k^T + (w o v) k^T, y = S' q, per head, behind KDA's output gate.
+
+    The erase gate e has a number for each key channel, the write gate w for each value channel.
+    Names, shapes, order and initial values of the parameters are those of
+    ``fla.layers.GatedDeltaNet2`` 0.6.0. State: ``S`` [B, H, v, k] in fp32 or wider and, with
+    ``use_conv``, ``conv`` [B, d_conv - 1, channels of q, k and v].
+    """
+
+    cell = CELL
+    decays_after = "w_proj"
+
+    def add_parameters(self, to: dict[str, Any]) -> None:
+        """Register everything in the order of the package; ``to`` has device and dtype."""
+        keys, values = self.heads * self.key_width, self.heads * self.value_width
+        self.add_qkv((keys, keys, values), to)
+        self.add_convs(to)
+        self.f_proj = self.low_rank(keys, bias=False, to=to)
+        self.b_proj = nn.Linear(self.dim, keys, bias=False, **to)
+        self.w_proj = nn.Linear(self.dim, values, bias=False, **to)
+        self.A_log = init.no_decay(torch.empty(self.heads, **to))
+        self.dt_bias = init.no_decay(torch.empty(keys, **to))
+        self.reset_decays()
+        self.g_proj = self.low_rank(values, bias=True, to=to)
+        self.add_output(to)
+
+    def reset_decays(self) -> None:
+        """Draw the parameters of the decays."""
+        init.decay_rate_(self.A_log, 1.0, 16.0)
+        init.time_step_(self.dt_bias, 0.001, 0.1)
+
+    def recur(
+        self, q_bta: Tensor, k_bta: Tensor, v_bta: Tensor, x_btd: Tensor, state: State, backend: str
+    ) -> tuple[Tensor, Tensor]:
+        """Run the delta rule that erases and writes by channel."""
+        decay_bta = twice(x_btd, self.f_proj)
+        decay_bthk = self.by_head(decay_bta.to(wide_dtype(decay_bta.dtype)))
+        erase_bta = linear(x_btd, self.b_proj.weight).sigmoid()
+        if self.settings.flag("allow_neg_eigval"):
+            erase_bta = erase_bta * 2.0
+        rule = Gdn2(
+            self.by_head(q_bta),
+            self.by_head(k_bta),
+            self.by_head(v_bta),
+            log_decays(decay_bthk, self.A_log, self.dt_bias),
+            self.by_head(erase_bta),
+            self.by_head(linear(x_btd, self.w_proj.weight).sigmoid()),
+        )
+        return channel_delta(rule, state_bhvk=state.get("S"), backend=backend)

@@ -1,0 +1,146 @@
+"""Layer Mamba3: parameters and computation of mamba-ssm's Mamba3 with one input and output (SISO).
+
+Shape legend: b batch, t time, d model width, h heads, p channels of a head, i = h p, g groups of
+heads, n state columns, r pairs of columns that turn, e rows of the first projection.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from elman.models.blocks import init
+from elman.models.cells.common.mixer import Mixer
+from elman.models.cells.declaration import Value
+from elman.models.cells.ssd.mamba3 import CELL, angles_of
+from elman.models.state import State
+from elman.ops.add_norm.reference import rms_norm
+from elman.ops.common.door import Shape, is_empty
+from elman.ops.common.precision import wide_dtype
+from elman.ops.linear import linear
+from elman.ops.ssd.mamba3 import Mamba3Inputs, mamba3_scan
+
+
+class ColumnNorm(nn.Module):
+    """RMSNorm of the columns B or C of a group, eps 1e-5."""
+
+    def __init__(self, width: int, **to: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width, **to))
+
+    def forward(self, x_btgn: Tensor) -> Tensor:
+        """Return the normed columns in the dtype of the input."""
+        return rms_norm(x_btgn, self.weight).to(x_btgn.dtype)
+
+
+class Mamba3(Mixer):
+    """S' = a S + a dt (1 - l) x- B-^T + l dt x B^T, y = (S' C + D x) silu(z), W_out y, per head.
+
+    z, x, B, C, the time step, the decay rate, l and the angles are one projection of the input; B
+    and C are normed, biased and turned. Names, shapes, order and initial values of the parameters
+    are those of ``mamba_ssm.modules.mamba3.Mamba3`` 2.3.2. Its form with several inputs (MIMO) and
+    its norm before the last projection, both off by default, are not here. State, in fp32 or wider:
+    ``angle`` [B, H, r], ``S`` [B, H, P, n_state], and the last ``k`` [B, H, n_state] and ``v``
+    [B, H, P].
+
+    Args:
+        dim: Model width.
+        backend: As ``kernels.backend``; ``triton`` is the package, ``reference`` plain PyTorch.
+        device: Where the weights are made.
+        dtype: Their dtype.
+        options: The cell's options.
+    """
+
+    cell = CELL
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Value,
+    ) -> None:
+        super().__init__(dim, backend=backend, **options)
+        to: dict[str, Any] = {"device": device, "dtype": dtype}
+        given = self.settings
+        self.rows, self.columns = given.count("head_dim"), given.count("n_state")
+        self.width = int(dim * given.number("expansion"))
+        self.heads, self.groups = self.width // self.rows, given.count("n_groups")
+        self.pairs = angles_of(given.values)
+        # Modules draw their weights when they are made, so the order is that of the package.
+        self.in_proj = nn.Linear(dim, sum(self._widths()), bias=False, **to)
+        self.dt_bias = init.no_decay(torch.empty(self.heads, **to))
+        self._reset_time_steps()
+        self.B_bias = nn.Parameter(torch.ones(self.heads, 1, self.columns, **to))
+        self.C_bias = nn.Parameter(torch.ones(self.heads, 1, self.columns, **to))
+        for bias in (self.B_bias, self.C_bias):
+            bias.no_weight_decay = True  # type: ignore[attr-defined]  # no matrices, as 3 axes say
+        self.B_norm, self.C_norm = (ColumnNorm(self.columns, **to) for _ in range(2))
+        self.D = init.no_decay(torch.ones(self.heads, **to))
+        self.out_proj = nn.Linear(self.width, dim, bias=False, **to)
+
+    def _widths(self) -> list[int]:
+        """Return the rows of the first projection: z, x, B, C, dt, A, l, angles."""
+        columns = self.groups * self.columns
+        return [self.width, self.width, columns, columns, *[self.heads] * 3, self.pairs]
+
+    def _reset_time_steps(self) -> None:
+        given = self.settings
+        low, high = given.number("dt_min"), given.number("dt_max")
+        init.time_step_(self.dt_bias, low, high, given.number("dt_floor"))
+
+    def reset_parameters(self) -> None:
+        """Draw every weight anew, in the order of the package's layer."""
+        self.in_proj.reset_parameters()
+        self._reset_time_steps()
+        for one in (self.B_bias, self.C_bias, self.B_norm.weight, self.C_norm.weight, self.D):
+            nn.init.ones_(one)
+        self.out_proj.reset_parameters()
+
+    def state_shapes(self) -> dict[str, Shape]:
+        """Return the shapes of the angles, of S, and of the last input's key and value."""
+        lengths = {
+            "angle": (self.pairs,),
+            "S": (self.rows, self.columns),
+            "k": (self.columns,),
+            "v": (self.rows,),
+        }
+        return {name: (self.heads, *length) for name, length in lengths.items()}
+
+    def projection(self) -> Tensor:
+        """Return a weight that has the dtype of the projections."""
+        return self.in_proj.weight
+
+    def forward(  # type: ignore[override]  # its cell says why it takes no resets
+        self, x_btd: Tensor, state: State | None = None
+    ) -> tuple[Tensor, State]:
+        """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
+        state = self.begin(x_btd, state)
+        # The package cannot launch kernels for zero steps.
+        backend = "reference" if is_empty(x_btd) else self.backend_for(x_btd)
+        projected_bte = linear(x_btd, self.in_proj.weight)
+        z, x, b, c, dt, rate, trap, angle = projected_bte.split(self._widths(), dim=-1)
+        wide = wide_dtype(projected_bte.dtype)
+        dt_bth = functional.softplus(dt.to(wide) + self.dt_bias.to(wide))
+        rate_bth = functional.softplus(rate.to(wide)).clamp(min=self.settings.number("a_floor"))
+        inputs = Mamba3Inputs(
+            x.unflatten(-1, (self.heads, -1)),
+            z.unflatten(-1, (self.heads, -1)),
+            self.B_norm(b.unflatten(-1, (self.groups, -1))),
+            self.C_norm(c.unflatten(-1, (self.groups, -1))),
+            -rate_bth * dt_bth,
+            dt_bth,
+            trap,
+            angle,
+            self.B_bias.squeeze(1),
+            self.C_bias.squeeze(1),
+            self.D,
+        )
+        y_bthp, carried = mamba3_scan(inputs, state, backend=backend)
+        y_bti = y_bthp.flatten(-2).to(projected_bte.dtype)
+        return linear(y_bti, self.out_proj.weight), carried

@@ -1,0 +1,1 @@
+"""The delta rule with a decay for each key channel: KDA, Gated DeltaNet 2 and RWKV-7."""
