@@ -26,9 +26,10 @@ from elman.ops.common.door import (
 from elman.ops.common.operators import apply, operators_are_seen
 from elman.ops.common.precision import wide_dtype
 from elman.ops.matrix_state import cpu
-from elman.ops.matrix_state.abi import Call
+from elman.ops.matrix_state.abi import Call, kept_dtype
 from elman.ops.matrix_state.cuda import kernels
 from elman.ops.matrix_state.plan import Plan, parse
+from elman.ops.matrix_state.triton import launch as triton
 
 
 class Launch(Protocol):
@@ -55,7 +56,8 @@ class Kernels:
 
 KERNELS: dict[str, Kernels] = {
     "cpu": Kernels(cpu.launch, cpu.segment, cpu.checkpoint_dtype),
-    "cuda": Kernels(kernels.launch, kernels.segment, kernels.kept_dtype),
+    "cuda": Kernels(kernels.launch, kernels.segment, kept_dtype),
+    "triton": Kernels(triton.launch, triton.segment, kept_dtype),
 }
 """By the name of the backend."""
 
