@@ -174,7 +174,7 @@ def _output_gradient(dout, at, t, spec: tl.constexpr, tile: tl.constexpr):
         inside_r = at.row_r < spec.rows
         return tl.load(dout.data + first + at.row_r, mask=inside_r, other=0.0).to(tl.float32)
     else:
-        return tl.zeros([tile.rows], tl.float32)
+        return tl.full([tile.rows], 0.0, tl.float32)
 
 
 @triton.jit
@@ -247,10 +247,10 @@ def matrix_backward(
     at = place_of(spec, tile)
     number = at.batch * spec.heads + at.head
     held = load_parameters(parameters, at, spec, tile)
-    zero_r, zero_n = tl.zeros([tile.rows], tl.float32), tl.zeros([tile.columns], tl.float32)
+    zero_r, zero_n = tl.full([tile.rows], 0.0, tl.float32), tl.full([tile.columns], 0.0, tl.float32)
     zero = tl.sum(zero_r, 0)
     sums = Sums(zero_r, zero_r, zero_r, zero_r, zero_r, zero_n, zero, zero)
-    start_rn = tl.zeros([tile.rows, tile.columns], tl.float32)
+    start_rn = tl.full([tile.rows, tile.columns], 0.0, tl.float32)
     dstate_rn = start_rn
     if first is not None:
         start_rn = load_state(first, number, at, spec)
@@ -320,7 +320,7 @@ def sum_parts(partial, parts, grad, rows, steps, width, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     channel_c = tl.program_id(1) * block + tl.arange(0, block)
     inside_c = channel_c < width
-    total_c = tl.zeros([block], tl.float32)
+    total_c = tl.full([block], 0.0, tl.float32)
     for part in range(parts):
         from_c = partial + ((row * 0 + part) * rows + row) * width + channel_c
         total_c += tl.load(from_c, mask=inside_c, other=0.0)

@@ -121,7 +121,7 @@ def matrix_forward(
     at = place_of(spec, tile)
     number = at.batch * spec.heads + at.head
     held = load_parameters(parameters, at, spec, tile)
-    state_rn = tl.zeros([tile.rows, tile.columns], tl.float32)
+    state_rn = tl.full([tile.rows, tile.columns], 0.0, tl.float32)
     if first is not None:
         state_rn = load_state(first, number, at, spec)
     # A step's numbers are loaded two steps before and prepared one step before they are needed.

@@ -149,8 +149,8 @@ def _number(sequence, at, t):
 @triton.jit
 def load_step(roles, at, t, spec: tl.constexpr, tile: tl.constexpr):
     """Return the numbers of step t; zeros stand for what the plan does not have."""
-    zero_r = tl.zeros([tile.rows], tl.float32)
-    zero_n = tl.zeros([tile.columns], tl.float32)
+    zero_r = tl.full([tile.rows], 0.0, tl.float32)
+    zero_n = tl.full([tile.columns], 0.0, tl.float32)
     zero = tl.sum(zero_r, 0)
     i, j, rows, columns = at.row_r, at.column_n, spec.rows, spec.columns
     return Raw(
@@ -172,7 +172,7 @@ def _row_parameter(pointer, at, spec: tl.constexpr, tile: tl.constexpr):
         first = at.head * spec.rows
         return tl.load(pointer + first + at.row_r, mask=at.row_r < spec.rows, other=0.0)
     else:
-        return tl.zeros([tile.rows], tl.float32)
+        return tl.full([tile.rows], 0.0, tl.float32)
 
 
 @triton.jit
@@ -180,13 +180,13 @@ def _head_parameter(pointer, at, tile: tl.constexpr):
     if pointer is not None:
         return tl.load(pointer + at.head)
     else:
-        return tl.sum(tl.zeros([tile.rows], tl.float32), 0)
+        return tl.sum(tl.full([tile.rows], 0.0, tl.float32), 0)
 
 
 @triton.jit
 def load_parameters(parameters, at, spec: tl.constexpr, tile: tl.constexpr):
     """Return the parameters of a program's tile."""
-    z_bias_n = tl.zeros([tile.columns], tl.float32)
+    z_bias_n = tl.full([tile.columns], 0.0, tl.float32)
     if parameters.z_bias is not None:
         inside_n = at.column_n < spec.columns
         first = at.head * spec.columns

@@ -6,7 +6,7 @@ p parts of a gradient, which are summed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
@@ -27,7 +27,7 @@ _SHARED = frozenset({"k", "q", "z", "read", "decay", "write"})
 """Roles that all rows of a head share: each row tile has a part of the gradient."""
 _OF_ROWS = frozenset({"p0", "p1", "p2", "residual", "gate_bias"})
 """Parameters of rows, each of which one tile has."""
-_SUM_BLOCK = 256
+_SUM_BLOCK, _SUM_WARPS = 256, 2
 
 
 def plan_problem(plan: Plan) -> str:
@@ -54,7 +54,35 @@ def launch(call: Call, *, backward: bool) -> None:
     """
     _check(call)
     with _device_of(call.like):
-        (_backward if backward else _forward)(call)
+        (_backward if backward else _forward)(call, _run)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel.
+
+    Args:
+        kernel: The kernel.
+        programs: How many programs run, by axis.
+        arguments: Its arguments.
+        warps: Warps of a program.
+    """
+
+    kernel: Any
+    programs: tuple[int, ...]
+    arguments: Sequence[Any]
+    warps: int
+
+
+def _run(one: Launch) -> None:
+    one.kernel[one.programs](*one.arguments, num_warps=one.warps, num_stages=1)
+
+
+def launches(call: Call, *, backward: bool) -> list[Launch]:
+    """Return the launches of a call and run none: for those who compile without a GPU."""
+    found: list[Launch] = []
+    (_backward if backward else _forward)(call, found.append)
+    return found
 
 
 def _check(call: Call) -> None:
@@ -91,12 +119,12 @@ def _tile(plan_text: str, backward: bool) -> Tile:
     return tile_of(parse(plan_text), backward=backward)
 
 
-def _forward(call: Call) -> None:
+def _forward(call: Call, run: Callable[[Launch], None]) -> None:
     from elman.ops.matrix_state.triton.forward import matrix_forward
 
     cell, spec = _parts_of(call.plan.text, call.like.dtype)
     tile, states = _tile(call.plan.text, False), call.args.B * call.plan.heads
-    matrix_forward[(states * tile.row_tiles,)](
+    arguments = (
         _sources(call),
         _parameters(call.plan, call.parameters),
         *(call.kept.get(name) for name in ("first", "last", "out", "checkpoints", "resets")),
@@ -105,9 +133,8 @@ def _forward(call: Call) -> None:
         cell.step,
         spec,
         tile,
-        num_warps=tile.warps,
-        num_stages=1,
     )
+    run(Launch(matrix_forward, (states * tile.row_tiles,), arguments, tile.warps))
 
 
 def _sources(call: Call) -> Any:
@@ -182,15 +209,15 @@ class _Gradients:
             before += count
         return found
 
-    def add(self) -> None:
+    def add(self, run: Callable[[Launch], None]) -> None:
         """Sum the parts of every slice that has several."""
         from elman.ops.matrix_state.triton.backward import sum_parts
 
         for parts_pbtc, source, channels in self.sums:
             count, batch, steps, _ = parts_pbtc.shape
-            sum_parts[(batch * steps, -(-channels // _SUM_BLOCK))](
-                parts_pbtc, count, source, batch * steps, steps, channels, _SUM_BLOCK
-            )
+            programs = (batch * steps, -(-channels // _SUM_BLOCK))
+            sizes = (batch * steps, steps, channels, _SUM_BLOCK)
+            run(Launch(sum_parts, programs, (parts_pbtc, count, source, *sizes), _SUM_WARPS))
 
 
 def _shares(call: Call, tile: Tile) -> list[Tensor]:
@@ -204,7 +231,7 @@ def _shares(call: Call, tile: Tile) -> list[Tensor]:
     return found
 
 
-def _backward(call: Call) -> None:
+def _backward(call: Call, run: Callable[[Launch], None]) -> None:
     from elman.ops.matrix_state.triton.backward import matrix_backward
     from elman.ops.matrix_state.triton.inputs import Sequence as Where
 
@@ -213,7 +240,7 @@ def _backward(call: Call) -> None:
     programs, dout = states * tile.row_tiles, call.kept.get("dout")
     gradients, shares = _Gradients(call, tile), _shares(call, tile)
     room = (programs, tile.steps, tile.rows, tile.columns)
-    matrix_backward[(programs,)](
+    arguments = (
         _sources(call),
         _parameters(call.plan, call.parameters),
         gradients.places(),
@@ -228,9 +255,8 @@ def _backward(call: Call) -> None:
         cell.back,
         spec,
         tile,
-        num_warps=tile.warps,
-        num_stages=1,
     )
-    gradients.add()
+    run(Launch(matrix_backward, (programs,), arguments, tile.warps))
+    gradients.add(run)
     for share, dparameter in zip(shares, call.dparameters, strict=True):
         torch.sum(share, 0, out=dparameter)
