@@ -121,9 +121,11 @@ def matrix_forward(
     at = place_of(spec, tile)
     number = at.batch * spec.heads + at.head
     held = load_parameters(parameters, at, spec, tile)
-    state_rn = tl.full([tile.rows, tile.columns], 0.0, tl.float32)
     if first is not None:
         state_rn = load_state(first, number, at, spec)
+    else:
+        from_rn, inside_rn = state_at(last, number, at, spec)
+        state_rn = tl.load(from_rn, mask=inside_rn & (steps < 0), other=0.0)
     # A step's numbers are loaded two steps before and prepared one step before they are needed.
     raw = load_step(roles, at, 0, spec, tile)
     x = prepare(raw, held, spec)

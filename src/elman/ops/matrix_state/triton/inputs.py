@@ -122,7 +122,7 @@ def place_of(spec: tl.constexpr, tile: tl.constexpr):
         in_batch % spec.heads,
         number % tile.row_tiles,
         (number % tile.row_tiles) * tile.rows + tl.arange(0, tile.rows),
-        tl.arange(0, tile.columns),
+        tl.max_contiguous(tl.arange(0, tile.columns), 4),
     )
 
 
