@@ -1,4 +1,4 @@
-"""Which Triton is installed, whether elman's own Triton kernels can use it, and what is known of it.
+"""Which Triton is installed, whether elman's own kernels can use it, and what is known of it.
 
 Everything that depends on a version of Triton is decided here. Imports neither torch nor triton.
 """
@@ -40,12 +40,17 @@ def wrong_gated_delta(found: Version) -> bool:
     return first <= found < mended
 
 
+def older(found: Version) -> bool:
+    """Return whether a version is older than :data:`OLDEST`."""
+    return found < Version(OLDEST)
+
+
 def triton_problem() -> str | None:
     """Return why elman's Triton kernels cannot run with what is installed, and the fix; or None."""
     if find_spec("triton") is None:
         return f"triton is not installed; pip install 'triton>={OLDEST}'"
     found = triton_version()
-    if found is not None and Version(found) < Version(OLDEST):
+    if found is not None and older(Version(found)):
         return f"triton {found} is older than {OLDEST}; pip install --upgrade 'triton>={OLDEST}'"
     return None
 

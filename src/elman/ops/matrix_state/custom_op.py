@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from typing import Any, Protocol
 
 import torch
@@ -47,17 +48,19 @@ class Kernels:
         launch: Runs a call.
         segment: Steps between two checkpoints, from plan, batch and the sources' dtype.
         checkpoint_dtype: Dtype of the checkpoints, from plan and the sources' dtype.
+        problem: Why it does not have a plan; empty if it does.
     """
 
     launch: Launch
     segment: Callable[[Plan, int, torch.dtype], int]
     checkpoint_dtype: Callable[[Plan, torch.dtype], torch.dtype]
+    problem: Callable[[Plan], str] = attrgetter("kernel_problem")
 
 
 KERNELS: dict[str, Kernels] = {
     "cpu": Kernels(cpu.launch, cpu.segment, cpu.checkpoint_dtype),
     "cuda": Kernels(kernels.launch, kernels.segment, kept_dtype),
-    "triton": Kernels(triton.launch, triton.segment, kept_dtype),
+    "triton": Kernels(triton.launch, triton.segment, kept_dtype, triton.plan_problem),
 }
 """By the name of the backend."""
 

@@ -107,6 +107,6 @@ CELL = Cell(
     equation="S' = tanh(decay S + (v - S k) k^T), y = S' q",
     source="seed 004; matrix-state specification 12",
     options=_OPTIONS,
-    backends=("reference", "cpu", "cuda"),
+    backends=("reference", "cpu", "triton", "cuda"),
     rule=_rule,
 )

@@ -56,10 +56,7 @@ def begun(state_rn, resets, at, t, steps):
 @triton.jit
 def seen(x, raw, held, state_rn, spec: tl.constexpr):
     """Return what the cell sees of a step."""
-    if spec.reads:
-        r_r = tl.sum(state_rn * x.key_n[None, :], 1)
-    else:
-        r_r = x.v_r * 0.0
+    r_r = tl.sum(state_rn * x.key_n[None, :], 1) if spec.reads else x.v_r * 0.0
     return Row(x.v_r, raw.g_r, held.p0_r, held.p1_r, held.p2_r, x.decay, x.write, r_r)
 
 
@@ -133,7 +130,7 @@ def matrix_forward(
     for t in range(steps):
         later = load_step(roles, at, tl.minimum(t + 2, steps - 1), spec, tile)
         following = prepare(coming, held, spec)
-        if checkpoints is not None:
+        if checkpoints is not None:  # noqa: SIM102 (decided by the compiler, and the next is not)
             if (t % tile.steps == 0) & (t > 0):
                 kept = wide(t // tile.steps - 1, at) * states + number
                 store_state(checkpoints, kept, at, state_rn, spec)

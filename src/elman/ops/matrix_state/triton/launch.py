@@ -18,10 +18,9 @@ from torch import Tensor
 from elman.base.errors import UserError
 from elman.kernels.triton_version import interpreted, torch_is_for_rocm, triton_problem
 from elman.ops.common.slices import Slice
-from elman.ops.matrix_state.abi import Call, kept_dtype
+from elman.ops.matrix_state.abi import Call
 from elman.ops.matrix_state.plan import Plan, parse
 from elman.ops.matrix_state.triton.spec import MOST_COLUMNS, Spec, Tile, spec_of, tile_of
-
 
 _SHARED = frozenset({"k", "q", "z", "read", "decay", "write"})
 """Roles that all rows of a head share: each row tile has a part of the gradient."""
@@ -30,15 +29,18 @@ _OF_ROWS = frozenset({"p0", "p1", "p2", "residual", "gate_bias"})
 _SUM_BLOCK, _SUM_WARPS = 256, 2
 
 
+@cache
 def plan_problem(plan: Plan) -> str:
-    """Return why the Triton kernels do not have a plan; empty if they do. Imports triton."""
-    from elman.ops.matrix_state.triton.cells import CELLS
-
-    if plan.cell not in CELLS:
-        return f"the recurrence {plan.cell} has no step in Triton"
+    """Return why the Triton kernels do not have a plan; empty if they do."""
+    if plan.kernel_problem:
+        return plan.kernel_problem
     if plan.columns > MOST_COLUMNS:
         return f"a state of {plan.columns} columns is wider than {MOST_COLUMNS}"
-    return ""
+    if triton_problem():  # which the launch says
+        return ""
+    from elman.ops.matrix_state.triton.cells import CELLS
+
+    return "" if plan.cell in CELLS else f"the recurrence {plan.cell} has no step in Triton"
 
 
 def segment(plan: Plan, batch: int, dtype: torch.dtype) -> int:
@@ -85,9 +87,13 @@ def launches(call: Call, *, backward: bool) -> list[Launch]:
     return found
 
 
+# Looking for it takes longer than a launch.
+_missing = cache(triton_problem)
+
+
 def _check(call: Call) -> None:
     like = call.like
-    problem = triton_problem() or plan_problem(call.plan)
+    problem = _missing()
     if not problem and not like.is_cuda and not (like.is_cpu and interpreted()):
         problem = f"the tensors lie on {like.device}"
     if not problem and like.dtype not in (torch.bfloat16, torch.float32):
