@@ -20,7 +20,7 @@ from elman.ops.matrix_state.triton import launch
 Tensors = dict[str, Tensor]
 FP32, BF16 = torch.float32, torch.bfloat16
 TOLERANCE = {FP32: 1e-4, BF16: 1.5e-2}
-STEPS = 4
+STEPS = 2
 _Z = {"z_act": "sigmoid", "z_bias": True}
 _ZK = {"key": "zk", "k_unit": True, "self_gate": True}
 # Cell, heads, rows, columns and what stands around it.

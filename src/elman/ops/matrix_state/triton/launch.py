@@ -56,7 +56,12 @@ def launch(call: Call, *, backward: bool) -> None:
     """
     _check(call)
     with _device_of(call.like):
-        (_backward if backward else _forward)(call, _run)
+        (_backward if backward else _forward)(call, _has_fast_tanh(call.like), _run)
+
+
+def _has_fast_tanh(like: Tensor) -> bool:
+    """Whether the GPU's own tanh is precise enough for the sequences, and there is one."""
+    return like.dtype == torch.bfloat16 and like.is_cuda and not torch_is_for_rocm()
 
 
 @dataclass(frozen=True)
@@ -80,10 +85,16 @@ def _run(one: Launch) -> None:
     one.kernel[one.programs](*one.arguments, num_warps=one.warps, num_stages=1)
 
 
-def launches(call: Call, *, backward: bool) -> list[Launch]:
-    """Return the launches of a call and run none: for those who compile without a GPU."""
+def launches(call: Call, *, backward: bool, fast: bool) -> list[Launch]:
+    """Return the launches of a call and run none: for those who compile without a GPU.
+
+    Args:
+        call: The call.
+        backward: Which pass.
+        fast: Whether tanh is NVIDIA's own instruction.
+    """
     found: list[Launch] = []
-    (_backward if backward else _forward)(call, found.append)
+    (_backward if backward else _forward)(call, fast, found.append)
     return found
 
 
@@ -110,13 +121,12 @@ def _device_of(like: Tensor) -> AbstractContextManager[object]:
 
 
 @cache
-def _parts_of(plan_text: str, dtype: torch.dtype) -> tuple[Any, Spec]:
+def _parts_of(plan_text: str, fast: bool) -> tuple[Any, Spec]:
     """Return the cell and the spec of a plan's kernels."""
     from elman.ops.matrix_state.triton.cells import CELLS
 
     plan = parse(plan_text)
     cell = CELLS[plan.cell]
-    fast = dtype == torch.bfloat16 and not interpreted() and not torch_is_for_rocm()
     return cell, spec_of(plan, cell.kind, fast=fast)
 
 
@@ -125,10 +135,10 @@ def _tile(plan_text: str, backward: bool) -> Tile:
     return tile_of(parse(plan_text), backward=backward)
 
 
-def _forward(call: Call, run: Callable[[Launch], None]) -> None:
+def _forward(call: Call, fast: bool, run: Callable[[Launch], None]) -> None:
     from elman.ops.matrix_state.triton.forward import matrix_forward
 
-    cell, spec = _parts_of(call.plan.text, call.like.dtype)
+    cell, spec = _parts_of(call.plan.text, fast)
     tile, states = _tile(call.plan.text, False), call.args.B * call.plan.heads
     arguments = (
         _sources(call),
@@ -237,11 +247,11 @@ def _shares(call: Call, tile: Tile) -> list[Tensor]:
     return found
 
 
-def _backward(call: Call, run: Callable[[Launch], None]) -> None:
+def _backward(call: Call, fast: bool, run: Callable[[Launch], None]) -> None:
     from elman.ops.matrix_state.triton.backward import matrix_backward
     from elman.ops.matrix_state.triton.inputs import Sequence as Where
 
-    cell, spec = _parts_of(call.plan.text, call.like.dtype)
+    cell, spec = _parts_of(call.plan.text, fast)
     tile, states = _tile(call.plan.text, True), call.args.B * call.plan.heads
     programs, dout = states * tile.row_tiles, call.kept.get("dout")
     gradients, shares = _Gradients(call, tile), _shares(call, tile)
