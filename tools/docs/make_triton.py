@@ -65,15 +65,15 @@ class Target:
     def __init__(self, name: str) -> None:
         from triton.backends.compiler import GPUTarget
 
-        self._target = GPUTarget(*TARGETS[name])
+        self._target, self._number = GPUTarget(*TARGETS[name]), list(TARGETS).index(name)
 
     def get_current_target(self) -> Any:
         """Return the GPU to compile for."""
         return self._target
 
     def get_current_device(self) -> int:
-        """Return the number of the GPU."""
-        return 0
+        """Return the number of the GPU, by which Triton remembers what it compiled."""
+        return self._number
 
     def get_current_stream(self, device: int) -> int:
         """Return the stream of the GPU."""

@@ -304,12 +304,12 @@ def tiles(rows: int, warps: int, *, backward: bool) -> Iterator[None]:
         return replace(found, rows=rows, warps=warps, row_tiles=-(-plan.rows // rows))
 
     wanted = backward
-    launch.tile_of = chosen
+    vars(launch)["tile_of"] = chosen
     launch._tile.cache_clear()
     try:
         yield
     finally:
-        launch.tile_of = tile_of
+        vars(launch)["tile_of"] = tile_of
         launch._tile.cache_clear()
 
 

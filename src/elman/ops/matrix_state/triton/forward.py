@@ -121,6 +121,8 @@ def matrix_forward(
     if first is not None:
         state_rn = load_state(first, number, at, spec)
     else:
+        # A load of nothing: how a tensor is loaded decides its layout, and this one's is needed in
+        # every step. Zeros that are not loaded would be computed with in another layout.
         from_rn, inside_rn = state_at(last, number, at, spec)
         state_rn = tl.load(from_rn, mask=inside_rn & (steps < 0), other=0.0)
     # A step's numbers are loaded two steps before and prepared one step before they are needed.
