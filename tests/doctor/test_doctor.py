@@ -128,7 +128,7 @@ NEWER_TORCH = "pip install --upgrade 'torch>=2.12.1'"
         (
             facts(AMPERE),
             Mark.NOTE,
-            "torch.compile and the packaged baselines need it",
+            "torch.compile, kernels.backend=triton and the packaged baselines need it",
             "pip install --force-reinstall --index-url https://pypi.org/simple torch",
         ),
         (

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from operator import attrgetter
 from typing import Any, Protocol
 
 import torch
@@ -40,6 +39,11 @@ class Launch(Protocol):
         """Run it forward or backward."""
 
 
+def kernel_problem(plan: Plan) -> str:
+    """Return why no compiled backend has a plan; empty if they do."""
+    return plan.kernel_problem
+
+
 @dataclass(frozen=True)
 class Kernels:
     """What the operators ask of a compiled backend. Shapes and dtypes alone decide the sizes.
@@ -54,7 +58,7 @@ class Kernels:
     launch: Launch
     segment: Callable[[Plan, int, torch.dtype], int]
     checkpoint_dtype: Callable[[Plan, torch.dtype], torch.dtype]
-    problem: Callable[[Plan], str] = attrgetter("kernel_problem")
+    problem: Callable[[Plan], str] = kernel_problem
 
 
 KERNELS: dict[str, Kernels] = {

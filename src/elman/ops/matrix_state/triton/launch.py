@@ -18,6 +18,7 @@ from torch import Tensor
 from elman.base.errors import UserError
 from elman.kernels.triton_version import interpreted, torch_is_for_rocm, triton_problem
 from elman.ops.common.slices import Slice
+from elman.ops.common.uncompiled import traced_as_constant
 from elman.ops.matrix_state.abi import Call
 from elman.ops.matrix_state.plan import Plan, parse
 from elman.ops.matrix_state.triton.spec import MOST_COLUMNS, Spec, Tile, spec_of, tile_of
@@ -29,11 +30,15 @@ _OF_ROWS = frozenset({"p0", "p1", "p2", "residual", "gate_bias"})
 _SUM_BLOCK, _SUM_WARPS = 256, 2
 
 
-@cache
 def plan_problem(plan: Plan) -> str:
     """Return why the Triton kernels do not have a plan; empty if they do."""
-    if plan.kernel_problem:
-        return plan.kernel_problem
+    return plan.kernel_problem or _own_problem(plan.text)
+
+
+@traced_as_constant
+@cache
+def _own_problem(plan_text: str) -> str:
+    plan = parse(plan_text)
     if plan.columns > MOST_COLUMNS:
         return f"a state of {plan.columns} columns is wider than {MOST_COLUMNS}"
     if triton_problem():  # which the launch says
