@@ -206,7 +206,7 @@ values with a slash, the first is of the forward kernel and the second of the ba
 - **rows x warps x tiles**: the rows of the state that a program holds, the warps that it has, and
   the programs of a head. They depend on the size of the state alone.
 - **registers**: of a thread. On gfx942 these are vector registers, of 512.
-- **spilled bytes**: of a thread, in local memory. None is what it should be.
+- **spilled bytes**: of a thread, in local memory: hardly any, or a step would be slow.
 
 E73 is its column variant. Other versions of Triton give other numbers.
 

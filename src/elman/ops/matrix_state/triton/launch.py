@@ -36,8 +36,12 @@ def plan_problem(plan: Plan) -> str:
 
 
 @traced_as_constant
-@cache
 def _own_problem(plan_text: str) -> str:
+    return _found_problem(plan_text)
+
+
+@cache
+def _found_problem(plan_text: str) -> str:
     plan = parse(plan_text)
     if plan.columns > MOST_COLUMNS:
         return f"a state of {plan.columns} columns is wider than {MOST_COLUMNS}"
