@@ -70,7 +70,9 @@ def launch(call: Call, *, backward: bool) -> None:
 
 def _has_fast_tanh(like: Tensor) -> bool:
     """Whether the GPU's own tanh is precise enough for the sequences, and there is one."""
-    return like.dtype == torch.bfloat16 and like.is_cuda and not torch_is_for_rocm()
+    if interpreted() or torch_is_for_rocm():
+        return False
+    return like.dtype == torch.bfloat16 and like.is_cuda
 
 
 @dataclass(frozen=True)
