@@ -53,6 +53,13 @@ class Sums(NamedTuple):
 
 
 @triton.jit
+def _no_sums(tile: tl.constexpr):
+    zero_r, zero_n = tl.full([tile.rows], 0.0, tl.float32), tl.full([tile.columns], 0.0, tl.float32)
+    zero = tl.sum(zero_r, 0)
+    return Sums(zero_r, zero_r, zero_r, zero_r, zero_r, zero_n, zero, zero)
+
+
+@triton.jit
 def output_back(dout_r, y_r, x, raw, held, spec: tl.constexpr):
     """Return the gradients of the read with its residual, and of the gate's logit."""
     dgate_r = dout_r * 0.0
@@ -178,6 +185,63 @@ def _output_gradient(dout, at, t, spec: tl.constexpr, tile: tl.constexpr):
 
 
 @triton.jit
+def _walk_back(
+    dstate_rn,
+    after_rn,
+    scratch,
+    roles,
+    held,
+    sums,
+    grads,
+    dout,
+    resets,
+    at,
+    begin,
+    end,
+    steps,
+    cell: tl.constexpr,
+    cell_back: tl.constexpr,
+    spec: tl.constexpr,
+    tile: tl.constexpr,
+):
+    """Go back over a segment; return the gradients of the state before it and of parameters.
+
+    The numbers of a step, and the state before it, are loaded one step ahead.
+    """
+    raw = load_step(roles, at, end - 1, spec, tile)
+    dout_r = _output_gradient(dout, at, end - 1, spec, tile)
+    kept_rn = tl.load(_room(scratch, end - 1 - begin, tile))
+    for back in range(begin, end):
+        t = end - 1 - (back - begin)
+        t_next = tl.maximum(t - 1, begin)
+        coming = load_step(roles, at, t_next, spec, tile)
+        coming_dout_r = _output_gradient(dout, at, t_next, spec, tile)
+        coming_rn = tl.load(_room(scratch, t_next - begin, tile))
+        x = prepare(raw, held, spec)
+        before_rn = begun(kept_rn, resets, at, t, steps)
+        dstate_rn, sums = _step_back(
+            dstate_rn,
+            before_rn,
+            after_rn,
+            dout_r,
+            raw,
+            x,
+            held,
+            sums,
+            grads,
+            at,
+            t,
+            cell,
+            cell_back,
+            spec,
+        )
+        dstate_rn = begun(dstate_rn, resets, at, t, steps)  # no gradient passes a reset
+        after_rn = kept_rn
+        raw, dout_r, kept_rn = coming, coming_dout_r, coming_rn
+    return dstate_rn, sums
+
+
+@triton.jit
 def _store_row_sum(pointer, at, sum_r, spec: tl.constexpr):
     if pointer is not None:
         first = (at.batch * spec.heads + at.head) * spec.rows
@@ -224,32 +288,21 @@ def matrix_backward(
 ):
     """Run one tile of one state back over all of time.
 
+    The arguments that are not named here are those of the forward kernel.
+
     Args:
-        roles: As for the forward kernel, and so are parameters, first, checkpoints, resets, steps,
-            states, cell, spec and tile.
-        parameters: See there.
         grads: Where gradients of the sequences go, Roles.
         dparameters: Where those of the parameters go, Parameters; each program its own share.
-        first: See there.
         dfirst: Where the gradient of the first state goes, or None.
         dlast: Gradient of the last state, or None.
         dout: Gradient of the output, a Sequence or None.
-        checkpoints: See there.
-        resets: See there.
         scratch: Room for K states of every program, in fp32.
-        steps: See there.
-        states: See there.
-        cell: See there.
         cell_back: The derivative of the cell's step.
-        spec: See there.
-        tile: See there.
     """
     at = place_of(spec, tile)
     number = at.batch * spec.heads + at.head
     held = load_parameters(parameters, at, spec, tile)
-    zero_r, zero_n = tl.full([tile.rows], 0.0, tl.float32), tl.full([tile.columns], 0.0, tl.float32)
-    zero = tl.sum(zero_r, 0)
-    sums = Sums(zero_r, zero_r, zero_r, zero_r, zero_r, zero_n, zero, zero)
+    sums = _no_sums(tile)
     start_rn = tl.full([tile.rows, tile.columns], 0.0, tl.float32)
     dstate_rn = start_rn
     if first is not None:
@@ -268,36 +321,25 @@ def matrix_backward(
             state_rn, scratch, roles, held, resets, at, begin, end, steps, cell, spec, tile
         )
         tl.debug_barrier()  # threads may read states that others wrote
-        raw = load_step(roles, at, end - 1, spec, tile)
-        dout_r = _output_gradient(dout, at, end - 1, spec, tile)
-        kept_rn = tl.load(_room(scratch, end - 1 - begin, tile))
-        for back in range(begin, end):
-            t = end - 1 - (back - begin)
-            t_next = tl.maximum(t - 1, begin)
-            coming = load_step(roles, at, t_next, spec, tile)
-            coming_dout_r = _output_gradient(dout, at, t_next, spec, tile)
-            coming_rn = tl.load(_room(scratch, t_next - begin, tile))
-            x = prepare(raw, held, spec)
-            before_rn = begun(kept_rn, resets, at, t, steps)
-            dstate_rn, sums = _step_back(
-                dstate_rn,
-                before_rn,
-                after_rn,
-                dout_r,
-                raw,
-                x,
-                held,
-                sums,
-                grads,
-                at,
-                t,
-                cell,
-                cell_back,
-                spec,
-            )
-            dstate_rn = begun(dstate_rn, resets, at, t, steps)  # no gradient passes a reset
-            after_rn = kept_rn
-            raw, dout_r, kept_rn = coming, coming_dout_r, coming_rn
+        dstate_rn, sums = _walk_back(
+            dstate_rn,
+            after_rn,
+            scratch,
+            roles,
+            held,
+            sums,
+            grads,
+            dout,
+            resets,
+            at,
+            begin,
+            end,
+            steps,
+            cell,
+            cell_back,
+            spec,
+            tile,
+        )
         tl.debug_barrier()  # before the next segment's states are written over these
     if dfirst is not None:
         store_state(dfirst, number, at, dstate_rn, spec)
