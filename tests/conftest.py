@@ -24,10 +24,12 @@ def pytest_report_header() -> str | None:
 
 
 def pytest_configure() -> None:
-    """Let the processes that tests start hear Ctrl-C, as those of a terminal do.
+    """Choose Triton's interpreter; let processes that tests start hear Ctrl-C as a terminal's do.
 
     What a script starts in the background ignores SIGINT, and so do its children.
     """
+    # Before anything imports triton: its interpreter runs elman's own Triton kernels without a GPU.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

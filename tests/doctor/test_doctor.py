@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,7 @@ NEWER_TORCH = "pip install --upgrade 'torch>=2.12.1'"
         (
             facts(AMPERE),
             Mark.NOTE,
-            "torch.compile and the packaged baselines need it",
+            "torch.compile, kernels.backend=triton and the packaged baselines need it",
             "pip install --force-reinstall --index-url https://pypi.org/simple torch",
         ),
         (
@@ -319,6 +320,13 @@ def test_backends_and_why_not(monkeypatch) -> None:
     bare = marks(facts(HOPPER, nvrtc={"version": None, "install": "x"}, compiler={"command": None}))
     assert bare["cpu"].startswith("no C++ compiler")
     assert (bare["cuda"], bare["triton"]) == ("no NVRTC", "no triton")
+    older = marks(facts(HOPPER, versions={"triton": "3.5.1"}))
+    assert older["triton"] == "triton 3.5.1 is older than 3.6.0"
+    amd = facts(HOPPER, versions=triton)
+    amd = replace(
+        amd, answers=amd.answers | {"torch": Answered({**amd.value("torch"), "hip": "7"})}
+    )
+    assert (marks(amd)["cuda"], marks(amd)["triton"]) == ("torch is built for AMD GPUs", "ok")
     broken = marks(facts(HOPPER, torch=Answered(problem="killed by SIGSEGV")))
     assert set(broken.values()) == {"torch does not work"}
     del cells["cuda"]
@@ -357,6 +365,11 @@ def test_a_backend_of_packages_alone_works_where_they_do(monkeypatch) -> None:
         "mamba2 and fla-gdn have it through packages, and none works here: see baselines"
     )
     assert judged(facts(cuda=None)).found == "no GPU"
+    cells["e70"] = _Cell("e70", ("reference", "triton"))
+    ours = judged(facts(HOPPER, versions=triton, **names))
+    assert (ours.mark, ours.found) == (Mark.OK, "1 of 3 cells")
+    both = judged(facts(HOPPER, versions=triton | FLA))
+    assert both.found == "1 of 3 cells, and through packages: mamba2, fla-gdn"
 
 
 class _Cell:

@@ -24,6 +24,7 @@ from elman.kernels.launching import Launch
 from elman.kernels.sources import source_folder, sources_hash
 from elman.ops.channel import source as channel_kernels
 from elman.ops.dense import source as dense_source
+from elman.ops.matrix_state import abi
 from elman.ops.matrix_state import cpu as matrix_cpu
 from elman.ops.matrix_state.abi import Call
 from elman.ops.matrix_state.cuda import kernels
@@ -251,7 +252,7 @@ def types_of(plan: Plan, dtype: torch.dtype) -> Types:
 
 def kept_dtype(plan: Plan, dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of checkpoints."""
-    return dtype if dtype == torch.float64 else kernels.kept_dtype(plan, dtype)
+    return dtype if dtype == torch.float64 else abi.kept_dtype(plan, dtype)
 
 
 def backend(

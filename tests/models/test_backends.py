@@ -8,17 +8,20 @@ import pytest
 
 from elman.base.errors import UserError
 from elman.kernels import nvrtc
-from elman.models.backends import choose_backend
+from elman.models import backends
+from elman.models.backends import choose_backend, norm_backend
 from elman.models.cells import registry
 
 E88 = registry.cell("e88")
-ALL = dataclasses.replace(E88, backends=("reference", "cpu", "triton", "cuda"))
+ALL = E88
+MAMBA2 = registry.cell("mamba2")
 
 
 @pytest.fixture(autouse=True)
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nothing stand in the way of CUDA kernels."""
+    """Let nothing stand in the way of kernels for a GPU."""
     monkeypatch.setattr(nvrtc, "cuda_problem", lambda: None)
+    monkeypatch.setattr(backends, "triton_problem", lambda: None)
 
 
 @pytest.mark.compiler
@@ -104,7 +107,60 @@ def test_every_cell_has_cuda_where_it_has_cpu() -> None:
     assert compiled == {c.name for c in cells if "cpu" in c.backends}
     engines = {c.engine for c in cells if "cuda" in c.backends}
     assert engines == {"matrix_state", "channel", "dense", "tape"}
-    assert all(c.backends == ("reference", "cpu", "cuda") for c in cells if "cuda" in c.backends)
+    order = ("reference", "cpu", "triton", "cuda")
+    for cell in (c for c in cells if "cuda" in c.backends):
+        assert cell.backends == tuple(n for n in order if n != "triton" or n in cell.backends)
+
+
+@pytest.fixture
+def an_amd_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let torch be a build for ROCm, whose device is called cuda."""
+    monkeypatch.setattr(backends, "torch_is_for_rocm", lambda: True)
+    backends._say_other.cache_clear()
+    backends._say_slow.cache_clear()
+
+
+@pytest.mark.usefixtures("an_amd_gpu")
+def test_an_amd_gpu_has_triton_and_not_cuda(capsys) -> None:
+    assert choose_backend(E88, "auto", "cuda") == "triton"
+    said = capsys.readouterr().err
+    assert said == (
+        "elman: kernels.backend=auto: triton, because this torch is built for AMD GPUs (ROCm) and "
+        "the cuda kernels are for NVIDIA's\n"
+    )
+    assert choose_backend(registry.cell("e1"), "auto", "cuda") == "reference"
+    with pytest.raises(UserError) as caught:
+        choose_backend(E88, "cuda", "cuda")
+    assert str(caught.value) == (
+        "kernels.backend=cuda: this torch is built for AMD GPUs (ROCm) and the cuda kernels are "
+        "for NVIDIA's; use kernels.backend=triton or kernels.backend=auto"
+    )
+    assert norm_backend("auto", "cuda") == "reference"
+    with pytest.raises(UserError, match="built for AMD"):
+        norm_backend("cuda", "cuda")
+
+
+def test_a_missing_triton_is_one_line(monkeypatch) -> None:
+    problem = "triton is not installed; pip install 'triton>=3.6.0'"
+    monkeypatch.setattr(backends, "triton_problem", lambda: problem)
+    with pytest.raises(UserError) as caught:
+        choose_backend(E88, "triton", "cuda")
+    assert str(caught.value) == (
+        f"kernels.backend=triton: {problem}, or use kernels.backend=reference"
+    )
+    # What a package needs is the package's to say.
+    assert choose_backend(MAMBA2, "triton", "cuda") == "triton"
+
+
+@pytest.mark.compiler
+def test_a_cpu_runs_triton_only_on_its_interpreter_and_only_by_name(monkeypatch) -> None:
+    monkeypatch.setattr(backends, "interpreted", lambda: True)
+    assert choose_backend(E88, "triton", "cpu") == "triton"
+    assert choose_backend(E88, "auto", "cpu") == "cpu"
+    for cell, on in ((MAMBA2, True), (E88, False)):
+        monkeypatch.setattr(backends, "interpreted", lambda on=on: on)
+        with pytest.raises(UserError, match=r"kernels\.backend=triton: does not run on a cpu "):
+            choose_backend(cell, "triton", "cpu")
 
 
 def test_options_without_kernels_run_the_reference_on_a_gpu() -> None:

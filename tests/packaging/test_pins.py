@@ -14,7 +14,8 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TOOLS = [Requirement(line).name for line in PROJECT["optional-dependencies"]["dev"]]
-PINS = dict(re.findall(r"^(\S+)==(\S+)$", (ROOT / "constraints-dev.txt").read_text(), re.MULTILINE))
+PINNED = (ROOT / "constraints-dev.txt").read_text()
+PINS = dict(re.findall(r"^(\S+)==(\S+)(?: ;.*)?$", PINNED, re.MULTILINE))
 HOOKS = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
 
 

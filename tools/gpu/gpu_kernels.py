@@ -34,7 +34,7 @@ from torch import Tensor
 
 from elman.kernels.nvrtc import Unit, load, nvrtc_version
 from elman.ops.matrix_state import op, reference
-from elman.ops.matrix_state.abi import Call
+from elman.ops.matrix_state.abi import Call, kept_dtype
 from elman.ops.matrix_state.cuda import kernels
 from elman.ops.matrix_state.cuda.tile_config import TileConfig
 from elman.ops.matrix_state.plan import Plan
@@ -151,7 +151,7 @@ def make_tensors(
         {
             "out": poison(batch, time_steps, plan.heads, plan.rows, dtype=dtype),
             "last": poison(*state),
-            "checkpoints": poison(kept, dtype=kernels.kept_dtype(plan, dtype)),
+            "checkpoints": poison(kept, dtype=kept_dtype(plan, dtype)),
             "dfirst": poison(*state),
             "dsource": poison(batch, time_steps, wide, dtype=dtype)[..., :channels],
             **{f"d{name}": poison(*shape) for name, shape in shapes.items()},

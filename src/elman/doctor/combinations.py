@@ -8,6 +8,7 @@ from packaging.version import Version
 
 from elman.doctor.facts import Facts
 from elman.doctor.findings import Finding, Mark
+from elman.kernels.triton_version import wrong_gated_delta
 
 _AREA = "known bad"
 _FLA = "flash-linear-attention"
@@ -30,7 +31,7 @@ def gated_delta_on_hopper(facts: Facts) -> Finding | None:
     """Wrong gradients; later versions of the package refuse it (issues 640, 983 and 984)."""
     triton = facts.installed("triton")
     hopper = any(major == 9 for major, _ in facts.capabilities)
-    if not hopper or triton is None or not Version("3.4.0") <= triton < Version("3.7.1"):
+    if not hopper or triton is None or not wrong_gated_delta(triton):
         return None
     there = facts.installed(_FLA) is not None
     return Finding(
@@ -125,7 +126,10 @@ def no_triton_on_gpu(facts: Facts) -> Finding | None:
     """A CUDA build of torch without the compiler that comes with it."""
     if not facts.gpus or facts.versions["triton"] is not None:
         return None
-    found = "torch.compile and the packaged baselines need it; torch's CUDA builds bring it"
+    found = (
+        "torch.compile, kernels.backend=triton and the packaged baselines need it; torch's builds "
+        "for GPUs bring it"
+    )
     return Finding(_AREA, "GPU without triton", Mark.NOTE, found, _CUDA_TORCH)
 
 

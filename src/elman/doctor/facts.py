@@ -19,6 +19,7 @@ from packaging.version import Version
 from elman.doctor.asking import Answered, ask
 from elman.doctor.questions import OF_A_GPU, QUESTIONS
 from elman.kernels.cache import kernel_cache
+from elman.kernels.triton_version import triton_version
 
 OPTIONAL = (
     "triton",
@@ -118,7 +119,7 @@ def gather(show: Callable[[list[str]], None] = lambda waiting: None) -> Facts:
     """Collect the facts of this machine; ``show`` as in :func:`~elman.doctor.asking.ask`."""
     unmet = _unmet()
     names = {"torch", "numpy", "hydra-core", "nvidia-ml-py", *OPTIONAL}
-    versions = {name: _version(name) for name in names}
+    versions = {name: _version(name) for name in names} | {"triton": triton_version()}
     put = [
         question
         for question in QUESTIONS

@@ -46,7 +46,7 @@ class Finding:
 
 # Purposes of optional distributions; one without an entry is shown only if it is installed.
 _USES = {
-    "triton": "torch.compile and the packaged baselines on a GPU",
+    "triton": "torch.compile, kernels.backend=triton and the packaged baselines",
     "mamba-ssm": "mamba2 on a GPU",
     "causal-conv1d": "a faster mamba2 on a GPU",
     "flash-linear-attention": "fla-gdn on a GPU",

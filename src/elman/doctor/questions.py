@@ -34,6 +34,7 @@ def torch_() -> Answer:
     count = torch.cuda.device_count() if available else 0
     return {
         "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
         "available": available,
         "warning": _first_line(said[0].message) if said else None,
         "devices": [_device(index) for index in range(count)],

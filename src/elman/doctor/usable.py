@@ -5,6 +5,8 @@ from __future__ import annotations
 from elman.doctor.facts import Facts
 from elman.doctor.findings import Finding, Mark
 from elman.kernels.nvrtc import OLDEST
+from elman.kernels.triton_version import OLDEST as OLDEST_TRITON
+from elman.kernels.triton_version import older
 from elman.models.cells import registry
 from elman.models.cells.declaration import Cell
 from elman.ops.dense.cuda import forms as dense
@@ -18,7 +20,7 @@ def backends(facts: Facts) -> list[Finding]:
         "reference": without_torch,
         "torch": without_torch,
         "cpu": without_torch or _no_compiler(facts),
-        "cuda": without_torch or _no_gpu(facts) or _no_nvrtc(facts),
+        "cuda": without_torch or _no_gpu(facts) or _for_amd(facts) or _no_nvrtc(facts),
         "triton": without_torch or _no_gpu(facts) or _no_triton(facts),
     }
     return [_backend(facts, name, reason) for name, reason in reasons.items()]
@@ -38,7 +40,8 @@ def _backend(facts: Facts, name: str, reason: str | None) -> Finding:
         names = " and ".join(cell.name for cell in having)
         found = f"{names} have it through packages, and none works here: see baselines"
         return Finding(area, name, Mark.ABSENT, found)
-    through = "" if ours else f", through packages: {', '.join(cell.name for cell in works)}"
+    others = [cell.name for cell in works if cell not in ours]
+    through = f", {'and ' if ours else ''}through packages: {', '.join(others)}" if others else ""
     count = len(ours or works)
     return Finding(area, name, Mark.OK, f"{count} of {len(every)} cells{through}")
 
@@ -61,9 +64,15 @@ def _no_nvrtc(facts: Facts) -> str | None:
     return None if facts.value("nvrtc").get("version") else "no NVRTC"
 
 
+def _for_amd(facts: Facts) -> str | None:
+    return "torch is built for AMD GPUs" if facts.value("torch").get("hip") else None
+
+
 def _no_triton(facts: Facts) -> str | None:
-    works = facts.versions["triton"] is not None and facts.problem("triton") is None
-    return None if works else "no triton"
+    found = facts.installed("triton")
+    if found is None or facts.problem("triton") is not None:
+        return "no triton"
+    return f"triton {found} is older than {OLDEST_TRITON}" if older(found) else None
 
 
 def forms(facts: Facts) -> list[Finding]:

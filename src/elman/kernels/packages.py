@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from elman.base.errors import UserError
+from elman.kernels.triton_version import wrong_gated_delta
 
 if TYPE_CHECKING:
     import torch
@@ -142,7 +143,7 @@ def _hopper_problem(device: torch.device | str) -> str | None:
     found = installed_version("triton")
     if found is None or torch.cuda.get_device_capability(device)[0] != 9:
         return None
-    if not Version("3.4.0") <= Version(found) < Version("3.7.1"):
+    if not wrong_gated_delta(Version(found)):
         return None
     return (
         f"triton {found} computes wrong gradients of flash-linear-attention's gated delta rule on "

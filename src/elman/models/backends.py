@@ -19,6 +19,7 @@ from elman.kernels.packages import (
     installed_version,
     package_problem,
 )
+from elman.kernels.triton_version import interpreted, torch_is_for_rocm, triton_problem
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +31,7 @@ REFERENCE = "reference"
 TORCH = "torch"
 AUTO = "auto"
 PLAIN_PATH = "plain PyTorch, chunked"
+_FOR_AMD = "this torch is built for AMD GPUs (ROCm) and the cuda kernels are for NVIDIA's"
 # Device types of each backend; the reference and PyTorch's own layers run on every device.
 _DEVICES: dict[str, tuple[str, ...]] = {
     "cpu": ("cpu",),
@@ -91,12 +93,12 @@ def choose_backend(cell: Cell, requested: str, device_type: str) -> str:
     check_backend(cell, requested)
     usable = [name for name in cell.backends if _runs_on(name, device_type)]
     if requested == AUTO:
-        return _fastest(usable)
-    if requested in usable:
-        _require(requested)
+        return _fastest(cell, usable)
+    if requested in usable or _interpretable(cell, requested, device_type):
+        _require(cell, requested)
     elif device_type != "meta":
         raise UserError(
-            f"kernels.backend={requested}: does not run on a {device_type} device; "
+            f"kernels.backend={requested}: {_elsewhere(requested, device_type)}; "
             f"use kernels.backend={usable[-1]} or kernels.backend=auto"
         )
     return requested
@@ -118,12 +120,13 @@ def norm_backend(requested: str, device_type: str) -> str:
     """
     if device_type != "cuda" or requested in (REFERENCE, TORCH):
         return REFERENCE
-    if requested == "cuda":
-        _require(requested)
-        return requested
     from elman.kernels.nvrtc import cuda_problem
 
-    if problem := cuda_problem():
+    problem = _FOR_AMD if torch_is_for_rocm() else cuda_problem()
+    if requested == "cuda":
+        _refuse(requested, problem)
+        return requested
+    if problem:
         _say_slow(problem)
         return REFERENCE
     return "cuda"
@@ -257,22 +260,30 @@ def best_backend(cell: Cell, device_type: str) -> str:
     return [name for name in cell.backends if _runs_on(name, device_type)][-1]
 
 
-def _fastest(usable: list[str]) -> str:
+def _fastest(cell: Cell, usable: list[str]) -> str:
     chosen = usable[-1]
     if chosen == "cpu" and (problem := compiler_problem()):
         _say_slow(problem)
         return usable[-2]
-    _require(chosen)
+    _require(cell, chosen)
+    if chosen == "triton" and "cuda" in cell.backends:
+        _say_other(f"kernels.backend=auto: triton, because {_FOR_AMD}")
     return chosen
 
 
-def _require(backend: str) -> None:
+def _require(cell: Cell, backend: str) -> None:
     """Raise UserError if kernels of ``backend`` cannot be built or run here."""
     problem = compiler_problem() if backend == "cpu" else None
     if backend == "cuda":
         from elman.kernels.nvrtc import cuda_problem
 
         problem = cuda_problem()
+    if backend == "triton" and cell.package is None:  # a package's needs are the package's to say
+        problem = triton_problem()
+    _refuse(backend, problem)
+
+
+def _refuse(backend: str, problem: str | None) -> None:
     if problem is not None:
         raise UserError(f"kernels.backend={backend}: {problem}, or use kernels.backend={REFERENCE}")
 
@@ -283,5 +294,25 @@ def _say_slow(problem: str) -> None:
     print(f"elman: using plain PyTorch, which is slow: {problem}", file=sys.stderr, flush=True)
 
 
+@cache
+def _say_other(choice: str) -> None:
+    """Print once that ``auto`` takes another backend than on most GPUs."""
+    print(f"elman: {choice}", file=sys.stderr, flush=True)
+
+
 def _runs_on(backend: str, device_type: str) -> bool:
+    if backend == "cuda" and torch_is_for_rocm():  # its device is called cuda, too
+        return False
     return backend in (REFERENCE, TORCH) or device_type in _DEVICES[backend]
+
+
+def _interpretable(cell: Cell, requested: str, device_type: str) -> bool:
+    """Whether Triton's interpreter runs elman's own kernels on a CPU, if they are asked for."""
+    return (requested, device_type, cell.package) == ("triton", "cpu", None) and interpreted()
+
+
+def _elsewhere(backend: str, device_type: str) -> str:
+    """Return why a backend does not run on a type of device."""
+    if backend == "cuda" and device_type == GPU:
+        return _FOR_AMD
+    return f"does not run on a {device_type} device"

@@ -157,13 +157,16 @@ def call_once(cell: Cell, shape: Shape, run: Run) -> None:
 def compile_for(cell: Cell, shape: Shape, run: Run) -> None:
     """Call a layer of this shape once, on a tiny input, so that its kernels are compiled.
 
-    CUDA kernels also depend on the batch, and each of the two passes is compiled by itself.
+    Kernels for a GPU compile each of the two passes by itself, and those for CUDA also depend on
+    the batch. What Triton's interpreter runs is not compiled.
     """
+    if run.backend == "triton" and run.device == "cpu":
+        return
     dtype = _DTYPES[run.precision]
     build = layer_class(cell)
     layer = build(shape.dim, **shape.options, backend=run.backend, device=run.device, dtype=dtype)
-    both = run.backend == "cuda"
-    batch = shape.batch if both else 1
+    both = run.backend in ("cuda", "triton")
+    batch = shape.batch if run.backend == "cuda" else 1
     x_btd = torch.zeros(batch, 1, shape.dim, device=run.device, dtype=dtype, requires_grad=True)
     resets_bt = x_btd.new_zeros(batch, 1, dtype=torch.bool) if shape.resets else None
     with torch.set_grad_enabled(both), autocast_for(run):

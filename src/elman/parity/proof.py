@@ -17,6 +17,7 @@ from elman.base.errors import UserError
 from elman.kernels.compiler import stop_compilers
 from elman.kernels.packages import package_problem
 from elman.kernels.threads import cpu_share
+from elman.kernels.triton_version import interpreted
 from elman.models.backends import (
     AUTO,
     REFERENCE,
@@ -38,9 +39,9 @@ from elman.sections.model import ModelConfig
 _PRECISIONS = {
     "cpu": ("fp64", "fp32", "bf16"),
     "cuda": ("fp32", "bf16"),
-    # Packages: their fp32 products are TF32.
-    "triton": ("tf32", "bf16"),
+    "triton": ("fp32", "bf16"),
 }
+_OF_PACKAGES = ("tf32", "bf16")  # their fp32 products are TF32
 _GPU = ("cuda", "triton")
 S = TypeVar("S")
 
@@ -320,13 +321,14 @@ def runs_here(
         if name == base:
             continue
         try:
-            device = _device_of(cell, name)
+            device = _device_of(cell, name, named=requested != AUTO)
         except UserError as error:
             if requested != AUTO:
                 raise
             notes.append(f"not checked: {error}")
             continue
-        runs += [Run(name, device, precision) for precision in _PRECISIONS[name]]
+        precisions = _OF_PACKAGES if cell.package is not None else _PRECISIONS[name]
+        runs += [Run(name, device, precision) for precision in precisions]
     return runs, notes
 
 
@@ -337,9 +339,13 @@ def _slow_on_gpu(cell: Cell, requested: str, allow_slow: bool) -> bool:
     return resolve_backend(cell, requested, "cuda", allow_slow=True) == REFERENCE
 
 
-def _device_of(cell: Cell, backend: str) -> str:
-    """Return the device type that a backend of the cell runs on here; raise if none."""
-    if backend not in _GPU:
+def _device_of(cell: Cell, backend: str, *, named: bool) -> str:
+    """Return the device type that a backend of the cell runs on here; raise if none.
+
+    Triton's interpreter takes minutes, so that it has to be asked for by name.
+    """
+    slowly = backend == "triton" and named and cell.package is None and interpreted()
+    if backend not in _GPU or (slowly and not torch.cuda.is_available()):
         choose_backend(cell, backend, "cpu")
         return "cpu"
     if not torch.cuda.is_available():

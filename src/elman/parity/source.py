@@ -15,6 +15,7 @@ from elman.kernels.compiler import find_compiler
 from elman.kernels.nvrtc import nvrtc_version
 from elman.kernels.sources import files_hash, source_folder
 from elman.kernels.target import host_target
+from elman.kernels.triton_version import triton_version
 
 # Python sources that decide what a kernel computes and how it is called.
 _PACKAGES = ("kernels", "ops", "models", "parity")
@@ -48,6 +49,7 @@ def proof_conditions() -> dict[str, str]:
         major, minor = torch.cuda.get_device_capability(device)
         conditions |= {"gpu": device_name(device), "architecture": f"sm_{major}{minor}"}
         conditions["nvrtc"] = _nvrtc()
+    conditions["triton"] = triton_version() or "none"
     return conditions
 
 

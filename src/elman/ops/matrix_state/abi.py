@@ -166,6 +166,13 @@ def row_bits(plan: Plan, words: array[int], n_bytes: int, *, backward: bool) -> 
     return places | distances * n_bytes
 
 
+def kept_dtype(plan: Plan, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of a GPU's checkpoints; tanh keeps them in [-1, 1], fp16 is finer there."""
+    if dtype != torch.bfloat16:
+        return dtype
+    return torch.float16 if plan.nonlinearity == "tanh" else torch.bfloat16
+
+
 @dataclass
 class Call:
     """One call of a kernel: its arguments, and the tensors that they point to.
@@ -179,7 +186,9 @@ class Call:
     Attributes:
         args: The arguments.
         words: The same memory as numbers.
-        kept: Tensors that the call has to itself.
+        kept: The tensors that arguments point to, by the argument's name.
+        dsources_btc: Where the gradients of the sources go, in a backward pass.
+        dparameters: Where those of the parameters go.
         resets: Whether it has resets, which other kernels read.
     """
 
@@ -189,7 +198,9 @@ class Call:
     segment: int
     args: MatrixArgs = field(init=False)
     words: array[int] = field(init=False)
-    kept: list[Tensor] = field(init=False, default_factory=list)
+    kept: dict[str, Tensor] = field(init=False, default_factory=dict)
+    dsources_btc: Sequence[Tensor] = field(init=False, default=())
+    dparameters: Sequence[Tensor] = field(init=False, default=())
     resets: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
@@ -219,7 +230,7 @@ class Call:
                 self.words[_ARGS[name]] = 0
             else:
                 assert tensor.is_contiguous(), name
-                self.kept.append(tensor)
+                self.kept[name] = tensor
                 self.words[_ARGS[name]] = tensor.data_ptr()
 
     def point_resets(self, resets_bt: Tensor) -> None:
@@ -233,7 +244,7 @@ class Call:
         if distances[2] != self.plan.rows or distances[3] != 1:
             dout_bthv = dout_bthv.contiguous()
             distances = dout_bthv.stride()
-        self.kept.append(dout_bthv)
+        self.kept["dout"] = dout_bthv
         words = self.words
         words[_ARGS["dout"]] = dout_bthv.data_ptr()
         words[_ARGS["dout_batch"]], words[_ARGS["dout_time"]] = distances[:2]
@@ -242,6 +253,7 @@ class Call:
         self, dsources_btc: Sequence[Tensor], dparameters: Sequence[Tensor]
     ) -> None:
         """Set where the gradients of sources and parameters go."""
+        self.dsources_btc, self.dparameters = dsources_btc, dparameters
         words, layout = self.words, _layout(self.plan.text)
         addresses = [target.data_ptr() for target in dsources_btc]
         distances = [target.stride() for target in dsources_btc]

@@ -77,6 +77,7 @@ def _adjacent(source_btc: Tensor) -> Tensor:
 BACKENDS: dict[str, Backend[Run]] = {
     "reference": Backend(_reference),
     "cpu": Backend(partial(_compiled, "cpu")),
+    "triton": Backend(partial(_compiled, "triton"), narrow=True),
     "cuda": Backend(partial(_compiled, "cuda"), narrow=True),
 }
 """By the name that ``kernels.backend`` has."""

@@ -26,9 +26,10 @@ from elman.ops.common.door import (
 from elman.ops.common.operators import apply, operators_are_seen
 from elman.ops.common.precision import wide_dtype
 from elman.ops.matrix_state import cpu
-from elman.ops.matrix_state.abi import Call
+from elman.ops.matrix_state.abi import Call, kept_dtype
 from elman.ops.matrix_state.cuda import kernels
 from elman.ops.matrix_state.plan import Plan, parse
+from elman.ops.matrix_state.triton import launch as triton
 
 
 class Launch(Protocol):
@@ -36,6 +37,11 @@ class Launch(Protocol):
 
     def __call__(self, call: Call, *, backward: bool) -> None:
         """Run it forward or backward."""
+
+
+def kernel_problem(plan: Plan) -> str:
+    """Return why no compiled backend has a plan; empty if they do."""
+    return plan.kernel_problem
 
 
 @dataclass(frozen=True)
@@ -46,16 +52,19 @@ class Kernels:
         launch: Runs a call.
         segment: Steps between two checkpoints, from plan, batch and the sources' dtype.
         checkpoint_dtype: Dtype of the checkpoints, from plan and the sources' dtype.
+        problem: Why it does not have a plan; empty if it does.
     """
 
     launch: Launch
     segment: Callable[[Plan, int, torch.dtype], int]
     checkpoint_dtype: Callable[[Plan, torch.dtype], torch.dtype]
+    problem: Callable[[Plan], str] = kernel_problem
 
 
 KERNELS: dict[str, Kernels] = {
     "cpu": Kernels(cpu.launch, cpu.segment, cpu.checkpoint_dtype),
-    "cuda": Kernels(kernels.launch, kernels.segment, kernels.kept_dtype),
+    "cuda": Kernels(kernels.launch, kernels.segment, kept_dtype),
+    "triton": Kernels(triton.launch, triton.segment, kept_dtype, triton.plan_problem),
 }
 """By the name of the backend."""
 

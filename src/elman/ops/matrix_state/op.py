@@ -53,16 +53,14 @@ def run(
     Returns:
         The output [B, T, heads, rows] and the state after the last step. The state and all of the
         computation are in fp32 or wider, whatever autocast says. So is the output, except for the
-        cuda backend, which writes it in the sources' dtype.
+        triton and cuda backends, which write it in the sources' dtype.
 
     Raises:
         ValueError: a tensor has another shape, dtype or device than the plan asks for.
         UserError: the backend has no kernel for this plan, or cannot build it.
     """
-    if backend in KERNELS and plan.kernel_problem:
-        raise UserError(
-            f"kernels.backend={backend}: {plan.kernel_problem}; use kernels.backend=reference"
-        )
+    if backend in KERNELS and (problem := KERNELS[backend].problem(plan)):
+        raise UserError(f"kernels.backend={backend}: {problem}; use kernels.backend=reference")
     chosen = BACKENDS[backend]
     check_call(plan, sources_btc, parameters, state_bhvn, resets_bt)
     source_btc = sources_btc[0]

@@ -35,6 +35,6 @@ CELL = Cell(
     equation="S' = tanh(decay S + v k^T), y = S' q, out = y silu(y)",
     source="seed 001; matrix-state specification 5",
     options=_OPTIONS,
-    backends=("reference", "cpu", "cuda"),
+    backends=("reference", "cpu", "triton", "cuda"),
     rule=wide_enough,
 )

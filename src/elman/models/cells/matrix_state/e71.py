@@ -13,6 +13,6 @@ CELL = Cell(
     equation="a = sigmoid(W_a c + d o S k + b), S' = a > S + (1 - a) > v k^T, out = y silu(y)",
     source="seed 001; matrix-state specification 6",
     options=matrix_options(),
-    backends=("reference", "cpu", "cuda"),
+    backends=("reference", "cpu", "triton", "cuda"),
     rule=wide_enough,
 )

@@ -24,6 +24,6 @@ CELL = Cell(
     equation="g = sigmoid(d o S k + b), S' = a > S + (1 - a) > (v o g) k^T, out = y silu(y)",
     source="seed 001; matrix-state specification 7",
     options=_OPTIONS,
-    backends=("reference", "cpu", "cuda"),
+    backends=("reference", "cpu", "triton", "cuda"),
     rule=wide_enough,
 )

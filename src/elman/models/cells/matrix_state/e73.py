@@ -34,6 +34,6 @@ CELL = Cell(
     equation="S' = tanh(S o Z + v k^T), y = S' q, out = y silu(y)",
     source="seed 001; matrix-state specification 8",
     options=_OPTIONS,
-    backends=("reference", "cpu", "cuda"),
+    backends=("reference", "cpu", "triton", "cuda"),
     rule=wide_enough,
 )

@@ -14,6 +14,6 @@ CELL = Cell(
     equation="S' = tanh(S + (v - (S o Z) k) k^T), y = S' q, out = y silu(y)",
     source="seed 004; matrix-state specification 8",
     options=matrix_options() | {"variant": VARIANT},
-    backends=("reference", "cpu", "cuda"),
+    backends=("reference", "cpu", "triton", "cuda"),
     rule=wide_enough,
 )

@@ -108,6 +108,6 @@ CELL = Cell(
     equation="S' = tanh(decay S + (v - S k) k^T), y = S' q",
     source="seed 004; matrix-state specification 12",
     options=OPTIONS,
-    backends=("reference", "cpu", "cuda"),
+    backends=("reference", "cpu", "triton", "cuda"),
     rule=heads_fit,
 )

@@ -18,7 +18,7 @@ from elman.base.errors import UserError
 from elman.kernels import launching
 from elman.kernels.launching import Launch, architecture
 from elman.kernels.nvrtc import Loaded, Unit, device_limits, load
-from elman.ops.matrix_state.abi import Call, layouts, row_bits
+from elman.ops.matrix_state.abi import Call, kept_dtype, layouts, row_bits
 from elman.ops.matrix_state.cuda.heuristics import H200, choose, forward_of
 from elman.ops.matrix_state.cuda.tile_config import LEAST_ALIGN, TileConfig, Types
 from elman.ops.matrix_state.plan import Plan, parse
@@ -42,13 +42,6 @@ def exact() -> Iterator[None]:
 def segment(plan: Plan, batch: int, dtype: torch.dtype) -> int:
     """Return how many steps lie between two checkpoints."""
     return tile_config(plan.text, batch, dtype, backward=True).steps
-
-
-def kept_dtype(plan: Plan, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of checkpoints; tanh keeps them in [-1, 1], where fp16 is the finer one."""
-    if dtype != torch.bfloat16:
-        return dtype
-    return torch.float16 if plan.nonlinearity == "tanh" else torch.bfloat16
 
 
 @cache

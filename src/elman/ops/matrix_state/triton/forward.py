@@ -1,0 +1,148 @@
+"""The Triton kernel that goes forward: a tile of rows of one state, in registers for all of time.
+
+docs/triton.md reads it line by line.
+
+Shape legend: r rows of a tile, n columns of the state, both padded to powers of two.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from elman.ops.matrix_state.triton.cells import Row
+from elman.ops.matrix_state.triton.inputs import (
+    load_parameters,
+    load_step,
+    place_of,
+    prepare,
+    wide,
+)
+from elman.ops.matrix_state.triton.maths import activate, self_gate, tanh
+
+
+@triton.jit
+def state_at(pointer, number, at, spec: tl.constexpr):
+    """Return where the tile of state ``number`` stands in a tensor of states, and what is in it."""
+    row_rn, column_rn = at.row_r[:, None], at.column_n[None, :]
+    first = number * (spec.rows * spec.columns)
+    inside_rn = (row_rn < spec.rows) & (column_rn < spec.columns)
+    return pointer + first + row_rn * spec.columns + column_rn, inside_rn
+
+
+@triton.jit
+def load_state(pointer, number, at, spec: tl.constexpr):
+    """Return the tile of state ``number``, in fp32 and 0 where it is padded."""
+    from_rn, inside_rn = state_at(pointer, number, at, spec)
+    return tl.load(from_rn, mask=inside_rn, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_state(pointer, number, at, state_rn, spec: tl.constexpr):
+    """Store the tile of state ``number``."""
+    to_rn, inside_rn = state_at(pointer, number, at, spec)
+    tl.store(to_rn, state_rn.to(pointer.dtype.element_ty), mask=inside_rn)
+
+
+@triton.jit
+def begun(state_rn, resets, at, t, steps):
+    """Return the state that step t starts from: zeros where a document begins."""
+    if resets is not None:
+        reset = tl.load(resets + at.batch * steps + t)
+        state_rn = tl.where(reset != 0, 0.0, state_rn)
+    return state_rn
+
+
+@triton.jit
+def seen(x, raw, held, state_rn, spec: tl.constexpr):
+    """Return what the cell sees of a step."""
+    r_r = tl.sum(state_rn * x.key_n[None, :], 1) if spec.reads else x.v_r * 0.0
+    return Row(x.v_r, raw.g_r, held.p0_r, held.p1_r, held.p2_r, x.decay, x.write, r_r)
+
+
+@triton.jit
+def advance(state_rn, c_r, w_r, x, spec: tl.constexpr):
+    """Return the next state."""
+    factor_rn = c_r[:, None]
+    if spec.column:
+        factor_rn = factor_rn * x.z_n[None, :]
+    state_rn = factor_rn * state_rn + w_r[:, None] * x.k_n[None, :]
+    if spec.tanh:
+        state_rn = tanh(state_rn, spec.fast)
+    return state_rn
+
+
+@triton.jit
+def output_of(y_r, x, raw, held, spec: tl.constexpr):
+    """Return the output from the read y: residual and gates, each where the plan has it."""
+    if spec.residual:
+        y_r += held.residual_r * x.v_r
+    if spec.self_gate:
+        y_r = self_gate(y_r)
+    if spec.gate_act != "none":
+        y_r *= activate(raw.gate_r + held.gate_bias_r, spec.gate_act, spec.fast)
+    return y_r
+
+
+@triton.jit(do_not_specialize=["steps", "states"])
+def matrix_forward(
+    roles,
+    parameters,
+    first,
+    last,
+    out,
+    checkpoints,
+    resets,
+    steps,
+    states,
+    cell: tl.constexpr,
+    spec: tl.constexpr,
+    tile: tl.constexpr,
+):
+    """Run one tile of one state over all of time.
+
+    Args:
+        roles: The sequences, :class:`~elman.ops.matrix_state.triton.inputs.Roles`.
+        parameters: :class:`~elman.ops.matrix_state.triton.inputs.Parameters`.
+        first: State before the first step, or None.
+        last: State after the last one.
+        out: Output [B, T, heads, rows].
+        checkpoints: States before the steps K, 2 K ..., or None.
+        resets: Mask [B, T] of uint8, or None.
+        steps: T.
+        states: B heads.
+        cell: The cell's step.
+        spec: What is computed, :class:`~elman.ops.matrix_state.triton.spec.Spec`.
+        tile: How, :class:`~elman.ops.matrix_state.triton.spec.Tile`.
+    """
+    at = place_of(spec, tile)
+    number = at.batch * spec.heads + at.head
+    held = load_parameters(parameters, at, spec, tile)
+    if first is not None:
+        state_rn = load_state(first, number, at, spec)
+    else:
+        # A load of nothing: how a tensor is loaded decides its layout, and this one's is needed in
+        # every step. Zeros that are not loaded would be computed with in another layout.
+        from_rn, inside_rn = state_at(last, number, at, spec)
+        state_rn = tl.load(from_rn, mask=inside_rn & (steps < 0), other=0.0)
+    # A step's numbers are loaded two steps before and prepared one step before they are needed.
+    raw = load_step(roles, at, 0, spec, tile)
+    x = prepare(raw, held, spec)
+    coming = load_step(roles, at, tl.minimum(1, steps - 1), spec, tile)
+    for t in range(steps):
+        later = load_step(roles, at, tl.minimum(t + 2, steps - 1), spec, tile)
+        following = prepare(coming, held, spec)
+        if checkpoints is not None:  # noqa: SIM102 (decided by the compiler, and the next is not)
+            if (t % tile.steps == 0) & (t > 0):
+                kept = wide(t // tile.steps - 1, at) * states + number
+                store_state(checkpoints, kept, at, state_rn, spec)
+        state_rn = begun(state_rn, resets, at, t, steps)
+        c_r, w_r = cell(seen(x, raw, held, state_rn, spec), spec.kind)
+        state_rn = advance(state_rn, c_r, w_r, x, spec)
+        y_r = output_of(tl.sum(state_rn * x.q_n[None, :], 1), x, raw, held, spec)
+        to_r = out + ((at.batch * steps + t) * spec.heads + at.head) * spec.rows + at.row_r
+        tl.store(to_r, y_r.to(out.dtype.element_ty), mask=at.row_r < spec.rows)
+        x = following
+        raw = coming
+        coming = later
+    store_state(last, number, at, state_rn, spec)

@@ -1,0 +1,313 @@
+"""What the Triton kernels read and write beside the state: sequences, parameters, gradients.
+
+Shape legend: r rows of a tile, n columns of the state, both padded to powers of two.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from elman.ops.matrix_state.triton.maths import (
+    activate,
+    activate_back,
+    mapped,
+    mapped_back,
+    unit,
+    unit_back,
+)
+
+
+class Sequence(NamedTuple):
+    """Where a role of the plan, or its gradient, lies.
+
+    Number j of head h at time t of batch row b is ``data[b batch + t time + h width + j]``; row
+    tile i of a head adds ``i tile`` where each tile writes a part of a gradient of its own.
+    """
+
+    data: Any
+    batch: Any
+    time: Any
+    tile: Any = 0
+
+
+class Roles(NamedTuple):
+    """A :class:`Sequence` for each role that the plan has, else None."""
+
+    v: Any = None
+    g0: Any = None
+    gate: Any = None
+    decay: Any = None
+    write: Any = None
+    k: Any = None
+    q: Any = None
+    z: Any = None
+    read: Any = None
+
+
+class Parameters(NamedTuple):
+    """A tensor [heads, width] or [heads] for each parameter that the plan has, else None.
+
+    The gradients have axes before those: batch rows, and for columns and heads also row tiles.
+    """
+
+    p0: Any = None
+    p1: Any = None
+    p2: Any = None
+    z_bias: Any = None
+    decay: Any = None
+    dt_bias: Any = None
+    residual: Any = None
+    gate_bias: Any = None
+
+
+class Place(NamedTuple):
+    """The part of the work that a program does."""
+
+    batch: Any
+    head: Any
+    tile: Any
+    row_r: Any
+    column_n: Any
+
+
+class Held(NamedTuple):
+    """The parameters of a tile: numbers that stay in registers for all steps."""
+
+    p0_r: Any
+    p1_r: Any
+    p2_r: Any
+    residual_r: Any
+    gate_bias_r: Any
+    z_bias_n: Any
+    decay: Any
+    dt_bias: Any
+
+
+class Raw(NamedTuple):
+    """The numbers of one step as they stand in the sources, in fp32."""
+
+    v_r: Any
+    g_r: Any
+    gate_r: Any
+    decay: Any
+    write: Any
+    k_n: Any
+    q_n: Any
+    z_n: Any
+    read_n: Any
+
+
+class Step(NamedTuple):
+    """The numbers of one step as the recurrence takes them."""
+
+    v_r: Any
+    decay: Any
+    write: Any
+    k_n: Any
+    q_n: Any
+    z_n: Any
+    key_n: Any
+
+
+@triton.jit
+def place_of(spec: tl.constexpr, tile: tl.constexpr):
+    """Return what this program does: tiles of a head follow each other, then heads, then rows.
+
+    The columns are said to be neighbours by fours and no more: a thread then has four columns of a
+    state in every dtype, where it would have eight in bf16, and a state has one layout everywhere.
+    """
+    number = tl.program_id(0).to(tl.int64)
+    in_batch = number // tile.row_tiles
+    return Place(
+        in_batch // spec.heads,
+        in_batch % spec.heads,
+        number % tile.row_tiles,
+        (number % tile.row_tiles) * tile.rows + tl.arange(0, tile.rows),
+        tl.max_contiguous(tl.arange(0, tile.columns), 4),
+    )
+
+
+@triton.jit
+def wide(t, at):
+    """Return a time in 64 bits: its product with a stride may need more than 32."""
+    return at.batch * 0 + t
+
+
+@triton.jit
+def _numbers(sequence, at, t, index, width: tl.constexpr):
+    """Return numbers of a head at a time: 0 beyond its width."""
+    first = at.batch * sequence.batch + wide(t, at) * sequence.time + at.head * width
+    return tl.load(sequence.data + first + index, mask=index < width, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _number(sequence, at, t):
+    """Return the one number of a head at a time."""
+    first = at.batch * sequence.batch + wide(t, at) * sequence.time + at.head
+    return tl.load(sequence.data + first).to(tl.float32)
+
+
+@triton.jit
+def load_step(roles, at, t, spec: tl.constexpr, tile: tl.constexpr):
+    """Return the numbers of step t; zeros stand for what the plan does not have."""
+    zero_r = tl.full([tile.rows], 0.0, tl.float32)
+    zero_n = tl.full([tile.columns], 0.0, tl.float32)
+    zero = tl.sum(zero_r, 0)
+    i, j, rows, columns = at.row_r, at.column_n, spec.rows, spec.columns
+    return Raw(
+        _numbers(roles.v, at, t, i, rows),
+        _numbers(roles.g0, at, t, i, rows) if roles.g0 is not None else zero_r,
+        _numbers(roles.gate, at, t, i, rows) if roles.gate is not None else zero_r,
+        _number(roles.decay, at, t) if roles.decay is not None else zero,
+        _number(roles.write, at, t) if roles.write is not None else zero,
+        _numbers(roles.k, at, t, j, columns),
+        _numbers(roles.q, at, t, j, columns),
+        _numbers(roles.z, at, t, j, columns) if roles.z is not None else zero_n,
+        _numbers(roles.read, at, t, j, columns) if roles.read is not None else zero_n,
+    )
+
+
+@triton.jit
+def _row_parameter(pointer, at, spec: tl.constexpr, tile: tl.constexpr):
+    if pointer is not None:
+        first = at.head * spec.rows
+        return tl.load(pointer + first + at.row_r, mask=at.row_r < spec.rows, other=0.0)
+    else:
+        return tl.full([tile.rows], 0.0, tl.float32)
+
+
+@triton.jit
+def _head_parameter(pointer, at, tile: tl.constexpr):
+    if pointer is not None:
+        return tl.load(pointer + at.head)
+    else:
+        return tl.sum(tl.full([tile.rows], 0.0, tl.float32), 0)
+
+
+@triton.jit
+def load_parameters(parameters, at, spec: tl.constexpr, tile: tl.constexpr):
+    """Return the parameters of a program's tile."""
+    z_bias_n = tl.full([tile.columns], 0.0, tl.float32)
+    if parameters.z_bias is not None:
+        inside_n = at.column_n < spec.columns
+        first = at.head * spec.columns
+        z_bias_n = tl.load(parameters.z_bias + first + at.column_n, mask=inside_n, other=0.0)
+    decay = _head_parameter(parameters.decay, at, tile)
+    return Held(
+        _row_parameter(parameters.p0, at, spec, tile),
+        _row_parameter(parameters.p1, at, spec, tile),
+        _row_parameter(parameters.p2, at, spec, tile),
+        _row_parameter(parameters.residual, at, spec, tile),
+        _row_parameter(parameters.gate_bias, at, spec, tile),
+        z_bias_n,
+        tl.exp(decay) if spec.decay == "mamba" else decay,
+        _head_parameter(parameters.dt_bias, at, tile),
+    )
+
+
+@triton.jit
+def prepare(raw, held, spec: tl.constexpr):
+    """Return the numbers of a step as the recurrence takes them: what precedes the state."""
+    k_n = activate(raw.k_n, spec.k_act, spec.fast)
+    q_n = activate(raw.q_n, spec.q_act, spec.fast)
+    if spec.k_unit:
+        k_n = unit(k_n)
+    if spec.q_unit:
+        q_n = unit(q_n)
+    z_n = activate(raw.z_n + held.z_bias_n, spec.z_act, spec.fast)
+    if spec.key == "zk":
+        key_n = z_n * k_n
+    elif spec.key == "read":
+        key_n = raw.read_n
+    else:
+        key_n = k_n
+    return Step(
+        activate(raw.v_r, spec.v_act, spec.fast),
+        mapped(raw.decay, held.decay, held.dt_bias, spec.decay),
+        mapped(raw.write, raw.write, raw.write, spec.write),
+        k_n,
+        q_n,
+        z_n,
+        key_n,
+    )
+
+
+@triton.jit
+def store_rows(sequence, at, t, grad_r, spec: tl.constexpr):
+    """Store the gradient of a role over the tile's rows."""
+    first = at.batch * sequence.batch + wide(t, at) * sequence.time + at.head * spec.rows
+    to_r = sequence.data + first + at.row_r
+    tl.store(to_r, grad_r.to(sequence.data.dtype.element_ty), mask=at.row_r < spec.rows)
+
+
+@triton.jit
+def _store_columns(sequence, at, t, grad_n, spec: tl.constexpr):
+    first = at.batch * sequence.batch + wide(t, at) * sequence.time + at.head * spec.columns
+    to_n = sequence.data + at.tile * sequence.tile + first + at.column_n
+    inside_n = at.column_n < spec.columns
+    tl.store(to_n, grad_n.to(sequence.data.dtype.element_ty), mask=inside_n)
+
+
+@triton.jit
+def _store_number(sequence, at, t, grad):
+    first = at.batch * sequence.batch + wide(t, at) * sequence.time + at.head
+    to = sequence.data + at.tile * sequence.tile + first
+    tl.store(to, grad.to(sequence.data.dtype.element_ty))
+
+
+@triton.jit
+def _vector_back(grad_n, raw_n, is_unit: tl.constexpr, act: tl.constexpr, fast: tl.constexpr):
+    if is_unit:
+        grad_n = unit_back(grad_n, activate(raw_n, act, fast))
+    return activate_back(grad_n, raw_n, act, fast)
+
+
+@triton.jit
+def store_columns(grads, at, t, raw, held, dk_n, dq_n, dz_n, dkey_n, spec: tl.constexpr):
+    """Store the gradients of key, query, z and read, from those that the recurrence gave.
+
+    Returns:
+        The gradient of z before its activation: that of its bias, too.
+    """
+    if spec.key == "zk":
+        k_n = activate(raw.k_n, spec.k_act, spec.fast)
+        if spec.k_unit:
+            k_n = unit(k_n)
+        dk_n += activate(raw.z_n + held.z_bias_n, spec.z_act, spec.fast) * dkey_n
+        dz_n += k_n * dkey_n
+    elif spec.key == "k":
+        dk_n += dkey_n
+    else:
+        _store_columns(grads.read, at, t, dkey_n, spec)
+    dk_n = _vector_back(dk_n, raw.k_n, spec.k_unit, spec.k_act, spec.fast)
+    dq_n = _vector_back(dq_n, raw.q_n, spec.q_unit, spec.q_act, spec.fast)
+    _store_columns(grads.k, at, t, dk_n, spec)
+    _store_columns(grads.q, at, t, dq_n, spec)
+    dz_n = activate_back(dz_n, raw.z_n + held.z_bias_n, spec.z_act, spec.fast)
+    if grads.z is not None:
+        _store_columns(grads.z, at, t, dz_n, spec)
+    return dz_n
+
+
+@triton.jit
+def store_head(grads, at, t, raw, x, held, ddecay_r, dwrite_r, spec: tl.constexpr):
+    """Store the gradients of decay and write gate, from those that a cell gave its rows.
+
+    Returns:
+        The gradients of the head's parameters: decay and dt_bias.
+    """
+    dparameter, dbias = x.decay * 0.0, x.decay * 0.0
+    if spec.decay != "none":
+        ddecay = tl.sum(ddecay_r, 0)
+        dbias, dparameter = mapped_back(
+            ddecay, raw.decay, x.decay, held.decay, held.dt_bias, spec.decay
+        )
+        if grads.decay is not None:
+            _store_number(grads.decay, at, t, dbias)
+    if grads.write is not None:
+        dwrite = tl.sum(dwrite_r, 0)
+        _store_number(grads.write, at, t, dwrite * x.write * (1.0 - x.write))
+    return dparameter, dbias

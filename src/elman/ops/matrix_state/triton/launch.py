@@ -1,0 +1,289 @@
+"""Runs calls of the matrix-state engine on the Triton kernels.
+
+Shape legend: b batch, t time, c channels of a source, h heads, v state rows, w any width,
+p parts of a gradient, which are summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elman.base.errors import UserError
+from elman.kernels.triton_version import interpreted, torch_is_for_rocm, triton_problem
+from elman.ops.common.slices import Slice
+from elman.ops.common.uncompiled import traced_as_constant
+from elman.ops.matrix_state.abi import Call
+from elman.ops.matrix_state.plan import Plan, parse
+from elman.ops.matrix_state.triton.spec import MOST_COLUMNS, Spec, Tile, spec_of, tile_of
+
+_SHARED = frozenset({"k", "q", "z", "read", "decay", "write"})
+"""Roles that all rows of a head share: each row tile has a part of the gradient."""
+_OF_ROWS = frozenset({"p0", "p1", "p2", "residual", "gate_bias"})
+"""Parameters of rows, each of which one tile has."""
+_SUM_BLOCK, _SUM_WARPS = 256, 2
+
+
+def plan_problem(plan: Plan) -> str:
+    """Return why the Triton kernels do not have a plan; empty if they do."""
+    return plan.kernel_problem or _own_problem(plan.text)
+
+
+@traced_as_constant
+def _own_problem(plan_text: str) -> str:
+    return _found_problem(plan_text)
+
+
+@cache
+def _found_problem(plan_text: str) -> str:
+    plan = parse(plan_text)
+    if plan.columns > MOST_COLUMNS:
+        return f"a state of {plan.columns} columns is wider than {MOST_COLUMNS}"
+    if triton_problem():  # which the launch says
+        return ""
+    from elman.ops.matrix_state.triton.cells import CELLS
+
+    return "" if plan.cell in CELLS else f"the recurrence {plan.cell} has no step in Triton"
+
+
+def segment(plan: Plan, batch: int, dtype: torch.dtype) -> int:
+    """Return how many steps lie between two checkpoints, in both passes."""
+    return tile_of(plan, backward=True).steps
+
+
+def launch(call: Call, *, backward: bool) -> None:
+    """Run a call, forward or backward, on the current stream of its device.
+
+    Raises:
+        UserError: triton is missing, or has no kernel for this device, dtype or plan.
+    """
+    _check(call)
+    with _device_of(call.like):
+        (_backward if backward else _forward)(call, _has_fast_tanh(call.like), _run)
+
+
+def _has_fast_tanh(like: Tensor) -> bool:
+    """Whether the GPU's own tanh is precise enough for the sequences, and there is one."""
+    if interpreted() or torch_is_for_rocm():
+        return False
+    return like.dtype == torch.bfloat16 and like.is_cuda
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel.
+
+    Args:
+        kernel: The kernel.
+        programs: How many programs run, by axis.
+        arguments: Its arguments.
+        warps: Warps of a program.
+    """
+
+    kernel: Any
+    programs: tuple[int, ...]
+    arguments: Sequence[Any]
+    warps: int
+
+
+def _run(one: Launch) -> None:
+    one.kernel[one.programs](*one.arguments, num_warps=one.warps, num_stages=1)
+
+
+def launches(call: Call, *, backward: bool, fast: bool) -> list[Launch]:
+    """Return the launches of a call and run none: for those who compile without a GPU.
+
+    Args:
+        call: The call.
+        backward: Which pass.
+        fast: Whether tanh is NVIDIA's own instruction.
+    """
+    found: list[Launch] = []
+    (_backward if backward else _forward)(call, fast, found.append)
+    return found
+
+
+# Looking for it takes longer than a launch.
+_missing = cache(triton_problem)
+
+
+def _check(call: Call) -> None:
+    like = call.like
+    problem = _missing()
+    if not problem and not like.is_cuda and not (like.is_cpu and interpreted()):
+        problem = f"the tensors lie on {like.device}"
+    if not problem and like.dtype not in (torch.bfloat16, torch.float32):
+        problem = f"computes on bfloat16 and float32, not on {like.dtype}"
+    if problem:
+        raise UserError(f"kernels.backend=triton: {problem}, or use kernels.backend=reference")
+
+
+def _device_of(like: Tensor) -> AbstractContextManager[object]:
+    """Return the context in which Triton launches on the tensors' own device."""
+    if not like.is_cuda or like.device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device_of(like)
+
+
+@cache
+def _parts_of(plan_text: str, fast: bool) -> tuple[Any, Spec]:
+    """Return the cell and the spec of a plan's kernels."""
+    from elman.ops.matrix_state.triton.cells import CELLS
+
+    plan = parse(plan_text)
+    cell = CELLS[plan.cell]
+    return cell, spec_of(plan, cell.kind, fast=fast)
+
+
+@cache
+def _tile(plan_text: str, backward: bool) -> Tile:
+    return tile_of(parse(plan_text), backward=backward)
+
+
+def _forward(call: Call, fast: bool, run: Callable[[Launch], None]) -> None:
+    from elman.ops.matrix_state.triton.forward import matrix_forward
+
+    cell, spec = _parts_of(call.plan.text, fast)
+    tile, states = _tile(call.plan.text, False), call.args.B * call.plan.heads
+    arguments = (
+        _sources(call),
+        _parameters(call.plan, call.parameters),
+        *(call.kept.get(name) for name in ("first", "last", "out", "checkpoints", "resets")),
+        call.args.T,
+        states,
+        cell.step,
+        spec,
+        tile,
+    )
+    run(Launch(matrix_forward, (states * tile.row_tiles,), arguments, tile.warps))
+
+
+def _sources(call: Call) -> Any:
+    """Return where the roles lie in the sources."""
+    from elman.ops.matrix_state.triton.inputs import Roles
+
+    found = {}
+    for name, place in call.plan.roles:
+        found[name] = _sequence(call.sources_btc[place.source], place.start)
+    return Roles(**found)
+
+
+def _sequence(whole_btc: Tensor, start: int) -> Any:
+    from elman.ops.matrix_state.triton.inputs import Sequence
+
+    batch, time, _ = whole_btc.stride()
+    return Sequence(whole_btc[..., start:], batch, time)
+
+
+def _parameters(plan: Plan, given: Sequence[Tensor | None]) -> Any:
+    from elman.ops.matrix_state.triton.inputs import Parameters
+
+    return Parameters(**dict(zip(plan.parameter_names, given, strict=True)))
+
+
+@dataclass
+class _Gradients:
+    """Where the backward kernel writes the gradients of sequences, and what is left to sum.
+
+    A slice of a source has several parts if several roles or several row tiles read it. They are
+    kept in fp32, one after the other, and added at the end.
+
+    Args:
+        call: The call.
+        tile: The tile of a program.
+    """
+
+    call: Call
+    tile: Tile
+    sums: list[tuple[Tensor, Any, int]] = field(init=False, default_factory=list)
+
+    def places(self) -> Any:
+        """Return where the gradient of each role goes."""
+        from elman.ops.matrix_state.triton.inputs import Roles
+
+        plan = self.call.plan
+        slices: dict[tuple[Slice, int], list[str]] = {}
+        for name, place in plan.roles:
+            slices.setdefault((place, plan.width(name)), []).append(name)
+        found: dict[str, Any] = {}
+        for (place, width), names in slices.items():
+            found |= self._of_slice(place, width, names)
+        return Roles(**found)
+
+    def _of_slice(self, place: Slice, width: int, names: Sequence[str]) -> dict[str, Any]:
+        from elman.ops.matrix_state.triton.inputs import Sequence as Where
+
+        source = _sequence(self.call.dsources_btc[place.source], place.start)
+        counts = [self.tile.row_tiles if name in _SHARED else 1 for name in names]
+        if sum(counts) == 1:
+            return {names[0]: source}
+        batch, steps, channels = self.call.args.B, self.call.args.T, self.call.plan.heads * width
+        like = self.call.like
+        parts_pbtc = torch.empty(
+            sum(counts), batch, steps, channels, dtype=torch.float32, device=like.device
+        )
+        self.sums.append((parts_pbtc, source, channels))
+        found, before = {}, 0
+        for name, count in zip(names, counts, strict=True):
+            part, batch_step, time_step, _ = parts_pbtc.stride()
+            found[name] = Where(parts_pbtc[before:], batch_step, time_step, part)
+            before += count
+        return found
+
+    def add(self, run: Callable[[Launch], None]) -> None:
+        """Sum the parts of every slice that has several."""
+        from elman.ops.matrix_state.triton.backward import sum_parts
+
+        for parts_pbtc, source, channels in self.sums:
+            count, batch, steps, _ = parts_pbtc.shape
+            programs = (batch * steps, -(-channels // _SUM_BLOCK))
+            sizes = (batch * steps, steps, channels, _SUM_BLOCK)
+            run(Launch(sum_parts, programs, (parts_pbtc, count, source, *sizes), _SUM_WARPS))
+
+
+def _shares(call: Call, tile: Tile) -> list[Tensor]:
+    """Return room for each program's share of the gradients of parameters."""
+    plan, batch = call.plan, call.args.B
+    found = []
+    for name in plan.parameter_names:
+        shares = batch if name in _OF_ROWS else batch * tile.row_tiles
+        shape = (shares, *plan.parameter_shape(name))
+        found.append(torch.empty(shape, dtype=torch.float32, device=call.like.device))
+    return found
+
+
+def _backward(call: Call, fast: bool, run: Callable[[Launch], None]) -> None:
+    from elman.ops.matrix_state.triton.backward import matrix_backward
+    from elman.ops.matrix_state.triton.inputs import Sequence as Where
+
+    cell, spec = _parts_of(call.plan.text, fast)
+    tile, states = _tile(call.plan.text, True), call.args.B * call.plan.heads
+    programs, dout = states * tile.row_tiles, call.kept.get("dout")
+    gradients, shares = _Gradients(call, tile), _shares(call, tile)
+    room = (programs, tile.steps, tile.rows, tile.columns)
+    arguments = (
+        _sources(call),
+        _parameters(call.plan, call.parameters),
+        gradients.places(),
+        _parameters(call.plan, shares),
+        *(call.kept.get(name) for name in ("first", "dfirst", "dlast")),
+        None if dout is None else Where(dout, *dout.stride()[:2]),
+        *(call.kept.get(name) for name in ("checkpoints", "resets")),
+        torch.empty(room, dtype=torch.float32, device=call.like.device),
+        call.args.T,
+        states,
+        cell.step,
+        cell.back,
+        spec,
+        tile,
+    )
+    run(Launch(matrix_backward, (programs,), arguments, tile.warps))
+    gradients.add(run)
+    for share, dparameter in zip(shares, call.dparameters, strict=True):
+        torch.sum(share, 0, out=dparameter)

@@ -1,0 +1,149 @@
+"""Functions of numbers, and their derivatives, for the Triton kernels: maps.h in another language.
+
+All are in fp32. NaN goes through every function, and none makes one of a large argument.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tanh(x, fast: tl.constexpr):
+    """Return tanh(x).
+
+    Without ``fast``, the fit of csrc/cells/math.h: relative error 4e-7, and 1 beyond 8. The
+    quotient of exponentials, which is usual in Triton, is inf / inf from 44 on and has no digits
+    near 0. With ``fast``, NVIDIA's own instruction, relative error 2^-11, for narrow sequences.
+    """
+    if fast:
+        return tl.inline_asm_elementwise(
+            "tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        x = tl.where(x > 8.0, 8.0, tl.where(x < -8.0, -8.0, x))
+        u = x * x
+        p = u * 1.1428417565184645e-05 + 0.002951023168861866
+        q = u * 2.459209156313591e-07 + 0.00023866909032221884
+        p = p * u + 0.12925662100315094
+        q = q * u + 0.02381555177271366
+        p = p * u + 0.9999998807907104
+        q = q * u + 0.4625887870788574
+        q = q * u + 1.0
+        return x * p / q
+
+
+@triton.jit
+def sigmoid(x):
+    """Return 1 / (1 + exp(-x)); exp may be inf, and the quotient is then 0."""
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def softplus(x):
+    """Return log(1 + exp(x)), its logarithm by a series as in csrc/cells/math.h."""
+    u = tl.exp(-tl.abs(x))
+    s = u / (u + 2.0)  # log(1 + u) = 2 artanh(s)
+    z = s * s
+    p = z * 0.2801198661327362 + 0.28001806139945984
+    p = p * z + 0.4002152681350708
+    p = p * z + 0.666664183139801
+    return tl.where(x < 0.0, 0.0, x) + (p * z) * s + s * 2.0
+
+
+@triton.jit
+def activate(x, act: tl.constexpr, fast: tl.constexpr):
+    """Return an activation: none, sigmoid, tanh or silu."""
+    if act == "sigmoid":
+        return sigmoid(x)
+    elif act == "tanh":
+        return tanh(x, fast)
+    elif act == "silu":
+        return x * sigmoid(x)
+    else:
+        return x
+
+
+@triton.jit
+def slope_of(y, act: tl.constexpr):
+    """Return the slope of an activation but silu from its value y."""
+    if act == "sigmoid":
+        return y * (1.0 - y)
+    elif act == "tanh":
+        return 1.0 - y * y
+    else:
+        return y * 0.0 + 1.0
+
+
+@triton.jit
+def activate_back(dy, x, act: tl.constexpr, fast: tl.constexpr):
+    """Return the gradient of an activation's argument x from that of its value."""
+    if act == "none":
+        return dy
+    elif act == "silu":
+        s = sigmoid(x)
+        return dy * (s + x * s * (1.0 - s))
+    else:
+        return dy * slope_of(activate(x, act, fast), act)
+
+
+@triton.jit
+def unit(x_n):
+    """Return x / (norm(x) + 1e-6)."""
+    return x_n / (tl.sqrt(tl.sum(x_n * x_n, 0)) + 1e-6)
+
+
+@triton.jit
+def unit_back(dy_n, x_n):
+    """Return the gradient through :func:`unit`; the direction's share is 0 at x = 0."""
+    norm = tl.sqrt(tl.sum(x_n * x_n, 0))
+    scale = 1.0 / (norm + 1e-6)
+    along = tl.sum(x_n * dy_n, 0) * scale * scale / tl.where(norm > 0.0, norm, 1.0)
+    return dy_n * scale - x_n * along
+
+
+@triton.jit
+def mapped(x, factor, dt_bias, kind: tl.constexpr):
+    """Return a head's decay or write gate from what stands in the source.
+
+    Args:
+        x: That number.
+        factor: The head's decay itself, or exp(a_log) of the mamba map.
+        dt_bias: Of the mamba map.
+        kind: none, parameter, sigmoid or mamba.
+    """
+    if kind == "parameter":
+        return factor
+    elif kind == "sigmoid":
+        return sigmoid(x)
+    elif kind == "mamba":
+        return tl.exp(-factor * softplus(x + dt_bias))
+    else:
+        return x * 0.0 + 1.0
+
+
+@triton.jit
+def mapped_back(dy, x, y, factor, dt_bias, kind: tl.constexpr):
+    """Return the gradients of x (and of dt_bias) and of the head's parameter."""
+    if kind == "parameter":
+        return dy * 0.0, dy
+    elif kind == "sigmoid":
+        return dy * y * (1.0 - y), dy * 0.0
+    else:
+        tl.static_assert(kind == "mamba")
+        rest = -dy * y * factor
+        return rest * sigmoid(x + dt_bias), rest * softplus(x + dt_bias)
+
+
+@triton.jit
+def self_gate(y):
+    """Return y silu(y)."""
+    return y * y * sigmoid(y)
+
+
+@triton.jit
+def self_gate_slope(y):
+    """Return the slope of :func:`self_gate`."""
+    s = sigmoid(y)
+    return y * s * (2.0 + y * (1.0 - s))

@@ -1,0 +1,136 @@
+"""What a Triton kernel is compiled for: of the plan what does not move, and the tile of a program.
+
+Both are arguments of the kernels, so that what a plan does not have is not in its kernel. Imports
+neither torch nor triton.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elman.ops.matrix_state.plan import Plan
+from elman.ops.matrix_state.recurrences import CELLS
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A plan without the places of its roles: plans that differ in those alone share a kernel.
+
+    Attributes:
+        kind: As of :class:`~elman.ops.matrix_state.triton.cells.TritonCell`.
+        tanh: Whether phi is tanh; it is linear otherwise.
+        reads: Whether the cell reads the old state.
+        column: Whether z scales the columns of the old state.
+        scales: Whether the gradient of c is needed.
+        fast: Whether tanh is the GPU's own instruction.
+
+    The rest are fields of the plan.
+    """
+
+    heads: int
+    rows: int
+    columns: int
+    kind: str
+    tanh: bool
+    reads: bool
+    column: bool
+    scales: bool
+    q_act: str
+    k_act: str
+    v_act: str
+    z_act: str
+    q_unit: bool
+    k_unit: bool
+    decay: str
+    write: str
+    key: str
+    residual: bool
+    self_gate: bool
+    gate_act: str
+    fast: bool
+
+
+def spec_of(plan: Plan, kind: str, *, fast: bool) -> Spec:
+    """Return what a plan's kernels are compiled for.
+
+    Args:
+        plan: What is computed.
+        kind: The cell's.
+        fast: As of :class:`Spec`.
+    """
+    cell = CELLS[plan.cell]
+    return Spec(
+        heads=plan.heads,
+        rows=plan.rows,
+        columns=plan.columns,
+        kind=kind,
+        tanh=plan.nonlinearity == "tanh",
+        reads=cell.reads,
+        column=cell.column,
+        scales=not cell.keeps and not (cell.decays and plan.decay == "none"),
+        q_act=plan.q_act,
+        k_act=plan.k_act,
+        v_act=plan.v_act,
+        z_act=plan.z_act,
+        q_unit=plan.q_unit,
+        k_unit=plan.k_unit,
+        decay=plan.decay,
+        write=plan.write,
+        key=plan.key,
+        residual=plan.residual,
+        self_gate=plan.self_gate,
+        gate_act=plan.gate_act,
+        fast=fast,
+    )
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The part of a state that a program holds in registers.
+
+    Attributes:
+        rows: Its rows, a power of two; the last tile of a head may have fewer.
+        columns: All columns of the state, padded to a power of two.
+        row_tiles: Tiles of a head.
+        steps: Steps between two checkpoints.
+        warps: Warps of a program.
+    """
+
+    rows: int
+    columns: int
+    row_tiles: int
+    steps: int
+    warps: int
+
+
+# By padded columns: rows and warps of a program. A thread has 8 to 16 numbers of the state: fewer
+# leave it idle in sums over a row, more make a step longer. Tiles of the forward pass share
+# nothing, so they are low. In the backward pass each leaves a part of the gradients on columns, so
+# that a head has few. Neither batch nor length is asked.
+_FORWARD = {16: (16, 1), 32: (16, 1), 64: (8, 1), 128: (8, 2), 256: (8, 4)}
+_BACKWARD = {16: (16, 1), 32: (32, 2), 64: (32, 4), 128: (32, 8), 256: (16, 8)}
+_STEPS = 16
+_LARGE_STEPS = 8  # where the states of a segment would take much memory
+MOST_COLUMNS = max(_FORWARD)
+
+
+def tile_of(plan: Plan, *, backward: bool) -> Tile:
+    """Return the tile of a pass, chosen from the sizes of a state alone.
+
+    Args:
+        plan: What is computed, of :data:`MOST_COLUMNS` columns at most.
+        backward: Which pass.
+    """
+    columns = max(min(_FORWARD), _power_of_two(plan.columns))
+    most, warps = (_BACKWARD if backward else _FORWARD)[columns]
+    rows = min(most, max(_LEAST_ROWS, _power_of_two(plan.rows)))
+    warps = max(1, warps * rows // most)
+    steps = _STEPS if columns < MOST_COLUMNS else _LARGE_STEPS
+    return Tile(rows, columns, -(-plan.rows // rows), steps, warps)
+
+
+_LEAST_ROWS = 8
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,373 @@
+"""The matrix-state engine's Triton kernels, run by Triton's interpreter on a CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import elman.layers
+from elman.base.errors import UserError
+from elman.kernels import triton_version
+from elman.models.cells import registry
+from elman.ops.matrix_state import op
+from elman.ops.matrix_state.stacked import E70, stacked_plan
+from elman.ops.matrix_state.triton import launch
+from elman.ops.matrix_state.triton.spec import tile_of
+from tests.ops.matrix_state.triton_cases import (
+    BF16,
+    CASES,
+    FP32,
+    TOLERANCE,
+    drawn,
+    everything,
+    plan_of,
+    quicken,
+    right,
+    tied,
+    use_tiles,
+    wrong,
+)
+
+triton = pytest.importorskip("triton")
+FOLDER = Path(launch.__file__).parent
+MODULES = ("maths", "cells", "inputs", "forward", "backward")
+CELLS = ("e70", "e71", "e72", "e73", "e73cp", "e88")
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    quicken(monkeypatch)
+    use_tiles(monkeypatch)
+    yield
+    launch._tile.cache_clear()
+
+
+def test_the_interpreter_runs_here() -> None:
+    assert triton_version.interpreted()
+    assert triton_version.triton_problem() is None
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_outputs_and_gradients_are_those_of_the_fp64_reference(name: str) -> None:
+    plan = plan_of(name)
+    # Two segments and a rest of one step; without a first state, where nothing else is special.
+    given = drawn(plan, 1 if plan.heads > 1 else 2, 5, FP32, first=name != "e73-row-n16")
+    assert not wrong(everything(plan, given, "triton"), right(plan, given), TOLERANCE[FP32])
+
+
+@pytest.mark.parametrize("name", ["e70-n16", "e88-everything"])
+def test_narrow_sequences_and_one_step(name: str) -> None:
+    plan = plan_of(name)
+    given = drawn(plan, 1, 4, BF16, first=True)
+    assert not wrong(everything(plan, given, "triton"), right(plan, given), TOLERANCE[BF16])
+    given = drawn(plan, 1, 1, FP32, first=True)
+    assert not wrong(everything(plan, given, "triton"), right(plan, given), TOLERANCE[FP32])
+
+
+@pytest.mark.parametrize("reached", ["out", "last"])
+def test_gradients_of_one_output_alone(reached: str) -> None:
+    plan = plan_of("e71-n16")
+    given = drawn(plan, 1, 3, FP32, first=True)
+    found = everything(plan, given, "triton", reached=reached)
+    assert not wrong(found, right(plan, given, reached=reached), TOLERANCE[FP32])
+
+
+def test_row_tiles_of_a_head_and_roles_on_one_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tiles(monkeypatch, rows=8)
+    for plan in (plan_of("e72-n24"), tied(plan_of("e88-n16"))):
+        given = drawn(plan, 1, 3, FP32, first=True)
+        assert not wrong(everything(plan, given, "triton"), right(plan, given), TOLERANCE[FP32])
+
+
+def test_a_reset_lets_nothing_pass() -> None:
+    plan = plan_of("e88-n16")
+    given = drawn(plan, 2, 4, FP32, first=True)
+    resets_bt = torch.tensor([[0, 1, 1, 0], [1, 0, 0, 0]]).bool()
+    given["first"][1] = torch.nan
+    found = everything(plan, given, "triton", resets_bt)
+    given["first"][1] = 0.0
+    assert not wrong(found, right(plan, given, resets_bt), TOLERANCE[FP32])
+
+
+def test_nothing_uninitialized_is_read_or_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of("e73cp-column-n20")
+    given = drawn(plan, 1, 3, FP32, first=True)
+    wanted = everything(plan, given, "triton")
+    for make in ("empty", "empty_like"):
+        real = getattr(torch, make)
+        monkeypatch.setattr(torch, make, _poisoned(real))
+    assert torch.empty(3).isnan().all()
+    assert not wrong(everything(plan, given, "triton"), wanted, 0.0)
+
+
+def _poisoned(make: Any) -> Any:
+    return lambda *given, **named: make(*given, **named).fill_(torch.nan)
+
+
+def test_tanh_saturates_and_large_numbers_stay_finite() -> None:
+    plan = stacked_plan("decayed", 1, 16, 16, **E70)
+    given = drawn(plan, 1, 3, FP32, first=False)
+    given["source 0"] *= 1e3
+    out_bthv, last_bhvn = op.run(
+        plan, [given["source 0"]], {"decay": given["decay"]}, None, backend="triton"
+    )
+    assert out_bthv.isfinite().all()
+    assert (last_bhvn.abs() <= 1).all()
+    given["source 0"][0, 0, 0] = torch.nan
+    found, _ = op.run(plan, [given["source 0"]], {"decay": given["decay"]}, None, backend="triton")
+    assert found.isnan().any()
+
+
+def test_the_operators_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of("e71-n16")
+    given = drawn(plan, 1, 3, FP32, first=True)
+    tensors = [tensor.requires_grad_() for tensor in given.values()]
+    sources, parameters, first = tensors[:1], tensors[1:-1], tensors[-1]
+    torch.library.opcheck(
+        torch.ops.elman.matrix_state.default,
+        (plan.text, "triton", True, sources, parameters, first, None),
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("E70", {"n_state": 16, "projection_norm": "spectral"}),
+        ("E71", {"n_state": 16}),
+        ("E72", {"n_state": 16, "variant": "inverse"}),
+        ("E73", {"n_state": 20, "variant": "full"}),
+        ("E73cp", {"n_state": 16, "variant": "row"}),
+        ("E88", {"n_state": 12, "n_heads": 3, "tie_kv": True, "use_conv": True, "use_gate": True}),
+    ],
+)
+def test_a_layer_of_every_cell(name: str, options: dict[str, Any]) -> None:
+    found = _layer_results(name, options, "triton", FP32)
+    wanted = _layer_results(name, options, "reference", torch.float64)
+    assert not wrong(found, wanted, TOLERANCE[FP32])
+
+
+def _layer_results(
+    name: str, options: dict[str, Any], backend: str, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    torch.manual_seed(3)
+    layer = getattr(elman.layers, name)(8, **options, backend=backend).to(dtype)
+    x_btd = torch.randn(1, 5, 8).to(dtype).requires_grad_()
+    y_btd, state = layer(x_btd)
+    loss = y_btd.square().sum() + state["S"].sum()
+    trained = {n: p for n, p in layer.named_parameters() if p.requires_grad}
+    gradients = torch.autograd.grad(loss, [x_btd, *trained.values()])
+    named = zip(["x", *trained], gradients, strict=True)
+    outputs = {"y": y_btd.detach(), "S": state["S"].detach()}
+    return outputs | {f"d {key}": gradient for key, gradient in named}
+
+
+def smoke_test_of_seed_001(name: str, device: str, backend: str) -> None:
+    """Run what seed 001 asks for: a layer of dim 512 and n_state 64 in bf16, forward and back."""
+    model = getattr(elman.layers, name)(dim=512, n_state=64, backend=backend)
+    model = model.to(device).bfloat16()
+    x = torch.randn(2, 32, 512, device=device, dtype=torch.bfloat16)
+    out, _ = model(x)
+    out.sum().backward()
+    assert out.isfinite().all()
+    gradients = [p.grad for p in model.parameters() if p.requires_grad]
+    assert all(grad is not None and grad.isfinite().all() and grad.any() for grad in gradients)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["E70", "E73", "E71", "E72"])
+def test_the_smoke_test_of_seed_001(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tiles(monkeypatch, rows=64, steps=16)
+    smoke_test_of_seed_001(name, "cpu", "triton")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, without the interpreter")
+@pytest.mark.parametrize("name", ["E70", "E73", "E71", "E72"])
+def test_the_smoke_test_of_seed_001_on_a_gpu(name: str) -> None:
+    code = f"from {__name__} import smoke_test_of_seed_001 as t; t({name!r}, 'cuda', 'triton')"
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    root = Path(__file__).parents[3]
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=root, env=environment)
+
+
+# ---- what is refused ----
+
+
+def test_what_the_kernels_do_not_have_is_refused_in_one_line() -> None:
+    assert launch.plan_problem(stacked_plan("row_gated_delta", 1, 8, 8)) == (
+        "the recurrence row_gated_delta has no step in Triton"
+    )
+    plan = stacked_plan("decayed", 1, 8, 300)
+    with pytest.raises(
+        UserError, match=r"^kernels\.backend=triton: a state of 300 columns is wider"
+    ):
+        op.run(plan, [torch.zeros(1, 2, 700)], {}, None, backend="triton")
+    plan = stacked_plan("decayed", 1, 8, 8)
+    with pytest.raises(UserError, match=r"computes on bfloat16 and float32, not on torch\.float64"):
+        op.run(plan, [torch.zeros(1, 2, 24).double()], {}, None, backend="triton")
+
+
+def test_a_missing_or_old_triton_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_version, "triton_version", lambda: "3.5.1")
+    assert triton_version.triton_problem() == (
+        "triton 3.5.1 is older than 3.6.0; pip install --upgrade 'triton>=3.6.0'"
+    )
+    monkeypatch.setattr(triton_version, "find_spec", lambda name: None)
+    assert triton_version.triton_problem() == (
+        "triton is not installed; pip install 'triton>=3.6.0'"
+    )
+
+
+def test_every_cell_that_says_so_has_a_step_and_no_other_cell_does() -> None:
+    cells = registry.cells().values()
+    assert {c.name for c in cells if "triton" in c.backends and c.package is None} == set(CELLS)
+
+
+def test_tiles_depend_on_the_state_alone() -> None:
+    for n in (5, 16, 24, 64, 96, 128, 200, 256):
+        for backward in (False, True):
+            tile = tile_of(stacked_plan("delta", 1, n, n), backward=backward)
+            assert tile.columns >= n
+            assert tile.rows * tile.row_tiles >= n > tile.rows * (tile.row_tiles - 1)
+            assert tile.rows & (tile.rows - 1) == tile.columns & (tile.columns - 1) == 0
+
+
+# ---- planted faults ----
+
+FAULTS = {
+    "a checkpoint of the wrong step": (
+        "e70-n16",
+        "forward",
+        "if (t % tile.steps == 0) & (t > 0):",
+        "if (t % tile.steps == 1) & (t > 1):",
+    ),
+    "the wrong checkpoint": (
+        "e70-n16",
+        "backward",
+        "kept = wide(segment - 1, at) * states",
+        "kept = wide(segment * 0, at) * states",
+    ),
+    "no derivative of tanh": (
+        "e70-n16",
+        "backward",
+        "dstate_rn *= 1.0 - after_rn * after_rn",
+        "dstate_rn *= 1.0",
+    ),
+    "the state after a step for the one before": (
+        "e73-column-n16",
+        "backward",
+        "product_rn = dstate_rn * before_rn",
+        "product_rn = dstate_rn * after_rn",
+    ),
+    "no gradient through the read": (
+        "e88-n16",
+        "backward",
+        "dstate_rn += d.r[:, None] * x.key_n[None, :]",
+        "dstate_rn += 0.0",
+    ),
+    "no gradient of the key of the read": (
+        "e71-n16",
+        "backward",
+        "dkey_n = tl.sum(before_rn * d.r[:, None], 0)",
+        "dkey_n = tl.sum(before_rn * 0.0, 0)",
+    ),
+    "no gradient of the last state": (
+        "e72-n24",
+        "backward",
+        "dstate_rn = load_state(dlast, number, at, spec)",
+        "dstate_rn = load_state(dlast, number, at, spec) * 0.0",
+    ),
+    "no gradient of the first state": (
+        "e72-n24",
+        "backward",
+        "store_state(dfirst, number, at, dstate_rn, spec)",
+        "store_state(dfirst, number, at, dstate_rn * 0.0, spec)",
+    ),
+    "padded columns are read": (
+        "e73cp-column-n20",
+        "inputs",
+        "index, mask=index < width, other=0.0).to",
+        "index).to",
+    ),
+    "padded columns are written": (
+        "e73cp-column-n20",
+        "inputs",
+        "    inside_n = at.column_n < spec.columns\n    tl.store",
+        "    inside_n = at.column_n < spec.columns + 1\n    tl.store",
+    ),
+    "a norm without its direction": (
+        "e88-n16",
+        "maths",
+        "return dy_n * scale - x_n * along",
+        "return dy_n * scale",
+    ),
+    "a gate without its slope": (
+        "e72-n24",
+        "cells",
+        "dlogit = dw * (1.0 - c) * x.v * b * (1.0 - b)",
+        "dlogit = dw * (1.0 - c) * x.v * b",
+    ),
+    "rows of z forget its columns": (
+        "e73-full-n16",
+        "backward",
+        "        product_rn *= x.z_n[None, :]\n",
+        "",
+    ),
+    "a residual without a gradient": (
+        "e88-everything",
+        "backward",
+        "d.v + dy_r * held.residual_r if",
+        "d.v if",
+    ),
+    "one row tile's part for all": (
+        "e88-everything",
+        "inputs",
+        "to_n = sequence.data + at.tile * sequence.tile + first",
+        "to_n = sequence.data + first",
+    ),
+    "a quotient of exponentials for tanh": (
+        "saturated",
+        "maths",
+        "        x = tl.where(x > 8.0, 8.0, tl.where(x < -8.0, -8.0, x))\n",
+        "        x = (tl.exp(2.0 * x) - 1.0) / (tl.exp(2.0 * x) + 1.0)\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, module, old, new = FAULTS[fault]
+    plan = plan_of("e70-n16" if name == "saturated" else name)
+    given = drawn(plan, 1, 5 if "checkpoint" in fault else 3, FP32, first=True)
+    if name == "saturated":
+        given["source 0"] *= 30
+    _plant(tmp_path, monkeypatch, module, old, new)
+    assert wrong(everything(plan, given, "triton"), right(plan, given), TOLERANCE[FP32])
+
+
+def _plant(folder: Path, monkeypatch: pytest.MonkeyPatch, module: str, old: str, new: str) -> None:
+    """Load the kernels anew with a change in one of their files."""
+    for name in MODULES:
+        text = (FOLDER / f"{name}.py").read_text()
+        if name == module:
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        path = folder / f"{name}.py"
+        path.write_text(text)
+        spec = importlib.util.spec_from_file_location(f"{launch.__package__}.{name}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        loaded = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, spec.name, loaded)
+        spec.loader.exec_module(loaded)
+    monkeypatch.setattr(launch, "_parts_of", launch._parts_of.__wrapped__)

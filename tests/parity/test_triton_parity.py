@@ -1,0 +1,43 @@
+"""``mode=parity`` has the Triton kernels beside the others; without a GPU, on the interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from elman.models.cells import registry
+from elman.parity import proof as proof_module
+from elman.parity.compare import TOLERANCES, compare
+from elman.parity.experiment import Experiment, Run
+from elman.parity.proof import runs_here
+from elman.parity.shapes import Shape
+from tests.ops.matrix_state.triton_cases import quicken
+
+pytest.importorskip("triton")
+E70 = registry.cell("e70")
+needs_no_gpu = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="asks for a machine without one"
+)
+
+
+@needs_no_gpu
+def test_the_interpreter_has_to_be_asked_for_by_name(monkeypatch) -> None:
+    monkeypatch.setattr(proof_module, "interpreted", lambda: True)
+    runs, _ = runs_here(E70, "triton")
+    assert [run for run in runs if run.backend == "triton"] == [
+        Run("triton", "cpu", "fp32"),
+        Run("triton", "cpu", "bf16"),
+    ]
+    runs, notes = runs_here(E70)
+    assert "triton" not in {run.backend for run in runs}
+    assert "not checked: kernels.backend=triton: torch sees no GPU here" in notes
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_layer_passes_as_mode_parity_checks_it(precision, monkeypatch) -> None:
+    quicken(monkeypatch)
+    experiment = Experiment(E70, Shape("small", 1, 4, 8, {"n_state": 16}), seed=1)
+    wanted = experiment.run(Run("reference", "cpu", "fp64"))
+    found = experiment.run(Run("triton", "cpu", precision))
+    for name, tensor in found.items():
+        assert compare(name, tensor, wanted[name], TOLERANCES[precision] * 2).passed, name

@@ -1,0 +1,223 @@
+"""Writes docs/triton-registers.md: what the Triton kernels take on every kind of GPU.
+
+Run it after a change to the Triton kernels: ``python tools/docs/make_triton.py``. It needs no GPU:
+Triton brings the assemblers of both vendors. A test requests some rows (``--rows``), of which each
+is compiled anew, and compares them. The version of Triton is the one that constraints-dev.txt pins.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elman.kernels.triton_version import triton_version
+from elman.ops.matrix_state.abi import Call, kept_dtype
+from elman.ops.matrix_state.plan import Plan
+from elman.ops.matrix_state.stacked import DELTA, E70, stacked_plan
+from elman.ops.matrix_state.triton import launch
+from elman.ops.matrix_state.triton.spec import tile_of
+from elman.report.markdown import table
+
+PAGE = Path(__file__).parents[2] / "docs" / "triton-registers.md"
+TARGETS: dict[str, tuple[str, int | str, int]] = {
+    "sm_80": ("cuda", 80, 32),
+    "sm_90": ("cuda", 90, 32),
+    "gfx942": ("hip", "gfx942", 64),
+}
+SIZES = (16, 32, 64, 128)
+_LINEAR = {"nonlinearity": "linear", "self_gate": True}
+_Z = {"z_act": "sigmoid", "z_bias": True, "self_gate": True}
+CELLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "E70": ("decayed", E70),
+    "E71": ("read_gated", _LINEAR),
+    "E72": ("value_gated", _LINEAR),
+    "E73": ("column_gated", _Z),
+    "E73cp": ("delta", _Z | {"z_act": "none", "key": "zk", "k_unit": True}),
+    "E88": ("delta", DELTA),
+}
+HEAD = [
+    "kernel",
+    "n",
+    "dtype",
+    "GPU",
+    "rows x warps x tiles",
+    "registers",
+    "spilled bytes",
+    "shared bytes",
+]
+_BATCH, _STEPS = 2, 64
+
+
+class Target:
+    """Stands for the driver of a GPU that is not there: Triton asks it what to compile for."""
+
+    def __init__(self, name: str) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        self._target, self._number = GPUTarget(*TARGETS[name]), list(TARGETS).index(name)
+
+    def get_current_target(self) -> Any:
+        """Return the GPU to compile for."""
+        return self._target
+
+    def get_current_device(self) -> int:
+        """Return the number of the GPU, by which Triton remembers what it compiled."""
+        return self._number
+
+    def get_current_stream(self, device: int) -> int:
+        """Return the stream of the GPU."""
+        return 0
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A pair of kernels, forward and backward, on one kind of GPU.
+
+    Args:
+        name: The model.
+        n: Rows and columns of the state.
+        dtype: Of the sources.
+        target: A key of :data:`TARGETS`.
+    """
+
+    name: str
+    n: int
+    dtype: torch.dtype
+    target: str
+
+    @property
+    def label(self) -> str:
+        """The kernel in one word."""
+        return f"{self.name}-n{self.n}-{self._dtype}-{self.target}"
+
+    @property
+    def _dtype(self) -> str:
+        return "bf16" if self.dtype == torch.bfloat16 else "fp32"
+
+    def row(self) -> list[str]:
+        """Compile both kernels and return their row of the page."""
+        cell, options = CELLS[self.name]
+        plan = stacked_plan(cell, 1, self.n, self.n, **options)
+        used = [self._compiled(plan, backward=backward) for backward in (False, True)]
+        tiles = [tile_of(plan, backward=backward) for backward in (False, True)]
+        sizes = " / ".join(f"{one.rows} x {one.warps} x {one.row_tiles}" for one in tiles)
+        columns = [" / ".join(map(str, pair)) for pair in zip(*used, strict=True)]
+        return [self.name, str(self.n), self._dtype, self.target, sizes, *columns]
+
+    def _compiled(self, plan: Plan, *, backward: bool) -> tuple[int, int, int]:
+        """Return the registers, spilled bytes and shared bytes of a pass."""
+        from triton.runtime import driver
+
+        driver.set_active(Target(self.target))
+        amd = self.target.startswith("gfx")
+        call = call_of(plan, self.dtype, backward)
+        fast = self.dtype == torch.bfloat16 and not amd
+        one = launch.launches(call, backward=backward, fast=fast)[0]
+        found = one.kernel.warmup(
+            *one.arguments, grid=one.programs, num_warps=one.warps, num_stages=1
+        )
+        usage = _of_amd if amd else _of_nvidia
+        return (*usage(found.asm), int(found.metadata.shared))
+
+
+def call_of(plan: Plan, dtype: torch.dtype, backward: bool) -> Call:
+    """Return a call of a pass on tensors without memory."""
+
+    def room(*shape: int, of: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(*shape, dtype=of, device="meta")
+
+    sources = [room(_BATCH, _STEPS, channels, of=dtype) for channels in plan.channels]
+    parameters = [room(*shape) for shape in plan.parameter_shapes.values()]
+    segment = launch.segment(plan, _BATCH, dtype)
+    call = Call(plan, sources, parameters, segment)
+    state = (_BATCH, plan.heads, plan.rows, plan.columns)
+    output = room(_BATCH, _STEPS, plan.heads, plan.rows, of=dtype)
+    checkpoints = room((_STEPS - 1) // segment, *state, of=kept_dtype(plan, dtype))
+    call.point(checkpoints=checkpoints)
+    if backward:
+        call.point_gradients([room(*x.shape, of=dtype) for x in sources], parameters)
+        call.point_output_gradient(output)
+    else:
+        call.point(out=output, last=room(*state))
+    return call
+
+
+def _of_nvidia(assembled: Any) -> tuple[int, int]:
+    """Return the registers and the spilled bytes of a thread."""
+    from triton.backends import nvidia
+
+    program = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(assembled["cubin"])
+        file.flush()
+        command = [str(program), "-res-usage", file.name]
+        report = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    ((registers, stack, local),) = re.findall(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", report)
+    return int(registers), int(stack) + int(local)
+
+
+def _of_amd(assembled: Any) -> tuple[int, int]:
+    text = assembled["amdgcn"]
+    (registers,), (scratch,) = (
+        re.findall(rf"\.{name}:\s+(\d+)", text)
+        for name in ("vgpr_count", "private_segment_fixed_size")
+    )
+    return int(registers), int(scratch)
+
+
+def kernels() -> Iterator[Kernel]:
+    """Yield every cell in every size: bf16 on every GPU, fp32 on sm_90 at n = 64."""
+    for name in CELLS:
+        for n in SIZES:
+            for target in TARGETS:
+                yield Kernel(name, n, torch.bfloat16, target)
+            if n == 64:
+                yield Kernel(name, n, torch.float32, "sm_90")
+
+
+def answer() -> None:
+    """Compile what standard input names, a label a line, and print each row as JSON."""
+    known = {kernel.label: kernel for kernel in kernels()}
+    for line in sys.stdin:
+        print(json.dumps(known[line.strip()].row()), flush=True)
+
+
+def page() -> str:
+    """Compile everything and return the page."""
+    rows = [kernel.row() for kernel in kernels()]
+    return f"""\
+# Registers and shared memory of the Triton kernels
+
+`tools/docs/make_triton.py` writes this page with Triton {triton_version()}, without a GPU; of two
+values with a slash, the first is of the forward kernel and the second of the backward kernel.
+[triton.md](triton.md) explains the kernels.
+
+- **rows x warps x tiles**: the rows of the state that a program holds, the warps that it has, and
+  the programs of a head. They depend on the size of the state alone.
+- **registers**: of a thread. On gfx942 these are vector registers, of 512.
+- **spilled bytes**: of a thread, in local memory: hardly any, or a step would be slow.
+
+E73 is its column variant. Other versions of Triton give other numbers.
+
+{table(HEAD, rows)}
+"""
+
+
+if __name__ == "__main__":
+    if os.environ.get("TRITON_INTERPRET", "0") != "0":
+        sys.exit("make_triton: the interpreter compiles nothing; unset TRITON_INTERPRET")
+    if sys.argv[1:] == ["--rows"]:
+        answer()
+    else:
+        PAGE.write_text(page())
