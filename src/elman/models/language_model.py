@@ -5,9 +5,9 @@ Shape legend: b batch, t time, d model width, v vocabulary; bt1 is [B, T + 1].
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from elman.models.blocks import init
 from elman.models.blocks.norm import LayerNorm, RMSNorm
-from elman.models.cells.common.mixer import Mixer
+from elman.models.cells.common.mixer import Mixer, StreamMixer
 from elman.models.inputs import check_ids
 from elman.models.state import State, zeroed
 from elman.ops.common.precision import compute_dtype, wide_dtype
@@ -171,6 +171,11 @@ class LanguageModel(nn.Module):
         # A layer's output is added to the stream at the next norm, in the same kernel.
         branch_btd: Tensor | None = None
         for norm, layer, state in zip(self.norms, self.layers, states, strict=True):
+            if isinstance(layer, StreamMixer) and resets_bt is None:
+                advance = self._recomputed(layer.advance)
+                stream_btd, branch_btd, new_state = advance(stream_btd, branch_btd, state)
+                carried.append(new_state)
+                continue
             if isinstance(norm, RMSNorm):
                 stream_btd, x_btd = norm(stream_btd, branch_btd)
             else:
@@ -196,11 +201,14 @@ class LanguageModel(nn.Module):
     ) -> tuple[Tensor, State]:
         # Layers that are no mixers take two arguments.
         given = (x_btd, state) if resets_bt is None else (x_btd, state, resets_bt)
-        if self.activation_checkpointing and self.training and torch.is_grad_enabled():
-            y_btd, new_state = checkpoint(layer, *given, use_reentrant=False)
-        else:
-            y_btd, new_state = layer(*given)
+        y_btd, new_state = self._recomputed(layer)(*given)
         return y_btd, new_state
+
+    def _recomputed(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a part that the backward pass runs anew if activations are not to be kept."""
+        if self.activation_checkpointing and self.training and torch.is_grad_enabled():
+            return partial(checkpoint, run, use_reentrant=False)
+        return run
 
 
 def _starts(ended_bt: Tensor | None, resets_bt: Tensor | None) -> Tensor | None:
