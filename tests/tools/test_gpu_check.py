@@ -30,7 +30,9 @@ def settings(gpu_check, tmp_path: Path):
     return gpu_check.Settings(tmp_path, quick=True, jobs=2)
 
 
-@pytest.mark.parametrize("script", ["gpu_check", "gpu_as_typed", "gpu_train", "gpu_replay"])
+@pytest.mark.parametrize(
+    "script", ["gpu_check", "gpu_as_typed", "gpu_train", "gpu_replay", "gpu_peer_speed"]
+)
 def test_without_a_gpu_one_line_and_status_2(script, tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT.with_stem(script)), "--out", str(tmp_path)]
     done = subprocess.run(
