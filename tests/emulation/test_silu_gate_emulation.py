@@ -36,10 +36,11 @@ def stretches(config: cuda.TileConfig, kernel: str, args: cuda.SiluGateArgs) -> 
     h = config.width * config.state.itemsize
     z = config.width * config.branch.itemsize
     count, stride = (args.rows, 1), args.stride * config.branch.itemsize
-    dz = 2 * z if "split" in kernel else z
+    read = z + z if "swiglu" in kernel else z
+    dz = 2 * z if "split" in kernel or "swiglu" in kernel else z
     found = [
         rows("h", args.h, args.rows * h),
-        rows("z", args.z, z, count, (stride, 0)),
+        rows("z", args.z, read, count, (stride, 0)),
         rows("dout", args.dout, args.rows * z),
         rows("dsecond", args.dsecond, args.rows * z),
         rows("out", args.out, args.rows * z, writable=True),
@@ -81,7 +82,8 @@ def layer(projected: Tensor, h: Tensor, backend: str) -> tuple[Tensor, ...]:
     """Return all that the kernels compute, from a projection and a state."""
     u, z = op.split(projected, backend=backend)
     gated = op.gate(h, z, backend=backend)
-    return u, gated, op.self_gate(h, projected.dtype, backend=backend)
+    selfish = op.self_gate(h, projected.dtype, backend=backend)
+    return u, gated, selfish, op.swiglu(projected, backend=backend)
 
 
 def everything(leaves: list[Tensor], backend: str) -> list[Tensor]:
@@ -157,7 +159,7 @@ def test_an_output_that_nothing_reads_has_no_gradient() -> None:
 
 def test_no_rows_need_no_kernel() -> None:
     leaves = [draw((0, 3, 80), BF16), draw((0, 3, 40), BF16)]
-    assert [one.shape for one in everything(leaves, "cuda")[:3]] == 3 * [(0, 3, 40)]
+    assert [one.shape for one in everything(leaves, "cuda")[:4]] == 4 * [(0, 3, 40)]
 
 
 def test_compilers_see_the_operators_of_pytorch() -> None:
@@ -207,6 +209,9 @@ FAULTS = {
     ),
     "second half onto the first": ("(Z*)a.dz + G::W, dsecond", "(Z*)a.dz, dsecond"),
     "gradient rows of one half": ("dout, 2 * G::W);", "dout, G::W);"),
+    "value of the gate's own half": ("v, (const Z*)a.z + G::W", "v, (const Z*)a.z"),
+    "gate's gradient without the value": ("slope[i] *= v[i] * dout[i];", "slope[i] *= dout[i];"),
+    "value's gradient where the gate's is": ("(Z*)a.dz + G::W, s,", "(Z*)a.dz, s,"),
     "slope without the gate": ("gate + s[i] * (1.0f - gate)", "gate + s[i]"),
 }
 

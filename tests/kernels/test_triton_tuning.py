@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from elman.kernels.triton_tuning import tune_together, tuning_told_to
+from elman.kernels import triton_tuning
+from elman.kernels.triton_ahead import compile_ahead
+from elman.kernels.triton_tuning import tune_together, tuned_so_far, tuning_told_to
 
 
 @dataclass(eq=False)
@@ -23,29 +27,39 @@ class Variant:
     def all_kwargs(self) -> dict[str, int]:
         return {"num_warps": self.warps}
 
+    def __str__(self) -> str:
+        return f"warps {self.warps}"
+
 
 @dataclass(eq=False)
-class Kernel:
+class JITFunction:
     """Stands for a compiled function: notes what is compiled and what is launched."""
 
     events: list[str] = field(default_factory=list)
+    cache_key: str = "source"
 
-    def warmup(self, *args: Any, grid: Any, num_warps: int, **meta: Any) -> None:
-        assert "warmup" not in meta
-        assert active, "compiled outside of the mode that compiles in the background"
-        active[-1].submit(self.events.append, f"compile {num_warps}")
+    def warmup(self, *args: Any, **meta: Any) -> None:
+        self.run(*args, **{**meta, "warmup": True})
 
-    def run(self, *args: Any, grid: Any, num_warps: int, **meta: Any) -> None:
-        self.events.append(f"launch {num_warps}")
+    def run(self, *args: Any, grid: Any, num_warps: int, warmup: bool = False, **meta: Any) -> None:
+        if not warmup:
+            self.events.append(f"launch {num_warps}")
+        elif f"compile {num_warps}" not in self.events:
+            mode = active_mode.get()
+            assert mode is not None, "compiled outside of the mode that compiles in the background"
+            mode.submit(lambda: self.events.append(f"compile {num_warps}"))
 
 
 class Autotuner:
     """Stands for Triton's: the parts that are used."""
 
-    def __init__(self, fn: Kernel, variants: list[Variant]) -> None:
+    def __init__(self, fn: JITFunction, variants: list[Variant]) -> None:
         self.fn, self.configs, self.cache_results = fn, variants, False
         self.base_fn = type("scan_kernel", (), {})
+        self.arg_names, self.keys = ["x", "size"], ["size"]
+        self.cache: dict[Any, Variant] = {}
         self._do_bench: Callable[..., Any] = lambda call, quantiles: call()
+        self.check_disk_cache: Callable[..., bool] = lambda key, variants, tune: tune() or False
 
     def prune_configs(self, meta: dict[str, Any]) -> list[Variant]:
         return [variant for variant in self.configs if variant.warps <= 4]
@@ -54,12 +68,24 @@ class Autotuner:
         launch = {**meta, **config.all_kwargs()}
         return self._do_bench(lambda: self.fn.run(*args, **launch), quantiles=(0.5, 0.2, 0.8))
 
-    def tune(self) -> None:
-        for variant in self.prune_configs({}):
-            self._bench(1, config=variant, grid=(1,), warmup=False)
+    def run(self, *args: Any, grid: Any, warmup: bool = False, **meta: Any) -> None:
+        key, variants = (args[1],), self.prune_configs(meta)
+
+        def tune() -> None:
+            given = {**meta, "grid": grid, "warmup": warmup}
+            times = {one: self._bench(*args, config=one, **given)[0] for one in variants}
+            self.cache[key] = min(times, key=lambda one: abs(one.warps - 2))
+            self.configs_timings = times
+
+        if key not in self.cache:
+            self.check_disk_cache(key, variants, tune)
+        self.fn.run(*args, grid=grid, **meta, **self.cache[key].all_kwargs())
+
+    def tune(self, size: int = 1) -> None:
+        self.run(0, size, grid=(1,), warmup=False)
 
 
-active: list[Executor] = []
+active_mode: ContextVar[Any] = ContextVar("mode", default=None)
 
 
 class AsyncCompileMode:
@@ -68,17 +94,25 @@ class AsyncCompileMode:
     def __init__(self, executor: Executor, *, ignore_errors: bool) -> None:
         assert ignore_errors
         self._executor = executor
+        self.raw_futures: list[Future[Any]] = []
 
-    def __enter__(self) -> None:
-        active.append(self._executor)
+    def submit(self, compile_one: Callable[[], None]) -> None:
+        self.raw_futures.append(self._executor.submit(compile_one))
+
+    def __enter__(self) -> AsyncCompileMode:
+        active_mode.set(self)
+        return self
 
     def __exit__(self, *error: object) -> None:
-        active.pop()
+        assert all(one.result() is None for one in self.raw_futures)
+        active_mode.set(None)
 
 
 @pytest.fixture
-def tuner(monkeypatch: pytest.MonkeyPatch) -> Autotuner:
+def tuner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Autotuner:
     """Return the autotuner of a package's kernel, below a wrapper, with a Triton that stands in."""
+    monkeypatch.setenv("ELMAN_CACHE", str(tmp_path))
+    monkeypatch.setattr(triton_tuning, "MACHINE", lambda: "a GPU")
     benched: list[dict[str, Any]] = []
 
     def do_bench(call: Callable[[], None], **settings: Any) -> list[float]:
@@ -86,14 +120,16 @@ def tuner(monkeypatch: pytest.MonkeyPatch) -> Autotuner:
         call()
         return [1.0, 1.0, 1.0]
 
+    compiling = {"AsyncCompileMode": AsyncCompileMode, "active_mode": active_mode}
     parts = {
         "triton": {},
         "triton.runtime": {},
         "triton.runtime.autotuner": {"Autotuner": Autotuner},
-        "triton.runtime._async_compile": {"AsyncCompileMode": AsyncCompileMode},
+        "triton.runtime.jit": {"JITFunction": JITFunction},
+        "triton.runtime._async_compile": compiling,
         "triton.testing": {"do_bench": do_bench},
     }
-    tuner = Autotuner(Kernel(), [Variant(1), Variant(2), Variant(4), Variant(8)])
+    tuner = made()
     wrapper = type("Heuristics", (), {})()
     wrapper.fn = tuner
     parts |= {"pack": {}, "pack.ops": {"kernel": wrapper, "other": 1}, "package": {"kernel": 2}}
@@ -105,12 +141,25 @@ def tuner(monkeypatch: pytest.MonkeyPatch) -> Autotuner:
     return tuner
 
 
+def made() -> Autotuner:
+    """Return an autotuner of four variants, one of which no size takes."""
+    return Autotuner(JITFunction(), [Variant(1), Variant(2), Variant(4), Variant(8)])
+
+
+def another_process(monkeypatch: pytest.MonkeyPatch) -> Autotuner:
+    """Return the same kernel as a process has it that begins now."""
+    fresh = made()
+    monkeypatch.setattr(sys.modules["pack.ops"], "kernel", fresh)
+    tune_together("pack")
+    return fresh
+
+
 def test_all_variants_are_compiled_before_the_first_is_timed(tuner) -> None:
     tune_together("pack")
     tuner.tune()
     events = tuner.fn.events
     assert sorted(events[:3]) == ["compile 1", "compile 2", "compile 4"]
-    assert events[3:] == ["launch 1", "launch 2", "launch 4"]
+    assert events[3:] == ["launch 1", "launch 2", "launch 4", "launch 2"]
 
 
 def test_timings_are_short_and_kept(tuner) -> None:
@@ -132,7 +181,7 @@ def test_the_wait_is_told_while_somebody_listens(tuner) -> None:
     heard: list[str] = []
     with tuning_told_to(heard.append):
         tuner.tune()
-    tuner.tune()
+    tuner.tune(2)
     assert heard == ["tuning scan_kernel (3 variants)"]
 
 
@@ -140,4 +189,72 @@ def test_a_triton_that_cannot_compile_together_tunes_as_ever(tuner, monkeypatch)
     monkeypatch.delitem(sys.modules, "triton.runtime._async_compile")
     tune_together("pack")
     tuner.tune()
-    assert tuner.fn.events == ["launch 1", "launch 2", "launch 4"]
+    assert tuner.fn.events == ["launch 1", "launch 2", "launch 4", "launch 2"]
+    compile_ahead(lambda: tuner.fn.events.append("not called"))
+    assert "not called" not in tuner.fn.events
+
+
+def test_the_fastest_variant_is_found_once_a_machine(tuner, monkeypatch) -> None:
+    tune_together("pack")
+    tuner.tune()
+    again = another_process(monkeypatch)
+    again.tune()
+    assert again.fn.events == ["launch 2"]
+    again.tune(size=7)
+    assert "launch 4" in again.fn.events
+
+
+@pytest.mark.parametrize("changed", ["machine", "source", "variants", "damaged"])
+def test_what_was_tuned_for_something_else_is_tuned_anew(
+    tuner, changed, monkeypatch, tmp_path
+) -> None:
+    tune_together("pack")
+    tuner.tune()
+    again = another_process(monkeypatch)
+    if changed == "machine":
+        monkeypatch.setattr(triton_tuning, "MACHINE", lambda: "another GPU")
+    elif changed == "source":
+        again.fn.cache_key = "another source"
+    elif changed == "variants":
+        again.configs = again.configs[1:]
+    else:
+        (record,) = (tmp_path / "triton-tuning").iterdir()
+        record.write_text("{")
+    again.tune()
+    assert "launch 4" in again.fn.events
+
+
+def test_a_call_is_compiled_whole_before_anything_is_launched(tuner) -> None:
+    tune_together("pack")
+    heard: list[str] = []
+    with tuning_told_to(heard.append):
+        compile_ahead(tuner.tune)
+    assert sorted(tuner.fn.events) == ["compile 1", "compile 2", "compile 4"]
+    assert heard == ["compiling kernels: 3 variants begun"]
+    before = tuned_so_far()
+    tuner.tune()
+    assert tuner.fn.events[3:] == ["launch 1", "launch 2", "launch 4", "launch 2"]
+    assert (tuned_so_far() - before).describe().startswith("tuned 1 kernels (3 variants) in ")
+
+
+def test_what_was_tuned_before_is_compiled_alone(tuner, monkeypatch) -> None:
+    tune_together("pack")
+    tuner.tune()
+    again, before = another_process(monkeypatch), tuned_so_far()
+    compile_ahead(again.tune)
+    again.tune()
+    assert again.fn.events == ["compile 2", "launch 2"]
+    assert (tuned_so_far() - before).describe().startswith("kernels tuned before, loaded in ")
+
+
+def test_a_call_that_fails_without_its_kernels_is_told(tuner) -> None:
+    def call() -> None:
+        tuner.tune()
+        raise ValueError("no numbers")
+
+    heard: list[str] = []
+    with tuning_told_to(heard.append):
+        compile_ahead(call)
+    assert heard[-1] == "kernels are compiled one after another: ValueError: no numbers"
+    assert JITFunction.run.__qualname__ == "JITFunction.run"
+    assert Autotuner.run.__qualname__ == "Autotuner.run"

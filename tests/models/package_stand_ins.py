@@ -60,58 +60,6 @@ def rmsnorm_fn(
     return (gated * scale).flatten(-2) * weight
 
 
-def mamba_split_conv1d_scan_combined(
-    zxbcdt: Tensor,
-    conv1d_weight: Tensor,
-    conv1d_bias: Tensor,
-    dt_bias: Tensor,
-    a: Tensor,
-    *,
-    D: Tensor,
-    chunk_size: int,
-    return_final_states: bool,
-    activation: str,
-    rmsnorm_weight: Tensor,
-    rmsnorm_eps: float,
-    outproj_weight: Tensor,
-    headdim: int,
-    ngroups: int,
-    norm_before_gate: bool,
-) -> tuple[Tensor, Tensor]:
-    """Everything behind the first projection, from a zero state."""
-    assert activation == "silu"
-    heads, channels = D.shape[0], conv1d_weight.shape[0]
-    width = heads * headdim
-    z, xbc, dt = zxbcdt.split([width, channels, heads], dim=-1)
-    xbc = functional.silu(depthwise(xbc, conv1d_weight, conv1d_bias, None))
-    columns = (channels - width) // 2
-    x, b, c = xbc.split([width, columns, columns], dim=-1)
-    state = columns // ngroups
-    y, final = mamba_chunk_scan_combined(
-        x.unflatten(-1, (heads, headdim)),
-        dt,
-        a,
-        b.unflatten(-1, (ngroups, state)),
-        c.unflatten(-1, (ngroups, state)),
-        chunk_size,
-        D=D,
-        dt_bias=dt_bias,
-        initial_states=None,
-        dt_softplus=True,
-        return_final_states=return_final_states,
-    )
-    normed = rmsnorm_fn(
-        y.flatten(-2),
-        rmsnorm_weight,
-        None,
-        z=z,
-        eps=rmsnorm_eps,
-        group_size=width // ngroups,
-        norm_before_gate=norm_before_gate,
-    )
-    return normed @ outproj_weight.T, final
-
-
 def chunk_gated_delta_rule(
     *,
     q: Tensor,
@@ -298,22 +246,6 @@ def gate_output_correction(
     return (o + ((r * k * r_k).sum(-1, keepdim=True) * v).view(o.shape)) * g
 
 
-def causal_conv1d(
-    *,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    initial_state: Tensor | None,
-    activation: str,
-    backend: str,
-) -> tuple[Tensor, None]:
-    """x [b, t, d], weight [d, w], initial_state [b, d, w], of which the last w - 1 are read."""
-    assert (activation, backend) == ("silu", "triton")
-    if initial_state is not None:
-        assert initial_state.shape == (x.shape[0], *weight.shape)
-    return functional.silu(depthwise(x, weight, bias, initial_state)), None
-
-
 def rms_norm_gated(
     x: Tensor, g: Tensor, weight: Tensor, bias: None, activation: str, *, eps: float
 ) -> Tensor:
@@ -323,17 +255,7 @@ def rms_norm_gated(
     return x * scale * weight * {"silu": functional.silu, "sigmoid": torch.sigmoid}[activation](g)
 
 
-def depthwise(x: Tensor, weight: Tensor, bias: Tensor | None, past: Tensor | None) -> Tensor:
-    """Return the causal convolution of x [b, t, d], tap by tap."""
-    taps = weight.shape[1]
-    before = x.new_zeros(x.shape[0], taps, x.shape[2]) if past is None else past.mT
-    padded = torch.cat([before[:, 1:], x], dim=1)
-    y = sum(padded[:, j : j + x.shape[1]] * weight[:, j] for j in range(taps))
-    assert isinstance(y, Tensor)
-    return y if bias is None else y + bias
-
-
-def install(monkeypatch: Any, *, fused: bool) -> list[str]:
+def install(monkeypatch: Any) -> list[str]:
     """Make the layers' backend ``triton`` call these; return the names of what was called."""
     from elman.models.cells.common import mixer
     from elman.ops.channel_delta import package as channel_delta
@@ -354,12 +276,9 @@ def install(monkeypatch: Any, *, fused: bool) -> list[str]:
 
         return SimpleNamespace(**{f.__name__: one(f) for f in functions})
 
-    kernels = noted(mamba_chunk_scan_combined, mamba_split_conv1d_scan_combined)
-    kernels.causal_conv1d_fwd_function = depthwise if fused else None
-    monkeypatch.setattr(mamba, "_kernels", lambda: kernels)
+    monkeypatch.setattr(mamba, "_kernels", lambda: noted(mamba_chunk_scan_combined))
     monkeypatch.setattr(mamba, "_norm", lambda: noted(rmsnorm_fn))
     monkeypatch.setattr(fla, "_rule", lambda: noted(chunk_gated_delta_rule))
-    monkeypatch.setattr(fla, "_conv", lambda: noted(causal_conv1d))
     monkeypatch.setattr(fla, "_norm", lambda: noted(rms_norm_gated))
     rules = noted(chunk_kda, chunk_gdn2, chunk_rwkv7)
     monkeypatch.setattr(channel_delta, "_kernels", lambda name: rules)

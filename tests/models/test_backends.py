@@ -44,7 +44,11 @@ def test_auto_takes_the_fastest_that_runs_here(requested, device, wanted) -> Non
 @pytest.mark.parametrize("name", ["gru", "llama", "lstm"])
 def test_baselines_made_of_pytorchs_own_layers_run_those(name, device) -> None:
     for requested in ("auto", "torch"):
-        assert choose_backend(registry.cell(name), requested, device) == "torch"
+        # A transformer on a GPU has kernels of ours around PyTorch's attention.
+        ours = (name, device, requested) == ("llama", "cuda", "auto")
+        assert choose_backend(registry.cell(name), requested, device) == (
+            "cuda" if ours else "torch"
+        )
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "meta"])
@@ -102,7 +106,8 @@ def test_a_gpu_whose_kernels_cannot_run_is_no_reason_to_be_slow(requested, monke
 
 
 def test_every_cell_has_cuda_where_it_has_cpu() -> None:
-    cells = registry.cells().values()
+    """But for the transformer, whose CPU has PyTorch's own kernels alone."""
+    cells = [cell for cell in registry.cells().values() if cell.name != "llama"]
     compiled = {c.name for c in cells if "cuda" in c.backends}
     assert compiled == {c.name for c in cells if "cpu" in c.backends}
     engines = {c.engine for c in cells if "cuda" in c.backends}
@@ -161,6 +166,18 @@ def test_a_cpu_runs_triton_only_on_its_interpreter_and_only_by_name(monkeypatch)
         monkeypatch.setattr(backends, "interpreted", lambda on=on: on)
         with pytest.raises(UserError, match=r"kernels\.backend=triton: does not run on a cpu "):
             choose_backend(cell, "triton", "cpu")
+
+
+def test_a_transformer_without_our_kernels_is_told_to_use_pytorch(monkeypatch) -> None:
+    monkeypatch.setattr("elman.kernels.nvrtc.cuda_problem", lambda: "the driver is old")
+    llama = registry.cell("llama")
+    assert llama.backends == ("torch", "cuda")
+    assert choose_backend(llama, "auto", "cpu") == "torch"
+    with pytest.raises(UserError) as caught:
+        choose_backend(llama, "auto", "cuda")
+    assert str(caught.value) == (
+        "kernels.backend=cuda: the driver is old, or use kernels.backend=torch"
+    )
 
 
 def test_options_without_kernels_run_the_reference_on_a_gpu() -> None:

@@ -296,7 +296,8 @@ def test_every_cell_has_its_shapes(name: str) -> None:
     for shape in shapes:
         cell.parse_options(shape.dim, shape.options)
     quick, _ = shapes_for(cell, 256, defaults, quick=True)
-    assert quick == shapes[:2]
+    # Without keys from before, other kernels of a transformer run.
+    assert quick == shapes[: 3 if name == "llama" else 2]
 
 
 def test_a_large_layer_is_checked_at_small_sizes_only() -> None:

@@ -31,7 +31,8 @@ def settings(gpu_check, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "script", ["gpu_check", "gpu_as_typed", "gpu_train", "gpu_replay", "gpu_ranks"]
+    "script",
+    ["gpu_check", "gpu_as_typed", "gpu_train", "gpu_replay", "gpu_ranks", "gpu_peer_speed"],
 )
 def test_without_a_gpu_one_line_and_status_2(script, tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT.with_stem(script)), "--out", str(tmp_path)]

@@ -39,6 +39,7 @@ MODELS = (
     "mamba2",
     "fla-gdn",
     "e70n64",
+    "llama",
     "e70n128",
     "e75h4n16",
 )

@@ -1,6 +1,7 @@
 // What layers compute with silu beside their recurrence, over rows of W numbers: the silu of the
-// first half of a projection, and an output gated by a branch, h silu(z), or by itself, h silu(h).
-// A thread has one vector of one row. All of it is memory's time: each tensor is moved once.
+// first half of a projection, that times its second half (SwiGLU), and an output gated by a branch,
+// h silu(z), or by itself, h silu(h). A thread has one vector of one row. All of it is memory's
+// time: each tensor is moved once.
 #pragma once
 #include "cells/math.h"
 #include "cuda/common/pack.cuh"
@@ -11,10 +12,11 @@ namespace elman {
 struct SiluGateArgs {
   const void* h;        // [rows, W]
   const void* z;        // [rows, W], rows `stride` numbers apart: a branch, or a first half
+                        // (of a SwiGLU, the second half follows it)
   const void* dout;     // backward: gradient of out [rows, W]
   const void* dsecond;  // backward of a split: gradient of the second half [rows, W]
   void* out;            // forward: [rows, W]
-  void *dh, *dz;        // backward: [rows, W]; of a split, dz is the projection's [rows, 2 W]
+  void *dh, *dz;        // backward: [rows, W]; of a split or a SwiGLU, dz has rows of 2 W
   long long rows, stride;
 };
 
@@ -88,6 +90,41 @@ DEVICE void silu_split_backward(const SiluGateArgs& a) {
   for (int i = 0; i < G::V; i++) dout[i] *= slope[i];
   at.template write<Z>(a.dz, dout, 2 * G::W);
   at.template write<Z>((Z*)a.dz + G::W, dsecond, 2 * G::W);
+}
+
+// out = silu(z) v, v the half behind z.
+template <class G>
+DEVICE void swiglu_forward(const SiluGateArgs& a) {
+  using Z = typename G::Z;
+  const SiluGateVector<G> at(a);
+  if (!at.there) return;
+  float z[G::V], v[G::V], s[G::V], slope[G::V];
+  at.template read<Z>(z, a.z, a.stride);
+  at.template read<Z>(v, (const Z*)a.z + G::W, a.stride);
+  silu(s, slope, z);
+#pragma unroll
+  for (int i = 0; i < G::V; i++) s[i] *= v[i];
+  at.template write<Z>(a.out, s);
+}
+
+// The gradient of a projection, both halves of it.
+template <class G>
+DEVICE void swiglu_backward(const SiluGateArgs& a) {
+  using Z = typename G::Z;
+  const SiluGateVector<G> at(a);
+  if (!at.there) return;
+  float z[G::V], v[G::V], s[G::V], slope[G::V], dout[G::V];
+  at.template read<Z>(z, a.z, a.stride);
+  at.template read<Z>(v, (const Z*)a.z + G::W, a.stride);
+  at.template read<Z>(dout, a.dout);
+  silu(s, slope, z);
+#pragma unroll
+  for (int i = 0; i < G::V; i++) {
+    slope[i] *= v[i] * dout[i];
+    s[i] *= dout[i];
+  }
+  at.template write<Z>(a.dz, slope, 2 * G::W);
+  at.template write<Z>((Z*)a.dz + G::W, s, 2 * G::W);
 }
 
 // out = h silu(z).

@@ -14,7 +14,6 @@ from elman.kernels.compiler import compiler_problem
 from elman.kernels.packages import (
     GPU,
     device_type,
-    importable,
     installation_problem,
     installed_version,
     package_problem,
@@ -22,9 +21,11 @@ from elman.kernels.packages import (
 from elman.kernels.triton_version import interpreted, torch_is_for_rocm, triton_problem
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
 
-    from elman.models.cells.declaration import Cell
+    from elman.models.cells.declaration import Cell, Value
 
 REFERENCE = "reference"
 # PyTorch's own layers (cuDNN, fused attention), for the baselines made of them.
@@ -95,7 +96,7 @@ def choose_backend(cell: Cell, requested: str, device_type: str) -> str:
     if requested == AUTO:
         return _fastest(cell, usable)
     if requested in usable or _interpretable(cell, requested, device_type):
-        _require(cell, requested)
+        _require(cell, requested, cell.backends[0])
     elif device_type != "meta":
         raise UserError(
             f"kernels.backend={requested}: {_elsewhere(requested, device_type)}; "
@@ -220,22 +221,30 @@ def refused_slow_path(cell: Cell, requested: str, *, allow_slow: bool) -> bool:
     return cell.package is not None and not (allow_slow and requested in (AUTO, REFERENCE))
 
 
-def computation_path(cell: Cell, backend: str) -> str | None:
-    """Return in words what computes a packaged baseline, for the result file; else None.
+def computation_path(
+    cell: Cell,
+    backend: str,
+    options: Mapping[str, Value] | None = None,
+    *,
+    device_type: str = "",
+    precision: str = "",
+) -> str | None:
+    """Return in words what computes a baseline, for the result file; None for other cells.
 
     Args:
         cell: The cell.
         backend: The backend that runs it, as :func:`resolve_backend` returned it.
+        options: The cell's options; without them only packages are described.
+        device_type: Type of the device.
+        precision: ``bf16`` or ``fp32``, as the run computes.
     """
+    if cell.path is not None and options is not None:
+        return cell.path(options, device_type, precision)
     if cell.package is None:
         return None
     if backend == REFERENCE:
         return PLAIN_PATH
-    found = f"{cell.package} {installed_version(cell.package) or 'of unknown version'}"
-    if cell.package != "mamba-ssm":
-        return found
-    conv = installed_version("causal-conv1d") if importable("causal_conv1d") else None
-    return f"{found} (causal-conv1d {conv})" if conv else f"{found} (unfused, torch convolution)"
+    return f"{cell.package} {installed_version(cell.package) or 'of unknown version'}"
 
 
 def tuning_note(path: str | None, backend: str) -> str | None:
@@ -245,7 +254,7 @@ def tuning_note(path: str | None, backend: str) -> str | None:
         path: What :func:`computation_path` returned.
         backend: The backend that runs it.
     """
-    if path is None or on_slow_path(backend):
+    if path is None or backend != "triton":
         return None
     return "Triton compiles and tunes the package's kernels first, which takes up to a minute"
 
@@ -265,14 +274,14 @@ def _fastest(cell: Cell, usable: list[str]) -> str:
     if chosen == "cpu" and (problem := compiler_problem()):
         _say_slow(problem)
         return usable[-2]
-    _require(cell, chosen)
+    _require(cell, chosen, usable[0])
     if chosen == "triton" and "cuda" in cell.backends:
         _say_other(f"kernels.backend=auto: triton, because {_FOR_AMD}")
     return chosen
 
 
-def _require(cell: Cell, backend: str) -> None:
-    """Raise UserError if kernels of ``backend`` cannot be built or run here."""
+def _require(cell: Cell, backend: str, plain: str = REFERENCE) -> None:
+    """Raise UserError if kernels of ``backend`` cannot be built or run here, but ``plain`` can."""
     problem = compiler_problem() if backend == "cpu" else None
     if backend == "cuda":
         from elman.kernels.nvrtc import cuda_problem
@@ -280,12 +289,12 @@ def _require(cell: Cell, backend: str) -> None:
         problem = cuda_problem()
     if backend == "triton" and cell.package is None:  # a package's needs are the package's to say
         problem = triton_problem()
-    _refuse(backend, problem)
+    _refuse(backend, problem, plain)
 
 
-def _refuse(backend: str, problem: str | None) -> None:
+def _refuse(backend: str, problem: str | None, plain: str = REFERENCE) -> None:
     if problem is not None:
-        raise UserError(f"kernels.backend={backend}: {problem}, or use kernels.backend={REFERENCE}")
+        raise UserError(f"kernels.backend={backend}: {problem}, or use kernels.backend={plain}")
 
 
 @cache

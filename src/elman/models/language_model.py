@@ -5,7 +5,7 @@ Shape legend: b batch, t time, d model width, v vocabulary; bt1 is [B, T + 1].
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from elman.models.blocks import init
 from elman.models.blocks.mlp import SwiGLU
 from elman.models.blocks.norm import LayerNorm, RMSNorm
-from elman.models.cells.common.mixer import Mixer
+from elman.models.cells.common.mixer import Mixer, StreamMixer
 from elman.models.inputs import check_ids
 from elman.models.state import State, zeroed
 from elman.ops.common.precision import compute_dtype, wide_dtype
@@ -187,6 +187,11 @@ class LanguageModel(nn.Module):
         branch_btd: Tensor | None = None
         mlps = self.mlps or [None] * len(self.layers)
         for norm, layer, mlp, state in zip(self.norms, self.layers, mlps, states, strict=True):
+            if isinstance(layer, StreamMixer) and resets_bt is None:
+                advance = self._recomputed(layer.advance)
+                stream_btd, branch_btd, new_state = advance(stream_btd, branch_btd, state)
+                carried.append(new_state)
+                continue
             if isinstance(norm, RMSNorm):
                 stream_btd, x_btd = norm(stream_btd, branch_btd)
             else:
@@ -194,7 +199,7 @@ class LanguageModel(nn.Module):
             branch_btd, new_state = self._mix(layer, x_btd, state, resets_bt)
             carried.append(new_state)
             if mlp is not None:
-                stream_btd, branch_btd = self._run(mlp, stream_btd, branch_btd)
+                stream_btd, branch_btd = self._recomputed(mlp)(stream_btd, branch_btd)
         return self.final_norm(stream_btd, branch_btd)[1], carried
 
     def _legacy(
@@ -214,14 +219,14 @@ class LanguageModel(nn.Module):
     ) -> tuple[Tensor, State]:
         # Layers that are no mixers take two arguments.
         given = (x_btd, state) if resets_bt is None else (x_btd, state, resets_bt)
-        y_btd, new_state = self._run(layer, *given)
+        y_btd, new_state = self._recomputed(layer)(*given)
         return y_btd, new_state
 
-    def _run(self, module: nn.Module, *given: Any) -> Any:
-        """Run a layer or an MLP; it is run once more in the backward pass, if that is asked for."""
+    def _recomputed(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a part that the backward pass runs anew if activations are not to be kept."""
         if self.activation_checkpointing and self.training and torch.is_grad_enabled():
-            return checkpoint(module, *given, use_reentrant=False)
-        return module(*given)
+            return partial(checkpoint, run, use_reentrant=False)
+        return run
 
 
 def _starts(ended_bt: Tensor | None, resets_bt: Tensor | None) -> Tensor | None:

@@ -250,11 +250,21 @@ class _Session:
             self._error = self._not_finite(trainer)
         return status
 
+    def _path(self) -> str | None:
+        """Return in words what computes a baseline."""
+        model = self._config.model
+        cell = registry.cell(model.cell)
+        given = {"device_type": self._device.type, "precision": self._precision}
+        return computation_path(cell, self._backend, model.options, **given)
+
+    @property
+    def _precision(self) -> str:
+        return "bf16" if uses_bf16(self._device, self._config.train.precision) else "fp32"
+
     def _prove(self) -> None:
         """Refuse to train with a kernel that does not compute what the reference computes."""
         config, train, device = self._config, self._config.train, self._device.type
-        precision = "bf16" if uses_bf16(self._device, train.precision) else "fp32"
-        given = (device, precision, self._folder, self._display.say)
+        given = (device, self._precision, self._folder, self._display.say)
         sizes = TrainedSizes(train.batch_size, train.chunk_size, train.tbptt)
         self._parity = require_parity(
             config.model, self._backend, *given, sizes=sizes, resets=config.data.reset_at_documents
@@ -358,7 +368,7 @@ class _Session:
     def _announce(self, trainer: Trainer) -> None:
         model = self._config.model
         memory = f", about {self._estimate / 1e9:.1f} GB" if self._estimate else ""
-        path = computation_path(registry.cell(model.cell), self._backend)
+        path = self._path()
         through = f" ({path})" if path else ""
         graph = ", replayed as a CUDA graph" if trainer.stepper.graph else ""
         self._display.say(
@@ -434,11 +444,10 @@ class _Session:
                 trainer.model.num_params(), stepper.step, stepper.tokens, stepper.data_wait
             )
             result["reload_difference_bpb"] = trainer.reload_difference
-            cell = registry.cell(config.model.cell)
             result["backend"] = self._backend
             result["parity"] = self._parity
             result["norm_parity"] = self._norm_parity
-            result["path"] = computation_path(cell, self._backend)
+            result["path"] = self._path()
             result["slow_path"] = on_slow_path(self._backend)
             result["graph"] = stepper.graph
         result["parallel"] = shared_work(self._team, self._division, config)

@@ -45,16 +45,28 @@ def causal_attention(
         check(f"{name} of causal_attention", one, shape, q_bthc.device, (q_bthc.dtype,))
     if is_empty(q_bthc):
         return empty_results(q_bthc.shape, q_bthc.dtype, [], [q_bthc, k_bshc, v_bshc])[0]
+    first = k_bshc.shape[1] - q_bthc.shape[1]
+    q_bthc, k_bshc = rotate(q_bthc, first, theta), rotate(k_bshc, 0, theta)
+    return attend(q_bthc, k_bshc, v_bshc, context=context)
+
+
+def attend(q_bthc: Tensor, k_bshc: Tensor, v_bshc: Tensor, *, context: int) -> Tensor:
+    """Return what :func:`causal_attention` does, of queries and keys that were turned already.
+
+    Args:
+        q_bthc: Queries of the newest positions, at least one.
+        k_bshc: Keys of all positions.
+        v_bshc: Values of all positions.
+        context: Positions that each position sees, itself included; 0 is every one before it.
+    """
     asked, known = q_bthc.shape[1], k_bshc.shape[1]
-    q_bhtc = rotate(q_bthc, known - asked, theta).transpose(1, 2)
-    k_bhsc = rotate(k_bshc, 0, theta).transpose(1, 2)
+    q_bhtc, k_bhsc, v_bhsc = (one.transpose(1, 2) for one in (q_bthc, k_bshc, v_bshc))
     seen_ts = None
     narrow = 0 < context < known
     if narrow or 1 < asked < known:
         seen_ts = visible(asked, known, context, q_bthc.device)
     causal = seen_ts is None and asked > 1
-    o_bhtc = _attention(q_bhtc, k_bhsc, v_bshc.transpose(1, 2), seen_ts, causal)
-    return o_bhtc.transpose(1, 2)
+    return _attention(q_bhtc, k_bhsc, v_bhsc, seen_ts, causal).transpose(1, 2)
 
 
 def rotate(x_bthc: Tensor, first: int, theta: float) -> Tensor:

@@ -11,7 +11,7 @@ Shape legend: b batch, t time, i input channels, o output channels.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
@@ -45,6 +45,22 @@ def narrow(weight_oi: Tensor) -> Tensor:
     if torch.compiler.is_compiling() or (reads := _thread.reads) is None:
         return weight_oi
     return reads.copy_of(weight_oi)
+
+
+_ROWS_OF_TILES = 8  # 16 bytes of bf16, on which rows of a product's output have to begin
+
+
+def joined(weights: Sequence[Tensor]) -> Tensor:
+    """Return matrices of one width, one below the other, for one product instead of several.
+
+    Rows of zeros fill the last one up, so that the output's rows begin where tensor cores can write
+    vectors.
+    """
+    rows = sum(weight.shape[0] for weight in weights)
+    copies = [narrow(weight) for weight in weights]
+    if fill := -rows % _ROWS_OF_TILES:
+        copies.append(copies[0].new_zeros(fill, copies[0].shape[1]))
+    return torch.cat(copies)
 
 
 class KeptCopies:

@@ -11,10 +11,12 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from elman.kernels.packages import importable
 from elman.models.build import layer_class
 from elman.models.cells.common.mixer import Mixer
 from elman.models.cells.declaration import Cell
@@ -136,6 +138,16 @@ class Experiment:
         outs, incoming = zip(*differentiable, strict=True)
         found = torch.autograd.grad(outs, list(inputs.values()), incoming, materialize_grads=True)
         return {f"d {name}": grad for name, grad in zip(inputs, found, strict=True)}
+
+
+def tune_for(cell: Cell, shape: Shape, run: Run) -> None:
+    """Compile a package's kernels for a layer of this shape, all at once, and then tune them."""
+    call = partial(call_once, cell, shape, run)
+    if importable("triton"):
+        from elman.kernels.triton_ahead import compile_ahead
+
+        compile_ahead(call)
+    call()
 
 
 def call_once(cell: Cell, shape: Shape, run: Run) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from elman.kernels.cache import cannot_write, kernel_cache
+from elman.kernels.triton_tuning import tuned_so_far
 from elman.models.backends import REFERENCE, computation_path, norm_backend
 from elman.models.cells import registry
 from elman.parity import norms
@@ -84,13 +85,16 @@ def require_parity(
     runs = [Run(backend, device, name) for name in precisions]
     if as_trained is not None:
         say(f"tuning and checking the {backend} kernels of {cell.name} for this run's sizes ...")
+        before = tuned_so_far()
         proof = prove_as_trained(config, runs[0], as_trained, seed=SEED)
+        say(f"{cell.name}: {(tuned_so_far() - before).describe()}")
     else:
         against = "against the reference, once (seconds)"
         say(f"checking the {backend} kernel of {cell.name} {against} ...")
         proof = prove_runs(config, runs, seed=SEED, quick=True, resets=resets)
     if not proof.passed:
-        raise ParityError(_refusal(proof, write_parity(folder, proof.as_json() | conditions)))
+        place = write_parity(folder, proof.as_json() | conditions)
+        raise ParityError(_refusal(proof, place, f"kernels.backend={cell.backends[0]}"))
     return _remember(marker, proof, conditions)
 
 
@@ -198,7 +202,7 @@ def _plain_norms(config: ModelConfig) -> str:
     return f"kernels.backend={cell.backends[0]}{slow}"
 
 
-def _refusal(proof: Proof, place: Path, remedy: str = "kernels.backend=reference") -> str:
+def _refusal(proof: Proof, place: Path, remedy: str) -> str:
     failed = [check for check in proof.checks if not check.passed]
     first = failed[0]
     return (

@@ -31,7 +31,7 @@ from elman.models.cells import registry
 from elman.models.cells.declaration import Cell
 from elman.parity import norms
 from elman.parity.compare import TOLERANCES, Comparison, compare, compare_beside
-from elman.parity.experiment import EXACT, Experiment, Run, call_once, compile_for
+from elman.parity.experiment import EXACT, Experiment, Run, compile_for, tune_for
 from elman.parity.shapes import TrainedSizes, few_rows, shape_as_trained, shapes_for
 from elman.sections.model import ModelConfig
 
@@ -239,7 +239,7 @@ def prove_as_trained(config: ModelConfig, run: Run, sizes: TrainedSizes, *, seed
     """
     cell = registry.cell(config.cell)
     trained = shape_as_trained(cell, config.dim, config.options, sizes)
-    call_once(cell, trained, run)
+    tune_for(cell, trained, run)
     shape = few_rows(trained)
     experiment = Experiment(cell, shape, seed, run.device)
     label = Label(cell.name, shape.name, shape.describe(cell))

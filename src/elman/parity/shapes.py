@@ -91,7 +91,8 @@ def shapes_for(
         cell: The cell.
         dim: The model's width. Only one check has this width; the others are small.
         options: All of the model's options, including those at their defaults.
-        quick: Only two checks: one step, and a few segments with a first state.
+        quick: Only two checks: one step, and a few segments with a first state. A transformer has
+            a third: without keys from before, other kernels run.
     """
     own = {name: v for name, v in options.items() if v != cell.options[name].default}
     small = _small_dim(cell, own, dim)
@@ -100,10 +101,11 @@ def shapes_for(
         Shape("one step", 2, 1, small, own),
         Shape("segments", batch, long, small, own),
     ]
+    beginning = Shape("from nothing", 1, _ODD, small, own, initial=False)
     if quick:
-        return basic, []
+        return ([*basic, beginning] if cell.own_norms else basic), []
     basic += [
-        Shape("from nothing", 1, _ODD, small, own, initial=False),
+        beginning,
         Shape("strided input", 3, _ODD, small, own, strided=True),
     ]
     if not cell.no_resets(options) and _takes_resets(cell):

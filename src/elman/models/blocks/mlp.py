@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from elman.models.blocks import init
 from elman.models.blocks.norm import RMSNorm
 from elman.ops.linear import linear
+from elman.ops.silu_gate.op import swiglu
 
 
 class SwiGLU(nn.Module):
@@ -63,5 +63,5 @@ class SwiGLU(nn.Module):
             The stream with the mixer's output, and the output of the MLP.
         """
         stream_btd, x_btd = self.norm(stream_btd, branch_btd)
-        gate_btm, value_btm = linear(x_btd, self.in_proj).chunk(2, dim=-1)
-        return stream_btd, linear(functional.silu(gate_btm) * value_btm, self.out_proj)
+        hidden_btk, backend = linear(x_btd, self.in_proj), "cuda" if x_btd.is_cuda else "cpu"
+        return stream_btd, linear(swiglu(hidden_btk, backend=backend), self.out_proj)

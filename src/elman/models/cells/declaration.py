@@ -86,7 +86,7 @@ class Cell:
         equation: The step in one line, for tables and ``mode=models``.
         source: Seed file, paper or specification section of the formulas.
         options: Its settings. The layer's constructor takes exactly these as keywords.
-        backends: Backends that exist for it, fastest last: ``reference``, or ``torch`` alone.
+        backends: Backends that exist for it, fastest last; the first is ``reference`` or ``torch``.
         rule: Raises UserError on option values that do not combine; called with dim and options.
         limit: Returns why these options run only on the reference, or an empty text.
         no_resets: Returns why, with these options, the layer cannot zero its state where a document
@@ -96,6 +96,8 @@ class Cell:
             input is the residual stream, and its output is added to the stream.
         package: For a packaged baseline, the distribution of another project whose kernels are its
             ``triton`` backend; its ``reference`` backend is plain PyTorch in chunks of time.
+        path: Returns in words what computes a baseline of PyTorch, from its options, the type of
+            the device and ``bf16`` or ``fp32``; None where the backend's name says it all.
     """
 
     name: str
@@ -111,6 +113,7 @@ class Cell:
     reason: str = ""
     own_norms: bool = False
     package: str | None = None
+    path: Callable[[Mapping[str, Value], str, str], str | None] | None = None
 
     def under(self, options: Mapping[str, Value]) -> Cell:
         """Return the cell with only the backends that can run these (complete) options."""

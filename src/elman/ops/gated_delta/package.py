@@ -1,7 +1,6 @@
 """The gated delta rule on the package flash-linear-attention, called as its own layer calls it.
 
-Shape legend: b batch, t time, h heads, k key width of a head, v value width of a head,
-c convolved channels, w taps, p = w - 1 past steps.
+Shape legend: b batch, t time, h heads, k key width of a head, v value width of a head.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from functools import cache
 from typing import Any
 
 from torch import Tensor
-from torch.nn import functional
 
 from elman.kernels.packages import import_kernels
 from elman.ops.common.uncompiled import uncompiled
@@ -48,24 +46,6 @@ def gated_delta_rule(
 
 
 @uncompiled
-def causal_conv_silu(
-    x_btc: Tensor, weight_cw: Tensor, bias_c: Tensor | None, history_bpc: Tensor | None
-) -> Tensor:
-    """Return silu of the causal convolution; ``history_bpc`` as in elman.models.blocks.conv."""
-    past_bcw = None if history_bpc is None else functional.pad(history_bpc.mT, (1, 0))
-    y_btc: Tensor
-    y_btc, _ = _conv().causal_conv1d(
-        x=x_btc,
-        weight=weight_cw,
-        bias=bias_c,
-        initial_state=past_bcw,
-        activation="silu",
-        backend="triton",
-    )
-    return y_btc
-
-
-@uncompiled
 def gated_norm(
     y_bthv: Tensor, gate_bthv: Tensor, gain_v: Tensor, activation: str, epsilon: float
 ) -> Tensor:
@@ -79,11 +59,6 @@ def gated_norm(
 @cache
 def _rule() -> Any:
     return import_kernels("flash-linear-attention", "ops.gated_delta_rule")
-
-
-@cache
-def _conv() -> Any:
-    return import_kernels("flash-linear-attention", "modules.causal_conv1d")
 
 
 @cache

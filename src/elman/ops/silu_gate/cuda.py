@@ -22,8 +22,8 @@ from elman.ops.common.mirrors import layout_assertions, same
 IO = {torch.bfloat16: "elman::bf16", torch.float16: "elman::f16", torch.float32: "float"}
 """Dtypes that the kernels read and write, with their C++ names."""
 KERNELS = tuple(
-    f"silu_{what}_{way}"
-    for what in ("split", "gate", "self_gate")
+    f"{what}_{way}"
+    for what in ("silu_split", "silu_gate", "silu_self_gate", "swiglu")
     for way in ("forward", "backward")
 )
 _VECTOR = 8  # numbers that a thread has

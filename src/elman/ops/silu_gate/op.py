@@ -34,6 +34,20 @@ def split(projected_btk: Tensor, *, backend: str) -> tuple[Tensor, Tensor]:
     return halves
 
 
+def swiglu(projected_btk: Tensor, *, backend: str) -> Tensor:
+    """Return silu of the first half of a projection times its second half.
+
+    Args:
+        projected_btk: The projection.
+        backend: Name of the layer's backend; ``cuda`` computes in a kernel.
+    """
+    if not _in_a_kernel((projected_btk,), backend):
+        z_bti, v_bti = projected_btk.chunk(2, dim=-1)
+        return functional.silu(z_bti) * v_bti
+    o_bti: Tensor = apply(_SwiGLU, projected_btk)
+    return o_bti
+
+
 def gate(h_bti: Tensor, z_bti: Tensor, *, backend: str) -> Tensor:
     """Return h silu(z) in the dtype of z.
 
@@ -99,6 +113,27 @@ class _Split(torch.autograd.Function):
             dsecond=dz_bti.contiguous(),
             dz=dprojected_btk,
         )
+        return dprojected_btk
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, projected_btk: Tensor) -> Tensor:
+        projected_btk = projected_btk.contiguous()
+        z_bti, dtype = projected_btk.chunk(2, dim=-1)[0], projected_btk.dtype
+        o_bti = _room(z_bti)
+        cuda.run("swiglu_forward", z_bti.shape[-1], dtype, dtype, z=z_bti, out=o_bti)
+        ctx.save_for_backward(projected_btk)
+        return o_bti
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, do_bti: Tensor) -> Tensor:
+        (projected_btk,) = ctx.saved_tensors
+        dprojected_btk, dtype = _room(projected_btk), projected_btk.dtype
+        z_bti, do_bti = projected_btk.chunk(2, dim=-1)[0], do_bti.contiguous()
+        width = z_bti.shape[-1]
+        cuda.run("swiglu_backward", width, dtype, dtype, z=z_bti, dout=do_bti, dz=dprojected_btk)
         return dprojected_btk
 
 

@@ -1,7 +1,7 @@
 """Mamba2 on the Triton kernels of the package mamba-ssm, called as its own layer calls them.
 
-Shape legend: b batch, t time, d model width, h heads, p channels of a head, g groups of heads,
-n state columns, i = h p, c convolved channels, k taps, e rows of the first projection.
+Shape legend: b batch, t time, h heads, p channels of a head, g groups of heads,
+n state columns, i = h p.
 """
 
 from __future__ import annotations
@@ -54,51 +54,6 @@ def gated_norm(y_bti: Tensor, z_bti: Tensor, gain_i: Tensor, groups: int, epsilo
         y_bti, gain_i, None, z=z_bti, eps=epsilon, group_size=width, norm_before_gate=False
     )
     return normed
-
-
-def can_fuse(taps: int) -> bool:
-    """Return whether the package fuses convolution, scan, norm and last projection here."""
-    return _kernels().causal_conv1d_fwd_function is not None and taps <= 4
-
-
-@uncompiled
-def fused_layer(
-    projected_bte: Tensor,
-    conv_weight_ck: Tensor,
-    conv_bias_c: Tensor | None,
-    *,
-    a_log_h: Tensor,
-    dt_bias_h: Tensor,
-    skip_h: Tensor,
-    gain_i: Tensor,
-    out_weight_di: Tensor,
-    groups: int,
-    epsilon: float,
-    chunk: int,
-) -> tuple[Tensor, Tensor]:
-    """Run everything after the first projection, from a zero state, as one operation.
-
-    Returns:
-        The layer's output [b, t, d] and the state [b, h, p, n] after the last step.
-    """
-    y_btd, state_bhpn = _kernels().mamba_split_conv1d_scan_combined(
-        projected_bte,
-        conv_weight_ck,
-        conv_bias_c,
-        dt_bias_h,
-        -a_log_h.float().exp(),
-        D=skip_h,
-        chunk_size=chunk or CHUNK,
-        return_final_states=True,
-        activation="silu",
-        rmsnorm_weight=gain_i,
-        rmsnorm_eps=epsilon,
-        outproj_weight=out_weight_di,
-        headdim=gain_i.shape[0] // skip_h.shape[0],
-        ngroups=groups,
-        norm_before_gate=False,
-    )
-    return y_btd, state_bhpn
 
 
 @cache

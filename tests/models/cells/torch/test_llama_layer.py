@@ -288,8 +288,8 @@ def test_the_memory_estimate_books_no_scores() -> None:
         ),
         (
             ["kernels.backend=reference"],
-            "kernels.backend=reference: cell llama has only torch; "
-            "use kernels.backend=torch or kernels.backend=auto",
+            "kernels.backend=reference: cell llama has only torch and cuda; "
+            "use kernels.backend=auto",
         ),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

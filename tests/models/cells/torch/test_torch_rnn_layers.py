@@ -9,7 +9,9 @@ from torch import Tensor
 
 from elman.evaluation.generation import generate
 from elman.layers import GRU, LSTM, CudaGRU, CudaLSTM
+from elman.models.backends import computation_path
 from elman.models.language_model import LanguageModel
+from elman.ops import fp16_range
 from elman.ops.decode.reference import draw
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
@@ -196,3 +198,49 @@ def test_generation_carries_the_state(layer_type) -> None:
         text.append(int(draw(logits, torch.rand(1, generator=numbers), 2.0, 0, 1.0)))
     assert found == text[3:]
     assert len(set(found)) > 6
+
+
+@both
+@pytest.mark.parametrize("size", [1.0, 1e-9, 1e4])
+def test_fp16_keeps_gradients_of_any_size(layer_type, size, monkeypatch) -> None:
+    """A GPU's cuDNN computes in fp16; PyTorch on a CPU can, too, and rounds the same numbers."""
+    layer = build(layer_type)
+    x = torch.randn(3, 9, 10, dtype=torch.float64, requires_grad=True)
+    first = {n: torch.randn(3, 15, dtype=torch.float64).requires_grad_() for n in layer.parts}
+    leaves = [x, *first.values(), *layer.parameters()]
+
+    def found() -> list[torch.Tensor]:
+        y, last = layer(x, first)
+        loss = y.sin().sum() + sum((one * one).sum() for one in last.values())
+        return [y, *last.values(), *torch.autograd.grad(size * loss, leaves)]
+
+    wanted = found()
+    monkeypatch.setattr(type(layer), "_narrows", lambda self, p_bti: True)
+    for one, right in zip(found(), wanted, strict=True):
+        assert one.dtype == right.dtype
+        assert (one - right).norm() <= 5e-3 * right.norm()
+
+
+def test_without_its_scale_fp16_would_lose_the_gradients(monkeypatch) -> None:
+    monkeypatch.setattr(fp16_range, "_power", torch.ones_like)
+    with pytest.raises(AssertionError):
+        test_fp16_keeps_gradients_of_any_size(LSTM, 1e-9, monkeypatch)
+
+
+def test_gradients_that_are_no_numbers_stay_so() -> None:
+    for bad in (0.0, float("inf"), float("nan")):
+        assert fp16_range._power(torch.tensor(bad)) == 1
+    leaf = torch.ones(4, requires_grad=True)
+    (y,) = fp16_range.in_fp16(lambda given: [given[0] * 2], [leaf], torch.bfloat16)
+    assert y.dtype == torch.bfloat16
+    y.backward(torch.tensor([torch.inf, 1, 1, 1], dtype=torch.bfloat16))
+    assert leaf.grad[0] == torch.inf
+
+
+@pytest.mark.parametrize(("dtype", "found"), [("fp16", "cuDNN, fp16"), ("bf16", "cuDNN, bf16")])
+def test_the_result_says_what_the_network_computed_in(dtype, found) -> None:
+    options = {"network_dtype": dtype}
+    given = (LSTM.cell, "torch", options)
+    assert computation_path(*given, device_type="cuda", precision="bf16") == found
+    assert computation_path(*given, device_type="cuda", precision="fp32") == "cuDNN, fp32"
+    assert computation_path(*given, device_type="cpu", precision="bf16") is None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from elman.base.errors import UserError
-from elman.models.backends import check_backend, choose_backend
+from elman.models.backends import check_backend, choose_backend, norm_backend
 from elman.models.cells.declaration import Cell, Value
 from elman.models.inputs import check_layer_input
 from elman.models.state import CarriedState, State, check_state
@@ -174,6 +174,19 @@ class Mixer(nn.Module):
             self._chosen[key] = choose_backend(self.runnable, *key)
         return self._chosen[key]
 
+    def kernels_beside(self, backend: str, x_btd: Tensor) -> str:
+        """Return the backend for what stands around a package's kernels.
+
+        Args:
+            backend: The backend that runs this call.
+            x_btd: Its input.
+        """
+        return self._own_kernels(x_btd.device.type) if backend == "triton" else backend
+
+    @traced_as_constant
+    def _own_kernels(self, device_type: str) -> str:
+        return norm_backend(self.backend, device_type)
+
     def extra_repr(self) -> str:
         """Return the options that differ from their defaults, for printing."""
         options = self.cell.options
@@ -183,6 +196,30 @@ class Mixer(nn.Module):
             if value != options[name].default
         )
         return ", ".join((str(self.dim), *changed))
+
+
+class StreamMixer(Mixer):
+    """A layer with norms of its own (``Cell.own_norms``) that knows the residual stream.
+
+    Every addition to the stream is then part of a norm. Without this, each would be a pass over
+    fp32 numbers by itself, beside casts.
+    """
+
+    def advance(
+        self, stream_btd: Tensor, branch_btd: Tensor | None, state: State | None = None
+    ) -> tuple[Tensor, Tensor, State]:
+        """Continue the sequence on the residual stream.
+
+        Args:
+            stream_btd: The stream, fp32 or wider.
+            branch_btd: What the layer before adds to it; None adds nothing.
+            state: The state that the previous call returned; None starts a sequence.
+
+        Returns:
+            The stream, what is yet to be added to it, and the state after the last step. The sum
+            of the first two is that of the stream, the branch, and ``forward`` of both together.
+        """
+        raise NotImplementedError
 
 
 def _checked(
@@ -201,11 +238,14 @@ def _checked(
         else:
             self.check_resets(resets_bt, x_btd, takes_resets)
             y_btd, carried = forward(self, x_btd, state, resets_bt)
-        if torch.compiler.is_compiling():
-            return y_btd, carried
-        return y_btd, CarriedState(carried)
+        return y_btd, copyable(carried)
 
     return checked
+
+
+def copyable(carried: State) -> State:
+    """Return a state that can be copied; a compiler cannot trace its class."""
+    return carried if torch.compiler.is_compiling() else CarriedState(carried)
 
 
 def _signature(cell: Cell) -> inspect.Signature:

@@ -147,7 +147,8 @@ class Skeleton(Mixer):
         """Apply the convolution, if there is one, and carry its history."""
         if self.conv is None:
             return u_btc
-        u_btc, carried["conv"] = self.conv(u_btc, state.get("conv"), resets_bt)
+        backend = self.backend_for(u_btc)
+        u_btc, carried["conv"] = self.conv(u_btc, state.get("conv"), resets_bt, backend=backend)
         return u_btc
 
     def project_out(self, o_btc: Tensor) -> Tensor:

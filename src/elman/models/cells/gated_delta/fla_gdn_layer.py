@@ -1,7 +1,7 @@
 """Layer Gated DeltaNet: parameters and computation of flash-linear-attention's GatedDeltaNet.
 
 Shape legend: b batch, t time, d model width, h heads, k key width of a head, v value width of a
-head, a channels of a projection; qkv are three sequences of channels.
+head, a channels of a projection, e channels of several; qkv are three sequences of channels.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from elman.models.blocks import init
-from elman.models.blocks.conv import causal_conv, next_history
 from elman.models.cells.common.mixer import Mixer
 from elman.models.cells.declaration import Value
 from elman.models.cells.gated_delta.fla_gdn import CELL, heads_of
 from elman.models.state import State
+from elman.ops.causal_conv.op import Layout, split_conv_silu
 from elman.ops.common.door import Shape, is_empty
 from elman.ops.common.precision import wide_dtype
 from elman.ops.gated_delta import package
 from elman.ops.gated_delta.op import gated_delta_rule
-from elman.ops.linear import linear
+from elman.ops.linear import joined, linear
 
 
 class HeadNorm(nn.Module):
@@ -133,16 +133,15 @@ class GatedDeltaNet(Mixer):
         # The package cannot launch kernels for zero steps.
         backend = "reference" if is_empty(x_btd) else self.backend_for(x_btd)
         carried: State = {}
-        q_bta, k_bta, v_bta = self._qkv(x_btd, state, carried, backend)
-        q_bthk, k_bthk, v_bthv = (
-            part.unflatten(-1, (self.heads, -1)) for part in (q_bta, k_bta, v_bta)
-        )
+        beside = (self.a_proj, self.b_proj)
+        qkv, (decay_bth, write_bth) = self._projected(x_btd, beside, state, carried, backend)
+        q_bthk, k_bthk, v_bthv = (part.unflatten(-1, (self.heads, -1)) for part in qkv)
         y_bthv, carried["S"] = gated_delta_rule(
             q_bthk,
             k_bthk,
             v_bthv,
-            linear(x_btd, self.a_proj.weight),
-            linear(x_btd, self.b_proj.weight),
+            decay_bth,
+            write_bth,
             a_log_h=self.A_log,
             dt_bias_h=self.dt_bias,
             write_scale=2.0 if self.settings.flag("allow_neg_eigval") else 1.0,
@@ -150,39 +149,38 @@ class GatedDeltaNet(Mixer):
             backend=backend,
         )
         y_bta = self._gated(y_bthv, x_btd, backend).flatten(-2)
-        return linear(y_bta.to(q_bta.dtype), self.o_proj.weight), carried
+        return linear(y_bta.to(decay_bth.dtype), self.o_proj.weight), carried
 
-    def _qkv(self, x_btd: Tensor, state: State, carried: State, backend: str) -> list[Tensor]:
-        """Return q, k and v after convolution and activation; carry the convolution's inputs."""
-        projections = (self.q_proj, self.k_proj, self.v_proj)
-        projected = [linear(x_btd, projection.weight) for projection in projections]
+    def _projected(
+        self,
+        x_btd: Tensor,
+        beside: tuple[nn.Linear, ...],
+        state: State,
+        carried: State,
+        backend: str,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return q, k and v after convolution and silu, and what other projections give.
+
+        One product computes them all. The convolution's inputs are carried.
+        """
+        projections = (self.q_proj, self.k_proj, self.v_proj, *beside)
+        weights = [projection.weight for projection in projections]
+        projected_bte = linear(x_btd, joined(weights))
+        widths = [weight.shape[0] for weight in weights]
+        after = (*widths[3:], projected_bte.shape[-1] - sum(widths))
         if not (convs := self._convs()):
-            return [functional.silu(one) for one in projected]
-        history = state.get("conv")
-        if backend == "triton":
-            return self._fused_conv(projected, history, carried)
-        widths = [one.shape[-1] for one in projected]
-        pasts = [None] * 3 if history is None else list(history.split(widths, dim=-1))
-        activated, histories = [], []
-        for one, conv, past in zip(projected, convs, pasts, strict=True):
-            convolved, kept = causal_conv(one, conv.weight.squeeze(1), conv.bias, past)
-            activated.append(functional.silu(convolved))
-            histories.append(kept)
-        carried["conv"] = torch.cat(histories, dim=-1)
-        return activated
-
-    def _fused_conv(
-        self, projected: list[Tensor], history: Tensor | None, carried: State
-    ) -> list[Tensor]:
-        """Return q, k and v after one convolution of all three, as the package computes them."""
-        convs = self._convs()
-        qkv_bta = torch.cat(projected, dim=-1)
-        carried["conv"] = next_history(qkv_bta, history, self.settings.count("d_conv"))
-        weight = torch.cat([conv.weight.squeeze(1) for conv in convs])
+            split = projected_bte.split([*widths[:3], *after], dim=-1)
+            return [functional.silu(one) for one in split[:3]], list(split[3:-1])
         biases = [conv.bias for conv in convs if conv.bias is not None]
-        bias = torch.cat(biases) if biases else None
-        qkv_bta = package.causal_conv_silu(qkv_bta, weight, bias, history)
-        return list(qkv_bta.split([one.shape[-1] for one in projected], dim=-1))
+        pieces, carried["conv"] = split_conv_silu(
+            projected_bte,
+            torch.cat([conv.weight.squeeze(1) for conv in convs]),
+            torch.cat(biases) if biases else None,
+            state.get("conv"),
+            Layout((), (widths[0], widths[1], widths[2]), after),
+            backend=self.kernels_beside(backend, x_btd),
+        )
+        return pieces[:3], pieces[3:-1]
 
     def _convs(self) -> list[nn.Conv1d]:
         """Return the convolutions of q, k and v, if there are any."""

@@ -126,7 +126,7 @@ class DeltaPeer(GatedDeltaNet):
         # The package cannot launch kernels for zero steps.
         backend = "reference" if is_empty(x_btd) else self.backend_for(x_btd)
         carried: State = {}
-        q_bta, k_bta, v_bta = self._qkv(x_btd, state, carried, backend)
+        (q_bta, k_bta, v_bta), _ = self._projected(x_btd, (), state, carried, backend)
         y_bthv, carried["S"] = self.recur(q_bta, k_bta, v_bta, x_btd, state, backend)
         y_bta = self._gated(y_bthv, x_btd, backend).flatten(-2)
         return linear(y_bta.to(q_bta.dtype), self.o_proj.weight), carried

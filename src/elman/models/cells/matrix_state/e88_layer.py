@@ -217,12 +217,13 @@ class E88(Mixer):
         state = self.begin(x_btd, state)
         carried: State = {}
         projected_btc = linear(x_btd, self.in_proj)
-        sources = [projected_btc]
+        sources, backend = [projected_btc], self.backend_for(x_btd)
         if self.conv is not None:
             channels = self.rows["qkv"]
             sizes = [channels, projected_btc.shape[-1] - channels]
             qkv_btc, rest_btc = torch.split(projected_btc, sizes, dim=-1)
-            qkv_btc, carried["conv"] = self.conv(qkv_btc, state.get("conv"), resets_bt)
+            history = state.get("conv")
+            qkv_btc, carried["conv"] = self.conv(qkv_btc, history, resets_bt, backend=backend)
             sources = [qkv_btc, rest_btc]
         parameters = {} if self.decay is None else self.decay.plan_parameters()
         if self.value_residual is not None:
@@ -232,7 +233,7 @@ class E88(Mixer):
             sources,
             parameters,
             state.get("S"),
-            backend=self.backend_for(x_btd),
+            backend=backend,
             resets_bt=resets_bt,
         )
         y_bthv = self._normed(y_bthv, projected_btc)

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from elman.models.blocks import init
-from elman.models.blocks.conv import causal_conv, next_history
 from elman.models.cells.common.mixer import Mixer
 from elman.models.cells.declaration import Value
 from elman.models.cells.ssd.mamba2 import CELL
 from elman.models.state import State
 from elman.ops.add_norm.reference import EPS, rms_norm
+from elman.ops.causal_conv.op import Layout, split_conv_silu
 from elman.ops.common.door import Shape, is_empty
 from elman.ops.common.precision import wide_dtype
 from elman.ops.linear import linear
@@ -127,12 +127,16 @@ class Mamba2(Mixer):
         # The package cannot launch kernels for zero steps.
         backend = "reference" if is_empty(x_btd) else self.backend_for(x_btd)
         projected_bte = linear(x_btd, self.in_proj.weight)
-        if backend == "triton" and not state and package.can_fuse(self.settings.count("d_conv")):
-            return self._fused(projected_bte)
-        z_bti, conv_btc, dt_bth = self._split(projected_bte)
-        weight_ck = self.conv1d.weight.squeeze(1)
-        conv_btc, history = causal_conv(conv_btc, weight_ck, self.conv1d.bias, state.get("conv"))
-        y_bthp, scanned = self._scan(functional.silu(conv_btc), dt_bth, state.get("S"), backend)
+        pieces, history = split_conv_silu(
+            projected_bte,
+            self.conv1d.weight.squeeze(1),
+            self.conv1d.bias,
+            state.get("conv"),
+            Layout((self.width,), (self.width, self.columns, self.columns), (self.heads,)),
+            backend=self.kernels_beside(backend, x_btd),
+        )
+        z_bti, *scanned_bt, dt_bth = pieces
+        y_bthp, scanned = self._scan(scanned_bt, dt_bth, state.get("S"), backend)
         y_bti = y_bthp.flatten(-2)
         if backend == "triton":
             gain_i = self.norm.weight
@@ -142,18 +146,11 @@ class Mamba2(Mixer):
         y_btd = linear(y_bti.to(projected_bte.dtype), self.out_proj.weight)
         return y_btd, {"conv": history, "S": scanned}
 
-    def _split(self, projected_bte: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return z, the channels of the convolution, and the logits of the time steps."""
-        z_bti, conv_btc, dt_bth = projected_bte.split(
-            [self.width, self.channels, self.heads], dim=-1
-        )
-        return z_bti, conv_btc, dt_bth
-
     def _scan(
-        self, conv_btc: Tensor, dt_bth: Tensor, state_bhpn: Tensor | None, backend: str
+        self, conv_bt: list[Tensor], dt_bth: Tensor, state_bhpn: Tensor | None, backend: str
     ) -> tuple[Tensor, Tensor]:
-        """Run the recurrence on the output of the convolution."""
-        x_bti, b_btn, c_btn = conv_btc.split([self.width, self.columns, self.columns], dim=-1)
+        """Run the recurrence on x, B and C, the outputs of the convolution."""
+        x_bti, b_btn, c_btn = conv_bt
         x_bthp = x_bti.unflatten(-1, (self.heads, -1))
         return selective_scan(
             x_bthp,
@@ -167,22 +164,3 @@ class Mamba2(Mixer):
             chunk=self.settings.count("chunk_size"),
             backend=backend,
         )
-
-    def _fused(self, projected_bte: Tensor) -> tuple[Tensor, State]:
-        """Run the package's one operation from the convolution to the output, from zero state."""
-        y_btd, state_bhpn = package.fused_layer(
-            projected_bte,
-            self.conv1d.weight.squeeze(1),
-            self.conv1d.bias,
-            a_log_h=self.A_log,
-            dt_bias_h=self.dt_bias,
-            skip_h=self.D,
-            gain_i=self.norm.weight,
-            out_weight_di=self.out_proj.weight,
-            groups=self.groups,
-            epsilon=EPS,
-            chunk=self.settings.count("chunk_size"),
-        )
-        _, conv_btc, _ = self._split(projected_bte)
-        history = next_history(conv_btc, None, self.settings.count("d_conv"))
-        return y_btd, {"conv": history, "S": state_bhpn}

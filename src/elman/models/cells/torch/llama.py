@@ -56,7 +56,7 @@ CELL = Cell(
             minimum=0,
         ),
     },
-    backends=("torch",),
+    backends=("torch", "cuda"),
     rule=_whole_heads,
     own_norms=True,
 )

@@ -10,26 +10,30 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from elman.models.blocks import init
 from elman.models.blocks.norm import RMSNorm
-from elman.models.cells.common.mixer import Mixer
+from elman.models.cells.common.mixer import StreamMixer, copyable
 from elman.models.cells.declaration import Value
 from elman.models.cells.torch.llama import CELL
 from elman.models.state import State
-from elman.ops.attention import causal_attention
+from elman.ops.attention import attend, causal_attention
 from elman.ops.common.door import Shape
 from elman.ops.linear import linear
+from elman.ops.rotary.op import can_turn, turned
+from elman.ops.silu_gate.op import swiglu
 
 
-class Llama(Mixer):
+class Llama(StreamMixer):
     """a = attention(norm x), y = a + W_2 (silu(W_1 n) o W_3 n), n = norm(x + a); x the stream.
 
     The pre-norm transformer block, x + y in all (lm-and-training specification 5.3, without the
     second norm and residual that the original laid around it). RMSNorms are the language model's,
     eps 1e-5. No biases. State: ``past`` [B, S, 2 a], keys before their rotation beside values, of
     the S positions that the next one attends to, in the dtype of the projections.
+
+    Attention is PyTorch's fused kernel on every backend. ``cuda`` has kernels of this project for
+    the rotary positions and the SwiGLU besides; ``torch`` is PyTorch alone.
 
     Args:
         dim: Model width.
@@ -86,11 +90,25 @@ class Llama(Mixer):
         self, x_btd: Tensor, state: State | None = None
     ) -> tuple[Tensor, State]:
         """Continue the sequence; see :class:`~elman.models.cells.common.mixer.Mixer`."""
-        state = self.begin(x_btd, state)
-        a_btd, past_bsk = self._attend(self.attention_norm(x_btd)[1], state.get("past"))
-        a_btd = a_btd.to(x_btd.dtype)
-        m_btd = self._swiglu(self.mlp_norm(x_btd, a_btd)[1])
-        return a_btd + m_btd.to(x_btd.dtype), {"past": past_bsk}
+        a_btd, _, n_btd, carried = self._through_attention(x_btd, None, state)
+        return a_btd.to(x_btd.dtype) + self._swiglu(n_btd).to(x_btd.dtype), carried
+
+    def advance(
+        self, stream_btd: Tensor, branch_btd: Tensor | None, state: State | None = None
+    ) -> tuple[Tensor, Tensor, State]:
+        """Continue the sequence; see :class:`~elman.models.cells.common.mixer.StreamMixer`."""
+        _, stream_btd, n_btd, carried = self._through_attention(stream_btd, branch_btd, state)
+        return stream_btd, self._swiglu(n_btd), copyable(carried)
+
+    def _through_attention(
+        self, stream_btd: Tensor, branch_btd: Tensor | None, state: State | None
+    ) -> tuple[Tensor, Tensor, Tensor, State]:
+        """Return the attention's output, the stream behind it and its norm, and the state."""
+        state = self.begin(stream_btd, state)
+        stream_btd, x_btd = self.attention_norm(stream_btd, branch_btd)
+        a_btd, past_bsk = self._attend(x_btd, state.get("past"))
+        stream_btd, n_btd = self.mlp_norm(stream_btd, a_btd)
+        return a_btd, stream_btd, n_btd, {"past": past_bsk}
 
     def _attend(self, x_btd: Tensor, past_bsk: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the attention's output and the keys and values to carry."""
@@ -98,20 +116,23 @@ class Llama(Mixer):
         q_bta, kv_bsk = qkv_btk.split([self.inner, 2 * self.inner], dim=-1)
         if past_bsk is not None:
             kv_bsk = torch.cat([past_bsk.to(kv_bsk.dtype), kv_bsk], dim=1)
-        context = self.settings.count("context")
-        q_bthc, k_bshc, v_bshc = (
-            part.unflatten(-1, (-1, self.head_dim)) for part in (q_bta, *kv_bsk.chunk(2, dim=-1))
-        )
-        theta = self.settings.number("rope_theta")
-        o_bthc = causal_attention(q_bthc, k_bshc, v_bshc, theta=theta, context=context)
+        context, theta = self.settings.count("context"), self.settings.number("rope_theta")
+        if past_bsk is None and can_turn(qkv_btk, self.backend_for(x_btd)):
+            o_bthc = attend(*turned(qkv_btk, self.head_dim, theta), context=context)
+        else:
+            q_bthc, k_bshc, v_bshc = (
+                part.unflatten(-1, (-1, self.head_dim))
+                for part in (q_bta, *kv_bsk.chunk(2, dim=-1))
+            )
+            o_bthc = causal_attention(q_bthc, k_bshc, v_bshc, theta=theta, context=context)
         if 0 < context <= kv_bsk.shape[1]:
             # A copy: a view would keep the whole older tensor alive between calls.
             kv_bsk = kv_bsk[:, kv_bsk.shape[1] - (context - 1) :].clone()
         return linear(o_bthc.flatten(2), self.out_proj), kv_bsk
 
     def _swiglu(self, x_btd: Tensor) -> Tensor:
-        gate_btm, value_btm = linear(x_btd, self.mlp_in).chunk(2, dim=-1)
-        return linear(functional.silu(gate_btm) * value_btm, self.mlp_out)
+        backend = self.backend_for(x_btd)
+        return linear(swiglu(linear(x_btd, self.mlp_in), backend=backend), self.mlp_out)
 
 
 def _swiglu_width(dim: int) -> int:

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from elman.models.cells.common.options import skeleton_options
 from elman.models.cells.common.width import wide_enough
-from elman.models.cells.declaration import Cell, Value
-
-
-def _no_resets(options: Mapping[str, Value]) -> str:
-    return "PyTorch's own network carries its state through the whole row"
-
+from elman.models.cells.declaration import Cell
+from elman.models.cells.torch.rnn_options import OPTIONS, no_resets, path
 
 CELL = Cell(
     name="lstm",
@@ -22,8 +15,9 @@ CELL = Cell(
         "h' = sigmoid(o) tanh(c')"
     ),
     source="vector-state specification 5.2; lm-and-training specification 5.4",
-    no_resets=_no_resets,
-    options=skeleton_options(convolution=False, normal=None),
+    no_resets=no_resets,
+    options=OPTIONS,
     backends=("torch",),
     rule=wide_enough,
+    path=path,
 )

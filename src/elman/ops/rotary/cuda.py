@@ -1,0 +1,141 @@
+"""One call of the rotary kernels on an NVIDIA GPU, on PyTorch's current stream.
+
+Shape legend: b batch, t time, h heads, c channels of a head, a = h c, k = 3 a, p = c / 2 pairs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from elman.kernels import nvrtc
+from elman.kernels.launching import Launch, architecture, launch
+from elman.kernels.nvrtc import Loaded, Unit
+from elman.ops.common.mirrors import layout_assertions, same
+
+IO = {torch.bfloat16: "elman::bf16", torch.float16: "elman::f16", torch.float32: "float"}
+"""Dtypes that the kernels read and write, with their C++ names."""
+_VECTOR, _PAIR = 8, 2  # channels of a thread
+_THREADS = 256
+_POINTERS = ("qkv", "turns", "q", "k", "dq", "dk", "dv", "dqkv")
+_STRIDES = tuple(f"{name}_{axis}" for name in ("dq", "dk", "dv") for axis in "bth")
+
+
+class RotaryArgs(ctypes.Structure):
+    """One call, as csrc/cuda/rotary/rotary.cuh declares it."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+        *((name, ctypes.c_int64) for name in ("rows", "steps", "stride", *_STRIDES)),
+    )
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """How rows of one width are turned.
+
+    Args:
+        inner: Channels of all heads, a.
+        channels: Channels of a head, an even number.
+        vector: Channels of a thread: 8, or 2 where a head, a stride or an address does not permit
+            more.
+        dtype: Of everything but the angles.
+    """
+
+    inner: int
+    channels: int
+    vector: int
+    dtype: torch.dtype
+
+
+def forward(qkv_btk: Tensor, turns_tp2: Tensor, q_bthc: Tensor, k_bthc: Tensor) -> None:
+    """Turn queries and keys, into contiguous tensors."""
+    tensors = {"qkv": qkv_btk, "turns": turns_tp2, "q": q_bthc, "k": k_bthc}
+    _run("rotary_forward", tensors, q_bthc, [qkv_btk.stride(1)], stride=qkv_btk.stride(1))
+
+
+def backward(
+    dq_bthc: Tensor, dk_bthc: Tensor, dv_bthc: Tensor, turns_tp2: Tensor, dqkv_btk: Tensor
+) -> None:
+    """Turn the gradients back, and lay them and those of the values side by side."""
+    sources = {"dq": dq_bthc, "dk": dk_bthc, "dv": dv_bthc}
+    strides = {
+        f"{name}_{axis}": one.stride(n)
+        for name, one in sources.items()
+        for n, axis in enumerate("bth")
+    }
+    tensors = sources | {"turns": turns_tp2, "dqkv": dqkv_btk}
+    _run("rotary_backward", tensors, dq_bthc, list(strides.values()), **strides)
+
+
+def _run(
+    kernel: str, tensors: dict[str, Tensor], like_bthc: Tensor, strides: list[int], **numbers: int
+) -> None:
+    batch, steps, heads, channels = like_bthc.shape
+    args = RotaryArgs(rows=batch * steps, steps=steps, **numbers)
+    places = channels
+    for name, tensor in tensors.items():
+        setattr(args, name, tensor.data_ptr())
+        places |= tensor.data_ptr() // tensor.element_size()
+    for stride in strides:
+        places |= stride
+    vector = _VECTOR if places % _VECTOR == 0 else _PAIR
+    config = TileConfig(heads * channels, channels, vector, like_bthc.dtype)
+    LAUNCH(config, Launch(kernel, args.rows, _THREADS), args, like_bthc.device)
+
+
+def readable(x_bthc: Tensor) -> Tensor:
+    """Return a tensor whose pairs of channels can be read, a copy where they cannot be."""
+    pairs = x_bthc.data_ptr() % (_PAIR * x_bthc.element_size()) == 0
+    even = all(stride % _PAIR == 0 for stride in x_bthc.stride()[:-1])
+    return (
+        x_bthc
+        if x_bthc.stride(-1) == 1 and pairs and even
+        else x_bthc.clone(memory_format=torch.contiguous_format)
+    )
+
+
+@cache
+def unit_text(config: TileConfig, device: str = "cuda/common/device.cuh") -> str:
+    """Return the text of a tile config's translation unit, both passes in one.
+
+    Args:
+        config: What is computed how.
+        device: Header that says what the kernels ask of the machine.
+    """
+    g = config
+    return "\n".join(
+        [
+            f'#include "{device}"',
+            '#include "cuda/rotary/rotary.cuh"',
+            f"using G = elman::RotaryTileConfig<{IO[g.dtype]}, {g.inner}, {g.channels}, "
+            f"{g.vector}>;",
+            layout_assertions("elman::RotaryArgs", RotaryArgs)
+            + same("G::THREADS", _THREADS, f"cuda.py has {_THREADS} for G::THREADS"),
+            *(
+                f"ELMAN_KERNEL({name}, G::THREADS, 1, elman::RotaryArgs, elman::{name}<G>(a))"
+                for name in ("rotary_forward", "rotary_backward")
+            ),
+            "",
+        ]
+    )
+
+
+def _launch(config: TileConfig, wanted: Launch, args: RotaryArgs, device: torch.device) -> None:
+    """Launch a kernel on the current stream of the tensors' device."""
+    launch(_loaded(config, device.index), [wanted], args, device.index)
+
+
+@cache
+def _loaded(config: TileConfig, index: int) -> Loaded:
+    """Return the kernels of a tile config, for the GPU of an index."""
+    return nvrtc.load(Unit(unit_text(config), "rotary", architecture(index), fast=False))
+
+
+LAUNCH: Callable[[TileConfig, Launch, RotaryArgs, torch.device], None] = _launch
+"""Runs a kernel; tests put the emulator here."""

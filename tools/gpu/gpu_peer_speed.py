@@ -1,0 +1,353 @@
+"""Times every baseline beside its best public implementation on a GPU, in one run.
+
+    python tools/gpu/gpu_peer_speed.py --out DIR [--rounds 3] [--only mamba2] [--first-use]
+
+The table has training steps of models of about 102M parameters at 32 rows of 512 bytes in bf16,
+eager and replayed as one CUDA graph: forward, backward, clipping and AdamW. A baseline, its public
+implementation and E88 are timed in turn, in interleaved rounds; figures are medians. Public are:
+for llama, torch.compile of PyTorch alone and, where transformers is installed, its compiled
+LlamaForCausalLM; for mamba2 and fla-gdn, the layer of the package itself (with causal-conv1d if
+that is installed); for lstm and gru, cuDNN in bf16. What cannot run is recorded, and the others
+still run. Everything goes to DIR/gpu_peer_speed.json, rewritten after each result.
+
+--first-use measures instead how long the command takes until its first step is done, for every
+baseline in turn: once with empty caches and once again with what the first run left there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from gpu_baselines import Training, environment  # type: ignore[import-not-found]
+from gpu_models import (  # type: ignore[import-not-found]
+    WARMUP,
+    captured,
+    guarded,
+    save,
+    time_rounds,
+)
+from torch import Tensor, nn
+
+from elman.config.compose import compose_config
+from elman.kernels.packages import import_kernels, importable
+from elman.models.backends import choose_backend, computation_path
+from elman.models.build import build_model
+from elman.models.cells import registry
+from elman.models.language_model import LanguageModel
+from elman.sections.model import ModelConfig
+
+OURS = "e88f_h32n16_2432x20"
+BASELINES = ("llama", "mamba2", "fla-gdn", "lstm", "gru")
+LONGEST_S = 240  # of a first use
+Make = Callable[[], nn.Module]
+
+
+def main() -> int:
+    """Measure; return 2 without a GPU."""
+    arguments = parse()
+    if not torch.cuda.is_available():
+        print("gpu_peer_speed: torch sees no GPU here", file=sys.stderr)
+        return 2
+    device = torch.device("cuda")
+    path = Path(arguments.out) / "gpu_peer_speed.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    report: dict[str, Any] = {"environment": environment(device), "arguments": vars(arguments)}
+    names = [name for name in BASELINES if arguments.only in name]
+    if arguments.first_use:
+        first_uses(names, report, path)
+        return 0
+    results = report["models"] = {}
+    ours: dict[str, Training] = {}
+    results[OURS] = guarded(partial(started, OURS, partial(built, OURS), ours, arguments))
+    for name in names:
+        group = dict(ours)
+        for label, make in ways(name, device).items():
+            results[label] = guarded(partial(started, label, make, group, arguments))
+            save(path, report)
+        timed(name, group, results, arguments)
+        save(path, report)
+        group.clear()
+        gc.collect()
+        torch.cuda.empty_cache()
+    show(results)
+    return 0
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--out", required=True, help="folder of gpu_peer_speed.json")
+    parser.add_argument("--only", default="", help="part of a baseline's name")
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--chunk-size", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps-a-round", type=int, default=4)
+    parser.add_argument("--first-use", action="store_true", help="times until the first step")
+    return parser.parse_args()
+
+
+# ------------------------------------------------------------------------------ implementations
+
+
+def ways(name: str, device: torch.device) -> dict[str, Make]:
+    """Return a baseline of ours and its public implementations, by name."""
+    found: dict[str, Make] = {name: partial(built, name)}
+    config = compose_config([f"model={name}"]).model
+    if name == "llama":
+        found["llama, torch.compile of PyTorch alone"] = partial(compiled, name)
+        if importable("transformers"):
+            found["transformers' LlamaForCausalLM, compiled"] = partial(of_transformers, config)
+    elif name == "mamba2":
+        found["mamba-ssm's own layer"] = partial(in_the_same_model, config, mamba_layer, device)
+    elif name == "fla-gdn":
+        make = partial(in_the_same_model, config, gated_delta_layer, device)
+        found["flash-linear-attention's own layer"] = make
+    else:
+        found[f"{name}, bf16"] = partial(built, name, "model.network_dtype=bf16")
+    return found
+
+
+def built(name: str, *overrides: str, backend: str = "auto") -> LanguageModel:
+    """Return a model of ours as training builds it."""
+    config = compose_config([f"model={name}", *overrides]).model
+    torch.manual_seed(0)
+    return build_model(config, backend=backend, device="cuda")
+
+
+def compiled(name: str) -> nn.Module:
+    """Return a model of PyTorch's operators whose loss is compiled."""
+    model = built(name, backend="torch")
+    model.loss = torch.compile(model.loss)  # type: ignore[method-assign]
+    return model
+
+
+class Public(nn.Module):
+    """A package's layer as one of a language model: no state, and the output alone."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x_btd: Tensor, state: None) -> tuple[Tensor, dict[str, Tensor]]:
+        returned = self.layer(x_btd)
+        return (returned[0] if isinstance(returned, tuple) else returned), {}
+
+
+def in_the_same_model(
+    config: ModelConfig, make: Callable[[ModelConfig], nn.Module], device: torch.device
+) -> nn.Module:
+    """Return our language model around a package's layers."""
+    torch.manual_seed(0)
+    layers = [Public(make(config).to(device)) for _ in range(config.depth)]
+    return LanguageModel(config.dim, layers, device=device)
+
+
+def mamba_layer(config: ModelConfig) -> nn.Module:
+    module = import_kernels("mamba-ssm", "modules.mamba2")
+    # Its fused path asserts that causal-conv1d is there.
+    fused = module.causal_conv1d_fn is not None
+    options = config.options
+    layer: nn.Module = module.Mamba2(
+        config.dim,
+        d_state=options["n_state"],
+        headdim=options["head_dim"],
+        expand=options["expansion"],
+        use_mem_eff_path=fused,
+    )
+    return layer
+
+
+def gated_delta_layer(config: ModelConfig) -> nn.Module:
+    module = import_kernels("flash-linear-attention", "layers.gated_deltanet")
+    heads = number(config, "n_heads") or config.dim // 128
+    layer: nn.Module = module.GatedDeltaNet(
+        hidden_size=config.dim,
+        head_dim=number(config, "head_dim") or config.dim // heads,
+        num_heads=heads,
+        expand_v=config.options["expansion"],
+    )
+    return layer
+
+
+def number(config: ModelConfig, name: str) -> int:
+    """Return an option that is a whole number."""
+    value = config.options[name]
+    assert isinstance(value, int)
+    return value
+
+
+class Transformers(nn.Module):
+    """LlamaForCausalLM of transformers with the loss of our models."""
+
+    def __init__(self, config: ModelConfig, width: int) -> None:
+        super().__init__()
+        from transformers import (  # type: ignore[import-not-found]
+            LlamaConfig,
+            LlamaForCausalLM,
+        )
+
+        heads = config.dim // number(config, "head_dim")
+        sizes = LlamaConfig(
+            vocab_size=256,
+            hidden_size=config.dim,
+            intermediate_size=width,
+            num_hidden_layers=config.depth,
+            num_attention_heads=heads,
+            num_key_value_heads=heads,
+            tie_word_embeddings=True,
+            use_cache=False,
+        )
+        self.model = LlamaForCausalLM(sizes)
+        self.loss = torch.compile(self._loss)
+
+    def _loss(self, tokens_bt1: Tensor) -> tuple[Tensor, None]:
+        logits_btv = self.model(tokens_bt1[:, :-1].long()).logits
+        targets_bt = tokens_bt1[:, 1:].long()
+        loss = nn.functional.cross_entropy(logits_btv.flatten(0, 1).float(), targets_bt.flatten())
+        return loss, None
+
+    def num_params(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
+
+
+def of_transformers(config: ModelConfig) -> nn.Module:
+    """Return the same sizes as a model of transformers."""
+    width = number(config, "mlp_width") or -(-(8 * config.dim // 3) // 256) * 256
+    torch.manual_seed(0)
+    return Transformers(config, width).cuda()
+
+
+# ----------------------------------------------------------------------------------------- times
+
+
+def started(
+    label: str, make: Make, group: dict[str, Training], arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """Build a model, take its first steps, and return what they needed."""
+    torch.cuda.reset_peak_memory_stats()
+    before, began = torch.cuda.memory_allocated(), time.perf_counter()
+    training = Training(make(), arguments.batch_size, arguments.chunk_size)
+    for _ in range(WARMUP):
+        training.step()
+    torch.cuda.synchronize()
+    group[label] = training
+    found = {
+        "params": training.model.num_params(),
+        "path": path_of(label),
+        "peak_gb": round((torch.cuda.max_memory_allocated() - before) / 1e9, 2),
+        "first_steps_s": round(time.perf_counter() - began, 1),
+    }
+    print(f"{label}: {found}", flush=True)
+    return found
+
+
+def path_of(label: str) -> str | None:
+    """Return in words what computes a model of ours."""
+    if label not in (OURS, *BASELINES):
+        return None
+    config = compose_config([f"model={label}"]).model
+    cell = registry.cell(config.cell)
+    backend = choose_backend(cell, "auto", "cuda")
+    given = {"device_type": "cuda", "precision": "bf16"}
+    return computation_path(cell, backend, config.options, **given) or backend
+
+
+def timed(
+    name: str, group: dict[str, Training], results: dict[str, Any], arguments: argparse.Namespace
+) -> None:
+    """Time a baseline, its public implementations and E88 in turn, eager and replayed."""
+    found: dict[str, Any] = {label: {} for label in group}
+    time_rounds(group, found, "eager", lambda training: training.step, arguments)
+    graphs: dict[int, torch.cuda.CUDAGraph] = {}
+    replayed: dict[str, Training] = {}
+    for label, training in group.items():
+        graph = guarded(partial(captured, training))
+        if isinstance(graph, torch.cuda.CUDAGraph):
+            graphs[id(training)], replayed[label] = graph, training
+        else:
+            found[label]["graph"] = graph
+    time_rounds(replayed, found, "graph", lambda one: graphs[id(one)].replay, arguments)
+    for label, row in found.items():
+        results[label].setdefault("beside", {})[name] = row
+
+
+def show(results: dict[str, Any]) -> None:
+    """Print the table: each implementation beside E88 in the same rounds."""
+    print("| model | parameters | eager tok/s | replayed tok/s | E88 replayed / this |")
+    print("|---|---|---|---|---|")
+    for label, row in results.items():
+        if "error" in row:
+            print(f"| {label} | | {row['error'][:100]} | | |")
+        for name, rates in row.get("beside", {}).items():
+            if label == OURS and name != next(iter(row["beside"])):
+                continue
+            eager, graph = (rates.get(way, {}).get("tok_s") for way in ("eager", "graph"))
+            mine = results[OURS].get("beside", {}).get(name, {}).get("graph", {}).get("tok_s")
+            ratio = f"{mine / graph:.2f}x" if mine and graph else ""
+            shown = [f"{rate / 1e3:,.0f}K" if rate else "-" for rate in (eager, graph)]
+            print(f"| {label} | {row['params']:,} | {' | '.join(shown)} | {ratio} |", flush=True)
+
+
+# ------------------------------------------------------------------------------------- first use
+
+
+def first_uses(names: list[str], report: dict[str, Any], path: Path) -> None:
+    """Measure every baseline's first steps, each with caches of its own."""
+    results = report["first_use"] = {}
+    print("| model | first step, empty caches | again |\n|---|---|---|")
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            seconds = [first_step(name, Path(folder), n) for n in ("first", "again")]
+        results[name] = [vars(one) for one in seconds]
+        save(path, report)
+        print(f"| {name} | {' | '.join(one.words for one in seconds)} |", flush=True)
+
+
+def first_step(name: str, folder: Path, which: str) -> SimpleNamespace:
+    """Return the seconds from the command to the end of its first step, and what it said."""
+    text, run = folder / "text.txt", folder / which
+    line = b"def add(left, right):\n    return left + right\n\n\n"
+    text.write_bytes(line * 20000)
+    caches = ("ELMAN_CACHE", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
+    settings = ["train.steps=2", "train.val_every=null", "log.every=1", "log.tensorboard=false"]
+    settings += ["data.val_sample=512", f"data.path={text}", f"hydra.run.dir={run}"]
+    began = time.perf_counter()
+    with (folder / f"{which}.log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "elman", f"model={name}", *settings],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {cache: str(folder / cache) for cache in caches},
+        )
+        seconds = until_step(process, run / "metrics.jsonl", began)
+    said = (folder / f"{which}.log").read_text()[-3000:]
+    words = f"{seconds:.0f} s" if seconds is not None else f"none (status {process.returncode})"
+    return SimpleNamespace(seconds=seconds, words=words, log=said)
+
+
+def until_step(process: subprocess.Popen[bytes], metrics: Path, began: float) -> float | None:
+    """Return when the first step was recorded; wait for the end of the process."""
+    seconds = None
+    while process.poll() is None:
+        now = time.perf_counter() - began
+        if seconds is None and metrics.exists() and '"kind": "step"' in metrics.read_text():
+            seconds = now
+        if now > LONGEST_S:
+            process.kill()
+        time.sleep(0.1)
+    return seconds
+
+
+if __name__ == "__main__":
+    sys.exit(main())
