@@ -63,5 +63,6 @@ class SwiGLU(nn.Module):
             The stream with the mixer's output, and the output of the MLP.
         """
         stream_btd, x_btd = self.norm(stream_btd, branch_btd)
-        hidden_btk, backend = linear(x_btd, self.in_proj), "cuda" if x_btd.is_cuda else "cpu"
-        return stream_btd, linear(swiglu(hidden_btk, backend=backend), self.out_proj)
+        kernel = x_btd.is_cuda and self.norm.backend != "reference"
+        hidden_btm = swiglu(linear(x_btd, self.in_proj), backend="cuda" if kernel else "reference")
+        return stream_btd, linear(hidden_btm, self.out_proj)
