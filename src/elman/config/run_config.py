@@ -17,14 +17,16 @@ from pydantic import ValidationError
 from elman.base.errors import UserError, did_you_mean, nearest
 from elman.config.meanings import meant_key
 from elman.models.cells import registry
+from elman.sections.data import TEXT, AnyData, refuse_unknown_task
 from elman.sections.graphs import graph_conflict
 from elman.sections.launching import LAUNCHERS, SweepConfig, SweepSettings
 from elman.sections.measuring import BenchConfig, ParityConfig
-from elman.sections.model import ModelConfig
+from elman.sections.model import VOCAB_SIZE, ModelConfig
 from elman.sections.modes import EvalConfig, GenerateConfig, ModelsConfig, SolveConfig
 from elman.sections.optim import OPTIMISERS, OptimConfig
 from elman.sections.reporting import ReportConfig
 from elman.sections.section import Section
+from elman.sections.tasks import TASKS, TaskConfig
 from elman.sections.training import (
     BaselineConfig,
     DataConfig,
@@ -48,9 +50,10 @@ class RunConfig(Section):
         "parity",
         "bench",
         "report",
+        "tasks",
     ]
     model: ModelConfig
-    data: DataConfig
+    data: AnyData
     optim: OptimConfig
     train: TrainConfig
     kernels: KernelsConfig
@@ -65,13 +68,15 @@ class RunConfig(Section):
     report: ReportConfig | None = None
 
 
+_VOCABULARY = (
+    "model.vocab_size: follows the data, 256 for text and its own symbols for a task; drop it"
+)
 _MODEL_KEYS = tuple(key for key in ModelConfig.model_fields if key != "options")
 # Sections without a config group of their own: the file of their mode contains them.
 _MODE_SECTIONS = ("eval", "generate", "solve", "models", "parity", "bench", "report")
 OF_SWEEPS = ("launcher", "sweep")
 """Groups that only a sweep as a whole reads, never a single job."""
 _SECTIONS: dict[str, type[Section]] = {
-    "data": DataConfig,
     "train": TrainConfig,
     "kernels": KernelsConfig,
     "baseline": BaselineConfig,
@@ -126,6 +131,7 @@ MODES: dict[str, Mode] = {
     "models": Mode(frozenset({"models", "model"}), in_process=True),
     "suites": Mode(frozenset({"benchmark"}), in_process=True),
     "doctor": Mode(frozenset()),
+    "tasks": Mode(frozenset({"data"}), in_process=True),
     "report": Mode(frozenset({"report"}), in_process=True),
     "parity": Mode(
         frozenset({"parity", "model", "kernels", "baseline", "benchmark"}),
@@ -157,6 +163,7 @@ def validate(tree: Mapping[str, Any], named: frozenset[str] = frozenset()) -> Ru
     sections = dict(tree)
     check_read(named, sections.get("mode"))
     _refuse_optimiser_by_key(sections.get("optim"), named)
+    refuse_unknown_task(sections.get("data"), named)
     if isinstance(model := sections.get("model"), Mapping):
         sections["model"] = _split_model(model, named)
     try:
@@ -164,10 +171,22 @@ def validate(tree: Mapping[str, Any], named: frozenset[str] = frozenset()) -> Ru
     except ValidationError as error:
         raise UserError(_first_problem(error, sections)) from None
     _check_combinations(config)
+    config = _with_its_vocabulary(config, named)
     for section in (config.solve, config.models):
         if section is not None:
             section.refuse(config.model, named)
     return config
+
+
+def _with_its_vocabulary(config: RunConfig, named: frozenset[str]) -> RunConfig:
+    """Return the configuration with a model whose vocabulary is that of the data."""
+    if "model.vocab_size" in named:
+        raise UserError(_VOCABULARY)
+    task = config.data if isinstance(config.data, TaskConfig) else None
+    model = config.model.with_vocabulary(VOCAB_SIZE if task is None else task.vocabulary)
+    if "model.expected_params" in named:
+        model = model.model_copy(update={"expected_params": config.model.expected_params})
+    return config.model_copy(update={"model": model})
 
 
 def check_read(named: Iterable[str], mode: Any) -> None:
@@ -189,9 +208,30 @@ def _check_combinations(config: RunConfig) -> None:
     if config.data.reset_at_documents:
         asked, instead = "data.reset_at_documents=true", "drop it, or choose another model"
         registry.cell(model.cell).check_resets(model.options, asked, instead)
+    if isinstance(config.data, TaskConfig):
+        _check_task(config.data, config.train)
+    elif config.train.until_accuracy is not None:
+        raise UserError(
+            "train.until_accuracy: read only with a task, as in data=parity; text has no answers; "
+            "drop it"
+        )
     conflict = graph_conflict(config.train, model)
     if config.train.graph is True and conflict is not None:
         raise UserError(f"train.graph=true: {conflict}")
+
+
+def _check_task(task: TaskConfig, train: TrainConfig) -> None:
+    """Raise UserError on training settings with which the task cannot be learned."""
+    task.check_lengths(f"train.chunk_size={train.chunk_size}", [train.chunk_size])
+    if train.tbptt:
+        raise UserError(
+            f"train.tbptt=true: rows of data={task.task} do not continue one another; drop it"
+        )
+    if train.until_accuracy is not None and train.val_every is None:
+        raise UserError(
+            "train.until_accuracy: read at each validation, and train.val_every=null has one at "
+            "the end only; add train.val_every=250"
+        )
 
 
 def validate_sweep(launcher: Any, sweep: Any, named: frozenset[str]) -> SweepSettings:
@@ -246,6 +286,9 @@ def known_keys(tree: Mapping[str, Any] | None = None) -> list[str]:
     keys = [f"model.{key}" for key in _MODEL_KEYS]
     keys += [f"model.{name}" for declared in cells for name in declared.options]
     keys += [f"optim.{key}" for section in optims for key in section.model_fields]
+    task = _chosen(chosen, "data.task")
+    tasks = [TASKS[task]] if task in TASKS else [DataConfig, *TASKS.values()]
+    keys += [f"data.{key}" for part in tasks for key in part.model_fields if key != "task"]
     keys += [f"{name}.{key}" for name, part in _SECTIONS.items() for key in part.model_fields]
     launcher = _chosen(chosen, "launcher.name")
     launchers = [LAUNCHERS[launcher]] if launcher in LAUNCHERS else LAUNCHERS.values()
@@ -298,6 +341,8 @@ def _known_elsewhere(key: str, section: str, tree: Mapping[str, Any]) -> str:
             f"{key}: optim={_chosen(tree, 'optim.name')} does not read it; "
             f"drop it or choose optim={' or optim='.join(owners)}"
         )
+    if section == "data":
+        return _of_another_task(key, tree)
     if section == "launcher":
         owners = [name for name, part in LAUNCHERS.items() if key[9:] in part.model_fields]
         return (
@@ -307,6 +352,15 @@ def _known_elsewhere(key: str, section: str, tree: Mapping[str, Any]) -> str:
     if section == "model" and (cell := _chosen(tree, "model.cell")):
         return _not_an_option(key.removeprefix("model."), cell)
     return f"{key}: not a setting of the groups chosen here; `elman --cfg job` prints those"
+
+
+def _of_another_task(key: str, tree: Mapping[str, Any]) -> str:
+    """Return the error for a setting of text with a task, or of another task, or with text."""
+    name, task = key.removeprefix("data."), _chosen(tree, "data.task")
+    owners = [one for one, part in TASKS.items() if name in part.model_fields]
+    owners = ["default", *owners] if name in DataConfig.model_fields else owners
+    chosen = "text" if task is None else f"data={task}"
+    return f"{key}: {chosen} does not read it; drop it or choose data={' or data='.join(owners)}"
 
 
 def whole_section(section: str, value: str) -> str:
@@ -369,6 +423,8 @@ def _split_model(model: Mapping[str, Any], named: frozenset[str]) -> dict[str, A
 
 
 def _not_an_option(name: str, cell_name: str) -> str:
+    if name == "vocab_size":
+        return _VOCABULARY
     cell = registry.cell(cell_name)
     hint = did_you_mean(name, (*_MODEL_KEYS, *cell.options))
     return (
@@ -385,7 +441,7 @@ def _chosen(tree: Mapping[str, Any], path: str) -> Any:
     return node
 
 
-_BRANCHES = (*OPTIMISERS, "int", "str", "list[str]")
+_BRANCHES = (*OPTIMISERS, *TASKS, TEXT, "int", "str", "list[str]")
 _TYPE_WORDS = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -431,7 +487,7 @@ def _first_problem(error: ValidationError, tree: Mapping[str, Any], section: str
         if kind == "less_than" and isinstance(context[name], int):
             return f"{key}={_shown(given)}: must be at most {context[name] - 1}"
         return f"{key}={_shown(given)}: must be {words} {_written_out(context[name])}"
-    if kind == "list_type" and section:
+    if kind == "list_type" and (section or parts[-1] == "lengths"):
         return f"{key}={_shown(given)}: expected a list, as in {key}=[{_shown(given)}]"
     wording = _TYPE_WORDS.get(kind, problem["msg"].removeprefix("Input should be "))
     return f"{key}={_shown(given)}: expected {wording}"

@@ -197,7 +197,7 @@ class _Command:
         groups = [
             text
             for text in self.overrides
-            if re.match(r"(mode|model|optim|launcher|benchmark)=", text)
+            if re.match(r"(mode|model|data|optim|launcher|benchmark)=", text)
         ]
         try:
             tree = OmegaConf.to_container(self._composed(groups), resolve=False)

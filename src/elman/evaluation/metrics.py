@@ -32,6 +32,16 @@ DEFINITIONS = {
         "evenly spaced fixed windows of data.val_window bytes, each from zero state; with "
         "data.reset_at_documents also zero after each byte 0x1e"
     ),
+    "accuracy": (
+        "of a task: share of right answers on data.val_rows fixed rows of the trained length, at "
+        "the last validation; right: the most probable symbol is the answer; null for text"
+    ),
+    "accuracy_by_length": (
+        "of a task: share of right answers on data.test_rows fixed rows of each length in "
+        "data.lengths, with the weights at the end of training; empty for text, or if it ended "
+        "early"
+    ),
+    "reached_accuracy": "a validation reached train.until_accuracy, and training ended there",
     "best_val_bpb": "smallest val_bpb of all validations of the run",
     "tok_s": (
         "predicted bytes per second of training time after the first 10 steps of each session "

@@ -12,7 +12,7 @@ from elman.models.backends import resolve_backend
 from elman.models.cells import registry
 from elman.models.cells.declaration import Cell
 from elman.models.language_model import LanguageModel
-from elman.sections.model import VOCAB_SIZE, ModelConfig
+from elman.sections.model import ModelConfig
 
 
 def build_model(
@@ -52,7 +52,7 @@ def build_model(
         config.dim,
         layers,
         config.wrapper,
-        VOCAB_SIZE,
+        config.vocab_size,
         backend=requested,
         reset_after=reset_after,
         device=device,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from typing import NamedTuple
 
 import torch
 
@@ -13,11 +14,26 @@ from elman.data.batches import Data
 from elman.data.windows import validation_batches, validation_windows
 from elman.evaluation.validation import score
 from elman.models.language_model import LanguageModel
+from elman.sections.training import DataConfig
 from elman.training.display import WAIT_SECONDS, Display, duration
 
 _WORTH_SAYING_SECONDS = 10.0
 # Bytes of each row of one batch that are run to learn the speed of a forward pass.
 _TRIED_BYTES = 32
+
+
+class Scored(NamedTuple):
+    """What a validation found.
+
+    Attributes:
+        bpb: Bits per predicted byte, or per answer of a task.
+        predicted: Bytes predicted, or answers.
+        accuracy: Of a task: the share of right answers; None for text.
+    """
+
+    bpb: float
+    predicted: int
+    accuracy: float | None = None
 
 
 class HeldOut:
@@ -33,7 +49,8 @@ class HeldOut:
     def __init__(
         self, config: RunConfig, data: Data, device: torch.device, display: Display
     ) -> None:
-        self._config, self._data, self._device = config, data, device
+        assert isinstance(config.data, DataConfig)
+        self._config, self._text, self._data, self._device = config, config.data, data, device
         self._display = display
         self._seconds: float | None = None
 
@@ -42,6 +59,12 @@ class HeldOut:
         """Bytes that a validation predicts; fewer than requested if the held-out tail is short."""
         return self._bytes(None)
 
+    @property
+    def one_batch(self) -> int:
+        """Bytes of one batch of windows."""
+        rows = self._config.train.batch_size
+        return min(self._text.val_sample, rows * self._text.val_window)
+
     def score(
         self,
         model: LanguageModel,
@@ -49,8 +72,8 @@ class HeldOut:
         *,
         what: str = "validating",
         sample: int | None = None,
-    ) -> tuple[float, int]:
-        """Return (bits per byte, predicted bytes) of the windows.
+    ) -> Scored:
+        """Return the bits per byte of the windows.
 
         Args:
             model: With the weights to score.
@@ -86,7 +109,7 @@ class HeldOut:
             self._display.activity("")
         if sample is None:
             self._seconds = time.perf_counter() - began
-        return found
+        return Scored(*found)
 
     def foretell(self, model: LanguageModel, step_seconds: float, steps_done: int) -> None:
         """Say before the first step if validating will take longer than training.
@@ -99,7 +122,7 @@ class HeldOut:
             step_seconds: Upper bound of the time of one optimizer step.
             steps_done: Steps of earlier sessions.
         """
-        train, data = self._config.train, self._config.data
+        train, data = self._config.train, self._text
         training = self._training_seconds(step_seconds, steps_done)
         steps = training / max(step_seconds, 1e-6)
         times = 1 + (int(steps) // train.val_every if train.val_every else 0)
@@ -150,7 +173,7 @@ class HeldOut:
         return max(0.0, min(seconds))
 
     def _windows(self, sample: int | None) -> tuple[int, int]:
-        data = self._config.data
+        data = self._text
         return data.val_window, data.val_sample if sample is None else sample
 
     def _bytes(self, sample: int | None) -> int:

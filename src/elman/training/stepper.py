@@ -1,6 +1,6 @@
 """One optimizer step after another: forward, backward, clipping, a masked update.
 
-Shapes: b rows, t predicted bytes; a batch is [b, t+1] bytes.
+Shapes: b rows, t predicted bytes; a batch is [b, t+1] bytes, or [b, 2, t] symbols of a task.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from elman.base.errors import UserError
 from elman.config.run_config import RunConfig
-from elman.data.batches import Data, RandomBatches, StreamBatches
+from elman.data.batches import AnyRunData, StreamBatches, open_batches
 from elman.data.files import Bytes
 from elman.evaluation.validation import to_device
 from elman.models.language_model import LanguageModel
@@ -59,17 +59,14 @@ class Stepper:
     def __init__(
         self,
         config: RunConfig,
-        data: Data,
+        data: AnyRunData,
         model: LanguageModel,
         optimizer: TrainingOptimizer,
         device: torch.device,
     ) -> None:
         train = config.train
         self._train, self.model, self.optimizer, self._device = train, model, optimizer, device
-        source = StreamBatches if train.tbptt else RandomBatches
-        self.batches: RandomBatches | StreamBatches = source(
-            data, train.batch_size, train.chunk_size, train.seed
-        )
+        self.batches = open_batches(data, train)
         self.graph = uses_graph(config, device)
         chosen = ReplayedPass if self.graph else EagerPass
         self._pass: TrainingPass = chosen(config, model, optimizer, device)
@@ -177,7 +174,7 @@ class Stepper:
         """Forward and backward over the micro-batches; return the mean loss, nats per byte.
 
         Args:
-            rows: The first micro-batch, uint8 [b, t+1].
+            rows: The first micro-batch, as :mod:`~elman.training.objective` shapes it.
         """
         total = torch.zeros((), device=self._device)
         for n in range(self._train.grad_accum):

@@ -12,7 +12,7 @@ import torch
 from elman.base.errors import RunStatus, UserError, first_line
 from elman.base.signals import Interruption, Stopped
 from elman.config.run_config import RunConfig
-from elman.data.batches import Data
+from elman.data.batches import AnyRunData
 from elman.data.files import same_bytes
 from elman.kernels import stalls
 from elman.models.build import build_model
@@ -27,7 +27,9 @@ from elman.training.checkpoints.store import (
     find_checkpoint,
 )
 from elman.training.display import Display
+from elman.data.tasks.batches import TaskData
 from elman.training.held_out import HeldOut
+from elman.training.held_out_answers import HeldOutAnswers
 from elman.training.ledger import Ledger
 from elman.training.optim.optimizers import TrainingOptimizer
 from elman.training.profiling import profiling
@@ -57,7 +59,7 @@ class Trainer:
         self,
         config: RunConfig,
         folder: Path,
-        data: Data,
+        data: AnyRunData,
         device: torch.device,
         store: CheckpointStore,
         display: Display,
@@ -71,7 +73,7 @@ class Trainer:
         self.stepper = Stepper(config, data, self.model, optimizer, device)
         self.ledger = Ledger(config, display, device)
         self._pass_seconds = 0.0
-        self._held_out = HeldOut(config, data, device, display)
+        self._held_out = _held_out(config, data, device, display)
         self.reload_difference: float | None = None
         self._saved_at = self._flushed_at = time.monotonic()
         self._saved_step: int | None = None
@@ -96,9 +98,8 @@ class Trainer:
             raise DamagedError(BadFileError(checkpoint.path / STATE, what))
         if not same_bytes(state["data"], self._data_identity()):
             raise UserError(
-                f"data.path: {self._data.source.label} differs from the data that the run was "
-                f"trained on (now {len(self._data.source):,} bytes); restore that data, or "
-                f"start a new run with train.init_from={self._folder}"
+                f"{_told(self._data)} differs from the data that the run was trained on; restore "
+                f"that data, or start a new run with train.init_from={self._folder}"
             )
         checkpoint.load_weights(self.model)
         self.stepper.load_state_dict(state["stepper"])
@@ -106,12 +107,13 @@ class Trainer:
         self._saved_step = self.stepper.step
         if checkpoint.val_bpb is not None:
             self.ledger.recall(self.stepper.step, checkpoint.val_bpb, self._held_out.predicted)
-        validated = self.ledger.validated_step == self.stepper.step
-        if self.ledger.share(self.stepper.step) >= 1.0 and validated:
+        if self.ledger.share(self.stepper.step) >= 1.0 and self._all_measured:
             used = f"{self.stepper.step} steps, {self.ledger.clock.seconds() / 60:.2f} minutes"
+            larger = "train.steps or train.minutes"
+            if self.ledger.accurate:
+                used, larger = f"{used}; it reached train.until_accuracy", "train.until_accuracy"
             raise UserError(
-                f"{self._folder}: its budget is used up ({used}); "
-                "set a larger train.steps or train.minutes"
+                f"{self._folder}: its budget is used up ({used}); set a larger {larger}"
             )
 
     def first_pass(self) -> None:
@@ -156,11 +158,32 @@ class Trainer:
         status = self._loop()
         # Printing may block on a terminal that is paused, so the weights are saved first.
         self._flush(show=not self._interruption)
-        if status is RunStatus.OK and self.ledger.validated_step != self.stepper.step:
-            self._validate()
-            if self.ledger.validated_step != self.stepper.step:
+        if status is RunStatus.OK and not self._all_measured:
+            self._validate_and_test()
+            if not self._all_measured:
                 status = RunStatus.INTERRUPTED
         return status
+
+    @property
+    def _all_measured(self) -> bool:
+        """Whether the newest weights were validated, and those of a task tested."""
+        step, ledger = self.stepper.step, self.ledger
+        tested = isinstance(self._held_out, HeldOut) or ledger.tested_step == step
+        return ledger.validated_step == step and tested
+
+    def _validate_and_test(self) -> None:
+        """Measure what the end of a run still lacks, unless a signal comes."""
+        step = self.stepper.step
+        if self.ledger.validated_step != step:
+            self._validate()
+        if self.ledger.validated_step != step or isinstance(self._held_out, HeldOut):
+            return
+        try:
+            with self.ledger.clock.pause("validation"), self.stepper.optimizer.kept_weights():
+                found = self._held_out.by_length(self.model, self._interruption)
+        except Stopped:
+            return
+        self.ledger.tested(step, found)
 
     def _rescue(self) -> None:
         """Save the training done before the data, or the disk, failed."""
@@ -244,10 +267,10 @@ class Trainer:
         self.stepper.synchronize()
         try:
             with self.ledger.clock.pause("validation"), self.stepper.optimizer.kept_weights():
-                val_bpb, predicted = self._held_out.score(self.model, self._interruption)
+                found = self._held_out.score(self.model, self._interruption)
         except Stopped:
             return False
-        return self.ledger.validated(self.stepper.step, val_bpb, predicted)
+        return self.ledger.validated(self.stepper.step, *found)
 
     def _save(self, final: bool = False) -> None:
         """Save a checkpoint; a failure during the run is reported once, and retried later."""
@@ -297,9 +320,7 @@ class Trainer:
         Raises:
             CheckpointError: the two models predict differently.
         """
-        config = self.config
-        one_batch = config.train.batch_size * config.data.val_window
-        sample = min(config.data.val_sample, one_batch)
+        sample = self._held_out.one_batch
         newest = self._store.newest()
         assert newest is not None, "the final save was just written"
         scored, what = self._held_out.score, "checking the saved weights"
@@ -307,16 +328,17 @@ class Trainer:
             with self.ledger.clock.pause("checkpoint"):
                 reloaded = self._build()
                 newest.load_weights(reloaded)
-                saved, _ = scored(reloaded, self._interruption, what=what, sample=sample)
+                saved = scored(reloaded, self._interruption, what=what, sample=sample).bpb
                 with self.stepper.optimizer.kept_weights():
-                    in_memory, _ = scored(self.model, self._interruption, what=what, sample=sample)
+                    found = scored(self.model, self._interruption, what=what, sample=sample)
         except Stopped:
             return
+        in_memory = found.bpb
         self.reload_difference = abs(saved - in_memory)
         if not self.reload_difference <= 1e-3 * in_memory:
             raise CheckpointError(
-                f"{newest.path}: the saved weights score {saved:.4f} bits per byte and those in "
-                f"memory {in_memory:.4f} on the same bytes"
+                f"{newest.path}: the saved weights score {saved:.4f} bits per prediction and those "
+                f"in memory {in_memory:.4f} on the same data"
             )
 
     def _data_identity(self) -> dict[str, str | int | None]:
@@ -331,3 +353,18 @@ class Trainer:
             allow_slow=self.config.baseline.allow_slow,
             reset_after=self.config.data.reset_after,
         )
+
+
+def _held_out(
+    config: RunConfig, data: AnyRunData, device: torch.device, display: Display
+) -> HeldOut | HeldOutAnswers:
+    if isinstance(data, TaskData):
+        return HeldOutAnswers(config, data, device, display)
+    return HeldOut(config, data, device, display)
+
+
+def _told(data: AnyRunData) -> str:
+    """Return what to call the data in an error."""
+    if isinstance(data, TaskData):
+        return f"data: the {data.label} with these settings"
+    return f"data.path: {data.label} (now {len(data.source):,} bytes)"
