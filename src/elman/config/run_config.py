@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from elman.base.errors import UserError, did_you_mean, nearest
 from elman.config.meanings import meant_key
@@ -68,6 +68,7 @@ class RunConfig(Section):
     report: ReportConfig | None = None
 
 
+_DATA: TypeAdapter[AnyData] = TypeAdapter(AnyData)
 _VOCABULARY = (
     "model.vocab_size: follows the data, 256 for text and its own symbols for a task; drop it"
 )
@@ -187,6 +188,20 @@ def _with_its_vocabulary(config: RunConfig, named: frozenset[str]) -> RunConfig:
     if "model.expected_params" in named:
         model = model.model_copy(update={"expected_params": config.model.expected_params})
     return config.model_copy(update={"model": model})
+
+
+def validate_data(section: Mapping[str, Any]) -> AnyData:
+    """Return the typed form of section ``data`` of a file.
+
+    Raises:
+        UserError: as :func:`validate`.
+    """
+    refuse_unknown_task(section, frozenset())
+    try:
+        found: AnyData = _DATA.validate_python(section)
+    except ValidationError as error:
+        raise UserError(_first_problem(error, {"data": section}, "data")) from None
+    return found
 
 
 def check_read(named: Iterable[str], mode: Any) -> None:
