@@ -19,6 +19,7 @@ from elman.report.tables.suites import (
     circumstances,
     facts,
     figure_cells,
+    listed_runs,
     run_cells,
     suite_cells,
 )
@@ -101,7 +102,7 @@ def page() -> str:
 def section(suite: Suite) -> str:
     """Return what the page says of one suite."""
     models = {one.name: one for one in listed_models(suite.models)}
-    runs = [run_cells(suite, run, models) for run in suite.runs]
+    runs = [run_cells(suite, run, models) for run in listed_runs(suite)]
     said = [f"{name}: {words}." for name, words in facts(suite, models).items()]
     parts = [
         f"## {suite.name}\n",

@@ -137,7 +137,9 @@ class StepSubject(Subject):
     level = "step"
     parts = ("data", "forward", "backward", "optimiser")
 
-    def __init__(self, config: RunConfig, data: AnyRunData, backend: str, device: torch.device) -> None:
+    def __init__(
+        self, config: RunConfig, data: AnyRunData, backend: str, device: torch.device
+    ) -> None:
         super().__init__(config.model.name, backend, device)
         model = build_model(
             config.model,

@@ -302,8 +302,10 @@ def known_keys(tree: Mapping[str, Any] | None = None) -> list[str]:
     keys += [f"model.{name}" for declared in cells for name in declared.options]
     keys += [f"optim.{key}" for section in optims for key in section.model_fields]
     task = _chosen(chosen, "data.task")
-    tasks = [TASKS[task]] if task in TASKS else [DataConfig, *TASKS.values()]
-    keys += [f"data.{key}" for part in tasks for key in part.model_fields if key != "task"]
+    of_data: list[type[Section]] = [DataConfig, *TASKS.values()]
+    if task in TASKS:
+        of_data = [TASKS[task]]
+    keys += [f"data.{key}" for part in of_data for key in part.model_fields if key != "task"]
     keys += [f"{name}.{key}" for name, part in _SECTIONS.items() for key in part.model_fields]
     launcher = _chosen(chosen, "launcher.name")
     launchers = [LAUNCHERS[launcher]] if launcher in LAUNCHERS else LAUNCHERS.values()

@@ -1,4 +1,4 @@
-"""Every task that a command can see: the files of group ``data`` that name one. Imports no torch."""
+"""Every task that a command can see: the files of group ``data`` that name one."""
 
 from __future__ import annotations
 

@@ -77,9 +77,7 @@ AnyRunData = Data | TaskData
 """The data of a run: text, or a task."""
 
 
-def open_data(
-    config: AnyData, chunk_size: int, announce: Callable[[str], None]
-) -> AnyRunData:
+def open_data(config: AnyData, chunk_size: int, announce: Callable[[str], None]) -> AnyRunData:
     """Open the data of a run; text is split.
 
     Args:

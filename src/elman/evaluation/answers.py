@@ -30,12 +30,12 @@ class Answers(NamedTuple):
 
     Attributes:
         bits: Mean bits per answer.
-        count: Number of answers.
+        answered: Number of answers.
         accuracy: Share of them that are right: the most probable symbol is the answer.
     """
 
     bits: float
-    count: int
+    answered: int
     accuracy: float
 
 

@@ -48,7 +48,7 @@ def print_answers(
         rows = settings.batch_size or rows_at_once(train.batch_size, train.chunk_size, length)
         found = accuracy_at(model, TaskData(task), length, rows, device, train.precision)
         meaning = "the trained length" if length == train.chunk_size else ""
-        table.add_row(f"{length:,}", f"{found.accuracy:.4f}", f"{found.count:,}", meaning)
+        table.add_row(f"{length:,}", f"{found.accuracy:.4f}", f"{found.answered:,}", meaning)
     console.print(table)
     console.print(
         f"{trained.model.name} on {task.task}: share of right answers in {task.test_rows:,} fixed "

@@ -9,6 +9,8 @@ from pydantic import Discriminator, Tag
 
 from elman.base.errors import UserError, nearest
 from elman.sections.tasks import (
+    S3,
+    S5,
     TASKS,
     Copy,
     Dyck1,
@@ -21,8 +23,6 @@ from elman.sections.tasks import (
     Parity,
     Recall,
     ResetRecall,
-    S3,
-    S5,
     SelectiveCopy,
 )
 from elman.sections.training import DataConfig

@@ -1,4 +1,4 @@
-"""Scores the held-out rows of a task: at the trained length, and in the end at every test length."""
+"""Scores the held-out rows of a task at the trained length, and in the end at every length."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class HeldOutAnswers:
             )
         finally:
             self._display.activity("")
-        return Scored(found.bits, found.count, found.accuracy)
+        return Scored(found.bits, found.answered, found.accuracy)
 
     def by_length(self, model: LanguageModel, interruption: Interruption) -> dict[int, float]:
         """Return the accuracy at every length of ``data.lengths``.

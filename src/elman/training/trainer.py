@@ -14,6 +14,7 @@ from elman.base.signals import Interruption, Stopped
 from elman.config.run_config import RunConfig
 from elman.data.batches import AnyRunData
 from elman.data.files import same_bytes
+from elman.data.tasks.batches import TaskData
 from elman.kernels import stalls
 from elman.models.build import build_model
 from elman.models.language_model import LanguageModel
@@ -27,7 +28,6 @@ from elman.training.checkpoints.store import (
     find_checkpoint,
 )
 from elman.training.display import Display
-from elman.data.tasks.batches import TaskData
 from elman.training.held_out import HeldOut
 from elman.training.held_out_answers import HeldOutAnswers
 from elman.training.ledger import Ledger

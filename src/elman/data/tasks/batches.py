@@ -123,7 +123,7 @@ class TaskBatches:
         """Return the next batch: uint8 [B, 2, T], inputs and targets."""
         if self._number == self._first + len(self._block):
             self._take()
-        batch = self._block[self._number - self._first]
+        batch: Bytes = self._block[self._number - self._first]
         self._number += 1
         return batch
 

@@ -84,7 +84,8 @@ def product_table(objects: int) -> Ints:
     index = {int(number): place for place, number in enumerate(group @ digits)}
     # First g, then e: object i goes to g[i] and from there to e[g[i]].
     composed = np.stack([group[:, g] for g in group]) @ digits
-    return np.vectorize(index.__getitem__, otypes=[np.int64])(composed)
+    table_ge: Ints = np.vectorize(index.__getitem__, otypes=[np.int64])(composed)
+    return table_ge
 
 
 def generators(config: PermutationTask) -> Ints:

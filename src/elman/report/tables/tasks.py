@@ -61,6 +61,4 @@ def print_task(console: Console, task: ListedTask) -> None:
         for head, words in ((f"row {number}", inputs), ("answers", answers)):
             line = " ".join(word.rjust(n) for word, n in zip(words, widths, strict=True))
             console.print(Text(f"{head:<9}{line}"), soft_wrap=True)
-    console.print(
-        Text(f"A dot stands where nothing is asked. elman data={task.name} learns it.")
-    )
+    console.print(Text(f"A dot stands where nothing is asked. elman data={task.name} learns it."))
