@@ -153,6 +153,25 @@ class Ledger:
         self.val_bpb, self.val_tokens, self.validated_step = val_bpb, predicted, step
         self.best_val_bpb = min(val_bpb, self.best_val_bpb or val_bpb)
 
+    def answers(self, step: int) -> dict[str, Any] | None:
+        """Return what is known of the answers of exactly these weights; None for text."""
+        if self.accuracy is None or self.validated_step != step:
+            return None
+        tested = self.accuracy_by_length if self.tested_step == step else {}
+        by_length = {str(length): value for length, value in tested.items()}
+        known = {"val_bpb": self.val_bpb, "val_tokens": self.val_tokens, "accuracy": self.accuracy}
+        return {**known, "accuracy_by_length": by_length}
+
+    def recall_answers(self, step: int, found: dict[str, Any] | None) -> None:
+        """Take over what a checkpoint has of :meth:`answers`; it may be newer than its state."""
+        if found is None:
+            return
+        self.recall(step, found["val_bpb"], found["val_tokens"])
+        self.accuracy = found["accuracy"]
+        if by_length := found["accuracy_by_length"]:
+            self.accuracy_by_length = {int(length): value for length, value in by_length.items()}
+            self.tested_step = step
+
     def numbers(self, params: int, step: int, tokens: int, data_wait: float) -> dict[str, Any]:
         """Return every defined number of the run so far."""
         loss, rate = self.losses.mean, self.throughput.rate()

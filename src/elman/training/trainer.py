@@ -105,7 +105,9 @@ class Trainer:
         self.stepper.load_state_dict(state["stepper"])
         self.ledger.load_state_dict(state["ledger"])
         self._saved_step = self.stepper.step
-        if checkpoint.val_bpb is not None:
+        if isinstance(self._held_out, HeldOutAnswers):
+            self.ledger.recall_answers(self.stepper.step, checkpoint.meta.get("answers"))
+        elif checkpoint.val_bpb is not None:
             self.ledger.recall(self.stepper.step, checkpoint.val_bpb, self._held_out.predicted)
         if self.ledger.share(self.stepper.step) >= 1.0 and self._all_measured:
             used = f"{self.stepper.step} steps, {self.ledger.clock.seconds() / 60:.2f} minutes"
@@ -306,7 +308,8 @@ class Trainer:
         }
         with self.stepper.optimizer.kept_weights():
             weights = {k: v.contiguous() for k, v in self.model.state_dict().items()}
-            self._store.save(weights, state, {"step": step, "val_bpb": val_bpb})
+            meta = {"step": step, "val_bpb": val_bpb, "answers": ledger.answers(step)}
+            self._store.save(weights, state, meta)
         self._saved_step = step
         if self._failed_step is not None:
             self._failed_step = None
