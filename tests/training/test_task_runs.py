@@ -140,8 +140,8 @@ def test_eval_tests_the_lengths_that_one_names(train, capsys) -> None:
     assert " 24 " not in named
     with pytest.raises(UserError, match=r"eval\.carry_state.*learned the task parity"):
         eval_mode.run(PreparedRun(compose_config([*given, "eval.carry_state=true"])))
+    generate = ["mode=generate", f"generate.checkpoint={run.folder}"]
     with pytest.raises(UserError, match=r"learned the task parity, which has no text"):
-        generate = ["mode=generate", f"generate.checkpoint={run.folder}"]
         generate_mode.run(PreparedRun(compose_config(generate)))
 
 

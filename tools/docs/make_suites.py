@@ -84,16 +84,15 @@ With `--config-dir DIR` the file `DIR/benchmark/mine.yaml` is the suite `benchma
 ```yaml
 {OWN}```
 
-Every run is a list of overrides. A file may have `grid` in place of `runs`: lists of choices, each an
-override or a list of them. Its runs are all combinations. The last list changes first, so with the
-seeds in the first list all runs of one seed come before those of the next:
+Every run is a list of overrides. A file may have `grid` in place of `runs`: lists of choices, each
+an override or a list of them. Its runs are all combinations. The last list changes first, so with
+the seeds in the first list all runs of one seed come before those of the next:
 
-```yaml
-  grid:
-    - [train.seed=1, train.seed=2]
-    - [data=parity, [data=s5, train.steps=20000]]
-    - [model=e75h8n24, model=mamba2]
-```
+    grid:
+      - [train.seed=1, train.seed=2]
+      - [data=parity, [data=s5, train.steps=20000]]
+      - [model=e75h8n24, model=mamba2]
+
  `benchmark.published` names files of `elman.published`; their
 figures are shown beside the runs of the same models. A sweep records its suite, so its report stays
 the same when the file is gone.

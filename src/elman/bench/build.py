@@ -81,12 +81,13 @@ def step_subjects(
         precision=settings.precision,
         graph=False,  # forward and backward pass are timed separately
     )
-    data: AnyRunData = stack.enter_context(open_data(config.data, settings.chunk_size, lambda line: None))
+    opened: AnyRunData = open_data(config.data, settings.chunk_size, lambda line: None)
+    stack.callback(opened.close)
     subjects: list[Subject] = []
     for entry in chosen:
         own = config.model_copy(update={"model": entry.model, "train": train})
         torch.manual_seed(_SEED)
-        subject = StepSubject(own, data, entry.backend, device)
+        subject = StepSubject(own, opened, entry.backend, device)
         stack.callback(subject.close)
         subject.path = entry.path
         subjects.append(subject)

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from elman.base.errors import UserError, did_you_mean, nearest
 from elman.config.meanings import meant_key
 from elman.models.cells import registry
-from elman.sections.data import TEXT, AnyData, refuse_unknown_task
+from elman.sections.data import TEXT, AnyData, chosen_by_file, refuse_unknown_task
 from elman.sections.graphs import graph_conflict
 from elman.sections.launching import LAUNCHERS, SweepConfig, SweepSettings
 from elman.sections.measuring import BenchConfig, ParityConfig
@@ -332,6 +332,8 @@ def unknown_key(key: str, value: str, tree: Mapping[str, Any] | None = None) -> 
     section, _, name = key.partition(".")
     if unread := _unread(key, (tree or {}).get("mode", "train")):
         return unread
+    if key == "data.task":
+        return chosen_by_file(value)
     if key in known_keys():
         return _known_elsewhere(key, section, tree or {})
     if key in RunConfig.model_fields:

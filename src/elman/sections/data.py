@@ -63,8 +63,13 @@ def refuse_unknown_task(data: Any, named: frozenset[str]) -> None:
     task = data.get("task")
     if task in TASKS and "data.task" not in named:
         return
+    raise UserError(chosen_by_file(task))
+
+
+def chosen_by_file(task: Any) -> str:
+    """Return the error for a task that is given as a setting."""
     best = nearest(str(task), TASKS) or "parity"
-    raise UserError(
+    return (
         f"data.task={task}: choose the task, with its settings, by data={best}; "
         f"choices: {', '.join(TASKS)}"
     )
