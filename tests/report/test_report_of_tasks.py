@@ -22,7 +22,7 @@ from elman.report.comparison.text_files import csv_text, markdown_text
 from .fake_sweep import FakeSweep
 
 LENGTH = 32  # of the rows that the runs of a fake sweep train on
-E88, GDN = "e88_h32n32_384x4", "fla-gdn_h32n32_384x4_e1"
+E88, GDN = "e88_h32n32_384x4", "fla-gdn_h32_384x4_e1"
 
 
 def answers(task: str, chance: float, trained: float, longer: float) -> dict[str, Any]:
