@@ -98,8 +98,8 @@ class Trainer:
             raise DamagedError(BadFileError(checkpoint.path / STATE, what))
         if not same_bytes(state["data"], self._data_identity()):
             raise UserError(
-                f"{_told(self._data)} differs from the data that the run was trained on; restore "
-                f"that data, or start a new run with train.init_from={self._folder}"
+                f"{_different(self._data)}; restore that data, or start a new run with "
+                f"train.init_from={self._folder}"
             )
         checkpoint.load_weights(self.model)
         self.stepper.load_state_dict(state["stepper"])
@@ -366,8 +366,9 @@ def _held_out(
     return HeldOut(config, data, device, display)
 
 
-def _told(data: AnyRunData) -> str:
-    """Return what to call the data in an error."""
+def _different(data: AnyRunData) -> str:
+    """Return the beginning of the error for data that a run was not trained on."""
+    differs = "differs from the data that the run was trained on"
     if isinstance(data, TaskData):
-        return f"data: the {data.label} with these settings"
-    return f"data.path: {data.label} (now {len(data.source):,} bytes)"
+        return f"data: the {data.label} with these settings {differs}"
+    return f"data.path: {data.label} {differs} (now {len(data.source):,} bytes)"
