@@ -16,7 +16,7 @@ import time
 
 import numpy as np
 
-from elman.data.batches import Batches, RandomBatches, StreamBatches, open_data
+from elman.data.batches import Batches, RandomBatches, StreamBatches, open_text
 from elman.sections.training import DataConfig
 
 ROUNDS = 7
@@ -26,7 +26,7 @@ def main() -> None:
     arguments = parse()
     config = DataConfig(path=arguments.path)
     with (
-        open_data(config, arguments.chunk_size, print) as data,
+        open_text(config, arguments.chunk_size, print) as data,
         RandomBatches(data, arguments.batch_size, arguments.chunk_size, seed=0) as random,
         StreamBatches(data, arguments.batch_size, arguments.chunk_size, seed=0) as streams,
     ):

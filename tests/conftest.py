@@ -125,7 +125,9 @@ def train(tmp_path: Path, text_file: Path) -> Callable[..., Run]:
         place.mkdir(exist_ok=True)
         named = {override.split("=")[0] for override in overrides}
         tiny = [setting for setting in TINY if setting.split("=")[0] not in named]
-        if "data.path" not in named:
+        if "data" in named:  # a task, which has no text
+            tiny = [setting for setting in tiny if not setting.startswith("data.")]
+        elif "data.path" not in named:
             tiny.append(f"data.path={text_file}")
         status = run(PreparedRun(compose_config([*tiny, *overrides]), place))
         return Run(place, status, json.loads((place / "result.json").read_text()))

@@ -9,13 +9,15 @@ from typing import Any
 
 import elman.conf
 import pytest
+import yaml
 
 from elman.base.errors import UserError
-from elman.config.catalog import Listed, catalog
+from elman.config.catalog import Listed, catalog, group_files
 from elman.config.compose import compose_tree, plain_tree
 from elman.config.run_config import RunConfig, validate
 from elman.config.suites import Suite, load_suite, model_of, suite_names
 from elman.published import published
+from elman.sections.tasks import TaskConfig
 
 FOLDER = Path(next(iter(elman.conf.__path__))) / "benchmark"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -136,10 +138,14 @@ def configs(name: str) -> list[RunConfig]:
         sections["model"] = flat | flat.pop("options")
         for text in run:
             key, value = text.split("=")
-            if key != "model":
+            if key == "data":
+                task = yaml.safe_load(group_files("data")[value].read_text(encoding="utf-8"))
+                sections["data"] = task["data"]
+                sections["train"] |= task["train"]
+            elif key != "model":
                 section, _, name_of_key = key.partition(".")
                 assert name_of_key in sections[section], text
-                sections[section][name_of_key] = int(value)
+                sections[section][name_of_key] = yaml.safe_load(value)
         named = frozenset(text.split("=")[0] for text in run)
         found.append(validate(sections | {"mode": "train"}, named))
     return found
@@ -156,6 +162,9 @@ def test_every_run_is_a_model_that_composes_and_the_settings_are_shared(name: st
     found = configs(name)
     assert len(found) == len(suite(name).runs)
     assert len(set(suite(name).runs)) == len(found)
+    if any(isinstance(config.data, TaskConfig) for config in found):
+        assert {config.optim.name for config in found} == {found[0].optim.name}
+        return  # each task has a length of its own, and some more steps
     shared = {
         (config.train.minutes, config.train.steps, config.train.chunk_size, config.optim.name)
         for config in found

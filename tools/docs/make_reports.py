@@ -48,6 +48,8 @@ ended.
   if that takes long. It reloads itself. It shows the state of every job, how far each running job
   is, and the time left. {estimate}
 - **Failures** says how each run failed, with its last error, and which command runs it again.
+- **What each can compute** is there if runs learned [tasks](tasks.md): a verdict for each model, a
+  grid of models and tasks with a dot for each seed, and accuracy by the length of the rows.
 - **What was swept** is a picture of the swept keys, see below.
 - **The table**: a heading sorts it. The field above it leaves only rows that hold all typed words
   (`mamba2 contended`), that lack a word (`-contended`), or that keep a limit (`loss<1.3`,

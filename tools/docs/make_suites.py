@@ -19,6 +19,7 @@ from elman.report.tables.suites import (
     circumstances,
     facts,
     figure_cells,
+    listed_runs,
     run_cells,
     suite_cells,
 )
@@ -83,7 +84,16 @@ With `--config-dir DIR` the file `DIR/benchmark/mine.yaml` is the suite `benchma
 ```yaml
 {OWN}```
 
-Every run is a list of overrides. `benchmark.published` names files of `elman.published`; their
+Every run is a list of overrides. A file may have `grid` in place of `runs`: lists of choices, each
+an override or a list of them. Its runs are all combinations. The last list changes first, so with
+the seeds in the first list all runs of one seed come before those of the next:
+
+    grid:
+      - [train.seed=1, train.seed=2]
+      - [data=parity, [data=s5, train.steps=20000]]
+      - [model=e75h8n24, model=mamba2]
+
+ `benchmark.published` names files of `elman.published`; their
 figures are shown beside the runs of the same models. A sweep records its suite, so its report stays
 the same when the file is gone.
 
@@ -101,7 +111,7 @@ def page() -> str:
 def section(suite: Suite) -> str:
     """Return what the page says of one suite."""
     models = {one.name: one for one in listed_models(suite.models)}
-    runs = [run_cells(suite, run, models) for run in suite.runs]
+    runs = [run_cells(suite, run, models) for run in listed_runs(suite)]
     said = [f"{name}: {words}." for name, words in facts(suite, models).items()]
     parts = [
         f"## {suite.name}\n",

@@ -15,7 +15,7 @@ from elman.bench.entries import Entry
 from elman.bench.peers import Sizes, build_peer
 from elman.bench.subjects import LayerSubject, StepSubject, Subject
 from elman.config.run_config import RunConfig
-from elman.data.batches import open_data
+from elman.data.batches import AnyRunData, open_data
 from elman.models.build import layer_class
 from elman.models.cells import registry
 from elman.sections.training import TrainConfig
@@ -81,12 +81,13 @@ def step_subjects(
         precision=settings.precision,
         graph=False,  # forward and backward pass are timed separately
     )
-    data = stack.enter_context(open_data(config.data, settings.chunk_size, lambda line: None))
+    opened: AnyRunData = open_data(config.data, settings.chunk_size, lambda line: None)
+    stack.callback(opened.close)
     subjects: list[Subject] = []
     for entry in chosen:
         own = config.model_copy(update={"model": entry.model, "train": train})
         torch.manual_seed(_SEED)
-        subject = StepSubject(own, data, entry.backend, device)
+        subject = StepSubject(own, opened, entry.backend, device)
         stack.callback(subject.close)
         subject.path = entry.path
         subjects.append(subject)

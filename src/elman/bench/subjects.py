@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from elman.config.run_config import RunConfig
-from elman.data.batches import Data
+from elman.data.batches import AnyRunData
 from elman.evaluation.validation import autocast
 from elman.models.build import build_model
 from elman.training.optim.optimizers import TrainingOptimizer
@@ -137,7 +137,9 @@ class StepSubject(Subject):
     level = "step"
     parts = ("data", "forward", "backward", "optimiser")
 
-    def __init__(self, config: RunConfig, data: Data, backend: str, device: torch.device) -> None:
+    def __init__(
+        self, config: RunConfig, data: AnyRunData, backend: str, device: torch.device
+    ) -> None:
         super().__init__(config.model.name, backend, device)
         model = build_model(
             config.model,

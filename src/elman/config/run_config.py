@@ -12,20 +12,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from elman.base.errors import UserError, did_you_mean, nearest
 from elman.config.meanings import meant_key
 from elman.models.cells import registry
+from elman.sections.data import TEXT, AnyData, chosen_by_file, refuse_unknown_task
 from elman.sections.graphs import graph_conflict
 from elman.sections.launching import LAUNCHERS, SweepConfig, SweepSettings
 from elman.sections.measuring import BenchConfig, ParityConfig
-from elman.sections.model import ModelConfig
+from elman.sections.model import VOCAB_SIZE, ModelConfig
 from elman.sections.modes import EvalConfig, GenerateConfig, ModelsConfig, SolveConfig
 from elman.sections.optim import OPTIMISERS, OptimConfig
 from elman.sections.parallel import ParallelConfig, refuse_uneven
 from elman.sections.reporting import ReportConfig
 from elman.sections.section import Section
+from elman.sections.tasks import TASKS, TaskConfig
 from elman.sections.training import (
     BaselineConfig,
     DataConfig,
@@ -49,9 +51,10 @@ class RunConfig(Section):
         "parity",
         "bench",
         "report",
+        "tasks",
     ]
     model: ModelConfig
-    data: DataConfig
+    data: AnyData
     optim: OptimConfig
     train: TrainConfig
     kernels: KernelsConfig
@@ -67,13 +70,16 @@ class RunConfig(Section):
     report: ReportConfig | None = None
 
 
+_DATA: TypeAdapter[AnyData] = TypeAdapter(AnyData)
+_VOCABULARY = (
+    "model.vocab_size: follows the data, 256 for text and its own symbols for a task; drop it"
+)
 _MODEL_KEYS = tuple(key for key in ModelConfig.model_fields if key != "options")
 # Sections without a config group of their own: the file of their mode contains them.
 _MODE_SECTIONS = ("eval", "generate", "solve", "models", "parity", "bench", "report")
 OF_SWEEPS = ("launcher", "sweep")
 """Groups that only a sweep as a whole reads, never a single job."""
 _SECTIONS: dict[str, type[Section]] = {
-    "data": DataConfig,
     "train": TrainConfig,
     "kernels": KernelsConfig,
     "baseline": BaselineConfig,
@@ -141,6 +147,7 @@ MODES: dict[str, Mode] = {
     "models": Mode(frozenset({"models", "model"}), in_process=True),
     "suites": Mode(frozenset({"benchmark"}), in_process=True),
     "doctor": Mode(frozenset()),
+    "tasks": Mode(frozenset({"data"}), in_process=True),
     "report": Mode(frozenset({"report"}), in_process=True),
     "parity": Mode(
         frozenset({"parity", "model", "kernels", "baseline", "benchmark"}),
@@ -172,6 +179,7 @@ def validate(tree: Mapping[str, Any], named: frozenset[str] = frozenset()) -> Ru
     sections = dict(tree)
     check_read(named, sections.get("mode"))
     _refuse_optimiser_by_key(sections.get("optim"), named)
+    refuse_unknown_task(sections.get("data"), named)
     if isinstance(model := sections.get("model"), Mapping):
         sections["model"] = _split_model(model, named)
     try:
@@ -179,10 +187,36 @@ def validate(tree: Mapping[str, Any], named: frozenset[str] = frozenset()) -> Ru
     except ValidationError as error:
         raise UserError(_first_problem(error, sections)) from None
     _check_combinations(config)
+    config = _with_its_vocabulary(config, named)
     for section in (config.solve, config.models):
         if section is not None:
             section.refuse(config.model, named)
     return config
+
+
+def _with_its_vocabulary(config: RunConfig, named: frozenset[str]) -> RunConfig:
+    """Return the configuration with a model whose vocabulary is that of the data."""
+    if "model.vocab_size" in named:
+        raise UserError(_VOCABULARY)
+    task = config.data if isinstance(config.data, TaskConfig) else None
+    model = config.model.with_vocabulary(VOCAB_SIZE if task is None else task.vocabulary)
+    if "model.expected_params" in named:
+        model = model.model_copy(update={"expected_params": config.model.expected_params})
+    return config.model_copy(update={"model": model})
+
+
+def validate_data(section: Mapping[str, Any]) -> AnyData:
+    """Return the typed form of section ``data`` of a file.
+
+    Raises:
+        UserError: as :func:`validate`.
+    """
+    refuse_unknown_task(section, frozenset())
+    try:
+        found: AnyData = _DATA.validate_python(section)
+    except ValidationError as error:
+        raise UserError(_first_problem(error, {"data": section}, "data")) from None
+    return found
 
 
 def check_read(named: Iterable[str], mode: Any) -> None:
@@ -205,6 +239,13 @@ def _check_combinations(config: RunConfig) -> None:
     if config.data.reset_at_documents:
         asked, instead = "data.reset_at_documents=true", "drop it, or choose another model"
         registry.cell(model.cell).check_resets(model.options, asked, instead)
+    if isinstance(config.data, TaskConfig):
+        _check_task(config.data, config.train)
+    elif config.train.until_accuracy is not None:
+        raise UserError(
+            "train.until_accuracy: read only with a task, as in data=parity; text has no answers; "
+            "drop it"
+        )
     conflict = graph_conflict(config.train, model)
     if config.train.graph is True and conflict is not None:
         raise UserError(f"train.graph=true: {conflict}")
@@ -213,13 +254,21 @@ def _check_combinations(config: RunConfig) -> None:
         check_ranked(config)
 
 
-def check_ranked(config: RunConfig) -> None:
+def check_ranked(config: RunConfig, ranks: int = 1) -> None:
     """Raise UserError on settings of ranks that do not go with those of the training.
 
     Args:
         config: The configuration as it is trained.
+        ranks: How many processes train it.
     """
     parallel, optim = config.parallel, config.optim.name
+    if isinstance(config.data, TaskConfig) and (ranks > 1 or parallel.exact is True):
+        what = f"{ranks} ranks" if ranks > 1 else "parallel.exact=true"
+        raise UserError(
+            f"data={config.data.task}: a task is trained on one rank, not with {what}: its models "
+            "are small, and a part of a batch may have fewer answers than another; drop it, or "
+            "give every seed a GPU with -m train.seed=1,2"
+        )
     if parallel.exact is True:
         refuse_uneven(parallel.virtual_shards, config.train.batch_size)
     if parallel.average_every and optim == "schedulefree":
@@ -238,6 +287,20 @@ def check_ranked(config: RunConfig) -> None:
                 f"train.{name}=true: cannot be combined with {cut}, whose weights come and go in "
                 "a pass; drop one of them"
             )
+
+
+def _check_task(task: TaskConfig, train: TrainConfig) -> None:
+    """Raise UserError on training settings with which the task cannot be learned."""
+    task.check_lengths(f"train.chunk_size={train.chunk_size}", [train.chunk_size])
+    if train.tbptt:
+        raise UserError(
+            f"train.tbptt=true: rows of data={task.task} do not continue one another; drop it"
+        )
+    if train.until_accuracy is not None and train.val_every is None:
+        raise UserError(
+            "train.until_accuracy: read at each validation, and train.val_every=null has one at "
+            "the end only; add train.val_every=250"
+        )
 
 
 def validate_sweep(launcher: Any, sweep: Any, named: frozenset[str]) -> SweepSettings:
@@ -294,6 +357,11 @@ def known_keys(tree: Mapping[str, Any] | None = None) -> list[str]:
     keys = [f"model.{key}" for key in _MODEL_KEYS]
     keys += [f"model.{name}" for declared in cells for name in declared.options]
     keys += [f"optim.{key}" for section in optims for key in section.model_fields]
+    task = _chosen(chosen, "data.task")
+    of_data: list[type[Section]] = [DataConfig, *TASKS.values()]
+    if task in TASKS:
+        of_data = [TASKS[task]]
+    keys += [f"data.{key}" for part in of_data for key in part.model_fields if key != "task"]
     keys += [f"{name}.{key}" for name, part in _SECTIONS.items() for key in part.model_fields]
     launcher = _chosen(chosen, "launcher.name")
     launchers = [LAUNCHERS[launcher]] if launcher in LAUNCHERS else LAUNCHERS.values()
@@ -320,6 +388,8 @@ def unknown_key(key: str, value: str, tree: Mapping[str, Any] | None = None) -> 
     section, _, name = key.partition(".")
     if unread := _unread(key, (tree or {}).get("mode", "train")):
         return unread
+    if key == "data.task":
+        return chosen_by_file(value)
     if key in known_keys():
         return _known_elsewhere(key, section, tree or {})
     if key in RunConfig.model_fields:
@@ -346,6 +416,8 @@ def _known_elsewhere(key: str, section: str, tree: Mapping[str, Any]) -> str:
             f"{key}: optim={_chosen(tree, 'optim.name')} does not read it; "
             f"drop it or choose optim={' or optim='.join(owners)}"
         )
+    if section == "data":
+        return _of_another_task(key, tree)
     if section == "launcher":
         owners = [name for name, part in LAUNCHERS.items() if key[9:] in part.model_fields]
         return (
@@ -355,6 +427,15 @@ def _known_elsewhere(key: str, section: str, tree: Mapping[str, Any]) -> str:
     if section == "model" and (cell := _chosen(tree, "model.cell")):
         return _not_an_option(key.removeprefix("model."), cell)
     return f"{key}: not a setting of the groups chosen here; `elman --cfg job` prints those"
+
+
+def _of_another_task(key: str, tree: Mapping[str, Any]) -> str:
+    """Return the error for a setting of text with a task, or of another task, or with text."""
+    name, task = key.removeprefix("data."), _chosen(tree, "data.task")
+    owners = [one for one, part in TASKS.items() if name in part.model_fields]
+    owners = ["default", *owners] if name in DataConfig.model_fields else owners
+    chosen = "text" if task is None else f"data={task}"
+    return f"{key}: {chosen} does not read it; drop it or choose data={' or data='.join(owners)}"
 
 
 def whole_section(section: str, value: str) -> str:
@@ -417,6 +498,8 @@ def _split_model(model: Mapping[str, Any], named: frozenset[str]) -> dict[str, A
 
 
 def _not_an_option(name: str, cell_name: str) -> str:
+    if name == "vocab_size":
+        return _VOCABULARY
     cell = registry.cell(cell_name)
     hint = did_you_mean(name, (*_MODEL_KEYS, *cell.options))
     return (
@@ -433,7 +516,7 @@ def _chosen(tree: Mapping[str, Any], path: str) -> Any:
     return node
 
 
-_BRANCHES = (*OPTIMISERS, "int", "str", "list[str]")
+_BRANCHES = (*OPTIMISERS, *TASKS, TEXT, "int", "str", "list[str]")
 _TYPE_WORDS = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -479,7 +562,7 @@ def _first_problem(error: ValidationError, tree: Mapping[str, Any], section: str
         if kind == "less_than" and isinstance(context[name], int):
             return f"{key}={_shown(given)}: must be at most {context[name] - 1}"
         return f"{key}={_shown(given)}: must be {words} {_written_out(context[name])}"
-    if kind == "list_type" and section:
+    if kind == "list_type" and (section or parts[-1] == "lengths"):
         return f"{key}={_shown(given)}: expected a list, as in {key}=[{_shown(given)}]"
     wording = _TYPE_WORDS.get(kind, problem["msg"].removeprefix("Input should be "))
     return f"{key}={_shown(given)}: expected {wording}"

@@ -177,6 +177,10 @@ class _Command:
         found = [text for text in self.overrides if text.lstrip("+~").split("=", 1)[0] == key]
         return found[-1] if found else key
 
+    def sweeps(self, group: str) -> bool:
+        """Whether the command gives a group several choices."""
+        return re.search(r"[,*]|choice\(|glob\(", self.typed(group).partition("=")[2]) is not None
+
     def value(self, key: str) -> str:
         """Return the value that the command gives to ``key``."""
         return self.typed(key).partition("=")[2] or "..."
@@ -197,7 +201,7 @@ class _Command:
         groups = [
             text
             for text in self.overrides
-            if re.match(r"(mode|model|optim|launcher|benchmark)=", text)
+            if re.match(r"(mode|model|data|optim|launcher|benchmark)=", text)
         ]
         try:
             tree = OmegaConf.to_container(self._composed(groups), resolve=False)
@@ -208,7 +212,7 @@ class _Command:
 
 
 def _unknown_key(match: re.Match[str], error: Exception, command: _Command) -> str:
-    from elman.config.run_config import RunConfig, unknown_key, whole_section
+    from elman.config.run_config import RunConfig, known_keys, unknown_key, whole_section
 
     key = match[1]
     if is_hydra_key(key):
@@ -220,7 +224,13 @@ def _unknown_key(match: re.Match[str], error: Exception, command: _Command) -> s
         return f"{key}={value}: no such group; did you mean {group}={value}?"
     if key in RunConfig.model_fields and tree is not None and key in tree:
         return whole_section(key, value)
-    return unknown_key(key, value, tree)
+    line = unknown_key(key, value, tree)
+    group = key.partition(".")[0]
+    if command.sweeps(group) and key in known_keys():
+        # Hydra composes once without the swept groups, and refuses what their default lacks.
+        swept = command.typed(group)
+        line = f"{key}: before {swept} is swept, nothing has this setting; type ++{key}={value}"
+    return line
 
 
 def _group_meant(key: str, value: str) -> str | None:

@@ -21,7 +21,10 @@ from elman.base.errors import UserError
 from elman.data.corpus import default_corpus
 from elman.data.files import Bytes, ByteSource, Offsets
 from elman.data.opening import open_source, open_without_packing
-from elman.sections.training import DataConfig
+from elman.data.tasks.batches import TaskBatches, TaskData
+from elman.sections.data import AnyData
+from elman.sections.tasks import TaskConfig
+from elman.sections.training import DataConfig, TrainConfig
 
 VAL_PERCENT = 5
 VAL_BYTES_LIMIT = 4 * 2**20
@@ -49,6 +52,11 @@ class Data:
         described = self.describe()
         return {key: described[key] for key in ("bytes", "sha256", "sample_sha256", "train_bytes")}
 
+    @property
+    def label(self) -> str:
+        """What to call it."""
+        return self.source.label
+
     def close(self) -> None:
         """Close the files. Close the batches that read them first."""
         self.source.close()
@@ -65,8 +73,12 @@ class Data:
         self.close()
 
 
-def open_data(config: DataConfig, chunk_size: int, announce: Callable[[str], None]) -> Data:
-    """Open the data of a run and split it.
+AnyRunData = Data | TaskData
+"""The data of a run: text, or a task."""
+
+
+def open_data(config: AnyData, chunk_size: int, announce: Callable[[str], None]) -> AnyRunData:
+    """Open the data of a run; text is split.
 
     Args:
         config: Group ``data``.
@@ -77,6 +89,13 @@ def open_data(config: DataConfig, chunk_size: int, announce: Callable[[str], Non
     Raises:
         UserError: a file cannot be used, or there is too little text for ``chunk_size``.
     """
+    if isinstance(config, TaskConfig):
+        return TaskData(config)
+    return open_text(config, chunk_size, announce)
+
+
+def open_text(config: DataConfig, chunk_size: int, announce: Callable[[str], None]) -> Data:
+    """Open text and split it; see :func:`open_data`."""
     if config.path is None:
         return _divided(ByteSource(default_corpus(announce)), config, chunk_size)
     return _divided(open_source(config.path, config.format, config.field), config, chunk_size)
@@ -101,7 +120,7 @@ def check_data(config: DataConfig, chunk_size: int, *, may_pack: bool) -> None:
 
 
 def identity_without_packing(
-    config: DataConfig, chunk_size: int, announce: Callable[[str], None]
+    config: AnyData, chunk_size: int, announce: Callable[[str], None]
 ) -> dict[str, str | int | None] | None:
     """Return what identifies the data as a run records it; None if it must be packed first.
 
@@ -113,6 +132,8 @@ def identity_without_packing(
     Raises:
         UserError: as :func:`open_data`.
     """
+    if isinstance(config, TaskConfig):
+        return TaskData(config).identity()
     if config.path is None:
         source: ByteSource | None = ByteSource(default_corpus(announce))
     else:
@@ -374,3 +395,26 @@ class StreamBatches(Batches):
                 f"or start a new run"
             )
         self._position = state["position"]
+
+
+AnyBatches = RandomBatches | StreamBatches | TaskBatches
+"""Training batches of text, or of a task."""
+
+
+def open_batches(data: AnyRunData, train: TrainConfig, rows: slice = slice(None)) -> AnyBatches:
+    """Return the training batches that a run's settings ask for.
+
+    Args:
+        data: The run's data.
+        train: Section ``train``.
+        rows: As :class:`Batches`; all of them for a task.
+
+    Raises:
+        UserError: there is too little text for ``train.batch_size`` streams.
+    """
+    shape = (train.batch_size, train.chunk_size, train.seed)
+    if isinstance(data, TaskData):
+        assert rows == slice(None), "check_ranked refuses a task on several ranks"
+        return TaskBatches(data, *shape)
+    source = StreamBatches if train.tbptt else RandomBatches
+    return source(data, *shape, rows)

@@ -21,17 +21,28 @@ DEFINITIONS = {
     ),
     "params": "parameters of the instantiated model, tied weights counted once",
     "steps": "optimizer steps whose update was applied",
-    "tokens": "predicted bytes in those steps",
+    "tokens": "predicted bytes in those steps; of a task: positions read",
     "loss": (
         f"mean nats per predicted byte over the last {LOSS_WINDOW} optimizer steps "
-        "(over loss_steps of them if the run was shorter)"
+        "(over loss_steps of them if the run was shorter); of a task: nats per answer"
     ),
-    "bpb": "loss / ln 2: bits per predicted byte, training data",
+    "bpb": "loss / ln 2: bits per predicted byte, training data; of a task: bits per answer",
     "val_bpb": (
         "bits per predicted byte on val_tokens bytes of the held-out tail of the data: "
         "evenly spaced fixed windows of data.val_window bytes, each from zero state; with "
-        "data.reset_at_documents also zero after each byte 0x1e"
+        "data.reset_at_documents also zero after each byte 0x1e; of a task: bits per answer on "
+        "data.val_rows fixed rows of the trained length, with val_tokens answers"
     ),
+    "accuracy": (
+        "of a task: share of right answers on data.val_rows fixed rows of the trained length, at "
+        "the last validation; right: the most probable symbol is the answer; null for text"
+    ),
+    "accuracy_by_length": (
+        "of a task: share of right answers on data.test_rows fixed rows of each length in "
+        "data.lengths, with the weights at the end of training; empty for text, or if it ended "
+        "early"
+    ),
+    "reached_accuracy": "a validation reached train.until_accuracy, and training ended there",
     "best_val_bpb": "smallest val_bpb of all validations of the run",
     "tok_s": (
         "predicted bytes per second of training time after the first 10 steps of each session "

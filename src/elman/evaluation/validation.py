@@ -15,6 +15,12 @@ from elman.models.language_model import LanguageModel
 from elman.models.state import State
 
 Stoppable = Callable[[], contextlib.AbstractContextManager[None]]
+Progress = Callable[[int], None]
+"""Called with how much was predicted so far."""
+
+
+def silent(predicted: int) -> None:
+    """The default progress: show nothing."""
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[object]:
@@ -41,7 +47,7 @@ def score(
     batches: Iterable[NDArray[np.uint8]],
     device: torch.device,
     precision: str,
-    progress: Callable[[int], None] = lambda predicted: None,
+    progress: Progress = silent,
     stoppable: Stoppable = contextlib.nullcontext,
 ) -> tuple[float, int]:
     """Return (bits per predicted byte, predicted bytes) over ``batches`` of [b, t+1] bytes.
@@ -59,7 +65,7 @@ def score_in_order(
     chunks: Iterable[NDArray[np.uint8]],
     device: torch.device,
     precision: str,
-    progress: Callable[[int], None] = lambda predicted: None,
+    progress: Progress = silent,
 ) -> tuple[float, int]:
     """Return the same over ``chunks`` of one text, each from the state of the chunk before."""
     return _score(model, chunks, device, precision, progress, contextlib.nullcontext, carry=True)
@@ -71,7 +77,7 @@ def _score(
     batches: Iterable[NDArray[np.uint8]],
     device: torch.device,
     precision: str,
-    progress: Callable[[int], None],
+    progress: Progress,
     stoppable: Stoppable,
     carry: bool,
 ) -> tuple[float, int]:

@@ -13,7 +13,7 @@ from elman.models.cells import registry
 from elman.models.cells.common.mixer import Mixer
 from elman.models.cells.declaration import Cell
 from elman.models.language_model import LanguageModel
-from elman.sections.model import VOCAB_SIZE, ModelConfig
+from elman.sections.model import ModelConfig
 
 
 def build_model(
@@ -57,7 +57,7 @@ def build_model(
         config.dim,
         layers,
         config.wrapper,
-        VOCAB_SIZE,
+        config.vocab_size,
         mlp_width=config.mlp_width,
         backend=requested,
         reset_after=reset_after,

@@ -23,6 +23,7 @@ from elman.models.inputs import check_ids
 from elman.models.state import State, zeroed
 from elman.ops.common.precision import compute_dtype, wide_dtype
 from elman.ops.linear import Weights, linear
+from elman.sections.tasks import IGNORED
 
 Wrapper = Literal["rms", "legacy_ln"]
 
@@ -167,6 +168,32 @@ class LanguageModel(nn.Module):
         wide = logits_btv.to(wide_dtype(logits_btv.dtype))
         targets_bt = tokens_bt1[:, 1:].long()
         return functional.cross_entropy(wide.flatten(0, 1), targets_bt.flatten()), carried
+
+    def answer_loss(
+        self,
+        tokens_bt: Tensor,
+        answers_bt: Tensor,
+        states: Sequence[State] | None = None,
+    ) -> tuple[Tensor, list[State]]:
+        """Predict the answers of a task, each from the tokens up to its own position.
+
+        Args:
+            tokens_bt: Tokens, any integer dtype, T >= 1.
+            answers_bt: The answer at each position, any integer dtype;
+                :data:`~elman.sections.tasks.IGNORED` where there is none.
+            states: As in :meth:`forward`.
+
+        Returns:
+            Mean cross entropy in nats per answer, a scalar in fp32 (fp64 for an fp64 model), and
+            the states after the last token.
+
+        Raises:
+            ValueError: as in :meth:`forward`.
+        """
+        logits_btv, carried = self(tokens_bt, states)
+        wide = logits_btv.to(wide_dtype(logits_btv.dtype)).flatten(0, 1)
+        targets = answers_bt.long().flatten()
+        return functional.cross_entropy(wide, targets, ignore_index=IGNORED), carried
 
     def begin_step(self) -> None:
         """Advance every power iteration once; the trainer calls this once per optimizer step."""

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from elman.base.errors import ExitStatus, UserError
 from elman.config.run_config import RunConfig
-from elman.data.batches import open_data
+from elman.data.batches import open_text
 from elman.data.opening import open_source
 from elman.data.windows import (
     contiguous_chunks,
@@ -25,8 +25,11 @@ from elman.devices.environment import choose_device
 from elman.evaluation.metrics import DEFINITIONS
 from elman.evaluation.validation import score, score_in_order
 from elman.models.language_model import LanguageModel
+from elman.modes.task_answers import print_answers
 from elman.runs.prepared import PreparedRun
 from elman.sections.modes import EvalConfig
+from elman.sections.tasks import TaskConfig
+from elman.sections.training import DataConfig
 from elman.training.checkpoints.loading import load, saved_config, slow_path_note
 from elman.training.checkpoints.store import find_checkpoint
 from elman.training.display import Display, duration
@@ -55,6 +58,13 @@ def run(job: PreparedRun) -> ExitStatus:
     allow_slow, backend = config.baseline.allow_slow, config.kernels.backend
     if note := slow_path_note(checkpoint.path, device, backend, allow_slow):
         console.print(note, highlight=False, markup=False, soft_wrap=True)
+    if isinstance(trained.data, TaskConfig):
+        print_answers(console, settings, trained, model, device)
+        return ExitStatus.OK
+    if settings.lengths is not None:
+        raise UserError(
+            f"eval.lengths: {settings.checkpoint} learned text, which has no answers; drop it"
+        )
     if settings.path is None:
         bpb, predicted, meaning = _held_out(settings, trained, model, device, console)
     else:
@@ -80,8 +90,9 @@ def _held_out(
         if getattr(settings, key) not in (None, False):
             raise UserError(f"eval.{key}: read only with eval.path; add eval.path=<file>")
     train, held_out = trained.train, trained.data
+    assert isinstance(held_out, DataConfig)
     rows = settings.batch_size or train.batch_size
-    with open_data(held_out, train.chunk_size, console.print) as data:
+    with open_text(held_out, train.chunk_size, console.print) as data:
         windows = validation_windows(data, held_out.val_window, held_out.val_sample)
         batches = validation_batches(data, held_out.val_window, held_out.val_sample, rows)
         with _progress(console, len(windows) * held_out.val_window) as show:
@@ -98,6 +109,7 @@ def _file(
 ) -> tuple[float, int, str]:
     """Score any bytes, in windows from zero state or in order with carried state."""
     assert settings.path is not None
+    assert isinstance(trained.data, DataConfig)
     train, limit = trained.train, settings.max_bytes
     rows = settings.batch_size or train.batch_size
     with open_source(settings.path, settings.format, settings.field, setting="eval.path") as source:

@@ -22,6 +22,7 @@ from elman.models.backends import REFERENCE
 from elman.models.language_model import LanguageModel
 from elman.runs.prepared import PreparedRun
 from elman.sections.modes import GenerateConfig
+from elman.sections.tasks import TaskConfig
 from elman.training.checkpoints.loading import load, saved_config, slow_path_note
 from elman.training.checkpoints.store import Checkpoint, find_checkpoint
 
@@ -41,6 +42,11 @@ def run(job: PreparedRun) -> ExitStatus:
     assert job.folder is None
     settings = config.generate
     checkpoint = find_checkpoint(settings.checkpoint)
+    if isinstance(data := saved_config(checkpoint).data, TaskConfig):
+        raise UserError(
+            f"generate.checkpoint={settings.checkpoint}: it learned the task {data.task}, which "
+            "has no text to continue; elman mode=eval eval.checkpoint=... tests its answers"
+        )
     device = choose_device(settings.device, "generate.device")
     backend, allow_slow = config.kernels.backend, config.baseline.allow_slow
     model = load(checkpoint.path, device=device, backend=backend, allow_slow=allow_slow)

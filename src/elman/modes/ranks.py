@@ -16,7 +16,7 @@ from rich.console import Console
 
 from elman.base.errors import ExitStatus, RunStatus, UserError, first_line
 from elman.config.run_config import RunConfig
-from elman.data.batches import Data
+from elman.data.batches import AnyRunData
 from elman.distributed.division import Division
 from elman.distributed.team import Joined, Team, joined, same_everywhere
 from elman.distributed.watch import USER, TeamError
@@ -97,7 +97,7 @@ def _of_rank(error: TeamError) -> str:
     return f"rank {error.ending.rank}: {error.ending.error}"
 
 
-def compare_starts(team: Team, config: RunConfig, data: Data, model: LanguageModel) -> None:
+def compare_starts(team: Team, config: RunConfig, data: AnyRunData, model: LanguageModel) -> None:
     """Raise UserError unless every rank has the data and the first weights of rank 0."""
     same_everywhere(team, "data", json.dumps(data.identity()))
     if config.parallel.shard == "none":

@@ -17,7 +17,8 @@ from elman.base.disk import is_disk_trouble, keep_room, sizes
 from elman.base.errors import ExitStatus, RunStatus, UserError, first_line
 from elman.base.signals import Interruption, interruptible
 from elman.config.run_config import RunConfig, check_ranked
-from elman.data.batches import Data, open_data
+from elman.data.batches import AnyRunData, open_data
+from elman.data.tasks.batches import TaskData
 from elman.devices.environment import choose_device, describe_environment
 from elman.devices.nvml_client import asked_driver
 from elman.devices.visible import refuse_wrong_visible
@@ -73,7 +74,7 @@ def run(job: PreparedRun) -> ExitStatus:
     device = own_device(choose_device(config.train.device), place)
     if device.type == "cpu" and config.train.device == "auto":
         refuse_wrong_visible(asked_driver())
-    check_ranked(config)
+    check_ranked(config, place.size)
     division = divide(config.parallel, config.train.batch_size, place)
     _prepare(config, device, division)
     backend = resolve_backend(
@@ -102,7 +103,7 @@ class _Session:
         self,
         job: PreparedRun,
         folder: Path,
-        data: Data,
+        data: AnyRunData,
         device: torch.device,
         display: Display,
         backend: str,
@@ -377,18 +378,27 @@ class _Session:
             f"backend {self._backend}{through} on {self._device}{graph}{memory}"
             f"{sharing(self._team, self._division, self._config)}"
         )
-        source = self._data.describe()
-        packed = source.get("packed")
-        where = f", packed in {packed['file']}" if packed else ""
-        zeroed = "; state zeroed after each 0x1e" if self._config.data.reset_at_documents else ""
-        of = f"{self._data.source.label}{where}{zeroed}"
-        self._display.say(f"data: {source['bytes']:,} bytes of {of}")
+        self._display.say(f"data: {self._told_data()}")
         self._display.say(f"run folder: {self._folder}")
         cell = registry.cell(model.cell).under(model.options)
         if slow := slow_note(cell, self._config.kernels.backend, self._device, self._backend):
             self._display.say(f"{slow}; the result is marked")
         if note := tuning_note(path, self._backend):
             self._display.say(f"{note}; it is not counted")
+
+    def _told_data(self) -> str:
+        """Say what is read, or which task is learned, with what guessing would reach."""
+        data = self._data
+        if isinstance(data, TaskData):
+            settings = "".join(f" {k}={v}" for k, v in data.config.difficulty().items())
+            length = self._config.train.chunk_size
+            chance = f"chance {data.config.chance:.3f}"
+            return f"{data.label}{settings}, rows of {length}; {data.config.definition}; {chance}"
+        source = data.describe()
+        packed = source.get("packed")
+        where = f", packed in {packed['file']}" if packed else ""
+        zeroed = "; state zeroed after each 0x1e" if self._config.data.reset_at_documents else ""
+        return f"{source['bytes']:,} bytes of {data.label}{where}{zeroed}"
 
     def _report(self, status: RunStatus, interruption: Interruption) -> ExitStatus:
         """Write the result, safe from signals, and then show it, which a signal may cut short."""

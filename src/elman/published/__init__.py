@@ -32,6 +32,10 @@ class Figures(Section):
         steps: Optimizer steps, or null.
         memory_gb: Peak memory in GB, or null.
         step_us: Microseconds for one step of time of one layer's recurrence, forward, or null.
+        task: Value of ``data=`` if it is the accuracy on a task; then also ``length``, of the
+            rows, and ``accuracy``, the share of right answers.
+        length: See ``task``.
+        accuracy: See ``task``.
         caveat: What a reader must know about this run besides its suite's caveat.
     """
 
@@ -42,6 +46,9 @@ class Figures(Section):
     steps: Count | None = None
     memory_gb: Positive | None = None
     step_us: Positive | None = None
+    task: str = ""
+    length: Count | None = None
+    accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
     caveat: str = ""
 
 

@@ -34,12 +34,14 @@ def print_summary(console: Console, folder: Path, result: dict[str, Any]) -> Non
     place = place if len(place) < len(str(folder)) else str(folder)
     console.print(f"everything about it: {place}", markup=False, soft_wrap=True)
     if result.get("steps") and status != RunStatus.NAN:  # after NaN, the error says what to try
-        _print_next(console, place, status)
+        _print_next(console, place, status, learned_text=result["data"].get("task") is None)
 
 
-def _print_next(console: Console, place: str, status: str) -> None:
-    steps = [("sample it", f"elman mode=generate {pasteable('generate.checkpoint', place)}")]
-    steps.append(("score it", f"elman mode=eval {pasteable('eval.checkpoint', place)}"))
+def _print_next(console: Console, place: str, status: str, *, learned_text: bool) -> None:
+    steps = [("score it", f"elman mode=eval {pasteable('eval.checkpoint', place)}")]
+    if learned_text:
+        generate = f"elman mode=generate {pasteable('generate.checkpoint', place)}"
+        steps.insert(0, ("sample it", generate))
     if status == "interrupted":
         steps.insert(0, ("continue", f"elman {pasteable('train.resume', place)}"))
     for label, command in steps:
@@ -47,31 +49,56 @@ def _print_next(console: Console, place: str, status: str) -> None:
 
 
 def _rows(result: dict[str, Any]) -> list[tuple[str, str, str]]:
-    seconds = result["seconds"]
+    seconds, task = result["seconds"], result["data"].get("task")
+    what, unit = ("answer", "positions read") if task else ("byte", "bytes predicted")
     paused = f"{duration(seconds['validation'])} validating"
     paused += f", {duration(seconds['checkpoint'])} saving"
     rows = [
         ("parameters", f"{result['params']:,}", _computed_by(result)),
-        ("steps", f"{result['steps']:,}", f"{result['tokens']:,} bytes predicted"),
+        ("steps", f"{result['steps']:,}", f"{result['tokens']:,} {unit}"),
         ("time", duration(seconds["train"]), f"training; besides {paused}"),
-        ("loss", _number(result["loss"]), f"nats per byte, last {result['loss_steps']} steps"),
-        ("bpb", _number(result["bpb"]), "bits per byte, the same steps"),
+        ("loss", _number(result["loss"]), f"nats per {what}, last {result['loss_steps']} steps"),
+        ("bpb", _number(result["bpb"]), f"bits per {what}, the same steps"),
     ]
     if result["val_bpb"] is not None:
-        meaning = f"bits per byte on {result['val_tokens']:,} held-out bytes"
+        meaning = f"bits per {what} on {result['val_tokens']:,} held-out {what}s"
         if result["data"].get("reset_at_documents"):
             meaning += ", state zeroed after each document"
         if result["val_step"] != result["steps"]:
             meaning += f", at step {result['val_step']:,}"
         rows.append(("val_bpb", _number(result["val_bpb"]), meaning))
+    rows += _accuracies(result)
     rate = result["tok_s"]
-    rows.append(("tok/s", f"{rate:,.0f}" if rate else "-", "predicted bytes a second"))
+    rows.append(
+        (
+            "tok/s",
+            f"{rate:,.0f}" if rate else "-",
+            f"{'positions' if task else 'predicted bytes'} a second",
+        )
+    )
     rows.append(("peak memory", f"{result['peak_memory_bytes'] / 1e9:.2f} GB", ""))
     if (share := result["data_wait_share"]) is not None:
         rows.append(("data wait", f"{share:.2%}", "of training time"))
     if result["mfu"] is not None:
         rows.append(("mfu", f"{result['mfu']:.1%}", "of the device's bf16 peak"))
     return rows
+
+
+def _accuracies(result: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the right answers of a run that learned a task, by the length of the rows."""
+    task, reached = result["data"].get("task"), result.get("reached_accuracy")
+    chance = result["data"].get("chance")
+    found = [
+        (f"accuracy at {int(length):,}", _number(share), f"right answers on {task}")
+        for length, share in (result.get("accuracy_by_length") or {}).items()
+    ]
+    if found:
+        name, value, meaning = found[0]
+        found[0] = (name, value, f"{meaning}; chance is {chance:.4f}")
+    if reached:
+        ended = "train.until_accuracy was reached, and training ended"
+        found.append(("ended at", f"step {result['steps']:,}", ended))
+    return found
 
 
 def _computed_by(result: dict[str, Any]) -> str:

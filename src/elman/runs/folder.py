@@ -22,11 +22,18 @@ import yaml
 from elman.base.errors import UserError
 from elman.base.yaml_file import YamlError, read_yaml
 from elman.config.run_config import RunConfig, flatten
+from elman.sections.model import VOCAB_SIZE
 from elman.sections.parallel import ParallelConfig
 
 CONFIG_FILE = "config.yaml"
 LOCK_FILE = ".lock"
 LOG_FILE = "train.log"
+# Settings that older runs do not have, with the values that those runs had without them.
+_NEWER: dict[str, dict[str, object]] = {
+    "data": {"reset_at_documents": False},
+    "model": {"vocab_size": VOCAB_SIZE},
+    "train": {"until_accuracy": None},
+}
 _ATTEMPTS = 1000
 # A process that only asks who runs in a folder holds the folder's lock for a moment.
 _LOOKS, _LOOK_SECONDS = 4, 0.05
@@ -36,8 +43,10 @@ def config_hash(config: RunConfig) -> str:
     """Return eight hexadecimal digits that identify a run; ``train.resume`` keeps them."""
     tree = flatten(config)
     tree["train"].pop("resume")
-    if not tree["data"]["reset_at_documents"]:  # older runs have no such setting: names stay
-        tree["data"].pop("reset_at_documents")
+    for section, settings in _NEWER.items():  # older runs have no such settings: names stay
+        for key, usual in settings.items():
+            if tree[section].get(key) == usual:
+                tree[section].pop(key, None)
     if config.parallel == ParallelConfig():
         tree.pop("parallel")
     text = json.dumps(tree, sort_keys=True)

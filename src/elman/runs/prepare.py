@@ -36,6 +36,7 @@ from elman.runs.folder import (
 from elman.runs.held_log import HeldFileHandler, release
 from elman.runs.prepared import PreparedRun
 from elman.runs.resume import is_resume, resumed_config, resumed_folder
+from elman.sections.training import DataConfig
 
 _SILENT_LOG: dict[str, Any] = {"version": 1, "root": None, "disable_existing_loggers": False}
 
@@ -224,8 +225,7 @@ def _point_hydra(
 
 def _anchored(config: RunConfig) -> RunConfig:
     """Make the data's paths absolute: a run may be resumed or evaluated from another folder."""
-    path = config.data.path
-    if path is None:
+    if not isinstance(config.data, DataConfig) or (path := config.data.path) is None:
         return config
     absolute = _absolute(path) if isinstance(path, str) else [_absolute(name) for name in path]
     data = config.data.model_copy(update={"path": absolute})
@@ -243,10 +243,11 @@ def _check_files(config: RunConfig, *, may_pack: bool) -> None:
     memory, and once for all jobs of a sweep, which would otherwise wait for it on their GPUs.
     """
     reads = MODES[config.mode].reads
-    if "data" in reads and config.data.path is not None:
+    data = config.data
+    if "data" in reads and isinstance(data, DataConfig) and data.path is not None:
         from elman.data.batches import check_data
 
-        check_data(config.data, config.train.chunk_size, may_pack=may_pack)
+        check_data(data, config.train.chunk_size, may_pack=may_pack)
     if "log" in reads and config.log.wandb and find_spec("wandb") is None:
         raise UserError("log.wandb=true: wandb is not installed; type pip install 'elman[wandb]'")
     places = {

@@ -19,7 +19,8 @@ class ModelConfig(Section):
     """Group ``model``: one cell in one language model.
 
     ``options`` holds the cell's own settings, already checked and complete; in YAML and on the
-    command line they are keys like the others (``model.n_state=16``).
+    command line they are keys like the others (``model.n_state=16``). ``vocab_size`` follows the
+    data: 256 for text, a task's own vocabulary for a task.
 
     ``mlp_ratio`` is the width of a SwiGLU MLP behind every mixer over ``dim``; 0 is no MLP, and is
     left out where the section is written.
@@ -33,6 +34,7 @@ class ModelConfig(Section):
     mlp_ratio: NonNegative = 0.0
     allow_unaligned: bool = False
     expected_params: Count | None = None
+    vocab_size: Count = VOCAB_SIZE
     options: dict[str, Value] = Field(default_factory=dict)
 
     @property
@@ -68,3 +70,10 @@ class ModelConfig(Section):
                 f"use {near}, or add model.allow_unaligned=true"
             )
         return self
+
+    def with_vocabulary(self, size: int) -> ModelConfig:
+        """Return the model with another vocabulary; the expected count follows its embedding."""
+        expected = self.expected_params
+        if expected is not None:
+            expected += (size - self.vocab_size) * self.dim
+        return self.model_copy(update={"vocab_size": size, "expected_params": expected})

@@ -24,6 +24,7 @@ class EvalConfig(Section):
         field: As ``data.field``, of ``path``.
         max_bytes: Score at most so many bytes of ``path``, evenly spaced; null is all of it.
         batch_size: Rows at a time; null is the run's own.
+        lengths: Of a run that learned a task: test these lengths; null is the run's own.
         carry_state: Score ``path`` as one contiguous text with carried state, not in windows.
         device: As ``train.device``.
     """
@@ -34,6 +35,7 @@ class EvalConfig(Section):
     field: str = "text"
     max_bytes: Count | None = None
     batch_size: Count | None = None
+    lengths: Annotated[list[Count], Field(min_length=1)] | None = None
     carry_state: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
 

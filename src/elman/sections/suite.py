@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import itertools
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from elman.base.errors import UserError
 from elman.sections.section import Count, Positive, Section
@@ -26,6 +28,9 @@ class PublishedOnly(Section):
         steps: Optimizer steps, or null.
         memory_gb: Peak memory in GB, or null.
         step_us: Microseconds for one step of time of one layer's recurrence, forward, or null.
+        task: As of published figures, with ``length`` and ``accuracy``.
+        length: See ``task``.
+        accuracy: See ``task``.
     """
 
     of: str
@@ -37,6 +42,9 @@ class PublishedOnly(Section):
     steps: Count | None = None
     memory_gb: Positive | None = None
     step_us: Positive | None = None
+    task: str = ""
+    length: Count | None = None
+    accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
 class SuiteConfig(Section):
@@ -52,7 +60,10 @@ class SuiteConfig(Section):
         claims_speed: Whether its figures are speeds; models without kernels then stop it on a GPU.
         against: Model of a run with which its report compares the others, unless report.against
             names another; null is the one with the lowest loss.
-        runs: The overrides of every run, in the order of the table.
+        runs: The overrides of every run, in the order of the table. A file may have ``grid``
+            instead: lists of choices, each an override or a list of them. Its runs are all
+            combinations; those of the last list come first, so that a sweep that is stopped has
+            all of them for the first choices of the lists before.
         only: Models of the runs to start, by name or pattern (``e75*``); null is all.
     """
 
@@ -66,6 +77,20 @@ class SuiteConfig(Section):
     runs: Annotated[list[Run], Field(min_length=1)]
     only: str | list[str] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _from_grid(cls, section: Any) -> Any:
+        """Put the combinations of a grid in the place of the runs."""
+        if not isinstance(section, Mapping) or section.get("grid") is None:
+            return section
+        rest = {key: value for key, value in section.items() if key != "grid"}
+        lists = section["grid"]
+        if rest.get("runs") is not None:
+            raise UserError("grid: the file has runs too; drop one of them")
+        if not isinstance(lists, list) or not all(isinstance(one, list) and one for one in lists):
+            raise UserError("grid: expected lists of choices, as in [[model=e1, model=e42]]")
+        return rest | {"runs": [_combined(run) for run in itertools.product(*lists)]}
+
     @field_validator("runs")
     @classmethod
     def _of_overrides(cls, runs: list[Run]) -> list[Run]:
@@ -73,3 +98,9 @@ class SuiteConfig(Section):
             if "=" not in text:
                 raise UserError(f"{text}: expected key=value, as in [model=e1, train.batch_size=8]")
         return runs
+
+
+def _combined(choices: tuple[Any, ...]) -> list[Any]:
+    """Return the overrides of one combination, its model first."""
+    texts = [t for one in choices for t in (one if isinstance(one, list) else [one])]
+    return sorted(texts, key=lambda text: not str(text).startswith("model="))

@@ -6,7 +6,7 @@ states are copied into fixed input tensors; loss, gradients and new states appea
 tensors. The optimizer is not part of the graph. It needs no change, since it changes weights and
 gradients in place.
 
-Shapes: b rows, t predicted bytes; a batch is [b, t+1] bytes.
+Shapes: b rows, t predicted bytes; a batch is [b, t+1] bytes, or [b, 2, t] symbols of a task.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from elman.models.cells import registry
 from elman.models.language_model import LanguageModel
 from elman.models.state import State, copied, layout, overwrite
 from elman.sections.graphs import graph_conflict
+from elman.training.objective import batch_shape
 from elman.training.optim.optimizers import TrainingOptimizer
 from elman.training.passes import EagerPass, Mark
 from elman.training.rng import rng_state, set_rng_state
@@ -109,8 +110,8 @@ class ReplayedPass:
         self._device, self._carries = device, train.tbptt
         self._eager = EagerPass(config, model, optimizer, device)
         self._graphs = CudaGraphs(device) if graphs is None else graphs
-        shape = (train.batch_size, train.chunk_size + 1)
-        self._tokens_bt1 = torch.zeros(shape, dtype=torch.uint8, device=device)
+        shape = batch_shape(config, train.batch_size)
+        self._batch = torch.zeros(shape, dtype=torch.uint8, device=device)
         self._states: list[State] | None = None
         self._recorded: dict[_Kind, _Recorded] = {}
 
@@ -141,11 +142,11 @@ class ReplayedPass:
             self._refuse("gives other results as a CUDA graph")
 
     def run(
-        self, tokens_bt1: Tensor, states: list[State] | None, *, fresh: bool, mark: Mark
+        self, batch: Tensor, states: list[State] | None, *, fresh: bool, mark: Mark
     ) -> tuple[Tensor, list[State] | None]:
         """See :class:`~.passes.TrainingPass`; the marks for forward and backward come together."""
         assert self._recorded, "prepare records the pass"
-        self._tokens_bt1.copy_(tokens_bt1)
+        self._batch.copy_(batch)
         if states is not None and states is not self._states:
             assert self._states is not None
             overwrite(self._states, states)
@@ -164,16 +165,17 @@ class ReplayedPass:
         return [_Kind(restart=True, fresh=False), *kinds] if self._carries else kinds
 
     def _begin(self) -> None:
-        """Forget earlier recordings, and fill the input with bytes of every value."""
+        """Forget earlier recordings, and fill the input with symbols of every value."""
         self._states = None
         self._recorded.clear()
-        values = torch.arange(self._tokens_bt1.numel(), device=self._device) % 256
-        self._tokens_bt1.copy_(values.view_as(self._tokens_bt1))
+        values = torch.arange(self._batch.numel(), device=self._device)
+        values %= self._config.model.vocab_size
+        self._batch.copy_(values.view_as(self._batch))
 
     def _compute(self, kind: _Kind) -> Tensor:
         """Run the work that a graph records: add a micro-batch's gradients and store its states."""
         given = None if kind.restart else self._states
-        loss, states = self._eager.compute(self._tokens_bt1, given)
+        loss, states = self._eager.compute(self._batch, given)
         if states is not None and self._states is None:
             self._states = copied(states)
         elif states is not None:

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
+from typing import NamedTuple
 
 import torch
 
@@ -19,11 +20,26 @@ from elman.distributed.team import ALONE, Team, ordered
 from elman.evaluation.metrics import bits_per_byte
 from elman.evaluation.validation import nats_of_batches, score
 from elman.models.language_model import LanguageModel
+from elman.sections.training import DataConfig
 from elman.training.display import WAIT_SECONDS, Display, duration
 
 _WORTH_SAYING_SECONDS = 10.0
 # Bytes of each row of one batch that are run to learn the speed of a forward pass.
 _TRIED_BYTES = 32
+
+
+class Scored(NamedTuple):
+    """What a validation found.
+
+    Attributes:
+        bpb: Bits per predicted byte, or per answer of a task.
+        predicted: Bytes predicted, or answers.
+        accuracy: Of a task: the share of right answers; None for text.
+    """
+
+    bpb: float
+    predicted: int
+    accuracy: float | None = None
 
 
 class HeldOut:
@@ -45,7 +61,8 @@ class HeldOut:
         display: Display,
         team: Team = ALONE,
     ) -> None:
-        self._config, self._data, self._device = config, data, device
+        assert isinstance(config.data, DataConfig)
+        self._config, self._text, self._data, self._device = config, config.data, data, device
         self._display, self._team = display, team
         self._seconds: float | None = None
 
@@ -53,6 +70,12 @@ class HeldOut:
     def predicted(self) -> int:
         """Bytes that a validation predicts; fewer than requested if the held-out tail is short."""
         return self._bytes(None)
+
+    @property
+    def one_batch(self) -> int:
+        """Bytes of one batch of windows."""
+        rows = self._config.train.batch_size
+        return min(self._text.val_sample, rows * self._text.val_window)
 
     def score(
         self,
@@ -62,8 +85,8 @@ class HeldOut:
         what: str = "validating",
         sample: int | None = None,
         team: Team | None = None,
-    ) -> tuple[float, int]:
-        """Return (bits per byte, predicted bytes) of the windows.
+    ) -> Scored:
+        """Return the bits per byte of the windows.
 
         Args:
             model: With the weights to score.
@@ -94,7 +117,7 @@ class HeldOut:
             self._display.activity("")
         if sample is None:
             self._seconds = time.perf_counter() - began
-        return found
+        return Scored(*found)
 
     def _scored(
         self,
@@ -108,7 +131,7 @@ class HeldOut:
         rank, size = team.place.rank, team.place.size
         train = self._config.train
         predicted = self._bytes(sample)
-        windows = predicted // self._config.data.val_window
+        windows = predicted // self._text.val_window
         count = -(-windows // train.batch_size)
         most = -(-count // size)
         sharded = self._config.parallel.shard != "none"
@@ -147,7 +170,7 @@ class HeldOut:
             step_seconds: Upper bound of the time of one optimizer step.
             steps_done: Steps of earlier sessions.
         """
-        train, data = self._config.train, self._config.data
+        train, data = self._config.train, self._text
         training = self._training_seconds(step_seconds, steps_done)
         steps = training / max(step_seconds, 1e-6)
         times = 1 + (int(steps) // train.val_every if train.val_every else 0)
@@ -198,7 +221,7 @@ class HeldOut:
         return max(0.0, min(seconds))
 
     def _windows(self, sample: int | None) -> tuple[int, int]:
-        data = self._config.data
+        data = self._text
         return data.val_window, data.val_sample if sample is None else sample
 
     def _bytes(self, sample: int | None) -> int:

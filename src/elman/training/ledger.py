@@ -41,19 +41,31 @@ class Ledger:
         self.best_val_bpb: float | None = None
         self.val_tokens = 0
         self.validated_step: int | None = None
+        self.accuracy: float | None = None
+        self.accuracy_by_length: dict[int, float] = {}
+        self.tested_step: int | None = None
         self.contention = ContentionWatch(device)
         self.non_finite: str | None = None
         self._pending: list[Step] = []
 
     def share(self, step: int) -> float:
-        """Return the used share of the budget at ``step``: of minutes or of steps, the larger."""
+        """Return the used share of the budget at ``step``: of minutes or of steps, the larger.
+
+        It is 1 as soon as a validation reached ``train.until_accuracy``.
+        """
         train = self._config.train
-        shares = [0.0]
+        shares = [1.0 if self.accurate else 0.0]
         if train.steps is not None:
             shares.append(step / train.steps)
         if train.budget_minutes is not None:
             shares.append(self.clock.seconds() / (60 * train.budget_minutes))
         return min(max(shares), 1.0)
+
+    @property
+    def accurate(self) -> bool:
+        """Whether the last validation reached ``train.until_accuracy``."""
+        wanted = self._config.train.until_accuracy
+        return wanted is not None and self.accuracy is not None and self.accuracy >= wanted
 
     @property
     def recorder(self) -> Recorder:
@@ -110,19 +122,59 @@ class Ledger:
         if good:
             self._window(applied, sum(good) / len(good), lr, data_wait, show)
 
-    def validated(self, step: int, val_bpb: float, predicted: int) -> bool:
+    def validated(
+        self, step: int, val_bpb: float, predicted: int, accuracy: float | None = None
+    ) -> bool:
         """Record a validation; return whether it is the best so far."""
         self.val_bpb, self.val_tokens, self.validated_step = val_bpb, predicted, step
-        self.recorder.event("validation", step, {"val_bpb": val_bpb, "val_tokens": predicted})
-        self._display.say(f"step {step:>6} | val_bpb {val_bpb:.4f}")
+        self.accuracy = accuracy
+        values: dict[str, float] = {"val_bpb": val_bpb, "val_tokens": predicted}
+        line = f"step {step:>6} | val_bpb {val_bpb:.4f}"
+        if accuracy is not None:
+            values["accuracy"] = accuracy
+            line += f" | accuracy {accuracy:.4f}"
+        self.recorder.event("validation", step, values)
+        self._display.say(line)
+        if self.accurate:
+            self._display.say(
+                f"step {step:>6} | train.until_accuracy={self._config.train.until_accuracy:g} "
+                "reached: training ends"
+            )
         improved = self.best_val_bpb is None or val_bpb < self.best_val_bpb
         self.best_val_bpb = val_bpb if improved else self.best_val_bpb
         return improved
+
+    def tested(self, step: int, accuracies: dict[int, float]) -> None:
+        """Record the accuracy at every tested length."""
+        self.accuracy_by_length, self.tested_step = accuracies, step
+        values = {f"accuracy at {length}": value for length, value in accuracies.items()}
+        self.recorder.event("test", step, dict(values))
+        told = ", ".join(f"{value:.3f} at {length:,}" for length, value in accuracies.items())
+        self._display.say(f"step {step:>6} | accuracy {told}")
 
     def recall(self, step: int, val_bpb: float, predicted: int) -> None:
         """Take over the validation of saved weights; it may be newer than the saved state."""
         self.val_bpb, self.val_tokens, self.validated_step = val_bpb, predicted, step
         self.best_val_bpb = min(val_bpb, self.best_val_bpb or val_bpb)
+
+    def answers(self, step: int) -> dict[str, Any] | None:
+        """Return what is known of the answers of exactly these weights; None for text."""
+        if self.accuracy is None or self.validated_step != step:
+            return None
+        tested = self.accuracy_by_length if self.tested_step == step else {}
+        by_length = {str(length): value for length, value in tested.items()}
+        known = {"val_bpb": self.val_bpb, "val_tokens": self.val_tokens, "accuracy": self.accuracy}
+        return {**known, "accuracy_by_length": by_length}
+
+    def recall_answers(self, step: int, found: dict[str, Any] | None) -> None:
+        """Take over what a checkpoint has of :meth:`answers`; it may be newer than its state."""
+        if found is None:
+            return
+        self.recall(step, found["val_bpb"], found["val_tokens"])
+        self.accuracy = found["accuracy"]
+        if by_length := found["accuracy_by_length"]:
+            self.accuracy_by_length = {int(length): value for length, value in by_length.items()}
+            self.tested_step = step
 
     def numbers(self, params: int, step: int, tokens: int, data_wait: float) -> dict[str, Any]:
         """Return every defined number of the run so far."""
@@ -144,6 +196,9 @@ class Ledger:
             "val_tokens": self.val_tokens,
             "val_step": self.validated_step,
             "best_val_bpb": self.best_val_bpb,
+            "accuracy": self.accuracy,
+            "accuracy_by_length": {str(k): v for k, v in self.accuracy_by_length.items()},
+            "reached_accuracy": self.accurate,
             "tok_s": rate,
             "peak_memory_bytes": self.peak_of_ranks or peak_memory(self._device),
             "data_wait_share": data_wait / seconds if seconds > 0 else None,
@@ -164,6 +219,8 @@ class Ledger:
                 self.val_tokens,
                 self.validated_step,
             ],
+            "accuracy": self.accuracy,
+            "tested": [self.tested_step, self.accuracy_by_length],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -173,6 +230,8 @@ class Ledger:
         self.throughput.load_state_dict(state["throughput"])
         self.contention.contended = state.get("contended")  # missing in the oldest checkpoints
         self.val_bpb, self.best_val_bpb, self.val_tokens, self.validated_step = state["validation"]
+        self.accuracy = state.get("accuracy")  # missing in checkpoints from before the tasks
+        self.tested_step, self.accuracy_by_length = state.get("tested", (None, {}))
 
     def _window(self, step: int, loss: float, lr: float, data_wait: float, show: bool) -> None:
         self.contention.sample()

@@ -1,6 +1,6 @@
 """Forward and backward pass of one micro-batch, operation by operation.
 
-Shapes: b rows, t predicted bytes; a batch is [b, t+1] bytes.
+Shapes: b rows, t predicted bytes; a batch is [b, t+1] bytes, or [b, 2, t] symbols of a task.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from elman.config.run_config import RunConfig
 from elman.evaluation.validation import autocast
 from elman.models.language_model import LanguageModel
 from elman.models.state import State
+from elman.training.objective import batch_shape, loss_of
 from elman.training.optim.optimizers import TrainingOptimizer
 
 Mark = Callable[[str], None]
@@ -36,12 +37,12 @@ class TrainingPass(Protocol):
         """
 
     def run(
-        self, tokens_bt1: Tensor, states: list[State] | None, *, fresh: bool, mark: Mark
+        self, batch: Tensor, states: list[State] | None, *, fresh: bool, mark: Mark
     ) -> tuple[Tensor, list[State] | None]:
         """Compute one micro-batch.
 
         Args:
-            tokens_bt1: Bytes, uint8, on the device.
+            batch: Bytes, uint8, on the device.
             states: The states that the last call returned, or a saved copy; None for rows that
                 start.
             fresh: Whether this is the first micro-batch of its optimizer step. Its gradients
@@ -73,28 +74,29 @@ class EagerPass:
         device: torch.device,
     ) -> None:
         self._train, self._optimizer, self._device = config.train, optimizer, device
-        self._loss = torch.compile(model.loss) if config.train.compile else model.loss
+        loss = loss_of(config, model)
+        self._loss = torch.compile(loss) if config.train.compile else loss
+        self._shape = batch_shape(config, config.train.batch_size)
 
     def prepare(self, states: Sequence[State] | None) -> None:
         """See :class:`TrainingPass`; builds kernels, and checks that a pass fits into memory."""
-        shape = (self._train.batch_size, self._train.chunk_size + 1)
-        self.compute(torch.zeros(shape, dtype=torch.uint8, device=self._device), states)
+        self.compute(torch.zeros(self._shape, dtype=torch.uint8, device=self._device), states)
         self._optimizer.zero_grad()
 
     def run(
-        self, tokens_bt1: Tensor, states: list[State] | None, *, fresh: bool, mark: Mark
+        self, batch: Tensor, states: list[State] | None, *, fresh: bool, mark: Mark
     ) -> tuple[Tensor, list[State] | None]:
         """See :class:`TrainingPass`."""
         if fresh:
             self._optimizer.zero_grad()
-        return self.compute(tokens_bt1, states, mark)
+        return self.compute(batch, states, mark)
 
     def compute(
-        self, tokens_bt1: Tensor, states: Sequence[State] | None, mark: Mark = unmarked
+        self, batch: Tensor, states: Sequence[State] | None, mark: Mark = unmarked
     ) -> tuple[Tensor, list[State] | None]:
         """Compute one micro-batch; its gradients are added to the existing ones."""
         with autocast(self._device, self._train.precision):
-            loss, carried = self._loss(tokens_bt1, states)
+            loss, carried = self._loss(batch, states)
         mark("forward")
         (loss / self._train.grad_accum).backward()
         if not self._train.tbptt:

@@ -3,7 +3,9 @@
 With several ranks, or exactly, a batch is computed in parts; their gradients are summed before the
 update, which is the same on every rank.
 
-Shapes: b rows, t predicted bytes; a batch is [b, t+1] bytes. k parts of a batch.
+
+Shapes: b rows, t predicted bytes; a batch is [b, t+1] bytes, or [b, 2, t] symbols of a task. k
+parts of a batch.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from torch import Tensor
 
 from elman.base.errors import UserError
 from elman.config.run_config import RunConfig
-from elman.data.batches import Data, RandomBatches, StreamBatches
+from elman.data.batches import AnyRunData, StreamBatches, open_batches
 from elman.data.files import Bytes
 from elman.distributed.averaging import average
 from elman.distributed.division import divide
@@ -84,7 +86,7 @@ class Stepper:
     def __init__(
         self,
         config: RunConfig,
-        data: Data,
+        data: AnyRunData,
         model: LanguageModel,
         optimizer: TrainingOptimizer,
         device: torch.device,
@@ -95,10 +97,7 @@ class Stepper:
         self.team, self._parallel = team, config.parallel
         self._sharded = config.parallel.shard != "none"
         self.division = divide(config.parallel, train.batch_size, team.place)
-        source = StreamBatches if train.tbptt else RandomBatches
-        self.batches: RandomBatches | StreamBatches = source(
-            data, train.batch_size, train.chunk_size, train.seed, self.division.own_rows
-        )
+        self.batches = open_batches(data, train, self.division.own_rows)
         self.graph = uses_graph(config, device)
         chosen = ReplayedPass if self.graph else EagerPass
         of_part = train.model_copy(update={"batch_size": self.division.rows})

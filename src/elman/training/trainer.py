@@ -15,8 +15,9 @@ import torch
 from elman.base.errors import RunStatus, UserError, first_line
 from elman.base.signals import Interruption, Stopped
 from elman.config.run_config import RunConfig
-from elman.data.batches import Data
+from elman.data.batches import AnyRunData
 from elman.data.files import same_bytes
+from elman.data.tasks.batches import TaskData
 from elman.devices.environment import peak_memory
 from elman.distributed.team import ALONE, Team
 from elman.distributed.watch import TeamError
@@ -34,6 +35,7 @@ from elman.training.checkpoints.store import (
 )
 from elman.training.display import Display
 from elman.training.held_out import HeldOut
+from elman.training.held_out_answers import HeldOutAnswers
 from elman.training.ledger import Ledger
 from elman.training.optim.optimizers import TrainingOptimizer
 from elman.training.profiling import profiling
@@ -73,7 +75,7 @@ class Trainer:
         self,
         config: RunConfig,
         folder: Path,
-        data: Data,
+        data: AnyRunData,
         device: torch.device,
         store: CheckpointStore,
         display: Display,
@@ -90,7 +92,7 @@ class Trainer:
         self.stepper = Stepper(config, data, self.model, optimizer, device, team)
         self.ledger = Ledger(config, display, device, team.place.size)
         self._pass_seconds = 0.0
-        self._held_out = HeldOut(config, data, device, display, team)
+        self._held_out = _held_out(config, data, device, display, team)
         self.reload_difference: float | None = None
         self._saved_at = self._flushed_at = time.monotonic()
         self._saved_step: int | None = None
@@ -117,22 +119,24 @@ class Trainer:
             raise DamagedError(BadFileError(checkpoint.path / STATE, what))
         if not same_bytes(state["data"], self._data_identity()):
             raise UserError(
-                f"data.path: {self._data.source.label} differs from the data that the run was "
-                f"trained on (now {len(self._data.source):,} bytes); restore that data, or "
-                f"start a new run with train.init_from={self._folder}"
+                f"{_different(self._data)}; restore that data, or start a new run with "
+                f"train.init_from={self._folder}"
             )
         checkpoint.load_weights(self.model)
         self.stepper.load_state_dict(state["stepper"])
         self.ledger.load_state_dict(state["ledger"])
         self._saved_step = self.stepper.step
-        if checkpoint.val_bpb is not None:
+        if isinstance(self._held_out, HeldOutAnswers):
+            self.ledger.recall_answers(self.stepper.step, checkpoint.meta.get("answers"))
+        elif checkpoint.val_bpb is not None:
             self.ledger.recall(self.stepper.step, checkpoint.val_bpb, self._held_out.predicted)
-        validated = self.ledger.validated_step == self.stepper.step
-        if self.ledger.share(self.stepper.step) >= 1.0 and validated:
+        if self.ledger.share(self.stepper.step) >= 1.0 and self._all_measured:
             used = f"{self.stepper.step} steps, {self.ledger.clock.seconds() / 60:.2f} minutes"
+            larger = "train.steps or train.minutes"
+            if self.ledger.accurate:
+                used, larger = f"{used}; it reached train.until_accuracy", "train.until_accuracy"
             raise UserError(
-                f"{self._folder}: its budget is used up ({used}); "
-                "set a larger train.steps or train.minutes"
+                f"{self._folder}: its budget is used up ({used}); set a larger {larger}"
             )
 
     def first_pass(self) -> None:
@@ -199,11 +203,32 @@ class Trainer:
         status = self._loop()
         # Printing may block on a terminal that is paused, so the weights are saved first.
         self._flush(show=not self._moment.stopped)
-        if status is RunStatus.OK and self.ledger.validated_step != self.stepper.step:
-            self._validate()
-            if self.ledger.validated_step != self.stepper.step:
+        if status is RunStatus.OK and not self._all_measured:
+            self._validate_and_test()
+            if not self._all_measured:
                 status = RunStatus.INTERRUPTED
         return status
+
+    @property
+    def _all_measured(self) -> bool:
+        """Whether the newest weights were validated, and those of a task tested."""
+        step, ledger = self.stepper.step, self.ledger
+        tested = isinstance(self._held_out, HeldOut) or ledger.tested_step == step
+        return ledger.validated_step == step and tested
+
+    def _validate_and_test(self) -> None:
+        """Measure what the end of a run still lacks, unless a signal comes."""
+        step = self.stepper.step
+        if self.ledger.validated_step != step:
+            self._validate()
+        if self.ledger.validated_step != step or isinstance(self._held_out, HeldOut):
+            return
+        try:
+            with self.ledger.clock.pause("validation"), self.stepper.optimizer.kept_weights():
+                found = self._held_out.by_length(self.model, self._interruption)
+        except Stopped:
+            return
+        self.ledger.tested(step, found)
 
     def _rescue(self) -> None:
         """Save the training done before the data, or the disk, failed."""
@@ -332,10 +357,10 @@ class Trainer:
         self.stepper.synchronize()
         try:
             with self.ledger.clock.pause("validation"), self.stepper.optimizer.kept_weights():
-                val_bpb, predicted = self._held_out.score(self.model, self._interruption)
+                found = self._held_out.score(self.model, self._interruption)
         except Stopped:
             return False
-        return self.ledger.validated(self.stepper.step, val_bpb, predicted)
+        return self.ledger.validated(self.stepper.step, *found)
 
     def _save(self, final: bool = False) -> None:
         """Save a checkpoint; a failure during the run is reported once, and retried later."""
@@ -376,7 +401,8 @@ class Trainer:
                 from elman.distributed.sharding import whole  # the import takes time
 
                 weights, state = whole((weights, state), keep=self._team.place.leads)
-            self._write(weights, state, {"step": step, "val_bpb": val_bpb})
+            meta = {"step": step, "val_bpb": val_bpb, "answers": ledger.answers(step)}
+            self._write(weights, state, meta)
         self._saved_step = step
         if self._failed_step is not None:
             self._failed_step = None
@@ -412,17 +438,16 @@ class Trainer:
         Raises:
             CheckpointError: the two models predict differently.
         """
-        config = self.config
-        if config.parallel.shard != "none":
+        if self.config.parallel.shard != "none":
             return  # nobody holds the whole model
-        one_batch = config.train.batch_size * config.data.val_window
-        sample = min(config.data.val_sample, one_batch)
+        sample = self._held_out.one_batch
         newest = self._store.newest()
         assert newest is not None, "the final save was just written"
 
         def score(model: LanguageModel) -> float:
             what, signals = "checking the saved weights", self._interruption
-            return self._held_out.score(model, signals, what=what, sample=sample, team=ALONE)[0]
+            given = (model, signals)
+            return self._held_out.score(*given, what=what, sample=sample, team=ALONE).bpb
 
         try:
             with self.ledger.clock.pause("checkpoint"):
@@ -436,8 +461,8 @@ class Trainer:
         self.reload_difference = abs(saved - in_memory)
         if not self.reload_difference <= 1e-3 * in_memory:
             raise CheckpointError(
-                f"{newest.path}: the saved weights score {saved:.4f} bits per byte and those in "
-                f"memory {in_memory:.4f} on the same bytes"
+                f"{newest.path}: the saved weights score {saved:.4f} bits per prediction and those "
+                f"in memory {in_memory:.4f} on the same data"
             )
 
     def _data_identity(self) -> dict[str, str | int | None]:
@@ -452,3 +477,19 @@ class Trainer:
             allow_slow=self.config.baseline.allow_slow,
             reset_after=self.config.data.reset_after,
         )
+
+
+def _held_out(
+    config: RunConfig, data: AnyRunData, device: torch.device, display: Display, team: Team
+) -> HeldOut | HeldOutAnswers:
+    if isinstance(data, TaskData):
+        return HeldOutAnswers(config, data, device, display)
+    return HeldOut(config, data, device, display, team)
+
+
+def _different(data: AnyRunData) -> str:
+    """Return the beginning of the error for data that a run was not trained on."""
+    differs = "differs from the data that the run was trained on"
+    if isinstance(data, TaskData):
+        return f"data: the {data.label} with these settings {differs}"
+    return f"data.path: {data.label} {differs} (now {len(data.source):,} bytes)"

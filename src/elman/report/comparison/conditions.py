@@ -18,7 +18,11 @@ _IRRELEVANT = {
     "data": ("path", "format", "field"),
 }
 # Settings that older runs do not have; this is what they did.
-_BEFORE = {"data": {"reset_at_documents": False}}
+_BEFORE: dict[str, dict[str, Any]] = {
+    "data": {"reset_at_documents": False},
+    "model": {"vocab_size": 256},
+    "train": {"until_accuracy": None},
+}
 _IRRELEVANT_SECTIONS = ("kernels", *SECTIONS_WITHOUT_EFFECT)
 # Further settings: if they differ, the reader should know.
 _REMARKED = {
@@ -42,7 +46,9 @@ def conditions(run: Run) -> dict[str, str]:
         "duration": _duration(train) if known else NOT_RECORDED,
         "metric version": _version(run),
         "validation": (
-            f"{data.get('val_sample')} bytes in windows of {data.get('val_window')}"
+            f"{data.get('val_rows')} rows of the task"
+            if data.get("task") is not None
+            else f"{data.get('val_sample')} bytes in windows of {data.get('val_window')}"
             + (", state zeroed after each document" if data.get("reset_at_documents") else "")
             if known
             else NOT_RECORDED
@@ -139,9 +145,13 @@ def _data(run: Run) -> str:
     Of many bytes those that are read where they lie have a hash of samples alone, so that this is
     what is compared then, for packed ones as well.
     """
-    if run.result is None or run.result.data.bytes is None:
+    if run.result is None:
         return NOT_RECORDED
     data = run.result.data
+    if data.task is not None:
+        return f"task {data.task}, rows {(data.sha256 or '')[:12]}"
+    if data.bytes is None:
+        return NOT_RECORDED
     print_ = data.sample_sha256 or data.sha256
     if print_ is None:
         mark = f", {data_names(run)}"
@@ -168,6 +178,8 @@ def _duration(train: Mapping[str, Any]) -> str:
     if minutes is not None or not parts:
         minutes = 1 if minutes is None else minutes
         parts.append(f"{minutes:g} min" if isinstance(minutes, int | float) else str(minutes))
+    if train.get("until_accuracy") is not None:
+        parts.append(f"until accuracy {train['until_accuracy']}")
     return " or ".join(parts)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from elman.config.catalog import SHIPPED, Place
@@ -14,6 +15,7 @@ from elman.report.comparison.notes import comparison_notes, run_notes
 from elman.report.comparison.published_rows import Beside, beside
 from elman.report.comparison.rows import Row, make_rows
 from elman.report.comparison.runs import Run
+from elman.report.comparison.tasks import Tasks, make_tasks
 from elman.report.comparison.wins import Wins, who_wins
 
 
@@ -32,6 +34,11 @@ class Report:
     rows: tuple[Row, ...]
     published: Beside
     wins: Wins
+
+    @cached_property
+    def tasks(self) -> Tasks:
+        """What its rows show about tasks."""
+        return make_tasks(self.rows)
 
     @property
     def runs(self) -> list[Run]:

@@ -27,6 +27,7 @@ from elman.report.comparison.published_rows import WARNING, words
 from elman.report.comparison.rows import Row, run_marks
 from elman.report.comparison.runs import Run
 from elman.report.comparison.svg import escape, sample
+from elman.report.comparison.tasks_page import PUBLISHED, TITLE, length_plots, tasks_html
 from elman.report.comparison.wins_page import wins_html
 
 PAGE_MARK = '<meta name="generator" content="elman mode=report" />'
@@ -51,19 +52,23 @@ _RUN_MEASURES = (STEPS, LOSS, BPB, VAL_BPB, TOK_S, MEMORY, MINUTES)
 def page_text(report: Report) -> str:
     """Return the whole page."""
     plots = make_plots(report.rows)
-    swept = [plot for plot in plots if plot.shows_keys]
+    # A loss of one task says nothing beside that of another.
+    several = len(report.tasks.names) > 1
+    swept = [plot for plot in plots if plot.shows_keys and not several]
     curves = [plot for plot in plots if not plot.shows_keys]
     parts = [
         _head(report),
         _section("Progress", progress_text(report)),
         _section("Failures", failures_text(report)),
         _comparison(report),
+        _section(TITLE, tasks_html(report, _plots(length_plots(report.tasks)))),
         _section("What was swept", _plots(swept)) if swept else "",
         _section("Table", _table(report)),
         _section("Who wins", wins_html(report.wins, report.rows)),
         _section("Plots", _legend(report.rows) + _plots(curves)) if curves else "",
         _section("Runs", _runs(report)),
         _section("Problems", _list(_other_problems(report), "notes")),
+        _published_accuracies(report),
         _published(report),
         _section("What each column is", _definitions(report)),
         f"<script>{_XML[0]}{_asset('page.js')}{_asset('page_values.js')}{_XML[1]}</script>"
@@ -273,6 +278,13 @@ def _published(report: Report) -> str:
     heads = ("model", "published", "params", "tok/s", "steps", "definition of the loss")
     table = _plain((*heads, "setting", "caveat", "source"), lines)
     return _section("Published figures", f"<p>{escape(WARNING)}</p>{table}")
+
+
+def _published_accuracies(report: Report) -> str:
+    if not report.tasks.cells:
+        return ""
+    heads, lines = report.tasks.beside_published(report.published.records)
+    return _section(PUBLISHED, _plain(heads, lines)) if lines else ""
 
 
 def _definitions(report: Report) -> str:

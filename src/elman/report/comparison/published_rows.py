@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from elman.config.suites import SuiteFigures
 from elman.published import PublishedResult, published_for
 from elman.report.comparison.rows import Row
+from elman.report.comparison.runs import task_of
 
 WARNING = (
     "Published losses have other definitions than ours (each stands beside its figure) and come "
@@ -37,7 +38,7 @@ class Beside:
 
 def beside(rows: Sequence[Row], suites: Sequence[SuiteFigures]) -> Beside:
     """Return the published records of the rows' models; for a suite's models, that suite's."""
-    by_row = tuple(tuple(_records(row.model, suites)) for row in rows)
+    by_row = tuple(tuple(_records(row, suites)) for row in rows)
     models = {row.model for row in rows}
     # A suite's own figures come first. Only those can be missing, not figures of other suites.
     own = [r for suite in suites for r in suite.published if r.of == suite.published[0].of]
@@ -47,10 +48,15 @@ def beside(rows: Sequence[Row], suites: Sequence[SuiteFigures]) -> Beside:
     return Beside(by_row, tuple(dict.fromkeys((*missing, *never))))
 
 
-def _records(model: str, suites: Sequence[SuiteFigures]) -> list[PublishedResult]:
-    """Return a model's records: those of a suite in the suite's order, others newest first."""
-    of_suites = [record for suite in suites for record in suite.published_for(model)]
-    records = of_suites or published_for(model)[::-1]
+def _records(row: Row, suites: Sequence[SuiteFigures]) -> list[PublishedResult]:
+    """Return a row's records: those of a suite in the suite's order, others newest first.
+
+    Figures of a task stand beside runs of that task, and others beside runs of text.
+    """
+    task = next((task for task in map(task_of, row.runs) if task), "")
+    of_suites = [record for suite in suites for record in suite.published_for(row.model)]
+    records = of_suites or published_for(row.model)[::-1]
+    records = [record for record in records if record.figures.task == task]
     # Records with a loss come before records without.
     return sorted(records, key=lambda record: record.figures.loss is None)
 
@@ -59,7 +65,9 @@ def words(record: PublishedResult, params: int | None = None) -> str:
     """Return a record as text; ``params`` is the size of the row that it stands beside."""
     figures = record.figures
     number = "no loss"
-    if figures.loss is not None:
+    if figures.accuracy is not None:
+        number = f"accuracy {figures.accuracy:.3f} on {figures.task} at {figures.length:,}"
+    elif figures.loss is not None:
         number = f"{figures.loss:.4f}"
     elif figures.tok_s is not None:
         number = f"{figures.tok_s:,.0f} tok/s"

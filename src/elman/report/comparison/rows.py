@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from elman.report.comparison.conditions import conditions, experiment, measured, settings
-from elman.report.comparison.runs import Result, Run
+from elman.report.comparison.runs import Result, Run, task_of
 from elman.report.comparison.statistics import Spread, spread
 
 _SHOWN_SETTINGS = 4
@@ -184,13 +184,26 @@ def _numbered(rows: Sequence[Row]) -> list[Row]:
     told = [row.conditions if row.counted else None for row in rows]
     sizes = Counter(tuple(one.values()) for one in told if one is not None)
     numbers = {key: number for number, key in enumerate(sizes, 1)}
-    largest = sizes.most_common(1)[0][0] if sizes else ()
+    # A task is another question, not an unequal condition: rows are marked within their task.
+    largest = {
+        question: Counter(
+            tuple(one.values())
+            for row, one in zip(rows, told, strict=True)
+            if one is not None and _question(row) == question
+        ).most_common(1)[0][0]
+        for question in {_question(row) for row in rows if row.counted}
+    }
     found = []
     for row, one in zip(rows, told, strict=True):
         if one is None:
             found.append(replace(row, set=None))
             continue
-        pairs = zip(one.items(), largest, strict=True)
+        pairs = zip(one.items(), largest[_question(row)], strict=True)
         unequal = tuple(name for (name, value), most in pairs if value != most)
         found.append(replace(row, set=numbers[tuple(one.values())], unequal=unequal))
     return found
+
+
+def _question(row: Row) -> str:
+    """Return the task of a row; empty for text."""
+    return next((task for task in map(task_of, row.runs) if task), "")

@@ -62,6 +62,8 @@ class DataRead(_Part):
     sha256: str | None = None
     sample_sha256: str | None = None
     val_bytes: Whole = None
+    task: str | None = None
+    chance: Number = None
 
 
 class Environment(_Part):
@@ -93,6 +95,8 @@ class Result(_Part):
     loss_steps: Whole = None
     bpb: Number = None
     val_bpb: Number = None
+    accuracy: Number = None
+    accuracy_by_length: dict[str, Number] = {}
     tok_s: Number = None
     peak_memory_bytes: Number = None
     seconds: Seconds = Seconds()
@@ -294,6 +298,13 @@ def _model(
 def _seed(config: Mapping[str, Any] | None, job: Mapping[str, Any]) -> int | None:
     seed = config["train"].get("seed") if config else job.get("seed")
     return seed if isinstance(seed, int) else None
+
+
+def task_of(run: Run) -> str:
+    """Return the task that a run learned; empty for text, or if it is unknown."""
+    data = (run.config or {}).get("data")
+    task = data.get("task") if isinstance(data, Mapping) else None
+    return str(task) if task is not None else ""
 
 
 def is_run(folder: Path) -> bool:

@@ -36,7 +36,23 @@ def print_report(console: Console, report: Report) -> None:
         notes.append(f"columns left out (terminal too narrow): {', '.join(left_out)}")
     for note in notes:
         say(console, note)
+    _print_tasks(console, report)
     print_wins(console, report.wins)
+
+
+def _print_tasks(console: Console, report: Report) -> None:
+    """Print the verdicts on tasks, and the accuracies by length."""
+    tasks = report.tasks
+    for line in tasks.verdicts():
+        say(console, line)
+    for task in tasks.names:
+        heads, lines = tasks.by_length(task)
+        table = Table(show_edge=False, header_style="bold")
+        for place, head in enumerate(heads):
+            table.add_column(head, justify="right" if place else "left")
+        for cells in lines:
+            table.add_row(*map(Text, cells))
+        console.print(table)
 
 
 def say_where(console: Console, page: Path) -> None:

@@ -15,6 +15,7 @@ from elman.report.comparison.printable import one_line
 from elman.report.comparison.published_rows import WARNING, words
 from elman.report.comparison.rows import Row
 from elman.report.comparison.runs import Run
+from elman.report.comparison.tasks_page import task_tables
 from elman.report.comparison.wins_text import DIFFERENCE_COLUMNS, difference_lines, wins_markdown
 from elman.report.markdown import table
 
@@ -41,6 +42,8 @@ CSV_COLUMNS = {
     "metrics_version": f"of a run: {DEFINITIONS['metrics_version']}",
     **{measure.key: f"{measure.definition}; of a row: mean over seeds" for measure in MEASURES},
     "step_us": STEP_DEFINITION,
+    "accuracy": f"of a run: {DEFINITIONS['accuracy']}",
+    "accuracy_by_length": f"of a run: {DEFINITIONS['accuracy_by_length']}; as length:share",
     "loss_steps": "of a run: number of steps over which its loss is the mean",
     **{
         f"{key}_{kind}": f"of a row: {what} of {key}"
@@ -120,6 +123,9 @@ def _run(row: Row, run: Run) -> dict[str, Any]:
     names = ("params", "backend", "contended", "slow_path", "graph", "metrics_version")
     line |= {name: getattr(result, name) for name in (*names, "loss_steps")}
     line["step_us"] = step_us(run)
+    line["accuracy"] = result.accuracy
+    tested = result.accuracy_by_length.items()
+    line["accuracy_by_length"] = " ".join(f"{at}:{share}" for at, share in tested)
     for measure in MEASURES:
         if (value := measure.of(result)) is not None:
             line[measure.key] = value / measure.scale
@@ -171,7 +177,7 @@ def markdown_text(report: Report) -> str:
     parts.append(_table([column.head for column in columns], report.cells))
     if notes := [*report.comparison, *report.problems]:
         parts.append("\n".join(f"- {_plain(note)}" for note in notes))
-    for line in wins_markdown(report.wins):
+    for line in (*task_tables(report), *wins_markdown(report.wins)):
         parts.append(_table(*line) if isinstance(line, tuple) else _plain(line))
     parts.append("What each column is:")
     parts.append("\n".join(f"- {_plain(c.head)}: {_plain(c.definition)}" for c in columns))

@@ -122,8 +122,11 @@ def figure_numbers(figures: Figures) -> list[str]:
     speed = _number(figures.tok_s, ",.0f")
     if figures.step_us is not None:
         speed = f"{figures.step_us:g} us a step"
+    loss = _number(figures.loss, "g")
+    if figures.accuracy is not None:
+        loss = f"accuracy {figures.accuracy:.3f} on {figures.task} at {figures.length}"
     return [
-        _number(figures.loss, "g"),
+        loss,
         speed,
         _number(figures.steps, ","),
         _number(figures.memory_gb, "g", " GB"),

@@ -59,7 +59,7 @@ def print_suite(console: Console, suite: Suite, listed: Sequence[Listed]) -> Non
     if suite.description:
         console.print(Text(suite.description))
     console.print(Padding(_facts(suite, models), (1, 0)))
-    console.print(_lines(RUN_HEADS, [run_cells(suite, run, models) for run in suite.runs]))
+    console.print(_lines(RUN_HEADS, [run_cells(suite, run, models) for run in listed_runs(suite)]))
     _print_published(console, "Published", FIGURE_HEADS, suite.published)
     _print_published(console, "Published only", ONLY_HEADS, suite.published_only)
     for name, words in circumstances((*suite.published, *suite.published_only)):
@@ -73,6 +73,28 @@ def print_suite(console: Console, suite: Suite, listed: Sequence[Listed]) -> Non
     elif slow:
         more = f"; on a GPU the rows of the {_SLOW} are marked"
     console.print(Text(f"elman benchmark={suite.name} runs it{more}"))
+
+
+_MOST_RUNS = 80
+
+
+def listed_runs(suite: Suite) -> list[tuple[str, ...]]:
+    """Return the runs to list: all, or of very many one for each model, see :func:`choices`."""
+    if len(suite.runs) <= _MOST_RUNS:
+        return list(suite.runs)
+    return [(f"model={model}",) for model in suite.models]
+
+
+def choices(suite: Suite) -> str:
+    """Return with what each listed model runs, in words; empty if every run is listed."""
+    if len(suite.runs) <= _MOST_RUNS:
+        return ""
+    found: dict[str, dict[str, None]] = {}
+    for run in suite.runs:
+        for key, _, value in (text.partition("=") for text in run):
+            if key != "model":
+                found.setdefault(key, {})[value] = None
+    return "; ".join(f"{key}={','.join(values)}" for key, values in found.items())
 
 
 RUN_HEADS = ("run", "parameters", "on a GPU", "what it is")
@@ -126,6 +148,8 @@ def facts(suite: Suite, models: Mapping[str, Listed]) -> dict[str, str]:
     found = {"settings": " ".join(suite.shared)}
     hours = "" if suite.gpu_hours is None else f", {suite.gpu_hours:.2g} GPU hours of training"
     found["time"] = f"{len(suite.runs)} runs of {bound(suite)}{hours}"
+    if told := choices(suite):
+        found["each model with"] = told
     counts = [one.config.expected_params for one in models.values() if one.config is not None]
     known = [count for count in counts if count is not None]
     if known:

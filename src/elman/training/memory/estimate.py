@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_iter
 from elman.config.run_config import RunConfig
 from elman.models.build import build_model
 from elman.training.memory.meta_walk import MetaWalk
+from elman.training.objective import batch_shape, loss_of
 
 # Memory besides the tensors: interpreter, torch, threads and the allocator's slack.
 PROCESS_BYTES = 600 << 20
@@ -106,9 +107,9 @@ def _live_bytes(config: RunConfig, depth: int, rows: int) -> tuple[int, int]:
     model = build_model(small, backend=config.kernels.backend, device="meta")
     model.activation_checkpointing = config.train.activation_checkpointing
     params = model.num_params()
-    tokens = torch.empty(rows, config.train.chunk_size + 1, dtype=torch.uint8, device="meta")
+    batch = torch.empty(batch_shape(config, rows), dtype=torch.uint8, device="meta")
     with _LiveBytes() as live:
-        loss, states = model.loss(tokens)
+        loss, states = loss_of(config, model)(batch, None)
         loss.backward()
         del loss, states
     gradients = sum(4 * p.numel() for p in model.parameters() if p.grad is not None)

@@ -1,0 +1,32 @@
+"""``mode=tasks``: every task there is, or one of them with examples. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elman.base.errors import ExitStatus
+from elman.config.task_files import listed_tasks
+from elman.report.tables.sweep import UNCUT, wide_console
+from elman.report.tables.tasks import print_task, tasks_table
+from elman.runs.prepared import PreparedRun
+from elman.sections.tasks import TaskConfig
+
+
+def run(job: PreparedRun) -> ExitStatus:
+    """Print the list of tasks; with ``data=<name>``, that one with examples of its rows.
+
+    Raises:
+        UserError: a task's file is wrong.
+    """
+    assert job.folder is None
+    found = listed_tasks(job.places)
+    config = job.config.data
+    if isinstance(config, TaskConfig):
+        named = next(task for task in found if task.config.task == config.task)
+        length = job.config.train.chunk_size
+        print_task(wide_console(), replace(named, config=config, length=length))
+        return ExitStatus.OK
+    console = wide_console(UNCUT)
+    console.print(tasks_table(found))
+    console.print(f"{len(found)} tasks; elman mode=tasks data=<name> shows rows of one")
+    return ExitStatus.OK

@@ -1,0 +1,208 @@
+"""What the runs of a report show about tasks: who solved which, and how far it reaches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from elman.published import PublishedResult
+from elman.report.comparison.rows import Row
+from elman.report.comparison.runs import task_of
+
+SOLVED_ABOVE, CHANCE_WITHIN = 0.99, 0.05
+SOLVED, NOT_SOLVED, AT_CHANCE, NO_RESULT = "solved", "not solved", "at chance", "no result"
+METHOD = (
+    f"Solved: every seed answers more than {SOLVED_ABOVE:.0%} right at the trained length. At "
+    f"chance: no seed is more than {CHANCE_WITHIN:g} above drawing answers at random. Everything "
+    "else is not solved, however close. A verdict is about these runs: another learning rate, "
+    "more steps or more seeds may end otherwise, and not solved does not mean that the cell "
+    "cannot."
+)
+_NOT_DIFFICULTY = ("task", "lengths", "val_rows", "test_rows")
+
+
+@dataclass(frozen=True)
+class TaskCell:
+    """One model on one task.
+
+    Args:
+        number: Number of its row in the table.
+        row: The row.
+        model: What the model is called in the grid.
+        task: What the task is called in the grid.
+        length: The trained length.
+        chance: Accuracy of drawing answers at random.
+        seeds: Accuracy at the trained length of each run that counts, ascending.
+        by_length: Accuracies of each run that counts, by length.
+    """
+
+    number: int
+    row: Row
+    model: str
+    task: str
+    length: int
+    chance: float
+    seeds: tuple[float, ...]
+    by_length: tuple[Mapping[int, float], ...]
+
+    @property
+    def verdict(self) -> str:
+        """Whether the task is solved; see :data:`METHOD`."""
+        if not self.seeds:
+            return NO_RESULT
+        if self.seeds[0] > SOLVED_ABOVE and len(self.seeds) == len(self.row.runs):
+            return SOLVED
+        return AT_CHANCE if self.seeds[-1] <= self.chance + CHANCE_WITHIN else NOT_SOLVED
+
+    @property
+    def told(self) -> str:
+        """The verdict with the numbers behind it."""
+        if not self.seeds:
+            return f"{self.verdict}: {self.row.status}"
+        low, high = self.seeds[0], self.seeds[-1]
+        spread = f", {low:.3f} to {high:.3f}, n={len(self.seeds)}" if len(self.seeds) > 1 else ""
+        failed = len(self.row.runs) - len(self.seeds)
+        lost = f", {failed} of {len(self.row.runs)} runs do not count" if failed else ""
+        return f"{self.verdict}: {fmean(self.seeds):.3f}{spread}{lost}"
+
+    def mean_at(self, length: int) -> float | None:
+        """Return the mean accuracy at a length, or None if no run was tested there."""
+        found = [one[length] for one in self.by_length if length in one]
+        return fmean(found) if found else None
+
+    @property
+    def lengths(self) -> list[int]:
+        """The tested lengths."""
+        return sorted({length for one in self.by_length for length in one})
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """All models on all tasks of a report; ``models`` and ``names`` in the order of the rows."""
+
+    cells: tuple[TaskCell, ...] = ()
+
+    @property
+    def models(self) -> list[str]:
+        """The models, as lines of the grid."""
+        return list(dict.fromkeys(cell.model for cell in self.cells))
+
+    @property
+    def names(self) -> list[str]:
+        """The tasks, as columns of the grid."""
+        return list(dict.fromkeys(cell.task for cell in self.cells))
+
+    def of(self, model: str, task: str) -> TaskCell | None:
+        """Return one cell of the grid."""
+        pairs = ((cell.model, cell.task) for cell in self.cells)
+        return dict(zip(pairs, self.cells, strict=True)).get((model, task))
+
+    def verdicts(self) -> list[str]:
+        """Return a line for each model: what it solved, and what not."""
+        return [self._verdict(model) for model in self.models]
+
+    def _verdict(self, model: str) -> str:
+        own = [cell for cell in self.cells if cell.model == model]
+        seeds = [len(cell.row.runs) for cell in own]
+        count = f"{min(seeds)}" if len(set(seeds)) == 1 else f"{min(seeds)} to {max(seeds)}"
+        solved = [cell for cell in own if cell.verdict == SOLVED]
+        parts = [f"solved {len(solved)} of {len(own)} tasks at the trained length"]
+        parts[0] += f" ({count} seed{'' if count == '1' else 's'})"
+        parts[0] += f": {_named(solved)}" if solved else ""
+        for verdict in (NOT_SOLVED, AT_CHANCE, NO_RESULT):
+            cells = [cell for cell in own if cell.verdict == verdict]
+            if cells:
+                parts.append(f"{verdict}: {_named(cells, numbers=verdict == NOT_SOLVED)}")
+        return f"{model}: {'; '.join(parts)}"
+
+    def grid(self) -> tuple[list[str], list[list[str]]]:
+        """Return headings and lines of the grid in words."""
+        lines = []
+        for model in self.models:
+            cells = [self.of(model, task) for task in self.names]
+            lines.append([model, *("-" if cell is None else cell.told for cell in cells)])
+        return ["model", *self.names], lines
+
+    def by_length(self, task: str) -> tuple[list[str], list[list[str]]]:
+        """Return headings and lines of one task's mean accuracies by length."""
+        own = [cell for cell in self.cells if cell.task == task]
+        lengths = sorted({length for cell in own for length in cell.lengths})
+        lines = []
+        for cell in own:
+            means = [cell.mean_at(length) for length in lengths]
+            lines.append([cell.model, *("-" if m is None else f"{m:.3f}" for m in means)])
+        return [f"{task}, chance {own[0].chance:.3f}", *(f"{n:,}" for n in lengths)], lines
+
+    def beside_published(
+        self, records: Sequence[PublishedResult]
+    ) -> tuple[list[str], list[list[str]]]:
+        """Return headings and lines that put published accuracies beside ours."""
+        lines = []
+        for record in records:
+            figures = record.figures
+            if figures.accuracy is None or figures.length is None:
+                continue
+            ours = "-"
+            for cell in self.cells:
+                if cell.row.model == figures.model and _task(cell.row) == figures.task:
+                    mean = cell.mean_at(figures.length)
+                    ours = "not tested there" if mean is None else f"{mean:.3f}"
+            place = f"{figures.task} at {figures.length:,}"
+            said = (figures.model, place, ours, f"{figures.accuracy:.3f}", record.caveats)
+            lines.append(list(said))
+        return ["model", "task", "ours", "published", "what differs"], lines
+
+
+def _named(cells: Sequence[TaskCell], *, numbers: bool = False) -> str:
+    return ", ".join(
+        f"{cell.task} ({fmean(cell.seeds):.2f})" if numbers else cell.task for cell in cells
+    )
+
+
+def _task(row: Row) -> str:
+    return next(filter(None, map(task_of, row.runs)), "")
+
+
+def make_tasks(rows: Sequence[Row]) -> Tasks:
+    """Return what the rows show about tasks; empty if none learned one."""
+    learned = [(number, row) for number, row in enumerate(rows) if _task(row)]
+    told = {number: _difficulty(row) for number, row in learned}
+    forms: dict[str, dict[str, None]] = {}
+    for number, row in learned:
+        forms.setdefault(_task(row), {})[json.dumps(told[number], sort_keys=True)] = None
+    cells = []
+    for number, row in learned:
+        task = _task(row)
+        name = task if len(forms[task]) == 1 else _full_name(task, told[number])
+        cells.append(_cell(number, row, name))
+    return Tasks(tuple(cells))
+
+
+def _cell(number: int, row: Row, task: str) -> TaskCell:
+    config = next(run.config for run in row.runs if run.config is not None)
+    length = int(config["train"]["chunk_size"])
+    found, seeds = [], []
+    chance = 0.0
+    for result in (run.result for run in row.counted if run.result is not None):
+        by_length = {int(key): v for key, v in result.accuracy_by_length.items() if v is not None}
+        found.append(by_length)
+        chance = result.data.chance or chance
+        at_trained = by_length.get(length, result.accuracy)
+        seeds += [] if at_trained is None else [at_trained]
+    own = [word for word in row.label.split() if not word.startswith("data=")]
+    return TaskCell(
+        number, row, " ".join(own), task, length, chance, tuple(sorted(seeds)), tuple(found)
+    )
+
+
+def _difficulty(row: Row) -> dict[str, Any]:
+    config = next(run.config for run in row.runs if run.config is not None)
+    data = {key: v for key, v in config["data"].items() if key not in _NOT_DIFFICULTY}
+    return {**data, "length": config["train"].get("chunk_size")}
+
+
+def _full_name(task: str, told: Mapping[str, Any]) -> str:
+    return " ".join([task, *(f"{key}={value}" for key, value in told.items())])

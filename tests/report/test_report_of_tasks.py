@@ -1,0 +1,145 @@
+"""The report of runs that learned tasks: verdicts, the grid, curves, published figures beside."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+from elman.config.suites import load_suite
+from elman.report.comparison.content import Report, make_report
+from elman.report.comparison.page import page_text
+from elman.report.comparison.svg_tasks import task_grid
+from elman.report.comparison.tasks import AT_CHANCE, NO_RESULT, NOT_SOLVED, SOLVED
+from elman.report.comparison.terminal import print_report
+from elman.report.comparison.text_files import csv_text, markdown_text
+
+from .fake_sweep import FakeSweep
+
+LENGTH = 32  # of the rows that the runs of a fake sweep train on
+E88, GDN = "e88_h32n32_384x4", "fla-gdn_h32_384x4_e1"
+
+
+def answers(task: str, chance: float, trained: float, longer: float) -> dict[str, Any]:
+    return {
+        "accuracy": trained,
+        "accuracy_by_length": {str(LENGTH): trained, "500": longer},
+        "data": {"task": task, "chance": chance, "bytes": None, "sha256": task * 3},
+    }
+
+
+def add(sweep: FakeSweep, model: str, task: str, seeds: list[float], chance: float = 0.5) -> None:
+    for seed, accuracy in enumerate(seeds, 1):
+        result = answers(task, chance, accuracy, accuracy / 2)
+        sweep.job(f"model={model}", f"data={task}", f"train.seed={seed}", result=result)
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> FakeSweep:
+    sweep = FakeSweep(tmp_path / "sweep", benchmark="expressivity")
+    add(sweep, E88, "parity", [1.0, 0.995, 0.999])
+    add(sweep, GDN, "parity", [1.0, 0.99, 1.0])
+    add(sweep, E88, "s3", [1.0, 0.6], chance=1 / 6)
+    add(sweep, GDN, "s3", [0.2, 0.21], chance=1 / 6)
+    return sweep
+
+
+def report_of(sweep: FakeSweep) -> Report:
+    return make_report([sweep.folder])
+
+
+def verdict(report: Report, model: str, task: str) -> str:
+    cell = report.tasks.of(model, task)
+    assert cell is not None
+    return cell.verdict
+
+
+def test_solved_means_every_seed_above_99_percent(sweep: FakeSweep) -> None:
+    report = report_of(sweep)
+    assert verdict(report, E88, "parity") == SOLVED
+    assert verdict(report, GDN, "parity") == NOT_SOLVED  # one seed has 0.99 exactly
+    assert verdict(report, E88, "s3") == NOT_SOLVED
+    assert verdict(report, GDN, "s3") == AT_CHANCE
+
+
+def test_a_failed_seed_is_no_solved_seed(sweep: FakeSweep) -> None:
+    sweep.failed(f"model={E88}", "data=parity", "train.seed=4", status="nan", error="nan")
+    sweep.failed(f"model={E88}", "data=fsm", "train.seed=1", status="oom", error="too large")
+    report = report_of(sweep)
+    assert verdict(report, E88, "parity") == NOT_SOLVED
+    assert verdict(report, E88, "fsm") == NO_RESULT
+    cell = report.tasks.of(E88, "parity")
+    assert cell is not None
+    assert "1 of 4 runs do not count" in cell.told
+
+
+def test_every_file_says_it_and_the_page_is_well_formed(sweep: FakeSweep) -> None:
+    report = report_of(sweep)
+    page = page_text(report)
+    tree = ElementTree.fromstring(page.partition("\n")[2])
+    grid = ElementTree.fromstring(task_grid(report.tasks))
+    cells = [g for g in grid.iter("g") if "task" in (g.get("class") or "").split()]
+    assert len(cells) == 4
+    assert sum(1 for _ in grid.iter("circle")) == 3 + 3 + 2 + 2
+    titles = {element.text for element in tree.iter("h3")}
+    assert {"Accuracy by length: parity", "Accuracy by length: s3"} <= titles
+    out = Console(file=io.StringIO(), width=250)
+    print_report(out, report)
+    said = f"{E88}: solved 1 of 2 tasks at the trained length (2 to 3 seeds): parity"
+    for text in (page, markdown_text(report).replace("\\", ""), out.file.getvalue()):
+        assert said in text
+        assert "0.499" in text  # parity at 500, mean of the seeds
+    lines = list(csv.DictReader(io.StringIO(csv_text(report))))
+    first = next(line for line in lines if line["kind"] == "run")
+    assert first["accuracy_by_length"] == "32:1.0 500:0.5"
+
+
+def test_published_accuracies_stand_beside_ours_of_the_same_task(sweep: FakeSweep) -> None:
+    report = report_of(sweep)
+    _, lines = report.tasks.beside_published(report.published.records)
+    found = {(line[0], line[1]): tuple(line[2:4]) for line in lines}
+    assert found[(E88, "parity at 500")] == ("0.499", "0.887")
+    assert found[("M2RNN", "s5 at 128")] == ("-", "0.216")
+    beside = dict(zip([row.label for row in report.rows], report.published.by_row, strict=True))
+    for label, records in beside.items():
+        assert {record.figures.task for record in records} <= {label.split("data=")[1]}
+
+
+def test_rows_of_different_tasks_are_not_called_unequal(sweep: FakeSweep) -> None:
+    report = report_of(sweep)
+    by_task = {row.label.split("data=")[1]: row for row in report.rows}
+    assert not any(row.unequal for row in by_task.values())
+    assert len({row.set for row in report.rows}) == 2
+
+
+def test_another_difficulty_is_another_column(tmp_path: Path) -> None:
+    sweep = FakeSweep(tmp_path / "sweep")
+    for modulus in (3, 7):
+        result = answers("modular_counter", 1 / modulus, 1.0, 1.0)
+        sweep.job(
+            "model=e88_tiny", "data=modular_counter", f"data.modulus={modulus}", result=result
+        )
+    names = report_of(sweep).tasks.names
+    assert [("modulus=3" in name, "modulus=7" in name) for name in names] == [
+        (True, False),
+        (False, True),
+    ]
+
+
+def test_text_has_no_such_section(tmp_path: Path) -> None:
+    sweep = FakeSweep(tmp_path / "sweep")
+    sweep.job("model=e1")
+    assert "What each can compute" not in page_text(report_of(sweep))
+
+
+def test_the_suite_has_every_run_of_one_seed_before_the_next() -> None:
+    suite = load_suite("expressivity")
+    seeds = [next(text for text in run if text.startswith("train.seed")) for run in suite.runs]
+    assert seeds == sorted(seeds, key=["train.seed=42", "train.seed=123", "train.seed=456"].index)
+    assert len(set(suite.runs)) == len(suite.runs) == 3 * 14 * len(suite.models)
+    assert all("train.steps=20000" in run for run in suite.runs if "data=s5" in run)
