@@ -266,8 +266,8 @@ def check_ranked(config: RunConfig, ranks: int = 1) -> None:
         what = f"{ranks} ranks" if ranks > 1 else "parallel.exact=true"
         raise UserError(
             f"data={config.data.task}: a task is trained on one rank, not with {what}: its models "
-            "are small, and a part of a batch may have fewer answers than another; drop it, or "
-            "give every seed a GPU with -m train.seed=1,2"
+            "are small, and a part of a batch may have fewer answers than another; use one rank, "
+            "and give every seed a GPU with -m train.seed=1,2"
         )
     if parallel.exact is True:
         refuse_uneven(parallel.virtual_shards, config.train.batch_size)
