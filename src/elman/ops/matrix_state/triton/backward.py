@@ -7,6 +7,9 @@ a segment again from its checkpoint, keeps them in memory, and walks back over t
 Shape legend: r rows of a tile, n columns of the state, both padded to powers of two.
 """
 
+# Triton's compiler knows no starred elements.
+# ruff: noqa: RUF005
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -186,12 +189,8 @@ def _step_back(
         store_rows(grads.g0, at, t, steps, d.g, spec)
     if grads.gate is not None:
         store_rows(grads.gate, at, t, steps, dgate_r, spec)
-    dz_bias_n = store_columns(
-        grads, at, t, steps, raw, held, dk_n, dq_n, dz_n, dkey_n, spec
-    )
-    ddecay, dt_bias = store_head(
-        grads, at, t, steps, raw, x, held, d.decay, d.write, spec
-    )
+    dz_bias_n = store_columns(grads, at, t, steps, raw, held, dk_n, dq_n, dz_n, dkey_n, spec)
+    ddecay, dt_bias = store_head(grads, at, t, steps, raw, x, held, d.decay, d.write, spec)
     return dstate_rn, Sums(
         sums.p0_r + d.p0,
         sums.p1_r + d.p1,
@@ -265,7 +264,7 @@ def _walk_back(
         for behind in tl.static_range(tl.constexpr(tile.group)):
             t = group_begin + tile.group - 1 - behind
             raw = group[tile.group - 1 - behind]
-            if dlast is not None:
+            if dlast is not None:  # noqa: SIM102 (decided by the compiler, the next is not)
                 if t == steps - 1:
                     dstate_rn = load_state(dlast, number, at, spec)
             dstate_rn, sums = _step_back(

@@ -3,6 +3,9 @@
 Shape legend: r rows of a tile, n columns of the state, both padded to powers of two.
 """
 
+# Triton's compiler knows no starred elements.
+# ruff: noqa: RUF005
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -137,36 +140,37 @@ def wide(t, at):
 
 
 @triton.jit
-def _numbers(sequence, at, t, index, width: tl.constexpr):
-    """Return numbers of a head at a time: 0 beyond its width."""
-    first = at.batch * sequence.batch + wide(t, at) * sequence.time + at.head * width
-    return tl.load(sequence.data + first + index, mask=index < width, other=0.0)
+def _numbers(sequence, at, t, inside, index, width: tl.constexpr):
+    """Return numbers of a head at a time: 0 beyond its width, and where the time is not inside."""
+    first = at.batch * sequence.batch + at.head * width + wide(t, at) * sequence.time
+    return tl.load(sequence.data + first + index, mask=(index < width) & inside, other=0.0)
 
 
 @triton.jit
-def _number(sequence, at, t):
+def _number(sequence, at, t, inside):
     """Return the one number of a head at a time."""
-    first = at.batch * sequence.batch + wide(t, at) * sequence.time + at.head
-    return tl.load(sequence.data + first)
+    first = at.batch * sequence.batch + at.head + wide(t, at) * sequence.time
+    return tl.load(sequence.data + first, mask=inside, other=0.0)
 
 
 @triton.jit
-def _load_step(roles, at, t, spec: tl.constexpr, tile: tl.constexpr):
+def _load_step(roles, at, t, steps, spec: tl.constexpr, tile: tl.constexpr):
     """Return the numbers of step t; zeros stand for what the plan does not have."""
     zero_r = tl.full([tile.rows], 0.0, tl.float32)
     zero_n = tl.full([tile.columns], 0.0, tl.float32)
     zero = tl.sum(zero_r, 0)
     i, j, rows, columns = at.row_r, at.column_n, spec.rows, spec.columns
+    here = t < steps
     return Raw(
-        _numbers(roles.v, at, t, i, rows),
-        _numbers(roles.g0, at, t, i, rows) if roles.g0 is not None else zero_r,
-        _numbers(roles.gate, at, t, i, rows) if roles.gate is not None else zero_r,
-        _number(roles.decay, at, t) if roles.decay is not None else zero,
-        _number(roles.write, at, t) if roles.write is not None else zero,
-        _numbers(roles.k, at, t, j, columns),
-        _numbers(roles.q, at, t, j, columns),
-        _numbers(roles.z, at, t, j, columns) if roles.z is not None else zero_n,
-        _numbers(roles.read, at, t, j, columns) if roles.read is not None else zero_n,
+        _numbers(roles.v, at, t, here, i, rows),
+        _numbers(roles.g0, at, t, here, i, rows) if roles.g0 is not None else zero_r,
+        _numbers(roles.gate, at, t, here, i, rows) if roles.gate is not None else zero_r,
+        _number(roles.decay, at, t, here) if roles.decay is not None else zero,
+        _number(roles.write, at, t, here) if roles.write is not None else zero,
+        _numbers(roles.k, at, t, here, j, columns),
+        _numbers(roles.q, at, t, here, j, columns),
+        _numbers(roles.z, at, t, here, j, columns) if roles.z is not None else zero_n,
+        _numbers(roles.read, at, t, here, j, columns) if roles.read is not None else zero_n,
     )
 
 
@@ -175,11 +179,11 @@ def load_group(roles, at, t, steps, spec: tl.constexpr, tile: tl.constexpr):
     """Return the numbers of the group of steps that begins at t, a :class:`Raw` each.
 
     They stay in the dtype of the sources: to widen one is to wait for it. Beyond the last step
-    there is the last step again.
+    there are zeros.
     """
     raws = ()
     for ahead in tl.static_range(tl.constexpr(tile.group)):
-        raws = raws + (_load_step(roles, at, tl.minimum(t + ahead, steps - 1), spec, tile),)
+        raws = raws + (_load_step(roles, at, t + ahead, steps, spec, tile),)
     return raws
 
 

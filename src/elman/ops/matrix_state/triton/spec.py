@@ -105,28 +105,38 @@ class Tile:
     warps: int
 
 
-# By padded columns: rows and warps of a program, and steps of a group. A program is one warp where
-# that is possible: it has no barriers. Neither batch nor length is asked.
-_FORWARD = {16: (8, 1, 8), 32: (8, 1, 8), 64: (8, 1, 4), 128: (4, 1, 4), 256: (4, 1, 2)}
-_BACKWARD = {16: (8, 1, 4), 32: (8, 1, 4), 64: (8, 1, 4), 128: (8, 1, 2), 256: (4, 1, 2)}
+# By padded columns: rows and warps of a program, and steps of a group. One warp has no barriers. In
+# the backward pass each tile leaves a part of the gradients on columns in memory: with few heads
+# the GPU has room for many low tiles, with many heads the parts would take longer than the steps.
+# Neither batch nor length is asked.
+_FORWARD = {16: (4, 1, 8), 32: (4, 1, 8), 64: (4, 1, 4), 128: (4, 1, 4), 256: (4, 1, 2)}
+_BACKWARD = {16: (4, 1, 4), 32: (4, 1, 4), 64: (4, 1, 2), 128: (16, 4, 2), 256: (8, 8, 2)}
+_OF_MANY_HEADS = {16: (16, 1, 4), 32: (16, 2, 4), 64: (16, 4, 2), 128: (16, 4, 2), 256: (8, 8, 2)}
+_MANY_HEADS = 4
 _STEPS = 16
 _LARGE_STEPS = 8  # where the states of a segment would take much memory
 MOST_COLUMNS = max(_FORWARD)
 
 
 def tile_of(plan: Plan, *, backward: bool) -> Tile:
-    """Return the tile of a pass, chosen from the sizes of a state alone.
+    """Return the tile of a pass, chosen from the sizes of a state and the number of heads.
 
     Args:
         plan: What is computed, of :data:`MOST_COLUMNS` columns at most.
         backward: Which pass.
     """
     columns = max(min(_FORWARD), _power_of_two(plan.columns))
-    most, warps, group = (_BACKWARD if backward else _FORWARD)[columns]
+    most, warps, group = _sizes(plan, backward=backward)[columns]
     rows = min(most, _power_of_two(plan.rows))
     warps = max(1, warps * rows // most)
     steps = _STEPS if columns < MOST_COLUMNS else _LARGE_STEPS
     return Tile(rows, columns, -(-plan.rows // rows), steps, group, warps)
+
+
+def _sizes(plan: Plan, *, backward: bool) -> dict[int, tuple[int, int, int]]:
+    if not backward:
+        return _FORWARD
+    return _OF_MANY_HEADS if plan.heads >= _MANY_HEADS else _BACKWARD
 
 
 def _power_of_two(number: int) -> int:
