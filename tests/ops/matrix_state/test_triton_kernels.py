@@ -395,6 +395,8 @@ def test_a_planted_fault_is_found(
     steps = 7 if "another group" in fault else 5 if "checkpoint" in fault else 3
     if steps == 7:
         use_tiles(monkeypatch, steps=6)
+    if "row tile" in fault:
+        use_tiles(monkeypatch, rows=16)
     given = drawn(plan, 1, steps, FP32, first=True)
     if name == "saturated":
         given["source 0"] *= 30
