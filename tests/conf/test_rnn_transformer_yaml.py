@@ -40,11 +40,13 @@ ROWS = {
     "gru_512x20_legacy": (512, 20, 1.0, "legacy_ln", 42_157_056, False),
     "gru_384x24_e2": (384, 24, 2.0, "rms", 99_308_928, False),
     "llama": (640, 20, None, "rms", 101_770_880, False),
+    "llama_384x4": (384, 4, None, "rms", 8_064_384, False),
     "lstm": (384, 20, 2.0, "rms", 106_397_568, False),
     "lstm_384x14_legacy": (384, 14, 1.0, "legacy_ln", 20_796_672, False),
     "lstm_512x11_e2_legacy": (512, 11, 2.0, "legacy_ln", 104_042_496, True),
     "lstm_512x18_legacy": (512, 18, 1.0, "legacy_ln", 47_410_176, False),
     "lstm_384x19_e2": (384, 19, 2.0, "rms", 101_082_624, False),
+    "lstm_384x4_e1.1875": (384, 4, 1.1875, "rms", 8_169_600, False),
     "mingru": (896, 20, 2.0, "rms", 96_586_112, False),
     "mingru_1024x16_e2_legacy": (1024, 16, 2.0, "legacy_ln", 100_960_256, True),
     "mingru_1984x6_legacy": (1984, 6, 1.0, "legacy_ln", 47_770_752, True),
@@ -60,11 +62,13 @@ ROWS = {
 rows = pytest.mark.parametrize("name", ROWS)
 
 
-def formula(cell: str, dim: int, depth: int, expansion: float | None, wrapper: str) -> int:
+def formula(
+    cell: str, dim: int, depth: int, expansion: float | None, wrapper: str, hidden: int | None
+) -> int:
     """Count 256 d + depth (layer + norms) + final norm."""
     norm = dim if wrapper == "rms" else 2 * dim
     if expansion is None:
-        heads, width = 64 * (dim // 64), -(-int(8 / 3 * dim) // 256) * 256
+        heads, width = 64 * (dim // 64), hidden or -(-int(8 / 3 * dim) // 256) * 256
         return 256 * dim + depth * (4 * dim * heads + 3 * dim * width + 2 * norm) + norm
     inner = int(dim * expansion)
     if cell in MINIMAL:
@@ -94,8 +98,9 @@ def test_the_file_has_the_rows_size(name) -> None:
 @rows
 def test_the_model_has_the_rows_count_and_the_formulas(name) -> None:
     dim, depth, expansion, wrapper, params, _ = ROWS[name]
-    assert formula(name.split("_")[0], dim, depth, expansion, wrapper) == params
     config = compose_config([f"model={name}"]).model
+    hidden = config.options.get("mlp_width")
+    assert formula(name.split("_")[0], dim, depth, expansion, wrapper, hidden) == params
     assert build_model(config, device="meta").num_params() == params
 
 

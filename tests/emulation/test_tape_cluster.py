@@ -104,7 +104,7 @@ def test_any_number_of_slots(emulate, write: str, slots: int) -> None:
 @pytest.mark.parametrize("write", ["full", pytest.param("shared", marks=pytest.mark.slow)])
 def test_two_warps_walk_a_row_and_fragments_lie_in_shared_memory(emulate, write: str) -> None:
     """Channels that are none, too."""
-    emulate(partial(tape_cluster.config, write, 5, 64, 2, 2, 2, (4, 2), kept=2))
+    emulate(partial(tape_cluster.config, write, 5, 64, 2, 1, 2, (4, 2), kept=2))
     compare(tape_cluster.case(write, 3, 6, 5, 56))
 
 

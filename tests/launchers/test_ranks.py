@@ -127,6 +127,20 @@ def test_ranks_on_the_cpu_share_its_threads(box: Box) -> None:
     assert all(1 <= int(note["OMP_NUM_THREADS"]) <= share for note in ranks)
 
 
+@pytest.mark.parametrize(
+    "typed",
+    [("data=parity",), ("-m", "data=parity,s3"), ("benchmark=expressivity_quick",)],
+    ids=["alone", "sweep", "suite"],
+)
+def test_a_task_on_several_ranks_is_refused_before_anything_starts(box: Box, typed) -> None:
+    status, output = box.run(*typed, "launcher.gpus_per_job=2")
+    assert status == 2, output
+    (line,) = output.splitlines()
+    assert line.startswith("elman: error: data=parity: a task is trained on one rank, not with 2")
+    assert not box.notes("start")
+    assert {path.name for path in box.folder.iterdir()} <= {"notes", "gpus.json", "locks"}
+
+
 def test_ctrl_c_reaches_every_rank_once(box: Box) -> None:
     started = box.start(f"train.steps={UNTIL_SIGNAL}", "launcher.gpus_per_job=2")
     box.wait_for("start", 2)

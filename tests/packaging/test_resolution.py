@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
 import subprocess
 import sys
 import tomllib
@@ -24,7 +23,8 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 USERS, DEVELOPERS = ROOT / "constraints.txt", ROOT / "constraints-dev.txt"
-PINS = dict(re.findall(r"^(\S+)==(\S+)$", DEVELOPERS.read_text(), re.MULTILINE))
+PINNED = [Requirement(line) for line in DEVELOPERS.read_text().splitlines() if "==" in line]
+TORCH = next(str(one.specifier).removeprefix("==") for one in PINNED if one.name == "torch")
 TIME_LIMIT = 300
 pytestmark = pytest.mark.required
 
@@ -92,7 +92,7 @@ def builds(index: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, B
     environment has one, a wheel without content and with its metadata stands for those of the
     other Pythons; elsewhere it comes from PyTorch's own index.
     """
-    plain = PINS["torch"]
+    plain = TORCH
     folder = tmp_path_factory.mktemp("cpu")
     pin = folder / "pin.txt"
     pin.write_text(f"torch=={plain}+cpu\n")
@@ -113,10 +113,12 @@ def _stand_in(folder: Path, name: str, metadata: str) -> None:
             wheel.writestr(f"{name}.dist-info/{file}", text)
 
 
-def check_torch(found: dict[str, str], build: Build) -> None:
+def check_torch(found: dict[str, str], build: Build, *, develops: bool = False) -> None:
     assert found["torch"] == build.version
-    # Only a CUDA build brings Triton, and NVRTC in a version that its toolkit pins.
-    assert ("triton" in found) == ("cuda-toolkit" in found) == ("+" not in build.version)
+    # Only a CUDA build brings Triton, which tests need anyway, and NVRTC as its toolkit pins it.
+    cuda = "+" not in build.version
+    assert ("cuda-toolkit" in found) == cuda
+    assert ("triton" in found) == (cuda or develops)
     assert "nvidia-cuda-nvrtc" in found
 
 
@@ -130,8 +132,11 @@ def test_make_run_can_install(builds, build: str, python: str) -> None:
 @pytest.mark.parametrize("build", ["cpu", "cuda"])
 def test_make_test_can_install_and_takes_what_is_pinned(builds, build: str, python: str) -> None:
     found = resolve(python, builds[build], DEVELOPERS, "dev", "wandb")
-    check_torch(found, builds[build])
-    wanted = {name: pin for name, pin in PINS.items() if name in found and name != "torch"}
+    check_torch(found, builds[build], develops=True)
+    here = {"python_version": python, "python_full_version": f"{python}.0"}
+    there = [one for one in PINNED if one.marker is None or one.marker.evaluate(here)]
+    pins = {one.name: str(one.specifier).removeprefix("==") for one in there}
+    wanted = {name: pin for name, pin in pins.items() if name in found and name != "torch"}
     assert {name: found[name] for name in wanted} == wanted
     assert {Requirement(line).name for line in PROJECT["optional-dependencies"]["dev"]} <= {*wanted}
 
@@ -147,7 +152,7 @@ def test_pip_itself_takes_pypis_default_torch(index: None, tmp_path: Path) -> No
     if importlib.util.find_spec("pip") is None:
         pytest.skip("pip is not installed; make test installs it")
     pin, report = tmp_path / "pin.txt", tmp_path / "report.json"
-    pin.write_text(f"torch==={PINS['torch']}\n")
+    pin.write_text(f"torch==={TORCH}\n")
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"),
@@ -163,5 +168,5 @@ def test_pip_itself_takes_pypis_default_torch(index: None, tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     taken = [one["metadata"] for one in json.loads(report.read_text())["install"]]
     found = {one["name"]: one["version"] for one in taken}
-    assert found["torch"] == PINS["torch"]
+    assert found["torch"] == TORCH
     assert found["nvidia-cuda-nvrtc"].startswith(found["cuda-toolkit"].rpartition(".")[0][:4])

@@ -127,12 +127,16 @@ def test_a_signal_ends_with_how_it_goes_on(
         stdout=subprocess.PIPE,
         text=True,
     ) as sweep:
-        deadline = time.monotonic() + 60
-        while not list(home.rglob("waiting")):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        sweep.send_signal(number)
-        output, _ = sweep.communicate(timeout=60)
+        try:
+            deadline = time.monotonic() + 60
+            while not list(home.rglob("waiting")):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            sweep.send_signal(number)
+            output, _ = sweep.communicate(timeout=60)
+        except BaseException:
+            sweep.terminate()  # or leaving the block would wait for it forever
+            raise
     assert sweep.returncode == 130
     assert output.splitlines()[-1] == goes_on_by(only_sweep(home))
 

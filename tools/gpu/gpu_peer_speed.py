@@ -162,7 +162,7 @@ def mamba_layer(config: ModelConfig) -> nn.Module:
         config.dim,
         d_state=options["n_state"],
         headdim=options["head_dim"],
-        expand=options["expansion"],
+        expand=int(options["expansion"]),
         use_mem_eff_path=fused,
     )
     return layer

@@ -263,11 +263,12 @@ def check_ranked(config: RunConfig, ranks: int = 1) -> None:
     """
     parallel, optim = config.parallel, config.optim.name
     if isinstance(config.data, TaskConfig) and (ranks > 1 or parallel.exact is True):
-        what = f"{ranks} ranks" if ranks > 1 else "parallel.exact=true"
+        what, instead = "parallel.exact=true", "drop it"
+        if ranks > 1:
+            what, instead = f"{ranks} ranks", "use one, or a GPU for each seed: -m train.seed=1,2"
         raise UserError(
             f"data={config.data.task}: a task is trained on one rank, not with {what}: its models "
-            "are small, and a part of a batch may have fewer answers than another; drop it, or "
-            "give every seed a GPU with -m train.seed=1,2"
+            f"are small, and a part of a batch may have fewer answers than another; {instead}"
         )
     if parallel.exact is True:
         refuse_uneven(parallel.virtual_shards, config.train.batch_size)

@@ -349,8 +349,9 @@ def _hydra_sweep(match: re.Match[str], error: Exception, command: _Command) -> s
 
 
 def _mode_contradicted(match: re.Match[str], error: Exception, command: _Command) -> str:
-    if "mode=suites" in command.overrides:
-        return "mode=suites: starts no run; drop -m"
+    for mode in ("mode=suites", "mode=tasks"):
+        if mode in command.overrides:
+            return f"{mode}: starts no run; drop -m"
     return "hydra.mode=RUN: contradicts -m; drop one of them"
 
 

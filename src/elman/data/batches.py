@@ -414,7 +414,8 @@ def open_batches(data: AnyRunData, train: TrainConfig, rows: slice = slice(None)
     """
     shape = (train.batch_size, train.chunk_size, train.seed)
     if isinstance(data, TaskData):
-        assert rows == slice(None), "check_ranked refuses a task on several ranks"
+        whole = len(range(train.batch_size)[rows]) == train.batch_size
+        assert whole, "check_ranked refuses a task on several ranks"
         return TaskBatches(data, *shape)
     source = StreamBatches if train.tbptt else RandomBatches
     return source(data, *shape, rows)

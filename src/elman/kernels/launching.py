@@ -7,12 +7,17 @@ getting the stream as an object would each be as slow again, so this file avoids
 from __future__ import annotations
 
 import ctypes
+import warnings
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
 from elman.kernels.nvrtc import Loaded
+
+# Launches leave the context of a thread as it is. If a thread of autograd multiplies first, PyTorch
+# sets the context itself, and says so.
+warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA")
 
 
 class Launch(NamedTuple):

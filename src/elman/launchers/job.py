@@ -7,7 +7,7 @@ from pathlib import Path
 
 from elman.base.errors import UserError
 from elman.base.quoting import quoted
-from elman.config.run_config import RunConfig
+from elman.config.run_config import RunConfig, check_ranked
 from elman.models.backends import REFERENCE
 from elman.models.cells import registry
 
@@ -41,10 +41,15 @@ class SweepJob:
         return [*self.overrides, f"hydra.sweep.dir={folder}", f"hydra.sweep.subdir={name}"]
 
 
-def refuse_ranks(ranks: int, mode: str) -> None:
-    """Raise UserError if a mode cannot use several GPUs for one job, and is asked to."""
-    if ranks > 1 and mode != "train":
-        raise UserError(f"launcher.gpus_per_job={ranks}: mode={mode} runs in one process; drop it")
+def refuse_ranks(ranks: int, config: RunConfig) -> None:
+    """Raise UserError if a job cannot use several GPUs, and is asked to."""
+    if ranks == 1:
+        return
+    if config.mode != "train":
+        raise UserError(
+            f"launcher.gpus_per_job={ranks}: mode={config.mode} runs in one process; drop it"
+        )
+    check_ranked(config, ranks)
 
 
 def wants_gpu(config: RunConfig) -> bool:

@@ -28,5 +28,11 @@ def run(job: PreparedRun) -> ExitStatus:
         return ExitStatus.OK
     console = wide_console(UNCUT)
     console.print(tasks_table(found))
-    console.print(f"{len(found)} tasks; elman mode=tasks data=<name> shows rows of one")
+    console.print(
+        f"{len(found)} tasks; rows: trained to longest tested; elman mode=tasks data=<name> shows "
+        "some of one, and its settings",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
     return ExitStatus.OK

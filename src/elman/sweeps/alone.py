@@ -67,7 +67,7 @@ def ranks_alone(tree: DictConfig, config_flags: Sequence[str]) -> Callable[[], i
         *(text for text in typed_overrides(tree, "hydra") if _of_a_rank(text)),
     ]
     config = check_alone(tree)
-    refuse_ranks(settings.gpus_per_job, config.mode)
+    refuse_ranks(settings.gpus_per_job, config)
     wanted = wants_gpu(config)
     checked_gpus(settings, wanted)
 

@@ -404,7 +404,8 @@ def _check_launcher(
     """Refuse what the launcher would refuse, before there is a folder; return its notes."""
     if not jobs:
         return []
-    refuse_ranks(ranks_of(settings.launcher), jobs[0].config.mode)
+    for job in jobs:
+        refuse_ranks(ranks_of(settings.launcher), job.config)
     if isinstance(settings.launcher, GpusLauncher) and not mode.in_process:
         from elman.launchers.gpus.places import checked_gpus
 

@@ -30,8 +30,8 @@ def outer_before(
 ) -> Tensor:
     """Return the sum of outer products of a sequence with the state before every step.
 
-    Without resets it copies no states: in the order of memory, the number before that of a step is
-    its state before, but for first steps. What first steps add wrongly is taken back.
+    It copies no states: in the order of memory, the number before that of a step is its state
+    before, but for first steps. What first steps add wrongly is taken back.
 
     Args:
         left_btc: The other sequence.
@@ -41,7 +41,7 @@ def outer_before(
         resets_bt: Where the state is zero instead, bool; None: nowhere.
     """
     if resets_bt is not None:
-        return outer(left_btc, shifted(y_bti, h_bi, resets_bt), wide)
+        left_btc = left_btc.masked_fill(resets_bt[..., None], 0.0)
     left_nc, y_ni = left_btc.flatten(0, 1), y_bti.flatten(0, 1)
     total_ci = left_nc.new_empty((left_nc.shape[1], y_ni.shape[1]), dtype=wide)
     multiply(left_nc[1:].T, y_ni[:-1], total_ci)

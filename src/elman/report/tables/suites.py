@@ -32,7 +32,22 @@ def bound(suite: Suite) -> str:
     """Return how long each run of a suite is."""
     if suite.minutes is not None:
         return f"{suite.minutes:g} min"
-    return f"{suite.steps:,} steps" if suite.steps is not None else "1 min"
+    steps = _steps(suite)
+    if not steps:
+        return "1 min"
+    return " to ".join(f"{count:,}" for count in sorted({min(steps), max(steps)})) + " steps"
+
+
+def _steps(suite: Suite) -> list[int]:
+    """Return the optimizer steps of every run, or nothing if time limits one."""
+    found = []
+    for run in suite.runs:
+        own = [text.partition("=")[2] for text in run if text.startswith("train.steps=")]
+        steps = int(own[-1]) if own else suite.steps
+        if steps is None:
+            return []
+        found.append(steps)
+    return found
 
 
 def suites_table(suites: Sequence[Suite]) -> Table:

@@ -2,44 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from elman.config.task_files import ListedTask
 from elman.data.tasks.batches import TaskData
-from elman.data.tasks.words import in_words
+from elman.data.tasks.words import NOTHING, in_words
 from elman.report.tables.models import plain_table
 from elman.sections.tasks import TaskConfig
 
-HEADS = ("task", "what is asked", "chance", "trained", "tested at", "difficulty")
+HEADS = ("task", "what is asked", "chance", "rows")
 EXAMPLES = 3
 _LONGEST_EXAMPLE = 16
 
 
-def task_cells(task: ListedTask) -> list[str]:
-    """Return one task as text, under ``HEADS``."""
-    config = task.config
-    return [
-        task.name,
-        config.definition,
-        f"{config.chance:.3f}",
-        "-" if task.length is None else str(task.length),
-        ", ".join(f"{length:,}" for length in config.lengths),
-        " ".join(f"data.{key}={value}" for key, value in config.difficulty().items()) or "-",
-    ]
-
-
 def tasks_table(tasks: Sequence[ListedTask]) -> Table:
-    """Return one line for each task."""
-    table = plain_table(*HEADS, right=("chance", "trained"))
-    table.columns[0].no_wrap = True
+    """Return one line for each task, with the lengths of its rows: trained to longest tested."""
+    table = plain_table(*HEADS, right=("chance",))
+    table.columns[0].no_wrap = table.columns[3].no_wrap = True
     for task in tasks:
-        table.add_row(*map(Text, task_cells(task)))
+        first = "-" if task.length is None else f"{task.length:,}"
+        lengths = f"{first} to {max(task.config.lengths):,}"
+        cells = (task.name, task.config.definition, _chance(task.config), lengths)
+        table.add_row(*map(Text, cells))
     return table
+
+
+def _chance(config: TaskConfig) -> str:
+    return f"{config.chance:.3f}"
+
+
+def _facts(task: ListedTask) -> Iterator[tuple[str, str]]:
+    """Yield what is known of one task, a name and its text."""
+    config = task.config
+    yield "what is asked", config.definition
+    yield "chance", _chance(config)
+    yield "trained", "-" if task.length is None else str(task.length)
+    yield "tested at", ", ".join(f"{length:,}" for length in config.lengths)
+    if difficulty := config.difficulty():
+        yield "difficulty", " ".join(f"data.{key}={value}" for key, value in difficulty.items())
 
 
 def examples(config: TaskConfig, count: int = EXAMPLES) -> list[tuple[list[str], list[str]]]:
@@ -53,12 +57,17 @@ def print_task(console: Console, task: ListedTask) -> None:
     """Print everything that is known of one task: its settings and a few rows in words."""
     console.print(Text(task.name, style="bold"))
     facts = Table.grid(padding=(0, 2))
-    for head, cell in zip(HEADS[1:], task_cells(task)[1:], strict=True):
-        facts.add_row(Text(head, style="bold"), Text(cell))
-    console.print(Padding(facts, (1, 0)))
+    for head, text in _facts(task):
+        facts.add_row(Text(head, style="bold"), Text(text))
+    console.print()
+    console.print(facts)
+    console.print()
+    unasked = False
     for number, (inputs, answers) in enumerate(examples(task.config), 1):
+        unasked = unasked or NOTHING in answers
         widths = [max(map(len, pair)) for pair in zip(inputs, answers, strict=True)]
         for head, words in ((f"row {number}", inputs), ("answers", answers)):
             line = " ".join(word.rjust(n) for word, n in zip(words, widths, strict=True))
             console.print(Text(f"{head:<9}{line}"), soft_wrap=True)
-    console.print(Text(f"A dot stands where nothing is asked. elman data={task.name} learns it."))
+    dot = "A dot stands where nothing is asked. " if unasked else ""
+    console.print(Text(f"{dot}elman data={task.name} learns it."))
