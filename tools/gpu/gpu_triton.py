@@ -1,6 +1,7 @@
 """Checks the Triton kernels of the matrix-state engine on a GPU, and times them beside CUDA's.
 
     python tools/gpu/gpu_triton.py --out FILE [--check] [--time] [--tiles] [--sizes 16 ...]
+        [--cells E70 ...]
 
 Without --check, --time or --tiles, the first two are done. Each result is one line of JSON, printed
 and appended to FILE at once. Checks: outputs and all gradients of every cell in bf16 and fp32
@@ -8,8 +9,8 @@ against the fp64 reference, with NaN in every tensor that the engine allocates, 
 first state and resets; and that a replayed CUDA graph gives the same bits. Times: bf16, B = 32 and
 T = 512, each pass replayed as a CUDA graph, both backends in turn in every round; "first" are the
 seconds of the first call of both passes with an empty cache, which is compilation. --tiles times
-other tiles of a program than those of spec.py. Needs torch with triton, a GPU and this package on
-PYTHONPATH. On an AMD GPU the CUDA kernels are left out.
+other tiles of a program than those of spec.py. --cells chooses some of the cells. Needs torch with
+triton, a GPU and this package on PYTHONPATH. On an AMD GPU the CUDA kernels are left out.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,12 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
     "E88": ("delta", DELTA),
     "E88 gated": ("delta", DELTA | {"write": "sigmoid", "residual": True, "gate_act": "silu"}),
 }
+TILED = ("E70", "E88")
 TIMED = ("E70", "E71", "E72", "E73 column", "E73cp", "E88")
 HEADS = {16: 32, 32: 16, 64: 8, 128: 4, 256: 2}  # of E88; the others have one
 TILES = tuple(itertools.product((4, 8, 16, 32, 64), (1, 2, 4, 8)))  # rows and warps
 Leaves = dict[str, Tensor]
+Report = Callable[[dict[str, Any]], None]
 
 
 def main() -> None:
@@ -85,11 +88,11 @@ def main() -> None:
     )
     passed, everything = True, not (given.check or given.time or given.tiles)
     if given.check or everything:
-        passed = checks(given.sizes or CHECKED_SIZES, report)
+        passed = checks(given.cells or CELLS, given.sizes or CHECKED_SIZES, report)
     if given.time or everything:
-        times(given.sizes or SIZES, report)
+        times(given.cells or TIMED, given.sizes or SIZES, report)
     if given.tiles:
-        time_tiles(given.sizes or SIZES, report)
+        time_tiles(given.cells or TILED, given.sizes or SIZES, report)
     report({"what": "end", "passed": passed})
     raise SystemExit(0 if passed else 1)
 
@@ -101,6 +104,7 @@ def parse() -> argparse.Namespace:
     for part in ("check", "time", "tiles"):
         parser.add_argument(f"--{part}", action="store_true", help="this part alone")
     parser.add_argument("--sizes", nargs="+", type=int, help="rows and columns of the state")
+    parser.add_argument("--cells", nargs="+", choices=CELLS, metavar="CELL", help=", ".join(CELLS))
     return parser.parse_args()
 
 
@@ -113,10 +117,10 @@ def plan_of(name: str, n: int, heads: int) -> Plan:
 # ---- checks
 
 
-def checks(sizes: tuple[int, ...], report: Callable[[dict[str, Any]], None]) -> bool:
+def checks(cells: Iterable[str], sizes: Iterable[int], report: Report) -> bool:
     """Compare every cell in every size with fp64; return whether all are close enough."""
     passed = True
-    for name, n, dtype in itertools.product(CELLS, sizes, LIMITS):
+    for name, n, dtype in itertools.product(cells, sizes, LIMITS):
         row: dict[str, Any] = {"what": "check", "cell": name, "n": n, "dtype": str(dtype)}
         began = time.perf_counter()
         try:
@@ -172,14 +176,17 @@ def run(plan: Plan, leaves: Leaves, backend: str, resets_bt: Tensor | None = Non
         resets_bt=resets_bt,
     )
     outputs = {"out": out_bthv, "last": last_bhvn}
-    generator = torch.Generator("cuda").manual_seed(3)
-    pulls = [
-        torch.randn(one.shape, device="cuda", generator=generator).bfloat16().to(one.dtype)
-        for one in outputs.values()
-    ]
+    pulls = [pulled(tuple(one.shape)).to(one.dtype) for one in outputs.values()]
     found = torch.autograd.grad(list(outputs.values()), list(given.values()), pulls)
     named = {f"d {name}": gradient for name, gradient in zip(given, found, strict=True)}
     return {name: one.detach() for name, one in outputs.items()} | named
+
+
+@cache
+def pulled(shape: tuple[int, ...]) -> Tensor:
+    """Return the gradient of an output: the same for all, and drawn before a graph is recorded."""
+    generator = torch.Generator("cuda").manual_seed(3)
+    return torch.randn(shape, device="cuda", generator=generator).bfloat16()
 
 
 def replayed(plan: Plan, leaves: Leaves) -> Leaves:
@@ -195,10 +202,10 @@ def replayed(plan: Plan, leaves: Leaves) -> Leaves:
 # ---- times
 
 
-def times(sizes: tuple[int, ...], report: Callable[[dict[str, Any]], None]) -> None:
+def times(cells: Iterable[str], sizes: Iterable[int], report: Report) -> None:
     """Time both backends in every size, in turn."""
     backends = ("triton",) if torch_is_for_rocm() else ("triton", "cuda")
-    for name, n in itertools.product(TIMED, sizes):
+    for name, n in itertools.product(cells, sizes):
         plan = plan_of(name, n, HEADS[n] if name == "E88" else 1)
         made: dict[tuple[str, str], Any] = {}
         row = {"what": "time", "cell": name, "n": n, "heads": plan.heads}
@@ -276,9 +283,9 @@ def in_turn(made: dict[Any, Any]) -> dict[Any, float]:
     return {key: round(statistics.median(us), 3) for key, us in rounds.items()}
 
 
-def time_tiles(sizes: tuple[int, ...], report: Callable[[dict[str, Any]], None]) -> None:
-    """Time E70 and E88 with every tile that a program can have, each pass by itself."""
-    for name, n, direction in itertools.product(("E70", "E88"), sizes, ("forward", "backward")):
+def time_tiles(cells: Iterable[str], sizes: Iterable[int], report: Report) -> None:
+    """Time cells with every tile that a program can have, each pass by itself."""
+    for name, n, direction in itertools.product(cells, sizes, ("forward", "backward")):
         plan = plan_of(name, n, HEADS[n] if name == "E88" else 1)
         for rows, warps in TILES:
             if rows > n or not 64 <= rows * n // warps <= 2048:

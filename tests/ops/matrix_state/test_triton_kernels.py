@@ -20,7 +20,7 @@ from elman.models.cells import registry
 from elman.ops.matrix_state import op
 from elman.ops.matrix_state.stacked import E70, stacked_plan
 from elman.ops.matrix_state.triton import launch
-from elman.ops.matrix_state.triton.spec import tile_of
+from elman.ops.matrix_state.triton.spec import Tile, tile_of
 from tests.ops.matrix_state.triton_cases import (
     BF16,
     CASES,
@@ -60,6 +60,14 @@ def test_outputs_and_gradients_are_those_of_the_fp64_reference(name: str) -> Non
     plan = plan_of(name)
     # Two segments and a rest of one step; without a first state, where nothing else is special.
     given = drawn(plan, 1 if plan.heads > 1 else 2, 5, FP32, first=name != "e73-row-n16")
+    assert not wrong(everything(plan, given, "triton"), right(plan, given), TOLERANCE[FP32])
+
+
+@pytest.mark.parametrize("name", ["e72-n24", "e88-n16"])
+def test_several_groups_of_a_segment_and_a_rest(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tiles(monkeypatch, steps=6)
+    plan = plan_of(name)
+    given = drawn(plan, 1, 11, FP32, first=True)
     assert not wrong(everything(plan, given, "triton"), right(plan, given), TOLERANCE[FP32])
 
 
@@ -234,10 +242,16 @@ def test_every_cell_that_says_so_has_a_step_and_no_other_cell_does() -> None:
 def test_tiles_depend_on_the_state_alone() -> None:
     for n in (5, 16, 24, 64, 96, 128, 200, 256):
         for backward in (False, True):
-            tile = tile_of(stacked_plan("delta", 1, n, n), backward=backward)
-            assert tile.columns >= n
-            assert tile.rows * tile.row_tiles >= n > tile.rows * (tile.row_tiles - 1)
-            assert tile.rows & (tile.rows - 1) == tile.columns & (tile.columns - 1) == 0
+            for heads in (1, 8):
+                _check_tile(n, tile_of(stacked_plan("delta", heads, n, n), backward=backward))
+
+
+def _check_tile(n: int, tile: Tile) -> None:
+    assert tile.columns >= n
+    assert tile.rows * tile.row_tiles >= n > tile.rows * (tile.row_tiles - 1)
+    assert tile.rows & (tile.rows - 1) == tile.columns & (tile.columns - 1) == 0
+    assert tile.steps % tile.group == 0
+    assert tile.group > 1
 
 
 # ---- planted faults ----
@@ -246,8 +260,8 @@ FAULTS = {
     "a checkpoint of the wrong step": (
         "e70-n16",
         "forward",
-        "if (t % tile.steps == 0) & (t > 0):",
-        "if (t % tile.steps == 1) & (t > 1):",
+        "kept = wide(begin // tile.steps - 1, at)",
+        "kept = wide(begin // tile.steps * 0, at)",
     ),
     "the wrong checkpoint": (
         "e70-n16",
@@ -288,20 +302,20 @@ FAULTS = {
     "no gradient of the first state": (
         "e72-n24",
         "backward",
-        "store_state(dfirst, number, at, dstate_rn, spec)",
-        "store_state(dfirst, number, at, dstate_rn * 0.0, spec)",
+        "store_state(dfirst, number, at, dstate_rn, True, spec)",
+        "store_state(dfirst, number, at, dstate_rn * 0.0, True, spec)",
     ),
     "padded columns are read": (
         "e73cp-column-n20",
         "inputs",
-        "index, mask=index < width, other=0.0).to",
-        "index).to",
+        "mask=(index < width) & inside",
+        "mask=inside",
     ),
     "padded columns are written": (
         "e73cp-column-n20",
         "inputs",
-        "    inside_n = at.column_n < spec.columns\n    tl.store",
-        "    inside_n = at.column_n < spec.columns + 1\n    tl.store",
+        "    inside_n = (at.column_n < spec.columns) & (t < steps)\n    tl.store",
+        "    inside_n = (at.column_n < spec.columns + 1) & (t < steps)\n    tl.store",
     ),
     "a norm without its direction": (
         "e88-n16",
@@ -333,6 +347,36 @@ FAULTS = {
         "to_n = sequence.data + at.tile * sequence.tile + first",
         "to_n = sequence.data + first",
     ),
+    "the tail of a group is dropped forward": (
+        "e70-n16",
+        "forward",
+        "for begin in range(0, steps, tile.group):",
+        "for begin in range(0, steps - tile.group + 1, tile.group):",
+    ),
+    "the tail of a group is dropped backward": (
+        "e70-n16",
+        "backward",
+        "(end - 1 - begin) // tile.group * tile.group",
+        "((end - begin) // tile.group - 1) * tile.group",
+    ),
+    "a gradient beyond the last step of a group": (
+        "e72-n24",
+        "backward",
+        "if t == steps - 1:",
+        "if t == begin + tile.steps - 1:",
+    ),
+    "the state before another group": (
+        "e88-n16",
+        "backward",
+        "_room(scratch, (next_begin - begin) // tile.group, tile)",
+        "_room(scratch, (next_begin - begin) * 0, tile)",
+    ),
+    "the numbers of another group": (
+        "e70-n16",
+        "backward",
+        "next_begin = tl.maximum(group_begin - tile.group, begin)",
+        "next_begin = group_begin",
+    ),
     "a quotient of exponentials for tanh": (
         "saturated",
         "maths",
@@ -348,7 +392,12 @@ def test_a_planted_fault_is_found(
 ) -> None:
     name, module, old, new = FAULTS[fault]
     plan = plan_of("e70-n16" if name == "saturated" else name)
-    given = drawn(plan, 1, 5 if "checkpoint" in fault else 3, FP32, first=True)
+    steps = 7 if "another group" in fault else 5 if "checkpoint" in fault else 3
+    if steps == 7:
+        use_tiles(monkeypatch, steps=6)
+    if "row tile" in fault:
+        use_tiles(monkeypatch, rows=16)
+    given = drawn(plan, 1, steps, FP32, first=True)
     if name == "saturated":
         given["source 0"] *= 30
     _plant(tmp_path, monkeypatch, module, old, new)

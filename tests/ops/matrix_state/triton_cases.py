@@ -16,11 +16,12 @@ from elman.ops.matrix_state import op
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.matrix_state.stacked import DELTA, E70, stacked_plan
 from elman.ops.matrix_state.triton import launch
+from elman.ops.matrix_state.triton.spec import tile_of
 
 Tensors = dict[str, Tensor]
 FP32, BF16 = torch.float32, torch.bfloat16
 TOLERANCE = {FP32: 1e-4, BF16: 1.5e-2}
-STEPS = 2
+STEPS, GROUP = 2, 2
 _Z = {"z_act": "sigmoid", "z_bias": True}
 _ZK = {"key": "zk", "k_unit": True, "self_gate": True}
 # Cell, heads, rows, columns and what stands around it.
@@ -63,18 +64,23 @@ def tied(plan: Plan) -> Plan:
 
 
 def use_tiles(
-    monkeypatch: pytest.MonkeyPatch, *, rows: int | None = None, steps: int = STEPS
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    rows: int | None = None,
+    steps: int = STEPS,
+    group: int = GROUP,
 ) -> None:
-    """Let programs hold so many rows of a state, and checkpoints stand so many steps apart."""
-    chosen = launch.tile_of
+    """Let programs hold so many rows of a state, and checkpoints stand so many steps apart.
 
-    def tile_of(plan: Plan, *, backward: bool) -> Any:
-        found = replace(chosen(plan, backward=backward), steps=steps)
-        if rows is not None:
-            found = replace(found, rows=rows, row_tiles=-(-plan.rows // rows))
-        return found
+    Without ``rows``, a program holds all of them: the interpreter takes as long for few.
+    """
 
-    monkeypatch.setattr(launch, "tile_of", tile_of)
+    def tiny(plan: Plan, *, backward: bool) -> Any:
+        held = rows if rows is not None else 1 << (plan.rows - 1).bit_length()
+        found = replace(tile_of(plan, backward=backward), steps=steps, group=group)
+        return replace(found, rows=held, row_tiles=-(-plan.rows // held))
+
+    monkeypatch.setattr(launch, "tile_of", tiny)
     launch._tile.cache_clear()
 
 

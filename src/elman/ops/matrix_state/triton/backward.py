@@ -7,6 +7,9 @@ a segment again from its checkpoint, keeps them in memory, and walks back over t
 Shape legend: r rows of a tile, n columns of the state, both padded to powers of two.
 """
 
+# Triton's compiler knows no starred elements.
+# ruff: noqa: RUF005
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -22,14 +25,15 @@ from elman.ops.matrix_state.triton.forward import (
     store_state,
 )
 from elman.ops.matrix_state.triton.inputs import (
+    load_group,
     load_parameters,
-    load_step,
     place_of,
     prepare,
     store_columns,
     store_head,
     store_rows,
     wide,
+    widened_group,
 )
 from elman.ops.matrix_state.triton.maths import (
     activate,
@@ -77,10 +81,35 @@ def output_back(dout_r, y_r, x, raw, held, spec: tl.constexpr):
 
 @triton.jit
 def _room(scratch, slot, tile: tl.constexpr):
-    """Return where this program keeps state ``slot`` of a segment."""
+    """Return where this program keeps the state before group ``slot`` of a segment."""
     row_rn, column_rn = tl.arange(0, tile.rows)[:, None], tl.arange(0, tile.columns)[None, :]
-    number = tl.program_id(0).to(tl.int64) * tile.steps + slot
+    number = tl.program_id(0).to(tl.int64) * (tile.steps // tile.group) + slot
     return scratch + number * (tile.rows * tile.columns) + row_rn * tile.columns + column_rn
+
+
+@triton.jit
+def _states_of(
+    state_rn,
+    group,
+    held,
+    resets,
+    at,
+    begin,
+    steps,
+    cell: tl.constexpr,
+    spec: tl.constexpr,
+    tile: tl.constexpr,
+):
+    """Return the states before and after the steps of a group."""
+    before, after = (), ()
+    for ahead in tl.static_range(tl.constexpr(tile.group)):
+        before_rn = begun(state_rn, resets, at, begin + ahead, steps)
+        x = prepare(group[ahead], held, spec)
+        c_r, w_r = cell(seen(x, group[ahead], held, before_rn, spec), spec.kind)
+        state_rn = advance(before_rn, c_r, w_r, x, spec)
+        before = before + (before_rn,)
+        after = after + (state_rn,)
+    return before, after
 
 
 @triton.jit
@@ -98,16 +127,14 @@ def _recompute(
     spec: tl.constexpr,
     tile: tl.constexpr,
 ):
-    """Keep the states before the steps of a segment; return the one after the last of them."""
-    raw = load_step(roles, at, begin, spec, tile)
-    for t in range(begin, end):
-        coming = load_step(roles, at, tl.minimum(t + 1, end - 1), spec, tile)
-        tl.store(_room(scratch, t - begin, tile), state_rn)
-        x = prepare(raw, held, spec)
-        state_rn = begun(state_rn, resets, at, t, steps)
-        c_r, w_r = cell(seen(x, raw, held, state_rn, spec), spec.kind)
-        state_rn = advance(state_rn, c_r, w_r, x, spec)
-        raw = coming
+    """Keep the states before the groups from begin to end; return the one at the end."""
+    raws = load_group(roles, at, begin, steps, spec, tile)
+    for t in range(begin, end, tile.group):
+        group = widened_group(raws, tile)
+        raws = load_group(roles, at, t + tile.group, steps, spec, tile)
+        tl.store(_room(scratch, (t - begin) // tile.group, tile), state_rn)
+        _, after = _states_of(state_rn, group, held, resets, at, t, steps, cell, spec, tile)
+        state_rn = after[tile.group - 1]
     return state_rn
 
 
@@ -124,6 +151,7 @@ def _step_back(
     grads,
     at,
     t,
+    steps,
     cell: tl.constexpr,
     cell_back: tl.constexpr,
     spec: tl.constexpr,
@@ -155,13 +183,14 @@ def _step_back(
         dstate_rn += d.r[:, None] * x.key_n[None, :]
     dresidual_r = dy_r * x.v_r
     dv_r = d.v + dy_r * held.residual_r if spec.residual else d.v
-    store_rows(grads.v, at, t, activate_back(dv_r, raw.v_r, spec.v_act, spec.fast), spec)
+    dv_r = activate_back(dv_r, raw.v_r, spec.v_act, spec.fast)
+    store_rows(grads.v, at, t, steps, dv_r, spec)
     if grads.g0 is not None:
-        store_rows(grads.g0, at, t, d.g, spec)
+        store_rows(grads.g0, at, t, steps, d.g, spec)
     if grads.gate is not None:
-        store_rows(grads.gate, at, t, dgate_r, spec)
-    dz_bias_n = store_columns(grads, at, t, raw, held, dk_n, dq_n, dz_n, dkey_n, spec)
-    ddecay, dt_bias = store_head(grads, at, t, raw, x, held, d.decay, d.write, spec)
+        store_rows(grads.gate, at, t, steps, dgate_r, spec)
+    dz_bias_n = store_columns(grads, at, t, steps, raw, held, dk_n, dq_n, dz_n, dkey_n, spec)
+    ddecay, dt_bias = store_head(grads, at, t, steps, raw, x, held, d.decay, d.write, spec)
     return dstate_rn, Sums(
         sums.p0_r + d.p0,
         sums.p1_r + d.p1,
@@ -175,29 +204,41 @@ def _step_back(
 
 
 @triton.jit
-def _output_gradient(dout, at, t, spec: tl.constexpr, tile: tl.constexpr):
-    if dout is not None:
-        first = at.batch * dout.batch + wide(t, at) * dout.time + at.head * spec.rows
-        inside_r = at.row_r < spec.rows
-        return tl.load(dout.data + first + at.row_r, mask=inside_r, other=0.0).to(tl.float32)
-    else:
-        return tl.full([tile.rows], 0.0, tl.float32)
+def _output_gradients(dout, at, begin, steps, spec: tl.constexpr, tile: tl.constexpr):
+    """Return the gradients of the outputs of a group: zeros beyond the last step.
+
+    Where they are zeros, and the gradient of the state is, too, a step leaves nothing in any sum.
+    """
+    found = ()
+    for ahead in tl.static_range(tl.constexpr(tile.group)):
+        t = begin + ahead
+        if dout is not None:
+            first = at.batch * dout.batch + wide(t, at) * dout.time + at.head * spec.rows
+            inside_r = (at.row_r < spec.rows) & (t < steps)
+            found = found + (tl.load(dout.data + first + at.row_r, mask=inside_r, other=0.0),)
+        else:
+            found = found + (tl.full([tile.rows], 0.0, tl.float32),)
+    return found
 
 
 @triton.jit
 def _walk_back(
     dstate_rn,
-    after_rn,
+    state_rn,
     scratch,
+    raws,
+    douts,
     roles,
     held,
     sums,
     grads,
     dout,
+    dlast,
     resets,
+    number,
     at,
     begin,
-    end,
+    last_group,
     steps,
     cell: tl.constexpr,
     cell_back: tl.constexpr,
@@ -206,38 +247,44 @@ def _walk_back(
 ):
     """Go back over a segment; return the gradients of the state before it and of parameters.
 
-    The numbers of a step, and the state before it, are loaded one step ahead.
+    The numbers of a group, and the state before it, are loaded while the group after it is walked;
+    raws, douts and state_rn are those of the last group.
     """
-    raw = load_step(roles, at, end - 1, spec, tile)
-    dout_r = _output_gradient(dout, at, end - 1, spec, tile)
-    kept_rn = tl.load(_room(scratch, end - 1 - begin, tile))
-    for back in range(begin, end):
-        t = end - 1 - (back - begin)
-        t_next = tl.maximum(t - 1, begin)
-        coming = load_step(roles, at, t_next, spec, tile)
-        coming_dout_r = _output_gradient(dout, at, t_next, spec, tile)
-        coming_rn = tl.load(_room(scratch, t_next - begin, tile))
-        x = prepare(raw, held, spec)
-        before_rn = begun(kept_rn, resets, at, t, steps)
-        dstate_rn, sums = _step_back(
-            dstate_rn,
-            before_rn,
-            after_rn,
-            dout_r,
-            raw,
-            x,
-            held,
-            sums,
-            grads,
-            at,
-            t,
-            cell,
-            cell_back,
-            spec,
+    for back in range(begin, last_group + 1, tile.group):
+        group_begin = last_group - (back - begin)
+        group = widened_group(raws, tile)
+        slopes = douts
+        before, after = _states_of(
+            state_rn, group, held, resets, at, group_begin, steps, cell, spec, tile
         )
-        dstate_rn = begun(dstate_rn, resets, at, t, steps)  # no gradient passes a reset
-        after_rn = kept_rn
-        raw, dout_r, kept_rn = coming, coming_dout_r, coming_rn
+        next_begin = tl.maximum(group_begin - tile.group, begin)
+        raws = load_group(roles, at, next_begin, steps, spec, tile)
+        douts = _output_gradients(dout, at, next_begin, steps, spec, tile)
+        state_rn = tl.load(_room(scratch, (next_begin - begin) // tile.group, tile))
+        for behind in tl.static_range(tl.constexpr(tile.group)):
+            t = group_begin + tile.group - 1 - behind
+            raw = group[tile.group - 1 - behind]
+            if dlast is not None:  # noqa: SIM102 (decided by the compiler, the next is not)
+                if t == steps - 1:
+                    dstate_rn = load_state(dlast, number, at, spec)
+            dstate_rn, sums = _step_back(
+                dstate_rn,
+                before[tile.group - 1 - behind],
+                after[tile.group - 1 - behind],
+                slopes[tile.group - 1 - behind].to(tl.float32),
+                raw,
+                prepare(raw, held, spec),
+                held,
+                sums,
+                grads,
+                at,
+                t,
+                steps,
+                cell,
+                cell_back,
+                spec,
+            )
+            dstate_rn = begun(dstate_rn, resets, at, t, steps)  # no gradient passes a reset
     return dstate_rn, sums
 
 
@@ -296,7 +343,7 @@ def matrix_backward(
         dfirst: Where the gradient of the first state goes, or None.
         dlast: Gradient of the last state, or None.
         dout: Gradient of the output, a Sequence or None.
-        scratch: Room for K states of every program, in fp32.
+        scratch: Room for the states before the groups of a segment, of every program, in fp32.
         cell_back: The derivative of the cell's step.
     """
     at = place_of(spec, tile)
@@ -307,33 +354,39 @@ def matrix_backward(
     dstate_rn = start_rn
     if first is not None:
         start_rn = load_state(first, number, at, spec)
-    if dlast is not None:
-        dstate_rn = load_state(dlast, number, at, spec)
     segments = (steps + tile.steps - 1) // tile.steps
     for done in range(segments):
         segment = segments - 1 - done
         begin, end = segment * tile.steps, tl.minimum((segment + 1) * tile.steps, steps)
+        last_group = begin + (end - 1 - begin) // tile.group * tile.group
+        # What the walk back begins with is loaded while the states are computed again.
+        raws = load_group(roles, at, last_group, steps, spec, tile)
+        douts = _output_gradients(dout, at, last_group, steps, spec, tile)
         state_rn = start_rn
         if segment > 0:
             kept = wide(segment - 1, at) * states + number
             state_rn = load_state(checkpoints, kept, at, spec)
-        after_rn = _recompute(
-            state_rn, scratch, roles, held, resets, at, begin, end, steps, cell, spec, tile
+        state_rn = _recompute(
+            state_rn, scratch, roles, held, resets, at, begin, last_group, steps, cell, spec, tile
         )
         tl.debug_barrier()  # threads may read states that others wrote
         dstate_rn, sums = _walk_back(
             dstate_rn,
-            after_rn,
+            state_rn,
             scratch,
+            raws,
+            douts,
             roles,
             held,
             sums,
             grads,
             dout,
+            dlast,
             resets,
+            number,
             at,
             begin,
-            end,
+            last_group,
             steps,
             cell,
             cell_back,
@@ -342,7 +395,7 @@ def matrix_backward(
         )
         tl.debug_barrier()  # before the next segment's states are written over these
     if dfirst is not None:
-        store_state(dfirst, number, at, dstate_rn, spec)
+        store_state(dfirst, number, at, dstate_rn, True, spec)
     _store_sums(dparameters, at, sums, spec, tile)
 
 

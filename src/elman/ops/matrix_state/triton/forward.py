@@ -12,11 +12,12 @@ import triton.language as tl
 
 from elman.ops.matrix_state.triton.cells import Row
 from elman.ops.matrix_state.triton.inputs import (
+    load_group,
     load_parameters,
-    load_step,
     place_of,
     prepare,
     wide,
+    widened_group,
 )
 from elman.ops.matrix_state.triton.maths import activate, self_gate, tanh
 
@@ -38,17 +39,17 @@ def load_state(pointer, number, at, spec: tl.constexpr):
 
 
 @triton.jit
-def store_state(pointer, number, at, state_rn, spec: tl.constexpr):
-    """Store the tile of state ``number``."""
+def store_state(pointer, number, at, state_rn, wanted, spec: tl.constexpr):
+    """Store the tile of state ``number`` if it is wanted."""
     to_rn, inside_rn = state_at(pointer, number, at, spec)
-    tl.store(to_rn, state_rn.to(pointer.dtype.element_ty), mask=inside_rn)
+    tl.store(to_rn, state_rn.to(pointer.dtype.element_ty), mask=inside_rn & wanted)
 
 
 @triton.jit
 def begun(state_rn, resets, at, t, steps):
     """Return the state that step t starts from: zeros where a document begins."""
     if resets is not None:
-        reset = tl.load(resets + at.batch * steps + t)
+        reset = tl.load(resets + at.batch * steps + tl.minimum(t, steps - 1))
         state_rn = tl.where(reset != 0, 0.0, state_rn)
     return state_rn
 
@@ -82,6 +83,13 @@ def output_of(y_r, x, raw, held, spec: tl.constexpr):
     if spec.gate_act != "none":
         y_r *= activate(raw.gate_r + held.gate_bias_r, spec.gate_act, spec.fast)
     return y_r
+
+
+@triton.jit
+def store_output(out, at, t, steps, y_r, spec: tl.constexpr):
+    """Store the output of a step; nothing beyond the last."""
+    to_r = out + ((at.batch * steps + t) * spec.heads + at.head) * spec.rows + at.row_r
+    tl.store(to_r, y_r.to(out.dtype.element_ty), mask=(at.row_r < spec.rows) & (t < steps))
 
 
 @triton.jit(do_not_specialize=["steps", "states"])
@@ -125,24 +133,21 @@ def matrix_forward(
         # every step. Zeros that are not loaded would be computed with in another layout.
         from_rn, inside_rn = state_at(last, number, at, spec)
         state_rn = tl.load(from_rn, mask=inside_rn & (steps < 0), other=0.0)
-    # A step's numbers are loaded two steps before and prepared one step before they are needed.
-    raw = load_step(roles, at, 0, spec, tile)
-    x = prepare(raw, held, spec)
-    coming = load_step(roles, at, tl.minimum(1, steps - 1), spec, tile)
-    for t in range(steps):
-        later = load_step(roles, at, tl.minimum(t + 2, steps - 1), spec, tile)
-        following = prepare(coming, held, spec)
+    raws = load_group(roles, at, 0, steps, spec, tile)
+    for begin in range(0, steps, tile.group):
+        group = widened_group(raws, tile)
+        raws = load_group(roles, at, begin + tile.group, steps, spec, tile)
         if checkpoints is not None:  # noqa: SIM102 (decided by the compiler, and the next is not)
-            if (t % tile.steps == 0) & (t > 0):
-                kept = wide(t // tile.steps - 1, at) * states + number
-                store_state(checkpoints, kept, at, state_rn, spec)
-        state_rn = begun(state_rn, resets, at, t, steps)
-        c_r, w_r = cell(seen(x, raw, held, state_rn, spec), spec.kind)
-        state_rn = advance(state_rn, c_r, w_r, x, spec)
-        y_r = output_of(tl.sum(state_rn * x.q_n[None, :], 1), x, raw, held, spec)
-        to_r = out + ((at.batch * steps + t) * spec.heads + at.head) * spec.rows + at.row_r
-        tl.store(to_r, y_r.to(out.dtype.element_ty), mask=at.row_r < spec.rows)
-        x = following
-        raw = coming
-        coming = later
-    store_state(last, number, at, state_rn, spec)
+            if (begin % tile.steps == 0) & (begin > 0):
+                kept = wide(begin // tile.steps - 1, at) * states + number
+                store_state(checkpoints, kept, at, state_rn, True, spec)
+        for ahead in tl.static_range(tl.constexpr(tile.group)):
+            t = begin + ahead
+            raw = group[ahead]
+            x = prepare(raw, held, spec)
+            state_rn = begun(state_rn, resets, at, t, steps)
+            c_r, w_r = cell(seen(x, raw, held, state_rn, spec), spec.kind)
+            state_rn = advance(state_rn, c_r, w_r, x, spec)
+            y_r = output_of(tl.sum(state_rn * x.q_n[None, :], 1), x, raw, held, spec)
+            store_output(out, at, t, steps, y_r, spec)
+            store_state(last, number, at, state_rn, t == steps - 1, spec)

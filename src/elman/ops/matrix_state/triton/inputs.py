@@ -3,6 +3,9 @@
 Shape legend: r rows of a tile, n columns of the state, both padded to powers of two.
 """
 
+# Triton's compiler knows no starred elements.
+# ruff: noqa: RUF005
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -87,7 +90,7 @@ class Held(NamedTuple):
 
 
 class Raw(NamedTuple):
-    """The numbers of one step as they stand in the sources, in fp32."""
+    """The numbers of one step as they stand in the sources."""
 
     v_r: Any
     g_r: Any
@@ -137,37 +140,76 @@ def wide(t, at):
 
 
 @triton.jit
-def _numbers(sequence, at, t, index, width: tl.constexpr):
-    """Return numbers of a head at a time: 0 beyond its width."""
-    first = at.batch * sequence.batch + wide(t, at) * sequence.time + at.head * width
-    return tl.load(sequence.data + first + index, mask=index < width, other=0.0).to(tl.float32)
+def _numbers(sequence, at, t, inside, index, width: tl.constexpr):
+    """Return numbers of a head at a time: 0 beyond its width, and where the time is not inside."""
+    first = at.batch * sequence.batch + at.head * width + wide(t, at) * sequence.time
+    return tl.load(sequence.data + first + index, mask=(index < width) & inside, other=0.0)
 
 
 @triton.jit
-def _number(sequence, at, t):
+def _number(sequence, at, t, inside):
     """Return the one number of a head at a time."""
-    first = at.batch * sequence.batch + wide(t, at) * sequence.time + at.head
-    return tl.load(sequence.data + first).to(tl.float32)
+    first = at.batch * sequence.batch + at.head + wide(t, at) * sequence.time
+    return tl.load(sequence.data + first, mask=inside, other=0.0)
 
 
 @triton.jit
-def load_step(roles, at, t, spec: tl.constexpr, tile: tl.constexpr):
+def _load_step(roles, at, t, steps, spec: tl.constexpr, tile: tl.constexpr):
     """Return the numbers of step t; zeros stand for what the plan does not have."""
     zero_r = tl.full([tile.rows], 0.0, tl.float32)
     zero_n = tl.full([tile.columns], 0.0, tl.float32)
     zero = tl.sum(zero_r, 0)
     i, j, rows, columns = at.row_r, at.column_n, spec.rows, spec.columns
+    here = t < steps
     return Raw(
-        _numbers(roles.v, at, t, i, rows),
-        _numbers(roles.g0, at, t, i, rows) if roles.g0 is not None else zero_r,
-        _numbers(roles.gate, at, t, i, rows) if roles.gate is not None else zero_r,
-        _number(roles.decay, at, t) if roles.decay is not None else zero,
-        _number(roles.write, at, t) if roles.write is not None else zero,
-        _numbers(roles.k, at, t, j, columns),
-        _numbers(roles.q, at, t, j, columns),
-        _numbers(roles.z, at, t, j, columns) if roles.z is not None else zero_n,
-        _numbers(roles.read, at, t, j, columns) if roles.read is not None else zero_n,
+        _numbers(roles.v, at, t, here, i, rows),
+        _numbers(roles.g0, at, t, here, i, rows) if roles.g0 is not None else zero_r,
+        _numbers(roles.gate, at, t, here, i, rows) if roles.gate is not None else zero_r,
+        _number(roles.decay, at, t, here) if roles.decay is not None else zero,
+        _number(roles.write, at, t, here) if roles.write is not None else zero,
+        _numbers(roles.k, at, t, here, j, columns),
+        _numbers(roles.q, at, t, here, j, columns),
+        _numbers(roles.z, at, t, here, j, columns) if roles.z is not None else zero_n,
+        _numbers(roles.read, at, t, here, j, columns) if roles.read is not None else zero_n,
     )
+
+
+@triton.jit
+def load_group(roles, at, t, steps, spec: tl.constexpr, tile: tl.constexpr):
+    """Return the numbers of the group of steps that begins at t, a :class:`Raw` each.
+
+    They stay in the dtype of the sources: to widen one is to wait for it. Beyond the last step
+    there are zeros.
+    """
+    raws = ()
+    for ahead in tl.static_range(tl.constexpr(tile.group)):
+        raws = raws + (_load_step(roles, at, t + ahead, steps, spec, tile),)
+    return raws
+
+
+@triton.jit
+def _widened(raw):
+    """Return the numbers of a step in fp32."""
+    return Raw(
+        raw.v_r.to(tl.float32),
+        raw.g_r.to(tl.float32),
+        raw.gate_r.to(tl.float32),
+        raw.decay.to(tl.float32),
+        raw.write.to(tl.float32),
+        raw.k_n.to(tl.float32),
+        raw.q_n.to(tl.float32),
+        raw.z_n.to(tl.float32),
+        raw.read_n.to(tl.float32),
+    )
+
+
+@triton.jit
+def widened_group(raws, tile: tl.constexpr):
+    """Return the numbers of a group in fp32: here a program waits for its loads."""
+    wide_raws = ()
+    for ahead in tl.static_range(tl.constexpr(tile.group)):
+        wide_raws = wide_raws + (_widened(raws[ahead]),)
+    return wide_raws
 
 
 @triton.jit
@@ -236,26 +278,27 @@ def prepare(raw, held, spec: tl.constexpr):
 
 
 @triton.jit
-def store_rows(sequence, at, t, grad_r, spec: tl.constexpr):
-    """Store the gradient of a role over the tile's rows."""
+def store_rows(sequence, at, t, steps, grad_r, spec: tl.constexpr):
+    """Store the gradient of a role over the tile's rows; nothing beyond the last step."""
     first = at.batch * sequence.batch + wide(t, at) * sequence.time + at.head * spec.rows
     to_r = sequence.data + first + at.row_r
-    tl.store(to_r, grad_r.to(sequence.data.dtype.element_ty), mask=at.row_r < spec.rows)
+    inside_r = (at.row_r < spec.rows) & (t < steps)
+    tl.store(to_r, grad_r.to(sequence.data.dtype.element_ty), mask=inside_r)
 
 
 @triton.jit
-def _store_columns(sequence, at, t, grad_n, spec: tl.constexpr):
+def _store_columns(sequence, at, t, steps, grad_n, spec: tl.constexpr):
     first = at.batch * sequence.batch + wide(t, at) * sequence.time + at.head * spec.columns
     to_n = sequence.data + at.tile * sequence.tile + first + at.column_n
-    inside_n = at.column_n < spec.columns
+    inside_n = (at.column_n < spec.columns) & (t < steps)
     tl.store(to_n, grad_n.to(sequence.data.dtype.element_ty), mask=inside_n)
 
 
 @triton.jit
-def _store_number(sequence, at, t, grad):
+def _store_number(sequence, at, t, steps, grad):
     first = at.batch * sequence.batch + wide(t, at) * sequence.time + at.head
     to = sequence.data + at.tile * sequence.tile + first
-    tl.store(to, grad.to(sequence.data.dtype.element_ty))
+    tl.store(to, grad.to(sequence.data.dtype.element_ty), mask=t < steps)
 
 
 @triton.jit
@@ -266,7 +309,7 @@ def _vector_back(grad_n, raw_n, is_unit: tl.constexpr, act: tl.constexpr, fast: 
 
 
 @triton.jit
-def store_columns(grads, at, t, raw, held, dk_n, dq_n, dz_n, dkey_n, spec: tl.constexpr):
+def store_columns(grads, at, t, steps, raw, held, dk_n, dq_n, dz_n, dkey_n, spec: tl.constexpr):
     """Store the gradients of key, query, z and read, from those that the recurrence gave.
 
     Returns:
@@ -281,19 +324,19 @@ def store_columns(grads, at, t, raw, held, dk_n, dq_n, dz_n, dkey_n, spec: tl.co
     elif spec.key == "k":
         dk_n += dkey_n
     else:
-        _store_columns(grads.read, at, t, dkey_n, spec)
+        _store_columns(grads.read, at, t, steps, dkey_n, spec)
     dk_n = _vector_back(dk_n, raw.k_n, spec.k_unit, spec.k_act, spec.fast)
     dq_n = _vector_back(dq_n, raw.q_n, spec.q_unit, spec.q_act, spec.fast)
-    _store_columns(grads.k, at, t, dk_n, spec)
-    _store_columns(grads.q, at, t, dq_n, spec)
+    _store_columns(grads.k, at, t, steps, dk_n, spec)
+    _store_columns(grads.q, at, t, steps, dq_n, spec)
     dz_n = activate_back(dz_n, raw.z_n + held.z_bias_n, spec.z_act, spec.fast)
     if grads.z is not None:
-        _store_columns(grads.z, at, t, dz_n, spec)
+        _store_columns(grads.z, at, t, steps, dz_n, spec)
     return dz_n
 
 
 @triton.jit
-def store_head(grads, at, t, raw, x, held, ddecay_r, dwrite_r, spec: tl.constexpr):
+def store_head(grads, at, t, steps, raw, x, held, ddecay_r, dwrite_r, spec: tl.constexpr):
     """Store the gradients of decay and write gate, from those that a cell gave its rows.
 
     Returns:
@@ -306,8 +349,8 @@ def store_head(grads, at, t, raw, x, held, ddecay_r, dwrite_r, spec: tl.constexp
             ddecay, raw.decay, x.decay, held.decay, held.dt_bias, spec.decay
         )
         if grads.decay is not None:
-            _store_number(grads.decay, at, t, dbias)
+            _store_number(grads.decay, at, t, steps, dbias)
     if grads.write is not None:
         dwrite = tl.sum(dwrite_r, 0)
-        _store_number(grads.write, at, t, dwrite * x.write * (1.0 - x.write))
+        _store_number(grads.write, at, t, steps, dwrite * x.write * (1.0 - x.write))
     return dparameter, dbias

@@ -175,10 +175,20 @@ def _sources(call: Call) -> Any:
 
 
 def _sequence(whole_btc: Tensor, start: int) -> Any:
+    return _where(whole_btc[..., start:], *whole_btc.stride()[:2])
+
+
+def _where(data: Tensor, batch: int, time: int, tile: int = 0) -> Any:
+    """Return a place with its strides; that of time is compiled into a kernel.
+
+    It depends on the channels of a source alone. A step of a group then differs from the first in
+    a number that stands in the instruction, and costs no arithmetic.
+    """
+    import triton.language as tl
+
     from elman.ops.matrix_state.triton.inputs import Sequence
 
-    batch, time, _ = whole_btc.stride()
-    return Sequence(whole_btc[..., start:], batch, time)
+    return Sequence(data, batch, tl.constexpr(time), tile)
 
 
 def _parameters(plan: Plan, given: Sequence[Tensor | None]) -> Any:
@@ -217,8 +227,6 @@ class _Gradients:
         return Roles(**found)
 
     def _of_slice(self, place: Slice, width: int, names: Sequence[str]) -> dict[str, Any]:
-        from elman.ops.matrix_state.triton.inputs import Sequence as Where
-
         source = _sequence(self.call.dsources_btc[place.source], place.start)
         counts = [self.tile.row_tiles if name in _SHARED else 1 for name in names]
         if sum(counts) == 1:
@@ -232,7 +240,7 @@ class _Gradients:
         found, before = {}, 0
         for name, count in zip(names, counts, strict=True):
             part, batch_step, time_step, _ = parts_pbtc.stride()
-            found[name] = Where(parts_pbtc[before:], batch_step, time_step, part)
+            found[name] = _where(parts_pbtc[before:], batch_step, time_step, part)
             before += count
         return found
 
@@ -260,20 +268,19 @@ def _shares(call: Call, tile: Tile) -> list[Tensor]:
 
 def _backward(call: Call, fast: bool, run: Callable[[Launch], None]) -> None:
     from elman.ops.matrix_state.triton.backward import matrix_backward
-    from elman.ops.matrix_state.triton.inputs import Sequence as Where
 
     cell, spec = _parts_of(call.plan.text, fast)
     tile, states = _tile(call.plan.text, True), call.args.B * call.plan.heads
     programs, dout = states * tile.row_tiles, call.kept.get("dout")
     gradients, shares = _Gradients(call, tile), _shares(call, tile)
-    room = (programs, tile.steps, tile.rows, tile.columns)
+    room = (programs, tile.steps // tile.group, tile.rows, tile.columns)
     arguments = (
         _sources(call),
         _parameters(call.plan, call.parameters),
         gradients.places(),
         _parameters(call.plan, shares),
         *(call.kept.get(name) for name in ("first", "dfirst", "dlast")),
-        None if dout is None else Where(dout, *dout.stride()[:2]),
+        None if dout is None else _where(dout, *dout.stride()[:2]),
         *(call.kept.get(name) for name in ("checkpoints", "resets")),
         torch.empty(room, dtype=torch.float32, device=call.like.device),
         call.args.T,

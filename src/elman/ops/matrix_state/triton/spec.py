@@ -93,6 +93,7 @@ class Tile:
         columns: All columns of the state, padded to a power of two.
         row_tiles: Tiles of a head.
         steps: Steps between two checkpoints.
+        group: Steps whose numbers are loaded together, a divisor of ``steps``.
         warps: Warps of a program.
     """
 
@@ -100,36 +101,42 @@ class Tile:
     columns: int
     row_tiles: int
     steps: int
+    group: int
     warps: int
 
 
-# By padded columns: rows and warps of a program. A thread has 8 to 16 numbers of the state: fewer
-# leave it idle in sums over a row, more make a step longer. Tiles of the forward pass share
-# nothing, so they are low. In the backward pass each leaves a part of the gradients on columns, so
-# that a head has few. Neither batch nor length is asked.
-_FORWARD = {16: (16, 1), 32: (16, 1), 64: (8, 1), 128: (8, 2), 256: (8, 4)}
-_BACKWARD = {16: (16, 1), 32: (32, 2), 64: (32, 4), 128: (32, 8), 256: (16, 8)}
+# By padded columns: rows and warps of a program, and steps of a group. One warp has no barriers. In
+# the backward pass each tile leaves a part of the gradients on columns in memory: with few heads
+# the GPU has room for many low tiles, with many heads the parts would take longer than the steps.
+# Neither batch nor length is asked.
+_FORWARD = {16: (4, 1, 8), 32: (4, 1, 8), 64: (4, 1, 4), 128: (4, 1, 4), 256: (4, 1, 2)}
+_BACKWARD = {16: (4, 1, 4), 32: (4, 1, 4), 64: (4, 1, 2), 128: (16, 4, 2), 256: (8, 8, 2)}
+_OF_MANY_HEADS = {16: (16, 1, 4), 32: (16, 2, 4), 64: (16, 4, 2), 128: (16, 4, 2), 256: (8, 8, 2)}
+_MANY_HEADS = 4
 _STEPS = 16
 _LARGE_STEPS = 8  # where the states of a segment would take much memory
 MOST_COLUMNS = max(_FORWARD)
 
 
 def tile_of(plan: Plan, *, backward: bool) -> Tile:
-    """Return the tile of a pass, chosen from the sizes of a state alone.
+    """Return the tile of a pass, chosen from the sizes of a state and the number of heads.
 
     Args:
         plan: What is computed, of :data:`MOST_COLUMNS` columns at most.
         backward: Which pass.
     """
     columns = max(min(_FORWARD), _power_of_two(plan.columns))
-    most, warps = (_BACKWARD if backward else _FORWARD)[columns]
-    rows = min(most, max(_LEAST_ROWS, _power_of_two(plan.rows)))
+    most, warps, group = _sizes(plan, backward=backward)[columns]
+    rows = min(most, _power_of_two(plan.rows))
     warps = max(1, warps * rows // most)
     steps = _STEPS if columns < MOST_COLUMNS else _LARGE_STEPS
-    return Tile(rows, columns, -(-plan.rows // rows), steps, warps)
+    return Tile(rows, columns, -(-plan.rows // rows), steps, group, warps)
 
 
-_LEAST_ROWS = 8
+def _sizes(plan: Plan, *, backward: bool) -> dict[int, tuple[int, int, int]]:
+    if not backward:
+        return _FORWARD
+    return _OF_MANY_HEADS if plan.heads >= _MANY_HEADS else _BACKWARD
 
 
 def _power_of_two(number: int) -> int:
