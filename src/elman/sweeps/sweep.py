@@ -126,11 +126,7 @@ def sweep(
         UserError: a job is wrong; no job has run then.
     """
     started = datetime.now().astimezone()
-    if is_rank():
-        raise UserError(
-            "-m: a sweep starts the processes of its jobs itself, and here torchrun starts several "
-            "of it; drop torchrun and add launcher.gpus_per_job=<GPUs of one job>"
-        )
+    _refuse_ranks()
     _refuse_run_dir(config)
     settings = sweep_settings(config)
     earlier = _earlier(settings)
@@ -195,6 +191,14 @@ def sweep(
     if interrupted:
         return ExitStatus.INTERRUPTED
     return ExitStatus.FAILED if failed else ExitStatus.OK
+
+
+def _refuse_ranks() -> None:
+    if is_rank():
+        raise UserError(
+            "-m: a sweep starts the processes of its jobs itself, and here torchrun starts several "
+            "of it; drop torchrun and add launcher.gpus_per_job=<GPUs of one job>"
+        )
 
 
 @contextmanager

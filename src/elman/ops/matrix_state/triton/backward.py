@@ -333,9 +333,7 @@ def matrix_backward(
     spec: tl.constexpr,
     tile: tl.constexpr,
 ):
-    """Run one tile of one state back over all of time.
-
-    The arguments that are not named here are those of the forward kernel.
+    """Run one tile of one state back over time; other arguments are those of the forward kernel.
 
     Args:
         grads: Where gradients of the sequences go, Roles.
