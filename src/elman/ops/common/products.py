@@ -42,6 +42,7 @@ def outer_before(
     """
     if resets_bt is not None:
         left_btc = left_btc.masked_fill(resets_bt[..., None], 0.0)
+        h_bi = h_bi.masked_fill(resets_bt[:, :1], 0.0)  # zero times NaN would be NaN
     left_nc, y_ni = left_btc.flatten(0, 1), y_bti.flatten(0, 1)
     total_ci = left_nc.new_empty((left_nc.shape[1], y_ni.shape[1]), dtype=wide)
     multiply(left_nc[1:].T, y_ni[:-1], total_ci)
