@@ -205,7 +205,13 @@ SLOW_VALIDATION = (
 )
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
+SLOW = pytest.mark.slow  # 12 s each, and the way of all signals to the validation is one
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["SIGTERM", pytest.param("SIGHUP", marks=SLOW), pytest.param("SIGINT", marks=SLOW)],
+)
 def test_a_signal_ends_a_validation_and_nothing_of_it_counts(
     start: Start, tmp_path: Path, name: str
 ) -> None:
