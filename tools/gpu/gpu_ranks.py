@@ -1,14 +1,17 @@
 """Trains one model on one and on two GPUs: equal bits, speed, shards, and what exactness costs.
 
-- 200 steps with ``parallel.exact=true`` on one and on two GPUs: every loss and weight equal.
-- Bytes a second of a 102M E88 on one and on two GPUs: exact, not exact, and sharded.
-- A 1.3B E88 in two shards for a few steps, with the peak memory of a GPU.
-- The fixed tree's sum of that many gradients beside NCCL's own all_reduce.
+Four parts, each of which can be asked for alone with --parts:
 
-    python tools/gpu/gpu_ranks.py --out FILE [--device cpu]
+- ``bits``: 200 steps with ``parallel.exact=true`` on one and on two GPUs: every loss and weight
+  equal.
+- ``speed``: bytes a second of a 102M E88 on one and on two GPUs: exact, not exact, and sharded.
+- ``large``: the same of a 1.3B E88, with the peak memory of a GPU.
+- ``sums``: the fixed tree's sum of that many gradients beside NCCL's own all_reduce.
 
-It takes 240 seconds at most; what no time is left for is recorded as left out. --device cpu runs
-tiny models through gloo, to try out this script.
+    python tools/gpu/gpu_ranks.py --out FILE [--parts bits speed] [--device cpu]
+
+It takes --limit seconds at most; what no time is left for is recorded as left out. --device cpu
+runs tiny models through gloo, to try out this script.
 """
 
 from __future__ import annotations
@@ -20,7 +23,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-LIMIT_S = 240.0
+PARTS = ("bits", "speed", "large", "sums")
 RUNS = (
     "train.val_every=null",
     "train.save_minutes=null",
@@ -48,14 +50,16 @@ class Sizes:
     Args:
         common: Overrides of the model of every comparison.
         exact_steps: Steps whose losses are compared.
-        timed_steps: Steps of a run that is only timed.
-        large: Overrides of the model that is only trained in shards.
+        timed: Overrides of the runs of that model that are only timed: the rows of all GPUs.
+        timed_steps: Their steps.
+        large: Overrides of the large model.
         large_steps: Its steps.
         reduced: Numbers of gradients to sum.
     """
 
     common: tuple[str, ...]
     exact_steps: int
+    timed: tuple[str, ...]
     timed_steps: int
     large: tuple[str, ...]
     large_steps: int
@@ -66,12 +70,13 @@ SIZES = {
     "cuda": Sizes(
         ("model=e88f_h32n16_2432x20", "train.batch_size=64", "train.chunk_size=256"),
         200,
+        ("train.batch_size=128", "train.chunk_size=512"),
         60,
         (
             "model=e88_h32n64_3072x20",
             "model.depth=51",
             "model.expected_params=null",
-            "train.batch_size=16",
+            "train.batch_size=32",
             "train.chunk_size=512",
         ),
         12,
@@ -80,6 +85,7 @@ SIZES = {
     "cpu": Sizes(
         ("model=e88_tiny", "model.dim=128", "model.depth=1", "train.batch_size=8"),
         6,
+        ("train.chunk_size=64",),
         6,
         ("model=e88_tiny", "model.depth=2", "train.batch_size=8"),
         3,
@@ -91,9 +97,9 @@ SIZES = {
 class Bench:
     """The runs of one call, which share a folder and a time limit."""
 
-    def __init__(self, folder: Path, device: str) -> None:
+    def __init__(self, folder: Path, device: str, limit_s: float) -> None:
         self.folder, self.device, self.sizes = folder, device, SIZES[device]
-        self._until = time.monotonic() + LIMIT_S
+        self._until = time.monotonic() + limit_s
         line = b"def add(left, right):\n    return left + right\n\n\n"
         (folder / "text.txt").write_bytes((line * 3000)[: 1 << 17])
 
@@ -101,13 +107,13 @@ class Bench:
         """Return the seconds that are left."""
         return self._until - time.monotonic()
 
-    def train(self, name: str, ranks: int, steps: int, *overrides: str, gpu: int = 0) -> Any:
+    def train(self, name: str, ranks: int, steps: int, *overrides: str) -> Any:
         """Train in a folder ``name`` and return its result, or why there is none."""
         place = self.folder / name
         argv = ["-m", "elman", *overrides, *RUNS, f"train.steps={steps}"]
         argv += [f"train.device={self.device}", f"data.path={self.folder / 'text.txt'}"]
         argv += [f"hydra.run.dir={place}"]
-        said = self._run(ranks, argv, gpu)
+        said = self._run(ranks, argv)
         path = place / "result.json"
         if not path.exists():
             return {"status": "no result", "said": said[-2000:], **self._last_window(name)}
@@ -127,14 +133,14 @@ class Bench:
         out = self.folder / "sums.json"
         numbers = ",".join(map(str, self.sizes.reduced))
         argv = [__file__, "--sums", numbers, "--out", str(out), "--device", self.device]
-        said = self._run(2, argv, 0)
+        said = self._run(2, argv)
         return json.loads(out.read_text()) if out.exists() else {"said": said[-2000:]}
 
-    def _run(self, ranks: int, argv: list[str], gpu: int) -> str:
+    def _run(self, ranks: int, argv: list[str]) -> str:
         environment = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
         if ranks == 1:
             command = [sys.executable, *argv]
-            environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
+            environment["CUDA_VISIBLE_DEVICES"] = "0"
         else:
             start = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
             # A port of its own for every start.
@@ -178,39 +184,55 @@ class Bench:
         return all(torch.equal(saved[0][key], saved[1][key]) for key in saved[0])
 
 
-def measured(bench: Bench) -> dict[str, Any]:
-    """Return everything that the script finds out."""
-    sizes, runs = bench.sizes, dict[str, Any]()
-    whole, timed = sizes.exact_steps, sizes.timed_steps
-    with ThreadPoolExecutor() as pool:  # each on a GPU of its own
-        exact = pool.submit(bench.train, "exact-1", 1, whole, *sizes.common, *EXACT)
-        plain = pool.submit(bench.train, "plain-1", 1, timed, *sizes.common, gpu=1)
-        runs["exact-1"], runs["plain-1"] = exact.result(), plain.result()
-    runs["exact-2"] = bench.train("exact-2", 2, whole, *sizes.common, *EXACT)
-    two = (*sizes.common, "parallel.virtual_shards=2")
-    runs["plain-2"] = bench.train("plain-2", 2, timed, *sizes.common, "parallel.exact=false")
-    runs["tree-2"] = bench.train("tree-2", 2, timed, *two)
-    cut = ("parallel.shard=full", "optim=adamw")
-    runs["sharded-2"] = bench.train("sharded-2", 2, timed, *sizes.common, *cut)
-    sums = bench.sums()
-    # Last: it may spend what time is left on its checkpoint of 16 GB.
-    runs["large-2"] = bench.train("large-2", 2, sizes.large_steps, *sizes.large, *cut)
-    one, other = bench.losses("exact-1"), bench.losses("exact-2")
-    return {
-        "device": torch.cuda.get_device_name() if bench.device == "cuda" else "cpu",
-        "torch": torch.__version__,
-        "equal_losses": len(one) == whole and one == other,
-        "equal_weights": bench.same_weights("exact-1", "exact-2"),
-        "steps_compared": len(one),
-        "speedup": {
-            name: _ratio(runs[f"{name}-2"], runs[f"{name}-1"]) for name in ("exact", "plain")
-        },
-        "speedup_tree": _ratio(runs["tree-2"], runs["plain-1"]),
-        "speedup_sharded": _ratio(runs["sharded-2"], runs["plain-1"]),
-        "runs": runs,
-        "sums": sums,
-        "seconds": LIMIT_S - bench.left(),
+CUT = ("parallel.shard=full", "optim=adamw")
+
+
+def bits(bench: Bench) -> dict[str, Any]:
+    """Train with exact sums on one and on two GPUs, and compare every loss and weight."""
+    sizes = bench.sizes
+    given = (*sizes.common, *EXACT)
+    runs = {
+        f"exact-{ranks}": bench.train(f"exact-{ranks}", ranks, sizes.exact_steps, *given)
+        for ranks in (1, 2)
     }
+    one, other = bench.losses("exact-1"), bench.losses("exact-2")
+    equal_losses = len(one) == sizes.exact_steps and one == other
+    equal_weights = bench.same_weights("exact-1", "exact-2")
+    return {
+        "equal": equal_losses and equal_weights,
+        "equal_losses": equal_losses,
+        "equal_weights": equal_weights,
+        "steps_compared": len(one),
+        "runs": runs,
+    }
+
+
+def speed(bench: Bench) -> dict[str, Any]:
+    """Time the model of the comparison."""
+    return _times(bench, "timed", bench.sizes.timed_steps, *bench.sizes.common, *bench.sizes.timed)
+
+
+def large(bench: Bench) -> dict[str, Any]:
+    """Time the large model."""
+    return _times(bench, "large", bench.sizes.large_steps, *bench.sizes.large)
+
+
+def _times(bench: Bench, name: str, steps: int, *overrides: str) -> dict[str, Any]:
+    """Train with the same rows on one GPU and on two, in every way."""
+    ways: dict[str, tuple[int, tuple[str, ...]]] = {
+        "one": (1, ()),
+        "plain": (2, ("parallel.exact=false",)),
+        "exact": (2, ("parallel.virtual_shards=2",)),
+        "sharded": (2, CUT),
+        "one-adamw": (1, ("optim=adamw",)),
+    }
+    runs = {
+        way: bench.train(f"{name}-{way}", ranks, steps, *overrides, *more)
+        for way, (ranks, more) in ways.items()
+    }
+    speedup = {way: _ratio(runs[way], runs["one"]) for way in ("plain", "exact")}
+    speedup["sharded"] = _ratio(runs["sharded"], runs["one-adamw"])
+    return {"speedup": speedup, "runs": runs}
 
 
 def _ratio(left: dict[str, Any], right: dict[str, Any]) -> float | None:
@@ -253,6 +275,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds at most")
     parser.add_argument("--sums", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.sums:
@@ -262,12 +286,26 @@ def main() -> int:
         seen = "one GPU here, not two" if torch.cuda.is_available() else "no GPU here"
         print(f"gpu_ranks: torch sees {seen}", file=sys.stderr)
         return 2
+    return _measure(given)
+
+
+def _measure(given: argparse.Namespace) -> int:
+    """Run the parts, and write the file after each."""
+    of = {"bits": bits, "speed": speed, "large": large, "sums": Bench.sums}
+    report: dict[str, Any] = {
+        "device": torch.cuda.get_device_name() if given.device == "cuda" else "cpu",
+        "torch": torch.__version__,
+    }
+    good = True
     with tempfile.TemporaryDirectory() as folder:
-        report = measured(Bench(Path(folder), given.device))
-    given.out.write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps({key: report[key] for key in report if key != "runs"}, indent=1))
-    good = all(run["status"] == "ok" for run in report["runs"].values())
-    return 0 if good and report["equal_losses"] and report["equal_weights"] else 1
+        bench = Bench(Path(folder), given.device, given.limit)
+        for part in given.parts:
+            found = report[part] = of[part](bench)
+            runs = found.get("runs", {})
+            good &= found.get("equal", True) and all(r["status"] == "ok" for r in runs.values())
+            given.out.write_text(json.dumps(report, indent=1) + "\n")
+            print(json.dumps({part: found}, indent=1), flush=True)
+    return 0 if good else 1
 
 
 if __name__ == "__main__":
