@@ -16,7 +16,8 @@ import torch
 from elman.base.disk import is_disk_trouble, keep_room, sizes
 from elman.base.errors import ExitStatus, RunStatus, UserError, first_line
 from elman.base.signals import Interruption, interruptible
-from elman.config.run_config import RunConfig, check_ranked
+from elman.config.run_config import RunConfig
+from elman.config.validate import check_ranked
 from elman.data.batches import AnyRunData, open_data
 from elman.data.tasks.batches import TaskData
 from elman.devices.environment import choose_device, describe_environment
