@@ -299,6 +299,11 @@ class Joined:
                     raise TeamError(self.watch.blame()) from None
 
 
+def leader_alone(team: Team, doing: str) -> AbstractContextManager[None]:
+    """Return a context in which the other ranks wait for rank 0 without a limit."""
+    return team.busy(doing) if team.place.leads else nullcontext()
+
+
 def joined(place: RankPlace, device: torch.device) -> Joined:
     """Meet the other ranks.
 
