@@ -24,8 +24,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from elman.base.errors import ExitStatus, UserError, first_line
+from elman.base.rank_place import ONE_PROCESS, RankPlace
 from elman.base.signals import Interruption
-from elman.distributed.place import ONE_PROCESS, RankPlace
 from elman.distributed.tree import summed
 from elman.distributed.watch import Ending, TeamError, Watch
 
