@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from elman.ops.common.cuda.machine import machine
 from elman.ops.dense.cuda import forms, kernels
-from elman.ops.dense.cuda.machine import machine
 from elman.ops.dense.op import dense_recurrence
 from elman.ops.dense.recurrences import CELLS
 

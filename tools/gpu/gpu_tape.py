@@ -34,8 +34,8 @@ from instruments import (  # type: ignore[import-not-found]
     write,
 )
 
+from elman.ops.common.cuda.machine import machine
 from elman.ops.dense.cuda import kernels as dense
-from elman.ops.dense.cuda.machine import machine
 from elman.ops.tape.cuda import forms, kernels
 from elman.ops.tape.op import Write, dual_memory
 from elman.ops.tape.results import Inputs

@@ -16,10 +16,11 @@ from torch import Tensor
 from elman.kernels import nvrtc
 from elman.kernels.launching import Launch, architecture, launch
 from elman.kernels.nvrtc import Loaded, Unit
+from elman.ops.common.cuda.clusters import MULTIPROCESSORS
+from elman.ops.common.cuda.machine import machine
 from elman.ops.dense.abi import layouts, sequence
 from elman.ops.dense.cuda.calls import SequenceCall, aligned, multiplied
-from elman.ops.dense.cuda.cluster_config import MULTIPROCESSORS, ClusterConfig, choose
-from elman.ops.dense.cuda.machine import machine
+from elman.ops.dense.cuda.cluster_config import ClusterConfig, choose
 from elman.ops.dense.products import gradients
 from elman.ops.dense.recurrences import CELLS, compiled_cell
 from elman.ops.dense.results import Gradients, Results, Tensors, gradient_room, room

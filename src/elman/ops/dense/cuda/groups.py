@@ -16,12 +16,12 @@ from torch import Tensor
 from elman.kernels import nvrtc, stalls
 from elman.kernels.launching import Launch, architecture, launch
 from elman.kernels.nvrtc import Loaded, Unit
+from elman.ops.common.cuda.machine import machine
 from elman.ops.common.mirrors import layout_assertions
 from elman.ops.dense.abi import DenseArgs, layouts, sequence
 from elman.ops.dense.cuda.calls import SequenceCall, aligned, multiplied
 from elman.ops.dense.cuda.group_config import FLAG_STRIDE, SHARED_LIMITS, GroupConfig, Machine
 from elman.ops.dense.cuda.group_config import choose as choose_config
-from elman.ops.dense.cuda.machine import machine
 from elman.ops.dense.products import gradients
 from elman.ops.dense.recurrences import CELLS, compiled_cell
 from elman.ops.dense.results import Gradients, Results, Tensors, gradient_room, room

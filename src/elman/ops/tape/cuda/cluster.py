@@ -18,10 +18,10 @@ from torch.nn import functional
 from elman.kernels import nvrtc
 from elman.kernels.launching import Launch, architecture, launch
 from elman.kernels.nvrtc import Loaded, Unit
+from elman.ops.common.cuda.clusters import MULTIPROCESSORS
+from elman.ops.common.cuda.machine import machine
 from elman.ops.common.mirrors import layout_assertions
 from elman.ops.common.precision import cast, no_autocast
-from elman.ops.dense.cuda.cluster_config import MULTIPROCESSORS
-from elman.ops.dense.cuda.machine import machine
 from elman.ops.tape import results as passes
 from elman.ops.tape.cuda.cluster_config import ClusterConfig, choose
 from elman.ops.tape.cuda.stepwise import of_matrices
