@@ -83,7 +83,7 @@ class Trainer:
         shard(self.model)
         optimizer = TrainingOptimizer(config.optim, self.model)
         self.stepper = Stepper(config, data, self.model, optimizer, device, team)
-        self.ledger = Ledger(config, display, device, team.place.size)
+        self.ledger = Ledger(config, display, device, team)
         self._pass_seconds = 0.0
         self._held_out = _held_out(config, data, device, display, team)
         self.reload_difference: float | None = None
