@@ -176,7 +176,8 @@ def products_alone(step: str, width: int) -> dict[str, tuple[torch.cuda.CUDAGrap
     def product(right: Tensor) -> tuple[torch.cuda.CUDAGraph, Any]:
         left = torch.randn(BATCH, right.shape[0], device="cuda").bfloat16()
         to = torch.empty(BATCH, right.shape[1], device="cuda")
-        return recorded(partial(repeat, left, right, to))
+        made: tuple[torch.cuda.CUDAGraph, Any] = recorded(partial(repeat, left, right, to))
+        return made
 
     return {"forward": product(matrix.T), "backward": product(matrix)}
 
