@@ -303,7 +303,7 @@ def _refuse(error: UserError) -> int:
 
     rank = _follows()
     if rank is not None:
-        # What every rank refuses, rank 0 says, and then torchrun ends them all.
+        # Every rank refuses the same command. Rank 0 says so, and then torchrun ends all ranks.
         try:
             time.sleep(_FOLLOWER_SECONDS)
         except KeyboardInterrupt:

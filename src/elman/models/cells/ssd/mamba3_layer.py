@@ -79,7 +79,7 @@ class Mamba3(Mixer):
         self.B_bias = nn.Parameter(torch.ones(self.heads, 1, self.columns, **to))
         self.C_bias = nn.Parameter(torch.ones(self.heads, 1, self.columns, **to))
         for bias in (self.B_bias, self.C_bias):
-            bias.no_weight_decay = True  # type: ignore[attr-defined]  # no matrices, as 3 axes say
+            bias.no_weight_decay = True  # type: ignore[attr-defined]  # 3 axes, but no matrix
         self.B_norm, self.C_norm = (ColumnNorm(self.columns, **to) for _ in range(2))
         self.D = init.no_decay(torch.ones(self.heads, **to))
         self.out_proj = nn.Linear(self.width, dim, bias=False, **to)
