@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -28,10 +27,10 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
+from first_use import first_uses  # type: ignore[import-not-found]
 from gpu_baselines import Training, environment  # type: ignore[import-not-found]
 from gpu_models import (  # type: ignore[import-not-found]
     WARMUP,
@@ -52,7 +51,6 @@ from elman.sections.model import ModelConfig
 
 OURS = "e88f_h32n16_2432x20"
 BASELINES = ("llama", "mamba2", "fla-gdn", "lstm", "gru")
-LONGEST_S = 240  # of a first use
 SPOILT = 9
 """Exit status of a process in which a capture failed."""
 Make = Callable[[], nn.Module]
@@ -373,56 +371,6 @@ def show(results: dict[str, Any]) -> None:
                 ratio = f"not captured: {reason[:80]}"
             shown = [f"{rate / 1e3:,.0f}K" if rate else "-" for rate in (eager, graph)]
             print(f"| {label} | {row['params']:,} | {' | '.join(shown)} | {ratio} |", flush=True)
-
-
-# ------------------------------------------------------------------------------------- first use
-
-
-def first_uses(names: list[str], report: dict[str, Any], path: Path) -> None:
-    """Measure every baseline's first steps, each with caches of its own."""
-    results = report["first_use"] = {}
-    print("| model | first step, empty caches | again |\n|---|---|---|")
-    for name in names:
-        with tempfile.TemporaryDirectory() as folder:
-            seconds = [first_step(name, Path(folder), n) for n in ("first", "again")]
-        results[name] = [vars(one) for one in seconds]
-        save(path, report)
-        print(f"| {name} | {' | '.join(one.words for one in seconds)} |", flush=True)
-
-
-def first_step(name: str, folder: Path, which: str) -> SimpleNamespace:
-    """Return the seconds from the command to the end of its first step, and what it said."""
-    text, run = folder / "text.txt", folder / which
-    line = b"def add(left, right):\n    return left + right\n\n\n"
-    text.write_bytes(line * 20000)
-    caches = ("ELMAN_CACHE", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
-    settings = ["train.steps=2", "train.val_every=null", "log.every=1", "log.tensorboard=false"]
-    settings += ["data.val_sample=512", f"data.path={text}", f"hydra.run.dir={run}"]
-    began = time.perf_counter()
-    with (folder / f"{which}.log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "elman", f"model={name}", *settings],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=os.environ | {cache: str(folder / cache) for cache in caches},
-        )
-        seconds = until_step(process, run / "metrics.jsonl", began)
-    said = (folder / f"{which}.log").read_text()[-3000:]
-    words = f"{seconds:.0f} s" if seconds is not None else f"none (status {process.returncode})"
-    return SimpleNamespace(seconds=seconds, words=words, log=said)
-
-
-def until_step(process: subprocess.Popen[bytes], metrics: Path, began: float) -> float | None:
-    """Return when the first step was recorded; wait for the end of the process."""
-    seconds = None
-    while process.poll() is None:
-        now = time.perf_counter() - began
-        if seconds is None and metrics.exists() and '"kind": "step"' in metrics.read_text():
-            seconds = now
-        if now > LONGEST_S:
-            process.kill()
-        time.sleep(0.1)
-    return seconds
 
 
 if __name__ == "__main__":
