@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from elman.config.compose import compose_config, compose_tree, plain_tree
-from elman.config.run_config import validate
+from elman.config.validate import validate
 from elman.models.build import build_model
 from elman.models.cells import registry
 from elman.sections.model import DIM_ALIGNMENT, ModelConfig

@@ -14,8 +14,9 @@ import yaml
 from elman.base.errors import UserError
 from elman.config.catalog import Listed, catalog, group_files
 from elman.config.compose import compose_tree, plain_tree
-from elman.config.run_config import RunConfig, validate
+from elman.config.run_config import RunConfig
 from elman.config.suites import Suite, load_suite, model_of, suite_names
+from elman.config.validate import validate
 from elman.published import published
 from elman.sections.tasks import TaskConfig
 

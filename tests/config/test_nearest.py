@@ -7,8 +7,8 @@ import pytest
 from elman.base.errors import did_you_mean, nearest
 from elman.cli.main import main
 from elman.config import meanings
+from elman.config.known_keys import known_keys
 from elman.config.meanings import meant_key
-from elman.config.run_config import known_keys
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from elman.base.errors import UserError
+from elman.base.rank_place import RankPlace, rank_place
 from elman.distributed.division import divide
-from elman.distributed.place import RankPlace, rank_place
 from elman.distributed.team import ordered
 from elman.distributed.tree import RunningTree, summed
 from elman.sections.parallel import ParallelConfig

@@ -45,6 +45,8 @@ def test_a_nan_of_one_rank_is_the_nan_of_all(start) -> None:
     assert run.end() == [3, 3], run.said
     assert (run.result["status"], run.result["steps"]) == ("nan", 2)
     assert checkpoint_of(run) == 2
+    # What keeps ranks from taking one another for somebody else on their GPUs.
+    assert run.said.count(f"ranks here: {sorted(run.pids)}") == 2
 
 
 @pytest.mark.slow

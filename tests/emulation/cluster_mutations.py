@@ -6,9 +6,7 @@ python -m tests.emulation.cluster_mutations
 from __future__ import annotations
 
 import functools
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
@@ -17,7 +15,7 @@ from torch import Tensor
 from elman.kernels.sources import source_folder
 from elman.ops.dense.cuda import cluster
 from tests.emulation import dense_cluster, emulator
-from tests.emulation.mutations import _in_process, _mutated, noticed, refusal
+from tests.emulation.mutations import _in_process, print_outcomes, verdict_on_bits, with_fault
 
 FILES = ("cuda/dense/cluster.cuh", "cuda/dense/cluster_passes.cuh")
 _BARRIER = "    wait_copies<G::STAGES - 2>();\n    sync_block();\n"
@@ -383,18 +381,13 @@ QUICK = (
 def outcome(what: str) -> str:
     """Return how a fault was noticed: what the emulator said, or ``wrong numbers``; else ``-``."""
     old, new, step = EDITS[what]
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder, "csrc")
-        shutil.copytree(source_folder(), root)
-        texts = {name: (root / name).read_text() for name in FILES}
-        (found,) = (name for name in FILES if old in texts[name])
-        assert texts[found].count(old) == 1, (what, texts[found].count(old))
-        (root / found).write_text(texts[found].replace(old, new))
-        name, *resets = step.split()
+    (file,) = (name for name in FILES if old in (source_folder() / name).read_text())
+    name, *resets = step.split()
+    with with_fault(file, old, new) as root:
         return _in_process(_run, (root, name, bool(resets)))
 
 
-def _tensors(step: str, resets: bool, seed: int, library: functools.partial) -> list[Tensor]:
+def _tensors(step: str, resets: bool, seed: int, library: emulator.Library) -> list[Tensor]:
     cluster.LAUNCH = dense_cluster.launcher(library, seed)
     torch.manual_seed(1)
     found, gradients = dense_cluster.results(dense_cluster.case(step, 4, 5, 40, resets=resets))
@@ -416,30 +409,8 @@ def _run(root: Path, step: str, resets: bool) -> str:
         for back in (False, True)
     }
     cluster.CHOOSE = lambda *call: configs[call[-1]]
-    for owner, make in ((torch.Tensor, "new_empty"), (torch, "empty_like")):
-        original = getattr(owner, make)
-        poisoned = lambda *a, original=original, **k: original(*a, **k).fill_(torch.nan)  # noqa: E731
-        setattr(owner, make, poisoned)
-    whole = _tensors(step, resets, 1, functools.partial(_mutated, root=source_folder()))
-    for seed in (1, 2):
-        try:
-            found = _tensors(step, resets, seed, functools.partial(_mutated, root=root))
-        except emulator.FaultError as fault:
-            return str(fault)
-        except AssertionError as refused:
-            return refusal(refused)
-        if not all(torch.equal(left, right) for left, right in zip(found, whole, strict=True)):
-            return "wrong numbers"
-    return "-"
-
-
-def main() -> int:
-    """Print how every fault was noticed; 1 if one was not."""
-    said = {what: outcome(what) for what in EDITS}
-    for what, how in said.items():
-        print(f"{what:50} {how}")
-    return int(not all(map(noticed, said.values())))
+    return verdict_on_bits(functools.partial(_tensors, step, resets), root)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(print_outcomes(outcome, EDITS))

@@ -6,15 +6,12 @@ python -m tests.emulation.dense_mutations
 from __future__ import annotations
 
 import functools
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 
-from elman.kernels.sources import source_folder
 from elman.ops.dense.cuda import stepwise
 from tests.emulation import dense_emulator, emulator
-from tests.emulation.mutations import _in_process, _mutated, noticed, refusal
+from tests.emulation.mutations import _in_process, _mutated, print_outcomes, verdict, with_fault
 from tests.ops.dense.test_dense_kernels import check, draw, everything, torch
 from tests.ops.dense.test_dense_resets import resets_of
 
@@ -147,12 +144,7 @@ QUICK = (
 def outcome(what: str) -> str:
     """Return how a fault was noticed: what the emulator said, or ``wrong numbers``; else ``-``."""
     old, new, (step, size) = (EDITS | WITH_RESETS)[what]
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder, "csrc")
-        shutil.copytree(source_folder(), root)
-        whole = (root / FILE).read_text()
-        assert whole.count(old) == 1, what
-        (root / FILE).write_text(whole.replace(old, new))
+    with with_fault(FILE, old, new) as root:
         return _in_process(_run, (root, step, size, what in WITH_RESETS))
 
 
@@ -163,30 +155,14 @@ def _run(root: Path, step: str, size: str, resets: bool) -> str:
     exact = everything(step, draw(step, size), "reference", resets=mask)
     library = functools.partial(_mutated, root=root)
     stepwise.STARTER = functools.partial(dense_emulator.starter, library=library)
-    for owner, make in ((torch.Tensor, "new_empty"), (torch, "empty_like")):
-        original = getattr(owner, make)
-        poisoned = lambda *a, original=original, **k: original(*a, **k).fill_(torch.nan)  # noqa: E731
-        setattr(owner, make, poisoned)
-    try:
+    emulator.poison(setattr)
+
+    def same() -> bool:
         found = everything(step, leaves, "cuda", resets=mask)
-    except emulator.FaultError as fault:
-        return str(fault)
-    except AssertionError as refused:
-        return refusal(refused)
-    try:
-        check(found, exact, 2e-5)
-    except AssertionError:
-        return "wrong numbers"
-    return "-"
+        return not emulator.noticed(lambda: check(found, exact, 2e-5))
 
-
-def main() -> int:
-    """Print how every fault was noticed; 1 if one was not."""
-    said = {what: outcome(what) for what in EDITS | WITH_RESETS}
-    for what, how in said.items():
-        print(f"{what:50} {how}")
-    return int(not all(map(noticed, said.values())))
+    return verdict(same)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(print_outcomes(outcome, EDITS | WITH_RESETS))

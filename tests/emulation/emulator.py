@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -131,6 +132,47 @@ def planted(
     if not made.exists():
         compile_unit(text, root, made, flags)
     return ctypes.CDLL(str(made))
+
+
+def faulty(folder: Path, file: str, fault: tuple[str, str] | None) -> Library:
+    """Return what compiles translation units over sources in which one text is another.
+
+    Args:
+        folder: Where the sources are copied to.
+        file: The faulty one, under csrc.
+        fault: The text that it has and the one that it gets; None leaves it whole.
+    """
+    if fault is None:
+        return loaded
+    old, new = fault
+    return lambda text: planted(folder, file, lambda whole: whole.replace(old, new), text)
+
+
+def noticed(run: Callable[[], None]) -> bool:
+    """Return whether the emulator, or a comparison, fails in a run."""
+    try:
+        run()
+    except (FaultError, AssertionError):
+        return True
+    return False
+
+
+def poison(patch: Callable[[Any, str, Any], None]) -> None:
+    """Let every new tensor be NaN until something is written to it.
+
+    Args:
+        patch: Replaces an attribute: that of pytest's monkeypatch, or setattr.
+    """
+
+    def poisoned(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def made(*args: Any, **kwargs: Any) -> Tensor:
+            tensor = make(*args, **kwargs)
+            return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
+
+        return made
+
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
+        patch(owner, name, poisoned(getattr(owner, name)))
 
 
 def plant_in_cpu_engines(folder: Path, file: str, edit: Callable[[str], str]) -> None:

@@ -5,21 +5,16 @@ python -m tests.emulation.group_mutations
 
 from __future__ import annotations
 
-import functools
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from elman.base.errors import UserError
 from elman.kernels import stalls
-from elman.kernels.sources import source_folder
 from elman.ops.dense.cuda import groups
 from tests.emulation import dense_cluster, dense_group, emulator
-from tests.emulation.mutations import _in_process, _mutated, noticed, refusal
+from tests.emulation.mutations import _in_process, print_outcomes, verdict_on_bits, with_fault
 
 FILE = "cuda/dense/group.cuh"
 _ANY = "    wait_copies<G::STAGES - 2>();\n    if (sync_block_any(!come)) return k.give_up(t,"
@@ -174,16 +169,11 @@ QUICK = (
 def outcome(what: str) -> str:
     """Return how a fault was noticed: what the emulator said, or ``wrong numbers``; else ``-``."""
     old, new, step = EDITS[what]
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder, "csrc")
-        shutil.copytree(source_folder(), root)
-        whole = (root / FILE).read_text()
-        assert whole.count(old) == 1, (what, whole.count(old))
-        (root / FILE).write_text(whole.replace(old, new))
+    with with_fault(FILE, old, new) as root:
         return _in_process(_run, (root, step))
 
 
-def _tensors(step: str, seed: int, library: functools.partial) -> list[Tensor]:
+def _tensors(step: str, seed: int, library: emulator.Library) -> list[Tensor]:
     groups.LAUNCH = dense_group.launcher(library, seed)
     torch.manual_seed(1)
     found, gradients = dense_group.results(dense_cluster.case(step, 19, 5, 40))
@@ -205,31 +195,14 @@ def _run(root: Path, step: str) -> str:
         back: dense_group.config(step, 64, 2, 16, 2, kept=2, back=back) for back in (False, True)
     }
     groups.CHOOSE = lambda *call: configs[call[-2]]
-    for owner, make in ((torch.Tensor, "new_empty"), (torch, "empty_like")):
-        original = getattr(owner, make)
-        poisoned = lambda *a, original=original, **k: original(*a, **k).fill_(torch.nan)  # noqa: E731
-        setattr(owner, make, poisoned)
-    whole = _tensors(step, 1, functools.partial(_mutated, root=source_folder()))
-    for seed in (1, 2):
-        try:
-            found = _tensors(step, seed, functools.partial(_mutated, root=root))
-            stalls.check()
-        except (emulator.FaultError, UserError) as fault:
-            return str(fault)
-        except AssertionError as refused:
-            return refusal(refused)
-        if not all(torch.equal(left, right) for left, right in zip(found, whole, strict=True)):
-            return "wrong numbers"
-    return "-"
 
+    def tensors(seed: int, library: emulator.Library) -> list[Tensor]:
+        found = _tensors(step, seed, library)
+        stalls.check()
+        return found
 
-def main() -> int:
-    """Print how every fault was noticed; 1 if one was not."""
-    said = {what: outcome(what) for what in EDITS}
-    for what, how in said.items():
-        print(f"{what:50} {how}", flush=True)
-    return int(not all(map(noticed, said.values())))
+    return verdict_on_bits(tensors, root)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(print_outcomes(outcome, EDITS))

@@ -18,6 +18,7 @@ import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from elman.base.errors import UserError
 from elman.kernels.build import digest
 from elman.kernels.sources import included_sources, source_folder
 from elman.ops.matrix_state.abi import Call
@@ -251,6 +253,58 @@ def _mutated(text: str, root: Path) -> ctypes.CDLL:
     if not library.exists():
         emulator.compile_unit(text, root, library)
     return ctypes.CDLL(str(library))
+
+
+@contextlib.contextmanager
+def with_fault(file: str, old: str, new: str) -> Iterator[Path]:
+    """Yield a copy of all sources in which a text of one file, which has it once, is another."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder, "csrc")
+        shutil.copytree(source_folder(), root)
+        whole = (root / file).read_text()
+        assert whole.count(old) == 1, (file, old, whole.count(old))
+        (root / file).write_text(whole.replace(old, new))
+        yield root
+
+
+def verdict(same: Callable[[], bool]) -> str:
+    """Return what an emulator or a compiler says of a comparison, or how it ends.
+
+    Args:
+        same: Runs an engine with a fault, and returns whether it computes what the whole one does.
+    """
+    try:
+        return "-" if same() else "wrong numbers"
+    except (emulator.FaultError, UserError) as fault:
+        return str(fault)
+    except AssertionError as refused:
+        return refusal(refused)
+
+
+def verdict_on_bits(tensors: Callable[[int, emulator.Library], list[Tensor]], root: Path) -> str:
+    """Return the verdict on an engine with a fault, compared to the bit in two orders of threads.
+
+    Args:
+        tensors: Runs the engine in an order, as a library has it; returns what it computes.
+        root: The sources with the fault.
+    """
+    emulator.poison(setattr)
+    whole = tensors(1, functools.partial(_mutated, root=source_folder()))
+
+    def same() -> bool:
+        library = functools.partial(_mutated, root=root)
+        runs = (zip(tensors(seed, library), whole, strict=True) for seed in (1, 2))
+        return all(torch.equal(left, right) for run in runs for left, right in run)
+
+    return verdict(same)
+
+
+def print_outcomes(outcome: Callable[[str], str], faults: Iterable[str]) -> int:
+    """Print how every fault was noticed; return 1 if one was not."""
+    said = {what: outcome(what) for what in faults}
+    for what, how in said.items():
+        print(f"{what:60} {how}")
+    return int(not all(map(noticed, said.values())))
 
 
 def _framed(tensor: Tensor, frame: int) -> Tensor:

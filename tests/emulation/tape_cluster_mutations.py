@@ -6,18 +6,15 @@ python -m tests.emulation.tape_cluster_mutations
 from __future__ import annotations
 
 import functools
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from elman.kernels.sources import source_folder
 from elman.ops.tape.cuda import cluster
 from tests.emulation import emulator, tape_cluster
-from tests.emulation.mutations import _in_process, _mutated, noticed, refusal
+from tests.emulation.mutations import _in_process, print_outcomes, verdict_on_bits, with_fault
 
 BASE, PASSES = "cuda/tape/cluster.cuh", "cuda/tape/cluster_passes.cuh"
 # By what is wrong: file, old text, new text, and a write that shows it.
@@ -254,16 +251,11 @@ QUICK = (
 def outcome(what: str) -> str:
     """Return how a fault was noticed: what the emulator said, or ``wrong numbers``; else ``-``."""
     file, old, new, write = EDITS[what]
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder, "csrc")
-        shutil.copytree(source_folder(), root)
-        whole = (root / file).read_text()
-        assert whole.count(old) == 1, (what, whole.count(old))
-        (root / file).write_text(whole.replace(old, new))
+    with with_fault(file, old, new) as root:
         return _in_process(_run, (root, write))
 
 
-def _tensors(write: str, seed: int, library: functools.partial) -> list[Tensor]:
+def _tensors(write: str, seed: int, library: emulator.Library) -> list[Tensor]:
     cluster.LAUNCH = tape_cluster.launcher(library, seed)
     torch.manual_seed(1)
     found, gradients = tape_cluster.results(tape_cluster.case(write, 4, 5, 7, 120))
@@ -277,28 +269,8 @@ def _run(root: Path, write: str) -> str:
         for back in (False, True)
     }
     cluster.CHOOSE = lambda *call: configs[call[-1]]
-    original = torch.Tensor.new_empty
-    torch.Tensor.new_empty = lambda *a, **k: original(*a, **k).fill_(torch.nan)  # type: ignore
-    whole = _tensors(write, 1, functools.partial(_mutated, root=source_folder()))
-    for seed in (1, 2):
-        try:
-            found = _tensors(write, seed, functools.partial(_mutated, root=root))
-        except emulator.FaultError as fault:
-            return str(fault)
-        except AssertionError as refused:
-            return refusal(refused)
-        if not all(torch.equal(left, right) for left, right in zip(found, whole, strict=True)):
-            return "wrong numbers"
-    return "-"
-
-
-def main() -> int:
-    """Print how every fault was noticed; 1 if one was not."""
-    said = {what: outcome(what) for what in EDITS}
-    for what, how in said.items():
-        print(f"{what:60} {how}")
-    return int(not all(map(noticed, said.values())))
+    return verdict_on_bits(functools.partial(_tensors, write), root)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(print_outcomes(outcome, EDITS))

@@ -6,17 +6,14 @@ python -m tests.emulation.tape_mutations
 from __future__ import annotations
 
 import functools
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
 
-from elman.kernels.sources import source_folder
 from elman.ops.tape.cuda import stepwise
 from tests.emulation import emulator, tape_emulator
-from tests.emulation.mutations import _in_process, _mutated, noticed, refusal
+from tests.emulation.mutations import _in_process, _mutated, print_outcomes, verdict, with_fault
 from tests.ops.tape import test_tape_kernels as kernels
 from tests.ops.tape.test_tape_kernels import Leaves, check, draw, everything
 
@@ -112,12 +109,7 @@ QUICK = (
 def outcome(what: str) -> str:
     """Return how a fault was noticed: what the emulator said, or ``wrong numbers``; else ``-``."""
     old, new, write = (EDITS | WITH_RESETS)[what]
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder, "csrc")
-        shutil.copytree(source_folder(), root)
-        whole = (root / FILE).read_text()
-        assert whole.count(old) == 1, what
-        (root / FILE).write_text(whole.replace(old, new))
+    with with_fault(FILE, old, new) as root:
         return _in_process(_run, (root, write, what in WITH_RESETS))
 
 
@@ -136,29 +128,14 @@ def _run(root: Path, write: str, resets: bool) -> str:
     exact = everything(write, draw(write, "mutated"), "reference", resets=mask)
     library = functools.partial(_mutated, root=root)
     stepwise.STARTER = functools.partial(tape_emulator.starter, library=library)
-    original = torch.Tensor.new_empty
-    poisoned = lambda *a, **k: original(*a, **k).fill_(torch.nan)  # noqa: E731
-    torch.Tensor.new_empty = poisoned  # type: ignore[method-assign, assignment]
-    try:
+    emulator.poison(setattr)
+
+    def same() -> bool:
         found = everything(write, leaves, "cuda", resets=mask)
-    except emulator.FaultError as fault:
-        return str(fault)
-    except AssertionError as refused:
-        return refusal(refused)
-    try:
-        check(found, exact, 2e-5)
-    except AssertionError:
-        return "wrong numbers"
-    return "-"
+        return not emulator.noticed(lambda: check(found, exact, 2e-5))
 
-
-def main() -> int:
-    """Print how every fault was noticed; 1 if one was not."""
-    said = {what: outcome(what) for what in EDITS | WITH_RESETS}
-    for what, how in said.items():
-        print(f"{what:65} {how}")
-    return int(not all(map(noticed, said.values())))
+    return verdict(same)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(print_outcomes(outcome, EDITS | WITH_RESETS))

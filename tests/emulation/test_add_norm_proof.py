@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,6 @@ import torch
 from elman.base.errors import ExitStatus
 from elman.config.compose import compose_config
 from elman.kernels import nvrtc
-from elman.kernels.sources import source_folder
 from elman.models.blocks import norm
 from elman.modes import parity as parity_mode
 from elman.modes import train as train_mode
@@ -49,19 +45,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, str
     """Return a function that replaces a piece of the kernel's source."""
 
     def replace(old: str, new: str) -> None:
-        root = tmp_path / "csrc"
-        shutil.copytree(source_folder(), root)
-        source = root / "cuda/add_norm/add_norm.cuh"
-        assert old in source.read_text()
-        source.write_text(source.read_text().replace(old, new))
-        numbers = iter(range(100))
-
-        @functools.cache
-        def planted(text: str) -> ctypes.CDLL:
-            library = tmp_path / f"unit{next(numbers)}.so"
-            emulator.compile_unit(text, root, library)
-            return ctypes.CDLL(str(library))
-
+        planted = emulator.faulty(tmp_path, "cuda/add_norm/add_norm.cuh", (old, new))
         monkeypatch.setattr(
             cuda, "LAUNCH", lambda text, wanted, args, _: emulate(planted, text, wanted, args)
         )

@@ -6,8 +6,6 @@ Shape legend: b batch, t time, c channels, k taps, e channels of a projection.
 from __future__ import annotations
 
 import ctypes
-import functools
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from torch import Tensor
 
 from elman.kernels.launching import Launch
 from elman.kernels.nvrtc import Unit
-from elman.kernels.sources import included_sources, source_folder
+from elman.kernels.sources import included_sources
 from elman.ops.causal_conv import cuda, op
 from elman.ops.causal_conv.op import Layout
 from tests.emulation import emulator
@@ -81,9 +79,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda config, wanted, args, _: emulate(emulator.loaded, config, wanted, args),
     )
     monkeypatch.setattr(cuda, "MULTIPROCESSORS", lambda device: 2)
-    empty, new_empty = torch.empty_like, Tensor.new_empty
-    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: empty(*a, **k).fill_(torch.nan))
-    monkeypatch.setattr(Tensor, "new_empty", lambda *a, **k: new_empty(*a, **k).fill_(torch.nan))
+    emulator.poison(monkeypatch.setattr)
 
 
 def draw(shape: tuple[int, ...], dtype: torch.dtype, seed: int, shift: int = 0) -> Tensor:
@@ -262,26 +258,9 @@ RESET_FAULTS = {
 
 def noticed(folder: Path, monkeypatch, edit: tuple[str, str] | None, run: Callable) -> bool:
     """Return whether a run notices a fault in the source."""
-    root = folder / "csrc"
-    shutil.copytree(source_folder(), root)
-    if edit is not None:
-        header = root / "cuda/causal_conv/causal_conv.cuh"
-        assert edit[0] in header.read_text()
-        header.write_text(header.read_text().replace(*edit))
-    numbers = iter(range(100))
-
-    @functools.cache
-    def planted(text: str) -> ctypes.CDLL:
-        library = folder / f"unit{next(numbers)}.so"
-        emulator.compile_unit(text, root, library)
-        return ctypes.CDLL(str(library))
-
-    monkeypatch.setattr(cuda, "LAUNCH", lambda *call: emulate(planted, *call[:3]))
-    try:
-        run()
-    except (emulator.FaultError, AssertionError):
-        return True
-    return False
+    library = emulator.faulty(folder, "cuda/causal_conv/causal_conv.cuh", edit)
+    monkeypatch.setattr(cuda, "LAUNCH", lambda *call: emulate(library, *call[:3]))
+    return emulator.noticed(run)
 
 
 @pytest.mark.parametrize(

@@ -39,12 +39,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "LAUNCH", emulate)
     # The tests call the backend cpu, too; here both run the GPU's code.
     monkeypatch.setitem(custom_op.KERNELS, "cpu", custom_op.KERNELS["cuda"])
-    for make in ("new_empty", "empty", "empty_like"):
-        owner = torch.Tensor if make == "new_empty" else torch
-        original = getattr(owner, make)
-        monkeypatch.setattr(
-            owner, make, lambda *a, original=original, **k: original(*a, **k).fill_(torch.nan)
-        )
+    emulator.poison(monkeypatch.setattr)
 
 
 @pytest.mark.parametrize("name", PLANS)

@@ -42,12 +42,7 @@ FP32, BF16 = 2e-5, 1.2e-2  # relative L2; bf16 rounds inputs and matrices to 2^-
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the operators call the GPU's code, with NaN wherever nothing was written."""
     monkeypatch.setattr(stepwise, "STARTER", dense_emulator.starter)
-    for make in ("new_empty", "empty", "empty_like"):
-        owner = Tensor if make == "new_empty" else torch
-        original = getattr(owner, make)
-        monkeypatch.setattr(
-            owner, make, lambda *a, original=original, **k: original(*a, **k).fill_(torch.nan)
-        )
+    emulator.poison(monkeypatch.setattr)
 
 
 def narrowed(step: str, size: str) -> Leaves:

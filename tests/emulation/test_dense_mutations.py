@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.emulation.dense_mutations import EDITS, QUICK, WITH_RESETS, noticed, outcome
+from tests.emulation.dense_mutations import EDITS, QUICK, WITH_RESETS, outcome
+from tests.emulation.mutations import noticed
 
 pytestmark = pytest.mark.compiler
 

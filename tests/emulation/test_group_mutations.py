@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.emulation.group_mutations import EDITS, QUICK, noticed, outcome
+from tests.emulation.group_mutations import EDITS, QUICK, outcome
+from tests.emulation.mutations import noticed
 
 pytestmark = pytest.mark.compiler
 

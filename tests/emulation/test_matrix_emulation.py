@@ -53,11 +53,7 @@ TOLERANCE = {torch.bfloat16: 6e-3, torch.float32: 2e-5}
 @pytest.fixture(autouse=True)
 def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fill what is not initialised with NaN: an output that is not written is then seen."""
-    for make in ("empty", "empty_like"):
-        original = getattr(torch, make)
-        monkeypatch.setattr(
-            torch, make, lambda *a, original=original, **k: original(*a, **k).fill_(torch.nan)
-        )
+    emulator.poison(monkeypatch.setattr)
 
 
 # Their cells run in other layers, too.

@@ -6,8 +6,6 @@ Shape legend: b batch, t time, h heads, c channels of a head, k three times all 
 from __future__ import annotations
 
 import ctypes
-import functools
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from torch import Tensor
 
 from elman.kernels.launching import Launch
 from elman.kernels.nvrtc import Unit
-from elman.kernels.sources import included_sources, source_folder
+from elman.kernels.sources import included_sources
 from elman.ops.attention import rotate
 from elman.ops.rotary import cuda, op
 from tests.emulation import emulator
@@ -69,9 +67,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
         "LAUNCH",
         lambda config, wanted, args, _: emulate(emulator.loaded, config, wanted, args),
     )
-    empty, new_empty = torch.empty_like, Tensor.new_empty
-    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: empty(*a, **k).fill_(torch.nan))
-    monkeypatch.setattr(Tensor, "new_empty", lambda *a, **k: new_empty(*a, **k).fill_(torch.nan))
+    emulator.poison(monkeypatch.setattr)
 
 
 def draw(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0, shift: int = 0) -> Tensor:
@@ -180,28 +176,9 @@ FAULTS = {
     "fault", ["", *(pytest.param(one, marks=pytest.mark.slow) for one in FAULTS)]
 )
 def test_a_planted_fault_is_noticed(fault, monkeypatch, tmp_path: Path) -> None:
-    root = tmp_path / "csrc"
-    shutil.copytree(source_folder(), root)
-    if fault:
-        header = root / "cuda/rotary/rotary.cuh"
-        old, new = FAULTS[fault]
-        assert old in header.read_text()
-        header.write_text(header.read_text().replace(old, new))
-    numbers = iter(range(100))
-
-    @functools.cache
-    def planted(text: str) -> ctypes.CDLL:
-        library = tmp_path / f"unit{next(numbers)}.so"
-        emulator.compile_unit(text, root, library)
-        return ctypes.CDLL(str(library))
-
-    monkeypatch.setattr(cuda, "LAUNCH", lambda *call: emulate(planted, *call[:3]))
-    noticed = False
-    try:
-        check((2, 5, 3, 16), turned=True)
-    except (emulator.FaultError, AssertionError):
-        noticed = True
-    assert noticed == bool(fault)
+    library = emulator.faulty(tmp_path, "cuda/rotary/rotary.cuh", FAULTS.get(fault))
+    monkeypatch.setattr(cuda, "LAUNCH", lambda *call: emulate(library, *call[:3]))
+    assert emulator.noticed(lambda: check((2, 5, 3, 16), turned=True)) == bool(fault)
 
 
 def test_what_is_emulated_is_what_nvrtc_compiles() -> None:

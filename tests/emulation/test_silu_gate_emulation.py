@@ -6,8 +6,6 @@ Shape legend: b batch, t time, i channels of a branch.
 from __future__ import annotations
 
 import ctypes
-import functools
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from torch import Tensor
 
 from elman.kernels.launching import Launch
 from elman.kernels.nvrtc import Unit
-from elman.kernels.sources import included_sources, source_folder
+from elman.kernels.sources import included_sources
 from elman.layers import E1, E42
 from elman.models.cells.common.mixer import Mixer
 from elman.ops.silu_gate import cuda, op
@@ -67,8 +65,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
         "LAUNCH",
         lambda config, wanted, args, _: emulate(emulator.loaded, config, wanted, args),
     )
-    empty = torch.empty_like
-    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: empty(*a, **k).fill_(torch.nan))
+    emulator.poison(monkeypatch.setattr)
 
 
 def draw(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0, shift: int = 0) -> Tensor:
@@ -218,28 +215,11 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", ["", *FAULTS])
 def test_a_planted_fault_is_noticed(fault, monkeypatch, tmp_path: Path) -> None:
-    root = tmp_path / "csrc"
-    shutil.copytree(source_folder(), root)
-    if fault:
-        header = root / "cuda/silu_gate/silu_gate.cuh"
-        old, new = FAULTS[fault]
-        assert old in header.read_text()
-        header.write_text(header.read_text().replace(old, new))
-    numbers = iter(range(100))
-
-    @functools.cache
-    def planted(text: str) -> ctypes.CDLL:
-        library = tmp_path / f"unit{next(numbers)}.so"
-        emulator.compile_unit(text, root, library)
-        return ctypes.CDLL(str(library))
-
-    monkeypatch.setattr(cuda, "LAUNCH", lambda *call: emulate(planted, *call[:3]))
-    noticed = False
-    try:
-        check([draw((3, 5, 80), BF16), draw((3, 5, 40), BF16, seed=1)])
-    except (emulator.FaultError, AssertionError):
-        noticed = True
-    assert noticed == bool(fault)
+    library = emulator.faulty(tmp_path, "cuda/silu_gate/silu_gate.cuh", FAULTS.get(fault))
+    monkeypatch.setattr(cuda, "LAUNCH", lambda *call: emulate(library, *call[:3]))
+    assert emulator.noticed(
+        lambda: check([draw((3, 5, 80), BF16), draw((3, 5, 40), BF16, seed=1)])
+    ) == bool(fault)
 
 
 def test_what_is_emulated_is_what_nvrtc_compiles() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.emulation.tape_cluster_mutations import EDITS, QUICK, noticed, outcome
+from tests.emulation.mutations import noticed
+from tests.emulation.tape_cluster_mutations import EDITS, QUICK, outcome
 
 pytestmark = pytest.mark.compiler
 

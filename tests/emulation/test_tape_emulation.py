@@ -6,7 +6,6 @@ import re
 
 import pytest
 import torch
-from torch import Tensor
 
 from elman.base.errors import UserError
 from elman.kernels.sources import included_sources
@@ -52,12 +51,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the operators call the GPU's code, with NaN wherever nothing was written."""
     monkeypatch.setattr(kernels, "SIZES", EMULATED)
     monkeypatch.setattr(stepwise, "STARTER", tape_emulator.starter)
-    for make in ("new_empty", "empty", "empty_like"):
-        owner = Tensor if make == "new_empty" else torch
-        original = getattr(owner, make)
-        monkeypatch.setattr(
-            owner, make, lambda *a, original=original, **k: original(*a, **k).fill_(torch.nan)
-        )
+    emulator.poison(monkeypatch.setattr)
 
 
 def narrowed(write: str, size: str) -> Leaves:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.emulation.tape_mutations import EDITS, QUICK, WITH_RESETS, noticed, outcome
+from tests.emulation.mutations import noticed
+from tests.emulation.tape_mutations import EDITS, QUICK, WITH_RESETS, outcome
 
 pytestmark = pytest.mark.compiler
 

@@ -45,6 +45,7 @@ registers = _load()
 CELLS = list(registers.cells())
 MODELS = list(registers.models())
 STEPS = list(registers.channels())
+SEQUENCES = [*registers.sequences("dense"), *registers.sequences("tape")]
 
 
 def rows() -> list[list[str]]:
@@ -99,6 +100,12 @@ def test_channel_kernels_take_what_the_page_says_and_do_not_spill(kernel, row_of
     row = row_of(kernel.label)
     assert row[2] == "0 / 0", f"{kernel.label} spills {row[2]} bytes"
     check_committed(row)
+
+
+@pytest.mark.required
+@pytest.mark.parametrize("kernel", SEQUENCES, ids=lambda kernel: kernel.label)
+def test_dense_and_tape_kernels_take_what_the_page_says(kernel, row_of) -> None:
+    check_committed(row_of(kernel.label))
 
 
 # One model on every architecture, and the others on one.

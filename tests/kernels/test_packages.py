@@ -27,7 +27,7 @@ from elman.models.build import build_model
 from elman.models.cells import registry
 from elman.modes import bench as bench_mode
 from elman.modes import parity as parity_mode
-from elman.modes import train
+from elman.modes import train, train_description
 from elman.parity import gate, proof
 from elman.parity.compare import Comparison
 from elman.parity.experiment import Experiment, Run
@@ -488,14 +488,14 @@ def test_a_run_on_a_cpu_is_marked(model, tmp_path, text_file) -> None:
     [
         (parity_mode, "checking mamba2 (soon): 0 of 7 ..."),
         (benchmark, "timing 1 layers, 1 rounds; soon ..."),
-        (train, "soon; it is not counted"),
+        (train_description, "soon; it is not counted"),
     ],
     ids=["parity", "bench", "train"],
 )
 def test_a_long_start_is_announced(module, line, tmp_path, capsys, monkeypatch, text_file) -> None:
     monkeypatch.setattr(module, "tuning_note", lambda path, backend: "soon")
     small = ["model=mamba2", "model.dim=128", "model.depth=1"]
-    if module is train:
+    if module is train_description:
         train.run(
             PreparedRun(
                 compose_config(["model=mamba2", *SMALL, f"data.path={text_file}"]), tmp_path

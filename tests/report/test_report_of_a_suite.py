@@ -206,6 +206,6 @@ def test_a_suite_may_compare_only_with_a_model_of_its_runs() -> None:
     with pytest.raises(UserError) as caught:
         parse_suite("mine", MINE | {"against": "e75h8n25"})
     assert str(caught.value) == (
-        "benchmark.against (in benchmark=mine): e75h8n25 is no model of its runs "
+        "benchmark.against (in benchmark=mine): no run of it trains e75h8n25 "
         "(did you mean e75h8n24?); fix or drop it"
     )

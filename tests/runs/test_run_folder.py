@@ -12,7 +12,7 @@ import pytest
 
 from elman.base.errors import UserError
 from elman.config.compose import compose_config
-from elman.config.run_config import validate
+from elman.config.validate import validate
 from elman.runs.folder import (
     RunLock,
     claim_folder,

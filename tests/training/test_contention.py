@@ -41,6 +41,17 @@ def test_who_is_somebody_else(pids: tuple[int, ...], contended: bool) -> None:
     assert foreign(processes(*pids)) is contended
 
 
+def test_the_ranks_of_the_run_are_not_somebody_else() -> None:
+    """Here the parent, which is no child of this process, plays the other rank."""
+    other = os.getppid()
+    listed = processes(os.getpid(), other)
+    assert foreign(listed)
+    assert not foreign(listed, (os.getpid(), other))
+    assert not foreign(processes(other), (os.getpid(), other))
+    assert foreign(processes(os.getpid(), other, OUTSIDE), (os.getpid(), other))
+    assert foreign(listed, (os.getpid(), OUTSIDE)), "a rank that has ended is no rank"
+
+
 def test_a_child_is_not_somebody_else() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         assert not foreign(processes(os.getpid(), child.pid))
@@ -65,7 +76,7 @@ def test_once_contended_stays_contended(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(contention, "_uuid", lambda device: "GPU-aa")
     monkeypatch.setattr(contention, "SAMPLE_SECONDS", 0.0)
     driver = _Driver()
-    watch = ContentionWatch(torch.device("cuda"), driver)
+    watch = ContentionWatch(torch.device("cuda"), asked=driver)
     assert watch.contended is None
     seen = []
     for listed in (processes(os.getpid()), processes(os.getpid(), OUTSIDE), None, ()):
@@ -76,7 +87,7 @@ def test_once_contended_stays_contended(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_on_a_cpu_nobody_looks() -> None:
-    watch = ContentionWatch(torch.device("cpu"), _Driver())
+    watch = ContentionWatch(torch.device("cpu"), asked=_Driver())
     watch.sample()
     assert watch.contended is None
 
@@ -87,9 +98,9 @@ def test_a_gpu_that_others_use_during_a_run_is_in_its_result(
     class Watch(ContentionWatch):
         """Watches a GPU from the CPU: others are there from the second look on."""
 
-        def __init__(self, device: torch.device) -> None:
+        def __init__(self, device: torch.device, ranks: tuple[int, ...]) -> None:
             listed = _Driver()
-            super().__init__(device, listed)
+            super().__init__(device, ranks, listed)
             self._uuid, self._listed, self._looks = "GPU-aa", listed, 0
 
         def sample(self) -> None:

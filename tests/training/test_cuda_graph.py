@@ -173,7 +173,7 @@ def test_a_run_that_is_cut_goes_on_bitwise_the_same_replayed_or_not(
         def _after_step(self) -> None:
             super()._after_step()
             if self.stepper.step == 4:
-                self._save()
+                self.saver.save()
                 raise RuntimeError("stopped by the test")
 
     with monkeypatch.context() as patched:

@@ -116,7 +116,7 @@ def _cut_back(folder: Path, train, overrides: list[str]) -> None:
         def _after_step(self) -> None:
             super()._after_step()
             if self.stepper.step == 4:
-                self._save()
+                self.saver.save()
                 raise RuntimeError("stopped by the test")
 
     original = train_mode.Trainer

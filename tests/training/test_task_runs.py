@@ -86,7 +86,7 @@ def test_a_run_that_was_killed_goes_on_bit_for_bit(train, monkeypatch, more: lis
         def _after_step(self) -> None:
             super()._after_step()
             if self.stepper.step == 4:
-                self._save()
+                self.saver.save()
                 raise RuntimeError("stopped by the test")
 
     with monkeypatch.context() as patched:

@@ -20,18 +20,27 @@ from typing import Any
 
 import torch
 
-from elman.kernels.nvrtc import Limits, Unit, nvrtc_version
+from elman.kernels.nvrtc import Limits, Resources, Unit, nvrtc_version
 from elman.ops.channel import recurrences as channel_cells
 from elman.ops.channel.cuda import kernels as channel_cuda
 from elman.ops.channel.cuda.tile_config import Tuning
 from elman.ops.channel.plan import Plan as ChannelPlan
 from elman.ops.common.slices import row_blocks
+from elman.ops.dense import recurrences as dense_cells
+from elman.ops.dense.cuda import cluster as dense_cluster
+from elman.ops.dense.cuda import forms as dense_forms
+from elman.ops.dense.cuda import groups as dense_groups
+from elman.ops.dense.cuda import stepwise as dense_step
 from elman.ops.matrix_state.cuda import kernels
 from elman.ops.matrix_state.cuda.heuristics import H200, choose, forward_of
 from elman.ops.matrix_state.cuda.tile_config import TileConfig
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.matrix_state.recurrences import CELLS
 from elman.ops.matrix_state.stacked import DELTA, E70, E75, stacked_plan
+from elman.ops.tape import recurrences as tape_cells
+from elman.ops.tape.cuda import cluster as tape_cluster
+from elman.ops.tape.cuda import cluster_config as tape_config
+from elman.ops.tape.cuda import stepwise as tape_step
 from elman.report.markdown import table
 
 PAGE = Path(__file__).parents[2] / "docs" / "registers.md"
@@ -171,6 +180,90 @@ def channels() -> Iterator[ChannelKernel]:
         yield ChannelKernel(step)
 
 
+# Of the dense engine: form, step and channels, 0 for any. Clusters and groups as an H200 runs 32
+# rows.
+DENSE = (
+    *(("stepwise", step, 0) for step in dense_cells.CELLS),
+    *(("cluster", "tanh", 1280), ("cluster", "gru", 768), ("cluster", "lstm", 768)),
+    *(("cluster", "normalized_scalar", 1280), ("groups", "tanh", 2048), ("groups", "lstm", 1024)),
+)
+# Of the tape engine: form, write and channels, with 8 slots.
+TAPE = (("stepwise", "full", 768), ("cluster", "full", 768))
+SLOTS = 8
+# The kernels of a form, in the order in which a row names them.
+PASSES = ("forward", "backward", "gates", "candidate", "first", "replay")
+
+
+@dataclass(frozen=True)
+class SequenceKernel:
+    """The kernels of a form of the dense or the tape engine, bf16 on sm_90.
+
+    Args:
+        engine: ``dense`` or ``tape``.
+        form: ``stepwise``, ``cluster`` or ``groups``.
+        step: What is computed.
+        channels: Channels of the state; 0 is any number.
+    """
+
+    engine: str
+    form: str
+    step: str
+    channels: int
+
+    @property
+    def label(self) -> str:
+        """The kernel in one word."""
+        return f"{self.engine}-{self.form}-{self.step}"
+
+    def row(self) -> list[str]:
+        """Compile the kernels and return their row of the page."""
+        used: dict[str, Resources] = {}
+        for text in self._texts():
+            used |= Unit(text, self.step, "sm_90", True).resources()
+        found = {name.rpartition("_")[2]: one for name, one in used.items()}
+        inner = [found[name] for name in PASSES if name in found]
+        assert len(inner) == len(used), used
+        shared = [f"{config.shared_bytes / _KIB:.1f}" for config in self._configs()]
+        return [
+            self.step,
+            self.form,
+            str(self.channels or "any"),
+            " / ".join(str(one.registers) for one in inner),
+            " / ".join(str(one.spilled) for one in inner),
+            " / ".join(shared) or "-",
+        ]
+
+    def _texts(self) -> list[str]:
+        io, state = torch.bfloat16, torch.float32
+        if self.form == "stepwise" and self.engine == "dense":
+            return [dense_step.unit_text(dense_step.StepConfig(self.step, io, state, 2))]
+        if self.form == "stepwise":
+            return [tape_step.unit_text(tape_step.StepConfig(self.step, io, state, 2, 512))]
+        unit_text: Any = {"dense": dense_cluster, "tape": tape_cluster}[self.engine].unit_text
+        if self.form == "groups":
+            unit_text = dense_groups.unit_text
+        return [unit_text(config) for config in self._configs()]
+
+    def _configs(self) -> list[Any]:
+        """Return how both passes run, where one launch runs a whole sequence."""
+        both, batch = (False, True), 32
+        if self.form == "stepwise":
+            return []
+        if self.engine == "tape":
+            cell, size = tape_cells.CELLS[self.step], (self.channels, SLOTS, batch)
+            return [tape_config.choose(cell, *size, back=back) for back in both]
+        shape = dense_forms.Shape(self.step, "bf16", batch, self.channels, 0, (9, 0), 132)
+        if self.form == "groups":
+            return [dense_forms.group_config(shape, back=back) for back in both]
+        return [dense_forms.cluster_config(shape, back=back) for back in both]
+
+
+def sequences(engine: str) -> Iterator[SequenceKernel]:
+    """Yield the kernels of the dense or the tape engine."""
+    for form, step, width in {"dense": DENSE, "tape": TAPE}[engine]:
+        yield SequenceKernel(engine, form, step, width)
+
+
 HEAD = [
     "kernel",
     "n",
@@ -219,7 +312,8 @@ def take_pinned_compiler() -> None:
 
 def answer() -> None:
     """Compile what standard input names, a label a line, and print each row as JSON."""
-    every: list[Kernel | ChannelKernel] = [*models(), *cells(), *channels()]
+    every: list[Kernel | ChannelKernel | SequenceKernel] = [*models(), *cells(), *channels()]
+    every += [*sequences("dense"), *sequences("tape")]
     known = {kernel.label: kernel for kernel in every}
     for line in sys.stdin:
         print(json.dumps(known[line.strip()].row()), flush=True)
@@ -230,6 +324,10 @@ def page() -> str:
     with ThreadPoolExecutor(2) as pool:
         rows = [list(pool.map(Kernel.row, kernels)) for kernels in (models(), cells())]
         steps = list(pool.map(ChannelKernel.row, channels()))
+        dense, tape = (
+            list(pool.map(SequenceKernel.row, sequences(engine))) for engine in ("dense", "tape")
+        )
+    head = ["step", "form", "channels", "registers", "spilled bytes", "shared KiB"]
     return f"""\
 # Registers and shared memory of the CUDA kernels
 
@@ -261,6 +359,21 @@ All kernels are for bf16 and sm_90. A block has {TUNED.warps} warps, with one th
 Shared memory holds {TUNED.stages} tiles, each with {TUNED.steps} steps of every input sequence.
 
 {table(["step", "registers", "spilled bytes"], steps)}
+
+## Dense engine
+
+All kernels are for bf16 and sm_90. Clusters and groups are those that the engine chooses for 32
+rows on an H200. A step of two products has two more kernels in the stepwise form: gates and
+candidate.
+
+{table(head, dense)}
+
+## Tape engine
+
+All kernels are for bf16, sm_90 and {SLOTS} slots. The stepwise form has two more kernels: first
+reads the first tape, and replay computes tapes again.
+
+{table(["write", *head[1:]], tape)}
 """
 
 

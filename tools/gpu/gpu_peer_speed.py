@@ -8,7 +8,9 @@ implementation and E88 are timed in turn, in interleaved rounds; figures are med
 for llama, torch.compile of PyTorch alone and, where transformers is installed, its compiled
 LlamaForCausalLM; for mamba2 and fla-gdn, the layer of the package itself (with causal-conv1d if
 that is installed); for lstm and gru, cuDNN in bf16. What cannot run is recorded, and the others
-still run. Everything goes to DIR/gpu_peer_speed.json, rewritten after each result.
+still run: every baseline has a process of its own. A step that cannot be captured spoils its
+process, so another one times the group again, that model eagerly only, and the reason is printed.
+Everything goes to DIR/gpu_peer_speed.json, rewritten after each baseline.
 
 --first-use measures instead how long the command takes until its first step is done, for every
 baseline in turn: once with empty caches and once again with what the first run left there.
@@ -17,19 +19,18 @@ baseline in turn: once with empty caches and once again with what the first run 
 from __future__ import annotations
 
 import argparse
-import gc
-import os
+import json
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
+from first_use import first_uses  # type: ignore[import-not-found]
 from gpu_baselines import Training, environment  # type: ignore[import-not-found]
 from gpu_models import (  # type: ignore[import-not-found]
     WARMUP,
@@ -50,7 +51,8 @@ from elman.sections.model import ModelConfig
 
 OURS = "e88f_h32n16_2432x20"
 BASELINES = ("llama", "mamba2", "fla-gdn", "lstm", "gru")
-LONGEST_S = 240  # of a first use
+SPOILT = 9
+"""Exit status of a process in which a capture failed."""
 Make = Callable[[], nn.Module]
 
 
@@ -61,6 +63,8 @@ def main() -> int:
         print("gpu_peer_speed: torch sees no GPU here", file=sys.stderr)
         return 2
     device = torch.device("cuda")
+    if arguments.group:
+        return group_times(arguments, device)
     path = Path(arguments.out) / "gpu_peer_speed.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {"environment": environment(device), "arguments": vars(arguments)}
@@ -69,18 +73,9 @@ def main() -> int:
         first_uses(names, report, path)
         return 0
     results = report["models"] = {}
-    ours: dict[str, Training] = {}
-    results[OURS] = guarded(partial(started, OURS, partial(built, OURS), ours, arguments))
     for name in names:
-        group = dict(ours)
-        for label, make in ways(name, device).items():
-            results[label] = guarded(partial(started, label, make, group, arguments))
-            save(path, report)
-        timed(name, group, results, arguments)
+        add(name, results, *in_processes(name, partial(run_group, name, arguments)))
         save(path, report)
-        group.clear()
-        gc.collect()
-        torch.cuda.empty_cache()
     show(results)
     return 0
 
@@ -94,6 +89,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps-a-round", type=int, default=4)
     parser.add_argument("--first-use", action="store_true", help="times until the first step")
+    # What this script gives to its own processes.
+    parser.add_argument("--group", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--eager-only", action="append", default=[], help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -263,23 +261,97 @@ def path_of(label: str) -> str | None:
     return computation_path(cell, backend, config.options, **given) or backend
 
 
-def timed(
-    name: str, group: dict[str, Training], results: dict[str, Any], arguments: argparse.Namespace
-) -> None:
-    """Time a baseline, its public implementations and E88 in turn, eager and replayed."""
+def group_times(arguments: argparse.Namespace, device: torch.device) -> int:
+    """Time a baseline, its public implementations and E88 in turn, eager and replayed.
+
+    The results go to the file that ``--out`` names, rewritten after each.
+
+    Returns:
+        SPOILT where a step could not be captured: then nothing else can be measured here.
+    """
+    name, path = arguments.group, Path(arguments.out)
+    results: dict[str, Any] = {}
+    group: dict[str, Training] = {}
+    report: dict[str, Any] = {"models": results}
+    for label, make in ({OURS: partial(built, OURS)} | ways(name, device)).items():
+        results[label] = guarded(partial(started, label, make, group, arguments))
+        save(path, report)
     found: dict[str, Any] = {label: {} for label in group}
-    time_rounds(group, found, "eager", lambda training: training.step, arguments)
-    graphs: dict[int, torch.cuda.CUDAGraph] = {}
-    replayed: dict[str, Training] = {}
-    for label, training in group.items():
-        graph = guarded(partial(captured, training))
-        if isinstance(graph, torch.cuda.CUDAGraph):
-            graphs[id(training)], replayed[label] = graph, training
-        else:
-            found[label]["graph"] = graph
-    time_rounds(replayed, found, "graph", lambda one: graphs[id(one)].replay, arguments)
     for label, row in found.items():
-        results[label].setdefault("beside", {})[name] = row
+        results[label]["beside"] = {name: row}
+    time_rounds(group, found, "eager", lambda training: training.step, arguments)
+    save(path, report)
+    graphs: dict[int, torch.cuda.CUDAGraph] = {}
+    replayed = {k: one for k, one in group.items() if k not in arguments.eager_only}
+    for label, training in replayed.items():
+        try:
+            graphs[id(training)] = captured(training)
+        except Exception as error:
+            save(path, report | {"spoilt": [label, first_cause(error)]})
+            return SPOILT
+    time_rounds(replayed, found, "graph", lambda one: graphs[id(one)].replay, arguments)
+    save(path, report)
+    return 0
+
+
+def first_cause(error: BaseException) -> str:
+    """Return the first error of a chain: the end of a failed capture raises another one."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:500]
+
+
+# ------------------------------------------------------------------------------------- processes
+
+
+def run_group(
+    name: str, arguments: argparse.Namespace, path: Path, eager_only: Sequence[str]
+) -> int:
+    """Time a group in a process of its own, which writes to ``path``; return its exit status."""
+    sizes = ("batch_size", "chunk_size", "rounds", "steps_a_round")
+    command = [sys.executable, __file__, f"--out={path}", f"--group={name}"]
+    command += [f"--{size.replace('_', '-')}={getattr(arguments, size)}" for size in sizes]
+    command += [f"--eager-only={label}" for label in eager_only]
+    return subprocess.run(command, check=False).returncode
+
+
+def in_processes(
+    name: str, run: Callable[[Path, Sequence[str]], int]
+) -> tuple[dict[str, Any], dict[str, str], int]:
+    """Time a group, again without each model that cannot be captured.
+
+    Args:
+        name: The baseline.
+        run: Runs a process that writes to a file and captures all but some; returns its status.
+
+    Returns:
+        The results by model, why a model was not captured, and the last exit status.
+    """
+    reasons: dict[str, str] = {}
+    while True:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "group.json"
+            status = run(path, list(reasons))
+            found = json.loads(path.read_text()) if path.exists() else {"models": {}}
+        if status != SPOILT:
+            return found["models"], reasons, status
+        label, reason = found["spoilt"]
+        assert label not in reasons, label
+        reasons[label] = reason
+        print(f"{label}: cannot be captured ({reason}); {name} again, it eagerly", flush=True)
+
+
+def add(
+    name: str, results: dict[str, Any], found: dict[str, Any], reasons: dict[str, str], status: int
+) -> None:
+    """Add a group's results to those of all."""
+    for label, row in found.items():
+        beside = results.setdefault(label, row).setdefault("beside", {})
+        beside |= row.get("beside", {})
+        if label in reasons and name in beside:
+            beside[name]["graph"] = {"error": reasons[label]}
+    if status:
+        results.setdefault(name, {})["error"] = f"its process ended with status {status}"
 
 
 def show(results: dict[str, Any]) -> None:
@@ -295,58 +367,10 @@ def show(results: dict[str, Any]) -> None:
             eager, graph = (rates.get(way, {}).get("tok_s") for way in ("eager", "graph"))
             mine = results[OURS].get("beside", {}).get(name, {}).get("graph", {}).get("tok_s")
             ratio = f"{mine / graph:.2f}x" if mine and graph else ""
+            if reason := rates.get("graph", {}).get("error"):
+                ratio = f"not captured: {reason[:80]}"
             shown = [f"{rate / 1e3:,.0f}K" if rate else "-" for rate in (eager, graph)]
             print(f"| {label} | {row['params']:,} | {' | '.join(shown)} | {ratio} |", flush=True)
-
-
-# ------------------------------------------------------------------------------------- first use
-
-
-def first_uses(names: list[str], report: dict[str, Any], path: Path) -> None:
-    """Measure every baseline's first steps, each with caches of its own."""
-    results = report["first_use"] = {}
-    print("| model | first step, empty caches | again |\n|---|---|---|")
-    for name in names:
-        with tempfile.TemporaryDirectory() as folder:
-            seconds = [first_step(name, Path(folder), n) for n in ("first", "again")]
-        results[name] = [vars(one) for one in seconds]
-        save(path, report)
-        print(f"| {name} | {' | '.join(one.words for one in seconds)} |", flush=True)
-
-
-def first_step(name: str, folder: Path, which: str) -> SimpleNamespace:
-    """Return the seconds from the command to the end of its first step, and what it said."""
-    text, run = folder / "text.txt", folder / which
-    line = b"def add(left, right):\n    return left + right\n\n\n"
-    text.write_bytes(line * 20000)
-    caches = ("ELMAN_CACHE", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
-    settings = ["train.steps=2", "train.val_every=null", "log.every=1", "log.tensorboard=false"]
-    settings += ["data.val_sample=512", f"data.path={text}", f"hydra.run.dir={run}"]
-    began = time.perf_counter()
-    with (folder / f"{which}.log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "elman", f"model={name}", *settings],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=os.environ | {cache: str(folder / cache) for cache in caches},
-        )
-        seconds = until_step(process, run / "metrics.jsonl", began)
-    said = (folder / f"{which}.log").read_text()[-3000:]
-    words = f"{seconds:.0f} s" if seconds is not None else f"none (status {process.returncode})"
-    return SimpleNamespace(seconds=seconds, words=words, log=said)
-
-
-def until_step(process: subprocess.Popen[bytes], metrics: Path, began: float) -> float | None:
-    """Return when the first step was recorded; wait for the end of the process."""
-    seconds = None
-    while process.poll() is None:
-        now = time.perf_counter() - began
-        if seconds is None and metrics.exists() and '"kind": "step"' in metrics.read_text():
-            seconds = now
-        if now > LONGEST_S:
-            process.kill()
-        time.sleep(0.1)
-    return seconds
 
 
 if __name__ == "__main__":

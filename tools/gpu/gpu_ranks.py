@@ -242,7 +242,7 @@ def _ratio(left: dict[str, Any], right: dict[str, Any]) -> float | None:
 
 def time_sums(out: Path, numbers: list[int], device: str) -> None:
     """Time both sums as one rank of torchrun; rank 0 writes the milliseconds."""
-    from elman.distributed.place import rank_place
+    from elman.base.rank_place import rank_place
     from elman.distributed.team import joined, own_device
 
     place = rank_place()

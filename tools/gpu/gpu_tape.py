@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from gpu_dense import (  # type: ignore[import-not-found]
+from instruments import (  # type: ignore[import-not-found]
     device_name,
     distance,
     equal,
@@ -34,8 +34,8 @@ from gpu_dense import (  # type: ignore[import-not-found]
     write,
 )
 
+from elman.ops.common.cuda.machine import machine
 from elman.ops.dense.cuda import kernels as dense
-from elman.ops.dense.cuda.machine import machine
 from elman.ops.tape.cuda import forms, kernels
 from elman.ops.tape.op import Write, dual_memory
 from elman.ops.tape.results import Inputs

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_dense import (  # type: ignore[import-not-found]
+from instruments import (  # type: ignore[import-not-found]
     device_name,
     distance,
     equal,

@@ -118,7 +118,7 @@ def _check(found: Arguments) -> None:
 
 def _unknown(word: str, rest: Sequence[str]) -> str:
     """Return the error for an unknown flag: often a setting, typed as other programs want it."""
-    from elman.config.run_config import known_keys
+    from elman.config.known_keys import known_keys
 
     name, _, value = word.lstrip("-").partition("=")
     value = value or (rest[0] if rest and not rest[0].startswith("-") else "...")

@@ -303,7 +303,7 @@ def _refuse(error: UserError) -> int:
 
     rank = _follows()
     if rank is not None:
-        # What every rank refuses, rank 0 says, and then torchrun ends them all.
+        # Every rank refuses the same command. Rank 0 says so, and then torchrun ends all ranks.
         try:
             time.sleep(_FOLLOWER_SECONDS)
         except KeyboardInterrupt:
@@ -315,7 +315,7 @@ def _refuse(error: UserError) -> int:
 
 def _follows() -> int | None:
     """Return the number of a rank that another one leads; None for rank 0 and without ranks."""
-    from elman.distributed.place import rank_place
+    from elman.base.rank_place import rank_place
 
     try:
         place = rank_place()
@@ -326,7 +326,7 @@ def _follows() -> int | None:
 
 def _refuse_sweep_of_ranks(arguments: flags.Arguments) -> None:
     """Raise UserError if torchrun started a sweep: its launcher gives each job its own ranks."""
-    from elman.distributed.place import rank_place
+    from elman.base.rank_place import rank_place
 
     if "--multirun" in arguments.flags and not rank_place().alone:
         raise UserError(

@@ -27,7 +27,7 @@ from elman.config.compose import (
     plain_tree,
     register_cells,
 )
-from elman.config.run_config import validate
+from elman.config.validate import validate
 from elman.models.cells import registry
 from elman.sections.model import ModelConfig
 

@@ -85,7 +85,7 @@ def compose_tree(overrides: Sequence[str] = ()) -> DictConfig:
 
 def typed_config(tree: DictConfig, model_name: str, named: frozenset[str]) -> RunConfig:
     """Validate a composed tree; ``named`` are the dotted keys that the user named."""
-    from elman.config.run_config import validate
+    from elman.config.validate import validate
 
     return validate(plain_tree(tree, model_name), named)
 

@@ -148,7 +148,7 @@ def parse_suite(name: str, section: Any) -> SuiteConfig:
     if config.against is not None and config.against not in models_of(config.runs):
         hint = did_you_mean(config.against, models_of(config.runs))
         raise UserError(
-            f"benchmark.against (in benchmark={name}): {config.against} is no model of its runs"
+            f"benchmark.against (in benchmark={name}): no run of it trains {config.against}"
             f"{hint}; fix or drop it"
         )
     for suite in (*config.published, *(row.of for row in config.published_only)):

@@ -10,7 +10,7 @@ import yaml
 
 from elman.base.errors import UserError
 from elman.config.catalog import SHIPPED, Place, group_files
-from elman.config.run_config import validate_data
+from elman.config.validate import validate_data
 from elman.sections.tasks import TaskConfig
 
 GROUP = "data"

@@ -125,7 +125,8 @@ def _refuse_form(override: str) -> None:
         return
     if key == "benchmark" and value.startswith("["):
         raise UserError(several_suites(override))
-    from elman.config.run_config import RunConfig, whole_section
+    from elman.config.known_keys import whole_section
+    from elman.config.run_config import RunConfig
 
     if key in RunConfig.model_fields and value.startswith("{"):
         raise UserError(whole_section(key, value))
@@ -212,7 +213,8 @@ class _Command:
 
 
 def _unknown_key(match: re.Match[str], error: Exception, command: _Command) -> str:
-    from elman.config.run_config import RunConfig, known_keys, unknown_key, whole_section
+    from elman.config.known_keys import known_keys, unknown_key, whole_section
+    from elman.config.run_config import RunConfig
 
     key = match[1]
     if is_hydra_key(key):
@@ -411,7 +413,8 @@ def _syntax(override: str, message: str) -> str:
 
 
 def _bare_word(word: str) -> str:
-    from elman.config.run_config import MODES, known_keys
+    from elman.config.known_keys import known_keys
+    from elman.config.run_config import MODES
 
     if "." in word and (meant := meant_key(word, known_keys())):
         return f"{word}: expected key=value; did you mean {meant[0]}=...?"

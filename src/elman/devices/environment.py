@@ -14,6 +14,7 @@ import psutil
 import torch
 
 from elman.base.errors import UserError
+from elman.base.rank_place import rank_count
 from elman.base.version import __version__
 
 _PACKAGES = (
@@ -79,7 +80,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
             "cuda": torch.version.cuda,
         }
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if visible and rank_count() > 1:
         described["gpus_of_job"] = visible.split(",")  # of this host
     return described
 

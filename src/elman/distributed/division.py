@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elman.base.errors import UserError
-from elman.distributed.place import RankPlace
+from elman.base.rank_place import RankPlace
 from elman.sections.parallel import ParallelConfig, refuse_uneven
 
 

@@ -71,7 +71,7 @@ class SummedGradients:
         size = sum(p.numel() for p in self._parameters)
         padded = -(-size // self._team.place.size) * self._team.place.size
         device = self._parameters[0].device
-        # Equal runs of leaves have so many partial sums at a time, and the leaf itself.
+        # RunningTree keeps at most log2(leaves) partial sums at a time, and the newest leaf.
         count = self._division.own_parts.bit_length()
         made = [torch.zeros(padded, device=device) for _ in range(count)]
         self._views = {id(flat_n): self._cut(flat_n) for flat_n in made}

@@ -24,8 +24,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from elman.base.errors import ExitStatus, UserError, first_line
+from elman.base.rank_place import ONE_PROCESS, RankPlace
 from elman.base.signals import Interruption
-from elman.distributed.place import ONE_PROCESS, RankPlace
 from elman.distributed.tree import summed
 from elman.distributed.watch import Ending, TeamError, Watch
 
@@ -44,6 +44,8 @@ class Team(Protocol):
     """The ranks that train one model, as one of them sees them."""
 
     place: RankPlace
+    processes: tuple[int, ...]
+    """The process numbers of the ranks on this rank's host; empty for a run without ranks."""
 
     @property
     def writes(self) -> bool:
@@ -94,6 +96,7 @@ class Alone:
     """A team of one: every exchange is with itself."""
 
     place = ONE_PROCESS
+    processes: tuple[int, ...] = ()
     writes = True
 
     def gather(self, *values: float) -> list[list[float]]:
@@ -147,6 +150,7 @@ class Joined:
         self.watch = Watch(store, place, host, self.abandon)
         # All have come when this is done: rank 0 may pack data before it does, which takes long.
         self.hosts = self._hosts(host)
+        self.processes = self._processes()
         # We abort NCCL ourselves when a rank is lost, so that the weights can still be saved.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -262,6 +266,12 @@ class Joined:
                 )
         return [text.split()[0] for text in said]
 
+    def _processes(self) -> tuple[int, ...]:
+        self.watch.tell(f"process/{self.place.rank}", str(os.getpid()))
+        own = self.hosts[self.place.rank]
+        here = [rank for rank, host in enumerate(self.hosts) if host == own]
+        return tuple(int(self.watch.told(f"process/{rank}", rank)) for rank in here)
+
     def _exchanged(self, work: dist.Work | None) -> None:
         self._patiently(work, on_device=self._device.type == "cuda")
 
@@ -297,6 +307,11 @@ class Joined:
                 if waited > HANG_SECONDS or work.is_completed():
                     _log.info("an exchange with the other ranks failed: %s", first_line(error))
                     raise TeamError(self.watch.blame()) from None
+
+
+def leader_alone(team: Team, doing: str) -> AbstractContextManager[None]:
+    """Return a context in which the other ranks wait for rank 0 without a limit."""
+    return team.busy(doing) if team.place.leads else nullcontext()
 
 
 def joined(place: RankPlace, device: torch.device) -> Joined:

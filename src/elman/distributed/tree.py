@@ -28,7 +28,7 @@ def summed(leaves: Sequence[Tensor]) -> Tensor:
 
 
 class RunningTree:
-    """The same sum of leaves that come one after another; few partial sums are kept.
+    """Adds leaves in the same order as they arrive one by one, and keeps few partial sums.
 
     Args:
         buffers: Memory for the leaves, each of n numbers; log2(leaves) + 1 suffice.

@@ -19,8 +19,8 @@ from typing import NamedTuple
 from torch.distributed.distributed_c10d import Store
 
 from elman.base.errors import ExitStatus, RunStatus
+from elman.base.rank_place import RankPlace
 from elman.base.signals import Interruption
-from elman.distributed.place import RankPlace
 
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 15.0

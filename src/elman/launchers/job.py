@@ -7,7 +7,8 @@ from pathlib import Path
 
 from elman.base.errors import UserError
 from elman.base.quoting import quoted
-from elman.config.run_config import RunConfig, check_ranked
+from elman.config.run_config import RunConfig
+from elman.config.validate import check_ranked
 from elman.models.backends import REFERENCE
 from elman.models.cells import registry
 

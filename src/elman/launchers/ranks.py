@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from elman.base.errors import ExitStatus
+from elman.base.rank_place import rank_environment
 from elman.launchers.interrupts import Interrupts
 from elman.launchers.outcome import ERROR, telling
 from elman.runs.status import status_word
@@ -59,34 +60,6 @@ class RankStart:
     own_group: bool
     inherited: Sequence[int] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-
-
-def rank_environment(
-    rank: int, world: int, local_world: int, address: str, port: int
-) -> dict[str, str]:
-    """Return the variables that tell a process which rank it is, as torchrun sets them.
-
-    Args:
-        rank: Its number among all ranks.
-        world: Number of all ranks.
-        local_world: Number of ranks on each host.
-        address: Host of rank 0.
-        port: Port on which rank 0 listens.
-    """
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank % local_world),
-        "GROUP_RANK": str(rank // local_world),
-        "WORLD_SIZE": str(world),
-        "LOCAL_WORLD_SIZE": str(local_world),
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(port),
-    }
-
-
-def is_rank() -> bool:
-    """Whether torchrun, or one of our launchers, started this process as one of several ranks."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def run_ranks(start: RankStart, interrupts: Interrupts) -> int:

@@ -17,9 +17,10 @@ from submitit import JobEnvironment
 from submitit.core.utils import JobPaths
 
 from elman.base.errors import ExitStatus, UserError
+from elman.base.rank_place import rank_environment, rank_place
 from elman.launchers.command import JobCommand, visible_devices
 from elman.launchers.outcome import result_status
-from elman.launchers.ranks import GRACE_SECONDS, REFUSED_SECONDS, rank_environment
+from elman.launchers.ranks import GRACE_SECONDS, REFUSED_SECONDS
 
 ORDER_SECONDS = 300.0
 """Time that ranks wait for the order of rank 0; a shared file system may show it late."""
@@ -61,7 +62,7 @@ class SlurmRankCommand(JobCommand):
     def command_line(self) -> list[str]:
         """Return what rank 0 finds in the folder: the others would see what it has just made."""
         order = self._order()
-        if not _first():
+        if not rank_place().leads:
             return _read(order)
         try:
             found = super().command_line()
@@ -72,7 +73,7 @@ class SlurmRankCommand(JobCommand):
         return found
 
     def _requeues(self) -> bool:
-        return _first()
+        return rank_place().leads
 
     def _check_devices(self) -> None:
         """Check that this rank sees every GPU of its node, of which it takes one.
@@ -94,7 +95,7 @@ class SlurmRankCommand(JobCommand):
 
     def _other_results(self) -> list[Path]:
         """Return the files that the other ranks leave when they have ended."""
-        own, environment = int(os.environ["RANK"]), JobEnvironment()
+        own, environment = rank_place().rank, JobEnvironment()
         folder, job = os.environ["SUBMITIT_FOLDER"], environment.job_id
         others = (rank for rank in range(self.ranks) if rank != own)
         return [JobPaths(folder, job, rank).result_pickle for rank in others]
@@ -160,10 +161,6 @@ def _died(paths: JobPaths) -> dict[int, int]:
         if said is not None and said[2] in _DIED:
             return {int(said[1]): -int(_DIED[said[2]])}
     return {}
-
-
-def _first() -> bool:
-    return os.environ["RANK"] == "0"
 
 
 def _write(path: Path, order: dict[str, object]) -> None:

@@ -86,7 +86,7 @@ def raise_elsewhere(error: TeamError) -> None:
     """Raise what another rank raised before the run began, if it was no failure of a run."""
     ending = error.ending
     if ending.status == USER:
-        # What every rank refuses is said as without ranks.
+        # If every rank refuses the command, the line names no rank.
         said = ending.error if ending.error.startswith("rank ") else _of_rank(error)
         raise UserError(said) from None
     if ending.status == RunStatus.INTERRUPTED:

@@ -16,25 +16,17 @@ import torch
 from elman.base.disk import is_disk_trouble, keep_room, sizes
 from elman.base.errors import ExitStatus, RunStatus, UserError, first_line
 from elman.base.signals import Interruption, interruptible
-from elman.config.run_config import RunConfig, check_ranked
-from elman.data.batches import AnyRunData, open_data
-from elman.data.tasks.batches import TaskData
-from elman.devices.environment import choose_device, describe_environment
+from elman.config.run_config import RunConfig
+from elman.config.validate import check_ranked
+from elman.data.batches import open_data
+from elman.devices.environment import choose_device
 from elman.devices.nvml_client import asked_driver
 from elman.devices.visible import refuse_wrong_visible
 from elman.distributed.division import Division, divide
 from elman.distributed.team import ALONE, Joined, Team, own_device
 from elman.distributed.watch import TeamError, is_connection
-from elman.evaluation.metrics import DEFINITIONS, METRICS_VERSION
-from elman.evaluation.validation import uses_bf16
 from elman.kernels.triton_tuning import tuning_told_to
-from elman.models.backends import (
-    computation_path,
-    on_slow_path,
-    resolve_backend,
-    slow_note,
-    tuning_note,
-)
+from elman.models.backends import resolve_backend
 from elman.models.cells import registry
 from elman.modes.ranks import (
     compare_starts,
@@ -42,9 +34,8 @@ from elman.modes.ranks import (
     display_of,
     in_team,
     raise_elsewhere,
-    shared_work,
-    sharing,
 )
+from elman.modes.train_description import Findings, TrainingSetup, run_result, start_lines
 from elman.parity.gate import ParityError, require_norm_parity, require_parity
 from elman.parity.shapes import TrainedSizes
 from elman.report.plots import plot_losses
@@ -54,7 +45,8 @@ from elman.runs.prepared import PreparedRun
 from elman.training.checkpoints.store import CheckpointError, CheckpointStore, DamagedError
 from elman.training.cuda_graph import uses_graph
 from elman.training.display import Display
-from elman.training.memory.estimate import available_memory, estimate_memory, largest_batch
+from elman.training.memory.advice import memory_advice
+from elman.training.memory.estimate import available_memory, estimate_memory
 from elman.training.recorder import RESULT, NoRecorder, Recorder, write_result
 from elman.training.trainer import Trainer
 
@@ -88,7 +80,8 @@ def run(job: PreparedRun) -> ExitStatus:
         # Only the ranks that rank 0 leads are in a folder that is locked already.
         lock = RunLock(folder) if place.leads else nullcontext()
         with lock, open_data(config.data, config.train.chunk_size, display.say) as data:
-            return _Session(job, folder, data, device, display, backend, team, division).run()
+            setup = TrainingSetup(config, folder, data, device, backend, team, division)
+            return _Session(job, setup, display).run()
 
     if not place.alone:
         return in_team(job, device, body)
@@ -99,27 +92,14 @@ def run(job: PreparedRun) -> ExitStatus:
 class _Session:
     """One process's share of a run: everything around the training itself."""
 
-    def __init__(
-        self,
-        job: PreparedRun,
-        folder: Path,
-        data: AnyRunData,
-        device: torch.device,
-        display: Display,
-        backend: str,
-        team: Team,
-        division: Division,
-    ) -> None:
-        self._job, self._config = job, job.config
-        self._team, self._division = team, division
-        self._folder, self._data = folder, data
-        self._device, self._display, self._backend = device, display, backend
+    def __init__(self, job: PreparedRun, setup: TrainingSetup, display: Display) -> None:
+        self._job, self._setup, self._display = job, setup, display
+        self._config, self._folder = setup.config, setup.folder
+        self._team, self._device = setup.team, setup.device
+        self._findings = Findings()
         self._started = datetime.now().astimezone()
         self._trainer: Trainer | None = None
         self._error: str | None = None
-        self._estimate: int | None = None
-        self._parity: dict[str, Any] | None = None
-        self._norm_parity: dict[str, Any] | None = None
         self._taken_up = False
 
     def run(self) -> ExitStatus:
@@ -228,7 +208,7 @@ class _Session:
         trainer = Trainer(
             config,
             folder,
-            self._data,
+            self._setup.data,
             self._device,
             store,
             self._display,
@@ -236,10 +216,11 @@ class _Session:
             lambda model: cut_model(model, config, self._team),
         )
         self._restore(trainer, store)
-        compare_starts(self._team, config, self._data, trainer.model)
+        compare_starts(self._team, config, self._setup.data, trainer.model)
         if self._team.place.leads:
             self._require_room(trainer)
-        self._announce(trainer)
+        for line in start_lines(self._setup, self._findings, trainer):
+            self._display.say(line)
         self._trainer = trainer
         trainer.first_pass()
         if not self._taken_up:
@@ -251,26 +232,20 @@ class _Session:
             self._error = self._not_finite(trainer)
         return status
 
-    def _path(self) -> str | None:
-        """Return in words what computes a baseline."""
-        model = self._config.model
-        cell = registry.cell(model.cell)
-        given = {"device_type": self._device.type, "precision": self._precision}
-        return computation_path(cell, self._backend, model.options, **given)
-
-    @property
-    def _precision(self) -> str:
-        return "bf16" if uses_bf16(self._device, self._config.train.precision) else "fp32"
-
     def _prove(self) -> None:
         """Refuse to train with a kernel that does not compute what the reference computes."""
         config, train, device = self._config, self._config.train, self._device.type
-        given = (device, self._precision, self._folder, self._display.say)
+        given = (device, self._setup.precision, self._folder, self._display.say)
         sizes = TrainedSizes(train.batch_size, train.chunk_size, train.tbptt)
-        self._parity = require_parity(
-            config.model, self._backend, *given, sizes=sizes, resets=config.data.reset_at_documents
+        self._findings.parity = require_parity(
+            config.model,
+            self._setup.backend,
+            *given,
+            sizes=sizes,
+            resets=config.data.reset_at_documents,
         )
-        self._norm_parity = require_norm_parity(config.model, config.kernels.backend, *given)
+        norm_parity = require_norm_parity(config.model, config.kernels.backend, *given)
+        self._findings.norm_parity = norm_parity
 
     def _require_room(self, trainer: Trainer) -> None:
         """Refuse a run whose first checkpoint does not fit the disk: it would train for nothing."""
@@ -303,8 +278,8 @@ class _Session:
     @property
     def _as_run(self) -> RunConfig:
         """The configuration of one pass with the chosen backend, which keeps less than loops."""
-        kernels = self._config.kernels.model_copy(update={"backend": self._backend})
-        train = self._config.train.model_copy(update={"batch_size": self._division.rows})
+        kernels = self._config.kernels.model_copy(update={"backend": self._setup.backend})
+        train = self._config.train.model_copy(update={"batch_size": self._setup.division.rows})
         return self._config.model_copy(update={"kernels": kernels, "train": train})
 
     def _too_large(self) -> RunStatus | None:
@@ -313,33 +288,14 @@ class _Session:
             return None  # a GPU raises an error itself, and nothing is killed
         self._display.activity("estimating memory")
         available = available_memory(self._device)
-        self._estimate = estimate_memory(self._as_run).total
-        if self._estimate <= available:
+        self._findings.estimate = estimate_memory(self._as_run).total
+        if self._findings.estimate <= available:
             return None
         self._error = self._advice(available)
         return RunStatus.OOM
 
     def _advice(self, available: int) -> str:
-        train = self._config.train
-        rows = largest_batch(self._as_run, available)
-        need = f"a step of {train.batch_size} rows of {train.chunk_size} bytes"
-        if self._estimate is not None:
-            need += f" needs about {self._estimate / 1e9:.1f} GB"
-        else:
-            need += " does not fit"
-        need += f" and {available / 1e9:.1f} GB are free; "
-        if rows is not None and rows < train.batch_size:
-            # A divisor, so that accumulation can keep the bytes per step exactly.
-            rows = next(r for r in range(rows, 0, -1) if train.batch_size % r == 0)
-            accum = train.grad_accum * train.batch_size // rows
-            return need + (
-                f"train.batch_size={rows} fits "
-                f"(add train.grad_accum={accum} to keep the bytes per step)"
-            )
-        remedies = ["a smaller train.chunk_size", "a smaller model"]
-        if not train.activation_checkpointing:
-            remedies.insert(0, "train.activation_checkpointing=true")
-        return need + f"try {' or '.join(remedies)}"
+        return memory_advice(self._config, self._as_run, available, self._findings.estimate)
 
     def _out_of_memory(self, error: Exception) -> RunStatus:
         self._error = f"{first_line(error)}; {self._advice(available_memory(self._device))}"
@@ -366,43 +322,10 @@ class _Session:
 
     # ------------------------------------------------------------------ what is said about it
 
-    def _announce(self, trainer: Trainer) -> None:
-        model = self._config.model
-        memory = f", about {self._estimate / 1e9:.1f} GB" if self._estimate else ""
-        path = self._path()
-        through = f" ({path})" if path else ""
-        graph = ", replayed as a CUDA graph" if trainer.stepper.graph else ""
-        self._display.say(
-            f"{model.name}: {model.cell} {model.dim}x{model.depth}, "
-            f"{trainer.model.num_params():,} parameters, "
-            f"backend {self._backend}{through} on {self._device}{graph}{memory}"
-            f"{sharing(self._team, self._division, self._config)}"
-        )
-        self._display.say(f"data: {self._told_data()}")
-        self._display.say(f"run folder: {self._folder}")
-        cell = registry.cell(model.cell).under(model.options)
-        if slow := slow_note(cell, self._config.kernels.backend, self._device, self._backend):
-            self._display.say(f"{slow}; the result is marked")
-        if note := tuning_note(path, self._backend):
-            self._display.say(f"{note}; it is not counted")
-
-    def _told_data(self) -> str:
-        """Say what is read, or which task is learned, with what guessing would reach."""
-        data = self._data
-        if isinstance(data, TaskData):
-            settings = "".join(f" {k}={v}" for k, v in data.config.difficulty().items())
-            length = self._config.train.chunk_size
-            chance = f"chance {data.config.chance:.3f}"
-            return f"{data.label}{settings}, rows of {length}; {data.config.definition}; {chance}"
-        source = data.describe()
-        packed = source.get("packed")
-        where = f", packed in {packed['file']}" if packed else ""
-        zeroed = "; state zeroed after each 0x1e" if self._config.data.reset_at_documents else ""
-        return f"{source['bytes']:,} bytes of {data.label}{where}{zeroed}"
-
     def _report(self, status: RunStatus, interruption: Interruption) -> ExitStatus:
         """Write the result, safe from signals, and then show it, which a signal may cut short."""
-        result, code = self._result(status), status.exit_status
+        given = (self._setup, self._findings, self._trainer, self._started)
+        result, code = run_result(*given, status, self._error), status.exit_status
         try:
             write_result(self._folder, result)
         except OSError as error:
@@ -433,40 +356,6 @@ class _Session:
             f"elman: {self._folder / RESULT}: cannot be written ({error.strerror}); it is "
             f"{json.dumps(kept)}"
         )
-
-    def _result(self, status: RunStatus) -> dict[str, Any]:
-        """Assemble ``result.json``; every number in it has its definition beside it."""
-        config, trainer = self._config, self._trainer
-        result: dict[str, Any] = {
-            "status": status.value,
-            "error": self._error,
-            "contended": None,
-            "model": config.model.name,
-            "cell": config.model.cell,
-            "config_hash": config_hash(config),
-            "started": self._started.isoformat(timespec="seconds"),
-            "ended": datetime.now().astimezone().isoformat(timespec="seconds"),
-            "memory_estimate_bytes": self._estimate,
-        }
-        if trainer is not None:
-            stepper = trainer.stepper
-            result |= trainer.ledger.numbers(
-                trainer.model.num_params(), stepper.step, stepper.tokens, stepper.data_wait
-            )
-            result["reload_difference_bpb"] = trainer.reload_difference
-            result["backend"] = self._backend
-            result["parity"] = self._parity
-            result["norm_parity"] = self._norm_parity
-            result["path"] = self._path()
-            result["slow_path"] = on_slow_path(self._backend)
-            result["graph"] = stepper.graph
-        result["parallel"] = shared_work(self._team, self._division, config)
-        resets = {"reset_at_documents": config.data.reset_at_documents}
-        result["data"] = self._data.describe() | resets
-        result["environment"] = describe_environment(self._device)
-        result["metrics_version"] = METRICS_VERSION
-        result["definitions"] = DEFINITIONS
-        return result
 
 
 def _prepare(config: RunConfig, device: torch.device, division: Division) -> None:

@@ -18,13 +18,13 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from elman.base.disk import keep_room, no_room
 from elman.base.errors import UserError
+from elman.base.rank_place import RankPlace, rank_place
 from elman.bench.entries import benched_models
 from elman.config.catalog import Place, search_overrides
 from elman.config.compose import plain_tree, typed_config, typed_overrides
 from elman.config.keys import named_keys
 from elman.config.run_config import MODES, OF_SWEEPS, RunConfig, flatten
 from elman.config.suites import GROUP
-from elman.distributed.place import RankPlace, rank_place
 from elman.runs.folder import (
     RunLock,
     check_free,

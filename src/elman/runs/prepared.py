@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from elman.base.rank_place import ONE_PROCESS, RankPlace
 from elman.config.catalog import SHIPPED, Place
 from elman.config.run_config import RunConfig
-from elman.distributed.place import ONE_PROCESS, RankPlace
 from elman.runs.folder import RunLock
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from elman.base.errors import UserError
-from elman.config.run_config import RunConfig, validate
+from elman.config.run_config import RunConfig
+from elman.config.validate import validate
 from elman.runs.folder import read_config
 
 # Settings that a run reads only at its first step.

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from omegaconf import DictConfig, OmegaConf
 
 from elman.base.errors import UserError
+from elman.base.rank_place import is_rank
 from elman.config.compose import typed_overrides
 from elman.config.keys import named_keys
 from elman.launchers.command import OF_THE_SWEEP
 from elman.launchers.gpus.places import checked_gpus
 from elman.launchers.job import refuse_ranks, wants_gpu
-from elman.launchers.ranks import is_rank
 from elman.runs.prepare import check_alone
 from elman.sections.launching import GpusLauncher
 from elman.sweeps.settings import is_of_sweeps, sweep_settings, without_sweep_settings

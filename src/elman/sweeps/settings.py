@@ -9,7 +9,8 @@ from omegaconf import DictConfig, OmegaConf
 from elman.base.errors import UserError
 from elman.config.compose import typed_overrides
 from elman.config.keys import named_keys
-from elman.config.run_config import OF_SWEEPS, validate_sweep
+from elman.config.run_config import OF_SWEEPS
+from elman.config.validate import validate_sweep
 from elman.sections.launching import SweepSettings
 
 # A config file of the user's own may hold both settings.

@@ -23,13 +23,13 @@ from omegaconf import DictConfig, open_dict, read_write
 from elman.base.errors import ExitStatus, UserError
 from elman.base.output import keep_going
 from elman.base.quoting import pasteable, quoted
+from elman.base.rank_place import is_rank
 from elman.config.compose import compose_tree, typed_overrides
 from elman.config.run_config import MODES, Mode, RunConfig
 from elman.config.suites import GROUP
 from elman.config.wording import in_our_words
 from elman.launchers.command import Start, job_command
 from elman.launchers.job import SweepJob, refuse_ranks, wants_gpu
-from elman.launchers.ranks import is_rank
 from elman.launchers.request import JobLauncher, LaunchRequest
 from elman.runs.folder import (
     RunLock,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Collection
 from contextlib import suppress
 
 import psutil
@@ -16,15 +18,22 @@ SAMPLE_SECONDS = 5.0
 class ContentionWatch:
     """Looks from time to time for other processes on the GPU of this process.
 
+    Args:
+        device: Where the model lives.
+        ranks: The processes of the run's ranks on this host.
+        asked: Who knows the processes of a GPU; this machine's driver if None.
+
     Attributes:
         contended: True once a foreign process was seen; False if every look found none; None where
             looking is impossible: on a CPU, or without the driver's library.
     """
 
-    def __init__(self, device: torch.device, asked: Driver | None = None) -> None:
+    def __init__(
+        self, device: torch.device, ranks: Collection[int] = (), asked: Driver | None = None
+    ) -> None:
         self.contended: bool | None = None
         self._uuid = _uuid(device) if device.type == "cuda" else None
-        self._driver = asked or driver()
+        self._ranks, self._driver = ranks, asked or driver()
         self._next = 0.0
 
     def sample(self) -> None:
@@ -34,18 +43,27 @@ class ContentionWatch:
         self._next = time.monotonic() + SAMPLE_SECONDS
         with suppress(DriverError):
             processes = self._driver.sample(self._uuid).processes
-            self.contended = bool(self.contended) or foreign(processes)
+            self.contended = bool(self.contended) or foreign(processes, self._ranks)
 
 
-def foreign(processes: tuple[GpuProcess, ...]) -> bool:
-    """Whether a process uses the GPU that is neither this one nor a child of it.
+def foreign(processes: tuple[GpuProcess, ...], ranks: Collection[int] = ()) -> bool:
+    """Whether a process uses the GPU that is neither a rank of this run nor a child of one.
+
+    A rank computes on its own GPU, but it may hold memory on that of another.
 
     In a container the driver may list processes by their numbers on the host. Then the list does
     not contain this process's own number, so a listed number that does not exist in the container
     is taken for this process.
+
+    Args:
+        processes: What the driver lists.
+        ranks: The processes of the run's ranks on this host; this one is always among them.
     """
-    here = psutil.Process()
-    own = {here.pid, *(child.pid for child in here.children(recursive=True))}
+    own: set[int] = set()
+    for pid in {os.getpid(), *ranks}:
+        with suppress(psutil.NoSuchProcess):
+            children = psutil.Process(pid).children(recursive=True)
+            own |= {pid, *(child.pid for child in children)}
     others = [one.pid for one in processes if one.pid not in own]
     if len(others) == len(processes):
         unknown = [pid for pid in others if not psutil.pid_exists(pid)]

@@ -9,6 +9,7 @@ import torch
 
 from elman.config.run_config import RunConfig
 from elman.devices.environment import device_name, peak_memory
+from elman.distributed.team import ALONE, Team
 from elman.evaluation.metrics import (
     LossMeter,
     Throughput,
@@ -30,10 +31,10 @@ class Ledger:
     """
 
     def __init__(
-        self, config: RunConfig, display: Display, device: torch.device, ranks: int = 1
+        self, config: RunConfig, display: Display, device: torch.device, team: Team = ALONE
     ) -> None:
         self._config, self._display, self._device = config, display, device
-        self._ranks = ranks
+        self._ranks = team.place.size
         self.peak_of_ranks: int | None = None
         self._recorder: Recorder | None = None
         self.clock, self.losses, self.throughput = TrainingClock(), LossMeter(), Throughput()
@@ -44,7 +45,7 @@ class Ledger:
         self.accuracy: float | None = None
         self.accuracy_by_length: dict[int, float] = {}
         self.tested_step: int | None = None
-        self.contention = ContentionWatch(device)
+        self.contention = ContentionWatch(device, team.processes)
         self.non_finite: str | None = None
         self._pending: list[Step] = []
 

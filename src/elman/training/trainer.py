@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from elman.base.errors import RunStatus, UserError, first_line
+from elman.base.errors import RunStatus, UserError
 from elman.base.signals import Interruption, Stopped
 from elman.config.run_config import RunConfig
 from elman.data.batches import AnyRunData
-from elman.data.files import same_bytes
 from elman.data.tasks.batches import TaskData
 from elman.devices.environment import peak_memory
-from elman.distributed.team import ALONE, Team
+from elman.distributed.team import ALONE, Team, leader_alone
 from elman.distributed.watch import TeamError
 from elman.kernels import stalls
 from elman.models.build import build_model
 from elman.models.language_model import LanguageModel
-from elman.training.checkpoints.integrity import BadFileError
 from elman.training.checkpoints.store import (
-    STATE,
     Checkpoint,
     CheckpointError,
     CheckpointStore,
-    DamagedError,
     find_checkpoint,
 )
 from elman.training.display import Display
@@ -40,13 +35,11 @@ from elman.training.ledger import Ledger
 from elman.training.optim.optimizers import TrainingOptimizer
 from elman.training.profiling import profiling
 from elman.training.recorder import Recorder
+from elman.training.saving import Saver
 from elman.training.stepper import Stepper
 
 SHOWN_SECONDS = 10.0
-RETRY_MINUTES = 1.0
-"""Seconds between two attempts to save when the disk is full."""
-
-_log = logging.getLogger("elman.train")
+"""A line is shown at least this often, however rarely ``log.every`` asks for one."""
 
 
 class _Moment(NamedTuple):
@@ -82,7 +75,7 @@ class Trainer:
         team: Team = ALONE,
         shard: Callable[[LanguageModel], None] = lambda model: None,
     ) -> None:
-        self.config, self._folder, self._data, self._device = config, folder, data, device
+        self.config, self._folder, self._device = config, folder, device
         self._store, self._display, self._team = store, display, team
         torch.manual_seed(config.train.seed)
         self.model = self._build()
@@ -90,16 +83,14 @@ class Trainer:
         shard(self.model)
         optimizer = TrainingOptimizer(config.optim, self.model)
         self.stepper = Stepper(config, data, self.model, optimizer, device, team)
-        self.ledger = Ledger(config, display, device, team.place.size)
+        self.ledger = Ledger(config, display, device, team)
         self._pass_seconds = 0.0
         self._held_out = _held_out(config, data, device, display, team)
         self.reload_difference: float | None = None
-        self._saved_at = self._flushed_at = time.monotonic()
-        self._saved_step: int | None = None
-        self._failed_step: int | None = None
+        self.saver = Saver(config, data, store, self.stepper, self.ledger, display)
+        self._flushed_at = time.monotonic()
         self._interruption = Interruption()
         self._moment = _Moment(0.0, False, False)
-        self._saves = 0
 
     def start_from(self, place: str) -> None:
         """Load only the weights of another run's checkpoint."""
@@ -113,19 +104,7 @@ class Trainer:
             UserError: the data changed, or the budget is used up and nothing is left to do. (A run
                 that was stopped in its last validation still has that validation to do.)
         """
-        state = checkpoint.load_state()
-        if not {"data", "stepper", "ledger"} <= state.keys():
-            what = "damaged (it does not hold the state of a run)"
-            raise DamagedError(BadFileError(checkpoint.path / STATE, what))
-        if not same_bytes(state["data"], self._data_identity()):
-            raise UserError(
-                f"{_different(self._data)}; restore that data, or start a new run with "
-                f"train.init_from={self._folder}"
-            )
-        checkpoint.load_weights(self.model)
-        self.stepper.load_state_dict(state["stepper"])
-        self.ledger.load_state_dict(state["ledger"])
-        self._saved_step = self.stepper.step
+        self.saver.restore(checkpoint, self._folder)
         if isinstance(self._held_out, HeldOutAnswers):
             self.ledger.recall_answers(self.stepper.step, checkpoint.meta.get("answers"))
         elif checkpoint.val_bpb is not None:
@@ -168,7 +147,7 @@ class Trainer:
         self._interruption = interruption
         self.ledger.begin(recorder, self.stepper.step, self.stepper.tokens)
         interruption.begin()
-        self._saved_at = time.monotonic()
+        self.saver.begin()
         try:
             status = self._trained()
         except (UserError, OSError):
@@ -177,7 +156,7 @@ class Trainer:
         except TeamError:
             self._rescue_alone()
             raise
-        self._save(final=True)
+        self.saver.save(final=True)
         self._collect()
         if status is RunStatus.INTERRUPTED:
             self._display.say(f"{interruption.name}: saved after step {self.stepper.step}")
@@ -235,8 +214,8 @@ class Trainer:
         self.stepper.blocked(drain=True)  # do not count a step that was not finite
         with suppress(OSError):
             self._flush()
-        self._save()
-        if self._saved_step == self.stepper.step:
+        self.saver.save()
+        if self.saver.up_to_date:
             self._display.say(f"saved after step {self.stepper.step}")
 
     def _rescue_alone(self) -> None:
@@ -255,15 +234,15 @@ class Trainer:
             with self._team.busy("saving"):
                 self._team = self.stepper.team = ALONE
                 self._flush()
-                self._save()
-            if self._saved_step == self.stepper.step:
+                self.saver.save()
+            if self.saver.up_to_date:
                 self._display.say(f"saved after step {self.stepper.step}")
 
     def _look(self) -> None:
         """Let all ranks see the same moment: rank 0's clock, and a signal to any of them."""
         share = self.ledger.share(self.stepper.step)
         asked = signal.Signals[self._interruption.name] if self._interruption.name else 0
-        told = self._team.gather(share, asked, self._save_is_due())
+        told = self._team.gather(share, asked, self.saver.is_due())
         asked = int(max(row[1] for row in told))
         if asked:
             self._interruption.take_over(asked)
@@ -305,8 +284,7 @@ class Trainer:
         every, step = self.config.train.val_every, self.stepper.step
         due = every and step and step % every == 0 and self._moment.share < 1.0
         if due and self.ledger.validated_step != step and self._validate():
-            self._saved_step = None  # the saved checkpoint does not have its val_bpb yet
-            self._save()
+            self.saver.save_again()  # the saved checkpoint does not have its val_bpb yet
 
     def _after_step(self) -> None:
         """Record, validate and save when each is due, but not after the last step."""
@@ -321,31 +299,18 @@ class Trainer:
         if validates:
             self._flush()
             if self._validate():
-                self._save()
+                self.saver.save()
         if self._moment.save:
-            self._save()
+            self.saver.save()
         if validates or self._moment.save:  # that took a while
             self._look()
 
     def _flush(self, *, show: bool = True) -> None:
         if not self._team.place.alone:
             self.stepper.synchronize()
-        with self._alone("showing"):  # a terminal may be paused
+        with leader_alone(self._team, "showing"):  # a terminal may be paused
             self.ledger.flush(self.stepper.step, self.stepper.data_wait, show=show)
         self._flushed_at = time.monotonic()
-
-    def _alone(self, doing: str) -> AbstractContextManager[None]:
-        """Return a context in which the other ranks wait for rank 0 without a limit."""
-        return self._team.busy(doing) if self._team.place.leads else nullcontext()
-
-    def _save_is_due(self) -> bool:
-        train = self.config.train
-        if train.save_every and self.stepper.step % train.save_every == 0:
-            return True
-        minutes = (time.monotonic() - self._saved_at) / 60
-        if self._failed_step is not None and minutes >= RETRY_MINUTES:
-            return True
-        return train.save_minutes is not None and minutes >= train.save_minutes
 
     def _validate(self) -> bool:
         """Measure ``val_bpb`` with the weights to save; return whether it is the best so far.
@@ -361,74 +326,6 @@ class Trainer:
         except Stopped:
             return False
         return self.ledger.validated(self.stepper.step, *found)
-
-    def _save(self, final: bool = False) -> None:
-        """Save a checkpoint; a failure during the run is reported once, and retried later."""
-        if self.stepper.step in (self._saved_step, self._failed_step) and not final:
-            return
-        self.stepper.synchronize()
-        self._display.activity("saving")
-        with self.ledger.clock.pause("checkpoint"):
-            try:
-                self._write_checkpoint()
-            except OSError as error:
-                if final:
-                    raise
-                self._save_failed(error)
-        self._saved_at = time.monotonic()
-        self._display.activity("")
-
-    def _save_failed(self, error: OSError) -> None:
-        line = f"warning: {first_line(error)}; tried again every minute"
-        if self._failed_step is None:
-            self._display.say(line)
-        else:
-            _log.info(line)
-        self._failed_step = self.stepper.step
-
-    def _write_checkpoint(self) -> None:
-        step, ledger = self.stepper.step, self.ledger
-        self.stepper.agree(moments=True)
-        val_bpb = ledger.val_bpb if ledger.validated_step == step else None
-        state = {
-            "stepper": self.stepper.state_dict(),
-            "ledger": ledger.state_dict(),
-            "data": self._data_identity(),
-        }
-        with self.stepper.optimizer.kept_weights():
-            weights = {k: v.contiguous() for k, v in self.model.state_dict().items()}
-            if self.config.parallel.shard != "none":
-                from elman.distributed.sharding import whole  # the import takes time
-
-                weights, state = whole((weights, state), keep=self._team.place.leads)
-            meta = {"step": step, "val_bpb": val_bpb, "answers": ledger.answers(step)}
-            self._write(weights, state, meta)
-        self._saved_step = step
-        if self._failed_step is not None:
-            self._failed_step = None
-            self._display.say(f"step {step:>6} | saved: checkpoints can be written again")
-
-    def _write(self, weights: dict[str, Any], state: dict[str, Any], meta: dict[str, Any]) -> None:
-        """Let rank 0 write a checkpoint, and every rank learn whether it could.
-
-        Raises:
-            OSError: it could not.
-        """
-        errors: list[OSError] = []
-
-        def written() -> str:
-            try:
-                with self._alone("saving"):
-                    self._store.save(weights, state, meta)
-            except OSError as error:
-                errors.append(error)
-                return first_line(error)
-            return ""
-
-        self._saves += 1
-        said = self._team.told(f"saved/{self._saves}", written)
-        if said:
-            raise errors[0] if errors else CheckpointError(said)
 
     def _check_saved_weights(self) -> None:
         """Load the saved weights into a new model and score one batch with both models.
@@ -465,10 +362,6 @@ class Trainer:
                 f"in memory {in_memory:.4f} on the same data"
             )
 
-    def _data_identity(self) -> dict[str, str | int | None]:
-        """What identifies the data; a checkpoint keeps it."""
-        return self._data.identity()
-
     def _build(self) -> LanguageModel:
         return build_model(
             self.config.model,
@@ -485,11 +378,3 @@ def _held_out(
     if isinstance(data, TaskData):
         return HeldOutAnswers(config, data, device, display)
     return HeldOut(config, data, device, display, team)
-
-
-def _different(data: AnyRunData) -> str:
-    """Return the beginning of the error for data that a run was not trained on."""
-    differs = "differs from the data that the run was trained on"
-    if isinstance(data, TaskData):
-        return f"data: the {data.label} with these settings {differs}"
-    return f"data.path: {data.label} {differs} (now {len(data.source):,} bytes)"

@@ -23,7 +23,7 @@ import pytest
 from elman.base import signals
 from elman.base.errors import ExitStatus, UserError
 from elman.config.compose import compose_config
-from elman.config.run_config import validate_sweep
+from elman.config.validate import validate_sweep
 from elman.launchers.command import JobCommand
 from elman.launchers.job import SweepJob
 from elman.launchers.slurm import limit_note, minutes_of

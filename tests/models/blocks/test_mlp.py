@@ -7,7 +7,8 @@ import torch
 
 from elman.base.errors import UserError
 from elman.config.compose import compose_config
-from elman.config.run_config import flatten, validate
+from elman.config.run_config import flatten
+from elman.config.validate import validate
 from elman.models.blocks.mlp import SwiGLU
 from elman.models.build import build_model
 from elman.models.sizing import solve

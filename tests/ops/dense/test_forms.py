@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from elman.ops.common.cuda.clusters import SHARED_LIMIT
 from elman.ops.dense.cuda import forms
-from elman.ops.dense.cuda.cluster_config import SHARED_LIMIT, choose
+from elman.ops.dense.cuda.cluster_config import choose
 from elman.ops.dense.cuda.forms import Shape
 from elman.ops.dense.cuda.group_config import SHARED_LIMITS, Machine
 from elman.ops.dense.cuda.group_config import choose as choose_groups

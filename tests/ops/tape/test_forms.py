@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from elman.ops.dense.cuda.cluster_config import SHARED_LIMIT
+from elman.ops.common.cuda.clusters import SHARED_LIMIT
 from elman.ops.tape.cuda import forms
 from elman.ops.tape.cuda.forms import Shape, cluster_config
 from elman.ops.tape.recurrences import CELLS

@@ -32,7 +32,7 @@ def dyck2(config: Dyck2, draws: Draws, length: int) -> Rows:
     rows = np.arange(draws.rows)
     for t in range(length + 1):
         closes_b, open_b = closes_bt[:, t], open_bt[:, t]
-        # An opening bracket is on the place that it makes, a closing one frees the next place.
+        # An opening bracket takes the next free place; a closing one frees the place above it.
         place_b = np.where(closes_b, open_b + 1, open_b)
         kind_b = np.where(closes_b, stack_bd[rows, place_b], kinds_bt[:, t])
         stack_bd[rows, place_b] = kind_b

@@ -98,7 +98,7 @@ def reset_recall(config: ResetRecall, draws: Draws, length: int) -> Rows:
     keys_bw = draws.below(0, writes, config.keys)
     values_bw = draws.below(1, writes, config.values)
     asked_b1 = draws.below(2, 1, config.keys)
-    # A place behind the last write is no reset.
+    # A place after the last write means that there is no reset.
     reset_b1 = np.where(draws.below(3, 1, 2) == 1, draws.below(4, 1, writes), writes)
     at_w = np.arange(writes)[None, :]
     is_reset_bw = at_w == reset_b1

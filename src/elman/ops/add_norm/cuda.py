@@ -20,9 +20,8 @@ from elman.kernels.launching import Launch, architecture, launch
 from elman.kernels.nvrtc import Loaded, Unit
 from elman.ops.add_norm.reference import EPS
 from elman.ops.common.mirrors import layout_assertions, same
-from elman.ops.common.native import words_of
+from elman.ops.common.native import CUDA_TYPES, words_of
 
-IO = {torch.bfloat16: "elman::bf16", torch.float16: "elman::f16", torch.float32: "float"}
 """Dtypes that the kernel reads and writes beside the fp32 stream, with their C++ names."""
 _VECTOR = 4  # numbers: 16 bytes of fp32
 _NUMBERS = 8  # of a row that a thread holds
@@ -203,7 +202,8 @@ def unit_text(tile_config: TileConfig, device: str = "cuda/common/device.cuh") -
         [
             f'#include "{device}"',
             '#include "cuda/add_norm/add_norm.cuh"',
-            f"using G = elman::AddNormTileConfig<{IO[g.branch]}, {IO[g.out]}, {numbers}>;",
+            f"using G = elman::AddNormTileConfig<{CUDA_TYPES[g.branch]}, {CUDA_TYPES[g.out]}, "
+            f"{numbers}>;",
             layout_assertions("elman::AddNormArgs", AddNormArgs)
             + same("G::BLOCKS", g.blocks, f"cuda.py has {g.blocks} for G::BLOCKS")
             + same("G::SLICES", _SLICES, f"cuda.py has {_SLICES} for G::SLICES"),

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from elman.ops.add_norm import cuda
+from elman.ops.common.native import CUDA_TYPES
 from elman.ops.common.operators import apply, operators_are_seen
 
-DTYPES = frozenset(cuda.IO)
+DTYPES = frozenset(CUDA_TYPES)
 """Of the branch and the normed sum; everything else is fp32."""
 
 

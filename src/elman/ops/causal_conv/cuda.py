@@ -18,8 +18,8 @@ from elman.kernels import nvrtc
 from elman.kernels.launching import Launch, architecture, launch
 from elman.kernels.nvrtc import Loaded, Unit
 from elman.ops.common.mirrors import layout_assertions, same
+from elman.ops.common.native import CUDA_TYPES
 
-IO = {torch.bfloat16: "elman::bf16", torch.float16: "elman::f16", torch.float32: "float"}
 """Dtypes of the sequences, with their C++ names; taps and bias are fp32."""
 MOST_TAPS = 8
 """A thread keeps its taps, and the inputs that they multiply, in registers."""
@@ -210,7 +210,7 @@ def unit_text(config: TileConfig, device: str = "cuda/common/device.cuh") -> str
         [
             f'#include "{device}"',
             '#include "cuda/causal_conv/causal_conv.cuh"',
-            f"using G = elman::CausalConvTileConfig<{IO[g.dtype]}, {g.taps}, {g.vector}, "
+            f"using G = elman::CausalConvTileConfig<{CUDA_TYPES[g.dtype]}, {g.taps}, {g.vector}, "
             f"{widths}, {flags}>;",
             layout_assertions("elman::CausalConvArgs", CausalConvArgs)
             + "".join(

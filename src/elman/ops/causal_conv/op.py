@@ -19,6 +19,7 @@ from torch.nn import functional
 from elman.ops.causal_conv import cuda, reference
 from elman.ops.causal_conv.reference import next_history
 from elman.ops.common.door import FLOATING, check, check_resets
+from elman.ops.common.native import CUDA_TYPES
 from elman.ops.common.operators import apply, watched
 from elman.ops.common.precision import cast
 
@@ -120,7 +121,7 @@ def _in_a_kernel(projected_bte: Tensor, weight_ck: Tensor, layout: Layout, backe
     return (
         backend == "cuda"
         and not watched((projected_bte, weight_ck))
-        and projected_bte.dtype in cuda.IO
+        and projected_bte.dtype in CUDA_TYPES
         and projected_bte.numel() > 0
         and weight_ck.dtype == torch.float32
         and 2 <= weight_ck.shape[1] <= cuda.MOST_TAPS

@@ -42,7 +42,7 @@ def channel_delta(steps: Steps, state_bhvk: Tensor, chunk: int = CHUNK) -> tuple
 def _equal_chunks(
     inputs: Sequence[Tensor], state_bhvk: Tensor, length: int
 ) -> tuple[Tensor, Tensor]:
-    """Run chunks of ``length`` steps that together are all of time."""
+    """Run over the whole sequence, cut into chunks of ``length`` steps."""
     batch, _, heads, _ = inputs[0].shape
     q_cnlk, k_cnlk, v_cnlv, a_cnlk, b_cnlk, log_cnlk = (
         one.unflatten(1, (-1, length)).permute(1, 0, 3, 2, 4).flatten(1, 2) for one in inputs

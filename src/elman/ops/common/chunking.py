@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 Chunks = Callable[[Sequence[Tensor], Tensor, int], tuple[Tensor, Tensor]]
-"""``run(inputs, state, length) -> (outputs, state)`` over chunks that together are all of time."""
+"""``run(inputs, state, length) -> (outputs, state)`` over a sequence cut into chunks."""
 
 
 def run_in_chunks(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from elman.kernels.launching import Launch
+from elman.ops.common.native import CUDA_TYPES
 from elman.ops.decode import launches
 
 MOST_VALUES = 1024
@@ -83,7 +84,7 @@ def unit_text(dtype: torch.dtype, values: int, device: str = "cuda/common/device
         [
             f'#include "{device}"',
             '#include "cuda/decode/draw.cuh"',
-            f"using G = elman::DrawTileConfig<{launches.NUMBERS[dtype]}, {values}>;",
+            f"using G = elman::DrawTileConfig<{CUDA_TYPES[dtype]}, {values}>;",
             f'static_assert(sizeof(elman::DrawArgs) == {size}, "draw.py");',
             "ELMAN_KERNEL(draw, G::THREADS, 1, elman::DrawArgs, elman::draw<G>(a))",
             "",

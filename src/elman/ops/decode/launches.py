@@ -13,7 +13,6 @@ from elman.kernels.launching import Launch, architecture, launch
 from elman.kernels.nvrtc import Loaded, Unit
 
 # C++ names of the dtypes that the kernels read and write.
-NUMBERS = {torch.bfloat16: "elman::bf16", torch.float16: "elman::f16", torch.float32: "float"}
 
 
 def _launch(text: str, wanted: Launch, args: ctypes.Structure, device: torch.device) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from elman.kernels.launching import Launch
+from elman.ops.common.native import CUDA_TYPES
 from elman.ops.decode import launches
 
 MOST_ROWS = 4
@@ -37,7 +38,7 @@ def fits(x_ri: Tensor, weight_oi: Tensor) -> bool:
         and width > 0
         and 0 < x_ri.numel() <= MOST_ROWS * width
         and weight_oi.is_contiguous()
-        and weight_oi.dtype in launches.NUMBERS
+        and weight_oi.dtype in CUDA_TYPES
     )
 
 
@@ -78,7 +79,7 @@ def unit_text(
         rows: Rows of x.
         device: Header that says what the kernel asks of the machine.
     """
-    numbers = f"{launches.NUMBERS[dtype]}, {width}, {vector}, {rows}, {_WARPS}"
+    numbers = f"{CUDA_TYPES[dtype]}, {width}, {vector}, {rows}, {_WARPS}"
     size = ctypes.sizeof(RowProductArgs)
     return "\n".join(
         [

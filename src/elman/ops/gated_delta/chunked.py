@@ -53,7 +53,7 @@ def gated_delta_rule(
 def _equal_chunks(
     inputs: Sequence[Tensor], state_bhvk: Tensor, length: int
 ) -> tuple[Tensor, Tensor]:
-    """Run chunks of ``length`` steps that together are all of time."""
+    """Run over the whole sequence, cut into chunks of ``length`` steps."""
     q_bthk, k_bthk, v_bthv, log_decay_bth, beta_bth = inputs
     batch, _, heads, _ = q_bthk.shape
     q_cnlk, k_cnlk, v_cnlv = (_by_chunk(one, length) for one in (q_bthk, k_bthk, v_bthv))

@@ -17,8 +17,8 @@ from elman.kernels import nvrtc
 from elman.kernels.launching import Launch, architecture, launch
 from elman.kernels.nvrtc import Loaded, Unit
 from elman.ops.common.mirrors import layout_assertions, same
+from elman.ops.common.native import CUDA_TYPES
 
-IO = {torch.bfloat16: "elman::bf16", torch.float16: "elman::f16", torch.float32: "float"}
 """Dtypes that the kernels read and write, with their C++ names."""
 _VECTOR, _PAIR = 8, 2  # channels of a thread
 _THREADS = 256
@@ -113,7 +113,7 @@ def unit_text(config: TileConfig, device: str = "cuda/common/device.cuh") -> str
         [
             f'#include "{device}"',
             '#include "cuda/rotary/rotary.cuh"',
-            f"using G = elman::RotaryTileConfig<{IO[g.dtype]}, {g.inner}, {g.channels}, "
+            f"using G = elman::RotaryTileConfig<{CUDA_TYPES[g.dtype]}, {g.inner}, {g.channels}, "
             f"{g.vector}>;",
             layout_assertions("elman::RotaryArgs", RotaryArgs)
             + same("G::THREADS", _THREADS, f"cuda.py has {_THREADS} for G::THREADS"),

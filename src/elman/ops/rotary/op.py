@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from elman.ops.common.native import CUDA_TYPES
 from elman.ops.common.operators import apply, watched
 from elman.ops.rotary import cuda
 
@@ -32,7 +33,7 @@ def can_turn(qkv_btk: Tensor, backend: str) -> bool:
     return (
         backend == "cuda"
         and not watched((qkv_btk,))
-        and qkv_btk.dtype in cuda.IO
+        and qkv_btk.dtype in CUDA_TYPES
         and qkv_btk.numel() > 0
     )
 

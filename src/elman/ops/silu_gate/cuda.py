@@ -18,8 +18,8 @@ from elman.kernels import nvrtc
 from elman.kernels.launching import Launch, architecture, launch
 from elman.kernels.nvrtc import Loaded, Unit
 from elman.ops.common.mirrors import layout_assertions, same
+from elman.ops.common.native import CUDA_TYPES
 
-IO = {torch.bfloat16: "elman::bf16", torch.float16: "elman::f16", torch.float32: "float"}
 """Dtypes that the kernels read and write, with their C++ names."""
 KERNELS = tuple(
     f"{what}_{way}"
@@ -106,7 +106,7 @@ def unit_text(config: TileConfig, device: str = "cuda/common/device.cuh") -> str
         [
             f'#include "{device}"',
             '#include "cuda/silu_gate/silu_gate.cuh"',
-            f"using G = elman::SiluGateTileConfig<{IO[g.state]}, {IO[g.branch]}, "
+            f"using G = elman::SiluGateTileConfig<{CUDA_TYPES[g.state]}, {CUDA_TYPES[g.branch]}, "
             f"{g.width}, {g.vector}>;",
             layout_assertions("elman::SiluGateArgs", SiluGateArgs)
             + same("G::THREADS", _THREADS, f"cuda.py has {_THREADS} for G::THREADS"),

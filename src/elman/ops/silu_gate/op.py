@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from elman.ops.common.native import CUDA_TYPES
 from elman.ops.common.operators import apply, watched
 from elman.ops.common.precision import cast
 from elman.ops.silu_gate import cuda
@@ -70,7 +71,7 @@ def self_gate(h_bti: Tensor, dtype: torch.dtype, *, backend: str) -> Tensor:
         dtype: Dtype of the output.
         backend: Name of the layer's backend; ``cuda`` computes in a kernel.
     """
-    if dtype not in cuda.IO or not _in_a_kernel((h_bti,), backend):
+    if dtype not in CUDA_TYPES or not _in_a_kernel((h_bti,), backend):
         return cast(h_bti * functional.silu(h_bti), dtype)
     o_bti: Tensor = apply(_SelfGate, h_bti, dtype)
     return o_bti
@@ -81,7 +82,7 @@ def _in_a_kernel(tensors: tuple[Tensor, ...], backend: str) -> bool:
     return (
         backend == "cuda"
         and not watched(tensors)
-        and all(one.dtype in cuda.IO and one.numel() for one in tensors)
+        and all(one.dtype in CUDA_TYPES and one.numel() for one in tensors)
     )
 
 

@@ -49,7 +49,7 @@ def ssd(
 def _equal_chunks(
     inputs: Sequence[Tensor], state_bhpn: Tensor, length: int
 ) -> tuple[Tensor, Tensor]:
-    """Run chunks of ``length`` steps that together are all of time."""
+    """Run over the whole sequence, cut into chunks of ``length`` steps."""
     x_bclhp, log_bclh, b_bclgn, c_bclgn = (one.unflatten(1, (-1, length)) for one in inputs)
     groups = b_bclgn.shape[3]
     decays = chunk_decays(log_bclh.transpose(2, 3))

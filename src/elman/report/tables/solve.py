@@ -90,7 +90,7 @@ def _each(result: Result) -> str:
 def _fit(result: Result) -> str:
     where = f"{result['gpus']} x {result['gpu_gb']:g} GiB"
     how = {"none": "fits", "full": "fits only with parallel.shard=full", None: "does not fit"}
-    return f"{how[result['fits']]}: {where}, of which 5 % are not for us"
+    return f"{how[result['fits']]}: {where}, less 5 % for the driver"
 
 
 def print_solutions(

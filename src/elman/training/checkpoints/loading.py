@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from elman.config.run_config import RunConfig, validate
+from elman.config.run_config import RunConfig
+from elman.config.validate import validate
 from elman.models.backends import resolve_backend, slow_note
 from elman.models.build import build_model
 from elman.models.cells import registry

@@ -17,7 +17,6 @@ from torch.nn import functional
 from elman.models.blocks import init
 from elman.models.cells.common.mixer import Mixer
 from elman.models.cells.common.skeleton import Skeleton
-from elman.models.cells.declaration import Value
 from elman.models.state import State, first_state
 from elman.ops.channel.op import run
 from elman.ops.channel.plan import Plan
@@ -129,13 +128,6 @@ class MinimalMixer(Mixer):
     Vector-state specification 5.0, 5.3 and 5.4: no gate, no nonlinearity after h. State: ``h``
     [B, i] in fp32 or wider, of any sign.
 
-    Args:
-        dim: Model width.
-        backend: As ``kernels.backend``.
-        device: Where the weights are made.
-        dtype: Their dtype.
-        options: The cell's options.
-
     Attributes:
         step: Name of the step in :mod:`elman.ops.channel.steps`.
         projections: Blocks of W, in row order.
@@ -144,26 +136,16 @@ class MinimalMixer(Mixer):
     step: ClassVar[str]
     projections: ClassVar[tuple[str, ...]]
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        backend: str = "auto",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Value,
-    ) -> None:
-        super().__init__(dim, backend=backend, **options)
+    def add_parameters(self, to: dict[str, Any]) -> None:
+        """Register all parameters; ``to`` has device and dtype."""
         expansion = self.settings.number("expansion")
-        inner = int(dim * expansion)
+        inner = int(self.dim * expansion)
         rows = len(self.projections) * inner
         self.plan = self.choose_plan(inner)
-        self.cell_proj = nn.Parameter(torch.empty(rows, dim, device=device, dtype=dtype))
+        self.cell_proj = nn.Parameter(torch.empty(rows, self.dim, **to))
         # Even if int(dim * expansion) == dim: published counts depend on it.
         self.out_proj = (
-            nn.Parameter(torch.empty(dim, inner, device=device, dtype=dtype))
-            if expansion != 1.0
-            else None
+            nn.Parameter(torch.empty(self.dim, inner, **to)) if expansion != 1.0 else None
         )
         self.reset_parameters()
 

@@ -33,7 +33,7 @@ class GatedDeltaNet2(LowRankGate):
     cell = CELL
     decays_after = "w_proj"
 
-    def add_parameters(self, to: dict[str, Any]) -> None:
+    def add_modules(self, to: dict[str, Any]) -> None:
         """Register everything in the order of the package; ``to`` has device and dtype."""
         keys, values = self.heads * self.key_width, self.heads * self.value_width
         self.add_qkv((keys, keys, values), to)

@@ -31,7 +31,7 @@ class KimiDeltaAttention(LowRankGate):
     cell = CELL
     decays_after = "b_proj"
 
-    def add_parameters(self, to: dict[str, Any]) -> None:
+    def add_modules(self, to: dict[str, Any]) -> None:
         """Register everything in the order of the package; ``to`` has device and dtype."""
         keys, values = self.heads * self.key_width, self.heads * self.value_width
         self.add_qkv((keys, keys, values), to)

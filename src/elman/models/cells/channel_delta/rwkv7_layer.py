@@ -16,7 +16,6 @@ from torch.nn import functional
 from elman.models.blocks import init
 from elman.models.cells.channel_delta.rwkv7 import CELL, rank_of
 from elman.models.cells.common.mixer import Mixer
-from elman.models.cells.declaration import Value
 from elman.models.state import State
 from elman.ops.channel_delta import rwkv7_mix
 from elman.ops.channel_delta.op import channel_delta
@@ -93,13 +92,6 @@ class Rwkv7TimeMix(Mixer):
     ``fla.layers.RWKV7Attention`` 0.6.0. The feed-forward layer of the paper is not part of it: see
     ``model.mlp_ratio``. State: ``S`` [B, H, k, k] in fp32 or wider, and the last input ``conv``
     [B, 1, dim].
-
-    Args:
-        dim: Model width.
-        backend: As ``kernels.backend``; ``triton`` is the package, ``reference`` plain PyTorch.
-        device: Where the weights are made.
-        dtype: Their dtype.
-        options: The cell's options.
     """
 
     cell = CELL
@@ -110,32 +102,23 @@ class Rwkv7TimeMix(Mixer):
     x_a: nn.Parameter
     x_g: nn.Parameter
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        backend: str = "auto",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Value,
-    ) -> None:
-        super().__init__(dim, backend=backend, **options)
-        to: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.heads = dim // self.settings.count("head_dim")
+    def add_parameters(self, to: dict[str, Any]) -> None:
+        """Register all parameters; ``to`` has device and dtype."""
+        self.heads = self.dim // self.settings.count("head_dim")
         self.index, self.depth, self.first = 0, 1, FirstValues()
         for name in "rwkvag":
-            setattr(self, f"x_{name}", init.no_decay(torch.empty(1, 1, dim, **to)))
-        self.k_k, self.k_a = (nn.Parameter(torch.empty(dim, **to)) for _ in range(2))
-        self.r_k = init.no_decay(torch.empty(self.heads, dim // self.heads, **to))
+            setattr(self, f"x_{name}", init.no_decay(torch.empty(1, 1, self.dim, **to)))
+        self.k_k, self.k_a = (nn.Parameter(torch.empty(self.dim, **to)) for _ in range(2))
+        self.r_k = init.no_decay(torch.empty(self.heads, self.dim // self.heads, **to))
         self.r_proj, self.k_proj, self.v_proj, self.o_proj = (
-            _undrawn(dim, dim, bias=False, **to) for _ in range(4)
+            _undrawn(self.dim, self.dim, bias=False, **to) for _ in range(4)
         )
         self.w_lora = self._low_rank("decay_rank", nn.Tanh(), bias=True)
         self.v_lora: LowRank | None = None
         self.a_lora = self._low_rank("a_rank", nn.Identity(), bias=True)
         self.g_lora = self._low_rank("gate_rank", nn.Sigmoid(), bias=False)
-        epsilon = dim // self.heads * self.settings.number("norm_eps")
-        self.g_norm = nn.GroupNorm(self.heads, dim, epsilon, **to)
+        epsilon = self.dim // self.heads * self.settings.number("norm_eps")
+        self.g_norm = nn.GroupNorm(self.heads, self.dim, epsilon, **to)
         self.reset_parameters()
 
     def _low_rank(self, name: str, function: nn.Module, *, bias: bool) -> LowRank:

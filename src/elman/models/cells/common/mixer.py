@@ -56,7 +56,10 @@ class Mixer(nn.Module):
 
     Args:
         dim: Model width, at least 1.
-        backend: As ``kernels.backend``.
+        backend: As ``kernels.backend``; for a cell of a package ``triton`` is the package and
+            ``reference`` plain PyTorch.
+        device: Where the weights are made.
+        dtype: Their dtype.
         options: The cell's options; missing ones have the declared defaults. An option that has no
             effect with the others is refused, even at its default.
 
@@ -73,7 +76,15 @@ class Mixer(nn.Module):
         if "forward" in vars(cls):
             cls.forward = _checked(cls.forward)  # type: ignore[method-assign]
 
-    def __init__(self, dim: int, *, backend: str = "auto", **options: Value) -> None:
+    def __init__(
+        self,
+        dim: int,
+        *,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Value,
+    ) -> None:
         super().__init__()
         if type(dim) is not int or dim < 1:
             raise UserError(f"dim={dim}: expected a whole number of at least 1, as in dim=512")
@@ -83,6 +94,10 @@ class Mixer(nn.Module):
         self.backend = check_backend(self.runnable, backend)
         self._chosen: dict[tuple[str, str], str] = {}
         self._shapes: dict[str, Shape] | None = None
+        self.add_parameters({"device": device, "dtype": dtype})
+
+    def add_parameters(self, to: dict[str, Any]) -> None:
+        """Register all parameters; ``to`` has device and dtype. (Or a layer's own constructor.)"""
 
     def reset_parameters(self) -> None:
         """Draw every weight anew from torch's global generator."""

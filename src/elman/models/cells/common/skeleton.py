@@ -17,7 +17,6 @@ from elman.models.blocks import init
 from elman.models.blocks.conv import CausalConv
 from elman.models.blocks.dropout import Dropout
 from elman.models.cells.common.mixer import Mixer
-from elman.models.cells.declaration import Value
 from elman.models.state import State
 from elman.ops.common.door import Shape
 from elman.ops.linear import linear
@@ -31,13 +30,6 @@ class Skeleton(Mixer):
     its parameters (:meth:`add_cell`), draws them (``reset_parameters``) and computes (``forward``).
     With use_conv the state has ``conv``, the last d_conv - 1 inputs of the convolution.
 
-    Args:
-        dim: Model width.
-        backend: As ``kernels.backend``.
-        device: Where the weights are made.
-        dtype: Their dtype.
-        options: The cell's options.
-
     Attributes:
         branches: Row blocks of W_in: the cell's input and, with two, a gate.
         width: Rows of each, int(dim * expansion).
@@ -47,21 +39,12 @@ class Skeleton(Mixer):
     in_proj: nn.Parameter
     conv: CausalConv | None
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        backend: str = "auto",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Value,
-    ) -> None:
-        super().__init__(dim, backend=backend, **options)
-        to: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.width = int(dim * self.settings.number("expansion"))
+    def add_parameters(self, to: dict[str, Any]) -> None:
+        """Register all parameters; ``to`` has device and dtype."""
+        self.width = int(self.dim * self.settings.number("expansion"))
         self.add_input(to)
         self.add_cell(to)
-        self.out_proj = nn.Parameter(torch.empty(dim, self.output_channels(), **to))
+        self.out_proj = nn.Parameter(torch.empty(self.dim, self.output_channels(), **to))
         self.dropout = Dropout(self.settings.number("dropout"))
         self.reset_parameters()
 

@@ -33,7 +33,7 @@ class GatedDeltaProduct(DeltaPeer):
     cell = CELL
     decays_after = "a_proj"
 
-    def add_parameters(self, to: dict[str, Any]) -> None:
+    def add_modules(self, to: dict[str, Any]) -> None:
         """Register everything in the order of the package; ``to`` has device and dtype."""
         given, rules = self.settings, self.settings.count("n_householder")
         keys, values = self.heads * self.key_width, self.heads * self.value_width

@@ -14,7 +14,6 @@ from torch.nn import functional
 
 from elman.models.blocks import init
 from elman.models.cells.common.mixer import Mixer
-from elman.models.cells.declaration import Value
 from elman.models.cells.gated_delta.fla_gdn import CELL, heads_of
 from elman.models.state import State
 from elman.ops.causal_conv.op import Layout, split_conv_silu
@@ -48,39 +47,21 @@ class GatedDeltaNet(Mixer):
     specification 5.2). Names, shapes, order and initial values of the parameters are those of
     ``fla.layers.GatedDeltaNet`` 0.6.0, so that its state dict fits. State: ``S`` [B, H, v, k] in
     fp32 or wider and, with ``use_conv``, ``conv`` [B, d_conv - 1, channels of q, k and v].
-
-    Args:
-        dim: Model width.
-        backend: As ``kernels.backend``; ``triton`` is the package, ``reference`` plain PyTorch.
-        device: Where the weights are made.
-        dtype: Their dtype.
-        options: The cell's options.
     """
 
     cell = CELL
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        backend: str = "auto",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Value,
-    ) -> None:
-        super().__init__(dim, backend=backend, **options)
-        to: dict[str, Any] = {"device": device, "dtype": dtype}
+    def add_parameters(self, to: dict[str, Any]) -> None:
+        """Register all parameters; ``to`` has device and dtype."""
         given = self.settings
-        self.heads = heads_of(dim, given.count("n_heads"))
-        self.key_width = given.count("head_dim") or dim // self.heads
-        self.value_width = int(self.key_width * given.number("expansion"))
+        self.count_heads()
         keys, values = self.heads * self.key_width, self.heads * self.value_width
         # Modules draw their weights when they are made, so the order is that of the package.
-        self.q_proj = nn.Linear(dim, keys, bias=False, **to)
-        self.k_proj = nn.Linear(dim, keys, bias=False, **to)
-        self.v_proj = nn.Linear(dim, values, bias=False, **to)
-        self.a_proj = nn.Linear(dim, self.heads, bias=False, **to)
-        self.b_proj = nn.Linear(dim, self.heads, bias=False, **to)
+        self.q_proj = nn.Linear(self.dim, keys, bias=False, **to)
+        self.k_proj = nn.Linear(self.dim, keys, bias=False, **to)
+        self.v_proj = nn.Linear(self.dim, values, bias=False, **to)
+        self.a_proj = nn.Linear(self.dim, self.heads, bias=False, **to)
+        self.b_proj = nn.Linear(self.dim, self.heads, bias=False, **to)
         self.A_log = init.no_decay(torch.empty(self.heads, **to))
         self.dt_bias = init.no_decay(torch.empty(self.heads, **to))
         init.mamba_decay_(self.A_log, self.dt_bias)
@@ -89,9 +70,16 @@ class GatedDeltaNet(Mixer):
             self.k_conv1d = self._conv(keys, to)
             self.v_conv1d = self._conv(values, to)
         if given.flag("use_gate"):
-            self.g_proj = nn.Linear(dim, values, bias=False, **to)
+            self.g_proj = nn.Linear(self.dim, values, bias=False, **to)
         self.o_norm = HeadNorm(self.value_width, given.number("norm_eps"), **to)
-        self.o_proj = nn.Linear(values, dim, bias=False, **to)
+        self.o_proj = nn.Linear(values, self.dim, bias=False, **to)
+
+    def count_heads(self) -> None:
+        """Set how many heads there are, and their widths."""
+        given = self.settings
+        self.heads = heads_of(self.dim, given.count("n_heads"))
+        self.key_width = given.count("head_dim") or self.dim // self.heads
+        self.value_width = int(self.key_width * given.number("expansion"))
 
     def _conv(self, channels: int, to: dict[str, Any]) -> nn.Conv1d:
         taps, bias = self.settings.count("d_conv"), self.settings.flag("conv_bias")

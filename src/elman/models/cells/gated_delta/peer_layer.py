@@ -12,9 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from elman.models.cells.common.mixer import Mixer
-from elman.models.cells.declaration import Value
-from elman.models.cells.gated_delta.fla_gdn import heads_of
 from elman.models.cells.gated_delta.fla_gdn_layer import GatedDeltaNet, HeadNorm
 from elman.models.state import State
 from elman.ops.common.door import Shape, is_empty
@@ -25,15 +22,8 @@ from elman.ops.linear import linear
 class DeltaPeer(GatedDeltaNet):
     """Convolved q, k and v, a recurrence, a gated norm for each head, a projection.
 
-    A layer makes its parameters (:meth:`add_parameters`), draws its decays (:meth:`reset_decays`)
+    A layer makes its parameters (:meth:`add_modules`), draws its decays (:meth:`reset_decays`)
     and runs its recurrence (:meth:`recur`). Convolutions and norm are those of Gated DeltaNet.
-
-    Args:
-        dim: Model width.
-        backend: As ``kernels.backend``; ``triton`` is the package, ``reference`` plain PyTorch.
-        device: Where the weights are made.
-        dtype: Their dtype.
-        options: The cell's options.
 
     Attributes:
         decays_after: The module behind which the package draws the decays.
@@ -41,23 +31,12 @@ class DeltaPeer(GatedDeltaNet):
 
     decays_after: ClassVar[str]
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        backend: str = "auto",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Value,
-    ) -> None:
-        Mixer.__init__(self, dim, backend=backend, **options)
-        given = self.settings
-        self.heads = heads_of(dim, given.count("n_heads"))
-        self.key_width = given.count("head_dim") or dim // self.heads
-        self.value_width = int(self.key_width * given.number("expansion"))
-        self.add_parameters({"device": device, "dtype": dtype})
-
     def add_parameters(self, to: dict[str, Any]) -> None:
+        """Register all parameters; ``to`` has device and dtype."""
+        self.count_heads()
+        self.add_modules(to)
+
+    def add_modules(self, to: dict[str, Any]) -> None:
         """Register everything in the order of the package; ``to`` has device and dtype."""
         raise NotImplementedError
 

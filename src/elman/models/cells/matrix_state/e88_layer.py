@@ -17,7 +17,6 @@ from elman.models.blocks import init
 from elman.models.blocks.conv import CausalConv
 from elman.models.blocks.dropout import Dropout
 from elman.models.cells.common.mixer import Mixer
-from elman.models.cells.declaration import Value
 from elman.models.cells.matrix_state.decay_layer import (
     ConstantDecay,
     Decay,
@@ -46,24 +45,15 @@ class E88(Mixer):
 
     cell = CELL
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        backend: str = "auto",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Value,
-    ) -> None:
-        super().__init__(dim, backend=backend, **options)
-        to: dict[str, Any] = {"device": device, "dtype": dtype}
+    def add_parameters(self, to: dict[str, Any]) -> None:
+        """Register all parameters; ``to`` has device and dtype."""
         given = self.settings
         self.heads = given.count("n_heads")
         self.key_width = given.count("n_state")
         self.width = int(self.heads * self.key_width * given.number("expansion"))
         self.value_width = self.width // self.heads
         self.rows = self._row_blocks()
-        self.in_proj = nn.Parameter(torch.empty(sum(self.rows.values()), dim, **to))
+        self.in_proj = nn.Parameter(torch.empty(sum(self.rows.values()), self.dim, **to))
         self.conv = (
             CausalConv(self._qkv_channels, given.count("d_conv"), bias=False, **to)
             if given.flag("use_conv")
@@ -78,7 +68,7 @@ class E88(Mixer):
         if self.mix == "weighted_sum":
             self.head_weights = nn.Parameter(torch.empty(self.heads, **to))
         kept = self.width if self.mix in ("concat", "per_head") else self.value_width
-        self.out_proj = nn.Parameter(torch.empty(dim, kept, **to))
+        self.out_proj = nn.Parameter(torch.empty(self.dim, kept, **to))
         self.dropout = Dropout(given.number("dropout"))
         self.plan = self._choose_plan()
         self.reset_parameters()

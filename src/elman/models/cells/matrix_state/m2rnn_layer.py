@@ -16,7 +16,6 @@ from elman.models.blocks import init
 from elman.models.blocks.conv import CausalConv
 from elman.models.blocks.dropout import Dropout
 from elman.models.cells.common.mixer import Mixer
-from elman.models.cells.declaration import Value
 from elman.models.cells.matrix_state.m2rnn import CELL
 from elman.models.state import State, first_state
 from elman.ops.common.door import Shape
@@ -33,35 +32,19 @@ class M2RNN(Mixer):
     f = exp(-exp(A) softplus(W_f x + dt)) (matrix-state specification 13, which writes the transpose
     of S). State: ``S`` [B, H, v, n] in fp32 or wider, and with use_conv ``conv``. The row blocks of
     the projection are q, k, v, f, g.
-
-    Args:
-        dim: Model width.
-        backend: As ``kernels.backend``.
-        device: Where the weights are made.
-        dtype: Their dtype.
-        options: The cell's options.
     """
 
     cell = CELL
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        backend: str = "auto",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Value,
-    ) -> None:
-        super().__init__(dim, backend=backend, **options)
-        to: dict[str, Any] = {"device": device, "dtype": dtype}
+    def add_parameters(self, to: dict[str, Any]) -> None:
+        """Register all parameters; ``to`` has device and dtype."""
         given = self.settings
         self.heads, self.value_width = given.count("n_heads"), given.count("n_state")
         self.key_width = given.count("key_width") or self.value_width
         keys = self.key_width * (1 if given.flag("shared_keys") else self.heads)
         values = self.heads * self.value_width
         self.rows = {"q": keys, "k": keys, "v": values, "f": self.heads, "g": values}
-        self.in_proj = nn.Parameter(torch.empty(sum(self.rows.values()), dim, **to))
+        self.in_proj = nn.Parameter(torch.empty(sum(self.rows.values()), self.dim, **to))
         self.conv = (
             CausalConv(2 * keys + values, given.count("d_conv"), bias=False, **to)
             if given.flag("use_conv")
@@ -73,7 +56,7 @@ class M2RNN(Mixer):
         self.norm_gain = (
             nn.Parameter(torch.empty(values, **to)) if given.flag("use_output_norm") else None
         )
-        self.out_proj = nn.Parameter(torch.empty(dim, values, **to))
+        self.out_proj = nn.Parameter(torch.empty(self.dim, values, **to))
         self.dropout = Dropout(given.number("dropout"))
         self.reset_parameters()
 

@@ -15,7 +15,6 @@ from torch.nn import functional
 
 from elman.models.blocks import init
 from elman.models.cells.common.mixer import Mixer
-from elman.models.cells.declaration import Value
 from elman.models.cells.ssd.mamba2 import CELL
 from elman.models.state import State
 from elman.ops.add_norm.reference import EPS, rms_norm
@@ -53,36 +52,22 @@ class Mamba2(Mixer):
     silu (Dao and Gu 2024; lm-and-training specification 5.1). Names, shapes, order and initial
     values of the parameters are those of ``mamba_ssm.modules.mamba2.Mamba2`` 2.3.2, so that its
     state dict fits. State: ``S`` [B, H, P, n_state] in fp32 or wider, ``conv`` [B, d_conv - 1, c].
-
-    Args:
-        dim: Model width.
-        backend: As ``kernels.backend``; ``triton`` is the package, ``reference`` plain PyTorch.
-        device: Where the weights are made.
-        dtype: Their dtype.
-        options: The cell's options.
     """
 
     cell = CELL
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        backend: str = "auto",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Value,
-    ) -> None:
-        super().__init__(dim, backend=backend, **options)
-        to: dict[str, Any] = {"device": device, "dtype": dtype}
+    def add_parameters(self, to: dict[str, Any]) -> None:
+        """Register all parameters; ``to`` has device and dtype."""
         given = self.settings
-        self.width = int(dim * given.number("expansion"))
+        self.width = int(self.dim * given.number("expansion"))
         self.heads = self.width // given.count("head_dim")
         self.groups, taps = given.count("n_groups"), given.count("d_conv")
         self.columns = self.groups * given.count("n_state")
         self.channels = self.width + 2 * self.columns
         # Modules draw their weights when they are made, so the order is that of the package.
-        self.in_proj = nn.Linear(dim, self.width + self.channels + self.heads, bias=False, **to)
+        self.in_proj = nn.Linear(
+            self.dim, self.width + self.channels + self.heads, bias=False, **to
+        )
         self.conv1d = nn.Conv1d(
             self.channels, self.channels, taps, groups=self.channels, padding=taps - 1, **to
         )
@@ -91,7 +76,7 @@ class Mamba2(Mixer):
         self._reset_decay()
         self.D = init.no_decay(torch.ones(self.heads, **to))
         self.norm = GroupedNorm(self.width, self.groups, **to)
-        self.out_proj = nn.Linear(self.width, dim, bias=False, **to)
+        self.out_proj = nn.Linear(self.width, self.dim, bias=False, **to)
         self.conv1d.weight.no_weight_decay = True  # type: ignore[attr-defined]
 
     def reset_parameters(self) -> None:

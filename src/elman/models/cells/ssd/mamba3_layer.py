@@ -14,7 +14,6 @@ from torch.nn import functional
 
 from elman.models.blocks import init
 from elman.models.cells.common.mixer import Mixer
-from elman.models.cells.declaration import Value
 from elman.models.cells.ssd.mamba3 import CELL, angles_of
 from elman.models.state import State
 from elman.ops.add_norm.reference import rms_norm
@@ -45,44 +44,28 @@ class Mamba3(Mixer):
     its norm before the last projection, both off by default, are not here. State, in fp32 or wider:
     ``angle`` [B, H, r], ``S`` [B, H, P, n_state], and the last ``k`` [B, H, n_state] and ``v``
     [B, H, P].
-
-    Args:
-        dim: Model width.
-        backend: As ``kernels.backend``; ``triton`` is the package, ``reference`` plain PyTorch.
-        device: Where the weights are made.
-        dtype: Their dtype.
-        options: The cell's options.
     """
 
     cell = CELL
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        backend: str = "auto",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Value,
-    ) -> None:
-        super().__init__(dim, backend=backend, **options)
-        to: dict[str, Any] = {"device": device, "dtype": dtype}
+    def add_parameters(self, to: dict[str, Any]) -> None:
+        """Register all parameters; ``to`` has device and dtype."""
         given = self.settings
         self.rows, self.columns = given.count("head_dim"), given.count("n_state")
-        self.width = int(dim * given.number("expansion"))
+        self.width = int(self.dim * given.number("expansion"))
         self.heads, self.groups = self.width // self.rows, given.count("n_groups")
         self.pairs = angles_of(given.values)
         # Modules draw their weights when they are made, so the order is that of the package.
-        self.in_proj = nn.Linear(dim, sum(self._widths()), bias=False, **to)
+        self.in_proj = nn.Linear(self.dim, sum(self._widths()), bias=False, **to)
         self.dt_bias = init.no_decay(torch.empty(self.heads, **to))
         self._reset_time_steps()
         self.B_bias = nn.Parameter(torch.ones(self.heads, 1, self.columns, **to))
         self.C_bias = nn.Parameter(torch.ones(self.heads, 1, self.columns, **to))
         for bias in (self.B_bias, self.C_bias):
-            bias.no_weight_decay = True  # type: ignore[attr-defined]  # no matrices, as 3 axes say
+            bias.no_weight_decay = True  # type: ignore[attr-defined]  # 3 axes, but no matrix
         self.B_norm, self.C_norm = (ColumnNorm(self.columns, **to) for _ in range(2))
         self.D = init.no_decay(torch.ones(self.heads, **to))
-        self.out_proj = nn.Linear(self.width, dim, bias=False, **to)
+        self.out_proj = nn.Linear(self.width, self.dim, bias=False, **to)
 
     def _widths(self) -> list[int]:
         """Return the rows of the first projection: z, x, B, C, dt, A, l, angles."""

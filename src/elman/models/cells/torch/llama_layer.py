@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from elman.models.blocks import init
 from elman.models.blocks.norm import RMSNorm
 from elman.models.cells.common.mixer import StreamMixer, copyable
-from elman.models.cells.declaration import Value
 from elman.models.cells.torch.llama import CELL
 from elman.models.state import State
 from elman.ops.attention import attend, causal_attention
@@ -34,39 +33,23 @@ class Llama(StreamMixer):
 
     Attention is PyTorch's fused kernel on every backend. ``cuda`` has kernels of this project for
     the rotary positions and the SwiGLU besides; ``torch`` is PyTorch alone.
-
-    Args:
-        dim: Model width.
-        backend: As ``kernels.backend``.
-        device: Where the weights are made.
-        dtype: Their dtype.
-        options: The cell's options.
     """
 
     cell = CELL
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        backend: str = "auto",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Value,
-    ) -> None:
-        super().__init__(dim, backend=backend, **options)
-        to: dict[str, Any] = {"device": device, "dtype": dtype}
+    def add_parameters(self, to: dict[str, Any]) -> None:
+        """Register all parameters; ``to`` has device and dtype."""
         self.head_dim = self.settings.count("head_dim")
-        self.inner = self.head_dim * (dim // self.head_dim)
-        width = self.settings.count("mlp_width") or _swiglu_width(dim)
-        self.attention_norm = RMSNorm(dim, backend=backend, **to)
+        self.inner = self.head_dim * (self.dim // self.head_dim)
+        width = self.settings.count("mlp_width") or _swiglu_width(self.dim)
+        self.attention_norm = RMSNorm(self.dim, backend=self.backend, **to)
         # Rows: queries, keys, values.
-        self.in_proj = nn.Parameter(torch.empty(3 * self.inner, dim, **to))
-        self.out_proj = nn.Parameter(torch.empty(dim, self.inner, **to))
-        self.mlp_norm = RMSNorm(dim, backend=backend, **to)
+        self.in_proj = nn.Parameter(torch.empty(3 * self.inner, self.dim, **to))
+        self.out_proj = nn.Parameter(torch.empty(self.dim, self.inner, **to))
+        self.mlp_norm = RMSNorm(self.dim, backend=self.backend, **to)
         # Rows: the gate W_1, the value W_3.
-        self.mlp_in = nn.Parameter(torch.empty(2 * width, dim, **to))
-        self.mlp_out = nn.Parameter(torch.empty(dim, width, **to))
+        self.mlp_in = nn.Parameter(torch.empty(2 * width, self.dim, **to))
+        self.mlp_out = nn.Parameter(torch.empty(self.dim, width, **to))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

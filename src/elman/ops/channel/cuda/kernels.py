@@ -14,7 +14,6 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from elman.base.errors import UserError
 from elman.kernels import nvrtc
 from elman.kernels.launching import Launch, architecture, launch
 from elman.kernels.nvrtc import Loaded, Unit
@@ -31,10 +30,10 @@ from elman.ops.channel.cuda.tile_config import (
 from elman.ops.channel.plan import Plan
 from elman.ops.channel.recurrences import compiled_cell
 from elman.ops.channel.source import spec_for
+from elman.ops.common.native import ENGINE_TYPES, require_cuda_dtype
 
 TUNING = Tuning()
 """How every call runs; tools/gpu/gpu_channel.py puts others here."""
-_IO = {torch.bfloat16: "elman::bf16", torch.float32: "float", torch.float64: "double"}
 _OVER_TIME = ("channel_forward", "channel_backward")
 
 
@@ -267,7 +266,7 @@ def unit_text(tile_config: TileConfig, device: str = "cuda/common/device.cuh") -
     kernels = {"backward": "BACKWARD_BLOCKS", **dict.fromkeys(["forward", *names], "BLOCKS")}
     sizes = [tuning.steps, tuning.stages, tuning.warps, tile_config.unit]
     sizes += [tile_config.per] if tile_config.per else []
-    arguments = ", ".join(["elman::Spec", _IO[tile_config.io], *map(str, sizes)])
+    arguments = ", ".join(["elman::Spec", ENGINE_TYPES[tile_config.io], *map(str, sizes)])
     kind, over_time = ("Row", "row_") if tile_config.per else ("Tile", "")
     functions = dict.fromkeys(names) | {"forward": over_time, "backward": over_time}
     return "\n".join(
@@ -291,11 +290,7 @@ def unit_text(tile_config: TileConfig, device: str = "cuda/common/device.cuh") -
 
 def _launch(tile_config: TileConfig, wanted: Sequence[Launch], call: _Call) -> None:
     """Launch kernels on the current stream of the call's device."""
-    if call.dtype not in (torch.bfloat16, torch.float32):
-        raise UserError(
-            f"kernels.backend=cuda: computes on bfloat16 and float32, not on {call.dtype}; "
-            "use kernels.backend=reference"
-        )
+    require_cuda_dtype(call.dtype)
     index = call.like.device.index
     launch(_kernels(tile_config, index), wanted, call.args, index)
 

@@ -10,8 +10,8 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from elman.ops.common.cuda.tensors import aligned, padded
 from elman.ops.dense.abi import DenseArgs, DenseSequence, sequence
 from elman.ops.dense.results import Results, Tensors, adjacent
 
@@ -36,7 +36,10 @@ class SequenceCall:
     Attributes:
         args: The arguments.
         like: A tensor of the call.
+        config: How the pass runs; a form sets it.
     """
+
+    config: PassConfig
 
     def __init__(
         self, like_btc: Tensor, first_sbi: Tensor, results: Results, resets_bt: Tensor | None
@@ -68,21 +71,34 @@ class SequenceCall:
             one = one.clone(memory_format=torch.contiguous_format)
         return sequence(self.keep(one))
 
-    def padded(self, matrix_pi: Tensor, config: PassConfig) -> Tensor:
-        """Return the matrix as a pass reads it, with zeros for the channels that are none."""
-        channels = self.args.channels
-        more = config.channels - channels
-        matrix_kii = matrix_pi.reshape(-1, channels, channels)
-        if more:
-            matrix_kii = functional.pad(matrix_kii, (0, more, 0, more))
-        matrix = matrix_kii.flatten(0, 1)
-        return aligned(matrix.T if config.back else matrix)
+    def point_forward(self, inputs: Tensors, recurrent: Tensors, results: Results) -> None:
+        """Set what a forward pass reads and writes beside what every pass does."""
+        self.args.x = self.sequence(inputs[0])
+        for number, other in enumerate(inputs[1:]):
+            self.args.p[number] = self.sequence(other)
+        self.point(matrix=self.padded(multiplied(recurrent)), last=results.last_sbi)
 
+    def point_backward(
+        self,
+        dinputs: Tensors,
+        dy_bti: Tensor | None,
+        dlast_sbi: Tensor | None,
+        recurrent: Tensors,
+        dfirst_sbi: Tensor,
+    ) -> None:
+        """Set what a backward pass reads and writes beside what every pass does."""
+        self.args.dx = sequence(dinputs[0])
+        for number, dinput in enumerate(dinputs[1:]):
+            self.args.dp[number] = sequence(dinput)
+        if dy_bti is not None:
+            self.args.dy = self.sequence(dy_bti)
+        if dlast_sbi is not None:
+            self.point(dlast=aligned(dlast_sbi))
+        self.point(matrix=self.padded(multiplied(recurrent)), dfirst=dfirst_sbi)
 
-def aligned(tensor: Tensor) -> Tensor:
-    """Return a contiguous tensor that loads of 16 bytes can begin at."""
-    one = tensor.contiguous()
-    return one.clone() if one.data_ptr() % 16 else one
+    def padded(self, matrix_pi: Tensor) -> Tensor:
+        """Return the matrix as the pass reads it, with zeros for the channels that are none."""
+        return padded(matrix_pi, self.config.channels, transposed=self.config.back)
 
 
 def multiplied(recurrent: Tensors) -> Tensor:

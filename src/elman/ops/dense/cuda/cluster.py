@@ -16,10 +16,11 @@ from torch import Tensor
 from elman.kernels import nvrtc
 from elman.kernels.launching import Launch, architecture, launch
 from elman.kernels.nvrtc import Loaded, Unit
-from elman.ops.dense.abi import layouts, sequence
-from elman.ops.dense.cuda.calls import SequenceCall, aligned, multiplied
-from elman.ops.dense.cuda.cluster_config import MULTIPROCESSORS, ClusterConfig, choose
-from elman.ops.dense.cuda.machine import machine
+from elman.ops.common.cuda.clusters import MULTIPROCESSORS
+from elman.ops.common.cuda.machine import machine
+from elman.ops.dense.abi import layouts
+from elman.ops.dense.cuda.calls import SequenceCall
+from elman.ops.dense.cuda.cluster_config import ClusterConfig, choose
 from elman.ops.dense.products import gradients
 from elman.ops.dense.recurrences import CELLS, compiled_cell
 from elman.ops.dense.results import Gradients, Results, Tensors, gradient_room, room
@@ -39,10 +40,7 @@ def forward(
     """Run a step over time; see :func:`elman.ops.dense.op.dense_recurrence`."""
     results = room(step, inputs[0], first_sbi, keep)
     call = _Call(step, inputs[0], parameters, first_sbi, results, resets_bt, back=False)
-    for number, other in enumerate(inputs[1:]):
-        call.args.p[number] = call.sequence(other)
-    call.args.x = call.sequence(inputs[0])
-    call.point(matrix=call.padded(multiplied(recurrent), call.config), last=results.last_sbi)
+    call.point_forward(inputs, recurrent, results)
     call.run()
     return results
 
@@ -62,14 +60,7 @@ def backward(
     dfirst_sbi = torch.empty_like(first_sbi, memory_format=torch.contiguous_format)
     dscale_bi = first_sbi.new_empty(first_sbi.shape[1:] if compiled_cell(step).scale else (0,))
     call = _Call(step, results.y_bti, parameters, first_sbi, results, resets_bt, back=True)
-    call.args.dx = sequence(dinputs[0])
-    for number, dinput in enumerate(dinputs[1:]):
-        call.args.dp[number] = sequence(dinput)
-    if dy_bti is not None:
-        call.args.dy = call.sequence(dy_bti)
-    if dlast_sbi is not None:
-        call.point(dlast=aligned(dlast_sbi))
-    call.point(matrix=call.padded(multiplied(recurrent), call.config), dfirst=dfirst_sbi)
+    call.point_backward(dinputs, dy_bti, dlast_sbi, recurrent, dfirst_sbi)
     call.point(dscale=dscale_bi)
     call.run()
     given = (dinputs, dscale_bi, dfirst_sbi, recurrent, parameters, first_sbi, results)
@@ -82,6 +73,8 @@ class _Call(SequenceCall):
     Attributes:
         config: How the pass runs.
     """
+
+    config: ClusterConfig
 
     def __init__(
         self,
@@ -105,7 +98,7 @@ class _Call(SequenceCall):
         if config.cell.scale:
             self.point(scale=parameters[0].contiguous())
         if config.cell.extra:
-            self.point(extra=self.padded(parameters[0], config))
+            self.point(extra=self.padded(parameters[0]))
 
     def run(self) -> None:
         """Launch the pass."""

@@ -10,25 +10,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
+from elman.ops.common.cuda.clusters import (
+    HOP,
+    INBOUND,
+    MAX_ROWS,
+    MULTIPROCESSORS,
+    SHARED_LIMIT,
+    clusters_at_once,
+    rounded_up,
+)
 from elman.ops.common.mirrors import same
 from elman.ops.dense.recurrences import DenseRecurrence
 
-CAPABILITIES = ((9, 0), (10, 0))
-"""Compute capabilities of GPUs with clusters of 16 blocks and enough shared memory."""
-MULTIPROCESSORS = 132
-"""Those of an H200."""
-CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
-"""By the blocks of a cluster: how many clusters an H200 runs at once, measured."""
-SHARED_LIMIT = 232448
-"""Bytes of shared memory that a block may have, compute capability 9.0 and 10.0."""
-MAX_ROWS = 8
-"""Rows of the batch for a cluster: the width of a tile of the product."""
 _REGISTERS = 65536
 _STAGES = (8, 6, 4, 3, 2)
-_HOP = {1: 350, 2: 400, 4: 450, 8: 500, 16: 600}
-"""By the blocks of a cluster: clocks until a word is delivered, measured."""
-_INBOUND = {1: 16, 2: 16, 4: 16, 8: 16, 16: 8}
-"""Bytes that a block receives in a clock, about, when all send to all."""
 _SUM = 250
 """Clocks of a sum over the channels of a block, and over blocks, beside the exchange; a guess."""
 
@@ -83,12 +78,12 @@ class Product:
 
     def cost(self, cluster: int) -> float:
         """Clocks from a delivery to the next one, about, without fragments in shared memory."""
-        kept_waiting = _up(self.warps, 4) / self.warps  # four schedulers
+        kept_waiting = rounded_up(self.warps, 4) / self.warps  # four schedulers
         products = self.out // 16 * self.inner // 16 / 4 * 6.2 * kept_waiting
         state = self.inner * MAX_ROWS * 2 * self.row_warps / 128
         # What goes through the block's barrier costs more than its bytes.
         partial = 1.5 * self.k_warps * self.rows * self.out * 8 / 128
-        exchange = _HOP[cluster] + self.inner * self.rows * 2 / _INBOUND[cluster]
+        exchange = HOP[cluster] + self.inner * self.rows * 2 / INBOUND[cluster]
         return products + state + partial + exchange
 
 
@@ -164,7 +159,7 @@ class ClusterConfig:
     @cached_property
     def kept(self) -> int:
         """Fragments that it has in registers: as many as leave room for everything else."""
-        limit = min(255, _REGISTERS // (32 * _up(self.warps, 4)) // 8 * 8)
+        limit = min(255, _REGISTERS // (32 * rounded_up(self.warps, 4)) // 8 * 8)
         free = limit - (44 + 4 * self.cell.blocks + 2 * self.inputs + 4 * self.first.tiles)
         free -= 4 * self.cell.extra
         # Those that do not fit are loaded from shared memory some time before their use.
@@ -183,14 +178,14 @@ class ClusterConfig:
         """Shared memory of a block."""
         sums = self.cell.norm and self.back  # over channels, exchanged too
         k_warps = self.first.k_warps
-        boxes = _up((2 * k_warps + sums) * 8, 16)
+        boxes = rounded_up((2 * k_warps + sums) * 8, 16)
         halves = [self.first, self.second or self.first]
         mail, partial = sum(one.mail for one in halves), sum(one.partial for one in halves)
         matrix = (self.fragments - self.kept) * self.warps * 128
         at_once = min(self.rows, max(1, self.threads // (self.own // 2)))
         stage = -(-self.rows // at_once) * self.inputs * self.threads
         left, told = self.rows * self.own // 16, 2 * self.rows * self.cluster
-        exchanged = sums * (_up(left, 4) + _up(told, 4))
+        exchanged = sums * (rounded_up(left, 4) + rounded_up(told, 4))
         return boxes + 4 * (mail + partial + matrix + self.stages * stage + exchanged)
 
     @property
@@ -210,7 +205,7 @@ class ClusterConfig:
         cost = (self.fragments - self.kept) * self.warps * 4.0
         cost += sum(product.cost(self.cluster) for product in self.products)
         if self.cell.norm and self.back:
-            cost += _HOP[self.cluster] + _SUM
+            cost += HOP[self.cluster] + _SUM
         return cost
 
     @property
@@ -236,10 +231,6 @@ class ClusterConfig:
         )
 
 
-def _up(number: int, unit: int) -> int:
-    return -(-number // unit) * unit
-
-
 @cache
 def choose(
     cell: DenseRecurrence,
@@ -260,10 +251,9 @@ def choose(
         back: Which pass.
         resets: Whether it knows resets.
     """
-    at_once = {c: max(1, n * multiprocessors // MULTIPROCESSORS) for c, n in CLUSTERS.items()}
     every = (
         _best(cell, channels, min(MAX_ROWS, math.ceil(batch / n)), cluster, back, resets)
-        for cluster, n in at_once.items()
+        for cluster, n in clusters_at_once(multiprocessors).items()
     )
     return min((best for best in every if best), key=_cost, default=None)
 
@@ -271,7 +261,7 @@ def choose(
 def _best(
     cell: DenseRecurrence, channels: int, rows: int, cluster: int, back: bool, resets: bool
 ) -> ClusterConfig | None:
-    padded = _up(channels, max(32, 16 * cluster))
+    padded = rounded_up(channels, max(32, 16 * cluster))
     config = ClusterConfig(cell, padded, cluster, rows, 8, 1, 2, back, resets)
     many, few = _split(config, (8, 10, 12)), _split(config, (4, 5, 6, 7))
     return min(many, key=_cost, default=None) or min(few, key=_cost, default=None)

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from elman.ops.dense.cuda.cluster_config import CAPABILITIES, MULTIPROCESSORS, ClusterConfig
+from elman.ops.common.cuda.clusters import MULTIPROCESSORS, clusters_cannot
+from elman.ops.common.cuda.forms import Form, first_that_runs, runs_every_call
+from elman.ops.dense.cuda.cluster_config import ClusterConfig
 from elman.ops.dense.cuda.cluster_config import choose as choose_config
 from elman.ops.dense.cuda.group_config import (
     SHARED_LIMITS,
@@ -46,27 +48,9 @@ class Shape:
     resets: bool = False
 
 
-@dataclass(frozen=True)
-class Form:
-    """The form that was chosen.
-
-    Args:
-        name: A key of :data:`REASONS`.
-        why: What it does, and why no faster one: a sentence for people.
-    """
-
-    name: str
-    why: str
-
-
 def _cluster(shape: Shape) -> str | None:
-    if shape.number != "bf16":
-        return f"its products are in bf16, this call is in {shape.number}"
-    if shape.capability not in CAPABILITIES:
-        major, minor = shape.capability
-        return f"it needs compute capability 9.0 or 10.0, this is {major}.{minor}"
-    if shape.channels % 2:
-        return f"it computes pairs of channels, and there are {shape.channels}"
+    if against := clusters_cannot(shape.number, shape.capability, shape.channels):
+        return against
     configs = (cluster_config(shape, back=back) for back in (False, True))
     if not all(configs):
         return "the matrix does not fit into the registers and shared memory of 16 multiprocessors"
@@ -123,14 +107,10 @@ def group_config(shape: Shape, *, back: bool) -> GroupConfig | None:
     return choose_groups(cell, *size, back=back, resets=shape.resets)
 
 
-def _stepwise(shape: Shape) -> None:
-    """Return nothing: this form runs every call."""
-
-
 REASONS: dict[str, Callable[[Shape], str | None]] = {
     "cluster": _cluster,
     "groups": _groups,
-    "stepwise": _stepwise,
+    "stepwise": runs_every_call,
 }
 """By form, the fastest first: returns what speaks against it for a call, or None."""
 
@@ -145,14 +125,7 @@ WORK: Mapping[str, str] = {
 
 def choose(shape: Shape) -> Form:
     """Return the fastest form that runs a call."""
-    against: list[str] = []
-    for name, reason in REASONS.items():
-        said = reason(shape)
-        if said is None:
-            why = f"{name}: {_work(name, shape)}"
-            return Form(name, "; ".join([why, *against]))
-        against.append(f"not {name}: {said}")
-    raise AssertionError(shape)
+    return first_that_runs(REASONS, shape, _work)
 
 
 def _work(name: str, shape: Shape) -> str:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import NamedTuple
 
+from elman.ops.common.cuda.clusters import MULTIPROCESSORS, rounded_up
 from elman.ops.common.mirrors import same
-from elman.ops.dense.cuda.cluster_config import MULTIPROCESSORS
 from elman.ops.dense.recurrences import DenseRecurrence
 
 SHARED_LIMITS = {
@@ -135,7 +135,7 @@ class GroupConfig:
     @cached_property
     def kept(self) -> int:
         """Fragments that it has in registers: as many as leave room for everything else."""
-        limit = min(255, _REGISTERS // (32 * _up(self.warps, 4)) // 8 * 8)
+        limit = min(255, _REGISTERS // (32 * rounded_up(self.warps, 4)) // 8 * 8)
         ahead = min(_AHEAD, self.row_tiles * self.inner // self.warps // 32)
         cell = self.cell
         words = cell.blocks + cell.others if self.back else 1 + cell.memo
@@ -177,7 +177,7 @@ class GroupConfig:
     @property
     def clocks(self) -> float:
         """Clocks of a step, about."""
-        kept_waiting = _up(self.warps, 4) / self.warps  # four schedulers
+        kept_waiting = rounded_up(self.warps, 4) / self.warps  # four schedulers
         products = self.out // 16 * self.inner // 16 / 4 * 6.2 * kept_waiting
         matrix = (self.fragments - self.kept) * self.warps * 4
         partial = 1.5 * self.warps * self.rows * self.out * 8 / 128
@@ -207,10 +207,6 @@ class GroupConfig:
             same(cpp, value, f"group_config.py has {value} for {cpp} of {self.cell.type}")
             for cpp, value in compared.items()
         )
-
-
-def _up(number: int, unit: int) -> int:
-    return -(-number // unit) * unit
 
 
 @cache
@@ -245,7 +241,7 @@ def _every(wanted: GroupConfig, batch: int, machine: Machine) -> Iterator[GroupC
     """Yield every config that fits, with the rows that share a batch out evenly."""
     for own in _OWN:
         for warps in _WARPS:
-            padded = _up(wanted.channels, math.lcm(own, 32 * warps))
+            padded = rounded_up(wanted.channels, math.lcm(own, 32 * warps))
             group = padded // own
             at_once = machine.multiprocessors // group
             if not at_once:
@@ -253,7 +249,7 @@ def _every(wanted: GroupConfig, batch: int, machine: Machine) -> Iterator[GroupC
             config = replace(wanted, channels=padded, group=group, warps=warps)
             for launches in range(1, 5):
                 least = -(-batch // (at_once * launches))
-                rows = least if least <= 8 else min(MAX_ROWS, _up(least, 8))
+                rows = least if least <= 8 else min(MAX_ROWS, rounded_up(least, 8))
                 every = (replace(config, rows=rows, stages=n) for n in _STAGES)
                 if one := next((one for one in every if one.fits(machine.shared_limit)), None):
                     yield one

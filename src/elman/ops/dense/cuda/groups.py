@@ -16,12 +16,12 @@ from torch import Tensor
 from elman.kernels import nvrtc, stalls
 from elman.kernels.launching import Launch, architecture, launch
 from elman.kernels.nvrtc import Loaded, Unit
+from elman.ops.common.cuda.machine import machine
 from elman.ops.common.mirrors import layout_assertions
-from elman.ops.dense.abi import DenseArgs, layouts, sequence
-from elman.ops.dense.cuda.calls import SequenceCall, aligned, multiplied
+from elman.ops.dense.abi import DenseArgs, layouts
+from elman.ops.dense.cuda.calls import SequenceCall
 from elman.ops.dense.cuda.group_config import FLAG_STRIDE, SHARED_LIMITS, GroupConfig, Machine
 from elman.ops.dense.cuda.group_config import choose as choose_config
-from elman.ops.dense.cuda.machine import machine
 from elman.ops.dense.products import gradients
 from elman.ops.dense.recurrences import CELLS, compiled_cell
 from elman.ops.dense.results import Gradients, Results, Tensors, gradient_room, room
@@ -57,10 +57,7 @@ def forward(
     """
     results = room(step, inputs[0], first_sbi, keep)
     call = _Call(step, inputs[0], first_sbi, results, resets_bt, back=False)
-    for number, other in enumerate(inputs[1:]):
-        call.args.p[number] = call.sequence(other)
-    call.args.x = call.sequence(inputs[0])
-    call.point(matrix=call.padded(multiplied(recurrent), call.config), last=results.last_sbi)
+    call.point_forward(inputs, recurrent, results)
     call.run()
     return results
 
@@ -83,14 +80,7 @@ def backward(
     dinputs = gradient_room(step, results.y_bti)
     dfirst_sbi = torch.empty_like(first_sbi, memory_format=torch.contiguous_format)
     call = _Call(step, results.y_bti, first_sbi, results, resets_bt, back=True)
-    call.args.dx = sequence(dinputs[0])
-    for number, dinput in enumerate(dinputs[1:]):
-        call.args.dp[number] = sequence(dinput)
-    if dy_bti is not None:
-        call.args.dy = call.sequence(dy_bti)
-    if dlast_sbi is not None:
-        call.point(dlast=aligned(dlast_sbi))
-    call.point(matrix=call.padded(multiplied(recurrent), call.config), dfirst=dfirst_sbi)
+    call.point_backward(dinputs, dy_bti, dlast_sbi, recurrent, dfirst_sbi)
     call.run()
     given = (recurrent, parameters, first_sbi, results, resets_bt)
     return gradients(step, dinputs, first_sbi.new_empty(0), dfirst_sbi, *given)
@@ -103,6 +93,8 @@ class _Call(SequenceCall):
         config: How the pass runs.
         at_once: Groups of a launch, at most.
     """
+
+    config: GroupConfig
 
     def __init__(
         self,

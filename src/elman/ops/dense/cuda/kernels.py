@@ -11,9 +11,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from elman.ops.common.cuda.forms import Form
+from elman.ops.common.cuda.machine import machine
 from elman.ops.common.precision import cast
 from elman.ops.dense.cuda import cluster, forms, groups, stepwise
-from elman.ops.dense.cuda.machine import machine
 from elman.ops.dense.results import Gradients, Results, Tensors
 
 
@@ -112,7 +113,7 @@ def chosen(
     first_sbi: Tensor,
     *,
     resets: bool = False,
-) -> forms.Form:
+) -> Form:
     """Return the form that runs a call.
 
     Args:
@@ -137,14 +138,14 @@ def _chosen(
     rank: int,
     device: int | None,
     resets: bool,
-) -> forms.Form:
+) -> Form:
     number = "bf16" if io == torch.bfloat16 else "fp32"
     shape = forms.Shape(step, number, batch, channels, rank, *machine(device), resets)
     found = _ran[shape] = forms.choose(shape)
     return found
 
 
-_ran: dict[forms.Shape, forms.Form] = {}
+_ran: dict[forms.Shape, Form] = {}
 
 
 def notes() -> list[str]:

@@ -18,12 +18,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from elman.base.errors import UserError
 from elman.kernels import nvrtc
 from elman.kernels.launching import Launch, architecture, launch
 from elman.kernels.nvrtc import Loaded, Unit
 from elman.ops.common.mirrors import layout_assertions, same
-from elman.ops.common.native import words_of
+from elman.ops.common.native import ENGINE_TYPES, require_cuda_dtype, words_of
 from elman.ops.common.precision import no_autocast
 from elman.ops.common.products import multiply
 from elman.ops.dense.abi import MAX_OTHERS, DenseSequence
@@ -32,7 +31,6 @@ from elman.ops.dense.recurrences import compiled_cell
 from elman.ops.dense.results import Gradients, Results, Tensors, adjacent, gradient_room, room
 from elman.ops.dense.source import structure
 
-_IO = {torch.bfloat16: "elman::bf16", torch.float32: "float", torch.float64: "double"}
 _THREADS, _ROW_THREADS = 128, 512  # of a block that has a part of a row, or a whole one
 _POINTERS = (
     *("product", "second", "narrow", "narrow_extra", "between", "state", "first"),
@@ -313,7 +311,7 @@ def unit_text(config: StepConfig, device: str = "cuda/common/device.cuh") -> str
             '#include "cuda/dense/stepwise.cuh"',
             "namespace elman {",
             structure(config.step, config.state, "Spec", config.resets) + "}  // namespace elman",
-            f"using G = elman::DenseStepConfig<elman::Spec, {_IO[config.io]}, {sizes}>;",
+            f"using G = elman::DenseStepConfig<elman::Spec, {ENGINE_TYPES[config.io]}, {sizes}>;",
             layout_assertions("elman::DenseStepArgs", DenseStepArgs),
             same("G::THREADS", config.threads, "stepwise.py has other THREADS"),
             *(
@@ -328,11 +326,7 @@ def unit_text(config: StepConfig, device: str = "cuda/common/device.cuh") -> str
 
 def _starter(config: StepConfig, call: _Call) -> Callable[[list[Launch]], None]:
     """Return what launches kernels on the current stream of the call's device."""
-    if config.io not in (torch.bfloat16, torch.float32):
-        raise UserError(
-            f"kernels.backend=cuda: computes on bfloat16 and float32, not on {config.io}; "
-            "use kernels.backend=reference"
-        )
+    require_cuda_dtype(config.io)
     index, args = call.like.device.index, call.args
     kernels = _kernels(config, index)
     return lambda wanted: launch(kernels, wanted, args, index)

@@ -14,10 +14,10 @@ from functools import cache
 
 import torch
 
-from elman.base.errors import UserError
 from elman.kernels import launching
 from elman.kernels.launching import Launch, architecture
 from elman.kernels.nvrtc import Loaded, Unit, device_limits, load
+from elman.ops.common.native import CUDA_TYPES, require_cuda_dtype
 from elman.ops.matrix_state.abi import Call, kept_dtype, layouts, row_bits
 from elman.ops.matrix_state.cuda.heuristics import H200, choose, forward_of
 from elman.ops.matrix_state.cuda.tile_config import LEAST_ALIGN, TileConfig, Types
@@ -60,13 +60,8 @@ def types(plan: Plan, dtype: torch.dtype) -> Types:
     Raises:
         UserError: there is no kernel for it.
     """
-    names = {torch.bfloat16: "elman::bf16", torch.float16: "elman::f16", torch.float32: "float"}
-    if dtype not in (torch.bfloat16, torch.float32):
-        raise UserError(
-            f"kernels.backend=cuda: computes on bfloat16 and float32, not on {dtype}; "
-            "use kernels.backend=reference"
-        )
-    return Types(names[dtype], "float", names[kept_dtype(plan, dtype)])
+    require_cuda_dtype(dtype)
+    return Types(CUDA_TYPES[dtype], "float", CUDA_TYPES[kept_dtype(plan, dtype)])
 
 
 def launch(call: Call, *, backward: bool) -> None:

@@ -148,7 +148,7 @@ def _numbers(sequence, at, t, inside, index, width: tl.constexpr):
 
 @triton.jit
 def _number(sequence, at, t, inside):
-    """Return the one number of a head at a time."""
+    """Return the number that a head has at step t."""
     first = at.batch * sequence.batch + at.head + wide(t, at) * sequence.time
     return tl.load(sequence.data + first, mask=inside, other=0.0)
 

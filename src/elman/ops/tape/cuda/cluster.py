@@ -11,17 +11,16 @@ import math
 from collections.abc import Callable
 from functools import cache
 
-import torch
 from torch import Tensor
-from torch.nn import functional
 
 from elman.kernels import nvrtc
 from elman.kernels.launching import Launch, architecture, launch
 from elman.kernels.nvrtc import Loaded, Unit
+from elman.ops.common.cuda.clusters import MULTIPROCESSORS
+from elman.ops.common.cuda.machine import machine
+from elman.ops.common.cuda.tensors import aligned, padded
 from elman.ops.common.mirrors import layout_assertions
 from elman.ops.common.precision import cast, no_autocast
-from elman.ops.dense.cuda.cluster_config import MULTIPROCESSORS
-from elman.ops.dense.cuda.machine import machine
 from elman.ops.tape import results as passes
 from elman.ops.tape.cuda.cluster_config import ClusterConfig, choose
 from elman.ops.tape.cuda.stepwise import of_matrices
@@ -104,7 +103,8 @@ class _Call:
         self.config, self.like, self.kept = config, given.state_bi, list[Tensor]()
         self.args = TapeClusterArgs(batch=batch, steps=steps, channels=channels)
         self.args.interval = passes.interval(steps)
-        self.point(matrix=self.multiplied(given.matrix_pi, results.y_bti.dtype))
+        matrix_pi = cast(given.matrix_pi, results.y_bti.dtype)
+        self.point(matrix=padded(matrix_pi, config.channels, transposed=back))
         self.point(first=given.state_bi, tape=given.tape_bni, y=results.y_bti)
         self.point(weights=results.weights_btan, values=results.values_bti)
         self.point(checkpoints=results.checkpoints_cbni)
@@ -113,17 +113,8 @@ class _Call:
         """Set arguments; those without a number in them stay null."""
         for name, tensor in tensors.items():
             if tensor.numel():
-                self.kept.append(_aligned(tensor))
+                self.kept.append(aligned(tensor))
                 setattr(self.args, name, self.kept[-1].data_ptr())
-
-    def multiplied(self, matrix_pi: Tensor, io: torch.dtype) -> Tensor:
-        """Return the matrices as the pass reads them, with zeros for the channels that are none."""
-        config, channels = self.config, self.args.channels
-        matrix_kii = cast(matrix_pi, io).reshape(config.cell.blocks, channels, channels)
-        if more := config.channels - channels:
-            matrix_kii = functional.pad(matrix_kii, (0, more, 0, more))
-        matrix = matrix_kii.flatten(0, 1)
-        return matrix.T if config.back else matrix
 
     def run(self) -> None:
         """Launch the pass."""
@@ -132,12 +123,6 @@ class _Call:
         name = _NAMES[config.back]
         size = (config.threads, config.shared_bytes)
         LAUNCH(config, Launch(name, blocks, *size, cluster=config.cluster), self)
-
-
-def _aligned(tensor: Tensor) -> Tensor:
-    """Return a contiguous tensor that loads of 16 bytes can begin at."""
-    one = tensor.contiguous()
-    return one.clone() if one.data_ptr() % 16 else one
 
 
 def _choose(

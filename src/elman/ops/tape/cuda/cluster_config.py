@@ -11,18 +11,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
+from elman.ops.common.cuda.clusters import (
+    HOP,
+    INBOUND,
+    MAX_ROWS,
+    MULTIPROCESSORS,
+    SHARED_LIMIT,
+    clusters_at_once,
+    rounded_up,
+)
 from elman.ops.common.mirrors import same
-from elman.ops.dense.cuda.cluster_config import CLUSTERS, MAX_ROWS, MULTIPROCESSORS, SHARED_LIMIT
 from elman.ops.tape.recurrences import NO_PRODUCT, TapeRecurrence
 
 _WARPS = (8, 4, 2, 1)
 """Of a block: a smaller number for matrices that are too small to share out further."""
 _WAVES = (1, 2, 3, 4)
 """How often the GPU's clusters take other rows of the batch."""
-_HOP = {1: 350, 2: 400, 4: 450, 8: 500, 16: 600}
-"""By the blocks of a cluster: clocks until a word is delivered, measured."""
-_INBOUND = {1: 16, 2: 16, 4: 16, 8: 16, 16: 8}
-"""Bytes that a block receives in a clock, about, when all send to all."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ class ClusterConfig:
     @property
     def padded(self) -> int:
         """Slots, and those that fill up eight."""
-        return _up(self.slots, 8)
+        return rounded_up(self.slots, 8)
 
     @property
     def per(self) -> int:
@@ -112,7 +116,7 @@ class ClusterConfig:
         partial = 2 * self.k_warps * self.rows * (self.out + 4)
         matrix = (self.fragments - self.kept) * self.warps * 128
         sums = 2 * self.rows * self.summed * self.padded
-        others = _up(2 * self.rows * self.summed * (self.padded if self.back else 1), 4)
+        others = rounded_up(2 * self.rows * self.summed * (self.padded if self.back else 1), 4)
         shared = self.rows * self.parts * (3 if self.back else 2) * self.padded
         tapes = (3 if self.back else 1) * self.rows * self.parts * self.slots * self.per * 64
         words = mail + partial + matrix + sums + others + shared + tapes
@@ -140,11 +144,11 @@ class ClusterConfig:
         state = self.inner * MAX_ROWS * 2 * self.row_warps / 128
         partial = 1.5 * self.k_warps * self.rows * self.out * 8 / 128
         sums = self.rows * self.summed * self.padded * 4 * (2 if self.back else 1)
-        sent = (self.inner * self.rows * 2 + sums) / _INBOUND[self.cluster]
+        sent = (self.inner * self.rows * 2 + sums) / INBOUND[self.cluster]
         # The walk: passes over the slots of a warp's channels, and sums over slots and channels.
         passes = 8 if self.back else 5
         walk = self.per * self.slots * (2 * passes + self.rows * self.parts) + 20 * self.padded
-        return products + matrix + state + partial + 2 * _HOP[self.cluster] + sent + walk
+        return products + matrix + state + partial + 2 * HOP[self.cluster] + sent + walk
 
     @property
     def type(self) -> str:
@@ -170,10 +174,6 @@ class ClusterConfig:
         )
 
 
-def _up(number: int, unit: int) -> int:
-    return -(-number // unit) * unit
-
-
 @cache
 def choose(
     cell: TapeRecurrence,
@@ -194,7 +194,7 @@ def choose(
         multiprocessors: Of the GPU.
         back: Which pass.
     """
-    at_once = {c: max(1, n * multiprocessors // MULTIPROCESSORS) for c, n in CLUSTERS.items()}
+    at_once = clusters_at_once(multiprocessors)
     for warps in _WARPS:
         found: list[tuple[float, ClusterConfig]] = []
         for (cluster, most), waves in itertools.product(at_once.items(), _WAVES):
@@ -202,7 +202,7 @@ def choose(
             if rows < 1:
                 continue
             passed = math.ceil(math.ceil(batch / rows) / most)
-            padded = _up(channels, max(32, 16 * cluster))
+            padded = rounded_up(channels, max(32, 16 * cluster))
             config = ClusterConfig(cell, slots, padded, cluster, rows, 1, warps, 1, back)
             found += ((one.cost * passed, one) for one in _split(config))
         if found:

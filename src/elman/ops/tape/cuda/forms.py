@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from elman.ops.dense.cuda.cluster_config import CAPABILITIES, MULTIPROCESSORS
-from elman.ops.dense.cuda.forms import Form
+from elman.ops.common.cuda.clusters import MULTIPROCESSORS, clusters_cannot
+from elman.ops.common.cuda.forms import Form, first_that_runs, runs_every_call
 from elman.ops.tape.cuda.cluster_config import ClusterConfig
 from elman.ops.tape.cuda.cluster_config import choose as choose_config
 from elman.ops.tape.recurrences import compiled_cell
@@ -43,13 +43,8 @@ class Shape:
 def _cluster(shape: Shape) -> str | None:
     if shape.resets:
         return "it has no resets"
-    if shape.number != "bf16":
-        return f"its products are in bf16, this call is in {shape.number}"
-    if shape.capability not in CAPABILITIES:
-        major, minor = shape.capability
-        return f"it needs compute capability 9.0 or 10.0, this is {major}.{minor}"
-    if shape.channels % 2:
-        return f"it computes pairs of channels, and there are {shape.channels}"
+    if against := clusters_cannot(shape.number, shape.capability, shape.channels):
+        return against
     for back in (False, True):
         if cluster_config(shape, back=back) is None:
             which = "three copies of the tape" if back else "the tape"
@@ -67,11 +62,10 @@ def cluster_config(shape: Shape, *, back: bool) -> ClusterConfig | None:
     return choose_config(cell, *size, multiprocessors, back=back)
 
 
-def _stepwise(shape: Shape) -> None:
-    """Return nothing: this form runs every call."""
-
-
-REASONS: dict[str, Callable[[Shape], str | None]] = {"cluster": _cluster, "stepwise": _stepwise}
+REASONS: dict[str, Callable[[Shape], str | None]] = {
+    "cluster": _cluster,
+    "stepwise": runs_every_call,
+}
 """By form, the fastest first: returns what speaks against it for a call, or None."""
 
 WORK: Mapping[str, str] = {
@@ -83,10 +77,4 @@ WORK: Mapping[str, str] = {
 
 def choose(shape: Shape) -> Form:
     """Return the fastest form that runs a call."""
-    against: list[str] = []
-    for name, reason in REASONS.items():
-        said = reason(shape)
-        if said is None:
-            return Form(name, "; ".join([f"{name}: {WORK[name]}", *against]))
-        against.append(f"not {name}: {said}")
-    raise AssertionError(shape)
+    return first_that_runs(REASONS, shape, lambda name, _: WORK[name])

@@ -11,8 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from elman.ops.dense.cuda.forms import Form
-from elman.ops.dense.cuda.machine import machine
+from elman.ops.common.cuda.forms import Form
+from elman.ops.common.cuda.machine import machine
 from elman.ops.tape.cuda import cluster, forms, stepwise
 from elman.ops.tape.results import Inputs, Results
 

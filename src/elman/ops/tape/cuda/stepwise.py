@@ -24,7 +24,7 @@ from elman.kernels import nvrtc
 from elman.kernels.launching import Launch, architecture, launch
 from elman.kernels.nvrtc import Loaded, Unit
 from elman.ops.common.mirrors import layout_assertions
-from elman.ops.common.native import words_of
+from elman.ops.common.native import ENGINE_TYPES, require_cuda_dtype, words_of
 from elman.ops.common.precision import cast, no_autocast
 from elman.ops.common.products import multiply, outer, outer_before
 from elman.ops.tape import results as passes
@@ -32,7 +32,6 @@ from elman.ops.tape.recurrences import NO_PRODUCT, compiled_cell
 from elman.ops.tape.results import Inputs, Results
 from elman.ops.tape.source import structure
 
-_IO = {torch.bfloat16: "elman::bf16", torch.float32: "float", torch.float64: "double"}
 _THREADS = (64, 128, 256, 512)
 MAX_SLOTS = 1024
 """Their sums have to fit into the shared memory of a block: 74 KB of the 99 KB of the smallest."""
@@ -325,7 +324,7 @@ def unit_text(config: StepConfig, device: str = "cuda/common/device.cuh") -> str
             '#include "cuda/tape/stepwise.cuh"',
             "namespace elman {",
             structure(config.write, config.state, "Spec", config.resets) + "}  // namespace elman",
-            f"using G = elman::TapeStepConfig<elman::Spec, {_IO[config.io]}, {sizes}>;",
+            f"using G = elman::TapeStepConfig<elman::Spec, {ENGINE_TYPES[config.io]}, {sizes}>;",
             layout_assertions("elman::TapeStepArgs", TapeStepArgs),
             *(
                 f"ELMAN_KERNEL(tape_{name}, {config.threads}, 1, elman::TapeStepArgs, "
@@ -339,11 +338,7 @@ def unit_text(config: StepConfig, device: str = "cuda/common/device.cuh") -> str
 
 def _starter(config: StepConfig, call: _Call) -> Callable[[list[Launch]], None]:
     """Return what launches kernels on the current stream of the call's device."""
-    if config.io not in (torch.bfloat16, torch.float32):
-        raise UserError(
-            f"kernels.backend=cuda: computes on bfloat16 and float32, not on {config.io}; "
-            "use kernels.backend=reference"
-        )
+    require_cuda_dtype(config.io)
     index, args = call.like.device.index, call.args
     kernels = _kernels(config, index)
     return lambda wanted: launch(kernels, wanted, args, index)

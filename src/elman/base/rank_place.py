@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from elman.base.errors import UserError
 
 _SIZE, _RANK, _LOCAL = "WORLD_SIZE", "RANK", "LOCAL_RANK"
-_MEETING = ("MASTER_ADDR", "MASTER_PORT")
+_MEETING = _ADDRESS, _PORT = "MASTER_ADDR", "MASTER_PORT"
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,10 @@ class RankPlace:
         return self.rank == 0
 
 
+ONE_PROCESS = RankPlace()
+_START = "start the ranks with torchrun --nproc_per_node=<GPUs> -m elman ..."
+
+
 def rank_place(environment: Mapping[str, str] | None = None) -> RankPlace:
     """Return the place that the environment names; alone if it names none.
 
@@ -63,10 +67,37 @@ def rank_place(environment: Mapping[str, str] | None = None) -> RankPlace:
     return RankPlace(rank, size, local)
 
 
-ONE_PROCESS = RankPlace()
+def rank_count() -> int:
+    """Return how many ranks train this process's model, as the environment says: at least 1."""
+    return _number(os.environ, _SIZE, default=1)
 
 
-_START = "start the ranks with torchrun --nproc_per_node=<GPUs> -m elman ..."
+def is_rank() -> bool:
+    """Whether torchrun or one of our launchers started this process as a rank, even a lone one."""
+    return _RANK in os.environ and _SIZE in os.environ
+
+
+def rank_environment(
+    rank: int, world: int, local_world: int, address: str, port: int
+) -> dict[str, str]:
+    """Return the variables that tell a process which rank it is, as torchrun sets them.
+
+    Args:
+        rank: Its number among all ranks.
+        world: Number of all ranks.
+        local_world: Number of ranks on each host.
+        address: Host of rank 0.
+        port: Port on which rank 0 listens.
+    """
+    return {
+        _RANK: str(rank),
+        _LOCAL: str(rank % local_world),
+        "GROUP_RANK": str(rank // local_world),
+        _SIZE: str(world),
+        "LOCAL_WORLD_SIZE": str(local_world),
+        _ADDRESS: address,
+        _PORT: str(port),
+    }
 
 
 def _number(given: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -1,4 +1,4 @@
-"""What the dense engine asks of a GPU before it chooses kernels."""
+"""What an engine asks of a GPU before it chooses kernels."""
 
 from __future__ import annotations
 

@@ -1,0 +1,77 @@
+"""One error line for what pydantic finds wrong with a setting. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from elman.base.errors import did_you_mean
+from elman.config.known_keys import unknown_key, whole_section
+from elman.sections.data import TEXT
+from elman.sections.optim import OPTIMISERS
+from elman.sections.tasks import TASKS
+
+_BRANCHES = (*OPTIMISERS, *TASKS, TEXT, "int", "str", "list[str]")
+_TYPE_WORDS = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "text or a list of texts",
+    "finite_number": "a finite number",
+}
+_BOUND_WORDS = {
+    "greater_than": ("gt", "greater than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
+
+
+def first_problem(error: ValidationError, tree: Mapping[str, Any], section: str = "") -> str:
+    """Return pydantic's first finding as one line; ``section`` is what was validated."""
+    problem = error.errors()[0]
+    parts = [str(part) for part in ((section,) if section else ()) + problem["loc"]]
+    # pydantic adds the branches of unions, which are not keys: optim.adamw.lr, data.path.str.
+    parts = [p for n, p in enumerate(parts) if n == 0 or p not in _BRANCHES]
+    # Positions in lists are not keys either: bench.peers.0.
+    parts = [part for part in parts if not part.isdigit()]
+    key, given, kind = ".".join(parts), problem.get("input"), problem["type"]
+    context = problem.get("ctx", {})
+    if kind == "extra_forbidden":
+        return unknown_key(key, shown(given), tree)
+    if kind == "missing":
+        return f"{key}: missing; add {key}=..."
+    if kind == "value_error":
+        return problem["msg"].removeprefix("Value error, ")
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return whole_section(key, shown(given))
+    if kind == "literal_error":
+        expected = str(context["expected"]).replace("True", "true").replace("False", "false")
+        choices = expected.replace("'", "").replace(" or ", ", ").split(", ")
+        hint = did_you_mean(str(given), choices)
+        return f"{key}={shown(given)}: expected one of {', '.join(choices)}{hint}"
+    if kind in _BOUND_WORDS:
+        name, words = _BOUND_WORDS[kind]
+        if kind == "less_than" and isinstance(context[name], int):
+            return f"{key}={shown(given)}: must be at most {context[name] - 1}"
+        return f"{key}={shown(given)}: must be {words} {_written_out(context[name])}"
+    if kind == "list_type" and (section or parts[-1] == "lengths"):
+        return f"{key}={shown(given)}: expected a list, as in {key}=[{shown(given)}]"
+    wording = _TYPE_WORDS.get(kind, problem["msg"].removeprefix("Input should be "))
+    return f"{key}={shown(given)}: expected {wording}"
+
+
+def _written_out(limit: float) -> str:
+    """Return a limit with all its digits: 4294967296, not 4.29497e+09."""
+    return str(int(limit)) if limit == int(limit) else str(limit)
+
+
+def shown(value: Any) -> str:
+    """Return a value as a person types it, shortened."""
+    text = "null" if value is None else str(value)
+    text = text.lower() if isinstance(value, bool) else text
+    return text if len(text) <= 60 else text[:57] + "..."

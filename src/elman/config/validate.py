@@ -1,0 +1,235 @@
+"""Turns a composed tree into a typed configuration, or refuses it with one line.
+
+Composition (Hydra) yields an untyped tree. :func:`validate` turns it into a
+:class:`~elman.config.run_config.RunConfig`, or raises one
+:class:`~elman.base.errors.UserError` that names the key. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from elman.base.errors import UserError, nearest
+from elman.config.known_keys import MODEL_KEYS, VOCAB_SIZE_FOLLOWS, not_an_option, unread_key
+from elman.config.pydantic_wording import first_problem, shown
+from elman.config.run_config import RunConfig, size_keys
+from elman.models.cells import registry
+from elman.sections.data import AnyData, refuse_unknown_task
+from elman.sections.graphs import graph_conflict
+from elman.sections.launching import LAUNCHERS, SweepConfig, SweepSettings
+from elman.sections.model import VOCAB_SIZE
+from elman.sections.optim import OPTIMISERS
+from elman.sections.parallel import refuse_uneven
+from elman.sections.tasks import TaskConfig
+from elman.sections.training import TrainConfig
+
+_DATA: TypeAdapter[AnyData] = TypeAdapter(AnyData)
+
+
+def validate(tree: Mapping[str, Any], named: frozenset[str] = frozenset()) -> RunConfig:
+    """Return the typed configuration of a composed tree.
+
+    Args:
+        tree: Plain containers with the sections of :class:`RunConfig`; the cell's options are
+            keys of ``model`` itself.
+        named: Dotted keys that the user named, for errors about settings that nothing reads.
+
+    Raises:
+        UserError: one line with the key, what is wrong with it, and what to type.
+    """
+    sections = dict(tree)
+    check_read(named, sections.get("mode"))
+    _refuse_optimiser_by_key(sections.get("optim"), named)
+    refuse_unknown_task(sections.get("data"), named)
+    if isinstance(model := sections.get("model"), Mapping):
+        sections["model"] = _split_model(model, named)
+    try:
+        config = RunConfig.model_validate(sections)
+    except ValidationError as error:
+        raise UserError(first_problem(error, sections)) from None
+    _check_combinations(config)
+    config = _with_its_vocabulary(config, named)
+    for section in (config.solve, config.models):
+        if section is not None:
+            section.refuse(config.model, named)
+    return config
+
+
+def _with_its_vocabulary(config: RunConfig, named: frozenset[str]) -> RunConfig:
+    """Return the configuration with a model whose vocabulary is that of the data."""
+    if "model.vocab_size" in named:
+        raise UserError(VOCAB_SIZE_FOLLOWS)
+    task = config.data if isinstance(config.data, TaskConfig) else None
+    model = config.model.with_vocabulary(VOCAB_SIZE if task is None else task.vocabulary)
+    if "model.expected_params" in named:
+        model = model.model_copy(update={"expected_params": config.model.expected_params})
+    return config.model_copy(update={"model": model})
+
+
+def validate_data(section: Mapping[str, Any]) -> AnyData:
+    """Return the typed form of section ``data`` of a file.
+
+    Raises:
+        UserError: as :func:`validate`.
+    """
+    refuse_unknown_task(section, frozenset())
+    try:
+        found: AnyData = _DATA.validate_python(section)
+    except ValidationError as error:
+        raise UserError(first_problem(error, {"data": section}, "data")) from None
+    return found
+
+
+def check_read(named: Iterable[str], mode: Any) -> None:
+    """Raise UserError on a key of a section that this mode does not read."""
+    for key in sorted(named):
+        if unread := unread_key(key, mode):
+            raise UserError(unread)
+
+
+def _check_combinations(config: RunConfig) -> None:
+    """Raise UserError on sections that are each right but do not go together."""
+    model = config.model
+    registry.cell(model.cell).check_wrapper(model.wrapper)
+    registry.cell(model.cell).check_mlp(model.mlp_ratio)
+    if config.train.tbptt and model.options.get("context") == 0:
+        raise UserError(
+            "train.tbptt=true: a carried attention over every byte so far grows without end; "
+            "add model.context=<bytes>, as in model.context=2048, or drop train.tbptt"
+        )
+    if config.data.reset_at_documents:
+        asked, instead = "data.reset_at_documents=true", "drop it, or choose another model"
+        registry.cell(model.cell).check_resets(model.options, asked, instead)
+    if isinstance(config.data, TaskConfig):
+        _check_task(config.data, config.train)
+    elif config.train.until_accuracy is not None:
+        raise UserError(
+            "train.until_accuracy: read only with a task, as in data=parity; text has no answers; "
+            "drop it"
+        )
+    conflict = graph_conflict(config.train, model)
+    if config.train.graph is True and conflict is not None:
+        raise UserError(f"train.graph=true: {conflict}")
+    # The settings of a resumed run are known only once its folder is read.
+    if config.train.resume is None:
+        check_ranked(config)
+
+
+def check_ranked(config: RunConfig, ranks: int = 1) -> None:
+    """Raise UserError on settings of ranks that do not go with those of the training.
+
+    Args:
+        config: The configuration as it is trained.
+        ranks: How many processes train it.
+    """
+    parallel, optim = config.parallel, config.optim.name
+    if isinstance(config.data, TaskConfig) and (ranks > 1 or parallel.exact is True):
+        what, instead = "parallel.exact=true", "drop it"
+        if ranks > 1:
+            what, instead = f"{ranks} ranks", "use one, or a GPU for each seed: -m train.seed=1,2"
+        raise UserError(
+            f"data={config.data.task}: a task is trained on one rank, not with {what}: its models "
+            f"are small, and a part of a batch may have fewer answers than another; {instead}"
+        )
+    if parallel.exact is True:
+        refuse_uneven(parallel.virtual_shards, config.train.batch_size)
+    if parallel.average_every and optim == "schedulefree":
+        raise UserError(
+            f"parallel.average_every={parallel.average_every}: optim=schedulefree trains two sets "
+            "of weights, which one mean does not keep together; choose optim=adamw"
+        )
+    if parallel.shard == "none":
+        return
+    cut = f"parallel.shard={parallel.shard}"
+    if optim in ("muon", "schedulefree"):
+        raise UserError(f"{cut}: optim={optim} needs whole weights; choose optim=adamw")
+    for name, used in (("compile", config.train.compile), ("graph", config.train.graph is True)):
+        if used:
+            raise UserError(
+                f"train.{name}=true: cannot be combined with {cut}, whose weights come and go in "
+                "a pass; drop one of them"
+            )
+
+
+def _check_task(task: TaskConfig, train: TrainConfig) -> None:
+    """Raise UserError on training settings with which the task cannot be learned."""
+    task.check_lengths(f"train.chunk_size={train.chunk_size}", [train.chunk_size])
+    if train.tbptt:
+        raise UserError(
+            f"train.tbptt=true: rows of data={task.task} do not continue one another; drop it"
+        )
+    if train.until_accuracy is not None and train.val_every is None:
+        raise UserError(
+            "train.until_accuracy: read at each validation, and train.val_every=null has one at "
+            "the end only; add train.val_every=250"
+        )
+
+
+def validate_sweep(launcher: Any, sweep: Any, named: frozenset[str]) -> SweepSettings:
+    """Return the typed settings of a whole sweep.
+
+    Args:
+        launcher: Section ``launcher`` of the composed tree, as plain containers.
+        sweep: Section ``sweep``.
+        named: Dotted keys that the user named.
+
+    Raises:
+        UserError: as :func:`validate`.
+    """
+    name = launcher.get("name") if isinstance(launcher, Mapping) else None
+    known = LAUNCHERS.get(name) if isinstance(name, str) else None
+    if known is None or "launcher.name" in named:
+        best = nearest(str(name), LAUNCHERS) or "gpus"
+        raise UserError(
+            f"launcher.name={shown(name)}: choose the launcher, with its settings, by "
+            f"launcher={best}; choices: {', '.join(LAUNCHERS)}"
+        )
+    tree = {"launcher": launcher, "sweep": sweep}
+    try:
+        return SweepSettings(
+            launcher=known.model_validate(launcher), sweep=SweepConfig.model_validate(sweep)
+        )
+    except ValidationError as error:
+        section = "launcher" if error.title == known.__name__ else "sweep"
+        raise UserError(first_problem(error, tree, section)) from None
+
+
+def _refuse_optimiser_by_key(optim: Any, named: frozenset[str]) -> None:
+    if "optim.name" not in named or not isinstance(optim, Mapping):
+        return
+    name = optim.get("name")
+    known = OPTIMISERS.get(name) if isinstance(name, str) else None
+    if known is None or set(optim) != set(known.model_fields):
+        best = nearest(str(name), OPTIMISERS) or "adamw"
+        raise UserError(
+            f"optim.name={shown(name)}: choose the optimizer, with its settings, by "
+            f"optim={best}; choices: {', '.join(OPTIMISERS)}"
+        )
+
+
+def _split_model(model: Mapping[str, Any], named: frozenset[str]) -> dict[str, Any]:
+    """Split the cell's options off the ``model`` section; check and complete them."""
+    if not isinstance(cell_name := model.get("cell"), str):
+        raise UserError("model.cell: missing; choose a model, as in model=e88_tiny")
+    cell = registry.cell(cell_name)
+    given = {key: value for key, value in model.items() if key not in MODEL_KEYS}
+    unknown = [key for key in given if key not in cell.options]
+    if unknown and "model.cell" in named:
+        raise UserError(
+            f"model.cell={cell_name}: the other settings belong to another cell; "
+            "choose a model of that cell by model=<name>"
+        )
+    if unknown:
+        raise UserError(not_an_option(unknown[0], cell_name))
+    dim = model.get("dim")
+    if type(dim) is not int:
+        raise UserError(f"model.dim={shown(dim)}: expected a whole number, as in model.dim=512")
+    named_options = frozenset(key.removeprefix("model.") for key in named)
+    split = {key: model[key] for key in MODEL_KEYS if key in model}
+    split["options"] = cell.parse_options(dim, given, named_options)
+    if named & size_keys(cell.name) and "model.expected_params" not in named:
+        split["expected_params"] = None
+    return split

@@ -1,0 +1,164 @@
+"""What a training run says of itself: the lines at its start, and its ``result.json``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elman.base.errors import RunStatus
+from elman.config.run_config import RunConfig
+from elman.data.batches import AnyRunData
+from elman.data.tasks.batches import TaskData
+from elman.devices.environment import describe_environment
+from elman.distributed.division import Division
+from elman.distributed.team import Team
+from elman.evaluation.metrics import DEFINITIONS, METRICS_VERSION
+from elman.evaluation.validation import uses_bf16
+from elman.models.backends import computation_path, on_slow_path, slow_note, tuning_note
+from elman.models.cells import registry
+from elman.modes.ranks import shared_work, sharing
+from elman.runs.folder import config_hash
+from elman.training.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """What one process trains with.
+
+    Args:
+        config: The run's configuration.
+        folder: The run folder.
+        data: The open data.
+        device: Where the model lives.
+        backend: The backend that was chosen.
+        team: The ranks that train the model.
+        division: The parts of a batch, and which of them this rank computes.
+    """
+
+    config: RunConfig
+    folder: Path
+    data: AnyRunData
+    device: torch.device
+    backend: str
+    team: Team
+    division: Division
+
+    @property
+    def precision(self) -> str:
+        """``bf16`` or ``fp32``: the numbers of the products."""
+        return "bf16" if uses_bf16(self.device, self.config.train.precision) else "fp32"
+
+    @property
+    def path(self) -> str | None:
+        """In words, what computes a baseline."""
+        model = self.config.model
+        cell = registry.cell(model.cell)
+        given = {"device_type": self.device.type, "precision": self.precision}
+        return computation_path(cell, self.backend, model.options, **given)
+
+
+@dataclass
+class Findings:
+    """What was found before the first step; None for what was not looked at.
+
+    Args:
+        estimate: Bytes that a step needs.
+        parity: How the kernels compare with the reference.
+        norm_parity: The same of the norm's kernels.
+    """
+
+    estimate: int | None = None
+    parity: dict[str, Any] | None = None
+    norm_parity: dict[str, Any] | None = None
+
+
+def start_lines(setup: TrainingSetup, findings: Findings, trainer: Trainer) -> list[str]:
+    """Return what a person is told when a run starts."""
+    config, model, path = setup.config, setup.config.model, setup.path
+    memory = f", about {findings.estimate / 1e9:.1f} GB" if findings.estimate else ""
+    through = f" ({path})" if path else ""
+    graph = ", replayed as a CUDA graph" if trainer.stepper.graph else ""
+    lines = [
+        f"{model.name}: {model.cell} {model.dim}x{model.depth}, "
+        f"{trainer.model.num_params():,} parameters, "
+        f"backend {setup.backend}{through} on {setup.device}{graph}{memory}"
+        f"{sharing(setup.team, setup.division, config)}",
+        f"data: {_told_data(setup)}",
+        f"run folder: {setup.folder}",
+    ]
+    cell = registry.cell(model.cell).under(model.options)
+    if slow := slow_note(cell, config.kernels.backend, setup.device, setup.backend):
+        lines.append(f"{slow}; the result is marked")
+    if note := tuning_note(path, setup.backend):
+        lines.append(f"{note}; it is not counted")
+    return lines
+
+
+def _told_data(setup: TrainingSetup) -> str:
+    """Say what is read, or which task is learned, with what guessing would reach."""
+    data, config = setup.data, setup.config
+    if isinstance(data, TaskData):
+        settings = "".join(f" {k}={v}" for k, v in data.config.difficulty().items())
+        chance = f"chance {data.config.chance:.3f}"
+        rows = f"rows of {config.train.chunk_size}"
+        return f"{data.label}{settings}, {rows}; {data.config.definition}; {chance}"
+    source = data.describe()
+    packed = source.get("packed")
+    where = f", packed in {packed['file']}" if packed else ""
+    zeroed = "; state zeroed after each 0x1e" if config.data.reset_at_documents else ""
+    return f"{source['bytes']:,} bytes of {data.label}{where}{zeroed}"
+
+
+def run_result(
+    setup: TrainingSetup,
+    findings: Findings,
+    trainer: Trainer | None,
+    started: datetime,
+    status: RunStatus,
+    error: str | None,
+) -> dict[str, Any]:
+    """Return the content of ``result.json``; every number in it has its definition beside it.
+
+    Args:
+        setup: What the process trained with.
+        findings: What was found before the first step.
+        trainer: What trained; None if nothing did.
+        started: When the session began.
+        status: How it ended.
+        error: Why, in one line.
+    """
+    config = setup.config
+    result: dict[str, Any] = {
+        "status": status.value,
+        "error": error,
+        "contended": None,
+        "model": config.model.name,
+        "cell": config.model.cell,
+        "config_hash": config_hash(config),
+        "started": started.isoformat(timespec="seconds"),
+        "ended": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "memory_estimate_bytes": findings.estimate,
+    }
+    if trainer is not None:
+        stepper = trainer.stepper
+        result |= trainer.ledger.numbers(
+            trainer.model.num_params(), stepper.step, stepper.tokens, stepper.data_wait
+        )
+        result["reload_difference_bpb"] = trainer.reload_difference
+        result["backend"] = setup.backend
+        result["parity"] = findings.parity
+        result["norm_parity"] = findings.norm_parity
+        result["path"] = setup.path
+        result["slow_path"] = on_slow_path(setup.backend)
+        result["graph"] = stepper.graph
+    result["parallel"] = shared_work(setup.team, setup.division, config)
+    resets = {"reset_at_documents": config.data.reset_at_documents}
+    result["data"] = setup.data.describe() | resets
+    result["environment"] = describe_environment(setup.device)
+    result["metrics_version"] = METRICS_VERSION
+    result["definitions"] = DEFINITIONS
+    return result

@@ -1,0 +1,219 @@
+"""Times every form of the dense engine's kernels, and a training step of a model.
+
+Shape legend: b batch, t time, i channels of the state, s parts of the state.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from dense_calls import REASONS, leaves_of, only, shape_of  # type: ignore[import-not-found]
+from instruments import recorded, seconds  # type: ignore[import-not-found]
+from torch import Tensor
+
+from elman.ops.common.products import multiply
+from elman.ops.dense.cuda import forms, kernels
+from elman.ops.dense.products import gradients
+from elman.ops.dense.recurrences import CELLS
+
+BATCH, TIME = 32, 512
+MORE_SIZES = (("gru", 512), ("gru", 768), ("normalized_scalar", 1280))  # timed, too
+SIZES = {"tanh": (512, 768, 1024, 1280, 1536, 2048, 3072, 3584), "lstm": (768, 1024, 1536)}
+ROUNDS, WARMUP = 7, 2
+
+Timed = tuple[str, int, str, str]
+"""Step, channels, form and pass."""
+
+
+def times(
+    wanted: list[str], sizes: list[tuple[str, int]], report: Callable[[dict[str, Any]], None]
+) -> None:
+    """Time the recurrence of steps in every size and form, and their products alone."""
+    calls: dict[Timed, Callable[[], None]] = {}
+    kept: list[Any] = []
+    for step, width in sizes:
+        for name in ("products", *wanted):
+            row = {"what": "recording", "step": step, "d": width, "form": name}
+            try:
+                if name == "products":
+                    made = products_alone(step, width)
+                else:
+                    made = passes(name, step, width, report)
+            except Exception as error:
+                report(row | {"error": f"{type(error).__name__}: {error}"[:500]})
+                continue
+            for direction, (graph, held) in made.items():
+                calls[step, width, name, direction] = graph.replay
+                kept.append((graph, held))
+    rounds: dict[Timed, list[float]] = {key: [] for key in calls}
+    for number in range(WARMUP + ROUNDS):
+        for key, call in calls.items():
+            taken = seconds(call)
+            if number >= WARMUP:
+                rounds[key].append(taken)
+    for (step, width, name, direction), taken_s in rounds.items():
+        us = [round(s * 1e6 / TIME, 3) for s in taken_s]
+        row = {"what": "time", "step": step, "d": width, "form": name, "pass": direction}
+        report(row | {"us_a_step": statistics.median(us), "low": min(us), "high": max(us)})
+
+
+def passes(
+    form: str, step: str, width: int, report: Callable[[dict[str, Any]], None]
+) -> dict[str, tuple[torch.cuda.CUDAGraph, Any]]:
+    """Return the passes of a form as graphs; "backward" has the large products, too."""
+    shape = shape_of(step, torch.bfloat16, BATCH, width, 0, "cuda")
+    row = {"step": step, "d": width, "form": form}
+    if against := REASONS[form](shape):
+        report({"what": "recording", **row, "not run": against})
+        return {}
+    leaves = leaves_of(step, (BATCH, TIME, width, 0), torch.bfloat16, "cuda")
+    x, matrix, *first = (leaf.detach() for leaf in leaves.values())
+    first_sbi = torch.stack(first)
+    dx, dy = torch.randn_like(x), torch.randn_like(x[..., :width])
+
+    def forwards() -> Any:
+        return kernels.forward(step, [x], [matrix], [], first_sbi, True)
+
+    with only(form):
+        results = forwards()
+        forward = recorded(forwards)
+        backward = recorded(
+            lambda: kernels.backward(step, dy, None, [matrix], [], first_sbi, results)
+        )
+        eager = min(seconds(forwards) for _ in range(2))
+    why = forms.choose(shape).why
+    us = round(eager * 1e6 / TIME, 2)
+    report({"what": "eager", **row, "forward_us_a_step": us, "why": why})
+    large = recorded(
+        lambda: gradients(
+            step, [dx], dx[:0], first_sbi, [matrix.to(dx.dtype)], [], first_sbi, results
+        )
+    )
+    return {"forward": forward, "backward": backward, "large products of backward": large}
+
+
+def more_times(
+    wanted: list[str], steps: list[str], report: Callable[[dict[str, Any]], None]
+) -> None:
+    """Time steps of two products or a norm in every form, and cuDNN's GRU, all in turn."""
+    calls: dict[tuple[str, int, str, str], Callable[[], Any]] = {}
+    for step, width in (one for one in MORE_SIZES if one[0] in steps):
+        made: dict[str, Callable[[], dict[str, Callable[[], Any]]]] = {
+            form: partial(passes_of, form, step, width) for form in wanted
+        }
+        if step == "gru":
+            for dtype in (torch.float16, torch.bfloat16):
+                made[f"cuDNN, {dtype}"] = partial(cudnn_gru, width, dtype)
+        for form, make in made.items():
+            try:
+                found = make()
+            except Exception as error:
+                row = {"what": "recording", "step": step, "d": width, "form": form}
+                report(row | {"error": f"{type(error).__name__}: {error}"[:500]})
+                continue
+            calls |= {(step, width, form, way): call for way, call in found.items()}
+    rounds: dict[tuple[str, int, str, str], list[float]] = {key: [] for key in calls}
+    for number in range(WARMUP + ROUNDS):
+        for key, call in calls.items():
+            taken = seconds(call)
+            if number >= WARMUP:
+                rounds[key].append(taken * 1e6 / TIME)
+    for (step, width, form, way), taken_us in rounds.items():
+        us = [round(one, 3) for one in taken_us]
+        row = {"what": "time", "step": step, "d": width, "form": form, "pass": way}
+        report(row | {"us_a_step": statistics.median(us), "low": min(us), "high": max(us)})
+
+
+def passes_of(form: str, step: str, width: int) -> dict[str, Callable[[], Any]]:
+    """Return what replays both passes of a step in a form; nothing where it does not run."""
+    if forms.REASONS[form](shape_of(step, torch.bfloat16, BATCH, width, 0, "cuda")):
+        return {}
+    leaves = leaves_of(step, (BATCH, TIME, width, 0), torch.bfloat16, "cuda")
+    tensors = {name: leaf.detach() for name, leaf in leaves.items()}
+
+    def of(*words: str) -> list[Tensor]:
+        return [one for name, one in tensors.items() if name.split()[0] in words]
+
+    inputs, rest = of("input"), (of("matrix"), of("scale", "extra"), torch.stack(of("state")))
+    dy = torch.randn_like(inputs[0][..., :width])
+    with only(form):
+        results = kernels.forward(step, inputs, *rest, True)
+        forward, kept = recorded(lambda: kernels.forward(step, inputs, *rest, True))
+        back, kept_too = recorded(lambda: kernels.backward(step, dy, None, *rest, results))
+    held = (kept, kept_too)  # for as long as anybody replays
+
+    def replay(graph: torch.cuda.CUDAGraph, _: Any = held) -> None:
+        graph.replay()
+
+    return {"forward": partial(replay, forward), "backward": partial(replay, back)}
+
+
+def cudnn_gru(width: int, dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
+    """Return what runs both passes of cuDNN's GRU; the products around the recurrence are in it."""
+    gru = torch.nn.GRU(width, width, batch_first=True, device="cuda", dtype=dtype)
+    x = torch.randn(BATCH, TIME, width, device="cuda", dtype=dtype).requires_grad_()
+    y, _ = gru(x)
+    dy, read = torch.randn_like(y), [x, *gru.parameters()]
+    return {
+        "forward": lambda: gru(x),
+        "backward": lambda: torch.autograd.grad(y, read, dy, retain_graph=True),
+    }
+
+
+def products_alone(step: str, width: int) -> dict[str, tuple[torch.cuda.CUDAGraph, Any]]:
+    """Return the products of both passes as graphs: no form of steps can be faster."""
+    rows = CELLS[step].blocks * width
+    matrix = torch.randn(rows, width, device="cuda").bfloat16() / width**0.5
+
+    def repeat(left: Tensor, right: Tensor, to: Tensor) -> None:
+        for _ in range(TIME):
+            multiply(left, right, to)
+
+    def product(right: Tensor) -> tuple[torch.cuda.CUDAGraph, Any]:
+        left = torch.randn(BATCH, right.shape[0], device="cuda").bfloat16()
+        to = torch.empty(BATCH, right.shape[1], device="cuda")
+        made: tuple[torch.cuda.CUDAGraph, Any] = recorded(partial(repeat, left, right, to))
+        return made
+
+    return {"forward": product(matrix.T), "backward": product(matrix)}
+
+
+def model() -> dict[str, Any]:
+    """Time a training step of E1 1280x6, replayed as a graph."""
+    from elman.models.cells.dense.e1_layer import E1
+    from elman.models.language_model import LanguageModel
+
+    torch.manual_seed(0)
+    layers = [E1(1280, backend="cuda", device="cuda") for _ in range(6)]
+    net = LanguageModel(1280, layers, device="cuda")
+    optimizer = torch.optim.AdamW(net.parameters(), lr=3e-4, fused=True, capturable=True)
+    tokens = torch.randint(256, (BATCH, TIME + 1), device="cuda", dtype=torch.uint8)
+
+    def step() -> Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss, _ = net.loss(tokens)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        return loss.detach()
+
+    torch.cuda.reset_peak_memory_stats()
+    losses = [float(step()) for _ in range(2)]
+    peak = torch.cuda.max_memory_allocated()
+    eager = min(seconds(step) for _ in range(2))
+    graph, loss = recorded(step)
+    taken = statistics.median(seconds(graph.replay) for _ in range(ROUNDS))
+    losses.append(float(loss))
+    return {
+        "eager_tok_s": round(BATCH * TIME / eager),
+        "replayed_tok_s": round(BATCH * TIME / taken),
+        "replayed_ms": round(taken * 1e3, 2),
+        "peak_gb": round(peak / 1e9, 2),
+        "losses": [round(one, 3) for one in losses],
+        "passed": all(one == one for one in losses),
+    }
