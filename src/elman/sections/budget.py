@@ -7,4 +7,3 @@ UNSAID_MINUTES = 1.0
 
 BUDGETS = ("minutes", "steps", "bytes", "flops")
 """Keys of group ``train`` that limit a run; the first that is spent ends it."""
-

@@ -8,10 +8,10 @@ the plain form of the model, on the meta device, where nothing is computed:
 - 1 for each operation on a number of a state that is a matrix, or slots: its decay, its
   nonlinearity; a write of an outer product is 2.
 
-Not counted: the lookup of an embedding, and work on vectors alone (norms, activations, gates, states
-that are vectors), which is below a hundredth of the rest in models of a trained size. The backward
-pass counts twice the forward pass; what it recomputes is not counted. Nor are the optimizer,
-validation and power iterations.
+Not counted: the lookup of an embedding, and work on vectors alone (norms, activations, gates,
+states that are vectors), which is below a hundredth of the rest in models of a trained size. The
+backward pass counts twice the forward pass; what it recomputes is not counted. Nor are the
+optimizer, validation and power iterations.
 
 The plain form of some cells computes many steps at once, with more operations than the equations
 have. Such a cell declares those of its recurrence, or attention, as a function of the positions
@@ -41,9 +41,13 @@ from elman.training.memory.meta_walk import MetaWalk
 PASSES = 3
 """A forward pass, and a backward pass of twice its work."""
 _FEW_LAYERS = 3
+# A position so far from the start of its stream that no limit of an attention lies beyond.
+_FAR = 1 << 40
 # Parts of a state that remember inputs: they are moved, not computed with.
 _HISTORIES = ("conv", "past")
 _aten = torch.ops.aten
+# PyTorch's own operators: what has no formula there is pointwise, or moves numbers.
+_COUNTED = ("aten", "prim", "prims")
 # Products of a batch: a plain form in chunks computes its recurrence with them.
 _BATCHED = frozenset({_aten.bmm, _aten.baddbmm})
 # Per number, of what is applied to a state: an in-place form counts like the other one.
@@ -59,12 +63,12 @@ def flops_per_byte(config: RunConfig) -> float:
     """Return the operations of training for one predicted byte (of a task: one position).
 
     It is the mean over the bytes of a row of ``train.chunk_size``. With ``train.tbptt`` a row
-    continues states, and an attention that has a limit sees as many bytes before the row.
+    continues states, and an attention sees as many bytes as its limit says, from the first byte.
 
     Raises:
         UserError: the cell's operations cannot be counted.
     """
-    first = config.train.chunk_size if config.train.tbptt else 0
+    first = _FAR if config.train.tbptt else 0
     row = range(first, first + config.train.chunk_size)
     return PASSES * forward_flops(config.model, row) / len(row)
 
@@ -164,7 +168,7 @@ class _Count(MetaWalk):
                 self.of_state += products
             else:
                 self.single += products
-        elif func.namespace not in ("aten", "prim", "prims"):
+        elif func.namespace not in _COUNTED:
             raise UserError(
                 f"cell {self._cell}: its plain form runs {func.name()}, whose operations are not "
                 "counted; register them with torch.utils.flop_counter.register_flop_formula"

@@ -25,21 +25,23 @@ class Spent:
         train = config.train
         self._config = config
         self._bytes_per_step = train.batch_size * train.chunk_size * train.grad_accum
-        # Steps, bytes and operations of earlier sessions.
+        # Steps, bytes and operations of earlier sessions; the last are None if nobody counted them.
         self._before: tuple[int, int, float | None] = (0, 0, 0.0)
-        if train.flops is not None:
-            try:
-                flops_per_byte(config)
-            except UserError as error:
-                raise UserError(f"train.flops={train.flops:g}: {error}") from None
+        if train.flops is not None and self.flops_per_byte is None:
+            raise UserError(f"train.flops={train.flops:g}: {self._count[1]}")
 
-    @cached_property
+    @property
     def flops_per_byte(self) -> float | None:
         """The defined number; None if the cell's operations cannot be counted."""
+        return self._count[0]
+
+    @cached_property
+    def _count(self) -> tuple[float | None, str]:
+        """The operations of a byte, or why they cannot be counted."""
         try:
-            return flops_per_byte(self._config)
-        except UserError:
-            return None
+            return flops_per_byte(self._config), ""
+        except UserError as error:
+            return None, str(error)
 
     def bytes_at(self, step: int) -> int:
         """Return the bytes predicted in the first ``step`` steps, over all ranks."""
@@ -48,22 +50,25 @@ class Spent:
 
     def flops_at(self, step: int) -> float | None:
         """Return the operations of these steps; None if they cannot be counted."""
-        steps, _, before = self._before
-        if before is None or self.flops_per_byte is None:
+        if (each := self.flops_per_byte) is None:
             return None
-        return before + (step - steps) * self._bytes_per_step * self.flops_per_byte
+        steps, size, before = self._before
+        now = (step - steps) * self._bytes_per_step * each
+        return now + (size * each if before is None else before)
 
     def share(self, step: int, seconds: float) -> float:
         """Return the used share of the budget that is used most, 1 once it is spent."""
         return min(max(used / limit for used, limit in self._limited(step, seconds).values()), 1.0)
 
     def steps_left(self, step: int) -> float:
-        """Return how many steps the budgets but ``train.minutes`` leave; infinity if none is set."""
+        """Return how many steps the budgets but ``train.minutes`` leave, or infinity."""
         each = {"steps": 1.0, "bytes": self._bytes_per_step}
         if self._config.train.flops is not None:
             each["flops"] = self._bytes_per_step * (self.flops_per_byte or math.inf)
         limited = self._limited(step, 0.0)
-        left = [(limited[name][1] - limited[name][0]) / each[name] for name in each.keys() & limited]
+        left = [
+            (limited[name][1] - limited[name][0]) / each[name] for name in each.keys() & limited
+        ]
         return max(0.0, min(left, default=math.inf))
 
     def told(self, step: int, seconds: float) -> dict[str, dict[str, float]]:

@@ -245,6 +245,6 @@ def shown_columns(rows: Sequence[Row], records: Records) -> list[Column]:
         hidden.add("set")
     if all(record.figures.step_us is None for record in records):
         hidden.add(STEP_HEAD)
-    if all("FLOPs" not in row.conditions["duration"] for row in rows):
+    if all("FLOPs" not in row.conditions["duration"] for row in rows if row.counted):
         hidden.add(_FLOPS_HEAD)
     return [column for column in COLUMNS if column.head not in hidden]

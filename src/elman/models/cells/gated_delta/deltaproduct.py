@@ -25,7 +25,6 @@ _OPTIONS = (
 )
 
 
-
 def _scan_flops(dim: int, options: Mapping[str, Value], positions: range) -> float:
     """4 a number of the state and delta rule, 1 the decay and 2 the query's read of each step."""
     rules = options["n_householder"]
