@@ -115,8 +115,8 @@ def _of_a_step(config: ModelConfig, layers: int) -> int:
 def _walk(model: LanguageModel, steps: int, count: _Count) -> Sequence[State]:
     tokens_bt = torch.empty(1, steps, dtype=torch.uint8, device="meta")
     with count:
-        _, states = model(tokens_bt)
-    return states
+        found: tuple[Tensor, list[State]] = model(tokens_bt)
+    return found[1]
 
 
 def _shapes(states: Iterable[State]) -> Iterable[tuple[int, ...]]:
