@@ -46,7 +46,6 @@ _SAME = {
     "learning_rate": ("optim.lr",),
     "length": ("generate.max_bytes", "train.chunk_size"),
     "log_interval": ("log.every",),
-    "max_bytes": ("train.bytes",),
     "max_flops": ("train.flops",),
     "max_iters": ("train.steps",),
     "max_length": ("generate.max_bytes",),
