@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from elman.evaluation.metrics import DEFINITIONS
 from elman.report.comparison.columns import COLUMNS
 from elman.report.comparison.curves import BANDS, RATE_SMOOTHING, SMOOTHING, THINNING
 from elman.report.comparison.progress import ESTIMATE
@@ -106,6 +107,33 @@ one line for each condition says what differs where. Other settings that differ 
 
 {warning}
 
+## Equal what?
+
+Models can be compared at an equal budget of four kinds. Several may be set; the first that is spent
+ends a run, and a learning rate that falls, falls to its end there.
+
+| setting | a run ends after | fair to ask of |
+| --- | --- | --- |
+| `train.minutes=10` | minutes of training | what a machine can do, kernels included |
+| `train.steps=1000` | optimizer steps | models at one batch and chunk |
+| `train.bytes=1e9` | bytes that it learned from, over all ranks | what a model learns from data |
+| `train.flops=1e18` | floating-point operations | what a model does with arithmetic |
+
+    elman -m model=e88f_h32n16,llama,fla-gdn train.flops=1e12
+
+No step is cut short, so a run may spend a part of a step more. `result.json` has under `budget`
+what was set and what was spent, and in every run `tokens`, `flops` and `flops_per_byte`. A report
+says `equal FLOPs` or `equal bytes` below its table if the rows share that budget; rows of different
+budgets are not compared.
+
+{flops}
+
+The count is made from the plain form of the model, without computing, in well under a second. Where
+that form computes many steps at once, the cell declares the operations of its recurrence
+(`scan_flops`). `tests/training/test_flops.py` compares every cell with its equation, and some with
+PyTorch's own counter. Operations are not time: those on states and vectors take longer than those
+of large products. `mfu` is another number: it counts 6 a parameter.
+
 ## The table
 
 {columns}
@@ -120,11 +148,12 @@ Below the table stands, for each row, how it differs from one other row:
     e42: not distinguishable with 2 seeds; about 6 more would decide: loss +0.0250 ...
     e1: worse: loss +0.0967 (+0.0823 to +0.1110) at equal steps, ...
 
-The loss that decides is the one at equal steps if the runs were bounded by steps, and at equal
-minutes if they were bounded by minutes. The terminal shows the losses at equal steps, minutes and
-bytes; the files have every difference, with val bpb, speed and memory. A row that is compared with
-no other is named with the conditions that differ. To run the seeds that would decide, add them to
-the sweep: [`elman -m sweep.add=<folder> train.seed=4,5`](sweeps.md#adding-jobs).
+The loss that decides is the one at equal steps, bytes, FLOPs or minutes, by what bounded the runs
+([which of them?](#equal-what)). The terminal shows the losses at equal steps, minutes and bytes,
+and at equal FLOPs if they were the budget; the files have every difference, with val bpb, speed and
+memory. A row that is compared with no other is named with the conditions that differ. To run the
+seeds that would decide, add them to the sweep: [`elman -m sweep.add=<folder>
+train.seed=4,5`](sweeps.md#adding-jobs).
 
 {method}
 
@@ -184,6 +213,7 @@ def page() -> str:
     """Return the whole page."""
     return INTRODUCTION.format(
         warning=WARNING,
+        flops=f"`flops_per_byte`: {DEFINITIONS['flops_per_byte']}.",
         columns=table(("column", "what it is"), [(c.head, c.definition) for c in COLUMNS]),
         smoothing=SMOOTHING,
         rates=RATE_SMOOTHING,

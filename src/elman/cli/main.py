@@ -194,7 +194,7 @@ def _run_hydra(arguments: flags.Arguments, before_run: Callable[[], None]) -> in
 
 
 def _show_what_runs() -> None:
-    """Make ``--cfg`` print the default minutes, not null, if neither minutes nor steps are set.
+    """Make ``--cfg`` print the default minutes, not null, if no budget is set.
 
     Hydra prints the composed tree without calling us, so this replaces the one function of its
     own that it calls.
@@ -202,16 +202,14 @@ def _show_what_runs() -> None:
     from hydra._internal.hydra import Hydra
     from omegaconf import open_dict, read_write
 
-    from elman.sections.budget import UNSAID_MINUTES
+    from elman.sections.budget import BUDGETS, UNSAID_MINUTES
 
     plain = Hydra.get_sanitized_cfg
 
     def filled(self: Hydra, cfg: DictConfig, cfg_type: str) -> DictConfig:
         tree = plain(self, cfg, cfg_type)
         train = tree.get("train") if tree.get("mode") == "train" else None
-        if train is None or any(
-            train.get(key) is not None for key in ("minutes", "steps", "resume")
-        ):
+        if train is None or any(train.get(key) is not None for key in (*BUDGETS, "resume")):
             return tree
         with read_write(tree), open_dict(tree):
             train.minutes = UNSAID_MINUTES

@@ -58,8 +58,10 @@ class Suite(SuiteFigures):
         description: What a reader must know before believing its table.
         citation: Its source: section of a specification, seed.
         runs: The overrides of every run, its model among them.
-        minutes: Training time of each run, or None if steps limit it.
-        steps: Optimizer steps of each run, or None if time limits it.
+        minutes: Training time of each run, or None if something else limits it.
+        steps: Optimizer steps of each run, or None if something else limits it.
+        bytes: Bytes that each run learns from, or None.
+        flops: Floating-point operations of each run, or None.
         shared: Other settings that its runs share, as a user would type them.
         claims_equal_size: Whether it is refused if its models' sizes differ too much.
         claims_speed: Whether it is refused on a GPU if a model has no kernel there.
@@ -72,6 +74,8 @@ class Suite(SuiteFigures):
     runs: tuple[tuple[str, ...], ...]
     minutes: float | None
     steps: int | None
+    bytes: float | None
+    flops: float | None
     shared: tuple[str, ...]
     claims_equal_size: bool
     claims_speed: bool = False
@@ -83,7 +87,7 @@ class Suite(SuiteFigures):
 
     @property
     def gpu_hours(self) -> float | None:
-        """Hours of training of all runs together, or None if steps limit them."""
+        """Hours of training of all runs together, or None if nothing limits their time."""
         return None if self.minutes is None else self.minutes * len(self.runs) / 60
 
 
@@ -206,6 +210,8 @@ def _suite(name: str, content: Mapping[str, Any]) -> Suite:
         runs=tuple(tuple(run) for run in config.runs),
         minutes=train.get("minutes"),
         steps=train.get("steps"),
+        bytes=train.get("bytes"),
+        flops=train.get("flops"),
         shared=tuple(_shared(content)),
         claims_equal_size=bool(sweep.get("equal_size")),
         claims_speed=config.claims_speed,

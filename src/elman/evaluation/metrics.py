@@ -21,7 +21,20 @@ DEFINITIONS = {
     ),
     "params": "parameters of the instantiated model, tied weights counted once",
     "steps": "optimizer steps whose update was applied",
-    "tokens": "predicted bytes in those steps; of a task: positions read",
+    "tokens": "predicted bytes in those steps, over all ranks; of a task: positions read",
+    "flops": "flops_per_byte times tokens; null if the operations of the cell cannot be counted",
+    "flops_per_byte": (
+        "floating-point operations of training for one predicted byte, mean over a row, from the "
+        "model's equations, whatever computes them. Forward: 2 for each multiply-add of a product "
+        "(weights with the head, convolutions, reads of states, attention), 1 for each other "
+        "operation on a number of a matrix state; without the embedding's lookup and without work "
+        "on vectors alone (norms, activations, gates, vector states). Backward: twice the forward "
+        "pass; nothing that is recomputed"
+    ),
+    "budget": (
+        "of each limit of the run (minutes, steps, bytes, flops) what was set and what was spent; "
+        "the first that is spent ends training, with the step that reaches it"
+    ),
     "loss": (
         f"mean nats per predicted byte over the last {LOSS_WINDOW} optimizer steps "
         "(over loss_steps of them if the run was shorter); of a task: nats per answer"

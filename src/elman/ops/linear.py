@@ -53,12 +53,12 @@ _ROWS_OF_TILES = 8  # 16 bytes of bf16, on which rows of a product's output have
 def joined(weights: Sequence[Tensor]) -> Tensor:
     """Return matrices of one width, one below the other, for one product instead of several.
 
-    Rows of zeros fill the last one up, so that the output's rows begin where tensor cores can write
-    vectors.
+    On a GPU rows of zeros fill the last one up, so that the output's rows begin where tensor cores
+    can write vectors.
     """
     rows = sum(weight.shape[0] for weight in weights)
     copies = [narrow(weight) for weight in weights]
-    if fill := -rows % _ROWS_OF_TILES:
+    if weights[0].is_cuda and (fill := -rows % _ROWS_OF_TILES):
         copies.append(copies[0].new_zeros(fill, copies[0].shape[1]))
     return torch.cat(copies)
 

@@ -31,6 +31,7 @@ class Metrics:
         validation_steps: Steps that were followed by a validation.
         validation_bpb: Bits per held-out byte at these steps.
         sessions: First step and predicted bytes per micro-batch of each start or resumption.
+        flops_per_byte: Of a run with a budget of operations, as the last session counts them.
         problems: What could not be read, one line each.
     """
 
@@ -41,6 +42,7 @@ class Metrics:
     validation_steps: Floats
     validation_bpb: Floats
     sessions: tuple[tuple[int, int], ...] = ()
+    flops_per_byte: float | None = None
     problems: tuple[str, ...] = ()
 
     def seconds_at(self, steps: Floats) -> Floats:
@@ -84,6 +86,7 @@ class _Books:
     windows: tuple[list[float], ...] = field(default_factory=lambda: ([], []))
     validations: tuple[list[float], ...] = field(default_factory=lambda: ([], []))
     sessions: list[tuple[int, int]] = field(default_factory=list)
+    flops_per_byte: float | None = None
     damaged: int = 0
     cut: bool = False
 
@@ -127,6 +130,8 @@ class _Books:
             size = int(record["batch_size"]) * int(record["chunk_size"])
             self._forget_after(step)
             self.sessions.append((step, size))
+            each = record.get("flops_per_byte")
+            self.flops_per_byte = None if each is None else float(each)
 
     def _add(self, to: tuple[list[float], ...], step: int, value: Any) -> None:
         number = float(value)
@@ -154,6 +159,7 @@ class _Books:
             validation_steps=validation_steps,
             validation_bpb=validation_bpb,
             sessions=tuple(self.sessions),
+            flops_per_byte=self.flops_per_byte,
             problems=tuple(problems),
         )
 

@@ -56,6 +56,7 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str, str]]:
     rows = [
         ("parameters", f"{result['params']:,}", _computed_by(result)),
         ("steps", f"{result['steps']:,}", f"{result['tokens']:,} {unit}"),
+        *_flops(result),
         ("time", duration(seconds["train"]), f"training; besides {paused}"),
         ("loss", _number(result["loss"]), f"nats per {what}, last {result['loss_steps']} steps"),
         ("bpb", _number(result["bpb"]), f"bits per {what}, the same steps"),
@@ -82,6 +83,14 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str, str]]:
     if result["mfu"] is not None:
         rows.append(("mfu", f"{result['mfu']:.1%}", "of the device's bf16 peak"))
     return rows
+
+
+def _flops(result: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the operations of a run whose budget they were."""
+    if "flops" not in result.get("budget", {}):
+        return []
+    per_byte = f"floating-point operations, {result['flops_per_byte']:.4g} a byte"
+    return [("FLOPs", f"{result['flops']:.4g}", per_byte)]
 
 
 def _accuracies(result: dict[str, Any]) -> list[tuple[str, str, str]]:

@@ -32,7 +32,7 @@ LOG_FILE = "train.log"
 _NEWER: dict[str, dict[str, object]] = {
     "data": {"reset_at_documents": False},
     "model": {"vocab_size": VOCAB_SIZE},
-    "train": {"until_accuracy": None},
+    "train": {"until_accuracy": None, "bytes": None, "flops": None},
 }
 _ATTEMPTS = 1000
 # A process that only asks who runs in a folder holds the folder's lock for a moment.

@@ -1,6 +1,9 @@
-"""The default length of a run. Imports nothing, so that `elman --cfg` can import it."""
+"""How long a run lasts. Imports no torch, so that `elman --cfg` can import it."""
 
 from __future__ import annotations
 
 UNSAID_MINUTES = 1.0
-"""``train.minutes`` if neither minutes nor steps are set."""
+"""``train.minutes`` if no budget is set."""
+
+BUDGETS = ("minutes", "steps", "bytes", "flops")
+"""Keys of group ``train`` that limit a run; the first that is spent ends it."""

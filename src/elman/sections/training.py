@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from elman.base.errors import UserError
-from elman.sections.budget import UNSAID_MINUTES
+from elman.sections.budget import BUDGETS, UNSAID_MINUTES
 from elman.sections.section import Count, NonNegative, Positive, Section
 
 DataFormat = Literal["auto", "raw", "text", "jsonl", "parquet"]
@@ -71,14 +71,24 @@ def refuse_unread(section: str, path: object, format_: DataFormat, field: str) -
 
 # A Literal takes 1 for True.
 _no_number = BeforeValidator(lambda value: str(value) if type(value) is int else value)
+# A large count may be typed as 1e9, which YAML reads as a float.
+_rounded = BeforeValidator(
+    lambda value: int(value) if isinstance(value, float) and value.is_integer() else value
+)
 
 
 class TrainConfig(Section):
-    """Group ``train``. With neither ``minutes`` nor ``steps``, a run lasts one minute.
+    """Group ``train``. The first budget that is spent ends a run; with none it lasts one minute.
+
+    The budgets are ``minutes``, ``steps``, ``bytes`` and ``flops``. No step is cut short: a run
+    ends with the step that reaches a budget.
 
     Args:
         minutes: Minutes of training; validation and checkpoints do not count.
         steps: Optimizer steps.
+        bytes: Bytes to learn from: those predicted in all steps, over all ranks, each as often as
+            it is read; of a task the positions read.
+        flops: Floating-point operations, counted by ``elman.training.flops``.
         batch_size: Rows per micro-batch.
         chunk_size: Bytes predicted per row.
         seed: Seed of the initial weights and of the data order.
@@ -105,6 +115,8 @@ class TrainConfig(Section):
 
     minutes: Positive | None = None
     steps: Count | None = None
+    bytes: Annotated[int, _rounded, Field(ge=1)] | None = None
+    flops: Positive | None = None
     batch_size: Count
     chunk_size: Count
     seed: Annotated[int, Field(ge=0, lt=2**32)]
@@ -128,8 +140,8 @@ class TrainConfig(Section):
 
     @property
     def budget_minutes(self) -> float | None:
-        """Minutes that limit the run; one minute if neither minutes nor steps are set."""
-        if self.minutes is None and self.steps is None:
+        """Minutes that limit the run; one minute if no budget is set."""
+        if all(getattr(self, name) is None for name in BUDGETS):
             return UNSAID_MINUTES
         return self.minutes
 

@@ -37,6 +37,21 @@ def count_params(config: RunConfig, known: dict[str, int]) -> int:
     return known[key]
 
 
+def check_countable(config: RunConfig, known: dict[str, int]) -> None:
+    """Raise UserError if a job has a budget of operations, and those cannot be counted.
+
+    Args:
+        config: The job.
+        known: As for :func:`count_params`.
+    """
+    from elman.training.spent import Spent
+
+    key = f"operations of {config.model.model_dump_json()}"
+    if config.train.flops is not None and key not in known:
+        Spent(config)
+        known[key] = 0
+
+
 def size_lines(jobs: Sequence[SweepJob], params: Sequence[int]) -> list[str]:
     """Return a line for each job with its model and the model's size."""
     labels = [" ".join(job.swept or job.overrides) for job in jobs]

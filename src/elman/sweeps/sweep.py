@@ -77,7 +77,13 @@ from elman.sweeps.settings import (
     sweep_settings,
     without_sweep_settings,
 )
-from elman.sweeps.sizes import builds_a_model, count_params, size_lines, spread_note
+from elman.sweeps.sizes import (
+    builds_a_model,
+    check_countable,
+    count_params,
+    size_lines,
+    spread_note,
+)
 from elman.sweeps.slow_paths import slow_paths
 from elman.sweeps.suite_runs import ChosenSuite, chosen_suite, expand_suite
 
@@ -395,6 +401,7 @@ def _sizes(grown: Grown, settings: SweepSettings) -> list[str]:
     for job in jobs:
         with _named(job.number, len(jobs), job.swept or job.overrides):
             params.append(count_params(job.config, known))
+            check_countable(job.config, known)
     compares = MODES[jobs[0].config.mode].compares
     note = spread_note(jobs, params, settings.sweep) if compares else None
     lines = size_lines(jobs, params)

@@ -159,7 +159,7 @@ class HeldOut:
         train = self._config.train
         return validation_batches(self._data, *self._windows(sample), train.batch_size)
 
-    def foretell(self, model: LanguageModel, step_seconds: float, steps_done: int) -> None:
+    def foretell(self, model: LanguageModel, step_seconds: float, steps_left: float) -> None:
         """Say before the first step if validating will take longer than training.
 
         The discarded first step gives an upper bound: it also ran the backward pass, and may have
@@ -168,10 +168,10 @@ class HeldOut:
         Args:
             model: The model.
             step_seconds: Upper bound of the time of one optimizer step.
-            steps_done: Steps of earlier sessions.
+            steps_left: Steps that the budgets leave, other than that of minutes.
         """
         train, data = self._config.train, self._text
-        training = self._training_seconds(step_seconds, steps_done)
+        training = self._training_seconds(step_seconds, steps_left)
         steps = training / max(step_seconds, 1e-6)
         times = 1 + (int(steps) // train.val_every if train.val_every else 0)
         windows = self._bytes(None) // data.val_window
@@ -213,12 +213,10 @@ class HeldOut:
         self._display.activity("")
         return fastest * self._bytes(None) / predicted
 
-    def _training_seconds(self, step_seconds: float, steps_done: int) -> float:
-        train = self._config.train
-        seconds = [math.inf if train.steps is None else (train.steps - steps_done) * step_seconds]
-        if train.budget_minutes is not None:
-            seconds.append(60 * train.budget_minutes)
-        return max(0.0, min(seconds))
+    def _training_seconds(self, step_seconds: float, steps_left: float) -> float:
+        minutes = self._config.train.budget_minutes
+        seconds = math.inf if minutes is None else 60 * minutes
+        return min(seconds, steps_left * step_seconds)
 
     def _windows(self, sample: int | None) -> tuple[int, int]:
         data = self._text

@@ -95,5 +95,5 @@ class HeldOutAnswers:
             self._display.activity("")
         return found
 
-    def foretell(self, model: LanguageModel, step_seconds: float, steps_done: int) -> None:
+    def foretell(self, model: LanguageModel, step_seconds: float, steps_left: float) -> None:
         """Say nothing: a validation of a task is a few batches."""

@@ -20,6 +20,7 @@ from elman.evaluation.metrics import (
 from elman.training.contention import ContentionWatch
 from elman.training.display import Display, Progress
 from elman.training.recorder import Recorder
+from elman.training.spent import Spent
 from elman.training.stepper import Step
 
 
@@ -31,10 +32,15 @@ class Ledger:
     """
 
     def __init__(
-        self, config: RunConfig, display: Display, device: torch.device, team: Team = ALONE
+        self,
+        config: RunConfig,
+        display: Display,
+        device: torch.device,
+        spent: Spent,
+        team: Team = ALONE,
     ) -> None:
         self._config, self._display, self._device = config, display, device
-        self._ranks = team.place.size
+        self._spent, self._ranks = spent, team.place.size
         self.peak_of_ranks: int | None = None
         self._recorder: Recorder | None = None
         self.clock, self.losses, self.throughput = TrainingClock(), LossMeter(), Throughput()
@@ -50,17 +56,11 @@ class Ledger:
         self._pending: list[Step] = []
 
     def share(self, step: int) -> float:
-        """Return the used share of the budget at ``step``: of minutes or of steps, the larger.
+        """Return the used share of the budget at ``step``: of the budget that is used most.
 
         It is 1 as soon as a validation reached ``train.until_accuracy``.
         """
-        train = self._config.train
-        shares = [1.0 if self.accurate else 0.0]
-        if train.steps is not None:
-            shares.append(step / train.steps)
-        if train.budget_minutes is not None:
-            shares.append(self.clock.seconds() / (60 * train.budget_minutes))
-        return min(max(shares), 1.0)
+        return 1.0 if self.accurate else self._spent.share(step, self.clock.seconds())
 
     @property
     def accurate(self) -> bool:
@@ -83,7 +83,9 @@ class Ledger:
         """Start a session: its records go to ``recorder``, and its clock starts now."""
         self._recorder = recorder
         train = self._config.train
-        values = {"batch_size": train.batch_size, "chunk_size": train.chunk_size}
+        values: dict[str, Any] = {"batch_size": train.batch_size, "chunk_size": train.chunk_size}
+        if train.flops is not None:
+            values["flops_per_byte"] = self._spent.flops_per_byte
         recorder.event("session", step, values)
         self.throughput.begin(tokens, self.clock.seconds())
         self.clock.start()
@@ -190,6 +192,9 @@ class Ledger:
             "params": params,
             "steps": step,
             "tokens": tokens,
+            "flops": self._spent.flops_at(step),
+            "flops_per_byte": self._spent.flops_per_byte,
+            "budget": self._spent.told(step, seconds),
             "loss": loss,
             "loss_steps": self.losses.count,
             "bpb": None if loss is None else bits_per_byte(loss),

@@ -35,6 +35,7 @@ from elman.training.cuda_graph import ReplayedPass, uses_graph
 from elman.training.optim.optimizers import TrainingOptimizer
 from elman.training.passes import EagerPass, Mark, TrainingPass, unmarked
 from elman.training.rng import rng_state, set_rng_state
+from elman.training.spent import Spent
 
 
 class Step(NamedTuple):
@@ -76,6 +77,7 @@ class Stepper:
         team: The ranks that train the model.
 
     Attributes:
+        spent: What the steps have spent of the run's budgets.
         division: The parts of a batch, and which of them this rank computes.
         team: The ranks that train the model.
         graph: Whether the forward and backward passes are replayed as a CUDA graph.
@@ -94,6 +96,7 @@ class Stepper:
     ) -> None:
         train = config.train
         self._train, self.model, self.optimizer, self._device = train, model, optimizer, device
+        self.spent = Spent(config)
         self.team, self._parallel = team, config.parallel
         self._sharded = config.parallel.shard != "none"
         self.division = divide(config.parallel, train.batch_size, team.place)
@@ -115,8 +118,7 @@ class Stepper:
     @property
     def tokens(self) -> int:
         """Number of bytes predicted so far."""
-        train = self._train
-        return self.step * train.batch_size * train.chunk_size * train.grad_accum
+        return self.spent.bytes_at(self.step)
 
     def take(self, share: float) -> Step:
         """Take one optimizer step at ``share`` of the budget.
@@ -206,6 +208,7 @@ class Stepper:
             trained = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
         return {
             "step": self.step,
+            "spent": self.spent.state_dict(self.step),
             "data_wait": self.data_wait,
             "optimizer": self.optimizer.state_dict(),
             "batches": self.batches.state_dict(),
@@ -223,6 +226,8 @@ class Stepper:
         self.batches.load_state_dict(state["batches"])
         self._states.load(state["states"], self._device)
         self.step, self.data_wait = state["step"], state["data_wait"]
+        if "spent" in state:  # missing in the oldest checkpoints
+            self.spent.load_state_dict(state["spent"])
         set_rng_state(state["rng"], self._device)
 
     def _accumulate(self, micros: list[_Micro]) -> Tensor:

@@ -83,7 +83,7 @@ class Trainer:
         shard(self.model)
         optimizer = TrainingOptimizer(config.optim, self.model)
         self.stepper = Stepper(config, data, self.model, optimizer, device, team)
-        self.ledger = Ledger(config, display, device, team)
+        self.ledger = Ledger(config, display, device, self.stepper.spent, team)
         self._pass_seconds = 0.0
         self._held_out = _held_out(config, data, device, display, team)
         self.reload_difference: float | None = None
@@ -111,7 +111,7 @@ class Trainer:
             self.ledger.recall(self.stepper.step, checkpoint.val_bpb, self._held_out.predicted)
         if self.ledger.share(self.stepper.step) >= 1.0 and self._all_measured:
             used = f"{self.stepper.step} steps, {self.ledger.clock.seconds() / 60:.2f} minutes"
-            larger = "train.steps or train.minutes"
+            larger = " or ".join(f"train.{name}" for name in self.stepper.spent.told(0, 0.0))
             if self.ledger.accurate:
                 used, larger = f"{used}; it reached train.until_accuracy", "train.until_accuracy"
             raise UserError(
@@ -143,7 +143,8 @@ class Trainer:
             TeamError: another rank failed; rank 0 saves what was trained until then.
         """
         if self._team.place.alone:  # ranks would have to agree on what is worth saying
-            self._held_out.foretell(self.model, self._pass_seconds, self.stepper.step)
+            left = self.stepper.spent.steps_left(self.stepper.step)
+            self._held_out.foretell(self.model, self._pass_seconds, left)
         self._interruption = interruption
         self.ledger.begin(recorder, self.stepper.step, self.stepper.tokens)
         interruption.begin()

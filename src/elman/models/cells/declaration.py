@@ -9,6 +9,9 @@ from typing import Any, Literal
 from elman.base.errors import UserError, did_you_mean
 from elman.sections.model import Value as Value
 
+Work = Callable[[int, Mapping[str, Value], range], float]
+"""From dim, options and the positions of a row to floating-point operations of one layer."""
+
 Engine = Literal[
     "matrix_state", "channel", "dense", "tape", "ssd", "gated_delta", "channel_delta", "torch"
 ]
@@ -96,6 +99,11 @@ class Cell:
             input is the residual stream, and its output is added to the stream.
         package: For a packaged baseline, the distribution of another project whose kernels are its
             ``triton`` backend; its ``reference`` backend is plain PyTorch in chunks of time.
+        scan_flops: Returns the operations that the recurrence, or the attention, of one layer takes
+            forward over one row; called with dim, the complete options and the row's positions, of
+            which the first is 0 unless states are carried. None: they are counted in the plain form
+            (:mod:`elman.training.flops`), as fits every form that goes step by step. A form in
+            chunks, or one fused operation, needs the function.
         path: Returns in words what computes a baseline of PyTorch, from its options, the type of
             the device and ``bf16`` or ``fp32``; None where the backend's name says it all.
     """
@@ -113,6 +121,7 @@ class Cell:
     reason: str = ""
     own_norms: bool = False
     package: str | None = None
+    scan_flops: Work | None = None
     path: Callable[[Mapping[str, Value], str, str], str | None] | None = None
 
     def under(self, options: Mapping[str, Value]) -> Cell:

@@ -15,6 +15,7 @@ from elman.report.comparison.statistics import SPREAD_DEFINITION, Spread
 Records = Sequence[PublishedResult]
 NONE = "-"
 STEP_HEAD = "us a step"
+_FLOPS_HEAD = "FLOPs"
 STEP_DEFINITION = (
     "microseconds of training for one step of time of one layer: 1e6 * train.batch_size / "
     "(tok_s * model.depth), everything of a training step included; published: the forward pass "
@@ -81,7 +82,14 @@ MINUTES = Measure(
     ".2f",
     60,
 )
-MEASURES = (STEPS, LOSS, BPB, VAL_BPB, TOK_S, MEMORY, MINUTES)
+FLOPS = Measure(
+    "flops",
+    lambda result: result.flops,
+    f"floating-point operations of training: {DEFINITIONS['flops']}; "
+    f"flops_per_byte: {DEFINITIONS['flops_per_byte']}",
+    ".4g",
+)
+MEASURES = (STEPS, LOSS, BPB, VAL_BPB, TOK_S, MEMORY, MINUTES, FLOPS)
 """The numbers that a run has, in the order of the table."""
 
 
@@ -184,6 +192,7 @@ COLUMNS = (
     ),
     Column("GB", f"{MEMORY.definition}; mean over seeds", _measure(MEMORY)),
     Column("min", f"{MINUTES.definition}; mean over seeds", _measure(MINUTES)),
+    Column(_FLOPS_HEAD, f"{FLOPS.definition}; mean over seeds", _measure(FLOPS)),
     Column("seeds", "train.seed of the runs in the means", lambda row, _: row.seeds),
     Column(
         "set",
@@ -225,7 +234,8 @@ def shown_columns(rows: Sequence[Row], records: Records) -> list[Column]:
     """Return the columns of a table that say something.
 
     Args:
-        rows: Its rows; jobs are left out if there are none, and sets if there is one.
+        rows: Its rows; jobs are left out if there are none, sets if there is one, and FLOPs if
+            they are nobody's budget.
         records: The published records beside them; a step's time is left out if none states it.
     """
     hidden = set()
@@ -235,4 +245,6 @@ def shown_columns(rows: Sequence[Row], records: Records) -> list[Column]:
         hidden.add("set")
     if all(record.figures.step_us is None for record in records):
         hidden.add(STEP_HEAD)
+    if all("FLOPs" not in row.conditions["duration"] for row in rows if row.counted):
+        hidden.add(_FLOPS_HEAD)
     return [column for column in COLUMNS if column.head not in hidden]

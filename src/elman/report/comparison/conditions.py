@@ -8,6 +8,7 @@ from typing import Any
 
 from elman.config.experiment import SECTIONS_WITHOUT_EFFECT, WITHOUT_EFFECT
 from elman.report.comparison.runs import Run
+from elman.sections.budget import UNSAID_MINUTES
 
 NOT_RECORDED = "not recorded"
 
@@ -21,7 +22,7 @@ _IRRELEVANT = {
 _BEFORE: dict[str, dict[str, Any]] = {
     "data": {"reset_at_documents": False},
     "model": {"vocab_size": 256},
-    "train": {"until_accuracy": None},
+    "train": {"until_accuracy": None, "bytes": None, "flops": None},
 }
 _IRRELEVANT_SECTIONS = ("kernels", *SECTIONS_WITHOUT_EFFECT)
 # Further settings: if they differ, the reader should know.
@@ -172,12 +173,16 @@ def _chunk(train: Mapping[str, Any]) -> str:
 
 
 def _duration(train: Mapping[str, Any]) -> str:
-    """Word the budget; a run with neither key lasts one minute."""
-    minutes, steps = train.get("minutes"), train.get("steps")
-    parts = [f"{steps} steps"] if steps is not None else []
-    if minutes is not None or not parts:
-        minutes = 1 if minutes is None else minutes
-        parts.append(f"{minutes:g} min" if isinstance(minutes, int | float) else str(minutes))
+    """Word the budgets; a run without one lasts one minute."""
+    units = {"steps": ("steps", ""), "bytes": ("bytes", ","), "flops": ("FLOPs", "g")}
+    units["minutes"] = ("min", "g")
+    given = {name: train.get(name) for name in units if train.get(name) is not None}
+    parts = [
+        f"{value:{units[name][1]}} {units[name][0]}"
+        if isinstance(value, int | float)
+        else f"{value} {units[name][0]}"
+        for name, value in (given or {"minutes": UNSAID_MINUTES}).items()
+    ]
     if train.get("until_accuracy") is not None:
         parts.append(f"until accuracy {train['until_accuracy']}")
     return " or ".join(parts)

@@ -1,4 +1,4 @@
-"""Losses of a run at a given effort: optimizer steps, minutes of training, or predicted bytes."""
+"""Losses of a run at a given effort: optimizer steps, minutes, predicted bytes, or operations."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from elman.report.comparison.curves import grad_accum
 from elman.report.comparison.runs import Run
 from elman.report.metrics_file import Floats
 
-Axis = Literal["steps", "minutes", "bytes"]
+Axis = Literal["steps", "minutes", "bytes", "FLOPs"]
 AXES: tuple[Axis, ...] = ("steps", "minutes", "bytes")
+"""The axes of every comparison; runs with a budget of FLOPs are compared at equal FLOPs, too."""
 NEAR = 0.02
 """Efforts that differ by less count as equal where there is no curve between them."""
 _SAME = 1e-6
@@ -76,17 +77,21 @@ def ends(run: Run) -> dict[Axis, float]:
         "steps": result.steps,
         "minutes": seconds / 60 if seconds is not None else None,
         "bytes": result.tokens,
+        "FLOPs": result.flops,
     }
     return {axis: float(value) for axis, value in known.items() if value}
 
 
 def _efforts(run: Run, steps: Floats) -> dict[Axis, Floats]:
     if run.metrics is None:
-        return dict.fromkeys(AXES, np.empty(0))
+        return dict.fromkeys((*AXES, "FLOPs"), np.empty(0))
+    sizes = run.metrics.bytes_at(steps, grad_accum(run))
+    each = run.result.flops_per_byte if run.result is not None else None
     return {
         "steps": steps,
         "minutes": run.metrics.seconds_at(steps) / 60,
-        "bytes": run.metrics.bytes_at(steps, grad_accum(run)),
+        "bytes": sizes,
+        "FLOPs": np.empty(0) if each is None else each * sizes,
     }
 
 

@@ -27,13 +27,23 @@ def comparison_notes(rows: Sequence[Row]) -> list[str]:
                 listed.append(place)
         if len(places) > 1:
             found.append(f"not comparable: different {name}: {_listing(places)}")
-    found += [*_sizes(counted), *_remarks(counted), *_repeats(counted)]
+    found += [*_budgets(counted), *_sizes(counted), *_remarks(counted), *_repeats(counted)]
     if counted and all(len(row.counted) == 1 for row in counted):
         found.append(
             "n=1: one seed a row, so the noise between seeds is unknown; "
             "train.seed=1,2,3 measures it"
         )
     return found
+
+
+def _budgets(rows: Sequence[Row]) -> list[str]:
+    """Say which budget made the rows comparable, if it was neither time nor steps."""
+    durations = {row.conditions["duration"] for row in rows}
+    if len(rows) < 2 or len(durations) > 1:
+        return []
+    (duration,) = durations
+    units = [unit for unit in ("bytes", "FLOPs") if unit in duration]
+    return [f"equal {' or '.join(units)}: every run had {duration}"] if units else []
 
 
 def _sizes(rows: Sequence[Row]) -> list[str]:

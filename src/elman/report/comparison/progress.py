@@ -10,12 +10,14 @@ from typing import Any
 
 from elman.base.errors import RunStatus
 from elman.report.comparison.collect import Source
+from elman.report.comparison.curves import grad_accum
 from elman.report.comparison.runs import Run
 from elman.runs.state import NOT_STARTED, RUNNING, UNFINISHED
+from elman.sections.budget import BUDGETS, UNSAID_MINUTES
 
 WAITS = (NOT_STARTED, UNFINISHED)
 ESTIMATE = (
-    "Time left: a running job needs what is left of train.minutes, or of train.steps at its own "
+    "Time left: a running job needs what is left of train.minutes, or of another budget at its own "
     "speed; a waiting job takes train.minutes, or as long as the median job of its model that "
     "ended, or else of any model. As many jobs run at a time as run now."
 )
@@ -105,26 +107,33 @@ def _job(run: Run, usual: Mapping[str, Any], took: Mapping[str, Sequence[float]]
     spent = _spent(run)
     if run.status != RUNNING and run.status not in WAITS:
         return JobProgress(run, spent, None, 0.0)
-    minutes, steps = _budget(run, usual)
-    share = _share(run, spent, minutes, steps)
+    budget = _budget(run, usual)
+    share = _share(run, spent, budget)
     if share:
         left = spent * (1 - share) / share
         return JobProgress(run, spent, share if run.status == RUNNING else None, left)
     every = [seconds for found in took.values() for seconds in found]
     known = took.get(run.model) or every
-    total = 60 * minutes if minutes is not None and steps is None else None
+    total = 60 * budget["minutes"] if [*budget] == ["minutes"] else None
     if known:
         total = median(known) if total is None else max(total, median(known))
     return JobProgress(run, spent, 0.0 if run.status == RUNNING else None, total)
 
 
-def _share(run: Run, spent: float, minutes: float | None, steps: int | None) -> float:
+def _share(run: Run, spent: float, budget: Mapping[str, float]) -> float:
     """Return how much of its budget a run has spent; the part that ends first counts."""
-    if run.metrics is None or not run.metrics.window_steps.size:
+    metrics = run.metrics
+    if metrics is None or not metrics.window_steps.size:
         return 0.0
-    shares = [spent / (60 * minutes)] if minutes else []
-    shares += [float(run.metrics.window_steps[-1]) / steps] if steps else []
-    return min(1.0, max(shares, default=0.0))
+    steps = metrics.window_steps[-1:]
+    sizes = float(metrics.bytes_at(steps, grad_accum(run))[0])
+    used = {
+        "minutes": spent / 60,
+        "steps": float(steps[0]),
+        "bytes": sizes,
+        "flops": sizes * (metrics.flops_per_byte or 0.0),
+    }
+    return min(1.0, max((used[name] / limit for name, limit in budget.items()), default=0.0))
 
 
 def _spent(run: Run) -> float:
@@ -137,18 +146,20 @@ def _spent(run: Run) -> float:
     return float(run.metrics.window_seconds[-1])
 
 
-def _budget(run: Run, usual: Mapping[str, Any]) -> tuple[float | None, int | None]:
-    """Return minutes and steps after which a run ends; a run with neither lasts one minute."""
+def _budget(run: Run, usual: Mapping[str, Any]) -> dict[str, float]:
+    """Return by name the budgets that end a run; a run without one lasts one minute."""
     train = dict(run.config["train"] if run.config is not None else usual)
     if run.config is None:
         for text in run.overrides:
             key, _, value = text.partition("=")
-            if key in ("train.minutes", "train.steps"):
-                train[key.partition(".")[2]] = _number(value)
-    minutes, steps = train.get("minutes"), train.get("steps")
-    minutes = float(minutes) if isinstance(minutes, int | float) else None
-    steps = int(steps) if isinstance(steps, int | float) else None
-    return (1.0, None) if minutes is None and steps is None else (minutes, steps)
+            section, _, name = key.partition(".")
+            if section == "train" and name in BUDGETS:
+                train[name] = _number(value)
+    given = {name: train.get(name) for name in BUDGETS}
+    found = {name: float(one) for name, one in given.items() if isinstance(one, int | float)}
+    return {name: limit for name, limit in found.items() if limit > 0} or {
+        "minutes": UNSAID_MINUTES
+    }
 
 
 def _number(text: str) -> float | None:

@@ -91,6 +91,8 @@ class Result(_Part):
     contended: bool | None = None
     steps: Whole = None
     tokens: Whole = None
+    flops: Number = None
+    flops_per_byte: Number = None
     loss: Number = None
     loss_steps: Whole = None
     bpb: Number = None

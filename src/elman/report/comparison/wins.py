@@ -54,7 +54,7 @@ class Line:
     Args:
         number: Which number.
         axis: At equal what; None for speed and memory, which belong to a run as a whole.
-        effort: How much of it, in steps, minutes or bytes.
+        effort: How much of it, in steps, minutes, bytes or FLOPs.
         found: The difference, of logarithms if it is a ratio; None if the data do not permit it.
         why_not: Why there is none.
         earlier: Whether a run goes on after this effort.
@@ -250,8 +250,9 @@ def _group(reference: Row, members: Sequence[Row], chosen: bool) -> Group:
 
 
 def _axis_of(row: Row) -> Axis:
-    """Return what bounds the runs of a row; steps if both do, for then all may reach them."""
-    return "steps" if "steps" in row.conditions["duration"] else "minutes"
+    """Return what bounds the runs of a row; of several budgets the first that all may reach."""
+    bounds: tuple[Axis, ...] = ("steps", "bytes", "FLOPs")
+    return next((axis for axis in bounds if axis in row.conditions["duration"]), "minutes")
 
 
 _Readings = Mapping[int, tuple[Reading, Reading]]
@@ -263,7 +264,7 @@ def _lines(row: Row, reference: Row, readings: _Readings) -> list[Line]:
             number, axis, row, reference, {run: both[place] for run, both in readings.items()}
         )
         for place, number in enumerate((LOSS, VAL_BPB))
-        for axis in AXES
+        for axis in (*AXES, *(() if _axis_of(reference) in AXES else (_axis_of(reference),)))
     ]
     found.append(_of_whole_runs(SPEED, lambda result: result.tok_s, row, reference))
     found.append(_of_whole_runs(MEMORY, lambda result: result.peak_memory_bytes, row, reference))

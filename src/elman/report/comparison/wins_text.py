@@ -30,27 +30,28 @@ METHOD = (
     "another (of those with several seeds, if there are any). That row is lowest in part by luck, "
     "so its lead is somewhat overstated; name a row "
     "beforehand to avoid this. Only rows that agree in all conditions except the seeds are "
-    "compared. Losses are compared at the number of steps, minutes and bytes where the shortest "
-    "run of the two rows ends: the loss is the mean over the last 100 optimizer steps up to there, "
-    "linear between two steps; val bpb is linear between two validations, or from one that is at "
-    "most 2 % away. A star marks a comparison before the end of the longer runs: their learning "
-    "rate may not have fallen yet. If both rows have the same seeds, or one has all seeds of the "
-    "other, two or more, the differences are paired by seed and the interval is Student's t (1908) "
-    "over them; otherwise it is Welch's (1947). It holds the true mean difference in 95 % of such "
-    "comparisons if the noise between seeds is about normal. One seed gives no interval. Speed and "
-    "memory are compared by ratios, with the interval of the mean logarithm. Intervals are not "
-    "adjusted for the number of rows; the verdict is: a difference is told from noise if its p, "
-    "adjusted over the rows for each number by Holm (1979), is below 5 %. The seeds that would "
-    "decide are those with which such a test finds a true difference of the size seen, with the "
-    "noise seen, in 80 % of cases (noncentral t; Colas et al. 2018, arXiv:1806.08295); from two "
+    "compared. Losses are compared at the number of steps, minutes and bytes (of runs with a "
+    "budget of FLOPs also FLOPs) where the shortest run of the two rows ends: the loss is the mean"
+    " over the last 100 optimizer steps up to there, linear between two steps; val bpb is linear "
+    "between two validations, or from one that is at most 2 % away. A star marks a comparison "
+    "before the end of the longer runs: their learning rate may not have fallen yet. If both rows "
+    "have the same seeds, or one has all seeds of the other, two or more, the differences are "
+    "paired by seed and the interval is Student's t (1908) over them; otherwise it is Welch's "
+    "(1947). It holds the true mean difference in 95 % of such comparisons if the noise between "
+    "seeds is about normal. One seed gives no interval. Speed and memory are compared by ratios, "
+    "with the interval of the mean logarithm. Intervals are not adjusted for the number of rows; "
+    "the verdict is: a difference is told from noise if its p, adjusted over the rows for each "
+    "number by Holm (1979), is below 5 %. The seeds that would decide are those with which such a "
+    "test finds a true difference of the size seen, with the noise seen, in 80 % of cases "
+    "(noncentral t; Colas et al. 2018, arXiv:1806.08295); from two "
     "or three seeds this is a rough guess."
 )
 """How rows are compared, in one paragraph, with its sources."""
 DIFFERENCE_COLUMNS = {
     "against": "of a difference: the row that it is compared with",
     "measure": "of a difference: loss, val_bpb, tok_s or peak_memory_gb",
-    "at": "of a difference: compared at equal steps, minutes or bytes; empty for whole runs",
-    "at_value": "of a difference: the number of steps, minutes or bytes",
+    "at": "of a difference: compared at equal steps, minutes, bytes or FLOPs; empty for whole runs",
+    "at_value": "of a difference: the number of steps, minutes, bytes or FLOPs",
     "difference": "of a difference: mean of the row less mean of the other row",
     "ratio": "of a difference in speed or memory: the row's over the other row's",
     "low": "of a difference or ratio: lower end of its 95 % interval",
@@ -139,7 +140,7 @@ def _both(line: Line) -> str:
 def _at(line: Line) -> str:
     if line.axis is None or line.effort is None:
         return NONE if line.axis is None else line.axis
-    form = ",.3f" if line.axis == "minutes" else ",.0f"
+    form = {"minutes": ",.3f", "FLOPs": ".4g"}.get(line.axis, ",.0f")
     return f"{line.axis}: {line.effort:{form}}"
 
 

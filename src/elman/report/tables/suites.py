@@ -33,8 +33,10 @@ def bound(suite: Suite) -> str:
     if suite.minutes is not None:
         return f"{suite.minutes:g} min"
     steps = _steps(suite)
+    if not steps and suite.bytes is not None:
+        return f"{suite.bytes:,.0f} bytes"
     if not steps:
-        return "1 min"
+        return "1 min" if suite.flops is None else f"{suite.flops:g} FLOPs"
     return " to ".join(f"{count:,}" for count in sorted({min(steps), max(steps)})) + " steps"
 
 

@@ -20,7 +20,7 @@ def scheduled_lr(
     Args:
         config: The optimizer's settings.
         step: Optimizer steps done.
-        progress: Share of the budget used, 0 to 1: of the minutes, of the steps, or the larger.
+        progress: Share of the budget used, 0 to 1: of the budget that is used most.
         warmup_progress: That share at the end of the warm-up.
     """
     if step < config.warmup_steps:

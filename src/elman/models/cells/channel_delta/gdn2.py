@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elman.models.cells.channel_delta.kda import SHARED
 from elman.models.cells.declaration import Cell
-from elman.models.cells.gated_delta.fla_gdn import fits_heads, no_resets
+from elman.models.cells.gated_delta.fla_gdn import delta_rule_flops, fits_heads, no_resets
 
 CELL = Cell(
     name="gdn2",
@@ -18,4 +18,5 @@ CELL = Cell(
     backends=("reference", "triton"),
     rule=fits_heads,
     package="flash-linear-attention",
+    scan_flops=delta_rule_flops,
 )

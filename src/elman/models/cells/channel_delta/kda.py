@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elman.models.cells.declaration import Cell
-from elman.models.cells.gated_delta.fla_gdn import OPTIONS, fits_heads, no_resets
+from elman.models.cells.gated_delta.fla_gdn import (
+    OPTIONS,
+    delta_rule_flops,
+    fits_heads,
+    no_resets,
+)
 
 SHARED = {
     name: option for name, option in OPTIONS.items() if name not in ("use_gate", "gate_activation")
@@ -23,4 +28,5 @@ CELL = Cell(
     backends=("reference", "triton"),
     rule=fits_heads,
     package="flash-linear-attention",
+    scan_flops=delta_rule_flops,
 )

@@ -53,6 +53,13 @@ def _rule(dim: int, options: Mapping[str, Value]) -> None:
         )
 
 
+def _scan_flops(dim: int, options: Mapping[str, Value], positions: range) -> float:
+    """9 a number of the state and step: decay 1, two reads 4, two writes 4."""
+    width = options["head_dim"]
+    assert isinstance(width, int)
+    return 9 * dim * width * len(positions)
+
+
 CELL = Cell(
     name="rwkv7",
     engine="channel_delta",
@@ -64,4 +71,5 @@ CELL = Cell(
     backends=("reference", "triton"),
     rule=_rule,
     package="flash-linear-attention",
+    scan_flops=_scan_flops,
 )

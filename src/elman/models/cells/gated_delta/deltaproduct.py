@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from elman.models.cells.declaration import Cell, Option
-from elman.models.cells.gated_delta.fla_gdn import OPTIONS, fits_heads, no_resets
+from elman.models.cells.declaration import Cell, Option, Value
+from elman.models.cells.gated_delta.fla_gdn import OPTIONS, fits_heads, no_resets, state_numbers
 
 _OPTIONS = (
     {
@@ -23,6 +24,15 @@ _OPTIONS = (
     | {"allow_neg_eigval": replace(OPTIONS["allow_neg_eigval"], default=True)}
 )
 
+
+def _scan_flops(dim: int, options: Mapping[str, Value], positions: range) -> float:
+    """4 a number of the state and delta rule, 1 the decay and 2 the query's read of each step."""
+    rules = options["n_householder"]
+    assert isinstance(rules, int)
+    each = 4 * rules + (1 if options["use_forget_gate"] else 0) + 2
+    return each * state_numbers(dim, options) * len(positions)
+
+
 CELL = Cell(
     name="deltaproduct",
     engine="gated_delta",
@@ -35,4 +45,5 @@ CELL = Cell(
     backends=("reference", "triton"),
     rule=fits_heads,
     package="flash-linear-attention",
+    scan_flops=_scan_flops,
 )

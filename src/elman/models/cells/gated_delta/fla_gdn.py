@@ -80,6 +80,22 @@ def no_resets(options: Mapping[str, Value]) -> str:
     return "its package has no reset of a row's state"
 
 
+def state_numbers(dim: int, options: Mapping[str, Value]) -> int:
+    """Return how many numbers the states of all heads of a layer have: heads x values x keys."""
+    given, size, ratio = options["n_heads"], options["head_dim"], options["expansion"]
+    assert isinstance(given, int)
+    assert isinstance(size, int)
+    assert isinstance(ratio, float)
+    heads = heads_of(dim, given)
+    keys = size or dim // heads
+    return heads * keys * round(keys * ratio)
+
+
+def delta_rule_flops(dim: int, options: Mapping[str, Value], positions: range) -> float:
+    """7 a number of the state and step: decay 1, the read of the key 2, write 2, the query's 2."""
+    return 7 * state_numbers(dim, options) * len(positions)
+
+
 CELL = Cell(
     name="fla_gdn",
     engine="gated_delta",
@@ -91,4 +107,5 @@ CELL = Cell(
     backends=("reference", "triton"),
     rule=fits_heads,
     package="flash-linear-attention",
+    scan_flops=delta_rule_flops,
 )

@@ -91,6 +91,19 @@ def no_resets(options: Mapping[str, Value]) -> str:
     return "its package has no reset of a row's state"
 
 
+def state_numbers(dim: int, options: Mapping[str, Value]) -> int:
+    """Return how many numbers the states of all heads of a layer have."""
+    ratio, columns = options["expansion"], options["n_state"]
+    assert isinstance(ratio, float)
+    assert isinstance(columns, int)
+    return int(dim * ratio) * columns
+
+
+def _scan_flops(dim: int, options: Mapping[str, Value], positions: range) -> float:
+    """5 a number of the state and step: the decay 1, the write 2, the read 2."""
+    return 5 * state_numbers(dim, options) * len(positions)
+
+
 CELL = Cell(
     name="mamba2",
     engine="ssd",
@@ -102,4 +115,5 @@ CELL = Cell(
     backends=("reference", "triton"),
     rule=heads_fit,
     package="mamba-ssm",
+    scan_flops=_scan_flops,
 )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from elman.base.errors import UserError
 from elman.models.cells.declaration import Cell, Option, Value
 from elman.models.cells.ssd.mamba2 import OPTIONS as MAMBA2
-from elman.models.cells.ssd.mamba2 import heads_fit, no_resets
+from elman.models.cells.ssd.mamba2 import heads_fit, no_resets, state_numbers
 
 _OPTIONS = {
     name: MAMBA2[name]
@@ -40,6 +40,11 @@ def _rule(dim: int, options: Mapping[str, Value]) -> None:
         raise UserError(f"model.n_state={columns}: pairs of columns turn; use model.n_state={near}")
 
 
+def _scan_flops(dim: int, options: Mapping[str, Value], positions: range) -> float:
+    """7 a number of the state and step: the decay 1, two writes 4, the read 2."""
+    return 7 * state_numbers(dim, options) * len(positions)
+
+
 CELL = Cell(
     name="mamba3",
     engine="ssd",
@@ -52,4 +57,5 @@ CELL = Cell(
     backends=("reference", "triton"),
     rule=_rule,
     package="mamba-ssm",
+    scan_flops=_scan_flops,
 )

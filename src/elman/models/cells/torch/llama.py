@@ -28,6 +28,15 @@ def _no_resets(options: Mapping[str, Value]) -> str:
     return "its attention sees every position before"
 
 
+def _scan_flops(dim: int, options: Mapping[str, Value], positions: range) -> float:
+    """4 a channel and position attended to: 2 for its score, 2 for the sum of the values."""
+    size, context = options["head_dim"], options["context"]
+    assert isinstance(size, int)
+    assert isinstance(context, int)
+    seen = sum(min(place + 1, context or place + 1) for place in positions)
+    return 4 * (dim // size * size) * seen
+
+
 CELL = Cell(
     name="llama",
     engine="torch",
@@ -59,4 +68,5 @@ CELL = Cell(
     backends=("torch", "cuda"),
     rule=_whole_heads,
     own_norms=True,
+    scan_flops=_scan_flops,
 )
