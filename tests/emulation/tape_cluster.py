@@ -64,6 +64,7 @@ def config(
     *,
     back: bool,
     kept: int | None = None,
+    ahead: bool = True,
 ) -> ClusterConfig:
     """Return a config for tests.
 
@@ -77,8 +78,11 @@ def config(
         warps: Warps of a block, and groups of them that share the rows of its matrix.
         back: Which pass.
         kept: Fragments of the matrix in registers; None: as many as fit.
+        ahead: Whether a round of the way back reads for the next one.
     """
-    made = ClusterConfig(CELLS[write], slots, channels, blocks, rows, parts, *warps, back)
+    made = ClusterConfig(
+        CELLS[write], slots, channels, blocks, rows, parts, *warps, back, back and ahead
+    )
     if kept is not None:
         made.__dict__["kept"] = kept
     assert made.fits, made

@@ -62,8 +62,8 @@ EDITS = {
     ),
     "sums of the upper slots are those of the lower": (
         BASE,
-        "(upper ? x[4 + i] : x[i]) +",
-        "x[i] +",
+        "kept_and_given(x[i], x[4 + i], upper_half, 16)",
+        "kept_and_given(x[i], x[4 + i], 0, 16)",
         "full",
     ),
     "one block's sums are left out": (
@@ -148,8 +148,8 @@ EDITS = {
     ),
     "a checkpoint of the tape a step later": (
         PASSES,
-        "    if (a.checkpoints && t % (int)a.interval == 0)",
-        "    if (a.checkpoints && t > 1 && (t - 1) % (int)a.interval == 0)",
+        "until_checkpoint((int)args.interval) {}",
+        "until_checkpoint((int)args.interval + 1) {}",
         "full",
     ),
     "the last write is left out": (
@@ -170,18 +170,79 @@ EDITS = {
         "",
         "full",
     ),
-    "copies of tapes are not waited for": (PASSES, "      wait_copies<0>();\n", "", "full"),
+    "copies of tapes are not waited for": (
+        PASSES,
+        "      wait_copies<G::AHEAD ? 1 : 0>();\n",
+        "",
+        "full",
+    ),
+    "the copies of a round before are waited for": (
+        PASSES,
+        "wait_copies<G::AHEAD ? 1 : 0>();",
+        "wait_copies<G::AHEAD ? 2 : 1>();",
+        "full",
+    ),
+    "a tape is copied over one in use": (
+        PASSES,
+        "return (round + 1) % G::TURNS;",
+        "return (round + 1) % 2;",
+        "full",
+    ),
+    "a tape is copied to the place of the one after it": (
+        PASSES,
+        "(slot(before_step(round), n, j)),",
+        "(slot(after_step(round), n, j)),",
+        "identity",
+    ),
+    "the tape of the round before is taken": (
+        PASSES,
+        "return (round + 1) % G::TURNS;",
+        "return (round + 2) % G::TURNS;",
+        "shared",
+    ),
+    "what was read ahead is not taken": (
+        PASSES,
+        "    if (G::AHEAD && t) kept = next;\n",
+        "",
+        "full",
+    ),
+    "a round reads its own numbers ahead": (
+        PASSES,
+        "fetch(next, round + 1, 1);",
+        "fetch(next, round + 1, 0);",
+        "full",
+    ),
+    "the weights stay those of the last step": (
+        PASSES,
+        "    weight_place -= 2 * G::SLOTS;\n",
+        "",
+        "identity",
+    ),
+    "a segment has a step too many": (
+        PASSES,
+        "inside = (int)a.interval - 1;",
+        "inside = (int)a.interval;",
+        "full",
+    ),
+    "a round reads before the warps that replay have come": (
+        PASSES,
+        "      if (walks && (!G::AHEAD || round == 0)) fetch(kept, round, 0);\n"
+        "      if (!walks) replay_ahead(round);\n",
+        "      if (walks && (!G::AHEAD || round == 0)) fetch(kept, round, 0);\n"
+        "      if (!walks && round) replay_ahead(round - 1);\n",
+        "full",
+    ),
     "one tape too few is replayed": (PASSES, "t < end; t++", "t < end - 1; t++", "full"),
     "the tape of another step is fetched": (
         PASSES,
-        "if (t % (int)a.interval) return replayed(t);",
-        "if (t % (int)a.interval) return replayed(t % (int)a.interval > 1 ? t - 1 : t);",
+        "if (steps_in) return replayed(of, steps_in);",
+        "if (steps_in) return replayed(of, steps_in > 1 ? steps_in - 1 : steps_in);",
         "full",
     ),
     "a segment is replayed into the place that is read": (
         PASSES,
-        "place = t / interval % 2 * (interval - 1);",
-        "place = 0;",
+        "(of % 2 * ((int)a.interval - 1) + steps_in - 1)",
+        "(steps_in - 1)",
         "full",
     ),
     "a segment is replayed a round late": (

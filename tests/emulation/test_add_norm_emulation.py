@@ -295,27 +295,35 @@ FAULTS = {
         "const int at = column(tile, chunk);",
         "const int at = column(tile, chunk) + 1;",
     ),
-    "one block too few": ("block < a.blocks;", "block < a.blocks - 1;"),
+    "one block too few": ("row < count;", "row < count - 1;"),
     "number beyond a row": ("if (at < G::D) {", "if (true) {"),
     "number written beyond a row": ("if (at < G::D) store", "store"),
-    "column that is not there": ("  if (column < G::D) {", "  {"),
-    "column that is written": ("if (warp > 0 || column >= G::D) return;", "if (warp > 0) return;"),
-    "one warp too few": ("warp < G::WARPS; warp++", "warp < G::WARPS - 1; warp++"),
+    "column that is not there": ("  if (column < COLUMNS) {", "  {"),
+    "column that is written": (
+        "if (warp > 0 || column >= COLUMNS) return;",
+        "if (warp > 0) return;",
+    ),
+    "one warp too few": ("warp < WARPS; warp++", "warp < WARPS - 1; warp++"),
 }
 
 
-def sources() -> dict[str, str]:
-    """Return the kernel's source with each fault."""
-    whole = (source_folder() / "cuda/add_norm/add_norm.cuh").read_text()
-    barriers = list(re.finditer(r"sync_block\(\);", whole))
+SUMS = "cuda/common/sums.cuh"
+SOURCES = ("cuda/add_norm/add_norm.cuh", SUMS)
+
+
+def sources() -> dict[str, tuple[str, str]]:
+    """Return a file of the kernel's source with each fault, and the name of the file."""
+    whole = {name: (source_folder() / name).read_text() for name in SOURCES}
+    sums = whole[SUMS]
+    barriers = list(re.finditer(r"sync_block\(\);", sums))
     assert len(barriers) == 2
     found = {
-        f"barrier {n} left out": whole[: m.start()] + whole[m.end() :]
+        f"barrier {n} left out": (SUMS, sums[: m.start()] + sums[m.end() :])
         for n, m in enumerate(barriers, 1)
     }
     for what, (old, new) in FAULTS.items():
-        assert old in whole, what
-        found[what] = whole.replace(old, new)
+        (name,) = (name for name, text in whole.items() if old in text)
+        found[what] = (name, whole[name].replace(old, new))
     return found
 
 
@@ -333,7 +341,8 @@ def test_a_planted_fault_is_noticed(fault, monkeypatch, tmp_path: Path) -> None:
     root = tmp_path / "csrc"
     shutil.copytree(source_folder(), root)
     if fault:
-        (root / "cuda/add_norm/add_norm.cuh").write_text(sources()[fault])
+        name, text = sources()[fault]
+        (root / name).write_text(text)
 
     @functools.cache
     def planted(text: str) -> ctypes.CDLL:

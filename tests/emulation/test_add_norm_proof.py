@@ -13,6 +13,7 @@ import torch
 from elman.base.errors import ExitStatus
 from elman.config.compose import compose_config
 from elman.kernels import nvrtc
+from elman.kernels.sources import source_folder
 from elman.models.blocks import norm
 from elman.modes import parity as parity_mode
 from elman.modes import train as train_mode
@@ -23,7 +24,7 @@ from elman.parity.norms import norm_runs, norm_shapes
 from elman.parity.proof import Proof, prove_norms
 from elman.runs.prepared import PreparedRun
 from tests.emulation import emulator
-from tests.emulation.test_add_norm_emulation import FAULTS, emulate
+from tests.emulation.test_add_norm_emulation import FAULTS, SOURCES, emulate
 
 MULTIPROCESSORS = 2
 # What a GPU would compute, by the emulator on tensors of this CPU.
@@ -45,7 +46,8 @@ def plant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, str
     """Return a function that replaces a piece of the kernel's source."""
 
     def replace(old: str, new: str) -> None:
-        planted = emulator.faulty(tmp_path, "cuda/add_norm/add_norm.cuh", (old, new))
+        (file,) = (name for name in SOURCES if old in (source_folder() / name).read_text())
+        planted = emulator.faulty(tmp_path, file, (old, new))
         monkeypatch.setattr(
             cuda, "LAUNCH", lambda text, wanted, args, _: emulate(planted, text, wanted, args)
         )

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from elman.kernels.nvrtc import Unit
 from elman.kernels.sources import included_sources
 from elman.ops.tape import reference, results
-from elman.ops.tape.cuda import cluster, stepwise
+from elman.ops.tape.cuda import cluster, cluster_config, stepwise
 from elman.ops.tape.cuda.cluster_config import ClusterConfig, choose
 from elman.ops.tape.recurrences import CELLS
 from tests.emulation import emulator, tape_cluster, tape_emulator
@@ -143,6 +147,30 @@ def test_whatever_the_order_the_bits_are_the_same(emulate, write: str) -> None:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("write", "steps"),
+    [("full", 7), ("identity", 3), pytest.param("shared", 10, marks=pytest.mark.slow)],
+)
+def test_a_round_that_reads_for_itself_gives_the_same_bits(emulate, write: str, steps: int) -> None:
+    """Where a block has no room for one more tape."""
+    one, found = tape_cluster.case(write, 4, steps, 3, 64), []
+    for ahead in (True, False):
+        emulate(partial(tape_cluster.config, write, 3, *USUAL, ahead=ahead))
+        found.append(tape_cluster.results(one)[1])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_a_pass_reads_ahead_where_it_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not where a tool compares both."""
+    choices = [partial(choose, CELLS["full"], 512, n, 32, back=True) for n in (8, 64)]
+    assert [make().ahead for make in choices] == [True, False]
+    assert not choose(CELLS["full"], 512, 8, 32, back=False).ahead
+    choose.cache_clear()
+    monkeypatch.setattr(cluster_config, "AHEAD", False)
+    assert not choices[0]().ahead
+    choose.cache_clear()
+
+
 @WRITES
 @pytest.mark.parametrize("steps", [1, 2, 20])
 def test_any_distance_of_checkpoints_gives_the_same_bits(
@@ -198,3 +226,30 @@ def test_what_is_emulated_is_what_nvrtc_compiles() -> None:
     engine = [path for path in included_sources(emulated) if path.match("cuda/tape/*.cuh")]
     assert len(engine) == 2
     assert not any("#if" in path.read_text() for path in engine)
+
+
+@pytest.mark.parametrize(
+    ("write", "channels", "back"),
+    [
+        ("full", 768, True),
+        pytest.param("full", 768, False, marks=pytest.mark.slow),
+        pytest.param("identity", 512, True, marks=pytest.mark.slow),
+        pytest.param("shared", 768, True, marks=pytest.mark.slow),
+    ],
+)
+def test_no_branch_parts_the_lanes_that_shuffle(
+    tmp_path: Path, write: str, channels: int, back: bool
+) -> None:
+    """A shuffle in one arm of such a branch waits for the lanes of the other arm."""
+    found = importlib.util.find_spec("triton")
+    if found is None or found.origin is None:
+        pytest.skip("Triton brings the disassembler")
+    tool = Path(found.origin).parent / "backends/nvidia/bin/nvdisasm"
+    config = choose(CELLS[write], channels, 8, 32, back=back)
+    assert config is not None
+    unit = Unit(cluster.unit_text(config), f"tape {write}", "sm_90", fast=True)
+    (code := tmp_path / "kernel.cubin").write_bytes(unit.cubin())
+    said = subprocess.run([tool, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "SHFL" in said
+    assert "WARPSYNC.COLLECTIVE" not in said
+    assert {kernel.spilled for kernel in unit.resources().values()} == {0}

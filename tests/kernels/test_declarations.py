@@ -21,6 +21,7 @@ from elman.ops.channel.abi import ChannelArgs
 from elman.ops.channel.cuda import kernels as channel_cuda
 from elman.ops.channel.cuda.tile_config import Tuning
 from elman.ops.channel.plan import Plan
+from elman.ops.column_sum import cuda as sum_cuda
 from elman.ops.common.mirrors import layout_assertions
 from elman.ops.common.slices import Slice
 from elman.ops.matrix_state import cpu, source
@@ -30,6 +31,7 @@ from elman.ops.matrix_state.cuda import kernels as matrix_cuda
 from elman.ops.matrix_state.recurrences import MatrixCell
 from elman.ops.matrix_state.stacked import stacked_plan
 from elman.ops.silu_gate import cuda as gate_cuda
+from elman.ops.spectral_norm import cuda as spectral_cuda
 
 BACKENDS = ("cpu", "cuda")
 FLOAT = torch.float32
@@ -172,6 +174,11 @@ STRUCTURES: dict[str, tuple[str, type[ctypes.Structure]]] = {
     "elman::ChannelArgs": ("abi/channel.h", ChannelArgs),
     "elman::AddNormArgs": ("cuda/add_norm/add_norm.cuh", norm_cuda.AddNormArgs),
     "elman::SiluGateArgs": ("cuda/silu_gate/silu_gate.cuh", gate_cuda.SiluGateArgs),
+    "elman::ColumnSumArgs": ("cuda/column_sum/column_sum.cuh", sum_cuda.ColumnSumArgs),
+    "elman::SpectralNormArgs": (
+        "cuda/spectral_norm/spectral_norm.cuh",
+        spectral_cuda.SpectralNormArgs,
+    ),
 }
 
 

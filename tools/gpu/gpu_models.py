@@ -1,13 +1,15 @@
 """Measures whole models on a GPU: tokens per second, eager and replayed, and peak memory.
 
     python tools/gpu/gpu_models.py --out DIR [--models e88f_h32n16,fla-gdn_768x20_e1] [--rounds 7]
+        [--without column_sum spectral_norm]
 
 Every model is built from its YAML with the backend that ``auto`` chooses. One step is forward,
 backward, clipping and AdamW on one batch that is already on the device. Weights are fp32, products
 bf16. Eager steps of all models are timed in interleaved rounds, and then replays of each model's
 step as one CUDA graph. Figures are medians over the rounds. A profile lists the kernels that take
-an eager step's time. Everything goes to DIR/gpu_models.json, rewritten after each result. A model
-that fails is recorded, and the others still run.
+an eager step's time. With --without, PyTorch's operators run in the place of the named kernels.
+Everything goes to DIR/gpu_models.json, rewritten after each result. A model that fails is recorded,
+and the others still run.
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from elman.config.compose import compose_config
 from elman.models.backends import choose_backend, computation_path
+from elman.models.blocks import spectral_norm
 from elman.models.build import build_model
 from elman.models.cells import registry
+from elman.ops.column_sum import op as column_sum
 
 MODELS = (
     "e88f_h32n16",
@@ -43,12 +47,20 @@ MODELS = (
     "e70n128",
     "e75h4n16",
 )
+SWITCHES = {
+    "column_sum": (column_sum, "_in_a_kernel"),
+    "spectral_norm": (spectral_norm, "in_a_kernel"),
+}
+"""By the folder of an operator: what decides whether its kernels compute a call."""
 WARMUP = 3
 LISTED = 14  # kernels of a profile
 
 
 def main() -> None:
     arguments = parse()
+    for name in arguments.without:
+        module, decides = SWITCHES[name]
+        setattr(module, decides, lambda *call: False)
     device = torch.device("cuda")
     path = Path(arguments.out) / "gpu_models.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,6 +96,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps-a-round", type=int, default=6)
     parser.add_argument("--no-graphs", action="store_true")
+    parser.add_argument("--without", nargs="+", choices=SWITCHES, default=[])
     return parser.parse_args()
 
 

@@ -1,13 +1,14 @@
 """Checks the tape engine's kernels on a GPU against fp64, and times every form that they have.
 
-    python tools/gpu/gpu_tape.py --out FILE [--check] [--time] [--forms stepwise ...]
+    python tools/gpu/gpu_tape.py --out FILE [--check] [--time] [--forms stepwise ...] [--both]
 
 Without --check or --time, both are done. Each result is one line of JSON, printed and appended to
 FILE at once. Checks: outputs and all gradients of every write and form, with NaN in every tensor
 that the engine allocates; a repeat, another stream and a replayed CUDA graph to the bit. Times: of
 the recurrence in bf16, replayed as a CUDA graph, all sizes and forms in turn in every round; beside
-them E1's recurrence of the same widths in the dense engine's own form. Needs torch, a GPU and this
-package on PYTHONPATH. With --device cpu, the backend cpu is checked.
+them E1's recurrence of the same widths in the dense engine's own form. With --both, clusters are
+timed a second time, as "cluster, not ahead", whose way back reads nothing for the next round. Needs
+torch, a GPU and this package on PYTHONPATH. With --device cpu, the backend cpu is checked.
 Shape legend: b batch, t time, i channels of the state, n slots.
 """
 
@@ -36,7 +37,7 @@ from instruments import (  # type: ignore[import-not-found]
 
 from elman.ops.common.cuda.machine import machine
 from elman.ops.dense.cuda import kernels as dense
-from elman.ops.tape.cuda import forms, kernels
+from elman.ops.tape.cuda import cluster_config, forms, kernels
 from elman.ops.tape.op import Write, dual_memory
 from elman.ops.tape.results import Inputs
 
@@ -51,6 +52,7 @@ SHAPES = (
 )
 TIMED = ((32, 512, 8, 512), (32, 512, 8, 768), (32, 512, 8, 1024), (32, 512, 64, 512))
 ROUNDS, WARMUP = 7, 2
+NOT_AHEAD = "cluster, not ahead"
 Leaves = dict[str, torch.Tensor]
 Size = tuple[int, int, int, int]
 NAMES = ("states", "last tape", "last state")
@@ -63,6 +65,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="this part alone")
     parser.add_argument("--time", action="store_true", help="this part alone")
     parser.add_argument("--forms", nargs="+", choices=forms.REASONS, default=list(forms.REASONS))
+    parser.add_argument("--both", action="store_true", help="clusters ahead and not ahead")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     given = parser.parse_args()
     given.out.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +78,7 @@ def main() -> None:
             with only(form):
                 passed &= checks(form, given.device, report)
     if given.device == "cuda" and (given.time or not given.check):
-        times(given.forms, report)
+        times(given.forms + [NOT_AHEAD] * given.both, report)
     report({"what": "end", "passed": passed})
     raise SystemExit(0 if passed else 1)
 
@@ -83,23 +86,32 @@ def main() -> None:
 @contextmanager
 def only(form: str) -> Iterator[None]:
     """Let every call run in one form."""
-    before = dict(forms.REASONS)
+    before, name = dict(forms.REASONS), form.partition(",")[0]
     try:
         forms.REASONS.clear()
-        forms.REASONS[form] = before[form]
-        kernels._chosen.cache_clear()
+        forms.REASONS[name] = before[name]
+        cluster_config.AHEAD = form != NOT_AHEAD
+        forget()
         yield
     finally:
         forms.REASONS.clear()
         forms.REASONS.update(before)
-        kernels._chosen.cache_clear()
+        cluster_config.AHEAD = True
+        forget()
+
+
+def forget() -> None:
+    """Let the engine choose anew how calls run."""
+    kernels._chosen.cache_clear()
+    cluster_config.choose.cache_clear()
 
 
 def against(form: str, kind: Write, size: Size, dtype: torch.dtype, device: str) -> str | None:
     """Return what speaks against a form for a call."""
     number = "bf16" if dtype == torch.bfloat16 else "fp32"
     here = machine(0 if device == "cuda" else None)
-    return forms.REASONS[form](forms.Shape(kind, number, size[0], size[3], size[2], *here))
+    reason = forms.REASONS[form.partition(",")[0]]
+    return reason(forms.Shape(kind, number, size[0], size[3], size[2], *here))
 
 
 def checks(form: str, device: str, report: Callable[[dict[str, Any]], None]) -> bool:

@@ -3,6 +3,7 @@
 // between the two passes over it. Statistics are in fp32; what is narrower is rounded once.
 #pragma once
 #include "cuda/common/pack.cuh"
+#include "cuda/common/sums.cuh"
 
 namespace elman {
 
@@ -74,18 +75,9 @@ struct AddNormBlock {
   // The sum over the block of a number per thread, the same in all of them. One barrier a row: who
   // writes to an array again has passed the other's barrier, and so has everyone read the first.
   DEVICE float total(float x) {
-#pragma unroll
-    for (int mask = 1; mask < 32; mask *= 2) x += shuffle_xor(x, mask);
-    if constexpr (G::WARPS > 1) {
-      const sptr<float> mine = sums + turn * G::WARPS;
-      turn ^= 1;
-      if (thread_index() % 32 == 0) store_one(mine + thread_index() / 32, x);
-      sync_block();
-      x = 0.0f;
-#pragma unroll
-      for (int warp = 0; warp < G::WARPS; warp++) x += load_one(mine + warp);
-    }
-    return x;
+    const sptr<float> mine = sums + turn * G::WARPS;
+    turn ^= 1;
+    return block_sum<G::WARPS>(x, mine);
   }
 };
 
@@ -175,26 +167,9 @@ DEVICE void add_norm_backward(const AddNormArgs& a) {
   if constexpr (G::HELD) block.template write<float>(a.partial, block_index(), 0, dgain);
 }
 
-// Sums the partial sums of 32 columns, always in the same order: a lane to a column, and of the
-// blocks every SLICES-th to a warp.
 template <class G>
 DEVICE void add_norm_finish(const AddNormArgs& a) {
-  const int lane = thread_index() % 32, warp = thread_index() / 32;
-  const long long column = block_index() * 32 + lane;
-  float sum = 0.0f;
-  if (column < G::D) {
-#pragma unroll 8
-    for (long long block = warp; block < a.blocks; block += G::SLICES)
-      sum += load_one((const float*)a.partial + block * G::D + column);
-  }
-  Arena arena;
-  const sptr<float> sums = arena.take<float>(G::SLICES * 32);
-  store_one(sums + (warp * 32 + lane), sum);
-  sync_block();
-  if (warp > 0 || column >= G::D) return;
-  sum = 0.0f;
-  for (int slice = 0; slice < G::SLICES; slice++) sum += load_one(sums + (slice * 32 + lane));
-  store_one((float*)a.dgain + column, sum);
+  sum_columns<G::D, G::SLICES>((float*)a.dgain, (const float*)a.partial, a.blocks);
 }
 
 }  // namespace elman

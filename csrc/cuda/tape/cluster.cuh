@@ -13,14 +13,16 @@ namespace elman {
 
 // I: channels, those of the state and zeros. CLUSTER: blocks of a cluster. ROWS: of the batch, for
 // a cluster; PARTS: warps that walk one of them. ROW_WARPS and KEPT: as in DenseClusterConfig.
+// AHEAD: whether a round of the way back reads for the next one, which takes one tape more.
 template <class Cell_, int I_, int SLOTS_, int CLUSTER_, int ROWS_, int PARTS_, int WARPS_,
-          int ROW_WARPS_, int KEPT_, bool BACK_>
+          int ROW_WARPS_, int KEPT_, bool BACK_, bool AHEAD_>
 struct TapeClusterConfig {
   using Cell = Cell_;
   static constexpr int I = I_, SLOTS = SLOTS_, CLUSTER = CLUSTER_, ROWS = ROWS_, PARTS = PARTS_;
   static constexpr int WARPS = WARPS_, K_WARPS = WARPS / ROW_WARPS_, THREADS = 32 * WARPS;
   static constexpr bool SQUARES = false;  // of ClusterMatrix
-  static constexpr bool BACK = BACK_, PRODUCT_VALUE = Cell::VALUE != tape::NO_PRODUCT;
+  static constexpr bool BACK = BACK_, AHEAD = AHEAD_,
+                        PRODUCT_VALUE = Cell::VALUE != tape::NO_PRODUCT;
   static constexpr int BLOCKS = Cell::BLOCKS, VALUE = Cell::VALUE;
   static constexpr int M = I / CLUSTER;  // channels of a block
   // The product, as ClusterMatrix has it: [OUT, K] by block.
@@ -48,7 +50,8 @@ struct TapeClusterConfig {
   static constexpr int KINDS = BACK ? 3 : 2;               // numbers of a slot that lanes share
   static constexpr int SHARED = WALKERS * KINDS * PADDED;  // floats
   static constexpr int TAPE = WALKERS * SLOTS * PER * 64;  // floats
-  static constexpr int TAPES = BACK ? 3 : 1;
+  static constexpr int TURNS = AHEAD ? 3 : 2;  // tapes before steps, which rounds take in turn
+  static constexpr int TAPES = BACK ? TURNS + 1 : 1;
   static constexpr int BOXES = 2 * K_WARPS + 4;
   static constexpr int SHARED_BYTES =
       8 * BOXES + 4 * (2 * HALF + 2 * PART + MATRIX + 2 * FIRST + (2 * SECOND + 3) / 4 * 4 +
@@ -75,6 +78,11 @@ struct TapeCluster {
   const int row = walks ? warp / G::PARTS : 0, part = walks ? warp % G::PARTS : 0;
   const int64_t first = cluster_index() * G::ROWS, b = first + row;  // rows of the batch
   const float scale = 1.0f / square_root((float)a.channels);
+  // All bits where a lane is of the upper half of its warp, or of the upper quarter of a half. A
+  // shuffle hides from the compiler what they are: it would put the shuffles of `send_sums` into
+  // the two arms of a branch, where each costs as much as a barrier.
+  const unsigned upper_half = shuffle_xor(lane & 16 ? ~0u : 0u, 0);
+  const unsigned upper_quarter = shuffle_xor(lane & 8 ? ~0u : 0u, 0);
   Boxes boxes;          // of the mail's slices, by half; then of both kinds of sums, by half
   sptr<unsigned> mail;  // [2, K / 32, ROWS, 16]
   sptr<float> parts;    // [2, K_WARPS, ROWS, STRIDE]
@@ -105,7 +113,8 @@ struct TapeCluster {
   DEVICE int64_t channel(int j) const { return rank * G::M + own(j); }
   // Whether a pair is one of the batch's, and of the state's.
   DEVICE bool exists(int j) const { return has(j) && b < a.batch && channel(j) < a.channels; }
-  DEVICE int64_t at(int j, int t) const { return (b * a.steps + t) * a.channels + channel(j); }
+  // The first of this thread's pairs at a step of a sequence; others are 64 numbers apart.
+  DEVICE int64_t at_step(int t) const { return (b * a.steps + t) * a.channels + channel(0); }
   DEVICE int64_t at_state(int j) const { return b * a.channels + channel(j); }
   DEVICE int64_t at_slot(int j, int n) const {
     return (b * G::SLOTS + n) * a.channels + channel(j);
@@ -159,19 +168,19 @@ struct TapeCluster {
     for (int j = 0; j < G::PER; j++)
       if (exists(j)) store<2, float>(to + at_state(j), x[j]);
   }
-  // This thread's pairs of a step of a sequence, or zeros.
-  DEVICE void read(unsigned (&words)[G::PER], const void* sequence, int t) const {
+  // This thread's pairs of a step of a sequence, or zeros. Place: as `at_step` has it.
+  DEVICE void read(unsigned (&words)[G::PER], const void* sequence, int64_t place) const {
 #pragma unroll
     for (int j = 0; j < G::PER; j++) {
       unsigned word[1] = {0};
-      if (walks && sequence && exists(j)) load_words(word, (const bf16*)sequence + at(j, t));
+      if (walks && sequence && exists(j)) load_words(word, (const bf16*)sequence + place + 64 * j);
       words[j] = word[0];
     }
   }
-  DEVICE void write(void* sequence, int t, const unsigned (&words)[G::PER]) const {
+  DEVICE void write(void* sequence, int64_t place, const unsigned (&words)[G::PER]) const {
 #pragma unroll
     for (int j = 0; j < G::PER; j++)
-      if (sequence && exists(j)) store_pair((bf16*)sequence + at(j, t), words[j]);
+      if (sequence && exists(j)) store_pair((bf16*)sequence + place + 64 * j, words[j]);
   }
   DEVICE static void widen(Numbers& x, const unsigned (&words)[G::PER]) {
 #pragma unroll
@@ -261,17 +270,20 @@ struct TapeCluster {
       }
     }
   }
+  // One of two numbers and what another lane has of the other one.
+  DEVICE static float kept_and_given(float lower, float upper, unsigned swapped, int mask) {
+    const unsigned both = (float_bits(lower) ^ float_bits(upper)) & swapped;
+    const float kept = bits_float(float_bits(lower) ^ both);
+    return kept + shuffle_xor(bits_float(float_bits(upper) ^ both), mask);
+  }
   // Delivers the warp's sums of eight numbers, those of slots from n on, to every block: first
   // halved twice, so that a lane has two of them, which eight lanes send.
   DEVICE void send_sums(const float (&x)[8], sptr<float> to, int box, int n) const {
-    const bool upper = lane & 16, odd = lane & 8;
     float four[4], two[2];
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-      four[i] = (upper ? x[4 + i] : x[i]) + shuffle_xor(upper ? x[i] : x[4 + i], 16);
+    for (int i = 0; i < 4; i++) four[i] = kept_and_given(x[i], x[4 + i], upper_half, 16);
 #pragma unroll
-    for (int i = 0; i < 2; i++)
-      two[i] = (odd ? four[2 + i] : four[i]) + shuffle_xor(odd ? four[i] : four[2 + i], 8);
+    for (int i = 0; i < 2; i++) two[i] = kept_and_given(four[i], four[2 + i], upper_quarter, 8);
 #pragma unroll
     for (int mask = 4; mask; mask /= 2)
 #pragma unroll
@@ -368,21 +380,21 @@ struct TapeCluster {
   DEVICE void shared_of(float (&x)[4], int kind, int n) const {
     load<4, float>(x, shared + (kind * G::PADDED + n));
   }
-  // By one warp of the cluster, another block's for every row.
-  DEVICE void keep_weights(int t, int which, const Slots& w) const {
+  // By one warp of the cluster, another block's for every row. Place: that of the lane's first
+  // slot.
+  DEVICE void keep_weights(int64_t place, const Slots& w) const {
     if (!a.weights || part || rank != row % G::CLUSTER) return;
     if (b >= a.batch || lane >= G::LANES) return;
 #pragma unroll
     for (int i = 0; i < G::EACH; i++)
-      if (lane_slot(i) < G::SLOTS)
-        store_one((float*)a.weights + at_weight(t, which, lane_slot(i)), w[i]);
+      if (lane_slot(i) < G::SLOTS) store_one((float*)a.weights + place + 32 * i, w[i]);
   }
-  DEVICE void kept_weights(Slots& w, int t, int which) const {
+  DEVICE void kept_weights(Slots& w, int64_t place) const {
 #pragma unroll
     for (int i = 0; i < G::EACH; i++) {
       w[i] = 0.0f;
       if (walks && b < a.batch && lane_slot(i) < G::SLOTS)
-        w[i] = load_one((const float*)a.weights + at_weight(t, which, lane_slot(i)));
+        w[i] = load_one((const float*)a.weights + place + 32 * i);
     }
   }
 };

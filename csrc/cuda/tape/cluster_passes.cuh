@@ -40,8 +40,17 @@ struct TapeForward : TapeCluster<G> {
   using typename Base::Numbers, typename Base::Slots;
 
   Numbers h;  // the state, of this thread's pairs
+  // Where a step stands in sequences and, of this lane's first slot, in the weights; and how many
+  // steps are to the next checkpoint. They move on by one step at a time, because no step has time
+  // to multiply or divide for them.
+  int64_t place, weight_place;
+  int until_checkpoint;
 
-  DEVICE TapeForward(Arena& arena, const TapeClusterArgs& args) : Base(arena, args) {}
+  DEVICE TapeForward(Arena& arena, const TapeClusterArgs& args)
+      : Base(arena, args),
+        place(Base::at_step(0)),
+        weight_place(Base::at_weight(0, READ, Base::lane_slot(0))),
+        until_checkpoint((int)args.interval) {}
 
   // Every block reads all of the first state itself.
   DEVICE void fill_mail() const {
@@ -120,16 +129,19 @@ struct TapeForward : TapeCluster<G> {
 
   // The write of step t - 1, for which everything but its place in the tape is in `q`. Leaves the
   // scores of the read of step t.
-  DEVICE void finish_write(int t, const Numbers& q, Slots& score) const {
+  DEVICE void finish_write(int t, const Numbers& q, Slots& score) {
     Slots w;
     attend(w, score);
     share(WRITE, w);
-    keep_weights(t - 1, WRITE, w);
+    keep_weights(weight_place - (2 - WRITE) * G::SLOTS, w);
     sync_warp();
     write_tape(q);
     if (t == steps) return;
-    if (a.checkpoints && t % (int)a.interval == 0)
-      save_tape(0, (float*)a.checkpoints + (t / (int)a.interval - 1) * tape_size());
+    if (--until_checkpoint == 0) {
+      until_checkpoint = (int)a.interval;
+      if (a.checkpoints)
+        save_tape(0, (float*)a.checkpoints + (t / (int)a.interval - 1) * tape_size());
+    }
     const float along = await_along(t);
 #pragma unroll
     for (int i = 0; i < G::EACH; i++) score[i] = tape::next_score(score[i], w[i], along);
@@ -153,8 +165,8 @@ struct TapeForward : TapeCluster<G> {
     if (multiplies(t + 1)) send(words, t + 1, 0);
     send_dots(0, h, sums_of(t + 1), sums_box(t + 1));
     if (!G::PRODUCT_VALUE && t + 1 < steps) send_along(dot(h, h), t + 1);
-    write(a.y, t, words);
-    keep_weights(t, READ, r);
+    write(a.y, place, words);
+    keep_weights(weight_place, r);
   }
   DEVICE void walk(int t, const unsigned (&input)[G::PER]) {
     Numbers pre, q;
@@ -166,7 +178,7 @@ struct TapeForward : TapeCluster<G> {
         gather(q, t, G::PRODUCT_VALUE ? G::VALUE : 0);
         narrow(q, words);
         if (t < steps) send_along(dot(q, h), t);
-        write(a.values, t - 1, words);
+        write(a.values, place - a.channels, words);
       } else {
 #pragma unroll
         for (int j = 0; j < G::PER; j++)
@@ -193,10 +205,12 @@ struct TapeForward : TapeCluster<G> {
 #pragma unroll 1
     for (int t = 0; t <= steps; t++) {
       unsigned input[G::PER];
-      if (t < steps) read(input, a.x, t);
+      if (t < steps) read(input, a.x, place);
       if (multiplies(t)) multiply(t, t > 0, t < steps && multiplies(t + 1));
       sync_block();
       if (walks) walk(t, input);
+      place += a.channels;
+      weight_place += 2 * G::SLOTS;
     }
     if (walks) {
       save_tape(0, (float*)a.last_tape);
@@ -212,7 +226,7 @@ struct TapeBackward : TapeCluster<G> {
   using Base = TapeCluster<G>;
   using Base::a, Base::steps, Base::walks, Base::first, Base::boxes, Base::exists;
   using Base::add_up, Base::scores_bwd, Base::share, Base::shared_of, Base::kept_weights;
-  using Base::at, Base::slot, Base::at_slot, Base::at_weight, Base::tape_size, Base::is_slot;
+  using Base::at_step, Base::slot, Base::at_slot, Base::at_weight, Base::tape_size, Base::is_slot;
   using Base::each_chunk, Base::load_tape, Base::save_tape, Base::load_state, Base::save_state;
   using Base::expect_mail, Base::sums_box, Base::others_box, Base::expect_sums;
   using Base::expect_others, Base::send, Base::send_sums, Base::send_dots, Base::sums_of,
@@ -223,11 +237,21 @@ struct TapeBackward : TapeCluster<G> {
   using typename Base::Numbers, typename Base::Slots;
 
   Numbers h;  // of this thread's pairs, the gradient of the state past its products
+  // Where a round's step stands in sequences and, of this lane's first slot, in the weights. Of the
+  // step before that of the round that is fetched next: its segment, and the steps to it there.
+  // They move on by one step at a time, as those of the forward pass do.
+  int64_t place, weight_place;
+  int segment, inside;
 
-  DEVICE TapeBackward(Arena& arena, const TapeClusterArgs& args) : Base(arena, args) {}
+  DEVICE TapeBackward(Arena& arena, const TapeClusterArgs& args)
+      : Base(arena, args),
+        place(at_step(steps)),
+        weight_place(at_weight(steps, READ, Base::lane_slot(0))),
+        segment(steps ? (steps - 1) / (int)a.interval : 0),
+        inside(steps ? (steps - 1) % (int)a.interval : 0) {}
 
   enum { DSCORE, WEIGHT, READ_WEIGHT };  // kinds of numbers that lanes share
-  enum { GRADIENT = 2 };                 // the tape that is one; the others by a round's number
+  enum { GRADIENT = G::TURNS };          // the tape that is one; the others by a round's number
 
   // What a round reads of sequences.
   struct Kept {
@@ -236,15 +260,14 @@ struct TapeBackward : TapeCluster<G> {
   };
 
   // Segments are replayed into two places in turn.
-  DEVICE float* replayed(int t) const {
-    const int interval = (int)a.interval, place = t / interval % 2 * (interval - 1);
-    return (float*)a.replayed + (place + t % interval - 1) * tape_size();
+  DEVICE float* replayed(int of, int steps_in) const {
+    return (float*)a.replayed + (of % 2 * ((int)a.interval - 1) + steps_in - 1) * tape_size();
   }
-  DEVICE const float* tape_before(int t) const {
-    const int segment = t / (int)a.interval;
-    if (t % (int)a.interval) return replayed(t);
-    return segment ? (const float*)a.checkpoints + (segment - 1) * tape_size()
-                   : (const float*)a.tape;
+  DEVICE float* replayed(int t) const { return replayed(t / (int)a.interval, t % (int)a.interval); }
+  // The tape before a step of a segment.
+  DEVICE const float* tape_before(int of, int steps_in) const {
+    if (steps_in) return replayed(of, steps_in);
+    return of ? (const float*)a.checkpoints + (of - 1) * tape_size() : (const float*)a.tape;
   }
   DEVICE const void* values() const { return G::PRODUCT_VALUE ? a.values : a.y; }
 
@@ -265,7 +288,7 @@ struct TapeBackward : TapeCluster<G> {
   // Leaves the tapes before steps start + 1 to end, all of a segment; of eight slots of a pair.
   DEVICE void replay_pair(int start, int end, int64_t of, int c, int n) const {
     const int64_t place = (of * G::SLOTS + n) * a.channels + c;
-    const float* from = tape_before(start) + place;
+    const float* from = tape_before(start / (int)a.interval, start % (int)a.interval) + place;
     float m[8][2];
 #pragma unroll
     for (int s = 0; s < 8; s++)
@@ -304,27 +327,41 @@ struct TapeBackward : TapeCluster<G> {
     replay(start + k * (interval - 1) / rounds, start + (k + 1) * (interval - 1) / rounds,
            warp - G::WALKERS, G::WARPS - G::WALKERS);
   }
-  // Begins to copy the tape before step t for round r.
-  DEVICE void fetch_tape(int t, int round) const {
-    const float* from = tape_before(t);
-    for (int n = 0; n < G::SLOTS; n++)
+  // The tape after a round's step, and the one before it.
+  DEVICE static int after_step(int round) { return round % G::TURNS; }
+  DEVICE static int before_step(int round) { return (round + 1) % G::TURNS; }
+  // Begins to copy a round's tape before the step before its own.
+  DEVICE void fetch_tape(int round) const {
+    const float* from = tape_before(segment, inside) + at_slot(0, 0);
+    for (int n = 0; n < G::SLOTS; n++, from += a.channels)
 #pragma unroll
       for (int j = 0; j < G::PER; j++)
-        copy_async<8>(cast<unsigned char>(slot((round + 1) % 2, n, j)),
-                      exists(j) ? from + at_slot(j, n) : nullptr, exists(j) ? 8 : 0);
-    commit_copies();
+        copy_async<8>(cast<unsigned char>(slot(before_step(round), n, j)),
+                      exists(j) ? from + 64 * j : nullptr, exists(j) ? 8 : 0);
   }
-  DEVICE void fetch(Kept& kept, int round) const {
-    const int t = steps - round;
+  // Begins to read what a round needs, whose step stands some steps before `place`.
+  DEVICE void fetch(Kept& kept, int round, int steps_back) {
+    const int64_t here = place - steps_back * a.channels;
+    const int64_t weight_here = weight_place - steps_back * 2 * G::SLOTS;
     if (round) {
-      read(kept.dy, a.dy, t);
-      kept_weights(kept.read, t, READ);
+      read(kept.dy, a.dy, here);
+      kept_weights(kept.read, weight_here);
     }
-    if (t == 0) return;
-    read(kept.before, a.y, t - 1);
-    if (G::PRODUCT_VALUE) read(kept.value, a.values, t - 1);
-    kept_weights(kept.write, t - 1, WRITE);
-    if (walks) fetch_tape(t - 1, round);
+    if (round < steps) {
+      read(kept.before, a.y, here - a.channels);
+      if (G::PRODUCT_VALUE) read(kept.value, a.values, here - a.channels);
+      kept_weights(kept.write, weight_here - (2 - WRITE) * G::SLOTS);
+      fetch_tape(round);
+    }
+    commit_copies();
+    if (inside-- == 0) {
+      inside = (int)a.interval - 1;
+      segment--;
+    }
+  }
+  // The same for the next round, where there is one, while this one still goes on.
+  DEVICE void fetch_ahead(Kept& next, int round) {
+    if (G::AHEAD && round < steps) fetch(next, round + 1, 1);
   }
   // The gradient of the argument of tanh, from that of the state; takes the tape's to before the
   // write of the step.
@@ -345,7 +382,7 @@ struct TapeBackward : TapeCluster<G> {
         for (int j = 0; j < G::PER; j++) {
           float m[2], g[2];
           if (!is_slot(n + s)) continue;
-          load<2, float>(m, slot(round % 2, n + s, j));
+          load<2, float>(m, slot(after_step(round), n + s, j));
           load<2, float>(g, slot(GRADIENT, n + s, j));
 #pragma unroll
           for (int i = 0; i < 2; i++) {
@@ -383,7 +420,7 @@ struct TapeBackward : TapeCluster<G> {
           if (!is_slot(n + s)) continue;
           load<2, float>(g, slot(GRADIENT, n + s, j));
           if constexpr (READS) {
-            load<2, float>(m, slot(round % 2, n + s, j));
+            load<2, float>(m, slot(after_step(round), n + s, j));
 #pragma unroll
             for (int i = 0; i < 2; i++) {
               h[j][i] += dscore[s % 4] * m[i];
@@ -392,7 +429,7 @@ struct TapeBackward : TapeCluster<G> {
             store<2, float>(slot(GRADIENT, n + s, j), g);
           }
           if constexpr (WRITES) {
-            load<2, float>(old, slot((round + 1) % 2, n + s, j));
+            load<2, float>(old, slot(before_step(round), n + s, j));
 #pragma unroll
             for (int i = 0; i < 2; i++) {
               dq[j][i] += w[s % 4] * g[i];
@@ -406,8 +443,8 @@ struct TapeBackward : TapeCluster<G> {
   }
   // The step of a round: leaves the gradient of its input, rounded, and what the read's scores are
   // pulled with.
-  DEVICE void step_bwd(int round, const Kept& kept, const Numbers& state, const Slots& w,
-                       Numbers& delta, unsigned (&words)[G::PER]) {
+  DEVICE void step_bwd(int round, const Kept& kept, Kept& next, const Numbers& state,
+                       const Slots& w, Numbers& delta, unsigned (&words)[G::PER]) {
     Numbers e, dy;
     Slots pull;
     gather(e, round, 0);
@@ -429,8 +466,9 @@ struct TapeBackward : TapeCluster<G> {
     state_bwd(round, e, delta, state);
     narrow(delta, words);
     if (G::VALUE != 0) send(words, round + 1, 0);
-    send_dots(round % 2, delta, others_of(round), others_box(round));
-    write(a.dx, steps - round, words);
+    send_dots(after_step(round), delta, others_of(round), others_box(round));
+    write(a.dx, place, words);
+    fetch_ahead(next, round);  // while the sums are on their way
     boxes.wait(others_box(round), (round - 1) / 2);
     add_up(pull, others_of(round));
     scores_bwd(pull, kept.read);
@@ -442,9 +480,11 @@ struct TapeBackward : TapeCluster<G> {
 #pragma unroll
     for (int j = 0; j < G::PER; j++) x[j][0] = x[j][1] = 0.0f;
   }
-  // state: that after the step. w: weights of its write.
-  DEVICE void walk_back(int round, const Kept& kept, Numbers& state, Slots& w) {
+  // state: that after the step. w: weights of its write. kept: what was fetched for the round;
+  // it leaves there what it fetched for the next one, if it did.
+  DEVICE void walk_back(int round, Kept& kept, Numbers& state, Slots& w) {
     const int t = steps - round;
+    Kept next;
     Numbers delta, before, q, dq;
     unsigned words[G::PER];
     clear(delta);
@@ -465,14 +505,15 @@ struct TapeBackward : TapeCluster<G> {
         for (int i = 0; i < 2; i++) q[j][i] = before[j][i];
     }
     if (round) {
-      step_bwd(round, kept, state, w, delta, words);
+      step_bwd(round, kept, next, state, w, delta, words);
       clear(h);
-    } else if (G::VALUE != 0) {
-      send(words, 1, 0);
+    } else {
+      if (G::VALUE != 0) send(words, 1, 0);
+      fetch_ahead(next, 0);
     }
     if (t) {
       share(WEIGHT, kept.write);
-      wait_copies<0>();
+      wait_copies<G::AHEAD ? 1 : 0>();
     }
     sync_warp();
     if (round && t)
@@ -488,6 +529,9 @@ struct TapeBackward : TapeCluster<G> {
       for (int i = 0; i < 2; i++) state[j][i] = before[j][i];
 #pragma unroll
     for (int i = 0; i < G::EACH; i++) w[i] = t ? kept.write[i] : 0.0f;
+    if (G::AHEAD && t) kept = next;
+    place -= a.channels;
+    weight_place -= 2 * G::SLOTS;
   }
   // Delivers, or keeps, the gradient of the value that the step before wrote.
   DEVICE void pass_on(int round, const Numbers& delta, const Numbers& dq) {
@@ -506,11 +550,12 @@ struct TapeBackward : TapeCluster<G> {
     if (round == steps) return;
 #pragma unroll
     for (int j = 0; j < G::PER; j++) words[j] = bf16_pair(dq[j][0], dq[j][1]);
-    write(a.dvalues, steps - round - 1, words);
+    write(a.dvalues, place - a.channels, words);
   }
   DEVICE void run() {
     Numbers state;
     Slots w;
+    Kept kept;
     load_tape(GRADIENT, (const float*)a.dlast_tape);
     load_state(h, (const float*)a.dlast);
     if (steps) replay((steps - 1) / (int)a.interval * (int)a.interval, steps - 1, warp, G::WARPS);
@@ -524,8 +569,7 @@ struct TapeBackward : TapeCluster<G> {
     // One round more than there are writes: the gradient of the first state takes a product, too.
 #pragma unroll 1
     for (int round = 0; round <= steps; round++) {
-      Kept kept;
-      fetch(kept, round);
+      if (walks && (!G::AHEAD || round == 0)) fetch(kept, round, 0);
       if (!walks) replay_ahead(round);
       if (round) multiply(round, true, true);
       sync_block();

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from elman.ops.common.precision import no_autocast, wide_dtype
+from elman.ops.spectral_norm.op import in_a_kernel, normalized
 
 ITERATIONS = 3
 EPS = 1e-8
@@ -77,8 +78,15 @@ class SpectralNorm(nn.Module):
             wide = [factor.to(self.u.dtype) for factor in factors]
             return self.radius / ((self.u @ _product_times(wide, self.v)).abs() + EPS)
 
-    def forward(self, weight: Tensor) -> Tensor:
-        """Return the matrix that the recurrence uses, in fp32 or wider."""
+    def forward(self, weight: Tensor, backend: str = "reference") -> Tensor:
+        """Return the matrix that the recurrence uses, in fp32 or wider.
+
+        Args:
+            weight: W.
+            backend: Name of the layer's backend; ``cuda`` computes in kernels.
+        """
+        if in_a_kernel(weight, self.u, self.v, backend):
+            return normalized(weight, self.u, self.v, self.radius, EPS)
         return weight.to(self.u.dtype) * self.scale(weight)
 
     def factors(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,8 +15,8 @@ from elman.models.blocks import init
 from elman.models.blocks.spectral_norm import SpectralNorm
 from elman.models.cells.common.skeleton import Skeleton
 from elman.models.state import State, first_state
+from elman.ops.column_sum.op import biased_linear
 from elman.ops.dense.op import elman
-from elman.ops.linear import linear
 from elman.ops.silu_gate.op import gate, self_gate
 
 
@@ -137,20 +137,20 @@ class DenseMixer(NormedLayer):
         """Return the singular values of the recurrent matrix under mamba2_init=normal."""
         return 0.999
 
-    def recurrent_matrix(self) -> Tensor:
+    def recurrent_matrix(self, backend: str = "reference") -> Tensor:
         """Return the matrix that the recurrence uses."""
-        return self.recurrent if self.norm is None else self.norm(self.recurrent)
+        return self.recurrent if self.norm is None else self.norm(self.recurrent, backend)
 
     def recur(
         self, u_bti: Tensor, h_bi: Tensor, backend: str, resets_bt: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return the states of all steps and the last one, in fp32 or wider."""
-        matrix = self.recurrent_matrix()
+        matrix = self.recurrent_matrix(backend)
         driven_bti = u_bti
         if self.drive != "input":
             # A tied matrix is the constrained one in both of its uses.
             weight = matrix.to(self.recurrent.dtype) if self.input is None else self.input
-            driven_bti = linear(u_bti, weight, self.bias)
+            driven_bti = biased_linear(u_bti, weight, self.bias, backend=backend)
         return elman(
             driven_bti, matrix, h_bi, linear=self.linear, backend=backend, resets_bt=resets_bt
         )

@@ -16,8 +16,8 @@ from elman.models.blocks import init
 from elman.models.cells.dense.base_layer import NormedLayer
 from elman.models.cells.dense.e0 import CELL
 from elman.models.state import State, first_state
+from elman.ops.column_sum.op import biased_linear
 from elman.ops.dense.op import elman
-from elman.ops.linear import linear
 from elman.ops.silu_gate.op import gate
 
 SCALE_LOGIT = -0.01
@@ -65,11 +65,11 @@ class E0(NormedLayer):
             init.xavier_(self.recurrent, self.settings.number("recurrent_gain"))
         self.reset_norm()
 
-    def recurrent_matrix(self) -> Tensor:
+    def recurrent_matrix(self, backend: str = "reference") -> Tensor:
         """Return the matrix that the recurrence uses."""
         if self.fixed:
             return self.recurrent * self.scale_logit.sigmoid()
-        return self.recurrent if self.norm is None else self.norm(self.recurrent)
+        return self.recurrent if self.norm is None else self.norm(self.recurrent, backend)
 
     def forward(
         self, x_btd: Tensor, state: State | None = None, resets_bt: Tensor | None = None
@@ -80,12 +80,12 @@ class E0(NormedLayer):
         (u_bti,) = self.project_in(x_btd, state, carried, resets_bt)
         if self.conv is not None:
             u_bti = functional.silu(u_bti)
-        cell_bti = linear(u_bti, self.cell_proj, self.cell_bias)
-        a_bti, gate_bti = cell_bti.chunk(2, dim=-1)
         backend = self.backend_for(x_btd)
+        cell_bti = biased_linear(u_bti, self.cell_proj, self.cell_bias, backend=backend)
+        a_bti, gate_bti = cell_bti.chunk(2, dim=-1)
         h_bti, carried["h"] = elman(
             a_bti,
-            self.recurrent_matrix(),
+            self.recurrent_matrix(backend),
             first_state(state.get("h"), u_bti, self.width),
             linear=False,
             backend=backend,

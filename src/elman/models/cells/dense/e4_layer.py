@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from elman.models.blocks import init
 from elman.models.cells.dense.base_layer import NormedLayer
 from elman.models.cells.dense.e4 import CELL, rank_of
+from elman.ops.column_sum.op import biased_linear
 from elman.ops.dense.op import dense_recurrence
-from elman.ops.linear import linear
 
 FACTOR_GAIN = 0.3
 """Singular values of both factors at the start: 0.09 for their product, before any constraint."""
@@ -64,7 +64,7 @@ class E4(NormedLayer):
         self, u_bti: Tensor, h_bi: Tensor, backend: str, resets_bt: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return the states of all steps and the last one, in fp32 or wider."""
-        a_bti = linear(u_bti, self.input, self.bias)
+        a_bti = biased_linear(u_bti, self.input, self.bias, backend=backend)
         h_bti, (final_bi,) = dense_recurrence(
             "tanh", [a_bti], self.recurrent_factors(), [h_bi], backend=backend, resets_bt=resets_bt
         )

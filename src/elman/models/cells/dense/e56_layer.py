@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from elman.models.blocks import init
 from elman.models.cells.dense.base_layer import DenseLayer
 from elman.models.cells.dense.e56 import CELL
+from elman.ops.column_sum.op import biased_linear
 from elman.ops.dense.op import elman
-from elman.ops.linear import linear
 
 
 class E56(DenseLayer):
@@ -49,5 +49,5 @@ class E56(DenseLayer):
     ) -> tuple[Tensor, Tensor]:
         """Return the states of all steps and the last one, in fp32 or wider."""
         input_ii, recurrent_ii = self.cell_proj.chunk(2, dim=1)
-        a_bti = linear(u_bti, input_ii, self.bias)
+        a_bti = biased_linear(u_bti, input_ii, self.bias, backend=backend)
         return elman(a_bti, recurrent_ii, h_bi, linear=False, backend=backend, resets_bt=resets_bt)

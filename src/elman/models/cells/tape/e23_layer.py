@@ -16,9 +16,9 @@ from elman.models.blocks import init
 from elman.models.cells.common.skeleton import Skeleton
 from elman.models.cells.tape.e23 import CELL
 from elman.models.state import State, first_state
+from elman.ops.column_sum.op import biased_linear
 from elman.ops.common.door import Shape
 from elman.ops.common.precision import wide_dtype
-from elman.ops.linear import linear
 from elman.ops.silu_gate.op import gate
 from elman.ops.tape.op import Write, dual_memory
 
@@ -87,7 +87,7 @@ class E23(Skeleton):
         backend = self.backend_for(x_btd)
         u_bti, z_bti = self.project_in_silu(x_btd, {}, {}, resets_bt, backend)
         h_bti, tape_bni, h_bi = dual_memory(
-            linear(u_bti, self.input, self.bias),
+            biased_linear(u_bti, self.input, self.bias, backend=backend),
             self.recurrent,
             self.write,
             self._first_tape(state.get("tape"), u_bti),

@@ -27,6 +27,8 @@ _WARPS = (8, 4, 2, 1)
 """Of a block: a smaller number for matrices that are too small to share out further."""
 _WAVES = (1, 2, 3, 4)
 """How often the GPU's clusters take other rows of the batch."""
+AHEAD = True
+"""Whether a pass back reads a round ahead where it can; tools compare both."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class ClusterConfig:
         warps: Warps of a block.
         row_warps: Groups of warps that share the rows of the block's matrix.
         back: Which pass.
+        ahead: Whether a round of the way back reads for the next one, which takes a tape more.
     """
 
     cell: TapeRecurrence
@@ -54,6 +57,7 @@ class ClusterConfig:
     warps: int
     row_warps: int
     back: bool
+    ahead: bool = False
 
     @property
     def threads(self) -> int:
@@ -118,7 +122,8 @@ class ClusterConfig:
         sums = 2 * self.rows * self.summed * self.padded
         others = rounded_up(2 * self.rows * self.summed * (self.padded if self.back else 1), 4)
         shared = self.rows * self.parts * (3 if self.back else 2) * self.padded
-        tapes = (3 if self.back else 1) * self.rows * self.parts * self.slots * self.per * 64
+        copies = 3 + self.ahead if self.back else 1
+        tapes = copies * self.rows * self.parts * self.slots * self.per * 64
         words = mail + partial + matrix + sums + others + shared + tapes
         return 8 * (2 * self.k_warps + 4) + 4 * words
 
@@ -157,7 +162,8 @@ class ClusterConfig:
             *(self.channels, self.slots, self.cluster, self.rows, self.parts),
             *(self.warps, self.row_warps, self.kept),
         )
-        arguments = ", ".join(map(str, (*numbers, str(self.back).lower())))
+        flags = (str(flag).lower() for flag in (self.back, self.ahead))
+        arguments = ", ".join(map(str, (*numbers, *flags)))
         return f"elman::TapeClusterConfig<elman::{self.cell.type}, {arguments}>"
 
     def static_checks(self) -> str:
@@ -206,8 +212,14 @@ def choose(
             config = ClusterConfig(cell, slots, padded, cluster, rows, 1, warps, 1, back)
             found += ((one.cost * passed, one) for one in _split(config))
         if found:
-            return min(found, key=lambda one: one[0])[1]
+            return _ahead(min(found, key=lambda one: one[0])[1])
     return None
+
+
+def _ahead(config: ClusterConfig) -> ClusterConfig:
+    """Return a config that reads a round ahead where a block has room for one more tape."""
+    more = replace(config, ahead=config.back and AHEAD)
+    return more if more.fits else config
 
 
 def _split(config: ClusterConfig) -> Iterator[ClusterConfig]:

@@ -1,0 +1,127 @@
+"""One call of the column-sum kernels on an NVIDIA GPU, on PyTorch's current stream.
+
+Shape legend: n rows (batch and time), c columns, g chunks of the rows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from elman.kernels import nvrtc
+from elman.kernels.launching import Launch, architecture, launch
+from elman.kernels.nvrtc import Loaded, Unit
+from elman.ops.common.mirrors import layout_assertions, same
+
+IO = {torch.bfloat16: "elman::bf16", torch.float16: "elman::f16", torch.float32: "float"}
+"""Dtypes that the kernels read, with their C++ names."""
+_VECTOR_BYTES = 16
+_WARPS, _SLICES = 8, 16  # as in csrc/cuda/column_sum/column_sum.cuh
+_MOST_CHUNKS = 64
+_ROWS = 64  # of a chunk, at least: eight for each of a block's warps
+
+
+class ColumnSumArgs(ctypes.Structure):
+    """One call, as csrc/cuda/column_sum/column_sum.cuh declares it."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "partial", "out")),
+        ("rows", ctypes.c_int64),
+        ("chunks", ctypes.c_int64),
+    )
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """How rows of one width are summed.
+
+    Args:
+        width: Columns.
+        vector: Numbers that one access moves: 16 bytes, or 1 number where the width or an address
+            does not permit it.
+        read: Dtype of what is summed.
+    """
+
+    width: int
+    vector: int
+    read: torch.dtype
+
+    @property
+    def tile(self) -> int:
+        """Columns of a block."""
+        return 32 * self.vector
+
+
+def column_sum(x_nc: Tensor) -> Tensor:
+    """Return the sum over the rows, fp32, in one order whatever the GPU.
+
+    Args:
+        x_nc: What is summed, contiguous, of a dtype in :data:`IO`; a row and a column at least.
+    """
+    rows, width = x_nc.shape
+    vector = _VECTOR_BYTES // x_nc.element_size()
+    whole = width % vector == 0 and x_nc.data_ptr() % _VECTOR_BYTES == 0
+    config = TileConfig(width, vector if whole else 1, x_nc.dtype)
+    chunks = min(_MOST_CHUNKS, math.ceil(rows / _ROWS))
+    partial_gc = x_nc.new_empty((chunks, width), dtype=torch.float32)
+    sum_c = x_nc.new_empty(width, dtype=torch.float32)
+    places = (tensor.data_ptr() for tensor in (x_nc, partial_gc, sum_c))
+    args = ColumnSumArgs(*places, rows, chunks)
+    blocks = chunks * math.ceil(width / config.tile)
+    wanted = (
+        Launch("column_sum_parts", blocks, 32 * _WARPS, 4 * _WARPS * config.tile),
+        Launch("column_sum_finish", math.ceil(width / 32), 32 * _SLICES, 128 * _SLICES),
+    )
+    LAUNCH(config, wanted, args, x_nc.device)
+    return sum_c
+
+
+@cache
+def unit_text(config: TileConfig, device: str = "cuda/common/device.cuh") -> str:
+    """Return the text of a tile config's translation unit, both kernels in one.
+
+    Args:
+        config: What is computed how.
+        device: Header that says what the kernels ask of the machine.
+    """
+    kernels = {"parts": "G::THREADS", "finish": "32 * G::SLICES"}
+    return "\n".join(
+        [
+            f'#include "{device}"',
+            '#include "cuda/column_sum/column_sum.cuh"',
+            f"using G = elman::ColumnSumTileConfig<{IO[config.read]}, {config.width}, "
+            f"{config.vector}>;",
+            layout_assertions("elman::ColumnSumArgs", ColumnSumArgs)
+            + same("G::WARPS", _WARPS, f"cuda.py has {_WARPS} for G::WARPS")
+            + same("G::SLICES", _SLICES, f"cuda.py has {_SLICES} for G::SLICES"),
+            *(
+                f"ELMAN_KERNEL(column_sum_{name}, {threads}, 1, elman::ColumnSumArgs, "
+                f"elman::column_sum_{name}<G>(a))"
+                for name, threads in kernels.items()
+            ),
+            "",
+        ]
+    )
+
+
+def _launch(
+    config: TileConfig, wanted: Sequence[Launch], args: ColumnSumArgs, device: torch.device
+) -> None:
+    """Launch kernels on the current stream of the tensors' device."""
+    launch(_loaded(config, device.index), wanted, args, device.index)
+
+
+@cache
+def _loaded(config: TileConfig, index: int) -> Loaded:
+    """Return the kernels of a tile config, for the GPU of an index."""
+    return nvrtc.load(Unit(unit_text(config), "column sum", architecture(index), fast=False))
+
+
+LAUNCH: Callable[[TileConfig, Sequence[Launch], ColumnSumArgs, torch.device], None] = _launch
+"""Runs kernels; tests put the emulator here."""
