@@ -43,6 +43,8 @@ from elman.ops.dense.recurrences import CELLS
 BATCH, TIME = 32, 512
 MORE_SIZES = (("gru", 512), ("gru", 768), ("normalized_scalar", 1280))  # timed, too
 SIZES = {"tanh": (512, 768, 1024, 1280, 1536, 2048, 3072, 3584), "lstm": (768, 1024, 1536)}
+SIZES |= {"slstm": (816, 1152)}
+HEADS = {"slstm": 4}  # steps whose matrix is block-diagonal, where heads divide the channels
 ROUNDS, WARMUP = 7, 2
 LIMITS = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
 # Compared with fp64: batch, steps, channels, rank. One channel of a thread, then two; then more
@@ -279,11 +281,21 @@ def leaves_of(
         leaves["outer"] = normal(cell.blocks * i, rank, over=rank**0.5).float()
         leaves["inner"] = normal(rank, i, over=i**0.5).float()
     else:
-        leaves["matrix"] = normal(cell.blocks * i, i, over=i**0.5).float()
+        leaves["matrix"] = normal(*matrix_shape(step, i), over=i**0.5).float()
     leaves |= {"scale": normal(1).float()} if cell.scale else {}
     leaves |= {"extra": normal(i, i, over=i**0.5).float()} if cell.extra else {}
     leaves |= {f"state {n}": normal(b, i).float() for n in range(cell.states)}
+    if step == "slstm":  # n, a sum of weights, is positive
+        leaves["state 2"].abs_().add_(0.5)
     return {name: leaf.requires_grad_() for name, leaf in leaves.items()}
+
+
+def matrix_shape(step: str, channels: int) -> tuple[int, ...]:
+    """Return the shape of a step's recurrent matrix: of one, or of one for each head."""
+    rows, heads = CELLS[step].blocks * channels, HEADS.get(step, 1)
+    if heads == 1 or channels % heads:
+        return rows, channels
+    return heads, rows // heads, channels // heads
 
 
 def run(
@@ -556,19 +568,19 @@ def cudnn_gru(width: int, dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
 
 def products_alone(step: str, width: int) -> dict[str, tuple[torch.cuda.CUDAGraph, Any]]:
     """Return the products of both passes as graphs: no form of steps can be faster."""
-    rows = CELLS[step].blocks * width
-    matrix = torch.randn(rows, width, device="cuda").bfloat16() / width**0.5
+    matrix = torch.randn(matrix_shape(step, width), device="cuda").bfloat16() / width**0.5
 
     def repeat(left: Tensor, right: Tensor, to: Tensor) -> None:
         for _ in range(TIME):
             multiply(left, right, to)
 
     def product(right: Tensor) -> tuple[torch.cuda.CUDAGraph, Any]:
-        left = torch.randn(BATCH, right.shape[0], device="cuda").bfloat16()
-        to = torch.empty(BATCH, right.shape[1], device="cuda")
+        *heads, channels, rows = right.shape
+        left = torch.randn(*heads, BATCH, channels, device="cuda").bfloat16()
+        to = torch.empty(*heads, BATCH, rows, device="cuda")
         return recorded(partial(repeat, left, right, to))
 
-    return {"forward": product(matrix.T), "backward": product(matrix)}
+    return {"forward": product(matrix.mT), "backward": product(matrix)}
 
 
 def seconds(call: Callable[[], Any]) -> float:

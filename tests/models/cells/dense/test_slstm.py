@@ -99,16 +99,18 @@ def test_output_state_and_gradients_equal_the_plain_rewriting(case, size) -> Non
 
 def test_biases_of_forget_gates_fall_by_a_power_that_grows_with_depth() -> None:
     """xlstm's powerlaw_blockdependent: -(-5 + 12 (j / (J - 1))^(0.3 + 1.3 l / (L - 1)))."""
-    overrides = ("model=slstm", "model.dim=32", "model.depth=3", "model.expected_params=null")
+    overrides = ("model=slstm", "model.dim=128", "model.depth=3", "model.expected_params=null")
     model = build_model(compose_config(overrides).model)
-    for index, block in enumerate(model.layers):
-        bias = block.cell_bias.detach().view(4, 4, 8)
-        ramp = torch.arange(8) / 7
+    layers = [one for one in model.modules() if isinstance(one, elman.layers.SLSTM)]
+    assert len(layers) == 3
+    for index, layer in enumerate(layers):
+        bias = layer.cell_bias.detach().view(4, 4, 32)
+        ramp = torch.arange(32) / 31
         wanted = -(-5 + 12 * ramp ** (0.3 + 1.3 * index / 2))
         assert not bias[:, :3].any()
-        torch.testing.assert_close(bias[:, 3], wanted.expand(4, 8), rtol=1e-6, atol=1e-6)
-        assert not block.recurrent.any()
-        assert abs(block.cell_proj.std().item() / (2 / (5 * 32)) ** 0.5 - 1) < 0.2
+        torch.testing.assert_close(bias[:, 3], wanted.expand(4, 32), rtol=1e-5, atol=1e-5)
+        assert not layer.recurrent.any()
+        assert abs(layer.cell_proj.std().item() / (2 / (5 * 128)) ** 0.5 - 1) < 0.05
 
 
 @pytest.mark.parametrize(

@@ -33,12 +33,14 @@ class SLSTM(Skeleton):
 
     The gates' matrices W and R are block-diagonal: a head of the gates reads the same head of the
     input x = W_in input and of h. Input and forget gate read silu(conv(x)) in its place, as in the
-    paper's block (figure 10). Their published form differs in three points. The forget gate is the
-    sigmoid here, one of the paper's two choices, and the one of its authors' package. W_in and
-    W_out stand around the cell as around every other one here; the paper has a gated MLP of factor
-    4/3 behind it instead (``model.mlp_ratio``). First values are that package's: R is 0, W is
-    N(0, 2 / (5 i)), and the forget gates' biases fall from 5 to -7 in each head, by a power of the
-    channel that grows with the layer's place; W_in and W_out follow Xavier's rule.
+    paper's block (figure 10). The forget gate is sigmoid: the paper allows sigmoid or exp, and its
+    authors' package xlstm has sigmoid. W_in and W_out stand around the cell as around every cell
+    here. The paper has neither, but a gated MLP of factor 4/3 behind the cell, which is what
+    ``model.mlp_ratio`` adds.
+
+    First values are those of xlstm: R is 0, W is N(0, 2 / (5 i)), and the biases of forget gates
+    fall from 5 to -7 over the channels of a head, by a power that grows with the layer's place.
+    W_in and W_out follow Xavier's rule.
 
     State: ``h``, ``c``, ``n`` and ``m``, [B, i] each, in fp32 or wider, and with use_conv ``conv``.
     n = 0 is the empty memory, in which m has no meaning.
