@@ -92,8 +92,8 @@ struct DenseLstm : DenseMemoCell {
 // a = [z o i f], all of it before activations:
 //   c' = F c + I tanh(z), n' = F n + I, h' = s(o) c' / n', m' = max(log s(f) + m, i),
 //   F = exp(log s(f) + m - m'), I = exp(i - m').
-// n = 0 is the empty memory, of which nothing is read: m' = i. The larger of F and I is 1, so that n
-// never falls below 1, from an empty memory on.
+// n = 0 is the empty memory, of which nothing is read: m' = i. The larger of F and I is 1, so that
+// n never falls below 1, from an empty memory on.
 //
 // The derivative is exact for every loss of all parts. c and n count in units of exp(m), so a loss
 // that knows c exp(m) and n exp(m) alone, as h does, has dm' = c' dc' + n' dn', and does not see

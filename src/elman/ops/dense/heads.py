@@ -4,7 +4,7 @@ Such a matrix is a tensor [heads, out, in]. Pre-activations have its rows in its
 the first head before those of the second; states have the channels of the first head first.
 
 Shape legend: b batch, t time, i channels of the state, p rows of the recurrent matrix, e heads,
-j = i / e channels of one, q = p / e rows of one.
+j = i / e channels of one, k blocks, c channels of any kind.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def row_count(recurrent: Sequence[Tensor]) -> int:
 
 def by_head(tensor_bc: Tensor, heads: int) -> Tensor:
     """Return a view [heads, b, c / heads] of the channels of every head."""
-    return tensor_bc.unflatten(-1, (heads, -1)).transpose(0, 1)
+    tensor_bej: Tensor = tensor_bc.unflatten(-1, (heads, -1))
+    return tensor_bej.transpose(0, 1)
 
 
 def block_by_block(pre_bp: Tensor, heads: int, channels: int) -> Tensor:
@@ -44,4 +45,5 @@ def block_by_block(pre_bp: Tensor, heads: int, channels: int) -> Tensor:
     """
     if heads == 1:
         return pre_bp
-    return pre_bp.unflatten(-1, (heads, -1, channels // heads)).transpose(1, 2).flatten(1)
+    pre_bekj: Tensor = pre_bp.unflatten(-1, (heads, -1, channels // heads))
+    return pre_bekj.transpose(1, 2).flatten(1)
