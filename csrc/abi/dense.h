@@ -20,6 +20,9 @@ struct DenseSequence {
 
 // Every tensor has the dtype of the state; those that are no sequences are contiguous. Shapes: B
 // batch, T steps, I channels of the state, P = BLOCKS I, r rank, S parts of the state.
+//
+// Where R is block-diagonal, a call is one of its blocks, a head: `channels` and everything else
+// are the head's, and `pitch` says how many channels all heads have together.
 struct DenseArgs {
   DenseSequence x, dx;                            // first input and its gradient [B, T, P]
   DenseSequence p[MAX_OTHERS], dp[MAX_OTHERS];    // the other inputs [B, T, I]
@@ -34,6 +37,7 @@ struct DenseArgs {
   void *first, *last, *dlast, *dfirst;            // [S, B, I]
   void* workspace;                                // as many bytes as the kernel asks for
   int64_t batch, steps, channels, rank, threads;  // rank 0: R is one matrix; threads: at most
+  int64_t pitch;          // channels from a row of memo, first, last, dlast or dfirst to the next
   const uint8_t* resets;  // [B, T]: whether a row's state is zero before the step; or null
 };
 

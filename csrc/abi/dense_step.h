@@ -8,6 +8,10 @@ namespace elman {
 // Sequences, memo and what products read ("narrow") have the dtype of the inputs, everything else
 // that of the state; what is no sequence is contiguous. Shapes: B batch, I channels of the state, P
 // = BLOCKS I, S parts of the state.
+//
+// Where R is block-diagonal, x, dx, product and narrow have the channels of one head after those of
+// the other: x and dx [B, T, heads, BLOCKS, J] of J = I / heads channels each; product and narrow
+// [heads, B, BLOCKS, J] or [heads, B, J].
 struct DenseStepArgs {
   DenseSequence x, dx;                          // first input and its gradient [B, T, P]
   DenseSequence p[MAX_OTHERS], dp[MAX_OTHERS];  // the other inputs [B, T, I]
@@ -25,6 +29,7 @@ struct DenseStepArgs {
   void* memo;          // [B, T, MEMO, I], or null: nothing is kept
   void* norms;         // 1 / root mean square [B, T]
   int64_t batch, steps, channels, step;
+  int64_t head;           // channels of a head; of kernels without heads, not read
   const uint8_t* resets;  // [B, T]: whether a row's state is zero before the step; or null
 };
 

@@ -1,7 +1,8 @@
 // The dense cells, each written once for the CPU engine and for a CUDA engine.
 //
 // A step adds R h, a product with all channels of the old state, to its first input. What follows
-// is pointwise: one channel's new state is h' = step(a, p, h, c), all numbers. A cell is `step` and
+// is pointwise: one channel's new state is h' = step(a, p, h, c), all numbers; c are the parts of
+// the state beside h. A cell is `step` and
 // its derivative `step_bwd`; the engine owns the product, time, memory and the sums over batch and
 // time. T is a float, a double or a SIMD vector of either.
 //
@@ -12,30 +13,33 @@
 
 namespace elman {
 
-inline constexpr int MAX_BLOCKS = 4, MAX_OTHERS = 2, MAX_DENSE_MEMO = 5;
+inline constexpr int MAX_BLOCKS = 4, MAX_OTHERS = 2, MAX_STATES = 4, MAX_DENSE_MEMO = 7;
 inline constexpr double DENSE_NORM_EPS = 1e-6;  // added to the mean square of a state
 
 // What a channel sees at one step.
 template <class T>
 struct Dense {
-  T a[MAX_BLOCKS];  // the first input plus R h, block by block
-  T p[MAX_OTHERS];  // the other inputs, before their activations
-  T h, c;           // old state
-  T scale;          // the step's own number, the same at every step
+  T a[MAX_BLOCKS];      // the first input plus R h, block by block
+  T p[MAX_OTHERS];      // the other inputs, before their activations
+  T h;                  // old state
+  T c[MAX_STATES - 1];  // its other parts
+  T scale;              // the step's own number, the same at every step
 };
 
 // Its gradient; a cell sets what it uses.
 template <class T>
 struct DenseGrad {
-  T a[MAX_BLOCKS], p[MAX_OTHERS], h, c, scale;
+  T a[MAX_BLOCKS], p[MAX_OTHERS], h, c[MAX_STATES - 1], scale;
 };
 
-// BLOCKS: of R h. OTHERS: inputs beside the first. STATES: 2 with c. NORM: the new state is divided
-// by its root mean square over the channels. SCALE: whether it has a number of its own. EXTRA: a
-// second product, with r h, stands inside the step. OLD and NEW: whether the derivative reads the
-// state before the step, and the one after it; what it needs of the inputs it has from the memo.
+// BLOCKS: of R h. OTHERS: inputs beside the first. STATES: parts of the state, h among them. KEPT:
+// how many of the other parts the derivative reads, the first ones; a memo ends with them, as they
+// are after the step. NORM: the new state is divided by its root mean square over the channels.
+// SCALE: whether it has a number of its own. EXTRA: a second product, with r h, stands inside the
+// step. OLD and NEW: whether the derivative reads h before the step, and after it; what it needs of
+// the inputs it has from the memo.
 struct DenseCell {
-  static constexpr int BLOCKS = 1, OTHERS = 0, STATES = 1, MEMO = 0;
+  static constexpr int BLOCKS = 1, OTHERS = 0, STATES = 1, KEPT = 0, MEMO = 0;
   static constexpr bool NORM = false, SCALE = false, EXTRA = false;
   static constexpr bool OLD = true, NEW = true;
 };
@@ -50,11 +54,11 @@ template <bool TANH>
 struct DensePlain : DenseCell {
   static constexpr bool OLD = false, NEW = TANH;
   template <class T>
-  HD static T step(const Dense<T>& x, T*, T&) {
+  HD static T step(const Dense<T>& x, T*, T*) {
     return TANH ? tanh(x.a[0]) : x.a[0];
   }
   template <class T>
-  HD static void step_bwd(const Dense<T>&, const T*, T h_new, T, T e, T, DenseGrad<T>& d) {
+  HD static void step_bwd(const Dense<T>&, const T*, T h_new, T e, const T*, DenseGrad<T>& d) {
     d.a[0] = TANH ? e * (1.0f - h_new * h_new) : e;
     d.h = T{};
   }
@@ -62,25 +66,70 @@ struct DensePlain : DenseCell {
 
 // c' = s(f) c + s(i) tanh(n), h' = s(o) tanh(c'); a = [f i o n].
 struct DenseLstm : DenseMemoCell {
-  static constexpr int BLOCKS = 4, STATES = 2, MEMO = 5;
+  static constexpr int BLOCKS = 4, STATES = 2, KEPT = 1, MEMO = 5;
   static constexpr bool OLD = false;
   template <class T>
-  HD static T step(const Dense<T>& x, T* m, T& c_new) {
+  HD static T step(const Dense<T>& x, T* m, T* c_new) {
     for (int k = 0; k < 3; k++) m[k] = sigmoid(x.a[k]);
     m[3] = tanh(x.a[3]);
-    m[4] = c_new = m[0] * x.c + m[1] * m[3];
-    return m[2] * tanh(c_new);
+    m[4] = c_new[0] = m[0] * x.c[0] + m[1] * m[3];
+    return m[2] * tanh(m[4]);
   }
   template <class T>
-  HD static void step_bwd(const Dense<T>& x, const T* m, T, T c_new, T e, T ec, DenseGrad<T>& d) {
-    T t = tanh(c_new);
-    T de = ec + e * m[2] * (1.0f - t * t);
-    d.a[0] = de * x.c * m[0] * (1.0f - m[0]);
+  HD static void step_bwd(const Dense<T>& x, const T* m, T, T e, const T* ec, DenseGrad<T>& d) {
+    T t = tanh(m[4]);
+    T de = ec[0] + e * m[2] * (1.0f - t * t);
+    d.a[0] = de * x.c[0] * m[0] * (1.0f - m[0]);
     d.a[1] = de * m[3] * m[1] * (1.0f - m[1]);
     d.a[2] = e * t * m[2] * (1.0f - m[2]);
     d.a[3] = de * m[1] * (1.0f - m[3] * m[3]);
-    d.c = de * m[0];
+    d.c[0] = de * m[0];
     d.h = T{};
+  }
+};
+
+// The scalar cell of xLSTM (arXiv 2405.04517, equations 8 to 17), with sigmoid as forget gate;
+// a = [z o i f], all of it before activations:
+//   c' = F c + I tanh(z), n' = F n + I, h' = s(o) c' / n', m' = max(log s(f) + m, i),
+//   F = exp(log s(f) + m - m'), I = exp(i - m').
+// n = 0 is the empty memory, of which nothing is read: m' = i. The larger of F and I is 1, so that
+// n never falls below 1, from an empty memory on.
+//
+// The derivative is exact for every loss of all parts. c and n count in units of exp(m), so a loss
+// that knows c exp(m) and n exp(m) alone, as h does, has dm' = c' dc' + n' dn', and does not see
+// which number m' is. What is left of dm' goes to the argument that the maximum took.
+struct DenseSlstm : DenseMemoCell {
+  static constexpr int BLOCKS = 4, STATES = 4, KEPT = 2, MEMO = 7;
+  static constexpr bool OLD = false;
+  template <class T>
+  HD static T step(const Dense<T>& x, T* m, T* c_new) {
+    const T zero = T{}, lost = softplus(-x.a[3]);  // -log s(f)
+    // How far the memory's weight stands above the input's, as logarithms.
+    const T above = x.c[1] == zero ? zero - 1e30f : x.c[2] - lost - x.a[2];
+    m[0] = tanh(x.a[0]);
+    m[1] = sigmoid(x.a[1]);
+    m[2] = exp(-positive(above));   // I
+    m[3] = exp(-positive(-above));  // F
+    m[4] = exp(-lost - x.a[3]);     // 1 - s(f), which bf16 would lose in s(f)
+    m[5] = c_new[0] = m[3] * x.c[0] + m[2] * m[0];
+    m[6] = c_new[1] = m[3] * x.c[1] + m[2];
+    c_new[2] = x.a[2] + positive(above);
+    return m[1] * m[5] / m[6];
+  }
+  template <class T>
+  HD static void step_bwd(const Dense<T>& x, const T* m, T, T e, const T* ec, DenseGrad<T>& d) {
+    const T zero = T{}, ratio = m[5] / m[6], de = e * m[1] / m[6];
+    const T dc = ec[0] + de, dn = ec[1] - de * ratio;
+    const T left = ec[2] - ec[0] * m[5] - ec[1] * m[6];
+    const T past = m[2] < zero + 1.0f ? left : zero;  // I = 1: the maximum took i
+    d.a[0] = dc * m[2] * (1.0f - m[0] * m[0]);
+    d.a[1] = e * ratio * m[1] * (1.0f - m[1]);
+    d.a[2] = m[2] * (dc * m[0] + dn) + left - past;
+    d.c[2] = m[3] * (dc * x.c[0] + dn * x.c[1]) + past;
+    d.a[3] = d.c[2] * m[4];
+    d.c[0] = dc * m[3];
+    d.c[1] = dn * m[3];
+    d.h = zero;
   }
 };
 
@@ -100,13 +149,13 @@ HD void blend_bwd(T s, T h, T v, T e, T& dh, T& dv, T& ds) {
 struct DenseMix : DenseMemoCell {
   static constexpr int OTHERS = 1, MEMO = 2;
   template <class T>
-  HD static T step(const Dense<T>& x, T* m, T&) {
+  HD static T step(const Dense<T>& x, T* m, T*) {
     m[0] = tanh(x.a[0]);
     m[1] = sigmoid(x.p[0]);
     return blend(m[1], x.h, m[0]);
   }
   template <class T>
-  HD static void step_bwd(const Dense<T>& x, const T* m, T, T, T e, T, DenseGrad<T>& d) {
+  HD static void step_bwd(const Dense<T>& x, const T* m, T, T e, const T*, DenseGrad<T>& d) {
     T dv;
     blend_bwd(m[1], x.h, m[0], e, d.h, dv, d.p[0]);
     d.a[0] = dv * (1.0f - m[0] * m[0]);
@@ -117,13 +166,13 @@ struct DenseMix : DenseMemoCell {
 struct DenseMixAll : DenseMemoCell {
   static constexpr int BLOCKS = 2, MEMO = 2;
   template <class T>
-  HD static T step(const Dense<T>& x, T* m, T&) {
+  HD static T step(const Dense<T>& x, T* m, T*) {
     m[0] = tanh(x.a[0]);
     m[1] = sigmoid(x.a[1]);
     return blend(m[1], x.h, m[0]);
   }
   template <class T>
-  HD static void step_bwd(const Dense<T>& x, const T* m, T, T, T e, T, DenseGrad<T>& d) {
+  HD static void step_bwd(const Dense<T>& x, const T* m, T, T e, const T*, DenseGrad<T>& d) {
     T dv;
     blend_bwd(m[1], x.h, m[0], e, d.h, dv, d.a[1]);
     d.a[0] = dv * (1.0f - m[0] * m[0]);
@@ -134,13 +183,13 @@ struct DenseMixAll : DenseMemoCell {
 struct DenseMixGate : DenseMemoCell {
   static constexpr int OTHERS = 1, MEMO = 2;
   template <class T>
-  HD static T step(const Dense<T>& x, T* m, T&) {
+  HD static T step(const Dense<T>& x, T* m, T*) {
     m[0] = tanh(x.p[0]);
     m[1] = sigmoid(x.a[0]);
     return blend(m[1], x.h, m[0]);
   }
   template <class T>
-  HD static void step_bwd(const Dense<T>& x, const T* m, T, T, T e, T, DenseGrad<T>& d) {
+  HD static void step_bwd(const Dense<T>& x, const T* m, T, T e, const T*, DenseGrad<T>& d) {
     T dv;
     blend_bwd(m[1], x.h, m[0], e, d.h, dv, d.a[0]);
     d.p[0] = dv * (1.0f - m[0] * m[0]);
@@ -160,14 +209,14 @@ HD void two_gates_bwd(T r, T w, T v, T h, T e, T& dr, T& dw, T& dv, T& dh) {
 struct DenseTwoGates : DenseMemoCell {
   static constexpr int OTHERS = 2, MEMO = 3;
   template <class T>
-  HD static T step(const Dense<T>& x, T* m, T&) {
+  HD static T step(const Dense<T>& x, T* m, T*) {
     m[0] = sigmoid(x.p[0]);
     m[1] = sigmoid(x.p[1]);
     m[2] = tanh(x.a[0]);
     return m[0] * x.h + m[1] * m[2];
   }
   template <class T>
-  HD static void step_bwd(const Dense<T>& x, const T* m, T, T, T e, T, DenseGrad<T>& d) {
+  HD static void step_bwd(const Dense<T>& x, const T* m, T, T e, const T*, DenseGrad<T>& d) {
     two_gates_bwd(m[0], m[1], m[2], x.h, e, d.p[0], d.p[1], d.a[0], d.h);
   }
 };
@@ -176,14 +225,14 @@ struct DenseTwoGates : DenseMemoCell {
 struct DenseTwoGatesAll : DenseMemoCell {
   static constexpr int BLOCKS = 3, MEMO = 3;
   template <class T>
-  HD static T step(const Dense<T>& x, T* m, T&) {
+  HD static T step(const Dense<T>& x, T* m, T*) {
     m[0] = sigmoid(x.a[1]);
     m[1] = sigmoid(x.a[2]);
     m[2] = tanh(x.a[0]);
     return m[0] * x.h + m[1] * m[2];
   }
   template <class T>
-  HD static void step_bwd(const Dense<T>& x, const T* m, T, T, T e, T, DenseGrad<T>& d) {
+  HD static void step_bwd(const Dense<T>& x, const T* m, T, T e, const T*, DenseGrad<T>& d) {
     two_gates_bwd(m[0], m[1], m[2], x.h, e, d.a[1], d.a[2], d.a[0], d.h);
   }
 };
@@ -194,13 +243,13 @@ struct DenseResidual : DenseMemoCell {
   static constexpr int OTHERS = 1, MEMO = 2;
   static constexpr bool NORM = NORMED, OLD = false;
   template <class T>
-  HD static T step(const Dense<T>& x, T* m, T&) {
+  HD static T step(const Dense<T>& x, T* m, T*) {
     m[0] = sigmoid(x.p[0]);
     m[1] = tanh(x.a[0]);
     return x.h + m[0] * m[1];
   }
   template <class T>
-  HD static void step_bwd(const Dense<T>&, const T* m, T, T, T e, T, DenseGrad<T>& d) {
+  HD static void step_bwd(const Dense<T>&, const T* m, T, T e, const T*, DenseGrad<T>& d) {
     d.p[0] = e * m[1] * m[0] * (1.0f - m[0]);
     d.a[0] = e * m[0] * (1.0f - m[1] * m[1]);
     d.h = e;
@@ -212,12 +261,12 @@ struct DenseScaled : DenseMemoCell {
   static constexpr int MEMO = 1;
   static constexpr bool NORM = true, SCALE = true, OLD = false;
   template <class T>
-  HD static T step(const Dense<T>& x, T* m, T&) {
+  HD static T step(const Dense<T>& x, T* m, T*) {
     m[0] = tanh(x.a[0]);
     return x.h + x.scale * m[0];
   }
   template <class T>
-  HD static void step_bwd(const Dense<T>& x, const T* m, T, T, T e, T, DenseGrad<T>& d) {
+  HD static void step_bwd(const Dense<T>& x, const T* m, T, T e, const T*, DenseGrad<T>& d) {
     d.a[0] = e * x.scale * (1.0f - m[0] * m[0]);
     d.scale = e * m[0];
     d.h = e;
@@ -228,11 +277,11 @@ struct DenseScaled : DenseMemoCell {
 struct DenseSum : DenseMemoCell {
   static constexpr bool NORM = true, OLD = false;
   template <class T>
-  HD static T step(const Dense<T>& x, T*, T&) {
+  HD static T step(const Dense<T>& x, T*, T*) {
     return x.h + x.a[0];
   }
   template <class T>
-  HD static void step_bwd(const Dense<T>&, const T*, T, T, T e, T, DenseGrad<T>& d) {
+  HD static void step_bwd(const Dense<T>&, const T*, T, T e, const T*, DenseGrad<T>& d) {
     d.a[0] = e;
     d.h = e;
   }
@@ -251,7 +300,7 @@ struct DenseGru : DenseMemoCell {
     return m[1] * x.h;
   }
   template <class T>
-  HD static T step(const Dense<T>& x, T* m, T&) {
+  HD static T step(const Dense<T>& x, T* m, T*) {
     m[2] = tanh(x.p[0]);
     return x.h + m[0] * (m[2] - x.h);
   }
@@ -260,12 +309,12 @@ struct DenseGru : DenseMemoCell {
   HD static T candidate_bwd(const T* m, T e) {
     return e * m[0] * (1.0f - m[2] * m[2]);
   }
-  // `drh` is the gradient of r h.
+  // `drh` points to the gradient of r h.
   template <class T>
-  HD static void step_bwd(const Dense<T>& x, const T* m, T, T, T e, T drh, DenseGrad<T>& d) {
+  HD static void step_bwd(const Dense<T>& x, const T* m, T, T e, const T* drh, DenseGrad<T>& d) {
     d.a[0] = e * (m[2] - x.h) * m[0] * (1.0f - m[0]);
-    d.a[1] = drh * x.h * m[1] * (1.0f - m[1]);
-    d.h = e - e * m[0] + drh * m[1];
+    d.a[1] = drh[0] * x.h * m[1] * (1.0f - m[1]);
+    d.h = e - e * m[0] + drh[0] * m[1];
   }
 };
 

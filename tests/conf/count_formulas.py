@@ -243,6 +243,11 @@ def cudalstm(d: int, i: int, o: Options) -> int:
     return 2 * d * i + 8 * i * i + 4 * i
 
 
+def slstm(d: int, i: int, o: Options) -> int:
+    """2di + 8i^2/h + 5i: an LSTM's matrices in blocks, one bias for each gate, a norm's gain."""
+    return 2 * d * i + 8 * i * i // o["n_heads"] + 5 * i
+
+
 def mingru(d: int, i: int, o: Options) -> int:
     """2di, + di exactly where the expansion is not 1."""
     return 2 * d * i + (d * i if o["expansion"] != 1.0 else 0)
@@ -403,6 +408,7 @@ FORMULAS: dict[str, Callable[[int, int, Options], int]] = {
     "mingru": mingru,
     "minlstm": minlstm,
     "rwkv7": rwkv7,
+    "slstm": slstm,
 }
 
 

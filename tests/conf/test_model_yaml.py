@@ -32,6 +32,7 @@ TOGETHER = 40
 # Files that fix no depth in their name and are not 20 deep.
 DEPTHS = {"e14": 14, "e88_tiny": 2}
 DEPTHS |= {"deltaproduct": 22, "e97": 21, "gdn-neg": 21, "gdn2": 19, "kda": 21, "rwkv7": 16}
+DEPTHS |= {"slstm": 19}
 # Models whose name is not that of their cell.
 CELL_OF = {"gdn-neg": "fla_gdn"}
 SIZED = re.compile(r"(.+?)(?:_(\d+)x(\d+))?(?:_e([\d.]+))?(_legacy)?")

@@ -19,12 +19,12 @@ FILE = "cuda/dense/stepwise.cuh"
 # By what is wrong: old text, new text, and a step and size that show it.
 EDITS = {
     "the carried gradient is dropped": (
-        "if (a.product) add(e, row<A>(a.product, ch));",
-        "if (a.product) load<V, A>(e, row<A>(a.product, ch));",
+        "if (a.product) add(e, of_product<A>(a.product, ch, 0, 1));",
+        "if (a.product) load<V, A>(e, of_product<A>(a.product, ch, 0, 1));",
         ("mix", "one-thread"),
     ),
     "the product of the step after is dropped": (
-        "if (a.product) add(e, row<A>(a.product, ch));",
+        "if (a.product) add(e, of_product<A>(a.product, ch, 0, 1));",
         "",
         ("tanh", "one-thread"),
     ),
@@ -34,8 +34,8 @@ EDITS = {
         ("mix", "one-thread"),
     ),
     "c of the step itself instead of the one before": (
-        "memo(a.step - 1, MEMO - 1, ch)",
-        "memo(a.step, MEMO - 1, ch)",
+        "memo(a.step - 1, MEMO - KEPT + k, ch)",
+        "memo(a.step, MEMO - KEPT + k, ch)",
         ("lstm", "one-thread"),
     ),
     "gates of another row": (
@@ -44,9 +44,24 @@ EDITS = {
         ("lstm", "one-thread"),
     ),
     "the blocks of a row lie apart by one channel": (
-        "(b * BLOCKS + block) * a.channels + ch",
-        "(b * a.channels + ch) * BLOCKS + block",
+        "(row * blocks + block) * wide + ch",
+        "(row * wide + ch) * blocks + block",
         ("gru", "one-thread"),
+    ),
+    "heads of a row lie side by side for the product": (
+        "row += ch / a.head * a.batch, wide",
+        "row = row * (a.channels / a.head) + ch / a.head, wide",
+        ("slstm", "even-heads"),
+    ),
+    "an input has its blocks side by side, not its heads": (
+        "ch / a.head * (BLOCKS * a.head) + block * a.head + ch % a.head",
+        "block * a.channels + ch",
+        ("slstm", "odd-heads"),
+    ),
+    "n before the step is c": (
+        "x.c[k] = c[k][i];",
+        "x.c[k] = c[0][i];",
+        ("slstm", "one-thread"),
     ),
     "a block writes behind its last channel": (
         "Cell::NORM || begin + TILE > a.channels ? a.channels : begin + TILE",
@@ -102,7 +117,7 @@ WITH_RESETS = {
         ("mix", "one-thread"),
     ),
     "c passes a reset": (
-        "if (reset(a.step + 1)) clear(c_new);",
+        "if (reset(a.step + 1)) clear(c_new[k - 1]);",
         "",
         ("lstm", "one-thread"),
     ),
@@ -112,7 +127,7 @@ WITH_RESETS = {
         ("mix", "one-thread"),
     ),
     "the derivative reads c before a reset": (
-        "if (anew) clear(c);",
+        "if (anew) clear(c[k]);",
         "",
         ("lstm", "one-thread"),
     ),
@@ -127,7 +142,7 @@ WITH_RESETS = {
         ("mix", "one-thread"),
     ),
     "a gradient of c passes a reset": (
-        "if (anew) clear(dc);",
+        "if (anew) clear(dc[k - 1]);",
         "",
         ("lstm", "one-thread"),
     ),

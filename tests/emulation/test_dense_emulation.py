@@ -32,8 +32,8 @@ from tests.ops.dense.test_dense_resets import resets_of
 pytestmark = pytest.mark.compiler
 
 STEPS = pytest.mark.parametrize("step", CELLS)
-# All kinds: plain, a second state, a second product, a norm with a number of its own.
-SOME = pytest.mark.parametrize("step", ["tanh", "lstm", "gru", "normalized_scalar"])
+# All kinds: plain, more parts of the state, a second product, a norm with a number of its own.
+SOME = pytest.mark.parametrize("step", ["tanh", "lstm", "slstm", "gru", "normalized_scalar"])
 BACKENDS = pytest.mark.parametrize("backend", ["cpu", "cuda"])
 FP32, BF16 = 2e-5, 1.2e-2  # relative L2; bf16 rounds inputs and matrices to 2^-9
 
@@ -83,7 +83,11 @@ def test_fp32_outputs_and_gradients_are_the_references(step: str, size: str) -> 
 @pytest.mark.parametrize("size", ["even", "even-low-rank"])
 def test_bf16_in_and_out(step: str, size: str) -> None:
     """Two channels of a thread; sums, states at the ends and gradients of weights are fp32."""
-    leaves = narrowed(step, size)
+    check_narrow(step, narrowed(step, size), wanted_of_narrowed(step, size))
+
+
+def check_narrow(step: str, leaves: Leaves, exact: Leaves) -> None:
+    """Compare a call in bf16 with the exact numbers, dtypes included."""
     outputs = call(step, leaves, "cuda")
     pulls = [
         p.to(out.dtype) for p, out in zip(pulls_of(outputs, torch.bfloat16), outputs, strict=True)
@@ -96,7 +100,7 @@ def test_bf16_in_and_out(step: str, size: str) -> None:
     }
     found = {f"out {n}": out.detach() for n, out in enumerate(outputs)}
     found |= {f"d {n}": g for n, g in zip(leaves, gradients, strict=True)}
-    check(found, wanted_of_narrowed(step, size), BF16)
+    check(found, exact, BF16)
 
 
 @SOME
@@ -104,6 +108,22 @@ def test_bf16_in_and_out(step: str, size: str) -> None:
 def test_many_channels_and_two_of_a_thread(step: str, size: str) -> None:
     found = everything(step, draw(step, size, torch.float32), "cuda")
     check(found, wanted(step, size), FP32)
+
+
+@pytest.mark.parametrize("step", ["tanh", "slstm"])
+@pytest.mark.parametrize("size", ["even-heads", "odd-heads", "one-head"])
+def test_heads_are_the_references(step: str, size: str) -> None:
+    found = everything(step, draw(step, size, torch.float32), "cuda")
+    check(found, wanted(step, size), FP32)
+
+
+@pytest.mark.parametrize("step", ["tanh", "slstm"])
+def test_heads_in_bf16_and_with_resets(step: str) -> None:
+    leaves = narrowed(step, "even-heads")
+    check_narrow(step, leaves, wanted_of_narrowed(step, "even-heads"))
+    leaves = draw(step, "even-heads", torch.float32)
+    found = everything(step, leaves, "cuda", resets=resets_of(leaves))
+    check(found, resets_tests.wanted(step, "even-heads"), FP32)
 
 
 @SOME

@@ -17,15 +17,16 @@ from elman.ops.dense.recurrences import CELLS
     ("step", "architecture", "dtype", "vector"),
     [
         *((step, "sm_90", torch.bfloat16, 2) for step in CELLS),
-        *((step, "sm_80", torch.bfloat16, 1) for step in ("lstm", "gru", "normalized")),
-        *((step, "sm_90", torch.float32, 2) for step in ("lstm", "gru", "two_gates_all")),
+        *((step, "sm_80", torch.bfloat16, 1) for step in ("lstm", "slstm", "gru", "normalized")),
+        *((step, "sm_90", torch.float32, 2) for step in ("lstm", "slstm", "gru", "two_gates_all")),
         ("gru", "sm_120", torch.bfloat16, 2),
     ],
 )
 def test_nothing_is_spilled(
     step: str, architecture: str, dtype: torch.dtype, vector: int, resets: bool
 ) -> None:
-    text = stepwise.unit_text(StepConfig(step, dtype, torch.float32, vector, resets))
+    heads = step == "slstm"
+    text = stepwise.unit_text(StepConfig(step, dtype, torch.float32, vector, resets, heads))
     used = Unit(text, step, architecture, dtype == torch.bfloat16).resources()
     assert {name: one.spilled for name, one in used.items()} == dict.fromkeys(used, 0)
     assert len(used) == (4 if CELLS[step].extra else 2)

@@ -149,7 +149,7 @@ def test_an_array_in_local_memory_counts_as_spilled(cache: Path) -> None:
 
 
 def test_the_page_has_every_row() -> None:
-    assert len(rows()) == len(CELLS) + len(MODELS) + len(STEPS)
+    assert len(rows()) == len(CELLS) + len(MODELS) + len(STEPS) + len(SEQUENCES)
     assert {row[3] for row in rows() if len(row) > 3} == set(registers.ARCHITECTURES)
 
 

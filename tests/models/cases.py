@@ -130,6 +130,8 @@ CASES: dict[str, Case] = {
     "rwkv7": ("Rwkv7TimeMix", {"head_dim": 4, "decay_rank": 3, "gate_rank": 2, "a_rank": 2}),
     "cudalstm": ("CudaLSTM", {}),
     "cudalstm-narrower": ("CudaLSTM", {"expansion": 0.5}),
+    "slstm": ("SLSTM", {"n_heads": 2}),
+    "slstm-plain": ("SLSTM", {"n_heads": 3, "use_conv": False, "expansion": 1.5}),
     "e60": ("E60", {}),
     "e60-tied": ("E60", {"tied": True}),
     "e60-conv": ("E60", {"use_conv": True, "expansion": 1.5}),

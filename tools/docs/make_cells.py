@@ -29,12 +29,13 @@ REFERENCE_DIM = 512
 BATCH = 7
 STEPS = (2, 3, 4)
 OPTION_OF = {"H": "n_heads", "n": "n_state", "r": "rank", "N": "n_slots", "m": "mlp_width"}
-# The packaged baselines count in heads, whose sizes are options of their own.
+# The packaged baselines count in heads, whose sizes are options of their own; slstm in heads too.
 PACKAGED = {
     "mamba2": ["d", "H", "p", "n"],
     "mamba3": ["d", "H", "p", "n"],
     **{name: ["d", "H", "k", "v"] for name in ("deltaproduct", "fla_gdn", "gdn2", "kda")},
     "rwkv7": ["d", "r"],
+    "slstm": ["d", "H", "k"],
 }
 RANKS = ("decay_rank", "gate_rank", "a_rank", "v_rank")
 Sizes = Mapping[str, int]
@@ -63,9 +64,10 @@ The columns of the first table:
 
 Symbols of sizes: B is the batch, d = dim, i = int(dim * expansion), n = n_state, H = n_heads, k and
 p = head_dim, r = rank, N = n_slots, m = mlp_width. v is the value width of a head: n * expansion,
-and k * expansion for deltaproduct, fla_gdn, gdn2 and kda. r of rwkv7 stands for each of its ranks,
-and its layer is the first one of a model: the others have 2 d r + d more. t counts the positions so
-far. If an option is 0 and 0 asks for a rule, the symbol is the size that the rule gives.
+and k * expansion for deltaproduct, fla_gdn, gdn2 and kda. k of slstm is i / H. r of rwkv7 stands
+for each of its ranks, and its layer is the first one of a model: the others have 2 d r + d more. t
+counts the positions so far. If an option is 0 and 0 asks for a rule, the symbol is the size that
+the rule gives.
 """
 
 
@@ -98,7 +100,7 @@ def sizes(cell: Cell, draw: random.Random) -> Sizes:
         ranges["d"] = range(8, 40, 2)
     if cell.name in PACKAGED:
         # Powers of two here, too: v / k has no rounding.
-        ranges |= {"k": (1, 2, 4, 8, 16, 32), "H": range(1, 12)}
+        ranges |= {"k": (2, 4, 8, 16, 32), "H": range(1, 12)}
     found: dict[str, int] = {}
     for symbol in symbols(cell):
         choices = ranges.get(symbol, range(1, 9))
@@ -113,6 +115,8 @@ def options_of(cell: Cell, given: Sizes) -> dict[str, Value]:
         return {"n_state": given["n"], "head_dim": given["p"], "expansion": width}
     if cell.name == "rwkv7":
         return {"head_dim": given["p"], **dict.fromkeys(RANKS, given["r"])}
+    if cell.name == "slstm":
+        return {"n_heads": given["H"], "expansion": (given["H"] * given["k"] + 0.5) / given["d"]}
     if cell.name in PACKAGED:
         ratio = given["v"] / given["k"]
         return {"n_heads": given["H"], "head_dim": given["k"], "expansion": ratio}
@@ -257,6 +261,8 @@ def _convolved(name: str, lengths: tuple[int, ...], given: list[Sizes]) -> str |
     elif name == "deltaproduct":
         words = "3 H k + 2 H v"
         widths = tuple(one["H"] * (3 * one["k"] + 2 * one["v"]) for one in given)
+    elif name == "slstm":
+        words, widths = "H k", tuple(one["H"] * one["k"] for one in given)
     elif name == "rwkv7":
         if lengths == tuple(one["p"] for one in given):
             return "p"

@@ -19,6 +19,7 @@ from elman.ops.dense.op import dense_recurrence
 from elman.ops.dense.recurrences import CELLS
 
 Leaves = dict[str, Tensor]
+HEADS = {"slstm": 4}  # steps whose matrix is block-diagonal, where heads divide the channels
 # What speaks against a form: groups are run where the estimate is against them, too.
 REASONS = forms.REASONS | {"groups": forms.groups_cannot}
 
@@ -80,11 +81,21 @@ def leaves_of(
         leaves["outer"] = normal(cell.blocks * i, rank, over=rank**0.5).float()
         leaves["inner"] = normal(rank, i, over=i**0.5).float()
     else:
-        leaves["matrix"] = normal(cell.blocks * i, i, over=i**0.5).float()
+        leaves["matrix"] = normal(*matrix_shape(step, i), over=i**0.5).float()
     leaves |= {"scale": normal(1).float()} if cell.scale else {}
     leaves |= {"extra": normal(i, i, over=i**0.5).float()} if cell.extra else {}
     leaves |= {f"state {n}": normal(b, i).float() for n in range(cell.states)}
+    if step == "slstm":  # n, a sum of weights, is positive
+        leaves["state 2"].abs_().add_(0.5)
     return {name: leaf.requires_grad_() for name, leaf in leaves.items()}
+
+
+def matrix_shape(step: str, channels: int) -> tuple[int, ...]:
+    """Return the shape of a step's recurrent matrix: of one, or of one for each head."""
+    rows, heads = CELLS[step].blocks * channels, HEADS.get(step, 1)
+    if heads == 1 or channels % heads:
+        return rows, channels
+    return heads, rows // heads, channels // heads
 
 
 def run(

@@ -11,18 +11,24 @@ from functools import partial
 from typing import Any
 
 import torch
-from dense_calls import REASONS, leaves_of, only, shape_of  # type: ignore[import-not-found]
+from dense_calls import (  # type: ignore[import-not-found]
+    REASONS,
+    leaves_of,
+    matrix_shape,
+    only,
+    shape_of,
+)
 from instruments import recorded, seconds  # type: ignore[import-not-found]
 from torch import Tensor
 
 from elman.ops.common.products import multiply
 from elman.ops.dense.cuda import forms, kernels
 from elman.ops.dense.products import gradients
-from elman.ops.dense.recurrences import CELLS
 
 BATCH, TIME = 32, 512
 MORE_SIZES = (("gru", 512), ("gru", 768), ("normalized_scalar", 1280))  # timed, too
 SIZES = {"tanh": (512, 768, 1024, 1280, 1536, 2048, 3072, 3584), "lstm": (768, 1024, 1536)}
+SIZES |= {"slstm": (816, 1152)}
 ROUNDS, WARMUP = 7, 2
 
 Timed = tuple[str, int, str, str]
@@ -166,20 +172,20 @@ def cudnn_gru(width: int, dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
 
 def products_alone(step: str, width: int) -> dict[str, tuple[torch.cuda.CUDAGraph, Any]]:
     """Return the products of both passes as graphs: no form of steps can be faster."""
-    rows = CELLS[step].blocks * width
-    matrix = torch.randn(rows, width, device="cuda").bfloat16() / width**0.5
+    matrix = torch.randn(matrix_shape(step, width), device="cuda").bfloat16() / width**0.5
 
     def repeat(left: Tensor, right: Tensor, to: Tensor) -> None:
         for _ in range(TIME):
             multiply(left, right, to)
 
     def product(right: Tensor) -> tuple[torch.cuda.CUDAGraph, Any]:
-        left = torch.randn(BATCH, right.shape[0], device="cuda").bfloat16()
-        to = torch.empty(BATCH, right.shape[1], device="cuda")
+        *heads, channels, rows = right.shape
+        left = torch.randn(*heads, BATCH, channels, device="cuda").bfloat16()
+        to = torch.empty(*heads, BATCH, rows, device="cuda")
         made: tuple[torch.cuda.CUDAGraph, Any] = recorded(partial(repeat, left, right, to))
         return made
 
-    return {"forward": product(matrix.T), "backward": product(matrix)}
+    return {"forward": product(matrix.mT), "backward": product(matrix)}
 
 
 def model() -> dict[str, Any]:

@@ -50,15 +50,15 @@ class DenseEngine {
     return static_cast<T*>(s.data) + b * s.batch + t * s.time;
   }
   HD T* part(void* tensor, int part, int64_t b) const {  // of the state
-    return static_cast<T*>(tensor) + (part * a.batch + b) * a.channels;
+    return static_cast<T*>(tensor) + (part * a.batch + b) * a.pitch;
   }
   HD T* memo(int64_t b, int64_t t) const {
-    return static_cast<T*>(a.memo) + (b * a.steps + t) * Cell::MEMO * a.channels;
+    return static_cast<T*>(a.memo) + (b * a.steps + t) * Cell::MEMO * a.pitch;
   }
   HD T& norm(int64_t b, int64_t t) const { return static_cast<T*>(a.norms)[b * a.steps + t]; }
   // The state before a step: rows at a distance of `stride`.
   const T* before(int64_t t, int64_t& stride) const {
-    stride = t ? a.y.batch : a.channels;
+    stride = t ? a.y.batch : a.pitch;
     return t ? at(a.y, 0, t - 1) : part(a.first, 0, 0);
   }
 
@@ -120,7 +120,7 @@ class DenseEngine {
   }
   HD void remember(int64_t b, int64_t t, int64_t ch, int n, const V* m) const {
     if (Cell::MEMO == 0 || !a.memo) return;
-    for (int k = 0; k < Cell::MEMO; k++) L::store(memo(b, t) + k * a.channels + ch, m[k], n);
+    for (int k = 0; k < Cell::MEMO; k++) L::store(memo(b, t) + k * a.pitch + ch, m[k], n);
   }
 
   // V h of every row, where R has factors; all rows of it are there when it returns.
@@ -162,18 +162,18 @@ class DenseEngine {
   }
   // One vector of channels, with the product in x.
   HD void advance(const Share& s, int64_t b, int64_t t, int64_t ch, int n, Dense<V>& x) const {
-    V m[MAX_DENSE_MEMO], c_new = {};
+    V m[MAX_DENSE_MEMO], c_new[MAX_STATES - 1];
     T* y = at(a.y, b, t) + ch;
     if constexpr (Cell::EXTRA) {
       // The update gate waits in the output for the candidate.
       L::store(rows() + b * wide + ch, Cell::gates(x, m), n);
       L::store(y, m[0], n);
-      if (a.memo) L::store(memo(b, t) + a.channels + ch, m[1], n);
+      if (a.memo) L::store(memo(b, t) + a.pitch + ch, m[1], n);
     } else {
-      T* c = Cell::STATES > 1 ? part(a.last, 1, b) + ch : nullptr;
-      if (c) x.c = reset(b, t) ? V{} : L::load(c, n);
+      for (int k = 1; k < Cell::STATES; k++)
+        x.c[k - 1] = reset(b, t) ? V{} : L::load(part(a.last, k, b) + ch, n);
       const V h_new = Cell::step(x, m, c_new);
-      if (c) L::store(c, c_new, n);
+      for (int k = 1; k < Cell::STATES; k++) L::store(part(a.last, k, b) + ch, c_new[k - 1], n);
       L::store(y, h_new, n);
       remember(b, t, ch, n, m);
       if constexpr (Cell::NORM) {
@@ -207,14 +207,14 @@ class DenseEngine {
           [&](int64_t r, int n_rows, int64_t c, int n, const auto& out) {
             each(r, n_rows, c, n, [&](int64_t b, int64_t ch, int count, int place) {
               Dense<V> x = see(b, t, ch, count, h + b * h_stride);
-              V m[MAX_DENSE_MEMO], none;
+              V m[MAX_DENSE_MEMO], none[MAX_STATES - 1];
               T* y = at(a.y, b, t) + ch;
               m[0] = L::load(y, count);
               x.p[0] += cpu::load<V>(out[0] + place);
               L::store(y, Cell::step(x, m, none), count);
               if (a.memo) {
                 L::store(memo(b, t) + ch, m[0], count);
-                L::store(memo(b, t) + 2 * a.channels + ch, m[2], count);
+                L::store(memo(b, t) + 2 * a.pitch + ch, m[2], count);
               }
             });
           });
@@ -279,22 +279,21 @@ class DenseEngine {
     const T* h = before(t, stride) + b * stride;
     Dense<V> x = see<false>(b, t, ch, n, h);
     DenseGrad<V> d;
-    V m[MAX_DENSE_MEMO], c_new = {}, ec = drh;
-    for (int k = 0; k < Cell::MEMO; k++) m[k] = L::load(memo(b, t) + k * a.channels + ch, n);
-    T* dc = Cell::STATES > 1 ? part(a.dfirst, 1, b) + ch : nullptr;
-    if constexpr (Cell::STATES > 1) {
-      constexpr int C = Cell::MEMO - 1;  // where the memo has the second part of the state
-      const T* c = t ? memo(b, t - 1) + C * a.channels : part(a.first, 1, b);
-      x.c = reset(b, t) ? V{} : L::load(c + ch, n);
-      c_new = m[C];
-      ec = L::load(dc, n);
+    V m[MAX_DENSE_MEMO], ec[MAX_STATES - 1] = {drh};
+    for (int k = 0; k < Cell::MEMO; k++) m[k] = L::load(memo(b, t) + k * a.pitch + ch, n);
+    for (int k = 0; k < Cell::KEPT; k++) {
+      constexpr int C = Cell::MEMO - Cell::KEPT;  // where the memo has the parts beside h
+      const T* c = t ? memo(b, t - 1) + (C + k) * a.pitch : part(a.first, 1 + k, b);
+      x.c[k] = reset(b, t) ? V{} : L::load(c + ch, n);
     }
-    Cell::step_bwd(x, m, L::load(at(a.y, b, t) + ch, n), c_new, e, ec, d);
+    for (int k = 1; k < Cell::STATES; k++) ec[k - 1] = L::load(part(a.dfirst, k, b) + ch, n);
+    Cell::step_bwd(x, m, L::load(at(a.y, b, t) + ch, n), e, ec, d);
     for (int k = 0; k < BLOCKS; k++) L::store(at(a.dx, b, t) + k * a.channels + ch, d.a[k], n);
     for (int k = 0; k < (Cell::EXTRA ? 0 : Cell::OTHERS); k++)
       L::store(at(a.dp[k], b, t) + ch, d.p[k], n);
     L::store(part(a.dfirst, 0, b) + ch, reset(b, t) ? V{} : d.h, n);
-    if (dc) L::store(dc, reset(b, t) ? V{} : d.c, n);
+    for (int k = 1; k < Cell::STATES; k++)
+      L::store(part(a.dfirst, k, b) + ch, reset(b, t) ? V{} : d.c[k - 1], n);
     if constexpr (Cell::SCALE) {
       T* to = static_cast<T*>(a.dscale) + b * a.channels + ch;
       L::store(to, L::load(to, n) + d.scale, n);
@@ -326,7 +325,7 @@ class DenseEngine {
     if constexpr (Cell::EXTRA) {
       own(s, [&](int64_t b, int64_t ch, int n) {
         V m[MAX_DENSE_MEMO];
-        for (int k = 0; k < Cell::MEMO; k++) m[k] = L::load(memo(b, t) + k * a.channels + ch, n);
+        for (int k = 0; k < Cell::MEMO; k++) m[k] = L::load(memo(b, t) + k * a.pitch + ch, n);
         const V e = L::load(rows() + b * wide + ch, n);
         L::store(at(a.dp[0], b, t) + ch, Cell::candidate_bwd(m, e), n);
       });
@@ -340,6 +339,16 @@ class DenseEngine {
             });
           });
     }
+  }
+
+  // Fills a part of a state with that of another one, or with zeros where there is none.
+  void copy_part(int k, void* to, void* from) const {
+    const int64_t bytes = a.channels * sizeof(T);
+    for (int64_t b = 0; b < a.batch; b++)
+      if (from)
+        std::memcpy(part(to, k, b), part(from, k, b), bytes);
+      else
+        std::memset(part(to, k, b), 0, bytes);
   }
 
   // ---- the team ----
@@ -382,8 +391,7 @@ class DenseEngine {
            int64_t(sizeof(T));
   }
   void forward() const {
-    const int64_t bytes = a.batch * a.channels * sizeof(T);
-    if (Cell::STATES > 1) std::memcpy(part(a.last, 1, 0), part(a.first, 1, 0), bytes);
+    for (int k = 1; k < Cell::STATES; k++) copy_part(k, a.last, a.first);
     with_team(
         [&](const Share& s) {
           Product::template pack<true>(static_cast<const T*>(a.matrix), packed(), k_of_r(),
@@ -402,11 +410,7 @@ class DenseEngine {
       std::memcpy(part(a.last, 0, b), at(a.y, b, a.steps - 1), a.channels * sizeof(T));
   }
   void backward() const {
-    const int64_t bytes = Cell::STATES * a.batch * a.channels * sizeof(T);
-    if (a.dlast)
-      std::memcpy(a.dfirst, a.dlast, bytes);
-    else
-      std::memset(a.dfirst, 0, bytes);
+    for (int k = 0; k < Cell::STATES; k++) copy_part(k, a.dfirst, a.dlast);
     if (Cell::SCALE) std::memset(a.dscale, 0, a.batch * a.channels * sizeof(T));
     with_team(
         [&](const Share& s) {

@@ -80,6 +80,7 @@ struct DenseClusterConfig {
   static_assert((CLUSTER & (CLUSTER - 1)) == 0 && CLUSTER <= 16, "cluster");
   static_assert(WARPS % ROW_WARPS == 0, "warps");
   static_assert(ROWS >= 1 && ROWS <= 8 && AT_ONCE >= 1 && STAGES >= 2, "rows");
+  static_assert(Cell::STATES <= 2, "a thread carries h and c");
   static_assert(!NORM || (BLOCKS == 1 && !EXTRA && Cell::STATES == 1), "a norm of what is sent");
   static_assert(!NORM || ROWS * CLUSTER <= THREADS, "a thread tells one block of one row");
 };

@@ -71,11 +71,11 @@ DEVICE void cluster_step(DenseCluster<G>& k, int t, int pass, bool more) {
 #pragma unroll
     for (int i = 0; i < Cell::OTHERS; i++) see.p[i] = x[G::BLOCKS + i][e];
     see.h = k.h[pass][e];
-    see.c = k.c[pass][e];
+    see.c[0] = k.c[pass][e];
     see.scale = k.scale;
-    float c_new = 0.0f;
+    float c_new[MAX_STATES - 1] = {};
     k.h[pass][e] = Cell::step(see, memo[e], c_new);
-    k.c[pass][e] = c_new;
+    k.c[pass][e] = c_new[0];
   }
   const unsigned word = bf16_pair(k.h[pass][0], k.h[pass][1]);
   if (more) k.send(word, t + 1, pass, 0);
@@ -121,7 +121,7 @@ DEVICE void cluster_candidate(DenseCluster<G>& k, int t, int pass, bool more, co
 #pragma unroll
   for (int e = 0; e < 2; e++) {
     Dense<float> see;
-    float none;
+    float none[MAX_STATES - 1];
     see.p[0] = x[e] + product[e];
     see.h = k.h[pass][e];
     memo[e][0] = z[e];
@@ -254,20 +254,21 @@ DEVICE void cluster_step_back(DenseCluster<G>& k, int round, int pass, Between b
   for (int e = 0; e < 2; e++) {
     Dense<float> see;
     see.h = old[e];
-    see.c = old_c[e];
+    see.c[0] = old_c[e];
     see.scale = k.scale;
     float m[MAX_DENSE_MEMO];
 #pragma unroll
     for (int i = 0; i < G::MEMO; i++) m[i] = x[At::MEMO + i][e];
-    const float c_new = Cell::STATES > 1 ? m[G::MEMO > 0 ? G::MEMO - 1 : 0] : 0.0f;
-    if constexpr (G::NORM)
-      Cell::step_bwd(see, m, y[e], c_new, between(e), 0.0f, d[e]);
-    else if constexpr (G::EXTRA)
-      Cell::step_bwd(see, m, y[e], c_new, k.h[pass][e], between(e), d[e]);
-    else
-      Cell::step_bwd(see, m, y[e], c_new, k.h[pass][e] + dh[e] + x[0][e], k.c[pass][e], d[e]);
+    if constexpr (G::NORM) {
+      Cell::step_bwd(see, m, y[e], between(e), (const float*)nullptr, d[e]);
+    } else if constexpr (G::EXTRA) {
+      const float drh = between(e);
+      Cell::step_bwd(see, m, y[e], k.h[pass][e], &drh, d[e]);
+    } else {
+      Cell::step_bwd(see, m, y[e], k.h[pass][e] + dh[e] + x[0][e], &k.c[pass][e], d[e]);
+    }
     k.h[pass][e] = d[e].h;
-    if (Cell::STATES > 1) k.c[pass][e] = d[e].c;
+    if (Cell::STATES > 1) k.c[pass][e] = d[e].c[0];
     if (Cell::SCALE) k.c[pass][e] += d[e].scale;
     if constexpr (G::RESETS) {
       if (k.reset[pass]) k.h[pass][e] = 0.0f;

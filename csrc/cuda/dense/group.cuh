@@ -55,6 +55,7 @@ struct DenseGroupConfig {
   static_assert(I % 32 == 0 && I % GROUP == 0 && M % 16 == 0, "channels");
   static_assert(K % (32 * WARPS) == 0, "warps");
   static_assert(ROWS >= 1 && (ROWS < 8 || ROWS % 8 == 0) && AT_ONCE >= 1 && STAGES >= 2, "rows");
+  static_assert(Cell::STATES <= 2, "a thread carries h and c");
   static_assert(!Cell::NORM && !Cell::EXTRA && !Cell::SCALE, "one product and one exchange a step");
 };
 
@@ -307,10 +308,10 @@ DEVICE void group_step(DenseGroup<G>& k, int pass, unsigned (&words)[1 + G::MEMO
 #pragma unroll
     for (int i = 0; i < Cell::OTHERS; i++) see.p[i] = x[G::BLOCKS + i][e];
     see.h = k.h[pass][e];
-    see.c = k.c[pass][e];
-    float c_new = 0.0f;
+    see.c[0] = k.c[pass][e];
+    float c_new[MAX_STATES - 1] = {};
     k.h[pass][e] = Cell::step(see, memo[e], c_new);
-    k.c[pass][e] = c_new;
+    k.c[pass][e] = c_new[0];
   }
   words[0] = bf16_pair(k.h[pass][0], k.h[pass][1]);
 #pragma unroll
@@ -385,14 +386,13 @@ DEVICE void group_step_back(DenseGroup<G>& k, int round, int pass,
   for (int e = 0; e < 2; e++) {
     Dense<float> see;
     see.h = old[e];
-    see.c = old_c[e];
+    see.c[0] = old_c[e];
     float m[MAX_DENSE_MEMO];
 #pragma unroll
     for (int i = 0; i < G::MEMO; i++) m[i] = x[MEMO + i][e];
-    const float c_new = Cell::STATES > 1 ? m[G::MEMO > 0 ? G::MEMO - 1 : 0] : 0.0f;
-    Cell::step_bwd(see, m, y[e], c_new, k.h[pass][e] + dh[e] + x[0][e], k.c[pass][e], d[e]);
+    Cell::step_bwd(see, m, y[e], k.h[pass][e] + dh[e] + x[0][e], &k.c[pass][e], d[e]);
     k.h[pass][e] = d[e].h;
-    if (Cell::STATES > 1) k.c[pass][e] = d[e].c;
+    if (Cell::STATES > 1) k.c[pass][e] = d[e].c[0];
   }
   k.forget(pass);
 #pragma unroll

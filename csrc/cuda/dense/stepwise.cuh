@@ -14,14 +14,14 @@
 namespace elman {
 
 // A Spec, which Python generates, has the arithmetic's type T and the Cell.
-template <class Spec_, class IO_, int V_, int THREADS_>
+template <class Spec_, class IO_, int V_, int THREADS_, bool HEADS_>
 struct DenseStepConfig {
   using Spec = Spec_;
   using Cell = typename Spec::Cell;
   using A = typename Spec::T;
   using IO = IO_;
   static constexpr int V = V_, THREADS = THREADS_, WARPS = THREADS / 32;
-  static constexpr bool RESETS = Spec::RESETS;
+  static constexpr bool RESETS = Spec::RESETS, HEADS = HEADS_;
 };
 
 template <class G>
@@ -31,6 +31,7 @@ struct DenseStep {
   using Cell = typename G::Cell;
   using Numbers = A[G::V];
   static constexpr int V = G::V, BLOCKS = Cell::BLOCKS, OTHERS = Cell::OTHERS, MEMO = Cell::MEMO;
+  static constexpr int STATES = Cell::STATES, KEPT = Cell::KEPT, PARTS = MAX_STATES - 1;
   static constexpr int TILE = G::THREADS * V;
   const DenseStepArgs& a;
   int64_t b, first, end;  // row, this thread's first channel, behind the block's last channel
@@ -57,9 +58,17 @@ struct DenseStep {
   DEVICE S* row(const void* tensor, int64_t ch, int part = 0) const {  // of [parts, B, I]
     return (S*)tensor + ((part * a.batch + b) * a.channels + ch);
   }
+  // Channel of a block among the rows of R: head by head, in each block by block.
+  DEVICE int64_t among_rows(int64_t ch, int block) const {
+    if constexpr (!G::HEADS) return block * a.channels + ch;
+    return ch / a.head * (BLOCKS * a.head) + block * a.head + ch % a.head;
+  }
+  // What the product reads or wrote of a row: [B, blocks I], with heads [heads, B, blocks J].
   template <class S>
-  DEVICE S* wide_row(const void* tensor, int64_t ch, int block) const {  // of [B, blocks I]
-    return (S*)tensor + ((b * BLOCKS + block) * a.channels + ch);
+  DEVICE S* of_product(const void* tensor, int64_t ch, int block, int blocks) const {
+    int64_t row = b, wide = a.channels;
+    if constexpr (G::HEADS) row += ch / a.head * a.batch, wide = a.head, ch %= a.head;
+    return (S*)tensor + ((row * blocks + block) * wide + ch);
   }
   DEVICE IO* memo(int64_t t, int k, int64_t ch) const {
     return (IO*)a.memo + (((b * a.steps + t) * MEMO + k) * a.channels + ch);
@@ -105,8 +114,8 @@ struct DenseStep {
   DEVICE void before(int64_t ch, Numbers (&in)[BLOCKS]) const {
 #pragma unroll
     for (int k = 0; k < BLOCKS; k++) {
-      load<V, IO>(in[k], at(a.x, a.step, k * a.channels + ch));
-      add(in[k], wide_row<A>(a.product, ch, k));
+      load<V, IO>(in[k], at(a.x, a.step, among_rows(ch, k)));
+      add(in[k], of_product<A>(a.product, ch, k, BLOCKS));
     }
   }
   // Writes new states to where the next step, its product and the caller read them.
@@ -124,7 +133,7 @@ struct DenseStep {
   }
   DEVICE void pass_on(int64_t ch, const Numbers& h) const {
     store<V, A>(row<A>(a.state, ch), h);
-    store<V, IO>(row<IO>(a.narrow, ch), h);
+    store<V, IO>(of_product<IO>(a.narrow, ch, 0, 1), h);
   }
   // The GRU before its second product: writes r h for it and keeps z.
   DEVICE void gates(int64_t ch) const {
@@ -149,7 +158,7 @@ struct DenseStep {
   }
   // New states of V channels; where they are not divided yet, returns the sum of their squares.
   DEVICE A advance(int64_t ch) const {
-    Numbers in[BLOCKS], p[MAX_OTHERS], h, c, h_new, c_new, m[MAX_DENSE_MEMO];
+    Numbers in[BLOCKS], p[MAX_OTHERS], h, c[PARTS], h_new, c_new[PARTS], m[MAX_DENSE_MEMO];
     if constexpr (Cell::EXTRA)
       load<V, A>(m[0], row<A>(a.between, ch));
     else
@@ -158,7 +167,8 @@ struct DenseStep {
     for (int k = 0; k < OTHERS; k++) load<V, IO>(p[k], at(a.p[k], a.step, ch));
     if constexpr (Cell::EXTRA) add(p[0], row<A>(a.second, ch));
     load<V, A>(h, row<A>(a.state, ch));
-    if constexpr (Cell::STATES > 1) load<V, A>(c, row<A>(a.state, ch, 1));
+#pragma unroll
+    for (int k = 1; k < STATES; k++) load<V, A>(c[k - 1], row<A>(a.state, ch, k));
     A squares = A(0);
 #pragma unroll
     for (int i = 0; i < V; i++) {
@@ -168,21 +178,24 @@ struct DenseStep {
 #pragma unroll
       for (int k = 0; k < OTHERS; k++) x.p[k] = p[k][i];
       x.h = h[i];
-      if constexpr (Cell::STATES > 1) x.c = c[i];
+#pragma unroll
+      for (int k = 1; k < STATES; k++) x.c[k - 1] = c[k - 1][i];
       if constexpr (Cell::SCALE) x.scale = load_one((const A*)a.scale);
-      A kept[MAX_DENSE_MEMO], second;
+      A kept[MAX_DENSE_MEMO], parts[PARTS];
       if constexpr (Cell::EXTRA) kept[0] = m[0][i];
-      h_new[i] = Cell::step(x, kept, second);
-      if constexpr (Cell::STATES > 1) c_new[i] = second;
+      h_new[i] = Cell::step(x, kept, parts);
+#pragma unroll
+      for (int k = 1; k < STATES; k++) c_new[k - 1][i] = parts[k - 1];
 #pragma unroll
       for (int k = 0; k < MEMO; k++) m[k][i] = kept[k];
       squares += h_new[i] * h_new[i];
     }
 #pragma unroll
     for (int k = Cell::EXTRA ? 2 : 0; k < MEMO; k++) remember(k, ch, m[k]);
-    if constexpr (Cell::STATES > 1) {
-      if (reset(a.step + 1)) clear(c_new);
-      store<V, A>(row<A>(a.state, ch, 1), c_new);
+#pragma unroll
+    for (int k = 1; k < STATES; k++) {
+      if (reset(a.step + 1)) clear(c_new[k - 1]);
+      store<V, A>(row<A>(a.state, ch, k), c_new[k - 1]);
     }
     if constexpr (Cell::NORM)
       store<V, A>(row<A>(a.state, ch), h_new);
@@ -213,7 +226,7 @@ struct DenseStep {
   // it, and that of the output.
   DEVICE void gradient(int64_t ch, Numbers& e) const {
     load<V, A>(e, row<A>(a.state, ch));
-    if (a.product) add(e, row<A>(a.product, ch));
+    if (a.product) add(e, of_product<A>(a.product, ch, 0, 1));
     if (a.dy.data) {
       Numbers dy;
       load<V, IO>(dy, at(a.dy, a.step, ch));
@@ -240,8 +253,8 @@ struct DenseStep {
   }
   // From the gradient e of the state before its norm to those of all that the step read.
   DEVICE void differentiate(int64_t ch, const Numbers& e) const {
-    Numbers h, c, h_new, second, m[MAX_DENSE_MEMO];
-    Numbers da[BLOCKS], dp[MAX_OTHERS], dh, dc, dscale;
+    Numbers h, c[PARTS], h_new, second[PARTS], m[MAX_DENSE_MEMO];
+    Numbers da[BLOCKS], dp[MAX_OTHERS], dh, dc[PARTS], dscale;
     const bool anew = reset(a.step);
     if (a.step)
       load<V, IO>(h, at(a.y, a.step - 1, ch));
@@ -251,49 +264,56 @@ struct DenseStep {
     load<V, IO>(h_new, at(a.y, a.step, ch));
 #pragma unroll
     for (int k = 0; k < MEMO; k++) load<V, IO>(m[k], memo(a.step, k, ch));
-    if constexpr (Cell::STATES > 1) {
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) {
       if (a.step)
-        load<V, IO>(c, memo(a.step - 1, MEMO - 1, ch));  // the memo's last is the new c
+        load<V, IO>(c[k], memo(a.step - 1, MEMO - KEPT + k, ch));  // a memo ends with them
       else
-        load<V, A>(c, row<A>(a.first, ch, 1));
-      if (anew) clear(c);
-      load<V, A>(second, row<A>(a.state, ch, 1));
+        load<V, A>(c[k], row<A>(a.first, ch, 1 + k));
+      if (anew) clear(c[k]);
     }
-    if constexpr (Cell::EXTRA) load<V, A>(second, row<A>(a.second, ch));
+#pragma unroll
+    for (int k = 1; k < STATES; k++) load<V, A>(second[k - 1], row<A>(a.state, ch, k));
+    if constexpr (Cell::EXTRA) load<V, A>(second[0], row<A>(a.second, ch));
 #pragma unroll
     for (int i = 0; i < V; i++) {
       Dense<A> x;
       DenseGrad<A> d;
-      A kept[MAX_DENSE_MEMO], c_new = A(0), with = A(0);
+      A kept[MAX_DENSE_MEMO], with[PARTS];
 #pragma unroll
       for (int k = 0; k < MEMO; k++) kept[k] = m[k][i];
       x.h = h[i];
-      if constexpr (Cell::STATES > 1) x.c = c[i], c_new = kept[MEMO - 1];
-      if constexpr (Cell::STATES > 1 || Cell::EXTRA) with = second[i];
+#pragma unroll
+      for (int k = 0; k < KEPT; k++) x.c[k] = c[k][i];
+#pragma unroll
+      for (int k = 1; k < STATES; k++) with[k - 1] = second[k - 1][i];
+      if constexpr (Cell::EXTRA) with[0] = second[0][i];
       if constexpr (Cell::SCALE) x.scale = load_one((const A*)a.scale);
-      Cell::step_bwd(x, kept, h_new[i], c_new, e[i], with, d);
+      Cell::step_bwd(x, kept, h_new[i], e[i], with, d);
 #pragma unroll
       for (int k = 0; k < BLOCKS; k++) da[k][i] = d.a[k];
 #pragma unroll
       for (int k = 0; k < (Cell::EXTRA ? 0 : OTHERS); k++) dp[k][i] = d.p[k];
       dh[i] = d.h;
-      if constexpr (Cell::STATES > 1) dc[i] = d.c;
+#pragma unroll
+      for (int k = 1; k < STATES; k++) dc[k - 1][i] = d.c[k - 1];
       if constexpr (Cell::SCALE) dscale[i] = d.scale;
     }
 #pragma unroll
     for (int k = 0; k < BLOCKS; k++) {
-      store<V, IO>(at(a.dx, a.step, k * a.channels + ch), da[k]);
+      store<V, IO>(at(a.dx, a.step, among_rows(ch, k)), da[k]);
       if (anew) clear(da[k]);
-      store<V, IO>(wide_row<IO>(a.narrow, ch, k), da[k]);
+      store<V, IO>(of_product<IO>(a.narrow, ch, k, BLOCKS), da[k]);
     }
 #pragma unroll
     for (int k = 0; k < (Cell::EXTRA ? 0 : OTHERS); k++)
       store<V, IO>(at(a.dp[k], a.step, ch), dp[k]);
     if (anew) clear(dh);
     store<V, A>(row<A>(a.state, ch), dh);
-    if constexpr (Cell::STATES > 1) {
-      if (anew) clear(dc);
-      store<V, A>(row<A>(a.state, ch, 1), dc);
+#pragma unroll
+    for (int k = 1; k < STATES; k++) {
+      if (anew) clear(dc[k - 1]);
+      store<V, A>(row<A>(a.state, ch, k), dc[k - 1]);
     }
     if constexpr (Cell::SCALE) {
       if (a.step + 1 < a.steps) add(dscale, row<A>(a.dscale, ch));

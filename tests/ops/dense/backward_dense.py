@@ -150,3 +150,43 @@ def lstm(
         stacked[:, t] = torch.cat([df, di, do, dq], dim=-1)
         r_c, r_h = dc * f, stacked[:, t] @ weight
     return stacked, r_h, r_c
+
+
+def slstm(
+    parts: tuple[Tensor, Tensor, Tensor],
+    gates: tuple[Tensor, Tensor, Tensor, Tensor],
+    weight: Tensor,
+    dh_bti: Tensor,
+    dfinal: tuple[Tensor, Tensor, Tensor, Tensor],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of the stacked pre-activations and of the first h, c, n and m.
+
+    The chain rule on equations 8 to 17 of arXiv 2405.04517, through the stabilizer as well.
+
+    Args:
+        parts: c, n and m of all steps, first ones included.
+        gates: Pre-activations of z, o, i and f, R h among them.
+        weight: R [4 i, i], rows z, o, i, f.
+        dh_bti: Gradient that reaches each h from its own output.
+        dfinal: Gradients of the last h, c, n and m.
+    """
+    r_h, r_c, r_n, r_m = dfinal
+    stacked = dh_bti.new_zeros(*dh_bti.shape[:2], weight.shape[0])
+    for t in reversed(range(dh_bti.shape[1])):
+        z, o, i, f = (
+            torch.tanh(gates[0][:, t]),
+            sigmoid(gates[1][:, t]),
+            *(g[:, t] for g in gates[2:]),
+        )
+        (c, n, m), (c_new, n_new, m_new) = ([one[:, s] for one in parts] for s in (t, t + 1))
+        past = torch.log(sigmoid(f)) + m
+        write, keep = torch.exp(i - m_new), torch.exp(past - m_new)
+        e = dh_bti[:, t] + r_h
+        dc, dn = r_c + e * o / n_new, r_n - e * o * c_new / n_new**2
+        di, dpast = (dc * z + dn) * write, (dc * c + dn * n) * keep
+        dm = r_m - di - dpast
+        di, dpast = di + dm * (i >= past), dpast + dm * (past > i)
+        dz, do = dc * write * (1 - z**2), e * c_new / n_new * o * (1 - o)
+        stacked[:, t] = torch.cat([dz, do, di, dpast * (1 - sigmoid(f))], dim=-1)
+        r_h, r_c, r_n, r_m = stacked[:, t] @ weight, dc * keep, dn * keep, dpast
+    return stacked, r_h, r_c, r_n, r_m

@@ -36,8 +36,8 @@ FAULTS = {
     ),
     "the gradient of the last state is ignored": (
         ENGINE,
-        "std::memcpy(a.dfirst, a.dlast, bytes);",
-        "std::memset(a.dfirst, 0, bytes);",
+        "copy_part(k, a.dfirst, a.dlast);",
+        "copy_part(k, a.dfirst, nullptr);",
         ("tanh", "one-thread"),
     ),
     "the carried gradient is dropped": (
@@ -48,8 +48,8 @@ FAULTS = {
     ),
     "c of the step itself instead of the one before": (
         ENGINE,
-        "t ? memo(b, t - 1) + C * a.channels",
-        "t ? memo(b, t) + C * a.channels",
+        "t ? memo(b, t - 1) + (C + k)",
+        "t ? memo(b, t) + (C + k)",
         ("lstm", "one-thread"),
     ),
     "the norm's gradient without its mean": (
@@ -66,9 +66,27 @@ FAULTS = {
     ),
     "the reset gate is left out of the carried gradient": (
         CELLS,
-        "d.h = e - e * m[0] + drh * m[1];",
-        "d.h = e - e * m[0] + drh;",
+        "d.h = e - e * m[0] + drh[0] * m[1];",
+        "d.h = e - e * m[0] + drh[0];",
         ("gru", "one-thread"),
+    ),
+    "a head's memo lies as if it were alone": (
+        ENGINE,
+        "(b * a.steps + t) * Cell::MEMO * a.pitch;",
+        "(b * a.steps + t) * Cell::MEMO * a.channels;",
+        ("slstm", "even-heads"),
+    ),
+    "the stabilizer's gradient is dropped": (
+        CELLS,
+        "const T left = ec[2] - ec[0] * m[5] - ec[1] * m[6];",
+        "const T left = zero;",
+        ("slstm", "one-thread"),
+    ),
+    "the stabilizer's gradient goes to the other argument": (
+        CELLS,
+        "m[2] < zero + 1.0f ? left : zero;",
+        "m[2] < zero + 1.0f ? zero : left;",
+        ("slstm", "one-thread"),
     ),
     "threads do not meet before they read a factor's product": (
         ENGINE,
@@ -106,15 +124,21 @@ WITH_RESETS = {
     ),
     "c before a reset is read": (
         ENGINE,
-        "if (c) x.c = reset(b, t) ? V{} : L::load(c, n);",
-        "if (c) x.c = L::load(c, n);",
+        "reset(b, t) ? V{} : L::load(part(a.last, k, b) + ch, n);",
+        "L::load(part(a.last, k, b) + ch, n);",
         ("lstm", "one-thread"),
     ),
     "the derivative reads c before a reset": (
         ENGINE,
-        "x.c = reset(b, t) ? V{} : L::load(c + ch, n);",
-        "x.c = L::load(c + ch, n);",
+        "x.c[k] = reset(b, t) ? V{} : L::load(c + ch, n);",
+        "x.c[k] = L::load(c + ch, n);",
         ("lstm", "one-thread"),
+    ),
+    "what is read of an empty memory counts": (
+        CELLS,
+        "x.c[1] == zero ? zero - 1e30f : x.c[2] - lost - x.a[2];",
+        "x.c[2] - lost - x.a[2];",
+        ("slstm", "one-thread"),
     ),
     "a gradient passes a reset by the product": (
         ENGINE,
@@ -130,8 +154,8 @@ WITH_RESETS = {
     ),
     "a gradient of c passes a reset": (
         ENGINE,
-        "reset(b, t) ? V{} : d.c, n);",
-        "d.c, n);",
+        "reset(b, t) ? V{} : d.c[k - 1], n);",
+        "d.c[k - 1], n);",
         ("lstm", "one-thread"),
     ),
 }

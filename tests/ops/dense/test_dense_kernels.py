@@ -26,12 +26,23 @@ SIZES = {
 }
 # Sizes of the emulated CUDA kernels; the second has more channels than a block.
 EMULATED = {"even": (3, 4, 22, 0), "wide": (2, 2, 300, 0), "even-low-rank": (2, 3, 8, 4)}
+# A block-diagonal matrix: the last number is that of its heads. With two threads the first size
+# shares a step by channels; in the third a thread of a GPU has two channels.
+HEADS = {
+    "heads": (3, 5, 200, 0, 4),
+    "heads-rows": (37, 3, 66, 0, 3),
+    "even-heads": (3, 4, 20, 0, 5),
+    "odd-heads": (2, 3, 21, 0, 7),
+    "one-head": (1, 1, 5, 0, 1),
+}
 # For finite differences.
 TINY = {"tiny": (3, 4, 2, 0), "tiny-low-rank": (3, 4, 3, 2)}
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp64", "fp32"])
 STEPS = pytest.mark.parametrize("step", CELLS)
-SOME = pytest.mark.parametrize("step", ["tanh", "lstm", "gru", "normalized_scalar", "two_gates"])
+SOME = pytest.mark.parametrize(
+    "step", ["tanh", "lstm", "slstm", "gru", "normalized_scalar", "two_gates"]
+)
 Leaves = dict[str, Tensor]
 pytestmark = pytest.mark.compiler
 
@@ -50,7 +61,7 @@ def _two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def draw(step: str, size: str, dtype: torch.dtype = torch.float64) -> Leaves:
     """Return the tensors of a call by name; no matrix is symmetric."""
-    cell, (b, t, i, rank) = CELLS[step], (SIZES | EMULATED | TINY)[size]
+    cell, (b, t, i, rank, *of) = CELLS[step], (SIZES | EMULATED | TINY | HEADS)[size]
     generator = torch.Generator().manual_seed(1)
 
     def normal(*shape: int, over: float = 1.0) -> Tensor:
@@ -61,11 +72,16 @@ def draw(step: str, size: str, dtype: torch.dtype = torch.float64) -> Leaves:
     if rank:
         leaves["outer"] = normal(cell.blocks * i, rank, over=rank**0.5)
         leaves["inner"] = normal(rank, i, over=i**0.5)
+    elif of:
+        shape = (of[0], cell.blocks * i // of[0], i // of[0])
+        leaves["matrix"] = normal(*shape, over=shape[2] ** 0.5)
     else:
         leaves["matrix"] = normal(cell.blocks * i, i, over=i**0.5)
     leaves |= {"scale": normal(1)} if cell.scale else {}
     leaves |= {"extra": normal(i, i, over=i**0.5)} if cell.extra else {}
     leaves |= {f"state {n}": normal(b, i) for n in range(cell.states)}
+    if step == "slstm":  # n, a sum of weights, is positive
+        leaves["state 2"].abs_().add_(0.5)
     return {name: leaf.to(dtype).requires_grad_() for name, leaf in leaves.items()}
 
 
@@ -132,6 +148,27 @@ def check(found: Leaves, exact: Leaves, tolerance: float) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_outputs_and_gradients_are_the_references(step: str, size: str, dtype: torch.dtype) -> None:
     check(everything(step, draw(step, size, dtype), "cpu"), wanted(step, size), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("step", ["tanh", "lstm", "slstm", "two_gates"])
+@DTYPES
+@pytest.mark.parametrize("size", HEADS)
+def test_heads_are_the_references(step: str, size: str, dtype: torch.dtype) -> None:
+    check(everything(step, draw(step, size, dtype), "cpu"), wanted(step, size), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("step", ["tanh", "slstm", "two_gates"])
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_a_head_is_a_recurrence_of_its_own(step: str, backend: str) -> None:
+    leaves, heads = draw(step, "even-heads"), HEADS["even-heads"][-1]
+    together = call(step, leaves, backend)
+    for head in range(heads):
+        alone = {
+            name: leaf[head] if name == "matrix" else leaf.chunk(heads, dim=-1)[head]
+            for name, leaf in leaves.items()
+        }
+        for one, whole in zip(call(step, alone, backend), together, strict=True):
+            torch.testing.assert_close(one, whole.chunk(heads, dim=-1)[head], rtol=1e-12, atol=0)
 
 
 @STEPS
@@ -278,6 +315,8 @@ WRONG = {
     "another U": ("gru", {"extra": (20, 21)}),
     "a matrix of rank 0": ("tanh", {"matrix": (21, 0), "inner": (0, 21)}),
     "factors that do not fit": ("tanh", {"matrix": (21, 4), "inner": (3, 21)}),
+    "heads that are wider than the state": ("tanh", {"matrix": (3, 7, 8)}),
+    "heads of a norm": ("normalized_sum", {"matrix": (3, 7, 7)}),
     "no c": ("lstm", {"state 1": None}),
     "no second input": ("mix", {"input 1": None}),
 }

@@ -18,7 +18,9 @@ from .test_dense_kernels import SIZES, TOLERANCE, Leaves, call, check, draw, eve
 STEPS = pytest.mark.parametrize("step", CELLS)
 BACKENDS = pytest.mark.parametrize("backend", ["reference", "cpu"])
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp64", "fp32"])
-SOME = pytest.mark.parametrize("step", ["tanh", "lstm", "gru", "normalized_scalar", "two_gates"])
+SOME = pytest.mark.parametrize(
+    "step", ["tanh", "lstm", "slstm", "gru", "normalized_scalar", "two_gates"]
+)
 # But for one step from a zero state, whose norm hides the scale.
 CASES = [(step, size) for step in CELLS for size in SIZES]
 CASES.remove(("normalized_scalar", "one-row-one-step"))

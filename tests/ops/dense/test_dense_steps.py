@@ -16,6 +16,7 @@ from tests.ops.dense.backward_dense import sigmoid
 from tests.ops.dense.backward_gated import PRODUCTS
 
 WIDTH, RANK = 5, 3
+PARTS = ("h", "c", "n", "m")
 SIZES = {
     "plain": (3, 5),
     "one-step": (2, 1),
@@ -40,6 +41,7 @@ KINDS = {
     "low_rank": Kind((WIDTH,), ((WIDTH, RANK), (RANK, WIDTH))),
     "gru": Kind((2 * WIDTH, WIDTH), ((2 * WIDTH, WIDTH), (WIDTH, WIDTH))),
     "lstm": Kind((4 * WIDTH,), ((4 * WIDTH, WIDTH),), parts=2),
+    "slstm": Kind((4 * WIDTH,), ((4 * WIDTH, WIDTH),), parts=4),
 }
 steps = pytest.mark.parametrize("step", KINDS)
 
@@ -51,11 +53,14 @@ def draw(step: str, size: tuple[int, int], seed: int = 1) -> list[list[Tensor]]:
     def tensor(*shape: int) -> Tensor:
         return (torch.randn(*shape, dtype=torch.float64, generator=generator) / 2).requires_grad_()
 
-    return [
+    drawn = [
         [tensor(*size, width) for width in kind.inputs],
         [tensor(*shape) for shape in kind.weights],
         [tensor(size[0], WIDTH) for _ in range(kind.parts)],
     ]
+    if step == "slstm":  # n, a sum of weights, is positive
+        drawn[2][2].data.abs_().add_(0.5)
+    return drawn
 
 
 def run(step: str, drawn: list[list[Tensor]]) -> list[Tensor]:
@@ -73,16 +78,17 @@ def run(step: str, drawn: list[list[Tensor]]) -> list[Tensor]:
 def plain(step: str, drawn: list[list[Tensor]]) -> dict[str, Tensor]:
     """Run the step's equation row by row: states with the first one, and the gates."""
     inputs, weights, start = ([x.detach() for x in group] for group in drawn)
-    rows = []
+    rows, parts = [], PARTS[: len(start)]
     for b in range(inputs[0].shape[0]):
         state = [part[b] for part in start]
-        kept: dict[str, list[Tensor]] = {"h": [state[0]]}
+        kept: dict[str, list[Tensor]] = {}
         for t in range(inputs[0].shape[1]):
             a = [sequence[b, t] for sequence in inputs]
             named = one_step(step, a, weights, state)
-            state = [named["h"], *([named["c"]] if "c" in named else [])]
+            state = [named[name] for name in parts]
             for name, value in named.items():
-                kept.setdefault(name, [start[1][b]] if name == "c" else []).append(value)
+                first = [start[parts.index(name)][b]] if name in parts else []
+                kept.setdefault(name, first).append(value)
         rows.append({name: torch.stack(values) for name, values in kept.items()})
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
@@ -103,6 +109,13 @@ def one_step(
         r = sigmoid(a[0][WIDTH:] + u_r @ h)
         n = torch.tanh(a[1] + weights[1] @ (r * h))
         return {"z": z, "r": r, "n": n, "h": (1 - z) * h + z * n}
+    if step == "slstm":
+        z, o, i, f = (a[0] + weights[0] @ h).chunk(4)
+        past = torch.log(sigmoid(f)) + state[3]
+        m = torch.maximum(past, i)
+        c = torch.exp(past - m) * state[1] + torch.exp(i - m) * torch.tanh(z)
+        n = torch.exp(past - m) * state[2] + torch.exp(i - m)
+        return {"z": z, "o": o, "i": i, "f": f, "c": c, "n": n, "m": m, "h": sigmoid(o) * c / n}
     f, i, o, q = (
         a[0][k * WIDTH : (k + 1) * WIDTH] + weights[0][k * WIDTH : (k + 1) * WIDTH] @ h
         for k in range(4)
@@ -131,6 +144,10 @@ def gradients(
         dz, dr, dn, dstart = by_hand.gru(h, gates, (u_z, u_r, weights[1]), dh, dfinal[0])
         dzr = torch.cat([dz, dr], dim=-1)
         return [dzr, dn, by_hand.outer(dzr, before), by_hand.outer(dn, kept["r"] * before), dstart]
+    if step == "slstm":
+        parts, gates = ([kept[name] for name in names] for names in ("cnm", "zoif"))
+        stacked, *dstart = by_hand.slstm(parts, gates, weights[0], dh, dfinal)
+        return [stacked, by_hand.outer(stacked, before), *dstart]
     gates = (kept["f"], kept["i"], kept["o"], kept["q"])
     stacked, dh0, dc0 = by_hand.lstm(kept["c"], gates, weights[0], dh, (dfinal[0], dfinal[1]))
     return [stacked, by_hand.outer(stacked, before), dh0, dc0]
@@ -148,7 +165,7 @@ def test_states_and_gradients_are_the_hand_derived_ones(step, size) -> None:
     upstream = [torch.randn_like(one) for one in found]
     torch.autograd.backward(found, upstream)
     kept = plain(step, drawn)
-    finals = [kept[name][:, -1] for name in ("h", "c") if name in kept]
+    finals = [kept[name][:, -1] for name in PARTS[: len(drawn[2])]]
     wanted = [kept["h"][:, 1:], *finals]
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one.detach(), other, rtol=1e-12, atol=1e-12)

@@ -23,7 +23,7 @@ def test_a_usual_model_runs_as_clusters_on_an_h200() -> None:
     assert form.why.startswith("cluster: one launch for the whole sequence")
 
 
-@pytest.mark.parametrize("step", CELLS)
+@pytest.mark.parametrize("step", [s for s, one in CELLS.items() if one.states <= forms.MOST_STATES])
 @pytest.mark.parametrize("resets", [False, True])
 def test_every_step_runs_as_clusters(step, resets) -> None:
     assert forms.choose(replace(H200, step=step, channels=512, resets=resets)).name == "cluster"
@@ -79,6 +79,19 @@ def test_why_groups_do_not_run_a_call_is_said(changed, reason) -> None:
     form = forms.choose(replace(H200, **changed))
     assert form.name == "stepwise"
     assert reason in form.why.partition("not groups: ")[2]
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"step": "slstm"}, "it carries h and c, and the state of step slstm has 4 parts"),
+        ({"heads": 4}, "it multiplies by one matrix, and there is one for each of 4 heads"),
+    ],
+)
+def test_what_only_stepwise_runs_is_said_of_both_others(changed, reason) -> None:
+    form = forms.choose(replace(H200, **changed))
+    assert form.name == "stepwise"
+    assert f"; not cluster: {reason}; not groups: {reason}" in form.why
 
 
 def test_all_rows_are_walked_by_groups_that_run_at_once() -> None:

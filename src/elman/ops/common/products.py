@@ -62,15 +62,16 @@ def multiply(left_mk: Tensor, right_kn: Tensor, to_mn: Tensor) -> Tensor:
     """Write a product to a tensor that may be wider than its factors; sums are as wide.
 
     Args:
-        left_mk: Left factor.
+        left_mk: Left factor, or one for each of several products.
         right_kn: Right factor, of the same dtype.
         to_mn: Where the product goes: in the dtype of the factors, or in fp32.
 
     Returns:
         ``to_mn``.
     """
+    product = torch.mm if left_mk.ndim == 2 else torch.bmm
     if left_mk.dtype == to_mn.dtype:
-        return torch.mm(left_mk, right_kn, out=to_mn)
+        return product(left_mk, right_kn, out=to_mn)
     if left_mk.is_cuda:
-        return torch.mm(left_mk, right_kn, out_dtype=to_mn.dtype, out=to_mn)
-    return torch.mm(left_mk.to(to_mn.dtype), right_kn.to(to_mn.dtype), out=to_mn)
+        return product(left_mk, right_kn, out_dtype=to_mn.dtype, out=to_mn)
+    return product(left_mk.to(to_mn.dtype), right_kn.to(to_mn.dtype), out=to_mn)

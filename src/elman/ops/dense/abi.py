@@ -26,7 +26,7 @@ _POINTERS = (
     *("matrix", "inner", "extra", "scale", "dscale", "memo", "norms"),
     *("first", "last", "dlast", "dfirst", "workspace"),
 )
-_NUMBERS = ("batch", "steps", "channels", "rank", "threads")
+_NUMBERS = ("batch", "steps", "channels", "rank", "threads", "pitch")
 
 
 class DenseArgs(ctypes.Structure):

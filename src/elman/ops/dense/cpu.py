@@ -14,6 +14,7 @@ from torch import Tensor
 from elman.kernels.threads import kernel_threads
 from elman.ops.common.backend import require_cpu
 from elman.ops.dense.abi import DenseArgs, sequence
+from elman.ops.dense.heads import head_count
 from elman.ops.dense.products import gradients
 from elman.ops.dense.recurrences import compiled_cell
 from elman.ops.dense.results import Gradients, Results, Tensors, adjacent, gradient_room, room
@@ -83,14 +84,16 @@ class _Call:
         resets_bt: Tensor | None,
     ) -> None:
         require_cpu(first_sbi)
-        cell = compiled_cell(step)
-        batch, steps, channels = results.y_bti.shape
+        cell = self.cell = compiled_cell(step)
+        batch, steps, pitch = results.y_bti.shape
+        self.heads = head_count(recurrent)
         self.kernel = kernel_for(step, first_sbi.dtype, resets=resets_bt is not None)
         self.kept: list[Tensor] = []
         self.args = DenseArgs(
             batch=batch,
             steps=steps,
-            channels=channels,
+            channels=pitch // self.heads,
+            pitch=pitch,
             rank=recurrent[0].shape[1] if len(recurrent) > 1 else 0,
             threads=kernel_threads(torch.get_num_threads()),
             y=sequence(results.y_bti),
@@ -116,8 +119,24 @@ class _Call:
             setattr(self.args, name, self.keep(tensor).data_ptr())
 
     def run(self, function: Callable[[DenseArgs], None]) -> None:
-        """Run a function of the kernel in a workspace of the size that it asks for."""
+        """Run a function of the kernel for every head, in a workspace of the size it asks for."""
         n_bytes = self.kernel.workspace(self.args)
         like = self.kept[0]
         self.point(workspace=like.new_empty(n_bytes // like.element_size()))
-        function(self.args)
+        for head in range(self.heads):
+            if head:
+                self._next_head(like.element_size())
+            function(self.args)
+
+    def _next_head(self, size: int) -> None:
+        """Let the arguments point to the next head; a number has ``size`` bytes."""
+        args, channels = self.args, self.args.channels * size
+        rows = channels * self.cell.blocks
+        args.matrix += rows * self.args.channels
+        for one in (args.x, args.dx):
+            one.data = one.data and one.data + rows
+        for one in (args.y, args.dy, *args.p, *args.dp):
+            one.data = one.data and one.data + channels
+        for name in ("memo", "first", "last", "dlast", "dfirst"):
+            if place := getattr(args, name):
+                setattr(args, name, place + channels)

@@ -25,6 +25,7 @@ from elman.ops.common.door import (
 from elman.ops.common.operators import apply, operators_are_seen
 from elman.ops.dense import cpu
 from elman.ops.dense.cuda import kernels
+from elman.ops.dense.heads import channel_count, head_count, row_count
 from elman.ops.dense.recurrences import compiled_cell
 from elman.ops.dense.results import Gradients, Results, Tensors, gradient_room, room
 
@@ -74,7 +75,8 @@ def dense(
         backend: A key of :data:`KERNELS`.
         keep: Whether a backward pass follows.
         inputs: Sequences [B, T, channels] of one dtype; on a CPU, that of everything else.
-        recurrent: The matrix [out, in], or its two factors, in the dtype of the state.
+        recurrent: The matrix [out, in] or [heads, out, in], or two factors, in the dtype of the
+            state.
         parameters: The step's own, likewise.
         first_sbi: State before the first step, in fp32 or wider.
         resets_bt: Whether the state of a row is zero before a step, bool; None: never.
@@ -109,8 +111,8 @@ def check_call(
         ValueError: one has another shape, dtype or device.
     """
     of = f"dense {step}"
-    check_sequences(of, inputs, [recurrent[0].shape[0]])
-    channels = recurrent[-1].shape[1]
+    check_sequences(of, inputs, [row_count(recurrent)])
+    channels = channel_count(recurrent)
     for number, part in enumerate(state):
         check_state(f"state {number}", of, part, (inputs[0].shape[0], channels), inputs[0])
     check_resets(of, resets_bt, inputs[0])
@@ -134,10 +136,15 @@ def check_kernel_call(
     rows, rank = cell.blocks * channels, recurrent[-1].shape[0]
     if len(recurrent) not in (1, 2) or rank < 1:
         raise ValueError(f"{of}: expected one matrix, or two factors of rank 1 or more")
+    heads = head_count(recurrent)
+    if heads > 1 and not cell.per_channel:
+        raise ValueError(f"{of}: its matrix has no heads, since the step adds up its channels")
     own: Shape = (channels, channels) if cell.extra else (1,)
-    matrices: list[Shape] = (
-        [(rows, channels)] if len(recurrent) == 1 else [(rows, rank), (rank, channels)]
-    )
+    matrices: list[Shape] = [(rows, channels)]
+    if recurrent[0].ndim == 3:
+        matrices = [(heads, rows // heads, channels // heads)]
+    elif len(recurrent) == 2:
+        matrices = [(rows, rank), (rank, channels)]
     sequences: list[Shape] = [(batch, steps, rows), *[(batch, steps, channels)] * cell.others]
     narrow = KERNELS[backend].narrow
     groups: dict[str, tuple[Tensors, list[Shape]]] = {

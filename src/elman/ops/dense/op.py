@@ -13,6 +13,7 @@ from elman.ops.common.door import empty_results, is_empty
 from elman.ops.common.precision import cast, io_dtype
 from elman.ops.dense import custom_op
 from elman.ops.dense.backends import BACKENDS
+from elman.ops.dense.heads import channel_count
 
 
 def dense_recurrence(
@@ -38,6 +39,7 @@ def dense_recurrence(
     linear            a         a                                                   E36, E42
     gru               [z r], p  (1 - s(z)) h + s(z) tanh(p + U (s(r) h))            CudaGRU
     lstm              [f i o n] c' = s(f) c + s(i) tanh(n), h' = s(o) tanh(c')      CudaLSTM
+    slstm             [z o i f] c' = F c + I tanh(z), n' = F n + I, h' = s(o) c'/n' sLSTM
     normalized_scalar a         rn(h + alpha tanh(a))                               E60
     normalized        a, p      rn(h + s(p) tanh(a))                                E60b
     normalized_sum    a         rn(h + a)                                           E59c
@@ -49,14 +51,16 @@ def dense_recurrence(
     residual          a, p      h + s(p) tanh(a)                                    E63 residual
     ================= ========= =================================================== ===============
 
-    (vector-state specification 2.7, 3.12, 4.3, 4.6, 4.7, 5.1 and 5.2.) Gradients reach every
-    tensor argument.
+    (vector-state specification 2.7, 3.12, 4.3, 4.6, 4.7, 5.1 and 5.2; slstm: arXiv 2405.04517,
+    equations 8 to 17, where F = exp(log s(f) + m - m'), I = exp(i - m') and m' = max(log s(f) + m,
+    i); of a memory with n = 0 nothing is read.) Gradients reach every tensor argument.
 
     Args:
         step: Name in :data:`elman.ops.dense.steps.STEPS`.
         inputs: Sequences [B, T, channels]: the parts of the pre-activations that do not depend on
             the state, biases included.
-        recurrent: The matrix R [out, in], already constrained, or its factors U, V with R = U V.
+        recurrent: The matrix R [out, in], already constrained, or its factors U, V with R = U V;
+            or a block-diagonal one [heads, out, in], as :mod:`elman.ops.dense.heads` has it.
         state: State before the first step, [B, i] each, h first.
         parameters: The step's own: U [i, i] of ``gru``, alpha [1] of ``normalized_scalar``.
         backend: Name of the implementation, as chosen by ``elman.models.backends``.
@@ -76,7 +80,7 @@ def dense_recurrence(
     chosen, dtype = BACKENDS[backend], state[0].dtype
     custom_op.check_call(step, inputs, recurrent, state, resets_bt)
     batch, steps, _ = inputs[0].shape
-    channels = recurrent[-1].shape[1]
+    channels = channel_count(recurrent)
     io = io_dtype(inputs[0]) if chosen.narrow else dtype
     if is_empty(inputs[0]):
         read = (*inputs, *recurrent, *parameters)

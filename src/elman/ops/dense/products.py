@@ -4,7 +4,7 @@ Every sum over batch and time is in the state's dtype (fp32 or wider), and so is
 narrow what it reads.
 
 Shape legend: b batch, t time, i channels of the state, p blocks * i rows of the recurrent matrix,
-r rank.
+r rank, j channels of a head.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from elman.ops.common.precision import no_autocast
 from elman.ops.common.products import outer, outer_before, shifted
+from elman.ops.dense.heads import head_count
 from elman.ops.dense.recurrences import compiled_cell
 from elman.ops.dense.results import Gradients, Results, Tensors
 
@@ -51,8 +52,33 @@ def gradients(
             gated_bti = before_bti * results.memo_btmi[:, :, 1]
             dparameters.append(outer(dinputs[1], gated_bti, first_sbi.dtype))
         given = (results.y_bti, h_bi, first_sbi.dtype, resets_bt)
-        drecurrent = _of_matrices(dinputs[0], recurrent, *given)
+        drecurrent = _of_heads(dinputs[0], recurrent, *given)
     return Gradients(dinputs, drecurrent, dparameters, dfirst_sbi)
+
+
+def _of_heads(
+    dpre_btp: Tensor,
+    recurrent: Tensors,
+    y_bti: Tensor,
+    h_bi: Tensor,
+    wide: torch.dtype,
+    resets_bt: Tensor | None,
+) -> list[Tensor]:
+    """Return the gradients of R, head by head, or of its factors."""
+    if recurrent[0].ndim == 2:
+        return _of_matrices(dpre_btp, recurrent, y_bti, h_bi, wide, resets_bt)
+    heads = head_count(recurrent)
+    drecurrent = [
+        _of_matrices(dpre, [block], y_btj, h_bj, wide, resets_bt)[0]
+        for dpre, block, y_btj, h_bj in zip(
+            dpre_btp.chunk(heads, dim=-1),
+            recurrent[0],
+            y_bti.chunk(heads, dim=-1),
+            h_bi.chunk(heads, dim=-1),
+            strict=True,
+        )
+    ]
+    return [torch.stack(drecurrent)]
 
 
 def _of_matrices(

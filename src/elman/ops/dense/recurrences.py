@@ -19,7 +19,7 @@ class DenseRecurrence:
         type: The structure's C++ name.
         blocks: How many blocks of channels the first input and R h have.
         others: How many other inputs it has.
-        states: Parts of the state: 2 with c.
+        states: Parts of the state, h among them.
         memo: Numbers that a channel's step leaves for its derivative.
         norm: Whether the new state is divided by its root mean square.
         scale: Whether the step has a number of its own.
@@ -42,6 +42,11 @@ class DenseRecurrence:
     code: str = ""
 
     @property
+    def per_channel(self) -> bool:
+        """Whether all behind the product is of one channel alone, as heads need it."""
+        return not (self.norm or self.scale or self.extra)
+
+    @property
     def parameters(self) -> int:
         """How many tensors the step has beside the recurrent matrix."""
         return int(self.scale) + int(self.extra)
@@ -54,7 +59,8 @@ class DenseRecurrence:
         """
         words = ("blocks", "others", "states", "memo", "norm", "scale", "extra", "old", "new")
         stated = {word.upper(): (word, getattr(self, word)) for word in words}
-        limits = {"BLOCKS": "MAX_BLOCKS", "OTHERS": "MAX_OTHERS", "MEMO": "MAX_DENSE_MEMO"}
+        limits = {"BLOCKS": "MAX_BLOCKS", "OTHERS": "MAX_OTHERS", "STATES": "MAX_STATES"}
+        limits["MEMO"] = "MAX_DENSE_MEMO"
         return cell_assertions(name, self.type, "DenseRecurrence", stated, limits)
 
 
@@ -65,6 +71,7 @@ CELLS: dict[str, DenseRecurrence] = {
     "linear": DenseRecurrence("DensePlain<false>", old=False, new=False),
     "gru": _of_memo("DenseGru", blocks=2, others=1, memo=3, extra=True),
     "lstm": _of_memo("DenseLstm", blocks=4, states=2, memo=5, old=False),
+    "slstm": _of_memo("DenseSlstm", blocks=4, states=4, memo=7, old=False),
     "normalized_scalar": _of_memo("DenseScaled", memo=1, norm=True, scale=True, old=False),
     "normalized": _of_memo("DenseResidual<true>", others=1, memo=2, norm=True, old=False),
     "normalized_sum": _of_memo("DenseSum", norm=True, old=False),

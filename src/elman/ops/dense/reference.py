@@ -1,7 +1,7 @@
 """The dense recurrences in plain PyTorch: a loop over time, gradient by autograd.
 
 Shape legend: t time, b batch, i channels of the state, s parts of the state, p rows of the
-recurrent matrix.
+recurrent matrix, c channels of any kind.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from elman.ops.common.scan import scan
+from elman.ops.dense.heads import block_by_block, by_head, row_count
 from elman.ops.dense.steps import STEPS, Advance, State, Tensors
 
 
@@ -25,7 +26,7 @@ def dense_recurrence(
 ) -> tuple[Tensor, State]:
     """Compute :func:`elman.ops.dense.op.dense_recurrence`, any floating dtype, any device."""
     chosen = STEPS[step]
-    assert inputs[0].shape[-1] == recurrent[0].shape[0]
+    assert inputs[0].shape[-1] == row_count(recurrent)
     first_tbp, *others = (sequence.transpose(0, 1) for sequence in inputs)
     activated = [act(other) for act, other in zip(chosen.activations, others, strict=True)]
     segment = partial(
@@ -44,7 +45,7 @@ def dense_recurrence(
 
 def _transposed(matrix: Tensor) -> Tensor:
     """Return a copy that all steps share: every product is then a plain GEMM."""
-    return matrix.t().contiguous()
+    return matrix.mT.contiguous()
 
 
 def _segment(
@@ -66,6 +67,15 @@ def _segment(
         read = state[0]
         for factor in inner:
             read = read @ factor
-        state = advance(state, torch.addmm(input_bp, read, outer), others, parameters)
+        state = advance(state, _added(input_bp, read, outer), others, parameters)
         outputs.append(state[0])
     return torch.stack(outputs), torch.stack(state)
+
+
+def _added(input_bp: Tensor, read_bc: Tensor, matrix: Tensor) -> Tensor:
+    """Return input + read R^T, a fresh tensor, with the blocks of all heads side by side."""
+    if matrix.ndim == 2:
+        return torch.addmm(input_bp, read_bc, matrix)
+    heads = matrix.shape[0]
+    sum_ebq = torch.baddbmm(by_head(input_bp, heads), by_head(read_bc, heads), matrix)
+    return block_by_block(sum_ebq.transpose(0, 1).flatten(1), heads, read_bc.shape[1])

@@ -63,6 +63,18 @@ def _lstm(state: State, pre_bp: Tensor, others: Tensors, parameters: Tensors) ->
     return output_bi * c_bi.tanh(), c_bi
 
 
+def _slstm(state: State, pre_bp: Tensor, others: Tensors, parameters: Tensors) -> State:
+    new_bi, output_bi, input_bi, forget_bi = pre_bp.chunk(4, dim=-1)
+    _, c_bi, n_bi, m_bi = state
+    # Nothing is read of an empty memory. Otherwise m of the zero state would be a number like any.
+    past_bi = (functional.logsigmoid(forget_bi) + m_bi).masked_fill(n_bi == 0, -torch.inf)
+    m_bi = torch.maximum(past_bi, input_bi)
+    kept_bi, write_bi = (past_bi - m_bi).exp(), (input_bi - m_bi).exp()
+    c_bi = torch.addcmul(kept_bi * c_bi, write_bi, new_bi.tanh())
+    n_bi = torch.addcmul(write_bi, kept_bi, n_bi)
+    return output_bi.sigmoid() * c_bi / n_bi, c_bi, n_bi, m_bi
+
+
 def _rms_norm(x_bi: Tensor) -> Tensor:
     return functional.rms_norm(x_bi, x_bi.shape[-1:], eps=NORM_EPS)
 
@@ -117,6 +129,7 @@ STEPS: dict[str, Step] = {
     "linear": Step(_linear),
     "gru": Step(_gru, (_as_is,)),
     "lstm": Step(_lstm),
+    "slstm": Step(_slstm),
     "normalized_scalar": Step(_normalized_scalar),
     "normalized": Step(_normalized, (torch.sigmoid,)),
     "normalized_sum": Step(_normalized_sum),

@@ -36,6 +36,7 @@ class Shape:
         capability: Compute capability of the GPU.
         multiprocessors: How many it has; 0 is unknown.
         resets: Whether the call has resets.
+        heads: Blocks of a block-diagonal recurrent matrix; 1 is a full one.
     """
 
     step: str
@@ -46,9 +47,26 @@ class Shape:
     capability: tuple[int, int]
     multiprocessors: int = 0
     resets: bool = False
+    heads: int = 1
+
+
+MOST_STATES = 2
+"""Parts of the state that clusters and groups carry."""
+
+
+def _wider(shape: Shape) -> str | None:
+    """Return why no form but stepwise has been written for a call, or None."""
+    states = compiled_cell(shape.step).states
+    if states > MOST_STATES:
+        return f"it carries h and c, and the state of step {shape.step} has {states} parts"
+    if shape.heads > 1:
+        return f"it multiplies by one matrix, and there is one for each of {shape.heads} heads"
+    return None
 
 
 def _cluster(shape: Shape) -> str | None:
+    if said := _wider(shape):
+        return said
     if against := clusters_cannot(shape.number, shape.capability, shape.channels):
         return against
     configs = (cluster_config(shape, back=back) for back in (False, True))
@@ -71,6 +89,8 @@ def _groups(shape: Shape) -> str | None:
 def groups_cannot(shape: Shape) -> str | None:
     """Return why groups cannot run a call, or None; whether they should is another question."""
     cell, (major, minor) = compiled_cell(shape.step), shape.capability
+    if said := _wider(shape):
+        return said
     if shape.number != "bf16":
         return f"its products are in bf16, this call is in {shape.number}"
     if shape.capability not in SHARED_LIMITS:

@@ -15,6 +15,7 @@ from elman.ops.common.cuda.forms import Form
 from elman.ops.common.cuda.machine import machine
 from elman.ops.common.precision import cast
 from elman.ops.dense.cuda import cluster, forms, groups, stepwise
+from elman.ops.dense.heads import head_count
 from elman.ops.dense.results import Gradients, Results, Tensors
 
 
@@ -125,8 +126,8 @@ def chosen(
     """
     rank = recurrent[0].shape[1] if len(recurrent) > 1 else 0
     _, batch, channels = first_sbi.shape
-    device = first_sbi.device.index
-    return _chosen(step, sequence_btc.dtype, batch, channels, rank, device, resets)
+    device, heads = first_sbi.device.index, head_count(recurrent)
+    return _chosen(step, sequence_btc.dtype, batch, channels, rank, device, resets, heads)
 
 
 @cache
@@ -138,9 +139,10 @@ def _chosen(
     rank: int,
     device: int | None,
     resets: bool,
+    heads: int,
 ) -> Form:
     number = "bf16" if io == torch.bfloat16 else "fp32"
-    shape = forms.Shape(step, number, batch, channels, rank, *machine(device), resets)
+    shape = forms.Shape(step, number, batch, channels, rank, *machine(device), resets, heads)
     found = _ran[shape] = forms.choose(shape)
     return found
 
@@ -152,7 +154,9 @@ def notes() -> list[str]:
     """Return how every kind of call ran that this process has made: a sentence for each."""
     return [
         f"dense engine, step {shape.step}, {shape.channels} channels"
-        f"{f' of rank {shape.rank}' if shape.rank else ''}, {shape.batch} rows, {shape.number}"
+        f"{f' of rank {shape.rank}' if shape.rank else ''}"
+        f"{f' in {shape.heads} heads' if shape.heads > 1 else ''}"
+        f", {shape.batch} rows, {shape.number}"
         f"{', resets' if shape.resets else ''}: "
         f"{form.why}"
         for shape, form in _ran.items()

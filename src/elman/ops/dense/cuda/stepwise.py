@@ -4,7 +4,7 @@ Every step reads and writes the same small tensors, so that nothing is allocated
 inside the loop. The host is what limits it outside of a CUDA graph.
 
 Shape legend: b batch, t time, i channels of the state, p blocks * i rows of the recurrent matrix,
-r rank, s parts of the state.
+r rank, s parts of the state, e heads.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from elman.ops.common.native import ENGINE_TYPES, require_cuda_dtype, words_of
 from elman.ops.common.precision import no_autocast
 from elman.ops.common.products import multiply
 from elman.ops.dense.abi import MAX_OTHERS, DenseSequence
+from elman.ops.dense.heads import by_head, head_count
 from elman.ops.dense.products import gradients
 from elman.ops.dense.recurrences import compiled_cell
 from elman.ops.dense.results import Gradients, Results, Tensors, adjacent, gradient_room, room
@@ -36,7 +37,7 @@ _POINTERS = (
     *("product", "second", "narrow", "narrow_extra", "between", "state", "first"),
     *("scale", "dscale", "memo", "norms"),
 )
-_NUMBERS = ("batch", "steps", "channels", "step")
+_NUMBERS = ("batch", "steps", "channels", "step", "head")
 
 
 class DenseStepArgs(ctypes.Structure):
@@ -71,6 +72,7 @@ class StepConfig:
         state: Dtype of the state and of all sums.
         vector: Neighbouring channels of a thread.
         resets: Whether the kernels know resets.
+        heads: Whether the recurrent matrix is block-diagonal.
     """
 
     step: str
@@ -78,6 +80,7 @@ class StepConfig:
     state: torch.dtype
     vector: int
     resets: bool = False
+    heads: bool = False
 
     @property
     def threads(self) -> int:
@@ -103,15 +106,15 @@ def forward(
     """Run a step over time; see :class:`elman.ops.dense.cuda.kernels.Passes`."""
     with no_autocast(first_sbi):
         results = room(step, inputs[0], first_sbi, keep)
-        call = _Call(step, parameters, first_sbi, results, resets_bt)
+        call = _Call(step, recurrent, parameters, first_sbi, results, resets_bt)
         call.put("x", [inputs[0]])
         call.put("p", inputs[1:])
         results.last_sbi.copy_(first_sbi if resets_bt is None else _dropped(first_sbi, resets_bt))
-        io_bi = call.narrow(call.channels)
-        io_bi.copy_(results.last_sbi[0])
-        pre_bp = call.wide(call.cell.blocks * call.channels)
+        io_bi = call.read(call.narrow(call.channels))
+        io_bi.copy_(call.by_head(results.last_sbi[0]))
+        pre_bp = call.read(call.wide(call.cell.blocks * call.channels))
         call.point(state=results.last_sbi, narrow=io_bi, product=pre_bp)
-        product = _product(io_bi, [matrix.T for matrix in reversed(recurrent)], pre_bp)
+        product = _product(io_bi, [matrix.mT for matrix in reversed(recurrent)], pre_bp)
         if call.cell.extra:
             _forward_twice(call, product, parameters[0].T)
         else:
@@ -152,7 +155,7 @@ def backward(
 ) -> Gradients:
     """Run a step back through time; see :class:`elman.ops.dense.cuda.kernels.Passes`."""
     with no_autocast(first_sbi):
-        call = _Call(step, parameters, first_sbi, results, resets_bt)
+        call = _Call(step, recurrent, parameters, first_sbi, results, resets_bt)
         dinputs = gradient_room(step, results.y_bti)
         dfirst_sbi = torch.empty_like(first_sbi, memory_format=torch.contiguous_format)
         dfirst_sbi.zero_() if dlast_sbi is None else dfirst_sbi.copy_(dlast_sbi)
@@ -160,11 +163,12 @@ def backward(
         call.put("dx", dinputs[:1])
         call.put("dp", dinputs[1:])
         call.put("dy", [] if dy_bti is None else [dy_bti])
-        io_bp, dh_bi = call.narrow(call.cell.blocks * call.channels), call.wide(call.channels)
+        io_bp = call.read(call.narrow(call.cell.blocks * call.channels))
+        dh_bi = call.read(call.wide(call.channels))
         call.point(state=dfirst_sbi, first=first_sbi.contiguous(), dscale=dscale_bi, narrow=io_bp)
         product = _product(io_bp, recurrent, dh_bi)
         _walk_back(call, product, dh_bi, parameters)
-        dfirst_sbi[0].add_(dh_bi)
+        call.by_head(dfirst_sbi[0]).add_(dh_bi)
         given = (dinputs, dscale_bi, dfirst_sbi, recurrent, parameters, first_sbi, results)
         return gradients(step, *given, resets_bt)
 
@@ -218,11 +222,13 @@ class _Call:
     def __init__(
         self,
         step: str,
+        recurrent: Tensors,
         parameters: Tensors,
         first_sbi: Tensor,
         results: Results,
         resets_bt: Tensor | None,
     ) -> None:
+        self.heads, self.diagonal = head_count(recurrent), recurrent[0].ndim == 3
         self.step, self.cell, self.like = step, compiled_cell(step), first_sbi
         self.io = results.y_bti.dtype
         self.batch, self.steps, self.channels = results.y_bti.shape
@@ -232,6 +238,8 @@ class _Call:
         self.args = DenseStepArgs.from_buffer(words)
         words[WORDS["batch"]], words[WORDS["steps"]] = self.batch, self.steps
         words[WORDS["channels"]] = self.channels
+        words[WORDS["head"]] = head = self.channels // self.heads
+        self.places |= head
         self.resets = resets_bt is not None
         if resets_bt is not None:
             words[WORDS["resets"]] = self._held(resets_bt.contiguous()).data_ptr()
@@ -249,6 +257,14 @@ class _Call:
     def wide(self, width: int) -> Tensor:
         """Return room for a row of numbers in the dtype of the state, for every row."""
         return self._held(self.like.new_empty(self.batch, width))
+
+    def by_head(self, row_bc: Tensor) -> Tensor:
+        """Return channels as a product reads them: with heads, a view [heads, B, c / heads]."""
+        return by_head(row_bc, self.heads) if self.diagonal else row_bc
+
+    def read(self, row_bc: Tensor) -> Tensor:
+        """Return room for a product: with heads, as contiguous memory [heads, B, c / heads]."""
+        return row_bc.view(self.heads, self.batch, -1) if self.diagonal else row_bc
 
     def _held(self, tensor: Tensor) -> Tensor:
         self.kept.append(tensor)
@@ -275,7 +291,7 @@ class _Call:
     def config(self) -> StepConfig:
         """Return what the kernels of this call are compiled for."""
         vector = 1 if self.places % 2 else 2
-        return _config(self.step, self.io, self.like.dtype, vector, self.resets)
+        return _config(self.step, self.io, self.like.dtype, vector, self.resets, self.diagonal)
 
     def runner(self, kernel: str) -> Callable[[int], None]:
         """Return what runs a kernel for a step of time."""
@@ -304,7 +320,7 @@ def unit_text(config: StepConfig, device: str = "cuda/common/device.cuh") -> str
     kernels = {"dense_forward": "forward", "dense_backward": "backward"}
     if compiled_cell(config.step).extra:
         kernels |= {"dense_gates": "gates", "dense_candidate": "candidate"}
-    sizes = f"{config.vector}, {config.threads}"
+    sizes = f"{config.vector}, {config.threads}, {str(config.heads).lower()}"
     return "\n".join(
         [
             f'#include "{device}"',
