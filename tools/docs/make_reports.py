@@ -65,13 +65,23 @@ On a dark and on a narrow screen:
 <img src="pictures/report-dark.png" width="62%" alt="The same report on a dark screen" />
 <img src="pictures/report-narrow.png" width="30%" alt="A report on a screen of 400 pixels" />
 
+Printed, everything that is folded on the screen is open:
+
+![The first printed pages of the same report](pictures/report-print.png)
+
 ## For a paper
 
     elman mode=report report.dir=outputs/..._sweep report.paper=true
 
-also writes the folder `paper`: every figure as SVG and as PDF, `table.tex` with means, standard
-deviations and n, and `figures.tex`, a document that shows all of them. Its captions have the
-definitions. The same runs make the same bytes.
+also writes the folder `paper`:
+
+- every figure as SVG and as PDF, the grid of tasks too;
+- `table.tex` with means, standard deviations and n. Its first lines say what a preamble needs. With
+  more than 35 rows it goes on over pages;
+- `figures.tex`, a document that shows all of them, for pdflatex.
+
+The captions have the definitions. Names are shown as they are; a sign beyond Latin-1 is shown by
+its number. The same runs make the same bytes.
 
 ## Suites
 
@@ -95,6 +105,9 @@ row with its status and its reason, and enters no mean. Its status is one of the
 - `running`: a process is in its folder;
 - `unfinished`: it was killed before it could write a result;
 - `damaged`: its result cannot be read.
+
+If a job of a sweep was killed after an earlier session had left a result, its status is that of its
+last process, and the reason says what its result tells.
 
 If one run lacks a number, the mean of that number is not shown. Numbers that were made by the
 definitions of another metric version are shown, but enter no mean.
@@ -123,8 +136,17 @@ Below the table stands, for each row, how it differs from one other row:
 The loss that decides is the one at equal steps if the runs were bounded by steps, and at equal
 minutes if they were bounded by minutes. The terminal shows the losses at equal steps, minutes and
 bytes; the files have every difference, with val bpb, speed and memory. A row that is compared with
-no other is named with the conditions that differ. To run the seeds that would decide, add them to
-the sweep: [`elman -m sweep.add=<folder> train.seed=4,5`](sweeps.md#adding-jobs).
+no other is named with the conditions that differ.
+
+Below what noise hides stands the command that would decide it, ready to copy:
+
+    to decide it: elman -m sweep.add=<folder> model=e42,e1 train.seed=3,4,5,6,7,8
+
+It adds the next seeds to [the sweep](sweeps.md#adding-jobs), for these two rows alone: first seeds
+that only one of them has, and none with which a run failed. In a suite it names the models
+(`benchmark.only`), or adds the seeds to all runs if the runs of the suite have seeds of their own.
+Rows of one seed get a command for two more. There is no command while the sweep runs, and none for
+runs that belong to no sweep.
 
 {method}
 

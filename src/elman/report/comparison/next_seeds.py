@@ -14,8 +14,8 @@ from elman.report.comparison.runs import Run
 from elman.report.comparison.wins import LOSS, Challenger, Group, Wins
 from elman.runs.state import RUNNING
 
-TO_MEASURE = 2
-"""More seeds for rows of one seed: with three an interval begins to be of use."""
+# More seeds for rows of one seed: with three an interval begins to be of use.
+_MORE_OF_ONE = 2
 _SEED, _MODEL, _ONLY = "train.seed", "model", "benchmark.only"
 # Seeds that are listed one by one; more in a row are a range.
 _LISTED = 8
@@ -42,7 +42,7 @@ def _commanded(group: Group, homes: Mapping[int, Source]) -> Group:
     alone = [row for row in rows if len(row.counted) == 1]
     if alone and group.reference not in alone:
         alone.append(group.reference)
-    measured = tuple(_commands(alone, TO_MEASURE, homes)) if alone else ()
+    measured = tuple(_commands(alone, _MORE_OF_ONE, homes)) if alone else ()
     return replace(group, challengers=challengers, to_measure=measured)
 
 
