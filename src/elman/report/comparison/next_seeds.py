@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from elman.base.quoting import pasteable
 from elman.report.comparison.collect import Source
@@ -23,6 +23,20 @@ _LISTED = 8
 _PATHS = ("data.path", "train.init_from")
 
 
+@dataclass(frozen=True)
+class _Home:
+    """A sweep, with the values that its jobs have for each key; None is a job without the key."""
+
+    source: Source
+    values: Mapping[str, set[str | None]]
+
+    @classmethod
+    def of(cls, source: Source) -> _Home:
+        told = [_overrides(run) for run in source.runs]
+        keys = dict.fromkeys(key for one in told for key in one)
+        return cls(source, {key: {one.get(key) for one in told} for key in keys})
+
+
 def with_commands(wins: Wins, sources: Sequence[Source]) -> Wins:
     """Return comparisons with the commands that would decide what is not decided.
 
@@ -30,46 +44,43 @@ def with_commands(wins: Wins, sources: Sequence[Source]) -> Wins:
         wins: The comparisons.
         sources: The folders of the report: a command adds jobs to the sweep of a row.
     """
-    homes = {id(run): source for source in sources if source.is_sweep for run in source.runs}
+    found = [_Home.of(source) for source in sources if source.is_sweep]
+    homes = {id(run): home for home in found for run in home.source.runs}
     return replace(wins, groups=tuple(_commanded(group, homes) for group in wins.groups))
 
 
-def _commanded(group: Group, homes: Mapping[int, Source]) -> Group:
+def _commanded(group: Group, homes: Mapping[int, _Home]) -> Group:
     challengers = tuple(
         replace(one, to_decide=tuple(_to_decide(one, group, homes))) for one in group.challengers
     )
     rows = [group.reference, *(one.row for one in challengers)]
     alone = [row for row in rows if len(row.counted) == 1]
-    if alone and group.reference not in alone:
+    if alone and len(group.reference.counted) > 1:
         alone.append(group.reference)
     measured = tuple(_commands(alone, _MORE_OF_ONE, homes)) if alone else ()
     return replace(group, challengers=challengers, to_measure=measured)
 
 
-def _to_decide(one: Challenger, group: Group, homes: Mapping[int, Source]) -> Iterator[str]:
+def _to_decide(one: Challenger, group: Group, homes: Mapping[int, _Home]) -> Iterator[str]:
     more = one.line(LOSS, group.axis).more_seeds
     if more is not None:
         yield from _commands([one.row, group.reference], more, homes)
 
 
-def _commands(rows: Sequence[Row], more: int, homes: Mapping[int, Source]) -> Iterator[str]:
+def _commands(rows: Sequence[Row], more: int, homes: Mapping[int, _Home]) -> Iterator[str]:
     """Yield a command for each sweep that has some of the rows.
 
     There is none if a row is of no sweep, or of one that runs: its seeds are not all there yet.
     """
     found = [homes.get(id(row.counted[0])) for row in rows]
+    known = [home for home in found if home is not None]
     seeds = next_seeds(rows, more)
-    if None in found or not seeds or any(source.living for source in found if source):
+    if len(known) < len(rows) or not seeds or any(home.source.living for home in known):
         return
-    for folder in dict.fromkeys(source.folder for source in found if source is not None):
-        own = [
-            (row, source)
-            for row, source in zip(rows, found, strict=True)
-            if source is not None and source.folder == folder
-        ]
-        source = own[0][1]
-        texts = [*_restricted([row.counted[0] for row, _ in own], source), _typed(seeds)]
-        yield f"elman -m {pasteable('sweep.add', str(folder))} {shlex.join(texts)}"
+    for home in {id(home): home for home in known}.values():
+        own = [row.counted[0] for row, its in zip(rows, known, strict=True) if its is home]
+        texts = [*_restricted(own, home), _typed(seeds)]
+        yield f"elman -m {pasteable('sweep.add', str(home.source.folder))} {shlex.join(texts)}"
 
 
 def next_seeds(rows: Sequence[Row], more: int) -> list[int]:
@@ -93,23 +104,22 @@ def _typed(seeds: Sequence[int]) -> str:
     return f"{_SEED}={','.join(map(str, seeds))}"
 
 
-def _restricted(runs: Sequence[Run], source: Source) -> Iterator[str]:
+def _restricted(runs: Sequence[Run], home: _Home) -> Iterator[str]:
     """Yield the overrides that leave, of all jobs of a sweep, those like some runs.
 
     What the runs of a suite set cannot be typed, but their models can be named.
     """
-    every = [_overrides(run) for run in source.runs]
-    own = [_overrides(run) for run in runs]
-    for key in dict.fromkeys(key for one in every for key in one):
-        wanted = list(dict.fromkeys(one.get(key) for one in own))
-        if key == _SEED or None in wanted or set(wanted) >= {one.get(key) for one in every}:
+    own, given = [_overrides(run) for run in runs], home.source.suite_keys
+    for key, values in home.values.items():
+        wanted = {one.get(key): None for one in own}
+        if key == _SEED or None in wanted or wanted.keys() >= values:
             continue
-        values = ",".join(str(value) for value in wanted)
-        if key in source.suite_keys:
-            if key == _MODEL and _SEED not in source.suite_keys:
-                yield f"{_ONLY}={values}"
+        texts = ",".join(map(str, wanted))
+        if key in given:
+            if key == _MODEL and _SEED not in given:
+                yield f"{_ONLY}={texts}"
         elif key not in _PATHS:
-            yield f"{key}={values}"
+            yield f"{key}={texts}"
 
 
 def _overrides(run: Run) -> dict[str, str]:
