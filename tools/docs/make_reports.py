@@ -60,6 +60,9 @@ ended.
   `slow path`, `resumed`, and `unequal` with the conditions in which a row differs from the largest
   set of comparable rows.
 
+A page of 300 runs with 1,500 steps each takes 2 s of one processor core and has 2.4 MB. In a browser,
+300 rows show no labels that overlap, on a screen of 400 pixels too.
+
 On a dark and on a narrow screen:
 
 <img src="pictures/report-dark.png" width="62%" alt="The same report on a dark screen" />

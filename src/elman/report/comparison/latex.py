@@ -11,6 +11,7 @@ NEEDS = (r"\usepackage[T1]{fontenc}", r"\usepackage{array,graphicx,longtable}")
 """What the preamble of a document must have that holds such text, tables and figures."""
 # A float of more lines than this does not fit on a page.
 _LINES_OF_A_FLOAT = 35
+_SMALL = r"\footnotesize\setlength{\tabcolsep}{3pt}\renewcommand{\arraystretch}{1.2}"
 _SIGNS = {
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
     "\\": r"\textbackslash{}",
@@ -67,12 +68,12 @@ def table(
     named = f"\\caption{{{latex(caption)}}}\\label{{{label}}}"
     if len(lines) > _LINES_OF_A_FLOAT:
         return (
-            "\\begingroup\n\\footnotesize\\setlength{\\tabcolsep}{3pt}\n"
+            f"\\begingroup\n{_SMALL}\n"
             f"\\begin{{longtable}}{{{columns}}}\n{named}\\\\\n{head}\n\\endfirsthead\n"
             f"{head}\n\\endhead\n{body}\n\\end{{longtable}}\n\\endgroup\n"
         )
     return (
-        "\\begin{table}\n\\centering\\footnotesize\\setlength{\\tabcolsep}{3pt}\n"
+        f"\\begin{{table}}\n\\centering{_SMALL}\n"
         f"\\begin{{tabular}}{{{columns}}}\n{head}\n{body}\n\\end{{tabular}}\n{named}\n"
         "\\end{table}\n"
     )
@@ -86,6 +87,6 @@ def _breakable(cell: str) -> str:
 def figure(name: str, caption: str) -> str:
     """Return a figure, given the name of its PDF file and its caption as plain text."""
     return (
-        f"\\begin{{figure}}\n\\centering\n\\includegraphics[width=\\linewidth]{{{name}.pdf}}\n"
+        f"\\begin{{figure}}\n\\centering\n\\includegraphics[width=0.7\\linewidth]{{{name}.pdf}}\n"
         f"\\caption{{{latex(caption)}}}\\label{{fig:{name}}}\n\\end{{figure}}\n"
     )

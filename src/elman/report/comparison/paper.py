@@ -45,7 +45,8 @@ def paper_files(report: Report) -> Files:
     else:
         drawn = {}
     for plot in figures_of(report).all:
-        captions[plot.picture.name] = f"{plot.title}. {plot.caption}"
+        told = plot.caption.replace("dashed square", "square")  # as matplotlib draws it
+        captions[plot.picture.name] = f"{plot.title}. {told}"
         drawn[plot.picture.name] = figure_bytes(plot.picture)
     for name, kinds in drawn.items():
         files |= {f"{name}.{kind}": content for kind, content in kinds.items()}

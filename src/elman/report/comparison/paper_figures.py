@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from elman.report.comparison.axes import Axis
@@ -31,7 +31,8 @@ _HUES = (
 )
 _BAD = "#b3261e"
 _MOST_LABELS = 12
-_INCHES_PER_ENTRY, _ENTRIES_ACROSS = 0.13, 3
+# Of a legend: the height of an entry, the width of its line and of a character.
+_ENTRY_HIGH, _ENTRY_LINE, _ENTRY_CHARACTER = 0.13, 0.4, 0.047
 # Text stays text in both formats, and the same report makes the same bytes.
 _SETTINGS: Any = {
     "svg.hashsalt": "elman",
@@ -47,7 +48,8 @@ def figure_bytes(picture: Picture) -> dict[str, bytes]:
     if isinstance(picture, OverNames | HeatMap):
         height = max(1.6, 0.9 + _INCHES_PER_NAME * len(picture.y.given))
     if isinstance(picture, Lines):
-        height += _INCHES_PER_ENTRY * (len(_entries(picture)) / _ENTRIES_ACROSS)
+        entries = _entries(picture)
+        height += _ENTRY_HIGH * len(entries) / _across(entries.values())
     return drawn_bytes(lambda axes: _draw(axes, picture), width, height)
 
 
@@ -114,8 +116,9 @@ def _axis(axes: Any, side: str, axis: Axis) -> None:
 
 def _lines(axes: Any, picture: Lines) -> None:
     entries = _entries(picture)
+    across, left = _across(entries.values()), dict(entries)
     for curve in picture.curves:
-        label = entries.pop(curve.row, None)
+        label = left.pop(curve.row, None)
         style = _style(curve.row) | {"marker": "." if picture.dotted else ""}
         axes.plot(curve.x, curve.y, linewidth=1.0, markersize=3, label=label, **style)
         if curve.band is not None:
@@ -124,8 +127,8 @@ def _lines(axes: Any, picture: Lines) -> None:
         _end(axes, curve)
     _axis(axes, "x", picture.x)
     _axis(axes, "y", picture.y)
-    if _entries(picture):
-        place: Any = {"loc": "outside lower center", "ncols": _ENTRIES_ACROSS}
+    if entries:
+        place: Any = {"loc": "outside lower center", "ncols": across}
         axes.figure.legend(fontsize=6, frameon=False, **place)
 
 
@@ -133,6 +136,12 @@ def _entries(picture: Lines) -> dict[int, str]:
     """Return what the rows of a legend are called; of more rows than line styles there is none."""
     told = {curve.row: plain(curve.told) for curve in reversed(picture.curves)}
     return dict(sorted(told.items())) if len(told) <= COLOURS * DASHES else {}
+
+
+def _across(names: Iterable[str]) -> int:
+    """Return how many entries of a legend stand side by side."""
+    longest = max(map(len, names), default=0)
+    return max(1, int(_INCHES[0] / (_ENTRY_LINE + _ENTRY_CHARACTER * longest)))
 
 
 def _end(axes: Any, curve: Curve) -> None:
