@@ -181,7 +181,7 @@ LATER = "2026-11-20T18:00:00+00:00"  # than the sweep's end
             KILLED,
             f"{KILLED} after 40 steps: rank 1 was killed; its result says crash: no space left",
         ),
-        ({"status": "ok"}, "ok", f"after it had written its result its process ended so: {KILLED}"),
+        ({"status": "ok"}, "ok", f"its process ended as {KILLED} after it had written its result"),
         # It went on alone, and ended in another way.
         (
             {"status": "crash", "error": "no space left", "ended": LATER},

@@ -235,7 +235,7 @@ def _with_result(result: Result, seen: str, job: Mapping[str, Any]) -> tuple[str
         after = f"its sweep had ended before and saw: {seen}"
         return own, "; ".join(filter(None, (error, after)))
     if own == RunStatus.OK:
-        return own, f"after it had written its result its process ended so: {seen}"
+        return own, f"its process ended as {seen} after it had written its result"
     # The process left no result of its own, or one that could not know why it ended.
     told = f"its result says {own}" + (f": {error}" if error else "")
     return seen, "; ".join(filter(None, (str(job.get("reason") or ""), told)))
