@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
@@ -53,7 +54,7 @@ def printed(folder: Path) -> None:
     save(sheets, PICTURES / "report-print.png")
 
 
-def save(pictures: list[Image.Image], path: Path) -> None:
+def save(pictures: Sequence[Image.Image], path: Path) -> None:
     """Save pictures side by side."""
     gaps = GAP * (len(pictures) - 1)
     size = (sum(one.width for one in pictures) + gaps, max(one.height for one in pictures))

@@ -93,7 +93,8 @@ def next_seeds(rows: Sequence[Row], more: int) -> list[int]:
         return []
     runs = [run for row in rows for run in row.runs if run.seed is not None]
     failed = {run.seed for run in runs if not run.counts and run.status not in (*WAITS, RUNNING)}
-    lacking = set.union(*had) - set.intersection(*had) - failed
+    every = {seed for seeds in had for seed in seeds} - failed
+    lacking = [seed for seed in every if any(seed not in seeds for seeds in had)]
     first = max(run.seed for run in runs if run.seed is not None) + 1
     return [*sorted(lacking), *range(first, first + more)][:more]
 
