@@ -60,8 +60,8 @@ ended.
   `slow path`, `resumed`, and `unequal` with the conditions in which a row differs from the largest
   set of comparable rows.
 
-A page of 300 runs with 1,500 steps each takes 2 s of one processor core and has 2.4 MB. In a browser,
-300 rows show no labels that overlap, on a screen of 400 pixels too.
+A page of 300 runs with 1,500 steps each takes 2 s of one processor core and has 2.4 MB. With 300
+rows no labels overlap, on a screen of 400 pixels too.
 
 On a dark and on a narrow screen:
 
