@@ -189,7 +189,7 @@ def test_latex_has_no_more_columns_and_signs_than_it_may(papers: list[Path]) -> 
     ids=["columns", "sign", "brace"],
 )
 def test_the_check_finds_faults(lines: str) -> None:
-    assert check_latex(f"\\begin{{tabular}}{{lr}}\na & b \\\\ \\end{{tabular}}") == 1
+    assert check_latex("\\begin{tabular}{lr}\na & b \\\\ \\end{tabular}") == 1
     with pytest.raises(AssertionError):
         check_latex(f"\\begin{{tabular}}{{lr}}\n{lines}\\end{{tabular}}")
 
