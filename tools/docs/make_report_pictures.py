@@ -55,14 +55,15 @@ def printed(folder: Path) -> None:
 
 
 def save(pictures: Sequence[Image.Image], path: Path) -> None:
-    """Save pictures side by side."""
+    """Save pictures side by side, in 256 colours so that the file is small."""
     gaps = GAP * (len(pictures) - 1)
     size = (sum(one.width for one in pictures) + gaps, max(one.height for one in pictures))
     whole, left = Image.new("RGB", size, "#9aa1a8"), 0
     for one in pictures:
         whole.paste(one.convert("RGB"), (left, 0))
         left += one.width + GAP
-    whole.save(path, optimize=True)
+    few = whole.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(path, optimize=True)
 
 
 def main(sweep: Path) -> None:
