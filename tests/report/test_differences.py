@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from elman.report.comparison.differences import LEVEL, Difference, difference, holm
 from elman.report.comparison.student import power, quantile, two_sided
 
+# What the tests of the intervals measure stands there.
+PAGE = Path(__file__).parents[2] / "docs" / "reports.md"
 DRAWS = 1000
 # A share of 1,000 draws lies within three of its standard errors in 997 of 1,000 cases.
 SAMPLING_ERROR = 3 * math.sqrt(LEVEL * (1 - LEVEL) / DRAWS)
@@ -88,6 +91,7 @@ def test_a_paired_interval_holds_the_truth_in_95_of_100_cases(seeds: int) -> Non
         low, high = difference(values[0], values[1]).interval or (0, 0)
         held += low <= true <= high
     assert held / DRAWS == pytest.approx(LEVEL, abs=SAMPLING_ERROR)
+    assert f"| {seeds} | paired | {held / DRAWS:.1%} |".replace("%", " %") in PAGE.read_text()
 
 
 @pytest.mark.parametrize(("first", "second"), [(3, 3), (4, 9), (10, 5)])
@@ -100,6 +104,8 @@ def test_an_interval_of_welch_holds_the_truth_in_95_of_100_cases(first: int, sec
         held += low <= true <= high
     # Welch's interval is approximate: with three seeds it is a little too wide.
     assert LEVEL - SAMPLING_ERROR <= held / DRAWS <= LEVEL + SAMPLING_ERROR + 0.01
+    shown = f"| {first} and {second} | Welch | {held / DRAWS:.1%} |".replace("%", " %")
+    assert shown in PAGE.read_text()
 
 
 @pytest.mark.parametrize(("effect", "df"), [(0.0, 2), (2.0, 1), (2.8, 4), (3.5, 9), (5.0, 2)])

@@ -168,11 +168,42 @@ def test_a_result_that_was_removed_is_missed(report: Report, sweep: FakeSweep) -
     assert any("no result.json, though its sweep saw it end well" in line for line in done.lines)
 
 
-def test_what_a_sweep_saw_beside_the_result_is_said(report: Report, sweep: FakeSweep) -> None:
-    sweep.job("model=e1", status="killed (SIGKILL)")
+KILLED = "killed (SIGKILL)"
+LATER = "2026-11-20T18:00:00+00:00"  # than the sweep's end
+
+
+@pytest.mark.parametrize(
+    ("result", "status", "said"),
+    [
+        # It was killed while it went on: its result is that of its session before.
+        (
+            {"status": "crash", "error": "no space left"},
+            KILLED,
+            f"{KILLED} after 40 steps: rank 1 was killed; its result says crash: no space left",
+        ),
+        ({"status": "ok"}, "ok", f"its process ended as {KILLED} after it had written its result"),
+        # It went on alone, and ended in another way.
+        (
+            {"status": "crash", "error": "no space left", "ended": LATER},
+            "crash",
+            f"crash after 40 steps: no space left; its sweep had ended before and saw: {KILLED}",
+        ),
+        (
+            {"status": "ok", "ended": LATER},
+            "ok",
+            f"its sweep had ended before and saw: {KILLED}",
+        ),
+    ],
+)
+def test_what_a_sweep_saw_beside_the_result_is_said(
+    report: Report, sweep: FakeSweep, result: dict[str, Any], status: str, said: str
+) -> None:
+    sweep.job("model=e1", status=KILLED, result=result)
+    sweep.jobs[0]["reason"] = "rank 1 was killed"
+    sweep.write()
     done = report(sweep.folder)
-    assert done.table["e1"]["status"] == "ok"
-    assert "job 1 (01_e1, seed 42): its sweep saw: killed (SIGKILL)" in done.lines
+    assert done.table["e1"]["status"] == status
+    assert f"job 1 (01_e1, seed 42): {said}" in done.lines
 
 
 def test_marks_of_how_a_run_was_computed(report: Report, sweep: FakeSweep) -> None:

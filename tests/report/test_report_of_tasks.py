@@ -117,6 +117,35 @@ def test_rows_of_different_tasks_are_not_called_unequal(sweep: FakeSweep) -> Non
     assert len({row.set for row in report.rows}) == 2
 
 
+def test_a_model_is_one_line_though_its_suite_trains_the_tasks_in_other_ways(
+    tmp_path: Path,
+) -> None:
+    """Steps and lengths that a suite sets for a task are no other model, nor is an early end."""
+    sweep = FakeSweep(tmp_path / "sweep")
+    told = {"parity": (40, 32), "s5": (80, 32), "fsm": (40, 64)}
+    for task, (steps, length) in told.items():
+        for model in (E88, GDN):
+            for seed in (1, 2, 3):
+                named = (f"model={model}", f"data={task}", f"train.seed={seed}")
+                budget = (f"train.steps={steps}", f"train.chunk_size={length}")
+                result = answers(task, 0.5, 1.0, 1.0) | {"steps": 10 * seed}
+                sweep.job(*named, *budget, "train.until_accuracy=0.999", result=result)
+    report = report_of(sweep)
+    assert [(row.label, len(row.counted)) for row in report.rows] == [
+        (f"{model} data={task}", 3) for task in told for model in (E88, GDN)
+    ]
+    assert report.tasks.models == [E88, GDN]
+    assert report.tasks.names == list(told)
+    assert all(report.tasks.of(model, task) for model in (E88, GDN) for task in told)
+    # Rows that differ in such a setting within a task are told apart by it, as before.
+    for seed in (1, 2):
+        result = answers("fsm", 0.5, 0.9, 0.9)
+        named = (f"model={E88}", "data=fsm", f"train.seed={seed}", "train.steps=80")
+        sweep.job(*named, "train.chunk_size=64", "train.until_accuracy=0.999", result=result)
+    labels = [row.label for row in report_of(sweep).rows]
+    assert [f"{E88} data=fsm train.steps={steps}" in labels for steps in (40, 80)] == [True, True]
+
+
 def test_another_difficulty_is_another_column(tmp_path: Path) -> None:
     sweep = FakeSweep(tmp_path / "sweep")
     for modulus in (3, 7):

@@ -21,7 +21,7 @@ from elman.report.comparison.published_rows import beside
 from elman.report.comparison.rows import Row
 from elman.report.comparison.text_files import csv_text, markdown_text
 from elman.report.comparison.wins import LOSS, MEMORY, SPEED, VAL_BPB, who_wins
-from elman.report.comparison.wins_text import METHOD, sentences, verdict, wins_markdown
+from elman.report.comparison.wins_text import METHOD, sentence, verdict, wins_markdown
 
 from .fake_sweep import BATCH, CHUNK, FakeSweep
 
@@ -61,7 +61,8 @@ def test_the_lowest_loss_is_compared_with_by_default(sweep: FakeSweep) -> None:
     assert line.value == pytest.approx(mean)
     assert line.interval == (pytest.approx(mean - reach), pytest.approx(mean + reach))
     assert verdict(line) == "worse"
-    assert sentences(group)[0].startswith("e1: worse: loss +0.0967 (+0.0823 to +0.1110) at equal")
+    told = sentence(group, group.challengers[0])
+    assert told.startswith("e1: worse: loss +0.0967 (+0.0823 to +0.1110) at equal")
 
 
 def test_what_noise_hides_is_said_with_the_seeds_that_would_decide(sweep: FakeSweep) -> None:
@@ -161,7 +162,7 @@ def test_a_contended_speed_is_marked(sweep: FakeSweep) -> None:
     (group,) = make_report([sweep.folder]).wins.groups
     line = group.challengers[0].line(SPEED)
     assert verdict(line).endswith("; not the model's own speed: contended")
-    assert "(contended)" in sentences(group)[0]
+    assert "(contended)" in sentence(group, group.challengers[0])
 
 
 def crossing(sweep: FakeSweep, budget: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,58 @@ def test_a_sweep_stopped_half_way_is_a_report_and_grows(elman: Elman, tmp_path: 
     again = elman(*ADD, "train.steps=904", "train.seed=1")
     assert "0 of 1 jobs are ok already" in again.output
     assert [status for _, _, status in jobs(sweep)] == ["nan", "ok", "ok"]
+
+
+def test_a_sweep_whose_launcher_was_killed_grows(elman_process: Elman, tmp_path: Path) -> None:
+    """One job is ok, one was killed before it could write a result, two have not started."""
+    elman_process(*FIRST)
+    sweep = tmp_path / "sweep"
+    found = content(sweep) | {"ended": None}
+    for job, seen in zip(found["jobs"][1:], ("running", "not started", "not started"), strict=True):
+        job["status"] = seen
+        (sweep / job["folder"] / "result.json").unlink()
+        if seen == "not started":
+            shutil.rmtree(sweep / job["folder"])
+    (sweep / "sweep.json").write_text(json.dumps(found))
+    before = files(sweep)
+    ended = elman_process(*ADD, "model=e1", "train.seed=2,3")
+    # What is asked for runs, new or not; the rest is left, and the last line says how it goes on.
+    assert ended.status == 1
+    assert "0 of 2 jobs are ok already" in ended.output
+    left = [("e42", 1, "not started"), ("e42", 2, "not started")]
+    assert jobs(sweep) == [("e1", 1, "ok"), ("e1", 2, "ok"), *left, ("e1", 3, "ok")]
+    assert ended.output.splitlines()[-1].endswith(f"elman -m sweep.resume={sweep}")
+    first = next(path for path in before if path.name == "result.json")
+    assert first.read_bytes() == before[first]
+    rows = {row.label: row.status for row in make_report([sweep]).rows}
+    assert rows == {"e1": "ok", "e42": "not started"}
+
+
+def test_duplicates_are_known_however_they_are_typed(elman: Elman, tmp_path: Path) -> None:
+    elman(*FIRST)
+    same = ("train.seed=2,1,2", "train.steps=3,3", "optim.lr=3.0e-4", "model=e42,e1", "log.every=9")
+    ended = elman(*ADD, *same)
+    assert (ended.status, ended.errors) == (0, "")
+    assert "4 of 4 jobs are ok already" in ended.output
+    assert jobs(tmp_path / "sweep") == FOUR
+    assert content(tmp_path / "sweep")["added"] == []
+
+
+def test_the_command_of_the_report_adds_the_seeds_that_would_decide(
+    elman: Elman, tmp_path: Path
+) -> None:
+    elman("-m", "model=e1,e42,e68", "train.seed=1,2", *FIRST[3:])
+    sweep = tmp_path / "sweep"
+    for job, loss in zip(content(sweep)["jobs"], (1.5, 1.52, 1.53, 1.53, 1.9, 1.93), strict=True):
+        path = sweep / job["folder"] / "result.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"loss": loss}))
+    (group,) = make_report([sweep]).wins.groups
+    (command,) = group.challengers[0].to_decide
+    assert command.startswith(f"elman -m sweep.add={sweep} model=e42,e1 train.seed=3,4")
+    assert elman(*shlex.split(command)[1:], BASIC).status == 0
+    added = jobs(sweep)[6:]
+    assert {model for model, _, _ in added} == {"e1", "e42"}
+    assert len(added) == 2 * (len(shlex.split(command)[-1].split(",")))
 
 
 def test_a_grown_sweep_is_resumed_as_a_whole(elman_process: Elman, tmp_path: Path) -> None:

@@ -337,6 +337,10 @@ CASES: dict[str, list[str]] = {
         "mode=report report.dir=notes",
         "mode=report report.dir=run",
         "mode=report report.dir=run report.out=out report.against=e42",
+        "mode=report report.dir=run report.out=notes report.paper=true",
+        "mode=report report.dir=run report.out=out report.paper=pdf",
+        "mode=report report.dir=run report.out=out paper=true",
+        "report.paper=true",
         "mode=report 'report.dir=[]'",
         "mode=report report.dri=run",
         "mode=report report.dir=run train.steps=3",
@@ -375,6 +379,8 @@ def make_files(folder: Path) -> None:
     """Make the files that the commands of the page name."""
     (folder / "notes").mkdir()
     (folder / "notes" / "todo.txt").write_text("nothing\n")
+    (folder / "notes" / "paper").mkdir()
+    (folder / "notes" / "paper" / "table.tex").write_text("My own table.\n")
     (folder / "book.txt").write_text("It was a dark and stormy night.\n" * 10_000)
     (folder / "short.txt").write_text("It was a dark and stormy night.\n")
     (folder / "empty.txt").touch()

@@ -27,13 +27,17 @@ def run(job: PreparedRun) -> ExitStatus:
     folders = [Path(name) for name in config.report.folders]
     report = make_report(folders, job.places, config.report.against)
     place = _place(report, config.report.out)
+    paper: dict[str, bytes] = {}
+    if config.report.paper:
+        from elman.report.comparison.paper import paper_files, refuse_foreign, write_paper
+
+        paper = paper_files(report)
+        refuse_foreign(paper, place)
     console = wide_console(UNCUT)
     print_report(console, report)
     say_where(console, write_report(report, place))
-    if config.report.paper:
-        from elman.report.comparison.paper import write_paper
-
-        say(console, f"paper: {write_paper(report, place)} (figures, and a document of all)")
+    if paper:
+        say(console, f"paper: {write_paper(paper, place)} (figures, and a document of all)")
     return ExitStatus.OK
 
 

@@ -169,7 +169,8 @@ def _refuse(
         key = _key(line)
         if key in ("mode", GROUP):
             raise UserError(f"{line}: sweep.add keeps the {key} of the sweep; drop it, or {anew}")
-        if key in of_runs and suite is not None:
+        # Another seed of a run is a run of the suite all the same.
+        if key in of_runs and suite is not None and key != "train.seed":
             only = f"; to add runs of the suite type {ONLY}=<model>" if key == "model" else ""
             raise UserError(f"{line}: the runs of {GROUP}={suite.name} set it; drop it{only}")
         if key.split(".")[0] == "data" and key not in swept:

@@ -327,6 +327,34 @@ def test_a_bare_resume_follows_what_the_queue_still_has(slurm: Any, tmp_path: Pa
 
 
 @pytest.mark.required
+def test_a_sweep_grows_while_the_queue_still_has_its_jobs(slurm: Any, tmp_path: Path) -> None:
+    """Its launcher was killed: what is asked for and queued is followed, the rest is submitted."""
+    first = Sweep(slurm, tmp_path, "train.seed=1,2", "train.steps=908", "launcher.minutes=7")
+    first.wait_for(2)
+    first.process.kill()
+    first.process.wait()
+    running = sorted(first.tasks("RUNNING"))
+    (folder,) = tmp_path.glob("outputs/*/*_sweep")
+    grow = ("-m", f"sweep.add={folder}", "train.seed=2,3")
+    again = Sweep(slurm, tmp_path, *grow, launcher=())
+    again.until(f"job 2 is in SLURM's queue as {running[1]}: followed, not started again", 1)
+    for task in running:
+        slurm.run("scancel", "--signal=USR2", task)
+    first.wait_for(3)
+    (third,) = (task for task in first.tasks("RUNNING") if task not in running)
+    slurm.run("scancel", "--signal=USR2", third)
+    assert again.ended()[1:] == ["ok", "ok"]
+    record = _sweep_file(tmp_path)
+    assert [job["seed"] for job in record["jobs"]] == [1, 2, 3]
+    assert [job["task"] for job in record["jobs"]] == [*running, third]
+    assert record["launcher"]["name"] == "slurm"
+    (added,) = record["added"]
+    assert added["typed"].endswith("train.seed=2,3")
+    # Once before its preemption and once after: nobody started one a second time.
+    assert [sum(note["what"] == "start" for note in first.notes(n)) for n in (2, 3)] == [2, 2]
+
+
+@pytest.mark.required
 def test_another_launcher_leaves_alone_what_the_queue_has(slurm: Any, tmp_path: Path) -> None:
     first = Sweep(slurm, tmp_path, "train.seed=1,2,3", "train.steps=908", "launcher.minutes=5")
     first.wait_for(2)

@@ -18,9 +18,8 @@ from elman.kernels import nvrtc
 from elman.kernels.launching import Launch, architecture, launch
 from elman.kernels.nvrtc import Loaded, Unit
 from elman.ops.common.mirrors import layout_assertions, same
+from elman.ops.common.native import CUDA_TYPES
 
-IO = {torch.bfloat16: "elman::bf16", torch.float16: "elman::f16", torch.float32: "float"}
-"""Dtypes that the kernels read, with their C++ names."""
 _VECTOR_BYTES = 16
 _WARPS, _SLICES = 8, 16  # as in csrc/cuda/column_sum/column_sum.cuh
 _MOST_CHUNKS = 64
@@ -62,7 +61,7 @@ def column_sum(x_nc: Tensor) -> Tensor:
     """Return the sum over the rows, fp32, in one order whatever the GPU.
 
     Args:
-        x_nc: What is summed, contiguous, of a dtype in :data:`IO`; a row and a column at least.
+        x_nc: What is summed, contiguous, of a dtype in :data:`CUDA_TYPES`; a row and a column at least.
     """
     rows, width = x_nc.shape
     vector = _VECTOR_BYTES // x_nc.element_size()
@@ -95,7 +94,7 @@ def unit_text(config: TileConfig, device: str = "cuda/common/device.cuh") -> str
         [
             f'#include "{device}"',
             '#include "cuda/column_sum/column_sum.cuh"',
-            f"using G = elman::ColumnSumTileConfig<{IO[config.read]}, {config.width}, "
+            f"using G = elman::ColumnSumTileConfig<{CUDA_TYPES[config.read]}, {config.width}, "
             f"{config.vector}>;",
             layout_assertions("elman::ColumnSumArgs", ColumnSumArgs)
             + same("G::WARPS", _WARPS, f"cuda.py has {_WARPS} for G::WARPS")

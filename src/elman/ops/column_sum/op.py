@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from elman.ops.column_sum import cuda
+from elman.ops.common.native import CUDA_TYPES
 from elman.ops.common.operators import apply, watched
 from elman.ops.common.precision import cast, compute_dtype
 from elman.ops.linear import linear, narrow
@@ -47,7 +48,7 @@ def _in_a_kernel(x_bti: Tensor, weight_oi: Tensor, bias_o: Tensor, backend: str)
         and torch.is_grad_enabled()
         and bias_o.requires_grad
         and not watched((x_bti, weight_oi, bias_o))
-        and compute_dtype(x_bti, weight_oi.dtype) in cuda.IO
+        and compute_dtype(x_bti, weight_oi.dtype) in CUDA_TYPES
         and x_bti.numel() > 0
     )
 

@@ -31,6 +31,7 @@ class Source:
         living: Whether it runs now.
         benchmark: The suite that it ran, or None.
         suite: The published figures of that suite, or None.
+        suite_keys: The keys that the runs of that suite set.
         added: The commands that added jobs to it, oldest first.
         problems: What could not be read, and how to resume the sweep, one line each.
     """
@@ -44,6 +45,7 @@ class Source:
     living: bool = False
     benchmark: str | None = None
     suite: SuiteFigures | None = None
+    suite_keys: frozenset[str] = frozenset()
     added: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
@@ -118,7 +120,7 @@ def _sweep(folder: Path, children: Sequence[Path], places: Sequence[Place]) -> S
     try:
         content = json.loads(path.read_bytes())
         final, launcher = content.get("ended") is not None, lock_holder(folder)
-        of_sweep = {"final": final, "watched": launcher is not None}
+        of_sweep = {"final": content.get("ended") or "", "watched": launcher is not None}
         jobs = [_job(job) | of_sweep for job in content["jobs"]]
         added = tuple(str(one["typed"]) for one in content.get("added") or ())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -141,6 +143,7 @@ def _sweep(folder: Path, children: Sequence[Path], places: Sequence[Place]) -> S
         living=not final and launcher is not None,
         benchmark=str(content["benchmark"]) if content.get("benchmark") else None,
         suite=suite,
+        suite_keys=_suite_keys(content),
         added=added,
         problems=problems,
     )
@@ -172,6 +175,15 @@ def _suite(
         line = f"the published figures of its suite are left out: {error}"
         more = "; if it is your own, add --config-dir DIR" if recorded is None else ""
         return None, (line + more,)
+
+
+def _suite_keys(content: Mapping[str, Any]) -> frozenset[str]:
+    """Return the keys that the recorded suite's runs set; a damaged record names none."""
+    suite = content.get("suite")
+    runs = suite.get("runs") if isinstance(suite, Mapping) else None
+    known = runs if isinstance(runs, list) else []
+    texts = (text for run in known if isinstance(run, list) for text in run)
+    return frozenset(str(text).partition("=")[0] for text in texts)
 
 
 def _job(job: Mapping[str, Any]) -> dict[str, Any]:

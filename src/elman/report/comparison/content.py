@@ -11,6 +11,7 @@ from elman.config.catalog import SHIPPED, Place
 from elman.config.suites import SuiteFigures
 from elman.report.comparison.collect import Source, collect
 from elman.report.comparison.columns import NONE, Column, published_only, shown_columns
+from elman.report.comparison.next_seeds import with_commands
 from elman.report.comparison.notes import comparison_notes, run_notes
 from elman.report.comparison.published_rows import Beside, beside
 from elman.report.comparison.rows import Row, make_rows
@@ -93,7 +94,8 @@ def make_report(
     suites = [source.suite for source in sources if source.suite is not None]
     if against is None:
         against = _named(rows, suites)
-    return Report(tuple(sources), tuple(rows), beside(rows, suites), who_wins(rows, against))
+    wins = with_commands(who_wins(rows, against), sources)
+    return Report(tuple(sources), tuple(rows), beside(rows, suites), wins)
 
 
 def _named(rows: Sequence[Row], suites: Sequence[SuiteFigures]) -> str | None:

@@ -20,14 +20,15 @@ from elman.report.comparison.columns import (
 )
 from elman.report.comparison.conditions import data_names
 from elman.report.comparison.content import Report
+from elman.report.comparison.figures import figures_of
 from elman.report.comparison.notes import ending, run_notes
 from elman.report.comparison.page_state import failures_text, is_living, progress_text
-from elman.report.comparison.plots import Plot, make_plots
+from elman.report.comparison.plots import Plot
 from elman.report.comparison.published_rows import WARNING, words
 from elman.report.comparison.rows import Row, run_marks
 from elman.report.comparison.runs import Run
 from elman.report.comparison.svg import escape, sample
-from elman.report.comparison.tasks_page import PUBLISHED, TITLE, length_plots, tasks_html
+from elman.report.comparison.tasks_page import PUBLISHED, TITLE, tasks_html
 from elman.report.comparison.wins_page import wins_html
 
 PAGE_MARK = '<meta name="generator" content="elman mode=report" />'
@@ -51,17 +52,14 @@ _RUN_MEASURES = (STEPS, LOSS, BPB, VAL_BPB, TOK_S, MEMORY, MINUTES)
 
 def page_text(report: Report) -> str:
     """Return the whole page."""
-    plots = make_plots(report.rows)
-    # A loss of one task says nothing beside that of another.
-    several = len(report.tasks.names) > 1
-    swept = [plot for plot in plots if plot.shows_keys and not several]
-    curves = [plot for plot in plots if not plot.shows_keys]
+    figures = figures_of(report)
+    swept, curves = figures.swept, figures.curves
     parts = [
         _head(report),
         _section("Progress", progress_text(report)),
         _section("Failures", failures_text(report)),
         _comparison(report),
-        _section(TITLE, tasks_html(report, _plots(length_plots(report.tasks)))),
+        _section(TITLE, tasks_html(report, _plots(figures.tasks))),
         _section("What was swept", _plots(swept)) if swept else "",
         _section("Table", _table(report)),
         _section("Who wins", wins_html(report.wins, report.rows)),

@@ -3,48 +3,77 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from elman.base.errors import UserError
-from elman.report.comparison.columns import LOSS, MEMORY, NONE, TOK_S, VAL_BPB, Measure
+from elman.report.comparison.columns import (
+    COLUMNS,
+    LOSS,
+    MEMORY,
+    NONE,
+    TOK_S,
+    VAL_BPB,
+    Measure,
+)
 from elman.report.comparison.content import Report
+from elman.report.comparison.figures import figures_of
+from elman.report.comparison.latex import NEEDS, figure, latex, table
 from elman.report.comparison.paper_figures import CREATOR, figure_bytes
-from elman.report.comparison.plots import Plot, make_plots
-from elman.report.comparison.printable import one_line
+from elman.report.comparison.paper_tasks import grid_bytes
 from elman.report.comparison.rows import Row
+from elman.report.comparison.tasks import METHOD
+from elman.report.comparison.tasks_page import GRID, TITLE
 
 FOLDER, TABLE, DOCUMENT = "paper", "table.tex", "figures.tex"
-_MARK = f"% written by {CREATOR}"
+_MARK = f"% written by {CREATOR}\n"
 _MEASURES = (("loss", LOSS), ("val bpb", VAL_BPB), ("tok/s", TOK_S), ("GB", MEMORY))
-_SPECIAL = {
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
-}
+_DEFINED = ("params", "status")
+# LaTeX keeps few figures at a time that it has not placed yet.
+_FIGURES_AT_A_TIME = 8
+
+Files = dict[str, bytes]
+"""The content of each file of a paper, by its name."""
 
 
-def write_paper(report: Report, folder: Path) -> Path:
-    """Write the figures and the table into ``folder``/paper; return the path of that folder.
+def paper_files(report: Report) -> Files:
+    """Return the files of a report's paper: its figures, its table, and a document of all."""
+    files = {TABLE: table_text(report).encode()}
+    captions: dict[str, str] = {}
+    if report.tasks.cells:
+        captions["tasks"] = f"{TITLE}. {GRID} {METHOD}"
+        drawn = {"tasks": grid_bytes(report.tasks)}
+    else:
+        drawn = {}
+    for plot in figures_of(report).all:
+        told = plot.caption.replace("dashed square", "square")  # as matplotlib draws it
+        captions[plot.picture.name] = f"{plot.title}. {told}"
+        drawn[plot.picture.name] = figure_bytes(plot.picture)
+    for name, kinds in drawn.items():
+        files |= {f"{name}.{kind}": content for kind, content in kinds.items()}
+    files[DOCUMENT] = document_text(captions).encode()
+    return files
+
+
+def refuse_foreign(files: Files, folder: Path) -> None:
+    """Raise UserError if a file of ``folder``/paper is not of an earlier report."""
+    for name in files:
+        path = folder / FOLDER / name
+        if path.exists() and not _is_ours(path):
+            raise UserError(
+                f"{path}: exists and is not of an earlier report; "
+                "move it, or name another folder with report.out=<folder>"
+            )
+
+
+def write_paper(files: Files, folder: Path) -> Path:
+    """Write the files into ``folder``/paper; return the path of that folder.
 
     Raises:
-        UserError: a file there is not of an earlier report, or the folder cannot be written to.
+        UserError: the folder cannot be written to.
     """
-    place, plots = folder / FOLDER, make_plots(report.rows)
-    files = {TABLE: table_text(report).encode()}
-    for plot in plots:
-        for kind, content in figure_bytes(plot.picture).items():
-            files[f"{plot.picture.name}.{kind}"] = content
-    files[DOCUMENT] = document_text(report, plots).encode()
+    place = folder / FOLDER
     try:
         place.mkdir(parents=True, exist_ok=True)
-        for name in files:
-            _refuse_foreign(place / name)
         for path in place.iterdir():
             if path.name not in files and _is_ours(path):
                 path.unlink()  # a figure of an earlier report
@@ -62,14 +91,6 @@ def _is_ours(path: Path) -> bool:
     return path.is_file() and CREATOR.encode() in path.read_bytes()
 
 
-def _refuse_foreign(path: Path) -> None:
-    if path.exists() and not _is_ours(path):
-        raise UserError(
-            f"{path}: exists and is not of an earlier report; "
-            "move it, or name another folder with report.out=<folder>"
-        )
-
-
 def _put(path: Path, content: bytes) -> None:
     """Write a file completely or not at all."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
@@ -83,20 +104,20 @@ def _put(path: Path, content: bytes) -> None:
 
 def table_text(report: Report) -> str:
     """Return the table as LaTeX: means with standard deviations over n seeds, and their meaning."""
-    heads = ["model", "parameters", "n", *(head for head, _ in _MEASURES), "status"]
-    lines = [" & ".join(map(latex, heads)) + r" \\ \hline"]
-    lines += [" & ".join(_cells(row)) + r" \\" for row in report.rows]
-    measured = " ".join(f"{head}: {measure.definition}." for head, measure in _MEASURES)
+    heads = ("model", "params", "n", *(head for head, _ in _MEASURES), "status")
+    told = {column.head: column.definition for column in COLUMNS if column.head in _DEFINED}
+    told |= {head: measure.definition for head, measure in _MEASURES}
+    meanings = " ".join(f"{head}: {text}." for head, text in told.items())
     notes = " ".join(f"{note}." for note in report.comparison)
     caption = (
         "Means over n seeds, each with the standard deviation of the sample (n - 1 in the "
-        f"denominator); without one where n is 1. {measured} {notes}"
+        f"denominator); without one where n is 1. {meanings} {notes}"
     )
-    body = "\n".join(lines)
-    return (
-        f"{_MARK}\n\\begin{{table}}\n\\centering\\small\n"
-        f"\\begin{{tabular}}{{lrr{'r' * len(_MEASURES)}l}}\n{body}\n\\end{{tabular}}\n"
-        f"\\caption{{{latex(caption.strip())}}}\n\\end{{table}}\n"
+    kinds = f"tnn{'n' * len(_MEASURES)}t"
+    lines = [_cells(row) for row in report.rows]
+    needs = "".join(f"%   {line}\n" for line in NEEDS)
+    return f"{_MARK}% The preamble needs:\n{needs}" + table(
+        heads, kinds, lines, caption.strip(), "tab:runs"
     )
 
 
@@ -120,20 +141,15 @@ def _digits(measure: Measure, value: float) -> str:
     return measure.shown(value).replace(",", "{,}")
 
 
-def document_text(report: Report, plots: Sequence[Plot]) -> str:
-    """Return a document that shows the table and every figure with its caption."""
-    figures = "\n".join(
-        f"\\begin{{figure}}\n\\centering\n\\includegraphics{{{plot.picture.name}.pdf}}\n"
-        f"\\caption{{{latex(f'{plot.title}. {plot.caption}')}}}\n\\end{{figure}}"
-        for plot in plots
-    )
+def document_text(captions: dict[str, str]) -> str:
+    """Return a document that shows the table and every figure, given their captions by name."""
+    parts = []
+    for at, (name, caption) in enumerate(captions.items(), 1):
+        parts.append(figure(name, caption))
+        if at % _FIGURES_AT_A_TIME == 0:
+            parts.append("\\clearpage\n")
+    needs = "\n".join(NEEDS)
     return (
-        f"{_MARK}\n\\documentclass{{article}}\n\\usepackage[T1]{{fontenc}}\n"
-        f"\\usepackage{{graphicx}}\n\\begin{{document}}\n\\input{{{TABLE}}}\n{figures}\n"
-        "\\end{document}\n"
+        f"{_MARK}\\documentclass{{article}}\n{needs}\n\\usepackage[margin=2cm]{{geometry}}\n"
+        f"\\begin{{document}}\n\\input{{{TABLE}}}\n{''.join(parts)}\\end{{document}}\n"
     )
-
-
-def latex(text: str) -> str:
-    """Return text that LaTeX shows unchanged."""
-    return "".join(_SPECIAL.get(sign, sign) for sign in one_line(text))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from elman.report.comparison.axes import Axis
@@ -30,6 +31,8 @@ _HUES = (
 )
 _BAD = "#b3261e"
 _MOST_LABELS = 12
+# Of a legend: the height of an entry, the width of its line and of a character.
+_ENTRY_HIGH, _ENTRY_LINE, _ENTRY_CHARACTER = 0.13, 0.4, 0.047
 # Text stays text in both formats, and the same report makes the same bytes.
 _SETTINGS: Any = {
     "svg.hashsalt": "elman",
@@ -41,19 +44,26 @@ _SETTINGS: Any = {
 
 def figure_bytes(picture: Picture) -> dict[str, bytes]:
     """Return a figure as ``svg`` and as ``pdf``."""
+    width, height = _INCHES
+    if isinstance(picture, OverNames | HeatMap):
+        height = max(1.6, 0.9 + _INCHES_PER_NAME * len(picture.y.given))
+    if isinstance(picture, Lines):
+        entries = _entries(picture)
+        height += _ENTRY_HIGH * len(entries) / _across(entries.values())
+    return drawn_bytes(lambda axes: _draw(axes, picture), width, height)
+
+
+def drawn_bytes(draw: Callable[[Any], None], width: float, height: float) -> dict[str, bytes]:
+    """Return what a function draws on axes of some inches, as ``svg`` and as ``pdf``."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     found = {}
     with matplotlib.rc_context(_SETTINGS):
-        height = _INCHES[1]
-        if isinstance(picture, OverNames | HeatMap):
-            height = max(1.6, 0.9 + _INCHES_PER_NAME * len(picture.y.given))
-        figure = Figure(figsize=(_INCHES[0], height), layout="constrained")
+        figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
-        axes = figure.add_subplot()
-        _draw(axes, picture)
+        draw(figure.add_subplot())
         for kind, metadata in (
             ("svg", {"Date": None, "Creator": CREATOR}),
             ("pdf", {"CreationDate": None, "Creator": CREATOR}),
@@ -82,7 +92,7 @@ def _draw(axes: Any, picture: Picture) -> None:
             _over_numbers(axes, picture)
 
 
-def _plain(text: str, most: int = LONGEST_NAME) -> str:
+def plain(text: str, most: int = LONGEST_NAME) -> str:
     """Return a name that matplotlib does not take for a formula, of a bearable length."""
     return short(one_line(text), most).replace("$", r"\$")
 
@@ -96,19 +106,19 @@ def _axis(axes: Any, side: str, axis: Axis) -> None:
     if axis.log:
         getattr(axes, f"set_{side}scale")("log")
     getattr(axes, f"set_{side}lim")(axis.low, axis.high)
-    getattr(axes, f"set_{side}label")(_plain(axis.label))
+    getattr(axes, f"set_{side}label")(plain(axis.label))
     if axis.given:
         places, names = zip(*axis.given, strict=True)
         step = max(1, len(places) // 14) if side == "x" else 1
-        getattr(axes, f"set_{side}ticks")(places[::step], [_plain(n) for n in names[::step]])
+        getattr(axes, f"set_{side}ticks")(places[::step], [plain(n) for n in names[::step]])
         axes.minorticks_off()
 
 
 def _lines(axes: Any, picture: Lines) -> None:
-    named: set[int] = set()
+    entries = _entries(picture)
+    across, left = _across(entries.values()), dict(entries)
     for curve in picture.curves:
-        label = None if curve.row in named else _plain(curve.told, 2 * LONGEST_NAME)
-        named.add(curve.row)
+        label = left.pop(curve.row, None)
         style = _style(curve.row) | {"marker": "." if picture.dotted else ""}
         axes.plot(curve.x, curve.y, linewidth=1.0, markersize=3, label=label, **style)
         if curve.band is not None:
@@ -117,8 +127,21 @@ def _lines(axes: Any, picture: Lines) -> None:
         _end(axes, curve)
     _axis(axes, "x", picture.x)
     _axis(axes, "y", picture.y)
-    if len(named) <= _MOST_LABELS:
-        axes.legend(fontsize=6.5, frameon=False)
+    if entries:
+        place: Any = {"loc": "outside lower center", "ncols": across}
+        axes.figure.legend(fontsize=6, frameon=False, **place)
+
+
+def _entries(picture: Lines) -> dict[int, str]:
+    """Return what the rows of a legend are called; of more rows than line styles there is none."""
+    told = {curve.row: plain(curve.told) for curve in reversed(picture.curves)}
+    return dict(sorted(told.items())) if len(told) <= COLOURS * DASHES else {}
+
+
+def _across(names: Iterable[str]) -> int:
+    """Return how many entries of a legend stand side by side."""
+    longest = max(map(len, names), default=0)
+    return max(1, int(_INCHES[0] / (_ENTRY_LINE + _ENTRY_CHARACTER * longest)))
 
 
 def _end(axes: Any, curve: Curve) -> None:
@@ -145,7 +168,7 @@ def _scatter(axes: Any, picture: Scatter) -> None:
         if len(picture.points) <= _MOST_LABELS or point.row in fronts:
             on_left = picture.x.share(point.x) > 0.5
             axes.annotate(
-                _plain(point.told),
+                plain(point.told),
                 (point.x, point.y),
                 xytext=(-5 if on_left else 5, 4),
                 textcoords="offset points",
@@ -171,7 +194,7 @@ def _over_numbers(axes: Any, picture: OverNumbers) -> None:
             _dot(axes, dot, place, ((dot.at[0],) * 2, [min(end, top) for end in dot.ends]))
             words, hue = f"best: {dot.loss:.4f}" if dot.best else "", "black"
         axes.annotate(
-            _plain(words), place, xytext=(0, 7), textcoords="offset points", color=hue, ha="center"
+            plain(words), place, xytext=(0, 7), textcoords="offset points", color=hue, ha="center"
         )
     _axis(axes, "x", picture.x)
     _axis(axes, "y", picture.y)
@@ -181,7 +204,7 @@ def _over_names(axes: Any, picture: OverNames) -> None:
     right = picture.x.high
     for dot in picture.dots:
         if dot.loss is None:
-            axes.annotate(_plain(dot.failed or dot.waits), (picture.x.low, dot.at[0]), color=_BAD)
+            axes.annotate(plain(dot.failed or dot.waits), (picture.x.low, dot.at[0]), color=_BAD)
             continue
         place = (min(dot.loss, right), dot.at[0])
         _dot(axes, dot, place, ([min(end, right) for end in dot.ends], (dot.at[0],) * 2))
@@ -220,7 +243,7 @@ def _heat_map(axes: Any, picture: HeatMap) -> None:
             style |= {"edgecolor": "#cc6a1d", "linewidth": 2.5}
         axes.add_patch(Rectangle(corner, 1, 1, **style))
         if len(picture.x.given) <= _MOST_LABELS:
-            words, box = _plain(words), None
+            words, box = plain(words), None
             if dot.loss is None:
                 box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
             form: Any = {"ha": "center", "va": "center", "fontsize": 6.5, "bbox": box}

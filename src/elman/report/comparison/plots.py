@@ -233,7 +233,7 @@ def _pareto(rows: Sequence[Row], points: Sequence[Point]) -> Plot:
         "shared their GPU, were resumed, or are otherwise marked in the table. "
         "The line is the Pareto front of each set of comparable rows: no row of the set is both "
         "faster and better than a row on it. With more than twelve rows, only those on a front "
-        "show their names; point at the others to see theirs."
+        "show their names; on the page the others show theirs if one points at them."
     )
     heads = ("row", "tok/s", "loss", "on the front")
     picture = Scatter("pareto", title, points, fronts, x, y)

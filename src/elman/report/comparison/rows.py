@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from elman.report.comparison.conditions import conditions, experiment, measured, settings
@@ -11,6 +11,9 @@ from elman.report.comparison.runs import Result, Run, task_of
 from elman.report.comparison.statistics import Spread, spread
 
 _SHOWN_SETTINGS = 4
+_UNTOLD = ("model", "train.seed")
+# Without these a label would not say which task it is.
+_NAMES_TASK = ("data", "data.task")
 _MARKS: dict[str, Callable[[Run], bool]] = {
     "contended": lambda run: bool(run.result and run.result.contended),
     "slow path": lambda run: bool(run.result and run.result.slow_path),
@@ -154,7 +157,8 @@ def _experiment_typed(run: Run) -> str:
 
 def _labelled(rows: Sequence[Row]) -> list[Row]:
     """Label each row: its model, what its sweep swept, and what differs from rows of that label."""
-    labels = [" ".join([row.model, *_swept(row)]) for row in rows]
+    given = _given_by_tasks(rows)
+    labels = [" ".join([row.model, *_swept(row, given)]) for row in rows]
     told = [settings(row.runs[0]) for row in rows]
     for label in [label for label, count in Counter(labels).items() if count > 1]:
         same = [n for n, other in enumerate(labels) if other == label]
@@ -172,11 +176,34 @@ def _labelled(rows: Sequence[Row]) -> list[Row]:
     return [replace(row, label=label) for row, label in zip(rows, labels, strict=True)]
 
 
-def _swept(row: Row) -> list[str]:
-    """Return the swept settings that all its runs share, without the seed and logging settings."""
+def _swept(row: Row, given: Collection[str]) -> list[str]:
+    """Return the swept settings that all its runs share, without the seed and those ``given``."""
     first, *others = row.runs
     shared = [text for text in first.swept if all(text in run.swept for run in others)]
-    return [text for text in shared if not text.startswith(("model=", "train.seed="))]
+    return [text for text in shared if text.partition("=")[0] not in {*_UNTOLD, *given}]
+
+
+def _given_by_tasks(rows: Sequence[Row]) -> set[str]:
+    """Return the swept keys whose values follow from the task.
+
+    A suite may train one task longer, or on longer rows, than the others. Such a setting says
+    nothing beside the name of its task, and a model is called the same for all tasks.
+    """
+    begun = [row for row in rows if any(run.config is not None for run in row.runs)]
+    tasks = {_question(row) for row in begun}
+    values: dict[str, dict[str, set[str]]] = {}
+    for text in {text for row in begun for run in row.runs for text in run.swept}:
+        values[text.partition("=")[0]] = {task: set() for task in tasks}
+    for row in begun:
+        for run in row.runs:
+            told = dict(text.partition("=")[::2] for text in run.swept)
+            for key, by_task in values.items():
+                by_task[_question(row)].add(told.get(key, ""))
+    return {
+        key
+        for key, by_task in values.items()
+        if key not in _NAMES_TASK and len(tasks) > 1 and max(map(len, by_task.values())) == 1
+    }
 
 
 def _numbered(rows: Sequence[Row]) -> list[Row]:

@@ -7,6 +7,7 @@ import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,6 +82,7 @@ class Result(_Part):
 
     status: Annotated[str, BeforeValidator(_known_status)]
     error: str | None = None
+    ended: str | None = None
     model: str | None = None
     metrics_version: Whole = None
     params: Whole = None
@@ -162,8 +164,8 @@ def read_run(folder: Path, job: Mapping[str, Any] | None = None) -> Run:
 
     Args:
         folder: A run folder; that of a job need not exist.
-        job: Its entry in ``sweep.json``; ``final``: the entry has its end; ``watched``: its sweep
-        runs.
+        job: Its entry in ``sweep.json``; ``final``: when its sweep ended, empty if that is not
+            recorded; ``watched``: its sweep runs.
     """
     job = job or {}
     result, problems = _read_result(folder)
@@ -217,16 +219,36 @@ def _end(folder: Path, result: Result | None, job: Mapping[str, Any]) -> tuple[s
         if given and result is None and job.get("watched"):
             return RUNNING, "it has a place"
     if result is not None:
-        reason = result.error or ""
-        if job.get("reason") and result.status == RunStatus.INTERRUPTED:
-            return seen, str(job["reason"])  # its scheduler stopped it, and it saved
-        ended = seen and seen not in (NOT_STARTED, RUNNING, UNFINISHED)
-        if ended and job.get("final") and seen != result.status:
-            reason = "; ".join(filter(None, (reason, f"its sweep saw: {seen}")))
-        return result.status, reason
+        return _with_result(result, seen, job)
     if seen == RunStatus.OK:
         return DAMAGED, f"no {RESULT_FILE}, though its sweep saw it end well"
     return _without_result(folder, seen, job)
+
+
+def _with_result(result: Result, seen: str, job: Mapping[str, Any]) -> tuple[str, str]:
+    """Return how a run with a result ended, if its sweep may have seen another end."""
+    own, error = result.status, result.error or ""
+    if job.get("reason") and own == RunStatus.INTERRUPTED:
+        return seen, str(job["reason"])  # its scheduler stopped it, and it saved
+    ended = seen and seen not in (NOT_STARTED, RUNNING, UNFINISHED)
+    if not ended or not job.get("final") or seen == own:
+        return own, error
+    if _is_later(result.ended, job["final"]):
+        after = f"its sweep had ended before and saw: {seen}"
+        return own, "; ".join(filter(None, (error, after)))
+    if own == RunStatus.OK:
+        return own, f"its process ended as {seen} after it had written its result"
+    # The process left no result of its own, or one that could not know why it ended.
+    told = f"its result says {own}" + (f": {error}" if error else "")
+    return seen, "; ".join(filter(None, (str(job.get("reason") or ""), told)))
+
+
+def _is_later(one: str | None, other: str) -> bool:
+    """Whether a recorded time is after another; times that cannot be read are not."""
+    try:
+        return datetime.fromisoformat(one or "") > datetime.fromisoformat(other)
+    except (ValueError, TypeError):
+        return False
 
 
 def _without_result(folder: Path, seen: str, job: Mapping[str, Any]) -> tuple[str, str]:

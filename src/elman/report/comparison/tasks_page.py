@@ -16,7 +16,7 @@ from elman.report.comparison.tasks import METHOD, Tasks
 
 TITLE = "What each can compute"
 PUBLISHED = "Published accuracies beside ours"
-_GRID = (
+GRID = (
     "One cell for each model and task, one dot for each seed: its accuracy at the trained length, "
     "from 0 on the left to 1 on the right; the stroke is chance."
 )
@@ -44,7 +44,7 @@ def tasks_html(report: Report, figure: str) -> str:
     return (
         f'<ul class="wins">{verdicts}</ul><p class="caption">{escape(METHOD)}</p>'
         f'<figure class="wide"><div class="scroll">{task_grid(tasks)}</div>'
-        f"<figcaption>{escape(_GRID)}</figcaption></figure>{figure}"
+        f"<figcaption>{escape(GRID)}</figcaption></figure>{figure}"
     )
 
 

@@ -16,7 +16,12 @@ from elman.report.comparison.published_rows import WARNING, words
 from elman.report.comparison.rows import Row
 from elman.report.comparison.runs import Run
 from elman.report.comparison.tasks_page import task_tables
-from elman.report.comparison.wins_text import DIFFERENCE_COLUMNS, difference_lines, wins_markdown
+from elman.report.comparison.wins_text import (
+    DIFFERENCE_COLUMNS,
+    Command,
+    difference_lines,
+    wins_markdown,
+)
 from elman.report.markdown import table
 
 MARKDOWN_MARK = "<!-- written by elman mode=report -->"
@@ -164,7 +169,7 @@ def markdown_text(report: Report) -> str:
     columns = report.columns
     parts = [MARKDOWN_MARK, "# Report"]
     parts += [
-        f"`{one_line(command).replace('`', chr(39))}`"
+        _code(command)
         for source in report.sources
         for command in (source.command, *source.added)
         if command
@@ -178,7 +183,10 @@ def markdown_text(report: Report) -> str:
     if notes := [*report.comparison, *report.problems]:
         parts.append("\n".join(f"- {_plain(note)}" for note in notes))
     for line in (*task_tables(report), *wins_markdown(report.wins)):
-        parts.append(_table(*line) if isinstance(line, tuple) else _plain(line))
+        if isinstance(line, Command):
+            parts.append(f"{_plain(line.purpose)}: {_code(line.text)}")
+        else:
+            parts.append(_table(*line) if isinstance(line, tuple) else _plain(line))
     parts.append("What each column is:")
     parts.append("\n".join(f"- {_plain(c.head)}: {_plain(c.definition)}" for c in columns))
     if records := report.published.records:
@@ -186,6 +194,10 @@ def markdown_text(report: Report) -> str:
         lines = [[r.figures.model, words(r), r.of.definition or NONE, r.caveats] for r in records]
         parts += [WARNING, _table(heads, lines)]
     return "\n\n".join(parts) + "\n"
+
+
+def _code(command: str) -> str:
+    return f"`{one_line(command).replace('`', chr(39))}`"
 
 
 def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

@@ -79,6 +79,13 @@ class Line:
         return self.p is not None and self.p < 1 - LEVEL
 
     @property
+    def more_seeds(self) -> int | None:
+        """How many more seeds would decide it; None if it is decided, or unknown."""
+        if self.found is None or self.decided or self.found.interval is None:
+            return None
+        return self.found.seeds_to_decide(self.alpha)
+
+    @property
     def value(self) -> float | None:
         """The difference, or the ratio."""
         return None if self.found is None else self._outside(self.found.value)
@@ -97,10 +104,17 @@ class Line:
 
 @dataclass(frozen=True)
 class Challenger:
-    """A row against the reference: a line for each number."""
+    """A row against the reference: a line for each number.
+
+    Args:
+        row: The row.
+        lines: Its lines.
+        to_decide: The commands that would decide its loss, if it is not decided.
+    """
 
     row: Row
     lines: tuple[Line, ...]
+    to_decide: tuple[str, ...] = ()
 
     def line(self, number: Compared, axis: Axis | None = None) -> Line:
         """Return the line of a number, at equal ``axis``."""
@@ -116,12 +130,14 @@ class Group:
         chosen: Whether the user chose it; otherwise it has the lowest loss.
         axis: What the runs share by their duration: the axis whose loss decides.
         challengers: The other rows, the best first.
+        to_measure: The commands that give rows of one seed more, so that the noise is known.
     """
 
     reference: Row
     chosen: bool
     axis: Axis
     challengers: tuple[Challenger, ...]
+    to_measure: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,13 @@ from elman.report.comparison.wins import Group, Wins
 from elman.report.comparison.wins_text import (
     HEADS,
     METHOD,
+    MOST_LISTED,
+    TO_DECIDE,
+    TO_MEASURE,
     cells,
     heading,
     listed,
-    sentences,
+    sentence,
     shortened,
 )
 
@@ -41,12 +44,23 @@ def _group(group: Group, numbers: Mapping[int, int]) -> str:
         for one, line in listed(group)
     )
     note = f"<p>{escape(note)}</p>" if (note := shortened(group)) else ""
+    told = "".join(
+        f"<li>{escape(sentence(group, one))}"
+        + "".join(_command(TO_DECIDE, text) for text in one.to_decide if at < MOST_LISTED)
+        + "</li>"
+        for at, one in enumerate(group.challengers)
+    )
+    measure = "".join(_command(TO_MEASURE, text) for text in group.to_measure)
     return (
-        f"<h3>{escape(title[0].upper() + title[1:])}</h3>{_list(sentences(group), 'wins')}"
+        f'<h3>{escape(title[0].upper() + title[1:])}</h3><ul class="wins">{told}</ul>{measure}'
         f"<details><summary>Every difference, with its interval</summary>{note}"
         f'<div class="scroll"><table class="sorted differences"><thead><tr>{heads}</tr></thead>'
         f"<tbody>{lines}</tbody></table></div></details>"
     )
+
+
+def _command(purpose: str, text: str) -> str:
+    return f'<p class="command">{escape(purpose)}: <code>{escape(text)}</code></p>'
 
 
 def _list(lines: Sequence[str], css: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -68,7 +69,19 @@ HEADS = (
     *("row", "number", "at equal", "difference", "95 % interval", "times the noise", "seeds"),
     *("p (Holm)", "verdict"),
 )
-_MOST_IN_TERMINAL, _MOST_LISTED = 20, 40
+TO_DECIDE, TO_MEASURE = "to decide it", "to learn the noise between seeds"
+"""What the commands are for that add seeds."""
+MOST_LISTED = 40
+"""Of more rows only the loss that decides is listed."""
+_MOST_IN_TERMINAL, _MOST_COMMANDS = 20, 5
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that a reader may copy, with what it is for."""
+
+    purpose: str
+    text: str
 
 
 def heading(group: Group) -> str:
@@ -100,20 +113,13 @@ def _undecided(line: Line) -> str:
     counts = str(found.n[0]) if found.n[0] == found.n[1] else f"{found.n[0]} and {found.n[1]}"
     alone = found.p is not None and found.p < 1 - LEVEL
     many = " among so many rows" if alone else ""
-    more = more_seeds(line)
+    more = line.more_seeds
     decide = (
         f"about {more} more would decide"
         if more is not None
         else f"more than {MOST_SEEDS} more would be needed: take them as equal"
     )
     return f"not distinguishable with {counts} seeds{many}; {decide}"
-
-
-def more_seeds(line: Line) -> int | None:
-    """Return how many more seeds would decide a line; None if it is decided, or unknown."""
-    if line.found is None or line.decided or line.found.interval is None:
-        return None
-    return line.found.seeds_to_decide(line.alpha)
 
 
 def shown(line: Line) -> str:
@@ -188,15 +194,18 @@ def _csv_line(group: Group, row: Row, line: Line) -> dict[str, Any]:
     low, high = line.interval or (None, None)
     own = {kind: line.value, "low": low, "high": high, "method": found.method, "n": found.n[0]}
     noise = None if line.number.is_ratio else found.noise
-    tests = {"noise": noise, "p": found.p, "p_holm": line.p, "more_seeds": more_seeds(line)}
+    tests = {"noise": noise, "p": found.p, "p_holm": line.p, "more_seeds": line.more_seeds}
     return told | own | tests
 
 
-def wins_markdown(wins: Wins) -> Iterator[str | tuple[Sequence[str], list[list[str]]]]:
-    """Yield paragraphs, and the heads and lines of tables."""
+def wins_markdown(wins: Wins) -> Iterator[str | Command | tuple[Sequence[str], list[list[str]]]]:
+    """Yield paragraphs, commands, and the heads and lines of tables."""
     for group in wins.groups:
         yield f"{TITLE}, {heading(group)}:"
-        yield from sentences(group)[:_MOST_LISTED]
+        for one in group.challengers[:MOST_LISTED]:
+            yield sentence(group, one)
+            yield from (Command(TO_DECIDE, text) for text in one.to_decide)
+        yield from (Command(TO_MEASURE, text) for text in group.to_measure)
         yield HEADS, [cells(one, line) for one, line in listed(group)]
         if note := shortened(group):
             yield note
@@ -207,26 +216,22 @@ def wins_markdown(wins: Wins) -> Iterator[str | tuple[Sequence[str], list[list[s
 
 def listed(group: Group) -> list[tuple[Challenger, Line]]:
     """Return the lines that a reader gets: of many rows only the loss that decides."""
-    if len(group.challengers) > _MOST_LISTED:
+    if len(group.challengers) > MOST_LISTED:
         return [(one, one.line(LOSS, group.axis)) for one in group.challengers]
     return [(one, line) for one in group.challengers for line in one.lines]
 
 
 def shortened(group: Group) -> str:
     """Return what a list leaves out, or an empty text."""
-    if len(group.challengers) <= _MOST_LISTED:
+    if len(group.challengers) <= MOST_LISTED:
         return ""
     return (
         f"Of so many rows only the loss at equal {group.axis} is listed; report.csv has the rest."
     )
 
 
-def sentences(group: Group) -> list[str]:
-    """Return one line for each row: the loss that decides, and its verdict."""
-    return [_sentence(group, one) for one in group.challengers]
-
-
-def _sentence(group: Group, one: Challenger) -> str:
+def sentence(group: Group, one: Challenger) -> str:
+    """Return a line about one row: the loss that decides, and its verdict."""
     line = one.line(LOSS, group.axis)
     if line.found is None:
         return f"{one.row.label}: loss at equal {group.axis}: {verdict(line)}"
@@ -244,8 +249,14 @@ def print_wins(console: Console, wins: Wins) -> None:
         _say(console, f"{TITLE}, {heading(group)}; in brackets 95 % intervals:")
         kept = group.challengers[:_MOST_IN_TERMINAL]
         console.print(_losses(group, kept))
-        for line in sentences(group)[:_MOST_IN_TERMINAL]:
-            _say(console, line)
+        told = 0
+        for one in kept:
+            _say(console, sentence(group, one))
+            for text in one.to_decide[: _MOST_COMMANDS - told]:
+                _say(console, f"{TO_DECIDE}: {text}")
+                told += 1
+        for text in group.to_measure:
+            _say(console, f"{TO_MEASURE}: {text}")
         if len(kept) < len(group.challengers):
             _say(console, f"and {len(group.challengers) - len(kept)} more rows in report.html")
     for line in wins.left_out:

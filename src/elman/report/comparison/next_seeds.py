@@ -1,0 +1,128 @@
+"""What to type next: the ``sweep.add`` commands whose seeds would decide a comparison."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from elman.base.quoting import pasteable
+from elman.report.comparison.collect import Source
+from elman.report.comparison.progress import WAITS
+from elman.report.comparison.rows import Row
+from elman.report.comparison.runs import Run
+from elman.report.comparison.wins import LOSS, Challenger, Group, Wins
+from elman.runs.state import RUNNING
+
+# More seeds for rows of one seed: with three an interval begins to be of use.
+_MORE_OF_ONE = 2
+_SEED, _MODEL, _ONLY = "train.seed", "model", "benchmark.only"
+# Seeds that are listed one by one; more in a row are a range.
+_LISTED = 8
+# Settings in which sweep.add wants whole paths.
+_PATHS = ("data.path", "train.init_from")
+
+
+@dataclass(frozen=True)
+class _Home:
+    """A sweep, with the values that its jobs have for each key; None is a job without the key."""
+
+    source: Source
+    values: Mapping[str, set[str | None]]
+
+    @classmethod
+    def of(cls, source: Source) -> _Home:
+        told = [_overrides(run) for run in source.runs]
+        keys = dict.fromkeys(key for one in told for key in one)
+        return cls(source, {key: {one.get(key) for one in told} for key in keys})
+
+
+def with_commands(wins: Wins, sources: Sequence[Source]) -> Wins:
+    """Return comparisons with the commands that would decide what is not decided.
+
+    Args:
+        wins: The comparisons.
+        sources: The folders of the report: a command adds jobs to the sweep of a row.
+    """
+    found = [_Home.of(source) for source in sources if source.is_sweep]
+    homes = {id(run): home for home in found for run in home.source.runs}
+    return replace(wins, groups=tuple(_commanded(group, homes) for group in wins.groups))
+
+
+def _commanded(group: Group, homes: Mapping[int, _Home]) -> Group:
+    challengers = tuple(
+        replace(one, to_decide=tuple(_to_decide(one, group, homes))) for one in group.challengers
+    )
+    rows = [group.reference, *(one.row for one in challengers)]
+    alone = [row for row in rows if len(row.counted) == 1]
+    if alone and len(group.reference.counted) > 1:
+        alone.append(group.reference)
+    measured = tuple(_commands(alone, _MORE_OF_ONE, homes)) if alone else ()
+    return replace(group, challengers=challengers, to_measure=measured)
+
+
+def _to_decide(one: Challenger, group: Group, homes: Mapping[int, _Home]) -> Iterator[str]:
+    more = one.line(LOSS, group.axis).more_seeds
+    if more is not None:
+        yield from _commands([one.row, group.reference], more, homes)
+
+
+def _commands(rows: Sequence[Row], more: int, homes: Mapping[int, _Home]) -> Iterator[str]:
+    """Yield a command for each sweep that has some of the rows.
+
+    There is none if a row is of no sweep, or of one that runs: its seeds are not all there yet.
+    """
+    found = [homes.get(id(row.counted[0])) for row in rows]
+    known = [home for home in found if home is not None]
+    seeds = next_seeds(rows, more)
+    if len(known) < len(rows) or not seeds or any(home.source.living for home in known):
+        return
+    for home in {id(home): home for home in known}.values():
+        own = [row.counted[0] for row, its in zip(rows, known, strict=True) if its is home]
+        texts = [*_restricted(own, home), _typed(seeds)]
+        yield f"elman -m {pasteable('sweep.add', str(home.source.folder))} {shlex.join(texts)}"
+
+
+def next_seeds(rows: Sequence[Row], more: int) -> list[int]:
+    """Return so many seeds that not all rows have, those that some have first; empty if unknown.
+
+    A seed with which a run failed is left out: it would probably fail again.
+    """
+    had = [{run.seed for run in row.counted if run.seed is not None} for row in rows]
+    if not all(had):
+        return []
+    runs = [run for row in rows for run in row.runs if run.seed is not None]
+    failed = {run.seed for run in runs if not run.counts and run.status not in (*WAITS, RUNNING)}
+    every = {seed for seeds in had for seed in seeds} - failed
+    lacking = [seed for seed in every if any(seed not in seeds for seeds in had)]
+    first = max(run.seed for run in runs if run.seed is not None) + 1
+    return [*sorted(lacking), *range(first, first + more)][:more]
+
+
+def _typed(seeds: Sequence[int]) -> str:
+    if len(seeds) > _LISTED and seeds[-1] - seeds[0] == len(seeds) - 1:
+        return f"{_SEED}=range({seeds[0]},{seeds[-1] + 1})"
+    return f"{_SEED}={','.join(map(str, seeds))}"
+
+
+def _restricted(runs: Sequence[Run], home: _Home) -> Iterator[str]:
+    """Yield the overrides that leave, of all jobs of a sweep, those like some runs.
+
+    What the runs of a suite set cannot be typed, but their models can be named.
+    """
+    own, given = [_overrides(run) for run in runs], home.source.suite_keys
+    for key, values in home.values.items():
+        wanted = {one.get(key): None for one in own}
+        if key == _SEED or None in wanted or wanted.keys() >= values:
+            continue
+        texts = ",".join(map(str, wanted))
+        if key in given:
+            if key == _MODEL and _SEED not in given:
+                yield f"{_ONLY}={texts}"
+        elif key not in _PATHS:
+            yield f"{key}={texts}"
+
+
+def _overrides(run: Run) -> dict[str, str]:
+    pairs = (text.partition("=") for text in run.overrides)
+    return {key: value for key, _, value in pairs if not key.startswith(("hydra", "benchmark"))}
