@@ -61,7 +61,8 @@ def column_sum(x_nc: Tensor) -> Tensor:
     """Return the sum over the rows, fp32, in one order whatever the GPU.
 
     Args:
-        x_nc: What is summed, contiguous, of a dtype in :data:`CUDA_TYPES`; a row and a column at least.
+        x_nc: What is summed, contiguous, of a dtype in :data:`CUDA_TYPES`; it has a row
+            and a column at least.
     """
     rows, width = x_nc.shape
     vector = _VECTOR_BYTES // x_nc.element_size()
