@@ -565,6 +565,8 @@ def _first_problem(error: ValidationError, tree: Mapping[str, Any], section: str
         return f"{key}={_shown(given)}: must be {words} {_written_out(context[name])}"
     if kind == "list_type" and (section or parts[-1] == "lengths"):
         return f"{key}={_shown(given)}: expected a list, as in {key}=[{_shown(given)}]"
+    if kind == "too_short":
+        return f"{key}=[]: an empty list; name one value or more, as in {key}=[1]"
     wording = _TYPE_WORDS.get(kind, problem["msg"].removeprefix("Input should be "))
     return f"{key}={_shown(given)}: expected {wording}"
 
