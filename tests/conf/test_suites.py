@@ -141,7 +141,8 @@ def configs(name: str) -> list[RunConfig]:
             key, value = text.split("=")
             if key == "data":
                 task = yaml.safe_load(group_files("data")[value].read_text(encoding="utf-8"))
-                sections["data"] = task["data"]
+                own = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+                sections["data"] = task["data"] | own.get("data", {})
                 sections["train"] |= task["train"]
             elif key != "model":
                 section, _, name_of_key = key.partition(".")

@@ -67,6 +67,19 @@ def test_solved_means_every_seed_above_99_percent(sweep: FakeSweep) -> None:
     assert verdict(report, GDN, "s3") == AT_CHANCE
 
 
+def test_settings_of_a_task_do_not_split_a_model(tmp_path: Path) -> None:
+    sweep = FakeSweep(tmp_path / "sweep", benchmark="expressivity")
+    for task, rate in (("parity", "0.001"), ("s3", "0.003")):
+        for model in (E88, GDN):
+            given = (f"model={model}", f"data={task}", f"optim.lr={rate}")
+            sweep.job(*given, result=answers(task, 0.5, 1.0, 0.5))
+    assert report_of(sweep).tasks.models == [E88, GDN]
+    sweep.job(f"model={E88}", "data=s3", "optim.lr=0.01", result=answers("s3", 0.5, 1.0, 0.5))
+    models = report_of(sweep).tasks.models
+    assert f"{E88} optim.lr=0.01" in models  # two rates of one task are two lines
+    assert len(models) == 5
+
+
 def test_a_failed_seed_is_no_solved_seed(sweep: FakeSweep) -> None:
     sweep.failed(f"model={E88}", "data=parity", "train.seed=4", status="nan", error="nan")
     sweep.failed(f"model={E88}", "data=fsm", "train.seed=1", status="oom", error="too large")

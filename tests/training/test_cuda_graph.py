@@ -208,6 +208,33 @@ def test_steps_run_no_python_of_the_model(
     assert len(set(losses)) == 3
 
 
+def test_a_schedule_free_update_is_replayed_and_keeps_what_is_not_finite_out(
+    small: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(*args: object) -> None:
+        raise AssertionError("a replayed update called the optimizer")
+
+    given = changed(small, "train", graph=True)
+    optim = compose_config(["optim=schedulefree", "optim.warmup_steps=1"]).optim
+    with started(given.model_copy(update={"optim": optim})) as made:
+        made.discarded()
+        monkeypatch.setattr(TrainingOptimizer, "step", step)
+        seen = []
+        for _ in range(3):
+            made.take(0.1)
+            seen.append([w.clone() for w in made.model.state_dict().values()])
+        assert not any(map(torch.equal, seen[0], seen[1]))
+        made.model.embedding.data[:] *= 1e30  # the square of a gradient leaves fp32
+        before = [w.clone() for w in made.model.state_dict().values()]
+        moments = [m.clone() for m in made.optimizer.moments()]
+        made.take(0.1)
+        assert made.blocked(drain=True)
+        assert all(map(torch.equal, before, made.model.state_dict().values()))
+        assert all(map(torch.equal, moments, made.optimizer.moments()))
+        saved = made.optimizer.state_dict()["optimizer"]["param_groups"]
+    assert [group["k"] for group in saved] == [3] * len(saved)
+
+
 def test_the_first_pass_leaves_no_trace(small: RunConfig) -> None:
     config = changed(small, "model", options=small.model.options | {"dropout": 0.5})
     with started(changed(config, "train", graph=True)) as made:

@@ -61,6 +61,8 @@ def first_problem(error: ValidationError, tree: Mapping[str, Any], section: str 
         return f"{key}={shown(given)}: must be {words} {_written_out(context[name])}"
     if kind == "list_type" and (section or parts[-1] == "lengths"):
         return f"{key}={shown(given)}: expected a list, as in {key}=[{shown(given)}]"
+    if kind == "too_short":
+        return f"{key}=[]: an empty list; name one value or more, as in {key}=[1]"
     wording = _TYPE_WORDS.get(kind, problem["msg"].removeprefix("Input should be "))
     return f"{key}={shown(given)}: expected {wording}"
 

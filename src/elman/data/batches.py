@@ -8,16 +8,17 @@ bytes, so that every predicted byte has its predecessor in the row.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
+from elman.base.closing import Closing
 from elman.base.errors import UserError
+from elman.data.ahead import AheadBatches
 from elman.data.corpus import default_corpus
 from elman.data.files import Bytes, ByteSource, Offsets
 from elman.data.opening import open_source, open_without_packing
@@ -31,7 +32,7 @@ VAL_BYTES_LIMIT = 4 * 2**20
 
 
 @dataclass(frozen=True)
-class Data:
+class Data(Closing):
     """A source with a held-out tail: training reads [0, train_bytes), validation the rest."""
 
     source: ByteSource
@@ -60,17 +61,6 @@ class Data:
     def close(self) -> None:
         """Close the files. Close the batches that read them first."""
         self.source.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 AnyRunData = Data | TaskData
@@ -181,8 +171,8 @@ def _held_out(source: ByteSource, config: DataConfig, chunk_size: int) -> int:
     return config.val_bytes
 
 
-class Batches(ABC):
-    """Training batches; the next one is read in the background, so a slow disk stalls no step.
+class Batches(AheadBatches):
+    """Training batches of text; the next one is read ahead, so a slow disk stalls no step.
 
     Args:
         data: The run's data; rows stay inside its training part.
@@ -191,13 +181,7 @@ class Batches(ABC):
         seed: Seed of the positions.
         rows: Rows of each batch to read; the others belong to other ranks. Positions are drawn for
             all B rows, so that a row depends on the seed, the step and its number alone.
-
-    Attributes:
-        restarted: Whether the last batch's rows do not continue an earlier batch, so carried states
-            must be reset before it. Always true for random positions.
     """
-
-    kind: str
 
     def __init__(
         self,
@@ -207,13 +191,12 @@ class Batches(ABC):
         seed: int,
         rows: slice = slice(None),
     ) -> None:
-        self.restarted = True
+        super().__init__()
         self._rows = rows
         self._source = data.source
         self._chunk_size = chunk_size
         self._batch_size = batch_size
         self._generator = np.random.Generator(np.random.PCG64(seed))
-        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="elman-data")
         self._pending: Future[Bytes]
 
     def next(self) -> Bytes:
@@ -230,10 +213,7 @@ class Batches(ABC):
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state to resume from, so that the next batch is the same as without a stop.
-
-        It has only plain ints, strings and dicts, which ``torch.load(weights_only=True)`` accepts.
-        """
+        """See :class:`~.ahead.AheadBatches`."""
         return self._state_before_pending
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -252,28 +232,13 @@ class Batches(ABC):
         self._generator.bit_generator.state = state["generator"]
         self._prepare()
 
-    def close(self) -> None:
-        """Stop reading ahead and wait until the current read ends."""
-        self._reader.shutdown(wait=True, cancel_futures=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def _prepare(self) -> None:
         """Draw the positions of the batch after this one and start to read it."""
         generator = dict(self._generator.bit_generator.state)
         self._state_before_pending = {"kind": self.kind, "generator": generator} | self._state()
         offsets_b, self._pending_restarts = self._draw()
         row = self._chunk_size + 1
-        self._pending = self._reader.submit(self._source.gather, offsets_b[self._rows], row)
+        self._pending = self._maker.submit(self._source.gather, offsets_b[self._rows], row)
 
     @abstractmethod
     def _draw(self) -> tuple[Offsets, bool]:

@@ -20,12 +20,12 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from elman.base.closing import Closing
 from elman.base.errors import UserError, did_you_mean
 
 Bytes = npt.NDArray[np.uint8]
@@ -39,7 +39,7 @@ _HASH_STEP = 4 * 2**20
 _SPARE_DESCRIPTORS = 256
 
 
-class ByteSource:
+class ByteSource(Closing):
     """Files, concatenated in the order of their absolute paths, without separators.
 
     Args:
@@ -81,17 +81,6 @@ class ByteSource:
 
     def __len__(self) -> int:
         return self._borders[-1]
-
-    def __enter__(self) -> ByteSource:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the files; a second call does nothing."""

@@ -215,6 +215,14 @@ class _Session:
             self._team,
             lambda model: cut_model(model, config, self._team),
         )
+        # A worker process ends only when no thread makes rows any more.
+        with closing(trainer.stepper.batches):
+            return self._run(trainer, store, interruption)
+
+    def _run(
+        self, trainer: Trainer, store: CheckpointStore, interruption: Interruption
+    ) -> RunStatus:
+        config, folder = self._config, self._folder
         self._restore(trainer, store)
         compare_starts(self._team, config, self._setup.data, trainer.model)
         if self._team.place.leads:

@@ -16,6 +16,9 @@ from elman.sections.section import Count, Section
 IGNORED = 255
 """Target of a position that has no answer; every vocabulary is smaller."""
 
+LONGEST = 2**20
+"""Most positions of a row."""
+
 Lengths = Annotated[list[Count], Field(min_length=1)]
 _Modulus = Annotated[int, Field(ge=2, le=IGNORED)]
 _Symbols = Annotated[int, Field(ge=2, le=120)]
@@ -84,6 +87,10 @@ class TaskConfig(Section):
 
     def check_lengths(self, setting: str, lengths: list[int]) -> None:
         """Raise UserError if a row of the task cannot have one of these lengths."""
+        if (longest := max(lengths)) > LONGEST:
+            raise UserError(
+                f"{setting}: {longest:,} positions are too many for a row; use {LONGEST:,} or fewer"
+            )
         if (shortest := min(lengths)) < self.shortest:
             raise UserError(
                 f"{setting}: {shortest} positions are too few for data={self.task} with these "

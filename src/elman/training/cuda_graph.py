@@ -3,8 +3,7 @@
 A small model's pass is thousands of short kernels, and a GPU waits for the interpreter between
 them. A CUDA graph launches them all at once, on the same memory every time. Bytes and carried
 states are copied into fixed input tensors; loss, gradients and new states appear in fixed output
-tensors. The optimizer is not part of the graph. It needs no change, since it changes weights and
-gradients in place.
+tensors. The update of the weights is a graph of its own if its optimizer needs nothing of the host.
 
 Shapes: b rows, t predicted bytes; a batch is [b, t+1] bytes, or [b, 2, t] symbols of a task.
 """
@@ -62,6 +61,10 @@ def _loops_in_python(config: RunConfig) -> bool:
     """
     cell = registry.cell(config.model.cell).under(config.model.options)
     return REFERENCE in (config.kernels.backend, best_backend(cell, "cuda"))
+
+
+Update = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Updates the weights, from the losses of a batch's parts, [k]; returns their mean and the norm."""
 
 
 class _Kind(NamedTuple):
@@ -156,6 +159,36 @@ class ReplayedPass:
             kind = kind._replace(fresh=False)
         return self._replay(kind), self._states
 
+    def record_update(self, update: Update, blocked: Tensor) -> Update:
+        """Record what follows the last micro-batch of a step, after :meth:`prepare`.
+
+        Args:
+            update: Clips the gradients and updates the weights, from the loss of every part; it
+                needs nothing of the host.
+            blocked: While this flag is true, ``update`` changes no weight and no moment.
+
+        Returns:
+            The same as a replay.
+
+        Raises:
+            UserError: it cannot be recorded.
+        """
+        losses_k = torch.zeros(1, device=self._device)
+        blocked.fill_(True)
+        with self._graphs.aside():  # allocates the moments
+            update(losses_k)
+        found: list[tuple[Tensor, Tensor]] = []
+        replay = self._replayable(lambda: found.append(update(losses_k)))
+        blocked.fill_(False)
+
+        def replayed(given_k: Tensor) -> tuple[Tensor, Tensor]:
+            losses_k.copy_(given_k)
+            replay()
+            loss, norm = found[-1]
+            return loss.clone(), norm.clone()  # the next replay writes to the same memory
+
+        return replayed
+
     def _kinds(self) -> list[_Kind]:
         """Return the kinds to record, ordered so that states exist before they are needed."""
         restart = not self._carries
@@ -187,14 +220,17 @@ class ReplayedPass:
 
     def _record(self, kind: _Kind) -> _Recorded:
         losses: list[Tensor] = []
+        replay = self._replayable(lambda: losses.append(self._compute(kind)))
+        return _Recorded(replay, losses[-1])
+
+    def _replayable(self, work: Callable[[], None]) -> Callable[[], None]:
         try:
-            replay = self._graphs.record(lambda: losses.append(self._compute(kind)))
+            return self._graphs.record(work)
         except Exception as error:  # the eager pass has just worked, so recording is at fault
             first = _first_cause(error)
             if isinstance(first, torch.OutOfMemoryError) or not isinstance(first, Exception):
                 raise first from None
             self._refuse(f"cannot be captured ({first_line(first)})", error)
-        return _Recorded(replay, losses[-1])
 
     def _replay(self, kind: _Kind) -> Tensor:
         recorded = self._recorded[kind]

@@ -31,7 +31,7 @@ from elman.distributed.tree import summed
 from elman.evaluation.validation import to_device
 from elman.models.language_model import LanguageModel
 from elman.training.carried import CarriedStates
-from elman.training.cuda_graph import ReplayedPass, uses_graph
+from elman.training.cuda_graph import ReplayedPass, Update, uses_graph
 from elman.training.optim.optimizers import TrainingOptimizer
 from elman.training.passes import EagerPass, Mark, TrainingPass, unmarked
 from elman.training.rng import rng_state, set_rng_state
@@ -111,6 +111,7 @@ class Stepper:
         self._blocked = torch.zeros((), dtype=torch.bool, device=device)
         self._flags: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
         self._bookmarks: deque[_Bookmark] = deque(maxlen=3)
+        self._replayed: Update | None = None
         self.step = 0
         self.data_wait = 0.0
         self.mark: Mark = unmarked
@@ -129,12 +130,9 @@ class Stepper:
         self._bookmark()
         micros = self._read()  # before anything changes
         self._begin_step()
-        loss = self._accumulate(micros)
+        losses_k = self._accumulate(micros)
         lr = self.optimizer.set_rate(self.step, share)
-        loss, norm, finite = self._of_all_ranks(loss)
-        # The flag stays set: after a non-finite number no later update may reach the weights.
-        self._blocked = self._blocked | ~finite
-        self.optimizer.step(self._blocked)
+        loss, norm = (self._replayed or self._apply)(losses_k)
         self.step += 1
         if self._parallel.average_every and self.step % self._parallel.average_every == 0:
             average(self.team, self.model.parameters())
@@ -174,6 +172,9 @@ class Stepper:
         rng = rng_state(self._device)
         self._pass.prepare(self._states.of(0))
         self._reduction.prepare()
+        alone = self.team.place.alone and self.division.whole
+        if isinstance(self._pass, ReplayedPass) and self.optimizer.replayable and alone:
+            self._replayed = self._pass.record_update(self._apply, self._blocked)
         self.synchronize()
         set_rng_state(rng, self._device)
 
@@ -223,6 +224,7 @@ class Stepper:
         if state["trained"] is not None:
             self.model.load_state_dict(state["trained"])
         self.optimizer.load_state_dict(state["optimizer"], sharded=self._sharded)
+        self._replayed = None  # it writes to the moments from before
         self.batches.load_state_dict(state["batches"])
         self._states.load(state["states"], self._device)
         self.step, self.data_wait = state["step"], state["data_wait"]
@@ -278,6 +280,14 @@ class Stepper:
         loss, norm = pairs[:, 0].mean(), pairs[:, 1].mean()
         return loss, norm, torch.isfinite(pairs).all()
 
+    def _apply(self, losses_k: Tensor) -> tuple[Tensor, Tensor]:
+        """Clip, and update the weights; return the mean loss and the gradients' norm."""
+        loss, norm, finite = self._of_all_ranks(losses_k)
+        # The flag stays set: after a non-finite number no later update may reach the weights.
+        self._blocked |= ~finite
+        self.optimizer.step(self._blocked)
+        return loss, norm
+
     def _chosen_reduction(self) -> Reduction:
         """Return what sums the gradients of this run."""
         by_itself = self._parallel.average_every or self._sharded
@@ -332,7 +342,7 @@ class Stepper:
     def _fetch(self, flag: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
         """Start copying a device flag to the host; the event says when it has arrived."""
         if self._device.type != "cuda":
-            return flag, None
+            return flag.clone(), None
         host = torch.empty((), dtype=torch.bool, pin_memory=True)
         host.copy_(flag, non_blocking=True)
         event = torch.cuda.Event()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import pytest
 import torch
+from schedulefree import AdamWScheduleFree
 from torch import nn
 
 from elman.config.compose import compose_config
+from elman.sections.optim import ScheduleFreeConfig
 from elman.training.optim.optimizers import TrainingOptimizer
 
 NAMES = ("adamw", "muon", "schedulefree", "legacy")
@@ -99,3 +104,36 @@ def test_hyperparameters_of_a_resumed_run_are_the_named_ones() -> None:
     resumed.load_state_dict(saved)
     group = resumed.state_dict()["optimizer"]["param_groups"][0]
     assert (group["weight_decay"], group["betas"]) == (0.25, (0.9, 0.5))
+
+
+def test_schedule_free_weights_are_the_librarys_and_so_is_what_is_saved() -> None:
+    ours, theirs = small_model(), small_model()
+    optimizer = build("schedulefree", ours, "optim.lr=0.01", "optim.warmup_steps=3")
+    given = optimizer.config
+    assert isinstance(given, ScheduleFreeConfig)
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in theirs.parameters() if p.ndim == axes], "weight_decay": decay}
+        for axes, decay in ((2, given.weight_decay), (1, 0.0))
+    ]
+    betas = (given.beta1, given.beta2)
+    library = AdamWScheduleFree(groups, lr=0.01, warmup_steps=3, betas=betas, eps=given.eps)
+    library.train()
+    generator = torch.Generator().manual_seed(0)
+    for step in range(12):
+        if step == 6:  # a checkpoint of the library's optimizer continues with ours
+            optimizer = build("schedulefree", ours, "optim.lr=0.01", "optim.warmup_steps=3")
+            saved = {"optimizer": library.state_dict(), "matrices": None, "warmup_progress": None}
+            optimizer.load_state_dict(copy.deepcopy(saved))
+        for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            one.grad = torch.randn(one.shape, generator=generator)
+            other.grad = one.grad.clone()
+        optimizer.step(torch.tensor(False))
+        library.step()
+    for one, other in zip(snapshot(ours), snapshot(theirs), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    found, wanted = optimizer.state_dict()["optimizer"], library.state_dict()
+    for group, other in zip(found["param_groups"], wanted["param_groups"], strict=True):
+        assert group["k"] == other["k"] == 12
+        assert group["weight_sum"] == pytest.approx(other["weight_sum"])
+        assert group["lr_max"] == pytest.approx(other["lr_max"])
+    assert found["state"][0].keys() == wanted["state"][0].keys()

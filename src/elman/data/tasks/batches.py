@@ -11,13 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
-from typing import Any, Self
+from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 
+from elman.base.closing import Closing
 from elman.base.errors import UserError
+from elman.data.ahead import AheadBatches
 from elman.data.files import Bytes
 from elman.data.tasks.draws import Draws
 from elman.data.tasks.table import make_rows
@@ -31,7 +32,7 @@ _BLOCK_POSITIONS = 2**19
 _MOST_BATCHES = 256
 
 
-class TaskData:
+class TaskData(Closing):
     """A task as the data of a run; it takes the place of :class:`~elman.data.batches.Data`.
 
     Args:
@@ -77,28 +78,14 @@ class TaskData:
     def close(self) -> None:
         """Nothing is open."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def _fixed(self, split: int, length: int, count: int, batch_size: int) -> Iterator[Bytes]:
         for first in range(0, count, batch_size):
             rows_b = np.arange(first, min(first + batch_size, count), dtype=np.int64)
             yield make_rows(self.config, Draws((0, split, length), rows_b), length)
 
 
-class TaskBatches:
-    """Training batches of a task; a block of them is made ahead of time, in the background.
-
-    Attributes:
-        restarted: Rows never continue an earlier batch.
+class TaskBatches(AheadBatches):
+    """Training batches of a task; a block of them is made ahead. Rows never continue a batch.
 
     Args:
         data: The task.
@@ -108,14 +95,13 @@ class TaskBatches:
     """
 
     kind = "rows of a task"
-    restarted = True
 
     def __init__(self, data: TaskData, batch_size: int, length: int, seed: int) -> None:
+        super().__init__()
         self._config, self._batch_size = data.config, batch_size
         self._length, self._seed = length, seed
         per_block = _BLOCK_POSITIONS // (batch_size * length)
         self._per_block = min(max(1, per_block), _MOST_BATCHES)
-        self._maker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="elman-task")
         self._number = 0
         self._start()
 
@@ -144,21 +130,6 @@ class TaskBatches:
             )
         self._number = state["batches"]
         self._start()
-
-    def close(self) -> None:
-        """Stop making rows ahead."""
-        self._maker.shutdown(wait=True, cancel_futures=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _start(self) -> None:
         """Begin a short block at the next batch: the first step must not wait for a long one."""

@@ -2,40 +2,55 @@
 
 from __future__ import annotations
 
-from elman.report.comparison.svg import escape, short
+import math
+
+from elman.report.comparison.svg import escape
 from elman.report.comparison.tasks import AT_CHANCE, NO_RESULT, NOT_SOLVED, SOLVED, TaskCell, Tasks
 
-_NAMES, _WIDE, _HIGH, _TOP = 250, 92, 34, 92
-_MARGIN, _RADIUS = 10, 3.4
-_LONGEST = 34
+_WIDE, _HIGH = 76, 34
+_MARGIN, _RADIUS = 8, 3.4
+_LETTER = 6.7
+"""Width of a letter of a name, pixels; most are narrower."""
+_SLOPE = 35
+"""Of the tasks' names, degrees."""
 _CLASSES = {SOLVED: "solved", NOT_SOLVED: "unsolved", AT_CHANCE: "chance", NO_RESULT: "none"}
 
 
 def task_grid(tasks: Tasks) -> str:
     """Return the grid. In a cell a dot's place is its accuracy, from 0 left to 1 right."""
-    width = _NAMES + _WIDE * len(tasks.names) + 60
-    height = _TOP + _HIGH * len(tasks.models) + 8
+    left, top, right = _room(tasks)
+    width = left + _WIDE * len(tasks.names) + right
+    height = top + _HIGH * len(tasks.models) + 8
     parts = []
     for column, task in enumerate(tasks.names):
-        x = _NAMES + _WIDE * column + 14
+        x = left + _WIDE * column + 14
         parts.append(
-            f'<text class="name" transform="translate({x} {_TOP - 8}) rotate(-35)">'
-            f"{escape(short(task, _LONGEST))}</text>"
+            f'<text class="name" transform="translate({x} {top - 8}) rotate({-_SLOPE})">'
+            f"{escape(task)}</text>"
         )
     for line, model in enumerate(tasks.models):
-        y = _TOP + _HIGH * line
+        y = top + _HIGH * line
         parts.append(
-            f'<text class="name" x="{_NAMES - 8}" y="{y + _HIGH / 2 + 4:.1f}" text-anchor="end">'
-            f"{escape(short(model, _LONGEST))}</text>"
+            f'<text class="name" x="{left - 8}" y="{y + _HIGH / 2 + 4:.1f}" text-anchor="end">'
+            f"{escape(model)}</text>"
         )
         for column, task in enumerate(tasks.names):
             cell = tasks.of(model, task)
             if cell is not None:
-                parts.append(_cell(cell, _NAMES + _WIDE * column, y))
+                parts.append(_cell(cell, left + _WIDE * column, y))
     return (
-        f'<svg class="tasks" viewBox="0 0 {width} {height}" style="min-width: {width}px" '
+        f'<svg class="tasks" viewBox="0 0 {width} {height}" style="width: {width}px" '
         f'role="img" aria-label="models and tasks">{"".join(parts)}</svg>'
     )
+
+
+def _room(tasks: Tasks) -> tuple[int, int, int]:
+    """Return the pixels that the names need: left of the cells, above and right of them."""
+    model = max(map(len, tasks.models)) * _LETTER
+    task = max(map(len, tasks.names)) * _LETTER
+    slope = math.radians(_SLOPE)
+    across, up = task * math.cos(slope), task * math.sin(slope)
+    return round(model) + 16, round(up) + 26, max(8, round(across) + 22 - _WIDE)
 
 
 def _cell(cell: TaskCell, x: float, y: float) -> str:

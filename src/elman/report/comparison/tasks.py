@@ -173,15 +173,25 @@ def make_tasks(rows: Sequence[Row]) -> Tasks:
     forms: dict[str, dict[str, None]] = {}
     for number, row in learned:
         forms.setdefault(_task(row), {})[json.dumps(told[number], sort_keys=True)] = None
-    cells = []
+    names = {
+        number: _task(row) if len(forms[_task(row)]) == 1 else _full_name(_task(row), told[number])
+        for number, row in learned
+    }
+    shared: dict[str, set[str]] = {}
     for number, row in learned:
-        task = _task(row)
-        name = task if len(forms[task]) == 1 else _full_name(task, told[number])
-        cells.append(_cell(number, row, name))
+        words = set(_words(row))
+        shared[names[number]] = shared.get(names[number], words) & words
+    cells = [_cell(number, row, names[number], shared[names[number]]) for number, row in learned]
     return Tasks(tuple(cells))
 
 
-def _cell(number: int, row: Row, task: str) -> TaskCell:
+def _words(row: Row) -> list[str]:
+    """Return what a row's label says besides the task; the model comes first."""
+    return [word for word in row.label.split() if not word.startswith("data=")]
+
+
+def _cell(number: int, row: Row, task: str, shared: set[str]) -> TaskCell:
+    """Return a cell; settings that all rows of its task share belong to the task, not the model."""
     config = next(run.config for run in row.runs if run.config is not None)
     length = int(config["train"]["chunk_size"])
     found, seeds = [], []
@@ -192,7 +202,8 @@ def _cell(number: int, row: Row, task: str) -> TaskCell:
         chance = result.data.chance or chance
         at_trained = by_length.get(length, result.accuracy)
         seeds += [] if at_trained is None else [at_trained]
-    own = [word for word in row.label.split() if not word.startswith("data=")]
+    model, *others = _words(row)
+    own = [model, *(word for word in others if word not in shared)]
     return TaskCell(
         number, row, " ".join(own), task, length, chance, tuple(sorted(seeds)), tuple(found)
     )

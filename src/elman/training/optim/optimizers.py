@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import schedulefree
 import torch
 from torch import Tensor, nn
 
 from elman.sections.optim import LegacyConfig, MuonConfig, OptimConfig, ScheduleFreeConfig
+from elman.training.optim.schedule_free import MaskedScheduleFree
 from elman.training.optim.schedules import legacy_lr, scheduled_lr
 
 
@@ -27,6 +27,11 @@ class TrainingOptimizer:
         matrices = _layer_matrices(model) if isinstance(config, MuonConfig) else []
         self._matrices = _build_muon(config, matrices) if isinstance(config, MuonConfig) else None
         self._optimizer = _build(config, model, {id(matrix) for matrix in matrices})
+
+    @property
+    def replayable(self) -> bool:
+        """Whether a step needs nothing of the host, so that a CUDA graph can replay it."""
+        return isinstance(self._optimizer, MaskedScheduleFree)
 
     @property
     def keeps_average(self) -> bool:
@@ -60,12 +65,11 @@ class TrainingOptimizer:
     def step(self, blocked: Tensor) -> None:
         """Apply the update unless ``blocked`` (a boolean scalar on the device) is true.
 
-        The fused AdamW kernels read the flag on the device, so the host does not wait. Muon and the
-        schedule-free library have no such argument, so for them the host reads the flag.
+        The fused AdamW kernels and the schedule-free update read the flag on the device, so the
+        host does not wait. Muon has no such argument, so for it the host reads the flag.
         """
-        if self.keeps_average:
-            if not bool(blocked):
-                self._optimizer.step()
+        if isinstance(self._optimizer, MaskedScheduleFree):
+            self._optimizer.masked_step(blocked)
             return
         if self._matrices is not None and not bool(blocked):
             self._matrices.step()
@@ -79,7 +83,7 @@ class TrainingOptimizer:
 
         Afterwards the trained weights are restored bit for bit; the library's own inverse rounds.
         """
-        if not isinstance(self._optimizer, schedulefree.AdamWScheduleFree):
+        if not isinstance(self._optimizer, MaskedScheduleFree):
             yield
             return
         parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
@@ -173,14 +177,14 @@ def _build(config: OptimConfig, model: nn.Module, elsewhere: set[int]) -> torch.
         )
     groups = _decay_groups(config.weight_decay, model, elsewhere)
     if isinstance(config, ScheduleFreeConfig):
-        optimizer: torch.optim.Optimizer = schedulefree.AdamWScheduleFree(
+        optimizer = MaskedScheduleFree(
             groups,
             lr=config.lr,
             betas=betas,
             eps=config.eps,
             warmup_steps=config.warmup_steps,
         )
-        optimizer.train()  # type: ignore[attr-defined]
+        optimizer.train()
         return optimizer
     return torch.optim.AdamW(groups, config.lr, betas, config.eps, fused=True)
 

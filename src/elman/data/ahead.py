@@ -1,0 +1,45 @@
+"""What training batches of text and of tasks share: a thread makes the next rows during a step."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
+
+from elman.base.closing import Closing
+from elman.data.files import Bytes
+
+
+class AheadBatches(Closing):
+    """Training batches that are ready before they are asked for, so no step waits for them.
+
+    Attributes:
+        kind: What the rows are; a state of one kind does not load into another.
+        restarted: Whether the last batch's rows do not continue an earlier batch, so carried states
+            must be reset before it.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self) -> None:
+        self.restarted = True
+        self._maker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="elman-data")
+
+    @abstractmethod
+    def next(self) -> Bytes:
+        """Return the next batch."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state to resume from, so that the next batch is the same as without a stop.
+
+        It has only plain ints, strings and dicts, which ``torch.load(weights_only=True)`` accepts.
+        """
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a :meth:`state_dict`; batches that were made ahead are dropped."""
+
+    def close(self) -> None:
+        """Stop making batches ahead, and wait until the one in work ends."""
+        self._maker.shutdown(wait=True, cancel_futures=True)
