@@ -263,9 +263,11 @@ def test_a_run_stopped_in_its_last_validation_is_completed_by_that_alone(
 def test_signals_end_an_evaluation_at_once(start: Start, tmp_path: Path, text_file: Path) -> None:
     start("train.steps=1", "model.depth=4").communicate(timeout=60)
     run = only_run(tmp_path)
-    command = (f"eval.checkpoint={run}", f"eval.path={text_file}", "eval.batch_size=1")
+    long = tmp_path / "long.txt"
+    long.write_bytes(text_file.read_bytes() * 16)
+    command = (f"eval.checkpoint={run}", f"eval.path={long}", "eval.batch_size=1")
     process = start("mode=eval", *command, "kernels.backend=reference")
-    time.sleep(7)  # it has imported everything and takes half a minute longer
+    time.sleep(7)  # it has imported everything and takes a minute longer
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     out, errors = process.communicate(timeout=10)

@@ -217,8 +217,13 @@ def choose(
 
 
 def _ahead(config: ClusterConfig) -> ClusterConfig:
-    """Return a config that reads a round ahead where a block has room for one more tape."""
-    more = replace(config, ahead=config.back and AHEAD)
+    """Return a config that reads a round ahead where a block has room for one more tape.
+
+    A write without a product, with one pair of channels in a lane, does not: the compiler spills
+    then, however much of the matrix lies in shared memory.
+    """
+    spills = config.cell.value == NO_PRODUCT and config.per == 1
+    more = replace(config, ahead=config.back and AHEAD and not spills)
     return more if more.fits else config
 
 
