@@ -371,6 +371,7 @@ def test_another_launcher_leaves_alone_what_the_queue_has(slurm: Any, tmp_path: 
 
 
 @pytest.mark.required
+@pytest.mark.slow  # 14 s, for words
 def test_who_cancelled_a_job_is_said(slurm: Any, tmp_path: Path) -> None:
     sweep = Sweep(slurm, tmp_path, "train.seed=1,2,3", "train.steps=907", "launcher.minutes=5")
     sweep.wait_for(2)
