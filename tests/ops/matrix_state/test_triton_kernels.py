@@ -266,8 +266,8 @@ FAULTS = {
     "the wrong checkpoint": (
         "e70-n16",
         "backward",
-        "kept = wide(segment - 1, at) * states",
-        "kept = wide(segment * 0, at) * states",
+        "wide(segment - 1, at) * states",
+        "wide(segment * 0, at) * states",
     ),
     "no derivative of tanh": (
         "e70-n16",

@@ -362,8 +362,7 @@ def matrix_backward(
         douts = _output_gradients(dout, at, last_group, steps, spec, tile)
         state_rn = start_rn
         if segment > 0:
-            kept = wide(segment - 1, at) * states + number
-            state_rn = load_state(checkpoints, kept, at, spec)
+            state_rn = load_state(checkpoints, wide(segment - 1, at) * states + number, at, spec)
         state_rn = _recompute(
             state_rn, scratch, roles, held, resets, at, begin, last_group, steps, cell, spec, tile
         )
