@@ -175,6 +175,18 @@ def poison(patch: Callable[[Any, str, Any], None]) -> None:
         patch(owner, name, poisoned(getattr(owner, name)))
 
 
+def stand_in(patch: Callable[[Any, str, Any], None], module: Any, emulate: Callable) -> None:
+    """Let the kernels of a module run on CPU tensors, with NaN wherever nothing was written.
+
+    Args:
+        patch: As in :func:`poison`.
+        module: It launches by ``LAUNCH(config, wanted, arguments, device)``.
+        emulate: ``emulate(library, config, wanted, arguments)`` runs the same on the CPU.
+    """
+    patch(module, "LAUNCH", lambda *call: emulate(loaded, *call[:3]))
+    poison(patch)
+
+
 def plant_in_cpu_engines(folder: Path, file: str, edit: Callable[[str], str]) -> None:
     """Let this process compile its CPU kernels from sources of which one is faulty.
 

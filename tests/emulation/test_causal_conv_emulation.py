@@ -73,13 +73,8 @@ def emulate(
 @pytest.fixture(autouse=True)
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the kernels run on CPU tensors, with NaN wherever nothing was written."""
-    monkeypatch.setattr(
-        cuda,
-        "LAUNCH",
-        lambda config, wanted, args, _: emulate(emulator.loaded, config, wanted, args),
-    )
     monkeypatch.setattr(cuda, "MULTIPROCESSORS", lambda device: 2)
-    emulator.poison(monkeypatch.setattr)
+    emulator.stand_in(monkeypatch.setattr, cuda, emulate)
 
 
 def draw(shape: tuple[int, ...], dtype: torch.dtype, seed: int, shift: int = 0) -> Tensor:

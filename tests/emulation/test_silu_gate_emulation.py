@@ -60,12 +60,7 @@ def emulate(
 @pytest.fixture(autouse=True)
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the kernels run on CPU tensors, with NaN wherever nothing was written."""
-    monkeypatch.setattr(
-        cuda,
-        "LAUNCH",
-        lambda config, wanted, args, _: emulate(emulator.loaded, config, wanted, args),
-    )
-    emulator.poison(monkeypatch.setattr)
+    emulator.stand_in(monkeypatch.setattr, cuda, emulate)
 
 
 def draw(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0, shift: int = 0) -> Tensor:
