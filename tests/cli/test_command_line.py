@@ -46,7 +46,7 @@ def elman(
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )
 
 

@@ -269,7 +269,7 @@ def test_one_batch_is_read_ahead(kind: type[Batches]) -> None:
     source = SignallingSource(1000)
     with kind(Data(source, 900), 4, 8, seed=0) as batches:
         for _ in range(3):
-            assert source.reads.acquire(timeout=30)
+            assert source.reads.acquire(timeout=180)
             assert not source.reads.acquire(timeout=0.05)
             batches.next()
 

@@ -230,7 +230,7 @@ def test_error_line_without_permission(open_folder: Path, closed: str) -> None:
 
 def in_subprocess(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
 
 
 MANY = """

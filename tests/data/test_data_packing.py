@@ -176,7 +176,7 @@ def test_an_interrupted_process_says_what_it_kept(shards: str, tmp_path: Path) -
     code = KILLED.replace("signal.SIGKILL", "signal.SIGINT")
     code = code.replace("open_source(sys.argv[1])", "from elman.cli.main import main")
     running = process(code + "sys.exit(main(sys.argv[2:]))", "", f"data.path={shards}")
-    errors = running.communicate(timeout=60)[1].splitlines()
+    errors = running.communicate(timeout=180)[1].splitlines()
     assert running.returncode == 130
     assert errors[-2].endswith("2 of 3 files are packed; the same command continues after them")
     assert errors[-1] == "elman: interrupted"
@@ -212,7 +212,7 @@ def test_of_two_processes_one_packs_and_the_other_waits_and_says_so(
         f"elman: another process is packing {label}: waiting for it ...\n"
     )
     go.touch()
-    (out, said), (other_out, other_said) = first.communicate(timeout=60), second.communicate()
+    (out, said), (other_out, other_said) = first.communicate(timeout=180), second.communicate()
     assert (first.returncode, second.returncode) == (0, 0)
     assert out == other_out
     assert "elman: packing " in said
@@ -256,7 +256,7 @@ sys.exit(main([f"data.path={sys.argv[1]}"]))
 
 def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(shards: str, pack_cache: Path) -> None:
     running = process(FULL, shards)
-    line = running.communicate(timeout=60)[1].splitlines()[-1]
+    line = running.communicate(timeout=180)[1].splitlines()[-1]
     assert running.returncode == 2
     assert line.startswith("elman: error: data.path=")
     assert ": cannot pack it (File too large: " in line
@@ -322,7 +322,7 @@ def test_files_over_the_hard_limit_on_descriptors_are_packed(
     folder.mkdir()
     for number in range(1500):
         (folder / f"{number}.txt").write_bytes(b"x")
-    assert process(LIMITED, f"{folder}/*").communicate(timeout=60)[0] == "1500 1000\n"
+    assert process(LIMITED, f"{folder}/*").communicate(timeout=180)[0] == "1500 1000\n"
 
 
 def test_a_dry_check_packs_nothing_and_refuses_what_it_can(
@@ -421,7 +421,7 @@ def test_a_run_goes_on_with_the_same_bytes_under_another_name(
 def test_a_dry_sweep_packs_nothing(shards: str, pack_cache: Path) -> None:
     code = "import sys; from elman.cli.main import main; sys.exit(main(sys.argv[1:]))"
     planned = process(code, "-m", f"data.path={shards}", "train.seed=1,2", "sweep.dry_run=true")
-    out, errors = planned.communicate(timeout=60)
+    out, errors = planned.communicate(timeout=180)
     assert planned.returncode == 0, errors
     assert out.count("hydra.mode=RUN") == 2, out
     assert not pack_cache.exists()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -70,9 +71,8 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(FOLDER, str(tmp_path / "locks"))
     monkeypatch.delenv(PRETENDED, raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(nvml_client, "GPUS_SECONDS", 10.0)
-    monkeypatch.setattr(nvml_client, "SAMPLE_SECONDS", 0.5)
-    monkeypatch.setattr(nvml_client, "MUTE_SECONDS", 0.5)
+    monkeypatch.setattr(nvml_client, "GPUS_SECONDS", 120.0)
+    monkeypatch.setattr(nvml_client, "SAMPLE_SECONDS", 120.0)
     return folder
 
 
@@ -113,24 +113,41 @@ def test_an_error_is_not_a_hang_and_may_pass(
     assert len(driver.gpus()) == 1
 
 
-def test_a_hang_is_given_up_and_forgiven_when_it_is_over(
-    driver: AskedDriver, library: Path
+def test_a_hang_is_given_up_and_left_alone(
+    driver: AskedDriver, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(nvml_client, "SAMPLE_SECONDS", 0.5)
+    monkeypatch.setattr(nvml_client, "MUTE_SECONDS", 3600.0)
     assert len(driver.gpus()) == 1
     (library / "hangs").touch()
     slot = GpuSlot(Gpu(0, "GPU-x", "a card"), driver)
-    began = time.monotonic()
     assert not slot.ready()
-    assert 0.5 <= time.monotonic() - began < 5
     assert slot.waiting == "the driver does not answer: no answer within 0.5 s"
-    began = time.monotonic()
-    with pytest.raises(DriverHangsError):  # at once: the jobs that run need looking after
+    asked = (library / "asked").read_text()
+    with pytest.raises(DriverHangsError):  # nobody asks: the jobs that run need looking after
         driver.sample("GPU-x")
-    assert time.monotonic() - began < 0.2
-    (library / "hangs").unlink()
-    time.sleep(0.6)
-    assert len(driver.gpus()) == 1
+    assert driver._process is None
+    assert (library / "asked").read_text() == asked
     slot.leave()
+
+
+def test_a_hang_is_forgiven_when_it_is_over(
+    driver: AskedDriver, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvml_client, "SAMPLE_SECONDS", 0.5)
+    monkeypatch.setattr(nvml_client, "MUTE_SECONDS", 0.5)
+    assert len(driver.gpus()) == 1
+    (library / "hangs").touch()
+    with pytest.raises(DriverHangsError):
+        driver.sample("GPU-x")
+    (library / "hangs").unlink()
+    deadline = time.monotonic() + 180
+    while time.monotonic() < deadline:
+        with suppress(DriverHangsError):
+            assert len(driver.gpus()) == 1
+            return
+        time.sleep(0.05)
+    raise AssertionError("the driver answers again, and nobody asks it")
 
 
 @pytest.mark.parametrize("launcher", ["launcher=gpus", "launcher.gpus=[0]"])
@@ -170,5 +187,5 @@ def _sweep(
         env=environment | {"PYTHONPATH": f"{library}:{environment['PYTHONPATH']}"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )

@@ -95,7 +95,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Pope
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     ) as made:
         yield made
-        made.communicate(timeout=30)
+        made.communicate(timeout=180)
 
 
 @pytest.fixture

@@ -450,9 +450,7 @@ def test_a_question_without_end_is_ended_with_what_it_started(tmp_path, monkeypa
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     waited: list[list[str]] = []
-    started = time.monotonic()
     found = ask(["triton"], waited.append, limit=3)
-    assert time.monotonic() - started < 20
     assert found["triton"].problem == "no answer within the time limit"
     assert waited == [["triton"]]
     for pid in pids.read_text().split():

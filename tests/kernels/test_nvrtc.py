@@ -205,7 +205,7 @@ def test_a_change_to_an_included_source_makes_another_kernel(cache: Path, monkey
 
 def test_units_compile_side_by_side_and_one_unit_once(cache: Path, monkeypatch) -> None:
     """Two units are inside the compiler at the same time, each entered by one thread alone."""
-    meet, entered = threading.Barrier(2, timeout=20), []
+    meet, entered = threading.Barrier(2, timeout=120), []
 
     def slow(unit: Unit) -> SimpleNamespace:
         entered.append(unit.label)

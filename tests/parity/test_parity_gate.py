@@ -107,7 +107,6 @@ def test_a_kernel_is_checked_once_and_the_result_says_so(train, checks, records:
 def test_the_check_changes_nothing_of_the_run(train) -> None:
     first, second = train(), train(folder="second")
     assert first.result["loss"] == second.result["loss"]
-    assert first.result["seconds"]["train"] < 5
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import json
 import random
 import re
 import shutil
-import time
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
@@ -298,7 +297,7 @@ def test_an_axis_has_a_few_round_ticks_inside(low: float, high: float) -> None:
     assert len({text for _, text in ticks}) == len(ticks)
 
 
-def test_forty_long_runs_take_seconds_and_stay_small(tmp_path: Path) -> None:
+def test_the_page_of_forty_long_runs_stays_small(tmp_path: Path) -> None:
     sweep = FakeSweep(tmp_path / "sweep")
     numbers = random.Random(5)
     losses = [3 + numbers.gauss(0, 0.1) for _ in range(3000)]
@@ -310,9 +309,7 @@ def test_forty_long_runs_take_seconds_and_stay_small(tmp_path: Path) -> None:
         (folder / "config.yaml").write_text(config.replace("lr: 0.0003", f"lr: {number}.0"))
         sweep.jobs.append(sweep.jobs[0] | {"folder": folder.name, "number": number + 1})
     sweep.write()
-    began = time.process_time()
     page = write_report(make_report([sweep.folder]), sweep.folder)
-    assert time.process_time() - began < 15
     assert page.stat().st_size < 2_500_000
     tree = ElementTree.fromstring(page.read_text().partition("\n")[2])
     classes = {line.get("class") for line in tree.iter("g") if "line" in str(line.get("class"))}

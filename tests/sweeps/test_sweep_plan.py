@@ -145,7 +145,7 @@ def test_a_preempted_job_goes_on_in_its_folder_on_a_gpu_of_its_own(
     ) as sweep:
         for seed in (1, 2):
             _preempt(tmp_path, seed)
-        output, _ = sweep.communicate(timeout=60)
+        output, _ = sweep.communicate(timeout=180)
     assert sweep.returncode == 0, output
     assert output.count("preempted: queued again") == 2
     results = [json.loads(path.read_text()) for path in tmp_path.rglob("result.json")]
@@ -157,7 +157,7 @@ def test_a_preempted_job_goes_on_in_its_folder_on_a_gpu_of_its_own(
 
 def _preempt(folder: Path, seed: int) -> None:
     """Send SIGUSR2 to a job once it trains."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     notes = folder / "notes" / f"{seed}.jsonl"
     while not (notes.exists() and len(list(folder.rglob("waiting"))) >= seed):
         assert time.monotonic() < deadline

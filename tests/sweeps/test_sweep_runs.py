@@ -75,12 +75,12 @@ def test_ctrl_c_lets_the_running_job_save_and_starts_no_other(
     with subprocess.Popen(
         command, cwd=tmp_path, env=stub_environment, stdout=subprocess.PIPE, text=True
     ) as sweep:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while not list(tmp_path.rglob("waiting")):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         sweep.send_signal(signal.SIGINT)
-        output, _ = sweep.communicate(timeout=60)
+        output, _ = sweep.communicate(timeout=180)
     assert sweep.returncode == 130
     assert [row[-1] for row in rows(output)] == ["ok", "interrupted", "not started", "not started"]
     assert "not started: 3, 4" in output.splitlines()

@@ -118,7 +118,7 @@ class SlurmNode:
         self._daemons.append(started)
 
     def _wait_until_idle(self) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while "idle" not in self._state():
             if time.monotonic() > deadline or any(one.poll() for one in self._daemons):
                 texts = [path.read_text()[-2000:] for path in self._folder.glob("*.[lo][ou][gt]")]
