@@ -10,6 +10,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
+
+from elman.config.compose import compose_config
 
 FOLDER = Path(__file__).parents[2] / "tools" / "gpu"
 
@@ -60,3 +63,16 @@ def test_the_first_error_of_a_chain_is_the_reason(tool) -> None:
     error = RuntimeError("the capture ended")
     error.__context__ = ValueError("the cause\nand a trace")
     assert tool.first_cause(error) == "ValueError: the cause"
+
+
+def test_every_packaged_peer_stands_beside_its_package(tool) -> None:
+    device = torch.device("cpu")
+    for name in tool.BASELINES:
+        config = compose_config([f"model={name}"]).model  # exists, and of the size that is timed
+        ways = tool.ways(name, device)
+        assert len(ways) == (1 if name in tool.WITHOUT else 2 + ("transformers" in str(ways)))
+        if name in tool.PACKAGE_ROWS:
+            row = tool.PACKAGED[tool.PACKAGE_ROWS[name]]
+            assert (row.dim, row.depth) == (config.dim, config.depth)
+            for option, value in row.options.items():
+                assert config.options[option] == value

@@ -168,8 +168,14 @@ def ways(row: Baseline, device: torch.device) -> dict[str, tuple[Callable[[], nn
     return found
 
 
-def own_layer(row: Baseline, device: torch.device) -> nn.Module:
-    """Return the package's layer of the same sizes; its forward returns the output first."""
+def own_layer(row: Baseline, device: torch.device, index: int = 0) -> nn.Module:
+    """Return the package's layer of the same sizes; its forward returns the output first.
+
+    Args:
+        row: The model.
+        device: Where the layer is made.
+        index: Of the layer in the model, from 0; rwkv7's first layer is another one.
+    """
     if row.layer is Mamba2:
         module = import_kernels("mamba-ssm", "modules.mamba2")
         # Its fused path asserts that causal-conv1d is there.
@@ -187,7 +193,7 @@ def own_layer(row: Baseline, device: torch.device) -> nn.Module:
     layer_class = getattr(import_kernels("flash-linear-attention", f"layers.{made[0]}"), made[1])
     sizes: dict[str, Any] = {"hidden_size": row.dim}
     if row.layer is Rwkv7TimeMix:
-        sizes |= {"layer_idx": 0, "num_hidden_layers": row.depth}
+        sizes |= {"layer_idx": index, "num_hidden_layers": row.depth}
     else:
         sizes |= {"head_dim": 128, "num_heads": row.dim // 128}
     if "expansion" in row.options:

@@ -6,8 +6,9 @@ The table has training steps of models of about 102M parameters at 32 rows of 51
 eager and replayed as one CUDA graph: forward, backward, clipping and AdamW. A baseline, its public
 implementation and E88 are timed in turn, in interleaved rounds; figures are medians. Public are:
 for llama, torch.compile of PyTorch alone and, where transformers is installed, its compiled
-LlamaForCausalLM; for mamba2 and fla-gdn, the layer of the package itself (with causal-conv1d if
-that is installed); for lstm and gru, cuDNN in bf16. What cannot run is recorded, and the others
+LlamaForCausalLM; for mamba2 and the peers that flash-linear-attention and mamba-ssm have, the layer
+of the package itself (with causal-conv1d if that is installed); for lstm and gru, cuDNN in bf16;
+none for slstm and m2rnn. What cannot run is recorded, and the others
 still run: every baseline has a process of its own. A step that cannot be captured spoils its
 process, so another one times the group again, that model eagerly only, and the reason is printed.
 Everything goes to DIR/gpu_peer_speed.json, rewritten after each baseline.
@@ -31,7 +32,14 @@ from typing import Any
 
 import torch
 from first_use import first_uses  # type: ignore[import-not-found]
-from gpu_baselines import Training, environment  # type: ignore[import-not-found]
+from gpu_baselines import (  # type: ignore[import-not-found]
+    BASELINES as PACKAGED,
+)
+from gpu_baselines import (
+    Training,
+    environment,
+    own_layer,
+)
 from gpu_models import (  # type: ignore[import-not-found]
     WARMUP,
     captured,
@@ -50,7 +58,18 @@ from elman.models.language_model import LanguageModel
 from elman.sections.model import ModelConfig
 
 OURS = "e88f_h32n16_2432x20"
-BASELINES = ("llama", "mamba2", "fla-gdn", "lstm", "gru")
+PACKAGE_ROWS = {
+    "gdn-neg": "gdn-neg_768x21",
+    "kda": "kda_1024x21",
+    "gdn2": "gdn2_896x19",
+    "deltaproduct": "deltaproduct_640x22",
+    "rwkv7": "rwkv7_1152x16",
+    "mamba3": "mamba3_896x20",
+}
+"""By model: the row of gpu_baselines.py of the same sizes, which knows the package's layer."""
+WITHOUT = ("slstm", "m2rnn")
+"""Models without a public implementation that installs without a build."""
+BASELINES = ("llama", "mamba2", "fla-gdn", "lstm", "gru", *PACKAGE_ROWS, *WITHOUT)
 SPOILT = 9
 """Exit status of a process in which a capture failed."""
 Make = Callable[[], nn.Module]
@@ -111,7 +130,9 @@ def ways(name: str, device: torch.device) -> dict[str, Make]:
     elif name == "fla-gdn":
         make = partial(in_the_same_model, config, gated_delta_layer, device)
         found["flash-linear-attention's own layer"] = make
-    else:
+    elif name in PACKAGE_ROWS:
+        found[f"the package's own {name}"] = partial(of_package, config, name, device)
+    elif name not in WITHOUT:
         found[f"{name}, bf16"] = partial(built, name, "model.network_dtype=bf16")
     return found
 
@@ -142,6 +163,18 @@ class Public(nn.Module):
         return (returned[0] if isinstance(returned, tuple) else returned), {}
 
 
+class PublicRwkv7(Public):
+    """RWKV-7's layer of the package: all layers behind the first read the values of the first."""
+
+    def __init__(self, layer: nn.Module, first: dict[str, Tensor]) -> None:
+        super().__init__(layer)
+        self.first = first
+
+    def forward(self, x_btd: Tensor, state: None) -> tuple[Tensor, dict[str, Tensor]]:
+        y_btd, *_, self.first["v"] = self.layer(x_btd, v_first=self.first.get("v"))
+        return y_btd, {}
+
+
 def in_the_same_model(
     config: ModelConfig, make: Callable[[ModelConfig], nn.Module], device: torch.device
 ) -> nn.Module:
@@ -149,6 +182,18 @@ def in_the_same_model(
     torch.manual_seed(0)
     layers = [Public(make(config).to(device)) for _ in range(config.depth)]
     return LanguageModel(config.dim, layers, device=device)
+
+
+def of_package(config: ModelConfig, name: str, device: torch.device) -> nn.Module:
+    """Return our language model around the package's layers, each in its place."""
+    row = PACKAGED[PACKAGE_ROWS[name]]
+    assert (row.dim, row.depth) == (config.dim, config.depth), name
+    torch.manual_seed(0)
+    first: dict[str, Tensor] = {}
+    made = [own_layer(row, device, index) for index in range(row.depth)]
+    rwkv7 = name == "rwkv7"
+    layers = [PublicRwkv7(one, first) if rwkv7 else Public(one) for one in made]
+    return LanguageModel(row.dim, layers, device=device)
 
 
 def mamba_layer(config: ModelConfig) -> nn.Module:
