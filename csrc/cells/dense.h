@@ -37,11 +37,12 @@ struct DenseGrad {
 // are after the step. NORM: the new state is divided by its root mean square over the channels.
 // SCALE: whether it has a number of its own. EXTRA: a second product, with r h, stands inside the
 // step. OLD and NEW: whether the derivative reads h before the step, and after it; what it needs of
-// the inputs it has from the memo.
+// the inputs it has from the memo. DIVIDES: whether the derivative divides by what it reads, so
+// that zeros, which stand for channels that are none, give no zeros.
 struct DenseCell {
   static constexpr int BLOCKS = 1, OTHERS = 0, STATES = 1, KEPT = 0, MEMO = 0;
   static constexpr bool NORM = false, SCALE = false, EXTRA = false;
-  static constexpr bool OLD = true, NEW = true;
+  static constexpr bool OLD = true, NEW = true, DIVIDES = false;
 };
 
 // A cell whose derivative reads no more than the old state and the memo.
@@ -100,19 +101,20 @@ struct DenseLstm : DenseMemoCell {
 // which number m' is. What is left of dm' goes to the argument that the maximum took.
 struct DenseSlstm : DenseMemoCell {
   static constexpr int BLOCKS = 4, STATES = 4, KEPT = 2, MEMO = 7;
-  static constexpr bool OLD = false;
+  static constexpr bool OLD = false, DIVIDES = true;
   template <class T>
   HD static T step(const Dense<T>& x, T* m, T* c_new) {
     const T zero = T{}, lost = softplus(-x.a[3]);  // -log s(f)
     // How far the memory's weight stands above the input's, as logarithms.
     const T above = x.c[1] == zero ? zero - 1e30f : x.c[2] - lost - x.a[2];
+    const T write = exp(-positive(above));
     m[0] = tanh(x.a[0]);
     m[1] = sigmoid(x.a[1]);
-    m[2] = exp(-positive(above));   // I
-    m[3] = exp(-positive(-above));  // F
-    m[4] = exp(-lost - x.a[3]);     // 1 - s(f), which bf16 would lose in s(f)
-    m[5] = c_new[0] = m[3] * x.c[0] + m[2] * m[0];
-    m[6] = c_new[1] = m[3] * x.c[1] + m[2];
+    m[2] = zero < above ? -write : write;  // I; the sign says what m' is, which bf16 may not
+    m[3] = exp(-positive(-above));         // F
+    m[4] = exp(-lost - x.a[3]);            // 1 - s(f), which bf16 would lose in s(f)
+    m[5] = c_new[0] = m[3] * x.c[0] + write * m[0];
+    m[6] = c_new[1] = m[3] * x.c[1] + write;
     c_new[2] = x.a[2] + positive(above);
     return m[1] * m[5] / m[6];
   }
@@ -121,10 +123,10 @@ struct DenseSlstm : DenseMemoCell {
     const T zero = T{}, ratio = m[5] / m[6], de = e * m[1] / m[6];
     const T dc = ec[0] + de, dn = ec[1] - de * ratio;
     const T left = ec[2] - ec[0] * m[5] - ec[1] * m[6];
-    const T past = m[2] < zero + 1.0f ? left : zero;  // I = 1: the maximum took i
-    d.a[0] = dc * m[2] * (1.0f - m[0] * m[0]);
+    const T write = zero < m[2] ? m[2] : -m[2], past = zero < m[2] ? zero : left;
+    d.a[0] = dc * write * (1.0f - m[0] * m[0]);
     d.a[1] = e * ratio * m[1] * (1.0f - m[1]);
-    d.a[2] = m[2] * (dc * m[0] + dn) + left - past;
+    d.a[2] = write * (dc * m[0] + dn) + left - past;
     d.c[2] = m[3] * (dc * x.c[0] + dn * x.c[1]) + past;
     d.a[3] = d.c[2] * m[4];
     d.c[0] = dc * m[3];

@@ -21,14 +21,14 @@ FILES = ("cuda/dense/cluster.cuh", "cuda/dense/cluster_passes.cuh")
 _BARRIER = "    wait_copies<G::STAGES - 2>();\n    sync_block();\n"
 _STEP = "#pragma unroll\n    for (int pass = 0; pass < G::PASSES; pass++) cluster_step(k"
 _FIRST = "const bool at_first = round + 1 == (int)a.steps && k.exists(pass);"
-_LAST_C = "copy(n++, 1, pass, -a.channels, there && !first)"
+_LAST_C = "copy(n++, 1, pass, -k * pitch(), there && !first)"
 _Z = "k.multiply(second, 2 * t + 1, true, more);\n    sync_block();\n"
 _RH = "k.multiply(second, 2 * round + 1, true, true);\n    sync_block();\n"
 _SLICE = "slice = k.template slice_of<typename G::Second>(0);"
 _GRU_BACK = (
     "const ClusterSecond<G> second(arena, (const bf16*)k.a.extra, k.rank);\n  const int steps"
 )
-# By what is wrong: old text, new text, and the step that shows it, with resets or without.
+# By what is wrong: old text, new text, and the step that shows it, with resets, heads or neither.
 EDITS = {
     "nobody waits for what is delivered": (
         "    if (delivered) boxes.wait(half * G::K_WARPS + slice, (step - 1) / 2);\n",
@@ -124,7 +124,7 @@ EDITS = {
     ),
     "c of another step": (
         _LAST_C,
-        _LAST_C.replace("-a.channels", "(G::MEMO - 1) * a.channels"),
+        _LAST_C.replace("-k", "(G::MEMO - 1)"),
         "lstm",
     ),
     "the first state is not read back": (_FIRST, "const bool at_first = false;", "mix"),
@@ -239,8 +239,8 @@ EDITS = {
         "normalized",
     ),
     "the scale's gradient of one step": (
-        "k.c[pass][e] += d[e].scale",
-        "k.c[pass][e] = d[e].scale",
+        "k.c[pass][0][e] += d[e].scale",
+        "k.c[pass][0][e] = d[e].scale",
         "normalized_scalar",
     ),
     "the scale's gradient is not written": (
@@ -309,11 +309,11 @@ EDITS = {
         "gru",
     ),
     # resets
-    "a state lives on": ("      k.h[pass][e] = k.c[pass][e] = 0.0f;\n", "", "mix resets"),
-    "its product lives on": ("product[b][e] = 0.0f;", ";", "tanh resets"),
+    "a state lives on": ("    k.forget(pass);\n", "", "mix resets"),
+    "its product lives on": ("product[b][0] = product[b][1] = 0.0f;", ";", "tanh resets"),
     "its c lives on": (
-        "k.h[pass][e] = k.c[pass][e] = 0.0f;",
-        "k.h[pass][e] = 0.0f;",
+        "    k.forget(pass);\n",
+        "    k.h[pass][0] = k.h[pass][1] = 0.0f;\n",
         "lstm resets",
     ),
     "a reset of another step": ("a.steps + step));\n      }", "a.steps));\n      }", "tanh resets"),
@@ -333,12 +333,66 @@ EDITS = {
         "",
         "mix resets",
     ),
-    "a gradient passes by c": ("STATES > 1) k.c[pass][e] = 0.0f;", "STATES > 1) ;", "lstm resets"),
-    "the derivative reads the state before": ("old[0] = old[1] = old_c", "old_c", "mix resets"),
+    "a gradient passes by c": ("if (k.reset[pass]) k.c[pass][i][e] = 0.0f;", ";", "lstm resets"),
+    "the derivative reads the state before": (
+        "if (k.reset[pass]) old[0] = old[1] = 0.0f;",
+        ";",
+        "mix resets",
+    ),
     "the derivative reads the c before": (
-        "old[1] = old_c[0] = old_c[1] = 0",
-        "old[1] = 0",
+        "if (k.reset[pass]) old_c[i][0] = old_c[i][1] = 0.0f;",
+        ";",
         "lstm resets",
+    ),
+    "every head has the first one's matrix": (
+        "(const bf16*)args.matrix + head * (G::BLOCKS * G::I * G::I)",
+        "(const bf16*)args.matrix",
+        "slstm heads",
+    ),
+    "heads share out the rows": (
+        "cluster_index() / G::HEADS * G::ROWS",
+        "cluster_index() * G::ROWS",
+        "slstm heads",
+    ),
+    "every head has the first one's state": (
+        "places.pitch() + head * a.channels + channel",
+        "places.pitch() + channel",
+        "slstm heads",
+    ),
+    "heads of the first input are as wide as those of states": (
+        "(G::BACK || i ? 1 : G::BLOCKS) * before",
+        "before",
+        "slstm heads",
+    ),
+    "heads of its gradient are": (
+        "(!G::BACK || i ? 1 : G::BLOCKS) * before",
+        "before",
+        "slstm heads",
+    ),
+    "a memo has the channels of one head": (
+        "i * k.places.pitch(), bf16_pair(memo",
+        "i * k.a.channels, bf16_pair(memo",
+        "slstm heads",
+    ),
+    "every head reads the first one's first state": (
+        "k.places.pitch() + k.head * a.channels + channel",
+        "k.places.pitch() + channel",
+        "slstm heads",
+    ),
+    "channels that are none deliver zero by zero": (
+        "    if (Cell::DIVIDES && !k.exists(pass)) words[b] = 0;\n",
+        "",
+        "slstm heads",
+    ),
+    "the gradient of m is lost": (
+        "for (int i = 0; i + 1 < Cell::STATES; i++) k.c[pass][i][e] = d[e].c[i];",
+        "for (int i = 0; i + 2 < Cell::STATES; i++) k.c[pass][i][e] = d[e].c[i];",
+        "slstm heads",
+    ),
+    "m is lost": (
+        "for (int i = 0; i < G::PARTS_OF_C; i++) k.c[pass][i][e] = c_new[i];",
+        "for (int i = 0; i < 2; i++) k.c[pass][i][e] = c_new[i];",
+        "slstm heads",
     ),
     "the reset of this step cuts the one after": (
         "dh, round, pass, k.reset_before[pass]",
@@ -375,6 +429,8 @@ QUICK = (
     "nobody waits for sums",
     "the barrier of the second sums is left out",
     "a gradient passes by the product",
+    "every head has the first one's matrix",
+    "channels that are none deliver zero by zero",
 )
 
 
@@ -382,15 +438,19 @@ def outcome(what: str) -> str:
     """Return how a fault was noticed: what the emulator said, or ``wrong numbers``; else ``-``."""
     old, new, step = EDITS[what]
     (file,) = (name for name in FILES if old in (source_folder() / name).read_text())
-    name, *resets = step.split()
+    name, *words = step.split()
+    heads = 2 if "heads" in words else 1
     with with_fault(file, old, new) as root:
-        return _in_process(_run, (root, name, bool(resets)))
+        return _in_process(_run, (root, name, "resets" in words, heads))
 
 
-def _tensors(step: str, resets: bool, seed: int, library: emulator.Library) -> list[Tensor]:
+def _tensors(
+    step: str, resets: bool, heads: int, seed: int, library: emulator.Library
+) -> list[Tensor]:
     cluster.LAUNCH = dense_cluster.launcher(library, seed)
     torch.manual_seed(1)
-    found, gradients = dense_cluster.results(dense_cluster.case(step, 4, 5, 40, resets=resets))
+    one = dense_cluster.case(step, 4, 5, 40 * heads, resets=resets, heads=heads)
+    found, gradients = dense_cluster.results(one)
     return [
         found.y_bti,
         found.last_sbi,
@@ -402,14 +462,15 @@ def _tensors(step: str, resets: bool, seed: int, library: emulator.Library) -> l
     ]
 
 
-def _run(root: Path, step: str, resets: bool) -> str:
+def _run(root: Path, step: str, resets: bool, heads: int) -> str:
     """Run a mutated engine in two orders, and compare with the one that is whole, to the bit."""
+    more = {"kept": 2, "resets": resets, "heads": heads}
     configs = {
-        back: dense_cluster.config(step, 64, 2, 3, (2, 1), kept=2, back=back, resets=resets)
+        back: dense_cluster.config(step, 64, 2, 3, (2, 1), back=back, **more)
         for back in (False, True)
     }
     cluster.CHOOSE = lambda *call: configs[call[-1]]
-    return verdict_on_bits(functools.partial(_tensors, step, resets), root)
+    return verdict_on_bits(functools.partial(_tensors, step, resets, heads), root)
 
 
 if __name__ == "__main__":

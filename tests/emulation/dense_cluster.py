@@ -20,7 +20,10 @@ from tests.emulation.stretches import declare, of_dense_cluster
 
 @dataclass
 class Case:
-    """A call: bf16 sequences and matrix, fp32 state, and gradients of what it returns."""
+    """A call: bf16 sequences and matrix, fp32 state, and gradients of what it returns.
+
+    With heads, the matrix is one for each of them.
+    """
 
     step: str
     inputs: list[Tensor]
@@ -32,7 +35,9 @@ class Case:
     resets_bt: Tensor | None
 
 
-def case(step: str, batch: int, steps: int, channels: int, *, resets: bool = False) -> Case:
+def case(
+    step: str, batch: int, steps: int, channels: int, *, resets: bool = False, heads: int = 1
+) -> Case:
     """Return random tensors. With resets, one row begins anew at its first step."""
     cell = CELLS[step]
     widths = [cell.blocks * channels, *[channels] * cell.others]
@@ -41,12 +46,18 @@ def case(step: str, batch: int, steps: int, channels: int, *, resets: bool = Fal
     own += [(torch.randn(channels, channels) / channels**0.5).bfloat16()] * cell.extra
     resets_bt = torch.rand(batch, steps) < 0.4
     resets_bt[-1, 0] = True
+    first_sbi = torch.randn(state)
+    if step == "slstm":  # n, a sum of weights, is positive
+        first_sbi[2].abs_().add_(0.5)
+    own_channels = channels // heads
+    rows = cell.blocks * own_channels
+    matrix = (torch.randn(heads, rows, own_channels) / own_channels**0.5).bfloat16()
     return Case(
         step,
         [torch.randn(batch, steps, width).bfloat16() for width in widths],
-        (torch.randn(cell.blocks * channels, channels) / channels**0.5).bfloat16(),
+        matrix if heads > 1 else matrix[0],
         own,
-        torch.randn(state),
+        first_sbi,
         torch.randn(batch, steps, channels).bfloat16(),
         torch.randn(state),
         resets_bt if resets else None,
@@ -80,6 +91,7 @@ def config(
     stages: int = 3,
     kept: int | None = None,
     resets: bool = False,
+    heads: int = 1,
 ) -> ClusterConfig:
     """Return a config for tests.
 
@@ -93,8 +105,9 @@ def config(
         stages: Steps whose inputs are in shared memory.
         kept: Fragments of the matrix in registers; None: as many as fit.
         resets: Whether it knows resets.
+        heads: Of a block-diagonal matrix; channels, rows and warps are of one.
     """
-    made = ClusterConfig(CELLS[step], channels, blocks, rows, *warps, stages, back, resets)
+    made = ClusterConfig(CELLS[step], channels, blocks, rows, *warps, stages, back, resets, heads)
     if kept is not None:
         made.__dict__["kept"] = kept
     assert made.fits, made

@@ -371,20 +371,21 @@ _SIZES = {"elman::bf16": 2, "elman::f16": 2, "float": 4}
 
 def of_dense_cluster(a: DenseArgs, config: ClusterConfig) -> list[Stretch | None]:
     """Return the tensors of a pass of the dense engine's cluster form."""
-    return of_dense_sequences(a, config, 2 * config.out * config.cluster * config.inner)
+    matrix = 2 * config.heads * config.out * config.cluster * config.inner
+    return of_dense_sequences(a, config, matrix)
 
 
 def of_dense_sequences(a: DenseArgs, config: PassConfig, matrix: int) -> list[Stretch | None]:
     """Return the tensors of a pass in one launch; `matrix` is the bytes of its matrix."""
     cell, counts = config.cell, (a.batch, a.steps)
-    states = cell.states * a.batch * a.channels * 4
+    states = cell.states * a.batch * a.pitch * 4
 
     def sequence(name: str, of: DenseSequence, blocks: int = 1) -> Stretch | None:
-        width, strides = 2 * blocks * a.channels, (2 * of.batch, 2 * of.time)
+        width, strides = 2 * blocks * a.pitch, (2 * of.batch, 2 * of.time)
         written = name in (("dx", "dp") if config.back else ("y",))
         return rows(name, of.data, width, counts, strides, writable=written)
 
-    memo = 2 * a.batch * a.steps * cell.memo * a.channels
+    memo = 2 * a.batch * a.steps * cell.memo * a.pitch
     return [
         sequence("x", a.x, cell.blocks),
         sequence("dx", a.dx, cell.blocks),

@@ -12,13 +12,13 @@ from elman.base.errors import UserError
 from elman.kernels import stalls
 from elman.ops.dense import reference
 from elman.ops.dense.cuda import groups
-from elman.ops.dense.cuda.forms import MOST_STATES
+from elman.ops.dense.cuda.forms import GROUP_STATES
 from elman.ops.dense.cuda.group_config import Machine, choose
 from elman.ops.dense.recurrences import CELLS
 from tests.emulation import dense_cluster, dense_group, emulator
 from tests.emulation.test_dense_cluster import error
 
-STEPS = [s for s, cell in CELLS.items() if cell.per_channel and cell.states <= MOST_STATES]
+STEPS = [s for s, cell in CELLS.items() if cell.per_channel and cell.states <= GROUP_STATES]
 
 
 def of_reference(

@@ -40,9 +40,18 @@ def test_nothing_is_spilled_with_resets(step: str, channels: int, back: bool) ->
     compiled_without_spills(step, channels, back, resets=True)
 
 
-def compiled_without_spills(step: str, channels: int, back: bool, resets: bool) -> None:
+# model=slstm and slstm_384x4_e2.125; resets need the most registers.
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize("own", [204, 288])
+def test_nothing_is_spilled_of_heads(own: int, back: bool) -> None:
+    compiled_without_spills("slstm", own, back, resets=True, heads=4)
+
+
+def compiled_without_spills(
+    step: str, channels: int, back: bool, resets: bool, heads: int = 1
+) -> None:
     """Compile a pass as the engine chooses it for an H200."""
-    config = choose(CELLS[step], channels, 32, back=back, resets=resets)
+    config = choose(CELLS[step], channels, 32, back=back, resets=resets, heads=heads)
     assert config is not None
     (used,) = Unit(cluster.unit_text(config), step, "sm_90", fast=True).resources().values()
     assert used.spilled == 0

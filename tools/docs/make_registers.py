@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -185,8 +185,10 @@ def channels() -> Iterator[ChannelKernel]:
 DENSE = (
     *(("stepwise", step, 0) for step in dense_cells.CELLS),
     *(("cluster", "tanh", 1280), ("cluster", "gru", 768), ("cluster", "lstm", 768)),
-    *(("cluster", "normalized_scalar", 1280), ("groups", "tanh", 2048), ("groups", "lstm", 1024)),
+    *(("cluster", "slstm", 1152), ("cluster", "normalized_scalar", 1280)),
+    *(("groups", "tanh", 2048), ("groups", "lstm", 1024)),
 )
+HEADS = {"slstm": 4}  # steps whose matrix is block-diagonal, in the clusters of the page
 # Of the tape engine: form, write and channels, with 8 slots.
 TAPE = (("stepwise", "full", 768), ("cluster", "full", 768))
 SLOTS = 8
@@ -253,6 +255,7 @@ class SequenceKernel:
             cell, size = tape_cells.CELLS[self.step], (self.channels, SLOTS, batch)
             return [tape_config.choose(cell, *size, back=back) for back in both]
         shape = dense_forms.Shape(self.step, "bf16", batch, self.channels, 0, (9, 0), 132)
+        shape = replace(shape, heads=HEADS.get(self.step, 1))
         if self.form == "groups":
             return [dense_forms.group_config(shape, back=back) for back in both]
         return [dense_forms.cluster_config(shape, back=back) for back in both]

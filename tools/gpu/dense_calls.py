@@ -62,7 +62,8 @@ def shape_of(
     """Return what forms look at."""
     number = "bf16" if dtype == torch.bfloat16 else "fp32"
     here = machine(0 if device == "cuda" else None)
-    return forms.Shape(step, number, batch, channels, rank, *here)
+    heads = heads_of(step, channels)
+    return forms.Shape(step, number, batch, channels, rank, *here, heads=heads)
 
 
 def leaves_of(
@@ -92,10 +93,14 @@ def leaves_of(
 
 def matrix_shape(step: str, channels: int) -> tuple[int, ...]:
     """Return the shape of a step's recurrent matrix: of one, or of one for each head."""
-    rows, heads = CELLS[step].blocks * channels, HEADS.get(step, 1)
-    if heads == 1 or channels % heads:
-        return rows, channels
-    return heads, rows // heads, channels // heads
+    rows, heads = CELLS[step].blocks * channels, heads_of(step, channels)
+    return (heads, rows // heads, channels // heads) if heads > 1 else (rows, channels)
+
+
+def heads_of(step: str, channels: int) -> int:
+    """Return how many matrices stand side by side in a step's recurrent matrix."""
+    heads = HEADS.get(step, 1)
+    return 1 if channels % heads else heads
 
 
 def run(
@@ -134,6 +139,11 @@ def all_of(
     pulls = [
         p.sin().to(io).reshape(o.shape).to(o.dtype) for p, o in zip(spread, outputs, strict=True)
     ]
+    if step == "slstm":
+        # What c exp(m) and n exp(m) give: a gradient of m beyond that jumps between the arguments
+        # of a maximum, which differ by less than bf16 tells here and there.
+        _, _, c, n, _ = (out.detach() for out in outputs)
+        pulls[4] = c * pulls[2] + n * pulls[3]
     pulled = torch.autograd.grad(outputs, list(leaves.values()), pulls)
     found = {f"out {n}": out.detach() for n, out in enumerate(outputs)}
     return found | {f"d {name}": g for name, g in zip(leaves, pulled, strict=True)}

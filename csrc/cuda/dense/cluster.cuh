@@ -37,20 +37,24 @@ struct ClusterProduct {
 // a cluster. The warps of a block are ROW_WARPS groups, which share the rows of the block's matrix;
 // within a group they share its columns. KEPT: fragments of the matrix that a thread has in
 // registers, at most. STAGES: steps whose inputs are in shared memory or on their way. BACK: which
-// pass. RESETS: whether rows may begin anew, from zeros.
+// pass. RESETS: whether rows may begin anew, from zeros. HEADS: of a block-diagonal R; a cluster
+// then walks rows of one head, and I, M and ROWS are that head's.
 //
 // A GRU's step has two products and two exchanges in turn. The first of either goes by half 0 of
 // mail and sums, the second by half 1: two phases of a step are what two steps are elsewhere.
 template <class Cell_, int I_, int CLUSTER_, int ROWS_, int WARPS_, int ROW_WARPS_, int KEPT_,
-          int STAGES_, bool BACK_, bool RESETS_>
+          int STAGES_, bool BACK_, bool RESETS_, int HEADS_ = 1>
 struct DenseClusterConfig {
   using Cell = Cell_;
   static constexpr int I = I_, CLUSTER = CLUSTER_, ROWS = ROWS_, WARPS = WARPS_;
   static constexpr int ROW_WARPS = ROW_WARPS_, K_WARPS = WARPS / ROW_WARPS, STAGES = STAGES_;
   static constexpr bool BACK = BACK_, NORM = Cell::NORM, EXTRA = Cell::EXTRA;
   static constexpr bool RESETS = RESETS_;
+  static constexpr int HEADS = HEADS_;
   static constexpr bool NEW = Cell::NEW || NORM;  // backward, the state after the step is read
   static constexpr int THREADS = 32 * WARPS, BLOCKS = Cell::BLOCKS, MEMO = Cell::MEMO;
+  // Parts of the state beside h; a step's own number takes the place of one that is none.
+  static constexpr int PARTS_OF_C = Cell::STATES > 1 ? Cell::STATES - 1 : 1;
   static constexpr int M = I / CLUSTER;  // channels of a block
   static constexpr int K = BACK ? BLOCKS * I : I, OUT = BACK ? M : BLOCKS * M;
   using First = ClusterProduct<I, M, ROWS, WARPS, ROW_WARPS, K, OUT, KEPT_, NORM && !BACK>;
@@ -58,7 +62,7 @@ struct DenseClusterConfig {
                                 KEPT_ - First::KEPT, false>;
   static constexpr int SENT = BACK ? BLOCKS : 1;  // numbers of a channel that go to every block
   static constexpr int INPUTS =
-      BACK ? 1 + NEW + Cell::OLD + MEMO + (Cell::STATES > 1) : BLOCKS + Cell::OTHERS;
+      BACK ? 1 + NEW + Cell::OLD + MEMO + Cell::KEPT : BLOCKS + Cell::OTHERS;
   // Pointwise, a thread has pairs of channels: one pair in each of PASSES rows, AT_ONCE rows apart.
   static constexpr int PAIRS = M / 2;
   static constexpr int FIT = THREADS / PAIRS, AT_ONCE = FIT < ROWS ? FIT : ROWS;
@@ -80,7 +84,7 @@ struct DenseClusterConfig {
   static_assert((CLUSTER & (CLUSTER - 1)) == 0 && CLUSTER <= 16, "cluster");
   static_assert(WARPS % ROW_WARPS == 0, "warps");
   static_assert(ROWS >= 1 && ROWS <= 8 && AT_ONCE >= 1 && STAGES >= 2, "rows");
-  static_assert(Cell::STATES <= 2, "a thread carries h and c");
+  static_assert(HEADS == 1 || (!NORM && !EXTRA && !Cell::SCALE), "channels of one head alone");
   static_assert(!NORM || (BLOCKS == 1 && !EXTRA && Cell::STATES == 1), "a norm of what is sent");
   static_assert(!NORM || ROWS * CLUSTER <= THREADS, "a thread tells one block of one row");
 };
@@ -204,18 +208,24 @@ struct ClusterPlaces {
     return i == 0 ? a.dx : a.dp[i > 0 ? i - 1 : 0];
   }
   DEVICE DenseSequence memo() const {
-    return {a.memo, a.steps * G::MEMO * a.channels, G::MEMO * a.channels};
+    return {a.memo, a.steps * G::MEMO * pitch(), G::MEMO * pitch()};
   }
   DEVICE bf16* start(const DenseSequence& s, int64_t row, int64_t channel) const {
     return (bf16*)s.data + (row * s.batch + (G::BACK ? a.steps - 1 : 0) * s.time + channel);
   }
-  DEVICE ClusterPlaces(Arena& arena, const DenseArgs& args, int64_t row, int64_t channel)
+  // Of the first input and its gradient a head has BLOCKS times as many channels as of all others.
+  DEVICE ClusterPlaces(Arena& arena, const DenseArgs& args, int64_t row, int64_t channel, int head)
       : a(args), words(arena.take<unsigned>(G::STAGES * G::STAGE)) {
+    const int64_t before = head * a.channels;
 #pragma unroll
-    for (int i = 0; i < SOURCES; i++) from[i] = start(source(i), row, channel);
+    for (int i = 0; i < SOURCES; i++)
+      from[i] = start(source(i), row, channel + (G::BACK || i ? 1 : G::BLOCKS) * before);
 #pragma unroll
-    for (int i = 0; i < TARGETS; i++) to[i] = start(target(i), row, channel);
+    for (int i = 0; i < TARGETS; i++)
+      to[i] = start(target(i), row, channel + (!G::BACK || i ? 1 : G::BLOCKS) * before);
   }
+  // Channels of all heads together.
+  DEVICE int64_t pitch() const { return G::HEADS * a.channels; }
   DEVICE sptr<unsigned> word(int stage, int pass, int input) const {
     return words + (stage + (pass * G::INPUTS + input) * G::THREADS + thread_index());
   }
@@ -241,8 +251,10 @@ struct ClusterPlaces {
     if (G::NEW) copy(n++, 2, pass, 0, there);
     if (Cell::OLD) copy(n++, 2, pass, -a.y.time, there && !first);
 #pragma unroll
-    for (int k = 0; k < G::MEMO; k++) copy(n++, 1, pass, k * a.channels, there);
-    if (Cell::STATES > 1) copy(n++, 1, pass, -a.channels, there && !first);  // c ends a memo
+    for (int k = 0; k < G::MEMO; k++) copy(n++, 1, pass, k * pitch(), there);
+#pragma unroll
+    for (int k = Cell::KEPT; k > 0; k--)  // a memo ends with them
+      copy(n++, 1, pass, -k * pitch(), there && !first);
   }
   DEVICE static int after(int stage) {
     return stage + G::STAGE == G::STAGES * G::STAGE ? 0 : stage + G::STAGE;
@@ -273,7 +285,8 @@ struct DenseCluster {
   using First = typename G::First;
   const DenseArgs& a;
   const int rank = cluster_rank(), warp = warp_index(), lane = thread_index() % 32;
-  const int64_t first = cluster_index() * G::ROWS;  // row of the batch
+  const int head = G::HEADS > 1 ? cluster_index() % G::HEADS : 0;
+  const int64_t first = cluster_index() / G::HEADS * G::ROWS;  // row of the batch
   // This thread's pair of channels, and its first row.
   const bool active = thread_index() < G::AT_ONCE * G::PAIRS;
   const int row0 = active ? thread_index() / G::PAIRS : 0;
@@ -286,7 +299,7 @@ struct DenseCluster {
   ClusterPlaces<G> places;
   // Of this thread's pairs, forward: the state. Backward: its gradient, as far as it does not come
   // from the product with R; without a c, that of the step's own number in its place.
-  float h[G::PASSES][2], c[G::PASSES][2];
+  float h[G::PASSES][2], c[G::PASSES][G::PARTS_OF_C][2];
   const float scale = Cell::SCALE ? load_one((const float*)a.scale) : 0.0f;  // that number
   // Whether the state before this step is zero, and before the one that this thread was at before.
   bool reset[G::PASSES] = {}, reset_before[G::PASSES] = {};
@@ -298,8 +311,8 @@ struct DenseCluster {
         boxes(arena, G::BOXES),
         mail(arena.take<unsigned>(G::MAIL)),
         parts(arena.take<float>(G::PARTS)),
-        matrix(arena, (const bf16*)args.matrix, rank),
-        places(arena, args, first + row0, channel) {
+        matrix(arena, (const bf16*)args.matrix + head * (G::BLOCKS * G::I * G::I), rank),
+        places(arena, args, first + row0, channel, head) {
     if (thread_index() < G::BOXES) boxes.make(thread_index());
     const int k = rank * G::M + (m0 & ~3);
     letter = (k / 32 * G::ROWS + row0) * 16 + k % 32 / 2;
@@ -321,7 +334,7 @@ struct DenseCluster {
   }
   DEVICE int64_t number(int pass) const { return first + row(pass); }  // of the row
   DEVICE int64_t place(int pass, int part) const {
-    return (part * a.batch + number(pass)) * a.channels + channel;
+    return (part * a.batch + number(pass)) * places.pitch() + head * a.channels + channel;
   }
   // What the state was multiplied by that a step made.
   DEVICE float norm(int pass, int step) const {
@@ -339,14 +352,21 @@ struct DenseCluster {
       }
     }
   }
+  // Zeros for all parts of a state.
+  DEVICE void forget(int pass) {
+    h[pass][0] = h[pass][1] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < G::PARTS_OF_C; i++) c[pass][i][0] = c[pass][i][1] = 0.0f;
+  }
   // Reads a state [S, B, I], or zeros.
   DEVICE void begin(const float* state) {
 #pragma unroll
     for (int pass = 0; pass < G::PASSES; pass++) {
-      h[pass][0] = h[pass][1] = c[pass][0] = c[pass][1] = 0.0f;
+      forget(pass);
       if (!state || !exists(pass)) continue;
       load<2, float>(h[pass], state + place(pass, 0));
-      if (Cell::STATES > 1) load<2, float>(c[pass], state + place(pass, 1));
+#pragma unroll
+      for (int i = 1; i < Cell::STATES; i++) load<2, float>(c[pass][i - 1], state + place(pass, i));
     }
   }
   DEVICE void end(float* state) {
@@ -354,13 +374,15 @@ struct DenseCluster {
     for (int pass = 0; pass < G::PASSES; pass++) {
       if (!exists(pass)) continue;
       store<2, float>(state + place(pass, 0), h[pass]);
-      if (Cell::STATES > 1) store<2, float>(state + place(pass, 1), c[pass]);
+#pragma unroll
+      for (int i = 1; i < Cell::STATES; i++)
+        store<2, float>(state + place(pass, i), c[pass][i - 1]);
     }
   }
   DEVICE void end_scale(float* dscale) {
 #pragma unroll
     for (int pass = 0; pass < G::PASSES; pass++)
-      if (exists(pass)) store<2, float>(dscale + place(pass, 0), c[pass]);
+      if (exists(pass)) store<2, float>(dscale + place(pass, 0), c[pass][0]);
   }
   // Copies the inputs of the `step`-th step, the next one.
   DEVICE void fetch(int step) {

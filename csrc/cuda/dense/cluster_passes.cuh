@@ -13,7 +13,7 @@ DEVICE void cluster_remember(const DenseCluster<G>& k, int pass, int begin, int 
   if (!k.a.memo) return;
 #pragma unroll
   for (int i = begin; i < end; i++)
-    k.places.write(1, pass, i * k.a.channels, bf16_pair(memo[0][i], memo[1][i]));
+    k.places.write(1, pass, i * k.places.pitch(), bf16_pair(memo[0][i], memo[1][i]));
 }
 
 // Of a step with a norm, the new state is delivered before it is divided: the sum of its squares
@@ -39,12 +39,9 @@ template <class G>
 DEVICE void cluster_reset(DenseCluster<G>& k, int pass, float (&product)[G::BLOCKS][2]) {
   if constexpr (G::RESETS) {
     if (!k.reset[pass]) return;
+    k.forget(pass);
 #pragma unroll
-    for (int e = 0; e < 2; e++) {
-      k.h[pass][e] = k.c[pass][e] = 0.0f;
-#pragma unroll
-      for (int b = 0; b < G::BLOCKS; b++) product[b][e] = 0.0f;
-    }
+    for (int b = 0; b < G::BLOCKS; b++) product[b][0] = product[b][1] = 0.0f;
   }
 }
 
@@ -71,11 +68,13 @@ DEVICE void cluster_step(DenseCluster<G>& k, int t, int pass, bool more) {
 #pragma unroll
     for (int i = 0; i < Cell::OTHERS; i++) see.p[i] = x[G::BLOCKS + i][e];
     see.h = k.h[pass][e];
-    see.c[0] = k.c[pass][e];
+#pragma unroll
+    for (int i = 0; i < G::PARTS_OF_C; i++) see.c[i] = k.c[pass][i][e];
     see.scale = k.scale;
     float c_new[MAX_STATES - 1] = {};
     k.h[pass][e] = Cell::step(see, memo[e], c_new);
-    k.c[pass][e] = c_new[0];
+#pragma unroll
+    for (int i = 0; i < G::PARTS_OF_C; i++) k.c[pass][i][e] = c_new[i];
   }
   const unsigned word = bf16_pair(k.h[pass][0], k.h[pass][1]);
   if (more) k.send(word, t + 1, pass, 0);
@@ -191,7 +190,8 @@ DEVICE void dense_cluster_forward(const DenseArgs& a) {
     const int channel = i / (16 * G::ROWS) * 32 + i % 16 * 2;
     float x[2] = {0.0f, 0.0f};
     if (row < a.batch && channel < a.channels)
-      load<2, float>(x, (const float*)a.first + (row * a.channels + channel));
+      load<2, float>(
+          x, (const float*)a.first + (row * k.places.pitch() + k.head * a.channels + channel));
     store_one(k.mail + i, bf16_pair(x[0], x[1]));
   }
   if constexpr (G::EXTRA) {
@@ -232,7 +232,7 @@ DEVICE void cluster_step_back(DenseCluster<G>& k, int round, int pass, Between b
   using Cell = typename G::Cell;
   using At = ClusterInputs<G>;
   const DenseArgs& a = k.a;
-  float x[G::INPUTS][2], y[2] = {}, old[2] = {}, old_c[2] = {}, dh[2] = {};
+  float x[G::INPUTS][2], y[2] = {}, old[2] = {}, old_c[G::PARTS_OF_C][2] = {}, dh[2] = {};
   if (!G::NORM && !G::EXTRA && round)
     cluster_product_back(k, dh, round, pass, k.reset_before[pass]);
 #pragma unroll
@@ -242,19 +242,28 @@ DEVICE void cluster_step_back(DenseCluster<G>& k, int round, int pass, Between b
   for (int e = 0; e < 2; e++) {
     if (Cell::NEW) y[e] = x[Cell::NEW ? At::NEW : 0][e];
     if (Cell::OLD) old[e] = x[Cell::OLD ? At::OLD : 0][e];
-    if (Cell::STATES > 1) old_c[e] = x[Cell::STATES > 1 ? At::OLD_C : 0][e];
+#pragma unroll
+    for (int i = 0; i < Cell::KEPT; i++) old_c[i][e] = x[At::OLD_C + i][e];
   }
   if (at_first && Cell::OLD) load<2, float>(old, (const float*)a.first + k.place(pass, 0));
-  if (at_first && Cell::STATES > 1) load<2, float>(old_c, (const float*)a.first + k.place(pass, 1));
+  if (at_first && Cell::STATES > 1) {
+#pragma unroll
+    for (int i = 0; i < Cell::KEPT; i++)
+      load<2, float>(old_c[i], (const float*)a.first + k.place(pass, 1 + i));
+  }
   if constexpr (G::RESETS) {
-    if (k.reset[pass]) old[0] = old[1] = old_c[0] = old_c[1] = 0.0f;
+    if (k.reset[pass]) old[0] = old[1] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < Cell::KEPT; i++)
+      if (k.reset[pass]) old_c[i][0] = old_c[i][1] = 0.0f;
   }
   DenseGrad<float> d[2];
 #pragma unroll
   for (int e = 0; e < 2; e++) {
     Dense<float> see;
     see.h = old[e];
-    see.c[0] = old_c[e];
+#pragma unroll
+    for (int i = 0; i < G::PARTS_OF_C; i++) see.c[i] = old_c[i][e];
     see.scale = k.scale;
     float m[MAX_DENSE_MEMO];
 #pragma unroll
@@ -265,20 +274,27 @@ DEVICE void cluster_step_back(DenseCluster<G>& k, int round, int pass, Between b
       const float drh = between(e);
       Cell::step_bwd(see, m, y[e], k.h[pass][e], &drh, d[e]);
     } else {
-      Cell::step_bwd(see, m, y[e], k.h[pass][e] + dh[e] + x[0][e], &k.c[pass][e], d[e]);
+      float ec[G::PARTS_OF_C];
+#pragma unroll
+      for (int i = 0; i < G::PARTS_OF_C; i++) ec[i] = k.c[pass][i][e];
+      Cell::step_bwd(see, m, y[e], k.h[pass][e] + dh[e] + x[0][e], ec, d[e]);
     }
     k.h[pass][e] = d[e].h;
-    if (Cell::STATES > 1) k.c[pass][e] = d[e].c[0];
-    if (Cell::SCALE) k.c[pass][e] += d[e].scale;
+#pragma unroll
+    for (int i = 0; i + 1 < Cell::STATES; i++) k.c[pass][i][e] = d[e].c[i];
+    if (Cell::SCALE) k.c[pass][0][e] += d[e].scale;
     if constexpr (G::RESETS) {
       if (k.reset[pass]) k.h[pass][e] = 0.0f;
-      if (k.reset[pass] && Cell::STATES > 1) k.c[pass][e] = 0.0f;
+#pragma unroll
+      for (int i = 0; i + 1 < Cell::STATES; i++)
+        if (k.reset[pass]) k.c[pass][i][e] = 0.0f;
     }
   }
   unsigned words[G::BLOCKS];
 #pragma unroll
   for (int b = 0; b < G::BLOCKS; b++) {
     words[b] = bf16_pair(d[0].a[b], d[1].a[b]);
+    if (Cell::DIVIDES && !k.exists(pass)) words[b] = 0;
     k.send(words[b], (G::EXTRA ? 2 : 1) * (round + 1), pass, b);
   }
   if (!k.exists(pass)) return;

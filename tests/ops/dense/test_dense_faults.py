@@ -84,8 +84,8 @@ FAULTS = {
     ),
     "the stabilizer's gradient goes to the other argument": (
         CELLS,
-        "m[2] < zero + 1.0f ? left : zero;",
-        "m[2] < zero + 1.0f ? zero : left;",
+        "past = zero < m[2] ? zero : left;",
+        "past = zero < m[2] ? left : zero;",
         ("slstm", "one-thread"),
     ),
     "threads do not meet before they read a factor's product": (

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from elman.ops.common.cuda.clusters import SHARED_LIMIT
+from elman.ops.common.cuda.clusters import SHARED_LIMIT, clusters_at_once
 from elman.ops.dense.cuda import forms
 from elman.ops.dense.cuda.cluster_config import choose
 from elman.ops.dense.cuda.forms import Shape
@@ -23,7 +23,7 @@ def test_a_usual_model_runs_as_clusters_on_an_h200() -> None:
     assert form.why.startswith("cluster: one launch for the whole sequence")
 
 
-@pytest.mark.parametrize("step", [s for s, one in CELLS.items() if one.states <= forms.MOST_STATES])
+@pytest.mark.parametrize("step", CELLS)
 @pytest.mark.parametrize("resets", [False, True])
 def test_every_step_runs_as_clusters(step, resets) -> None:
     assert forms.choose(replace(H200, step=step, channels=512, resets=resets)).name == "cluster"
@@ -88,10 +88,23 @@ def test_why_groups_do_not_run_a_call_is_said(changed, reason) -> None:
         ({"heads": 4}, "it multiplies by one matrix, and there is one for each of 4 heads"),
     ],
 )
-def test_what_only_stepwise_runs_is_said_of_both_others(changed, reason) -> None:
-    form = forms.choose(replace(H200, **changed))
+def test_what_groups_cannot_run_is_said(changed, reason) -> None:
+    form = forms.choose(replace(H200, capability=(8, 0), multiprocessors=108, **changed))
     assert form.name == "stepwise"
-    assert f"; not cluster: {reason}; not groups: {reason}" in form.why
+    assert f"; not groups: {reason}" in form.why
+
+
+def test_heads_run_as_clusters_of_their_own() -> None:
+    shape = replace(H200, step="slstm", channels=1152, heads=4)
+    assert forms.choose(shape).name == "cluster"
+    for back in (False, True):
+        config = forms.cluster_config(shape, back=back)
+        assert config is not None
+        assert (config.channels, config.heads) == (320, 4)
+        at_once = clusters_at_once(132)[config.cluster]
+        assert config.heads * -(-shape.batch // config.rows) <= at_once
+    odd = forms.choose(replace(shape, channels=4 * 287))
+    assert "not cluster: it computes pairs of channels, and there are 287" in odd.why
 
 
 def test_all_rows_are_walked_by_groups_that_run_at_once() -> None:

@@ -20,6 +20,7 @@ class DenseRecurrence:
         blocks: How many blocks of channels the first input and R h have.
         others: How many other inputs it has.
         states: Parts of the state, h among them.
+        kept: How many of the other parts the derivative reads, the first ones.
         memo: Numbers that a channel's step leaves for its derivative.
         norm: Whether the new state is divided by its root mean square.
         scale: Whether the step has a number of its own.
@@ -33,6 +34,7 @@ class DenseRecurrence:
     blocks: int = 1
     others: int = 0
     states: int = 1
+    kept: int = 0
     memo: int = 0
     norm: bool = False
     scale: bool = False
@@ -57,7 +59,18 @@ class DenseRecurrence:
         Args:
             name: Name of the step.
         """
-        words = ("blocks", "others", "states", "memo", "norm", "scale", "extra", "old", "new")
+        words = (
+            "blocks",
+            "others",
+            "states",
+            "kept",
+            "memo",
+            "norm",
+            "scale",
+            "extra",
+            "old",
+            "new",
+        )
         stated = {word.upper(): (word, getattr(self, word)) for word in words}
         limits = {"BLOCKS": "MAX_BLOCKS", "OTHERS": "MAX_OTHERS", "STATES": "MAX_STATES"}
         limits["MEMO"] = "MAX_DENSE_MEMO"
@@ -70,8 +83,8 @@ CELLS: dict[str, DenseRecurrence] = {
     "tanh": DenseRecurrence("DensePlain<true>", old=False),
     "linear": DenseRecurrence("DensePlain<false>", old=False, new=False),
     "gru": _of_memo("DenseGru", blocks=2, others=1, memo=3, extra=True),
-    "lstm": _of_memo("DenseLstm", blocks=4, states=2, memo=5, old=False),
-    "slstm": _of_memo("DenseSlstm", blocks=4, states=4, memo=7, old=False),
+    "lstm": _of_memo("DenseLstm", blocks=4, states=2, kept=1, memo=5, old=False),
+    "slstm": _of_memo("DenseSlstm", blocks=4, states=4, kept=2, memo=7, old=False),
     "normalized_scalar": _of_memo("DenseScaled", memo=1, norm=True, scale=True, old=False),
     "normalized": _of_memo("DenseResidual<true>", others=1, memo=2, norm=True, old=False),
     "normalized_sum": _of_memo("DenseSum", norm=True, old=False),

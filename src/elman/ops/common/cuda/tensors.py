@@ -19,13 +19,13 @@ def padded(matrix_pi: Tensor, channels: int, *, transposed: bool) -> Tensor:
     """Return matrices as a pass reads them, with zeros for the channels that are none.
 
     Args:
-        matrix_pi: Square matrices below each other.
+        matrix_pi: Square matrices below each other; with heads a tensor of as many such.
         channels: Channels with those that are none.
         transposed: Whether it reads the transpose of all.
     """
-    own = matrix_pi.shape[1]
-    matrix_kii = matrix_pi.reshape(-1, own, own)
+    own = matrix_pi.shape[-1]
+    matrix_kii: Tensor = matrix_pi.unflatten(-2, (-1, own))
     if more := channels - own:
         matrix_kii = functional.pad(matrix_kii, (0, more, 0, more))
-    matrix = matrix_kii.flatten(0, 1)
-    return aligned(matrix.T if transposed else matrix)
+    matrix = matrix_kii.flatten(-3, -2)
+    return aligned(matrix.mT if transposed else matrix)

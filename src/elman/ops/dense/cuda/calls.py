@@ -37,16 +37,22 @@ class SequenceCall:
         args: The arguments.
         like: A tensor of the call.
         config: How the pass runs; a form sets it.
+        heads: Of a block-diagonal matrix; ``args.channels`` are those of one.
     """
 
     config: PassConfig
 
     def __init__(
-        self, like_btc: Tensor, first_sbi: Tensor, results: Results, resets_bt: Tensor | None
+        self,
+        like_btc: Tensor,
+        first_sbi: Tensor,
+        results: Results,
+        resets_bt: Tensor | None,
+        heads: int = 1,
     ) -> None:
-        (batch, steps, _), channels = like_btc.shape, first_sbi.shape[2]
-        self.like, self.kept = like_btc, list[Tensor]()
-        self.args = DenseArgs(batch=batch, steps=steps, channels=channels)
+        (batch, steps, _), pitch = like_btc.shape, first_sbi.shape[2]
+        self.like, self.kept, self.heads = like_btc, list[Tensor](), heads
+        self.args = DenseArgs(batch=batch, steps=steps, channels=pitch // heads, pitch=pitch)
         self.args.y = sequence(results.y_bti)
         self.point(first=aligned(first_sbi))
         if results.memo_btmi.numel():

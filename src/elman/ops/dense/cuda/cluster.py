@@ -21,6 +21,7 @@ from elman.ops.common.cuda.machine import machine
 from elman.ops.dense.abi import layouts
 from elman.ops.dense.cuda.calls import SequenceCall
 from elman.ops.dense.cuda.cluster_config import ClusterConfig, choose
+from elman.ops.dense.heads import head_count
 from elman.ops.dense.products import gradients
 from elman.ops.dense.recurrences import CELLS, compiled_cell
 from elman.ops.dense.results import Gradients, Results, Tensors, gradient_room, room
@@ -39,7 +40,8 @@ def forward(
 ) -> Results:
     """Run a step over time; see :func:`elman.ops.dense.op.dense_recurrence`."""
     results = room(step, inputs[0], first_sbi, keep)
-    call = _Call(step, inputs[0], parameters, first_sbi, results, resets_bt, back=False)
+    heads = head_count(recurrent)
+    call = _Call(step, inputs[0], parameters, first_sbi, results, resets_bt, heads, back=False)
     call.point_forward(inputs, recurrent, results)
     call.run()
     return results
@@ -59,7 +61,8 @@ def backward(
     dinputs = gradient_room(step, results.y_bti)
     dfirst_sbi = torch.empty_like(first_sbi, memory_format=torch.contiguous_format)
     dscale_bi = first_sbi.new_empty(first_sbi.shape[1:] if compiled_cell(step).scale else (0,))
-    call = _Call(step, results.y_bti, parameters, first_sbi, results, resets_bt, back=True)
+    heads = head_count(recurrent)
+    call = _Call(step, results.y_bti, parameters, first_sbi, results, resets_bt, heads, back=True)
     call.point_backward(dinputs, dy_bti, dlast_sbi, recurrent, dfirst_sbi)
     call.point(dscale=dscale_bi)
     call.run()
@@ -84,13 +87,14 @@ class _Call(SequenceCall):
         first_sbi: Tensor,
         results: Results,
         resets_bt: Tensor | None,
+        heads: int,
         *,
         back: bool,
     ) -> None:
-        super().__init__(like_btc, first_sbi, results, resets_bt)
+        super().__init__(like_btc, first_sbi, results, resets_bt, heads)
         multiprocessors = machine(like_btc.device.index).multiprocessors or MULTIPROCESSORS
         size = (self.args.channels, self.args.batch, multiprocessors)
-        config = CHOOSE(step, *size, resets_bt is not None, back)
+        config = CHOOSE(step, *size, heads, resets_bt is not None, back)
         assert config is not None, step
         self.config = config
         if config.cell.norm:
@@ -103,7 +107,7 @@ class _Call(SequenceCall):
     def run(self) -> None:
         """Launch the pass."""
         config = self.config
-        blocks = math.ceil(self.args.batch / config.rows) * config.cluster
+        blocks = self.heads * math.ceil(self.args.batch / config.rows) * config.cluster
         wanted = Launch(
             _NAMES[config.back],
             blocks,
@@ -115,10 +119,16 @@ class _Call(SequenceCall):
 
 
 def _choose(
-    step: str, channels: int, batch: int, multiprocessors: int, resets: bool, back: bool
+    step: str,
+    channels: int,
+    batch: int,
+    multiprocessors: int,
+    heads: int,
+    resets: bool,
+    back: bool,
 ) -> ClusterConfig | None:
-    cell = compiled_cell(step)
-    return choose(cell, channels, batch, multiprocessors, back=back, resets=resets)
+    cell, size = compiled_cell(step), (channels, batch, multiprocessors)
+    return choose(cell, *size, back=back, resets=resets, heads=heads)
 
 
 @cache
@@ -161,7 +171,7 @@ def _kernels(config: ClusterConfig, device: int) -> Loaded:
     return nvrtc.load(Unit(unit_text(config), label, architecture(device), fast=True))
 
 
-CHOOSE: Callable[[str, int, int, int, bool, bool], ClusterConfig | None] = _choose
+CHOOSE: Callable[[str, int, int, int, int, bool, bool], ClusterConfig | None] = _choose
 """Returns how a pass runs; tests put other configs here."""
 
 LAUNCH: Callable[[ClusterConfig, Launch, _Call], None] = _launch

@@ -101,6 +101,7 @@ class ClusterConfig:
         stages: Steps whose inputs are in shared memory or on their way.
         back: Which pass.
         resets: Whether it knows resets.
+        heads: Of a block-diagonal matrix; everything else is of one head.
     """
 
     cell: DenseRecurrence
@@ -112,6 +113,7 @@ class ClusterConfig:
     stages: int
     back: bool
     resets: bool = False
+    heads: int = 1
 
     @property
     def threads(self) -> int:
@@ -161,7 +163,7 @@ class ClusterConfig:
         """Fragments that it has in registers: as many as leave room for everything else."""
         limit = min(255, _REGISTERS // (32 * rounded_up(self.warps, 4)) // 8 * 8)
         free = limit - (44 + 4 * self.cell.blocks + 2 * self.inputs + 4 * self.first.tiles)
-        free -= 4 * self.cell.extra
+        free -= 4 * self.cell.extra + 2 * self._passes * max(0, self.cell.states - 2)
         # Those that do not fit are loaded from shared memory some time before their use.
         return self.fragments if 4 * self.fragments <= free else max(0, (free - 14) // 4)
 
@@ -171,7 +173,13 @@ class ClusterConfig:
         cell = self.cell
         if not self.back:
             return cell.blocks + cell.others
-        return 1 + (cell.new or cell.norm) + cell.old + cell.memo + (cell.states > 1)
+        return 1 + (cell.new or cell.norm) + cell.old + cell.memo + cell.kept
+
+    @property
+    def _passes(self) -> int:
+        """Rows that a thread walks, with a pair of channels in each."""
+        at_once = min(self.rows, max(1, self.threads // (self.own // 2)))
+        return -(-self.rows // at_once)
 
     @property
     def shared_bytes(self) -> int:
@@ -182,8 +190,7 @@ class ClusterConfig:
         halves = [self.first, self.second or self.first]
         mail, partial = sum(one.mail for one in halves), sum(one.partial for one in halves)
         matrix = (self.fragments - self.kept) * self.warps * 128
-        at_once = min(self.rows, max(1, self.threads // (self.own // 2)))
-        stage = -(-self.rows // at_once) * self.inputs * self.threads
+        stage = self._passes * self.inputs * self.threads
         left, told = self.rows * self.own // 16, 2 * self.rows * self.cluster
         exchanged = sums * (rounded_up(left, 4) + rounded_up(told, 4))
         return boxes + 4 * (mail + partial + matrix + self.stages * stage + exchanged)
@@ -213,7 +220,8 @@ class ClusterConfig:
         """The C++ type of the config."""
         numbers = (self.channels, self.cluster, self.rows, self.warps, self.row_warps, self.kept)
         flags = (str(flag).lower() for flag in (self.back, self.resets))
-        arguments = ", ".join(map(str, (*numbers, self.stages, *flags)))
+        heads = (self.heads,) if self.heads > 1 else ()
+        arguments = ", ".join(map(str, (*numbers, self.stages, *flags, *heads)))
         return f"elman::DenseClusterConfig<elman::ClusterCell, {arguments}>"
 
     def static_checks(self) -> str:
@@ -240,29 +248,39 @@ def choose(
     *,
     back: bool,
     resets: bool = False,
+    heads: int = 1,
 ) -> ClusterConfig | None:
     """Return how a pass runs, or None where no block has room for its part of the matrix.
 
     Args:
         cell: What is computed.
-        channels: Channels of the state.
+        channels: Channels of the state, those of one head.
         batch: Rows of the batch.
         multiprocessors: Of the GPU.
         back: Which pass.
         resets: Whether it knows resets.
+        heads: Of a block-diagonal matrix; each head has clusters of its own.
     """
-    every = (
-        _best(cell, channels, min(MAX_ROWS, math.ceil(batch / n)), cluster, back, resets)
-        for cluster, n in clusters_at_once(multiprocessors).items()
-    )
-    return min((best for best in every if best), key=_cost, default=None)
+    every = []
+    for cluster, n in clusters_at_once(multiprocessors).items():
+        rows = min(MAX_ROWS, math.ceil(batch / max(1, n // heads)))
+        if best := _best(cell, channels, rows, cluster, back, resets, heads):
+            waves = math.ceil(heads * math.ceil(batch / rows) / n) if heads > 1 else 1
+            every.append((best.cost * waves, best))
+    return min(every, key=lambda one: one[0], default=(0.0, None))[1]
 
 
 def _best(
-    cell: DenseRecurrence, channels: int, rows: int, cluster: int, back: bool, resets: bool
+    cell: DenseRecurrence,
+    channels: int,
+    rows: int,
+    cluster: int,
+    back: bool,
+    resets: bool,
+    heads: int,
 ) -> ClusterConfig | None:
     padded = rounded_up(channels, max(32, 16 * cluster))
-    config = ClusterConfig(cell, padded, cluster, rows, 8, 1, 2, back, resets)
+    config = ClusterConfig(cell, padded, cluster, rows, 8, 1, 2, back, resets, heads)
     many, few = _split(config, (8, 10, 12)), _split(config, (4, 5, 6, 7))
     return min(many, key=_cost, default=None) or min(few, key=_cost, default=None)
 

@@ -50,24 +50,13 @@ class Shape:
     heads: int = 1
 
 
-MOST_STATES = 2
-"""Parts of the state that clusters and groups carry."""
-
-
-def _wider(shape: Shape) -> str | None:
-    """Return why no form but stepwise has been written for a call, or None."""
-    states = compiled_cell(shape.step).states
-    if states > MOST_STATES:
-        return f"it carries h and c, and the state of step {shape.step} has {states} parts"
-    if shape.heads > 1:
-        return f"it multiplies by one matrix, and there is one for each of {shape.heads} heads"
-    return None
+GROUP_STATES = 2
+"""Parts of the state that groups carry."""
 
 
 def _cluster(shape: Shape) -> str | None:
-    if said := _wider(shape):
-        return said
-    if against := clusters_cannot(shape.number, shape.capability, shape.channels):
+    channels = shape.channels // shape.heads
+    if against := clusters_cannot(shape.number, shape.capability, channels):
         return against
     configs = (cluster_config(shape, back=back) for back in (False, True))
     if not all(configs):
@@ -78,8 +67,8 @@ def _cluster(shape: Shape) -> str | None:
 def cluster_config(shape: Shape, *, back: bool) -> ClusterConfig | None:
     """Return how a pass runs as clusters, or None where they have no room for the matrix."""
     cell, multiprocessors = compiled_cell(shape.step), shape.multiprocessors or MULTIPROCESSORS
-    size = (shape.channels, shape.batch, multiprocessors)
-    return choose_config(cell, *size, back=back, resets=shape.resets)
+    size = (shape.channels // shape.heads, shape.batch, multiprocessors)
+    return choose_config(cell, *size, back=back, resets=shape.resets, heads=shape.heads)
 
 
 def _groups(shape: Shape) -> str | None:
@@ -89,8 +78,10 @@ def _groups(shape: Shape) -> str | None:
 def groups_cannot(shape: Shape) -> str | None:
     """Return why groups cannot run a call, or None; whether they should is another question."""
     cell, (major, minor) = compiled_cell(shape.step), shape.capability
-    if said := _wider(shape):
-        return said
+    if cell.states > GROUP_STATES:
+        return f"it carries h and c, and the state of step {shape.step} has {cell.states} parts"
+    if shape.heads > 1:
+        return f"it multiplies by one matrix, and there is one for each of {shape.heads} heads"
     if shape.number != "bf16":
         return f"its products are in bf16, this call is in {shape.number}"
     if shape.capability not in SHARED_LIMITS:

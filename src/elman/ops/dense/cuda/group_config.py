@@ -124,7 +124,7 @@ class GroupConfig:
         cell = self.cell
         if not self.back:
             return cell.blocks + cell.others
-        return 1 + cell.new + cell.old + cell.memo + (cell.states > 1)
+        return 1 + cell.new + cell.old + cell.memo + cell.kept
 
     @property
     def passes(self) -> int:
