@@ -214,7 +214,8 @@ struct ClusterPlaces {
     return (bf16*)s.data + (row * s.batch + (G::BACK ? a.steps - 1 : 0) * s.time + channel);
   }
   // Of the first input and its gradient a head has BLOCKS times as many channels as of all others.
-  DEVICE ClusterPlaces(Arena& arena, const DenseArgs& args, int64_t row, int64_t channel, int head)
+  DEVICE ClusterPlaces(Arena& arena, const DenseArgs& args, int64_t row, int64_t channel,
+                       int head = 0)
       : a(args), words(arena.take<unsigned>(G::STAGES * G::STAGE)) {
     const int64_t before = head * a.channels;
 #pragma unroll

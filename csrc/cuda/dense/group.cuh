@@ -25,6 +25,7 @@ template <class Cell_, int I_, int GROUP_, int ROWS_, int WARPS_, int KEPT_, int
 struct DenseGroupConfig {
   using Cell = Cell_;
   static constexpr int I = I_, GROUP = GROUP_, ROWS = ROWS_, WARPS = WARPS_, STAGES = STAGES_;
+  static constexpr int HEADS = 1;  // of R, as ClusterPlaces asks
   static constexpr int K_WARPS = WARPS;
   static constexpr bool BACK = BACK_, NEW = Cell::NEW, RESETS = RESETS_;
   static constexpr int THREADS = 32 * WARPS, BLOCKS = Cell::BLOCKS, MEMO = Cell::MEMO;
