@@ -15,9 +15,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from elman.kernels import nvrtc
+from elman.kernels import driver
+from elman.kernels.driver import Loaded
 from elman.kernels.launching import Launch, architecture, launch
-from elman.kernels.nvrtc import Loaded, Unit
+from elman.kernels.nvrtc import Unit
 from elman.ops.add_norm.reference import EPS
 from elman.ops.common.mirrors import layout_assertions, same
 from elman.ops.common.native import CUDA_TYPES, words_of
@@ -226,11 +227,11 @@ def _launch(text: str, wanted: Sequence[Launch], args: AddNormArgs, device: torc
 def _loaded(text: str, index: int) -> Loaded:
     """Return the kernels of a translation unit, for the GPU of an index."""
     # Nothing waits for the one root and quotient of a row: those of the CUDA library.
-    return nvrtc.load(Unit(text, "add and norm", architecture(index), fast=False))
+    return driver.load(Unit(text, "add and norm", architecture(index), fast=False))
 
 
 def _multiprocessors(device: torch.device) -> int:
-    return nvrtc.device_limits(device.index).multiprocessors
+    return driver.device_limits(device.index).multiprocessors
 
 
 LAUNCH: Callable[[str, Sequence[Launch], AddNormArgs, torch.device], None] = _launch

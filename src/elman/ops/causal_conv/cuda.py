@@ -14,9 +14,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from elman.kernels import nvrtc
+from elman.kernels import driver
+from elman.kernels.driver import Loaded
 from elman.kernels.launching import Launch, architecture, launch
-from elman.kernels.nvrtc import Loaded, Unit
+from elman.kernels.nvrtc import Unit
 from elman.ops.common.mirrors import layout_assertions, same
 from elman.ops.common.native import CUDA_TYPES
 
@@ -238,11 +239,13 @@ def _launch(
 def _loaded(config: TileConfig, index: int) -> Loaded:
     """Return the kernels of a tile config, for the GPU of an index."""
     fast = config.dtype != torch.float32
-    return nvrtc.load(Unit(unit_text(config), "causal convolution", architecture(index), fast=fast))
+    return driver.load(
+        Unit(unit_text(config), "causal convolution", architecture(index), fast=fast)
+    )
 
 
 def _multiprocessors(device: torch.device) -> int:
-    return nvrtc.device_limits(device.index).multiprocessors
+    return driver.device_limits(device.index).multiprocessors
 
 
 LAUNCH: Callable[[TileConfig, Sequence[Launch], CausalConvArgs, torch.device], None] = _launch

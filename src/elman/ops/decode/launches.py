@@ -8,9 +8,10 @@ from functools import cache
 
 import torch
 
-from elman.kernels import nvrtc
+from elman.kernels import driver
+from elman.kernels.driver import Loaded
 from elman.kernels.launching import Launch, architecture, launch
-from elman.kernels.nvrtc import Loaded, Unit
+from elman.kernels.nvrtc import Unit
 
 # C++ names of the dtypes that the kernels read and write.
 
@@ -22,7 +23,7 @@ def _launch(text: str, wanted: Launch, args: ctypes.Structure, device: torch.dev
 @cache
 def _loaded(text: str, index: int) -> Loaded:
     """Return the kernels of a translation unit, for the GPU of an index."""
-    return nvrtc.load(Unit(text, "decoding", architecture(index), fast=False))
+    return driver.load(Unit(text, "decoding", architecture(index), fast=False))
 
 
 LAUNCH: Callable[[str, Launch, ctypes.Structure, torch.device], None] = _launch

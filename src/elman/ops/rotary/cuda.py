@@ -13,9 +13,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from elman.kernels import nvrtc
+from elman.kernels import driver
+from elman.kernels.driver import Loaded
 from elman.kernels.launching import Launch, architecture, launch
-from elman.kernels.nvrtc import Loaded, Unit
+from elman.kernels.nvrtc import Unit
 from elman.ops.common.mirrors import layout_assertions, same
 from elman.ops.common.native import CUDA_TYPES
 
@@ -134,7 +135,7 @@ def _launch(config: TileConfig, wanted: Launch, args: RotaryArgs, device: torch.
 @cache
 def _loaded(config: TileConfig, index: int) -> Loaded:
     """Return the kernels of a tile config, for the GPU of an index."""
-    return nvrtc.load(Unit(unit_text(config), "rotary", architecture(index), fast=False))
+    return driver.load(Unit(unit_text(config), "rotary", architecture(index), fast=False))
 
 
 LAUNCH: Callable[[TileConfig, Launch, RotaryArgs, torch.device], None] = _launch

@@ -14,9 +14,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from elman.kernels import nvrtc
+from elman.kernels import driver
+from elman.kernels.driver import Loaded
 from elman.kernels.launching import Launch, architecture, launch
-from elman.kernels.nvrtc import Loaded, Unit
+from elman.kernels.nvrtc import Unit
 from elman.ops.common.mirrors import layout_assertions, same
 
 _VECTOR = 4  # numbers: 16 bytes of fp32
@@ -143,7 +144,7 @@ def _launch(
 @cache
 def _loaded(config: TileConfig, index: int) -> Loaded:
     """Return the kernels of a tile config, for the GPU of an index."""
-    return nvrtc.load(Unit(unit_text(config), "spectral norm", architecture(index), fast=False))
+    return driver.load(Unit(unit_text(config), "spectral norm", architecture(index), fast=False))
 
 
 LAUNCH: Callable[[TileConfig, Sequence[Launch], SpectralNormArgs, torch.device], None] = _launch

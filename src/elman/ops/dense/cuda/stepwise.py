@@ -18,9 +18,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from elman.kernels import nvrtc
+from elman.kernels import driver
+from elman.kernels.driver import Loaded
 from elman.kernels.launching import Launch, architecture, launch
-from elman.kernels.nvrtc import Loaded, Unit
+from elman.kernels.nvrtc import Unit
 from elman.ops.common.mirrors import layout_assertions, same
 from elman.ops.common.native import ENGINE_TYPES, require_cuda_dtype, words_of
 from elman.ops.common.precision import no_autocast
@@ -353,7 +354,7 @@ def _kernels(config: StepConfig, device: int) -> Loaded:
     """Return the kernels of a step for a GPU."""
     fast = config.io == torch.bfloat16
     text = unit_text(config)
-    return nvrtc.load(Unit(text, f"dense {config.step}", architecture(device), fast))
+    return driver.load(Unit(text, f"dense {config.step}", architecture(device), fast))
 
 
 STARTER: Callable[[StepConfig, _Call], Callable[[list[Launch]], None]] = _starter

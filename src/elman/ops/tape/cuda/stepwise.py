@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from elman.base.errors import UserError
-from elman.kernels import nvrtc
+from elman.kernels import driver
+from elman.kernels.driver import Loaded
 from elman.kernels.launching import Launch, architecture, launch
-from elman.kernels.nvrtc import Loaded, Unit
+from elman.kernels.nvrtc import Unit
 from elman.ops.common.mirrors import layout_assertions
 from elman.ops.common.native import ENGINE_TYPES, require_cuda_dtype, words_of
 from elman.ops.common.precision import cast, no_autocast
@@ -349,7 +350,7 @@ def _kernels(config: StepConfig, device: int) -> Loaded:
     """Return the kernels of a write for a GPU."""
     fast = config.io == torch.bfloat16
     text = unit_text(config)
-    return nvrtc.load(Unit(text, f"tape {config.write}", architecture(device), fast))
+    return driver.load(Unit(text, f"tape {config.write}", architecture(device), fast))
 
 
 STARTER: Callable[[StepConfig, _Call], Callable[[list[Launch]], None]] = _starter
