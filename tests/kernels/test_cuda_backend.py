@@ -261,10 +261,10 @@ def test_channel_kernels_run_where_the_tensors_are(gpus, index) -> None:
 
 @pytest.mark.parametrize("index", WHERE)
 def test_norm_kernels_run_where_the_tensors_are(gpus, index) -> None:
-    norm_cuda._loaded.cache_clear()
+    norm_cuda.COMPILED.loaded.cache_clear()
     names = ("add_norm_backward", "add_norm_finish")
     wanted = [norm_cuda.Launch(name, 1, 32, 0) for name in names]
-    norm_cuda._launch("", wanted, norm_cuda.AddNormArgs(), torch.device("cuda", index))
+    norm_cuda.COMPILED.launch("", wanted, norm_cuda.AddNormArgs(), torch.device("cuda", index))
     assert gpus.launched == [(name, *WHERE[index]) for name in names]
 
 
