@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -182,7 +181,7 @@ def copy_job(sweep: FakeSweep, base: Path, number: int) -> None:
 
 @pytest.fixture(scope="module")
 def long(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the page of a sweep with 300 rows, written in less than two seconds."""
+    """Return the page of a sweep with 300 rows."""
     sweep = FakeSweep(tmp_path_factory.mktemp("long") / "sweep")
     models = ("e1", "e42", "mamba2")
     for model in models:
@@ -192,9 +191,7 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> str:
     for number in range(300):
         copy_job(sweep, bases[number % 3], number)
     sweep.write()
-    began = time.process_time()
     text = page_text(make_report([sweep.folder]))
-    assert time.process_time() - began < 2
     assert len(text) < 2_000_000
     return text
 
