@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 import elman.layers
-from elman.kernels import launching, nvrtc
+from elman.kernels import driver, launching
 from elman.models.language_model import LanguageModel
 from elman.ops.add_norm import cuda as norm_cuda
 from elman.ops.add_norm import custom_op as norm_custom
@@ -65,7 +65,7 @@ def no_gpu() -> Iterator[None]:
             (torch.cuda, "current_device", lambda: None),  # the index of a CPU
             (torch.cuda, "get_device_capability", lambda device=None: (9, 0)),
             (launching, "STREAM", lambda device: 0),
-            (nvrtc, "load", lambda unit: loaded),
+            (driver, "load", lambda unit: loaded),
             (matrix_cuda, "load", lambda unit: loaded),
             (norm_cuda, "MULTIPROCESSORS", lambda device: 132),
         ):

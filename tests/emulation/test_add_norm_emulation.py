@@ -76,7 +76,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the norms take the CPU for a GPU that runs kernels."""
     monkeypatch.setattr(norm, "norm_backend", lambda asked, _: backends.norm_backend(asked, "cuda"))
-    monkeypatch.setattr("elman.kernels.nvrtc.cuda_problem", lambda: None)
+    monkeypatch.setattr("elman.kernels.driver.cuda_problem", lambda: None)
 
 
 def draw(shape: tuple[int, ...], branch: torch.dtype | None, shift: int = 0) -> list[Tensor]:

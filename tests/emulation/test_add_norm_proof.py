@@ -12,16 +12,17 @@ import torch
 
 from elman.base.errors import ExitStatus
 from elman.config.compose import compose_config
-from elman.kernels import nvrtc
+from elman.kernels import driver
 from elman.kernels.sources import source_folder
 from elman.models.blocks import norm
 from elman.modes import parity as parity_mode
 from elman.modes import train as train_mode
 from elman.ops.add_norm import cuda
 from elman.parity import gate, norms, proof
+from elman.parity.checks import Proof
 from elman.parity.experiment import Run
 from elman.parity.norms import norm_runs, norm_shapes
-from elman.parity.proof import Proof, prove_norms
+from elman.parity.proof import prove_norms
 from elman.runs.prepared import PreparedRun
 from tests.emulation import emulator
 from tests.emulation.test_add_norm_emulation import FAULTS, SOURCES, emulate
@@ -176,7 +177,7 @@ def test_a_model_of_layernorms_has_no_such_row() -> None:
 )
 def test_which_backend_is_checked_on_a_gpu(monkeypatch, requested: str, wanted: list[str]) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(nvrtc, "cuda_problem", lambda: None)
+    monkeypatch.setattr(driver, "cuda_problem", lambda: None)
     runs, notes = norm_runs(requested)
     assert [run.backend for run in runs] == wanted
     assert {(run.device, run.precision) for run in runs[1:]} <= {("cuda", "fp32"), ("cuda", "bf16")}
@@ -185,7 +186,7 @@ def test_which_backend_is_checked_on_a_gpu(monkeypatch, requested: str, wanted: 
 
 def test_a_kernel_that_cannot_run_is_said(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(nvrtc, "cuda_problem", lambda: "NVRTC is missing; pip install it")
+    monkeypatch.setattr(driver, "cuda_problem", lambda: "NVRTC is missing; pip install it")
     runs, notes = norm_runs()
     assert [run.backend for run in runs] == ["reference"]
     assert notes == ["not checked: the CUDA kernel of add_norm: NVRTC is missing; pip install it"]

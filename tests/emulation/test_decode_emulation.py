@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -67,9 +68,12 @@ def emulate_everywhere(
     monkeypatch: pytest.MonkeyPatch, library: emulator.Library, seed: int = 1
 ) -> None:
     """Run the kernels on CPU tensors, with NaN wherever nothing was written."""
-    monkeypatch.setattr(
-        launches, "LAUNCH", lambda text, one, args, _: emulate(library, text, one, args, seed)
-    )
+
+    def launch(text: str, wanted: Sequence[Launch], args: ctypes.Structure, device: object) -> None:
+        (one,) = wanted
+        emulate(library, text, one, args, seed)
+
+    monkeypatch.setattr(launches, "LAUNCH", launch)
     new_empty = Tensor.new_empty
     monkeypatch.setattr(Tensor, "new_empty", lambda *a, **k: new_empty(*a, **k).fill_(torch.nan))
 

@@ -43,7 +43,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for module, emulate in emulations.items():
 
         def launch(config: Any, wanted: Any, args: Any, _: Any, emulate: Any = emulate) -> None:
-            names.extend(one.kernel for one in ([wanted] if hasattr(wanted, "kernel") else wanted))
+            names.extend(one.kernel for one in wanted)
             emulate(loaded, config, wanted, args)
 
         monkeypatch.setattr(module, "LAUNCH", launch)

@@ -6,7 +6,7 @@ Shape legend: b batch, t time, h heads, c channels of a head, k three times all 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -51,12 +51,13 @@ def stretches(config: cuda.TileConfig, args: cuda.RotaryArgs) -> list[Stretch]:
 
 
 def emulate(
-    library: Library, config: cuda.TileConfig, wanted: Launch, args: cuda.RotaryArgs
+    library: Library, config: cuda.TileConfig, wanted: Sequence[Launch], args: cuda.RotaryArgs
 ) -> None:
     """Run a kernel."""
+    (one,) = wanted
     compiled = library(cuda.unit_text(config, emulator.HEADER))
     declare(compiled, stretches(config, args))
-    emulator.start(compiled, wanted, args, 1)
+    emulator.start(compiled, one, args, 1)
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ Shape legend: b batch, t time, i channels of a branch.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -49,12 +49,13 @@ def stretches(config: cuda.TileConfig, kernel: str, args: cuda.SiluGateArgs) -> 
 
 
 def emulate(
-    library: Library, config: cuda.TileConfig, wanted: Launch, args: cuda.SiluGateArgs
+    library: Library, config: cuda.TileConfig, wanted: Sequence[Launch], args: cuda.SiluGateArgs
 ) -> None:
     """Run a kernel."""
+    (one,) = wanted
     compiled = library(cuda.unit_text(config, emulator.HEADER))
-    declare(compiled, stretches(config, wanted.kernel, args))
-    emulator.start(compiled, wanted, args, 1)
+    declare(compiled, stretches(config, one.kernel, args))
+    emulator.start(compiled, one, args, 1)
 
 
 @pytest.fixture(autouse=True)
@@ -173,7 +174,7 @@ def test_a_layer_computes_the_same_with_the_kernels(monkeypatch, cell) -> None:
     run = cuda.LAUNCH
 
     def noted(config, wanted, *rest) -> None:
-        used.append(wanted.kernel)
+        used.extend(one.kernel for one in wanted)
         run(config, wanted, *rest)
 
     monkeypatch.setattr(cuda, "LAUNCH", noted)

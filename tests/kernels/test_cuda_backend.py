@@ -23,7 +23,7 @@ import elman.layers
 from elman.base.errors import UserError
 from elman.bench.entries import entries
 from elman.config.compose import compose_config
-from elman.kernels import launching, nvrtc
+from elman.kernels import driver, launching, nvrtc
 from elman.ops.add_norm import cuda as norm_cuda
 from elman.ops.add_norm.op import add_rms_norm
 from elman.ops.channel import custom_op as channel_custom
@@ -37,9 +37,9 @@ from elman.ops.matrix_state.cuda import kernels as matrix_cuda
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.matrix_state.stacked import DELTA, stacked_plan
 from elman.parity import gate
+from elman.parity.checks import Check, Proof
 from elman.parity.compare import Comparison
 from elman.parity.experiment import Run
-from elman.parity.proof import Check, Proof
 from elman.training.memory.estimate import estimate_memory
 
 GPU = torch.device("cuda", 0)
@@ -58,7 +58,7 @@ def fake() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing stand in the way of CUDA kernels."""
-    monkeypatch.setattr(nvrtc, "cuda_problem", lambda: None)
+    monkeypatch.setattr(driver, "cuda_problem", lambda: None)
 
 
 def width(plan: Plan) -> int:
@@ -197,7 +197,7 @@ class Gpus:
         monkeypatch.setattr(cuda, "get_device_capability", self.capability)
         monkeypatch.setattr(cuda, "current_stream", self.stream)
         monkeypatch.setattr(launching, "STREAM", launching._public_stream)
-        for module in (matrix_cuda, nvrtc):
+        for module in (matrix_cuda, driver):
             monkeypatch.setattr(module, "load", self.load)
         matrix_cuda._ready.cache_clear()
         channel_cuda._kernels.cache_clear()
@@ -261,10 +261,10 @@ def test_channel_kernels_run_where_the_tensors_are(gpus, index) -> None:
 
 @pytest.mark.parametrize("index", WHERE)
 def test_norm_kernels_run_where_the_tensors_are(gpus, index) -> None:
-    norm_cuda._loaded.cache_clear()
+    norm_cuda.COMPILED.loaded.cache_clear()
     names = ("add_norm_backward", "add_norm_finish")
     wanted = [norm_cuda.Launch(name, 1, 32, 0) for name in names]
-    norm_cuda._launch("", wanted, norm_cuda.AddNormArgs(), torch.device("cuda", index))
+    norm_cuda.COMPILED.launch("", wanted, norm_cuda.AddNormArgs(), torch.device("cuda", index))
     assert gpus.launched == [(name, *WHERE[index]) for name in names]
 
 

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from elman.base.errors import UserError
-from elman.kernels import nvrtc, sources
+from elman.kernels import driver, nvrtc, sources
 from elman.kernels.nvrtc import Unit, nvrtc_version
 from elman.ops.decode import draw, row_product
 from elman.ops.matrix_state.cuda import kernels
@@ -212,11 +212,11 @@ def test_units_compile_side_by_side_and_one_unit_once(cache: Path, monkeypatch) 
         meet.wait()
         return SimpleNamespace(unit=unit)
 
-    monkeypatch.setattr(nvrtc, "Loaded", slow)
-    monkeypatch.setattr(nvrtc, "_loaded", {})
+    monkeypatch.setattr(driver, "Loaded", slow)
+    monkeypatch.setattr(driver, "_loaded", {})
     units = [Unit(EMPTY, f"side {n}", "sm_90", True) for n in range(2)]
     with ThreadPoolExecutor(6) as pool:
-        found = list(pool.map(nvrtc.load, units * 3))
+        found = list(pool.map(driver.load, units * 3))
     assert sorted(entered) == ["side 0", "side 1"]
     assert len({id(one) for one in found}) == 2
 
@@ -271,15 +271,15 @@ class FakeDriver(ModuleType):
 @pytest.fixture
 def asked_anew() -> Iterator[None]:
     """Let the driver be looked at again, before and after."""
-    for known in (nvrtc._driver, nvrtc.cuda_problem):
+    for known in (driver._driver, driver.cuda_problem):
         known.cache_clear()
     yield
-    for known in (nvrtc._driver, nvrtc.cuda_problem):
+    for known in (driver._driver, driver.cuda_problem):
         known.cache_clear()
 
 
 @pytest.mark.parametrize(
-    ("driver", "problem"),
+    ("fake", "problem"),
     [
         (FakeDriver(0, 13050, (9, 0)), None),
         (FakeDriver(0, 99000, (8, 0)), None),
@@ -300,22 +300,22 @@ def asked_anew() -> Iterator[None]:
     ],
     ids=["well", "newer", "old-driver", "old-gpu", "no-device", "no-bindings"],
 )
-def test_what_stands_in_the_way_is_one_line(asked_anew, monkeypatch, driver, problem) -> None:
+def test_what_stands_in_the_way_is_one_line(asked_anew, monkeypatch, fake, problem) -> None:
     bindings = importlib.import_module("cuda.bindings")
-    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", driver)
-    if driver is None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", fake)
+    if fake is None:
         monkeypatch.delattr(bindings, "driver", raising=False)
     else:
-        monkeypatch.setattr(bindings, "driver", driver, raising=False)
-    assert nvrtc.cuda_problem() == problem
+        monkeypatch.setattr(bindings, "driver", fake, raising=False)
+    assert driver.cuda_problem() == problem
 
 
 def test_without_a_driver_library_one_line_says_so(asked_anew, monkeypatch) -> None:
-    driver = FakeDriver(0, 13050, (9, 0))
-    monkeypatch.setattr(driver, "cuInit", _no_library, raising=False)
-    monkeypatch.setattr(importlib.import_module("cuda.bindings"), "driver", driver, raising=False)
+    fake = FakeDriver(0, 13050, (9, 0))
+    monkeypatch.setattr(fake, "cuInit", _no_library, raising=False)
+    monkeypatch.setattr(importlib.import_module("cuda.bindings"), "driver", fake, raising=False)
     with pytest.raises(UserError, match=r"^kernels\.backend=cuda: NVIDIA's driver is missing; "):
-        nvrtc._driver()
+        driver._driver()
 
 
 class Nothing(ctypes.Structure):
@@ -361,14 +361,14 @@ class LaunchingDriver(ModuleType):
 def test_a_kernel_asks_for_its_shared_memory_and_a_refused_launch_is_an_error(
     cache: Path, monkeypatch, granted: bool, launched: bool, problem: str | None
 ) -> None:
-    driver = LaunchingDriver(granted, launched)
-    monkeypatch.setattr(nvrtc, "_driver", lambda: driver)
-    monkeypatch.setattr(nvrtc, "_entered", threading.local())
-    kernel = nvrtc.Loaded(Unit(EMPTY, "empty test", "sm_90", False))
+    fake = LaunchingDriver(granted, launched)
+    monkeypatch.setattr(driver, "_driver", lambda: fake)
+    monkeypatch.setattr(driver, "_entered", threading.local())
+    kernel = driver.Loaded(Unit(EMPTY, "empty test", "sm_90", False))
     size = {"blocks": 1, "threads": 32, "shared_bytes": 100_000, "device": 0, "stream": 0}
     with pytest.raises(UserError, match=problem) if problem else nullcontext():
         kernel.launch("nothing", arguments=Nothing(), **size)
-    assert driver.asked == [("shared", 100_000)]
+    assert fake.asked == [("shared", 100_000)]
 
 
 def _no_library(flags: int) -> tuple[int]:

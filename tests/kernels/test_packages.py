@@ -29,9 +29,10 @@ from elman.modes import bench as bench_mode
 from elman.modes import parity as parity_mode
 from elman.modes import train, train_description
 from elman.parity import gate, proof
+from elman.parity.checks import Check, Proof
 from elman.parity.compare import Comparison
 from elman.parity.experiment import Experiment, Run
-from elman.parity.proof import Check, Proof, runs_here
+from elman.parity.proof import runs_here
 from elman.parity.shapes import Shape, TrainedSizes, few_rows
 from elman.report.summary import print_summary
 from elman.report.tables.bench import print_bench_sweep

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from elman.base.errors import UserError
-from elman.kernels import nvrtc
+from elman.kernels import driver
 from elman.models import backends
 from elman.models.backends import choose_backend, norm_backend
 from elman.models.cells import registry
@@ -20,7 +20,7 @@ MAMBA2 = registry.cell("mamba2")
 @pytest.fixture(autouse=True)
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing stand in the way of kernels for a GPU."""
-    monkeypatch.setattr(nvrtc, "cuda_problem", lambda: None)
+    monkeypatch.setattr(driver, "cuda_problem", lambda: None)
     monkeypatch.setattr(backends, "triton_problem", lambda: None)
 
 
@@ -95,7 +95,7 @@ def test_an_impossible_backend_is_refused_with_what_to_type(
 
 @pytest.mark.parametrize("requested", ["auto", "cuda"])
 def test_a_gpu_whose_kernels_cannot_run_is_no_reason_to_be_slow(requested, monkeypatch) -> None:
-    monkeypatch.setattr(nvrtc, "cuda_problem", lambda: "the driver is old; update it")
+    monkeypatch.setattr(driver, "cuda_problem", lambda: "the driver is old; update it")
     with pytest.raises(UserError) as caught:
         choose_backend(E88, requested, "cuda")
     assert str(caught.value) == (
@@ -169,7 +169,7 @@ def test_a_cpu_runs_triton_only_on_its_interpreter_and_only_by_name(monkeypatch)
 
 
 def test_a_transformer_without_our_kernels_is_told_to_use_pytorch(monkeypatch) -> None:
-    monkeypatch.setattr("elman.kernels.nvrtc.cuda_problem", lambda: "the driver is old")
+    monkeypatch.setattr("elman.kernels.driver.cuda_problem", lambda: "the driver is old")
     llama = registry.cell("llama")
     assert llama.backends == ("torch", "cuda")
     assert choose_backend(llama, "auto", "cpu") == "torch"

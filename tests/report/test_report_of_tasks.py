@@ -19,8 +19,11 @@ from elman.report.comparison.tasks import AT_CHANCE, NO_RESULT, NOT_SOLVED, SOLV
 from elman.report.comparison.terminal import print_report
 from elman.report.comparison.text_files import csv_text, markdown_text
 
+from .browser import look, needs_browser
 from .fake_sweep import FakeSweep
 
+TEN_TASKS = ["copy", "dyck1", "dyck2", "fsm", "keyed_fsm", "parity", "recall", "s3", "s5"]
+TEN_TASKS += ["modular_counter"]
 LENGTH = 32  # of the rows that the runs of a fake sweep train on
 E88, GDN = "e88_h32n32_384x4", "fla-gdn_h32_384x4_e1"
 
@@ -185,3 +188,82 @@ def test_the_suite_has_every_run_of_one_seed_before_the_next() -> None:
     assert seeds == sorted(seeds, key=["train.seed=42", "train.seed=123", "train.seed=456"].index)
     assert len(set(suite.runs)) == len(suite.runs) == 3 * 14 * len(suite.models)
     assert all("train.steps=20000" in run for run in suite.runs if "data=s5" in run)
+
+
+def styles_of(page: str) -> tuple[dict[str, dict[str, str]], dict[str, str], dict[str, str]]:
+    """Return what styles a page shows: by plot the curves', the legend's of models, the table's.
+
+    A style is the classes of a colour and of dashes. Curves and rows of the table are named by the
+    row's number, entries of the legend by their model.
+    """
+    tree = ElementTree.fromstring(page.partition("\n")[2])
+    curves, legend, table = {}, {}, {}
+    for plot in (one for one in tree.iter("svg") if (one.get("id") or "").startswith("task-")):
+        lines = [g for g in plot.iter("g") if (g.get("class") or "").startswith("line ")]
+        curves[str(plot.get("id"))] = {str(g.get("data-row")): line_style(g) for g in lines}
+    shared = next(one for one in tree.iter("ul") if one.get("class") == "legend")
+    for button in shared.iter("button"):
+        legend["".join(button.itertext())] = line_style(button[0])
+    for line in (one for one in tree.iter("tr") if one.get("data-row")):
+        samples = [svg for svg in line.iter("svg") if "sample" in (svg.get("class") or "")]
+        if samples:
+            table[str(line.get("data-row"))] = line_style(samples[0])
+    return curves, legend, table
+
+
+def line_style(element: ElementTree.Element) -> str:
+    return (element.get("class") or "").partition("line ")[2]
+
+
+def colour(style: str) -> str:
+    return style.split()[0]
+
+
+@pytest.mark.parametrize("by_model", [True, False])
+def test_a_model_has_one_colour_on_the_whole_page(tmp_path: Path, by_model: bool) -> None:
+    """A suite may run all tasks of a model first, or all models of a task."""
+    sweep = FakeSweep(tmp_path / "sweep", benchmark="expressivity")
+    models, tasks = [E88, GDN, "e1_384x4_e2"], TEN_TASKS
+    pairs = [(model, task) for model in models for task in tasks]
+    for model, task in pairs if by_model else sorted(pairs, key=lambda pair: pair[1]):
+        sweep.job(f"model={model}", f"data={task}", result=answers(task, 0.5, 1.0, 0.7))
+    report = report_of(sweep)
+    curves, legend, table = styles_of(page_text(report))
+    assert list(legend) == models
+    assert len(set(legend.values())) == len(models)
+    assert len(curves) == len(tasks)
+    by_row = {str(cell.number): cell.model for cell in report.tasks.cells}
+    for drawn in curves.values():
+        assert {by_row[row]: style for row, style in drawn.items()} == legend
+    for row, model in by_row.items():
+        assert colour(table[row]) == colour(legend[model])
+
+
+@needs_browser
+def test_the_entry_of_a_model_shows_its_curves_of_all_tasks(
+    sweep: FakeSweep, tmp_path: Path
+) -> None:
+    script = """
+    var buttons = Array.from(document.querySelectorAll(".legend button"));
+    var entry = buttons.filter(function (one) { return one.dataset.row === "0 2"; })[0];
+    var on = function () {
+      return Array.from(document.querySelectorAll('svg[id^="task-"] .line.on'), function (line) {
+        return line.dataset.row;
+      });
+    };
+    var pressed = function () {
+      return buttons.filter(function (one) { return one.getAttribute("aria-pressed") === "true"; })
+        .map(function (one) { return one.textContent; });
+    };
+    found.hue = getComputedStyle(document.querySelector('#task-s3 [data-row="2"] polyline')).stroke;
+    found.sample = getComputedStyle(entry.querySelector("polyline")).stroke;
+    entry.click();
+    found.kept = [on(), pressed()];
+    entry.click();
+    found.dropped = [on(), pressed()];
+    """
+    found = look(page_text(report_of(sweep)), script, tmp_path / "browser")
+    assert found["kept"][0] == ["0", "2"]
+    assert set(found["kept"][1]) == {E88, f"{E88} data=parity", f"{E88} data=s3"}
+    assert found["dropped"] == [[], []]
+    assert found["sample"] == found["hue"]

@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from elman.kernels.nvrtc import Limits, Resources, Unit, nvrtc_version
+from elman.kernels.driver import Limits
+from elman.kernels.nvrtc import Resources, Unit, nvrtc_version
 from elman.ops.channel import recurrences as channel_cells
 from elman.ops.channel.cuda import kernels as channel_cuda
 from elman.ops.channel.cuda.tile_config import Tuning

@@ -328,7 +328,7 @@ def gpu_problem() -> str | None:
     """Return why nothing can be checked here, or None."""
     import torch
 
-    from elman.kernels.nvrtc import cuda_problem
+    from elman.kernels.driver import cuda_problem
 
     if not torch.cuda.is_available():
         return "torch sees no GPU here"

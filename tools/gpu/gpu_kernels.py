@@ -32,7 +32,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman.kernels.nvrtc import Unit, load, nvrtc_version
+from elman.kernels.driver import load
+from elman.kernels.nvrtc import Unit, nvrtc_version
 from elman.ops.matrix_state import op, reference
 from elman.ops.matrix_state.abi import Call, kept_dtype
 from elman.ops.matrix_state.cuda import kernels

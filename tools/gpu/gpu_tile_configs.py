@@ -31,7 +31,7 @@ from gpu_kernels import (  # type: ignore[import-not-found]
     unit_of,
 )
 
-from elman.kernels.nvrtc import device_limits
+from elman.kernels.driver import device_limits
 from elman.ops.matrix_state.cuda import kernels
 from elman.ops.matrix_state.cuda.heuristics import tile_config_of
 from elman.ops.matrix_state.cuda.tile_config import TileConfig

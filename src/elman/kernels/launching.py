@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from elman.kernels.nvrtc import Loaded
+from elman.kernels.driver import Loaded
 
 # Launches leave the context of a thread as it is. If a thread of autograd multiplies first, PyTorch
 # sets the context itself, and says so.

@@ -121,7 +121,7 @@ def norm_backend(requested: str, device_type: str) -> str:
     """
     if device_type != "cuda" or requested in (REFERENCE, TORCH):
         return REFERENCE
-    from elman.kernels.nvrtc import cuda_problem
+    from elman.kernels.driver import cuda_problem
 
     problem = _FOR_AMD if torch_is_for_rocm() else cuda_problem()
     if requested == "cuda":
@@ -284,7 +284,7 @@ def _require(cell: Cell, backend: str, plain: str = REFERENCE) -> None:
     """Raise UserError if kernels of ``backend`` cannot be built or run here, but ``plain`` can."""
     problem = compiler_problem() if backend == "cpu" else None
     if backend == "cuda":
-        from elman.kernels.nvrtc import cuda_problem
+        from elman.kernels.driver import cuda_problem
 
         problem = cuda_problem()
     if backend == "triton" and cell.package is None:  # a package's needs are the package's to say

@@ -17,7 +17,7 @@ from elman.evaluation.generation import START, Writer
 from elman.evaluation.sampling import Sampling
 from elman.evaluation.text_state import load_text_state, save_text_state
 from elman.evaluation.validation import uses_bf16
-from elman.kernels.nvrtc import cuda_problem
+from elman.kernels.driver import cuda_problem
 from elman.models.backends import REFERENCE
 from elman.models.language_model import LanguageModel
 from elman.runs.prepared import PreparedRun

@@ -20,8 +20,9 @@ from elman.kernels.triton_tuning import tuned_so_far
 from elman.models.backends import REFERENCE, computation_path, norm_backend
 from elman.models.cells import registry
 from elman.parity import norms
+from elman.parity.checks import Proof
 from elman.parity.experiment import Run
-from elman.parity.proof import Proof, prove_as_trained, prove_norms, prove_runs
+from elman.parity.proof import prove_as_trained, prove_norms, prove_runs
 from elman.parity.record import write_parity
 from elman.parity.shapes import TrainedSizes
 from elman.parity.source import proof_conditions

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from elman.kernels import nvrtc
+from elman.kernels import driver
 from elman.models.backends import AUTO, REFERENCE, TORCH, norm_backend
 from elman.ops.add_norm import cuda, op
 from elman.parity.experiment import EXACT, Run, autocast_for, poisoned
@@ -175,7 +175,7 @@ def norm_runs(requested: str = AUTO) -> tuple[list[Run], list[str]]:
     runs = [Run(REFERENCE, "cpu", "fp32")]
     if requested in ("cpu", REFERENCE, TORCH):
         return runs, []
-    problem = nvrtc.cuda_problem() if torch.cuda.is_available() else "torch sees no GPU here"
+    problem = driver.cuda_problem() if torch.cuda.is_available() else "torch sees no GPU here"
     if problem is not None and requested != CUDA:
         return runs, [f"not checked: the CUDA kernel of {NAME}: {problem}"]
     assert norm_backend(requested, "cuda") == CUDA

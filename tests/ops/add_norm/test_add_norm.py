@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from elman.base.errors import UserError
 from elman.config.compose import compose_config
-from elman.kernels import nvrtc
+from elman.kernels import driver
 from elman.layers import E1
 from elman.models import backends
 from elman.models.blocks.norm import RMSNorm
@@ -100,13 +100,13 @@ WANTED = {"auto": "cuda", "cuda": "cuda", "triton": "cuda", "torch": "reference"
 
 @pytest.mark.parametrize("requested", [*WANTED, "reference"])
 def test_on_a_gpu_the_kernel_computes_them_unless_pytorch_is_named(requested, monkeypatch) -> None:
-    monkeypatch.setattr(nvrtc, "cuda_problem", lambda: None)
+    monkeypatch.setattr(driver, "cuda_problem", lambda: None)
     assert backends.norm_backend(requested, "cuda") == WANTED.get(requested, "reference")
 
 
 def test_where_no_kernel_can_run_pytorch_does_and_says_so(monkeypatch, capsys) -> None:
     """An error only where the kernel was asked for: also models without kernels have norms."""
-    monkeypatch.setattr(nvrtc, "cuda_problem", lambda: "NVRTC is missing; pip install it")
+    monkeypatch.setattr(driver, "cuda_problem", lambda: "NVRTC is missing; pip install it")
     backends._say_slow.cache_clear()
     assert {backends.norm_backend("auto", "cuda") for _ in range(2)} == {"reference"}
     said = "elman: using plain PyTorch, which is slow: NVRTC is missing; pip install it\n"

@@ -29,7 +29,7 @@ def script() -> Any:
 def nothing_loaded() -> None:
     """Let no test launch what another one loaded."""
     channel_cuda._kernels.cache_clear()
-    norm_cuda._loaded.cache_clear()
+    norm_cuda.COMPILED.loaded.cache_clear()
     matrix_cuda._ready.cache_clear()
 
 

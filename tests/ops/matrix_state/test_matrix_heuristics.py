@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from elman.kernels.nvrtc import Limits
+from elman.kernels.driver import Limits
 from elman.ops.matrix_state.cuda import kernels
 from elman.ops.matrix_state.cuda.heuristics import H200, choose, forward_of, natural_align
 from elman.ops.matrix_state.cuda.tile_config import TileConfig, Types

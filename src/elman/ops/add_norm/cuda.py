@@ -8,17 +8,17 @@ from __future__ import annotations
 import ctypes
 import math
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from elman.kernels import nvrtc
-from elman.kernels.launching import Launch, architecture, launch
-from elman.kernels.nvrtc import Loaded, Unit
+from elman.kernels import driver
+from elman.kernels.launching import Launch
 from elman.ops.add_norm.reference import EPS
+from elman.ops.common.cuda_kernels import CudaKernels, Launching
 from elman.ops.common.mirrors import layout_assertions, same
 from elman.ops.common.native import CUDA_TYPES, words_of
 
@@ -217,23 +217,14 @@ def unit_text(tile_config: TileConfig, device: str = "cuda/common/device.cuh") -
     )
 
 
-def _launch(text: str, wanted: Sequence[Launch], args: AddNormArgs, device: torch.device) -> None:
-    """Launch kernels on the current stream of the tensors' device."""
-    launch(_loaded(text, device.index), wanted, args, device.index)
-
-
-@cache
-def _loaded(text: str, index: int) -> Loaded:
-    """Return the kernels of a translation unit, for the GPU of an index."""
-    # Nothing waits for the one root and quotient of a row: those of the CUDA library.
-    return nvrtc.load(Unit(text, "add and norm", architecture(index), fast=False))
-
-
 def _multiprocessors(device: torch.device) -> int:
-    return nvrtc.device_limits(device.index).multiprocessors
+    return driver.device_limits(device.index).multiprocessors
 
 
-LAUNCH: Callable[[str, Sequence[Launch], AddNormArgs, torch.device], None] = _launch
+# Nothing waits for the one root and quotient of a row: those of the CUDA library.
+COMPILED: CudaKernels[str] = CudaKernels(str, "add and norm")
+"""By the text of their translation unit."""
+LAUNCH: Launching[str] = COMPILED.launch
 """Runs kernels; tests put the emulator here."""
 MULTIPROCESSORS: Callable[[torch.device], int] = _multiprocessors
 """Tells how many a device has; tests answer for the emulator."""

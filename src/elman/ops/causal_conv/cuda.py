@@ -14,9 +14,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from elman.kernels import nvrtc
-from elman.kernels.launching import Launch, architecture, launch
-from elman.kernels.nvrtc import Loaded, Unit
+from elman.kernels import driver
+from elman.kernels.launching import Launch
+from elman.ops.common.cuda_kernels import CudaKernels, Launching
 from elman.ops.common.mirrors import layout_assertions, same
 from elman.ops.common.native import CUDA_TYPES
 
@@ -227,25 +227,14 @@ def unit_text(config: TileConfig, device: str = "cuda/common/device.cuh") -> str
     )
 
 
-def _launch(
-    config: TileConfig, wanted: Sequence[Launch], args: CausalConvArgs, device: torch.device
-) -> None:
-    """Launch kernels on the current stream of the tensors' device."""
-    launch(_loaded(config, device.index), wanted, args, device.index)
-
-
-@cache
-def _loaded(config: TileConfig, index: int) -> Loaded:
-    """Return the kernels of a tile config, for the GPU of an index."""
-    fast = config.dtype != torch.float32
-    return nvrtc.load(Unit(unit_text(config), "causal convolution", architecture(index), fast=fast))
-
-
 def _multiprocessors(device: torch.device) -> int:
-    return nvrtc.device_limits(device.index).multiprocessors
+    return driver.device_limits(device.index).multiprocessors
 
 
-LAUNCH: Callable[[TileConfig, Sequence[Launch], CausalConvArgs, torch.device], None] = _launch
+COMPILED: CudaKernels[TileConfig] = CudaKernels(
+    unit_text, "causal convolution", fast=lambda config: config.dtype != torch.float32
+)
+LAUNCH: Launching[TileConfig] = COMPILED.launch
 """Runs kernels; tests put the emulator here."""
 MULTIPROCESSORS: Callable[[torch.device], int] = _multiprocessors
 """Tells how many a device has; tests answer for the emulator."""

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from elman.kernels import nvrtc
-from elman.kernels.launching import Launch, architecture, launch
-from elman.kernels.nvrtc import Loaded, Unit
+from elman.kernels.launching import Launch
+from elman.ops.common.cuda_kernels import CudaKernels, Launching
 from elman.ops.common.mirrors import layout_assertions, same
 from elman.ops.common.native import CUDA_TYPES
 
@@ -110,18 +108,6 @@ def unit_text(config: TileConfig, device: str = "cuda/common/device.cuh") -> str
     )
 
 
-def _launch(
-    config: TileConfig, wanted: Sequence[Launch], args: ColumnSumArgs, device: torch.device
-) -> None:
-    """Launch kernels on the current stream of the tensors' device."""
-    launch(_loaded(config, device.index), wanted, args, device.index)
-
-
-@cache
-def _loaded(config: TileConfig, index: int) -> Loaded:
-    """Return the kernels of a tile config, for the GPU of an index."""
-    return nvrtc.load(Unit(unit_text(config), "column sum", architecture(index), fast=False))
-
-
-LAUNCH: Callable[[TileConfig, Sequence[Launch], ColumnSumArgs, torch.device], None] = _launch
+COMPILED: CudaKernels[TileConfig] = CudaKernels(unit_text, "column sum")
+LAUNCH: Launching[TileConfig] = COMPILED.launch
 """Runs kernels; tests put the emulator here."""

@@ -66,7 +66,8 @@ def draw_into(
     tensors = (logits_bv, uniform_kb, place_1, last_b1, drawn_kb)
     places = (tensor.data_ptr() for tensor in tensors)
     args = DrawArgs(*places, texts, top_k, temperature, top_p)
-    launches.LAUNCH(unit_text(logits_bv.dtype, values), _grid(texts, values), args, place_1.device)
+    text = unit_text(logits_bv.dtype, values)
+    launches.LAUNCH(text, [_grid(texts, values)], args, place_1.device)
 
 
 @cache

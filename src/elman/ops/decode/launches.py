@@ -2,28 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
-from functools import cache
+from elman.ops.common.cuda_kernels import CudaKernels, Launching
 
-import torch
-
-from elman.kernels import nvrtc
-from elman.kernels.launching import Launch, architecture, launch
-from elman.kernels.nvrtc import Loaded, Unit
-
-# C++ names of the dtypes that the kernels read and write.
-
-
-def _launch(text: str, wanted: Launch, args: ctypes.Structure, device: torch.device) -> None:
-    launch(_loaded(text, device.index), [wanted], args, device.index)
-
-
-@cache
-def _loaded(text: str, index: int) -> Loaded:
-    """Return the kernels of a translation unit, for the GPU of an index."""
-    return nvrtc.load(Unit(text, "decoding", architecture(index), fast=False))
-
-
-LAUNCH: Callable[[str, Launch, ctypes.Structure, torch.device], None] = _launch
-"""Runs a kernel; tests put the emulator here."""
+COMPILED: CudaKernels[str] = CudaKernels(str, "decoding")
+"""By the text of their translation unit."""
+LAUNCH: Launching[str] = COMPILED.launch
+"""Runs kernels; tests put the emulator here."""

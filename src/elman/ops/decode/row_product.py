@@ -57,7 +57,7 @@ def row_product(x_ri: Tensor, weight_oi: Tensor) -> Tensor:
     vector = 16 // size if bits % 16 == 0 and width * size % 16 == 0 else 1
     text = unit_text(weight_oi.dtype, width, vector, x_ri.numel() // width)
     args = RowProductArgs(x_ri.data_ptr(), weight_oi.data_ptr(), y_ro.data_ptr(), outputs)
-    launches.LAUNCH(text, _grid(outputs), args, weight_oi.device)
+    launches.LAUNCH(text, [_grid(outputs)], args, weight_oi.device)
     return y_ro
 
 

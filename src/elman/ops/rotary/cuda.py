@@ -6,20 +6,17 @@ Shape legend: b batch, t time, h heads, c channels of a head, a = h c, k = 3 a, 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from elman.kernels import nvrtc
-from elman.kernels.launching import Launch, architecture, launch
-from elman.kernels.nvrtc import Loaded, Unit
+from elman.kernels.launching import Launch
+from elman.ops.common.cuda_kernels import CudaKernels, Launching
 from elman.ops.common.mirrors import layout_assertions, same
 from elman.ops.common.native import CUDA_TYPES
 
-"""Dtypes that the kernels read and write, with their C++ names."""
 _VECTOR, _PAIR = 8, 2  # channels of a thread
 _THREADS = 256
 _POINTERS = ("qkv", "turns", "q", "k", "dq", "dk", "dv", "dqkv")
@@ -86,7 +83,7 @@ def _run(
         places |= stride
     vector = _VECTOR if places % _VECTOR == 0 else _PAIR
     config = TileConfig(heads * channels, channels, vector, like_bthc.dtype)
-    LAUNCH(config, Launch(kernel, args.rows, _THREADS), args, like_bthc.device)
+    LAUNCH(config, [Launch(kernel, args.rows, _THREADS)], args, like_bthc.device)
 
 
 def readable(x_bthc: Tensor) -> Tensor:
@@ -126,16 +123,6 @@ def unit_text(config: TileConfig, device: str = "cuda/common/device.cuh") -> str
     )
 
 
-def _launch(config: TileConfig, wanted: Launch, args: RotaryArgs, device: torch.device) -> None:
-    """Launch a kernel on the current stream of the tensors' device."""
-    launch(_loaded(config, device.index), [wanted], args, device.index)
-
-
-@cache
-def _loaded(config: TileConfig, index: int) -> Loaded:
-    """Return the kernels of a tile config, for the GPU of an index."""
-    return nvrtc.load(Unit(unit_text(config), "rotary", architecture(index), fast=False))
-
-
-LAUNCH: Callable[[TileConfig, Launch, RotaryArgs, torch.device], None] = _launch
-"""Runs a kernel; tests put the emulator here."""
+COMPILED: CudaKernels[TileConfig] = CudaKernels(unit_text, "rotary")
+LAUNCH: Launching[TileConfig] = COMPILED.launch
+"""Runs kernels; tests put the emulator here."""

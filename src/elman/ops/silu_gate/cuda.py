@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from elman.kernels import nvrtc
-from elman.kernels.launching import Launch, architecture, launch
-from elman.kernels.nvrtc import Loaded, Unit
+from elman.kernels.launching import Launch
+from elman.ops.common.cuda_kernels import CudaKernels, Launching
 from elman.ops.common.mirrors import layout_assertions, same
 from elman.ops.common.native import CUDA_TYPES
 
-"""Dtypes that the kernels read and write, with their C++ names."""
 KERNELS = tuple(
     f"{what}_{way}"
     for what in ("silu_split", "silu_gate", "silu_self_gate", "swiglu")
@@ -84,7 +81,7 @@ def run(
     whole = places % 16 == 0 and (width | args.stride) % _VECTOR == 0
     config = TileConfig(width, _VECTOR if whole else 1, state, branch)
     blocks = math.ceil(rows * (width // config.vector) / _THREADS)
-    LAUNCH(config, Launch(kernel, blocks, _THREADS, 0), args, first.device)
+    LAUNCH(config, [Launch(kernel, blocks, _THREADS, 0)], args, first.device)
 
 
 def _as_rows(z: Tensor) -> Tensor:
@@ -119,17 +116,8 @@ def unit_text(config: TileConfig, device: str = "cuda/common/device.cuh") -> str
     )
 
 
-def _launch(config: TileConfig, wanted: Launch, args: SiluGateArgs, device: torch.device) -> None:
-    """Launch a kernel on the current stream of the tensors' device."""
-    launch(_loaded(config, device.index), [wanted], args, device.index)
-
-
-@cache
-def _loaded(config: TileConfig, index: int) -> Loaded:
-    """Return the kernels of a tile config, for the GPU of an index."""
-    fast = config.branch != torch.float32
-    return nvrtc.load(Unit(unit_text(config), "silu and gate", architecture(index), fast=fast))
-
-
-LAUNCH: Callable[[TileConfig, Launch, SiluGateArgs, torch.device], None] = _launch
-"""Runs a kernel; tests put the emulator here."""
+COMPILED: CudaKernels[TileConfig] = CudaKernels(
+    unit_text, "silu and gate", fast=lambda config: config.branch != torch.float32
+)
+LAUNCH: Launching[TileConfig] = COMPILED.launch
+"""Runs kernels; tests put the emulator here."""

@@ -16,6 +16,7 @@ from elman.report.comparison.notes import comparison_notes, run_notes
 from elman.report.comparison.published_rows import Beside, beside
 from elman.report.comparison.rows import Row, make_rows
 from elman.report.comparison.runs import Run
+from elman.report.comparison.styles import styled
 from elman.report.comparison.tasks import Tasks, make_tasks
 from elman.report.comparison.wins import Wins, who_wins
 
@@ -90,7 +91,7 @@ def make_report(
         UserError: a folder holds neither a sweep nor a run, or there is no row ``against``.
     """
     sources = collect(folders, places)
-    rows = make_rows([run for source in sources for run in source.runs])
+    rows = styled(make_rows([run for source in sources for run in source.runs]))
     suites = [source.suite for source in sources if source.suite is not None]
     if against is None:
         against = _named(rows, suites)

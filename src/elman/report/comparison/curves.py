@@ -49,6 +49,7 @@ class Curve:
         marks: What a reader must know about how it was computed.
         counts: Whether the run is one of those in the means of its row.
         band: Of a mean, the lowest and the highest value at each position.
+        style: The line style of its row.
     """
 
     row: int
@@ -59,6 +60,7 @@ class Curve:
     marks: tuple[str, ...] = ()
     counts: bool = False
     band: tuple[Floats, Floats] | None = None
+    style: int = 0
 
     @property
     def told(self) -> str:
@@ -113,7 +115,7 @@ def make_curves(rows: Sequence[Row]) -> Curves:
             marks = (*run_marks(run), *(row.unequal_mark if counts else ()))
             for place, (x, y) in enumerate(_measured(run, run.metrics)):
                 if x.size:
-                    curve = Curve(number, name, ends, x, y, marks, counts)
+                    curve = Curve(number, name, ends, x, y, marks, counts, style=row.style)
                     found[place].append(curve)
     return Curves(*map(tuple, found))
 
@@ -160,7 +162,8 @@ def _mean_of(group: Sequence[Curve]) -> Curve | None:
     marks = tuple(dict.fromkeys(mark for curve in group for mark in curve.marks))
     name = f"{group[0].name.rpartition(', seed ')[0]}, mean of {len(group)} seeds"
     band = (values.min(axis=0), values.max(axis=0))
-    return Curve(group[0].row, name, True, places, values.mean(axis=0), marks, True, band)
+    row, style, mean = group[0].row, group[0].style, values.mean(axis=0)
+    return Curve(row, name, True, places, mean, marks, True, band, style)
 
 
 def running_mean(values: Floats) -> Floats:

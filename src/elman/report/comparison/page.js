@@ -22,14 +22,19 @@
       part.classList.toggle("on", rows.has(part.dataset.row));
     });
   }
+  // An entry of a legend may stand for several rows: those of a model on all tasks.
+  function rowsOf(entry) { return entry.dataset.row.split(" "); }
+  function isKept(entry) { return rowsOf(entry).every(function (row) { return kept.has(row); }); }
   all("tr[data-row], button[data-row]").forEach(function (entry) {
-    var row = entry.dataset.row;
-    entry.addEventListener("mouseenter", function () { show(new Set([row].concat(Array.from(kept)))); });
+    entry.addEventListener("mouseenter", function () { show(new Set(rowsOf(entry).concat(Array.from(kept)))); });
     entry.addEventListener("mouseleave", function () { show(kept); });
     if (entry.tagName.toLowerCase() === "button") {
       entry.addEventListener("click", function () {
-        if (!kept.delete(row)) { kept.add(row); }
-        entry.setAttribute("aria-pressed", String(kept.has(row)));
+        var drop = isKept(entry);
+        rowsOf(entry).forEach(function (row) { if (drop) { kept.delete(row); } else { kept.add(row); } });
+        all("button[data-row]").forEach(function (other) {
+          other.setAttribute("aria-pressed", String(isKept(other)));
+        });
         show(kept);
       });
     }

@@ -27,8 +27,8 @@ from elman.report.comparison.plots import Plot
 from elman.report.comparison.published_rows import WARNING, words
 from elman.report.comparison.rows import Row, run_marks
 from elman.report.comparison.runs import Run
-from elman.report.comparison.svg import escape, sample
-from elman.report.comparison.tasks_page import PUBLISHED, TITLE, tasks_html
+from elman.report.comparison.svg import COLOURS, escape, sample
+from elman.report.comparison.tasks_page import PUBLISHED, TITLE, legend_of_models, tasks_html
 from elman.report.comparison.wins_page import wins_html
 
 PAGE_MARK = '<meta name="generator" content="elman mode=report" />'
@@ -43,6 +43,7 @@ _RUN_HEADS = (
     *("tok/s", "GB", "min"),
 )
 _RUN_TEXTS = 4
+_ONE_COLOUR = "One colour for each row"
 # With more rows than this the table scrolls in itself; with more runs, theirs is folded.
 _MANY_ROWS, _MANY_RUNS = 30, 60
 # Cells that do not wrap, or have small type so that the table fits.
@@ -59,11 +60,11 @@ def page_text(report: Report) -> str:
         _section("Progress", progress_text(report)),
         _section("Failures", failures_text(report)),
         _comparison(report),
-        _section(TITLE, tasks_html(report, _plots(figures.tasks))),
+        _section(TITLE, tasks_html(report, _lengths(report, figures.tasks))),
         _section("What was swept", _plots(swept)) if swept else "",
         _section("Table", _table(report)),
         _section("Who wins", wins_html(report.wins, report.rows)),
-        _section("Plots", _legend(report.rows) + _plots(curves)) if curves else "",
+        _section("Plots", _legend(report) + _plots(curves)) if curves else "",
         _section("Runs", _runs(report)),
         _section("Problems", _list(_other_problems(report), "notes")),
         _published_accuracies(report),
@@ -132,7 +133,7 @@ def _line(report: Report, number: int, cells: Sequence[str]) -> str:
     for column, cell in zip(report.columns, cells, strict=True):
         text, css = escape(cell), _kind(column.numeric)
         if column.head == "model":
-            mark = sample(number) if row is not None else ""
+            mark = sample(row.style) if row is not None else ""
             text, css = f'{mark}<span class="label">{text}</span>', "k"
         elif column.head == "status":
             css = "s marked" if row is not None and cell != "ok" else "s"
@@ -168,20 +169,43 @@ def _conditions(rows: Sequence[Row]) -> str:
     return f"<details><summary>Conditions of the runs</summary>{_pairs(pairs)}</details>"
 
 
-def _legend(rows: Sequence[Row]) -> str:
+def _legend(report: Report) -> str:
     entries = [
-        f'<li><button type="button" data-row="{number}" aria-pressed="false">{sample(number)}'
-        f"{escape(row.label)}{_mark(row)}</button></li>"
-        for number, row in enumerate(rows)
+        _entry([number], row.style, escape(row.label) + _mark(row))
+        for number, row in enumerate(report.rows)
         if any(run.metrics is not None for run in row.runs)
     ]
+    several = len(report.tasks.names) > 1
+    one = "One colour for each model, with other dashes for each task" if several else _ONE_COLOUR
     words_of_it = (
-        '<p class="caption">One colour for each row: the mean of its seeds with a band from the '
+        f'<p class="caption">{one}: the mean of its seeds with a band from the '
         "lowest to the highest, or one run. A cross ends a run that did not end well; a dashed "
         "square marks what is marked in the table. Point at a row to see it alone, click to keep "
         "it. Point into a plot for its values, or select it and use the arrow keys.</p>"
     )
     return f'{words_of_it}<ul class="legend">{"".join(entries)}</ul>'
+
+
+def _entry(rows: Sequence[int], style: int, name: str) -> str:
+    """Return an entry of a legend: a button that shows the curves of some rows alone."""
+    return (
+        f'<li><button type="button" data-row="{" ".join(map(str, rows))}" aria-pressed="false">'
+        f"{sample(style)}{name}</button></li>"
+    )
+
+
+def _lengths(report: Report, plots: Sequence[Plot]) -> str:
+    """Return the plots of accuracy by length below the legend that they share."""
+    if not plots:
+        return ""
+    models = legend_of_models(report.tasks)
+    entries = "".join(_entry(rows, style, escape(model)) for model, (style, rows) in models.items())
+    repeated = "; dashes tell models of one colour apart" if len(models) > COLOURS else ""
+    words_of_it = (
+        f'<p class="caption">One colour for each model, the same on the whole page{repeated}. '
+        "Point at a model to see it alone, click to keep it.</p>"
+    )
+    return f'{words_of_it}<ul class="legend">{entries}</ul>{_plots(plots)}'
 
 
 def _mark(row: Row) -> str:

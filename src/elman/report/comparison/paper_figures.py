@@ -97,8 +97,8 @@ def plain(text: str, most: int = LONGEST_NAME) -> str:
     return short(one_line(text), most).replace("$", r"\$")
 
 
-def _style(row: int) -> dict[str, Any]:
-    return {"color": _HUES[row % COLOURS], "linestyle": _STYLES[row // COLOURS % DASHES]}
+def _style(style: int) -> dict[str, Any]:
+    return {"color": _HUES[style % COLOURS], "linestyle": _STYLES[style // COLOURS % DASHES]}
 
 
 def _axis(axes: Any, side: str, axis: Axis) -> None:
@@ -119,10 +119,10 @@ def _lines(axes: Any, picture: Lines) -> None:
     across, left = _across(entries.values()), dict(entries)
     for curve in picture.curves:
         label = left.pop(curve.row, None)
-        style = _style(curve.row) | {"marker": "." if picture.dotted else ""}
+        style = _style(curve.style) | {"marker": "." if picture.dotted else ""}
         axes.plot(curve.x, curve.y, linewidth=1.0, markersize=3, label=label, **style)
         if curve.band is not None:
-            hue = _HUES[curve.row % COLOURS]
+            hue = _HUES[curve.style % COLOURS]
             axes.fill_between(curve.x, *curve.band, color=hue, alpha=0.18, linewidth=0)
         _end(axes, curve)
     _axis(axes, "x", picture.x)
@@ -148,7 +148,7 @@ def _end(axes: Any, curve: Curve) -> None:
     """Mark the end of a curve: a cross if it did not end well, a square if it is marked."""
     place = ([curve.x[-1]], [curve.y[-1]])
     if not curve.ok:
-        axes.plot(*place, marker="x", color=_HUES[curve.row % COLOURS], markersize=5)
+        axes.plot(*place, marker="x", color=_HUES[curve.style % COLOURS], markersize=5)
     if curve.marks:
         axes.plot(*place, marker="s", color="#9a5b00", markersize=8, fillstyle="none")
 
@@ -158,7 +158,7 @@ def _scatter(axes: Any, picture: Scatter) -> None:
         axes.plot([p.x for p in front], [p.y for p in front], color="0.5", ls=":", linewidth=1.0)
     fronts = {point.row for front in picture.fronts for point in front}
     for point in picture.points:
-        hue = _HUES[point.row % COLOURS]
+        hue = _HUES[point.style % COLOURS]
         axes.plot(point.x_range, (point.y, point.y), color=hue, linewidth=1.0)
         axes.plot((point.x, point.x), point.y_range, color=hue, linewidth=1.0)
         filled = hue if point.known else "white"
@@ -214,7 +214,7 @@ def _over_names(axes: Any, picture: OverNames) -> None:
 
 
 def _dot(axes: Any, dot: Dot, place: tuple[float, float], bar: tuple[Any, Any]) -> None:
-    hue = _HUES[dot.row % COLOURS]
+    hue = _HUES[dot.style % COLOURS]
     axes.plot(*bar, color=hue, linewidth=1.0)
     axes.plot([place[0]], [place[1]], "o", color=hue, markersize=4)
     for holds, sign, edge, size in (

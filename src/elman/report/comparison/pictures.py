@@ -24,6 +24,7 @@ class Point:
         y_range: The same for ``y``.
         known: Whether its noise is known; otherwise its dot is hollow.
         marks: The marks of its runs, as in the table.
+        style: The line style of its row.
     """
 
     row: int
@@ -34,6 +35,7 @@ class Point:
     y_range: tuple[float, float]
     known: bool = True
     marks: tuple[str, ...] = ()
+    style: int = 0
 
     @property
     def told(self) -> str:
@@ -57,6 +59,7 @@ class Dot:
         failed: How its other runs ended, as in ``2 nan``; empty if none failed.
         waits: The runs that have not ended, as in ``2 running``.
         best: Whether it is the best of the largest set of comparable rows.
+        style: The line style of its row.
     """
 
     row: int
@@ -69,6 +72,7 @@ class Dot:
     failed: str = ""
     waits: str = ""
     best: bool = False
+    style: int = 0
 
     @property
     def told(self) -> str:

@@ -203,9 +203,16 @@ def _point(number: int, row: Row) -> Point | None:
     rate, loss = row.over_runs(TOK_S.of), row.over_runs(LOSS.of)
     if rate is None or loss is None:
         return None
-    known = loss.sd is not None
     return Point(
-        number, row.label, rate.mean, loss.mean, _bar(rate), _bar(loss), known, tuple(row.marks)
+        number,
+        row.label,
+        rate.mean,
+        loss.mean,
+        _bar(rate),
+        _bar(loss),
+        loss.sd is not None,
+        tuple(row.marks),
+        row.style,
     )
 
 

@@ -32,6 +32,7 @@ class Row:
         label: The model, and the settings that distinguish the row from the other rows.
         set: Rows with the same number are comparable; None if no run counts.
         unequal: The conditions in which it differs from the rows of the largest set.
+        style: Its line style on the whole page; see :func:`~.svg.style_of`.
     """
 
     model: str
@@ -39,6 +40,7 @@ class Row:
     label: str = ""
     set: int | None = None
     unequal: tuple[str, ...] = ()
+    style: int = 0
     _counted: tuple[Run, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -21,9 +21,9 @@ def escape(text: object) -> str:
     return html.escape(printable(text))
 
 
-def style_of(row: int) -> str:
-    """Return the classes that give a row its colour and its dashes."""
-    return f"c{row % COLOURS} d{row // COLOURS % DASHES}"
+def style_of(style: int) -> str:
+    """Return the classes that give a row its colour and its dashes; they repeat after forty."""
+    return f"c{style % COLOURS} d{style // COLOURS % DASHES}"
 
 
 @dataclass(frozen=True)
@@ -117,9 +117,9 @@ def cross(x: float, y: float) -> str:
     return f'<path class="cross" d="M{x - 4:.1f} {y - 4:.1f}l8 8m0-8l-8 8" />'
 
 
-def sample(row: int) -> str:
+def sample(style: int) -> str:
     """Return the piece of line for the legend."""
     return (
-        f'<svg class="sample line {style_of(row)}" width="26" height="10" aria-hidden="true">'
+        f'<svg class="sample line {style_of(style)}" width="26" height="10" aria-hidden="true">'
         '<polyline points="1,5 25,5" /></svg>'
     )

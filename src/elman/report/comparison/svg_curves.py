@@ -37,7 +37,7 @@ def _curve(lines: Lines, curve: Curve) -> str:
         end, dots = "", [*dots[:-1], (xs[-1], ys[-1], 2.4)]
     circles = "".join(f'<circle cx="{x:.1f}" cy="{y:.2f}" r="{r}" />' for x, y, r in dots)
     return (
-        f'<g class="line {style_of(curve.row)}" data-row="{curve.row}">{band}'
+        f'<g class="line {style_of(curve.style)}" data-row="{curve.row}">{band}'
         f'<polyline points="{_points(zip(xs, ys, strict=True))}">{tip}</polyline>{circles}{end}'
         f"{marked(xs[-1], ys[-1], curve.marks)}</g>"
     )
@@ -82,7 +82,7 @@ def _point(scatter: Scatter, point: Point, height: float | None) -> str:
     hollow = "" if point.known else ' class="hollow"'
     tip = f"{point.told}: {point.x:,.0f} tok/s, loss {point.y:.4f}"
     return (
-        f'<g class="point {style_of(point.row)}" data-row="{point.row}">'
+        f'<g class="point {style_of(point.style)}" data-row="{point.row}">'
         f'<path d="M{left:.1f} {py:.1f}H{right:.1f}M{px:.1f} {low:.1f}V{high:.1f}" />'
         f"{marked(px, py, point.marks)}"
         f'<circle{hollow} cx="{px:.1f}" cy="{py:.1f}" r="4" data-tip="{escape(tip)}">'

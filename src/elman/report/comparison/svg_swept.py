@@ -103,7 +103,7 @@ def _dot(dot: Dot, x: float, y: float, bar: str, label: str) -> str:
         # Some of its runs failed: a small cross beside the mean of the others.
         body += f'<g class="bad">{cross(x + 11, y)}</g>' if dot.failed else ""
     return (
-        f'<g class="point {style_of(dot.row)}" data-row="{dot.row}">{bar}{ring}'
+        f'<g class="point {style_of(dot.style)}" data-row="{dot.row}">{bar}{ring}'
         f"{marked(x, y, dot.marks)}{body}{label}</g>"
     )
 

@@ -114,6 +114,7 @@ def _dot(number: int, row: Row, at: tuple[float, ...], best: int | None) -> Dot:
         failed or ("" if found or waits else "no loss"),
         waits,
         number == best,
+        row.style,
     )
 
 

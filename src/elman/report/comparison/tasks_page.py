@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from elman.report.comparison.axes import Axis, axis
@@ -10,6 +12,7 @@ from elman.report.comparison.curves import BANDS, Curve, over_seeds
 from elman.report.comparison.pictures import Lines
 from elman.report.comparison.plots import Plot
 from elman.report.comparison.rows import run_marks
+from elman.report.comparison.styles import style_of_model
 from elman.report.comparison.svg import escape
 from elman.report.comparison.svg_tasks import task_grid
 from elman.report.comparison.tasks import METHOD, Tasks
@@ -30,12 +33,24 @@ def length_plots(tasks: Tasks) -> list[Plot]:
     return [_plot(tasks, task) for task in tasks.names if _curves(tasks, task)]
 
 
+def legend_of_models(tasks: Tasks) -> dict[str, tuple[int, list[int]]]:
+    """Return, for each model that has a curve of accuracy by length, its style and its rows."""
+    tested = dict.fromkeys(cell.model for cell in tasks.cells if cell.lengths)
+    return {
+        model: (
+            style_of_model(tasks, model),
+            [cell.number for cell in tasks.cells if cell.model == model],
+        )
+        for model in tested
+    }
+
+
 def tasks_html(report: Report, figure: str) -> str:
     """Return what the section of the page holds; empty if no run learned a task.
 
     Args:
         report: The report.
-        figure: The plots of accuracy by length, as they stand on the page.
+        figure: The plots of accuracy by length with their legend, as they stand on the page.
     """
     tasks = report.tasks
     if not tasks.cells:
@@ -84,7 +99,8 @@ def _curves(tasks: Tasks, task: str) -> list[Curve]:
                 x = np.array(lengths, dtype=np.float64)
                 y = np.array([accuracies[length] for length in lengths])
                 name = cell.model + (f", seed {run.seed}" if len(cell.row.runs) > 1 else "")
-                found.append(Curve(cell.number, name, True, x, y, run_marks(run), counts=True))
+                curve = Curve(cell.number, name, True, x, y, run_marks(run), counts=True)
+                found.append(replace(curve, style=style_of_model(tasks, cell.model)))
     return found
 
 

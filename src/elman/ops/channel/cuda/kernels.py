@@ -14,9 +14,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from elman.kernels import nvrtc
+from elman.kernels import driver
+from elman.kernels.driver import Loaded
 from elman.kernels.launching import Launch, architecture, launch
-from elman.kernels.nvrtc import Loaded, Unit
+from elman.kernels.nvrtc import Unit
 from elman.ops.channel.abi import N_WORDS, SEQUENCE_WORDS, WORDS, ChannelArgs
 from elman.ops.channel.cpu import adjacent, gradient_room
 from elman.ops.channel.cuda.tile_config import (
@@ -299,7 +300,7 @@ def _launch(tile_config: TileConfig, wanted: Sequence[Launch], call: _Call) -> N
 def _kernels(tile_config: TileConfig, device: int) -> Loaded:
     """Return a tile config's kernels for a GPU."""
     fast = tile_config.io == torch.bfloat16
-    return nvrtc.load(
+    return driver.load(
         Unit(unit_text(tile_config), tile_config.plan.step, architecture(device), fast)
     )
 

@@ -13,9 +13,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from elman.kernels import nvrtc, stalls
+from elman.kernels import driver, stalls
+from elman.kernels.driver import Loaded
 from elman.kernels.launching import Launch, architecture, launch
-from elman.kernels.nvrtc import Loaded, Unit
+from elman.kernels.nvrtc import Unit
 from elman.ops.common.cuda.machine import machine
 from elman.ops.common.mirrors import layout_assertions
 from elman.ops.dense.abi import DenseArgs, layouts
@@ -189,7 +190,7 @@ def _kernels(config: GroupConfig, device: int) -> Loaded:
     """Return a pass's kernel for a GPU."""
     cell = next(name for name, one in CELLS.items() if one == config.cell)
     label = f"dense {cell} {'backward' if config.back else 'forward'} groups"
-    return nvrtc.load(Unit(unit_text(config), label, architecture(device), fast=True))
+    return driver.load(Unit(unit_text(config), label, architecture(device), fast=True))
 
 
 CHOOSE: Callable[[str, int, int, Machine, bool, bool], GroupConfig | None] = _choose

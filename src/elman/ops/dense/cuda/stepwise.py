@@ -18,9 +18,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from elman.kernels import nvrtc
-from elman.kernels.launching import Launch, architecture, launch
-from elman.kernels.nvrtc import Loaded, Unit
+from elman.kernels.launching import Launch
+from elman.ops.common.cuda.stepwise import StepwiseCall
+from elman.ops.common.cuda_kernels import CudaKernels
 from elman.ops.common.mirrors import layout_assertions, same
 from elman.ops.common.native import ENGINE_TYPES, require_cuda_dtype, words_of
 from elman.ops.common.precision import no_autocast
@@ -211,13 +211,10 @@ def _multiply(left_bk: Tensor, right_kn: Tensor, to_bn: Tensor) -> None:
     multiply(left_bk, right_kn, to_bn)
 
 
-class _Call:
-    """The arguments of one pass, and the tensors that they point to.
+class _Call(StepwiseCall):
+    """The arguments of one pass, and the tensors that they point to."""
 
-    Attributes:
-        args: The arguments.
-        words: The same memory as numbers.
-    """
+    step_word = _STEP
 
     def __init__(
         self,
@@ -249,14 +246,6 @@ class _Call:
             self.point(memo=results.memo_btmi)
         if self.cell.scale:
             self.point(scale=parameters[0].contiguous())
-
-    def narrow(self, width: int) -> Tensor:
-        """Return room for a row of numbers in the dtype of the inputs, for every row."""
-        return self._held(self.like.new_empty(self.batch, width, dtype=self.io))
-
-    def wide(self, width: int) -> Tensor:
-        """Return room for a row of numbers in the dtype of the state, for every row."""
-        return self._held(self.like.new_empty(self.batch, width))
 
     def by_head(self, row_bc: Tensor) -> Tensor:
         """Return channels as a product reads them: with heads, a view [heads, B, c / heads]."""
@@ -293,17 +282,9 @@ class _Call:
         vector = 1 if self.places % 2 else 2
         return _config(self.step, self.io, self.like.dtype, vector, self.resets, self.diagonal)
 
-    def runner(self, kernel: str) -> Callable[[int], None]:
-        """Return what runs a kernel for a step of time."""
+    def _start_of(self, kernel: str) -> tuple[Callable[[list[Launch]], None], list[Launch]]:
         config = self.config()
-        start, words = STARTER(config, self), self.words
-        wanted = [config.launch(kernel, self.batch, self.channels)]
-
-        def run(t: int) -> None:
-            words[_STEP] = t
-            start(wanted)
-
-        return run
+        return STARTER(config, self), [config.launch(kernel, self.batch, self.channels)]
 
 
 _config = cache(StepConfig)
@@ -340,20 +321,17 @@ def unit_text(config: StepConfig, device: str = "cuda/common/device.cuh") -> str
     )
 
 
+COMPILED: CudaKernels[StepConfig] = CudaKernels(
+    unit_text,
+    lambda config: f"dense {config.step}",
+    fast=lambda config: config.io == torch.bfloat16,
+)
+
+
 def _starter(config: StepConfig, call: _Call) -> Callable[[list[Launch]], None]:
     """Return what launches kernels on the current stream of the call's device."""
     require_cuda_dtype(config.io)
-    index, args = call.like.device.index, call.args
-    kernels = _kernels(config, index)
-    return lambda wanted: launch(kernels, wanted, args, index)
-
-
-@cache
-def _kernels(config: StepConfig, device: int) -> Loaded:
-    """Return the kernels of a step for a GPU."""
-    fast = config.io == torch.bfloat16
-    text = unit_text(config)
-    return nvrtc.load(Unit(text, f"dense {config.step}", architecture(device), fast))
+    return COMPILED.starter(config, call.args, call.like.device)
 
 
 STARTER: Callable[[StepConfig, _Call], Callable[[list[Launch]], None]] = _starter

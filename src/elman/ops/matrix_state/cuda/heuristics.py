@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from elman.kernels.nvrtc import Limits
+from elman.kernels.driver import Limits
 from elman.ops.matrix_state.cuda.tile_config import LEAST_ALIGN, TileConfig, Types
 from elman.ops.matrix_state.cuda.tiles import (
     SCHEDULERS,

@@ -15,8 +15,9 @@ from functools import cache
 import torch
 
 from elman.kernels import launching
+from elman.kernels.driver import Loaded, device_limits, load
 from elman.kernels.launching import Launch, architecture
-from elman.kernels.nvrtc import Loaded, Unit, device_limits, load
+from elman.kernels.nvrtc import Unit
 from elman.ops.common.native import CUDA_TYPES, require_cuda_dtype
 from elman.ops.matrix_state.abi import Call, kept_dtype, layouts, row_bits
 from elman.ops.matrix_state.cuda.heuristics import H200, choose, forward_of

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from elman.base.errors import UserError
-from elman.kernels import nvrtc
+from elman.kernels import driver
+from elman.kernels.driver import Loaded
 from elman.kernels.launching import Launch, architecture, launch
-from elman.kernels.nvrtc import Loaded, Unit
+from elman.kernels.nvrtc import Unit
 from elman.ops.matrix_state.slots_abi import SlotsArgs, layout
 
 _MOST_WARPS = 16
@@ -88,7 +89,7 @@ def _launch(args: SlotsArgs, like: Tensor, backward: bool) -> None:
 def _kernels(warps: int, resets: bool, device: int) -> Loaded:
     """Return the kernels for a GPU."""
     text = unit_text(torch.float32, warps, resets=resets)
-    return nvrtc.load(Unit(text, "e63m", architecture(device), False))
+    return driver.load(Unit(text, "e63m", architecture(device), False))
 
 
 LAUNCH: Callable[[SlotsArgs, Tensor, bool], None] = _launch

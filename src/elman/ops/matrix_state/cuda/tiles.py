@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from elman.kernels.nvrtc import Limits
+from elman.kernels.driver import Limits
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.matrix_state.recurrences import CELLS
 

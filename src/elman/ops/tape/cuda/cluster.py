@@ -13,9 +13,10 @@ from functools import cache
 
 from torch import Tensor
 
-from elman.kernels import nvrtc
+from elman.kernels import driver
+from elman.kernels.driver import Loaded
 from elman.kernels.launching import Launch, architecture, launch
-from elman.kernels.nvrtc import Loaded, Unit
+from elman.kernels.nvrtc import Unit
 from elman.ops.common.cuda.clusters import MULTIPROCESSORS
 from elman.ops.common.cuda.machine import machine
 from elman.ops.common.cuda.tensors import aligned, padded
@@ -168,7 +169,7 @@ def _kernels(config: ClusterConfig, device: int) -> Loaded:
     """Return a pass's kernel for a GPU."""
     write = next(name for name, one in CELLS.items() if one == config.cell)
     label = f"tape {write} {'backward' if config.back else 'forward'}"
-    return nvrtc.load(Unit(unit_text(config), label, architecture(device), fast=True))
+    return driver.load(Unit(unit_text(config), label, architecture(device), fast=True))
 
 
 CHOOSE: Callable[[str, int, int, int, int, bool], ClusterConfig | None] = _choose

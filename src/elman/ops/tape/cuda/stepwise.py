@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from elman.base.errors import UserError
-from elman.kernels import nvrtc
-from elman.kernels.launching import Launch, architecture, launch
-from elman.kernels.nvrtc import Loaded, Unit
+from elman.kernels.launching import Launch
+from elman.ops.common.cuda.stepwise import StepwiseCall
+from elman.ops.common.cuda_kernels import CudaKernels
 from elman.ops.common.mirrors import layout_assertions
 from elman.ops.common.native import ENGINE_TYPES, require_cuda_dtype, words_of
 from elman.ops.common.precision import cast, no_autocast
@@ -216,14 +216,14 @@ def _multiply(left_mk: Tensor, right_kn: Tensor, to_mn: Tensor) -> None:
     multiply(left_mk, right_kn, to_mn)
 
 
-class _Call:
+class _Call(StepwiseCall):
     """The arguments of one pass, and the tensors that they point to.
 
     Attributes:
-        args: The arguments.
-        words: The same memory as numbers.
         interval: Steps between checkpoints of the tape.
     """
+
+    step_word = _STEP
 
     def __init__(
         self, write: str, given: Inputs, results: Results, resets_bt: Tensor | None
@@ -253,14 +253,6 @@ class _Call:
         self.point(first=given.state_bi, scores=self.wide(self.slots))
         self.checkpoints = self._held(results.checkpoints_cbni)
         self.first_tape = self._held(given.tape_bni)
-
-    def narrow(self, width: int) -> Tensor:
-        """Return room for a row of numbers in the dtype of the inputs, for every row."""
-        return self._held(self.like.new_empty(self.batch, width, dtype=self.io))
-
-    def wide(self, width: int, rows: int | None = None) -> Tensor:
-        """Return room for a row of numbers in the dtype of the state, for every row."""
-        return self._held(self.like.new_empty(self.batch if rows is None else rows, width))
 
     def _held(self, tensor: Tensor) -> Tensor:
         self.kept.append(tensor)
@@ -293,17 +285,9 @@ class _Call:
         threads = next(enough, _THREADS[-1])
         return _config(self.write, self.io, self.like.dtype, vector, threads, self.resets)
 
-    def runner(self, kernel: str) -> Callable[[int], None]:
-        """Return what runs a kernel for a step of time."""
+    def _start_of(self, kernel: str) -> tuple[Callable[[list[Launch]], None], list[Launch]]:
         config = self.config()
-        start, words = STARTER(config, self), self.words
-        wanted = [config.launch(kernel, self.batch, self.channels, self.slots)]
-
-        def run(t: int) -> None:
-            words[_STEP] = t
-            start(wanted)
-
-        return run
+        return STARTER(config, self), [config.launch(kernel, self.batch, self.channels, self.slots)]
 
 
 _config = cache(StepConfig)
@@ -336,20 +320,17 @@ def unit_text(config: StepConfig, device: str = "cuda/common/device.cuh") -> str
     )
 
 
+COMPILED: CudaKernels[StepConfig] = CudaKernels(
+    unit_text,
+    lambda config: f"tape {config.write}",
+    fast=lambda config: config.io == torch.bfloat16,
+)
+
+
 def _starter(config: StepConfig, call: _Call) -> Callable[[list[Launch]], None]:
     """Return what launches kernels on the current stream of the call's device."""
     require_cuda_dtype(config.io)
-    index, args = call.like.device.index, call.args
-    kernels = _kernels(config, index)
-    return lambda wanted: launch(kernels, wanted, args, index)
-
-
-@cache
-def _kernels(config: StepConfig, device: int) -> Loaded:
-    """Return the kernels of a write for a GPU."""
-    fast = config.io == torch.bfloat16
-    text = unit_text(config)
-    return nvrtc.load(Unit(text, f"tape {config.write}", architecture(device), fast))
+    return COMPILED.starter(config, call.args, call.like.device)
 
 
 STARTER: Callable[[StepConfig, _Call], Callable[[list[Launch]], None]] = _starter
