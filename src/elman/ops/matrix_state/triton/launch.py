@@ -63,12 +63,12 @@ def launch(call: Call, *, backward: bool) -> None:
     Raises:
         UserError: triton is missing, or has no kernel for this device, dtype or plan.
     """
-    _check(call)
-    with _device_of(call.like):
-        (_backward if backward else _forward)(call, _has_fast_tanh(call.like), _run)
+    check_tensors(call.like)
+    with device_of(call.like):
+        (_backward if backward else _forward)(call, has_fast_tanh(call.like), launched)
 
 
-def _has_fast_tanh(like: Tensor) -> bool:
+def has_fast_tanh(like: Tensor) -> bool:
     """Whether the GPU's own tanh is precise enough for the sequences, and there is one."""
     if interpreted() or torch_is_for_rocm():
         return False
@@ -92,7 +92,8 @@ class Launch:
     warps: int
 
 
-def _run(one: Launch) -> None:
+def launched(one: Launch) -> None:
+    """Launch a kernel. Loops are not pipelined: their loads stand in the kernels' own order."""
     one.kernel[one.programs](*one.arguments, num_warps=one.warps, num_stages=1)
 
 
@@ -113,8 +114,12 @@ def launches(call: Call, *, backward: bool, fast: bool) -> list[Launch]:
 _missing = cache(triton_problem)
 
 
-def _check(call: Call) -> None:
-    like = call.like
+def check_tensors(like: Tensor) -> None:
+    """Refuse what Triton cannot run here.
+
+    Raises:
+        UserError: triton is missing, or has no kernel for the device or the dtype of a tensor.
+    """
     problem = _missing()
     if not problem and not like.is_cuda and not (like.is_cpu and interpreted()):
         problem = f"the tensors lie on {like.device}"
@@ -124,7 +129,7 @@ def _check(call: Call) -> None:
         raise UserError(f"kernels.backend=triton: {problem}, or use kernels.backend=reference")
 
 
-def _device_of(like: Tensor) -> AbstractContextManager[object]:
+def device_of(like: Tensor) -> AbstractContextManager[object]:
     """Return the context in which Triton launches on the tensors' own device."""
     if not like.is_cuda or like.device.index == torch.cuda.current_device():
         return nullcontext()

@@ -1,0 +1,277 @@
+"""The Triton kernel of M2RNN that goes backward.
+
+It takes segments of time from the last to the first. It computes the states of a segment again from
+its checkpoint and keeps them in memory. Then it walks back over them: Z follows from the state
+before a step, so that only the gradient of the state goes from step to step. The gradient of W
+stays in registers until the end (matrix-state specification 13).
+
+Shape legend: r and u rows of the state, n columns, all padded to powers of two and at least 16.
+"""
+
+# Triton's compiler knows no starred elements.
+# ruff: noqa: RUF005
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from elman.ops.matrix_state.triton.forward import begun, load_state, store_state
+from elman.ops.matrix_state.triton.inputs import place_of, wide
+from elman.ops.matrix_state.triton.maths import activate, activate_back
+from elman.ops.matrix_state.triton.row_mix_forward import (
+    load_head_rows,
+    load_mix,
+    load_numbers,
+    mixed,
+    next_state,
+    place_in,
+    product,
+    widened_numbers,
+)
+
+
+class Held(NamedTuple):
+    """What a program keeps for all steps: W, its transpose and D."""
+
+    mix_ur: Any
+    turned_ru: Any
+    residual_r: Any
+
+
+class MixSums(NamedTuple):
+    """The gradients of W and of D, summed over time."""
+
+    mix_ur: Any
+    residual_r: Any
+
+
+@triton.jit
+def _room(scratch, slot, tile: tl.constexpr):
+    """Return where this program keeps the state before step ``slot`` of a segment."""
+    row_rn, column_rn = tl.arange(0, tile.rows)[:, None], tl.arange(0, tile.columns)[None, :]
+    number = tl.program_id(0).to(tl.int64) * tile.steps + slot
+    return scratch + number * (tile.rows * tile.columns) + row_rn * tile.columns + column_rn
+
+
+@triton.jit
+def _recompute(
+    state_rn, scratch, sequences, held, resets, at, begin, end, steps, spec, tile: tl.constexpr
+):
+    """Keep the state before every step from begin to end, each after its reset."""
+    found = load_numbers(sequences, at, begin, steps, spec, tile)
+    for t in range(begin, end, tile.group):
+        group = widened_numbers(found, tile)
+        found = load_numbers(sequences, at, t + tile.group, steps, spec, tile)
+        for ahead in tl.static_range(tl.constexpr(tile.group)):
+            state_rn = begun(state_rn, resets, at, t + ahead, steps)
+            tl.store(_room(scratch, t + ahead - begin, tile), state_rn)
+            new_rn = mixed(state_rn, held.turned_ru, group[ahead], spec)
+            state_rn = next_state(state_rn, new_rn, group[ahead])
+
+
+@triton.jit
+def _load_states(scratch, slot, tile: tl.constexpr):
+    """Return the states before the steps of a group."""
+    found = ()
+    for ahead in tl.static_range(tl.constexpr(tile.group)):
+        found = found + (tl.load(_room(scratch, slot + ahead, tile)),)
+    return found
+
+
+@triton.jit
+def _load_pulls(dout, at, t, steps, spec: tl.constexpr, tile: tl.constexpr):
+    """Return the gradients of the outputs of a group: zeros beyond the last step."""
+    found = ()
+    for ahead in tl.static_range(tl.constexpr(tile.group)):
+        if dout is not None:
+            inside_r = (at.row_r < spec.rows) & (t + ahead < steps)
+            from_r = place_in(dout, at, t + ahead) + at.row_r
+            found = found + (tl.load(from_r, mask=inside_r, other=0.0),)
+        else:
+            found = found + (tl.full([tile.rows], 0.0, tl.float32),)
+    return found
+
+
+@triton.jit
+def _store_numbers(sequence, at, t, steps, grad_x, index_x, width: tl.constexpr):
+    """Store the gradient of a sequence at a step; nothing beyond the last."""
+    to_x = place_in(sequence, at, t) + index_x
+    inside_x = (index_x < width) & (t < steps)
+    tl.store(to_x, grad_x.to(sequence.data.dtype.element_ty), mask=inside_x)
+
+
+@triton.jit
+def _step_back(
+    dstate_rn, before_rn, new_rn, dout_r, x, held, sums, grads, at, t, steps, spec: tl.constexpr
+):
+    """Store the gradients of a step; return those of the state before it and of W and D."""
+    after_rn = next_state(before_rn, new_rn, x)
+    y_r = tl.sum(after_rn * x.q_n[None, :], 1) + held.residual_r * x.v_r
+    dgate_r = activate_back(dout_r * y_r, x.gate_r, "silu", spec.fast)
+    dy_r = dout_r * activate(x.gate_r, "silu", spec.fast)
+    dq_n = tl.sum(after_rn * dy_r[:, None], 0)
+    dstate_rn += dy_r[:, None] * x.q_n[None, :]
+    ddecay = tl.sum(tl.sum(dstate_rn * (before_rn - new_rn), 1), 0)
+    dinner_rn = dstate_rn * ((1.0 - x.decay) * (1.0 - new_rn * new_rn))
+    dk_n = tl.sum(dinner_rn * x.v_r[:, None], 0)
+    dv_r = tl.sum(dinner_rn * x.k_n[None, :], 1) + held.residual_r * dy_r
+    dmix_ur = product(before_rn, tl.trans(dinner_rn), sums.mix_ur, spec.fast)
+    dstate_rn = product(held.mix_ur, dinner_rn, x.decay * dstate_rn, spec.fast)
+    _store_numbers(grads.q, at, t, steps, dq_n, at.column_n, spec.columns)
+    _store_numbers(grads.k, at, t, steps, dk_n, at.column_n, spec.columns)
+    _store_numbers(grads.v, at, t, steps, dv_r, at.row_r, spec.rows)
+    _store_numbers(grads.gate, at, t, steps, dgate_r, at.row_r, spec.rows)
+    tl.store(place_in(grads.decay, at, t), ddecay, mask=t < steps)
+    return dstate_rn, MixSums(dmix_ur, sums.residual_r + dy_r * x.v_r)
+
+
+@triton.jit
+def _walk_back(
+    dstate_rn,
+    scratch,
+    sequences,
+    held,
+    sums,
+    grads,
+    dout,
+    dlast,
+    resets,
+    number,
+    at,
+    begin,
+    end,
+    steps,
+    spec: tl.constexpr,
+    tile: tl.constexpr,
+):
+    """Go back over a segment; return the gradients of the state before it and of W and D.
+
+    What a group reads is loaded while the group after it is walked.
+    """
+    last_group = begin + (end - 1 - begin) // tile.group * tile.group
+    found = load_numbers(sequences, at, last_group, steps, spec, tile)
+    douts = _load_pulls(dout, at, last_group, steps, spec, tile)
+    states = _load_states(scratch, last_group - begin, tile)
+    for back in range(begin, last_group + 1, tile.group):
+        group_begin = last_group - (back - begin)
+        group, pulls, before = widened_numbers(found, tile), douts, states
+        next_begin = tl.maximum(group_begin - tile.group, begin)
+        found = load_numbers(sequences, at, next_begin, steps, spec, tile)
+        douts = _load_pulls(dout, at, next_begin, steps, spec, tile)
+        states = _load_states(scratch, next_begin - begin, tile)
+        new = ()
+        for ahead in tl.static_range(tl.constexpr(tile.group)):
+            new = new + (mixed(before[ahead], held.turned_ru, group[ahead], spec),)
+        for behind in tl.static_range(tl.constexpr(tile.group)):
+            ahead: tl.constexpr = tile.group - 1 - behind
+            t = group_begin + ahead
+            if dlast is not None:  # noqa: SIM102 (decided by the compiler, the next is not)
+                if t == steps - 1:
+                    dstate_rn = load_state(dlast, number, at, spec)
+            dout_r = pulls[ahead].to(tl.float32)
+            dstate_rn, sums = _step_back(
+                dstate_rn,
+                before[ahead],
+                new[ahead],
+                dout_r,
+                group[ahead],
+                held,
+                sums,
+                grads,
+                at,
+                t,
+                steps,
+                spec,
+            )
+            dstate_rn = begun(dstate_rn, resets, at, t, steps)  # no gradient passes a reset
+    return dstate_rn, sums
+
+
+@triton.jit
+def _store_sums(dmix, dresidual, number, at, sums, spec: tl.constexpr):
+    """Store a program's share of the gradients of W and D."""
+    row_ur, column_ur = at.row_r[:, None], at.row_r[None, :]
+    inside_ur = (row_ur < spec.rows) & (column_ur < spec.rows)
+    to_ur = dmix + number * (spec.rows * spec.rows) + row_ur * spec.rows + column_ur
+    tl.store(to_ur, sums.mix_ur, mask=inside_ur)
+    to_r = dresidual + number * spec.rows + at.row_r
+    tl.store(to_r, sums.residual_r, mask=at.row_r < spec.rows)
+
+
+@triton.jit(do_not_specialize=["steps", "states"])
+def row_mix_backward(
+    sequences,
+    mix,
+    residual,
+    grads,
+    dmix,
+    dresidual,
+    first,
+    dfirst,
+    dlast,
+    dout,
+    checkpoints,
+    resets,
+    scratch,
+    steps,
+    states,
+    spec: tl.constexpr,
+    tile: tl.constexpr,
+):
+    """Run one state back over time; other arguments are those of the forward kernel.
+
+    Args:
+        grads: Where the gradients of the sequences go, Sequences.
+        dmix: Where those of W go, [B, heads, rows, rows]: each program's share.
+        dresidual: Where those of D go, [B, heads, rows].
+        dfirst: Where the gradient of the first state goes, or None.
+        dlast: Gradient of the last state, or None.
+        dout: Gradient of the output, a HeadSequence or None.
+        scratch: Room for the states of a segment, of every program, in fp32.
+    """
+    at = place_of(spec, tile)
+    number = at.batch * spec.heads + at.head
+    turned_ru, mix_ur = load_mix(mix, at, True, spec), load_mix(mix, at, False, spec)
+    held = Held(mix_ur, turned_ru, load_head_rows(residual, at, spec))
+    no_ur, no_r = tl.full([tile.rows, tile.rows], 0.0, tl.float32), held.residual_r * 0.0
+    sums = MixSums(no_ur, no_r)
+    start_rn = tl.full([tile.rows, tile.columns], 0.0, tl.float32)
+    dstate_rn = start_rn
+    if first is not None:
+        start_rn = load_state(first, number, at, spec)
+    segments = (steps + tile.steps - 1) // tile.steps
+    for done in range(segments):
+        segment = segments - 1 - done
+        begin, end = segment * tile.steps, tl.minimum((segment + 1) * tile.steps, steps)
+        state_rn = start_rn
+        if segment > 0:
+            state_rn = load_state(checkpoints, wide(segment - 1, at) * states + number, at, spec)
+        _recompute(
+            state_rn, scratch, sequences, held, resets, at, begin, end, steps, spec, tile
+        )
+        tl.debug_barrier()  # threads may read states that others wrote
+        dstate_rn, sums = _walk_back(
+            dstate_rn,
+            scratch,
+            sequences,
+            held,
+            sums,
+            grads,
+            dout,
+            dlast,
+            resets,
+            number,
+            at,
+            begin,
+            end,
+            steps,
+            spec,
+            tile,
+        )
+        tl.debug_barrier()  # before the next segment's states are written over these
+    if dfirst is not None:
+        store_state(dfirst, number, at, dstate_rn, True, spec)
+    _store_sums(dmix, dresidual, number, at, sums, spec)
