@@ -124,9 +124,7 @@ class Kernel:
         call = call_of(plan, self.dtype, backward)
         fast = self.dtype == torch.bfloat16 and not amd
         one = launch.launches(call, backward=backward, fast=fast)[0]
-        found = one.kernel.warmup(
-            *one.arguments, grid=one.programs, num_warps=one.warps, num_stages=1
-        )
+        found = one.kernel.warmup(*one.arguments, grid=one.programs, **one.options)
         usage = _of_amd if amd else _of_nvidia
         return (*usage(found.asm), int(found.metadata.shared))
 

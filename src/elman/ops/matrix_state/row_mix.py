@@ -16,6 +16,7 @@ from torch import Tensor
 from elman.ops.common.door import FLOATING, check, check_resets
 from elman.ops.matrix_state.triton import row_mix_launch as triton
 from elman.ops.matrix_state.triton.row_mix_launch import NAMES, MixCall
+from elman.ops.matrix_state.triton.row_mix_spec import STEPS
 
 _OF = "matrix_state m2rnn"
 _WIDE = (torch.float32,)
@@ -58,12 +59,10 @@ def check_call(
     check_resets(_OF, resets_bt, gate)
 
 
-def _outputs(
-    gate_bthv: Tensor, q_bthn: Tensor, mix_huv: Tensor, keep: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _outputs(gate_bthv: Tensor, q_bthn: Tensor, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return room for what a forward pass returns."""
     (batch, steps, heads, rows), columns = gate_bthv.shape, q_bthn.shape[-1]
-    count = (steps - 1) // triton.segment(rows, columns) if keep else 0
+    count = (steps - 1) // STEPS if keep else 0
     state = (batch, heads, rows, columns)
     # States lie in [-1, 1] if the first one does, where fp16 is finer than bf16.
     kept = torch.float16 if gate_bthv.dtype == torch.bfloat16 else torch.float32
@@ -137,7 +136,7 @@ def row_mix(
     """
     given = dict(zip(NAMES, (q_bthn, k_bthn, v_bthv, decay_bth, gate_bthv), strict=True))
     check_call(given, mix_huv, residual_hv, first_bhvn, resets_bt)
-    out_bthv, last_bhvn, checkpoints_kbhvn = _outputs(gate_bthv, q_bthn, mix_huv, keep)
+    out_bthv, last_bhvn, checkpoints_kbhvn = _outputs(gate_bthv, q_bthn, keep)
     kept = checkpoints_kbhvn if keep else None
     call = _call(given, mix_huv, residual_hv, first_bhvn, kept, resets_bt)
     triton.forward(call, out_bthv, last_bhvn)
@@ -157,7 +156,7 @@ def _(
     first_bhvn: Tensor | None,
     resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _outputs(gate_bthv, q_bthn, mix_huv, keep)
+    return _outputs(gate_bthv, q_bthn, keep)
 
 
 def _gradients(*tensors: Tensor) -> list[Tensor]:

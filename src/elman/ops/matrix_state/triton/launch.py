@@ -84,17 +84,25 @@ class Launch:
         programs: How many programs run, by axis.
         arguments: Its arguments.
         warps: Warps of a program.
+        registers: Most registers of a thread on an NVIDIA GPU; None is the compiler's choice.
     """
 
     kernel: Any
     programs: tuple[int, ...]
     arguments: Sequence[Any]
     warps: int
+    registers: int | None = None
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Options of the compiler. Loops are not pipelined: the kernels say when they load."""
+        limit = {} if self.registers is None else {"maxnreg": self.registers}
+        return {"num_warps": self.warps, "num_stages": 1, **limit}
 
 
 def launched(one: Launch) -> None:
-    """Launch a kernel. Loops are not pipelined: their loads stand in the kernels' own order."""
-    one.kernel[one.programs](*one.arguments, num_warps=one.warps, num_stages=1)
+    """Launch a kernel."""
+    one.kernel[one.programs](*one.arguments, **one.options)
 
 
 def launches(call: Call, *, backward: bool, fast: bool) -> list[Launch]:

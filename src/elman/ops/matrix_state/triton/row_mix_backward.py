@@ -118,8 +118,8 @@ def _step_back(
     dinner_rn = dstate_rn * ((1.0 - x.decay) * (1.0 - new_rn * new_rn))
     dk_n = tl.sum(dinner_rn * x.v_r[:, None], 0)
     dv_r = tl.sum(dinner_rn * x.k_n[None, :], 1) + held.residual_r * dy_r
-    dmix_ur = product(before_rn, tl.trans(dinner_rn), sums.mix_ur, spec.fast)
-    dstate_rn = product(held.mix_ur, dinner_rn, x.decay * dstate_rn, spec.fast)
+    dmix_ur = product(before_rn, tl.trans(dinner_rn), sums.mix_ur, spec)
+    dstate_rn = product(held.mix_ur, dinner_rn, x.decay * dstate_rn, spec)
     _store_numbers(grads.q, at, t, steps, dq_n, at.column_n, spec.columns)
     _store_numbers(grads.k, at, t, steps, dk_n, at.column_n, spec.columns)
     _store_numbers(grads.v, at, t, steps, dv_r, at.row_r, spec.rows)
@@ -166,18 +166,16 @@ def _walk_back(
         for ahead in tl.static_range(tl.constexpr(tile.group)):
             new = new + (mixed(before[ahead], held.turned_ru, group[ahead], spec),)
         for behind in tl.static_range(tl.constexpr(tile.group)):
-            ahead: tl.constexpr = tile.group - 1 - behind
-            t = group_begin + ahead
+            t = group_begin + tile.group - 1 - behind
             if dlast is not None:  # noqa: SIM102 (decided by the compiler, the next is not)
                 if t == steps - 1:
                     dstate_rn = load_state(dlast, number, at, spec)
-            dout_r = pulls[ahead].to(tl.float32)
             dstate_rn, sums = _step_back(
                 dstate_rn,
-                before[ahead],
-                new[ahead],
-                dout_r,
-                group[ahead],
+                before[tile.group - 1 - behind],
+                new[tile.group - 1 - behind],
+                pulls[tile.group - 1 - behind].to(tl.float32),
+                group[tile.group - 1 - behind],
                 held,
                 sums,
                 grads,
@@ -249,9 +247,7 @@ def row_mix_backward(
         state_rn = start_rn
         if segment > 0:
             state_rn = load_state(checkpoints, wide(segment - 1, at) * states + number, at, spec)
-        _recompute(
-            state_rn, scratch, sequences, held, resets, at, begin, end, steps, spec, tile
-        )
+        _recompute(state_rn, scratch, sequences, held, resets, at, begin, end, steps, spec, tile)
         tl.debug_barrier()  # threads may read states that others wrote
         dstate_rn, sums = _walk_back(
             dstate_rn,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from elman.kernels.triton_version import interpreted
 from elman.ops.matrix_state.triton.launch import (
     Launch,
     check_tensors,
@@ -19,7 +20,7 @@ from elman.ops.matrix_state.triton.launch import (
     has_fast_tanh,
     launched,
 )
-from elman.ops.matrix_state.triton.row_mix_spec import MixSpec, mix_tile
+from elman.ops.matrix_state.triton.row_mix_spec import MixSpec, mix_tile, register_limit
 from elman.ops.matrix_state.triton.spec import Tile
 
 NAMES = ("q", "k", "v", "decay", "gate")
@@ -48,20 +49,9 @@ class MixCall:
     resets_bt: Tensor | None
 
     @property
-    def spec_sizes(self) -> tuple[int, int, int]:
-        """Heads, rows and columns."""
-        heads, rows, _ = self.mix_huv.shape
-        return heads, rows, self.sequences["q"].shape[-1]
-
-    @property
     def like(self) -> Tensor:
         """The sequence whose dtype the output has."""
         return self.sequences["gate"]
-
-
-def segment(rows: int, columns: int) -> int:
-    """Return the steps between two checkpoints, in both passes."""
-    return mix_tile(rows, columns, backward=True).steps
 
 
 def forward(call: MixCall, out_bthv: Tensor, last_bhvn: Tensor) -> None:
@@ -161,14 +151,16 @@ def backward_launch(
         spec,
         tile,
     )
-    return Launch(row_mix_backward, (programs,), arguments, tile.warps)
+    registers = register_limit(spec, tile, backward=True)
+    return Launch(row_mix_backward, (programs,), arguments, tile.warps, registers)
 
 
 def _sizes(call: MixCall, fast: bool, *, backward: bool) -> tuple[MixSpec, Tile, int]:
     """Return what a pass is compiled for, and how many programs run."""
-    heads, rows, columns = call.spec_sizes
-    spec = MixSpec(heads, rows, columns, fast)
-    return spec, mix_tile(rows, columns, backward=backward), call.like.shape[0] * heads
+    (heads, rows, _), columns = call.mix_huv.shape, call.sequences["q"].shape[-1]
+    narrow = call.like.dtype == torch.bfloat16
+    spec = MixSpec(heads, rows, columns, fast, split=narrow, widened=narrow and interpreted())
+    return spec, mix_tile(spec, backward=backward), call.like.shape[0] * heads
 
 
 def _places(sequences: dict[str, Tensor]) -> Any:
