@@ -26,7 +26,7 @@ def check_call(
     sequences: Mapping[str, Tensor],
     mix_huv: Tensor,
     residual_hv: Tensor,
-    first_bhvn: Tensor | None,
+    first_bhvn: Tensor,
     resets_bt: Tensor | None,
 ) -> None:
     """Compare the tensors of a call with what the kernels read.
@@ -35,7 +35,7 @@ def check_call(
         sequences: As for :class:`~elman.ops.matrix_state.triton.row_mix_launch.MixCall`.
         mix_huv: W.
         residual_hv: D.
-        first_bhvn: State before the first step, or None.
+        first_bhvn: State before the first step.
         resets_bt: Resets, or None.
 
     Raises:
@@ -54,8 +54,7 @@ def check_call(
         check(f"{name} of {_OF}", sequences[name], shape, gate.device, dtypes)
     check(f"mix of {_OF}", mix_huv, (heads, rows, rows), gate.device, _WIDE)
     check(f"residual of {_OF}", residual_hv, (heads, rows), gate.device, _WIDE)
-    if first_bhvn is not None:
-        check(f"state of {_OF}", first_bhvn, (batch, heads, rows, columns), gate.device, _WIDE)
+    check(f"state of {_OF}", first_bhvn, (batch, heads, rows, columns), gate.device, _WIDE)
     check_resets(_OF, resets_bt, gate)
 
 
@@ -83,7 +82,7 @@ def _call(
     sequences: Mapping[str, Tensor],
     mix_huv: Tensor,
     residual_hv: Tensor,
-    first_bhvn: Tensor | None,
+    first_bhvn: Tensor,
     checkpoints_kbhvn: Tensor | None,
     resets_bt: Tensor | None,
 ) -> MixCall:
@@ -91,7 +90,7 @@ def _call(
         {name: one if name == "decay" else _adjacent(one) for name, one in sequences.items()},
         mix_huv.contiguous(),
         residual_hv.contiguous(),
-        None if first_bhvn is None else first_bhvn.contiguous(),
+        first_bhvn.contiguous(),
         checkpoints_kbhvn,
         None if resets_bt is None else resets_bt.contiguous(),
     )
@@ -107,7 +106,7 @@ def row_mix(
     gate_bthv: Tensor,
     mix_huv: Tensor,
     residual_hv: Tensor,
-    first_bhvn: Tensor | None,
+    first_bhvn: Tensor,
     resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run M2RNN's recurrence on the Triton kernels.
@@ -123,7 +122,7 @@ def row_mix(
         gate_bthv: g.
         mix_huv: W, in fp32.
         residual_hv: D, in fp32.
-        first_bhvn: State before the first step, in fp32; None is zeros.
+        first_bhvn: State before the first step, in fp32.
         resets_bt: True where the state of a row before a step is zero; None is nowhere.
 
     Returns:
@@ -153,7 +152,7 @@ def _(
     gate_bthv: Tensor,
     mix_huv: Tensor,
     residual_hv: Tensor,
-    first_bhvn: Tensor | None,
+    first_bhvn: Tensor,
     resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _outputs(gate_bthv, q_bthn, keep)
@@ -175,23 +174,22 @@ def row_mix_backward(
     gate_bthv: Tensor,
     mix_huv: Tensor,
     residual_hv: Tensor,
-    first_bhvn: Tensor | None,
+    first_bhvn: Tensor,
     resets_bt: Tensor | None,
     checkpoints_kbhvn: Tensor,
 ) -> list[Tensor]:
-    """Return the gradients of q, k, v, decay, gate, W, D and the first state (if there is one)."""
+    """Return the gradients of q, k, v, decay, gate, W, D and the first state."""
     tensors = (q_bthn, k_bthn, v_bthv, decay_bth, gate_bthv)
-    found = dict(zip(NAMES, _gradients(*tensors), strict=True))
-    dfirst = [] if first_bhvn is None else _gradients(first_bhvn)
-    given = dict(zip(NAMES, tensors, strict=True))
+    *made, dfirst_bhvn = _gradients(*tensors, first_bhvn)
+    given, found = (dict(zip(NAMES, ones, strict=True)) for ones in (tensors, made))
     dmix_huv, dresidual_hv = triton.backward(
         _call(given, mix_huv, residual_hv, first_bhvn, checkpoints_kbhvn, resets_bt),
         None if dout_bthv is None else _adjacent(dout_bthv),
         None if dlast_bhvn is None else dlast_bhvn.contiguous(),
         found,
-        dfirst[0] if dfirst else None,
+        dfirst_bhvn,
     )
-    return [*found.values(), dmix_huv, dresidual_hv, *dfirst]
+    return [*made, dmix_huv, dresidual_hv, dfirst_bhvn]
 
 
 @row_mix_backward.register_fake
@@ -205,12 +203,12 @@ def _(
     gate_bthv: Tensor,
     mix_huv: Tensor,
     residual_hv: Tensor,
-    first_bhvn: Tensor | None,
+    first_bhvn: Tensor,
     resets_bt: Tensor | None,
     checkpoints_kbhvn: Tensor,
 ) -> list[Tensor]:
-    tensors = (q_bthn, k_bthn, v_bthv, decay_bth, gate_bthv, mix_huv, residual_hv)
-    return _gradients(*tensors, *([] if first_bhvn is None else [first_bhvn]))
+    tensors = (q_bthn, k_bthn, v_bthv, decay_bth, gate_bthv)
+    return _gradients(*tensors, mix_huv, residual_hv, first_bhvn)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -222,9 +220,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
 def _differentiate(
     ctx: Any, dout_bthv: Tensor | None, dlast_bhvn: Tensor | None, _: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    found = row_mix_backward(dout_bthv, dlast_bhvn, *ctx.saved_tensors)
-    # Seven gradients, then that of the first state if there is one; none of keep and resets.
-    return None, *found[:7], found[7] if len(found) > 7 else None, None
+    return None, *row_mix_backward(dout_bthv, dlast_bhvn, *ctx.saved_tensors), None
 
 
 row_mix.register_autograd(_differentiate, setup_context=_setup)

@@ -8,9 +8,6 @@ stays in registers until the end (matrix-state specification 13).
 Shape legend: r and u rows of the state, n columns, all padded to powers of two and at least 16.
 """
 
-# Triton's compiler knows no starred elements.
-# ruff: noqa: RUF005
-
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -24,12 +21,12 @@ from elman.ops.matrix_state.triton.maths import activate, activate_back
 from elman.ops.matrix_state.triton.row_mix_forward import (
     load_head_rows,
     load_mix,
-    load_numbers,
+    load_step,
     mixed,
     next_state,
     place_in,
     product,
-    widened_numbers,
+    widened,
 )
 
 
@@ -61,51 +58,35 @@ def _recompute(
     state_rn, scratch, sequences, held, resets, at, begin, end, steps, spec, tile: tl.constexpr
 ):
     """Keep the state before every step from begin to end, each after its reset."""
-    found = load_numbers(sequences, at, begin, steps, spec, tile)
-    for t in range(begin, end, tile.group):
-        group = widened_numbers(found, tile)
-        found = load_numbers(sequences, at, t + tile.group, steps, spec, tile)
-        for ahead in tl.static_range(tl.constexpr(tile.group)):
-            state_rn = begun(state_rn, resets, at, t + ahead, steps)
-            tl.store(_room(scratch, t + ahead - begin, tile), state_rn)
-            new_rn = mixed(state_rn, held.turned_ru, group[ahead], spec)
-            state_rn = next_state(state_rn, new_rn, group[ahead])
+    found = load_step(sequences, at, begin, steps, spec)
+    for t in range(begin, end):
+        x = widened(found)
+        found = load_step(sequences, at, t + 1, steps, spec)
+        state_rn = begun(state_rn, resets, at, t, steps)
+        tl.store(_room(scratch, t - begin, tile), state_rn)
+        state_rn = next_state(state_rn, mixed(state_rn, held.turned_ru, x, spec), x)
 
 
 @triton.jit
-def _load_states(scratch, slot, tile: tl.constexpr):
-    """Return the states before the steps of a group."""
-    found = ()
-    for ahead in tl.static_range(tl.constexpr(tile.group)):
-        found = found + (tl.load(_room(scratch, slot + ahead, tile)),)
-    return found
+def _load_pull(dout, at, t, spec: tl.constexpr, tile: tl.constexpr):
+    """Return the gradient of the output of a step."""
+    if dout is not None:
+        from_r = place_in(dout, at, t) + at.row_r
+        return tl.load(from_r, mask=at.row_r < spec.rows, other=0.0)
+    else:
+        return tl.full([tile.rows], 0.0, tl.float32)
 
 
 @triton.jit
-def _load_pulls(dout, at, t, steps, spec: tl.constexpr, tile: tl.constexpr):
-    """Return the gradients of the outputs of a group: zeros beyond the last step."""
-    found = ()
-    for ahead in tl.static_range(tl.constexpr(tile.group)):
-        if dout is not None:
-            inside_r = (at.row_r < spec.rows) & (t + ahead < steps)
-            from_r = place_in(dout, at, t + ahead) + at.row_r
-            found = found + (tl.load(from_r, mask=inside_r, other=0.0),)
-        else:
-            found = found + (tl.full([tile.rows], 0.0, tl.float32),)
-    return found
-
-
-@triton.jit
-def _store_numbers(sequence, at, t, steps, grad_x, index_x, width: tl.constexpr):
-    """Store the gradient of a sequence at a step; nothing beyond the last."""
+def _store_numbers(sequence, at, t, grad_x, index_x, width: tl.constexpr):
+    """Store the gradient of a sequence at a step."""
     to_x = place_in(sequence, at, t) + index_x
-    inside_x = (index_x < width) & (t < steps)
-    tl.store(to_x, grad_x.to(sequence.data.dtype.element_ty), mask=inside_x)
+    tl.store(to_x, grad_x.to(sequence.data.dtype.element_ty), mask=index_x < width)
 
 
 @triton.jit
 def _step_back(
-    dstate_rn, before_rn, new_rn, dout_r, x, held, sums, grads, at, t, steps, spec: tl.constexpr
+    dstate_rn, before_rn, new_rn, dout_r, x, held, sums, grads, at, t, spec: tl.constexpr
 ):
     """Store the gradients of a step; return those of the state before it and of W and D."""
     after_rn = next_state(before_rn, new_rn, x)
@@ -120,11 +101,11 @@ def _step_back(
     dv_r = tl.sum(dinner_rn * x.k_n[None, :], 1) + held.residual_r * dy_r
     dmix_ur = product(before_rn, tl.trans(dinner_rn), sums.mix_ur, spec)
     dstate_rn = product(held.mix_ur, dinner_rn, x.decay * dstate_rn, spec)
-    _store_numbers(grads.q, at, t, steps, dq_n, at.column_n, spec.columns)
-    _store_numbers(grads.k, at, t, steps, dk_n, at.column_n, spec.columns)
-    _store_numbers(grads.v, at, t, steps, dv_r, at.row_r, spec.rows)
-    _store_numbers(grads.gate, at, t, steps, dgate_r, at.row_r, spec.rows)
-    tl.store(place_in(grads.decay, at, t), ddecay, mask=t < steps)
+    _store_numbers(grads.q, at, t, dq_n, at.column_n, spec.columns)
+    _store_numbers(grads.k, at, t, dk_n, at.column_n, spec.columns)
+    _store_numbers(grads.v, at, t, dv_r, at.row_r, spec.rows)
+    _store_numbers(grads.gate, at, t, dgate_r, at.row_r, spec.rows)
+    tl.store(place_in(grads.decay, at, t), ddecay)
     return dstate_rn, MixSums(dmix_ur, sums.residual_r + dy_r * x.v_r)
 
 
@@ -137,9 +118,7 @@ def _walk_back(
     sums,
     grads,
     dout,
-    dlast,
     resets,
-    number,
     at,
     begin,
     end,
@@ -149,42 +128,23 @@ def _walk_back(
 ):
     """Go back over a segment; return the gradients of the state before it and of W and D.
 
-    What a group reads is loaded while the group after it is walked.
+    What a step reads is loaded while the step after it is walked.
     """
-    last_group = begin + (end - 1 - begin) // tile.group * tile.group
-    found = load_numbers(sequences, at, last_group, steps, spec, tile)
-    douts = _load_pulls(dout, at, last_group, steps, spec, tile)
-    states = _load_states(scratch, last_group - begin, tile)
-    for back in range(begin, last_group + 1, tile.group):
-        group_begin = last_group - (back - begin)
-        group, pulls, before = widened_numbers(found, tile), douts, states
-        next_begin = tl.maximum(group_begin - tile.group, begin)
-        found = load_numbers(sequences, at, next_begin, steps, spec, tile)
-        douts = _load_pulls(dout, at, next_begin, steps, spec, tile)
-        states = _load_states(scratch, next_begin - begin, tile)
-        new = ()
-        for ahead in tl.static_range(tl.constexpr(tile.group)):
-            new = new + (mixed(before[ahead], held.turned_ru, group[ahead], spec),)
-        for behind in tl.static_range(tl.constexpr(tile.group)):
-            t = group_begin + tile.group - 1 - behind
-            if dlast is not None:  # noqa: SIM102 (decided by the compiler, the next is not)
-                if t == steps - 1:
-                    dstate_rn = load_state(dlast, number, at, spec)
-            dstate_rn, sums = _step_back(
-                dstate_rn,
-                before[tile.group - 1 - behind],
-                new[tile.group - 1 - behind],
-                pulls[tile.group - 1 - behind].to(tl.float32),
-                group[tile.group - 1 - behind],
-                held,
-                sums,
-                grads,
-                at,
-                t,
-                steps,
-                spec,
-            )
-            dstate_rn = begun(dstate_rn, resets, at, t, steps)  # no gradient passes a reset
+    found = load_step(sequences, at, end - 1, steps, spec)
+    pull_r = _load_pull(dout, at, end - 1, spec, tile)
+    state_rn = tl.load(_room(scratch, end - 1 - begin, tile))
+    for back in range(begin, end):
+        t = end - 1 - (back - begin)
+        x, dout_r, before_rn = widened(found), pull_r.to(tl.float32), state_rn
+        earlier = tl.maximum(t - 1, begin)
+        found = load_step(sequences, at, earlier, steps, spec)
+        pull_r = _load_pull(dout, at, earlier, spec, tile)
+        state_rn = tl.load(_room(scratch, earlier - begin, tile))
+        new_rn = mixed(before_rn, held.turned_ru, x, spec)
+        dstate_rn, sums = _step_back(
+            dstate_rn, before_rn, new_rn, dout_r, x, held, sums, grads, at, t, spec
+        )
+        dstate_rn = begun(dstate_rn, resets, at, t, steps)  # no gradient passes a reset
     return dstate_rn, sums
 
 
@@ -225,7 +185,7 @@ def row_mix_backward(
         grads: Where the gradients of the sequences go, Sequences.
         dmix: Where those of W go, [B, heads, rows, rows]: each program's share.
         dresidual: Where those of D go, [B, heads, rows].
-        dfirst: Where the gradient of the first state goes, or None.
+        dfirst: Where the gradient of the first state goes.
         dlast: Gradient of the last state, or None.
         dout: Gradient of the output, a HeadSequence or None.
         scratch: Room for the states of a segment, of every program, in fp32.
@@ -236,17 +196,18 @@ def row_mix_backward(
     held = Held(mix_ur, turned_ru, load_head_rows(residual, at, spec))
     no_ur, no_r = tl.full([tile.rows, tile.rows], 0.0, tl.float32), held.residual_r * 0.0
     sums = MixSums(no_ur, no_r)
-    start_rn = tl.full([tile.rows, tile.columns], 0.0, tl.float32)
-    dstate_rn = start_rn
-    if first is not None:
-        start_rn = load_state(first, number, at, spec)
+    if dlast is not None:
+        dstate_rn = load_state(dlast, number, at, spec)
+    else:
+        dstate_rn = tl.full([tile.rows, tile.columns], 0.0, tl.float32)
     segments = (steps + tile.steps - 1) // tile.steps
     for done in range(segments):
         segment = segments - 1 - done
         begin, end = segment * tile.steps, tl.minimum((segment + 1) * tile.steps, steps)
-        state_rn = start_rn
         if segment > 0:
             state_rn = load_state(checkpoints, wide(segment - 1, at) * states + number, at, spec)
+        else:
+            state_rn = load_state(first, number, at, spec)
         _recompute(state_rn, scratch, sequences, held, resets, at, begin, end, steps, spec, tile)
         tl.debug_barrier()  # threads may read states that others wrote
         dstate_rn, sums = _walk_back(
@@ -257,9 +218,7 @@ def row_mix_backward(
             sums,
             grads,
             dout,
-            dlast,
             resets,
-            number,
             at,
             begin,
             end,
@@ -268,6 +227,5 @@ def row_mix_backward(
             tile,
         )
         tl.debug_barrier()  # before the next segment's states are written over these
-    if dfirst is not None:
-        store_state(dfirst, number, at, dstate_rn, True, spec)
+    store_state(dfirst, number, at, dstate_rn, True, spec)
     _store_sums(dmix, dresidual, number, at, sums, spec)

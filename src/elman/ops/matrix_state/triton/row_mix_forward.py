@@ -66,7 +66,11 @@ def place_in(sequence, at, t):
 
 
 @triton.jit
-def _load_step(of, at, t, steps, spec: tl.constexpr):
+def load_step(of, at, t, steps, spec: tl.constexpr):
+    """Return the numbers of step t: zeros beyond the last step.
+
+    They stay in the dtype of the sequences: to widen one is to wait for it.
+    """
     inside_r = (at.row_r < spec.rows) & (t < steps)
     inside_n = (at.column_n < spec.columns) & (t < steps)
     return Numbers(
@@ -79,19 +83,8 @@ def _load_step(of, at, t, steps, spec: tl.constexpr):
 
 
 @triton.jit
-def load_numbers(of, at, t, steps, spec: tl.constexpr, tile: tl.constexpr):
-    """Return the numbers of the group of steps that begins at t: zeros beyond the last step.
-
-    They stay in the dtype of the sequences: to widen one is to wait for it.
-    """
-    found = ()
-    for ahead in tl.static_range(tl.constexpr(tile.group)):
-        found = found + (_load_step(of, at, t + ahead, steps, spec),)
-    return found
-
-
-@triton.jit
-def _widened(x):
+def widened(x):
+    """Return the numbers of a step in fp32: here a program waits for its loads."""
     return Numbers(
         x.q_n.to(tl.float32),
         x.k_n.to(tl.float32),
@@ -102,12 +95,12 @@ def _widened(x):
 
 
 @triton.jit
-def widened_numbers(found, tile: tl.constexpr):
-    """Return the numbers of a group in fp32: here a program waits for its loads."""
-    wide_found = ()
+def _load_group(of, at, t, steps, spec: tl.constexpr, tile: tl.constexpr):
+    """Return the numbers of the group of steps that begins at t."""
+    found = ()
     for ahead in tl.static_range(tl.constexpr(tile.group)):
-        wide_found = wide_found + (_widened(found[ahead]),)
-    return wide_found
+        found = found + (load_step(of, at, t + ahead, steps, spec),)
+    return found
 
 
 @triton.jit
@@ -190,7 +183,7 @@ def row_mix_forward(
         sequences: :class:`Sequences`.
         mix: W [heads, rows, rows].
         residual: D [heads, rows].
-        first: State before the first step [B, heads, rows, columns], or None.
+        first: State before the first step [B, heads, rows, columns].
         last: State after the last one.
         out: Output [B, T, heads, rows].
         checkpoints: States before the steps K, 2 K ..., or None.
@@ -204,20 +197,18 @@ def row_mix_forward(
     number = at.batch * spec.heads + at.head
     turned_ru = load_mix(mix, at, True, spec)
     residual_r = load_head_rows(residual, at, spec)
-    state_rn = tl.full([tile.rows, tile.columns], 0.0, tl.float32)
-    if first is not None:
-        state_rn = load_state(first, number, at, spec)
-    found = load_numbers(sequences, at, 0, steps, spec, tile)
+    state_rn = load_state(first, number, at, spec)
+    found = _load_group(sequences, at, 0, steps, spec, tile)
     for begin in range(0, steps, tile.group):
-        group = widened_numbers(found, tile)
-        found = load_numbers(sequences, at, begin + tile.group, steps, spec, tile)
+        group = found
+        found = _load_group(sequences, at, begin + tile.group, steps, spec, tile)
         if checkpoints is not None:  # noqa: SIM102 (decided by the compiler, and the next is not)
             if (begin % tile.steps == 0) & (begin > 0):
                 kept = wide(begin // tile.steps - 1, at) * states + number
                 store_state(checkpoints, kept, at, state_rn, True, spec)
         for ahead in tl.static_range(tl.constexpr(tile.group)):
             t = begin + ahead
-            x = group[ahead]
+            x = widened(group[ahead])
             state_rn = begun(state_rn, resets, at, t, steps)
             state_rn = next_state(state_rn, mixed(state_rn, turned_ru, x, spec), x)
             y_r = tl.sum(state_rn * x.q_n[None, :], 1) + residual_r * x.v_r

@@ -36,7 +36,7 @@ class MixCall:
             decay [b, t, h].
         mix_huv: W.
         residual_hv: D.
-        first_bhvn: State before the first step; None is zeros.
+        first_bhvn: State before the first step.
         checkpoints_kbhvn: The states before every segment but the first; None keeps none.
         resets_bt: True where the state before a step is zero; None is nowhere.
     """
@@ -44,7 +44,7 @@ class MixCall:
     sequences: dict[str, Tensor]
     mix_huv: Tensor
     residual_hv: Tensor
-    first_bhvn: Tensor | None
+    first_bhvn: Tensor
     checkpoints_kbhvn: Tensor | None
     resets_bt: Tensor | None
 
@@ -68,7 +68,7 @@ def backward(
     dout_bthv: Tensor | None,
     dlast_bhvn: Tensor | None,
     gradients: dict[str, Tensor],
-    dfirst_bhvn: Tensor | None,
+    dfirst_bhvn: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Fill the gradients of the sequences and of the first state; return those of W and D.
 
@@ -123,7 +123,7 @@ def backward_launch(
     dout_bthv: Tensor | None,
     dlast_bhvn: Tensor | None,
     gradients: dict[str, Tensor],
-    dfirst_bhvn: Tensor | None,
+    dfirst_bhvn: Tensor,
     shares: tuple[Tensor, Tensor],
     *,
     fast: bool,

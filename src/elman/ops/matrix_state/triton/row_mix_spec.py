@@ -68,7 +68,7 @@ def mix_tile(spec: MixSpec, *, backward: bool) -> Tile:
     """
     rows, columns = (power_of_two(max(LEAST, size)) for size in (spec.rows, spec.columns))
     warps = min(_MOST_WARPS, max(1, rows * columns // _OF_A_WARP[spec.split]))
-    group = 1 if backward else 4 if warps == 1 else 2
+    group = 1 if backward else 4 if warps == 1 else 2  # the backward pass has none
     return Tile(rows, columns, 1, STEPS, group, warps)
 
 
