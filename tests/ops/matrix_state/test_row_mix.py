@@ -238,7 +238,7 @@ def _layer_results(options: dict[str, Any], backend: str, dtype: torch.dtype) ->
     layer = elman.layers.M2RNN(8, **options, backend=backend)
     torch.nn.init.normal_(layer.mix, std=0.4)
     layer = layer.to(dtype)
-    x_btd = torch.randn(1, 3, 8).to(dtype).requires_grad_()
+    x_btd = (3 * torch.randn(1, 3, 8)).to(dtype).requires_grad_()
     first_btd, state = layer(x_btd[:, :1])
     y_btd, state = layer(x_btd[:, 1:], state)
     loss = y_btd.square().sum() + first_btd.sum() + state["S"].sum()

@@ -27,8 +27,9 @@ from elman.ops.matrix_state.custom_op import KERNELS, check_call
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.matrix_state.reference import first_state
 from elman.ops.matrix_state.reference import recurrence as _by_step
-from elman.ops.matrix_state.row_mix import NAMES, row_mix
+from elman.ops.matrix_state.row_mix import row_mix
 from elman.ops.matrix_state.slots import slots
+from elman.ops.matrix_state.triton.row_mix_launch import NAMES
 
 
 def run(

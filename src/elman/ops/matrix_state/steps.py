@@ -211,7 +211,7 @@ STEPS: dict[str, Step] = {
 
 A step has the name that recurrences.py and plans have for its recurrence. ``decayed`` and ``delta``
 also serve their relatives, which differ in the gates alone (:data:`ADAPTERS`). ``e63m`` and
-``m2rnn`` have no plan. Every step takes the query ``q``. A step that reads also takes ``read``, the
+``m2rnn``, whose rows meet, have no plan. Every step takes the query ``q``. A step that reads also takes ``read``, the
 key of the read where that is not ``k``."""
 
 
