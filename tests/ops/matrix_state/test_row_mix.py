@@ -277,6 +277,8 @@ def test_what_the_kernels_do_not_read_is_refused_in_one_line() -> None:
             everything(given | change, "triton")
     with pytest.raises(UserError, match=r"computes on bfloat16 and float32, not on torch\.float16"):
         everything(given | {"v": given["v"].half()}, "triton")
+    with pytest.raises(UserError, match=r"computes on bfloat16 and float32, not on torch\.float64"):
+        everything({name: one.double() for name, one in given.items()}, "triton")
 
 
 def test_nothing_to_do() -> None:

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman.ops.common.door import FLOATING, check, check_resets
+from elman.ops.common.door import FLOATING, WIDE, check, check_resets
 from elman.ops.matrix_state.triton import row_mix_launch as triton
 from elman.ops.matrix_state.triton.row_mix_launch import NAMES, MixCall
 from elman.ops.matrix_state.triton.row_mix_spec import STEPS
 
 _OF = "matrix_state m2rnn"
-_WIDE = (torch.float32,)
 
 
 def check_call(
@@ -46,15 +45,15 @@ def check_call(
     batch, steps, heads, rows = gate.shape
     if not batch or not steps:
         raise ValueError(f"gate of {_OF}: shape {list(gate.shape)}, expected rows and steps")
-    columns = sequences["q"].shape[-1]
+    columns, wide = sequences["q"].shape[-1], WIDE[gate.dtype]
     of_rows, of_columns = (batch, steps, heads, rows), (batch, steps, heads, columns)
     shapes = {"q": of_columns, "k": of_columns, "v": of_rows, "decay": (batch, steps, heads)}
     for name, shape in shapes.items():
-        dtypes = _WIDE if name == "decay" else FLOATING
+        dtypes = wide if name == "decay" else FLOATING
         check(f"{name} of {_OF}", sequences[name], shape, gate.device, dtypes)
-    check(f"mix of {_OF}", mix_huv, (heads, rows, rows), gate.device, _WIDE)
-    check(f"residual of {_OF}", residual_hv, (heads, rows), gate.device, _WIDE)
-    check(f"state of {_OF}", first_bhvn, (batch, heads, rows, columns), gate.device, _WIDE)
+    check(f"mix of {_OF}", mix_huv, (heads, rows, rows), gate.device, wide)
+    check(f"residual of {_OF}", residual_hv, (heads, rows), gate.device, wide)
+    check(f"state of {_OF}", first_bhvn, (batch, heads, rows, columns), gate.device, wide)
     check_resets(_OF, resets_bt, gate)
 
 
