@@ -96,7 +96,7 @@ def parity(settings: Settings) -> dict[str, Any]:
     """Prove every model on its kernels, each in a process of its own."""
     chosen = models(settings.quick)
     with ThreadPoolExecutor(settings.jobs) as pool:
-        rows = list(pool.map(lambda item: prove(*item, settings), chosen.items()))
+        rows = list(pool.map(lambda name: prove(name, chosen[name], settings), chosen))
     wrong = [row["model"] for row in rows if not row["passed"]]
     report: dict[str, Any] = {"passed": not wrong, "models": len(rows), "rows": rows}
     if wrong:
