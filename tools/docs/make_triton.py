@@ -96,6 +96,7 @@ class Kernel:
         columns: Its columns.
         dtype: Of the sources.
         target: A key of :data:`TARGETS`.
+        everything: Of M2RNN, whether there are resets and a gradient of the last state.
     """
 
     name: str
@@ -103,11 +104,13 @@ class Kernel:
     columns: int
     dtype: torch.dtype
     target: str
+    everything: bool = False
 
     @property
     def label(self) -> str:
         """The kernel in one word."""
-        return f"{self.name}-n{self._size}-{self._dtype}-{self.target}"
+        words = [self.name, f"n{self._size}", self._dtype, self.target]
+        return "-".join([*words, "everything"] if self.everything else words)
 
     @property
     def _size(self) -> str:
@@ -132,12 +135,35 @@ class Kernel:
         driver.set_active(Target(self.target))
         fast = self.dtype == torch.bfloat16 and not self.target.startswith("gfx")
         if self.name == M2RNN:
-            return row_mix_pass(self.rows, self.columns, self.dtype, backward=backward, fast=fast)
+            return self._row_mix_pass(backward=backward, fast=fast)
         cell, options = CELLS[self.name]
         plan = stacked_plan(cell, 1, self.rows, self.columns, **options)
         call = call_of(plan, self.dtype, backward)
         one = launch.launches(call, backward=backward, fast=fast)[0]
         return one, tile_of(plan, backward=backward)
+
+    def _row_mix_pass(self, *, backward: bool, fast: bool) -> tuple[Launch, Tile]:
+        """Return the launch of a pass of M2RNN on tensors without memory, and its tile."""
+        rows, columns, dtype = self.rows, self.columns, self.dtype
+        lead, state = (_BATCH, _STEPS, MIX_HEADS), (_BATCH, MIX_HEADS, rows, columns)
+        widths = {"q": columns, "k": columns, "v": rows, "gate": rows}
+        sequences = {name: room(*lead, width, of=dtype) for name, width in widths.items()}
+        sequences["decay"] = room(*lead)
+        kept = torch.float16 if dtype == torch.bfloat16 else torch.float32
+        checkpoints = room((_STEPS - 1) // STEPS, *state, of=kept)
+        mix, residual = room(MIX_HEADS, rows, rows), room(MIX_HEADS, rows)
+        first, out = room(*state), room(*lead, rows, of=dtype)
+        resets_bt = room(_BATCH, _STEPS, of=torch.bool) if self.everything else None
+        call = MixCall(sequences, mix, residual, first, checkpoints, resets_bt)
+        if not backward:
+            one = row_mix_launch.forward_launch(call, out, first, fast=fast)
+        else:
+            shares = (room(_BATCH, *mix.shape), room(_BATCH, *residual.shape))
+            given = (out, first if self.everything else None, sequences, first, shares)
+            one = row_mix_launch.backward_launch(call, *given, fast=fast)
+        tile = one.arguments[-1]
+        assert isinstance(tile, Tile)
+        return one, tile
 
     def _compiled(self, one: Launch) -> tuple[int, int, int]:
         """Return the registers, spilled bytes and shared bytes of a pass."""
@@ -167,29 +193,6 @@ def call_of(plan: Plan, dtype: torch.dtype, backward: bool) -> Call:
     else:
         call.point(out=output, last=room(*state))
     return call
-
-
-def row_mix_pass(
-    rows: int, columns: int, dtype: torch.dtype, *, backward: bool, fast: bool
-) -> tuple[Launch, Tile]:
-    """Return the launch of a pass of M2RNN on tensors without memory, and its tile."""
-    lead, state = (_BATCH, _STEPS, MIX_HEADS), (_BATCH, MIX_HEADS, rows, columns)
-    widths = {"q": columns, "k": columns, "v": rows, "gate": rows}
-    sequences = {name: room(*lead, width, of=dtype) for name, width in widths.items()}
-    sequences["decay"] = room(*lead)
-    kept = torch.float16 if dtype == torch.bfloat16 else torch.float32
-    checkpoints = room((_STEPS - 1) // STEPS, *state, of=kept)
-    mix, residual, first = room(MIX_HEADS, rows, rows), room(MIX_HEADS, rows), room(*state)
-    call = MixCall(sequences, mix, residual, first, checkpoints, None)
-    out = room(*lead, rows, of=dtype)
-    if not backward:
-        one = row_mix_launch.forward_launch(call, out, first, fast=fast)
-    else:
-        shares = (room(_BATCH, *mix.shape), room(_BATCH, *residual.shape))
-        one = row_mix_launch.backward_launch(call, out, None, sequences, first, shares, fast=fast)
-    tile = one.arguments[-1]
-    assert isinstance(tile, Tile)
-    return one, tile
 
 
 def _of_nvidia(assembled: Any) -> tuple[int, int]:
@@ -229,9 +232,16 @@ def kernels() -> Iterator[Kernel]:
         yield Kernel(M2RNN, *size, torch.float32, "sm_90")
 
 
+def unlisted() -> Iterator[Kernel]:
+    """Yield kernels that compile, too, and are not on the page: M2RNN with everything."""
+    for dtype in (torch.bfloat16, torch.float32):
+        yield Kernel(M2RNN, 16, 16, dtype, "sm_90", everything=True)
+    yield Kernel(M2RNN, 20, 33, torch.bfloat16, "gfx942", everything=True)
+
+
 def answer() -> None:
     """Compile what standard input names, a label a line, and print each row as JSON."""
-    known = {kernel.label: kernel for kernel in kernels()}
+    known = {kernel.label: kernel for kernel in (*kernels(), *unlisted())}
     for line in sys.stdin:
         print(json.dumps(known[line.strip()].row()), flush=True)
 
