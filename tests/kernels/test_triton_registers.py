@@ -17,7 +17,13 @@ from elman.kernels.triton_version import triton_version
 pytest.importorskip("triton")
 TOOL = Path(__file__).parents[2] / "tools" / "docs" / "make_triton.py"
 MOST_SPILLED = 8  # bytes of a thread: two numbers
-COMPILED = ("E70-n16-bf16-sm_90", "E72-n64-bf16-gfx942", "E88-n16-bf16-sm_80")
+MOST_SPILLED_BY_M2RNN = 24
+COMPILED = (
+    "E70-n16-bf16-sm_90",
+    "E72-n64-bf16-gfx942",
+    "E88-n16-bf16-sm_80",
+    "M2RNN-n16-bf16-sm_90",
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +39,7 @@ def tool() -> ModuleType:
 
 def rows(tool: ModuleType) -> list[list[str]]:
     """Return the rows of the page's table."""
-    lines = [line for line in tool.PAGE.read_text().splitlines() if line.startswith("| E")]
+    lines = [line for line in tool.PAGE.read_text().splitlines() if line.startswith(("| E", "| M"))]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
@@ -50,10 +56,21 @@ def compiled(labels: tuple[str, ...], cache: Path) -> list[list[str]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def spilled(row: list[str]) -> list[int]:
+    """Return the bytes that each pass spills."""
+    return [int(n_bytes) for n_bytes in row[6].split(" / ")]
+
+
+def allowed(row: list[str]) -> int:
+    """Return how many bytes a pass may spill: M2RNN of the suites none on sm_90."""
+    if row[0] != "M2RNN":
+        return MOST_SPILLED
+    return 0 if (row[1], row[3]) == ("16", "sm_90") else MOST_SPILLED_BY_M2RNN
+
+
 def check(found: list[list[str]], labels: tuple[str, ...], tool: ModuleType) -> None:
     for row, label in zip(found, labels, strict=True):
-        spilled = max(map(int, row[6].split(" / ")))
-        assert spilled <= MOST_SPILLED, f"{label} spills {row[6]} bytes"
+        assert max(spilled(row)) <= allowed(row), f"{label} spills {row[6]} bytes"
         if f"Triton {triton_version()}," in tool.PAGE.read_text():
             known = rows(tool)
             assert row in known, "the page is old: run python tools/docs/make_triton.py"
@@ -70,12 +87,20 @@ def test_every_kernel_compiles_to_what_the_page_says(tmp_path: Path, tool) -> No
     check(compiled(labels, tmp_path), labels, tool)
 
 
+@pytest.mark.slow
+def test_what_the_page_leaves_out_compiles_too(tmp_path: Path, tool) -> None:
+    labels = tuple(kernel.label for kernel in tool.unlisted())
+    found = compiled(labels, tmp_path)
+    assert len(found) == len(labels)
+    assert all(max(spilled(row)) <= MOST_SPILLED_BY_M2RNN for row in found)
+
+
 def test_the_page_has_every_row_and_hardly_anything_spills(tool) -> None:
     labels = [kernel.label for kernel in tool.kernels()]
     assert ["-".join((r[0], f"n{r[1]}", r[2], r[3])) for r in rows(tool)] == labels
-    spilled = [int(n_bytes) for row in rows(tool) for n_bytes in row[6].split(" / ")]
-    assert max(spilled) <= MOST_SPILLED
-    assert spilled.count(0) >= len(spilled) - 2
+    assert all(max(spilled(row)) <= allowed(row) for row in rows(tool))
+    found = [n_bytes for row in rows(tool) if row[0] != "M2RNN" for n_bytes in spilled(row)]
+    assert found.count(0) >= len(found) - 2
 
 
 def test_the_interpreter_compiles_nothing() -> None:

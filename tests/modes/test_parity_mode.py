@@ -300,6 +300,22 @@ def test_every_cell_has_its_shapes(name: str) -> None:
     assert quick == shapes[: 3 if name == "llama" else 2]
 
 
+def test_sizes_that_no_kernel_has_are_left_out_with_the_reason() -> None:
+    cell = registry.cell("m2rnn")
+    defaults = {name: option.default for name, option in cell.options.items()}
+    shapes, notes = shapes_for(cell, 256, defaults, quick=False)
+    sizes = {shape.options.get("n_state", 16) for shape in shapes}
+    assert sizes == {16, 20, 28, 32}
+    assert [note.partition(" left out: its kernels hold")[0] for note in notes] == [
+        "n_state 64",
+        "n_state 256",
+    ]
+    # A model that no kernel runs is checked in every size: the reference alone.
+    shapes, notes = shapes_for(cell, 256, defaults | {"n_state": 48}, quick=False)
+    assert {shape.options["n_state"] for shape in shapes} == {16, 20, 28, 32, 48, 64, 256}
+    assert not notes
+
+
 def test_a_large_layer_is_checked_at_small_sizes_only() -> None:
     cell = registry.cell("e88")
     defaults = {key: option.default for key, option in cell.options.items()}

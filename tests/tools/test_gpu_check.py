@@ -74,12 +74,14 @@ def test_one_gpu_is_one_line_and_status_2(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_every_cell_with_cuda_kernels_is_proved(gpu_check) -> None:
+def test_every_cell_with_kernels_of_elman_is_proved(gpu_check) -> None:
     registry, compose = gpu_check.registry, importlib.import_module("elman.config.compose")
     quick, all_ = gpu_check.models(True), gpu_check.models(False)
     wanted = {name for name, cell in registry.cells().items() if "cuda" in cell.backends}
+    assert quick["m2rnn"] == "triton"
+    assert quick["llama"] == "cuda"
     cells = [compose.compose_config([f"model={name}"]).model.cell for name in quick]
-    assert sorted(cells) == sorted(wanted)
+    assert sorted(cells) == sorted(wanted | {"m2rnn"})
     assert set(quick) < set(all_)
 
 
@@ -132,8 +134,8 @@ def test_parity_rows_show_what_failed(gpu_check, settings, monkeypatch) -> None:
         "e61": {"model": "e61", "passed": False, "status": 1, "checks": checks},
         "e34": {"model": "e34", "passed": False, "status": None, "problem": "stopped"},
     }
-    monkeypatch.setattr(gpu_check, "models", lambda quick: list(rows))
-    monkeypatch.setattr(gpu_check, "prove", lambda name, settings: rows[name])
+    monkeypatch.setattr(gpu_check, "models", lambda quick: dict.fromkeys(rows, "cuda"))
+    monkeypatch.setattr(gpu_check, "prove", lambda name, backend, settings: rows[name])
     part = gpu_check.parity(settings)
     assert (part["passed"], part["problem"]) == (False, "2 of 2 models: e61, e34")
     page = gpu_check.markdown({"parity": part | {"seconds": 1.0}})

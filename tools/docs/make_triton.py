@@ -25,8 +25,11 @@ from elman.kernels.triton_version import triton_version
 from elman.ops.matrix_state.abi import Call, kept_dtype
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.matrix_state.stacked import DELTA, E70, stacked_plan
-from elman.ops.matrix_state.triton import launch
-from elman.ops.matrix_state.triton.spec import tile_of
+from elman.ops.matrix_state.triton import launch, row_mix_launch
+from elman.ops.matrix_state.triton.launch import Launch
+from elman.ops.matrix_state.triton.row_mix_launch import MixCall
+from elman.ops.matrix_state.triton.row_mix_spec import STEPS
+from elman.ops.matrix_state.triton.spec import Tile, tile_of
 from elman.report.markdown import table
 
 PAGE = Path(__file__).parents[2] / "docs" / "triton-registers.md"
@@ -46,6 +49,9 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
     "E73cp": ("delta", _Z | {"z_act": "none", "key": "zk", "k_unit": True}),
     "E88": ("delta", DELTA),
 }
+M2RNN = "M2RNN"
+MIX_SIZES = ((16, 16), (32, 32), (16, 64))  # value rows and key columns; the last is the paper's
+MIX_HEADS = 40  # of conf/model/m2rnn.yaml
 HEAD = [
     "kernel",
     "n",
@@ -86,20 +92,29 @@ class Kernel:
 
     Args:
         name: The model.
-        n: Rows and columns of the state.
+        rows: Rows of the state.
+        columns: Its columns.
         dtype: Of the sources.
         target: A key of :data:`TARGETS`.
+        everything: Of M2RNN, whether there are resets and a gradient of the last state.
     """
 
     name: str
-    n: int
+    rows: int
+    columns: int
     dtype: torch.dtype
     target: str
+    everything: bool = False
 
     @property
     def label(self) -> str:
         """The kernel in one word."""
-        return f"{self.name}-n{self.n}-{self._dtype}-{self.target}"
+        words = [self.name, f"n{self._size}", self._dtype, self.target]
+        return "-".join([*words, "everything"] if self.everything else words)
+
+    @property
+    def _size(self) -> str:
+        return str(self.rows) if self.rows == self.columns else f"{self.rows}x{self.columns}"
 
     @property
     def _dtype(self) -> str:
@@ -107,36 +122,63 @@ class Kernel:
 
     def row(self) -> list[str]:
         """Compile both kernels and return their row of the page."""
-        cell, options = CELLS[self.name]
-        plan = stacked_plan(cell, 1, self.n, self.n, **options)
-        used = [self._compiled(plan, backward=backward) for backward in (False, True)]
-        tiles = [tile_of(plan, backward=backward) for backward in (False, True)]
-        sizes = " / ".join(f"{one.rows} x {one.warps} x {one.row_tiles}" for one in tiles)
+        passes = [self._pass(backward=backward) for backward in (False, True)]
+        used = [self._compiled(one) for one, _ in passes]
+        sizes = " / ".join(f"{t.rows} x {t.warps} x {t.row_tiles}" for _, t in passes)
         columns = [" / ".join(map(str, pair)) for pair in zip(*used, strict=True)]
-        return [self.name, str(self.n), self._dtype, self.target, sizes, *columns]
+        return [self.name, self._size, self._dtype, self.target, sizes, *columns]
 
-    def _compiled(self, plan: Plan, *, backward: bool) -> tuple[int, int, int]:
-        """Return the registers, spilled bytes and shared bytes of a pass."""
+    def _pass(self, *, backward: bool) -> tuple[Launch, Tile]:
+        """Return the launch of a pass, and what a program of it holds."""
         from triton.runtime import driver
 
         driver.set_active(Target(self.target))
-        amd = self.target.startswith("gfx")
+        fast = self.dtype == torch.bfloat16 and not self.target.startswith("gfx")
+        if self.name == M2RNN:
+            return self._row_mix_pass(backward=backward, fast=fast)
+        cell, options = CELLS[self.name]
+        plan = stacked_plan(cell, 1, self.rows, self.columns, **options)
         call = call_of(plan, self.dtype, backward)
-        fast = self.dtype == torch.bfloat16 and not amd
         one = launch.launches(call, backward=backward, fast=fast)[0]
-        found = one.kernel.warmup(
-            *one.arguments, grid=one.programs, num_warps=one.warps, num_stages=1
-        )
-        usage = _of_amd if amd else _of_nvidia
+        return one, tile_of(plan, backward=backward)
+
+    def _row_mix_pass(self, *, backward: bool, fast: bool) -> tuple[Launch, Tile]:
+        """Return the launch of a pass of M2RNN on tensors without memory, and its tile."""
+        rows, columns, dtype = self.rows, self.columns, self.dtype
+        lead, state = (_BATCH, _STEPS, MIX_HEADS), (_BATCH, MIX_HEADS, rows, columns)
+        widths = {"q": columns, "k": columns, "v": rows, "gate": rows}
+        sequences = {name: room(*lead, width, of=dtype) for name, width in widths.items()}
+        sequences["decay"] = room(*lead)
+        kept = torch.float16 if dtype == torch.bfloat16 else torch.float32
+        checkpoints = room((_STEPS - 1) // STEPS, *state, of=kept)
+        mix, residual = room(MIX_HEADS, rows, rows), room(MIX_HEADS, rows)
+        first, out = room(*state), room(*lead, rows, of=dtype)
+        resets_bt = room(_BATCH, _STEPS, of=torch.bool) if self.everything else None
+        call = MixCall(sequences, mix, residual, first, checkpoints, resets_bt)
+        if not backward:
+            one = row_mix_launch.forward_launch(call, out, first, fast=fast)
+        else:
+            shares = (room(_BATCH, *mix.shape), room(_BATCH, *residual.shape))
+            given = (out, first if self.everything else None, sequences, first, shares)
+            one = row_mix_launch.backward_launch(call, *given, fast=fast)
+        tile = one.arguments[-1]
+        assert isinstance(tile, Tile)
+        return one, tile
+
+    def _compiled(self, one: Launch) -> tuple[int, int, int]:
+        """Return the registers, spilled bytes and shared bytes of a pass."""
+        found = one.kernel.warmup(*one.arguments, grid=one.programs, **one.options)
+        usage = _of_amd if self.target.startswith("gfx") else _of_nvidia
         return (*usage(found.asm), int(found.metadata.shared))
+
+
+def room(*shape: int, of: torch.dtype = torch.float32) -> Tensor:
+    """Return a tensor without memory."""
+    return torch.empty(*shape, dtype=of, device="meta")
 
 
 def call_of(plan: Plan, dtype: torch.dtype, backward: bool) -> Call:
     """Return a call of a pass on tensors without memory."""
-
-    def room(*shape: int, of: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(*shape, dtype=of, device="meta")
-
     sources = [room(_BATCH, _STEPS, channels, of=dtype) for channels in plan.channels]
     parameters = [room(*shape) for shape in plan.parameter_shapes.values()]
     segment = launch.segment(plan, _BATCH, dtype)
@@ -177,18 +219,29 @@ def _of_amd(assembled: Any) -> tuple[int, int]:
 
 
 def kernels() -> Iterator[Kernel]:
-    """Yield every cell in every size: bf16 on every GPU, fp32 on sm_90 at n = 64."""
+    """Yield every cell in every size: bf16 on every GPU, fp32 on sm_90 in one or two."""
     for name in CELLS:
         for n in SIZES:
             for target in TARGETS:
-                yield Kernel(name, n, torch.bfloat16, target)
+                yield Kernel(name, n, n, torch.bfloat16, target)
             if n == 64:
-                yield Kernel(name, n, torch.float32, "sm_90")
+                yield Kernel(name, n, n, torch.float32, "sm_90")
+    for size in MIX_SIZES:
+        for target in TARGETS:
+            yield Kernel(M2RNN, *size, torch.bfloat16, target)
+        yield Kernel(M2RNN, *size, torch.float32, "sm_90")
+
+
+def unlisted() -> Iterator[Kernel]:
+    """Yield kernels that compile, too, and are not on the page: M2RNN with everything."""
+    for dtype in (torch.bfloat16, torch.float32):
+        yield Kernel(M2RNN, 16, 16, dtype, "sm_90", everything=True)
+    yield Kernel(M2RNN, 20, 33, torch.bfloat16, "gfx942", everything=True)
 
 
 def answer() -> None:
     """Compile what standard input names, a label a line, and print each row as JSON."""
-    known = {kernel.label: kernel for kernel in kernels()}
+    known = {kernel.label: kernel for kernel in (*kernels(), *unlisted())}
     for line in sys.stdin:
         print(json.dumps(known[line.strip()].row()), flush=True)
 
@@ -208,7 +261,8 @@ values with a slash, the first is of the forward kernel and the second of the ba
 - **registers**: of a thread. On gfx942 these are vector registers, of 512.
 - **spilled bytes**: of a thread, in local memory: hardly any, or a step would be slow.
 
-E73 is its column variant. Other versions of Triton give other numbers.
+E73 is its column variant. M2RNN has a state of 16 value rows and 16 key columns in its suites; a
+program holds all of it. Other versions of Triton give other numbers.
 
 {table(HEAD, rows)}
 """

@@ -2,7 +2,7 @@
 
     make gpu-check          (or: python tools/gpu/gpu_check.py --out DIR)
 
-parity    mode=parity of every model whose cell has CUDA kernels, several at a time
+parity    mode=parity of every model whose cell has kernels of elman for a GPU, several at a time
 typed     gpu_as_typed.py: elman's own commands as a user types them, with empty caches
 train     gpu_train.py: training runs and layers, as users run them
 replay    gpu_replay.py: a small model of every cell and every setting, replayed as CUDA graphs
@@ -35,6 +35,7 @@ from typing import Any
 
 from elman.config.catalog import catalog
 from elman.models.cells import registry
+from elman.models.cells.declaration import Cell
 from elman.report.markdown import table
 
 HERE = Path(__file__).parent
@@ -64,19 +65,26 @@ class Settings:
 # ---- parity
 
 
-def models(quick: bool) -> list[str]:
-    """Return the models to check: one for each cell, or one for each set of its options."""
-    found: dict[str, str] = {}
+def models(quick: bool) -> dict[str, str]:
+    """Return the models to check, each with its backend: one for each cell or set of options."""
+    found: dict[str, tuple[str, str]] = {}
     for listed in catalog():
         model = listed.config
         if model is None:
             continue
-        declared = registry.cell(model.cell)
-        if "cuda" not in declared.under(model.options).backends:
+        backend = own_kernels(registry.cell(model.cell).under(model.options))
+        if not backend:
             continue
         kinds = [] if quick else [one for one in model.options.items() if not _is_size(*one)]
-        found.setdefault(f"{model.cell} {sorted(kinds)}", listed.name)
-    return list(found.values())
+        found.setdefault(f"{model.cell} {sorted(kinds)}", (listed.name, backend))
+    return dict(found.values())
+
+
+def own_kernels(cell: Cell) -> str:
+    """Return the backend of elman's kernels for a cell on an NVIDIA GPU; empty without any."""
+    if cell.package is not None:
+        return ""
+    return next((name for name in ("cuda", "triton") if name in cell.backends), "")
 
 
 def _is_size(name: str, value: object) -> bool:
@@ -85,10 +93,10 @@ def _is_size(name: str, value: object) -> bool:
 
 
 def parity(settings: Settings) -> dict[str, Any]:
-    """Prove every model on the cuda backend, each in a process of its own."""
-    names = models(settings.quick)
+    """Prove every model on its kernels, each in a process of its own."""
+    chosen = models(settings.quick)
     with ThreadPoolExecutor(settings.jobs) as pool:
-        rows = list(pool.map(lambda name: prove(name, settings), names))
+        rows = list(pool.map(lambda name: prove(name, chosen[name], settings), chosen))
     wrong = [row["model"] for row in rows if not row["passed"]]
     report: dict[str, Any] = {"passed": not wrong, "models": len(rows), "rows": rows}
     if wrong:
@@ -96,13 +104,13 @@ def parity(settings: Settings) -> dict[str, Any]:
     return report
 
 
-def prove(name: str, settings: Settings) -> dict[str, Any]:
-    """Run mode=parity for a model and return what it found."""
+def prove(name: str, backend: str, settings: Settings) -> dict[str, Any]:
+    """Run mode=parity for a model on a backend and return what it found."""
     folder = settings.out / "parity" / name
     shutil.rmtree(folder, ignore_errors=True)
     quick = str(settings.quick).lower()
     command = [sys.executable, "-m", "elman", "mode=parity", f"model={name}"]
-    command += ["kernels.backend=cuda", f"parity.quick={quick}", f"hydra.run.dir={folder}"]
+    command += [f"kernels.backend={backend}", f"parity.quick={quick}", f"hydra.run.dir={folder}"]
     log = settings.out / "parity" / f"{name}.log"
     threads = max(1, (os.cpu_count() or 1) // settings.jobs)
     row = {"model": name} | run_logged(command, log, PARITY_S, OMP_NUM_THREADS=str(threads))

@@ -9,8 +9,10 @@ against the fp64 reference, with NaN in every tensor that the engine allocates, 
 first state and resets; and that a replayed CUDA graph gives the same bits. Times: bf16, B = 32 and
 T = 512, each pass replayed as a CUDA graph, both backends in turn in every round; "first" are the
 seconds of the first call of both passes with an empty cache, which is compilation. --tiles times
-other tiles of a program than those of spec.py. --cells chooses some of the cells. Needs torch with
-triton, a GPU and this package on PYTHONPATH. On an AMD GPU the CUDA kernels are left out.
+other tiles of a program than those of spec.py. --cells chooses some of the cells. M2RNN, whose
+kernels are its own, has sizes of its own (triton_row_mix.py), which --sizes does not change:
+--cells M2RNN checks and times it alone. Needs torch with triton, a GPU and this package on
+PYTHONPATH. On an AMD GPU the CUDA kernels are left out.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton_row_mix  # type: ignore[import-not-found]
 from instruments import (  # type: ignore[import-not-found]
     device_name,
     distance,
@@ -87,12 +90,19 @@ def main() -> None:
         | {"triton": triton_version(), "rocm": torch_is_for_rocm()}
     )
     passed, everything = True, not (given.check or given.time or given.tiles)
+    chosen = None if given.cells is None else [name for name in given.cells if name in CELLS]
+    with_m2rnn = given.cells is None or triton_row_mix.NAME in given.cells
     if given.check or everything:
-        passed = checks(given.cells or CELLS, given.sizes or CHECKED_SIZES, report)
+        cells = CELLS if chosen is None else chosen
+        passed = checks(cells, given.sizes or CHECKED_SIZES, report)
+        passed &= not with_m2rnn or triton_row_mix.checks(report)
     if given.time or everything:
-        times(given.cells or TIMED, given.sizes or SIZES, report)
+        times(TIMED if chosen is None else chosen, given.sizes or SIZES, report)
+        if with_m2rnn:
+            with empty_cache():
+                triton_row_mix.times(report)
     if given.tiles:
-        time_tiles(given.cells or TILED, given.sizes or SIZES, report)
+        time_tiles(TILED if chosen is None else chosen, given.sizes or SIZES, report)
     report({"what": "end", "passed": passed})
     raise SystemExit(0 if passed else 1)
 
@@ -104,7 +114,8 @@ def parse() -> argparse.Namespace:
     for part in ("check", "time", "tiles"):
         parser.add_argument(f"--{part}", action="store_true", help="this part alone")
     parser.add_argument("--sizes", nargs="+", type=int, help="rows and columns of the state")
-    parser.add_argument("--cells", nargs="+", choices=CELLS, metavar="CELL", help=", ".join(CELLS))
+    names = (*CELLS, triton_row_mix.NAME)
+    parser.add_argument("--cells", nargs="+", choices=names, metavar="CELL", help=", ".join(names))
     return parser.parse_args()
 
 

@@ -18,7 +18,8 @@ tuples and plain objects as arguments, which older compilers refuse."""
 WRONG_GATED_DELTA = ("3.4.0", "3.7.1")
 """From the first version to before the second, flash-linear-attention's gated delta rule gets wrong
 gradients on Hopper (its issues 640, 983 and 984), where products of matrices are pipelined. elman's
-own kernels have no such product."""
+own kernels pipeline none: M2RNN's products are too small for Hopper's, and its loops load one step
+ahead by themselves."""
 # ROCm builds of torch bring theirs under a name of their own.
 _DISTRIBUTIONS = ("triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton")
 _VARIABLE = "TRITON_INTERPRET"

@@ -155,6 +155,14 @@ def _impossible(cell: Cell, dim: int, options: Mapping[str, Value]) -> str | Non
     return None
 
 
+def _no_kernel(cell: Cell, own: Mapping[str, Value], options: Mapping[str, Value]) -> str:
+    """Return why no kernel has these sizes where one has the model's own; empty if one does."""
+    defaults = {name: option.default for name, option in cell.options.items()}
+    if cell.limit({**defaults, **own}):
+        return ""
+    return cell.limit({**defaults, **options})
+
+
 def _takes_resets(cell: Cell) -> bool:
     """Return whether the layer's forward pass has the argument; a user's own may not."""
     return "resets_bt" in inspect.signature(layer_class(cell).forward).parameters
@@ -173,7 +181,8 @@ def _sized(cell: Cell, own: Mapping[str, Value], small: int, notes: list[str]) -
         # Few heads are enough: heads do not depend on each other.
         heads = {"n_heads": 1 if size > _LARGE else 2} if "n_heads" in cell.options else {}
         options = {**own, _SIZE: size, **heads}
-        if (problem := _impossible(cell, small, options)) is None:
+        problem = _impossible(cell, small, options) or _no_kernel(cell, own, options)
+        if not problem:
             yield _fitted(cell, f"n_state {size}", small, options)
         else:
             notes.append(f"n_state {size} left out: {problem}")

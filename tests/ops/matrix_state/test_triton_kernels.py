@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -29,6 +28,8 @@ from tests.ops.matrix_state.triton_cases import (
     drawn,
     everything,
     plan_of,
+    plant,
+    poisoned,
     quicken,
     right,
     tied,
@@ -37,9 +38,8 @@ from tests.ops.matrix_state.triton_cases import (
 )
 
 triton = pytest.importorskip("triton")
-FOLDER = Path(launch.__file__).parent
 MODULES = ("maths", "cells", "inputs", "forward", "backward")
-CELLS = ("e70", "e71", "e72", "e73", "e73cp", "e88")
+CELLS = ("e70", "e71", "e72", "e73", "e73cp", "e88", "m2rnn")
 
 
 @pytest.fixture(autouse=True)
@@ -109,15 +109,8 @@ def test_nothing_uninitialized_is_read_or_returned(monkeypatch: pytest.MonkeyPat
     plan = plan_of("e73cp-column-n20")
     given = drawn(plan, 1, 3, FP32, first=True)
     wanted = everything(plan, given, "triton")
-    for make in ("empty", "empty_like"):
-        real = getattr(torch, make)
-        monkeypatch.setattr(torch, make, _poisoned(real))
-    assert torch.empty(3).isnan().all()
+    poisoned(monkeypatch)
     assert not wrong(everything(plan, given, "triton"), wanted, 0.0)
-
-
-def _poisoned(make: Any) -> Any:
-    return lambda *given, **named: make(*given, **named).fill_(torch.nan)
 
 
 def test_tanh_saturates_and_large_numbers_stay_finite() -> None:
@@ -400,23 +393,6 @@ def test_a_planted_fault_is_found(
     given = drawn(plan, 1, steps, FP32, first=True)
     if name == "saturated":
         given["source 0"] *= 30
-    _plant(tmp_path, monkeypatch, module, old, new)
-    assert wrong(everything(plan, given, "triton"), right(plan, given), TOLERANCE[FP32])
-
-
-def _plant(folder: Path, monkeypatch: pytest.MonkeyPatch, module: str, old: str, new: str) -> None:
-    """Load the kernels anew with a change in one of their files."""
-    for name in MODULES:
-        text = (FOLDER / f"{name}.py").read_text()
-        if name == module:
-            assert text.count(old) == 1, old
-            text = text.replace(old, new)
-        path = folder / f"{name}.py"
-        path.write_text(text)
-        spec = importlib.util.spec_from_file_location(f"{launch.__package__}.{name}", path)
-        assert spec is not None
-        assert spec.loader is not None
-        loaded = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, spec.name, loaded)
-        spec.loader.exec_module(loaded)
+    plant(tmp_path, monkeypatch, MODULES, module, old, new)
     monkeypatch.setattr(launch, "_parts_of", launch._parts_of.__wrapped__)
+    assert wrong(everything(plan, given, "triton"), right(plan, given), TOLERANCE[FP32])

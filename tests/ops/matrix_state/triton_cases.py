@@ -5,7 +5,11 @@ Shape legend: b batch, t time, c channels, h heads, v state rows, n state column
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,6 +99,40 @@ def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
         return self.rewrite()(*args, **kwargs)
 
     monkeypatch.setattr(InterpretedFunction, "__call__", call)
+
+
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every new tensor be NaN until something is written to it."""
+    for name in ("empty", "empty_like"):
+        make = getattr(torch, name)
+        monkeypatch.setattr(
+            torch, name, lambda *given, _make=make, **named: _make(*given, **named).fill_(torch.nan)
+        )
+    assert torch.empty(3).isnan().all()
+
+
+def plant(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    modules: Iterable[str],
+    module: str,
+    old: str,
+    new: str,
+) -> None:
+    """Load kernels anew, with a change in one of their files."""
+    for name in modules:
+        text = (Path(launch.__file__).parent / f"{name}.py").read_text()
+        if name == module:
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        path = folder / f"{name}.py"
+        path.write_text(text)
+        spec = importlib.util.spec_from_file_location(f"{launch.__package__}.{name}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        loaded = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, spec.name, loaded)
+        spec.loader.exec_module(loaded)
 
 
 def drawn(plan: Plan, batch: int, steps: int, dtype: torch.dtype, first: bool) -> Tensors:

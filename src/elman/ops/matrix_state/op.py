@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
 from elman.base.errors import UserError
 from elman.ops.common.door import (
@@ -18,14 +20,16 @@ from elman.ops.common.door import (
     empty_results,
     is_empty,
 )
-from elman.ops.common.precision import no_autocast
+from elman.ops.common.precision import no_autocast, wide_dtype
 from elman.ops.common.uncompiled import uncompiled
 from elman.ops.matrix_state.backends import BACKENDS
 from elman.ops.matrix_state.custom_op import KERNELS, check_call
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.matrix_state.reference import first_state
 from elman.ops.matrix_state.reference import recurrence as _by_step
+from elman.ops.matrix_state.row_mix import row_mix
 from elman.ops.matrix_state.slots import slots
+from elman.ops.matrix_state.triton.row_mix_launch import NAMES
 
 
 def run(
@@ -123,6 +127,60 @@ def slot_recurrence(
     first_bni = state_bhni.squeeze(1)
     y_btn, last_bni, *_ = slots(backend, k, q, value, row, mix_nn.to(dtype), first_bni, resets_bt)
     return y_btn.unsqueeze(2), last_bni.unsqueeze(1)
+
+
+def row_mix_recurrence(
+    sequences: Mapping[str, Tensor],
+    mix_huv: Tensor,
+    residual_hv: Tensor,
+    state_bhvn: Tensor,
+    *,
+    backend: str,
+    resets_bt: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Run M2RNN over time, whose matrix mixes all rows of a state.
+
+    S' = f S + (1 - f) tanh(W^T S + v k^T), out = (S' q + D v) silu(g) (matrix-state specification
+    13). Gradients reach every tensor argument.
+
+    Args:
+        sequences: ``q`` and ``k`` [B, T, heads, columns], ``v`` and ``gate`` (g) [B, T, heads,
+            rows], ``decay`` (f) [B, T, heads] in fp32 or wider.
+        mix_huv: W [heads, rows, rows].
+        residual_hv: D [heads, rows].
+        state_bhvn: State before the first step.
+        backend: ``reference`` or ``triton``.
+        resets_bt: As for :func:`run`.
+
+    Returns:
+        The output [B, T, heads, rows] and the state after the last step, in fp32 or wider; triton
+        writes the output in the gate's dtype.
+
+    Raises:
+        ValueError: the state or a sequence has another shape, dtype or device than the rest.
+        UserError: Triton does not run on the tensors' device or dtype.
+    """
+    v_bthv, gate_bthv = sequences["v"], sequences["gate"]
+    if backend == "reference" or is_empty(v_bthv):
+        inputs = {name: sequences[name] for name in ("q", "k", "v")}
+        inputs["decay"] = sequences["decay"].unsqueeze(-1)
+        y_bthv, last_bhvn = recurrence(
+            "m2rnn",
+            inputs,
+            {"mixes": mix_huv},
+            state_bhvn,
+            nonlinearity="linear",
+            backend="reference",
+            resets_bt=resets_bt,
+        )
+        wide = state_bhvn.dtype
+        y_bthv = y_bthv + residual_hv.to(wide) * v_bthv.to(wide)
+        return y_bthv * functional.silu(gate_bthv.to(wide)), last_bhvn
+    wide = wide_dtype(v_bthv.dtype)
+    tensors = [*(sequences[name] for name in NAMES), mix_huv.to(wide), residual_hv.to(wide)]
+    keep = torch.is_grad_enabled() and any(one.requires_grad for one in (*tensors, state_bhvn))
+    out_bthv, last_bhvn, _ = row_mix(keep, *tensors, state_bhvn, resets_bt)
+    return out_bthv, last_bhvn
 
 
 @uncompiled

@@ -211,8 +211,8 @@ STEPS: dict[str, Step] = {
 
 A step has the name that recurrences.py and plans have for its recurrence. ``decayed`` and ``delta``
 also serve their relatives, which differ in the gates alone (:data:`ADAPTERS`). ``e63m`` and
-``m2rnn`` have no plan. Every step takes the query ``q``. A step that reads also takes ``read``, the
-key of the read where that is not ``k``."""
+``m2rnn``, whose rows meet, have no plan. Every step takes the query ``q``. A step that reads also
+takes ``read``, the key of the read where that is not ``k``."""
 
 
 def _rms_norm(s_snv: Tensor) -> Tensor:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from elman.models.cells.common.options import D_CONV
-from elman.models.cells.declaration import Cell, Option
+from elman.models.cells.declaration import Cell, Option, Value
+from elman.ops.matrix_state.triton.row_mix_spec import size_problem
 
 _OPTIONS = {
     "n_heads": Option(64, "heads of v, of the decay, of the gate and of W", minimum=1, size=True),
@@ -19,6 +22,15 @@ _OPTIONS = {
     "dropout": Option(0.0, "dropout of the layer's output", minimum=0, maximum=1),
 }
 
+
+def _limit(options: Mapping[str, Value]) -> str:
+    """Return why no kernel can run these options: a program holds a whole state and its matrix."""
+    rows, keys = options["n_state"], options["key_width"]
+    assert isinstance(rows, int), rows
+    assert isinstance(keys, int), keys
+    return size_problem(rows, keys or rows)
+
+
 CELL = Cell(
     name="m2rnn",
     engine="matrix_state",
@@ -26,5 +38,6 @@ CELL = Cell(
     equation="S' = f S + (1 - f) tanh(W^T S + v k^T), y = S' q + D o v, out = y silu(W_g x)",
     source="matrix-state specification 13",
     options=_OPTIONS,
-    reason="its matrix mixes all value rows of a state, which no kernel does yet",
+    backends=("reference", "triton"),
+    limit=_limit,
 )

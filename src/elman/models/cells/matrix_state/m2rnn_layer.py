@@ -21,7 +21,7 @@ from elman.models.state import State, first_state
 from elman.ops.common.door import Shape
 from elman.ops.common.precision import wide_dtype
 from elman.ops.linear import linear
-from elman.ops.matrix_state.op import recurrence
+from elman.ops.matrix_state.op import row_mix_recurrence
 
 _CONV_STD = 0.02
 
@@ -99,28 +99,34 @@ class M2RNN(Mixer):
             qkv_btc, carried["conv"] = self.conv(qkv_btc, state.get("conv"), resets_bt)
             qkv_btc = functional.silu(qkv_btc)
         wide = wide_dtype(projected_btc.dtype)
-        q_bthn, k_bthn, v_bthv = self._heads(qkv_btc.to(wide).split(widths[:3], dim=-1))
+        q_bthn, k_bthn, v_bthv = self._heads(qkv_btc.split(widths[:3], dim=-1))
         step_bth = functional.softplus(f_bth.to(wide) + self.dt_bias.to(wide))
-        decay_bth = torch.exp(-self.a_log.to(wide).exp() * step_bth)
-        y_bthv, carried["S"] = recurrence(
-            "m2rnn",
-            {"q": q_bthn, "k": k_bthn, "v": v_bthv, "decay": decay_bth.unsqueeze(-1)},
-            {"mixes": self.mix.to(wide)},
+        y_bthv, carried["S"] = row_mix_recurrence(
+            {
+                "q": q_bthn,
+                "k": k_bthn,
+                "v": v_bthv,
+                "decay": torch.exp(-self.a_log.to(wide).exp() * step_bth),
+                "gate": g_btc.unflatten(-1, (self.heads, -1)),
+            },
+            self.mix,
+            self.residual,
             first_state(state.get("S"), q_bthn, self.heads, self.value_width, self.key_width),
-            nonlinearity="linear",
             backend=self.backend_for(x_btd),
             resets_bt=resets_bt,
         )
-        y_btc = (y_bthv + self.residual.to(wide) * v_bthv).flatten(-2)
-        y_btc = y_btc * functional.silu(g_btc.to(wide))
+        y_btc = y_bthv.flatten(-2)
         if self.norm_gain is not None:
-            y_btc = functional.rms_norm(y_btc, y_btc.shape[-1:], self.norm_gain.to(wide))
+            y_btc = functional.rms_norm(y_btc.to(wide), y_btc.shape[-1:], self.norm_gain.to(wide))
         return self.dropout(linear(y_btc.to(projected_btc.dtype), self.out_proj)), carried
 
     def _heads(self, parts: tuple[Tensor, ...]) -> list[Tensor]:
         """Return q, k and v [b, t, h, x]; a shared head is the same one for all."""
         q_bthn, k_bthn = (part.unflatten(-1, (-1, self.key_width)) for part in parts[:2])
         if self.settings.flag("use_l2_norm"):
-            q_bthn, k_bthn = (functional.normalize(one, dim=-1) for one in (q_bthn, k_bthn))
+            wide = wide_dtype(q_bthn.dtype)
+            q_bthn, k_bthn = (
+                functional.normalize(one.to(wide), dim=-1) for one in (q_bthn, k_bthn)
+            )
         q_bthn, k_bthn = (one.expand(-1, -1, self.heads, -1) for one in (q_bthn, k_bthn))
         return [q_bthn, k_bthn, parts[2].unflatten(-1, (self.heads, -1))]

@@ -63,12 +63,12 @@ def launch(call: Call, *, backward: bool) -> None:
     Raises:
         UserError: triton is missing, or has no kernel for this device, dtype or plan.
     """
-    _check(call)
-    with _device_of(call.like):
-        (_backward if backward else _forward)(call, _has_fast_tanh(call.like), _run)
+    check_tensors(call.like)
+    with device_of(call.like):
+        (_backward if backward else _forward)(call, has_fast_tanh(call.like), launched)
 
 
-def _has_fast_tanh(like: Tensor) -> bool:
+def has_fast_tanh(like: Tensor) -> bool:
     """Whether the GPU's own tanh is precise enough for the sequences, and there is one."""
     if interpreted() or torch_is_for_rocm():
         return False
@@ -84,16 +84,25 @@ class Launch:
         programs: How many programs run, by axis.
         arguments: Its arguments.
         warps: Warps of a program.
+        registers: Most registers of a thread on an NVIDIA GPU; None is the compiler's choice.
     """
 
     kernel: Any
     programs: tuple[int, ...]
     arguments: Sequence[Any]
     warps: int
+    registers: int | None = None
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Options of the compiler. Loops are not pipelined: the kernels say when they load."""
+        limit = {} if self.registers is None else {"maxnreg": self.registers}
+        return {"num_warps": self.warps, "num_stages": 1, **limit}
 
 
-def _run(one: Launch) -> None:
-    one.kernel[one.programs](*one.arguments, num_warps=one.warps, num_stages=1)
+def launched(one: Launch) -> None:
+    """Launch a kernel."""
+    one.kernel[one.programs](*one.arguments, **one.options)
 
 
 def launches(call: Call, *, backward: bool, fast: bool) -> list[Launch]:
@@ -113,8 +122,12 @@ def launches(call: Call, *, backward: bool, fast: bool) -> list[Launch]:
 _missing = cache(triton_problem)
 
 
-def _check(call: Call) -> None:
-    like = call.like
+def check_tensors(like: Tensor) -> None:
+    """Refuse what Triton cannot run here.
+
+    Raises:
+        UserError: triton is missing, or has no kernel for the device or the dtype of a tensor.
+    """
     problem = _missing()
     if not problem and not like.is_cuda and not (like.is_cpu and interpreted()):
         problem = f"the tensors lie on {like.device}"
@@ -124,7 +137,7 @@ def _check(call: Call) -> None:
         raise UserError(f"kernels.backend=triton: {problem}, or use kernels.backend=reference")
 
 
-def _device_of(like: Tensor) -> AbstractContextManager[object]:
+def device_of(like: Tensor) -> AbstractContextManager[object]:
     """Return the context in which Triton launches on the tensors' own device."""
     if not like.is_cuda or like.device.index == torch.cuda.current_device():
         return nullcontext()

@@ -125,9 +125,9 @@ def tile_of(plan: Plan, *, backward: bool) -> Tile:
         plan: What is computed, of :data:`MOST_COLUMNS` columns at most.
         backward: Which pass.
     """
-    columns = max(min(_FORWARD), _power_of_two(plan.columns))
+    columns = max(min(_FORWARD), power_of_two(plan.columns))
     most, warps, group = _sizes(plan, backward=backward)[columns]
-    rows = min(most, _power_of_two(plan.rows))
+    rows = min(most, power_of_two(plan.rows))
     warps = max(1, warps * rows // most)
     steps = _STEPS if columns < MOST_COLUMNS else _LARGE_STEPS
     return Tile(rows, columns, -(-plan.rows // rows), steps, group, warps)
@@ -139,5 +139,6 @@ def _sizes(plan: Plan, *, backward: bool) -> dict[int, tuple[int, int, int]]:
     return _OF_MANY_HEADS if plan.heads >= _MANY_HEADS else _BACKWARD
 
 
-def _power_of_two(number: int) -> int:
+def power_of_two(number: int) -> int:
+    """Return the smallest power of two that is not below ``number``."""
     return 1 << (number - 1).bit_length()
