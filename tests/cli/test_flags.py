@@ -6,6 +6,7 @@ import pytest
 
 from elman.base.errors import UserError
 from elman.cli.flags import parse
+from elman.config.compose import compose_config
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,29 @@ def test_flags_move_before_the_overrides(typed: str, for_hydra: str) -> None:
 
 def test_a_folder_keeps_its_blanks() -> None:
     assert parse(["--config-dir", "my files", "-m"]).search_flags == ["--config-dir", "my files"]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ["def ", "print(x, 'y') == {", "Grüße, [", r"a\${b}", "3"],
+)
+def test_a_prompt_is_read_as_typed(prompt: str) -> None:
+    typed = parse(["mode=generate", "generate.checkpoint=run", f"generate.prompt={prompt}"])
+    config = compose_config(typed.overrides)
+    assert config.generate is not None
+    assert config.generate.prompt == prompt
+
+
+@pytest.mark.parametrize(
+    ("typed", "prompt"), [("'def '", "def "), ("[def,class]", ["def", "class"]), ("", "")]
+)
+def test_a_quoted_prompt_and_a_list_of_prompts_stay_what_they_are(
+    typed: str, prompt: str | list[str]
+) -> None:
+    overrides = parse([f"generate.prompt={typed}"]).overrides
+    config = compose_config(["mode=generate", "generate.checkpoint=run", *overrides])
+    assert config.generate is not None
+    assert config.generate.prompt == prompt
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from elman.base.errors import did_you_mean, nearest
@@ -58,6 +60,49 @@ MEANT = {
 @pytest.mark.parametrize("typed", MEANT)
 def test_a_key_is_suggested_by_its_meaning(typed: str) -> None:
     assert meant_key(typed, known_keys()) == (MEANT[typed], True)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("optimizer=adamw", "did you mean optim=adamw?"),
+        ("model.layers=3", "(did you mean depth?)"),
+        ("model=xlstm", "did you mean model=slstm?"),
+    ],
+)
+def test_a_command_is_answered_with_what_was_meant(
+    typed: str, meant: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([typed]) == 2
+    assert meant in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("nix.txt", "; name a file that exists"),
+        ("a.txt", "; name a file that exists"),
+        ("my_txt.txt", "(did you mean my_text.txt?)"),
+        ("my_text.md", "(did you mean my_text.txt?)"),
+        ("book.txt", "(did you mean book.txt.gz?)"),
+    ],
+)
+def test_a_missing_file_is_answered_with_a_name_like_it(
+    typed: str, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("archive.txt", "book.txt.gz", "constraints.txt", "my_text.txt", "run1.txt"):
+        (tmp_path / name).write_text("text")
+    assert main([f"data.path={tmp_path / typed}"]) == 2
+    assert said in capfd.readouterr().err
+
+
+def test_a_file_given_as_a_group_is_answered_with_its_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "book.txt").write_text("text")
+    monkeypatch.chdir(tmp_path)
+    assert main(["data=book.txt"]) == 2
+    assert "did you mean data.path=book.txt?" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("typed", ["log.note", "train.colour", "generate.zebra", "foo.bar", "x"])

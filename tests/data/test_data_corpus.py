@@ -17,6 +17,7 @@ PRINT_CORPUS = "from elman.data.corpus import default_corpus; print(default_corp
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("ELMAN_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "elman"
 
@@ -101,7 +102,7 @@ def test_a_build_that_ends_inside_another_does_not_disturb_it(
 
 
 def test_several_processes_build_the_real_one_at_once(tmp_path: Path) -> None:
-    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "ELMAN_CACHE": ""}
     command = [sys.executable, "-c", PRINT_CORPUS]
     running = [
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
@@ -126,7 +127,10 @@ def test_default_place_is_the_home_folders_cache(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("ELMAN_CACHE", "")
     assert default_corpus(lambda line: None).parent == tmp_path / ".cache" / "elman"
+    monkeypatch.setenv("ELMAN_CACHE", "~/mine")
+    assert default_corpus(lambda line: None).parent == tmp_path / "mine"
 
 
 def test_error_line_of_a_python_without_sources(
@@ -147,10 +151,10 @@ def test_error_line_of_a_cache_that_cannot_be_written(
 ) -> None:
     blocked = tmp_path / "file"
     blocked.write_bytes(b"in the way")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    monkeypatch.setenv("ELMAN_CACHE", str(blocked / "elman"))
     with pytest.raises(UserError) as caught:
         default_corpus(lambda line: None)
     assert str(caught.value) == (
         f"data.path: cannot build the default data (Not a directory: {blocked}/elman); set "
-        f"XDG_CACHE_HOME to a writable folder, or name a text of your own: data.path=FILE"
+        f"ELMAN_CACHE to a writable folder, or name a text of your own: data.path=FILE"
     )

@@ -95,8 +95,8 @@ def test_an_existing_name_with_glob_characters_is_taken_literally(folder: Path) 
     [
         pytest.param(
             "bb.txt",
-            "data.path={f}/bb.txt: no such file in {f} (did you mean b.txt?)",
-            id="missing file",
+            "data.path={f}/bb.txt: no such file in {f}; name a file that exists",
+            id="missing file, short names",
         ),
         pytest.param(
             "q-9",

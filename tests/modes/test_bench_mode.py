@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
 from elman.base.errors import ExitStatus, UserError
@@ -35,7 +36,7 @@ from elman.modes import bench as bench_mode
 from elman.ops.channel import plan as channel_plan
 from elman.ops.common.slices import row_blocks
 from elman.ops.matrix_state import plan as matrix_plan
-from elman.report.tables.bench import print_bench_sweep
+from elman.report.tables.bench import print_bench, print_bench_sweep
 from elman.runs.prepared import PreparedRun
 from elman.sweeps.row import SweepRow
 from elman.training.optim.optimizers import TrainingOptimizer
@@ -486,7 +487,12 @@ def test_rates_of_a_thousand_and_more_are_printed(tmp_path: Path, capsys, monkey
 
 def test_a_sweep_ends_in_one_table(tmp_path: Path, capsys, given_rates) -> None:
     result = run_mode(tmp_path / "run", "model=e61")
-    capsys.readouterr()
+    assert "products -" not in capsys.readouterr().out
+    hidden = [row | {"products": 0.0} for row in result["rows"]]
+    print_bench(Console(), result | {"rows": hidden}, tmp_path)
+    shown = capsys.readouterr().out
+    assert "0.00 ms" not in shown
+    assert "products -: torch does not say" in shown
     rows = [
         SweepRow(1, ["bench.batch_size=1"], "ok", result),
         SweepRow(2, ["bench.batch_size=9"], "crash", None),

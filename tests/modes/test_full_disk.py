@@ -100,7 +100,7 @@ def test_a_disk_without_room_for_one_checkpoint_is_refused_before_the_first_step
     small_disk: Path, text_file: Path
 ) -> None:
     filler = fill(small_disk)
-    os.truncate(filler, filler.stat().st_size - 300_000)
+    os.truncate(filler, filler.stat().st_size - 1_500_000)
     run = start(small_disk, text_file, "train.steps=3", "model.depth=4", "model.n_heads=8")
     _, said = run.communicate(timeout=180)
     last = said.splitlines()[-1]

@@ -343,6 +343,25 @@ def test_the_picture_is_drawn_after_the_result_is_written(
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
+        (("train.steps=3",), r"a step may take \S+, as the first pass did, and the 3 to do \S+; "),
+        (("train.minutes=9", "train.steps=null"), r"a step may take \S+, as the first pass did; "),
+    ],
+)
+def test_slow_steps_are_foretold(
+    train, capsys, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...], said: str
+) -> None:
+    from elman.training import trainer
+
+    monkeypatch.setattr(trainer, "SHOWN_SECONDS", 0.0)
+    monkeypatch.setattr(trainer.Ledger, "share", lambda ledger, step: min(1.0, step / 2))
+    train("kernels.backend=reference", "train.val_every=null", *overrides)
+    before = capsys.readouterr().err.partition("\nstep ")[0]
+    assert re.search(said, before)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
         (("train.steps=1",), "validating takes about"),
         (("train.steps=4", "train.val_every=1"), "5 validations take about"),
         (("train.minutes=1000", "train.steps=null"), None),

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import shlex
+import shutil
 
 import pytest
+from rich.console import Console
 
 from elman.base.quoting import pasteable, unquoted
+from elman.report.summary import print_summary
+
+
+def test_a_run_without_a_checkpoint_offers_nothing_that_needs_one(train) -> None:
+    run = train("train.steps=1")
+    printed = [io.StringIO(), io.StringIO()]
+    print_summary(Console(file=printed[0], width=200), run.folder, run.result)
+    shutil.rmtree(run.folder / "checkpoints")
+    print_summary(Console(file=printed[1], width=200), run.folder, run.result)
+    assert ["elman mode=eval" in said.getvalue() for said in printed] == [True, False]
 
 
 @pytest.mark.parametrize(

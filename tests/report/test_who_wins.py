@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from elman.cli.main import main
 from elman.report.comparison.content import Report, make_report
@@ -19,8 +20,8 @@ from elman.report.comparison.page import page_text
 from elman.report.comparison.published_rows import beside
 from elman.report.comparison.rows import Row
 from elman.report.comparison.text_files import csv_text, markdown_text
-from elman.report.comparison.wins import LOSS, MEMORY, SPEED, VAL_BPB, who_wins
-from elman.report.comparison.wins_text import METHOD, sentence, verdict, wins_markdown
+from elman.report.comparison.wins import LOSS, MEMORY, SPEED, VAL_BPB, Wins, who_wins
+from elman.report.comparison.wins_text import METHOD, print_wins, sentence, verdict, wins_markdown
 
 from .fake_sweep import BATCH, CHUNK, FakeSweep
 
@@ -214,6 +215,10 @@ def test_equal_steps_minutes_and_bytes_are_read_from_the_curves(sweep: FakeSweep
     minutes = one.line(LOSS, "minutes")
     assert (minutes.effort, minutes.earlier) == (pytest.approx(800 / 60), False)
     assert minutes.value == pytest.approx((6 - 0.01 * 350.5) - (5 - 0.005 * 750.5))
+    printed = io.StringIO()
+    print_wins(Console(file=printed, width=200), Wins((group,)))
+    assert "loss minus that of e42" in printed.getvalue()
+    assert "\n* before the end of the longer runs: " in printed.getvalue()
     held_out = one.line(VAL_BPB, "steps")
     assert held_out.value == pytest.approx((6 - 0.01 * 400) - (5 - 0.005 * 400))
 

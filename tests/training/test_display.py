@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import time
 
 import pytest
 from rich.console import Console
@@ -72,3 +73,16 @@ def test_a_long_wait_is_said_sparsely_without_a_terminal(monkeypatch: pytest.Mon
     assert console.file.getvalue().splitlines() == [
         f"validating {second}%" for second in (15, 30, 45)
     ]
+
+
+@pytest.mark.parametrize("long", [True, False])
+def test_a_long_step_is_told_where_there_is_no_terminal(
+    long: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elman.training.display.WAIT_SECONDS", 0.01 if long else 3600.0)
+    said = io.StringIO()
+    deadline = time.monotonic() + 180
+    with Display(Console(file=said)).long_step("first pass (not counted)"):
+        while long and not said.getvalue().endswith("\n") and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert said.getvalue() == ("first pass (not counted) ...\n" if long else "")

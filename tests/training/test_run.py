@@ -144,6 +144,13 @@ def test_resuming_a_finished_run_says_what_to_name(train) -> None:
         train(f"train.resume={run.folder}")
 
 
+def test_a_budget_smaller_than_what_was_done_does_not_finish_a_stopped_run(train) -> None:
+    run = train("train.steps=1")
+    _cut_back(run.folder, train, [])
+    with pytest.raises(UserError, match=r"budget is used up \(4 steps, .* larger train\.steps"):
+        train("train.steps=3", f"train.resume={run.folder}")
+
+
 def test_init_from_takes_the_weights_and_nothing_else(train) -> None:
     source = train(folder="source")
     run = train(

@@ -6,6 +6,7 @@ misspelled one with its whole usage text.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -32,6 +33,8 @@ _LONG_NAMES = {short: long for long, (short, _) in _FLAGS.items() if short}
 _ACTIONS = ("--run", "--multirun", "--cfg", "--info", "--shell-completion")
 # Flags that say where YAML files are found; the jobs of a sweep need them too.
 _SEARCH = ("--config-dir", "--config-name", "--config-path")
+# The one setting whose value is any text, not a word or a path.
+_PROMPT = "generate.prompt"
 _COMPLETION = {"install", "uninstall", "query"}
 
 
@@ -81,7 +84,24 @@ def parse(argv: Sequence[str]) -> Arguments:
         if equals and _FLAGS[name][1] is None:
             raise UserError(f"{word}: {name} takes no value; type {name}")
     _check(found)
+    if "--multirun" not in found.flags:
+        found.overrides = [_literal(override) for override in found.overrides]
     return found
+
+
+def _literal(override: str) -> str:
+    """Quote a prompt for Hydra, whose grammar drops outer blanks and takes ``f(x)`` for a call.
+
+    A list and a quoted value stay as typed.
+    """
+    key, equals, text = override.partition("=")
+    if key.lstrip("+") != _PROMPT or not text or text[0] in "[\"'":
+        return override
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    plain = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)  # `${...}` would refer to a setting
+    quoted = QuotedString(text=plain, quote=Quote.single).with_quotes()
+    return key + equals + quoted
 
 
 def _take_value(name: str, rest: list[str]) -> str | None:

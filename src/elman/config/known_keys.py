@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from elman.base.errors import did_you_mean, nearest
-from elman.config.meanings import meant_key
+from elman.config.meanings import meant_key, names_a_key, same_elsewhere
 from elman.config.run_config import MODES, OF_SWEEPS, RunConfig
 from elman.models.cells import registry
 from elman.sections.data import chosen_by_file
@@ -103,8 +103,9 @@ def unknown_key(key: str, value: str, tree: Mapping[str, Any] | None = None) -> 
         return not_an_option(name, cell)
     if not name:
         groups = [group for group in RunConfig.model_fields if group not in _MODE_SECTIONS]
-        # `modle=e1` means a group.
-        if group := nearest(key, [*groups, *OF_SWEEPS, "benchmark"], _GROUP_LIKE):
+        # `modle=e1` means a group; `steps=9` a key, though it looks like `sweep`.
+        group = nearest(key, [*groups, *OF_SWEEPS, "benchmark"], _GROUP_LIKE)
+        if group and not names_a_key(key, known_keys(tree)):
             return f"{key}={value}: no such setting; did you mean {group}={value}?"
     meant = meant_key(key, known_keys(tree)) or meant_key(key, known_keys())
     hint = "`elman --cfg job` prints every setting"
@@ -168,7 +169,9 @@ def not_an_option(name: str, cell_name: str) -> str:
     if name == "vocab_size":
         return VOCAB_SIZE_FOLLOWS
     cell = registry.cell(cell_name)
-    hint = did_you_mean(name, (*MODEL_KEYS, *cell.options))
+    read = (*MODEL_KEYS, *cell.options)
+    same = [key for key in same_elsewhere(name, "model") if key in read]
+    hint = f" (did you mean {same[0]}?)" if same else did_you_mean(name, read)
     return (
         f"model.{name}: cell {cell_name} does not read it{hint}; "
         f"its options: {', '.join(cell.options)}"

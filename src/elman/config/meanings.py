@@ -79,6 +79,18 @@ _ANOTHER_UNIT = {
     "time": "train.minutes",
     "max_epochs": "train.minutes",
 }
+# Names of models elsewhere that are spelled less like the one here than like another one.
+_MODELS = {
+    "attention": "llama",
+    "deltanet": "fla-gdn",
+    "gated_delta_net": "fla-gdn",
+    "gated_deltanet": "fla-gdn",
+    "gdn": "fla-gdn",
+    "gpt": "llama",
+    "gpt2": "llama",
+    "transformer": "llama",
+    "xlstm": "slstm",
+}
 # Below these shares of equal letters a likeness is chance; measured on names alone.
 _LIKE, _SECTION_LIKE = 0.7, 0.6
 
@@ -105,6 +117,22 @@ def meant_key(key: str, keys: Sequence[str]) -> tuple[str, bool] | None:
             return found[0], True
     other = _ANOTHER_UNIT.get(name.lower())
     return (other, False) if other is not None and other in keys else None
+
+
+def names_a_key(name: str, keys: Sequence[str]) -> bool:
+    """Return whether ``name``, typed without its section, is a key's own name."""
+    return any(known.rpartition(".")[2] == name for known in keys)
+
+
+def same_elsewhere(name: str, section: str) -> list[str]:
+    """Return what ``name`` of other programs and papers is called in ``section``."""
+    parts = [known.partition(".") for known in _SAME.get(name.lower(), ())]
+    return [key for of, _, key in parts if of == section]
+
+
+def model_meant(name: str) -> str | None:
+    """Return the model that has another name elsewhere, or None."""
+    return _MODELS.get(name.lower().replace("-", "_"))
 
 
 def _alike(name: str, keys: Sequence[str]) -> list[str]:

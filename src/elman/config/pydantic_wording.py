@@ -23,6 +23,8 @@ _TYPE_WORDS = {
     "list_type": "text or a list of texts",
     "finite_number": "a finite number",
 }
+# Other words for a choice, which are spelled more like another one.
+_SAME_VALUE = {"gpu": "cuda", "width": "dim", "layers": "depth"}
 _BOUND_WORDS = {
     "greater_than": ("gt", "greater than"),
     "greater_than_equal": ("ge", "at least"),
@@ -52,7 +54,7 @@ def first_problem(error: ValidationError, tree: Mapping[str, Any], section: str 
     if kind == "literal_error":
         expected = str(context["expected"]).replace("True", "true").replace("False", "false")
         choices = expected.replace("'", "").replace(" or ", ", ").split(", ")
-        hint = did_you_mean(str(given), choices)
+        hint = did_you_mean(_SAME_VALUE.get(str(given).lower(), str(given)), choices)
         return f"{key}={shown(given)}: expected one of {', '.join(choices)}{hint}"
     if kind in _BOUND_WORDS:
         name, words = _BOUND_WORDS[kind]

@@ -6,6 +6,7 @@ Their own texts take several lines and advise ``+key=value``, which would let a 
 from __future__ import annotations
 
 import glob
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from omegaconf.errors import (
 from elman.base.errors import UserError, nearest
 from elman.base.yaml_file import uncomposable
 from elman.config.keys import is_hydra_key
-from elman.config.meanings import meant_key
+from elman.config.meanings import meant_key, model_meant
 
 Compose = Callable[[Sequence[str]], DictConfig]
 # Longer lists of choices are not printed; the error points to `elman --help` instead.
@@ -259,7 +260,10 @@ def _missing_choice(match: re.Match[str], error: Exception, command: _Command) -
         return f"cell {choice}: no such cell{in_file or ''}; write /cell/{advice}@_here_"
     if not options:
         return f"{group or match[1]}={choice}: no such file{in_file or ''}; choose one by its name"
-    best = nearest(choice, options)
+    if group == "data" and os.path.lexists(os.path.expanduser(choice)):
+        return f"data={choice}: expected a name, not a file; did you mean data.path={choice}?"
+    meant = model_meant(choice) if group == "model" else None
+    best = meant if meant in options else nearest(choice, options)
     few = len(options) <= _LONGEST_LIST
     listing = f"choices: {', '.join(options)}" if few else f"{_listed_by(group)} lists the choices"
     advice = f"did you mean {group}={best}?" if best else listing

@@ -1,7 +1,7 @@
 """The default data: the text of the running Python's own standard library.
 
-This gives real text on every machine without a download. It is cached as one file in the user's
-cache folder.
+This gives real text on every machine without a download. It is cached as one file in
+``$ELMAN_CACHE``, or in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def default_corpus(announce: Callable[[str], None]) -> Path:
             f"name a text of your own, as in data.path=FILE"
         )
     size = sum(size for _, size in sources) + len(SEPARATOR) * (len(sources) - 1)
-    path = cache_folder() / f"stdlib-{platform.python_version()}-{_list_hash(sources)}.txt"
+    path = (
+        _named_cache() or cache_folder()
+    ) / f"stdlib-{platform.python_version()}-{_list_hash(sources)}.txt"
     try:
         if not (path.is_file() and path.stat().st_size == size):
             announce(
@@ -56,7 +58,7 @@ def default_corpus(announce: Callable[[str], None]) -> Path:
     except OSError as error:
         raise UserError(
             f"data.path: cannot build the default data ({error.strerror}: {error.filename}); set "
-            f"XDG_CACHE_HOME to a writable folder, or name a text of your own: data.path=FILE"
+            f"{CACHE_VARIABLE} to a writable folder, or name a text of your own: data.path=FILE"
         ) from None
     return path
 
@@ -72,8 +74,12 @@ def data_cache() -> Path:
 
     It can be removed at any time; its content is made again when needed.
     """
+    return (_named_cache() or cache_folder()) / "data"
+
+
+def _named_cache() -> Path | None:
     named = os.environ.get(CACHE_VARIABLE)
-    return (Path(os.path.abspath(os.path.expanduser(named))) if named else cache_folder()) / "data"
+    return Path(os.path.abspath(os.path.expanduser(named))) if named else None
 
 
 def _sources(library: Path) -> list[tuple[str, int]]:

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elman.base.closing import Closing
-from elman.base.errors import UserError, did_you_mean
+from elman.base.errors import UserError, nearest
 
 Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int64]
@@ -35,6 +35,8 @@ FULL_HASH_LIMIT = 256 * 2**20
 SAMPLE_BLOCKS = 1024
 SAMPLE_BLOCK = 4096
 _HASH_STEP = 4 * 2**20
+# A missing file's name is like another one if this share of letters is; shorter names never are.
+_LIKE, _SHORTEST = 0.75, 3
 # Descriptors that stay free for the rest of the process: logs, libraries, devices.
 _SPARE_DESCRIPTORS = 256
 
@@ -321,8 +323,17 @@ def _what_is_missing(path: str) -> str:
     if not os.path.isdir(folder):
         return f"{folder} is a file, not a folder; name that file"
     kind = "file" if missing == Path(path) else f"folder {missing.name}"
-    hint = did_you_mean(missing.name, _names_in(folder)) or "; name a file that exists"
+    best = _named_like(missing, _names_in(folder))
+    hint = f" (did you mean {best}?)" if best else "; name a file that exists"
     return f"no such {kind} in {folder}{hint}"
+
+
+def _named_like(missing: Path, names: Sequence[str]) -> str | None:
+    """Return the name most like a missing one. Its ending says nothing: many files share one."""
+    names = sorted(names, key=lambda name: Path(name).suffix == missing.suffix)
+    best = nearest(missing.stem, by_stem := {Path(name).stem: name for name in names}, _LIKE)
+    short = len(missing.stem) < _SHORTEST
+    return None if best is None or (short and best != missing.stem) else by_stem[best]
 
 
 def _names_in(folder: Path) -> list[str]:

@@ -43,7 +43,8 @@ def _print_list(places: Sequence[Place], text: str | None) -> None:
         )
     console = wide_console(UNCUT)
     console.print(models_table([_counted(one) for one in chosen]))
-    console.print(f"{len(chosen)} models; elman mode=models model=<name> explains one")
+    several = "" if len(chosen) == 1 else "s"
+    console.print(f"{len(chosen)} model{several}; elman mode=models model=<name> explains one")
 
 
 def _counted(one: Listed) -> tuple[Listed, int | None]:

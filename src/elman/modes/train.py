@@ -42,7 +42,12 @@ from elman.report.plots import plot_losses
 from elman.report.summary import print_summary
 from elman.runs.folder import RunLock, config_hash, config_text, write_config
 from elman.runs.prepared import PreparedRun
-from elman.training.checkpoints.store import CheckpointError, CheckpointStore, DamagedError
+from elman.training.checkpoints.store import (
+    CheckpointError,
+    CheckpointStore,
+    DamagedError,
+    checkpoint_size,
+)
 from elman.training.cuda_graph import uses_graph
 from elman.training.display import Display
 from elman.training.memory.advice import memory_advice
@@ -257,7 +262,8 @@ class _Session:
 
     def _require_room(self, trainer: Trainer) -> None:
         """Refuse a run whose first checkpoint does not fit the disk: it would train for nothing."""
-        needed = sum(p.numel() * p.element_size() for p in trainer.model.parameters())
+        weights = sum(p.numel() * p.element_size() for p in trainer.model.parameters())
+        needed = checkpoint_size(weights, weights)  # every optimizer keeps as much, or more
         disk = os.statvfs(self._folder)
         free = disk.f_bavail * disk.f_frsize
         if free < needed:

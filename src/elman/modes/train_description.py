@@ -79,7 +79,7 @@ class Findings:
 def start_lines(setup: TrainingSetup, findings: Findings, trainer: Trainer) -> list[str]:
     """Return what a person is told when a run starts."""
     config, model, path = setup.config, setup.config.model, setup.path
-    memory = f", about {findings.estimate / 1e9:.1f} GB" if findings.estimate else ""
+    memory = f", about {findings.estimate / 1e9:.1f} GB of memory" if findings.estimate else ""
     through = f" ({path})" if path else ""
     graph = ", replayed as a CUDA graph" if trainer.stepper.graph else ""
     lines = [

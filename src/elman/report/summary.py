@@ -33,7 +33,8 @@ def print_summary(console: Console, folder: Path, result: dict[str, Any]) -> Non
     place = os.path.relpath(folder)
     place = place if len(place) < len(str(folder)) else str(folder)
     console.print(f"everything about it: {place}", markup=False, soft_wrap=True)
-    if result.get("steps") and status != RunStatus.NAN:  # after NaN, the error says what to try
+    saved = any((folder / "checkpoints").glob("step-*"))
+    if saved and status != RunStatus.NAN:  # after NaN, the error says what to try
         _print_next(console, place, status, learned_text=result["data"].get("task") is None)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from rich.console import Console, RenderableType
@@ -100,6 +102,23 @@ class Display:
         """Show what the run does besides training (validating, saving), or clear it."""
         self._activity = text
         self._refresh()
+
+    @contextlib.contextmanager
+    def long_step(self, text: str) -> Iterator[None]:
+        """Show what the run does inside this context, which cannot say how far it is.
+
+        Without a terminal, a line says so if it takes longer than :data:`WAIT_SECONDS`.
+        """
+        self.activity(text)
+        said = threading.Timer(WAIT_SECONDS, self.waiting, [f"{text} ...", 0.0])
+        said.daemon = True
+        said.start()
+        try:
+            yield
+        finally:
+            said.cancel()
+            said.join()
+            self.activity("")
 
     def waiting(self, text: str, every: float = WAIT_SECONDS) -> None:
         """Show what the run does and how far it is: live on a terminal, else in occasional lines.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from elman.training.checkpoints.store import (
     CheckpointStore,
     find_checkpoint,
 )
-from elman.training.display import Display
+from elman.training.display import Display, duration
 from elman.training.held_out import HeldOut
 from elman.training.held_out_answers import HeldOutAnswers
 from elman.training.ledger import Ledger
@@ -109,7 +110,11 @@ class Trainer:
             self.ledger.recall_answers(self.stepper.step, checkpoint.meta.get("answers"))
         elif checkpoint.val_bpb is not None:
             self.ledger.recall(self.stepper.step, checkpoint.val_bpb, self._held_out.predicted)
-        if self.ledger.share(self.stepper.step) >= 1.0 and self._all_measured:
+        step, spent = self.stepper.step, self.stepper.spent
+        fewer = (
+            step > 0 and spent.share(step - 1, 0.0) >= 1.0
+        )  # than were taken: a new, smaller one
+        if self.ledger.share(step) >= 1.0 and (fewer or self._all_measured):
             used = f"{self.stepper.step} steps, {self.ledger.clock.seconds() / 60:.2f} minutes"
             larger = " or ".join(f"train.{name}" for name in self.stepper.spent.told(0, 0.0))
             if self.ledger.accurate:
@@ -124,16 +129,14 @@ class Trainer:
         Raises:
             UserError: the pass cannot be replayed as a graph.
         """
-        self._display.activity("first pass (not counted)")
         began = time.perf_counter()
-        if self.config.parallel.shard == "none":
-            with self._team.host_first("building kernels"):
+        with self._display.long_step("first pass (not counted)"):
+            if self.config.parallel.shard == "none":
+                with self._team.host_first("building kernels"):
+                    self.stepper.discarded()
+            else:  # a pass needs every rank
                 self.stepper.discarded()
-        else:  # a pass needs every rank
-            self.stepper.discarded()
-        seconds = (time.perf_counter() - began) * self.config.train.grad_accum
-        self._display.activity("")
-        self._pass_seconds = seconds
+        self._pass_seconds = (time.perf_counter() - began) * self.config.train.grad_accum
 
     def run(self, recorder: Recorder, interruption: Interruption) -> RunStatus:
         """Train until the budget is used up, a number is not finite, or a signal comes.
@@ -144,6 +147,7 @@ class Trainer:
         """
         if self._team.place.alone:  # ranks would have to agree on what is worth saying
             left = self.stepper.spent.steps_left(self.stepper.step)
+            self._foretell(left)
             self._held_out.foretell(self.model, self._pass_seconds, left)
         self._interruption = interruption
         self.ledger.begin(recorder, self.stepper.step, self.stepper.tokens)
@@ -164,6 +168,17 @@ class Trainer:
         if status is RunStatus.OK and self._team.place.leads:
             self._check_saved_weights()
         return status
+
+    def _foretell(self, left: float) -> None:
+        """Say before the first step how long a step may take, if that is long."""
+        each = self._pass_seconds
+        if each < SHOWN_SECONDS:
+            return
+        line = f"a step may take {duration(each)}, as the first pass did"
+        if math.isfinite(left):
+            line += f", and the {left:,.0f} to do {duration(left * each)}"
+        line += "; a smaller train.batch_size or train.chunk_size makes it shorter"
+        self._display.say(line)
 
     def _collect(self) -> None:
         """Let the result say what all ranks used, not rank 0 alone."""

@@ -107,7 +107,7 @@ def kernel_for(plan: Plan, dtype: torch.dtype, *, resets: bool) -> Kernel:
     """Return a plan's kernel, compiled if it was not compiled before."""
     spec = spec_for(plan, dtype, resets=resets)
     if spec not in _loaded:
-        prepare([spec], plan.step)
+        prepare([spec], f"{plan.step} {C_TYPES[dtype]}{' with resets' if resets else ''}")
     return _loaded[spec]
 
 

@@ -60,7 +60,8 @@ class KernelTable:
             UserError: there is no kernel for the step or dtype, or it cannot be compiled.
         """
         if (step, dtype, resets) not in self._loaded:
-            label = f"{self._engine} {step}{' with resets' if resets else ''}"
+            label = f"{self._engine} {step} {C_TYPES.get(dtype, '')}"
+            label += " with resets" if resets else ""
             self.prepare([step], dtype, label, resets=resets)
         return self._loaded[step, dtype, resets]
 

@@ -91,7 +91,8 @@ def prepare(plans: Iterable[tuple[Plan, torch.dtype]], label: str, *, resets: bo
 def _kernel(plan: Plan, dtype: torch.dtype, resets: bool) -> Kernel:
     key = plan.text, dtype, resets
     if key not in _found:
-        prepare([(plan, dtype)], plan.label, resets=resets)
+        label = f"{plan.label} {C_TYPES.get(dtype, '')}{' with resets' if resets else ''}"
+        prepare([(plan, dtype)], label, resets=resets)
         _found[key] = _loaded[_spec(plan, dtype, resets)]
     return _found[key]
 

@@ -71,6 +71,8 @@ HEADS = (
 )
 TO_DECIDE, TO_MEASURE = "to decide it", "to learn the noise between seeds"
 """What the commands are for that add seeds."""
+EARLIER = "before the end of the longer runs: their learning rate may not have fallen yet"
+"""What a star says."""
 MOST_LISTED = 40
 """Of more rows only the loss that decides is listed."""
 _MOST_IN_TERMINAL, _MOST_COMMANDS = 20, 5
@@ -249,6 +251,8 @@ def print_wins(console: Console, wins: Wins) -> None:
         _say(console, f"{TITLE}, {heading(group)}; in brackets 95 % intervals:")
         kept = group.challengers[:_MOST_IN_TERMINAL]
         console.print(_losses(group, kept))
+        if any(line.earlier for one in kept for line in one.lines if line.number is LOSS):
+            _say(console, f"* {EARLIER}")
         told = 0
         for one in kept:
             _say(console, sentence(group, one))
@@ -266,7 +270,7 @@ def print_wins(console: Console, wins: Wins) -> None:
 def _losses(group: Group, challengers: Sequence[Challenger]) -> Table:
     # Without bars, for these are remarks on the table of the report.
     table = Table(box=None, header_style="bold", padding=(0, 3, 0, 0))
-    table.add_column("loss less that row's", overflow="fold")
+    table.add_column(f"loss minus that of {one_line(group.reference.label)}", overflow="fold")
     axes = [line.axis for line in group.challengers[0].lines if line.number is LOSS]
     for axis in axes:
         table.add_column(f"at equal {axis}", justify="right", overflow="fold")

@@ -92,7 +92,7 @@ def _insides(level: str, rows: Sequence[Row]) -> Table:
             row["backend"],
             _kernel(row, "kernel forward"),
             _kernel(row, "kernel backward"),
-            f"{_ms(row['products'])} ms",
+            f"{_ms(row['products'])} ms" if row["products"] > 0 else "-",
             _over_products(row),
             f"{row['saved_bytes'] / 1e6:,.1f}",
             f"{row['peak_bytes'] / 1e6:,.1f}",
@@ -105,6 +105,8 @@ def _notes(result: Mapping[str, Any]) -> Iterator[str]:
     yield from result["notes"]
     yield from _packaged(result["rows"])
     yield "products: matrix products; times these: forward and backward time divided by theirs"
+    if any(row["products"] <= 0 for row in result["rows"]):
+        yield "products -: torch does not say which of its time they are"
     first = result["rows"][0]
     kernels = sum(kernel["seconds"] for kernel in first["kernels"].values())
     for row in result["rows"]:

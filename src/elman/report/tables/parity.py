@@ -16,7 +16,8 @@ from elman.sweeps.row import SweepRow
 _NUMBERS = ("relative L2", "reference", "cosine", "max abs", "tolerance")
 _LEGEND = (
     "relative L2: |found - right| / |right|, where right is the reference in fp64; reference: the "
-    "same for the reference in the precision of the row"
+    "same for the reference in the precision of the row; max abs: the largest |found - right|, "
+    "which has no tolerance"
 )
 # At most this many wrong tensors are listed; a wrong kernel easily has hundreds.
 _LISTED = 20

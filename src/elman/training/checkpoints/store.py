@@ -314,7 +314,7 @@ class CheckpointStore:
                 _discard(path)
 
     def _require_room(self, weights: dict[str, Any], state: dict[str, Any]) -> None:
-        needed = int(1.05 * (_tensor_bytes(weights) + _tensor_bytes(state))) + (1 << 20)
+        needed = checkpoint_size(_tensor_bytes(weights), _tensor_bytes(state))
         free = shutil.disk_usage(self.folder).free
         if free < needed:
             wanted, left = sizes(needed, free)
@@ -329,6 +329,11 @@ class CheckpointStore:
         except OSError:
             return f"what {self.folder} already held"
         return str(whole[-1].path) if whole else "no checkpoint yet"
+
+
+def checkpoint_size(weights: int, state: int) -> int:
+    """Return the bytes of disk that a checkpoint of so many bytes of tensors may need."""
+    return int(1.05 * (weights + state)) + (1 << 20)
 
 
 def find_checkpoint(place: str | Path) -> Checkpoint:
