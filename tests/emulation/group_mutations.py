@@ -161,8 +161,6 @@ QUICK = (
     "nobody waits for what is exchanged",
     "lanes read without having met the one that waited",
     "the flag is raised before all have written",
-    "one half for every turn",
-    "sums of one tile for all",
 )
 
 
