@@ -328,7 +328,13 @@ def sources() -> dict[str, tuple[str, str]]:
 
 
 # One fault of each kind, which are planted in every run.
-QUICK = ("", "barrier 1 left out", "sums of the row before", "number beyond a row", "one warp too few")
+QUICK = (
+    "",
+    "barrier 1 left out",
+    "sums of the row before",
+    "number beyond a row",
+    "one warp too few",
+)
 
 
 @pytest.mark.parametrize(
