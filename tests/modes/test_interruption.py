@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,10 @@ def wait_for_steps(folder: Path, process: subprocess.Popen[str], count: int) -> 
 def reads(process: subprocess.Popen[str], file: Path) -> bool:
     """Whether a process has a file open, or in its memory."""
     place = Path("/proc", str(process.pid))
-    opened = [os.readlink(path) for path in (place / "fd").iterdir() if path.is_symlink()]
-    return str(file) in opened or str(file) in (place / "maps").read_text()
+    with suppress(OSError):  # one is closed meanwhile
+        opened = [os.readlink(path) for path in (place / "fd").iterdir()]
+        return str(file) in opened or str(file) in (place / "maps").read_text()
+    return False
 
 
 def result_of(run: Path) -> dict[str, object]:
