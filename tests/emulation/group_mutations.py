@@ -147,8 +147,8 @@ EDITS = {
     ),
     "the carried gradient is dropped": ("k.h[pass][e] + dh[e] + x[0][e]", "dh[e] + x[0][e]", "mix"),
     "the last product is left out": (
-        "    for (int e = 0; e < 2; e++) k.h[pass][e] += dh[e];\n",
-        "",
+        "if (!G::RESETS || !k.reset[pass]) k.h[pass][e] += dh[e];",
+        ";",
         "tanh",
     ),
     "the memo is not written": (
