@@ -159,30 +159,23 @@ EDITS = {
         "a.checkpoints, batch * segments + walk.segment + (walk.segment + 1 < segments)",
     ),
 }
-# Neighbours of a fault that is planted in every run.
-LATER = (
-    "lane without a channel sums a parameter",
-    "row of norms that is not there",
-    "row of norms that is written",
-    "reset of the segment in front",
-    "reset of the row after",
-    "resets beyond the last step",
-    "resets before the first step",
-    "resets of half the lanes",
-    "rows: wait for one row less",
-    "rows: first wait left out",
-    "rows: first barrier left out",
-    "rows: sum of half the lanes",
-    "rows: sum without the last warp",
-    "rows: one number too few",
-    "rows: shift left out",
-    "rows: thread without a channel reads",
-    "rows: thread without an output writes",
-    "rows: states of a segment in one place",
-    "rows: norm of the next step",
-    "rows: gradient of the norm left out",
-    "rows: state of the step after",
-    "rows: checkpoint of the segment after",
+# One fault of each kind, which are planted in every run.
+QUICK = (
+    "wait left out",
+    "barrier left out",
+    "copies into the tile in use",
+    "shift left out",
+    "neighbour's number",
+    "lane without a channel writes",
+    "checkpoint of the segment after",
+    "sum over one batch too few",
+    "norm of all lanes but one",
+    "reset of the step after",
+    "state crosses a reset",
+    "rows: wait left out",
+    "rows: barrier of the sum left out",
+    "rows: gradient crosses a reset",
+    "rows: thread without a channel writes",
 )
 
 

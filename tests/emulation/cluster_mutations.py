@@ -423,10 +423,6 @@ EDITS = {
 QUICK = (
     "nobody waits for what is delivered",
     "words are delivered into the half in use",
-    "another slice's box counts the words",
-    "one half of the sums for every step",
-    "c of another step",
-    "nobody waits for sums",
     "the barrier of the second sums is left out",
     "a gradient passes by the product",
     "every head has the first one's matrix",

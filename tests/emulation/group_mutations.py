@@ -147,8 +147,8 @@ EDITS = {
     ),
     "the carried gradient is dropped": ("k.h[pass][e] + dh[e] + x[0][e]", "dh[e] + x[0][e]", "mix"),
     "the last product is left out": (
-        "    for (int e = 0; e < 2; e++) k.h[pass][e] += dh[e];\n",
-        "",
+        "if (!G::RESETS || !k.reset[pass]) k.h[pass][e] += dh[e];",
+        ";",
         "tanh",
     ),
     "the memo is not written": (
@@ -161,8 +161,6 @@ QUICK = (
     "nobody waits for what is exchanged",
     "lanes read without having met the one that waited",
     "the flag is raised before all have written",
-    "one half for every turn",
-    "sums of one tile for all",
 )
 
 

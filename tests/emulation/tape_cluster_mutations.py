@@ -302,9 +302,7 @@ EDITS = {
 }
 QUICK = (
     "words are delivered into the half in use",
-    "one half of the sums for every step",
     "weights of the read are read before they are there",
-    "one tape too few is replayed",
     "the written value's gradient misses the product",
 )
 

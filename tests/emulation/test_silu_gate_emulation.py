@@ -209,7 +209,14 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", ["", *FAULTS])
+# One fault of each kind, which are planted in every run.
+QUICK = ("", "rows that are not there", "next number", "second half onto the first")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(one, marks=[pytest.mark.slow] * (one not in QUICK)) for one in ("", *FAULTS)],
+)
 def test_a_planted_fault_is_noticed(fault, monkeypatch, tmp_path: Path) -> None:
     library = emulator.faulty(tmp_path, "cuda/silu_gate/silu_gate.cuh", FAULTS.get(fault))
     monkeypatch.setattr(cuda, "LAUNCH", lambda *call: emulate(library, *call[:3]))

@@ -137,7 +137,9 @@ def test_a_killed_compilation_leaves_nothing_half_made(
     (tmp_path / "go").touch()
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
+@pytest.mark.parametrize(
+    "name", ["SIGTERM", "SIGINT", pytest.param("SIGHUP", marks=pytest.mark.slow)]
+)
 def test_a_signal_ends_compiler_and_litter(
     fake_compiler, cache: Path, tmp_path: Path, text_file: Path, name: str
 ) -> None:

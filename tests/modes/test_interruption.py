@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,34 +80,49 @@ def wait_for_steps(folder: Path, process: subprocess.Popen[str], count: int) -> 
     return run
 
 
+def reads(process: subprocess.Popen[str], file: Path) -> bool:
+    """Whether a process has a file open, or in its memory."""
+    place = Path("/proc", str(process.pid))
+    with suppress(OSError):  # one is closed meanwhile
+        opened = [os.readlink(path) for path in (place / "fd").iterdir()]
+        return str(file) in opened or str(file) in (place / "maps").read_text()
+    return False
+
+
 def result_of(run: Path) -> dict[str, object]:
     result: dict[str, object] = json.loads((run / "result.json").read_text())
     return result
 
 
 @pytest.mark.required
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR2", "SIGHUP"])
 def test_a_signal_finishes_the_step_saves_and_says_interrupted(
-    start: Start, tmp_path: Path, name: str
+    start: Start, tmp_path: Path
 ) -> None:
-    process = start("train.steps=100000")
-    run = wait_for_steps(tmp_path, process, 3)
-    process.send_signal(signal.Signals[name])
-    _, said = process.communicate(timeout=180)
-    assert process.returncode == 130, said
-    assert f"{name}: saved after step" in said
-    assert f"elman train.resume={run.relative_to(tmp_path)}" in said
-    result = result_of(run)
-    assert result["status"] == "interrupted"
-    done = int(str(result["steps"]))
-    assert (run / "checkpoints" / f"step-{done:07d}" / "model.safetensors").exists()
+    """One run hears every signal, one after another, and goes on each time."""
+    process, done = start("train.steps=100000"), 0
+    for number, name in enumerate(("SIGINT", "SIGTERM", "SIGUSR2", "SIGHUP"), 1):
+        begun = steps_recorded(only_run(tmp_path))
+        run = wait_for_steps(tmp_path, process, begun + 3)
+        process.send_signal(signal.Signals[name])
+        _, said = process.communicate(timeout=180)
+        assert process.returncode == 130, said
+        assert f"{name}: saved after step" in said
+        assert f"elman train.resume={run.relative_to(tmp_path)}" in said
+        assert (f"resuming after step {done}" in said) == (number > 1)
+        result = result_of(run)
+        assert result["status"] == "interrupted"
+        assert int(str(result["steps"])) >= done + 3
+        done = int(str(result["steps"]))
+        assert (run / "checkpoints" / f"step-{done:07d}" / "model.safetensors").exists()
+        last = [f"train.steps={done + 2}"] * (name == "SIGHUP")
+        process = start(f"train.resume={run}", *last)
 
-    again = start(f"train.resume={run}", f"train.steps={done + 2}")
-    _, said = again.communicate(timeout=180)
-    assert again.returncode == 0, said
+    _, said = process.communicate(timeout=180)
+    assert process.returncode == 0, said
     assert f"resuming after step {done}" in said
     assert (result_of(run)["status"], result_of(run)["steps"]) == ("ok", done + 2)
-    assert json.loads((run / "result-001.json").read_text())["status"] == "interrupted"
+    kept = [json.loads(path.read_text()) for path in run.glob("result-*.json")]
+    assert [one["status"] for one in kept] == ["interrupted"] * 4
 
 
 @pytest.mark.required
@@ -203,6 +219,7 @@ SLOW_VALIDATION = (
     *("kernels.backend=reference", "model.depth=4", "train.batch_size=1", "data.val_bytes=40000"),
     "data.val_sample=16384",
 )
+QUICKLY = "kernels.backend=cpu"  # the same validation, once nobody stops it
 
 
 SLOW = pytest.mark.slow  # 12 s each, and the way of all signals to the validation is one
@@ -228,7 +245,7 @@ def test_a_signal_ends_a_validation_and_nothing_of_it_counts(
     assert "validation" not in (run / "metrics.jsonl").read_text()
 
     # The run goes on as if no signal had come: with the validation that was stopped.
-    again = start(f"train.resume={run}")
+    again = start(f"train.resume={run}", QUICKLY)
     _, said = again.communicate(timeout=120)
     assert again.returncode == 0, said
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -246,11 +263,11 @@ def test_a_run_stopped_in_its_last_validation_is_completed_by_that_alone(
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=180) == 130
     assert result_of(run)["val_bpb"] is None
-    again = start(f"train.resume={run}")
+    again = start(f"train.resume={run}", QUICKLY)
     _, said = again.communicate(timeout=120)
     result = result_of(run)
     assert (result["status"], result["steps"], result["val_step"]) == ("ok", 2, 2), said
-    longer = start(f"train.resume={run}", "train.steps=3", "train.val_every=null")
+    longer = start(f"train.resume={run}", "train.steps=3", "train.val_every=null", QUICKLY)
     _, said = longer.communicate(timeout=120)
     first = result["val_bpb"]
     assert result_of(run)["best_val_bpb"] == min(first, result_of(run)["val_bpb"]), said  # type: ignore[type-var]
@@ -265,7 +282,12 @@ def test_signals_end_an_evaluation_at_once(start: Start, tmp_path: Path, text_fi
     long.write_bytes(text_file.read_bytes() * 16)
     command = (f"eval.checkpoint={run}", f"eval.path={long}", "eval.batch_size=1")
     process = start("mode=eval", *command, "kernels.backend=reference")
-    time.sleep(7)  # it has imported everything and takes a minute longer
+    deadline = time.monotonic() + 180
+    while not reads(process, long):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(0.5)  # it takes a minute longer
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     out, errors = process.communicate(timeout=180)

@@ -26,6 +26,8 @@ USERS, DEVELOPERS = ROOT / "constraints.txt", ROOT / "constraints-dev.txt"
 PINNED = [Requirement(line) for line in DEVELOPERS.read_text().splitlines() if "==" in line]
 TORCH = next(str(one.specifier).removeprefix("==") for one in PINNED if one.name == "torch")
 TIME_LIMIT = 300
+# The first and the last one in every run.
+PYTHONS = ["3.11", pytest.param("3.12", marks=pytest.mark.slow), "3.13"]
 pytestmark = pytest.mark.required
 
 
@@ -122,13 +124,13 @@ def check_torch(found: dict[str, str], build: Build, *, develops: bool = False) 
     assert "nvidia-cuda-nvrtc" in found
 
 
-@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
+@pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize("build", ["cpu", "cuda"])
 def test_make_run_can_install(builds, build: str, python: str) -> None:
     check_torch(resolve(python, builds[build], USERS, "wandb"), builds[build])
 
 
-@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
+@pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize("build", ["cpu", "cuda"])
 def test_make_test_can_install_and_takes_what_is_pinned(builds, build: str, python: str) -> None:
     found = resolve(python, builds[build], DEVELOPERS, "dev", "wandb")
@@ -141,7 +143,7 @@ def test_make_test_can_install_and_takes_what_is_pinned(builds, build: str, pyth
     assert {Requirement(line).name for line in PROJECT["optional-dependencies"]["dev"]} <= {*wanted}
 
 
-@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
+@pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize("extra", ["mamba", "fla"])
 def test_a_baselines_package_fits_beside_torchs_cuda_build(builds, extra: str, python: str) -> None:
     check_torch(resolve(python, builds["cuda"], USERS, extra), builds["cuda"])

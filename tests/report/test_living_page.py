@@ -16,6 +16,7 @@ from elman.report.comparison.content import make_report
 from elman.report.comparison.page import page_text
 from elman.report.comparison.progress import progress_of
 from elman.runs.folder import RunLock
+from elman.sweeps import living_page as writer
 from elman.sweeps.living_page import living_page
 from elman.sweeps.manifest import Record
 
@@ -74,7 +75,12 @@ def test_what_a_job_said_last_is_the_reason_of_a_failure_without_a_result(tmp_pa
     assert [job["reason"] for job in content["jobs"]] == ["error: the disk is gone", None]
 
 
-def test_the_report_is_rewritten_while_the_jobs_run_and_not_after(sweep: FakeSweep) -> None:
+def test_the_report_is_rewritten_while_the_jobs_run_and_not_after(
+    sweep: FakeSweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        writer, "_SHARE", 1.0
+    )  # the second one waits for 20 times as long as the first took
     page = sweep.folder / "report.html"
     with RunLock(sweep.folder), living_page(sweep.folder, every=0.2, first=0.0):
         written = []

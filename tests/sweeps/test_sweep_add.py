@@ -211,7 +211,7 @@ def test_a_plan_runs_and_writes_nothing(elman: Elman, tmp_path: Path) -> None:
     assert (content(tmp_path / "sweep"), files(tmp_path / "sweep")) == before
 
 
-@pytest.mark.parametrize("launcher", ["local", "gpus"])
+@pytest.mark.parametrize("launcher", [pytest.param("local", marks=pytest.mark.slow), "gpus"])
 def test_the_launcher_and_the_folder_of_the_first_command_are_taken(
     elman_process: Elman, tmp_path: Path, launcher: str
 ) -> None:

@@ -124,7 +124,9 @@ def gpu_is_free() -> bool:
     return free
 
 
-@pytest.mark.parametrize("killed", ["the job", "the launcher", "both"])
+@pytest.mark.parametrize(
+    "killed", ["the job", "the launcher", pytest.param("both", marks=pytest.mark.slow)]
+)
 def test_after_a_kill_the_sweep_is_taken_up_where_it_was(machine: Machine, killed: str) -> None:
     total = 2 if killed == "both" else 3
     launcher = machine.start(f"train.steps=3,{WAITS}" + ",4" * (total - 2))

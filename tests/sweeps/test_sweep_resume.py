@@ -114,8 +114,20 @@ def test_a_sweep_that_recorded_nothing_goes_on_as_before(
     assert "1 of 2 jobs are ok already" in output
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("launcher", ["gpus", "local"])
+SLOW = pytest.mark.slow  # every launcher hears every signal in the same way
+
+
+@pytest.mark.parametrize(
+    ("launcher", "number"),
+    [
+        ("gpus", signal.SIGINT),
+        ("local", signal.SIGTERM),
+        ("gpus", signal.SIGHUP),
+        pytest.param("gpus", signal.SIGTERM, marks=SLOW),
+        pytest.param("local", signal.SIGINT, marks=SLOW),
+        pytest.param("local", signal.SIGHUP, marks=SLOW),
+    ],
+)
 def test_a_signal_ends_with_how_it_goes_on(
     home: Path, stub_environment: dict[str, str], number: signal.Signals, launcher: str
 ) -> None:

@@ -117,9 +117,16 @@ def test_jobs_see_the_users_own_files_and_hydra_settings(
     assert [path.parent.name[:6] for path in results] == ["01_own", "02_own"]
 
 
-def test_hydras_own_launcher_runs_the_jobs_too(elman_process: Elman, tmp_path: Path) -> None:
+def test_hydras_own_launcher_runs_the_jobs_too(
+    elman_process: Elman, tmp_path: Path, stub_environment: dict[str, str]
+) -> None:
+    """In one process, which needs torch for its models alone, and those are stubs here."""
+    stub_environment["PYTHONPROFILEIMPORTTIME"] = "1"
     ended = elman_process("-m", "hydra/launcher=basic", "train.steps=3,901,4")
     assert ended.status == 1
+    imported = re.findall(r"(?m)^import time:.*\| +(\S+)$", ended.errors)
+    assert "elman.sweeps.sizes" in imported
+    assert "torch" not in imported
     assert [row[-1] for row in rows(ended.output)] == ["ok", "refused", "ok, unequal duration"]
     (sweep,) = (tmp_path / "outputs").glob("*/*_sweep")
     assert len(list(sweep.glob("*/result.json"))) == 2

@@ -15,6 +15,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from elman.config.keys import named_keys
+from elman.config.read_once import read_once
 from elman.config.wording import in_our_words
 from elman.models.cells import registry
 
@@ -34,6 +35,7 @@ def register_cells() -> None:
     An option and its default thus stand in one place only, the declaration in the registry. A
     model's YAML names only what differs.
     """
+    read_once()
     store = ConfigStore.instance()
     # Hydra copies all sources of settings before each composition, and what it reads of this one
     # once more; the copies of all cells were a fifth of its time.

@@ -44,10 +44,10 @@ def check_countable(config: RunConfig, known: dict[str, int]) -> None:
         config: The job.
         known: As for :func:`count_params`.
     """
-    from elman.training.spent import Spent
-
     key = f"operations of {config.model.model_dump_json()}"
     if config.train.flops is not None and key not in known:
+        from elman.training.spent import Spent  # it imports torch
+
         Spent(config)
         known[key] = 0
 

@@ -160,7 +160,6 @@ WITH_RESETS = {
     ),
 }
 QUICK = (
-    "the matrix is not transposed",
     "threads do not meet between steps",
     "c before a reset is read",
 )

@@ -162,7 +162,6 @@ WITH_RESETS = {
     ),
 }
 QUICK = (
-    "the softmax of the write has no gradient",
     "threads do not meet before a product",
     "a tape is replayed over a reset",
 )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -83,68 +85,70 @@ def test_no_room_is_known_before_anything_is_written(
     assert [path.name for path in store.folder.iterdir() if path.is_dir()] == [safe.name]
 
 
+# By what fails first: the bytes of the longest file.
+LIMITS = {"first byte": 20, "weights": 200_000, "state": 500_000}
 LIMITED = """
 import resource, signal, sys, torch
 from pathlib import Path
 from elman.training.checkpoints.store import CheckpointError, CheckpointStore, find_checkpoint
-store = CheckpointStore(Path(sys.argv[1]), 2, "")
-store.save({"w": torch.ones(1000)}, {}, {"step": 1, "val_bpb": None})
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write past the limit fails like a full disk
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
-try:
-    store.save({"w": torch.ones(100000)}, {"m": torch.ones(200000)}, {"step": 2, "val_bpb": None})
-except CheckpointError as error:
-    print("refused:", error)
-resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-print(sorted(path.name for path in store.folder.iterdir()), find_checkpoint(store.folder).step)
+full = {"m": torch.ones(200000)}
+for limit in sys.argv[2:]:
+    store = CheckpointStore(Path(sys.argv[1], limit), 2, "")
+    store.save({"w": torch.ones(1000)}, {}, {"step": 1, "val_bpb": None})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), resource.RLIM_INFINITY))
+    try:
+        store.save({"w": torch.ones(100000)}, full, {"step": 2, "val_bpb": None})
+    except CheckpointError as error:
+        print("refused:", error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    print(sorted(path.name for path in store.folder.iterdir()), find_checkpoint(store.folder).step)
 """
 
 
-@pytest.mark.parametrize("limit", [20, 200_000, 500_000], ids=["first byte", "weights", "state"])
-def test_a_write_that_fails_halfway_leaves_the_last_good_checkpoint(
-    tmp_path: Path, limit: int
-) -> None:
-    folder = tmp_path / "checkpoints"
+def test_a_write_that_fails_halfway_leaves_the_last_good_checkpoint(tmp_path: Path) -> None:
+    limits = [str(limit) for limit in LIMITS.values()]
     done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(folder), str(limit)],
+        [sys.executable, "-c", LIMITED, str(tmp_path), *limits],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert "refused:" in done.stdout
-    assert "safe:" in done.stdout
-    assert done.stdout.splitlines()[-1] == "['step-0000001'] 1"
+    said = done.stdout.splitlines()
+    assert len(said) == 2 * len(LIMITS), said
+    for error, left in zip(said[::2], said[1::2], strict=True):
+        assert error.startswith("refused:")
+        assert "safe:" in error
+        assert left == "['step-0000001'] 1"
 
 
-KILLED = """
-import sys, torch
-from pathlib import Path
-from elman.training.checkpoints.store import CheckpointStore
-store = CheckpointStore(Path(sys.argv[1]), 2, "")
-newest = store.newest()
-step = newest.step if newest else 0
-while True:
-    step += 1
-    weights = {"w": torch.full((200_000,), float(step))}
-    store.save(weights, {"step": step}, {"step": step, "val_bpb": None})
-    print(step, flush=True)
-"""
+def _save_for_ever(folder: Path, saved: Connection) -> None:
+    store = CheckpointStore(folder, 2, "")
+    newest = store.newest()
+    step = newest.step if newest else 0
+    while True:
+        step += 1
+        weights = {"w": torch.full((200_000,), float(step))}
+        store.save(weights, {"step": step}, {"step": step, "val_bpb": None})
+        saved.send(step)
 
 
 @pytest.mark.required
 def test_kill_at_any_moment_of_a_save_leaves_a_whole_newest_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
-    last = 0
+    fork = multiprocessing.get_context("fork")  # it has imported torch
     for attempt in range(6):
-        process = subprocess.Popen(
-            [sys.executable, "-c", KILLED, str(folder)], stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
-        last = int(process.stdout.readline())
+        receive, send = fork.Pipe(duplex=False)
+        process = fork.Process(target=_save_for_ever, args=(folder, send))
+        process.start()
+        send.close()
+        last = receive.recv()
         time.sleep(0.013 * (attempt + 1))
-        os.kill(process.pid, signal.SIGKILL)
-        rest = process.communicate()[0].split()
-        last = int(rest[-1]) if rest else last
+        process.kill()
+        process.join()
+        with suppress(EOFError):
+            while True:
+                last = receive.recv()
         newest = find_checkpoint(folder)
         assert newest.step >= last
         model = torch.nn.ParameterDict({"w": torch.nn.Parameter(torch.zeros(200_000))})
