@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from elman.doctor.findings import Finding, Mark, installed, machine
 from elman.doctor.usable import backends, baselines, forms
 from elman.modes import doctor as doctor_mode
 from elman.runs.prepared import PreparedRun
+from tests.waiting import eventually, gone
 
 HOPPER, BLACKWELL, AMPERE, VOLTA = (9, 0), (10, 0), (8, 0), (7, 0)
 SPACE = Place("runs", Path("/data/outputs"), 100 << 30, True)
@@ -454,19 +455,7 @@ def test_a_question_without_end_is_ended_with_what_it_started(tmp_path, monkeypa
     assert found["triton"].problem == "no answer within the time limit"
     assert waited == [["triton"]]
     for pid in pids.read_text().split():
-        assert _gone(int(pid))
-
-
-def _gone(pid: int) -> bool:
-    """Whether a process has ended, be it that nobody has waited for it."""
-    for _ in range(100):
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] == "Z":
-                return True
-        except FileNotFoundError:
-            return True
-        time.sleep(0.05)
-    return False
+        eventually(partial(gone, int(pid)))
 
 
 WATCHED = """

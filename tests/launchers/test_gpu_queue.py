@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pytest
 
 from elman.devices import locks, nvml
 from elman.devices.locks import GpuLock
+from tests.waiting import eventually, gone
 
 STUBS = Path(__file__).parents[1] / "stubs" / "stub_modes"
 
@@ -111,23 +112,6 @@ def gaps(machine: Machine) -> list[float]:
     """Return the times between the jobs of each GPU; negative where two overlap."""
     pairs = machine.intervals().values()
     return [b[0] - a[1] for one in pairs for a, b in pairwise(one)]
-
-
-def gone(pid: int) -> bool:
-    """Whether a process is over."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return True
-    return state == "Z"
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 180) -> None:
-    """Wait until something is so."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from elman.devices import locks, nvml
 from elman.devices.environment import describe_environment
 from elman.devices.locks import GpuLock
 from elman.launchers.outcome import telling
+from tests.waiting import eventually, gone
 
 STUBS = Path(__file__).parents[1] / "stubs" / "stub_ranks"
 # train.steps of a stub: 9, the rank that is meant, and how it ends.
@@ -168,7 +169,7 @@ def test_ranks_that_do_not_end_are_killed(box: Box) -> None:
     output, _ = started.communicate(timeout=180)
     assert started.returncode == 128 + signal.SIGKILL
     assert "killing rank 0, rank 1: not ended in time" in output
-    assert not any(Path(f"/proc/{note['pid']}").exists() for note in ranks)
+    eventually(lambda: all(gone(note["pid"]) for note in ranks))
 
 
 def test_a_killed_command_lets_its_ranks_save(box: Box) -> None:
@@ -190,10 +191,7 @@ def test_a_rank_that_outlives_its_command_keeps_every_gpu_of_the_job(box: Box) -
     assert not GpuLock("GPU-0", "run").take()
     assert not GpuLock("GPU-1", "run").take()
     os.kill(second, signal.SIGKILL)
-    deadline = time.monotonic() + 180
-    while not (taken := GpuLock("GPU-0", "run").take()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert taken
+    eventually(GpuLock("GPU-0", "run").take)
 
 
 def test_a_sweep_runs_as_many_jobs_as_there_are_groups(box: Box) -> None:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
@@ -32,6 +32,7 @@ from elman.launchers.handle import JobHandle
 from elman.launchers.interrupts import Interrupts
 from elman.launchers.request import NoLog
 from elman.runs import state as job_state
+from tests.waiting import eventually, gone
 
 # Of the stub modes: train.steps of a job that waits for a signal to save, and ends well when it is
 # started again in its folder; and of one that ignores signals.
@@ -105,14 +106,6 @@ def machine(
     for started in made.started:
         started.kill()
         started.communicate()
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    """Wait until something is so."""
-    deadline = time.monotonic() + 180
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def gpu_is_free() -> bool:
@@ -216,17 +209,13 @@ def test_a_job_that_outlives_its_launcher_is_not_started_twice(
         assert f"{left}elman -m {resume}" in said
         assert machine.statuses() == ["ok", "running", "ok"]
     os.kill(job, signal.SIGKILL)
-    eventually(lambda: not Path(f"/proc/{job}").exists() or _is_zombie(job))
+    eventually(lambda: gone(job))
     assert main(["-m", resume, settings]) == 0
     assert machine.statuses() == ["ok"] * 3
     (result,) = machine.sweep().glob("02_*/result.json")
     assert json.loads(result.read_text())["resumed"]
     starts = [note for note in machine.notes() if note["what"] == "start"]
     assert len(starts) == 4
-
-
-def _is_zombie(process: int) -> bool:
-    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def test_what_began_before_an_interruption_is_not_said_to_be_not_started(machine: Machine) -> None:
