@@ -164,8 +164,8 @@ def test_a_gpu_without_more_jobs_is_free_for_others_while_the_sweep_goes_on(
     machine.wait_for("stubborn")
     (note,) = machine.wait_for("end")
     eventually(lambda: gone(note["pid"]))
-    eventually(GpuLock(note["gpu"], "claim").take, seconds=10)
-    eventually(GpuLock(note["gpu"], "run").take, seconds=10)
+    eventually(GpuLock(note["gpu"], "claim").take)
+    eventually(GpuLock(note["gpu"], "run").take)
     assert launcher.poll() is None
 
 
