@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -107,6 +108,19 @@ def test_a_kernel_is_checked_once_and_the_result_says_so(train, checks, records:
 def test_the_check_changes_nothing_of_the_run(train) -> None:
     first, second = train(), train(folder="second")
     assert first.result["loss"] == second.result["loss"]
+
+
+def test_the_check_is_no_time_of_training(train, monkeypatch: pytest.MonkeyPatch) -> None:
+    prove, counter, late = gate.prove_runs, time.perf_counter, [0.0]
+
+    def slow(*settings: Any, **more: Any) -> Any:
+        late[0] += 1000.0
+        return prove(*settings, **more)
+
+    monkeypatch.setattr(gate, "prove_runs", slow)
+    monkeypatch.setattr(time, "perf_counter", lambda: counter() + late[0])
+    assert train().result["seconds"]["train"] < 1000
+    assert late[0] == 1000.0
 
 
 @pytest.mark.parametrize(

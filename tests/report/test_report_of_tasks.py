@@ -239,6 +239,18 @@ def test_a_model_has_one_colour_on_the_whole_page(tmp_path: Path, by_model: bool
         assert colour(table[row]) == colour(legend[model])
 
 
+def test_a_run_on_text_changes_no_colour_of_a_task(tmp_path: Path) -> None:
+    sweep = FakeSweep(tmp_path / "sweep")
+    sweep.job("model=e1")
+    for model in (E88, GDN):
+        sweep.job(f"model={model}", "data=s3", result=answers("s3", 0.5, 1.0, 0.7))
+    report = report_of(sweep)
+    curves, _, table = styles_of(page_text(report))
+    (drawn,) = curves.values()
+    assert len(drawn) == 2
+    assert drawn == {row: table[row] for row in drawn}
+
+
 @needs_browser
 def test_the_entry_of_a_model_shows_its_curves_of_all_tasks(
     sweep: FakeSweep, tmp_path: Path

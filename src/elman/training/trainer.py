@@ -111,9 +111,8 @@ class Trainer:
         elif checkpoint.val_bpb is not None:
             self.ledger.recall(self.stepper.step, checkpoint.val_bpb, self._held_out.predicted)
         step, spent = self.stepper.step, self.stepper.spent
-        fewer = (
-            step > 0 and spent.share(step - 1, 0.0) >= 1.0
-        )  # than were taken: a new, smaller one
+        # A budget of fewer steps than were taken is another one than this run was stopped under.
+        fewer = step > 0 and spent.share(step - 1, 0.0) >= 1.0
         if self.ledger.share(step) >= 1.0 and (fewer or self._all_measured):
             used = f"{self.stepper.step} steps, {self.ledger.clock.seconds() / 60:.2f} minutes"
             larger = " or ".join(f"train.{name}" for name in self.stepper.spent.told(0, 0.0))

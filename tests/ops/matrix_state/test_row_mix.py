@@ -25,6 +25,7 @@ from tests.ops.matrix_state.triton_cases import (
     FP32,
     TOLERANCE,
     Tensors,
+    differentiated,
     plant,
     poisoned,
     quicken,
@@ -89,21 +90,7 @@ def everything(
         backend=backend,
         resets_bt=resets_bt,
     )
-    outputs = {"out": out_bthv, "last": last_bhvn}
-    generator = torch.Generator().manual_seed(7)
-    pulls = {
-        name: torch.randn(one.shape, generator=generator).to(BF16).to(one.dtype)
-        for name, one in outputs.items()
-    }
-    pulled = ("out", "last") if reached == "both" else (reached,)
-    gradients = torch.autograd.grad(
-        [outputs[name] for name in pulled],
-        list(leaves.values()),
-        [pulls[name] for name in pulled],
-        materialize_grads=True,
-    )
-    named = {f"d {name}": one for name, one in zip(leaves, gradients, strict=True)}
-    return {name: one.detach() for name, one in (outputs | named).items()}
+    return differentiated({"out": out_bthv, "last": last_bhvn}, leaves, reached)
 
 
 def right(given: Tensors, resets_bt: Tensor | None = None, reached: str = "both") -> Tensors:

@@ -170,7 +170,11 @@ def everything(
         backend=backend,
         resets_bt=resets_bt,
     )
-    outputs = {"out": out_bthv, "last": last_bhvn}
+    return differentiated({"out": out_bthv, "last": last_bhvn}, leaves, reached)
+
+
+def differentiated(outputs: Tensors, leaves: Tensors, reached: str) -> Tensors:
+    """Return outputs and the gradients of all leaves by name, for a random pull on the outputs."""
     generator = torch.Generator().manual_seed(7)
     pulls = {
         name: torch.randn(one.shape, generator=generator).to(BF16).to(one.dtype)

@@ -149,10 +149,7 @@ def _(
     v_bthv: Tensor,
     decay_bth: Tensor,
     gate_bthv: Tensor,
-    mix_huv: Tensor,
-    residual_hv: Tensor,
-    first_bhvn: Tensor,
-    resets_bt: Tensor | None,
+    *others: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _outputs(gate_bthv, q_bthn, keep)
 
@@ -192,22 +189,9 @@ def row_mix_backward(
 
 
 @row_mix_backward.register_fake
-def _(
-    dout_bthv: Tensor | None,
-    dlast_bhvn: Tensor | None,
-    q_bthn: Tensor,
-    k_bthn: Tensor,
-    v_bthv: Tensor,
-    decay_bth: Tensor,
-    gate_bthv: Tensor,
-    mix_huv: Tensor,
-    residual_hv: Tensor,
-    first_bhvn: Tensor,
-    resets_bt: Tensor | None,
-    checkpoints_kbhvn: Tensor,
-) -> list[Tensor]:
-    tensors = (q_bthn, k_bthn, v_bthv, decay_bth, gate_bthv)
-    return _gradients(*tensors, mix_huv, residual_hv, first_bhvn)
+def _(dout_bthv: Tensor | None, dlast_bhvn: Tensor | None, *read: Tensor) -> list[Tensor]:
+    *differentiated, _resets, _checkpoints = read
+    return _gradients(*differentiated)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -13,11 +13,11 @@ from elman.report.comparison.tasks import Tasks, make_tasks
 def styled(rows: Sequence[Row]) -> list[Row]:
     """Return rows with their line styles.
 
-    A row has the style of its number. If the rows are of several tasks, the rows of one model have
-    one colour, and their dashes tell the tasks apart.
+    Without tasks a row has the style of its number. On tasks the rows of one model have one colour,
+    and their dashes tell several tasks apart.
     """
     tasks = make_tasks(rows)
-    if len(tasks.names) < 2:
+    if not tasks.names:
         return [replace(row, style=number) for number, row in enumerate(rows)]
     known = {
         cell.number: _of(style_of_model(tasks, cell.model), tasks.names.index(cell.task))
