@@ -71,11 +71,11 @@ def output_back(dout_r, y_r, x, raw, held, spec: tl.constexpr):
         y_r += held.residual_r * x.v_r
     if spec.gate_act != "none":
         logit_r = raw.gate_r + held.gate_bias_r
-        gated_r = self_gate(y_r) if spec.self_gate else y_r
+        gated_r = self_gate(y_r, spec.fast) if spec.self_gate else y_r
         dgate_r = activate_back(dout_r * gated_r, logit_r, spec.gate_act, spec.fast)
         dout_r *= activate(logit_r, spec.gate_act, spec.fast)
     if spec.self_gate:
-        dout_r *= self_gate_slope(y_r)
+        dout_r *= self_gate_slope(y_r, spec.fast)
     return dout_r, dgate_r
 
 
@@ -105,7 +105,7 @@ def _states_of(
     for ahead in tl.static_range(tl.constexpr(tile.group)):
         before_rn = begun(state_rn, resets, at, begin + ahead, steps)
         x = prepare(group[ahead], held, spec)
-        c_r, w_r = cell(seen(x, group[ahead], held, before_rn, spec), spec.kind)
+        c_r, w_r = cell(seen(x, group[ahead], held, before_rn, spec), spec)
         state_rn = advance(before_rn, c_r, w_r, x, spec)
         before = before + (before_rn,)
         after = after + (state_rn,)
@@ -158,7 +158,7 @@ def _step_back(
 ):
     """Store the gradients of a step; return those of the state before it and of parameters."""
     row = seen(x, raw, held, before_rn, spec)
-    c_r, w_r = cell(row, spec.kind)
+    c_r, w_r = cell(row, spec)
     y_r = tl.sum(after_rn * x.q_n[None, :], 1)
     dy_r, dgate_r = output_back(dout_r, y_r, x, raw, held, spec)
     dq_n = tl.sum(after_rn * dy_r[:, None], 0)
@@ -175,7 +175,7 @@ def _step_back(
         product_rn *= x.z_n[None, :]
         factor_rn = factor_rn * x.z_n[None, :]
     dc_r = tl.sum(product_rn, 1) if spec.scales else dw_r * 0.0
-    d = cell_back(row, c_r, dc_r, dw_r, spec.kind)
+    d = cell_back(row, c_r, dc_r, dw_r, spec)
     dstate_rn *= factor_rn
     dkey_n = x.k_n * 0.0
     if spec.reads:

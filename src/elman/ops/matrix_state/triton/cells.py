@@ -64,38 +64,38 @@ class RowGrad(NamedTuple):
 
 
 @triton.jit
-def decayed(x, kind: tl.constexpr):
+def decayed(x, spec: tl.constexpr):
     """c = decay."""
     return x.v * 0.0 + x.decay, x.v
 
 
 @triton.jit
-def decayed_back(x, c, dc, dw, kind: tl.constexpr):
+def decayed_back(x, c, dc, dw, spec: tl.constexpr):
     """Return the gradient of :func:`decayed`."""
     return RowGrad(v=dw, decay=dc)
 
 
 @triton.jit
-def row_gated(x, kind: tl.constexpr):
+def row_gated(x, spec: tl.constexpr):
     """c = kind(g + p0)."""
-    return activate(x.g + x.p0, kind, False), x.v
+    return activate(x.g + x.p0, spec.kind, spec.fast), x.v
 
 
 @triton.jit
-def row_gated_back(x, c, dc, dw, kind: tl.constexpr):
+def row_gated_back(x, c, dc, dw, spec: tl.constexpr):
     """Return the gradient of :func:`row_gated`."""
-    dlogit = dc * slope_of(c, kind)
+    dlogit = dc * slope_of(c, spec.kind)
     return RowGrad(v=dw, g=dlogit, p0=dlogit)
 
 
 @triton.jit
-def column_gated(x, kind: tl.constexpr):
+def column_gated(x, spec: tl.constexpr):
     """c = 1: the columns' z_j alone scale the state."""
     return x.v * 0.0 + 1.0, x.v
 
 
 @triton.jit
-def column_gated_back(x, c, dc, dw, kind: tl.constexpr):
+def column_gated_back(x, c, dc, dw, spec: tl.constexpr):
     """Return the gradient of :func:`column_gated`."""
     return RowGrad(v=dw)
 
@@ -104,29 +104,29 @@ def column_gated_back(x, c, dc, dw, kind: tl.constexpr):
 
 
 @triton.jit
-def delta(x, kind: tl.constexpr):
+def delta(x, spec: tl.constexpr):
     """c = decay, w = write (v - r)."""
     return x.v * 0.0 + x.decay, x.write * (x.v - x.r)
 
 
 @triton.jit
-def delta_back(x, c, dc, dw, kind: tl.constexpr):
+def delta_back(x, c, dc, dw, spec: tl.constexpr):
     """Return the gradient of :func:`delta`."""
     dv = x.write * dw
     return RowGrad(v=dv, decay=dc, write=dw * (x.v - x.r), r=-dv)
 
 
 @triton.jit
-def scaled_read_delta(x, kind: tl.constexpr):
+def scaled_read_delta(x, spec: tl.constexpr):
     """c = 1, w = v - kind(g + p0) r."""
-    return x.v * 0.0 + 1.0, x.v - activate(x.g + x.p0, kind, False) * x.r
+    return x.v * 0.0 + 1.0, x.v - activate(x.g + x.p0, spec.kind, spec.fast) * x.r
 
 
 @triton.jit
-def scaled_read_delta_back(x, c, dc, dw, kind: tl.constexpr):
+def scaled_read_delta_back(x, c, dc, dw, spec: tl.constexpr):
     """Return the gradient of :func:`scaled_read_delta`."""
-    a = activate(x.g + x.p0, kind, False)
-    dlogit = -dw * x.r * slope_of(a, kind)
+    a = activate(x.g + x.p0, spec.kind, spec.fast)
+    dlogit = -dw * x.r * slope_of(a, spec.kind)
     return RowGrad(v=dw, g=dlogit, p0=dlogit, r=-dw * a)
 
 
@@ -134,39 +134,39 @@ def scaled_read_delta_back(x, c, dc, dw, kind: tl.constexpr):
 
 
 @triton.jit
-def read_gated(x, kind: tl.constexpr):
+def read_gated(x, spec: tl.constexpr):
     """c = a, w = (1 - a) v, a = sigmoid(g + p0 + p1 r)."""
-    a = sigmoid(x.g + x.p0 + x.p1 * x.r)
+    a = sigmoid(x.g + x.p0 + x.p1 * x.r, spec.fast)
     return a, (1.0 - a) * x.v
 
 
 @triton.jit
-def read_gated_back(x, c, dc, dw, kind: tl.constexpr):
+def read_gated_back(x, c, dc, dw, spec: tl.constexpr):
     """Return the gradient of :func:`read_gated`."""
     dlogit = (dc - x.v * dw) * c * (1.0 - c)
     return RowGrad(v=(1.0 - c) * dw, g=dlogit, p0=dlogit, p1=dlogit * x.r, r=dlogit * x.p1)
 
 
 @triton.jit
-def _value_gate(x, kind: tl.constexpr):
-    r = -tl.abs(x.r) if kind == "inverse" else x.r
-    return sigmoid(x.p2 + x.p1 * r)
+def _value_gate(x, spec: tl.constexpr):
+    r = -tl.abs(x.r) if spec.kind == "inverse" else x.r
+    return sigmoid(x.p2 + x.p1 * r, spec.fast)
 
 
 @triton.jit
-def value_gated(x, kind: tl.constexpr):
+def value_gated(x, spec: tl.constexpr):
     """c = a, w = (1 - a) v b, a = sigmoid(g + p0), b = sigmoid(p1 r + p2), or p2 - p1 |r|."""
-    a = sigmoid(x.g + x.p0)
-    return a, (1.0 - a) * x.v * _value_gate(x, kind)
+    a = sigmoid(x.g + x.p0, spec.fast)
+    return a, (1.0 - a) * x.v * _value_gate(x, spec)
 
 
 @triton.jit
-def value_gated_back(x, c, dc, dw, kind: tl.constexpr):
+def value_gated_back(x, c, dc, dw, spec: tl.constexpr):
     """Return the gradient of :func:`value_gated`."""
-    b = _value_gate(x, kind)
+    b = _value_gate(x, spec)
     dlogit = dw * (1.0 - c) * x.v * b * (1.0 - b)
     dgate = (dc - dw * x.v * b) * c * (1.0 - c)
-    if kind == "inverse":
+    if spec.kind == "inverse":
         slope, sign = -tl.abs(x.r), tl.where(x.r > 0.0, -1.0, tl.where(x.r < 0.0, 1.0, 0.0))
     else:
         slope, sign = x.r, x.r * 0.0 + 1.0
@@ -185,8 +185,8 @@ class TritonCell:
     """A cell of the Triton kernels.
 
     Args:
-        step: ``step(x, kind)`` returns c and w for what rows see, a :class:`Row`.
-        back: ``back(x, c, dc, dw, kind)`` returns the gradient of what they saw, a
+        step: ``step(x, spec)`` returns c and w for what rows see, a :class:`Row`.
+        back: ``back(x, c, dc, dw, spec)`` returns the gradient of what they saw, a
             :class:`RowGrad`, from those of c and w.
         kind: What relatives that share the functions differ in: an activation, or ``inverse``.
     """

@@ -79,7 +79,7 @@ def output_of(y_r, x, raw, held, spec: tl.constexpr):
     if spec.residual:
         y_r += held.residual_r * x.v_r
     if spec.self_gate:
-        y_r = self_gate(y_r)
+        y_r = self_gate(y_r, spec.fast)
     if spec.gate_act != "none":
         y_r *= activate(raw.gate_r + held.gate_bias_r, spec.gate_act, spec.fast)
     return y_r
@@ -146,7 +146,7 @@ def matrix_forward(
             raw = group[ahead]
             x = prepare(raw, held, spec)
             state_rn = begun(state_rn, resets, at, t, steps)
-            c_r, w_r = cell(seen(x, raw, held, state_rn, spec), spec.kind)
+            c_r, w_r = cell(seen(x, raw, held, state_rn, spec), spec)
             state_rn = advance(state_rn, c_r, w_r, x, spec)
             y_r = output_of(tl.sum(state_rn * x.q_n[None, :], 1), x, raw, held, spec)
             store_output(out, at, t, steps, y_r, spec)

@@ -256,9 +256,9 @@ def prepare(raw, held, spec: tl.constexpr):
     k_n = activate(raw.k_n, spec.k_act, spec.fast)
     q_n = activate(raw.q_n, spec.q_act, spec.fast)
     if spec.k_unit:
-        k_n = unit(k_n)
+        k_n = unit(k_n, spec.fast)
     if spec.q_unit:
-        q_n = unit(q_n)
+        q_n = unit(q_n, spec.fast)
     z_n = activate(raw.z_n + held.z_bias_n, spec.z_act, spec.fast)
     if spec.key == "zk":
         key_n = z_n * k_n
@@ -268,8 +268,8 @@ def prepare(raw, held, spec: tl.constexpr):
         key_n = k_n
     return Step(
         activate(raw.v_r, spec.v_act, spec.fast),
-        mapped(raw.decay, held.decay, held.dt_bias, spec.decay),
-        mapped(raw.write, raw.write, raw.write, spec.write),
+        mapped(raw.decay, held.decay, held.dt_bias, spec.decay, spec.fast),
+        mapped(raw.write, raw.write, raw.write, spec.write, spec.fast),
         k_n,
         q_n,
         z_n,
@@ -304,7 +304,7 @@ def _store_number(sequence, at, t, steps, grad):
 @triton.jit
 def _vector_back(grad_n, raw_n, is_unit: tl.constexpr, act: tl.constexpr, fast: tl.constexpr):
     if is_unit:
-        grad_n = unit_back(grad_n, activate(raw_n, act, fast))
+        grad_n = unit_back(grad_n, activate(raw_n, act, fast), fast)
     return activate_back(grad_n, raw_n, act, fast)
 
 
@@ -318,7 +318,7 @@ def store_columns(grads, at, t, steps, raw, held, dk_n, dq_n, dz_n, dkey_n, spec
     if spec.key == "zk":
         k_n = activate(raw.k_n, spec.k_act, spec.fast)
         if spec.k_unit:
-            k_n = unit(k_n)
+            k_n = unit(k_n, spec.fast)
         dk_n += activate(raw.z_n + held.z_bias_n, spec.z_act, spec.fast) * dkey_n
         dz_n += k_n * dkey_n
     elif spec.key == "k":
@@ -346,7 +346,7 @@ def store_head(grads, at, t, steps, raw, x, held, ddecay_r, dwrite_r, spec: tl.c
     if spec.decay != "none":
         ddecay = tl.sum(ddecay_r, 0)
         dbias, dparameter = mapped_back(
-            ddecay, raw.decay, x.decay, held.decay, held.dt_bias, spec.decay
+            ddecay, raw.decay, x.decay, held.decay, held.dt_bias, spec.decay, spec.fast
         )
         if grads.decay is not None:
             _store_number(grads.decay, at, t, steps, dbias)
