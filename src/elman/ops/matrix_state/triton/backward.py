@@ -57,10 +57,11 @@ class Sums(NamedTuple):
 
 
 @triton.jit
-def _no_sums(tile: tl.constexpr):
+def _no_sums(spec: tl.constexpr, tile: tl.constexpr):
     zero_r, zero_n = tl.full([tile.rows], 0.0, tl.float32), tl.full([tile.columns], 0.0, tl.float32)
     zero = tl.sum(zero_r, 0)
-    return Sums(zero_r, zero_r, zero_r, zero_r, zero_r, zero_n, zero, zero)
+    decay = zero_r if spec.decay == "parameter" else zero
+    return Sums(zero_r, zero_r, zero_r, zero_r, zero_r, zero_n, decay, zero)
 
 
 @triton.jit
@@ -81,35 +82,10 @@ def output_back(dout_r, y_r, x, raw, held, spec: tl.constexpr):
 
 @triton.jit
 def _room(scratch, slot, tile: tl.constexpr):
-    """Return where this program keeps the state before group ``slot`` of a segment."""
+    """Return where this program keeps the state before step ``slot`` of a segment."""
     row_rn, column_rn = tl.arange(0, tile.rows)[:, None], tl.arange(0, tile.columns)[None, :]
-    number = tl.program_id(0).to(tl.int64) * (tile.steps // tile.group) + slot
+    number = tl.program_id(0).to(tl.int64) * tile.steps + slot
     return scratch + number * (tile.rows * tile.columns) + row_rn * tile.columns + column_rn
-
-
-@triton.jit
-def _states_of(
-    state_rn,
-    group,
-    held,
-    resets,
-    at,
-    begin,
-    steps,
-    cell: tl.constexpr,
-    spec: tl.constexpr,
-    tile: tl.constexpr,
-):
-    """Return the states before and after the steps of a group."""
-    before, after = (), ()
-    for ahead in tl.static_range(tl.constexpr(tile.group)):
-        before_rn = begun(state_rn, resets, at, begin + ahead, steps)
-        x = prepare(group[ahead], held, spec)
-        c_r, w_r = cell(seen(x, group[ahead], held, before_rn, spec), spec)
-        state_rn = advance(before_rn, c_r, w_r, x, spec)
-        before = before + (before_rn,)
-        after = after + (state_rn,)
-    return before, after
 
 
 @triton.jit
@@ -127,80 +103,214 @@ def _recompute(
     spec: tl.constexpr,
     tile: tl.constexpr,
 ):
-    """Keep the states before the groups from begin to end; return the one at the end."""
+    """Keep the states before the steps from begin to end, in whole groups; return the last."""
     raws = load_group(roles, at, begin, steps, spec, tile)
     for t in range(begin, end, tile.group):
         group = widened_group(raws, tile)
         raws = load_group(roles, at, t + tile.group, steps, spec, tile)
-        tl.store(_room(scratch, (t - begin) // tile.group, tile), state_rn)
-        _, after = _states_of(state_rn, group, held, resets, at, t, steps, cell, spec, tile)
-        state_rn = after[tile.group - 1]
+        for ahead in tl.static_range(tl.constexpr(tile.group)):
+            tl.store(_room(scratch, t + ahead - begin, tile), state_rn)
+            state_rn = begun(state_rn, resets, at, t + ahead, steps)
+            x = prepare(group[ahead], held, spec)
+            c_r, w_r = cell(seen(x, group[ahead], held, state_rn, spec), spec)
+            state_rn = advance(state_rn, c_r, w_r, x, spec)
     return state_rn
 
 
 @triton.jit
-def _step_back(
-    dstate_rn,
-    before_rn,
+def _load_states(scratch, slot, tile: tl.constexpr):
+    """Return the states before the steps of the group that begins at ``slot`` of a segment."""
+    states = ()
+    for ahead in tl.static_range(tl.constexpr(tile.group)):
+        states = states + (tl.load(_room(scratch, slot + ahead, tile)),)
+    return states
+
+
+class Passed(NamedTuple):
+    """A step as it went forward.
+
+    Attributes:
+        raw: Its numbers as they stand in the sources.
+        x: As the recurrence takes them.
+        row: What the cell saw.
+        c_r: Factor of the rows.
+        w_r: Weight of the key.
+        before_rn: State before the step.
+        after_rn: State after it.
+    """
+
+    raw: Any
+    x: Any
+    row: Any
+    c_r: Any
+    w_r: Any
+    before_rn: Any
+    after_rn: Any
+
+
+@triton.jit
+def _passed_group(
+    group,
+    states,
     after_rn,
-    dout_r,
-    raw,
-    x,
+    held,
+    resets,
+    at,
+    begin,
+    steps,
+    cell: tl.constexpr,
+    spec: tl.constexpr,
+    tile: tl.constexpr,
+):
+    """Return the steps of a group, a :class:`Passed` each: none waits for another."""
+    passed = ()
+    for ahead in tl.static_range(tl.constexpr(tile.group)):
+        raw = group[ahead]
+        x = prepare(raw, held, spec)
+        before_rn = begun(states[ahead], resets, at, begin + ahead, steps)
+        row = seen(x, raw, held, before_rn, spec)
+        c_r, w_r = cell(row, spec)
+        if ahead + 1 < tile.group:
+            next_rn = states[ahead + 1]
+        else:
+            next_rn = after_rn
+        passed = passed + (Passed(raw, x, row, c_r, w_r, before_rn, next_rn),)
+    return passed
+
+
+@triton.jit
+def _outputs_back(passed, douts, held, spec: tl.constexpr, tile: tl.constexpr):
+    """Return the gradients of the reads of a group, and of the gates' logits."""
+    dys, dgates = (), ()
+    for ahead in tl.static_range(tl.constexpr(tile.group)):
+        one = passed[ahead]
+        y_r = tl.sum(one.after_rn * one.x.q_n[None, :], 1)
+        dout_r = douts[ahead].to(tl.float32)
+        dy_r, dgate_r = output_back(dout_r, y_r, one.x, one.raw, held, spec)
+        dys, dgates = dys + (dy_r,), dgates + (dgate_r,)
+    return dys, dgates
+
+
+class Link(NamedTuple):
+    """What the chain of gradients leaves at a step.
+
+    Attributes:
+        d: Gradient of what the cell saw.
+        dsum_rn: Gradient of c S + w k.
+    """
+
+    d: Any
+    dsum_rn: Any
+
+
+@triton.jit
+def _step_back(dstate_rn, one, dy_r, cell_back: tl.constexpr, spec: tl.constexpr):
+    """Return the gradient of the state before a step, and a :class:`Link`."""
+    dsum_rn = dstate_rn + dy_r[:, None] * one.x.q_n[None, :]
+    if spec.tanh:
+        dsum_rn *= 1.0 - one.after_rn * one.after_rn
+    factor_rn = one.c_r[:, None]
+    if spec.column:
+        factor_rn = factor_rn * one.x.z_n[None, :]
+    dw_r = tl.sum(dsum_rn * one.x.k_n[None, :], 1)
+    dc_r = dw_r * 0.0
+    if spec.scales:
+        product_rn = dsum_rn * one.before_rn
+        if spec.column:
+            product_rn *= one.x.z_n[None, :]
+        dc_r = tl.sum(product_rn, 1)
+    d = cell_back(one.row, one.c_r, dc_r, dw_r, spec)
+    dstate_rn = dsum_rn * factor_rn
+    if spec.reads:
+        dstate_rn += d.r[:, None] * one.x.key_n[None, :]
+    return dstate_rn, Link(d, dsum_rn)
+
+
+@triton.jit
+def _chain_back(
+    dstate_rn,
+    passed,
+    dys,
+    dlast,
+    resets,
+    number,
+    at,
+    begin,
+    steps,
+    cell_back: tl.constexpr,
+    spec: tl.constexpr,
+    tile: tl.constexpr,
+):
+    """Go back over the steps of a group; return the gradient before them, and their links."""
+    links = ()
+    for behind in tl.static_range(tl.constexpr(tile.group)):
+        t = begin + tile.group - 1 - behind
+        if dlast is not None:  # noqa: SIM102 (decided by the compiler, the next is not)
+            if t == steps - 1:
+                dstate_rn = load_state(dlast, number, at, spec)
+        one, dy_r = passed[tile.group - 1 - behind], dys[tile.group - 1 - behind]
+        dstate_rn, link = _step_back(dstate_rn, one, dy_r, cell_back, spec)
+        dstate_rn = begun(dstate_rn, resets, at, t, steps)  # no gradient passes a reset
+        links = (link,) + links
+    return dstate_rn, links
+
+
+@triton.jit
+def _column_sums(one, link, dy_r, spec: tl.constexpr):
+    """Return the gradients of a step's query, key, z and the key that it reads with."""
+    dq_n = tl.sum(one.after_rn * dy_r[:, None], 0)
+    dk_n = tl.sum(link.dsum_rn * one.w_r[:, None], 0)
+    dz_n, dkey_n = dk_n * 0.0, dk_n * 0.0
+    if spec.column:
+        dz_n = tl.sum(link.dsum_rn * one.before_rn * one.c_r[:, None], 0)
+    if spec.reads:
+        dkey_n = tl.sum(one.before_rn * link.d.r[:, None], 0)
+    return dq_n, dk_n, dz_n, dkey_n
+
+
+@triton.jit
+def _store_group(
+    passed,
+    links,
+    dys,
+    dgates,
     held,
     sums,
     grads,
     at,
-    t,
+    begin,
     steps,
-    cell: tl.constexpr,
-    cell_back: tl.constexpr,
     spec: tl.constexpr,
+    tile: tl.constexpr,
 ):
-    """Store the gradients of a step; return those of the state before it and of parameters."""
-    row = seen(x, raw, held, before_rn, spec)
-    c_r, w_r = cell(row, spec)
-    y_r = tl.sum(after_rn * x.q_n[None, :], 1)
-    dy_r, dgate_r = output_back(dout_r, y_r, x, raw, held, spec)
-    dq_n = tl.sum(after_rn * dy_r[:, None], 0)
-    dstate_rn += dy_r[:, None] * x.q_n[None, :]
-    if spec.tanh:
-        dstate_rn *= 1.0 - after_rn * after_rn
-    dw_r = tl.sum(dstate_rn * x.k_n[None, :], 1)
-    dk_n = tl.sum(dstate_rn * w_r[:, None], 0)
-    dz_n = x.k_n * 0.0
-    factor_rn = c_r[:, None]
-    product_rn = dstate_rn * before_rn
-    if spec.column:
-        dz_n = tl.sum(product_rn * factor_rn, 0)
-        product_rn *= x.z_n[None, :]
-        factor_rn = factor_rn * x.z_n[None, :]
-    dc_r = tl.sum(product_rn, 1) if spec.scales else dw_r * 0.0
-    d = cell_back(row, c_r, dc_r, dw_r, spec)
-    dstate_rn *= factor_rn
-    dkey_n = x.k_n * 0.0
-    if spec.reads:
-        dkey_n = tl.sum(before_rn * d.r[:, None], 0)
-        dstate_rn += d.r[:, None] * x.key_n[None, :]
-    dresidual_r = dy_r * x.v_r
-    dv_r = d.v + dy_r * held.residual_r if spec.residual else d.v
-    dv_r = activate_back(dv_r, raw.v_r, spec.v_act, spec.fast)
-    store_rows(grads.v, at, t, steps, dv_r, spec)
-    if grads.g0 is not None:
-        store_rows(grads.g0, at, t, steps, d.g, spec)
-    if grads.gate is not None:
-        store_rows(grads.gate, at, t, steps, dgate_r, spec)
-    dz_bias_n = store_columns(grads, at, t, steps, raw, held, dk_n, dq_n, dz_n, dkey_n, spec)
-    ddecay, dt_bias = store_head(grads, at, t, steps, raw, x, held, d.decay, d.write, spec)
-    return dstate_rn, Sums(
-        sums.p0_r + d.p0,
-        sums.p1_r + d.p1,
-        sums.p2_r + d.p2,
-        sums.residual_r + dresidual_r,
-        sums.gate_bias_r + dgate_r,
-        sums.z_bias_n + dz_bias_n,
-        sums.decay + ddecay,
-        sums.dt_bias + dt_bias,
-    )
+    """Store the gradients of the steps of a group; return the sums with theirs."""
+    columns = ()
+    for ahead in tl.static_range(tl.constexpr(tile.group)):
+        columns = columns + (_column_sums(passed[ahead], links[ahead], dys[ahead], spec),)
+    for ahead in tl.static_range(tl.constexpr(tile.group)):
+        t, one, d, dy_r = begin + ahead, passed[ahead], links[ahead].d, dys[ahead]
+        raw, x, dgate_r = one.raw, one.x, dgates[ahead]
+        dq_n, dk_n, dz_n, dkey_n = columns[ahead]
+        dv_r = d.v + dy_r * held.residual_r if spec.residual else d.v
+        dv_r = activate_back(dv_r, raw.v_r, spec.v_act, spec.fast)
+        store_rows(grads.v, at, t, steps, dv_r, spec)
+        if grads.g0 is not None:
+            store_rows(grads.g0, at, t, steps, d.g, spec)
+        if grads.gate is not None:
+            store_rows(grads.gate, at, t, steps, dgate_r, spec)
+        dz_bias_n = store_columns(grads, at, t, steps, raw, held, dk_n, dq_n, dz_n, dkey_n, spec)
+        ddecay, dt_bias = store_head(grads, at, t, steps, raw, x, held, d.decay, d.write, spec)
+        sums = Sums(
+            sums.p0_r + d.p0,
+            sums.p1_r + d.p1,
+            sums.p2_r + d.p2,
+            sums.residual_r + dy_r * x.v_r,
+            sums.gate_bias_r + dgate_r,
+            sums.z_bias_n + dz_bias_n,
+            sums.decay + ddecay,
+            sums.dt_bias + dt_bias,
+        )
+    return sums
 
 
 @triton.jit
@@ -224,7 +334,7 @@ def _output_gradients(dout, at, begin, steps, spec: tl.constexpr, tile: tl.const
 @triton.jit
 def _walk_back(
     dstate_rn,
-    state_rn,
+    after_rn,
     scratch,
     raws,
     douts,
@@ -247,44 +357,39 @@ def _walk_back(
 ):
     """Go back over a segment; return the gradients of the state before it and of parameters.
 
-    The numbers of a group, and the state before it, are loaded while the group after it is walked;
-    raws, douts and state_rn are those of the last group.
+    The numbers of a group, and the states in it, are loaded while the group after it is walked;
+    raws and douts are those of the last group, and after_rn is the state after it.
     """
+    states = _load_states(scratch, last_group - begin, tile)
     for back in range(begin, last_group + 1, tile.group):
         group_begin = last_group - (back - begin)
         group = widened_group(raws, tile)
-        slopes = douts
-        before, after = _states_of(
-            state_rn, group, held, resets, at, group_begin, steps, cell, spec, tile
+        passed = _passed_group(
+            group, states, after_rn, held, resets, at, group_begin, steps, cell, spec, tile
         )
+        dys, dgates = _outputs_back(passed, douts, held, spec, tile)
+        after_rn = states[0]
         next_begin = tl.maximum(group_begin - tile.group, begin)
         raws = load_group(roles, at, next_begin, steps, spec, tile)
         douts = _output_gradients(dout, at, next_begin, steps, spec, tile)
-        state_rn = tl.load(_room(scratch, (next_begin - begin) // tile.group, tile))
-        for behind in tl.static_range(tl.constexpr(tile.group)):
-            t = group_begin + tile.group - 1 - behind
-            raw = group[tile.group - 1 - behind]
-            if dlast is not None:  # noqa: SIM102 (decided by the compiler, the next is not)
-                if t == steps - 1:
-                    dstate_rn = load_state(dlast, number, at, spec)
-            dstate_rn, sums = _step_back(
-                dstate_rn,
-                before[tile.group - 1 - behind],
-                after[tile.group - 1 - behind],
-                slopes[tile.group - 1 - behind].to(tl.float32),
-                raw,
-                prepare(raw, held, spec),
-                held,
-                sums,
-                grads,
-                at,
-                t,
-                steps,
-                cell,
-                cell_back,
-                spec,
-            )
-            dstate_rn = begun(dstate_rn, resets, at, t, steps)  # no gradient passes a reset
+        states = _load_states(scratch, next_begin - begin, tile)
+        dstate_rn, links = _chain_back(
+            dstate_rn,
+            passed,
+            dys,
+            dlast,
+            resets,
+            number,
+            at,
+            group_begin,
+            steps,
+            cell_back,
+            spec,
+            tile,
+        )
+        sums = _store_group(
+            passed, links, dys, dgates, held, sums, grads, at, group_begin, steps, spec, tile
+        )
     return dstate_rn, sums
 
 
@@ -308,7 +413,8 @@ def _store_sums(dparameters, at, sums, spec: tl.constexpr, tile: tl.constexpr):
         to_n = dparameters.z_bias + share * spec.columns + at.column_n
         tl.store(to_n, sums.z_bias_n, mask=at.column_n < spec.columns)
     if dparameters.decay is not None:
-        tl.store(dparameters.decay + share, sums.decay)
+        decay = tl.sum(sums.decay, 0) if spec.decay == "parameter" else sums.decay
+        tl.store(dparameters.decay + share, decay)
     if dparameters.dt_bias is not None:
         tl.store(dparameters.dt_bias + share, sums.dt_bias)
 
@@ -347,7 +453,7 @@ def matrix_backward(
     at = place_of(spec, tile)
     number = at.batch * spec.heads + at.head
     held = load_parameters(parameters, at, spec, tile)
-    sums = _no_sums(tile)
+    sums = _no_sums(spec, tile)
     start_rn = tl.full([tile.rows, tile.columns], 0.0, tl.float32)
     dstate_rn = start_rn
     if first is not None:
@@ -364,7 +470,7 @@ def matrix_backward(
         if segment > 0:
             state_rn = load_state(checkpoints, wide(segment - 1, at) * states + number, at, spec)
         state_rn = _recompute(
-            state_rn, scratch, roles, held, resets, at, begin, last_group, steps, cell, spec, tile
+            state_rn, scratch, roles, held, resets, at, begin, end, steps, cell, spec, tile
         )
         tl.debug_barrier()  # threads may read states that others wrote
         dstate_rn, sums = _walk_back(

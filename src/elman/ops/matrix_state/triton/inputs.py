@@ -340,10 +340,13 @@ def store_head(grads, at, t, steps, raw, x, held, ddecay_r, dwrite_r, spec: tl.c
     """Store the gradients of decay and write gate, from those that a cell gave its rows.
 
     Returns:
-        The gradients of the head's parameters: decay and dt_bias.
+        The gradients of the head's parameters, decay and dt_bias; that of a decay which is the
+        parameter itself still on rows.
     """
     dparameter, dbias = x.decay * 0.0, x.decay * 0.0
-    if spec.decay != "none":
+    if spec.decay == "parameter":
+        dparameter = ddecay_r
+    elif spec.decay != "none":
         ddecay = tl.sum(ddecay_r, 0)
         dbias, dparameter = mapped_back(
             ddecay, raw.decay, x.decay, held.decay, held.dt_bias, spec.decay, spec.fast

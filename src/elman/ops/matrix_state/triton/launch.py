@@ -286,7 +286,7 @@ def _backward(call: Call, fast: bool, run: Callable[[Launch], None]) -> None:
     tile, states = _tile(call.plan.text, True), call.args.B * call.plan.heads
     programs, dout = states * tile.row_tiles, call.kept.get("dout")
     gradients, shares = _Gradients(call, tile), _shares(call, tile)
-    room = (programs, tile.steps // tile.group, tile.rows, tile.columns)
+    room = (programs, tile.steps, tile.rows, tile.columns)
     arguments = (
         _sources(call),
         _parameters(call.plan, call.parameters),
