@@ -58,7 +58,8 @@ class Sums(NamedTuple):
 
 @triton.jit
 def _no_sums(spec: tl.constexpr, tile: tl.constexpr):
-    zero_r, zero_n = tl.full([tile.rows], 0.0, tl.float32), tl.full([tile.columns], 0.0, tl.float32)
+    zero_r = tl.full([tile.rows], 0.0, tl.float32)
+    zero_n = tl.full([1, tile.columns], 0.0, tl.float32)
     zero = tl.sum(zero_r, 0)
     decay = zero_r if spec.decay == "parameter" else zero
     return Sums(zero_r, zero_r, zero_r, zero_r, zero_r, zero_n, decay, zero)
@@ -184,7 +185,7 @@ def _outputs_back(passed, douts, held, spec: tl.constexpr, tile: tl.constexpr):
     dys, dgates = (), ()
     for ahead in tl.static_range(tl.constexpr(tile.group)):
         one = passed[ahead]
-        y_r = tl.sum(one.after_rn * one.x.q_n[None, :], 1)
+        y_r = tl.sum(one.after_rn * one.x.q_n, 1)
         dout_r = douts[ahead].to(tl.float32)
         dy_r, dgate_r = output_back(dout_r, y_r, one.x, one.raw, held, spec)
         dys, dgates = dys + (dy_r,), dgates + (dgate_r,)
@@ -206,23 +207,23 @@ class Link(NamedTuple):
 @triton.jit
 def _step_back(dstate_rn, one, dy_r, cell_back: tl.constexpr, spec: tl.constexpr):
     """Return the gradient of the state before a step, and a :class:`Link`."""
-    dsum_rn = dstate_rn + dy_r[:, None] * one.x.q_n[None, :]
+    dsum_rn = dstate_rn + dy_r[:, None] * one.x.q_n
     if spec.tanh:
         dsum_rn *= 1.0 - one.after_rn * one.after_rn
     factor_rn = one.c_r[:, None]
     if spec.column:
-        factor_rn = factor_rn * one.x.z_n[None, :]
-    dw_r = tl.sum(dsum_rn * one.x.k_n[None, :], 1)
+        factor_rn = factor_rn * one.x.z_n
+    dw_r = tl.sum(dsum_rn * one.x.k_n, 1)
     dc_r = dw_r * 0.0
     if spec.scales:
         product_rn = dsum_rn * one.before_rn
         if spec.column:
-            product_rn *= one.x.z_n[None, :]
+            product_rn *= one.x.z_n
         dc_r = tl.sum(product_rn, 1)
     d = cell_back(one.row, one.c_r, dc_r, dw_r, spec)
     dstate_rn = dsum_rn * factor_rn
     if spec.reads:
-        dstate_rn += d.r[:, None] * one.x.key_n[None, :]
+        dstate_rn += d.r[:, None] * one.x.key_n
     return dstate_rn, Link(d, dsum_rn)
 
 
@@ -258,13 +259,13 @@ def _chain_back(
 @triton.jit
 def _column_sums(one, link, dy_r, spec: tl.constexpr):
     """Return the gradients of a step's query, key, z and the key that it reads with."""
-    dq_n = tl.sum(one.after_rn * dy_r[:, None], 0)
-    dk_n = tl.sum(link.dsum_rn * one.w_r[:, None], 0)
+    dq_n = tl.sum(one.after_rn * dy_r[:, None], 0, keep_dims=True)
+    dk_n = tl.sum(link.dsum_rn * one.w_r[:, None], 0, keep_dims=True)
     dz_n, dkey_n = dk_n * 0.0, dk_n * 0.0
     if spec.column:
-        dz_n = tl.sum(link.dsum_rn * one.before_rn * one.c_r[:, None], 0)
+        dz_n = tl.sum(link.dsum_rn * one.before_rn * one.c_r[:, None], 0, keep_dims=True)
     if spec.reads:
-        dkey_n = tl.sum(one.before_rn * link.d.r[:, None], 0)
+        dkey_n = tl.sum(one.before_rn * link.d.r[:, None], 0, keep_dims=True)
     return dq_n, dk_n, dz_n, dkey_n
 
 
@@ -298,7 +299,7 @@ def _store_group(
             store_rows(grads.g0, at, t, steps, d.g, spec)
         if grads.gate is not None:
             store_rows(grads.gate, at, t, steps, dgate_r, spec)
-        dz_bias_n = store_columns(grads, at, t, steps, raw, held, dk_n, dq_n, dz_n, dkey_n, spec)
+        dz_bias_n = store_columns(grads, at, t, steps, raw, held, dk_n, dq_n, dz_n, dkey_n, spec, tile)
         ddecay, dt_bias = store_head(grads, at, t, steps, raw, x, held, d.decay, d.write, spec)
         sums = Sums(
             sums.p0_r + d.p0,
@@ -410,8 +411,9 @@ def _store_sums(dparameters, at, sums, spec: tl.constexpr, tile: tl.constexpr):
     _store_row_sum(dparameters.gate_bias, at, sums.gate_bias_r, spec)
     share = (at.batch * tile.row_tiles + at.tile) * spec.heads + at.head
     if dparameters.z_bias is not None:
-        to_n = dparameters.z_bias + share * spec.columns + at.column_n
-        tl.store(to_n, sums.z_bias_n, mask=at.column_n < spec.columns)
+        column_n = at.column_n[None, :]
+        to_n = dparameters.z_bias + share * spec.columns + column_n
+        tl.store(to_n, sums.z_bias_n, mask=column_n < spec.columns)
     if dparameters.decay is not None:
         decay = tl.sum(sums.decay, 0) if spec.decay == "parameter" else sums.decay
         tl.store(dparameters.decay + share, decay)

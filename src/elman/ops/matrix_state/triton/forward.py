@@ -57,7 +57,7 @@ def begun(state_rn, resets, at, t, steps):
 @triton.jit
 def seen(x, raw, held, state_rn, spec: tl.constexpr):
     """Return what the cell sees of a step."""
-    r_r = tl.sum(state_rn * x.key_n[None, :], 1) if spec.reads else x.v_r * 0.0
+    r_r = tl.sum(state_rn * x.key_n, 1) if spec.reads else x.v_r * 0.0
     return Row(x.v_r, raw.g_r, held.p0_r, held.p1_r, held.p2_r, x.decay, x.write, r_r)
 
 
@@ -66,8 +66,8 @@ def advance(state_rn, c_r, w_r, x, spec: tl.constexpr):
     """Return the next state."""
     factor_rn = c_r[:, None]
     if spec.column:
-        factor_rn = factor_rn * x.z_n[None, :]
-    state_rn = factor_rn * state_rn + w_r[:, None] * x.k_n[None, :]
+        factor_rn = factor_rn * x.z_n
+    state_rn = factor_rn * state_rn + w_r[:, None] * x.k_n
     if spec.tanh:
         state_rn = tanh(state_rn, spec.fast)
     return state_rn
@@ -148,6 +148,6 @@ def matrix_forward(
             state_rn = begun(state_rn, resets, at, t, steps)
             c_r, w_r = cell(seen(x, raw, held, state_rn, spec), spec)
             state_rn = advance(state_rn, c_r, w_r, x, spec)
-            y_r = output_of(tl.sum(state_rn * x.q_n[None, :], 1), x, raw, held, spec)
+            y_r = output_of(tl.sum(state_rn * x.q_n, 1), x, raw, held, spec)
             store_output(out, at, t, steps, y_r, spec)
             store_state(last, number, at, state_rn, t == steps - 1, spec)

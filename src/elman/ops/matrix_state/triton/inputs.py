@@ -147,6 +147,15 @@ def _numbers(sequence, at, t, inside, index, width: tl.constexpr):
 
 
 @triton.jit
+def column_of(at, tile: tl.constexpr):
+    """Return the columns [1, columns], or [rows, columns] where every thread loads its own."""
+    column_n = at.column_n[None, :]
+    if tile.spread:
+        column_n = tl.broadcast_to(column_n, [tile.rows, tile.columns])
+    return column_n
+
+
+@triton.jit
 def _number(sequence, at, t, inside):
     """Return the number that a head has at step t."""
     first = at.batch * sequence.batch + at.head + wide(t, at) * sequence.time
@@ -157,9 +166,9 @@ def _number(sequence, at, t, inside):
 def _load_step(roles, at, t, steps, spec: tl.constexpr, tile: tl.constexpr):
     """Return the numbers of step t; zeros stand for what the plan does not have."""
     zero_r = tl.full([tile.rows], 0.0, tl.float32)
-    zero_n = tl.full([tile.columns], 0.0, tl.float32)
+    zero_n = tl.full([1, tile.columns], 0.0, tl.float32)
     zero = tl.sum(zero_r, 0)
-    i, j, rows, columns = at.row_r, at.column_n, spec.rows, spec.columns
+    i, j, rows, columns = at.row_r, column_of(at, tile), spec.rows, spec.columns
     here = t < steps
     return Raw(
         _numbers(roles.v, at, t, here, i, rows),
@@ -232,11 +241,11 @@ def _head_parameter(pointer, at, tile: tl.constexpr):
 @triton.jit
 def load_parameters(parameters, at, spec: tl.constexpr, tile: tl.constexpr):
     """Return the parameters of a program's tile."""
-    z_bias_n = tl.full([tile.columns], 0.0, tl.float32)
+    z_bias_n = tl.full([1, tile.columns], 0.0, tl.float32)
     if parameters.z_bias is not None:
-        inside_n = at.column_n < spec.columns
-        first = at.head * spec.columns
-        z_bias_n = tl.load(parameters.z_bias + first + at.column_n, mask=inside_n, other=0.0)
+        column_n = column_of(at, tile)
+        from_n = parameters.z_bias + at.head * spec.columns + column_n
+        z_bias_n = tl.load(from_n, mask=column_n < spec.columns, other=0.0)
     decay = _head_parameter(parameters.decay, at, tile)
     return Held(
         _row_parameter(parameters.p0, at, spec, tile),
@@ -287,10 +296,16 @@ def store_rows(sequence, at, t, steps, grad_r, spec: tl.constexpr):
 
 
 @triton.jit
-def _store_columns(sequence, at, t, steps, grad_n, spec: tl.constexpr):
+def _store_columns(
+    sequence, at, t, steps, grad_n, spec: tl.constexpr, tile: tl.constexpr
+):
     first = at.batch * sequence.batch + wide(t, at) * sequence.time + at.head * spec.columns
-    to_n = sequence.data + at.tile * sequence.tile + first + at.column_n
-    inside_n = (at.column_n < spec.columns) & (t < steps)
+    column_n = column_of(at, tile)
+    inside_n = (column_n < spec.columns) & (t < steps)
+    if tile.spread:
+        inside_n = inside_n & (tl.arange(0, tile.rows)[:, None] == 0)
+        grad_n = tl.broadcast_to(grad_n, [tile.rows, tile.columns])
+    to_n = sequence.data + at.tile * sequence.tile + first + column_n
     tl.store(to_n, grad_n.to(sequence.data.dtype.element_ty), mask=inside_n)
 
 
@@ -309,7 +324,20 @@ def _vector_back(grad_n, raw_n, is_unit: tl.constexpr, act: tl.constexpr, fast: 
 
 
 @triton.jit
-def store_columns(grads, at, t, steps, raw, held, dk_n, dq_n, dz_n, dkey_n, spec: tl.constexpr):
+def store_columns(
+    grads,
+    at,
+    t,
+    steps,
+    raw,
+    held,
+    dk_n,
+    dq_n,
+    dz_n,
+    dkey_n,
+    spec: tl.constexpr,
+    tile: tl.constexpr,
+):
     """Store the gradients of key, query, z and read, from those that the recurrence gave.
 
     Returns:
@@ -324,14 +352,14 @@ def store_columns(grads, at, t, steps, raw, held, dk_n, dq_n, dz_n, dkey_n, spec
     elif spec.key == "k":
         dk_n += dkey_n
     else:
-        _store_columns(grads.read, at, t, steps, dkey_n, spec)
+        _store_columns(grads.read, at, t, steps, dkey_n, spec, tile)
     dk_n = _vector_back(dk_n, raw.k_n, spec.k_unit, spec.k_act, spec.fast)
     dq_n = _vector_back(dq_n, raw.q_n, spec.q_unit, spec.q_act, spec.fast)
-    _store_columns(grads.k, at, t, steps, dk_n, spec)
-    _store_columns(grads.q, at, t, steps, dq_n, spec)
+    _store_columns(grads.k, at, t, steps, dk_n, spec, tile)
+    _store_columns(grads.q, at, t, steps, dq_n, spec, tile)
     dz_n = activate_back(dz_n, raw.z_n + held.z_bias_n, spec.z_act, spec.fast)
     if grads.z is not None:
-        _store_columns(grads.z, at, t, steps, dz_n, spec)
+        _store_columns(grads.z, at, t, steps, dz_n, spec, tile)
     return dz_n
 
 

@@ -144,15 +144,15 @@ def activate_back(dy, x, act: tl.constexpr, fast: tl.constexpr):
 @triton.jit
 def unit(x_n, fast: tl.constexpr):
     """Return x / (norm(x) + 1e-6)."""
-    return x_n * reciprocal(square_root(tl.sum(x_n * x_n, 0), fast) + 1e-6, fast)
+    return x_n * reciprocal(square_root(tl.sum(x_n * x_n, 1, keep_dims=True), fast) + 1e-6, fast)
 
 
 @triton.jit
 def unit_back(dy_n, x_n, fast: tl.constexpr):
     """Return the gradient through :func:`unit`; the direction's share is 0 at x = 0."""
-    norm = square_root(tl.sum(x_n * x_n, 0), fast)
+    norm = square_root(tl.sum(x_n * x_n, 1, keep_dims=True), fast)
     scale = reciprocal(norm + 1e-6, fast)
-    along = tl.sum(x_n * dy_n, 0) * scale * scale * reciprocal(tl.where(norm > 0.0, norm, 1.0), fast)
+    along = tl.sum(x_n * dy_n, 1, keep_dims=True) * scale * scale * reciprocal(tl.where(norm > 0.0, norm, 1.0), fast)
     return dy_n * scale - x_n * along
 
 

@@ -103,6 +103,7 @@ class Tile:
     steps: int
     group: int
     warps: int
+    spread: bool = False
 
 
 # By padded columns: rows and warps of a program, and steps of a group. One warp has no barriers. In
