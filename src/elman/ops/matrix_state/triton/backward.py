@@ -40,6 +40,7 @@ from elman.ops.matrix_state.triton.maths import (
     activate_back,
     self_gate,
     self_gate_slope,
+    sums_over_rows,
 )
 
 
@@ -257,16 +258,23 @@ def _chain_back(
 
 
 @triton.jit
-def _column_sums(one, link, dy_r, spec: tl.constexpr):
-    """Return the gradients of a step's query, key, z and the key that it reads with."""
-    dq_n = tl.sum(one.after_rn * dy_r[:, None], 0, keep_dims=True)
-    dk_n = tl.sum(link.dsum_rn * one.w_r[:, None], 0, keep_dims=True)
-    dz_n, dkey_n = dk_n * 0.0, dk_n * 0.0
+def _column_sums(passed, links, dys, spec: tl.constexpr, tile: tl.constexpr):
+    """Return the gradients of a group's queries, keys, z and the keys that it reads with."""
+    dqs, dks, dzs, dkeys = (), (), (), ()
+    for ahead in tl.static_range(tl.constexpr(tile.group)):
+        one, link = passed[ahead], links[ahead]
+        dqs = dqs + (one.after_rn * dys[ahead][:, None],)
+        dks = dks + (link.dsum_rn * one.w_r[:, None],)
+        if spec.column:
+            dzs = dzs + (link.dsum_rn * one.before_rn * one.c_r[:, None],)
+        if spec.reads:
+            dkeys = dkeys + (one.before_rn * link.d.r[:, None],)
+    dqs, dks = sums_over_rows(dqs), sums_over_rows(dks)
     if spec.column:
-        dz_n = tl.sum(link.dsum_rn * one.before_rn * one.c_r[:, None], 0, keep_dims=True)
+        dzs = sums_over_rows(dzs)
     if spec.reads:
-        dkey_n = tl.sum(one.before_rn * link.d.r[:, None], 0, keep_dims=True)
-    return dq_n, dk_n, dz_n, dkey_n
+        dkeys = sums_over_rows(dkeys)
+    return dqs, dks, dzs, dkeys
 
 
 @triton.jit
@@ -285,13 +293,13 @@ def _store_group(
     tile: tl.constexpr,
 ):
     """Store the gradients of the steps of a group; return the sums with theirs."""
-    columns = ()
-    for ahead in tl.static_range(tl.constexpr(tile.group)):
-        columns = columns + (_column_sums(passed[ahead], links[ahead], dys[ahead], spec),)
+    dqs, dks, dzs, dkeys = _column_sums(passed, links, dys, spec, tile)
     for ahead in tl.static_range(tl.constexpr(tile.group)):
         t, one, d, dy_r = begin + ahead, passed[ahead], links[ahead].d, dys[ahead]
         raw, x, dgate_r = one.raw, one.x, dgates[ahead]
-        dq_n, dk_n, dz_n, dkey_n = columns[ahead]
+        dq_n, dk_n = dqs[ahead], dks[ahead]
+        dz_n = dzs[ahead] if spec.column else dk_n * 0.0
+        dkey_n = dkeys[ahead] if spec.reads else dk_n * 0.0
         dv_r = d.v + dy_r * held.residual_r if spec.residual else d.v
         dv_r = activate_back(dv_r, raw.v_r, spec.v_act, spec.fast)
         store_rows(grads.v, at, t, steps, dv_r, spec)

@@ -200,3 +200,30 @@ def self_gate_slope(y, fast: tl.constexpr):
     """Return the slope of :func:`self_gate`."""
     s = sigmoid(y, fast)
     return y * s * (2.0 + y * (1.0 - s))
+
+
+@triton.jit
+def _joined(parts):
+    if len(parts) == 1:
+        return parts[0]
+    else:
+        half: tl.constexpr = len(parts) // 2
+        return tl.join(_joined(parts[:half]), _joined(parts[half:]))
+
+
+@triton.jit
+def _parted(whole, count: tl.constexpr):
+    if count == 1:
+        return (whole,)
+    else:
+        first, second = tl.split(whole)
+        return _parted(first, count // 2) + _parted(second, count // 2)
+
+
+@triton.jit
+def sums_over_rows(parts):
+    """Return the sums over axis 0, [1, columns], of a power of two of tensors [rows, columns].
+
+    Several warps meet once for all of them, and not once for each.
+    """
+    return _parted(tl.sum(_joined(parts), 0, keep_dims=True), len(parts))
