@@ -31,6 +31,7 @@ from elman.ops.matrix_state.triton.inputs import (
     prepare,
     store_columns,
     store_head,
+    store_on_columns,
     store_rows,
     wide,
     widened_group,
@@ -60,7 +61,7 @@ class Sums(NamedTuple):
 @triton.jit
 def _no_sums(spec: tl.constexpr, tile: tl.constexpr):
     zero_r = tl.full([tile.rows], 0.0, tl.float32)
-    zero_n = tl.full([1, tile.columns], 0.0, tl.float32)
+    zero_n = tl.full([tile.rows if tile.spread else 1, tile.columns], 0.0, tl.float32)
     zero = tl.sum(zero_r, 0)
     decay = zero_r if spec.decay == "parameter" else zero
     return Sums(zero_r, zero_r, zero_r, zero_r, zero_r, zero_n, decay, zero)
@@ -269,11 +270,11 @@ def _column_sums(passed, links, dys, spec: tl.constexpr, tile: tl.constexpr):
             dzs = dzs + (link.dsum_rn * one.before_rn * one.c_r[:, None],)
         if spec.reads:
             dkeys = dkeys + (one.before_rn * link.d.r[:, None],)
-    dqs, dks = sums_over_rows(dqs), sums_over_rows(dks)
+    dqs, dks = sums_over_rows(dqs, tile.joined), sums_over_rows(dks, tile.joined)
     if spec.column:
-        dzs = sums_over_rows(dzs)
+        dzs = sums_over_rows(dzs, tile.joined)
     if spec.reads:
-        dkeys = sums_over_rows(dkeys)
+        dkeys = sums_over_rows(dkeys, tile.joined)
     return dqs, dks, dzs, dkeys
 
 
@@ -419,9 +420,8 @@ def _store_sums(dparameters, at, sums, spec: tl.constexpr, tile: tl.constexpr):
     _store_row_sum(dparameters.gate_bias, at, sums.gate_bias_r, spec)
     share = (at.batch * tile.row_tiles + at.tile) * spec.heads + at.head
     if dparameters.z_bias is not None:
-        column_n = at.column_n[None, :]
-        to_n = dparameters.z_bias + share * spec.columns + column_n
-        tl.store(to_n, sums.z_bias_n, mask=column_n < spec.columns)
+        to_n = dparameters.z_bias + share * spec.columns + at.column_n
+        store_on_columns(to_n, sums.z_bias_n, at.column_n < spec.columns, tile)
     if dparameters.decay is not None:
         decay = tl.sum(sums.decay, 0) if spec.decay == "parameter" else sums.decay
         tl.store(dparameters.decay + share, decay)
@@ -512,25 +512,34 @@ def matrix_backward(
     _store_sums(dparameters, at, sums, spec, tile)
 
 
-@triton.jit(do_not_specialize=["parts", "rows", "steps", "width"])
-def sum_parts(partial, parts, grad, rows, steps, width, block: tl.constexpr):
-    """Add the parts of a gradient [parts, rows, width], a row at a time, where rows are B T.
+@triton.jit(do_not_specialize=["rows", "steps"])
+def sum_parts(
+    partial,
+    grad,
+    rows,
+    steps,
+    parts: tl.constexpr,
+    width: tl.constexpr,
+    block: tl.constexpr,
+):
+    """Add the parts of a gradient [parts, rows, width], where rows are B T.
 
     Args:
         partial: The parts, contiguous.
-        parts: How many.
         grad: Where the sum goes, a Sequence.
         rows: B T.
         steps: T.
+        parts: How many.
         width: Channels of a row.
-        block: Channels of a program.
+        block: Numbers of a program.
     """
-    row = tl.program_id(0).to(tl.int64)
-    channel_c = tl.program_id(1) * block + tl.arange(0, block)
-    inside_c = channel_c < width
+    number_c = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    size = tl.program_id(0).to(tl.int64) * 0 + rows * width
+    inside_c = number_c < size
     total_c = tl.full([block], 0.0, tl.float32)
-    for part in range(parts):
-        from_c = partial + ((row * 0 + part) * rows + row) * width + channel_c
-        total_c += tl.load(from_c, mask=inside_c, other=0.0)
-    to_c = grad.data + row // steps * grad.batch + row % steps * grad.time + channel_c
+    for part in tl.static_range(parts):
+        total_c += tl.load(partial + part * size + number_c, mask=inside_c, other=0.0)
+    row_c = (number_c // width).to(tl.int32)
+    to_c = grad.data + (row_c // steps).to(tl.int64) * grad.batch + number_c % width
+    to_c += (row_c % steps).to(tl.int64) * grad.time
     tl.store(to_c, total_c.to(grad.data.dtype.element_ty), mask=inside_c)

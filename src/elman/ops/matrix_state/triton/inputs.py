@@ -147,12 +147,25 @@ def _numbers(sequence, at, t, inside, index, width: tl.constexpr):
 
 
 @triton.jit
-def column_of(at, tile: tl.constexpr):
-    """Return the columns [1, columns], or [rows, columns] where every thread loads its own."""
-    column_n = at.column_n[None, :]
-    if tile.spread:
-        column_n = tl.broadcast_to(column_n, [tile.rows, tile.columns])
-    return column_n
+def load_columns(from_n, inside_n, spread: tl.constexpr, tile: tl.constexpr):
+    """Return numbers on the columns: [1, columns], or [rows, columns] where they are spread.
+
+    Spread, every thread loads what its part of the state needs, and none asks another for it.
+    """
+    if spread:
+        shape: tl.constexpr = [tile.rows, tile.columns]
+        from_n = tl.broadcast_to(from_n[None, :], shape)
+        return tl.load(from_n, mask=tl.broadcast_to(inside_n[None, :], shape), other=0.0)
+    else:
+        return tl.load(from_n, mask=inside_n, other=0.0)[None, :]
+
+
+@triton.jit
+def _on_columns(sequence, at, t, inside, width: tl.constexpr, tile: tl.constexpr):
+    """Return the numbers that a head has on its columns at step t."""
+    first = at.batch * sequence.batch + at.head * width + wide(t, at) * sequence.time
+    from_n = sequence.data + first + at.column_n
+    return load_columns(from_n, (at.column_n < width) & inside, tile.spread, tile)
 
 
 @triton.jit
@@ -168,7 +181,7 @@ def _load_step(roles, at, t, steps, spec: tl.constexpr, tile: tl.constexpr):
     zero_r = tl.full([tile.rows], 0.0, tl.float32)
     zero_n = tl.full([1, tile.columns], 0.0, tl.float32)
     zero = tl.sum(zero_r, 0)
-    i, j, rows, columns = at.row_r, column_of(at, tile), spec.rows, spec.columns
+    i, rows, columns = at.row_r, spec.rows, spec.columns
     here = t < steps
     return Raw(
         _numbers(roles.v, at, t, here, i, rows),
@@ -176,10 +189,10 @@ def _load_step(roles, at, t, steps, spec: tl.constexpr, tile: tl.constexpr):
         _numbers(roles.gate, at, t, here, i, rows) if roles.gate is not None else zero_r,
         _number(roles.decay, at, t, here) if roles.decay is not None else zero,
         _number(roles.write, at, t, here) if roles.write is not None else zero,
-        _numbers(roles.k, at, t, here, j, columns),
-        _numbers(roles.q, at, t, here, j, columns),
-        _numbers(roles.z, at, t, here, j, columns) if roles.z is not None else zero_n,
-        _numbers(roles.read, at, t, here, j, columns) if roles.read is not None else zero_n,
+        _on_columns(roles.k, at, t, here, columns, tile),
+        _on_columns(roles.q, at, t, here, columns, tile),
+        _on_columns(roles.z, at, t, here, columns, tile) if roles.z is not None else zero_n,
+        _on_columns(roles.read, at, t, here, columns, tile) if roles.read is not None else zero_n,
     )
 
 
@@ -243,9 +256,8 @@ def load_parameters(parameters, at, spec: tl.constexpr, tile: tl.constexpr):
     """Return the parameters of a program's tile."""
     z_bias_n = tl.full([1, tile.columns], 0.0, tl.float32)
     if parameters.z_bias is not None:
-        column_n = column_of(at, tile)
-        from_n = parameters.z_bias + at.head * spec.columns + column_n
-        z_bias_n = tl.load(from_n, mask=column_n < spec.columns, other=0.0)
+        from_n = parameters.z_bias + at.head * spec.columns + at.column_n
+        z_bias_n = load_columns(from_n, at.column_n < spec.columns, tile.spread, tile)
     decay = _head_parameter(parameters.decay, at, tile)
     return Held(
         _row_parameter(parameters.p0, at, spec, tile),
@@ -296,17 +308,26 @@ def store_rows(sequence, at, t, steps, grad_r, spec: tl.constexpr):
 
 
 @triton.jit
+def store_on_columns(to_n, number_n, inside_n, tile: tl.constexpr):
+    """Store numbers on the columns, [1, columns] or the same in all rows."""
+    number_n = number_n.to(to_n.dtype.element_ty)
+    if tile.spread:
+        shape: tl.constexpr = [tile.rows, tile.columns]
+        first_row_rn = tl.broadcast_to(tl.arange(0, tile.rows)[:, None] == 0, shape)
+        to_n = tl.broadcast_to(to_n[None, :], shape)
+        tl.store(to_n, tl.broadcast_to(number_n, shape), mask=inside_n[None, :] & first_row_rn)
+    else:
+        tl.store(to_n, tl.reshape(number_n, [tile.columns]), mask=inside_n)
+
+
+@triton.jit
 def _store_columns(
     sequence, at, t, steps, grad_n, spec: tl.constexpr, tile: tl.constexpr
 ):
     first = at.batch * sequence.batch + wide(t, at) * sequence.time + at.head * spec.columns
-    column_n = column_of(at, tile)
-    inside_n = (column_n < spec.columns) & (t < steps)
-    if tile.spread:
-        inside_n = inside_n & (tl.arange(0, tile.rows)[:, None] == 0)
-        grad_n = tl.broadcast_to(grad_n, [tile.rows, tile.columns])
-    to_n = sequence.data + at.tile * sequence.tile + first + column_n
-    tl.store(to_n, grad_n.to(sequence.data.dtype.element_ty), mask=inside_n)
+    to_n = sequence.data + at.tile * sequence.tile + first + at.column_n
+    inside_n = (at.column_n < spec.columns) & (t < steps)
+    store_on_columns(to_n, grad_n, inside_n, tile)
 
 
 @triton.jit

@@ -221,9 +221,15 @@ def _parted(whole, count: tl.constexpr):
 
 
 @triton.jit
-def sums_over_rows(parts):
+def sums_over_rows(parts, joined: tl.constexpr):
     """Return the sums over axis 0, [1, columns], of a power of two of tensors [rows, columns].
 
-    Several warps meet once for all of them, and not once for each.
+    Joined, several warps meet once for all of them, and not once for each.
     """
-    return _parted(tl.sum(_joined(parts), 0, keep_dims=True), len(parts))
+    if joined:
+        return _parted(tl.sum(_joined(parts), 0, keep_dims=True), len(parts))
+    else:
+        sums = ()
+        for number in tl.static_range(len(parts)):
+            sums = sums + (tl.sum(parts[number], 0, keep_dims=True),)
+        return sums

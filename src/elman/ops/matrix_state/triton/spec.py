@@ -103,7 +103,8 @@ class Tile:
     steps: int
     group: int
     warps: int
-    spread: bool = False
+    spread: bool = True
+    joined: bool = True
 
 
 # By padded columns: rows and warps of a program, and steps of a group. One warp has no barriers. In
