@@ -120,14 +120,16 @@ struct DenseSlstm : DenseMemoCell {
   }
   template <class T>
   HD static void step_bwd(const Dense<T>& x, const T* m, T, T e, const T* ec, DenseGrad<T>& d) {
-    const T zero = T{}, ratio = m[5] / m[6], de = e * m[1] / m[6];
+    const T zero = T{}, write = zero < m[2] ? m[2] : -m[2];
+    // Not m[5] / m[6], which bf16 rounds: z - c' / n' and c - c' / n' n would cancel to its error.
+    const T now = m[3] * x.c[1] + write, ratio = (m[3] * x.c[0] + write * m[0]) / now;
+    const T de = e * m[1] / now, change = de * (m[0] * x.c[1] - x.c[0]) / now;
     const T dc = ec[0] + de, dn = ec[1] - de * ratio;
-    const T left = ec[2] - ec[0] * m[5] - ec[1] * m[6];
-    const T write = zero < m[2] ? m[2] : -m[2], past = zero < m[2] ? zero : left;
+    const T left = ec[2] - ec[0] * m[5] - ec[1] * m[6], past = zero < m[2] ? zero : left;
     d.a[0] = dc * write * (1.0f - m[0] * m[0]);
     d.a[1] = e * ratio * m[1] * (1.0f - m[1]);
-    d.a[2] = write * (dc * m[0] + dn) + left - past;
-    d.c[2] = m[3] * (dc * x.c[0] + dn * x.c[1]) + past;
+    d.a[2] = write * (ec[0] * m[0] + ec[1] + m[3] * change) + left - past;
+    d.c[2] = m[3] * (ec[0] * x.c[0] + ec[1] * x.c[1] - write * change) + past;
     d.a[3] = d.c[2] * m[4];
     d.c[0] = dc * m[3];
     d.c[1] = dn * m[3];

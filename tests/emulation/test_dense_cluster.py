@@ -121,6 +121,20 @@ def test_an_empty_memory_is_left_and_entered_as_the_reference_does(emulate) -> N
     compare(one)
 
 
+def test_where_little_is_kept_gradients_do_not_cancel_to_the_error_of_bf16(emulate) -> None:
+    make = partial(dense_cluster.config, "slstm", 64, 2, 3, (2, 1), heads=2)
+    emulate({back: make(back=back) for back in (False, True)})
+    one = dense_cluster.case("slstm", 4, 1, 128, heads=2)
+    one.first_sbi[3] -= 5  # the step forgets nearly all, so z is nearly c' / n'
+    one.dlast_sbi.zero_()
+    _, (dpre_bti, *_) = of_reference(one)
+    found = dense_cluster.results(one)[1].inputs[0]
+    wanted = dpre_bti[:, 0].unflatten(-1, (2, 4, -1))  # z o i f of each head
+    mine = found[:, 0].unflatten(-1, (2, 4, -1))
+    for block in (2, 3):
+        assert error(mine[..., block, :], wanted[..., block, :]) < 1.5e-2
+
+
 # Several rows of a thread, four blocks, channels that are none, and a cluster that is not full.
 @pytest.mark.parametrize("step", ["tanh", "lstm", "mix", "gru", "normalized_scalar"])
 def test_rows_begin_anew(emulate, step) -> None:

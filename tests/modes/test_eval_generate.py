@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,20 @@ def test_characters_of_several_bytes_come_out_whole(train, capsys, monkeypatch) 
     config = compose_config(["mode=generate", f"generate.checkpoint={run.folder}"])
     generate_mode.run(PreparedRun(config))
     assert capsys.readouterr().out == "é→\n\ufffd\n"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_bytes_that_command_a_terminal_do_not_reach_one(
+    train, capsys, monkeypatch, terminal: bool
+) -> None:
+    run = train()
+    pieces = [[b"a\x1b["], [b"2J\x07\n"], ["\x9b".encode()]]
+    monkeypatch.setattr(Writer, "write", lambda self, count: iter(pieces))
+    config = compose_config(["mode=generate", f"generate.checkpoint={run.folder}"])
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    generate_mode.run(PreparedRun(config))
+    shown = "a\u241b[2J\u2407\n\ufffd\n" if terminal else "a\x1b[2J\x07\n\x9b\n"
+    assert capsys.readouterr().out == shown
 
 
 class TestChoose:

@@ -27,7 +27,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from elman.kernels.packages import PACKAGES, import_kernels, installed_version, package_problem
+from elman.kernels.packages import (
+    PACKAGES,
+    import_kernels,
+    importable,
+    installed_version,
+    package_problem,
+)
 from elman.models.backends import computation_path
 from elman.models.cells.channel_delta.gdn2_layer import GatedDeltaNet2
 from elman.models.cells.channel_delta.kda_layer import KimiDeltaAttention
@@ -269,10 +275,21 @@ class Training:
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True, capturable=True)
         self.tokens = torch.randint(256, (rows, steps + 1), device=self.device, dtype=torch.uint8)
 
-    def step(self) -> None:
+    def tune(self) -> None:
+        """Compile all Triton kernels of a step at once, as a training run does."""
+        if importable("triton"):
+            from elman.kernels.triton_ahead import compile_ahead
+
+            compile_ahead(self._passes)  # what this computes is of no use
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def _passes(self) -> None:
         with torch.autocast(self.device.type, torch.bfloat16):
             loss, _ = self.model.loss(self.tokens)
         loss.backward()
+
+    def step(self) -> None:
+        self._passes()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

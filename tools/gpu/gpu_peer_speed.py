@@ -281,6 +281,7 @@ def started(
     torch.cuda.reset_peak_memory_stats()
     before, began = torch.cuda.memory_allocated(), time.perf_counter()
     training = Training(make(), arguments.batch_size, arguments.chunk_size)
+    training.tune()
     for _ in range(WARMUP):
         training.step()
     torch.cuda.synchronize()

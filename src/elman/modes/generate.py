@@ -29,6 +29,9 @@ from elman.training.checkpoints.store import Checkpoint, find_checkpoint
 # Below this many multiplications a step, threads cost more than they save: they wait for each
 # other several times a layer and, on a busy machine, for a free core.
 _FEW = 2**24
+# A model writes any byte. An escape or a bell would act on a terminal, so it gets their pictures.
+_CONTROL = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
+_CONTROL |= {127: 0x2421} | dict.fromkeys(range(128, 160), 0xFFFD)
 
 
 def run(job: PreparedRun) -> ExitStatus:
@@ -127,9 +130,9 @@ def _stream(writer: Writer, settings: GenerateConfig) -> str:
     clock = _Clock()
     for (piece,) in writer.write(settings.max_bytes):
         clock.count(len(piece))
-        sys.stdout.write(decoder.decode(piece))
+        sys.stdout.write(_shown(decoder.decode(piece)))
         sys.stdout.flush()
-    sys.stdout.write(decoder.decode(b"", final=True) + "\n")
+    sys.stdout.write(_shown(decoder.decode(b"", final=True)) + "\n")
     sys.stdout.flush()
     return clock.said(writer, 1)
 
@@ -146,8 +149,13 @@ def _collect(writer: Writer, prompts: list[str], settings: GenerateConfig) -> st
         print("\r\033[K", end="", file=sys.stderr)
     for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True), start=1):
         print(f"--- {number} of {len(prompts)} ---")
-        print(prompt + text.decode(errors="replace"))
+        print(prompt + _shown(text.decode(errors="replace")))
     return clock.said(writer, len(prompts))
+
+
+def _shown(text: str) -> str:
+    """Return generated text without what would command a terminal; to a file or pipe, as it is."""
+    return text.translate(_CONTROL) if sys.stdout.isatty() else text
 
 
 class _Clock:

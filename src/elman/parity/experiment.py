@@ -235,7 +235,11 @@ def _set_backend(layer: nn.Module, backend: str) -> None:
 def _layer(cell: Cell, shape: Shape) -> nn.Module:
     layer = layer_class(cell)(shape.dim, **shape.options, dtype=torch.float64).eval()
     for parameter in layer.parameters():
-        parameter.copy_(_rounded(parameter + _shift(parameter)))
+        parameter.add_(_shift(parameter))
+    if isinstance(layer, Mixer):
+        layer.bound_recurrence()
+    for parameter in layer.parameters():
+        parameter.copy_(_rounded(parameter))
     if isinstance(layer, Mixer):
         # Power iterations adapt to the shifted matrices, so that the spectral bound holds again.
         for _ in range(_CATCHING_UP):

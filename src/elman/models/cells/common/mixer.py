@@ -178,6 +178,13 @@ class Mixer(nn.Module):
     def begin_step(self) -> None:
         """Advance the power iterations, once per optimizer step; most cells have none."""
 
+    def bound_recurrence(self) -> None:
+        """Scale weights so that states do not grow: a check draws them at random.
+
+        For cells that begin at the edge, where random weights grow without bound over time; there
+        any two correct codes differ as much as they like. Most cells need nothing.
+        """
+
     def backend_for(self, x_btd: Tensor) -> str:
         """Return the backend that runs this call."""
         return self._backend_on(x_btd.device.type)

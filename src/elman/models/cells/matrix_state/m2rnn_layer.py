@@ -74,6 +74,12 @@ class M2RNN(Mixer):
             nn.init.ones_(self.norm_gain)
         init.xavier_(self.out_proj)
 
+    @torch.no_grad()
+    def bound_recurrence(self) -> None:
+        """Divide each W by its largest singular value if that is over 1."""
+        size_h11 = torch.linalg.matrix_norm(self.mix, 2, keepdim=True)
+        self.mix.div_(size_h11.clamp(min=1))
+
     def projection(self) -> Tensor:
         """Return a weight that has the dtype of the projections."""
         return self.in_proj
