@@ -72,10 +72,12 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
     "E88": ("delta", DELTA),
     "E88 gated": ("delta", DELTA | {"write": "sigmoid", "residual": True, "gate_act": "silu"}),
 }
-TILED = ("E70", "E88")
+TILED = ("E70", "E72", "E88")
 TIMED = ("E70", "E71", "E72", "E73 column", "E73cp", "E88")
 HEADS = {16: 32, 32: 16, 64: 8, 128: 4, 256: 2}  # of E88; the others have one
-TILES = tuple(itertools.product((4, 8, 16, 32, 64), (1, 2, 4, 8)))  # rows and warps
+# Rows of a program of one warp, steps of a group, and whether keys are spread over its threads.
+TILES = tuple(itertools.product((1, 2, 4, 8, 16), (2, 4, 8), (False, True)))
+MOST_NUMBERS = 64  # of the states of a group, in a thread: more do not fit into its registers
 Leaves = dict[str, Tensor]
 Report = Callable[[dict[str, Any]], None]
 
@@ -295,16 +297,16 @@ def in_turn(made: dict[Any, Any]) -> dict[Any, float]:
 
 
 def time_tiles(cells: Iterable[str], sizes: Iterable[int], report: Report) -> None:
-    """Time cells with every tile that a program can have, each pass by itself."""
+    """Time cells with every tile that a program of one warp can have, each pass by itself."""
     for name, n, direction in itertools.product(cells, sizes, ("forward", "backward")):
         plan = plan_of(name, n, HEADS[n] if name == "E88" else 1)
-        for rows, warps in TILES:
-            if rows > n or not 64 <= rows * n // warps <= 2048:
+        for rows, group, spread in TILES:
+            if rows > n or not 1 <= rows * n // 32 <= MOST_NUMBERS // group:
                 continue
-            row = {"what": "tile", "cell": name, "n": n, "rows": rows, "warps": warps}
-            row |= {"pass": direction}
+            row = {"what": "tile", "cell": name, "n": n, "rows": rows, "group": group}
+            row |= {"spread": spread, "pass": direction}
             try:
-                with tiles(rows, warps, backward=direction == "backward"):
+                with tiles(rows, group, spread, backward=direction == "backward"):
                     made = {direction: passes(plan, "triton")[direction]}
                 report(row | {"us_a_step": in_turn(made)[direction]})
             except Exception as error:
@@ -312,14 +314,15 @@ def time_tiles(cells: Iterable[str], sizes: Iterable[int], report: Report) -> No
 
 
 @contextmanager
-def tiles(rows: int, warps: int, *, backward: bool) -> Iterator[None]:
-    """Let programs of a pass hold so many rows in so many warps."""
+def tiles(rows: int, group: int, spread: bool, *, backward: bool) -> Iterator[None]:
+    """Let programs of a pass hold so many rows, and load so many steps together."""
 
     def chosen(plan: Plan, *, backward: bool) -> Any:
         found = tile_of(plan, backward=backward)
         if backward != wanted:
             return found
-        return replace(found, rows=rows, warps=warps, row_tiles=-(-plan.rows // rows))
+        tiles = -(-plan.rows // rows)
+        return replace(found, rows=rows, row_tiles=tiles, group=group, spread=spread)
 
     wanted = backward
     vars(launch)["tile_of"] = chosen

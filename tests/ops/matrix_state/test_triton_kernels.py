@@ -265,26 +265,26 @@ FAULTS = {
     "no derivative of tanh": (
         "e70-n16",
         "backward",
-        "dstate_rn *= 1.0 - after_rn * after_rn",
-        "dstate_rn *= 1.0",
+        "dsum_rn *= 1.0 - one.after_rn * one.after_rn",
+        "dsum_rn *= 1.0",
     ),
     "the state after a step for the one before": (
         "e73-column-n16",
         "backward",
-        "product_rn = dstate_rn * before_rn",
-        "product_rn = dstate_rn * after_rn",
+        "dzs = dzs + (link.dsum_rn * one.before_rn *",
+        "dzs = dzs + (link.dsum_rn * one.after_rn *",
     ),
     "no gradient through the read": (
         "e88-n16",
         "backward",
-        "dstate_rn += d.r[:, None] * x.key_n[None, :]",
+        "dstate_rn += d.r[:, None] * one.x.key_n",
         "dstate_rn += 0.0",
     ),
     "no gradient of the key of the read": (
         "e71-n16",
         "backward",
-        "dkey_n = tl.sum(before_rn * d.r[:, None], 0)",
-        "dkey_n = tl.sum(before_rn * 0.0, 0)",
+        "dkeys = dkeys + (one.before_rn * link.d.r[:, None],)",
+        "dkeys = dkeys + (one.before_rn * 0.0,)",
     ),
     "no gradient of the last state": (
         "e72-n24",
@@ -301,14 +301,14 @@ FAULTS = {
     "padded columns are read": (
         "e73cp-column-n20",
         "inputs",
-        "mask=(index < width) & inside",
-        "mask=inside",
+        "(at.column_n < width) & inside, tile.spread",
+        "(at.column_n < width + 1) & inside, tile.spread",
     ),
     "padded columns are written": (
         "e73cp-column-n20",
         "inputs",
-        "    inside_n = (at.column_n < spec.columns) & (t < steps)\n    tl.store",
-        "    inside_n = (at.column_n < spec.columns + 1) & (t < steps)\n    tl.store",
+        "    inside_n = (at.column_n < spec.columns) & (t < steps)\n",
+        "    inside_n = (at.column_n < spec.columns + 1) & (t < steps)\n",
     ),
     "a norm without its direction": (
         "e88-n16",
@@ -325,8 +325,8 @@ FAULTS = {
     "rows of z forget its columns": (
         "e73-full-n16",
         "backward",
-        "        product_rn *= x.z_n[None, :]\n",
-        "",
+        "            product_rn *= one.x.z_n\n",
+        "            product_rn *= 1.0\n",
     ),
     "a residual without a gradient": (
         "e88-everything",
@@ -361,8 +361,8 @@ FAULTS = {
     "the state before another group": (
         "e88-n16",
         "backward",
-        "_room(scratch, (next_begin - begin) // tile.group, tile)",
-        "_room(scratch, (next_begin - begin) * 0, tile)",
+        "states = _load_states(scratch, next_begin - begin, tile)",
+        "states = _load_states(scratch, last_group - begin, tile)",
     ),
     "the numbers of another group": (
         "e70-n16",

@@ -173,10 +173,7 @@ def _passed_group(
         before_rn = begun(states[ahead], resets, at, begin + ahead, steps)
         row = seen(x, raw, held, before_rn, spec)
         c_r, w_r = cell(row, spec)
-        if ahead + 1 < tile.group:
-            next_rn = states[ahead + 1]
-        else:
-            next_rn = after_rn
+        next_rn = states[ahead + 1] if ahead + 1 < tile.group else after_rn
         passed = passed + (Passed(raw, x, row, c_r, w_r, before_rn, next_rn),)
     return passed
 
@@ -270,11 +267,11 @@ def _column_sums(passed, links, dys, spec: tl.constexpr, tile: tl.constexpr):
             dzs = dzs + (link.dsum_rn * one.before_rn * one.c_r[:, None],)
         if spec.reads:
             dkeys = dkeys + (one.before_rn * link.d.r[:, None],)
-    dqs, dks = sums_over_rows(dqs, tile.joined), sums_over_rows(dks, tile.joined)
+    dqs, dks = sums_over_rows(dqs), sums_over_rows(dks)
     if spec.column:
-        dzs = sums_over_rows(dzs, tile.joined)
+        dzs = sums_over_rows(dzs)
     if spec.reads:
-        dkeys = sums_over_rows(dkeys, tile.joined)
+        dkeys = sums_over_rows(dkeys)
     return dqs, dks, dzs, dkeys
 
 
@@ -308,7 +305,9 @@ def _store_group(
             store_rows(grads.g0, at, t, steps, d.g, spec)
         if grads.gate is not None:
             store_rows(grads.gate, at, t, steps, dgate_r, spec)
-        dz_bias_n = store_columns(grads, at, t, steps, raw, held, dk_n, dq_n, dz_n, dkey_n, spec, tile)
+        dz_bias_n = store_columns(
+            grads, at, t, steps, raw, held, dk_n, dq_n, dz_n, dkey_n, spec, tile
+        )
         ddecay, dt_bias = store_head(grads, at, t, steps, raw, x, held, d.decay, d.write, spec)
         sums = Sums(
             sums.p0_r + d.p0,

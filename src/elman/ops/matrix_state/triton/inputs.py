@@ -321,9 +321,7 @@ def store_on_columns(to_n, number_n, inside_n, tile: tl.constexpr):
 
 
 @triton.jit
-def _store_columns(
-    sequence, at, t, steps, grad_n, spec: tl.constexpr, tile: tl.constexpr
-):
+def _store_columns(sequence, at, t, steps, grad_n, spec: tl.constexpr, tile: tl.constexpr):
     first = at.batch * sequence.batch + wide(t, at) * sequence.time + at.head * spec.columns
     to_n = sequence.data + at.tile * sequence.tile + first + at.column_n
     inside_n = (at.column_n < spec.columns) & (t < steps)

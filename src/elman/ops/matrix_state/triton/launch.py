@@ -6,7 +6,6 @@ p parts of a gradient, which are summed.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -29,7 +28,6 @@ _SHARED = frozenset({"k", "q", "z", "read", "decay", "write"})
 _OF_ROWS = frozenset({"p0", "p1", "p2", "residual", "gate_bias"})
 """Parameters of rows, each of which one tile has."""
 _SUM_BLOCK, _SUM_WARPS = 256, 2
-_PARTS = None if os.environ.get("ELMAN_TRIT_PARTS") == "narrow" else torch.float32
 
 
 def plan_problem(plan: Plan) -> str:
@@ -249,7 +247,7 @@ class _Gradients:
         batch, steps, channels = self.call.args.B, self.call.args.T, self.call.plan.heads * width
         like = self.call.like
         parts_pbtc = torch.empty(
-            sum(counts), batch, steps, channels, dtype=_PARTS or like.dtype, device=like.device
+            sum(counts), batch, steps, channels, dtype=torch.float32, device=like.device
         )
         self.sums.append((parts_pbtc, source, channels))
         found, before = {}, 0

@@ -11,9 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def _ptx(x, text: tl.constexpr):
-    return tl.inline_asm_elementwise(
-        text, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
-    )
+    return tl.inline_asm_elementwise(text, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
@@ -152,7 +150,12 @@ def unit_back(dy_n, x_n, fast: tl.constexpr):
     """Return the gradient through :func:`unit`; the direction's share is 0 at x = 0."""
     norm = square_root(tl.sum(x_n * x_n, 1, keep_dims=True), fast)
     scale = reciprocal(norm + 1e-6, fast)
-    along = tl.sum(x_n * dy_n, 1, keep_dims=True) * scale * scale * reciprocal(tl.where(norm > 0.0, norm, 1.0), fast)
+    along = (
+        tl.sum(x_n * dy_n, 1, keep_dims=True)
+        * scale
+        * scale
+        * reciprocal(tl.where(norm > 0.0, norm, 1.0), fast)
+    )
     return dy_n * scale - x_n * along
 
 
@@ -221,15 +224,9 @@ def _parted(whole, count: tl.constexpr):
 
 
 @triton.jit
-def sums_over_rows(parts, joined: tl.constexpr):
+def sums_over_rows(parts):
     """Return the sums over axis 0, [1, columns], of a power of two of tensors [rows, columns].
 
-    Joined, several warps meet once for all of them, and not once for each.
+    Several warps would meet once for all of them, and not once for each.
     """
-    if joined:
-        return _parted(tl.sum(_joined(parts), 0, keep_dims=True), len(parts))
-    else:
-        sums = ()
-        for number in tl.static_range(len(parts)):
-            sums = sums + (tl.sum(parts[number], 0, keep_dims=True),)
-        return sums
+    return _parted(tl.sum(_joined(parts), 0, keep_dims=True), len(parts))

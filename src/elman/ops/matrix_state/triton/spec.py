@@ -93,8 +93,9 @@ class Tile:
         columns: All columns of the state, padded to a power of two.
         row_tiles: Tiles of a head.
         steps: Steps between two checkpoints.
-        group: Steps whose numbers are loaded together, a divisor of ``steps``.
+        group: Steps whose numbers are loaded together, a power of two that divides ``steps``.
         warps: Warps of a program.
+        spread: Whether every thread loads itself what its part of the state needs of a key.
     """
 
     rows: int
@@ -103,42 +104,57 @@ class Tile:
     steps: int
     group: int
     warps: int
-    spread: bool = True
-    joined: bool = True
+    spread: bool
 
 
-# By padded columns: rows and warps of a program, and steps of a group. One warp has no barriers. In
-# the backward pass each tile leaves a part of the gradients on columns in memory: with few heads
-# the GPU has room for many low tiles, with many heads the parts would take longer than the steps.
-# Neither batch nor length is asked.
-_FORWARD = {16: (4, 1, 8), 32: (4, 1, 8), 64: (4, 1, 4), 128: (4, 1, 4), 256: (4, 1, 2)}
-_BACKWARD = {16: (4, 1, 4), 32: (4, 1, 4), 64: (4, 1, 2), 128: (16, 4, 2), 256: (8, 8, 2)}
-_OF_MANY_HEADS = {16: (16, 1, 4), 32: (16, 2, 4), 64: (16, 4, 2), 128: (16, 4, 2), 256: (8, 8, 2)}
+# Rows of a program and steps of a group by padded columns, the fastest on an H200 (docs/triton.md).
+# The less a step has to keep, the more steps fit into the registers: going forward, and where the
+# cell does not read the state. In the backward pass each tile leaves a part of the gradients on
+# columns in memory. With few heads low tiles are faster all the same: more programs fill the GPU.
+# Neither batch nor length is asked. 256 was not timed: it has as many numbers a thread as 128.
+_FORWARD = {16: (2, 8), 32: (2, 8), 64: (2, 8), 128: (4, 4), 256: (2, 4)}
+_FORWARD_READING = _FORWARD | {16: (4, 8), 32: (4, 8)}
+_FORWARD_OF_MANY_HEADS = {16: (16, 8), 32: (8, 4), 64: (4, 4), 128: (4, 4), 256: (2, 4)}
+_BACKWARD = {16: (2, 8), 32: (4, 8), 64: (2, 4), 128: (4, 2), 256: (2, 2)}
+_BACKWARD_READING = _BACKWARD | {16: (4, 4), 32: (4, 4)}
+_BACKWARD_OF_MANY_HEADS = {16: (16, 2), 32: (8, 2), 64: (4, 2), 128: (4, 2), 256: (2, 2)}
 _MANY_HEADS = 4
+_WARPS = 1  # a sum over rows or columns then needs no barrier; two to four took twice as long
 _STEPS = 16
 _LARGE_STEPS = 8  # where the states of a segment would take much memory
+# Beyond that a key of a head lies in a warp as a row of the state does, and is loaded once a warp.
+_MOST_SPREAD_COLUMNS = 64
 MOST_COLUMNS = max(_FORWARD)
 
 
 def tile_of(plan: Plan, *, backward: bool) -> Tile:
-    """Return the tile of a pass, chosen from the sizes of a state and the number of heads.
+    """Return the tile of a pass, chosen from the sizes of a state, its cell and number of heads.
 
     Args:
         plan: What is computed, of :data:`MOST_COLUMNS` columns at most.
         backward: Which pass.
     """
     columns = max(min(_FORWARD), power_of_two(plan.columns))
-    most, warps, group = _sizes(plan, backward=backward)[columns]
+    most, group = _sizes(plan, backward=backward)[columns]
     rows = min(most, power_of_two(plan.rows))
-    warps = max(1, warps * rows // most)
+    tiles = -(-plan.rows // rows)
     steps = _STEPS if columns < MOST_COLUMNS else _LARGE_STEPS
-    return Tile(rows, columns, -(-plan.rows // rows), steps, group, warps)
+    return Tile(rows, columns, tiles, steps, group, _WARPS, _spread(plan, columns, tiles, backward))
 
 
-def _sizes(plan: Plan, *, backward: bool) -> dict[int, tuple[int, int, int]]:
-    if not backward:
-        return _FORWARD
-    return _OF_MANY_HEADS if plan.heads >= _MANY_HEADS else _BACKWARD
+def _spread(plan: Plan, columns: int, tiles: int, backward: bool) -> bool:
+    if backward and plan.k_unit:  # the sums of a norm and of its derivative are then on one layout
+        return True
+    # A forward program of a whole head would activate a key again for each of a thread's rows.
+    return columns <= _MOST_SPREAD_COLUMNS and (backward or tiles > 1)
+
+
+def _sizes(plan: Plan, *, backward: bool) -> dict[int, tuple[int, int]]:
+    if plan.heads >= _MANY_HEADS:
+        return _BACKWARD_OF_MANY_HEADS if backward else _FORWARD_OF_MANY_HEADS
+    if CELLS[plan.cell].reads:
+        return _BACKWARD_READING if backward else _FORWARD_READING
+    return _BACKWARD if backward else _FORWARD
 
 
 def power_of_two(number: int) -> int:
