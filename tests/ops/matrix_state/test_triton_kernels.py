@@ -38,7 +38,7 @@ from tests.ops.matrix_state.triton_cases import (
 )
 
 triton = pytest.importorskip("triton")
-MODULES = ("maths", "cells", "inputs", "forward", "backward")
+MODULES = ("maths", "cells", "inputs", "forward", "backward", "around")
 CELLS = ("e70", "e71", "e72", "e73", "e73cp", "e88", "m2rnn")
 
 
@@ -90,8 +90,8 @@ def test_gradients_of_one_output_alone(reached: str) -> None:
 
 def test_row_tiles_of_a_head_and_roles_on_one_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     use_tiles(monkeypatch, rows=8)
-    for plan in (plan_of("e72-n24"), tied(plan_of("e88-n16"))):
-        given = drawn(plan, 1, 3, FP32, first=True)
+    for plan in (plan_of("e72-n24"), tied(plan_of("e88-n16")), plan_of("e88-everything")):
+        given = drawn(plan, 2, 3, FP32, first=True)
         assert not wrong(everything(plan, given, "triton"), right(plan, given), TOLERANCE[FP32])
 
 

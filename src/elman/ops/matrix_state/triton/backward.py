@@ -2,7 +2,6 @@
 
 :func:`matrix_backward` takes segments of time from the last to the first. It computes the states of
 a segment again from its checkpoint, keeps them in memory, and walks back over them.
-:func:`sum_parts` adds what the row tiles of a head left of a gradient on its columns.
 
 Shape legend: r rows of a tile, n columns of the state, both padded to powers of two.
 """
@@ -509,36 +508,3 @@ def matrix_backward(
     if dfirst is not None:
         store_state(dfirst, number, at, dstate_rn, True, spec)
     _store_sums(dparameters, at, sums, spec, tile)
-
-
-@triton.jit(do_not_specialize=["rows", "steps"])
-def sum_parts(
-    partial,
-    grad,
-    rows,
-    steps,
-    parts: tl.constexpr,
-    width: tl.constexpr,
-    block: tl.constexpr,
-):
-    """Add the parts of a gradient [parts, rows, width], where rows are B T.
-
-    Args:
-        partial: The parts, contiguous.
-        grad: Where the sum goes, a Sequence.
-        rows: B T.
-        steps: T.
-        parts: How many.
-        width: Channels of a row.
-        block: Numbers of a program.
-    """
-    number_c = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    size = tl.program_id(0).to(tl.int64) * 0 + rows * width
-    inside_c = number_c < size
-    total_c = tl.full([block], 0.0, tl.float32)
-    for part in tl.static_range(parts):
-        total_c += tl.load(partial + part * size + number_c, mask=inside_c, other=0.0)
-    row_c = (number_c // width).to(tl.int32)
-    to_c = grad.data + (row_c // steps).to(tl.int64) * grad.batch + number_c % width
-    to_c += (row_c % steps).to(tl.int64) * grad.time
-    tl.store(to_c, total_c.to(grad.data.dtype.element_ty), mask=inside_c)

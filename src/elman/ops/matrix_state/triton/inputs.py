@@ -336,7 +336,8 @@ def _store_number(sequence, at, t, steps, grad):
 
 
 @triton.jit
-def _vector_back(grad_n, raw_n, is_unit: tl.constexpr, act: tl.constexpr, fast: tl.constexpr):
+def vector_back(grad_n, raw_n, is_unit: tl.constexpr, act: tl.constexpr, fast: tl.constexpr):
+    """Return the gradient of a key or query as it stands in the source, from that of its value."""
     if is_unit:
         grad_n = unit_back(grad_n, activate(raw_n, act, fast), fast)
     return activate_back(grad_n, raw_n, act, fast)
@@ -372,8 +373,8 @@ def store_columns(
         dk_n += dkey_n
     else:
         _store_columns(grads.read, at, t, steps, dkey_n, spec, tile)
-    dk_n = _vector_back(dk_n, raw.k_n, spec.k_unit, spec.k_act, spec.fast)
-    dq_n = _vector_back(dq_n, raw.q_n, spec.q_unit, spec.q_act, spec.fast)
+    dk_n = vector_back(dk_n, raw.k_n, spec.k_unit, spec.k_act, spec.fast)
+    dq_n = vector_back(dq_n, raw.q_n, spec.q_unit, spec.q_act, spec.fast)
     _store_columns(grads.k, at, t, steps, dk_n, spec, tile)
     _store_columns(grads.q, at, t, steps, dq_n, spec, tile)
     dz_n = activate_back(dz_n, raw.z_n + held.z_bias_n, spec.z_act, spec.fast)

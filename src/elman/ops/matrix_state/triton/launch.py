@@ -21,13 +21,25 @@ from elman.ops.common.slices import Slice
 from elman.ops.common.uncompiled import traced_as_constant
 from elman.ops.matrix_state.abi import Call
 from elman.ops.matrix_state.plan import Plan, parse
-from elman.ops.matrix_state.triton.spec import MOST_COLUMNS, Spec, Tile, spec_of, tile_of
+from elman.ops.matrix_state.triton.spec import (
+    MOST_COLUMNS,
+    Spec,
+    Tile,
+    of_loop,
+    power_of_two,
+    prepared_of,
+    spec_of,
+    tile_of,
+)
 
 _SHARED = frozenset({"k", "q", "z", "read", "decay", "write"})
 """Roles that all rows of a head share: each row tile has a part of the gradient."""
 _OF_ROWS = frozenset({"p0", "p1", "p2", "residual", "gate_bias"})
 """Parameters of rows, each of which one tile has."""
+_DECAY_PARAMETERS = frozenset({"decay", "dt_bias"})
 _SUM_BLOCK, _SUM_WARPS = 256, 2
+_VECTOR_NUMBERS, _VECTOR_WARPS = 512, 2  # of a program that prepares vectors, or goes back
+_DECAY_STEPS, _DECAY_WARPS = 128, 4
 
 
 def plan_problem(plan: Plan) -> str:
@@ -164,14 +176,15 @@ def _forward(call: Call, fast: bool, run: Callable[[Launch], None]) -> None:
 
     cell, spec = _parts_of(call.plan.text, fast)
     tile, states = _tile(call.plan.text, False), call.args.B * call.plan.heads
+    prepared = prepared_of(call.plan, tile)
     arguments = (
-        _sources(call),
-        _parameters(call.plan, call.parameters),
+        _prepared(call, prepared, spec, run),
+        _parameters_of_loop(call.plan, call.parameters, prepared),
         *(call.kept.get(name) for name in ("first", "last", "out", "checkpoints", "resets")),
         call.args.T,
         states,
         cell.step,
-        spec,
+        of_loop(spec, prepared),
         tile,
     )
     run(Launch(matrix_forward, (states * tile.row_tiles,), arguments, tile.warps))
@@ -204,6 +217,92 @@ def _where(data: Tensor, batch: int, time: int, tile: int = 0) -> Any:
     return Sequence(data, batch, tl.constexpr(time), tile)
 
 
+def _prepared(
+    call: Call, names: tuple[str, ...], spec: Spec, run: Callable[[Launch], None]
+) -> Any:
+    """Prepare roles, and return where the loop over time finds all of them."""
+    roles = _sources(call)
+    found = {}
+    for name in names:
+        found[name] = _sequence(_room(call, name), 0)
+        run(_prepare(call, name, getattr(roles, name), found[name], spec))
+    return roles._replace(**found)
+
+
+def _room(call: Call, name: str, *parts: int) -> Tensor:
+    """Return room for a role, or for parts of its gradient, in fp32."""
+    channels = call.plan.heads * call.plan.width(name)
+    shape = (*parts, call.args.B, call.args.T, channels)
+    return torch.empty(shape, dtype=torch.float32, device=call.like.device)
+
+
+def _prepare(call: Call, name: str, source: Any, to: Any, spec: Spec) -> Launch:
+    """Return the launch that prepares a role."""
+    from elman.ops.matrix_state.triton.around import prepare_decays, prepare_vectors
+
+    if name == "decay":
+        given = (source, to, *_of_decay(call, call.parameters), call.args.T)
+        constants = (spec.heads, _DECAY_STEPS, spec.decay, spec.fast)
+        programs = call.args.B * spec.heads
+        return Launch(prepare_decays, (programs,), (*given, *constants), _DECAY_WARPS)
+    sizes, programs = _vector_sizes(call, name)
+    arguments = (source, to, *sizes, *_vector_constants(name, spec))
+    return Launch(prepare_vectors, (programs,), arguments, _VECTOR_WARPS)
+
+
+def _prepare_back(
+    call: Call, name: str, parts_pbtc: Tensor, grad: Any, shares: Sequence[Tensor], spec: Spec
+) -> Launch:
+    """Return the launch that goes from the parts of a prepared role's gradient to the role's."""
+    from elman.ops.matrix_state.triton.around import decays_back, vectors_back
+
+    source, count = getattr(_sources(call), name), parts_pbtc.shape[0]
+    if name == "decay":
+        parameters = (*_of_decay(call, call.parameters), *_of_decay(call, shares))
+        given = (source, _parts(parts_pbtc), grad, *parameters, call.args.T)
+        constants = (count, spec.heads, _DECAY_STEPS, spec.decay, spec.fast)
+        programs = call.args.B * spec.heads
+        return Launch(decays_back, (programs,), (*given, *constants), _DECAY_WARPS)
+    (rows, steps, *sizes), programs = _vector_sizes(call, name)
+    given = (source, _parts(parts_pbtc), grad, rows, steps, count, *sizes)
+    constants = _vector_constants(name, spec)
+    return Launch(vectors_back, (programs,), (*given, *constants), _VECTOR_WARPS)
+
+
+def _of_decay(call: Call, tensors: Sequence[Tensor | None]) -> tuple[Any, Any]:
+    """Return, of a tensor for each parameter, those of the decay's map."""
+    found = _parameters(call.plan, tensors)
+    return found.decay, found.dt_bias
+
+
+def _vector_sizes(call: Call, name: str) -> tuple[tuple[int, ...], int]:
+    """Return rows, steps, heads, width and vectors of a program, and how many programs there are."""
+    plan, rows = call.plan, call.args.B * call.args.T
+    width = plan.width(name)
+    block = max(1, _VECTOR_NUMBERS // power_of_two(width))
+    return (rows, call.args.T, plan.heads, width, block), -(-rows * plan.heads // block)
+
+
+def _vector_constants(name: str, spec: Spec) -> tuple[str, bool, bool]:
+    if name == "k":
+        return spec.k_act, spec.k_unit, spec.fast
+    return spec.q_act, spec.q_unit, spec.fast
+
+
+def _parts(parts_pbtc: Tensor) -> Any:
+    """Return where parts of a gradient lie, the first of which is the first row tile's."""
+    part, batch, time, _ = parts_pbtc.stride()
+    return _where(parts_pbtc, batch, time, part)
+
+
+def _parameters_of_loop(
+    plan: Plan, given: Sequence[Tensor | None], prepared: tuple[str, ...]
+) -> Any:
+    """Return the parameters that the loop over time takes: not those of what was prepared."""
+    found = _parameters(plan, given)
+    return found._replace(decay=None, dt_bias=None) if "decay" in prepared else found
+
+
 def _parameters(plan: Plan, given: Sequence[Tensor | None]) -> Any:
     from elman.ops.matrix_state.triton.inputs import Parameters
 
@@ -220,11 +319,14 @@ class _Gradients:
     Args:
         call: The call.
         tile: The tile of a program.
+        prepared: The roles that were prepared, whose parts are gradients of what the loop took.
     """
 
     call: Call
     tile: Tile
+    prepared: tuple[str, ...]
     sums: list[tuple[Tensor, Any, int]] = field(init=False, default_factory=list)
+    backs: list[tuple[str, Tensor, Any]] = field(init=False, default_factory=list)
 
     def places(self) -> Any:
         """Return where the gradient of each role goes."""
@@ -237,30 +339,35 @@ class _Gradients:
         found: dict[str, Any] = {}
         for (place, width), names in slices.items():
             found |= self._of_slice(place, width, names)
+        for name in self.prepared:
+            parts_pbtc = _room(self.call, name, self.tile.row_tiles)
+            self.backs.append((name, parts_pbtc, found[name]))
+            found[name] = _parts(parts_pbtc)
         return Roles(**found)
+
+    def _count(self, name: str) -> int:
+        """Return how many parts of a role's gradient there are in the end."""
+        return self.tile.row_tiles if name in _SHARED - set(self.prepared) else 1
 
     def _of_slice(self, place: Slice, width: int, names: Sequence[str]) -> dict[str, Any]:
         source = _sequence(self.call.dsources_btc[place.source], place.start)
-        counts = [self.tile.row_tiles if name in _SHARED else 1 for name in names]
+        counts = [self._count(name) for name in names]
         if sum(counts) == 1:
             return {names[0]: source}
-        batch, steps, channels = self.call.args.B, self.call.args.T, self.call.plan.heads * width
-        like = self.call.like
-        parts_pbtc = torch.empty(
-            sum(counts), batch, steps, channels, dtype=torch.float32, device=like.device
-        )
-        self.sums.append((parts_pbtc, source, channels))
+        parts_pbtc = _room(self.call, names[0], sum(counts))
+        self.sums.append((parts_pbtc, source, self.call.plan.heads * width))
         found, before = {}, 0
         for name, count in zip(names, counts, strict=True):
-            part, batch_step, time_step, _ = parts_pbtc.stride()
-            found[name] = _where(parts_pbtc[before:], batch_step, time_step, part)
+            found[name] = _parts(parts_pbtc[before:])
             before += count
         return found
 
-    def add(self, run: Callable[[Launch], None]) -> None:
-        """Sum the parts of every slice that has several."""
-        from elman.ops.matrix_state.triton.backward import sum_parts
+    def finish(self, shares: Sequence[Tensor], spec: Spec, run: Callable[[Launch], None]) -> None:
+        """Go back through what was prepared, and sum the parts of every slice that has several."""
+        from elman.ops.matrix_state.triton.around import sum_parts
 
+        for name, parts_pbtc, grad in self.backs:
+            run(_prepare_back(self.call, name, parts_pbtc, grad, shares, spec))
         for parts_pbtc, source, channels in self.sums:
             count, batch, steps, _ = parts_pbtc.shape
             programs = (-(-batch * steps * channels // _SUM_BLOCK),)
@@ -268,12 +375,13 @@ class _Gradients:
             run(Launch(sum_parts, programs, (parts_pbtc, source, *sizes), _SUM_WARPS))
 
 
-def _shares(call: Call, tile: Tile) -> list[Tensor]:
+def _shares(call: Call, tile: Tile, prepared: tuple[str, ...]) -> list[Tensor]:
     """Return room for each program's share of the gradients of parameters."""
     plan, batch = call.plan, call.args.B
+    single = _OF_ROWS | _DECAY_PARAMETERS if "decay" in prepared else _OF_ROWS
     found = []
     for name in plan.parameter_names:
-        shares = batch if name in _OF_ROWS else batch * tile.row_tiles
+        shares = batch if name in single else batch * tile.row_tiles
         shape = (shares, *plan.parameter_shape(name))
         found.append(torch.empty(shape, dtype=torch.float32, device=call.like.device))
     return found
@@ -285,13 +393,14 @@ def _backward(call: Call, fast: bool, run: Callable[[Launch], None]) -> None:
     cell, spec = _parts_of(call.plan.text, fast)
     tile, states = _tile(call.plan.text, True), call.args.B * call.plan.heads
     programs, dout = states * tile.row_tiles, call.kept.get("dout")
-    gradients, shares = _Gradients(call, tile), _shares(call, tile)
+    prepared = prepared_of(call.plan, tile)
+    gradients, shares = _Gradients(call, tile, prepared), _shares(call, tile, prepared)
     room = (programs, tile.steps, tile.rows, tile.columns)
     arguments = (
-        _sources(call),
-        _parameters(call.plan, call.parameters),
+        _prepared(call, prepared, spec, run),
+        _parameters_of_loop(call.plan, call.parameters, prepared),
         gradients.places(),
-        _parameters(call.plan, shares),
+        _parameters_of_loop(call.plan, shares, prepared),
         *(call.kept.get(name) for name in ("first", "dfirst", "dlast")),
         None if dout is None else _where(dout, *dout.stride()[:2]),
         *(call.kept.get(name) for name in ("checkpoints", "resets")),
@@ -300,10 +409,10 @@ def _backward(call: Call, fast: bool, run: Callable[[Launch], None]) -> None:
         states,
         cell.step,
         cell.back,
-        spec,
+        of_loop(spec, prepared),
         tile,
     )
     run(Launch(matrix_backward, (programs,), arguments, tile.warps))
-    gradients.add(run)
+    gradients.finish(shares, spec, run)
     for share, dparameter in zip(shares, call.dparameters, strict=True):
         torch.sum(share, 0, out=dparameter)

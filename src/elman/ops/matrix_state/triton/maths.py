@@ -167,7 +167,7 @@ def mapped(x, factor, dt_bias, kind: tl.constexpr, fast: tl.constexpr):
         x: That number.
         factor: The head's decay itself, or exp(a_log) of the mamba map.
         dt_bias: Of the mamba map.
-        kind: none, parameter, sigmoid or mamba.
+        kind: none, parameter, sigmoid, mamba, or given: mapped before the loop over time.
     """
     if kind == "parameter":
         return factor
@@ -175,6 +175,8 @@ def mapped(x, factor, dt_bias, kind: tl.constexpr, fast: tl.constexpr):
         return sigmoid(x, fast)
     elif kind == "mamba":
         return exponential(-factor * softplus(x + dt_bias, fast), fast)
+    elif kind == "given":
+        return x
     else:
         return x * 0.0 + 1.0
 
@@ -186,6 +188,8 @@ def mapped_back(dy, x, y, factor, dt_bias, kind: tl.constexpr, fast: tl.constexp
         return dy * 0.0, dy
     elif kind == "sigmoid":
         return dy * y * (1.0 - y), dy * 0.0
+    elif kind == "given":
+        return dy, dy * 0.0
     else:
         tl.static_assert(kind == "mamba")
         rest = -dy * y * factor

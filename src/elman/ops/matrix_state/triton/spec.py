@@ -6,7 +6,8 @@ neither torch nor triton.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.matrix_state.recurrences import CELLS
@@ -84,6 +85,17 @@ def spec_of(plan: Plan, kind: str, *, fast: bool) -> Spec:
     )
 
 
+@cache
+def of_loop(spec: Spec, prepared: tuple[str, ...]) -> Spec:
+    """Return what the loop over time is compiled for where roles are prepared before it."""
+    found = spec
+    if "k" in prepared:
+        found = replace(found, k_act="none", k_unit=False)
+    if "q" in prepared:
+        found = replace(found, q_act="none", q_unit=False)
+    return replace(found, decay="given") if "decay" in prepared else found
+
+
 @dataclass(frozen=True)
 class Tile:
     """The part of a state that a program holds in registers.
@@ -104,7 +116,7 @@ class Tile:
     steps: int
     group: int
     warps: int
-    spread: bool
+    spread: bool = False
 
 
 # Rows of a program and steps of a group by padded columns, the fastest on an H200 (docs/triton.md).
@@ -155,6 +167,18 @@ def _sizes(plan: Plan, *, backward: bool) -> dict[int, tuple[int, int]]:
     if CELLS[plan.cell].reads:
         return _BACKWARD_READING if backward else _FORWARD_READING
     return _BACKWARD if backward else _FORWARD
+
+
+def prepared_of(plan: Plan, tile: Tile) -> tuple[str, ...]:
+    """Return the roles that are prepared before the loop: what several row tiles would repeat."""
+    if tile.row_tiles == 1:
+        return ()
+    found = [
+        ("k", plan.k_unit or plan.k_act != "none"),
+        ("q", plan.q_unit or plan.q_act != "none"),
+        ("decay", plan.decay in ("sigmoid", "mamba")),
+    ]
+    return tuple(name for name, wanted in found if wanted)
 
 
 def power_of_two(number: int) -> int:
