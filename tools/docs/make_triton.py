@@ -49,6 +49,7 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
     "E73cp": ("delta", _Z | {"z_act": "none", "key": "zk", "k_unit": True}),
     "E88": ("delta", DELTA),
 }
+HEADS_OF_E88 = 8  # its tiles are those of many heads; the other models have one
 M2RNN = "M2RNN"
 MIX_SIZES = ((16, 16), (32, 32), (16, 64))  # value rows and key columns; the last is the paper's
 MIX_HEADS = 40  # of conf/model/m2rnn.yaml
@@ -137,10 +138,14 @@ class Kernel:
         if self.name == M2RNN:
             return self._row_mix_pass(backward=backward, fast=fast)
         cell, options = CELLS[self.name]
-        plan = stacked_plan(cell, 1, self.rows, self.columns, **options)
+        heads = HEADS_OF_E88 if self.name == "E88" else 1
+        plan = stacked_plan(cell, heads, self.rows, self.columns, **options)
         call = call_of(plan, self.dtype, backward)
         found = launch.launches(call, backward=backward, fast=fast)
-        one = next(one for one in found if one.kernel.__name__.startswith("matrix_"))
+        (one,) = (one for one in found if one.kernel.__name__.startswith("matrix_"))
+        for small in found:
+            if small is not one:
+                self._compiled(small)  # which is to compile; the page does not list it
         return one, tile_of(plan, backward=backward)
 
     def _row_mix_pass(self, *, backward: bool, fast: bool) -> tuple[Launch, Tile]:
@@ -258,11 +263,12 @@ values with a slash, the first is of the forward kernel and the second of the ba
 [triton.md](triton.md) explains the kernels.
 
 - **rows x warps x tiles**: the rows of the state that a program holds, the warps that it has, and
-  the programs of a head. They depend on the size of the state alone.
+  the programs of a head.
 - **registers**: of a thread. On gfx942 these are vector registers, of 512.
 - **spilled bytes**: of a thread, in local memory: hardly any, or a step would be slow.
 
-E73 is its column variant. M2RNN has a state of 16 value rows and 16 key columns in its suites; a
+The small kernels before and behind the loop over time are not listed. E88 has 8 heads here, the
+other models have one. E73 is its column variant. M2RNN has a state of 16 value rows and 16 key columns in its suites; a
 program holds all of it. Other versions of Triton give other numbers.
 
 {table(HEAD, rows)}

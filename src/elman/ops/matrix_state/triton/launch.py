@@ -176,7 +176,7 @@ def _forward(call: Call, fast: bool, run: Callable[[Launch], None]) -> None:
 
     cell, spec = _parts_of(call.plan.text, fast)
     tile, states = _tile(call.plan.text, False), call.args.B * call.plan.heads
-    prepared = prepared_of(call.plan, tile)
+    prepared = prepared_of(call.plan, tile, backward=False)
     arguments = (
         _prepared(call, prepared, spec, run),
         _parameters_of_loop(call.plan, call.parameters, prepared),
@@ -217,9 +217,7 @@ def _where(data: Tensor, batch: int, time: int, tile: int = 0) -> Any:
     return Sequence(data, batch, tl.constexpr(time), tile)
 
 
-def _prepared(
-    call: Call, names: tuple[str, ...], spec: Spec, run: Callable[[Launch], None]
-) -> Any:
+def _prepared(call: Call, names: tuple[str, ...], spec: Spec, run: Callable[[Launch], None]) -> Any:
     """Prepare roles, and return where the loop over time finds all of them."""
     roles = _sources(call)
     found = {}
@@ -393,7 +391,7 @@ def _backward(call: Call, fast: bool, run: Callable[[Launch], None]) -> None:
     cell, spec = _parts_of(call.plan.text, fast)
     tile, states = _tile(call.plan.text, True), call.args.B * call.plan.heads
     programs, dout = states * tile.row_tiles, call.kept.get("dout")
-    prepared = prepared_of(call.plan, tile)
+    prepared = prepared_of(call.plan, tile, backward=True)
     gradients, shares = _Gradients(call, tile, prepared), _shares(call, tile, prepared)
     room = (programs, tile.steps, tile.rows, tile.columns)
     arguments = (

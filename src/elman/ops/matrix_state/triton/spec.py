@@ -119,23 +119,24 @@ class Tile:
     spread: bool = False
 
 
-# Rows of a program and steps of a group by padded columns, the fastest on an H200 (docs/triton.md).
-# The less a step has to keep, the more steps fit into the registers: going forward, and where the
-# cell does not read the state. In the backward pass each tile leaves a part of the gradients on
-# columns in memory. With few heads low tiles are faster all the same: more programs fill the GPU.
-# Neither batch nor length is asked. 256 was not timed: it has as many numbers a thread as 128.
+# Rows of a program and steps of a group by padded columns, the fastest on an H200. The less a step
+# has to keep, the more steps fit into the registers: going forward, and where the cell does not
+# read the state. In the backward pass each tile leaves a part of the gradients on columns in
+# memory. With few heads low tiles are faster all the same: more programs fill the GPU. With many
+# heads the parts of low tiles would take as long as the steps: those tiles are the fastest of a
+# simulation, their keys prepared. 256 was not timed: it has as many numbers a thread as 128.
+# Neither batch nor length is asked.
 _FORWARD = {16: (2, 8), 32: (2, 8), 64: (2, 8), 128: (4, 4), 256: (2, 4)}
 _FORWARD_READING = _FORWARD | {16: (4, 8), 32: (4, 8)}
-_FORWARD_OF_MANY_HEADS = {16: (16, 8), 32: (8, 4), 64: (4, 4), 128: (4, 4), 256: (2, 4)}
+_FORWARD_OF_MANY_HEADS = {16: (16, 8), 32: (8, 4), 64: (8, 4), 128: (4, 4), 256: (2, 4)}
 _BACKWARD = {16: (2, 8), 32: (4, 8), 64: (2, 4), 128: (4, 2), 256: (2, 2)}
 _BACKWARD_READING = _BACKWARD | {16: (4, 4), 32: (4, 4)}
-_BACKWARD_OF_MANY_HEADS = {16: (16, 2), 32: (8, 2), 64: (4, 2), 128: (4, 2), 256: (2, 2)}
+_BACKWARD_OF_MANY_HEADS = {16: (16, 4), 32: (8, 2), 64: (8, 2), 128: (8, 2), 256: (4, 2)}
 _MANY_HEADS = 4
 _WARPS = 1  # a sum over rows or columns then needs no barrier; two to four took twice as long
 _STEPS = 16
 _LARGE_STEPS = 8  # where the states of a segment would take much memory
-# Beyond that a key of a head lies in a warp as a row of the state does, and is loaded once a warp.
-_MOST_SPREAD_COLUMNS = 64
+_MOST_SPREAD = 256  # numbers of a tile: a thread has two rows, and would load a key for each
 MOST_COLUMNS = max(_FORWARD)
 
 
@@ -151,14 +152,8 @@ def tile_of(plan: Plan, *, backward: bool) -> Tile:
     rows = min(most, power_of_two(plan.rows))
     tiles = -(-plan.rows // rows)
     steps = _STEPS if columns < MOST_COLUMNS else _LARGE_STEPS
-    return Tile(rows, columns, tiles, steps, group, _WARPS, _spread(plan, columns, tiles, backward))
-
-
-def _spread(plan: Plan, columns: int, tiles: int, backward: bool) -> bool:
-    if backward and plan.k_unit:  # the sums of a norm and of its derivative are then on one layout
-        return True
-    # A forward program of a whole head would activate a key again for each of a thread's rows.
-    return columns <= _MOST_SPREAD_COLUMNS and (backward or tiles > 1)
+    spread = rows * columns <= _MOST_SPREAD and tiles > 1
+    return Tile(rows, columns, tiles, steps, group, _WARPS, spread)
 
 
 def _sizes(plan: Plan, *, backward: bool) -> dict[int, tuple[int, int]]:
@@ -169,9 +164,13 @@ def _sizes(plan: Plan, *, backward: bool) -> dict[int, tuple[int, int]]:
     return _BACKWARD if backward else _FORWARD
 
 
-def prepared_of(plan: Plan, tile: Tile) -> tuple[str, ...]:
-    """Return the roles that are prepared before the loop: what several row tiles would repeat."""
-    if tile.row_tiles == 1:
+def prepared_of(plan: Plan, tile: Tile, *, backward: bool) -> tuple[str, ...]:
+    """Return the roles that are prepared before the loop over time.
+
+    They are those that several row tiles would prepare again. Going back, one tile would, too: for
+    the states, for the walk, and for the derivative.
+    """
+    if tile.row_tiles == 1 and not backward:
         return ()
     found = [
         ("k", plan.k_unit or plan.k_act != "none"),
