@@ -268,7 +268,9 @@ values with a slash, the first is of the forward kernel and the second of the ba
 - **spilled bytes**: of a thread, in local memory: hardly any, or a step would be slow.
 
 The small kernels before and behind the loop over time are not listed. E88 has 8 heads here, the
-other models have one. E73 is its column variant. M2RNN has a state of 16 value rows and 16 key columns in its suites; a
+other models have one. E73 is its column variant.
+
+M2RNN has a state of 16 value rows and 16 key columns in its suites; a
 program holds all of it. Other versions of Triton give other numbers.
 
 {table(HEAD, rows)}

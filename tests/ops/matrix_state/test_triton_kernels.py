@@ -38,7 +38,7 @@ from tests.ops.matrix_state.triton_cases import (
 )
 
 triton = pytest.importorskip("triton")
-MODULES = ("maths", "cells", "inputs", "forward", "backward", "around")
+MODULES = ("maths", "cells", "inputs", "forward", "backward_steps", "backward", "around")
 CELLS = ("e70", "e71", "e72", "e73", "e73cp", "e88", "m2rnn")
 
 
@@ -264,31 +264,31 @@ FAULTS = {
     ),
     "no derivative of tanh": (
         "e70-n16",
-        "backward",
+        "backward_steps",
         "dsum_rn *= 1.0 - one.after_rn * one.after_rn",
         "dsum_rn *= 1.0",
     ),
     "the state after a step for the one before": (
         "e73-column-n16",
-        "backward",
+        "backward_steps",
         "dzs = dzs + (link.dsum_rn * one.before_rn *",
         "dzs = dzs + (link.dsum_rn * one.after_rn *",
     ),
     "no gradient through the read": (
         "e88-n16",
-        "backward",
+        "backward_steps",
         "dstate_rn += d.r[:, None] * one.x.key_n",
         "dstate_rn += 0.0",
     ),
     "no gradient of the key of the read": (
         "e71-n16",
-        "backward",
+        "backward_steps",
         "dkeys = dkeys + (one.before_rn * link.d.r[:, None],)",
         "dkeys = dkeys + (one.before_rn * 0.0,)",
     ),
     "no gradient of the last state": (
         "e72-n24",
-        "backward",
+        "backward_steps",
         "dstate_rn = load_state(dlast, number, at, spec)",
         "dstate_rn = load_state(dlast, number, at, spec) * 0.0",
     ),
@@ -324,7 +324,7 @@ FAULTS = {
     ),
     "rows of z forget its columns": (
         "e73-full-n16",
-        "backward",
+        "backward_steps",
         "            product_rn *= one.x.z_n\n",
         "            product_rn *= 1.0\n",
     ),
@@ -340,6 +340,30 @@ FAULTS = {
         "to_n = sequence.data + at.tile * sequence.tile + first",
         "to_n = sequence.data + first",
     ),
+    "one row tile's part of a prepared key for all": (
+        "e88-everything",
+        "around",
+        "part_sn += partial.tile",
+        "part_sn += 0",
+    ),
+    "one row tile's part of a prepared decay": (
+        "e88-everything",
+        "around",
+        "dy_t += tl.load(part_t, mask=inside_t, other=0.0)",
+        "dy_t = tl.load(part_t, mask=inside_t, other=0.0)",
+    ),
+    "a query prepared without its norm": (
+        "e88-everything",
+        "around",
+        "        x_sn = unit(x_sn, fast)\n",
+        "        x_sn = x_sn * 1.0\n",
+    ),
+    "a bias of the decay without its gradient": (
+        "e88-n16",
+        "around",
+        "tl.sum(bias_t, 0)",
+        "tl.sum(bias_t * 0.0, 0)",
+    ),
     "the tail of a group is dropped forward": (
         "e70-n16",
         "forward",
@@ -354,7 +378,7 @@ FAULTS = {
     ),
     "a gradient beyond the last step of a group": (
         "e72-n24",
-        "backward",
+        "backward_steps",
         "if t == steps - 1:",
         "if t == begin + tile.steps - 1:",
     ),

@@ -274,7 +274,7 @@ def _of_decay(call: Call, tensors: Sequence[Tensor | None]) -> tuple[Any, Any]:
 
 
 def _vector_sizes(call: Call, name: str) -> tuple[tuple[int, ...], int]:
-    """Return rows, steps, heads, width and vectors of a program, and how many programs there are."""
+    """Return rows, steps, heads, width and vectors of a program, and how many programs run."""
     plan, rows = call.plan, call.args.B * call.args.T
     width = plan.width(name)
     block = max(1, _VECTOR_NUMBERS // power_of_two(width))
