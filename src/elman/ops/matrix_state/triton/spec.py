@@ -120,17 +120,17 @@ class Tile:
 
 
 # Rows of a program and steps of a group by padded columns, the fastest on an H200. The less a step
-# has to keep, the more steps fit into the registers: going forward, and where the cell does not
-# read the state. In the backward pass each tile leaves a part of the gradients on columns in
-# memory. With few heads low tiles are faster all the same: more programs fill the GPU. With many
-# heads the parts of low tiles would take as long as the steps: those tiles are the fastest of a
-# simulation, their keys prepared. 256 was not timed: it has as many numbers a thread as 128.
-# Neither batch nor length is asked.
+# has to keep, the more steps fit into the registers: going forward, and where it is not full, that
+# is where the cell neither reads the state nor scales its columns. In the backward pass each tile
+# leaves a part of the gradients on columns in memory. With few heads low tiles are faster all the
+# same: more programs fill the GPU. With many heads the parts of low tiles would take as long as the
+# steps: those tiles are the fastest of a simulation, their keys prepared. 256 was not timed: it has
+# as many numbers a thread as 128. Neither batch nor length is asked.
 _FORWARD = {16: (2, 8), 32: (2, 8), 64: (2, 8), 128: (4, 4), 256: (2, 4)}
-_FORWARD_READING = _FORWARD | {16: (4, 8), 32: (4, 8)}
+_FORWARD_FULL = _FORWARD | {16: (4, 8), 32: (4, 8)}
 _FORWARD_OF_MANY_HEADS = {16: (16, 8), 32: (8, 4), 64: (8, 4), 128: (4, 4), 256: (2, 4)}
 _BACKWARD = {16: (2, 8), 32: (4, 8), 64: (2, 4), 128: (4, 2), 256: (2, 2)}
-_BACKWARD_READING = _BACKWARD | {16: (4, 4), 32: (4, 4)}
+_BACKWARD_FULL = _BACKWARD | {16: (4, 4), 32: (4, 4)}
 _BACKWARD_OF_MANY_HEADS = {16: (16, 4), 32: (8, 2), 64: (8, 2), 128: (8, 2), 256: (4, 2)}
 _MANY_HEADS = 4
 _WARPS = 1  # a sum over rows or columns then needs no barrier; two to four took twice as long
@@ -159,8 +159,9 @@ def tile_of(plan: Plan, *, backward: bool) -> Tile:
 def _sizes(plan: Plan, *, backward: bool) -> dict[int, tuple[int, int]]:
     if plan.heads >= _MANY_HEADS:
         return _BACKWARD_OF_MANY_HEADS if backward else _FORWARD_OF_MANY_HEADS
-    if CELLS[plan.cell].reads:
-        return _BACKWARD_READING if backward else _FORWARD_READING
+    cell = CELLS[plan.cell]
+    if cell.reads or cell.column:
+        return _BACKWARD_FULL if backward else _FORWARD_FULL
     return _BACKWARD if backward else _FORWARD
 
 
