@@ -96,9 +96,8 @@ def vectors_back(
     x_sn = tl.load(from_sn, mask=inside_sn, other=0.0).to(tl.float32)
     part_sn = partial.data + _offset(partial, row_s1, steps) + channel_sn
     total_sn = tl.full(x_sn.shape, 0.0, tl.float32)
-    for _part in tl.static_range(parts):
-        total_sn += tl.load(part_sn, mask=inside_sn, other=0.0)
-        part_sn += partial.tile
+    for part in tl.static_range(parts):
+        total_sn += tl.load(part_sn + part * partial.tile, mask=inside_sn, other=0.0)
     total_sn = vector_back(total_sn, x_sn, is_unit, act, fast)
     to_sn = grad.data + _offset(grad, row_s1, steps) + channel_sn
     tl.store(to_sn, total_sn.to(grad.data.dtype.element_ty), mask=inside_sn)
@@ -183,9 +182,8 @@ def decays_back(
         x_t = tl.load(source.data + _offset(source, row_t, steps) + head).to(tl.float32)
         part_t = partial.data + _offset(partial, row_t, steps) + head
         dy_t = tl.full([block], 0.0, tl.float32)
-        for _part in tl.static_range(parts):
-            dy_t += tl.load(part_t, mask=inside_t, other=0.0)
-            part_t += partial.tile
+        for part in tl.static_range(parts):
+            dy_t += tl.load(part_t + part * partial.tile, mask=inside_t, other=0.0)
         y_t = mapped(x_t, factor, dt_bias, kind, fast)
         dx_t, dfactor_t = mapped_back(dy_t, x_t, y_t, factor, dt_bias, kind, fast)
         factor_t, bias_t = factor_t + dfactor_t, bias_t + dx_t
