@@ -42,9 +42,9 @@ struct Delivery {
   Known known;
 };
 
-inline std::deque<Box> boxes;
-inline std::map<std::pair<int, size_t>, Box*> box_at;
-inline std::vector<Delivery> in_flight;
+EMULATOR_DATA std::deque<Box> boxes;
+EMULATOR_DATA std::map<std::pair<int, size_t>, Box*> box_at;
+EMULATOR_DATA std::vector<Delivery> in_flight;
 inline constexpr long long MOST_BYTES = (1 << 20) - 1;  // of a turn
 
 // A place in the shared memory of a block of the cluster.
@@ -56,14 +56,14 @@ struct Remote {
   Remote& operator+=(long long bytes) { return *this = *this + bytes; }
 };
 
-inline std::string name_of(const Box& box) {
+EMULATOR std::string name_of(const Box& box) {
   return "the box at byte " + std::to_string(box.byte) + " of block " +
          std::to_string(index_of_block(box.rank));
 }
 
 // ---- making boxes, and turns of theirs
 
-inline void make_box(size_t byte, int count, bool announced) {
+EMULATOR void make_box(size_t byte, int count, bool announced) {
   Box*& box = box_at[{entered, byte}];
   if (byte % 8 || byte + 8 > shared_bytes)
     report("a box at byte %zu of block %lld is not aligned or outside shared memory", byte,
@@ -81,7 +81,7 @@ inline void make_box(size_t byte, int count, bool announced) {
 }
 
 // Announces to other blocks the boxes that the current thread has made.
-inline void announce_boxes() {
+EMULATOR void announce_boxes() {
   for (Box& box : boxes)
     if (box.rank == entered && box.maker == current->thread && !box.announced) {
       box.announced = true;
@@ -90,7 +90,7 @@ inline void announce_boxes() {
 }
 
 // The box at a place; nullptr, and a report, if it may not be used yet.
-inline Box* box_of(int rank, size_t byte) {
+EMULATOR Box* box_of(int rank, size_t byte) {
   current->used_box = true;
   const auto found = box_at.find({rank, byte});
   if (found != box_at.end() && current->meetings > found->second->made && found->second->announced)
@@ -103,7 +103,7 @@ inline Box* box_of(int rank, size_t byte) {
 }
 
 // Ends the turn if nothing is pending.
-inline void end_turn(Box& box) {
+EMULATOR void end_turn(Box& box) {
   if (box.pending || box.missing) return;
   box.over++;
   box.pending = box.count;
@@ -116,18 +116,18 @@ inline void end_turn(Box& box) {
     if (fiber.wait == Wait::signal && fiber.signal == &box) wake(fiber);
 }
 
-inline void check_amount(const Box& box) {
+EMULATOR void check_amount(const Box& box) {
   if (box.expected && box.sent > box.wanted)
     report("%s would get %lld bytes in a turn of %lld (thread %d of block %lld)",
            name_of(box).c_str(), box.sent, box.wanted, current->thread, block_index);
 }
 
-inline bool knows_turns(const Box& box) {
+EMULATOR bool knows_turns(const Box& box) {
   return known_at(current->learned, box.number) == box.over;
 }
 
 // Arrives for this turn, and says that so many more bytes belong to it.
-inline void expect_bytes(Box& box, long long bytes) {
+EMULATOR void expect_bytes(Box& box, long long bytes) {
   const std::string name = name_of(box);
   if (bytes <= 0 || bytes > MOST_BYTES || bytes % 4)
     report("%s expects %lld bytes (thread %d)", name.c_str(), bytes, current->thread);
@@ -148,7 +148,7 @@ inline void expect_bytes(Box& box, long long bytes) {
 }
 
 // Learns what the end of the last turn tells, if that is one of a kind, even or odd.
-inline bool see_turn(Box& box, unsigned parity) {
+EMULATOR bool see_turn(Box& box, unsigned parity) {
   if (box.over % 2 == parity) return false;
   learn(*current, box.told);
   box.seen = box.over;
@@ -156,7 +156,7 @@ inline bool see_turn(Box& box, unsigned parity) {
 }
 
 // Waits for the end of a turn of this kind.
-inline void await_turn(Box& box, unsigned parity, const char* where) {
+EMULATOR void await_turn(Box& box, unsigned parity, const char* where) {
   while (!see_turn(box, parity)) {
     current->signal = &box;
     wait(Wait::signal, where);
@@ -164,7 +164,7 @@ inline void await_turn(Box& box, unsigned parity, const char* where) {
 }
 
 // The same with an instruction that may give up: nothing is promised of how long it waits.
-inline bool try_turn(Box& box, unsigned parity) {
+EMULATOR bool try_turn(Box& box, unsigned parity) {
   if (see_turn(box, parity)) return true;
   if (random_below(2)) {
     current->signal = &box;
@@ -177,7 +177,7 @@ inline bool try_turn(Box& box, unsigned parity) {
 }
 
 // What a thread that waits for a box waits for.
-inline std::string state_of_box(const void* at) {
+EMULATOR std::string state_of_box(const void* at) {
   for (const Box& box : boxes)
     if (&box == at)
       return " for " + name_of(box) + ": in turn " + std::to_string(box.over) + " " +
@@ -191,17 +191,17 @@ inline std::string state_of_box(const void* at) {
 
 // Whether the current thread, at home in another block or in this one, knows that all of a part of
 // the block that is visited have arrived since.
-inline bool knows_past(const Known& known, int part, unsigned arrivals) {
+EMULATOR bool knows_past(const Known& known, int part, unsigned arrivals) {
   return known_at(known, part_number(entered, part)) > arrivals;
 }
 
 // The same of a warp, whose lanes have met since.
-inline bool knows_met(const Known& known, int warp, unsigned warp_epoch) {
+EMULATOR bool knows_met(const Known& known, int warp, unsigned warp_epoch) {
   return warp >= 0 && known_at(known, warp_number(entered, warp)) > warp_epoch;
 }
 
 // Says which use of a word the sender cannot know to be over.
-inline void check_word(const Word& word, const Delivery& sent, size_t byte) {
+EMULATOR void check_word(const Word& word, const Delivery& sent, size_t byte) {
   const bool own = current->rank == entered;
   const int at = (int)byte;
   if (word.box && known_at(sent.known, word.box) <= word.turn)
@@ -234,7 +234,7 @@ inline void check_word(const Word& word, const Delivery& sent, size_t byte) {
 }
 
 // Takes a place over for a delivery, which arrives later.
-inline void claim(const Delivery& sent) {
+EMULATOR void claim(const Delivery& sent) {
   const Box& box = *sent.box;
   const Visit visit(box.rank);
   if (!alive) {
@@ -251,8 +251,8 @@ inline void claim(const Delivery& sent) {
   std::memset(shared.data() + sent.byte, 0xff, sent.words * 4);
 }
 
-inline void deliver_words(const Remote& to, const Remote& counted, const unsigned* word,
-                          int count) {
+EMULATOR void deliver_words(const Remote& to, const Remote& counted, const unsigned* word,
+                            int count) {
   const long long bytes = count * 4;
   const int thread = current->thread;
   if (!error.empty()) return;
@@ -283,7 +283,7 @@ inline void deliver_words(const Remote& to, const Remote& counted, const unsigne
   in_flight.push_back(sent);
 }
 
-inline void arrive(const Delivery& sent) {
+EMULATOR void arrive(const Delivery& sent) {
   const Visit visit(sent.box->rank);
   Box& box = *sent.box;
   if (!alive)
@@ -295,7 +295,7 @@ inline void arrive(const Delivery& sent) {
   end_turn(box);
 }
 
-inline bool let_one_arrive() {
+EMULATOR bool let_one_arrive() {
   if (in_flight.empty()) return false;
   std::swap(in_flight[random_below(in_flight.size())], in_flight.back());
   const Delivery sent = in_flight.back();
@@ -307,7 +307,7 @@ inline bool let_one_arrive() {
 // ---- a launch
 
 // What has to be true when a thread of a cluster ends.
-inline void check_leaving() {
+EMULATOR void check_leaving() {
   if (current->arrived)
     report("thread %d of block %lld arrives for its cluster and does not wait", current->thread,
            block_index);
@@ -319,7 +319,7 @@ inline void check_leaving() {
 }
 
 // What has to be true of the boxes when a cluster ends.
-inline void check_boxes() {
+EMULATOR void check_boxes() {
   for (const Box& box : boxes)
     if (box.sent)
       report("%s: %lld bytes of turn %u are delivered, and the cluster ends before it is over",
@@ -329,7 +329,7 @@ inline void check_boxes() {
              name_of(box).c_str(), box.over - 1);
 }
 
-inline void run_cluster(long long first, int size, int threads, size_t bytes) {
+EMULATOR void run_cluster(long long first, int size, int threads, size_t bytes) {
   if (cluster.size() == (size_t)size) {
     enter(0);  // keeps the stacks of its fibers
   } else {
@@ -365,9 +365,9 @@ inline void run_cluster(long long first, int size, int threads, size_t bytes) {
 }
 
 // Runs blocks of a grid of clusters, from `first` on; both numbers are of whole clusters.
-inline std::string launch_clusters(long long first, long long blocks, int size, int threads,
-                                   size_t bytes, unsigned seed,
-                                   const std::function<void()>& kernel) {
+EMULATOR std::string launch_clusters(long long first, long long blocks, int size, int threads,
+                                     size_t bytes, unsigned seed,
+                                     const std::function<void()>& kernel) {
   const std::function<void()> function = [&] {
     kernel();
     check_copies();

@@ -27,22 +27,22 @@ struct Aside {
   bool stuck = false;  // nothing in it can run until another block does something
 };
 
-inline std::vector<Aside> cluster;
+EMULATOR_DATA std::vector<Aside> cluster;
 inline int entered;  // rank of the block that stands in the global variables
 // How rarely a delivery arrives, and a thread of another block goes on; of each launch.
 inline unsigned delay, linger;
 
 inline constexpr unsigned EMPTY = ~0u;  // known of a part that has no threads
 
-inline int warps_per_block() { return (threads_per_block + WARP - 1) / WARP; }
-inline size_t part_number(int rank, int part) { return rank * 2 + part; }
-inline size_t warp_number(int rank, int warp) {
+EMULATOR int warps_per_block() { return (threads_per_block + WARP - 1) / WARP; }
+EMULATOR size_t part_number(int rank, int part) { return rank * 2 + part; }
+EMULATOR size_t warp_number(int rank, int warp) {
   return cluster.size() * 2 + rank * warps_per_block() + warp;
 }
 
 // ---- the block that runs
 
-inline void exchange_with(Aside& aside) {
+EMULATOR void exchange_with(Aside& aside) {
   std::swap(fibers, aside.fibers);
   std::swap(ready, aside.ready);
   std::swap(alive, aside.alive);
@@ -55,7 +55,7 @@ inline void exchange_with(Aside& aside) {
   std::swap(memory_barriers, aside.memory_barriers);
 }
 
-inline void enter(int rank) {
+EMULATOR void enter(int rank) {
   if (rank == entered) return;
   exchange_with(cluster[entered]);
   exchange_with(cluster[rank]);
@@ -69,11 +69,11 @@ struct Visit {
   ~Visit() { enter(home); }
 };
 
-inline long long index_of_block(int rank) {
+EMULATOR long long index_of_block(int rank) {
   return rank == entered ? block_index : cluster[rank].index;
 }
 
-inline void wake(Fiber& fiber) {
+EMULATOR void wake(Fiber& fiber) {
   fiber.wait = Wait::none;
   ready.push_back(fiber.thread);
   cluster[entered].stuck = false;
@@ -82,7 +82,7 @@ inline void wake(Fiber& fiber) {
 // ---- what threads know
 
 // Notes what the current thread knows of its own block among what it knows of all.
-inline const Known& all_known() {
+EMULATOR const Known& all_known() {
   for (int part = 0; part < 2; part++)
     if (current->known[part] != EMPTY)
       current->learned =
@@ -90,7 +90,7 @@ inline const Known& all_known() {
   return current->learned;
 }
 
-inline void learn(Fiber& fiber, const Known& told) {
+EMULATOR void learn(Fiber& fiber, const Known& told) {
   fiber.learned = joined(fiber.learned, told);
   for (int part = 0; part < 2; part++)
     fiber.known[part] =
@@ -98,7 +98,7 @@ inline void learn(Fiber& fiber, const Known& told) {
 }
 
 // What threads know together, that all of them have come here included.
-inline Known known_together(int first, int last) {
+EMULATOR Known known_together(int first, int last) {
   Known all;
   for (int i = first; i < last; i++) all = joined(all, fibers[i].learned);
   for (int begin = first; begin < last; begin += WARP) {
@@ -110,12 +110,12 @@ inline Known known_together(int first, int last) {
   return all;
 }
 
-inline void tell_warp(int first, int last) {
+EMULATOR void tell_warp(int first, int last) {
   const Known all = known_together(first, last);
   for (int i = first; i < last; i++) learn(fibers[i], all);
 }
 
-inline void tell_block() {
+EMULATOR void tell_block() {
   Known all = known_together(0, threads_per_block);
   for (int part = 0; part < 2; part++)
     if (fibers[0].known[part] != EMPTY)
@@ -129,7 +129,7 @@ inline void tell_block() {
 // ---- meetings of all threads of the cluster
 
 // A place in a source file, in words that stay.
-inline const char* place_in_source(const char* what, const char* file, int line) {
+EMULATOR const char* place_in_source(const char* what, const char* file, int line) {
   static std::map<std::tuple<const char*, const char*, int>, std::string> places;
   static struct {
     const char *what, *file, *text;
@@ -143,10 +143,10 @@ inline const char* place_in_source(const char* what, const char* file, int line)
   return last.text;
 }
 
-inline void meet_cluster(const char* where) { wait(Wait::cluster, where); }
+EMULATOR void meet_cluster(const char* where) { wait(Wait::cluster, where); }
 
 // Notes that all threads of the block that runs have arrived; returns what they know together.
-inline Known arrive_at_cluster() {
+EMULATOR Known arrive_at_cluster() {
   unsigned least[2] = {EMPTY, EMPTY};
   for (Fiber& fiber : fibers) {
     unsigned& part = least[part_of(fiber.thread)];
@@ -160,7 +160,7 @@ inline Known arrive_at_cluster() {
 }
 
 // Lets the cluster pass if all of its threads wait for each other; returns whether it does.
-inline bool release_cluster() {
+EMULATOR bool release_cluster() {
   int waiting = 0, living = 0;
   std::string gone;
   const char* where = nullptr;
@@ -209,7 +209,7 @@ inline bool (*let_time_pass)() = nullptr;        // where nothing else can happe
 inline std::string (*state_of)(const void* at);  // of what a thread waits for
 
 // Says where threads wait of which none can go on: the first one at each place, three places.
-inline void report_deadlock() {
+EMULATOR void report_deadlock() {
   std::string said;
   std::vector<std::string> places;
   for (size_t rank = 0; rank < cluster.size(); rank++) {
@@ -227,7 +227,7 @@ inline void report_deadlock() {
 }
 
 // A block of which a thread may be able to go on; -1: there is none.
-inline int block_that_runs() {
+EMULATOR int block_that_runs() {
   if (!cluster[entered].stuck && random_below(linger)) return entered;
   const int ranks = (int)cluster.size(), start = (int)random_below(ranks);
   for (int i = 0; i < ranks; i++)
@@ -236,7 +236,7 @@ inline int block_that_runs() {
 }
 
 // Enters a block of which a thread can go on, if there is one.
-inline void choose_in_cluster() {
+EMULATOR void choose_in_cluster() {
   if (random_below(delay) == 0) let_something_arrive();
   while (error.empty()) {
     const int rank = block_that_runs();

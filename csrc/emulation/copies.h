@@ -17,26 +17,26 @@ struct CopyQueue {
   std::vector<std::vector<Copy>> groups{1};
 };
 
-inline std::vector<CopyQueue> copies;  // of every thread
+EMULATOR_DATA std::vector<CopyQueue> copies;  // of every thread
 
-inline bool in_shared(const void* p) {
+EMULATOR bool in_shared(const void* p) {
   return shared.data() <= p && p < shared.data() + shared.size();
 }
 
 // Holds a copy's source, or lets it go; returns whether it may be read.
-inline bool hold_source(const Copy& copy, int by) {
+EMULATOR bool hold_source(const Copy& copy, int by) {
   if (!in_shared(copy.from)) return hold_global(copy.from, copy.valid, by);
   if (by > 0) touch(copy.from, copy.valid, false);
   for (int i = 0; i < copy.valid; i += 4) words[shared_offset(copy.from + i) / 4].copies += by;
   return true;
 }
 
-inline void hold_target(const Copy& copy, bool held) {
+EMULATOR void hold_target(const Copy& copy, bool held) {
   for (int i = 0; i < copy.bytes; i += 4) words[shared_offset(copy.to + i) / 4].in_flight = held;
 }
 
 // Starts a copy of which the first `valid` bytes are read and the others zero.
-inline void queue_copy(unsigned char* to, const void* from, int bytes, int valid) {
+EMULATOR void queue_copy(unsigned char* to, const void* from, int bytes, int valid) {
   Copy copy{to, (const unsigned char*)from, bytes, valid};
   if ((uintptr_t)from % bytes || shared_offset(to) % bytes)
     report("a copy of %d bytes is not aligned (thread %d)", bytes, current->thread);
@@ -49,15 +49,15 @@ inline void queue_copy(unsigned char* to, const void* from, int bytes, int valid
   copies[current->thread].groups.back().push_back(copy);
 }
 
-inline void queue_copy(const Pointer<unsigned char>& to, const void* from, int bytes, int valid) {
+EMULATOR void queue_copy(const Pointer<unsigned char>& to, const void* from, int bytes, int valid) {
   unsigned char* target = to.at(0, 1);
   to.at(bytes - 1, 1);
   queue_copy(target, from, bytes, valid);
 }
 
-inline void commit_copies() { copies[current->thread].groups.emplace_back(); }
+EMULATOR void commit_copies() { copies[current->thread].groups.emplace_back(); }
 
-inline void complete(const Copy& copy) {
+EMULATOR void complete(const Copy& copy) {
   hold_target(copy, false);
   touch(copy.to, copy.bytes, true);
   std::memset(copy.to, 0, copy.bytes);
@@ -65,7 +65,7 @@ inline void complete(const Copy& copy) {
 }
 
 // Completes all but the `pending` last committed groups of the current thread.
-inline void wait_copies(int pending) {
+EMULATOR void wait_copies(int pending) {
   auto& groups = copies[current->thread].groups;
   while ((int)groups.size() - 1 > pending) {
     for (const Copy& copy : groups.front()) complete(copy);
@@ -74,7 +74,7 @@ inline void wait_copies(int pending) {
 }
 
 // Every copy has to be waited for: a block that ends leaves its shared memory to another one.
-inline void check_copies() {
+EMULATOR void check_copies() {
   for (const auto& group : copies[current->thread].groups)
     if (!group.empty()) report("thread %d ends while a copy of its is in flight", current->thread);
 }
@@ -82,8 +82,8 @@ inline void check_copies() {
 // ---- a launch
 
 // Runs some blocks of a grid, from `first` on; a grid may be far larger than what a test runs.
-inline std::string launch(long long first, long long blocks, int threads, size_t bytes,
-                          unsigned seed, const std::function<void()>& kernel) {
+EMULATOR std::string launch(long long first, long long blocks, int threads, size_t bytes,
+                            unsigned seed, const std::function<void()>& kernel) {
   const std::function<void()> function = [&] {
     kernel();
     check_copies();

@@ -17,9 +17,9 @@ struct Exchanged {
   std::vector<std::pair<size_t, unsigned>> readers;  // parts of blocks, and their arrivals, then
 };
 
-inline std::unordered_map<uintptr_t, Exchanged> exchanged_words;
+EMULATOR_DATA std::unordered_map<uintptr_t, Exchanged> exchanged_words;
 
-inline bool knows_written(const Known& known, const Exchanged& word) {
+EMULATOR bool knows_written(const Known& known, const Exchanged& word) {
   if (word.writer_rank == NOBODY) return true;
   if (word.writer_rank == current->rank) {
     if (word.writer == current->thread) return true;
@@ -31,7 +31,7 @@ inline bool knows_written(const Known& known, const Exchanged& word) {
   return known_at(known, part) > word.arrivals || known_at(known, warp) > word.warp_epoch;
 }
 
-inline void note_exchanged_read(Exchanged& word) {
+EMULATOR void note_exchanged_read(Exchanged& word) {
   const size_t part = part_number(current->rank, part_of(current->thread));
   for (auto& [reader, arrivals] : word.readers)
     if (reader == part) {
@@ -41,7 +41,7 @@ inline void note_exchanged_read(Exchanged& word) {
   word.readers.emplace_back(part, current->arrivals);
 }
 
-inline void touch_word_exchanged(uintptr_t at, bool write, const char* name) {
+EMULATOR void touch_word_exchanged(uintptr_t at, bool write, const char* name) {
   if (at % 4) return;  // the word's first half has been looked at
   Exchanged& word = exchanged_words[at];
   const Known& known = all_known();

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "emulation/knowledge.h"
+#include "emulation/once.h"
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
@@ -91,9 +92,9 @@ struct Fiber {
 inline constexpr int WARP = 32;
 inline constexpr size_t STACK_BYTES = 256 << 10;
 
-inline std::vector<Fiber> fibers;
-inline std::vector<int> ready;
-inline Fiber host;
+EMULATOR_DATA std::vector<Fiber> fibers;
+EMULATOR_DATA std::vector<int> ready;
+EMULATOR_DATA Fiber host;
 inline Fiber* current = &host;
 inline Fiber* previous = &host;  // the one that ran before it
 inline int threads_per_block, alive;
@@ -104,7 +105,7 @@ inline long long block_index;
 inline bool begins_early;
 inline uint64_t random_state;
 inline const std::function<void()>* body;
-inline std::string error;
+EMULATOR_DATA std::string error;
 
 // What a cluster does before a thread goes on, and where threads of a block or a warp meet.
 inline void (*choose_block)() = nullptr;
@@ -112,7 +113,7 @@ inline void (*block_met)() = nullptr;
 inline void (*warp_met)(int first, int last) = nullptr;
 
 // Keeps the first error: the later ones mostly follow from it.
-inline void report(const char* format, ...) {
+EMULATOR void report(const char* format, ...) {
   if (!error.empty()) return;
   char text[400];
   va_list arguments;
@@ -124,9 +125,9 @@ inline void report(const char* format, ...) {
     error += " (block " + std::to_string(block_index) + ")";
 }
 
-inline int part_of(int thread) { return thread >= second_part; }
+EMULATOR int part_of(int thread) { return thread >= second_part; }
 
-inline unsigned random_below(size_t n) {
+EMULATOR unsigned random_below(size_t n) {
   random_state = random_state * 6364136223846793005ull + 1442695040888963407ull;
   return (random_state >> 33) % n;
 }
@@ -135,7 +136,7 @@ inline unsigned random_below(size_t n) {
 inline const void* host_stack;
 inline size_t host_stack_bytes;
 
-inline void finish_switch(void* fake_stack) {
+EMULATOR void finish_switch(void* fake_stack) {
   const void* left;
   size_t size;
   __sanitizer_finish_switch_fiber(fake_stack, &left, &size);
@@ -146,7 +147,7 @@ inline void finish_switch(void* fake_stack) {
 }
 #endif
 
-inline void switch_to(Fiber* to, [[maybe_unused]] bool dying = false) {
+EMULATOR void switch_to(Fiber* to, [[maybe_unused]] bool dying = false) {
   Fiber* from = current;
   previous = from;
   current = to;
@@ -166,7 +167,7 @@ inline void switch_to(Fiber* to, [[maybe_unused]] bool dying = false) {
 #endif
 }
 
-inline void wake(int first, int last, Wait from) {
+EMULATOR void wake(int first, int last, Wait from) {
   for (int i = first; i < last; i++)
     if (fibers[i].wait == from) {
       fibers[i].wait = Wait::none;
@@ -175,7 +176,7 @@ inline void wake(int first, int last, Wait from) {
 }
 
 // Lets a warp pass whose every live thread waits, and says so if they wait at different places.
-inline void release_warp(int first, int last) {
+EMULATOR void release_warp(int first, int last) {
   int live = 0, waiting = 0;
   const char* where = nullptr;
   for (int i = first; i < last; i++) {
@@ -193,7 +194,7 @@ inline void release_warp(int first, int last) {
   wake(first, last, Wait::warp);
 }
 
-inline void release() {
+EMULATOR void release() {
   int at_block = 0;
   for (const Fiber& fiber : fibers) at_block += fiber.wait == Wait::block;
   for (int first = 0; first < threads_per_block; first += WARP)
@@ -212,7 +213,7 @@ inline void release() {
 }
 
 // Leaves the current fiber for a random one that can run.
-inline void next(bool dying = false) {
+EMULATOR void next(bool dying = false) {
   if (choose_block) choose_block();
   if (ready.empty()) release();
   if (ready.empty() || !error.empty()) {
@@ -228,21 +229,21 @@ inline void next(bool dying = false) {
   if (to != current) switch_to(to, dying);
 }
 
-inline void wait(Wait what, const char* where) {
+EMULATOR void wait(Wait what, const char* where) {
   current->wait = what;
   current->where = where;
   next();
 }
 
 // A meeting of a warp that orders what its threads did to memory; shuffles do not.
-inline void meet_warp(const char* where) {
+EMULATOR void meet_warp(const char* where) {
   current->orders_memory = true;
   wait(Wait::warp, where);
   current->orders_memory = false;
   current->warp_epoch++;
 }
 
-inline void fiber_main() {
+EMULATOR void fiber_main() {
 #if defined(__SANITIZE_ADDRESS__)
   finish_switch(nullptr);
 #endif
@@ -253,7 +254,7 @@ inline void fiber_main() {
   std::abort();
 }
 
-inline void start(Fiber& fiber, int thread) {
+EMULATOR void start(Fiber& fiber, int thread) {
   if (!fiber.stack) fiber.stack.reset(new char[STACK_BYTES]);
   fiber.thread = thread;
   fiber.wait = Wait::none;
@@ -280,7 +281,7 @@ inline void start(Fiber& fiber, int thread) {
 }
 
 // Makes a block ready to run.
-inline void start_block(long long index, int threads) {
+EMULATOR void start_block(long long index, int threads) {
   if (fibers.size() != (size_t)threads) {
     fibers.clear();
     fibers.resize(threads);
@@ -292,7 +293,7 @@ inline void start_block(long long index, int threads) {
 }
 
 // Runs one block to its end, or to the first error.
-inline void run_block(long long index, int threads, const std::function<void()>& function) {
+EMULATOR void run_block(long long index, int threads, const std::function<void()>& function) {
   body = &function;
   start_block(index, threads);
   next();

@@ -5,22 +5,24 @@
 #include <memory>
 #include <vector>
 
+#include "emulation/once.h"
+
 namespace elman::emulation {
 
 using Known = std::shared_ptr<const std::vector<unsigned>>;
 
-inline unsigned known_at(const Known& known, size_t index) {
+EMULATOR unsigned known_at(const Known& known, size_t index) {
   return known && index < known->size() ? (*known)[index] : 0;
 }
 
-inline bool covers(const Known& known, const Known& other) {
+EMULATOR bool covers(const Known& known, const Known& other) {
   for (size_t i = 0; i < other->size(); i++)
     if (known_at(known, i) < (*other)[i]) return false;
   return true;
 }
 
 // What both know.
-inline Known joined(const Known& one, const Known& other) {
+EMULATOR Known joined(const Known& one, const Known& other) {
   if (one == other || !other) return one;
   if (!one || covers(other, one)) return other;
   if (covers(one, other)) return one;
@@ -31,7 +33,7 @@ inline Known joined(const Known& one, const Known& other) {
 }
 
 // The same with a number that is at least so large.
-inline Known raised(const Known& known, size_t index, unsigned least) {
+EMULATOR Known raised(const Known& known, size_t index, unsigned least) {
   if (known_at(known, index) >= least) return known;
   auto made = known ? std::make_shared<std::vector<unsigned>>(*known)
                     : std::make_shared<std::vector<unsigned>>();

@@ -28,29 +28,29 @@ struct Word {
   unsigned box = 0, turn = 0;
 };
 
-inline std::vector<unsigned char> shared;
-inline std::vector<Word> words;
+EMULATOR_DATA std::vector<unsigned char> shared;
+EMULATOR_DATA std::vector<Word> words;
 inline size_t shared_bytes;  // of the block
 
-inline size_t shared_offset(const void* p) { return (const unsigned char*)p - shared.data(); }
+EMULATOR size_t shared_offset(const void* p) { return (const unsigned char*)p - shared.data(); }
 
 // Whether the current thread knows that all of a part have arrived since.
-inline bool is_past(int part, unsigned arrivals) { return current->known[part] > arrivals; }
+EMULATOR bool is_past(int part, unsigned arrivals) { return current->known[part] > arrivals; }
 
-inline bool written_before(const Word& word) {
+EMULATOR bool written_before(const Word& word) {
   return word.writer == NOBODY || word.writer == current->thread ||
          is_past(part_of(word.writer), word.arrivals) ||
          (word.writer / WARP == current->thread / WARP && word.warp_epoch != current->warp_epoch);
 }
 
-inline bool read_before(const Readers& readers, int part) {
+EMULATOR bool read_before(const Readers& readers, int part) {
   if (readers.warp == NOBODY || is_past(part, readers.arrivals)) return true;
   if (readers.warp != current->thread / WARP) return false;
   const unsigned others = readers.lanes & ~(1u << current->thread % WARP);
   return readers.warp_epoch != current->warp_epoch || !others;
 }
 
-inline void note_read(Readers& readers, int part) {
+EMULATOR void note_read(Readers& readers, int part) {
   const int warp = current->thread / WARP;
   if (readers.warp == NOBODY || is_past(part, readers.arrivals))
     readers = {warp, current->arrivals, current->warp_epoch, 0};
@@ -66,7 +66,7 @@ inline void note_read(Readers& readers, int part) {
   readers.lanes |= 1u << current->thread % WARP;
 }
 
-inline void touch_word(size_t index, bool write) {
+EMULATOR void touch_word(size_t index, bool write) {
   Word& word = words[index];
   const int at = (int)index * 4, thread = current->thread;
   if (word.in_flight)
@@ -90,7 +90,7 @@ inline void touch_word(size_t index, bool write) {
   word = {thread, current->arrivals, current->warp_epoch, {}, word.in_flight, word.copies};
 }
 
-inline void touch(const void* p, size_t bytes, bool write) {
+EMULATOR void touch(const void* p, size_t bytes, bool write) {
   if (current == &host) return;
   const size_t first = shared_offset(p) / 4, last = (shared_offset(p) + bytes - 1) / 4;
   for (size_t index = first; index <= last; index++) touch_word(index, write);
@@ -153,14 +153,14 @@ Pointer<T> carve(size_t& carved, long long length) {
 inline constexpr size_t GUARD_BYTES = 256;
 inline constexpr unsigned char GUARD = 0xa5;
 
-inline void fresh_shared(size_t bytes) {
+EMULATOR void fresh_shared(size_t bytes) {
   shared_bytes = bytes;
   shared.assign(bytes + GUARD_BYTES, 0xff);  // NaN in every floating type
   std::fill(shared.begin() + bytes, shared.end(), GUARD);
   words.assign((bytes + GUARD_BYTES) / 4 + 1, Word());
 }
 
-inline void check_guard() {
+EMULATOR void check_guard() {
   for (size_t i = shared_bytes; i < shared.size(); i++)
     if (shared[i] != GUARD)
       return report("shared memory is written %zu bytes behind its end (block %lld)",

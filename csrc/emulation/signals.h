@@ -19,9 +19,9 @@ struct Barrier {
   Known gathered, told;  // the same of what they knew of other blocks
 };
 
-inline std::unordered_map<size_t, Barrier> barriers;  // by place in shared memory
+EMULATOR_DATA std::unordered_map<size_t, Barrier> barriers;  // by place in shared memory
 
-inline void make_barrier(size_t at, int first, int arrivals) {
+EMULATOR void make_barrier(size_t at, int first, int arrivals) {
   const int end = first + arrivals;
   second_part = first ? first : end;
   if (first != 0 && end != threads_per_block) report("a signal of the middle of a block");
@@ -31,7 +31,7 @@ inline void make_barrier(size_t at, int first, int arrivals) {
 }
 
 // Returns a barrier; a meeting of the block has to stand between making one and using it.
-inline Barrier& made_barrier(size_t at) {
+EMULATOR Barrier& made_barrier(size_t at) {
   Barrier& barrier = barriers[at];
   barrier.arrivals.resize(threads_per_block);
   if (current->known[0] <= barrier.made)
@@ -39,7 +39,7 @@ inline Barrier& made_barrier(size_t at) {
   return barrier;
 }
 
-inline void arrive(size_t at, int first) {
+EMULATOR void arrive(size_t at, int first) {
   Barrier& barrier = made_barrier(at);
   const int part = part_of(current->thread);
   if (part != (first != 0)) report("thread %d arrives for others", current->thread);
@@ -67,7 +67,7 @@ inline void arrive(size_t at, int first) {
 }
 
 // Waits while the number of phases that are over is even for phase 0, odd for phase 1, and so on.
-inline void wait_for(size_t at, int first, unsigned phase) {
+EMULATOR void wait_for(size_t at, int first, unsigned phase) {
   Barrier& barrier = made_barrier(at);
   while (barrier.phases % 2 == phase % 2) {
     current->signal = &barrier;
@@ -90,9 +90,9 @@ struct MemoryBarrier {
   Known gathered, told;
 };
 
-inline std::unordered_map<size_t, MemoryBarrier> memory_barriers;  // by place
+EMULATOR_DATA std::unordered_map<size_t, MemoryBarrier> memory_barriers;  // by place
 
-inline MemoryBarrier& memory_barrier(size_t at) {
+EMULATOR MemoryBarrier& memory_barrier(size_t at) {
   static MemoryBarrier none;
   const auto found = memory_barriers.find(at);
   if (found != memory_barriers.end() && current->known[0] > found->second.made)
@@ -101,7 +101,7 @@ inline MemoryBarrier& memory_barrier(size_t at) {
   return none;
 }
 
-inline void arrive_at(MemoryBarrier& barrier) {
+EMULATOR void arrive_at(MemoryBarrier& barrier) {
   if (choose_block) barrier.gathered = joined(barrier.gathered, current->learned);
   if (++barrier.arrived == barrier.expected) {
     barrier.arrived = 0;
@@ -119,7 +119,7 @@ inline void arrive_at(MemoryBarrier& barrier) {
 
 // Whether the phase of a parity is over. Where it is not, others run first, perhaps until it is:
 // nothing is promised of how long the instruction waits.
-inline bool is_over(MemoryBarrier& barrier, unsigned parity) {
+EMULATOR bool is_over(MemoryBarrier& barrier, unsigned parity) {
   if (barrier.phase % 2 == parity) {
     if (random_below(2)) {
       current->signal = &barrier;
@@ -134,7 +134,7 @@ inline bool is_over(MemoryBarrier& barrier, unsigned parity) {
   return over;
 }
 
-inline void no_barriers() {
+EMULATOR void no_barriers() {
   barriers.clear();
   memory_barriers.clear();
 }

@@ -43,7 +43,7 @@ struct Stretch {
   }
 };
 
-inline std::vector<Stretch> stretches;
+EMULATOR_DATA std::vector<Stretch> stretches;
 
 // ---- who touched what
 
@@ -65,19 +65,20 @@ struct FreePage {
 };
 
 // Tensors may be far larger than what a test touches of them: pages are made when they are touched.
-inline std::unordered_map<uintptr_t, std::unique_ptr<Page, FreePage>> pages;
+EMULATOR_DATA std::unordered_map<uintptr_t, std::unique_ptr<Page, FreePage>> pages;
 inline constexpr int RECENT = 64;
-inline struct {
+struct Recent {
   uintptr_t number;
   Page* page;
-} recent[RECENT];
+};
+inline Recent recent[RECENT];
 
-inline void forget_touches() {
+EMULATOR void forget_touches() {
   pages.clear();
-  std::fill(std::begin(recent), std::end(recent), std::remove_reference_t<decltype(recent[0])>{});
+  std::fill(std::begin(recent), std::end(recent), Recent{});
 }
 
-inline Granule& granule_at(uintptr_t at) {
+EMULATOR Granule& granule_at(uintptr_t at) {
   const uintptr_t number = at / PAGE;
   auto& last = recent[number % RECENT];
   if (!last.page || last.number != number) {
@@ -90,12 +91,12 @@ inline Granule& granule_at(uintptr_t at) {
 
 // ---- what is wrong with a place
 
-inline std::string here() {
+EMULATOR std::string here() {
   return "thread " + std::to_string(current->thread) + " of block " + std::to_string(block_index);
 }
 
 // Says where an address lies, by the nearest row of a stretch.
-inline std::string place_of(uintptr_t at) {
+EMULATOR std::string place_of(uintptr_t at) {
   long long least = -1;
   std::string said = "where nothing was declared";
   for (const Stretch& s : stretches) {
@@ -114,20 +115,20 @@ inline std::string place_of(uintptr_t at) {
 }
 
 // The stretch of a granule, found once; nullptr if there is none.
-inline const Stretch* stretch_at(Granule& granule, uintptr_t at) {
+EMULATOR const Stretch* stretch_at(Granule& granule, uintptr_t at) {
   for (size_t i = 0; !granule.stretch && i < stretches.size(); i++)
     if (stretches[i].holds(at)) granule.stretch = (int)i + 1;
   return granule.stretch ? &stretches[granule.stretch - 1] : nullptr;
 }
 
 // Roles may lie on one slice, of which a launch reads the one and writes the other.
-inline bool writable(uintptr_t at) {
+EMULATOR bool writable(uintptr_t at) {
   for (const Stretch& s : stretches)
     if (s.writable && s.holds(at)) return true;
   return false;
 }
 
-inline bool may_touch(Granule& granule, uintptr_t at, int bytes, bool write) {
+EMULATOR bool may_touch(Granule& granule, uintptr_t at, int bytes, bool write) {
   const Stretch* found = stretch_at(granule, at);
   const char* what = write ? "write" : "read";
   if (!found)
@@ -151,7 +152,7 @@ inline bool may_touch(Granule& granule, uintptr_t at, int bytes, bool write) {
 // Checks an access to what blocks hand to each other; nullptr where they run one after another.
 inline void (*touch_exchanged)(uintptr_t at, bool write, const char* name) = nullptr;
 
-inline void note_touch(Granule& granule, uintptr_t at, bool write) {
+EMULATOR void note_touch(Granule& granule, uintptr_t at, bool write) {
   const Stretch& found = stretches[granule.stretch - 1];
   if (found.unwatched) return;
   if (found.exchanged && touch_exchanged) return touch_exchanged(at, write, found.name);
@@ -173,7 +174,7 @@ inline void note_touch(Granule& granule, uintptr_t at, bool write) {
 }
 
 // Notes an access of the current thread; returns whether it may be made at all.
-inline bool touch_global(const void* p, int bytes, bool write) {
+EMULATOR bool touch_global(const void* p, int bytes, bool write) {
   if (current == &host) return true;
   const uintptr_t first = (uintptr_t)p / GRANULE * GRANULE, end = (uintptr_t)p + bytes;
   for (uintptr_t at = first; at < end; at += GRANULE) {
@@ -188,14 +189,14 @@ inline bool touch_global(const void* p, int bytes, bool write) {
 
 // Whether a number begins in the second half of the word at an address: a copy begins with a whole
 // word, and what stands in the other half is nobody's business.
-inline bool is_half_word(uintptr_t at) {
+EMULATOR bool is_half_word(uintptr_t at) {
   const uintptr_t other = at + GRANULE;
   return at % (2 * GRANULE) == 0 && !stretch_at(granule_at(at), at) &&
          stretch_at(granule_at(other), other);
 }
 
 // Notes that a copy reads so many bytes from now on, or no more; returns whether it may.
-inline bool hold_global(const void* p, int bytes, int by) {
+EMULATOR bool hold_global(const void* p, int bytes, int by) {
   const uintptr_t start = (uintptr_t)p / GRANULE * GRANULE, end = (uintptr_t)p + bytes;
   for (uintptr_t at = start; at < end; at += GRANULE) {
     if (at == start && end - at > GRANULE && is_half_word(at)) continue;
@@ -209,13 +210,12 @@ inline bool hold_global(const void* p, int bytes, int by) {
 
 }  // namespace elman::emulation
 
+#if defined(ELMAN_EMULATOR)
 // Declares what the next launch may touch.
-extern "C" __attribute__((weak)) void elman_declare(const elman::emulation::Stretch* given,
-                                                    int count) {
+extern "C" void elman_declare(const elman::emulation::Stretch* given, int count) {
   elman::emulation::stretches.assign(given, given + count);
 }
 
 // Says whether the next launch may begin while the kernel before it still runs.
-extern "C" __attribute__((weak)) void elman_begin_early(int early) {
-  elman::emulation::begins_early = early;
-}
+extern "C" void elman_begin_early(int early) { elman::emulation::begins_early = early; }
+#endif

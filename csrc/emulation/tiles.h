@@ -3,19 +3,11 @@
 #include "emulation/fibers.h"
 #include "emulation/numbers.h"
 
-// What takes most of the time is optimised even where the rest is not, which compiles faster.
-#if defined(__GNUC__) && !defined(__clang__)
-#define ELMAN_OPTIMISED __attribute__((optimize("O2")))
-#else
-#define ELMAN_OPTIMISED
-#endif
-
 namespace elman::emulation {
 
 // The 16 numbers that four lanes hold of a row of a, or of a column of b: a lane's two words are of
 // columns 2c and 2c + 8.
-ELMAN_OPTIMISED inline void gather(float (&x)[16], const Fiber* lanes, int slot, int low,
-                                   int high) {
+EMULATOR void gather(float (&x)[16], const Fiber* lanes, int slot, int low, int high) {
   for (int c = 0; c < 4; c++)
     for (int half = 0; half < 2; half++) {
       const unsigned word = lanes[c].fragments[slot][half ? high : low];
@@ -25,7 +17,7 @@ ELMAN_OPTIMISED inline void gather(float (&x)[16], const Fiber* lanes, int slot,
 }
 
 // d += a b of a lane, by what all lanes of its warp hold.
-ELMAN_OPTIMISED inline void add_product(float (&d)[4], const Fiber* lanes, int slot, int lane) {
+EMULATOR void add_product(float (&d)[4], const Fiber* lanes, int slot, int lane) {
   const int g = lane / 4, c = lane % 4;
   float rows[2][16], columns[2][16];
   gather(rows[0], lanes + g * 4, slot, 0, 2);
@@ -36,8 +28,8 @@ ELMAN_OPTIMISED inline void add_product(float (&d)[4], const Fiber* lanes, int s
 }
 
 // d += a b of the current lane's warp: see multiply_tiles in cuda/common/cluster.cuh.
-inline void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1,
-                     const char* where) {
+EMULATOR void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1,
+                       const char* where) {
   const int slot = current->shuffles++ & 1, thread = current->thread;
   const unsigned mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
   std::memcpy(current->fragments[slot], mine, sizeof mine);
