@@ -50,8 +50,8 @@ CUDA_HEADER = "emulation/ptx.h"  # for cuda/common/device.cuh itself, see device
 # Static data stay a library's own.
 _SHARED = (*BASE_FLAGS, "-w", "-fno-gnu-unique")
 _FLAGS = (*_SHARED, "-O0")  # compiling a kernel takes longer than running it
-# What is the same for every kernel is compiled once, see emulation/once.h.
-_EMULATOR = (*_SHARED, "-O2", "-fno-semantic-interposition", "-c")
+_ONCE = (*_SHARED, "-O2", "-fno-semantic-interposition", "-c")
+EMULATOR = "emulation/emulator.cpp"
 SANITIZED = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 
 Library = Callable[[str], ctypes.CDLL]
@@ -89,9 +89,7 @@ def precompiled(name: str, flags: tuple[str, ...]) -> Path:
 @functools.cache
 def runtime(flags: tuple[str, ...]) -> Path:
     """Return what the emulator itself is compiled to, which every unit is linked with."""
-    return (
-        compiled_once("emulation/emulator.cpp", "emulator.o", (*_EMULATOR, *flags)) / "emulator.o"
-    )
+    return compiled_once(EMULATOR, "emulator.o", (*_ONCE, *flags)) / "emulator.o"
 
 
 def compiled_once(name: str, made: str, flags: tuple[str, ...]) -> Path:
@@ -121,7 +119,8 @@ def compiled_once(name: str, made: str, flags: tuple[str, ...]) -> Path:
 @functools.cache
 def loaded(text: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     """Return the library of a translation unit; compile it if that was not done before."""
-    key = digest(repr((sources_hash(text), flags)).encode())[:20]
+    hashes = (sources_hash(text), sources_hash(f'#include "{EMULATOR}"'))
+    key = digest(repr((hashes, flags)).encode())[:20]
     path = kernel_cache() / f"emulated-{key}.so"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
