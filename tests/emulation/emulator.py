@@ -52,7 +52,8 @@ _SHARED = (*BASE_FLAGS, "-w", "-fno-gnu-unique")
 _FLAGS = (*_SHARED, "-O0")  # compiling a kernel takes longer than running it
 _ONCE = (*_SHARED, "-O2", "-fno-semantic-interposition", "-c")
 EMULATOR = "emulation/emulator.cpp"
-SANITIZED = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+# What is compiled under them takes several times as long, and is run once.
+SANITIZED = ("-O0", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 
 Library = Callable[[str], ctypes.CDLL]
 """Compiles and loads a translation unit."""
