@@ -50,6 +50,7 @@ CUDA_HEADER = "emulation/ptx.h"  # for cuda/common/device.cuh itself, see device
 # Static data stay a library's own.
 _SHARED = (*BASE_FLAGS, "-w", "-fno-gnu-unique")
 _FLAGS = (*_SHARED, "-O0")  # compiling a kernel takes longer than running it
+# The emulator itself, which is compiled once: see emulation/emulator.cpp.
 _ONCE = (*_SHARED, "-O2", "-fno-semantic-interposition", "-c")
 EMULATOR = "emulation/emulator.cpp"
 # What is compiled under them takes several times as long, and is run once.
