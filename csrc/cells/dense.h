@@ -125,7 +125,8 @@ struct DenseSlstm : DenseMemoCell {
     const T now = m[3] * x.c[1] + write, ratio = (m[3] * x.c[0] + write * m[0]) / now;
     const T de = e * m[1] / now, change = de * (m[0] * x.c[1] - x.c[0]) / now;
     const T dc = ec[0] + de, dn = ec[1] - de * ratio;
-    const T left = ec[2] - ec[0] * m[5] - ec[1] * m[6], past = zero < m[2] ? zero : left;
+    const T left = ec[2] - ec[0] * m[5] - ec[1] * m[6];
+    const T past = zero < m[2] ? zero : left;
     d.a[0] = dc * write * (1.0f - m[0] * m[0]);
     d.a[1] = e * ratio * m[1] * (1.0f - m[1]);
     d.a[2] = write * (ec[0] * m[0] + ec[1] + m[3] * change) + left - past;

@@ -7,73 +7,34 @@
 
 namespace elman::emulation {
 
-inline unsigned float_bits(float x) {
-  unsigned u;
-  std::memcpy(&u, &x, 4);
-  return u;
-}
+unsigned float_bits(float x);
 
-inline float bits_float(unsigned u) {
-  float x;
-  std::memcpy(&x, &u, 4);
-  return x;
-}
+float bits_float(unsigned u);
 
 // Bits of bf16, rounded to nearest even; NaN stays NaN.
-inline unsigned bf16_bits(float x) {
-  const unsigned u = float_bits(x);
-  return x != x ? 0x7fc0u : (u + 0x7fffu + (u >> 16 & 1)) >> 16;
-}
+unsigned bf16_bits(float x);
 
 // Bits of fp16, rounded to nearest even.
-inline unsigned f16_bits(float x) {
-  const unsigned sign = float_bits(x) >> 16 & 0x8000u;
-  const float a = std::fabs(x);
-  if (x != x) return 0x7fffu;
-  if (a >= 65520.0f) return sign | 0x7c00u;
-  if (a == 0.0f) return sign;  // frexp knows no exponent of it
-  int exponent;
-  std::frexp(a, &exponent);
-  const int e = std::max(exponent, -13);  // least exponent of a normal number, as frexp counts
-  const unsigned mantissa = (unsigned)std::nearbyint(std::ldexp(a, 11 - e));  // <= 2^11
-  return sign | ((unsigned)(e + 13) * 1024u + mantissa);
-}
+unsigned f16_bits(float x);
 
-inline float f16_float(unsigned bits) {
-  const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
-  const float magnitude = exponent == 31 ? (mantissa ? NAN : INFINITY)
-                          : exponent     ? std::ldexp(1024.0f + mantissa, exponent - 25)
-                                         : std::ldexp((float)mantissa, -24);
-  return bits & 0x8000u ? -magnitude : magnitude;
-}
+float f16_float(unsigned bits);
 
 // A number between -1 and 1 that looks random, always the same for the same x.
-inline double noise(float x) {
-  const unsigned mixed = (float_bits(x) ^ float_bits(x) >> 15) * 2654435761u;
-  return (mixed ^ mixed >> 13) * (2.0 / 4294967295.0) - 1.0;
-}
+double noise(float x);
 
 // A value that is wrong by what is documented of the instruction, relative to it, and no more.
-inline float off_by(double exact, float x, double relative) {
-  return (float)(exact * (1.0 + noise(x) * relative));
-}
+float off_by(double exact, float x, double relative);
 inline constexpr double LAST_PLACE = 1.0 / (1 << 23);  // in the last place
 
 // What is not a normal number counts as 0, as the instructions that end in .ftz have it.
-inline float flushed(float x) { return std::fabs(x) < 1.17549435e-38f ? x * 0.0f : x; }
+float flushed(float x);
 
 // The relative error of tanh.approx.f32 is 2^-11, those of sqrt.approx.ftz and rcp.approx.ftz a
 // unit in the last place; __expf has 2 + floor(1.173 |x|) of them, __fdividef 2.
-inline float near_tanh(float x) {
-  const float y = off_by(std::tanh((double)x), x, 1.0 / (1 << 11));
-  return y > 1.0f ? 1.0f : y < -1.0f ? -1.0f : y;
-}
-inline float near_exp(float x) {
-  const double units = std::fabs(x) < 128.0f ? 2.0 + std::floor(1.173 * std::fabs(x)) : 0.0;
-  return flushed(off_by(std::exp((double)flushed(x)), x, units * LAST_PLACE));
-}
-inline float near_quotient(float x, float y) { return off_by((double)x / y, x, 2.0 * LAST_PLACE); }
-inline float near_root(float x) { return off_by(std::sqrt((double)flushed(x)), x, LAST_PLACE); }
-inline float near_reciprocal(float x) { return flushed(off_by(1.0 / flushed(x), x, LAST_PLACE)); }
+float near_tanh(float x);
+float near_exp(float x);
+float near_quotient(float x, float y);
+float near_root(float x);
+float near_reciprocal(float x);
 
 }  // namespace elman::emulation

@@ -107,9 +107,9 @@ def config(
         resets: Whether it knows resets.
         heads: Of a block-diagonal matrix; channels, rows and warps are of one.
     """
-    made = ClusterConfig(CELLS[step], channels, blocks, rows, *warps, stages, back, resets, heads)
-    if kept is not None:
-        made.__dict__["kept"] = kept
+    made = emulator.keeping(ClusterConfig, kept)(
+        CELLS[step], channels, blocks, rows, *warps, stages, back, resets, heads
+    )
     assert made.fits, made
     return made
 

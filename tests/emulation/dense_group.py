@@ -50,9 +50,9 @@ def config(
         kept: Fragments of the matrix in registers; None: as many as fit.
         resets: Whether rows may begin anew.
     """
-    made = GroupConfig(CELLS[step], channels, blocks, rows, warps, stages, back, resets)
-    if kept is not None:
-        made.__dict__["kept"] = kept
+    made = emulator.keeping(GroupConfig, kept)(
+        CELLS[step], channels, blocks, rows, warps, stages, back, resets
+    )
     assert made.fits(SHARED_LIMITS[8, 9]), made
     return made
 

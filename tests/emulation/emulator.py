@@ -21,6 +21,7 @@ from elman.kernels import sources
 from elman.kernels.build import digest
 from elman.kernels.cache import kernel_cache
 from elman.kernels.compiler import BASE_FLAGS, find_compiler, run_compiler
+from elman.kernels.entry import making, scratch_folder
 from elman.kernels.launching import Launch
 from elman.kernels.sources import source_folder, sources_hash
 from elman.ops.channel import source as channel_kernels
@@ -46,9 +47,14 @@ HEADER, FAST_HEADER = "emulation/device.h", "emulation/fast_device.h"
 GRID_HEADER = "emulation/grid.h"
 CLUSTER_HEADER, FAST_CLUSTER_HEADER = "emulation/cluster.h", "emulation/fast_cluster.h"
 CUDA_HEADER = "emulation/ptx.h"  # for cuda/common/device.cuh itself, see device_text.py
-# No optimisation: compiling takes longer than running. Static data stay a library's own.
-_FLAGS = (*BASE_FLAGS, "-O0", "-w", "-fno-gnu-unique")
-SANITIZED = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+# Static data stay a library's own.
+_SHARED = (*BASE_FLAGS, "-w", "-fno-gnu-unique")
+_FLAGS = (*_SHARED, "-O0")  # compiling a kernel takes longer than running it
+# The emulator itself, which is compiled once: see emulation/emulator.cpp.
+_ONCE = (*_SHARED, "-O2", "-fno-semantic-interposition", "-c")
+EMULATOR = "emulation/emulator.cpp"
+# What is compiled under them takes several times as long, and is run once.
+SANITIZED = ("-O0", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 
 Library = Callable[[str], ctypes.CDLL]
 """Compiles and loads a translation unit."""
@@ -67,7 +73,7 @@ def compile_unit(text: str, root: Path, library: Path, flags: tuple[str, ...] = 
         source.write_text(text)
         header = re.findall(r'#include "(emulation/\w+\.h)"', text)[0]
         places = ["-I", str(precompiled(header, flags)), "-I", str(root)]
-        command = [*compiler.command, *_FLAGS, *flags, *places, str(source)]
+        command = [*compiler.command, *_FLAGS, *flags, *places, str(source), str(runtime(flags))]
         done = run_compiler([*command, "-o", str(made)], Path(folder))
         assert done.returncode == 0, done.stderr[:4000]
         os.replace(made, library)
@@ -79,27 +85,44 @@ def precompiled(name: str, flags: tuple[str, ...]) -> Path:
 
     A compiler that does not look for such files, or refuses this one, takes the header itself.
     """
+    return compiled_once(name, f"{name}.gch", (*_FLAGS, *flags, "-x", "c++-header"))
+
+
+@functools.cache
+def runtime(flags: tuple[str, ...]) -> Path:
+    """Return what the emulator itself is compiled to, which every unit is linked with."""
+    return compiled_once(EMULATOR, "emulator.o", (*_ONCE, *flags)) / "emulator.o"
+
+
+def compiled_once(name: str, made: str, flags: tuple[str, ...]) -> Path:
+    """Return a folder of the cache with a compiled source of the emulation; make it if needed.
+
+    Args:
+        name: Of the source, under csrc.
+        made: Of what it is compiled to, in the folder.
+        flags: All flags of the compiler.
+    """
     compiler = find_compiler()
     assert compiler is not None
-    parts = (sources_hash(f'#include "{name}"'), _FLAGS, flags, compiler.version)
-    folder = kernel_cache() / f"emulated-header-{digest(repr(parts).encode())[:20]}"
-    made = folder / f"{name}.gch"
-    if not made.exists():
-        made.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            header, compiled = source_folder() / name, Path(scratch, "header.gch")
-            command = [*compiler.command, *_FLAGS, *flags, "-I", str(source_folder())]
-            command += ["-x", "c++-header", str(header), "-o", str(compiled)]
-            done = run_compiler(command, Path(scratch))
-            assert done.returncode == 0, done.stderr[:4000]
-            os.replace(compiled, made)
+    parts = (sources_hash(f'#include "{name}"'), flags, compiler.version)
+    folder = kernel_cache() / f"emulated-once-{digest(repr(parts).encode())[:20]}"
+    with making(folder, "emulator"):
+        if not (folder / made).exists():
+            (folder / made).parent.mkdir(exist_ok=True)
+            with scratch_folder(folder) as scratch:
+                command = [*compiler.command, *flags, "-I", str(source_folder())]
+                command += [str(source_folder() / name), "-o", "compiled"]
+                done = run_compiler(command, scratch)
+                assert done.returncode == 0, done.stderr[:4000]
+                os.replace(scratch / "compiled", folder / made)
     return folder
 
 
 @functools.cache
 def loaded(text: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     """Return the library of a translation unit; compile it if that was not done before."""
-    key = digest(repr((sources_hash(text), flags)).encode())[:20]
+    hashes = (sources_hash(text), sources_hash(f'#include "{EMULATOR}"'))
+    key = digest(repr((hashes, flags)).encode())[:20]
     path = kernel_cache() / f"emulated-{key}.so"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,6 +169,19 @@ def faulty(folder: Path, file: str, fault: tuple[str, str] | None) -> Library:
         return loaded
     old, new = fault
     return lambda text: planted(folder, file, lambda whole: whole.replace(old, new), text)
+
+
+@functools.cache
+def keeping(kind: type, kept: int | None) -> Any:
+    """Return a class of configs that keep so many fragments of a matrix in registers.
+
+    Configs that differ in this alone are not equal, so that no text is taken for another's.
+
+    Args:
+        kind: The class of the engine's own configs.
+        kept: Fragments; None: as many as fit, as the engine has it.
+    """
+    return kind if kept is None else type(kind.__name__, (kind,), {"kept": kept})
 
 
 def noticed(run: Callable[[], None]) -> bool:

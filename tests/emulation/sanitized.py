@@ -189,8 +189,7 @@ def lines(engines: list[str], thorough: bool) -> Iterator[str]:
 
 if __name__ == "__main__":
     stretches.declare_everything()
-    # Little optimisation, as for the emulation: compiling takes longer than running.
-    elman.kernels.build._FLAGS = (*BASE_FLAGS, "-O1", "-Wno-psabi", *emulator.SANITIZED)
+    elman.kernels.build._FLAGS = (*BASE_FLAGS, "-Wno-psabi", *emulator.SANITIZED)
     for line in lines(
         [name for name in sys.argv[1:] if name != "--planted"], "--planted" in sys.argv
     ):

@@ -80,11 +80,9 @@ def config(
         kept: Fragments of the matrix in registers; None: as many as fit.
         ahead: Whether a round of the way back reads for the next one.
     """
-    made = ClusterConfig(
+    made = emulator.keeping(ClusterConfig, kept)(
         CELLS[write], slots, channels, blocks, rows, parts, *warps, back, back and ahead
     )
-    if kept is not None:
-        made.__dict__["kept"] = kept
     assert made.fits, made
     return made
 

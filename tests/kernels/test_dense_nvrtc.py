@@ -11,8 +11,12 @@ from elman.ops.dense.cuda.stepwise import StepConfig
 from elman.ops.dense.recurrences import CELLS
 
 
-# Every step on the machine that it is for; elsewhere those that keep most.
-@pytest.mark.parametrize("resets", [False, True], ids=["plain", "resets"])
+# Every step on the machine that it is for; elsewhere those that keep most. docs/registers.md has
+# all of them without resets, which need more.
+@pytest.mark.parametrize(
+    "resets",
+    [pytest.param(False, marks=pytest.mark.slow, id="plain"), pytest.param(True, id="resets")],
+)
 @pytest.mark.parametrize(
     ("step", "architecture", "dtype", "vector"),
     [

@@ -85,8 +85,32 @@ def check_committed(row: list[str]) -> None:
     assert row in rows(), "docs/registers.md is old: run python tools/docs/make_registers.py"
 
 
+# One row of every model, size, dtype and architecture: what is left is made of the same parts.
+OFTEN = (
+    *(f"E88-n{n}-bf16-sm_90" for n in registers.SIZES),
+    *("E70-n16-bf16-sm_90", "E75-n128-bf16-sm_90", "E75-n64-fp32-sm_90"),
+    *("E75-n32-bf16-sm_80", "E88-n64-bf16-sm_100", "E70-n20-bf16-sm_120"),
+)
+# Of cells and steps that differ in an activation alone, one is compiled.
+ALIKE = re.compile(
+    r"(row|full)_gated_(sigmoid|none)-.*|scaled_read_delta_(sigmoid|none)-.*|value_gated_inverse-.*"
+    r"|channel-e74_(simple|ema|retain|state)_(linear|rmsnorm|frobnorm)"
+)
+
+
+def seldom(kernel: Any) -> bool:
+    """Return whether a row is left to the slow tests."""
+    rare = kernel in MODELS and kernel.label not in OFTEN
+    return rare or ALIKE.fullmatch(kernel.label) is not None
+
+
+def by_cost(kernels: list[Any]) -> list[Any]:
+    """Return parameters, some of which are slow."""
+    return [pytest.param(one, marks=[pytest.mark.slow] * seldom(one)) for one in kernels]
+
+
 @pytest.mark.required
-@pytest.mark.parametrize("kernel", [*CELLS, *MODELS], ids=lambda kernel: kernel.label)
+@pytest.mark.parametrize("kernel", by_cost([*CELLS, *MODELS]), ids=lambda kernel: kernel.label)
 def test_matrix_kernels_take_what_the_page_says_and_do_not_spill(kernel, row_of) -> None:
     row = row_of(kernel.label)
     if kernel.plan.columns <= 64:
@@ -95,7 +119,7 @@ def test_matrix_kernels_take_what_the_page_says_and_do_not_spill(kernel, row_of)
 
 
 @pytest.mark.required
-@pytest.mark.parametrize("kernel", STEPS, ids=lambda kernel: kernel.label)
+@pytest.mark.parametrize("kernel", by_cost(STEPS), ids=lambda kernel: kernel.label)
 def test_channel_kernels_take_what_the_page_says_and_do_not_spill(kernel, row_of) -> None:
     row = row_of(kernel.label)
     assert row[2] == "0 / 0", f"{kernel.label} spills {row[2]} bytes"
@@ -152,6 +176,10 @@ def test_the_page_has_every_row() -> None:
     assert len(rows()) == len(CELLS) + len(MODELS) + len(STEPS) + len(SEQUENCES)
     matrix = [row for row in rows() if len(row) == len(registers.HEAD)]
     assert {row[3] for row in matrix} == set(registers.ARCHITECTURES)
+    assert [[*row[:7], row[9]] for row in matrix] == [one.sizes() for one in (*MODELS, *CELLS)]
+    assert {row[8] for row in matrix if int(row[1]) <= 64} == {"0 / 0"}
+    assert {row[2] for row in rows() if len(row) == 3} == {"0 / 0"}
+    assert sum(map(seldom, MODELS)) == len(MODELS) - len(OFTEN)
 
 
 @pytest.fixture

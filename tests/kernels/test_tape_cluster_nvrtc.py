@@ -15,13 +15,15 @@ from elman.ops.tape.recurrences import CELLS
 @pytest.mark.parametrize(
     ("write", "channels", "slots"),
     [
-        *(("full", channels, 8) for channels in (512, 768, 1024)),
-        *(("full", 512, slots) for slots in (1, 16, 64)),
+        *(("full", channels, 8) for channels in (512, 1024)),
+        *(("full", 512, slots) for slots in (1, 64)),
         ("full", 768, 64),
         ("identity", 768, 8),
-        ("identity", 1024, 8),
         ("shared", 640, 8),
         ("shared", 768, 64),
+        pytest.param("full", 768, 8, marks=pytest.mark.slow),  # docs/registers.md has it
+        pytest.param("full", 512, 16, marks=pytest.mark.slow),
+        pytest.param("identity", 1024, 8, marks=pytest.mark.slow),
     ],
 )
 def test_nothing_is_spilled(write: str, channels: int, slots: int, back: bool) -> None:

@@ -10,8 +10,11 @@ from elman.ops.tape.cuda import stepwise
 from elman.ops.tape.cuda.stepwise import StepConfig
 
 
-# Blocks of 512 threads leave a thread the fewest registers.
-@pytest.mark.parametrize("resets", [False, True], ids=["plain", "resets"])
+# Blocks of 512 threads leave a thread the fewest registers, and resets need the most.
+@pytest.mark.parametrize(
+    "resets",
+    [pytest.param(False, marks=pytest.mark.slow, id="plain"), pytest.param(True, id="resets")],
+)
 @pytest.mark.parametrize(
     ("write", "architecture", "dtype", "vector", "threads"),
     [

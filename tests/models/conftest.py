@@ -1,4 +1,4 @@
-"""Which backend runs the layers of these tests."""
+"""Which backend runs the layers of these tests, and how their kernels are compiled."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ import pytest
 
 from elman.models.cells.common import mixer
 from elman.models.cells.declaration import Cell
+from tests.ops.whole import compile_together
+
+
+@pytest.fixture(autouse=True)
+def _kernels_are_compiled_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests run nearly every kernel, and tests/ops has the libraries of all."""
+    compile_together(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -39,6 +39,7 @@ def refused(layer: Any, x: Tensor, state: Any, *said: str) -> None:
         assert type(layer).__name__ in message
         for words in said:
             assert words in message, message
+    layer.backend = "auto"
 
 
 @cases

@@ -95,9 +95,9 @@ RESUMED = {
 @pytest.mark.parametrize("overrides", RESUMED.values(), ids=RESUMED)
 def test_resuming_is_bitwise_the_same_run(train, overrides: list[str]) -> None:
     whole = train("train.steps=9", *overrides, folder="whole")
-    half = train("train.steps=9", *overrides, folder="half")
-    _cut_back(half.folder, train, overrides)
-    resumed = train("train.steps=9", f"train.resume={half.folder}", *overrides, folder="half")
+    half = whole.folder.with_name("half")
+    _cut_back(half, train, overrides)
+    resumed = train("train.steps=9", f"train.resume={half}", *overrides, folder="half")
     after = [record for record in resumed.records("step") if record["step"] > 4]
     expected = [record for record in whole.records("step") if record["step"] > 4]
     assert after[-len(expected) :] == expected
@@ -110,7 +110,7 @@ def _cut_back(folder: Path, train, overrides: list[str]) -> None:
     """Leave in ``folder`` what a run of nine steps that was stopped after the fourth leaves."""
     import shutil
 
-    shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)
 
     class Stop(trainer_module.Trainer):
         def _after_step(self) -> None:

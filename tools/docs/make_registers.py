@@ -107,18 +107,27 @@ class Kernel:
             ]
             for backward, name in ((False, "matrix_forward"), (True, "matrix_backward"))
         ]
+        *sizes, shared = self.sizes()
+        return [
+            *sizes,
+            " / ".join(str(one.registers) for one in used),
+            " / ".join(str(one.spilled) for one in used),
+            shared,
+        ]
+
+    def sizes(self) -> list[str]:
+        """Return the row but for what the compiler says: registers and spilled bytes."""
+        pair = self.tile_configs
         shared = (pair[0].forward_bytes, pair[1].backward_bytes)
         threads = (pair[0].forward_threads, pair[1].backward_threads)
         return [
             self.name,
             str(self.plan.columns),
-            "bf16" if fast else "fp32",
+            "bf16" if self.dtype == torch.bfloat16 else "fp32",
             self.architecture,
             " / ".join(f"{one.lanes} x {one.tall} x {one.columns}" for one in pair),
             " / ".join(f"{n} x {one.row_tiles}" for n, one in zip(threads, pair, strict=True)),
             str(pair[1].steps),
-            " / ".join(str(one.registers) for one in used),
-            " / ".join(str(one.spilled) for one in used),
             " / ".join(f"{n_bytes / _KIB:.1f}" for n_bytes in shared),
         ]
 

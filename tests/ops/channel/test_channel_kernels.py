@@ -17,6 +17,7 @@ from elman.ops.channel import cpu, custom_op, op, source, steps
 from elman.ops.channel.plan import Plan, parse
 from elman.ops.channel.recurrences import CELLS
 from elman.ops.common.slices import Slice, row_blocks
+from tests.ops.whole import compile_channel
 
 # ---- what is run ----
 
@@ -87,9 +88,8 @@ Leaves = dict[str, Tensor]
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
     """Compile all kernels of this module at once."""
-    for dtype, word in ((torch.float64, "fp64"), (torch.float32, "fp32")):
-        specs = [source.spec_for(make(8), dtype) for make in PLANS.values()]
-        source.prepare(specs, f"channel {word}")
+    for dtype in TOLERANCE:
+        compile_channel(dtype)
 
 
 def draw(plan: Plan, size: tuple[int, int, int], dtype: torch.dtype = torch.float64) -> Leaves:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from elman.ops.channel import custom_op, source
+from elman.ops.channel import custom_op
 from elman.ops.channel.cpu import SEGMENT
 from elman.ops.channel.log_space import BLOCK
 from elman.ops.channel.plan import Plan
@@ -29,6 +29,7 @@ from tests.ops.channel.test_channel_kernels import (
     everything,
     identical,
 )
+from tests.ops.whole import compile_channel
 
 FP32 = torch.float32
 STEPS = 2 * SEGMENT + 5
@@ -50,8 +51,8 @@ FORMS = pytest.mark.parametrize("step", ["mingru_parallel", "minlstm_parallel"])
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
     """Compile all kernels of this module at once."""
-    specs = [source.spec_for(PLANS[name](8), dtype, resets=True) for name, dtype in KERNELS]
-    source.prepare(specs, "channel with resets")
+    for dtype in TOLERANCE:
+        compile_channel(dtype, resets=True)
 
 
 def mask(where: list[tuple[int, int]], steps: int = STEPS) -> Tensor:

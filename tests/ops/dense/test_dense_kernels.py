@@ -12,6 +12,7 @@ from elman.base.errors import UserError
 from elman.ops.dense import cpu, custom_op, source
 from elman.ops.dense.op import dense_recurrence
 from elman.ops.dense.recurrences import CELLS
+from tests.ops.whole import compile_steps
 
 # Batch, steps, channels, rank; 0 is one matrix. With two threads the first two share a step by
 # channels, the third by rows of the batch.
@@ -51,7 +52,7 @@ pytestmark = pytest.mark.compiler
 def compiled() -> None:
     """Compile all kernels of this module at once."""
     for dtype in TOLERANCE:
-        source.prepare(CELLS, dtype, f"dense {dtype}")
+        compile_steps("dense", dtype)
 
 
 @pytest.fixture(autouse=True)

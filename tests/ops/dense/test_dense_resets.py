@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from elman.ops.common import scan
-from elman.ops.dense import cpu, custom_op, source
+from elman.ops.dense import cpu, custom_op
 from elman.ops.dense.op import elman
 from elman.ops.dense.recurrences import CELLS
+from tests.ops.whole import compile_steps
 
 from .test_dense_kernels import SIZES, TOLERANCE, Leaves, call, check, draw, everything
 
@@ -37,7 +38,7 @@ def compiled() -> None:
     """Compile all kernels of this module at once."""
     for dtype in TOLERANCE:
         for resets in (False, True):
-            source.prepare(CELLS, dtype, f"dense {dtype}", resets=resets)
+            compile_steps("dense", dtype, resets=resets)
 
 
 def resets_of(leaves: Leaves) -> Tensor:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,6 +25,7 @@ from elman.ops.matrix_state import cpu, custom_op, op
 from elman.ops.matrix_state.plan import Plan, parse
 from elman.ops.matrix_state.recurrences import CELLS
 from elman.ops.matrix_state.steps import ADAPTERS, STEPS
+from tests.ops.whole import compile_matrix
 
 DIM = 8
 Case = tuple[str, dict[str, Any]]
@@ -131,8 +131,7 @@ def compiled() -> None:
     plans = [(build(case, torch.float64).plan, torch.float64) for case in LAYERS.values()]
     single = [*(LAYERS[name] for name in SINGLE), *LARGE.values()]
     plans += [(build(case, torch.float32).plan, torch.float32) for case in single]
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda part: cpu.prepare(part, "matrix test"), (plans[::2], plans[1::2])))
+    compile_matrix(plans, "matrix test")
 
 
 def draw(layer: Any, shape: tuple[int, int], first: bool) -> tuple[Tensor, Tensors]:

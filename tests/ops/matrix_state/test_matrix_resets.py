@@ -6,7 +6,6 @@ on either side of it; one row has none.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +26,7 @@ from tests.ops.matrix_state.test_matrix_kernels import (
 from tests.ops.matrix_state.test_matrix_steps import cases
 from tests.ops.matrix_state.test_matrix_steps import draw as draw_step
 from tests.ops.matrix_state.test_matrix_steps import leaves as leaves_of_step
+from tests.ops.whole import compile_matrix
 
 STEPS = 10
 # Cells with and without a read, an energy, a column gate, a hook and a key of the read's own; heads
@@ -129,12 +129,7 @@ def compiled() -> None:
     """Compile all kernels of this module, in as many pieces as can be compiled at once."""
     plans = [(plan_of(name), torch.float64) for name in CHECKED]
     plans += [(plan_of(name), torch.float32) for name in SINGLE]
-
-    def prepare(part: list[tuple[Plan, torch.dtype]]) -> None:
-        cpu.prepare(part, "matrix resets", resets=True)
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(prepare, (plans[::2], plans[1::2])))
+    compile_matrix(plans, "matrix resets", resets=True)
 
 
 @cases

@@ -12,6 +12,7 @@ from elman.base.errors import UserError
 from elman.ops.tape import cpu, custom_op, results, source
 from elman.ops.tape.op import dual_memory
 from elman.ops.tape.recurrences import CELLS
+from tests.ops.whole import compile_steps
 
 # Batch, steps, slots, channels. With two threads those of `rows` share a step by rows of the batch;
 # `one-thread` and `one-step` are too small to share; the others are shared by channels. A segment
@@ -40,7 +41,7 @@ pytestmark = pytest.mark.compiler
 def compiled() -> None:
     """Compile all kernels of this module at once."""
     for dtype in TOLERANCE:
-        source.prepare(CELLS, dtype, f"tape {dtype}")
+        compile_steps("tape", dtype)
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from elman.ops.common import scan
-from elman.ops.tape import cpu, custom_op, results, source
+from elman.ops.tape import cpu, custom_op, results
 from elman.ops.tape.recurrences import CELLS
+from tests.ops.whole import compile_steps
 
 from .test_tape_kernels import OUTPUTS, SIZES, TOLERANCE, Leaves, call, check, draw, everything
 
@@ -30,7 +31,7 @@ def compiled() -> None:
     """Compile all kernels of this module at once."""
     for dtype in TOLERANCE:
         for resets in (False, True):
-            source.prepare(CELLS, dtype, f"tape {dtype}", resets=resets)
+            compile_steps("tape", dtype, resets=resets)
 
 
 def resets_of(leaves: Leaves) -> Tensor:
