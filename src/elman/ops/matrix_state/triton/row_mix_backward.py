@@ -19,6 +19,7 @@ from elman.ops.matrix_state.triton.forward import begun, load_state, store_state
 from elman.ops.matrix_state.triton.inputs import place_of, wide
 from elman.ops.matrix_state.triton.maths import activate, activate_back
 from elman.ops.matrix_state.triton.row_mix_forward import (
+    GATE_FAST,
     load_head_rows,
     load_mix,
     load_step,
@@ -91,8 +92,8 @@ def _step_back(
     """Store the gradients of a step; return those of the state before it and of W and D."""
     after_rn = next_state(before_rn, new_rn, x)
     y_r = tl.sum(after_rn * x.q_n[None, :], 1) + held.residual_r * x.v_r
-    dgate_r = activate_back(dout_r * y_r, x.gate_r, "silu", spec.fast)
-    dy_r = dout_r * activate(x.gate_r, "silu", spec.fast)
+    dgate_r = activate_back(dout_r * y_r, x.gate_r, "silu", GATE_FAST)
+    dy_r = dout_r * activate(x.gate_r, "silu", GATE_FAST)
     dq_n = tl.sum(after_rn * dy_r[:, None], 0)
     dstate_rn += dy_r[:, None] * x.q_n[None, :]
     ddecay = tl.sum(tl.sum(dstate_rn * (before_rn - new_rn), 1), 0)

@@ -24,6 +24,8 @@ from elman.ops.matrix_state.triton.forward import begun, load_state, store_outpu
 from elman.ops.matrix_state.triton.inputs import place_of, wide
 from elman.ops.matrix_state.triton.maths import activate, tanh
 
+GATE_FAST = tl.constexpr(False)  # the gate's short form costs registers: 16 x 16 would spill
+
 
 class HeadSequence(NamedTuple):
     """Where a sequence, or its gradient, lies.
@@ -212,7 +214,7 @@ def row_mix_forward(
             state_rn = begun(state_rn, resets, at, t, steps)
             state_rn = next_state(state_rn, mixed(state_rn, turned_ru, x, spec), x)
             y_r = tl.sum(state_rn * x.q_n[None, :], 1) + residual_r * x.v_r
-            gated_r = y_r * activate(x.gate_r, "silu", spec.fast)
+            gated_r = y_r * activate(x.gate_r, "silu", GATE_FAST)
             store_output(out, at, t, steps, gated_r, spec)
             if t == steps - 1:  # a branch: the store needs another layout, which takes time
                 store_state(last, number, at, state_rn, True, spec)
