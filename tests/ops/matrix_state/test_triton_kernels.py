@@ -343,7 +343,7 @@ FAULTS = {
     "one row tile's part of a prepared key for all": (
         "e88-everything",
         "around",
-        "part_sn + part * partial.tile",
+        "part_sn + _part(partial, part)",
         "part_sn + 0",
     ),
     "one row tile's part of a prepared decay": (

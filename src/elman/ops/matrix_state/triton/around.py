@@ -24,6 +24,12 @@ def _offset(sequence, row, steps):
 
 
 @triton.jit
+def _part(partial, part: tl.constexpr):
+    """Return where a part of a gradient begins; its product may exceed 32 bits."""
+    return (tl.program_id(0).to(tl.int64) * 0 + partial.tile) * part
+
+
+@triton.jit
 def _vectors(rows, heads: tl.constexpr, width: tl.constexpr, block: tl.constexpr):
     """Return row and head of this program's vectors, where they end, and which numbers exist."""
     padded: tl.constexpr = triton.next_power_of_2(width)
@@ -97,7 +103,7 @@ def vectors_back(
     part_sn = partial.data + _offset(partial, row_s1, steps) + channel_sn
     total_sn = tl.full(x_sn.shape, 0.0, tl.float32)
     for part in tl.static_range(parts):
-        total_sn += tl.load(part_sn + part * partial.tile, mask=inside_sn, other=0.0)
+        total_sn += tl.load(part_sn + _part(partial, part), mask=inside_sn, other=0.0)
     total_sn = vector_back(total_sn, x_sn, is_unit, act, fast)
     to_sn = grad.data + _offset(grad, row_s1, steps) + channel_sn
     tl.store(to_sn, total_sn.to(grad.data.dtype.element_ty), mask=inside_sn)
@@ -183,7 +189,7 @@ def decays_back(
         part_t = partial.data + _offset(partial, row_t, steps) + head
         dy_t = tl.full([block], 0.0, tl.float32)
         for part in tl.static_range(parts):
-            dy_t += tl.load(part_t + part * partial.tile, mask=inside_t, other=0.0)
+            dy_t += tl.load(part_t + _part(partial, part), mask=inside_t, other=0.0)
         y_t = mapped(x_t, factor, dt_bias, kind, fast)
         dx_t, dfactor_t = mapped_back(dy_t, x_t, y_t, factor, dt_bias, kind, fast)
         factor_t, bias_t = factor_t + dfactor_t, bias_t + dx_t
@@ -216,7 +222,7 @@ def sum_parts(
         block: Numbers of a program.
     """
     number_c = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    size = tl.program_id(0).to(tl.int64) * 0 + rows * width
+    size = (tl.program_id(0).to(tl.int64) * 0 + rows) * width  # may exceed 32 bits
     inside_c = number_c < size
     total_c = tl.full([block], 0.0, tl.float32)
     for part in tl.static_range(parts):
