@@ -94,6 +94,15 @@ def test_throughput_of_a_resumed_run_counts_both_sessions_without_their_starts()
     assert second.rate() == pytest.approx((20 * 100 + 20 * 50) / 40)
 
 
+def test_throughput_counts_until_the_device_has_done_the_last_step() -> None:
+    rate = Throughput()
+    rate.begin(0, 0.0)
+    rate.step(100, 5.0)
+    rate.step(200, 5.1)  # asked of the device, not done yet
+    rate.settle(6.0)
+    assert rate.rate() == pytest.approx(100.0)
+
+
 def test_window_rate_starts_anew_each_time() -> None:
     rate = Throughput()
     rate.begin(0, 0.0)

@@ -213,6 +213,10 @@ class Throughput:
         if self._steps in (1, WARMUP_STEPS):
             self._marks[self._steps] = self._now
 
+    def settle(self, seconds: float) -> None:
+        """Record when the device had done the last step: :meth:`step` is told when it was asked."""
+        self._now = (self._now[0], seconds)
+
     def marks_next(self) -> bool:
         """Whether the measurement starts after the next step (then wait for the GPU)."""
         return self._steps + 1 in (1, WARMUP_STEPS)

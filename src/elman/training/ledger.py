@@ -95,6 +95,10 @@ class Ledger:
         self._pending.append(taken)
         self.throughput.step(tokens, self.clock.seconds())
 
+    def settle(self) -> None:
+        """Count the time until now: the device has done the last step that was booked."""
+        self.throughput.settle(self.clock.seconds())
+
     def flush(self, applied: int, data_wait: float, *, show: bool = True) -> None:
         """Fetch, record and show the steps since the last flush.
 

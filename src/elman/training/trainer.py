@@ -283,6 +283,7 @@ class Trainer:
         # The last step's flag may not have arrived from the device yet.
         if stepper.blocked(drain=True):
             return self._not_finite()
+        ledger.settle()
         return RunStatus.INTERRUPTED if self._moment.stopped else RunStatus.OK
 
     def _not_finite(self) -> RunStatus:
