@@ -24,6 +24,7 @@ from typing import Any
 
 from elman.kernels.cache import kernel_cache
 from elman.kernels.threads import cpu_share
+from elman.kernels.triton_variants import without_twins
 
 # Milliseconds to warm up and to time a variant; Triton's defaults are 25 and 100.
 _WARM_UP, _TIMED = 5, 20
@@ -79,6 +80,7 @@ def tune_together(root: str) -> None:
         for value in list(vars(sys.modules[name]).values()):
             tuner = _tuner_of(value, Autotuner)
             if tuner is not None and not isinstance(tuner._bench, _Together):
+                tuner.configs = without_twins(tuner)
                 tuner._bench = _Together(tuner)
                 tuner._do_bench = _briefly
                 tuner.cache_results = True

@@ -1,0 +1,72 @@
+"""Variants of an autotuned kernel that are equal, or too large to be any good, are not compiled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from elman.kernels.triton_variants import at_most, without_twins
+
+
+@dataclass(eq=False)
+class Variant:
+    """Stands for ``triton.Config``."""
+
+    num_warps: int
+    num_stages: int
+    tile: dict[str, int] = field(default_factory=dict)
+
+    def all_kwargs(self) -> dict[str, int]:
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages} | self.tile
+
+
+@dataclass(eq=False)
+class Function:
+    """Stands for a Triton function: its text, and the Python function that it was made of."""
+
+    src: str
+    fn: Any = None
+
+
+@dataclass(eq=False)
+class Wrapped:
+    """Stands for an autotuner, and for a wrapper around a function."""
+
+    fn: Any
+    configs: list[Variant] = field(default_factory=list)
+
+
+VARIANTS = [Variant(warps, stages) for warps in (2, 4) for stages in (1, 2, 3)]
+
+
+def function(text: str, **known: Any) -> Function:
+    """Return a function of a text that knows some names."""
+    exec("def made(): pass", known)
+    return Function(text, known["made"])
+
+
+def test_stages_of_a_kernel_without_a_loop_are_equal() -> None:
+    tuner = Wrapped(Wrapped(function("def add(x, y):\n    return x + y  # for both\n")), VARIANTS)
+    assert without_twins(tuner) == [VARIANTS[0], VARIANTS[3]]
+
+
+@pytest.mark.parametrize("loop", ["for step in range(n):", "while x > 0:"])
+def test_stages_of_a_kernel_with_a_loop_are_not(loop: str) -> None:
+    text = f"def scan(x, n):\n    {loop}\n        x -= 1\n"
+    assert without_twins(Wrapped(function(text), VARIANTS)) == VARIANTS
+    calls = function("def kernel(x, n):\n    scan(x, n)\n", scan=function(text))
+    assert without_twins(Wrapped(calls, VARIANTS)) == VARIANTS
+
+
+def test_a_kernel_without_a_text_keeps_its_variants() -> None:
+    assert without_twins(Wrapped(object(), VARIANTS)) == VARIANTS
+
+
+def test_a_tile_fits_into_the_registers_of_its_warps() -> None:
+    variants = [Variant(warps, 1, {"BT": rows}) for rows in (2, 8) for warps in (2, 8)]
+    prune = at_most(32, "BT", "BD")
+    kept = prune(variants, {"x": 0}, BD=1024)
+    assert [(one.tile["BT"], one.num_warps) for one in kept] == [(2, 2), (2, 8), (8, 8)]
+    assert prune(variants, {"x": 0}, BD=1 << 20) == variants, "one at least must be left"
