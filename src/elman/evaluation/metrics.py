@@ -69,7 +69,14 @@ DEFINITIONS = {
     "seconds.train": (
         "training time: wall time after one discarded step, without validation and checkpoints"
     ),
-    "contended": "another process used the device during the run; null: nobody watched",
+    "contended": (
+        "another process used the device during the run; null: nobody watched, as on a shared GPU"
+    ),
+    "jobs_per_gpu": (
+        "the most jobs of its sweep that used the GPU at a time (launcher.jobs_per_gpu); with more "
+        "than one, tok_s, mfu and all times are those of a shared GPU, not the model's own; null "
+        "on a CPU"
+    ),
     "path": "what computed a packaged baseline (mamba2, fla-gdn); null for other cells",
     "graph": "forward and backward pass were replayed as a CUDA graph, not launched one by one",
     "parallel": (

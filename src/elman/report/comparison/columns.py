@@ -211,6 +211,8 @@ COLUMNS = (
         "status",
         "how the runs ended; contended: "
         + DEFINITIONS["contended"].split(";")[0]
+        + f"; {SHARED_GPU}: more than one of "
+        + DEFINITIONS["jobs_per_gpu"].removesuffix("; null on a CPU")
         + "; slow path: "
         + DEFINITIONS["slow_path"],
         lambda row, _: row.status,

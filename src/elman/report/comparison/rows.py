@@ -16,6 +16,7 @@ _UNTOLD = ("model", "train.seed")
 _NAMES_TASK = ("data", "data.task")
 _MARKS: dict[str, Callable[[Run], bool]] = {
     "contended": lambda run: bool(run.result and run.result.contended),
+    SHARED_GPU: lambda run: bool(run.result and (run.result.jobs_per_gpu or 1) > 1),
     "slow path": lambda run: bool(run.result and run.result.slow_path),
     "resumed": lambda run: run.resumed,
     "unknown metric version": lambda run: not run.version_is_known,

@@ -93,4 +93,5 @@ def _shown(value: Any, form: str) -> str:
 def _status(row: SweepRow) -> str:
     result = row.result or {}
     marks = [mark for mark in ("contended", "slow_path") if result.get(mark)]
-    return ", ".join([row.status, *(mark.replace("_", " ") for mark in marks)])
+    shared = [SHARED_GPU] if (result.get("jobs_per_gpu") or 1) > 1 else []
+    return ", ".join([row.status, *(mark.replace("_", " ") for mark in marks), *shared])
