@@ -87,6 +87,9 @@ DEFINITIONS = {
     "slow_path": "it ran as plain PyTorch: without its package, or its cell has no kernel there",
 }
 
+SHARED_GPU = "shared GPU"
+"""The mark in reports of a run whose ``jobs_per_gpu`` is more than one."""
+
 # Dense bf16 tensor-core peaks in FLOP/s, from NVIDIA's data sheets. Of the names that are part of a
 # device's name, the longest one gives its peak.
 _PEAK_FLOPS = {

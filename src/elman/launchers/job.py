@@ -64,10 +64,11 @@ def refuse_shared(jobs_per_gpu: int, config: RunConfig) -> None:
             "down; type launcher.jobs_per_gpu=1"
         )
     if config.mode == "train" and config.train.budget_minutes is not None:
+        typed = "train.steps=<number>"
+        typed = typed if config.train.minutes is None else f"train.minutes=null {typed}"
         raise UserError(
             f"{asked}: with train.minutes={config.train.budget_minutes:g} the steps of a job would "
-            "depend on the others on its GPU; type train.minutes=null train.steps=<number>, or "
-            "launcher.jobs_per_gpu=1"
+            f"depend on the others on its GPU; type {typed}, or launcher.jobs_per_gpu=1"
         )
 
 

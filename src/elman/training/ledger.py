@@ -9,7 +9,7 @@ import torch
 
 from elman.config.run_config import RunConfig
 from elman.devices.environment import device_name, peak_memory
-from elman.devices.sharing import jobs_per_gpu
+from elman.devices.sharing import jobs_on
 from elman.distributed.team import ALONE, Team
 from elman.evaluation.metrics import (
     LossMeter,
@@ -53,7 +53,7 @@ class Ledger:
         self.accuracy_by_length: dict[int, float] = {}
         self.tested_step: int | None = None
         self.contention = ContentionWatch(device, team.processes)
-        self.jobs_per_gpu = jobs_per_gpu() if device.type == "cuda" else None
+        self.jobs_per_gpu = jobs_on(device.type)
         self.non_finite: str | None = None
         self._pending: list[Step] = []
 

@@ -118,4 +118,3 @@ def why_no_mps(detach: bool) -> str:
     if detach:
         return "launcher.detach=true lets jobs outlive its daemon"
     return "" if shutil.which(CONTROL) else f"there is no {CONTROL} on PATH"
-

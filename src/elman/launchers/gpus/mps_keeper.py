@@ -38,7 +38,10 @@ def main(control: str, uuid: str, seconds: int) -> None:
     """Start the daemon, say so, and end it at the end of the input."""
     signal.signal(signal.SIGTERM, _end)
     folder = _folder()
-    places = {"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log"}
+    places = {
+        "CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe",
+        "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log",
+    }
     daemon = None
     try:
         for place in places.values():
@@ -66,9 +69,7 @@ def _folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="elman-mps-", dir=None if short else "/tmp"))
 
 
-def _started(
-    control: str, environment: Mapping[str, str], folder: Path
-) -> subprocess.Popen[bytes]:
+def _started(control: str, environment: Mapping[str, str], folder: Path) -> subprocess.Popen[bytes]:
     """Start the daemon as our child, in a process group with its server."""
     try:
         with (folder / "said").open("wb") as said:

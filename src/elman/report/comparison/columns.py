@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from elman.evaluation.metrics import DEFINITIONS, LOSS_WINDOW
+from elman.evaluation.metrics import DEFINITIONS, LOSS_WINDOW, SHARED_GPU
 from elman.published import PublishedResult
 from elman.report.comparison.published_rows import words
 from elman.report.comparison.rows import Row

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from elman.evaluation.metrics import SHARED_GPU
 from elman.report.comparison.conditions import conditions, experiment, measured, settings
 from elman.report.comparison.runs import Result, Run, task_of
 from elman.report.comparison.statistics import Spread, spread

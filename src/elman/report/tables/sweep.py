@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from elman.config.run_config import RunConfig
+from elman.evaluation.metrics import SHARED_GPU
 from elman.sweeps.row import SweepRow
 
 # The loss is the mean over this many optimizer steps; a smaller number is shown beside it.
