@@ -228,7 +228,9 @@ def test_a_run_on_a_shared_gpu_is_marked_with_what_that_means(
     assert done.table["e42"]["status"] == "ok"
     runs = [line for line in done.csv if line["kind"] == "run"]
     assert [line["jobs_per_gpu"] for line in runs] == ["4", "1"]
-    assert "shared GPU: more than one of the most jobs" in (sweep.folder / "report.html").read_text()
+    assert (
+        "shared GPU: more than one of the most jobs" in (sweep.folder / "report.html").read_text()
+    )
 
 
 def test_replayed_runs_are_rows_of_their_own(report: Report, sweep: FakeSweep) -> None:
