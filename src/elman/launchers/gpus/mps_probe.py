@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from typing import Any
 
 from elman.devices.nvml import PRETENDED
 
@@ -19,16 +20,13 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     device, context = ctypes.c_int(), ctypes.c_void_p()
-    steps = (
-        ("cuInit", lambda: cuda.cuInit(0)),
-        ("cuDeviceGet", lambda: cuda.cuDeviceGet(ctypes.byref(device), 0)),
-        (
-            "cuDevicePrimaryCtxRetain",
-            lambda: cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device),
-        ),
-    )
-    for name, step in steps:
-        if status := step():
+    steps: list[tuple[str, tuple[Any, ...]]] = [
+        ("cuInit", (0,)),
+        ("cuDeviceGet", (ctypes.byref(device), 0)),
+        ("cuDevicePrimaryCtxRetain", (ctypes.byref(context), device)),
+    ]
+    for name, arguments in steps:
+        if status := getattr(cuda, name)(*arguments):
             words = ctypes.c_char_p()
             cuda.cuGetErrorName(status, ctypes.byref(words))
             told = words.value.decode() if words.value else "unknown"
