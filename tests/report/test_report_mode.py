@@ -218,6 +218,21 @@ def test_marks_of_how_a_run_was_computed(report: Report, sweep: FakeSweep) -> No
     assert [line["contended"] for line in done.csv[1:3]] == ["true", "false"]
 
 
+def test_a_run_on_a_shared_gpu_is_marked_with_what_that_means(
+    report: Report, sweep: FakeSweep
+) -> None:
+    sweep.job("model=e1", result={"jobs_per_gpu": 4})
+    sweep.job("model=e42", result={"jobs_per_gpu": 1})
+    done = report(sweep.folder)
+    assert done.table["e1"]["status"] == "ok, shared GPU"
+    assert done.table["e42"]["status"] == "ok"
+    runs = [line for line in done.csv if line["kind"] == "run"]
+    assert [line["jobs_per_gpu"] for line in runs] == ["4", "1"]
+    assert (
+        "shared GPU: more than one of the most jobs" in (sweep.folder / "report.html").read_text()
+    )
+
+
 def test_replayed_runs_are_rows_of_their_own(report: Report, sweep: FakeSweep) -> None:
     # The first results did not say it: nothing was replayed then.
     for graph in (None, False, True):

@@ -165,6 +165,16 @@ def test_a_contended_speed_is_marked(sweep: FakeSweep) -> None:
     assert "(contended)" in sentence(group, group.challengers[0])
 
 
+def test_speeds_and_times_of_a_shared_gpu_are_marked_and_losses_are_not(sweep: FakeSweep) -> None:
+    seeded(sweep, "e1", [1.50, 1.54], jobs_per_gpu=4)
+    seeded(sweep, "e42", [1.40, 1.43], jobs_per_gpu=1)
+    (group,) = make_report([sweep.folder]).wins.groups
+    (one,) = group.challengers
+    marked = {(line.number, line.axis) for line in one.lines if line.marks}
+    assert marked == {(SPEED, None), (LOSS, "minutes"), (VAL_BPB, "minutes")}
+    assert verdict(one.line(SPEED)).endswith("; not the model's own speed: shared GPU")
+
+
 def crossing(sweep: FakeSweep, budget: str) -> None:
     """Add two rows whose losses are lines: the first falls faster, and takes twice the time.
 

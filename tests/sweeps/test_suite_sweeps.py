@@ -302,6 +302,22 @@ def test_only_tables_that_compare_say_that_sizes_differ(elman: Elman) -> None:
         assert ("note: sizes differ" in ended.output) == said, mode
 
 
+def test_a_suite_asks_for_jobs_that_share_gpus_and_the_user_wins(
+    elman: Elman, mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (mine.parent / "gpus.json").write_text('[{"uuid": "GPU-a"}]')
+    monkeypatch.setenv(nvml.PRETENDED, str(mine.parent / "gpus.json"))
+    monkeypatch.setenv(locks.FOLDER, str(mine.parent / "locks"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    timed = OWN.replace("source: a test", "source: a test\n  jobs_per_gpu: 2")
+    timed = timed.replace("batch_size: 5", "minutes: 3, batch_size: 5")
+    (mine / "benchmark" / "twice.yaml").write_text(timed)
+    suite = ("--config-dir", str(mine), "benchmark=twice", "sweep.dry_run=true")
+    assert "error: launcher.jobs_per_gpu=2: with train.minutes=3" in elman(*suite).errors
+    for other in ("launcher.jobs_per_gpu=1", "launcher=local", "train.minutes=null"):
+        assert elman(*suite, other).status == 0
+
+
 class TestSlowPaths:
     """On a machine with a GPU, here a pretended one."""
 

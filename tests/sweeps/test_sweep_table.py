@@ -43,6 +43,11 @@ def test_a_contended_run_is_marked() -> None:
     assert lines(row(**RESULT, contended=True))[1][-1] == "ok, contended"
 
 
+def test_a_run_on_a_shared_gpu_is_marked() -> None:
+    assert lines(row(**RESULT, jobs_per_gpu=4))[1][-1] == "ok, shared GPU"
+    assert lines(row(**RESULT, jobs_per_gpu=1))[1][-1] == "ok"
+
+
 def test_without_results_only_the_ends_are_shown() -> None:
     assert lines(row(), row(2, "crash")) == [
         ["job", "overrides", "status"],

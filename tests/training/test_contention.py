@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from elman.devices import sharing
 from elman.devices.nvml import DriverError, Gpu, GpuProcess, Sample
 from elman.training import contention, ledger
 from elman.training.contention import ContentionWatch, foreign
@@ -86,6 +87,18 @@ def test_once_contended_stays_contended(monkeypatch: pytest.MonkeyPatch) -> None
     assert seen == [False, True, True, True]
 
 
+def test_jobs_that_share_a_gpu_by_request_are_no_strangers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(contention, "_uuid", lambda device: "GPU-aa")
+    monkeypatch.setenv(sharing.VARIABLE, "2")
+    driver = _Driver()
+    driver.listed = processes(os.getpid(), OUTSIDE)
+    watch = ContentionWatch(torch.device("cuda"), asked=driver)
+    watch.sample()
+    assert watch.contended is None
+
+
 def test_on_a_cpu_nobody_looks() -> None:
     watch = ContentionWatch(torch.device("cpu"), asked=_Driver())
     watch.sample()
@@ -113,3 +126,14 @@ def test_a_gpu_that_others_use_during_a_run_is_in_its_result(
     monkeypatch.setattr(ledger, "ContentionWatch", Watch)
     assert train("train.steps=2", folder="alone").result["contended"] is False
     assert train(folder="shared").result["contended"] is True
+
+
+def test_a_result_says_how_many_jobs_shared_the_gpu_also_after_a_session_alone(
+    train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "jobs_on", lambda device: 4)
+    shared = train("train.steps=2", folder="shared")
+    monkeypatch.setattr(ledger, "jobs_on", lambda device: 1)
+    again = train("train.steps=3", f"train.resume={shared.folder}", folder="shared")
+    assert (shared.result["jobs_per_gpu"], again.result["jobs_per_gpu"]) == (4, 4)
+    assert train("train.steps=1", folder="alone").result["jobs_per_gpu"] == 1

@@ -59,8 +59,8 @@ ended.
 - **The plots**: point at a row to see it alone. Point into a plot for its values. Or select it with
   the tab key, and read it with the arrow keys.
 - **Marks** stand wherever a row is shown, and as a dashed square in the plots: `contended`,
-  `slow path`, `resumed`, and `unequal` with the conditions in which a row differs from the largest
-  set of comparable rows.
+  `shared GPU`, `slow path`, `resumed`, and `unequal` with the conditions in which a row differs
+  from the largest set of comparable rows.
 
 A page of 300 runs with 1,500 steps each takes 2 s of one processor core and has 2.4 MB. With 300
 rows no labels overlap, on a screen of 400 pixels too.

@@ -93,9 +93,12 @@ the seeds in the first list all runs of one seed come before those of the next:
       - [data=parity, [data=s5, train.steps=20000]]
       - [model=e75h8n24, model=mamba2]
 
- `benchmark.published` names files of `elman.published`; their
-figures are shown beside the runs of the same models. A sweep records its suite, so its report stays
-the same when the file is gone.
+`jobs_per_gpu: 4` lets four runs share each GPU, for small models whose budget is steps; see
+[sweeps.md](sweeps.md#several-jobs-on-one-gpu).
+
+`benchmark.published` names files of `elman.published`; their figures are shown
+beside the runs of the same models. A sweep records its suite, so its report stays the same when the
+file is gone.
 
 ## All
 """

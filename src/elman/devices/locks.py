@@ -2,7 +2,8 @@
 
 A launcher takes ``claim`` before it looks at a GPU. The job takes ``run`` and holds it until it
 dies, even if its launcher is gone by then. Only the holder of ``claim`` may look whether ``run`` is
-free. The kernel frees a lock when its holder dies, however it dies.
+free. Jobs that share a GPU, because their user asked for it, hold ``run`` together; their launcher
+keeps ``claim`` meanwhile. The kernel frees a lock when its holder dies, however it dies.
 """
 
 from __future__ import annotations
@@ -41,17 +42,19 @@ class GpuLock:
         """The open file of a lock that is held; a process that inherits it holds the lock too."""
         return self._descriptor
 
-    def take(self, what: str = "") -> bool:
+    def take(self, what: str = "", *, shared: bool = False) -> bool:
         """Take the lock, or return False at once if somebody else has it.
 
         Args:
             what: What the holder does, for others to read.
+            shared: Hold it together with others who share it.
         """
         if self.held:
             return True
         descriptor = _open(self.path)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
             return False
@@ -77,7 +80,9 @@ class GpuLock:
             return "another elman"
 
 
-def take_run_locks(uuids: Iterable[str], what: str) -> list[GpuLock] | None:
+def take_run_locks(
+    uuids: Iterable[str], what: str, *, shared: bool = False
+) -> list[GpuLock] | None:
     """Take the ``run`` locks of all GPUs of a job, or none of them and return None.
 
     They are taken in the order of their names, like everywhere.
@@ -85,11 +90,12 @@ def take_run_locks(uuids: Iterable[str], what: str) -> list[GpuLock] | None:
     Args:
         uuids: The GPUs.
         what: What the job does, for others to read.
+        shared: Whether other jobs of its sweep may hold them, too.
     """
     taken: list[GpuLock] = []
     for uuid in sorted(uuids):
         lock = GpuLock(uuid, "run")
-        if not lock.take(what):
+        if not lock.take(what, shared=shared):
             for one in taken:
                 one.drop()
             return None

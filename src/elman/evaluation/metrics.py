@@ -69,7 +69,14 @@ DEFINITIONS = {
     "seconds.train": (
         "training time: wall time after one discarded step, without validation and checkpoints"
     ),
-    "contended": "another process used the device during the run; null: nobody watched",
+    "contended": (
+        "another process used the device during the run; null: nobody watched, as on a shared GPU"
+    ),
+    "jobs_per_gpu": (
+        "the most jobs of its sweep that used the GPU at a time (launcher.jobs_per_gpu); with more "
+        "than one, tok_s, mfu and all times are those of a shared GPU, not the model's own; null "
+        "on a CPU"
+    ),
     "path": "what computed a packaged baseline (mamba2, fla-gdn); null for other cells",
     "graph": "forward and backward pass were replayed as a CUDA graph, not launched one by one",
     "parallel": (
@@ -79,6 +86,9 @@ DEFINITIONS = {
     ),
     "slow_path": "it ran as plain PyTorch: without its package, or its cell has no kernel there",
 }
+
+SHARED_GPU = "shared GPU"
+"""The mark in reports of a run whose ``jobs_per_gpu`` is more than one."""
 
 # Dense bf16 tensor-core peaks in FLOP/s, from NVIDIA's data sheets. Of the names that are part of a
 # device's name, the longest one gives its peak.

@@ -53,6 +53,25 @@ def refuse_ranks(ranks: int, config: RunConfig) -> None:
     check_ranked(config, ranks)
 
 
+def refuse_shared(jobs_per_gpu: int, config: RunConfig) -> None:
+    """Raise UserError if what a job finds depends on its speed, and it is to share its GPU."""
+    if jobs_per_gpu == 1:
+        return
+    asked = f"launcher.jobs_per_gpu={jobs_per_gpu}"
+    if config.mode in ("bench", "generate"):
+        raise UserError(
+            f"{asked}: mode={config.mode} measures speeds, and jobs on one GPU slow each other "
+            "down; type launcher.jobs_per_gpu=1"
+        )
+    if config.mode == "train" and config.train.budget_minutes is not None:
+        typed = "train.steps=<number>"
+        typed = typed if config.train.minutes is None else f"train.minutes=null {typed}"
+        raise UserError(
+            f"{asked}: with train.minutes={config.train.budget_minutes:g} the steps of a job would "
+            f"depend on the others on its GPU; type {typed}, or launcher.jobs_per_gpu=1"
+        )
+
+
 def wants_gpu(config: RunConfig) -> bool:
     """Whether a job takes a GPU if there is one."""
     if config.mode == "parity":

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from elman.devices.locks import GpuLock, take_run_locks
+from elman.devices.sharing import jobs_per_gpu
 
 ANSWERS = "ELMAN_PLACE_ANSWERS"
 """Environment variable with the descriptor on which a waiting process answers."""
@@ -44,7 +45,8 @@ def _wait(answers: int) -> None:
         raise KeyboardInterrupt
     _check_untouched()
     os.environ.update(order["environment"])
-    locks = take_run_locks(order["locks"], f"runs {order['what']}")
+    shared = jobs_per_gpu() > 1
+    locks = take_run_locks(order["locks"], f"runs {order['what']}", shared=shared)
     if locks is None:
         _answer(answers, HELD)
         raise KeyboardInterrupt

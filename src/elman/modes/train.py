@@ -13,6 +13,10 @@ from typing import Any
 
 import torch
 
+# The first optimizer of torch.optim imports it, for about a second. A job of a sweep imports it
+# here, while another job still has its GPU.
+import torch._dynamo
+
 from elman.base.disk import is_disk_trouble, keep_room, sizes
 from elman.base.errors import ExitStatus, RunStatus, UserError, first_line
 from elman.base.signals import Interruption, interruptible

@@ -136,6 +136,7 @@ def run_result(
         "status": status.value,
         "error": error,
         "contended": None,
+        "jobs_per_gpu": None,
         "model": config.model.name,
         "cell": config.model.cell,
         "config_hash": config_hash(config),

@@ -6,6 +6,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+# Here, not where they are used: a job of a sweep imports while another job has its GPU.
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
 from elman.evaluation.metrics import bits_per_byte
 from elman.report.metrics_file import read_metrics
 
@@ -17,9 +21,6 @@ def plot_losses(folder: Path) -> Path | None:
     metrics = read_metrics(folder)
     if not metrics.steps.size:
         return None
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(7.0, 4.0), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()

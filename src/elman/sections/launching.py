@@ -18,6 +18,9 @@ class GpusLauncher(Section):
 
     Args:
         gpus_per_job: GPUs of one job; with more than one, a process (rank) of the job for each.
+        jobs_per_gpu: Jobs of this sweep that share a GPU. Their speeds are then not their own, so
+            it is refused where the budget is time. With MPS a job that fails on the GPU can take
+            the others there with it; they are reported as failed, and ``sweep.resume`` runs them.
         gpus: GPUs to use; null is every one that CUDA_VISIBLE_DEVICES allows.
         exclude: GPUs to leave alone.
         workers: Jobs at a time if there is no GPU, each with its share of the threads.
@@ -28,12 +31,23 @@ class GpusLauncher(Section):
 
     name: Literal["gpus"]
     gpus_per_job: Count = 1
+    jobs_per_gpu: Count = 1
     gpus: Annotated[list[GpuName], Field(min_length=1)] | None = None
     exclude: list[GpuName] = Field(default_factory=list)
     workers: Count = 1
     wait_minutes: Positive = 60
     save_seconds: Positive = 120
     detach: bool = False
+
+    @model_validator(mode="after")
+    def _whole_gpus_for_ranks(self) -> Self:
+        if self.gpus_per_job > 1 and self.jobs_per_gpu > 1:
+            raise UserError(
+                f"launcher.jobs_per_gpu={self.jobs_per_gpu}: a job on several GPUs "
+                f"(launcher.gpus_per_job={self.gpus_per_job}) has each of them alone; type "
+                "launcher.jobs_per_gpu=1"
+            )
+        return self
 
 
 class LocalLauncher(Section):

@@ -58,6 +58,8 @@ class SuiteConfig(Section):
             elman.published.
         published_only: Published rows that no run repeats.
         claims_speed: Whether its figures are speeds; models without kernels then stop it on a GPU.
+        jobs_per_gpu: Jobs that share a GPU unless ``launcher.jobs_per_gpu`` says otherwise, for
+            small models whose budget is steps; only ``launcher=gpus`` reads it.
         against: Model of a run with which its report compares the others, unless report.against
             names another; null is the one with the lowest loss.
         runs: The overrides of every run, in the order of the table. A file may have ``grid``
@@ -73,6 +75,7 @@ class SuiteConfig(Section):
     published: list[str] = Field(default_factory=list)
     published_only: list[PublishedOnly] = Field(default_factory=list)
     claims_speed: bool = False
+    jobs_per_gpu: Count = 1
     against: str | None = None
     runs: Annotated[list[Run], Field(min_length=1)]
     only: str | list[str] | None = None

@@ -20,7 +20,7 @@ from elman.config.compose import compose_tree, typed_overrides
 from elman.config.run_config import MODES, Mode, RunConfig
 from elman.config.suites import GROUP
 from elman.config.wording import in_our_words
-from elman.launchers.job import SweepJob, refuse_ranks, wants_gpu
+from elman.launchers.job import SweepJob, refuse_ranks, refuse_shared, wants_gpu
 from elman.runs.folder import check_free, claim_folder, make_folder, run_name
 from elman.runs.prepare import checked_config
 from elman.sections.launching import GpusLauncher, SlurmLauncher, SweepSettings, ranks_of
@@ -129,6 +129,7 @@ def checked_sweep(
     if mode.in_process:
         refuse_in_process(config, grown.jobs[0].config.mode)
     said = _sizes(grown, settings)
+    _refuse_shared(grown.asked, suite, settings)
     said += _check_launcher(config, grown.asked, mode, settings)
     said += slow_paths(suite, grown.asked, settings.launcher)
     jobs, folder = _with_folders(config, grown.jobs, mode, settings, prefixes(earlier))
@@ -216,6 +217,22 @@ def _sizes(grown: Grown, settings: SweepSettings) -> list[str]:
     lines = size_lines(jobs, params)
     asked = [line for job, line in zip(jobs, lines, strict=True) if job.number in grown.wanted]
     return asked + ([note] if note else [])
+
+
+def _refuse_shared(
+    jobs: Sequence[SweepJob], suite: ChosenSuite | None, settings: SweepSettings
+) -> None:
+    """Refuse that jobs share GPUs where speeds count."""
+    if not isinstance(settings.launcher, GpusLauncher):
+        return
+    number = settings.launcher.jobs_per_gpu
+    if number > 1 and suite is not None and suite.config.claims_speed:
+        raise UserError(
+            f"launcher.jobs_per_gpu={number}: {GROUP}={suite.name} compares speeds, and jobs on "
+            "one GPU slow each other down; type launcher.jobs_per_gpu=1"
+        )
+    for job in jobs:
+        refuse_shared(number, job.config)
 
 
 def _check_launcher(

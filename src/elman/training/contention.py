@@ -11,6 +11,7 @@ import psutil
 import torch
 
 from elman.devices.nvml import Driver, DriverError, GpuProcess, driver
+from elman.devices.sharing import jobs_per_gpu
 
 SAMPLE_SECONDS = 5.0
 
@@ -25,14 +26,16 @@ class ContentionWatch:
 
     Attributes:
         contended: True once a foreign process was seen; False if every look found none; None where
-            looking is impossible: on a CPU, or without the driver's library.
+            looking is impossible: on a CPU, or without the driver's library; or where it tells
+            nothing, because jobs of the sweep share the GPU.
     """
 
     def __init__(
         self, device: torch.device, ranks: Collection[int] = (), asked: Driver | None = None
     ) -> None:
         self.contended: bool | None = None
-        self._uuid = _uuid(device) if device.type == "cuda" else None
+        alone = device.type == "cuda" and jobs_per_gpu() == 1
+        self._uuid = _uuid(device) if alone else None
         self._ranks, self._driver = ranks, asked or driver()
         self._next = 0.0
 

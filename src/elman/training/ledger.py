@@ -9,6 +9,7 @@ import torch
 
 from elman.config.run_config import RunConfig
 from elman.devices.environment import device_name, peak_memory
+from elman.devices.sharing import jobs_on
 from elman.distributed.team import ALONE, Team
 from elman.evaluation.metrics import (
     LossMeter,
@@ -52,6 +53,7 @@ class Ledger:
         self.accuracy_by_length: dict[int, float] = {}
         self.tested_step: int | None = None
         self.contention = ContentionWatch(device, team.processes)
+        self.jobs_per_gpu = jobs_on(device.type)
         self.non_finite: str | None = None
         self._pending: list[Step] = []
 
@@ -193,6 +195,7 @@ class Ledger:
             mfu = model_flops_utilization(params, each, device_name(self._device))
         return {
             "contended": self.contention.contended,
+            "jobs_per_gpu": self.jobs_per_gpu,
             "params": params,
             "steps": step,
             "tokens": tokens,
@@ -223,6 +226,7 @@ class Ledger:
             "losses": self.losses.state_dict(),
             "throughput": self.throughput.state_dict(),
             "contended": self.contention.contended,
+            "jobs_per_gpu": self.jobs_per_gpu,
             "validation": [
                 self.val_bpb,
                 self.best_val_bpb,
@@ -239,6 +243,8 @@ class Ledger:
         self.losses.load_state_dict(state["losses"])
         self.throughput.load_state_dict(state["throughput"])
         self.contention.contended = state.get("contended")  # missing in the oldest checkpoints
+        if (before := state.get("jobs_per_gpu")) is not None:
+            self.jobs_per_gpu = max(before, self.jobs_per_gpu or 1)
         self.val_bpb, self.best_val_bpb, self.val_tokens, self.validated_step = state["validation"]
         self.accuracy = state.get("accuracy")  # missing in checkpoints from before the tasks
         self.tested_step, self.accuracy_by_length = state.get("tested", (None, {}))

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from elman.launchers.place import place_of_this_process
 
+_NOTED = ("ELMAN_JOBS_PER_GPU", "CUDA_MPS_PIPE_DIRECTORY")
+
 
 @dataclass(frozen=True)
 class StubJob:
@@ -45,5 +47,6 @@ class StubJob:
     def _note(self, what: str) -> None:
         gpu = os.environ["CUDA_VISIBLE_DEVICES"]
         note = {"what": what, "gpu": gpu, "time": time.monotonic(), "pid": os.getpid()}
+        note |= {name: os.environ.get(name) for name in _NOTED}
         with (Path(self.notes) / f"{self.number}.jsonl").open("a") as stream:
             stream.write(json.dumps(note) + "\n")

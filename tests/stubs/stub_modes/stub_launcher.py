@@ -1,6 +1,6 @@
 """A launcher of stub jobs, as a process of its own: ``stub_launcher.py <folder> <first> <ends>``.
 
-After three durations comes the number of GPUs of each job.
+After three durations come the number of GPUs of each job and of jobs that share a GPU.
 
 ``ends`` is one letter for each job: w well, k killed, s stubborn, f full disk, x crashes on GPU-0.
 The GPUs are those that the environment pretends.
@@ -19,16 +19,25 @@ from elman.launchers.display import Display
 from elman.launchers.gpus.executor import Executor
 from elman.launchers.gpus.group import Pool
 from elman.launchers.gpus.queue import Queue
+from elman.launchers.gpus.shared import end_sharing, shared_places
 from elman.launchers.gpus.slot import GpuSlot
 from elman.launchers.handle import JobHandle
 from elman.launchers.interrupts import Interrupts
 from elman.launchers.request import NoLog
+from elman.sections.launching import GpusLauncher
 
 ENDS = {"w": "well", "k": "killed", "s": "stubborn", "f": "full", "x": "sick"}
 
 
 def main(
-    folder: Path, first: int, ends: str, seconds: float, save: float, wait: float, each: float
+    folder: Path,
+    first: int,
+    ends: str,
+    seconds: float,
+    save: float,
+    wait: float,
+    each: float,
+    share: float,
 ) -> None:
     """Run the jobs and print how each ended."""
     notes = folder / "notes"
@@ -39,10 +48,14 @@ def main(
     slots = [GpuSlot(gpu, driver()) for gpu in driver().gpus()]
     if each > 1:
         slots = Pool(slots, int(each)).places()
-    executor = Executor(folder / f"from{first}", 1, detach=False)
     display = Display(len(jobs), Console(file=io.StringIO()))
+    if share > 1:
+        settings = GpusLauncher(name="gpus", jobs_per_gpu=int(share), save_seconds=save)
+        slots = shared_places(slots, settings, display.say)
+    executor = Executor(folder / f"from{first}", 1, detach=False)
     with Interrupts() as interrupts:
         Queue(queued, slots, executor, display, NoLog(), wait, save).run(interrupts)
+        end_sharing(slots)
     statuses = {job.number: job.status for job in queued}
     print(json.dumps([statuses[job.number] for job in jobs]), flush=True)
     print(display.console.file.getvalue(), file=sys.stderr)

@@ -13,6 +13,7 @@ from elman.launchers.display import Display
 from elman.launchers.gpus.executor import Executor
 from elman.launchers.gpus.places import places
 from elman.launchers.gpus.queue import Queue
+from elman.launchers.gpus.shared import end_sharing
 from elman.launchers.handle import JobHandle, job_handle, job_return
 from elman.launchers.interrupts import Interrupts
 from elman.launchers.job import SweepJob, wants_gpu
@@ -22,7 +23,7 @@ from elman.sections.launching import GpusLauncher
 
 
 def launch(request: LaunchRequest) -> Launched:
-    """Run the jobs, one per GPU or group of GPUs at a time, and return how each ended.
+    """Run the jobs in the places of this machine, and return how each ended.
 
     A job that fails or is killed does not stop the others. A job that never started keeps the
     status UNKNOWN.
@@ -49,7 +50,10 @@ def launch(request: LaunchRequest) -> Launched:
             settings.save_seconds,
         )
         with Interrupts() as interrupts:
-            queue.run(interrupts)
+            try:
+                queue.run(interrupts)
+            finally:
+                end_sharing(slots)
         for one in queued if jobs[0].folder is None else ():
             _print_output(executor, one)
     returns = [job_return(job, one) for job, one in zip(jobs, queued, strict=True)]

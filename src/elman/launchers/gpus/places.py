@@ -9,6 +9,7 @@ from elman.devices.nvml import Gpu
 from elman.devices.nvml_client import asked_driver
 from elman.devices.visible import usable_gpus
 from elman.launchers.gpus.group import Pool
+from elman.launchers.gpus.shared import shared_places
 from elman.launchers.gpus.slot import CpuSlot, GpuSlot, Slot
 from elman.sections.launching import GpusLauncher
 
@@ -61,6 +62,9 @@ def places(settings: GpusLauncher, wanted: bool, say: Callable[[str], None]) -> 
         return [CpuSlot(n) for n in range(1, number + 1)]
     said = "on " + ", ".join(f"GPU {gpu.index} ({gpu.name})" for gpu in gpus)
     slots = [GpuSlot(gpu, asked_driver()) for gpu in gpus]
+    if settings.jobs_per_gpu > 1:
+        say(f"{said}: {settings.jobs_per_gpu} jobs at a time on each")
+        return list(shared_places(slots, settings, say))
     if each == 1:
         say(said)
         return list(slots)

@@ -184,8 +184,9 @@ class Queue:
             self._display.say(f"no place was free for {minutes:g} minutes (launcher.wait_minutes)")
         else:
             return False
-        for slot in self._slots:
-            self._display.say(f"  {slot.name}: {slot.waiting}")
+        reasons = [f"  {slot.name}: {slot.waiting}" for slot in self._slots]
+        for line in dict.fromkeys(reasons):  # places of one GPU have the same
+            self._display.say(line)
         return True
 
     def _forward(self, interrupts: Interrupts) -> None:

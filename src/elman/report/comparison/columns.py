@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from elman.evaluation.metrics import DEFINITIONS, LOSS_WINDOW
+from elman.evaluation.metrics import DEFINITIONS, LOSS_WINDOW, SHARED_GPU
 from elman.published import PublishedResult
 from elman.report.comparison.published_rows import words
 from elman.report.comparison.rows import Row
@@ -211,6 +211,8 @@ COLUMNS = (
         "status",
         "how the runs ended; contended: "
         + DEFINITIONS["contended"].split(";")[0]
+        + f"; {SHARED_GPU}: more than one of "
+        + DEFINITIONS["jobs_per_gpu"].removesuffix("; null on a CPU")
         + "; slow path: "
         + DEFINITIONS["slow_path"],
         lambda row, _: row.status,

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from elman.evaluation.metrics import SHARED_GPU
 from elman.report.comparison.conditions import conditions, experiment, measured, settings
 from elman.report.comparison.runs import Result, Run, task_of
 from elman.report.comparison.statistics import Spread, spread
@@ -16,6 +17,7 @@ _UNTOLD = ("model", "train.seed")
 _NAMES_TASK = ("data", "data.task")
 _MARKS: dict[str, Callable[[Run], bool]] = {
     "contended": lambda run: bool(run.result and run.result.contended),
+    SHARED_GPU: lambda run: bool(run.result and (run.result.jobs_per_gpu or 1) > 1),
     "slow path": lambda run: bool(run.result and run.result.slow_path),
     "resumed": lambda run: run.resumed,
     "unknown metric version": lambda run: not run.version_is_known,

@@ -91,6 +91,7 @@ class Result(_Part):
     slow_path: bool | None = None
     graph: bool | None = None
     contended: bool | None = None
+    jobs_per_gpu: Whole = None
     steps: Whole = None
     tokens: Whole = None
     flops: Number = None

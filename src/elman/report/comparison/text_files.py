@@ -42,6 +42,7 @@ CSV_COLUMNS = {
     "params": DEFINITIONS["params"],
     "backend": "which implementation ran",
     "contended": "of a run: whether another process used the device; empty if unknown",
+    "jobs_per_gpu": f"of a run: {DEFINITIONS['jobs_per_gpu']}",
     "slow_path": f"of a run: {DEFINITIONS['slow_path']}",
     "graph": f"of a run: {DEFINITIONS['graph']}",
     "metrics_version": f"of a run: {DEFINITIONS['metrics_version']}",
@@ -125,8 +126,8 @@ def _run(row: Row, run: Run) -> dict[str, Any]:
     }
     if (result := run.result) is None:
         return line
-    names = ("params", "backend", "contended", "slow_path", "graph", "metrics_version")
-    line |= {name: getattr(result, name) for name in (*names, "loss_steps")}
+    names = ("params", "backend", "contended", "jobs_per_gpu", "slow_path", "graph")
+    line |= {name: getattr(result, name) for name in (*names, "metrics_version", "loss_steps")}
     line["step_us"] = step_us(run)
     line["accuracy"] = result.accuracy
     tested = result.accuracy_by_length.items()

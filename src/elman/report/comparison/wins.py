@@ -307,7 +307,8 @@ def _at_equal(
         return Line(number, axis, effort, why_not=why)
     earlier = max(known) > effort * (1 + 1e-6)
     found = difference(complete[0], complete[1])
-    return Line(number, axis, effort, found, earlier=earlier)
+    marks = _marks(row, reference) if axis == "minutes" else ()
+    return Line(number, axis, effort, found, earlier=earlier, marks=marks)
 
 
 def _complete(values: Mapping[int | None, float | None]) -> Values | None:
@@ -326,8 +327,13 @@ def _of_whole_runs(
     first, second = (_complete(one) for one in logs)
     if not first or not second:
         return Line(number, why_not="not recorded in every run")
-    marks = tuple(dict.fromkeys(mark for one in (row, reference) for mark in one.marks))
-    return Line(number, found=difference(first, second), marks=marks if number is SPEED else ())
+    marks = _marks(row, reference) if number is SPEED else ()
+    return Line(number, found=difference(first, second), marks=marks)
+
+
+def _marks(row: Row, reference: Row) -> tuple[str, ...]:
+    """Return why a comparison of speeds or times does not tell the models' own."""
+    return tuple(dict.fromkeys(mark for one in (row, reference) for mark in one.marks))
 
 
 def _log(value: float | None) -> float | None:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from elman.config.run_config import RunConfig
+from elman.evaluation.metrics import SHARED_GPU
 from elman.sweeps.row import SweepRow
 
 # The loss is the mean over this many optimizer steps; a smaller number is shown beside it.
@@ -93,4 +94,5 @@ def _shown(value: Any, form: str) -> str:
 def _status(row: SweepRow) -> str:
     result = row.result or {}
     marks = [mark for mark in ("contended", "slow_path") if result.get(mark)]
-    return ", ".join([row.status, *(mark.replace("_", " ") for mark in marks)])
+    shared = [SHARED_GPU] if (result.get("jobs_per_gpu") or 1) > 1 else []
+    return ", ".join([row.status, *(mark.replace("_", " ") for mark in marks), *shared])
