@@ -192,7 +192,7 @@ def _forward(call: Call, fast: bool, run: Callable[[Launch], None]) -> None:
 
 def _sources(call: Call) -> Any:
     """Return where the roles lie in the sources."""
-    from elman.ops.matrix_state.triton.inputs import Roles
+    from elman.ops.matrix_state.triton.places import Roles
 
     found = {}
     for name, place in call.plan.roles:
@@ -205,16 +205,16 @@ def _sequence(whole_btc: Tensor, start: int) -> Any:
 
 
 def _where(data: Tensor, batch: int, time: int, tile: int = 0) -> Any:
-    """Return a place with its strides; that of time is compiled into a kernel.
+    """Return a place with its strides; that of time, or none at all, is compiled into a kernel.
 
     It depends on the channels of a source alone. A step of a group then differs from the first in
     a number that stands in the instruction, and costs no arithmetic.
     """
     import triton.language as tl
 
-    from elman.ops.matrix_state.triton.inputs import Sequence
+    from elman.ops.matrix_state.triton.places import Sequence
 
-    return Sequence(data, batch, tl.constexpr(time), tile)
+    return Sequence(data, batch, tl.constexpr(time), tile or tl.constexpr(0))
 
 
 def _prepared(call: Call, names: tuple[str, ...], spec: Spec, run: Callable[[Launch], None]) -> Any:
@@ -328,7 +328,7 @@ class _Gradients:
 
     def places(self) -> Any:
         """Return where the gradient of each role goes."""
-        from elman.ops.matrix_state.triton.inputs import Roles
+        from elman.ops.matrix_state.triton.places import Roles
 
         plan = self.call.plan
         slices: dict[tuple[Slice, int], list[str]] = {}
