@@ -28,6 +28,7 @@ from elman.ops.matrix_state.triton.forward import (
     begun,
     load_state,
     seen,
+    state_at,
     store_state,
 )
 from elman.ops.matrix_state.triton.inputs import (
@@ -94,6 +95,7 @@ def _slot(room_rn, step, tile: tl.constexpr):
 @triton.jit
 def _recompute(
     state_rn,
+    raws,
     room_rn,
     roles,
     held,
@@ -101,25 +103,43 @@ def _recompute(
     at,
     inside,
     begin,
-    end,
+    last_group,
     steps,
     cell: tl.constexpr,
     spec: tl.constexpr,
     tile: tl.constexpr,
 ):
-    """Keep the states before the steps from begin to end, in whole groups; return the last."""
-    raws = load_group(roles, at, inside, begin, steps, tile)
-    for t in range(begin, end, tile.group):
+    """Compute the states of a segment, whole groups, and keep those before the last group.
+
+    Args:
+        raws: The numbers of its first group.
+
+    Returns:
+        The state after it, those before the steps of its last group, and that group's numbers.
+    """
+    states = ()
+    for _ in tl.static_range(tl.constexpr(tile.group)):
+        states = states + (state_rn,)
+    for t in range(begin, last_group + 1, tile.group):
         group = widened_group(raws, tile)
-        raws = load_group(roles, at, inside, t + tile.group, steps, tile)
-        slot_rn = _slot(room_rn, t - begin, tile)
+        raws = load_group(roles, at, inside, tl.minimum(t + tile.group, last_group), steps, tile)
+        slot_rn, states = _slot(room_rn, t - begin, tile), ()
         for ahead in tl.static_range(tl.constexpr(tile.group)):
-            tl.store(_slot(slot_rn, ahead, tile), state_rn)
+            tl.store(_slot(slot_rn, ahead, tile), state_rn, mask=t < last_group)
+            states = states + (state_rn,)
             state_rn = begun(state_rn, resets, at, t + ahead, steps)
             x = prepare(group[ahead], held, spec)
             c_r, w_r = cell(seen(x, group[ahead], held, state_rn, spec), spec)
             state_rn = advance(state_rn, c_r, w_r, x, spec)
-    return state_rn
+    return state_rn, states, raws
+
+
+@triton.jit
+def _load_checkpoint(checkpoints, segment, states, number, at, spec: tl.constexpr):
+    """Return the state before a segment as it was kept; zeros for the first and those before it."""
+    kept = wide(tl.maximum(segment - 1, 0), at) * states + number
+    from_rn, inside_rn = state_at(checkpoints, kept, at, spec)
+    return tl.load(from_rn, mask=inside_rn & (segment > 0), other=0.0)
 
 
 @triton.jit
@@ -140,6 +160,7 @@ def _store_group(
     held,
     sums,
     grads,
+    dparameters,
     insides,
     spec: tl.constexpr,
     tile: tl.constexpr,
@@ -167,14 +188,14 @@ def _store_group(
         )
         ddecay, dt_bias = store_head(grads, ahead, inside, raw, x, held, d.decay, d.write, spec)
         sums = Sums(
-            sums.p0_r + d.p0,
-            sums.p1_r + d.p1,
-            sums.p2_r + d.p2,
-            sums.residual_r + dy_r * x.v_r,
-            sums.gate_bias_r + dgate_r,
-            sums.z_bias_n + dz_bias_n,
-            sums.decay + ddecay,
-            sums.dt_bias + dt_bias,
+            sums.p0_r + d.p0 if dparameters.p0 is not None else sums.p0_r,
+            sums.p1_r + d.p1 if dparameters.p1 is not None else sums.p1_r,
+            sums.p2_r + d.p2 if dparameters.p2 is not None else sums.p2_r,
+            sums.residual_r + dy_r * x.v_r if spec.residual else sums.residual_r,
+            sums.gate_bias_r + dgate_r if dparameters.gate_bias is not None else sums.gate_bias_r,
+            sums.z_bias_n + dz_bias_n if dparameters.z_bias is not None else sums.z_bias_n,
+            sums.decay + ddecay if dparameters.decay is not None else sums.decay,
+            sums.dt_bias + dt_bias if dparameters.dt_bias is not None else sums.dt_bias,
         )
     return sums
 
@@ -200,6 +221,7 @@ def _output_gradients(dout, at, inside, begin, steps, tile: tl.constexpr):
 def _walk_back(
     dstate_rn,
     after_rn,
+    states,
     room_rn,
     raws,
     douts,
@@ -207,6 +229,7 @@ def _walk_back(
     held,
     sums,
     grads,
+    dparameters,
     dout,
     dlast,
     resets,
@@ -221,12 +244,15 @@ def _walk_back(
     spec: tl.constexpr,
     tile: tl.constexpr,
 ):
-    """Go back over a segment; return the gradients of the state before it and of parameters.
+    """Go back over a segment.
 
     The numbers of a group, and the states in it, are loaded while the group after it is walked;
-    raws and douts are those of the last group, and after_rn is the state after it.
+    states, raws and douts are those of the last group, and after_rn is the state after it.
+
+    Returns:
+        The gradients of the state before the segment and of parameters, and the numbers of the
+        first group of the segment before it.
     """
-    states = _load_states(room_rn, last_group - begin, tile)
     for back in range(begin, last_group + 1, tile.group):
         group_begin = last_group - (back - begin)
         group = widened_group(raws, tile)
@@ -236,9 +262,11 @@ def _walk_back(
         dys, dgates = outputs_back(passed, douts, held, spec, tile)
         after_rn = states[0]
         next_begin = tl.maximum(group_begin - tile.group, begin)
-        raws = load_group(roles, at, inside, next_begin, steps, tile)
         douts = _output_gradients(dout, at, inside, next_begin, steps, tile)
         states = _load_states(room_rn, next_begin - begin, tile)
+        if group_begin == begin:
+            next_begin = tl.maximum(begin - tile.steps, 0)
+        raws = load_group(roles, at, inside, next_begin, steps, tile)
         dstate_rn, links = chain_back(
             dstate_rn,
             passed,
@@ -256,9 +284,9 @@ def _walk_back(
         insides = inside_group(inside, group_begin, steps, tile)
         first = roles_from(grads, at, group_begin)
         sums = _store_group(
-            passed, links, dys, dgates, held, sums, first, insides, spec, tile
+            passed, links, dys, dgates, held, sums, first, dparameters, insides, spec, tile
         )
-    return dstate_rn, sums
+    return dstate_rn, sums, raws
 
 
 @triton.jit
@@ -331,23 +359,37 @@ def matrix_backward(
     if first is not None:
         start_rn = load_state(first, number, at, spec)
     segments = (steps + tile.steps - 1) // tile.steps
+    # What a segment begins with is loaded while the one after it is walked.
+    raws = load_group(roles, at, inside, (segments - 1) * tile.steps, steps, tile)
+    kept_rn = _load_checkpoint(checkpoints, segments - 1, states, number, at, spec)
     for done in range(segments):
         segment = segments - 1 - done
         begin, end = segment * tile.steps, tl.minimum((segment + 1) * tile.steps, steps)
         last_group = begin + (end - 1 - begin) // tile.group * tile.group
-        # What the walk back begins with is loaded while the states are computed again.
-        raws = load_group(roles, at, inside, last_group, steps, tile)
         douts = _output_gradients(dout, at, inside, last_group, steps, tile)
-        state_rn = start_rn
-        if segment > 0:
-            state_rn = load_state(checkpoints, wide(segment - 1, at) * states + number, at, spec)
-        state_rn = _recompute(
-            state_rn, room_rn, roles, held, resets, at, inside, begin, end, steps, cell, spec, tile
+        state_rn = tl.where(segment > 0, kept_rn.to(tl.float32), start_rn)
+        kept_rn = _load_checkpoint(checkpoints, segment - 1, states, number, at, spec)
+        state_rn, states_of_group, raws = _recompute(
+            state_rn,
+            raws,
+            room_rn,
+            roles,
+            held,
+            resets,
+            at,
+            inside,
+            begin,
+            last_group,
+            steps,
+            cell,
+            spec,
+            tile,
         )
         tl.debug_barrier()  # threads may read states that others wrote
-        dstate_rn, sums = _walk_back(
+        dstate_rn, sums, raws = _walk_back(
             dstate_rn,
             state_rn,
+            states_of_group,
             room_rn,
             raws,
             douts,
@@ -355,6 +397,7 @@ def matrix_backward(
             held,
             sums,
             grads,
+            dparameters,
             dout,
             dlast,
             resets,

@@ -128,20 +128,31 @@ def as_stored(number_n, tile: tl.constexpr):
 
 @triton.jit
 def inside_tile(at, spec: tl.constexpr, tile: tl.constexpr):
-    """Return which numbers of a program exist at every step, an :class:`Inside`."""
-    inside_n = on_columns(at.column_n < spec.columns, tile)
+    """Return which numbers of a program exist at every step, an :class:`Inside`.
+
+    What always exists is True, which no instruction asks.
+    """
+    inside_r = at.row_r < spec.rows if spec.rows % tile.rows > 0 else True
+    inside_n = on_columns(at.column_n < spec.columns, tile) if spec.columns < tile.columns else True
     once_n = inside_n
     if tile.spread:
-        once_n = inside_n & (tl.arange(0, tile.rows)[:, None] == 0)
-    return Inside(True, at.row_r < spec.rows, inside_n, once_n)
+        once_n = inside_n & on_first_row(tile)
+    return Inside(True, inside_r, inside_n, once_n)
+
+
+@triton.jit
+def on_first_row(tile: tl.constexpr):
+    """Return which numbers of a tile are on its first row."""
+    first_r1 = tl.arange(0, tile.rows)[:, None] == 0
+    return tl.broadcast_to(first_r1, [tile.rows, tile.columns])
 
 
 @triton.jit
 def inside_group(inside, t, steps, tile: tl.constexpr):
     """Return which numbers of the steps of a group from t on exist, an :class:`Inside` each."""
-    found = ()
+    left, found = steps - t, ()
     for ahead in tl.static_range(tl.constexpr(tile.group)):
-        here = t < steps - ahead
+        here = left > ahead
         one = Inside(here, inside.row_r & here, inside.column_n & here, inside.once_n & here)
         found = found + (one,)
     return found
