@@ -95,7 +95,6 @@ def _slot(room_rn, step, tile: tl.constexpr):
 @triton.jit
 def _recompute(
     state_rn,
-    raws,
     room_rn,
     roles,
     held,
@@ -111,18 +110,16 @@ def _recompute(
 ):
     """Compute the states of a segment, whole groups, and keep those before the last group.
 
-    Args:
-        raws: The numbers of its first group.
-
     Returns:
-        The state after it, those before the steps of its last group, and that group's numbers.
+        The state after it, and those before the steps of its last group.
     """
+    raws = load_group(roles, at, inside, begin, steps, tile)
     states = ()
     for _ in tl.static_range(tl.constexpr(tile.group)):
         states = states + (state_rn,)
     for t in range(begin, last_group + 1, tile.group):
         group = widened_group(raws, tile)
-        raws = load_group(roles, at, inside, tl.minimum(t + tile.group, last_group), steps, tile)
+        raws = load_group(roles, at, inside, t + tile.group, steps, tile)
         slot_rn, states = _slot(room_rn, t - begin, tile), ()
         for ahead in tl.static_range(tl.constexpr(tile.group)):
             tl.store(_slot(slot_rn, ahead, tile), state_rn, mask=t < last_group)
@@ -131,7 +128,7 @@ def _recompute(
             x = prepare(group[ahead], held, spec)
             c_r, w_r = cell(seen(x, group[ahead], held, state_rn, spec), spec)
             state_rn = advance(state_rn, c_r, w_r, x, spec)
-    return state_rn, states, raws
+    return state_rn, states
 
 
 @triton.jit
@@ -250,8 +247,7 @@ def _walk_back(
     states, raws and douts are those of the last group, and after_rn is the state after it.
 
     Returns:
-        The gradients of the state before the segment and of parameters, and the numbers of the
-        first group of the segment before it.
+        The gradients of the state before the segment and of parameters.
     """
     for back in range(begin, last_group + 1, tile.group):
         group_begin = last_group - (back - begin)
@@ -262,11 +258,9 @@ def _walk_back(
         dys, dgates = outputs_back(passed, douts, held, spec, tile)
         after_rn = states[0]
         next_begin = tl.maximum(group_begin - tile.group, begin)
+        raws = load_group(roles, at, inside, next_begin, steps, tile)
         douts = _output_gradients(dout, at, inside, next_begin, steps, tile)
         states = _load_states(room_rn, next_begin - begin, tile)
-        if group_begin == begin:
-            next_begin = tl.maximum(begin - tile.steps, 0)
-        raws = load_group(roles, at, inside, next_begin, steps, tile)
         dstate_rn, links = chain_back(
             dstate_rn,
             passed,
@@ -286,7 +280,7 @@ def _walk_back(
         sums = _store_group(
             passed, links, dys, dgates, held, sums, first, dparameters, insides, spec, tile
         )
-    return dstate_rn, sums, raws
+    return dstate_rn, sums
 
 
 @triton.jit
@@ -359,19 +353,19 @@ def matrix_backward(
     if first is not None:
         start_rn = load_state(first, number, at, spec)
     segments = (steps + tile.steps - 1) // tile.steps
-    # What a segment begins with is loaded while the one after it is walked.
-    raws = load_group(roles, at, inside, (segments - 1) * tile.steps, steps, tile)
+    # The state that a segment begins with is loaded while the one after it is walked.
     kept_rn = _load_checkpoint(checkpoints, segments - 1, states, number, at, spec)
     for done in range(segments):
         segment = segments - 1 - done
         begin, end = segment * tile.steps, tl.minimum((segment + 1) * tile.steps, steps)
         last_group = begin + (end - 1 - begin) // tile.group * tile.group
+        # What the walk back begins with is loaded while the states are computed again.
+        raws = load_group(roles, at, inside, last_group, steps, tile)
         douts = _output_gradients(dout, at, inside, last_group, steps, tile)
         state_rn = tl.where(segment > 0, kept_rn.to(tl.float32), start_rn)
         kept_rn = _load_checkpoint(checkpoints, segment - 1, states, number, at, spec)
-        state_rn, states_of_group, raws = _recompute(
+        state_rn, states_of_group = _recompute(
             state_rn,
-            raws,
             room_rn,
             roles,
             held,
@@ -386,7 +380,7 @@ def matrix_backward(
             tile,
         )
         tl.debug_barrier()  # threads may read states that others wrote
-        dstate_rn, sums, raws = _walk_back(
+        dstate_rn, sums = _walk_back(
             dstate_rn,
             state_rn,
             states_of_group,
