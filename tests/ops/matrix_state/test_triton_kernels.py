@@ -38,7 +38,7 @@ from tests.ops.matrix_state.triton_cases import (
 )
 
 triton = pytest.importorskip("triton")
-MODULES = ("maths", "cells", "inputs", "forward", "backward_steps", "backward", "around")
+MODULES = ("maths", "cells", "places", "inputs", "forward", "backward_steps", "backward", "around")
 CELLS = ("e70", "e71", "e72", "e73", "e73cp", "e88", "m2rnn")
 
 
@@ -259,7 +259,7 @@ FAULTS = {
     "the wrong checkpoint": (
         "e70-n16",
         "backward",
-        "wide(segment - 1, at) * states",
+        "wide(tl.maximum(segment - 1, 0), at) * states",
         "wide(segment * 0, at) * states",
     ),
     "no derivative of tanh": (
@@ -300,15 +300,15 @@ FAULTS = {
     ),
     "padded columns are read": (
         "e73cp-column-n20",
-        "inputs",
-        "(at.column_n < width) & inside, tile.spread",
-        "(at.column_n < width + 1) & inside, tile.spread",
+        "places",
+        "    once_n = inside_n\n",
+        "    once_n = inside_n\n    inside_n = on_columns(at.column_n < spec.columns + 1, tile)\n",
     ),
     "padded columns are written": (
         "e73cp-column-n20",
-        "inputs",
-        "    inside_n = (at.column_n < spec.columns) & (t < steps)\n",
-        "    inside_n = (at.column_n < spec.columns + 1) & (t < steps)\n",
+        "places",
+        "    once_n = inside_n\n",
+        "    once_n = on_columns(at.column_n < spec.columns + 1, tile)\n",
     ),
     "a norm without its direction": (
         "e88-n16",
@@ -336,9 +336,9 @@ FAULTS = {
     ),
     "one row tile's part for all": (
         "e88-everything",
-        "inputs",
-        "to_n = sequence.data + at.tile * sequence.tile + first",
-        "to_n = sequence.data + first",
+        "places",
+        "own = _begin(sequence, at, spec.columns) + at.tile * sequence.tile",
+        "own = _begin(sequence, at, spec.columns)",
     ),
     "one row tile's part of a prepared key for all": (
         "e88-everything",
@@ -385,8 +385,8 @@ FAULTS = {
     "the state before another group": (
         "e88-n16",
         "backward",
-        "states = _load_states(scratch, next_begin - begin, tile)",
-        "states = _load_states(scratch, last_group - begin, tile)",
+        "states = _load_states(room_rn, next_begin - begin, tile)",
+        "states = _load_states(room_rn, last_group - begin, tile)",
     ),
     "the numbers of another group": (
         "e70-n16",

@@ -136,7 +136,7 @@ def inside_tile(at, spec: tl.constexpr, tile: tl.constexpr):
     inside_n = on_columns(at.column_n < spec.columns, tile) if spec.columns < tile.columns else True
     once_n = inside_n
     if tile.spread:
-        once_n = inside_n & on_first_row(tile)
+        once_n = once_n & on_first_row(tile)
     return Inside(True, inside_r, inside_n, once_n)
 
 
