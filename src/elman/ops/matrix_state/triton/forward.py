@@ -131,13 +131,13 @@ def matrix_forward(
     number = at.batch * spec.heads + at.head
     inside, roles = inside_tile(at, spec, tile), opened(roles, at, spec, tile)
     held = load_parameters(parameters, at, spec, tile)
+    last_rn, inside_rn = state_at(last, number, at, spec)
     if first is not None:
         state_rn = load_state(first, number, at, spec)
     else:
         # A load of nothing: how a tensor is loaded decides its layout, and this one's is needed in
         # every step. Zeros that are not loaded would be computed with in another layout.
-        from_rn, inside_rn = state_at(last, number, at, spec)
-        state_rn = tl.load(from_rn, mask=inside_rn & (steps < 0), other=0.0)
+        state_rn = tl.load(last_rn, mask=inside_rn & (steps < 0), other=0.0)
     raws = load_group(roles, at, inside, 0, steps, tile)
     for begin in range(0, steps, tile.group):
         group = widened_group(raws, tile)
@@ -157,4 +157,5 @@ def matrix_forward(
             y_r = output_of(tl.sum(state_rn * x.q_n, 1), x, raw, held, spec)
             to_r = outs_r + ahead * (spec.heads * spec.rows)
             store_output(to_r, y_r, inside.row_r & (t < steps))
-            store_state(last, number, at, state_rn, t == steps - 1, spec)
+            kept_rn = state_rn.to(last.dtype.element_ty)
+            tl.store(last_rn, kept_rn, mask=inside_rn & (t == steps - 1))
