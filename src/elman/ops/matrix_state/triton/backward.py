@@ -353,8 +353,6 @@ def matrix_backward(
     if first is not None:
         start_rn = load_state(first, number, at, spec)
     segments = (steps + tile.steps - 1) // tile.steps
-    # The state that a segment begins with is loaded while the one after it is walked.
-    kept_rn = _load_checkpoint(checkpoints, segments - 1, states, number, at, spec)
     for done in range(segments):
         segment = segments - 1 - done
         begin, end = segment * tile.steps, tl.minimum((segment + 1) * tile.steps, steps)
@@ -362,8 +360,9 @@ def matrix_backward(
         # What the walk back begins with is loaded while the states are computed again.
         raws = load_group(roles, at, inside, last_group, steps, tile)
         douts = _output_gradients(dout, at, inside, last_group, steps, tile)
-        state_rn = tl.where(segment > 0, kept_rn.to(tl.float32), start_rn)
-        kept_rn = _load_checkpoint(checkpoints, segment - 1, states, number, at, spec)
+        state_rn = start_rn
+        if segment > 0:
+            state_rn = load_state(checkpoints, wide(segment - 1, at) * states + number, at, spec)
         state_rn, states_of_group = _recompute(
             state_rn,
             room_rn,
