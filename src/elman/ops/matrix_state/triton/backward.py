@@ -2,7 +2,7 @@
 
 :func:`matrix_backward` takes segments of time from the last to the first. It computes the states of
 a segment again from its checkpoint, keeps them in memory, and walks back over them by groups of
-steps (backward_steps.py).
+steps (backward_steps.py). backward_overlapped.py does both at once, where tiles are small.
 
 Shape legend: r rows of a tile, n columns of the state, both padded to powers of two.
 """
@@ -28,7 +28,6 @@ from elman.ops.matrix_state.triton.forward import (
     begun,
     load_state,
     seen,
-    state_at,
     store_state,
 )
 from elman.ops.matrix_state.triton.inputs import (
@@ -70,7 +69,8 @@ class Sums(NamedTuple):
 
 
 @triton.jit
-def _no_sums(spec: tl.constexpr, tile: tl.constexpr):
+def no_sums(spec: tl.constexpr, tile: tl.constexpr):
+    """Return sums of nothing."""
     zero_r = tl.full([tile.rows], 0.0, tl.float32)
     zero_n = tl.full([tile.rows if tile.spread else 1, tile.columns], 0.0, tl.float32)
     zero = tl.sum(zero_r, 0)
@@ -79,15 +79,15 @@ def _no_sums(spec: tl.constexpr, tile: tl.constexpr):
 
 
 @triton.jit
-def _room(scratch, tile: tl.constexpr):
+def room(scratch, tile: tl.constexpr):
     """Return where this program keeps the state before the first step of a segment."""
     row_rn, column_rn = tl.arange(0, tile.rows)[:, None], tl.arange(0, tile.columns)[None, :]
-    first = tl.program_id(0).to(tl.int64) * (tile.steps * tile.rows * tile.columns)
+    first = tl.program_id(0).to(tl.int64) * (tile.kept_steps * tile.rows * tile.columns)
     return scratch + first + row_rn * tile.columns + column_rn
 
 
 @triton.jit
-def _slot(room_rn, step, tile: tl.constexpr):
+def slot(room_rn, step, tile: tl.constexpr):
     """Return where it keeps the state before a step of a segment."""
     return room_rn + step * (tile.rows * tile.columns)
 
@@ -120,9 +120,9 @@ def _recompute(
     for t in range(begin, last_group + 1, tile.group):
         group = widened_group(raws, tile)
         raws = load_group(roles, at, inside, t + tile.group, steps, tile)
-        slot_rn, states = _slot(room_rn, t - begin, tile), ()
+        slot_rn, states = slot(room_rn, t - begin, tile), ()
         for ahead in tl.static_range(tl.constexpr(tile.group)):
-            tl.store(_slot(slot_rn, ahead, tile), state_rn, mask=t < last_group)
+            tl.store(slot(slot_rn, ahead, tile), state_rn, mask=t < last_group)
             states = states + (state_rn,)
             state_rn = begun(state_rn, resets, at, t + ahead, steps)
             x = prepare(group[ahead], held, spec)
@@ -132,24 +132,16 @@ def _recompute(
 
 
 @triton.jit
-def _load_checkpoint(checkpoints, segment, states, number, at, spec: tl.constexpr):
-    """Return the state before a segment as it was kept; zeros for the first and those before it."""
-    kept = wide(tl.maximum(segment - 1, 0), at) * states + number
-    from_rn, inside_rn = state_at(checkpoints, kept, at, spec)
-    return tl.load(from_rn, mask=inside_rn & (segment > 0), other=0.0)
-
-
-@triton.jit
-def _load_states(room_rn, step, tile: tl.constexpr):
+def load_states(room_rn, step, wanted, tile: tl.constexpr):
     """Return the states before the steps of the group that begins at a step of a segment."""
-    slot_rn, states = _slot(room_rn, step, tile), ()
+    slot_rn, states = slot(room_rn, step, tile), ()
     for ahead in tl.static_range(tl.constexpr(tile.group)):
-        states = states + (tl.load(_slot(slot_rn, ahead, tile)),)
+        states = states + (tl.load(slot(slot_rn, ahead, tile), mask=wanted, other=0.0),)
     return states
 
 
 @triton.jit
-def _store_group(
+def store_group(
     passed,
     links,
     dys,
@@ -198,7 +190,7 @@ def _store_group(
 
 
 @triton.jit
-def _output_gradients(dout, at, inside, begin, steps, tile: tl.constexpr):
+def output_gradients(dout, at, inside, begin, steps, tile: tl.constexpr):
     """Return the gradients of the outputs of a group: zeros beyond the last step.
 
     Where they are zeros, and the gradient of the state is, too, a step leaves nothing in any sum.
@@ -259,8 +251,8 @@ def _walk_back(
         after_rn = states[0]
         next_begin = tl.maximum(group_begin - tile.group, begin)
         raws = load_group(roles, at, inside, next_begin, steps, tile)
-        douts = _output_gradients(dout, at, inside, next_begin, steps, tile)
-        states = _load_states(room_rn, next_begin - begin, tile)
+        douts = output_gradients(dout, at, inside, next_begin, steps, tile)
+        states = load_states(room_rn, next_begin - begin, True, tile)
         dstate_rn, links = chain_back(
             dstate_rn,
             passed,
@@ -277,7 +269,7 @@ def _walk_back(
         )
         insides = inside_group(inside, group_begin, steps, tile)
         first = roles_from(grads, at, group_begin)
-        sums = _store_group(
+        sums = store_group(
             passed, links, dys, dgates, held, sums, first, dparameters, insides, spec, tile
         )
     return dstate_rn, sums
@@ -291,7 +283,7 @@ def _store_row_sum(pointer, at, sum_r, spec: tl.constexpr):
 
 
 @triton.jit
-def _store_sums(dparameters, at, inside, sums, spec: tl.constexpr, tile: tl.constexpr):
+def store_sums(dparameters, at, inside, sums, spec: tl.constexpr, tile: tl.constexpr):
     """Store a program's share of the gradients of parameters."""
     _store_row_sum(dparameters.p0, at, sums.p0_r, spec)
     _store_row_sum(dparameters.p1, at, sums.p1_r, spec)
@@ -341,13 +333,13 @@ def matrix_backward(
         cell_back: The derivative of the cell's step.
     """
     at = place_of(spec, tile)
-    inside, room_rn = inside_tile(at, spec, tile), _room(scratch, tile)
+    inside, room_rn = inside_tile(at, spec, tile), room(scratch, tile)
     roles, grads = opened(roles, at, spec, tile), opened(grads, at, spec, tile)
     if dout is not None:
         dout = on_rows(dout, at, spec)
     number = at.batch * spec.heads + at.head
     held = load_parameters(parameters, at, spec, tile)
-    sums = _no_sums(spec, tile)
+    sums = no_sums(spec, tile)
     start_rn = tl.full([tile.rows, tile.columns], 0.0, tl.float32)
     dstate_rn = start_rn
     if first is not None:
@@ -359,7 +351,7 @@ def matrix_backward(
         last_group = begin + (end - 1 - begin) // tile.group * tile.group
         # What the walk back begins with is loaded while the states are computed again.
         raws = load_group(roles, at, inside, last_group, steps, tile)
-        douts = _output_gradients(dout, at, inside, last_group, steps, tile)
+        douts = output_gradients(dout, at, inside, last_group, steps, tile)
         state_rn = start_rn
         if segment > 0:
             state_rn = load_state(checkpoints, wide(segment - 1, at) * states + number, at, spec)
@@ -408,4 +400,4 @@ def matrix_backward(
         tl.debug_barrier()  # before the next segment's states are written over these
     if dfirst is not None:
         store_state(dfirst, number, at, dstate_rn, True, spec)
-    _store_sums(dparameters, at, inside, sums, spec, tile)
+    store_sums(dparameters, at, inside, sums, spec, tile)

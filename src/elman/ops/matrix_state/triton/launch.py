@@ -387,13 +387,15 @@ def _shares(call: Call, tile: Tile, prepared: tuple[str, ...]) -> list[Tensor]:
 
 def _backward(call: Call, fast: bool, run: Callable[[Launch], None]) -> None:
     from elman.ops.matrix_state.triton.backward import matrix_backward
+    from elman.ops.matrix_state.triton.backward_overlapped import matrix_backward_overlapped
 
     cell, spec = _parts_of(call.plan.text, fast)
     tile, states = _tile(call.plan.text, True), call.args.B * call.plan.heads
     programs, dout = states * tile.row_tiles, call.kept.get("dout")
     prepared = prepared_of(call.plan, tile, backward=True)
     gradients, shares = _Gradients(call, tile, prepared), _shares(call, tile, prepared)
-    room = (programs, tile.steps, tile.rows, tile.columns)
+    room = (programs, tile.kept_steps, tile.rows, tile.columns)
+    kernel = matrix_backward_overlapped if tile.overlapped else matrix_backward
     arguments = (
         _prepared(call, prepared, spec, run),
         _parameters_of_loop(call.plan, call.parameters, prepared),
@@ -410,7 +412,7 @@ def _backward(call: Call, fast: bool, run: Callable[[Launch], None]) -> None:
         of_loop(spec, prepared),
         tile,
     )
-    run(Launch(matrix_backward, (programs,), arguments, tile.warps))
+    run(Launch(kernel, (programs,), arguments, tile.warps))
     gradients.finish(shares, spec, run)
     for share, dparameter in zip(shares, call.dparameters, strict=True):
         torch.sum(share, 0, out=dparameter)
