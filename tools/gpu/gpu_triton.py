@@ -3,17 +3,17 @@
     python tools/gpu/gpu_triton.py --out FILE [--check] [--time] [--tiles] [--compile] [--warm]
         [--sizes 16 ...] [--cells E70 ...]
 
-Without --check, --time, --tiles or --compile, the first two are done. Each result is one line of JSON, printed
-and appended to FILE at once. Checks: outputs and all gradients of every cell in bf16 and fp32
-against the fp64 reference, with NaN in every tensor that the engine allocates, with and without a
-first state and resets; and that a replayed CUDA graph gives the same bits. Times: bf16, B = 32 and
-T = 512, each pass replayed as a CUDA graph, both backends in turn in every round; "first" are the
-seconds of the first call of both passes with an empty cache, which is compilation. --tiles times
-other tiles of a program than those of spec.py. --compile only calls what --time would time, once:
-processes that do so for a cell each fill one TRITON_CACHE_DIR with all cores. --time --warm then
-compiles nothing that is in there, and leaves "first" out. --cells chooses some of the cells. M2RNN, whose
-kernels are its own, has sizes of its own (triton_row_mix.py), which --sizes does not change:
---cells M2RNN checks and times it alone. Needs torch with triton, a GPU and this package on
+Without --check, --time, --tiles or --compile, the first two are done. Each result is one line of
+JSON, printed and appended to FILE at once. Checks: outputs and all gradients of every cell in bf16
+and fp32 against the fp64 reference, with NaN in every tensor that the engine allocates, with and
+without a first state and resets; and that a replayed CUDA graph gives the same bits. Times: bf16, B
+= 32 and T = 512, each pass replayed as a CUDA graph, both backends in turn in every round; "first"
+are the seconds of the first call of both passes with an empty cache, which is compilation. --tiles
+times other tiles of a program than those of spec.py. --compile only calls what --time would time,
+once: processes that do so for a cell each fill one TRITON_CACHE_DIR with all cores. --time --warm
+then compiles nothing that is in there, and leaves "first" out. --cells chooses some of the cells.
+M2RNN, whose kernels are its own, has sizes of its own (triton_row_mix.py), which --sizes does not
+change: --cells M2RNN checks and times it alone. Needs torch with triton, a GPU and this package on
 PYTHONPATH. On an AMD GPU the CUDA kernels are left out.
 """
 

@@ -201,7 +201,7 @@ def output_gradients(dout, at, inside, begin, steps, tile: tl.constexpr):
         for ahead in tl.static_range(tl.constexpr(tile.group)):
             found = found + (loaded(here, ahead, insides[ahead].row_r),)
     else:
-        for ahead in tl.static_range(tl.constexpr(tile.group)):
+        for _ in tl.static_range(tl.constexpr(tile.group)):
             found = found + (tl.full([tile.rows], 0.0, tl.float32),)
     return found
 

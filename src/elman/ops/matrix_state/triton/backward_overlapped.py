@@ -1,8 +1,8 @@
 """The Triton kernel that goes backward with two chains at once, for small tiles of few heads.
 
-Each round walks back over a segment, and computes the states of the segment before it again. Neither
-waits for the other, so the compiler mixes their steps, and a warp that is alone on its part of the
-GPU has something to do while it waits. The price is registers, and a round more for the whole.
+Each round walks back over a segment, and computes the states of the segment before it again.
+Neither waits for the other, so the compiler mixes their steps, and a warp that is alone on its part
+of the GPU has something to do while it waits. The price is registers, and one more round in all.
 
 Shape legend: r rows of a tile, n columns of the state, both padded to powers of two.
 """
@@ -155,9 +155,11 @@ def matrix_backward_overlapped(
     raws_ahead = load_group(roles, at, inside, begin, steps, tile)
     raws = load_group(roles, at, inside, walked, steps, tile)
     douts = output_gradients(dout, at, inside, walked, steps, tile)
+    # A load of nothing: with zeros instead, the loop would take more instructions.
+    nothing_rn = tl.load(room_rn, mask=steps < 0, other=0.0)
     before = ()
     for _ in tl.static_range(tl.constexpr(tile.group)):
-        before = before + (zero_rn,)
+        before = before + (nothing_rn,)
     kept_rn = _load_checkpoint(checkpoints, segments - 1, True, states, number, at, spec)
     for turn in range((segments + 1) * groups):
         segment, next_turn = segments - 1 - turn // groups, turn + 1

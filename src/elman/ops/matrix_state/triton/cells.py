@@ -119,9 +119,8 @@ def delta_back(x, c, dc, dw, spec: tl.constexpr):
 @triton.jit
 def scaled_read_delta(x, spec: tl.constexpr):
     """c = 1, w = v - kind(g + p0) r."""
-    return tl.full(x.v.shape, 1.0, tl.float32), x.v - activate(
-        x.g + x.p0, spec.kind, spec.fast
-    ) * x.r
+    one = tl.full(x.v.shape, 1.0, tl.float32)
+    return one, x.v - activate(x.g + x.p0, spec.kind, spec.fast) * x.r
 
 
 @triton.jit
