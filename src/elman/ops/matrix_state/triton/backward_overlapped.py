@@ -112,6 +112,18 @@ def _load_checkpoint(checkpoints, segment, wanted, states, number, at, spec: tl.
     return tl.load(from_rn, mask=inside_rn & (segment > 0) & wanted, other=0.0)
 
 
+@triton.jit
+def _no_states(room_rn, steps, tile: tl.constexpr):
+    """Return zeros for the states of a group.
+
+    They are a load of nothing: with zeros that are not, the loop would take more instructions.
+    """
+    nothing_rn, states = tl.load(room_rn, mask=steps < 0, other=0.0), ()
+    for _ in tl.static_range(tl.constexpr(tile.group)):
+        states = states + (nothing_rn,)
+    return states
+
+
 @triton.jit(do_not_specialize=["steps", "states"])
 def matrix_backward_overlapped(
     roles,
@@ -155,11 +167,7 @@ def matrix_backward_overlapped(
     raws_ahead = load_group(roles, at, inside, begin, steps, tile)
     raws = load_group(roles, at, inside, walked, steps, tile)
     douts = output_gradients(dout, at, inside, walked, steps, tile)
-    # A load of nothing: with zeros instead, the loop would take more instructions.
-    nothing_rn = tl.load(room_rn, mask=steps < 0, other=0.0)
-    before = ()
-    for _ in tl.static_range(tl.constexpr(tile.group)):
-        before = before + (nothing_rn,)
+    before = _no_states(room_rn, steps, tile)
     kept_rn = _load_checkpoint(checkpoints, segments - 1, True, states, number, at, spec)
     for turn in range((segments + 1) * groups):
         segment, next_turn = segments - 1 - turn // groups, turn + 1
