@@ -1,17 +1,19 @@
 """Checks the Triton kernels of the matrix-state engine on a GPU, and times them beside CUDA's.
 
-    python tools/gpu/gpu_triton.py --out FILE [--check] [--time] [--tiles] [--sizes 16 ...]
-        [--cells E70 ...]
+    python tools/gpu/gpu_triton.py --out FILE [--check] [--time] [--tiles] [--compile] [--warm]
+        [--sizes 16 ...] [--cells E70 ...]
 
-Without --check, --time or --tiles, the first two are done. Each result is one line of JSON, printed
-and appended to FILE at once. Checks: outputs and all gradients of every cell in bf16 and fp32
-against the fp64 reference, with NaN in every tensor that the engine allocates, with and without a
-first state and resets; and that a replayed CUDA graph gives the same bits. Times: bf16, B = 32 and
-T = 512, each pass replayed as a CUDA graph, both backends in turn in every round; "first" are the
-seconds of the first call of both passes with an empty cache, which is compilation. --tiles times
-other tiles of a program than those of spec.py. --cells chooses some of the cells. M2RNN, whose
-kernels are its own, has sizes of its own (triton_row_mix.py), which --sizes does not change:
---cells M2RNN checks and times it alone. Needs torch with triton, a GPU and this package on
+Without --check, --time, --tiles or --compile, the first two are done. Each result is one line of
+JSON, printed and appended to FILE at once. Checks: outputs and all gradients of every cell in bf16
+and fp32 against the fp64 reference, with NaN in every tensor that the engine allocates, with and
+without a first state and resets; and that a replayed CUDA graph gives the same bits. Times: bf16, B
+= 32 and T = 512, each pass replayed as a CUDA graph, both backends in turn in every round; "first"
+are the seconds of the first call of both passes with an empty cache, which is compilation. --tiles
+times other tiles of a program than those of spec.py. --compile only calls what --time would time,
+once: processes that do so for a cell each fill one TRITON_CACHE_DIR with all cores. --time --warm
+then compiles nothing that is in there, and leaves "first" out. --cells chooses some of the cells.
+M2RNN, whose kernels are its own, has sizes of its own (triton_row_mix.py), which --sizes does not
+change: --cells M2RNN checks and times it alone. Needs torch with triton, a GPU and this package on
 PYTHONPATH. On an AMD GPU the CUDA kernels are left out.
 """
 
@@ -91,15 +93,18 @@ def main() -> None:
         {"what": "machine", "device": device_name("cuda"), "torch": torch.__version__}
         | {"triton": triton_version(), "rocm": torch_is_for_rocm()}
     )
-    passed, everything = True, not (given.check or given.time or given.tiles)
+    parts = (given.check, given.time, given.tiles, given.compile)
+    passed, everything = True, not any(parts)
     chosen = None if given.cells is None else [name for name in given.cells if name in CELLS]
     with_m2rnn = given.cells is None or triton_row_mix.NAME in given.cells
     if given.check or everything:
         cells = CELLS if chosen is None else chosen
         passed = checks(cells, given.sizes or CHECKED_SIZES, report)
         passed &= not with_m2rnn or triton_row_mix.checks(report)
+    if given.compile:
+        compile_all(TIMED if chosen is None else chosen, given.sizes or SIZES, report)
     if given.time or everything:
-        times(TIMED if chosen is None else chosen, given.sizes or SIZES, report)
+        times(TIMED if chosen is None else chosen, given.sizes or SIZES, report, warm=given.warm)
         if with_m2rnn:
             with empty_cache():
                 triton_row_mix.times(report)
@@ -113,8 +118,9 @@ def parse() -> argparse.Namespace:
     """Return what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="file of lines of JSON")
-    for part in ("check", "time", "tiles"):
+    for part in ("check", "time", "tiles", "compile"):
         parser.add_argument(f"--{part}", action="store_true", help="this part alone")
+    parser.add_argument("--warm", action="store_true", help="--time with the cache as it is")
     parser.add_argument("--sizes", nargs="+", type=int, help="rows and columns of the state")
     names = (*CELLS, triton_row_mix.NAME)
     parser.add_argument("--cells", nargs="+", choices=names, metavar="CELL", help=", ".join(names))
@@ -215,16 +221,39 @@ def replayed(plan: Plan, leaves: Leaves) -> Leaves:
 # ---- times
 
 
-def times(cells: Iterable[str], sizes: Iterable[int], report: Report) -> None:
-    """Time both backends in every size, in turn."""
-    backends = ("triton",) if torch_is_for_rocm() else ("triton", "cuda")
+def backends() -> tuple[str, ...]:
+    """Return the backends that are timed."""
+    return ("triton",) if torch_is_for_rocm() else ("triton", "cuda")
+
+
+def timed_plan(name: str, n: int) -> Plan:
+    """Return the plan of a model's recurrence, with the heads that it is timed with."""
+    return plan_of(name, n, HEADS[n] if name == "E88" else 1)
+
+
+def compile_all(cells: Iterable[str], sizes: Iterable[int], report: Report) -> None:
+    """Call what is timed once, into the present cache."""
+    for name, n, backend in itertools.product(cells, sizes, backends()):
+        row: dict[str, Any] = {"what": "compile", "cell": name, "n": n, "backend": backend}
+        began = time.perf_counter()
+        try:
+            passes(timed_plan(name, n), backend)
+        except Exception as error:
+            row |= {"error": f"{type(error).__name__}: {error}"[:500]}
+        report(row | {"s": round(time.perf_counter() - began, 2)})
+
+
+def times(
+    cells: Iterable[str], sizes: Iterable[int], report: Report, *, warm: bool = False
+) -> None:
+    """Time both backends in every size, in turn; if ``warm``, with the present cache."""
     for name, n in itertools.product(cells, sizes):
-        plan = plan_of(name, n, HEADS[n] if name == "E88" else 1)
+        plan = timed_plan(name, n)
         made: dict[tuple[str, str], Any] = {}
         row = {"what": "time", "cell": name, "n": n, "heads": plan.heads}
-        for backend in backends:
+        for backend in backends():
             try:
-                with empty_cache() if backend == "triton" else without():
+                with without() if warm or backend == "cuda" else empty_cache():
                     began = time.perf_counter()
                     graphs = passes(plan, backend)
                     first = round(time.perf_counter() - began, 2)
@@ -233,7 +262,8 @@ def times(cells: Iterable[str], sizes: Iterable[int], report: Report) -> None:
                     row | {"backend": backend, "error": f"{type(error).__name__}: {error}"[:500]}
                 )
                 continue
-            report(row | {"backend": backend, "first_s": first})
+            if not warm:
+                report(row | {"backend": backend, "first_s": first})
             made |= {(backend, direction): graph for direction, graph in graphs.items()}
         for (backend, direction), us in in_turn(made).items():
             report(row | {"backend": backend, "pass": direction, "us_a_step": us})
@@ -299,7 +329,7 @@ def in_turn(made: dict[Any, Any]) -> dict[Any, float]:
 def time_tiles(cells: Iterable[str], sizes: Iterable[int], report: Report) -> None:
     """Time cells with every tile that a program of one warp can have, each pass by itself."""
     for name, n, direction in itertools.product(cells, sizes, ("forward", "backward")):
-        plan = plan_of(name, n, HEADS[n] if name == "E88" else 1)
+        plan = timed_plan(name, n)
         for rows, group, spread in TILES:
             if rows > n or not 1 <= rows * n // 32 <= MOST_NUMBERS // group:
                 continue

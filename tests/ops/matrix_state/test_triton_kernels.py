@@ -24,6 +24,7 @@ from tests.ops.matrix_state.triton_cases import (
     BF16,
     CASES,
     FP32,
+    STEPS,
     TOLERANCE,
     drawn,
     everything,
@@ -38,7 +39,8 @@ from tests.ops.matrix_state.triton_cases import (
 )
 
 triton = pytest.importorskip("triton")
-MODULES = ("maths", "cells", "inputs", "forward", "backward_steps", "backward", "around")
+MODULES = ("maths", "cells", "places", "inputs", "forward", "backward_steps", "backward")
+MODULES += ("backward_overlapped", "around")
 CELLS = ("e70", "e71", "e72", "e73", "e73cp", "e88", "m2rnn")
 
 
@@ -63,9 +65,12 @@ def test_outputs_and_gradients_are_those_of_the_fp64_reference(name: str) -> Non
     assert not wrong(everything(plan, given, "triton"), right(plan, given), TOLERANCE[FP32])
 
 
-@pytest.mark.parametrize("name", ["e72-n24", "e88-n16"])
-def test_several_groups_of_a_segment_and_a_rest(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_tiles(monkeypatch, steps=6)
+@pytest.mark.parametrize("overlapped", [False, True])
+@pytest.mark.parametrize("name", ["e72-n24", "e88-everything"])
+def test_several_groups_of_a_segment_and_a_rest(
+    name: str, overlapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_tiles(monkeypatch, steps=6, overlapped=overlapped)
     plan = plan_of(name)
     given = drawn(plan, 1, 11, FP32, first=True)
     assert not wrong(everything(plan, given, "triton"), right(plan, given), TOLERANCE[FP32])
@@ -262,6 +267,42 @@ FAULTS = {
         "wide(segment - 1, at) * states",
         "wide(segment * 0, at) * states",
     ),
+    "the wrong checkpoint ahead": (
+        "e70-n16",
+        "backward_overlapped",
+        "wide(tl.maximum(segment - 1, 0), at) * states",
+        "wide(segment * 0, at) * states",
+    ),
+    "a segment begun with another one's state": (
+        "e70-n16",
+        "backward_overlapped",
+        "state_rn = tl.where(is_first, begun_rn, state_rn)",
+        "state_rn = tl.where(turn == 0, begun_rn, state_rn)",
+    ),
+    "the state after another segment": (
+        "e72-n24",
+        "backward_overlapped",
+        "after_rn = tl.where(is_first, state_rn, after_rn)",
+        "after_rn = tl.where(turn < 0, state_rn, after_rn)",
+    ),
+    "states of the segment that is computed": (
+        "e88-n16",
+        "backward_overlapped",
+        "half = 1 - turn // groups % 2",
+        "half = turn // groups % 2",
+    ),
+    "the first segment is not walked": (
+        "e70-n16",
+        "backward_overlapped",
+        "for turn in range((segments + 1) * groups):",
+        "for turn in range(segments * groups):",
+    ),
+    "numbers of another group ahead": (
+        "e70-n16",
+        "backward_overlapped",
+        "raws_ahead = load_group(roles, at, inside, next_begin, steps, tile)",
+        "raws_ahead = load_group(roles, at, inside, begin, steps, tile)",
+    ),
     "no derivative of tanh": (
         "e70-n16",
         "backward_steps",
@@ -300,15 +341,15 @@ FAULTS = {
     ),
     "padded columns are read": (
         "e73cp-column-n20",
-        "inputs",
-        "(at.column_n < width) & inside, tile.spread",
-        "(at.column_n < width + 1) & inside, tile.spread",
+        "places",
+        "    once_n = inside_n\n",
+        "    once_n = inside_n\n    inside_n = on_columns(at.column_n < spec.columns + 1, tile)\n",
     ),
     "padded columns are written": (
         "e73cp-column-n20",
-        "inputs",
-        "    inside_n = (at.column_n < spec.columns) & (t < steps)\n",
-        "    inside_n = (at.column_n < spec.columns + 1) & (t < steps)\n",
+        "places",
+        "    once_n = inside_n\n",
+        "    once_n = on_columns(at.column_n < spec.columns + 1, tile)\n",
     ),
     "a norm without its direction": (
         "e88-n16",
@@ -336,9 +377,9 @@ FAULTS = {
     ),
     "one row tile's part for all": (
         "e88-everything",
-        "inputs",
-        "to_n = sequence.data + at.tile * sequence.tile + first",
-        "to_n = sequence.data + first",
+        "places",
+        "own = _begin(sequence, at, spec.columns) + at.tile * sequence.tile",
+        "own = _begin(sequence, at, spec.columns)",
     ),
     "one row tile's part of a prepared key for all": (
         "e88-everything",
@@ -385,8 +426,8 @@ FAULTS = {
     "the state before another group": (
         "e88-n16",
         "backward",
-        "states = _load_states(scratch, next_begin - begin, tile)",
-        "states = _load_states(scratch, last_group - begin, tile)",
+        "states = load_states(room_rn, next_begin - begin, True, tile)",
+        "states = load_states(room_rn, last_group - begin, True, tile)",
     ),
     "the numbers of another group": (
         "e70-n16",
@@ -409,11 +450,13 @@ def test_a_planted_fault_is_found(
 ) -> None:
     name, module, old, new = FAULTS[fault]
     plan = plan_of("e70-n16" if name == "saturated" else name)
-    steps = 7 if "another group" in fault else 5 if "checkpoint" in fault else 3
-    if steps == 7:
-        use_tiles(monkeypatch, steps=6)
-    if "row tile" in fault:
-        use_tiles(monkeypatch, rows=16)
+    steps = 7 if "another group" in fault else 6 if "another segment" in fault else 5
+    use_tiles(
+        monkeypatch,
+        rows=16 if "row tile" in fault else None,
+        steps=6 if steps == 7 else STEPS,
+        overlapped=module != "backward",
+    )
     given = drawn(plan, 1, steps, FP32, first=True)
     if name == "saturated":
         given["source 0"] *= 30

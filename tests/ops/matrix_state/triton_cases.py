@@ -73,16 +73,19 @@ def use_tiles(
     rows: int | None = None,
     steps: int = STEPS,
     group: int = GROUP,
+    overlapped: bool = True,
 ) -> None:
     """Let programs hold so many rows of a state, and checkpoints stand so many steps apart.
 
-    Without ``rows``, a program holds all of them: the interpreter takes as long for few.
+    Without ``rows``, a program holds all of them: the interpreter takes as long for few. The
+    backward pass does two segments at once if ``overlapped``.
     """
 
     def tiny(plan: Plan, *, backward: bool) -> Any:
         held = rows if rows is not None else 1 << (plan.rows - 1).bit_length()
         found = replace(tile_of(plan, backward=backward), steps=steps, group=group)
-        return replace(found, rows=held, row_tiles=-(-plan.rows // held))
+        tiles = -(-plan.rows // held)
+        return replace(found, rows=held, row_tiles=tiles, overlapped=backward and overlapped)
 
     monkeypatch.setattr(launch, "tile_of", tiny)
     launch._tile.cache_clear()

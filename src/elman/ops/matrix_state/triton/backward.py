@@ -2,7 +2,7 @@
 
 :func:`matrix_backward` takes segments of time from the last to the first. It computes the states of
 a segment again from its checkpoint, keeps them in memory, and walks back over them by groups of
-steps (backward_steps.py).
+steps (backward_steps.py). backward_overlapped.py does both at once, where tiles are small.
 
 Shape legend: r rows of a tile, n columns of the state, both padded to powers of two.
 """
@@ -33,16 +33,26 @@ from elman.ops.matrix_state.triton.forward import (
 from elman.ops.matrix_state.triton.inputs import (
     load_group,
     load_parameters,
-    place_of,
     prepare,
     store_columns,
     store_head,
-    store_on_columns,
-    store_rows,
-    wide,
     widened_group,
 )
 from elman.ops.matrix_state.triton.maths import activate_back
+from elman.ops.matrix_state.triton.places import (
+    as_stored,
+    from_time,
+    inside_group,
+    inside_tile,
+    loaded,
+    on_columns,
+    on_rows,
+    opened,
+    place_of,
+    roles_from,
+    store,
+    wide,
+)
 
 
 class Sums(NamedTuple):
@@ -59,7 +69,8 @@ class Sums(NamedTuple):
 
 
 @triton.jit
-def _no_sums(spec: tl.constexpr, tile: tl.constexpr):
+def no_sums(spec: tl.constexpr, tile: tl.constexpr):
+    """Return sums of nothing."""
     zero_r = tl.full([tile.rows], 0.0, tl.float32)
     zero_n = tl.full([tile.rows if tile.spread else 1, tile.columns], 0.0, tl.float32)
     zero = tl.sum(zero_r, 0)
@@ -68,53 +79,69 @@ def _no_sums(spec: tl.constexpr, tile: tl.constexpr):
 
 
 @triton.jit
-def _room(scratch, slot, tile: tl.constexpr):
-    """Return where this program keeps the state before step ``slot`` of a segment."""
+def room(scratch, tile: tl.constexpr):
+    """Return where this program keeps the state before the first step of a segment."""
     row_rn, column_rn = tl.arange(0, tile.rows)[:, None], tl.arange(0, tile.columns)[None, :]
-    number = tl.program_id(0).to(tl.int64) * tile.steps + slot
-    return scratch + number * (tile.rows * tile.columns) + row_rn * tile.columns + column_rn
+    first = tl.program_id(0).to(tl.int64) * (tile.kept_steps * tile.rows * tile.columns)
+    return scratch + first + row_rn * tile.columns + column_rn
+
+
+@triton.jit
+def slot(room_rn, step, tile: tl.constexpr):
+    """Return where it keeps the state before a step of a segment."""
+    return room_rn + step * (tile.rows * tile.columns)
 
 
 @triton.jit
 def _recompute(
     state_rn,
-    scratch,
+    room_rn,
     roles,
     held,
     resets,
     at,
+    inside,
     begin,
-    end,
+    last_group,
     steps,
     cell: tl.constexpr,
     spec: tl.constexpr,
     tile: tl.constexpr,
 ):
-    """Keep the states before the steps from begin to end, in whole groups; return the last."""
-    raws = load_group(roles, at, begin, steps, spec, tile)
-    for t in range(begin, end, tile.group):
+    """Compute the states of a segment, whole groups, and keep those before the last group.
+
+    Returns:
+        The state after it, and those before the steps of its last group.
+    """
+    raws = load_group(roles, at, inside, begin, steps, tile)
+    states = ()
+    for _ in tl.static_range(tl.constexpr(tile.group)):
+        states = states + (state_rn,)
+    for t in range(begin, last_group + 1, tile.group):
         group = widened_group(raws, tile)
-        raws = load_group(roles, at, t + tile.group, steps, spec, tile)
+        raws = load_group(roles, at, inside, t + tile.group, steps, tile)
+        slot_rn, states = slot(room_rn, t - begin, tile), ()
         for ahead in tl.static_range(tl.constexpr(tile.group)):
-            tl.store(_room(scratch, t + ahead - begin, tile), state_rn)
+            tl.store(slot(slot_rn, ahead, tile), state_rn, mask=t < last_group)
+            states = states + (state_rn,)
             state_rn = begun(state_rn, resets, at, t + ahead, steps)
             x = prepare(group[ahead], held, spec)
             c_r, w_r = cell(seen(x, group[ahead], held, state_rn, spec), spec)
             state_rn = advance(state_rn, c_r, w_r, x, spec)
-    return state_rn
+    return state_rn, states
 
 
 @triton.jit
-def _load_states(scratch, slot, tile: tl.constexpr):
-    """Return the states before the steps of the group that begins at ``slot`` of a segment."""
-    states = ()
+def load_states(room_rn, step, wanted, tile: tl.constexpr):
+    """Return the states before the steps of the group that begins at a step of a segment."""
+    slot_rn, states = slot(room_rn, step, tile), ()
     for ahead in tl.static_range(tl.constexpr(tile.group)):
-        states = states + (tl.load(_room(scratch, slot + ahead, tile)),)
+        states = states + (tl.load(slot(slot_rn, ahead, tile), mask=wanted, other=0.0),)
     return states
 
 
 @triton.jit
-def _store_group(
+def store_group(
     passed,
     links,
     dys,
@@ -122,58 +149,59 @@ def _store_group(
     held,
     sums,
     grads,
-    at,
-    begin,
-    steps,
+    dparameters,
+    insides,
     spec: tl.constexpr,
     tile: tl.constexpr,
 ):
-    """Store the gradients of the steps of a group; return the sums with theirs."""
+    """Store the gradients of the steps of a group; return the sums with theirs.
+
+    grads are those of its first step.
+    """
     dqs, dks, dzs, dkeys = column_sums(passed, links, dys, spec, tile)
     for ahead in tl.static_range(tl.constexpr(tile.group)):
-        t, one, d, dy_r = begin + ahead, passed[ahead], links[ahead].d, dys[ahead]
+        one, d, dy_r, inside = passed[ahead], links[ahead].d, dys[ahead], insides[ahead]
         raw, x, dgate_r = one.raw, one.x, dgates[ahead]
         dq_n, dk_n = dqs[ahead], dks[ahead]
         dz_n = dzs[ahead] if spec.column else dk_n * 0.0
         dkey_n = dkeys[ahead] if spec.reads else dk_n * 0.0
         dv_r = d.v + dy_r * held.residual_r if spec.residual else d.v
         dv_r = activate_back(dv_r, raw.v_r, spec.v_act, spec.fast)
-        store_rows(grads.v, at, t, steps, dv_r, spec)
+        store(grads.v, ahead, dv_r, inside.row_r)
         if grads.g0 is not None:
-            store_rows(grads.g0, at, t, steps, d.g, spec)
+            store(grads.g0, ahead, d.g, inside.row_r)
         if grads.gate is not None:
-            store_rows(grads.gate, at, t, steps, dgate_r, spec)
+            store(grads.gate, ahead, dgate_r, inside.row_r)
         dz_bias_n = store_columns(
-            grads, at, t, steps, raw, held, dk_n, dq_n, dz_n, dkey_n, spec, tile
+            grads, ahead, inside, raw, held, dk_n, dq_n, dz_n, dkey_n, spec, tile
         )
-        ddecay, dt_bias = store_head(grads, at, t, steps, raw, x, held, d.decay, d.write, spec)
+        ddecay, dt_bias = store_head(grads, ahead, inside, raw, x, held, d.decay, d.write, spec)
         sums = Sums(
-            sums.p0_r + d.p0,
-            sums.p1_r + d.p1,
-            sums.p2_r + d.p2,
-            sums.residual_r + dy_r * x.v_r,
-            sums.gate_bias_r + dgate_r,
-            sums.z_bias_n + dz_bias_n,
-            sums.decay + ddecay,
-            sums.dt_bias + dt_bias,
+            sums.p0_r + d.p0 if dparameters.p0 is not None else sums.p0_r,
+            sums.p1_r + d.p1 if dparameters.p1 is not None else sums.p1_r,
+            sums.p2_r + d.p2 if dparameters.p2 is not None else sums.p2_r,
+            sums.residual_r + dy_r * x.v_r if spec.residual else sums.residual_r,
+            sums.gate_bias_r + dgate_r if dparameters.gate_bias is not None else sums.gate_bias_r,
+            sums.z_bias_n + dz_bias_n if dparameters.z_bias is not None else sums.z_bias_n,
+            sums.decay + ddecay if dparameters.decay is not None else sums.decay,
+            sums.dt_bias + dt_bias if dparameters.dt_bias is not None else sums.dt_bias,
         )
     return sums
 
 
 @triton.jit
-def _output_gradients(dout, at, begin, steps, spec: tl.constexpr, tile: tl.constexpr):
+def output_gradients(dout, at, inside, begin, steps, tile: tl.constexpr):
     """Return the gradients of the outputs of a group: zeros beyond the last step.
 
     Where they are zeros, and the gradient of the state is, too, a step leaves nothing in any sum.
     """
     found = ()
-    for ahead in tl.static_range(tl.constexpr(tile.group)):
-        t = begin + ahead
-        if dout is not None:
-            first = at.batch * dout.batch + wide(t, at) * dout.time + at.head * spec.rows
-            inside_r = (at.row_r < spec.rows) & (t < steps)
-            found = found + (tl.load(dout.data + first + at.row_r, mask=inside_r, other=0.0),)
-        else:
+    if dout is not None:
+        here, insides = from_time(dout, at, begin), inside_group(inside, begin, steps, tile)
+        for ahead in tl.static_range(tl.constexpr(tile.group)):
+            found = found + (loaded(here, ahead, insides[ahead].row_r),)
+    else:
+        for _ in tl.static_range(tl.constexpr(tile.group)):
             found = found + (tl.full([tile.rows], 0.0, tl.float32),)
     return found
 
@@ -182,18 +210,21 @@ def _output_gradients(dout, at, begin, steps, spec: tl.constexpr, tile: tl.const
 def _walk_back(
     dstate_rn,
     after_rn,
-    scratch,
+    states,
+    room_rn,
     raws,
     douts,
     roles,
     held,
     sums,
     grads,
+    dparameters,
     dout,
     dlast,
     resets,
     number,
     at,
+    inside,
     begin,
     last_group,
     steps,
@@ -202,12 +233,14 @@ def _walk_back(
     spec: tl.constexpr,
     tile: tl.constexpr,
 ):
-    """Go back over a segment; return the gradients of the state before it and of parameters.
+    """Go back over a segment.
 
     The numbers of a group, and the states in it, are loaded while the group after it is walked;
-    raws and douts are those of the last group, and after_rn is the state after it.
+    states, raws and douts are those of the last group, and after_rn is the state after it.
+
+    Returns:
+        The gradients of the state before the segment and of parameters.
     """
-    states = _load_states(scratch, last_group - begin, tile)
     for back in range(begin, last_group + 1, tile.group):
         group_begin = last_group - (back - begin)
         group = widened_group(raws, tile)
@@ -217,9 +250,9 @@ def _walk_back(
         dys, dgates = outputs_back(passed, douts, held, spec, tile)
         after_rn = states[0]
         next_begin = tl.maximum(group_begin - tile.group, begin)
-        raws = load_group(roles, at, next_begin, steps, spec, tile)
-        douts = _output_gradients(dout, at, next_begin, steps, spec, tile)
-        states = _load_states(scratch, next_begin - begin, tile)
+        raws = load_group(roles, at, inside, next_begin, steps, tile)
+        douts = output_gradients(dout, at, inside, next_begin, steps, tile)
+        states = load_states(room_rn, next_begin - begin, True, tile)
         dstate_rn, links = chain_back(
             dstate_rn,
             passed,
@@ -234,8 +267,10 @@ def _walk_back(
             spec,
             tile,
         )
-        sums = _store_group(
-            passed, links, dys, dgates, held, sums, grads, at, group_begin, steps, spec, tile
+        insides = inside_group(inside, group_begin, steps, tile)
+        first = roles_from(grads, at, group_begin)
+        sums = store_group(
+            passed, links, dys, dgates, held, sums, first, dparameters, insides, spec, tile
         )
     return dstate_rn, sums
 
@@ -248,7 +283,7 @@ def _store_row_sum(pointer, at, sum_r, spec: tl.constexpr):
 
 
 @triton.jit
-def _store_sums(dparameters, at, sums, spec: tl.constexpr, tile: tl.constexpr):
+def store_sums(dparameters, at, inside, sums, spec: tl.constexpr, tile: tl.constexpr):
     """Store a program's share of the gradients of parameters."""
     _store_row_sum(dparameters.p0, at, sums.p0_r, spec)
     _store_row_sum(dparameters.p1, at, sums.p1_r, spec)
@@ -257,8 +292,8 @@ def _store_sums(dparameters, at, sums, spec: tl.constexpr, tile: tl.constexpr):
     _store_row_sum(dparameters.gate_bias, at, sums.gate_bias_r, spec)
     share = (at.batch * tile.row_tiles + at.tile) * spec.heads + at.head
     if dparameters.z_bias is not None:
-        to_n = dparameters.z_bias + share * spec.columns + at.column_n
-        store_on_columns(to_n, sums.z_bias_n, at.column_n < spec.columns, tile)
+        to_n = dparameters.z_bias + share * spec.columns + on_columns(at.column_n, tile)
+        tl.store(to_n, as_stored(sums.z_bias_n, tile), mask=inside.once_n)
     if dparameters.decay is not None:
         decay = tl.sum(sums.decay, 0) if spec.decay == "parameter" else sums.decay
         tl.store(dparameters.decay + share, decay)
@@ -298,9 +333,13 @@ def matrix_backward(
         cell_back: The derivative of the cell's step.
     """
     at = place_of(spec, tile)
+    inside, room_rn = inside_tile(at, spec, tile), room(scratch, tile)
+    roles, grads = opened(roles, at, spec, tile), opened(grads, at, spec, tile)
+    if dout is not None:
+        dout = on_rows(dout, at, spec)
     number = at.batch * spec.heads + at.head
     held = load_parameters(parameters, at, spec, tile)
-    sums = _no_sums(spec, tile)
+    sums = no_sums(spec, tile)
     start_rn = tl.full([tile.rows, tile.columns], 0.0, tl.float32)
     dstate_rn = start_rn
     if first is not None:
@@ -311,30 +350,45 @@ def matrix_backward(
         begin, end = segment * tile.steps, tl.minimum((segment + 1) * tile.steps, steps)
         last_group = begin + (end - 1 - begin) // tile.group * tile.group
         # What the walk back begins with is loaded while the states are computed again.
-        raws = load_group(roles, at, last_group, steps, spec, tile)
-        douts = _output_gradients(dout, at, last_group, steps, spec, tile)
+        raws = load_group(roles, at, inside, last_group, steps, tile)
+        douts = output_gradients(dout, at, inside, last_group, steps, tile)
         state_rn = start_rn
         if segment > 0:
             state_rn = load_state(checkpoints, wide(segment - 1, at) * states + number, at, spec)
-        state_rn = _recompute(
-            state_rn, scratch, roles, held, resets, at, begin, end, steps, cell, spec, tile
+        state_rn, states_of_group = _recompute(
+            state_rn,
+            room_rn,
+            roles,
+            held,
+            resets,
+            at,
+            inside,
+            begin,
+            last_group,
+            steps,
+            cell,
+            spec,
+            tile,
         )
         tl.debug_barrier()  # threads may read states that others wrote
         dstate_rn, sums = _walk_back(
             dstate_rn,
             state_rn,
-            scratch,
+            states_of_group,
+            room_rn,
             raws,
             douts,
             roles,
             held,
             sums,
             grads,
+            dparameters,
             dout,
             dlast,
             resets,
             number,
             at,
+            inside,
             begin,
             last_group,
             steps,
@@ -346,4 +400,4 @@ def matrix_backward(
         tl.debug_barrier()  # before the next segment's states are written over these
     if dfirst is not None:
         store_state(dfirst, number, at, dstate_rn, True, spec)
-    _store_sums(dparameters, at, sums, spec, tile)
+    store_sums(dparameters, at, inside, sums, spec, tile)

@@ -66,7 +66,7 @@ class RowGrad(NamedTuple):
 @triton.jit
 def decayed(x, spec: tl.constexpr):
     """c = decay."""
-    return x.v * 0.0 + x.decay, x.v
+    return tl.broadcast_to(x.decay, x.v.shape), x.v
 
 
 @triton.jit
@@ -91,7 +91,7 @@ def row_gated_back(x, c, dc, dw, spec: tl.constexpr):
 @triton.jit
 def column_gated(x, spec: tl.constexpr):
     """c = 1: the columns' z_j alone scale the state."""
-    return x.v * 0.0 + 1.0, x.v
+    return tl.full(x.v.shape, 1.0, tl.float32), x.v
 
 
 @triton.jit
@@ -106,7 +106,7 @@ def column_gated_back(x, c, dc, dw, spec: tl.constexpr):
 @triton.jit
 def delta(x, spec: tl.constexpr):
     """c = decay, w = write (v - r)."""
-    return x.v * 0.0 + x.decay, x.write * (x.v - x.r)
+    return tl.broadcast_to(x.decay, x.v.shape), x.write * (x.v - x.r)
 
 
 @triton.jit
@@ -119,7 +119,8 @@ def delta_back(x, c, dc, dw, spec: tl.constexpr):
 @triton.jit
 def scaled_read_delta(x, spec: tl.constexpr):
     """c = 1, w = v - kind(g + p0) r."""
-    return x.v * 0.0 + 1.0, x.v - activate(x.g + x.p0, spec.kind, spec.fast) * x.r
+    one = tl.full(x.v.shape, 1.0, tl.float32)
+    return one, x.v - activate(x.g + x.p0, spec.kind, spec.fast) * x.r
 
 
 @triton.jit

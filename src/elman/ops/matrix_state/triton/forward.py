@@ -14,12 +14,11 @@ from elman.ops.matrix_state.triton.cells import Row
 from elman.ops.matrix_state.triton.inputs import (
     load_group,
     load_parameters,
-    place_of,
     prepare,
-    wide,
     widened_group,
 )
 from elman.ops.matrix_state.triton.maths import activate, self_gate, tanh
+from elman.ops.matrix_state.triton.places import inside_tile, opened, place_of, wide
 
 
 @triton.jit
@@ -86,10 +85,15 @@ def output_of(y_r, x, raw, held, spec: tl.constexpr):
 
 
 @triton.jit
-def store_output(out, at, t, steps, y_r, spec: tl.constexpr):
-    """Store the output of a step; nothing beyond the last."""
-    to_r = out + ((at.batch * steps + t) * spec.heads + at.head) * spec.rows + at.row_r
-    tl.store(to_r, y_r.to(out.dtype.element_ty), mask=(at.row_r < spec.rows) & (t < steps))
+def outputs_of(out, at, t, steps, spec: tl.constexpr):
+    """Return where the output of step t goes, on the rows of the tile."""
+    return out + ((at.batch * steps + t) * spec.heads + at.head) * spec.rows + at.row_r
+
+
+@triton.jit
+def store_output(to_r, y_r, inside_r):
+    """Store the output of a step."""
+    tl.store(to_r, y_r.to(to_r.dtype.element_ty), mask=inside_r)
 
 
 @triton.jit(do_not_specialize=["steps", "states"])
@@ -125,22 +129,24 @@ def matrix_forward(
     """
     at = place_of(spec, tile)
     number = at.batch * spec.heads + at.head
+    inside, roles = inside_tile(at, spec, tile), opened(roles, at, spec, tile)
     held = load_parameters(parameters, at, spec, tile)
+    last_rn, inside_rn = state_at(last, number, at, spec)
     if first is not None:
         state_rn = load_state(first, number, at, spec)
     else:
         # A load of nothing: how a tensor is loaded decides its layout, and this one's is needed in
         # every step. Zeros that are not loaded would be computed with in another layout.
-        from_rn, inside_rn = state_at(last, number, at, spec)
-        state_rn = tl.load(from_rn, mask=inside_rn & (steps < 0), other=0.0)
-    raws = load_group(roles, at, 0, steps, spec, tile)
+        state_rn = tl.load(last_rn, mask=inside_rn & (steps < 0), other=0.0)
+    raws = load_group(roles, at, inside, 0, steps, tile)
     for begin in range(0, steps, tile.group):
         group = widened_group(raws, tile)
-        raws = load_group(roles, at, begin + tile.group, steps, spec, tile)
+        raws = load_group(roles, at, inside, begin + tile.group, steps, tile)
         if checkpoints is not None:  # noqa: SIM102 (decided by the compiler, and the next is not)
             if (begin % tile.steps == 0) & (begin > 0):
                 kept = wide(begin // tile.steps - 1, at) * states + number
                 store_state(checkpoints, kept, at, state_rn, True, spec)
+        outs_r = outputs_of(out, at, begin, steps, spec)
         for ahead in tl.static_range(tl.constexpr(tile.group)):
             t = begin + ahead
             raw = group[ahead]
@@ -149,5 +155,7 @@ def matrix_forward(
             c_r, w_r = cell(seen(x, raw, held, state_rn, spec), spec)
             state_rn = advance(state_rn, c_r, w_r, x, spec)
             y_r = output_of(tl.sum(state_rn * x.q_n, 1), x, raw, held, spec)
-            store_output(out, at, t, steps, y_r, spec)
-            store_state(last, number, at, state_rn, t == steps - 1, spec)
+            to_r = outs_r + ahead * (spec.heads * spec.rows)
+            store_output(to_r, y_r, inside.row_r & (t < steps))
+            kept_rn = state_rn.to(last.dtype.element_ty)
+            tl.store(last_rn, kept_rn, mask=inside_rn & (t == steps - 1))

@@ -192,7 +192,7 @@ def _forward(call: Call, fast: bool, run: Callable[[Launch], None]) -> None:
 
 def _sources(call: Call) -> Any:
     """Return where the roles lie in the sources."""
-    from elman.ops.matrix_state.triton.inputs import Roles
+    from elman.ops.matrix_state.triton.places import Roles
 
     found = {}
     for name, place in call.plan.roles:
@@ -205,16 +205,16 @@ def _sequence(whole_btc: Tensor, start: int) -> Any:
 
 
 def _where(data: Tensor, batch: int, time: int, tile: int = 0) -> Any:
-    """Return a place with its strides; that of time is compiled into a kernel.
+    """Return a place with its strides; that of time, or none at all, is compiled into a kernel.
 
     It depends on the channels of a source alone. A step of a group then differs from the first in
     a number that stands in the instruction, and costs no arithmetic.
     """
     import triton.language as tl
 
-    from elman.ops.matrix_state.triton.inputs import Sequence
+    from elman.ops.matrix_state.triton.places import Sequence
 
-    return Sequence(data, batch, tl.constexpr(time), tile)
+    return Sequence(data, batch, tl.constexpr(time), tile or tl.constexpr(0))
 
 
 def _prepared(call: Call, names: tuple[str, ...], spec: Spec, run: Callable[[Launch], None]) -> Any:
@@ -328,7 +328,7 @@ class _Gradients:
 
     def places(self) -> Any:
         """Return where the gradient of each role goes."""
-        from elman.ops.matrix_state.triton.inputs import Roles
+        from elman.ops.matrix_state.triton.places import Roles
 
         plan = self.call.plan
         slices: dict[tuple[Slice, int], list[str]] = {}
@@ -387,13 +387,15 @@ def _shares(call: Call, tile: Tile, prepared: tuple[str, ...]) -> list[Tensor]:
 
 def _backward(call: Call, fast: bool, run: Callable[[Launch], None]) -> None:
     from elman.ops.matrix_state.triton.backward import matrix_backward
+    from elman.ops.matrix_state.triton.backward_overlapped import matrix_backward_overlapped
 
     cell, spec = _parts_of(call.plan.text, fast)
     tile, states = _tile(call.plan.text, True), call.args.B * call.plan.heads
     programs, dout = states * tile.row_tiles, call.kept.get("dout")
     prepared = prepared_of(call.plan, tile, backward=True)
     gradients, shares = _Gradients(call, tile, prepared), _shares(call, tile, prepared)
-    room = (programs, tile.steps, tile.rows, tile.columns)
+    room = (programs, tile.kept_steps, tile.rows, tile.columns)
+    kernel = matrix_backward_overlapped if tile.overlapped else matrix_backward
     arguments = (
         _prepared(call, prepared, spec, run),
         _parameters_of_loop(call.plan, call.parameters, prepared),
@@ -410,7 +412,7 @@ def _backward(call: Call, fast: bool, run: Callable[[Launch], None]) -> None:
         of_loop(spec, prepared),
         tile,
     )
-    run(Launch(matrix_backward, (programs,), arguments, tile.warps))
+    run(Launch(kernel, (programs,), arguments, tile.warps))
     gradients.finish(shares, spec, run)
     for share, dparameter in zip(shares, call.dparameters, strict=True):
         torch.sum(share, 0, out=dparameter)

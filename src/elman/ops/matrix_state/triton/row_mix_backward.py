@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 
 from elman.ops.matrix_state.triton.forward import begun, load_state, store_state
-from elman.ops.matrix_state.triton.inputs import place_of, wide
 from elman.ops.matrix_state.triton.maths import activate, activate_back
+from elman.ops.matrix_state.triton.places import place_of, wide
 from elman.ops.matrix_state.triton.row_mix_forward import (
     GATE_FAST,
     load_head_rows,

@@ -20,9 +20,15 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from elman.ops.matrix_state.triton.forward import begun, load_state, store_output, store_state
-from elman.ops.matrix_state.triton.inputs import place_of, wide
+from elman.ops.matrix_state.triton.forward import (
+    begun,
+    load_state,
+    outputs_of,
+    store_output,
+    store_state,
+)
 from elman.ops.matrix_state.triton.maths import activate, tanh
+from elman.ops.matrix_state.triton.places import place_of, wide
 
 GATE_FAST = tl.constexpr(False)  # the gate's short form costs registers: 16 x 16 would spill
 
@@ -215,6 +221,7 @@ def row_mix_forward(
             state_rn = next_state(state_rn, mixed(state_rn, turned_ru, x, spec), x)
             y_r = tl.sum(state_rn * x.q_n[None, :], 1) + residual_r * x.v_r
             gated_r = y_r * activate(x.gate_r, "silu", GATE_FAST)
-            store_output(out, at, t, steps, gated_r, spec)
+            to_r = outputs_of(out, at, t, steps, spec)
+            store_output(to_r, gated_r, (at.row_r < spec.rows) & (t < steps))
             if t == steps - 1:  # a branch: the store needs another layout, which takes time
                 store_state(last, number, at, state_rn, True, spec)

@@ -108,6 +108,8 @@ class Tile:
         group: Steps whose numbers are loaded together, a power of two that divides ``steps``.
         warps: Warps of a program.
         spread: Whether every thread loads itself what its part of the state needs of a key.
+        overlapped: Whether the backward pass computes the states of a segment again while it walks
+            back over the segment after it.
     """
 
     rows: int
@@ -117,6 +119,12 @@ class Tile:
     group: int
     warps: int
     spread: bool = False
+    overlapped: bool = False
+
+    @property
+    def kept_steps(self) -> int:
+        """Steps whose states a program of the backward pass keeps in memory."""
+        return 2 * self.steps if self.overlapped else self.steps
 
 
 # Rows of a program and steps of a group by padded columns, the fastest on an H200. The less a step
@@ -129,13 +137,14 @@ class Tile:
 _FORWARD = {16: (2, 8), 32: (2, 8), 64: (2, 8), 128: (4, 4), 256: (2, 4)}
 _FORWARD_FULL = _FORWARD | {16: (4, 8), 32: (4, 8)}
 _FORWARD_OF_MANY_HEADS = {16: (16, 8), 32: (8, 4), 64: (8, 4), 128: (4, 4), 256: (2, 4)}
-_BACKWARD = {16: (2, 8), 32: (4, 8), 64: (2, 4), 128: (4, 2), 256: (2, 2)}
+_BACKWARD = {16: (2, 4), 32: (4, 8), 64: (2, 4), 128: (4, 2), 256: (2, 2)}
 _BACKWARD_FULL = _BACKWARD | {16: (4, 4), 32: (4, 4)}
 _BACKWARD_OF_MANY_HEADS = {16: (16, 4), 32: (8, 2), 64: (8, 2), 128: (8, 2), 256: (4, 2)}
 _MANY_HEADS = 4
 _WARPS = 1  # a sum over rows or columns then needs no barrier; two to four took twice as long
 _STEPS = 16
 _LARGE_STEPS = 8  # where the states of a segment would take much memory
+_MOST_OVERLAPPED = 64  # columns: larger states do not leave the registers that it takes
 _MOST_SPREAD = 256  # numbers of a tile: a thread has two rows, and would load a key for each
 MOST_COLUMNS = max(_FORWARD)
 
@@ -153,7 +162,9 @@ def tile_of(plan: Plan, *, backward: bool) -> Tile:
     tiles = -(-plan.rows // rows)
     steps = _STEPS if columns < MOST_COLUMNS else _LARGE_STEPS
     spread = rows * columns <= _MOST_SPREAD and tiles > 1
-    return Tile(rows, columns, tiles, steps, group, _WARPS, spread)
+    # With many heads a GPU has other programs to run while one waits.
+    overlapped = backward and columns <= _MOST_OVERLAPPED and plan.heads < _MANY_HEADS
+    return Tile(rows, columns, tiles, steps, group, _WARPS, spread, overlapped)
 
 
 def _sizes(plan: Plan, *, backward: bool) -> dict[int, tuple[int, int]]:

@@ -1,0 +1,209 @@
+"""The Triton kernel that goes backward with two chains at once, for small tiles of few heads.
+
+Each round walks back over a segment, and computes the states of the segment before it again.
+Neither waits for the other, so the compiler mixes their steps, and a warp that is alone on its part
+of the GPU has something to do while it waits. The price is registers, and one more round in all.
+
+Shape legend: r rows of a tile, n columns of the state, both padded to powers of two.
+"""
+
+# Triton's compiler knows no starred elements.
+# ruff: noqa: RUF005
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from elman.ops.matrix_state.triton.backward import (
+    load_states,
+    no_sums,
+    output_gradients,
+    room,
+    slot,
+    store_group,
+    store_sums,
+)
+from elman.ops.matrix_state.triton.backward_steps import chain_back, outputs_back, passed_group
+from elman.ops.matrix_state.triton.forward import (
+    advance,
+    begun,
+    load_state,
+    seen,
+    state_at,
+    store_state,
+)
+from elman.ops.matrix_state.triton.inputs import (
+    load_group,
+    load_parameters,
+    prepare,
+    widened_group,
+)
+from elman.ops.matrix_state.triton.places import (
+    inside_group,
+    inside_tile,
+    on_rows,
+    opened,
+    place_of,
+    roles_from,
+    wide,
+)
+
+
+@triton.jit
+def _times(turn, segments, steps, tile: tl.constexpr):
+    """Return where the groups begin that a turn computes again, and that it walks back over.
+
+    A round has a turn for each group of a segment. There is nothing to walk in the first round and
+    nothing to compute in the last: those groups begin beyond the last step, where nothing is loaded
+    or stored, and gradients are zeros.
+    """
+    groups: tl.constexpr = tile.steps // tile.group
+    segment, done = segments - 1 - turn // groups, turn % groups
+    begin = segment * tile.steps + done * tile.group
+    walked = (segment + 2) * tile.steps - (done + 1) * tile.group
+    return tl.where(segment >= 0, begin, steps), tl.where(segment >= -1, walked, steps)
+
+
+@triton.jit
+def _slot_written(turn, tile: tl.constexpr):
+    """Return where a turn keeps its first state: rounds take one of two halves in turn."""
+    return turn % (2 * tile.steps // tile.group) * tile.group
+
+
+@triton.jit
+def _slot_walked(turn, tile: tl.constexpr):
+    """Return where the round before kept the first state of the group that a turn walks over."""
+    groups: tl.constexpr = tile.steps // tile.group
+    half = 1 - turn // groups % 2
+    return half * tile.steps + (groups - 1 - turn % groups) * tile.group
+
+
+@triton.jit
+def _recompute(
+    state_rn,
+    raws,
+    slot_rn,
+    held,
+    resets,
+    at,
+    begin,
+    steps,
+    cell: tl.constexpr,
+    spec: tl.constexpr,
+    tile: tl.constexpr,
+):
+    """Keep the states before the steps of a group from a slot on; return the state after it."""
+    group = widened_group(raws, tile)
+    for ahead in tl.static_range(tl.constexpr(tile.group)):
+        tl.store(slot(slot_rn, ahead, tile), state_rn)
+        state_rn = begun(state_rn, resets, at, begin + ahead, steps)
+        x = prepare(group[ahead], held, spec)
+        c_r, w_r = cell(seen(x, group[ahead], held, state_rn, spec), spec)
+        state_rn = advance(state_rn, c_r, w_r, x, spec)
+    return state_rn
+
+
+@triton.jit
+def _load_checkpoint(checkpoints, segment, wanted, states, number, at, spec: tl.constexpr):
+    """Return the state before a segment as it was kept, if wanted; the first has none."""
+    kept = wide(tl.maximum(segment - 1, 0), at) * states + number
+    from_rn, inside_rn = state_at(checkpoints, kept, at, spec)
+    return tl.load(from_rn, mask=inside_rn & (segment > 0) & wanted, other=0.0)
+
+
+@triton.jit
+def _no_states(room_rn, steps, tile: tl.constexpr):
+    """Return zeros for the states of a group.
+
+    They are a load of nothing: with zeros that are not, the loop would take more instructions.
+    """
+    nothing_rn, states = tl.load(room_rn, mask=steps < 0, other=0.0), ()
+    for _ in tl.static_range(tl.constexpr(tile.group)):
+        states = states + (nothing_rn,)
+    return states
+
+
+@triton.jit(do_not_specialize=["steps", "states"])
+def matrix_backward_overlapped(
+    roles,
+    parameters,
+    grads,
+    dparameters,
+    first,
+    dfirst,
+    dlast,
+    dout,
+    checkpoints,
+    resets,
+    scratch,
+    steps,
+    states,
+    cell: tl.constexpr,
+    cell_back: tl.constexpr,
+    spec: tl.constexpr,
+    tile: tl.constexpr,
+):
+    """Run one tile of one state back over time.
+
+    The arguments are those of :func:`~elman.ops.matrix_state.triton.backward.matrix_backward`;
+    scratch has room for the states of two segments of every program.
+    """
+    at = place_of(spec, tile)
+    inside, room_rn = inside_tile(at, spec, tile), room(scratch, tile)
+    roles, grads = opened(roles, at, spec, tile), opened(grads, at, spec, tile)
+    if dout is not None:
+        dout = on_rows(dout, at, spec)
+    number = at.batch * spec.heads + at.head
+    held = load_parameters(parameters, at, spec, tile)
+    sums = no_sums(spec, tile)
+    zero_rn = tl.full([tile.rows, tile.columns], 0.0, tl.float32)
+    start_rn, state_rn, after_rn, dstate_rn = zero_rn, zero_rn, zero_rn, zero_rn
+    if first is not None:
+        start_rn = load_state(first, number, at, spec)
+    segments = (steps + tile.steps - 1) // tile.steps
+    groups: tl.constexpr = tile.steps // tile.group
+    begin, walked = _times(0, segments, steps, tile)
+    raws_ahead = load_group(roles, at, inside, begin, steps, tile)
+    raws = load_group(roles, at, inside, walked, steps, tile)
+    douts = output_gradients(dout, at, inside, walked, steps, tile)
+    before = _no_states(room_rn, steps, tile)
+    kept_rn = _load_checkpoint(checkpoints, segments - 1, True, states, number, at, spec)
+    for turn in range((segments + 1) * groups):
+        segment, next_turn = segments - 1 - turn // groups, turn + 1
+        begin, walked = _times(turn, segments, steps, tile)
+        next_begin, next_walked = _times(next_turn, segments, steps, tile)
+        is_first, next_is_first = turn % groups == 0, next_turn % groups == 0
+        if is_first:
+            tl.debug_barrier()  # threads may read states that others wrote
+        after_rn = tl.where(is_first, state_rn, after_rn)
+        begun_rn = tl.where(segment > 0, kept_rn.to(tl.float32), start_rn)
+        state_rn = tl.where(is_first, begun_rn, state_rn)
+        kept_rn = _load_checkpoint(
+            checkpoints, segment - 1, next_is_first, states, number, at, spec
+        )
+        group, pulls = widened_group(raws, tile), douts
+        passed = passed_group(
+            group, before, after_rn, held, resets, at, walked, steps, cell, spec, tile
+        )
+        after_rn = before[0]
+        raws = load_group(roles, at, inside, next_walked, steps, tile)
+        douts = output_gradients(dout, at, inside, next_walked, steps, tile)
+        slot_rn = slot(room_rn, _slot_written(turn, tile), tile)
+        state_rn = _recompute(
+            state_rn, raws_ahead, slot_rn, held, resets, at, begin, steps, cell, spec, tile
+        )
+        raws_ahead = load_group(roles, at, inside, next_begin, steps, tile)
+        # Before the second round nothing has been kept.
+        before = load_states(room_rn, _slot_walked(next_turn, tile), next_turn >= groups, tile)
+        dys, dgates = outputs_back(passed, pulls, held, spec, tile)
+        dstate_rn, links = chain_back(
+            dstate_rn, passed, dys, dlast, resets, number, at, walked, steps, cell_back, spec, tile
+        )
+        insides, places = inside_group(inside, walked, steps, tile), roles_from(grads, at, walked)
+        sums = store_group(
+            passed, links, dys, dgates, held, sums, places, dparameters, insides, spec, tile
+        )
+    if dfirst is not None:
+        store_state(dfirst, number, at, dstate_rn, True, spec)
+    store_sums(dparameters, at, inside, sums, spec, tile)

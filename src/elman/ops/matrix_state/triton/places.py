@@ -1,0 +1,236 @@
+"""Where the numbers of a program lie: sequences, and which of their numbers exist.
+
+A program works out once where its numbers begin. A step of a group is then the address of the group
+plus a constant: that costs no arithmetic, and Triton's compiler, whose time grows with the square
+of the number of operations, has little to look at.
+
+Shape legend: r rows of a tile, n columns of the state, both padded to powers of two.
+"""
+
+# Triton's compiler knows no starred elements.
+# ruff: noqa: RUF005
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+
+class Sequence(NamedTuple):
+    """Where a role of the plan, or its gradient, lies.
+
+    Number j of head h at time t of batch row b is ``data[b batch + t time + h width + j]``; row
+    tile i of a head adds ``i tile`` where each tile writes a part of a gradient of its own.
+    :func:`opened` puts into ``data`` where a program's numbers of step 0 are.
+    """
+
+    data: Any
+    batch: Any
+    time: Any
+    tile: Any
+
+
+class Roles(NamedTuple):
+    """A :class:`Sequence` for each role that the plan has, else None."""
+
+    v: Any = None
+    g0: Any = None
+    gate: Any = None
+    decay: Any = None
+    write: Any = None
+    k: Any = None
+    q: Any = None
+    z: Any = None
+    read: Any = None
+
+
+class Place(NamedTuple):
+    """The part of the work that a program does.
+
+    Attributes:
+        batch: Batch row.
+        head: Head.
+        tile: Row tile of the head.
+        row_r: Rows.
+        column_n: Columns.
+    """
+
+    batch: Any
+    head: Any
+    tile: Any
+    row_r: Any
+    column_n: Any
+
+
+class Inside(NamedTuple):
+    """Which numbers of a step exist.
+
+    Attributes:
+        here: Whether the step does.
+        row_r: Those on rows.
+        column_n: Those on columns, in the shape of :func:`on_columns`.
+        once_n: As column_n, each in one row alone.
+    """
+
+    here: Any
+    row_r: Any
+    column_n: Any
+    once_n: Any
+
+
+@triton.jit
+def place_of(spec: tl.constexpr, tile: tl.constexpr):
+    """Return what this program does: tiles of a head follow each other, then heads, then rows.
+
+    The columns are said to be neighbours by fours and no more: a thread then has four columns of a
+    state in every dtype, where it would have eight in bf16, and a state has one layout everywhere.
+    """
+    number = tl.program_id(0).to(tl.int64)
+    in_batch = number // tile.row_tiles
+    return Place(
+        in_batch // spec.heads,
+        in_batch % spec.heads,
+        number % tile.row_tiles,
+        (number % tile.row_tiles) * tile.rows + tl.arange(0, tile.rows),
+        tl.max_contiguous(tl.arange(0, tile.columns), 4),
+    )
+
+
+@triton.jit
+def wide(t, at):
+    """Return a time in 64 bits: its product with a stride may need more than 32."""
+    return at.batch * 0 + t
+
+
+@triton.jit
+def on_columns(number_n, tile: tl.constexpr):
+    """Return numbers on the columns as they are loaded: [columns], or spread [rows, columns].
+
+    Spread, every thread loads what its part of the state needs, and none asks another for it.
+    """
+    if tile.spread:
+        shape: tl.constexpr = [tile.rows, tile.columns]
+        return tl.broadcast_to(number_n[None, :], shape)
+    else:
+        return number_n
+
+
+@triton.jit
+def as_stored(number_n, tile: tl.constexpr):
+    """Return numbers on the columns, [1, columns] or the same in all rows, as they are stored."""
+    if tile.spread:
+        return tl.broadcast_to(number_n, [tile.rows, tile.columns])
+    else:
+        return tl.reshape(number_n, [tile.columns])
+
+
+@triton.jit
+def inside_tile(at, spec: tl.constexpr, tile: tl.constexpr):
+    """Return which numbers of a program exist at every step, an :class:`Inside`.
+
+    What always exists is True, which no instruction asks.
+    """
+    inside_r = at.row_r < spec.rows if spec.rows % tile.rows > 0 else True
+    inside_n = on_columns(at.column_n < spec.columns, tile) if spec.columns < tile.columns else True
+    once_n = inside_n
+    if tile.spread:
+        once_n = once_n & on_first_row(tile)
+    return Inside(True, inside_r, inside_n, once_n)
+
+
+@triton.jit
+def on_first_row(tile: tl.constexpr):
+    """Return which numbers of a tile are on its first row."""
+    first_r1 = tl.arange(0, tile.rows)[:, None] == 0
+    return tl.broadcast_to(first_r1, [tile.rows, tile.columns])
+
+
+@triton.jit
+def inside_group(inside, t, steps, tile: tl.constexpr):
+    """Return which numbers of the steps of a group from t on exist, an :class:`Inside` each."""
+    left, found = steps - t, ()
+    for ahead in tl.static_range(tl.constexpr(tile.group)):
+        here = left > ahead
+        one = Inside(here, inside.row_r & here, inside.column_n & here, inside.once_n & here)
+        found = found + (one,)
+    return found
+
+
+@triton.jit
+def _begin(sequence, at, width: tl.constexpr):
+    return sequence.data + at.batch * sequence.batch + at.head * width
+
+
+@triton.jit
+def _moved(sequence, data):
+    return Sequence(data, sequence.batch, sequence.time, sequence.tile)
+
+
+@triton.jit
+def on_rows(sequence, at, spec: tl.constexpr):
+    """Return a sequence with the place of a program's rows at step 0."""
+    return _moved(sequence, _begin(sequence, at, spec.rows) + at.row_r)
+
+
+@triton.jit
+def _shared(sequence, at, spec: tl.constexpr, tile: tl.constexpr):
+    own = _begin(sequence, at, spec.columns) + at.tile * sequence.tile
+    return _moved(sequence, own + on_columns(at.column_n, tile))
+
+
+@triton.jit
+def _number(sequence, at):
+    return _moved(sequence, _begin(sequence, at, 1) + at.tile * sequence.tile)
+
+
+@triton.jit
+def opened(roles, at, spec: tl.constexpr, tile: tl.constexpr):
+    """Return the roles with the places of a program's numbers of step 0."""
+    return Roles(
+        on_rows(roles.v, at, spec),
+        on_rows(roles.g0, at, spec) if roles.g0 is not None else None,
+        on_rows(roles.gate, at, spec) if roles.gate is not None else None,
+        _number(roles.decay, at) if roles.decay is not None else None,
+        _number(roles.write, at) if roles.write is not None else None,
+        _shared(roles.k, at, spec, tile),
+        _shared(roles.q, at, spec, tile),
+        _shared(roles.z, at, spec, tile) if roles.z is not None else None,
+        _shared(roles.read, at, spec, tile) if roles.read is not None else None,
+    )
+
+
+@triton.jit
+def from_time(sequence, at, t):
+    """Return an opened sequence with the places of step t for those of step 0."""
+    return _moved(sequence, sequence.data + wide(t, at) * sequence.time)
+
+
+@triton.jit
+def roles_from(roles, at, t):
+    """Return opened roles with the places of step t for those of step 0."""
+    return Roles(
+        from_time(roles.v, at, t),
+        from_time(roles.g0, at, t) if roles.g0 is not None else None,
+        from_time(roles.gate, at, t) if roles.gate is not None else None,
+        from_time(roles.decay, at, t) if roles.decay is not None else None,
+        from_time(roles.write, at, t) if roles.write is not None else None,
+        from_time(roles.k, at, t),
+        from_time(roles.q, at, t),
+        from_time(roles.z, at, t) if roles.z is not None else None,
+        from_time(roles.read, at, t) if roles.read is not None else None,
+    )
+
+
+@triton.jit
+def loaded(sequence, ahead: tl.constexpr, inside):
+    """Return the numbers of an opened sequence so many steps ahead: 0 where none is inside."""
+    return tl.load(sequence.data + ahead * sequence.time, mask=inside, other=0.0)
+
+
+@triton.jit
+def store(sequence, ahead: tl.constexpr, number, inside):
+    """Store numbers of an opened sequence so many steps ahead."""
+    to = sequence.data + ahead * sequence.time
+    tl.store(to, number.to(sequence.data.dtype.element_ty), mask=inside)
