@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from elman.kernels.triton_variants import at_most, without_twins
+from elman.ops.channel_delta import rwkv7_mix
 
 
 @dataclass(eq=False)
@@ -70,3 +72,14 @@ def test_a_tile_fits_into_the_registers_of_its_warps() -> None:
     kept = prune(variants, {"x": 0}, BD=1024)
     assert [(one.tile["BT"], one.num_warps) for one in kept] == [(2, 2), (2, 8), (8, 8)]
     assert prune(variants, {"x": 0}, BD=1 << 20) == variants, "one at least must be left"
+
+
+def test_the_mixing_of_rwkv7_leaves_out_tiles_that_take_minutes(monkeypatch) -> None:
+    module = SimpleNamespace(
+        fused_addcmul_fwd_kernel=SimpleNamespace(), addcmul_bwd_kernel1=SimpleNamespace()
+    )
+    monkeypatch.setattr(rwkv7_mix, "_module", lambda name: module)
+    rwkv7_mix._mixing.__wrapped__()
+    small, large = Variant(8, 1, {"BT": 4}), Variant(2, 1, {"BT": 8})
+    for kernel in vars(module).values():
+        assert kernel.early_config_prune([small, large], {}, BD=2048) == [small]

@@ -285,5 +285,6 @@ def install(monkeypatch: Any) -> list[str]:
     monkeypatch.setattr(product, "_kernels", lambda: noted(chunk_gated_delta_product))
     around = noted(fused_addcmul_rwkv7, fused_k_rwkv7, gate_output_correction)
     monkeypatch.setattr(rwkv7_mix, "_module", lambda name: around)
+    monkeypatch.setattr(rwkv7_mix, "_mixing", lambda: around)
     monkeypatch.setattr(mixer, "choose_backend", lambda cell, requested, device: requested)
     return called
