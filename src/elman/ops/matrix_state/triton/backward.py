@@ -93,6 +93,24 @@ def slot(room_rn, step, tile: tl.constexpr):
 
 
 @triton.jit
+def first_state(first, zero_rn, number, at, spec: tl.constexpr):
+    """Return the state before the first step: zeros where the caller gave none."""
+    start_rn = zero_rn
+    if first is not None:
+        start_rn = load_state(first, number, at, spec)
+    return start_rn
+
+
+@triton.jit
+def _state_before(segment, start_rn, checkpoints, states, number, at, spec: tl.constexpr):
+    """Return the state before a segment; that before the first one was not kept."""
+    state_rn = start_rn
+    if segment > 0:
+        state_rn = load_state(checkpoints, wide(segment - 1, at) * states + number, at, spec)
+    return state_rn
+
+
+@triton.jit
 def _recompute(
     state_rn,
     room_rn,
@@ -212,8 +230,7 @@ def _walk_back(
     after_rn,
     states,
     room_rn,
-    raws,
-    douts,
+    ahead,
     roles,
     held,
     sums,
@@ -236,11 +253,13 @@ def _walk_back(
     """Go back over a segment.
 
     The numbers of a group, and the states in it, are loaded while the group after it is walked;
-    states, raws and douts are those of the last group, and after_rn is the state after it.
+    states and ahead (its numbers, and gradients of its outputs) are those of the last group, and
+    after_rn is the state after it.
 
     Returns:
         The gradients of the state before the segment and of parameters.
     """
+    raws, douts = ahead
     for back in range(begin, last_group + 1, tile.group):
         group_begin = last_group - (back - begin)
         group = widened_group(raws, tile)
@@ -335,40 +354,22 @@ def matrix_backward(
     at = place_of(spec, tile)
     inside, room_rn = inside_tile(at, spec, tile), room(scratch, tile)
     roles, grads = opened(roles, at, spec, tile), opened(grads, at, spec, tile)
-    if dout is not None:
-        dout = on_rows(dout, at, spec)
+    dout = None if dout is None else on_rows(dout, at, spec)
     number = at.batch * spec.heads + at.head
-    held = load_parameters(parameters, at, spec, tile)
-    sums = no_sums(spec, tile)
-    start_rn = tl.full([tile.rows, tile.columns], 0.0, tl.float32)
-    dstate_rn = start_rn
-    if first is not None:
-        start_rn = load_state(first, number, at, spec)
+    held, sums = load_parameters(parameters, at, spec, tile), no_sums(spec, tile)
+    dstate_rn = tl.full([tile.rows, tile.columns], 0.0, tl.float32)
+    start_rn = first_state(first, dstate_rn, number, at, spec)
     segments = (steps + tile.steps - 1) // tile.steps
     for done in range(segments):
         segment = segments - 1 - done
         begin, end = segment * tile.steps, tl.minimum((segment + 1) * tile.steps, steps)
-        last_group = begin + (end - 1 - begin) // tile.group * tile.group
+        last = begin + (end - 1 - begin) // tile.group * tile.group
         # What the walk back begins with is loaded while the states are computed again.
-        raws = load_group(roles, at, inside, last_group, steps, tile)
-        douts = output_gradients(dout, at, inside, last_group, steps, tile)
-        state_rn = start_rn
-        if segment > 0:
-            state_rn = load_state(checkpoints, wide(segment - 1, at) * states + number, at, spec)
+        raws = load_group(roles, at, inside, last, steps, tile)
+        douts = output_gradients(dout, at, inside, last, steps, tile)
+        state_rn = _state_before(segment, start_rn, checkpoints, states, number, at, spec)
         state_rn, states_of_group = _recompute(
-            state_rn,
-            room_rn,
-            roles,
-            held,
-            resets,
-            at,
-            inside,
-            begin,
-            last_group,
-            steps,
-            cell,
-            spec,
-            tile,
+            state_rn, room_rn, roles, held, resets, at, inside, begin, last, steps, cell, spec, tile
         )
         tl.debug_barrier()  # threads may read states that others wrote
         dstate_rn, sums = _walk_back(
@@ -376,8 +377,7 @@ def matrix_backward(
             state_rn,
             states_of_group,
             room_rn,
-            raws,
-            douts,
+            (raws, douts),
             roles,
             held,
             sums,
@@ -390,7 +390,7 @@ def matrix_backward(
             at,
             inside,
             begin,
-            last_group,
+            last,
             steps,
             cell,
             cell_back,

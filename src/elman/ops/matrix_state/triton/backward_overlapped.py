@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from elman.ops.matrix_state.triton.backward import (
+    first_state,
     load_states,
     no_sums,
     output_gradients,
@@ -28,7 +29,6 @@ from elman.ops.matrix_state.triton.backward_steps import chain_back, outputs_bac
 from elman.ops.matrix_state.triton.forward import (
     advance,
     begun,
-    load_state,
     seen,
     state_at,
     store_state,
@@ -155,12 +155,10 @@ def matrix_backward_overlapped(
     if dout is not None:
         dout = on_rows(dout, at, spec)
     number = at.batch * spec.heads + at.head
-    held = load_parameters(parameters, at, spec, tile)
-    sums = no_sums(spec, tile)
+    held, sums = load_parameters(parameters, at, spec, tile), no_sums(spec, tile)
     zero_rn = tl.full([tile.rows, tile.columns], 0.0, tl.float32)
-    start_rn, state_rn, after_rn, dstate_rn = zero_rn, zero_rn, zero_rn, zero_rn
-    if first is not None:
-        start_rn = load_state(first, number, at, spec)
+    state_rn, after_rn, dstate_rn = zero_rn, zero_rn, zero_rn
+    start_rn = first_state(first, zero_rn, number, at, spec)
     segments = (steps + tile.steps - 1) // tile.steps
     groups: tl.constexpr = tile.steps // tile.group
     begin, walked = _times(0, segments, steps, tile)
