@@ -164,16 +164,22 @@ def time_rounds(
         results[name][way] = {"tok_s": statistics.median(rates), "rounds": rates}
 
 
-def captured(training: Training) -> torch.cuda.CUDAGraph:
-    """Return one whole training step as a graph."""
-    stream = torch.cuda.Stream()
+def captured(training: Training, stream: torch.cuda.Stream | None = None) -> torch.cuda.CUDAGraph:
+    """Return one whole training step as a graph.
+
+    Args:
+        training: Its steps.
+        stream: The stream on which its steps ran before; None where they left nothing behind. A
+            capture on another one fails where a model keeps a tensor of its last step.
+    """
+    stream = stream or torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(WARMUP):
             training.step()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=stream):
         training.step()
     return graph
 

@@ -315,6 +315,8 @@ def group_times(arguments: argparse.Namespace, device: torch.device) -> int:
     Returns:
         SPOILT where a step could not be captured: then nothing else can be measured here.
     """
+    # All steps, since a model may keep a tensor of its last step, whose gradient stays there.
+    torch.cuda.set_stream(stream := torch.cuda.Stream(device))
     name, path = arguments.group, Path(arguments.out)
     results: dict[str, Any] = {}
     group: dict[str, Training] = {}
@@ -331,7 +333,7 @@ def group_times(arguments: argparse.Namespace, device: torch.device) -> int:
     replayed = {k: one for k, one in group.items() if k not in arguments.eager_only}
     for label, training in replayed.items():
         try:
-            graphs[id(training)] = captured(training)
+            graphs[id(training)] = captured(training, stream)
         except Exception as error:
             save(path, report | {"spoilt": [label, first_cause(error)]})
             return SPOILT

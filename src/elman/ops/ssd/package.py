@@ -1,4 +1,6 @@
-"""Mamba2 on the Triton kernels of the package mamba-ssm, called as its own layer calls them.
+"""Mamba2, and what stands around Mamba3, on the Triton kernels of the package mamba-ssm.
+
+They are called as the package's own layers call them.
 
 Shape legend: b batch, t time, h heads, p channels of a head, g groups of heads,
 n state columns, i = h p.
@@ -53,6 +55,13 @@ def gated_norm(y_bti: Tensor, z_bti: Tensor, gain_i: Tensor, groups: int, epsilo
     normed: Tensor = _norm().rmsnorm_fn(
         y_bti, gain_i, None, z=z_bti, eps=epsilon, group_size=width, norm_before_gate=False
     )
+    return normed
+
+
+@uncompiled
+def column_norm(x_btgn: Tensor, gain_n: Tensor, epsilon: float) -> Tensor:
+    """Return the RMSNorm of Mamba3's columns, in the dtype of the input."""
+    normed: Tensor = _norm().rmsnorm_fn(x_btgn, gain_n, None, eps=epsilon)
     return normed
 
 

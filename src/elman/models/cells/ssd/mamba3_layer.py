@@ -16,10 +16,11 @@ from elman.models.blocks import init
 from elman.models.cells.common.mixer import Mixer
 from elman.models.cells.ssd.mamba3 import CELL, angles_of
 from elman.models.state import State
-from elman.ops.add_norm.reference import rms_norm
+from elman.ops.add_norm.reference import EPS, rms_norm
 from elman.ops.common.door import Shape, is_empty
 from elman.ops.common.precision import wide_dtype
 from elman.ops.linear import linear
+from elman.ops.ssd import package
 from elman.ops.ssd.mamba3 import Mamba3Inputs, mamba3_scan
 
 
@@ -30,8 +31,10 @@ class ColumnNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width, **to))
 
-    def forward(self, x_btgn: Tensor) -> Tensor:
+    def forward(self, x_btgn: Tensor, backend: str) -> Tensor:
         """Return the normed columns in the dtype of the input."""
+        if backend == "triton":
+            return package.column_norm(x_btgn, self.weight, EPS)
         return rms_norm(x_btgn, self.weight).to(x_btgn.dtype)
 
 
@@ -114,8 +117,8 @@ class Mamba3(Mixer):
         inputs = Mamba3Inputs(
             x.unflatten(-1, (self.heads, -1)),
             z.unflatten(-1, (self.heads, -1)),
-            self.B_norm(b.unflatten(-1, (self.groups, -1))),
-            self.C_norm(c.unflatten(-1, (self.groups, -1))),
+            self.B_norm(b.unflatten(-1, (self.groups, -1)), backend),
+            self.C_norm(c.unflatten(-1, (self.groups, -1)), backend),
             -rate_bth * dt_bth,
             dt_bth,
             trap,
