@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from elman.kernels.triton_variants import at_most, without_twins
+from elman.kernels.triton_variants import at_most, prune, without_twins
 from elman.ops.channel_delta import rwkv7_mix
 
 
@@ -68,15 +68,31 @@ def test_a_kernel_without_a_text_keeps_its_variants() -> None:
 
 def test_a_tile_fits_into_the_registers_of_its_warps() -> None:
     variants = [Variant(warps, 1, {"BT": rows}) for rows in (2, 8) for warps in (2, 8)]
-    prune = at_most(32, "BT", "BD")
-    kept = prune(variants, {"x": 0}, BD=1024)
+    fitting = at_most(32, "BT", "BD")
+    kept = fitting(variants, {"x": 0}, BD=1024)
     assert [(one.tile["BT"], one.num_warps) for one in kept] == [(2, 2), (2, 8), (8, 8)]
-    assert prune(variants, {"x": 0}, BD=1 << 20) == variants, "one at least must be left"
+    assert fitting(variants, {"x": 0}, BD=1 << 20) == variants, "one at least must be left"
+
+
+def test_a_tile_is_not_longer_than_a_head_and_has_work_for_its_threads() -> None:
+    variants = [
+        Variant(warps, 1, {"BK": side, "BV": 64}) for side in (32, 64, 128) for warps in (4, 32)
+    ]
+    kept = at_most(64, "BK", "BV", least=16, longest="K")(variants, {"K": 64})
+    assert [(one.tile["BK"], one.num_warps) for one in kept] == [(32, 4), (64, 4)]
+
+
+def test_variants_are_left_out_below_what_is_wrapped_around_the_tuner() -> None:
+    tuner = SimpleNamespace(early_config_prune=None)
+    keep = at_most(1, "BK")
+    prune(SimpleNamespace(fn=tuner), keep)
+    assert tuner.early_config_prune is keep
 
 
 def test_the_mixing_of_rwkv7_leaves_out_tiles_that_take_minutes(monkeypatch) -> None:
     module = SimpleNamespace(
-        fused_addcmul_fwd_kernel=SimpleNamespace(), addcmul_bwd_kernel1=SimpleNamespace()
+        fused_addcmul_fwd_kernel=SimpleNamespace(early_config_prune=None),
+        addcmul_bwd_kernel1=SimpleNamespace(early_config_prune=None),
     )
     monkeypatch.setattr(rwkv7_mix, "_module", lambda name: module)
     rwkv7_mix._mixing.__wrapped__()

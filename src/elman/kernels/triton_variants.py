@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -46,7 +47,16 @@ def has_loop(function: Any) -> bool:
     return False
 
 
-def at_most(numbers: int, *sizes: str) -> Callable[..., list[Any]]:
+def prune(kernel: Any, kept: Callable[..., list[Any]]) -> None:
+    """Let an autotuned kernel, whatever is wrapped around it, try only some of its variants."""
+    while not hasattr(kernel, "early_config_prune"):
+        kernel = kernel.fn
+    kernel.early_config_prune = kept
+
+
+def at_most(
+    numbers: int, *sizes: str, least: int = 0, longest: str = ""
+) -> Callable[..., list[Any]]:
     """Return a function for ``early_config_prune`` that keeps variants whose tile is small enough.
 
     Larger tiles do not fit into the registers, and take minutes to compile.
@@ -54,16 +64,18 @@ def at_most(numbers: int, *sizes: str) -> Callable[..., list[Any]]:
     Args:
         numbers: Numbers of a tile in a thread.
         *sizes: Names of the tile's sides among a kernel's arguments.
+        least: Numbers of a tile in a thread, below which most of its threads do the same.
+        longest: Name of the argument that no side may exceed; the rest of it would be empty.
     """
 
     def kept(variants: Sequence[Any], named: dict[str, Any], **given: Any) -> list[Any]:
         found = []
         for variant in variants:
             known = named | given | variant.all_kwargs()
-            tile = 1
-            for size in sizes:
-                tile *= known[size]
-            if tile <= numbers * _THREADS_OF_WARP * known["num_warps"]:
+            sides = [known[size] for size in sizes]
+            in_thread = math.prod(sides) / (_THREADS_OF_WARP * known["num_warps"])
+            fits = not longest or max(sides) <= known[longest]
+            if fits and least <= in_thread <= numbers:
                 found.append(variant)
         return found or list(variants)
 

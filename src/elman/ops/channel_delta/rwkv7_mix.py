@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from elman.kernels.packages import import_kernels
-from elman.kernels.triton_variants import at_most
+from elman.kernels.triton_variants import at_most, prune
 from elman.ops.common.uncompiled import uncompiled
 
 _MOST_NUMBERS = 32
@@ -56,7 +56,7 @@ def _mixing() -> Any:
     """
     module = _module("fused_addcmul")
     for kernel in (module.fused_addcmul_fwd_kernel, module.addcmul_bwd_kernel1):
-        kernel.early_config_prune = at_most(_MOST_NUMBERS, "BT", "BD")
+        prune(kernel, at_most(_MOST_NUMBERS, "BT", "BD"))
     return module
 
 
