@@ -295,6 +295,7 @@ def test_the_training_optimizer_takes_the_kernel_where_norms_have_theirs(
     config = compose_config(["optim=schedulefree"]).optim
     optimizer = TrainingOptimizer(config, model, "triton")
     assert asked == [("triton", "cpu")]
+    assert optimizer.in_a_kernel
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step(NO)

@@ -49,6 +49,12 @@ class TrainingOptimizer:
         """Whether the weights to save differ from the weights that are trained."""
         return isinstance(self.config, ScheduleFreeConfig)
 
+    @property
+    def in_a_kernel(self) -> bool:
+        """Whether a kernel of elman's updates the weights, not PyTorch's operations."""
+        optimizer = self._optimizer
+        return isinstance(optimizer, MaskedScheduleFree) and optimizer.backend == "cuda"
+
     def zero_grad(self) -> None:
         """Drop the gradients."""
         self._optimizer.zero_grad(set_to_none=True)
