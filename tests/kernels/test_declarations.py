@@ -32,6 +32,7 @@ from elman.ops.matrix_state.recurrences import MatrixCell
 from elman.ops.matrix_state.stacked import stacked_plan
 from elman.ops.silu_gate import cuda as gate_cuda
 from elman.ops.spectral_norm import cuda as spectral_cuda
+from elman.training.optim import fused as schedule_free
 
 BACKENDS = ("cpu", "cuda")
 FLOAT = torch.float32
@@ -178,6 +179,14 @@ STRUCTURES: dict[str, tuple[str, type[ctypes.Structure]]] = {
     "elman::SpectralNormArgs": (
         "cuda/spectral_norm/spectral_norm.cuh",
         spectral_cuda.SpectralNormArgs,
+    ),
+    "elman::ScheduleFreeCountArgs": (
+        "cuda/schedule_free/schedule_free.cuh",
+        schedule_free.CountArgs,
+    ),
+    "elman::ScheduleFreeArgs": (
+        "cuda/schedule_free/schedule_free.cuh",
+        schedule_free.UpdateArgs,
     ),
 }
 

@@ -30,7 +30,15 @@ def settings(gpu_check, tmp_path: Path):
     return gpu_check.Settings(tmp_path, quick=True, jobs=2)
 
 
-NO_GPU = ("gpu_check", "gpu_as_typed", "gpu_train", "gpu_replay", "gpu_ranks", "gpu_peer_speed")
+NO_GPU = (
+    "gpu_check",
+    "gpu_as_typed",
+    "gpu_train",
+    "gpu_replay",
+    "gpu_ranks",
+    "gpu_peer_speed",
+    "gpu_optim",
+)
 # Runs scripts as Python would, one after another in a process that has imported torch once.
 RUN = """
 import contextlib, io, json, os, runpy, sys

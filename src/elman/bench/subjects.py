@@ -148,7 +148,7 @@ class StepSubject(Subject):
             allow_slow=config.baseline.allow_slow,
             reset_after=config.data.reset_after,
         )
-        optimizer = TrainingOptimizer(config.optim, model)
+        optimizer = TrainingOptimizer(config.optim, model, backend)
         self._stepper = Stepper(config, data, model, optimizer, device)
         self.params = model.num_params()
         self.tokens = config.train.batch_size * config.train.chunk_size

@@ -108,9 +108,9 @@ def choose_backend(cell: Cell, requested: str, device_type: str) -> str:
 def norm_backend(requested: str, device_type: str) -> str:
     """Return the backend for the norms of the residual stream: ``cuda`` or ``reference``.
 
-    The norms belong to no cell, and models without kernels have them, too. So it is an error that
-    their kernels cannot run on a GPU only if ``cuda`` is requested by name. Otherwise PyTorch
-    computes them and a line says so.
+    The schedule-free update has the same one. Both belong to no cell, and models without kernels
+    have them, too. So it is an error that their kernels cannot run on a GPU only if ``cuda`` is
+    requested by name. Otherwise PyTorch computes them and a line says so.
 
     Args:
         requested: ``auto`` or the name of a backend; ``reference`` and ``torch`` are plain PyTorch.

@@ -82,10 +82,11 @@ def start_lines(setup: TrainingSetup, findings: Findings, trainer: Trainer) -> l
     memory = f", about {findings.estimate / 1e9:.1f} GB of memory" if findings.estimate else ""
     through = f" ({path})" if path else ""
     graph = ", replayed as a CUDA graph" if trainer.stepper.graph else ""
+    update = ", updated by one kernel" if trainer.stepper.optimizer.in_a_kernel else ""
     lines = [
         f"{model.name}: {model.cell} {model.dim}x{model.depth}, "
         f"{trainer.model.num_params():,} parameters, "
-        f"backend {setup.backend}{through} on {setup.device}{graph}{memory}"
+        f"backend {setup.backend}{through} on {setup.device}{graph}{update}{memory}"
         f"{sharing(setup.team, setup.division, config)}",
         f"data: {_told_data(setup)}",
         f"run folder: {setup.folder}",

@@ -172,6 +172,7 @@ class Stepper:
         rng = rng_state(self._device)
         self._pass.prepare(self._states.of(0))
         self._reduction.prepare()
+        self.optimizer.prepare(self._device)
         alone = self.team.place.alone and self.division.whole
         if isinstance(self._pass, ReplayedPass) and self.optimizer.replayable and alone:
             self._replayed = self._pass.record_update(self._apply, self._blocked)
@@ -262,7 +263,7 @@ class Stepper:
         return loss
 
     def _of_all_ranks(self, losses_k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Clip the gradients; return the mean loss, the gradients' norm, and whether all is finite.
+        """Return the mean loss, the gradients' norm before clipping, and whether all is finite.
 
         The losses of the ranks are exchanged after their gradients. So where a rank is lost
         meanwhile, the loss is NaN, and the update is blocked.
@@ -270,12 +271,14 @@ class Stepper:
         if not self._parallel.average_every:
             losses_k = self.team.gathered(losses_k)
         limit = self._train.grad_clip or math.inf
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        norm = self.optimizer.clip(self.model.parameters(), limit)
         if self._sharded:
             norm = norm.full_tensor()  # type: ignore[attr-defined]
         if not self._parallel.average_every:
             loss = _mean(losses_k)
-            return loss, norm, torch.isfinite(loss) & torch.isfinite(norm)
+            # One question for both, because each takes four kernels. Their sum is finite if they
+            # are: neither comes near the largest float.
+            return loss, norm, torch.isfinite(loss + norm)
         pairs = self.team.gathered(torch.stack([losses_k[0], norm])).view(-1, 2)
         loss, norm = pairs[:, 0].mean(), pairs[:, 1].mean()
         return loss, norm, torch.isfinite(pairs).all()
@@ -353,6 +356,8 @@ class Stepper:
 def _mean(losses_k: Tensor) -> Tensor:
     """Return the mean of the parts' losses, summed in the fixed tree's order where there is one."""
     count = losses_k.numel()
+    if count == 1:
+        return losses_k[0]
     if count & (count - 1):
         return losses_k.mean()
     return summed([one.clone() for one in losses_k]) / count

@@ -82,7 +82,7 @@ class Trainer:
         self.model = self._build()
         self.model.activation_checkpointing = config.train.activation_checkpointing
         shard(self.model)
-        optimizer = TrainingOptimizer(config.optim, self.model)
+        optimizer = TrainingOptimizer(config.optim, self.model, config.kernels.backend)
         self.stepper = Stepper(config, data, self.model, optimizer, device, team)
         self.ledger = Ledger(config, display, device, self.stepper.spent, team)
         self._pass_seconds = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -104,6 +105,25 @@ def test_hyperparameters_of_a_resumed_run_are_the_named_ones() -> None:
     resumed.load_state_dict(saved)
     group = resumed.state_dict()["optimizer"]["param_groups"][0]
     assert (group["weight_decay"], group["betas"]) == (0.25, (0.9, 0.5))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("limit", [0.5, 1e3, math.inf])
+def test_gradients_are_clipped_for_one_step(name: str, limit: float) -> None:
+    models = small_model(), small_model()
+    for ours, model in zip((True, False), models, strict=True):
+        optimizer = build(name, model, "optim.warmup_steps=1", "optim.eps=0.1")
+        for value in (3.0, 2.0):  # the second step is not clipped
+            fill_gradients(model, value)
+            clip = optimizer.clip if ours else nn.utils.clip_grad_norm_
+            if value == 3.0:
+                norm = clip(model.parameters(), limit)
+                assert norm == pytest.approx(
+                    3.0 * sum(p.numel() for p in model.parameters()) ** 0.5
+                )
+            optimizer.set_rate(1, 0.0)
+            optimizer.step(torch.tensor(False))
+    assert all(map(torch.equal, *map(snapshot, models)))
 
 
 def test_schedule_free_weights_are_the_librarys_and_so_is_what_is_saved() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from elman.models.backends import norm_backend
 from elman.sections.optim import LegacyConfig, MuonConfig, OptimConfig, ScheduleFreeConfig
 from elman.training.optim.schedule_free import MaskedScheduleFree
 from elman.training.optim.schedules import legacy_lr, scheduled_lr
@@ -19,14 +20,24 @@ class TrainingOptimizer:
 
     Weight decay acts on matrices only (with ``legacy`` on everything, as the legacy runs did). A
     parameter with two axes that is not meant as a matrix has ``no_weight_decay = True``.
+
+    Args:
+        config: Group ``optim``.
+        model: The model to train, which stays where it is.
+        backend: As ``kernels.backend``, for the schedule-free update. It is one kernel on an NVIDIA
+            GPU, as :func:`~elman.models.backends.norm_backend` decides, and PyTorch's operations
+            elsewhere. The other optimizers are PyTorch's own.
+
+    Raises:
+        UserError: ``cuda`` is requested by name and its kernels cannot run on the model's GPU.
     """
 
-    def __init__(self, config: OptimConfig, model: nn.Module) -> None:
+    def __init__(self, config: OptimConfig, model: nn.Module, backend: str = "auto") -> None:
         self.config = config
         self._warmup_progress: float | None = None
         matrices = _layer_matrices(model) if isinstance(config, MuonConfig) else []
         self._matrices = _build_muon(config, matrices) if isinstance(config, MuonConfig) else None
-        self._optimizer = _build(config, model, {id(matrix) for matrix in matrices})
+        self._optimizer = _build(config, model, {id(matrix) for matrix in matrices}, backend)
 
     @property
     def replayable(self) -> bool:
@@ -37,6 +48,12 @@ class TrainingOptimizer:
     def keeps_average(self) -> bool:
         """Whether the weights to save differ from the weights that are trained."""
         return isinstance(self.config, ScheduleFreeConfig)
+
+    @property
+    def in_a_kernel(self) -> bool:
+        """Whether a kernel of elman's updates the weights, not PyTorch's operations."""
+        optimizer = self._optimizer
+        return isinstance(optimizer, MaskedScheduleFree) and optimizer.backend == "cuda"
 
     def zero_grad(self) -> None:
         """Drop the gradients."""
@@ -61,6 +78,24 @@ class TrainingOptimizer:
             for group in self._matrices.param_groups:
                 group["lr"] = rate * config.matrix_lr / config.lr
         return rate
+
+    def prepare(self, device: torch.device) -> None:
+        """Compile what the update needs on a device, before the clock starts."""
+        if isinstance(self._optimizer, MaskedScheduleFree):
+            self._optimizer.prepare(device)
+
+    def clip(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
+        """Clip the gradients for the next :meth:`step`; return their norm before that.
+
+        The schedule-free update multiplies the gradients while it reads them; otherwise this does.
+
+        Args:
+            parameters: Those whose gradients count.
+            limit: Largest norm; infinity clips nothing.
+        """
+        if isinstance(self._optimizer, MaskedScheduleFree):
+            return self._optimizer.clip(parameters, limit)
+        return nn.utils.clip_grad_norm_(parameters, limit)
 
     def step(self, blocked: Tensor) -> None:
         """Apply the update unless ``blocked`` (a boolean scalar on the device) is true.
@@ -168,7 +203,9 @@ def _build_muon(config: MuonConfig, matrices: list[nn.Parameter]) -> torch.optim
     )
 
 
-def _build(config: OptimConfig, model: nn.Module, elsewhere: set[int]) -> torch.optim.Optimizer:
+def _build(
+    config: OptimConfig, model: nn.Module, elsewhere: set[int], backend: str
+) -> torch.optim.Optimizer:
     betas = (config.beta1, config.beta2)
     if isinstance(config, LegacyConfig):
         parameters = [p for p in model.parameters() if p.requires_grad]
@@ -177,8 +214,10 @@ def _build(config: OptimConfig, model: nn.Module, elsewhere: set[int]) -> torch.
         )
     groups = _decay_groups(config.weight_decay, model, elsewhere)
     if isinstance(config, ScheduleFreeConfig):
+        device = groups[0]["params"][0].device
         optimizer = MaskedScheduleFree(
             groups,
+            backend=norm_backend(backend, device.type),
             lr=config.lr,
             betas=betas,
             eps=config.eps,
