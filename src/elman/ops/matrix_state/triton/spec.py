@@ -22,6 +22,7 @@ class Spec:
         tanh: Whether phi is tanh; it is linear otherwise.
         reads: Whether the cell reads the old state.
         column: Whether z scales the columns of the old state.
+        decays: Whether c is the head's decay, which has a gradient.
         scales: Whether the gradient of c is needed.
         fast: Whether tanh is the GPU's own instruction.
 
@@ -35,6 +36,7 @@ class Spec:
     tanh: bool
     reads: bool
     column: bool
+    decays: bool
     scales: bool
     q_act: str
     k_act: str
@@ -68,6 +70,7 @@ def spec_of(plan: Plan, kind: str, *, fast: bool) -> Spec:
         tanh=plan.nonlinearity == "tanh",
         reads=cell.reads,
         column=cell.column,
+        decays=cell.decays and plan.decay != "none",
         scales=not cell.keeps and not (cell.decays and plan.decay == "none"),
         q_act=plan.q_act,
         k_act=plan.k_act,
