@@ -295,6 +295,8 @@ def _vector_sizes(call: Call, name: str) -> tuple[tuple[int, ...], int]:
 
 
 def _vector_constants(name: str, spec: Spec) -> tuple[str, bool, bool]:
+    if name == "v":
+        return spec.v_act, False, spec.fast
     if name == "k":
         return spec.k_act, spec.k_unit, spec.fast
     return spec.q_act, spec.q_unit, spec.fast
@@ -352,7 +354,8 @@ class _Gradients:
             found |= self._of_slice(place, width, names)
         for name in self.prepared:
             dtype = _part_dtype(name, self.call)
-            parts_pbtc = _room(self.call, name, dtype, self.tile.row_tiles)
+            tiles = self.tile.row_tiles if name in _SHARED else 1
+            parts_pbtc = _room(self.call, name, dtype, tiles)
             self.backs.append((name, parts_pbtc, found[name]))
             found[name] = _parts(parts_pbtc)
         return Roles(**found)
