@@ -72,7 +72,8 @@ def prepare_vectors(
     x_sn = activate(x_sn, act, fast)
     if is_unit:
         x_sn = unit(x_sn, fast)
-    tl.store(prepared.data + _offset(prepared, row_s1, steps) + channel_sn, x_sn, mask=inside_sn)
+    to_sn = prepared.data + _offset(prepared, row_s1, steps) + channel_sn
+    tl.store(to_sn, x_sn.to(prepared.data.dtype.element_ty), mask=inside_sn)
 
 
 @triton.jit(do_not_specialize=["rows", "steps"])
@@ -103,7 +104,8 @@ def vectors_back(
     part_sn = partial.data + _offset(partial, row_s1, steps) + channel_sn
     total_sn = tl.full(x_sn.shape, 0.0, tl.float32)
     for part in tl.static_range(parts):
-        total_sn += tl.load(part_sn + _part(partial, part), mask=inside_sn, other=0.0)
+        here_sn = tl.load(part_sn + _part(partial, part), mask=inside_sn, other=0.0)
+        total_sn += here_sn.to(tl.float32)
     total_sn = vector_back(total_sn, x_sn, is_unit, act, fast)
     to_sn = grad.data + _offset(grad, row_s1, steps) + channel_sn
     tl.store(to_sn, total_sn.to(grad.data.dtype.element_ty), mask=inside_sn)
@@ -226,6 +228,7 @@ def sum_parts(
     inside_c = number_c < size
     total_c = tl.full([block], 0.0, tl.float32)
     for part in tl.static_range(parts):
-        total_c += tl.load(partial + part * size + number_c, mask=inside_c, other=0.0)
+        here_c = tl.load(partial + part * size + number_c, mask=inside_c, other=0.0)
+        total_c += here_c.to(tl.float32)
     to_c = grad.data + _offset(grad, (number_c // width).to(tl.int32), steps) + number_c % width
     tl.store(to_c, total_c.to(grad.data.dtype.element_ty), mask=inside_c)

@@ -27,6 +27,7 @@ from elman.ops.matrix_state.triton.forward import (
     advance,
     begun,
     load_state,
+    read_of,
     seen,
     store_state,
 )
@@ -45,6 +46,7 @@ from elman.ops.matrix_state.triton.places import (
     inside_group,
     inside_tile,
     loaded,
+    neighbours,
     on_columns,
     on_rows,
     opened,
@@ -74,22 +76,79 @@ def no_sums(spec: tl.constexpr, tile: tl.constexpr):
     zero_r = tl.full([tile.rows], 0.0, tl.float32)
     zero_n = tl.full([tile.rows if tile.spread else 1, tile.columns], 0.0, tl.float32)
     zero = tl.sum(zero_r, 0)
-    decay = zero_r if spec.decay == "parameter" else zero
+    zero_rn = tl.full([tile.rows, tile.columns], 0.0, tl.float32)
+    decay = zero_rn if spec.decay == "parameter" else zero
     return Sums(zero_r, zero_r, zero_r, zero_r, zero_r, zero_n, decay, zero)
 
 
-@triton.jit
-def room(scratch, tile: tl.constexpr):
-    """Return where this program keeps the state before the first step of a segment."""
-    row_rn, column_rn = tl.arange(0, tile.rows)[:, None], tl.arange(0, tile.columns)[None, :]
-    first = tl.program_id(0).to(tl.int64) * (tile.kept_steps * tile.rows * tile.columns)
-    return scratch + first + row_rn * tile.columns + column_rn
+class Room(NamedTuple):
+    """Where a program keeps the steps of a segment.
+
+    Attributes:
+        states: The states before them.
+        reads: What they read, or None.
+    """
+
+    states: Any
+    reads: Any
 
 
 @triton.jit
-def slot(room_rn, step, tile: tl.constexpr):
-    """Return where it keeps the state before a step of a segment."""
-    return room_rn + step * (tile.rows * tile.columns)
+def room_of(scratch, tile: tl.constexpr):
+    """Return where this program keeps the first step of a segment."""
+    row_r, column_n = tl.arange(0, tile.rows), neighbours(tile)
+    first = tl.program_id(0).to(tl.int64) * (tile.kept_steps * tile.rows)
+    numbers_rn = row_r[:, None] * tile.columns + column_n[None, :]
+    return Room(
+        scratch.states + first * tile.columns + numbers_rn,
+        scratch.reads + first + row_r if scratch.reads is not None else None,
+    )
+
+
+@triton.jit
+def slot(room, step, tile: tl.constexpr):
+    """Return where it keeps a step of a segment."""
+    return Room(
+        room.states + step * (tile.rows * tile.columns),
+        room.reads + step * tile.rows if room.reads is not None else None,
+    )
+
+
+@triton.jit
+def as_kept(state_rn, room):
+    """Return a state in the dtype in which states are kept."""
+    return state_rn.to(room.states.dtype.element_ty)
+
+
+@triton.jit
+def keep(room, ahead: tl.constexpr, state_rn, r_r, wanted, tile: tl.constexpr):
+    """Keep the state before a step, so many after the room's, and what it reads.
+
+    Returns:
+        The state as it is kept.
+    """
+    to, kept_rn = slot(room, ahead, tile), as_kept(state_rn, room)
+    tl.store(to.states, kept_rn, mask=wanted)
+    if to.reads is not None:
+        tl.store(to.reads, r_r, mask=wanted)
+    return kept_rn
+
+
+@triton.jit
+def kept_group(room, step, wanted, tile: tl.constexpr):
+    """Return the states before the steps of the group from a step on, and what these read.
+
+    They are zeros if not wanted. Zeros that are no load would cost instructions in a loop.
+    """
+    begin, states, reads = slot(room, step, tile), (), ()
+    for ahead in tl.static_range(tl.constexpr(tile.group)):
+        at = slot(begin, ahead, tile)
+        states = states + (tl.load(at.states, mask=wanted, other=0.0),)
+        if room.reads is not None:
+            reads = reads + (tl.load(at.reads, mask=wanted, other=0.0),)
+        else:
+            reads = reads + (tl.full([tile.rows], 0.0, tl.float32),)
+    return states, reads
 
 
 @triton.jit
@@ -113,7 +172,7 @@ def _state_before(segment, start_rn, checkpoints, states, number, at, spec: tl.c
 @triton.jit
 def _recompute(
     state_rn,
-    room_rn,
+    room,
     roles,
     held,
     resets,
@@ -126,36 +185,28 @@ def _recompute(
     spec: tl.constexpr,
     tile: tl.constexpr,
 ):
-    """Compute the states of a segment, whole groups, and keep those before the last group.
+    """Compute the states of a segment, whole groups, and keep what comes before the last group.
 
     Returns:
-        The state after it, and those before the steps of its last group.
+        The state after it, and what would be kept of its last group.
     """
     raws = load_group(roles, at, inside, begin, steps, tile)
-    states = ()
-    for _ in tl.static_range(tl.constexpr(tile.group)):
-        states = states + (state_rn,)
+    kept = kept_group(room, 0, begin < 0, tile)
     for t in range(begin, last_group + 1, tile.group):
         group = widened_group(raws, tile)
         raws = load_group(roles, at, inside, t + tile.group, steps, tile)
-        slot_rn, states = slot(room_rn, t - begin, tile), ()
+        to, states, reads = slot(room, t - begin, tile), (), ()
         for ahead in tl.static_range(tl.constexpr(tile.group)):
-            tl.store(slot(slot_rn, ahead, tile), state_rn, mask=t < last_group)
-            states = states + (state_rn,)
-            state_rn = begun(state_rn, resets, at, t + ahead, steps)
+            before_rn = state_rn
+            state_rn = begun(before_rn, resets, at, t + ahead, steps)
             x = prepare(group[ahead], held, spec)
-            c_r, w_r = cell(seen(x, group[ahead], held, state_rn, spec), spec)
+            r_r = read_of(state_rn, x, spec)
+            before_rn = keep(to, ahead, before_rn, r_r, t < last_group, tile)
+            states, reads = states + (before_rn,), reads + (r_r,)
+            c_r, w_r = cell(seen(x, group[ahead], held, r_r), spec)
             state_rn = advance(state_rn, c_r, w_r, x, spec)
-    return state_rn, states
-
-
-@triton.jit
-def load_states(room_rn, step, wanted, tile: tl.constexpr):
-    """Return the states before the steps of the group that begins at a step of a segment."""
-    slot_rn, states = slot(room_rn, step, tile), ()
-    for ahead in tl.static_range(tl.constexpr(tile.group)):
-        states = states + (tl.load(slot(slot_rn, ahead, tile), mask=wanted, other=0.0),)
-    return states
+        kept = (states, reads)
+    return as_kept(state_rn, room), kept
 
 
 @triton.jit
@@ -182,7 +233,7 @@ def store_group(
         raw, x, dgate_r = one.raw, one.x, dgates[ahead]
         dq_n, dk_n = dqs[ahead], dks[ahead]
         dz_n = dzs[ahead] if spec.column else dk_n * 0.0
-        dkey_n = dkeys[ahead] if spec.reads else dk_n * 0.0
+        dkey_n = dkeys[ahead] if len(dkeys) > 0 else dk_n * 0.0
         dv_r = d.v + dy_r * held.residual_r if spec.residual else d.v
         dv_r = activate_back(dv_r, raw.v_r, spec.v_act, spec.fast)
         store(grads.v, ahead, dv_r, inside.row_r)
@@ -228,8 +279,8 @@ def output_gradients(dout, at, inside, begin, steps, tile: tl.constexpr):
 def _walk_back(
     dstate_rn,
     after_rn,
-    states,
-    room_rn,
+    kept,
+    room,
     ahead,
     roles,
     held,
@@ -252,8 +303,8 @@ def _walk_back(
 ):
     """Go back over a segment.
 
-    The numbers of a group, and the states in it, are loaded while the group after it is walked;
-    states and ahead (its numbers, and gradients of its outputs) are those of the last group, and
+    The numbers of a group, and what was kept of it, are loaded while the group after it is walked;
+    kept and ahead (its numbers, and gradients of its outputs) are those of the last group, and
     after_rn is the state after it.
 
     Returns:
@@ -264,14 +315,14 @@ def _walk_back(
         group_begin = last_group - (back - begin)
         group = widened_group(raws, tile)
         passed = passed_group(
-            group, states, after_rn, held, resets, at, group_begin, steps, cell, spec, tile
+            group, kept, after_rn, held, resets, at, group_begin, steps, cell, spec, tile
         )
         dys, dgates = outputs_back(passed, douts, held, spec, tile)
-        after_rn = states[0]
+        after_rn = kept[0][0]
         next_begin = tl.maximum(group_begin - tile.group, begin)
         raws = load_group(roles, at, inside, next_begin, steps, tile)
         douts = output_gradients(dout, at, inside, next_begin, steps, tile)
-        states = load_states(room_rn, next_begin - begin, True, tile)
+        kept = kept_group(room, next_begin - begin, True, tile)
         dstate_rn, links = chain_back(
             dstate_rn,
             passed,
@@ -314,7 +365,7 @@ def store_sums(dparameters, at, inside, sums, spec: tl.constexpr, tile: tl.const
         to_n = dparameters.z_bias + share * spec.columns + on_columns(at.column_n, tile)
         tl.store(to_n, as_stored(sums.z_bias_n, tile), mask=inside.once_n)
     if dparameters.decay is not None:
-        decay = tl.sum(sums.decay, 0) if spec.decay == "parameter" else sums.decay
+        decay = tl.sum(sums.decay) if spec.decay == "parameter" else sums.decay
         tl.store(dparameters.decay + share, decay)
     if dparameters.dt_bias is not None:
         tl.store(dparameters.dt_bias + share, sums.dt_bias)
@@ -348,11 +399,11 @@ def matrix_backward(
         dfirst: Where the gradient of the first state goes, or None.
         dlast: Gradient of the last state, or None.
         dout: Gradient of the output, a Sequence or None.
-        scratch: Room for the states before the groups of a segment, of every program, in fp32.
+        scratch: A :class:`Room` for the steps of a segment of every program.
         cell_back: The derivative of the cell's step.
     """
     at = place_of(spec, tile)
-    inside, room_rn = inside_tile(at, spec, tile), room(scratch, tile)
+    inside, room = inside_tile(at, spec, tile), room_of(scratch, tile)
     roles, grads = opened(roles, at, spec, tile), opened(grads, at, spec, tile)
     dout = None if dout is None else on_rows(dout, at, spec)
     number = at.batch * spec.heads + at.head
@@ -368,15 +419,15 @@ def matrix_backward(
         raws = load_group(roles, at, inside, last, steps, tile)
         douts = output_gradients(dout, at, inside, last, steps, tile)
         state_rn = _state_before(segment, start_rn, checkpoints, states, number, at, spec)
-        state_rn, states_of_group = _recompute(
-            state_rn, room_rn, roles, held, resets, at, inside, begin, last, steps, cell, spec, tile
+        after_rn, kept = _recompute(
+            state_rn, room, roles, held, resets, at, inside, begin, last, steps, cell, spec, tile
         )
         tl.debug_barrier()  # threads may read states that others wrote
         dstate_rn, sums = _walk_back(
             dstate_rn,
-            state_rn,
-            states_of_group,
-            room_rn,
+            after_rn,
+            kept,
+            room,
             (raws, douts),
             roles,
             held,

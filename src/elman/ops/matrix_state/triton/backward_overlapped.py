@@ -16,11 +16,13 @@ import triton
 import triton.language as tl
 
 from elman.ops.matrix_state.triton.backward import (
+    as_kept,
     first_state,
-    load_states,
+    keep,
+    kept_group,
     no_sums,
     output_gradients,
-    room,
+    room_of,
     slot,
     store_group,
     store_sums,
@@ -29,6 +31,7 @@ from elman.ops.matrix_state.triton.backward_steps import chain_back, outputs_bac
 from elman.ops.matrix_state.triton.forward import (
     advance,
     begun,
+    read_of,
     seen,
     state_at,
     store_state,
@@ -83,7 +86,7 @@ def _slot_walked(turn, tile: tl.constexpr):
 def _recompute(
     state_rn,
     raws,
-    slot_rn,
+    room,
     held,
     resets,
     at,
@@ -93,13 +96,15 @@ def _recompute(
     spec: tl.constexpr,
     tile: tl.constexpr,
 ):
-    """Keep the states before the steps of a group from a slot on; return the state after it."""
+    """Keep the steps of a group from the room's step on; return the state after it."""
     group = widened_group(raws, tile)
     for ahead in tl.static_range(tl.constexpr(tile.group)):
-        tl.store(slot(slot_rn, ahead, tile), state_rn)
-        state_rn = begun(state_rn, resets, at, begin + ahead, steps)
+        before_rn = state_rn
+        state_rn = begun(before_rn, resets, at, begin + ahead, steps)
         x = prepare(group[ahead], held, spec)
-        c_r, w_r = cell(seen(x, group[ahead], held, state_rn, spec), spec)
+        r_r = read_of(state_rn, x, spec)
+        keep(room, ahead, before_rn, r_r, True, tile)
+        c_r, w_r = cell(seen(x, group[ahead], held, r_r), spec)
         state_rn = advance(state_rn, c_r, w_r, x, spec)
     return state_rn
 
@@ -110,18 +115,6 @@ def _load_checkpoint(checkpoints, segment, wanted, states, number, at, spec: tl.
     kept = wide(tl.maximum(segment - 1, 0), at) * states + number
     from_rn, inside_rn = state_at(checkpoints, kept, at, spec)
     return tl.load(from_rn, mask=inside_rn & (segment > 0) & wanted, other=0.0)
-
-
-@triton.jit
-def _no_states(room_rn, steps, tile: tl.constexpr):
-    """Return zeros for the states of a group.
-
-    They are a load of nothing: with zeros that are not, the loop would take more instructions.
-    """
-    nothing_rn, states = tl.load(room_rn, mask=steps < 0, other=0.0), ()
-    for _ in tl.static_range(tl.constexpr(tile.group)):
-        states = states + (nothing_rn,)
-    return states
 
 
 @triton.jit(do_not_specialize=["steps", "states"])
@@ -150,14 +143,14 @@ def matrix_backward_overlapped(
     scratch has room for the states of two segments of every program.
     """
     at = place_of(spec, tile)
-    inside, room_rn = inside_tile(at, spec, tile), room(scratch, tile)
+    inside, room = inside_tile(at, spec, tile), room_of(scratch, tile)
     roles, grads = opened(roles, at, spec, tile), opened(grads, at, spec, tile)
     if dout is not None:
         dout = on_rows(dout, at, spec)
     number = at.batch * spec.heads + at.head
     held, sums = load_parameters(parameters, at, spec, tile), no_sums(spec, tile)
     zero_rn = tl.full([tile.rows, tile.columns], 0.0, tl.float32)
-    state_rn, after_rn, dstate_rn = zero_rn, zero_rn, zero_rn
+    state_rn, after_rn, dstate_rn = zero_rn, as_kept(zero_rn, room), zero_rn
     start_rn = first_state(first, zero_rn, number, at, spec)
     segments = (steps + tile.steps - 1) // tile.steps
     groups: tl.constexpr = tile.steps // tile.group
@@ -165,7 +158,7 @@ def matrix_backward_overlapped(
     raws_ahead = load_group(roles, at, inside, begin, steps, tile)
     raws = load_group(roles, at, inside, walked, steps, tile)
     douts = output_gradients(dout, at, inside, walked, steps, tile)
-    before = _no_states(room_rn, steps, tile)
+    kept = kept_group(room, 0, steps < 0, tile)
     kept_rn = _load_checkpoint(checkpoints, segments - 1, True, states, number, at, spec)
     for turn in range((segments + 1) * groups):
         segment, next_turn = segments - 1 - turn // groups, turn + 1
@@ -174,7 +167,7 @@ def matrix_backward_overlapped(
         is_first, next_is_first = turn % groups == 0, next_turn % groups == 0
         if is_first:
             tl.debug_barrier()  # threads may read states that others wrote
-        after_rn = tl.where(is_first, state_rn, after_rn)
+        after_rn = tl.where(is_first, as_kept(state_rn, room), after_rn)
         begun_rn = tl.where(segment > 0, kept_rn.to(tl.float32), start_rn)
         state_rn = tl.where(is_first, begun_rn, state_rn)
         kept_rn = _load_checkpoint(
@@ -182,18 +175,18 @@ def matrix_backward_overlapped(
         )
         group, pulls = widened_group(raws, tile), douts
         passed = passed_group(
-            group, before, after_rn, held, resets, at, walked, steps, cell, spec, tile
+            group, kept, after_rn, held, resets, at, walked, steps, cell, spec, tile
         )
-        after_rn = before[0]
+        after_rn = kept[0][0]
         raws = load_group(roles, at, inside, next_walked, steps, tile)
         douts = output_gradients(dout, at, inside, next_walked, steps, tile)
-        slot_rn = slot(room_rn, _slot_written(turn, tile), tile)
+        to = slot(room, _slot_written(turn, tile), tile)
         state_rn = _recompute(
-            state_rn, raws_ahead, slot_rn, held, resets, at, begin, steps, cell, spec, tile
+            state_rn, raws_ahead, to, held, resets, at, begin, steps, cell, spec, tile
         )
         raws_ahead = load_group(roles, at, inside, next_begin, steps, tile)
         # Before the second round nothing has been kept.
-        before = load_states(room_rn, _slot_walked(next_turn, tile), next_turn >= groups, tile)
+        kept = kept_group(room, _slot_walked(next_turn, tile), next_turn >= groups, tile)
         dys, dgates = outputs_back(passed, pulls, held, spec, tile)
         dstate_rn, links = chain_back(
             dstate_rn, passed, dys, dlast, resets, number, at, walked, steps, cell_back, spec, tile

@@ -68,7 +68,7 @@ class Passed(NamedTuple):
 @triton.jit
 def passed_group(
     group,
-    states,
+    kept,
     after_rn,
     held,
     resets,
@@ -79,16 +79,20 @@ def passed_group(
     spec: tl.constexpr,
     tile: tl.constexpr,
 ):
-    """Return the steps of a group, a :class:`Passed` each: none waits for another."""
+    """Return the steps of a group, a :class:`Passed` each: none waits for another.
+
+    kept are the states before them and what they read, each a tuple.
+    """
+    states, reads = kept
     passed = ()
     for ahead in tl.static_range(tl.constexpr(tile.group)):
         raw = group[ahead]
         x = prepare(raw, held, spec)
-        before_rn = begun(states[ahead], resets, at, begin + ahead, steps)
-        row = seen(x, raw, held, before_rn, spec)
+        before_rn = begun(states[ahead].to(tl.float32), resets, at, begin + ahead, steps)
+        row = seen(x, raw, held, reads[ahead])
         c_r, w_r = cell(row, spec)
         next_rn = states[ahead + 1] if ahead + 1 < tile.group else after_rn
-        passed = passed + (Passed(raw, x, row, c_r, w_r, before_rn, next_rn),)
+        passed = passed + (Passed(raw, x, row, c_r, w_r, before_rn, next_rn.to(tl.float32)),)
     return passed
 
 
@@ -118,6 +122,27 @@ class Link(NamedTuple):
 
 
 @triton.jit
+def _factor_back(dsum_rn, one, spec: tl.constexpr):
+    """Return the gradient of the rows' factor c.
+
+    Where c is the head's decay, it is the sum of the tile; where that is a parameter, which all
+    steps share, it is left unsummed.
+    """
+    dc = one.c_r * 0.0
+    if spec.scales:
+        dc_rn = dsum_rn * one.before_rn
+        if spec.column:
+            dc_rn *= one.x.z_n
+        if not spec.decays:
+            dc = tl.sum(dc_rn, 1)
+        elif spec.decay == "parameter":
+            dc = dc_rn
+        else:
+            dc = tl.sum(dc_rn)
+    return dc
+
+
+@triton.jit
 def _step_back(dstate_rn, one, dy_r, cell_back: tl.constexpr, spec: tl.constexpr):
     """Return the gradient of the state before a step, and a :class:`Link`."""
     dsum_rn = dstate_rn + dy_r[:, None] * one.x.q_n
@@ -127,13 +152,7 @@ def _step_back(dstate_rn, one, dy_r, cell_back: tl.constexpr, spec: tl.constexpr
     if spec.column:
         factor_rn = factor_rn * one.x.z_n
     dw_r = tl.sum(dsum_rn * one.x.k_n, 1)
-    dc_r = dw_r * 0.0
-    if spec.scales:
-        product_rn = dsum_rn * one.before_rn
-        if spec.column:
-            product_rn *= one.x.z_n
-        dc_r = tl.sum(product_rn, 1)
-    d = cell_back(one.row, one.c_r, dc_r, dw_r, spec)
+    d = cell_back(one.row, one.c_r, _factor_back(dsum_rn, one, spec), dw_r, spec)
     dstate_rn = dsum_rn * factor_rn
     if spec.reads:
         dstate_rn += d.r[:, None] * one.x.key_n
@@ -171,19 +190,27 @@ def chain_back(
 
 @triton.jit
 def column_sums(passed, links, dys, spec: tl.constexpr, tile: tl.constexpr):
-    """Return the gradients of a group's queries, keys, z and the keys that it reads with."""
+    """Return the gradients of a group's queries, keys, z and the keys that it reads with.
+
+    Where it reads with its keys themselves, their gradient is in that of the keys.
+    """
     dqs, dks, dzs, dkeys = (), (), (), ()
     for ahead in tl.static_range(tl.constexpr(tile.group)):
         one, link = passed[ahead], links[ahead]
         dqs = dqs + (one.after_rn * dys[ahead][:, None],)
-        dks = dks + (link.dsum_rn * one.w_r[:, None],)
+        dk_rn = link.dsum_rn * one.w_r[:, None]
+        if spec.reads:
+            dkey_rn = one.before_rn * link.d.r[:, None]
+            if spec.key == "k":
+                dk_rn += dkey_rn
+            else:
+                dkeys = dkeys + (dkey_rn,)
+        dks = dks + (dk_rn,)
         if spec.column:
             dzs = dzs + (link.dsum_rn * one.before_rn * one.c_r[:, None],)
-        if spec.reads:
-            dkeys = dkeys + (one.before_rn * link.d.r[:, None],)
     dqs, dks = sums_over_rows(dqs), sums_over_rows(dks)
     if spec.column:
         dzs = sums_over_rows(dzs)
-    if spec.reads:
+    if len(dkeys) > 0:
         dkeys = sums_over_rows(dkeys)
     return dqs, dks, dzs, dkeys

@@ -54,9 +54,14 @@ def begun(state_rn, resets, at, t, steps):
 
 
 @triton.jit
-def seen(x, raw, held, state_rn, spec: tl.constexpr):
-    """Return what the cell sees of a step."""
-    r_r = tl.sum(state_rn * x.key_n, 1) if spec.reads else x.v_r * 0.0
+def read_of(state_rn, x, spec: tl.constexpr):
+    """Return what a step reads of the old state: zeros where the cell does not read it."""
+    return tl.sum(state_rn * x.key_n, 1) if spec.reads else x.v_r * 0.0
+
+
+@triton.jit
+def seen(x, raw, held, r_r):
+    """Return what the cell sees of a step that has read r."""
     return Row(x.v_r, raw.g_r, held.p0_r, held.p1_r, held.p2_r, x.decay, x.write, r_r)
 
 
@@ -152,7 +157,7 @@ def matrix_forward(
             raw = group[ahead]
             x = prepare(raw, held, spec)
             state_rn = begun(state_rn, resets, at, t, steps)
-            c_r, w_r = cell(seen(x, raw, held, state_rn, spec), spec)
+            c_r, w_r = cell(seen(x, raw, held, read_of(state_rn, x, spec)), spec)
             state_rn = advance(state_rn, c_r, w_r, x, spec)
             y_r = output_of(tl.sum(state_rn * x.q_n, 1), x, raw, held, spec)
             to_r = outs_r + ahead * (spec.heads * spec.rows)

@@ -289,9 +289,7 @@ def store_columns(
             k_n = unit(k_n, spec.fast)
         dk_n += activate(raw.z_n + held.z_bias_n, spec.z_act, spec.fast) * dkey_n
         dz_n += k_n * dkey_n
-    elif spec.key == "k":
-        dk_n += dkey_n
-    else:
+    elif spec.key != "k":
         _store_columns(grads.read, ahead, dkey_n, inside, tile)
     dk_n = vector_back(dk_n, raw.k_n, spec.k_unit, spec.k_act, spec.fast)
     dq_n = vector_back(dq_n, raw.q_n, spec.q_unit, spec.q_act, spec.fast)
@@ -311,21 +309,20 @@ def store_head(
     raw,
     x,
     held,
-    ddecay_r,
+    ddecay,
     dwrite_r,
     spec: tl.constexpr,
 ):
-    """Store the gradients of decay and write gate, from those that a cell gave its rows.
+    """Store the gradients of decay and write gate, from those of the tile and of its rows.
 
     Returns:
         The gradients of the head's parameters, decay and dt_bias; that of a decay which is the
-        parameter itself still on rows.
+        parameter itself still not summed.
     """
     dparameter, dbias = x.decay * 0.0, x.decay * 0.0
     if spec.decay == "parameter":
-        dparameter = ddecay_r
+        dparameter = ddecay
     elif spec.decay != "none":
-        ddecay = tl.sum(ddecay_r, 0)
         dbias, dparameter = mapped_back(
             ddecay, raw.decay, x.decay, held.decay, held.dt_bias, spec.decay, spec.fast
         )

@@ -34,6 +34,8 @@ from elman.ops.matrix_state.triton.spec import (
 
 _SHARED = frozenset({"k", "q", "z", "read", "decay", "write"})
 """Roles that all rows of a head share: each row tile has a part of the gradient."""
+_OF_HEADS = frozenset({"decay", "write"})
+"""Roles of one number a head: sums over the whole state, of which much cancels."""
 _OF_ROWS = frozenset({"p0", "p1", "p2", "residual", "gate_bias"})
 """Parameters of rows, each of which one tile has."""
 _DECAY_PARAMETERS = frozenset({"decay", "dt_bias"})
@@ -222,16 +224,27 @@ def _prepared(call: Call, names: tuple[str, ...], spec: Spec, run: Callable[[Lau
     roles = _sources(call)
     found = {}
     for name in names:
-        found[name] = _sequence(_room(call, name), 0)
+        found[name] = _sequence(_room(call, name, _prepared_dtype(name, spec)), 0)
         run(_prepare(call, name, getattr(roles, name), found[name], spec))
     return roles._replace(**found)
 
 
-def _room(call: Call, name: str, *parts: int) -> Tensor:
-    """Return room for a role, or for parts of its gradient, in fp32."""
+def _prepared_dtype(name: str, spec: Spec) -> torch.dtype:
+    """Return the dtype of a prepared role: fp16 has three bits more than bf16, up to 1."""
+    is_unit = {"k": spec.k_unit, "q": spec.q_unit}.get(name, False)
+    return torch.float16 if spec.fast and is_unit else torch.float32
+
+
+def _part_dtype(name: str, call: Call) -> torch.dtype:
+    """Return the dtype of the parts of a gradient: on columns, that of the gradient itself."""
+    return torch.float32 if name in _OF_HEADS else call.like.dtype
+
+
+def _room(call: Call, name: str, dtype: torch.dtype, *parts: int) -> Tensor:
+    """Return room for a role, or for parts of its gradient."""
     channels = call.plan.heads * call.plan.width(name)
     shape = (*parts, call.args.B, call.args.T, channels)
-    return torch.empty(shape, dtype=torch.float32, device=call.like.device)
+    return torch.empty(shape, dtype=dtype, device=call.like.device)
 
 
 def _prepare(call: Call, name: str, source: Any, to: Any, spec: Spec) -> Launch:
@@ -282,6 +295,8 @@ def _vector_sizes(call: Call, name: str) -> tuple[tuple[int, ...], int]:
 
 
 def _vector_constants(name: str, spec: Spec) -> tuple[str, bool, bool]:
+    if name == "v":
+        return spec.v_act, False, spec.fast
     if name == "k":
         return spec.k_act, spec.k_unit, spec.fast
     return spec.q_act, spec.q_unit, spec.fast
@@ -312,7 +327,7 @@ class _Gradients:
     """Where the backward kernel writes the gradients of sequences, and what is left to sum.
 
     A slice of a source has several parts if several roles or several row tiles read it. They are
-    kept in fp32, one after the other, and added at the end.
+    kept one after the other, and added in fp32 at the end.
 
     Args:
         call: The call.
@@ -338,7 +353,9 @@ class _Gradients:
         for (place, width), names in slices.items():
             found |= self._of_slice(place, width, names)
         for name in self.prepared:
-            parts_pbtc = _room(self.call, name, self.tile.row_tiles)
+            dtype = _part_dtype(name, self.call)
+            tiles = self.tile.row_tiles if name in _SHARED else 1
+            parts_pbtc = _room(self.call, name, dtype, tiles)
             self.backs.append((name, parts_pbtc, found[name]))
             found[name] = _parts(parts_pbtc)
         return Roles(**found)
@@ -352,7 +369,8 @@ class _Gradients:
         counts = [self._count(name) for name in names]
         if sum(counts) == 1:
             return {names[0]: source}
-        parts_pbtc = _room(self.call, names[0], sum(counts))
+        dtype = _part_dtype(names[0], self.call)
+        parts_pbtc = _room(self.call, names[0], dtype, sum(counts))
         self.sums.append((parts_pbtc, source, self.call.plan.heads * width))
         found, before = {}, 0
         for name, count in zip(names, counts, strict=True):
@@ -385,6 +403,19 @@ def _shares(call: Call, tile: Tile, prepared: tuple[str, ...]) -> list[Tensor]:
     return found
 
 
+def _scratch(call: Call, tile: Tile, programs: int, spec: Spec) -> Any:
+    """Return where the programs of the backward pass keep the steps of a segment."""
+    from elman.ops.matrix_state.triton.backward import Room
+
+    steps, device = (programs, tile.kept_steps, tile.rows), call.like.device
+    dtype = torch.float16 if spec.fast and spec.tanh and NARROW else torch.float32
+    states = torch.empty((*steps, tile.columns), dtype=dtype, device=device)
+    reads = torch.empty(steps, dtype=torch.float32, device=device) if spec.reads else None
+    return Room(states, reads)
+
+
+import os
+NARROW=int(os.environ.get('NARROW','0'))
 def _backward(call: Call, fast: bool, run: Callable[[Launch], None]) -> None:
     from elman.ops.matrix_state.triton.backward import matrix_backward
     from elman.ops.matrix_state.triton.backward_overlapped import matrix_backward_overlapped
@@ -394,7 +425,6 @@ def _backward(call: Call, fast: bool, run: Callable[[Launch], None]) -> None:
     programs, dout = states * tile.row_tiles, call.kept.get("dout")
     prepared = prepared_of(call.plan, tile, backward=True)
     gradients, shares = _Gradients(call, tile, prepared), _shares(call, tile, prepared)
-    room = (programs, tile.kept_steps, tile.rows, tile.columns)
     kernel = matrix_backward_overlapped if tile.overlapped else matrix_backward
     arguments = (
         _prepared(call, prepared, spec, run),
@@ -404,7 +434,7 @@ def _backward(call: Call, fast: bool, run: Callable[[Launch], None]) -> None:
         *(call.kept.get(name) for name in ("first", "dfirst", "dlast")),
         None if dout is None else _where(dout, *dout.stride()[:2]),
         *(call.kept.get(name) for name in ("checkpoints", "resets")),
-        torch.empty(room, dtype=torch.float32, device=call.like.device),
+        _scratch(call, tile, programs, spec),
         call.args.T,
         states,
         cell.step,

@@ -81,12 +81,18 @@ class Inside(NamedTuple):
 
 
 @triton.jit
-def place_of(spec: tl.constexpr, tile: tl.constexpr):
-    """Return what this program does: tiles of a head follow each other, then heads, then rows.
+def neighbours(tile: tl.constexpr):
+    """Return the columns of a tile, said to be neighbours by fours and no more.
 
-    The columns are said to be neighbours by fours and no more: a thread then has four columns of a
-    state in every dtype, where it would have eight in bf16, and a state has one layout everywhere.
+    A thread then has four columns of a state in every dtype, where it would have eight in 16 bits,
+    and a state has one layout everywhere.
     """
+    return tl.max_contiguous(tl.arange(0, tile.columns), 4)
+
+
+@triton.jit
+def place_of(spec: tl.constexpr, tile: tl.constexpr):
+    """Return what this program does: tiles of a head follow each other, then heads, then rows."""
     number = tl.program_id(0).to(tl.int64)
     in_batch = number // tile.row_tiles
     return Place(
@@ -94,7 +100,7 @@ def place_of(spec: tl.constexpr, tile: tl.constexpr):
         in_batch % spec.heads,
         number % tile.row_tiles,
         (number % tile.row_tiles) * tile.rows + tl.arange(0, tile.rows),
-        tl.max_contiguous(tl.arange(0, tile.columns), 4),
+        neighbours(tile),
     )
 
 

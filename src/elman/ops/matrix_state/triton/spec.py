@@ -22,6 +22,7 @@ class Spec:
         tanh: Whether phi is tanh; it is linear otherwise.
         reads: Whether the cell reads the old state.
         column: Whether z scales the columns of the old state.
+        decays: Whether c is the head's decay, which has a gradient.
         scales: Whether the gradient of c is needed.
         fast: Whether tanh is the GPU's own instruction.
 
@@ -35,6 +36,7 @@ class Spec:
     tanh: bool
     reads: bool
     column: bool
+    decays: bool
     scales: bool
     q_act: str
     k_act: str
@@ -68,6 +70,7 @@ def spec_of(plan: Plan, kind: str, *, fast: bool) -> Spec:
         tanh=plan.nonlinearity == "tanh",
         reads=cell.reads,
         column=cell.column,
+        decays=cell.decays and plan.decay != "none",
         scales=not cell.keeps and not (cell.decays and plan.decay == "none"),
         q_act=plan.q_act,
         k_act=plan.k_act,
@@ -89,6 +92,8 @@ def spec_of(plan: Plan, kind: str, *, fast: bool) -> Spec:
 def of_loop(spec: Spec, prepared: tuple[str, ...]) -> Spec:
     """Return what the loop over time is compiled for where roles are prepared before it."""
     found = spec
+    if "v" in prepared:
+        found = replace(found, v_act="none")
     if "k" in prepared:
         found = replace(found, k_act="none", k_unit=False)
     if "q" in prepared:
@@ -180,18 +185,22 @@ def prepared_of(plan: Plan, tile: Tile, *, backward: bool) -> tuple[str, ...]:
     """Return the roles that are prepared before the loop over time.
 
     They are those that several row tiles would prepare again. Going back, one tile would, too: for
-    the states, for the walk, and for the derivative.
+    the states, for the walk, and for the derivative. Values are those of one tile, but every thread
+    of a row prepares them.
     """
     if tile.row_tiles == 1 and not backward:
         return ()
     found = [
         ("k", plan.k_unit or plan.k_act != "none"),
         ("q", plan.q_unit or plan.q_act != "none"),
+        ("v", plan.v_act != "none" and backward and plan.heads >= _MANY_HEADS and VP(tile)),
         ("decay", plan.decay in ("sigmoid", "mamba")),
     ]
     return tuple(name for name, wanted in found if wanted)
 
 
+import os
+def VP(tile): return tile.columns>=int(os.environ.get('VPREP','64'))
 def power_of_two(number: int) -> int:
     """Return the smallest power of two that is not below ``number``."""
     return 1 << (number - 1).bit_length()
