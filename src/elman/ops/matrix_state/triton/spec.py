@@ -141,10 +141,10 @@ class Tile:
 # as many numbers a thread as 128. Neither batch nor length is asked.
 _FORWARD = {16: (2, 8), 32: (2, 8), 64: (2, 8), 128: (4, 4), 256: (2, 4)}
 _FORWARD_FULL = _FORWARD | {16: (4, 8), 32: (4, 8)}
-_FORWARD_OF_MANY_HEADS = {16: (16, 8), 32: (8, 4), 64: (8, 4), 128: (4, 4), 256: (2, 4)}
+_FORWARD_OF_MANY_HEADS = {16: (16, 8), 32: (16, 4), 64: (8, 2), 128: (4, 4), 256: (2, 4)}
 _BACKWARD = {16: (2, 4), 32: (4, 8), 64: (2, 4), 128: (4, 2), 256: (2, 2)}
 _BACKWARD_FULL = _BACKWARD | {16: (4, 4), 32: (4, 4)}
-_BACKWARD_OF_MANY_HEADS = {16: (16, 4), 32: (8, 2), 64: (8, 2), 128: (8, 2), 256: (4, 2)}
+_BACKWARD_OF_MANY_HEADS = {16: (16, 4), 32: (16, 2), 64: (8, 4), 128: (8, 2), 256: (4, 2)}
 _MANY_HEADS = 4
 _WARPS = 1  # a sum over rows or columns then needs no barrier; two to four took twice as long
 _STEPS = 16
