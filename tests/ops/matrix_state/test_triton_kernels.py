@@ -282,8 +282,8 @@ FAULTS = {
     "the state after another segment": (
         "e72-n24",
         "backward_overlapped",
-        "after_rn = tl.where(is_first, state_rn, after_rn)",
-        "after_rn = tl.where(turn < 0, state_rn, after_rn)",
+        "after_rn = tl.where(is_first, as_kept(state_rn, room), after_rn)",
+        "after_rn = tl.where(turn < 0, as_kept(state_rn, room), after_rn)",
     ),
     "states of the segment that is computed": (
         "e88-n16",
@@ -324,8 +324,8 @@ FAULTS = {
     "no gradient of the key of the read": (
         "e71-n16",
         "backward_steps",
-        "dkeys = dkeys + (one.before_rn * link.d.r[:, None],)",
-        "dkeys = dkeys + (one.before_rn * 0.0,)",
+        "dkey_rn = one.before_rn * link.d.r[:, None]",
+        "dkey_rn = one.before_rn * 0.0",
     ),
     "no gradient of the last state": (
         "e72-n24",
@@ -366,8 +366,8 @@ FAULTS = {
     "rows of z forget its columns": (
         "e73-full-n16",
         "backward_steps",
-        "            product_rn *= one.x.z_n\n",
-        "            product_rn *= 1.0\n",
+        "factor_rn = factor_rn * one.x.z_n",
+        "factor_rn = factor_rn * 1.0",
     ),
     "a residual without a gradient": (
         "e88-everything",
@@ -426,8 +426,8 @@ FAULTS = {
     "the state before another group": (
         "e88-n16",
         "backward",
-        "states = load_states(room_rn, next_begin - begin, True, tile)",
-        "states = load_states(room_rn, last_group - begin, True, tile)",
+        "kept = kept_group(room, next_begin - begin, True, tile)",
+        "kept = kept_group(room, last_group - begin, True, tile)",
     ),
     "the numbers of another group": (
         "e70-n16",

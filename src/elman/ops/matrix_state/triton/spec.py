@@ -137,15 +137,16 @@ class Tile:
 # is where the cell neither reads the state nor scales its columns. In the backward pass each tile
 # leaves a part of the gradients on columns in memory. With few heads low tiles are faster all the
 # same: more programs fill the GPU. With many heads the parts of low tiles would take as long as the
-# steps: those tiles are the fastest of a simulation, their keys prepared. 256 was not timed: it has
+# steps. 256 was not timed: it has
 # as many numbers a thread as 128. Neither batch nor length is asked.
 _FORWARD = {16: (2, 8), 32: (2, 8), 64: (2, 8), 128: (4, 4), 256: (2, 4)}
 _FORWARD_FULL = _FORWARD | {16: (4, 8), 32: (4, 8)}
-_FORWARD_OF_MANY_HEADS = {16: (16, 8), 32: (16, 4), 64: (8, 2), 128: (4, 4), 256: (2, 4)}
-_BACKWARD = {16: (2, 4), 32: (4, 8), 64: (2, 4), 128: (4, 2), 256: (2, 2)}
-_BACKWARD_FULL = _BACKWARD | {16: (4, 4), 32: (4, 4)}
-_BACKWARD_OF_MANY_HEADS = {16: (16, 4), 32: (16, 2), 64: (8, 4), 128: (8, 2), 256: (4, 2)}
+_FORWARD_OF_MANY_HEADS = {16: (16, 8), 32: (16, 4), 64: (8, 2), 128: (8, 4), 256: (2, 4)}
+_BACKWARD = {16: (2, 8), 32: (4, 8), 64: (2, 8), 128: (4, 2), 256: (2, 2)}
+_BACKWARD_FULL = _BACKWARD | {16: (4, 4), 32: (4, 4), 64: (2, 4)}
+_BACKWARD_OF_MANY_HEADS = {16: (16, 4), 32: (16, 4), 64: (8, 4), 128: (4, 4), 256: (4, 2)}
 _MANY_HEADS = 4
+_PREPARED_VALUES = 64  # columns: values of smaller states are prepared as fast in the loop
 _WARPS = 1  # a sum over rows or columns then needs no barrier; two to four took twice as long
 _STEPS = 16
 _LARGE_STEPS = 8  # where the states of a segment would take much memory
@@ -190,17 +191,16 @@ def prepared_of(plan: Plan, tile: Tile, *, backward: bool) -> tuple[str, ...]:
     """
     if tile.row_tiles == 1 and not backward:
         return ()
+    many = plan.heads >= _MANY_HEADS
     found = [
         ("k", plan.k_unit or plan.k_act != "none"),
         ("q", plan.q_unit or plan.q_act != "none"),
-        ("v", plan.v_act != "none" and backward and plan.heads >= _MANY_HEADS and VP(tile)),
+        ("v", plan.v_act != "none" and backward and many and tile.columns >= _PREPARED_VALUES),
         ("decay", plan.decay in ("sigmoid", "mamba")),
     ]
     return tuple(name for name, wanted in found if wanted)
 
 
-import os
-def VP(tile): return tile.columns>=int(os.environ.get('VPREP','64'))
 def power_of_two(number: int) -> int:
     """Return the smallest power of two that is not below ``number``."""
     return 1 << (number - 1).bit_length()
