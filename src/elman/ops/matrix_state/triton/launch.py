@@ -415,7 +415,10 @@ def _scratch(call: Call, tile: Tile, programs: int, spec: Spec) -> Any:
 
 
 import os
-NARROW=int(os.environ.get('NARROW','0'))
+
+NARROW = int(os.environ.get("NARROW", "0"))
+
+
 def _backward(call: Call, fast: bool, run: Callable[[Launch], None]) -> None:
     from elman.ops.matrix_state.triton.backward import matrix_backward
     from elman.ops.matrix_state.triton.backward_overlapped import matrix_backward_overlapped

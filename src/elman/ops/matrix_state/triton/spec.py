@@ -142,8 +142,7 @@ class Tile:
 _FORWARD = {16: (2, 8), 32: (2, 8), 64: (2, 8), 128: (4, 4), 256: (2, 4)}
 _FORWARD_FULL = _FORWARD | {16: (4, 8), 32: (4, 8)}
 _FORWARD_OF_MANY_HEADS = {16: (16, 8), 32: (16, 4), 64: (8, 2), 128: (8, 4), 256: (2, 4)}
-_BACKWARD = {16: (2, 8), 32: (4, 8), 64: (2, 8), 128: (4, 2), 256: (2, 2)}
-_BACKWARD_FULL = _BACKWARD | {16: (4, 4), 32: (4, 4), 64: (2, 4)}
+_BACKWARD = {16: (4, 4), 32: (4, 4), 64: (2, 4), 128: (4, 2), 256: (2, 2)}
 _BACKWARD_OF_MANY_HEADS = {16: (16, 4), 32: (16, 4), 64: (8, 4), 128: (4, 4), 256: (4, 2)}
 _MANY_HEADS = 4
 _PREPARED_VALUES = 64  # columns: values of smaller states are prepared as fast in the loop
@@ -178,7 +177,7 @@ def _sizes(plan: Plan, *, backward: bool) -> dict[int, tuple[int, int]]:
         return _BACKWARD_OF_MANY_HEADS if backward else _FORWARD_OF_MANY_HEADS
     cell = CELLS[plan.cell]
     if cell.reads or cell.column:
-        return _BACKWARD_FULL if backward else _FORWARD_FULL
+        return _BACKWARD if backward else _FORWARD_FULL
     return _BACKWARD if backward else _FORWARD
 
 
