@@ -7,9 +7,6 @@ of the GPU has something to do while it waits. The price is registers, and one m
 Shape legend: r rows of a tile, n columns of the state, both padded to powers of two.
 """
 
-# Triton's compiler knows no starred elements.
-# ruff: noqa: RUF005
-
 from __future__ import annotations
 
 import triton

@@ -408,15 +408,9 @@ def _scratch(call: Call, tile: Tile, programs: int, spec: Spec) -> Any:
     from elman.ops.matrix_state.triton.backward import Room
 
     steps, device = (programs, tile.kept_steps, tile.rows), call.like.device
-    dtype = torch.float16 if spec.fast and spec.tanh and NARROW else torch.float32
-    states = torch.empty((*steps, tile.columns), dtype=dtype, device=device)
+    states = torch.empty((*steps, tile.columns), dtype=torch.float32, device=device)
     reads = torch.empty(steps, dtype=torch.float32, device=device) if spec.reads else None
     return Room(states, reads)
-
-
-import os
-
-NARROW = int(os.environ.get("NARROW", "0"))
 
 
 def _backward(call: Call, fast: bool, run: Callable[[Launch], None]) -> None:
