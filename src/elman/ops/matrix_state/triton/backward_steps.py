@@ -211,6 +211,6 @@ def column_sums(passed, links, dys, spec: tl.constexpr, tile: tl.constexpr):
     dqs, dks = sums_over_rows(dqs), sums_over_rows(dks)
     if spec.column:
         dzs = sums_over_rows(dzs)
-    if len(dkeys) > 0:
+    if spec.reads and spec.key != "k":
         dkeys = sums_over_rows(dkeys)
     return dqs, dks, dzs, dkeys
