@@ -144,9 +144,10 @@ _FORWARD = {16: (2, 8), 32: (2, 8), 64: (2, 8), 128: (4, 4), 256: (2, 4)}
 _FORWARD_FULL = _FORWARD | {16: (4, 8), 32: (4, 8)}
 _FORWARD_OF_MANY_HEADS = {16: (16, 8), 32: (16, 4), 64: (8, 2), 128: (8, 4), 256: (2, 4)}
 _BACKWARD = {16: (4, 4), 32: (4, 4), 64: (2, 4), 128: (4, 2), 256: (2, 2)}
-_BACKWARD_OF_MANY_HEADS = {16: (16, 4), 32: (16, 4), 64: (8, 4), 128: (4, 4), 256: (4, 2)}
+_BACKWARD_OF_MANY_HEADS = {16: (16, 4), 32: (16, 2), 64: (8, 4), 128: (4, 2), 256: (4, 2)}
 _MANY_HEADS = 4
 _PREPARED_VALUES = 64  # columns: values of smaller states are prepared as fast in the loop
+_MOST_PREPARED = 512  # numbers of a tile: with larger ones the loop spills
 _WARPS = 1  # a sum over rows or columns then needs no barrier; two to four took twice as long
 _STEPS = 16
 _LARGE_STEPS = 8  # where the states of a segment would take much memory
@@ -191,11 +192,12 @@ def prepared_of(plan: Plan, tile: Tile, *, backward: bool) -> tuple[str, ...]:
     """
     if tile.row_tiles == 1 and not backward:
         return ()
-    many = plan.heads >= _MANY_HEADS
+    apart = plan.heads >= _MANY_HEADS and tile.columns >= _PREPARED_VALUES
+    apart &= tile.rows * tile.columns <= _MOST_PREPARED
     found = [
         ("k", plan.k_unit or plan.k_act != "none"),
         ("q", plan.q_unit or plan.q_act != "none"),
-        ("v", plan.v_act != "none" and backward and many and tile.columns >= _PREPARED_VALUES),
+        ("v", plan.v_act != "none" and backward and apart),
         ("decay", plan.decay in ("sigmoid", "mamba")),
     ]
     return tuple(name for name, wanted in found if wanted)
