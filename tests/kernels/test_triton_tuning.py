@@ -15,7 +15,12 @@ import pytest
 
 from elman.kernels import triton_tuning
 from elman.kernels.triton_ahead import compile_ahead
-from elman.kernels.triton_tuning import tune_together, tuned_so_far, tuning_told_to
+from elman.kernels.triton_tuning import (
+    choices_kept,
+    tune_together,
+    tuned_so_far,
+    tuning_told_to,
+)
 
 
 @dataclass(eq=False)
@@ -258,3 +263,42 @@ def test_a_call_that_fails_without_its_kernels_is_told(tuner) -> None:
     assert heard[-1] == "kernels are compiled one after another: ValueError: no numbers"
     assert JITFunction.run.__qualname__ == "JITFunction.run"
     assert Autotuner.run.__qualname__ == "Autotuner.run"
+
+
+def test_a_choice_holds_for_the_fewer_rows_of_a_check(tuner) -> None:
+    tune_together("pack")
+    tuner.tune(size=512)
+    before, chosen = len(tuner.fn.events), tuner.cache[512,]
+    with choices_kept():
+        compile_ahead(lambda: tuner.tune(size=16))
+        tuner.tune(size=16)
+    assert tuner.cache[16,] is chosen
+    assert tuner.fn.events[before:] == ["launch 2"]
+
+
+def test_a_choice_is_that_of_the_most_similar_size(tuner) -> None:
+    tune_together("pack")
+    tuner.keys = ["x", "size"]
+    tuner.cache = {(1, 512): tuner.configs[0], (0, 512): tuner.configs[2]}
+    record = tuner.check_disk_cache
+    with choices_kept():
+        assert record.known((0, 16), tuner.configs) is tuner.configs[2]
+        assert record.known((1, 16), tuner.configs) is tuner.configs[0]
+        assert record.known((0, 16), tuner.configs[:1]) is tuner.configs[0]
+
+
+def test_a_kernel_without_a_choice_is_tuned_for_a_check(tuner, tmp_path) -> None:
+    tune_together("pack")
+    with choices_kept():
+        tuner.tune(size=16)
+    assert "launch 4" in tuner.fn.events
+    assert len(list((tmp_path / "triton-tuning").iterdir())) == 1
+
+
+def test_choices_of_other_sizes_end_with_the_check(tuner) -> None:
+    tune_together("pack")
+    tuner.tune(size=512)
+    with choices_kept():
+        pass
+    tuner.tune(size=16)
+    assert tuner.fn.events.count("launch 4") == 2

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from elman.kernels.triton_variants import without_twins
 # Milliseconds to warm up and to time a variant; Triton's defaults are 25 and 100.
 _WARM_UP, _TIMED = 5, 20
 _listeners: list[Callable[[str], None]] = []
+_keeps = False
 
 
 @dataclass
@@ -85,6 +87,22 @@ def tune_together(root: str) -> None:
                 tuner._do_bench = _briefly
                 tuner.cache_results = True
                 tuner.check_disk_cache = _Record(tuner)
+
+
+@contextmanager
+def choices_kept() -> Iterator[None]:
+    """Tune nothing here that was tuned for another size: take the variant that was chosen there.
+
+    Packages count rows in some of their keys. A check with fewer rows than the training would then
+    tune these kernels again, and would check other variants than those that train. A kernel without
+    a choice is tuned as ever.
+    """
+    global _keeps
+    before, _keeps = _keeps, True
+    try:
+        yield
+    finally:
+        _keeps = before
 
 
 @contextmanager
@@ -173,11 +191,20 @@ class _Record:
         return False
 
     def known(self, key: Any, variants: Sequence[Any]) -> Any | None:
-        """Return the variant that was the fastest one on this machine, or None."""
+        """Return the variant to take without timing any, or None.
+
+        It was the fastest one on this machine at this size, or, under :func:`choices_kept`, at the
+        most similar size of this process.
+        """
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             fastest = json.loads(self._place(key, variants).read_text())["fastest"]
             return {str(variant): variant for variant in variants}[fastest]
-        return None
+        return self._chosen_near(key, variants) if _keeps else None
+
+    def _chosen_near(self, key: Any, variants: Sequence[Any]) -> Any | None:
+        """Return what was chosen for the size that has most in common with ``key``, or None."""
+        sizes = [size for size, variant in self._tuner.cache.items() if variant in variants]
+        return self._tuner.cache[max(sizes, key=partial(_in_common, key))] if sizes else None
 
     def _note(self, key: Any, variants: Sequence[Any]) -> None:
         """Write down the fastest variant; if that fails, the next process tunes again."""
@@ -207,6 +234,11 @@ class _Record:
         name = re.sub(r"\W", "-", self._tuner.base_fn.__name__)[:80]
         digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
         return kernel_cache() / "triton-tuning" / f"{name}-{digest}.json"
+
+
+def _in_common(key: Sequence[Any], other: Sequence[Any]) -> int:
+    """Return how many parts of two keys are equal."""
+    return sum(a == b for a, b in zip(key, other, strict=False))
 
 
 def _machine() -> str:

@@ -52,8 +52,20 @@ class Comparison:
     def passed(self) -> bool:
         """Whether it is close enough; a number that is not finite never passes."""
         # Written so that NaN fails.
-        close = self.relative_l2 <= self.tolerance and self.cosine >= LEAST_COSINE
+        close = self.relative_l2 <= self.tolerance and self.cosine >= self.least_cosine
         return close and not self._astray
+
+    @property
+    def least_cosine(self) -> float:
+        """Least cosine that passes.
+
+        A vector with a relative error of e has a cosine of at least sqrt(1 - e^2). Where the
+        reference's own error widened the tolerance beyond what ``LEAST_COSINE`` allows, that is
+        the bound; otherwise the tolerance would promise what the cosine refuses.
+        """
+        if self.usual is None:
+            return LEAST_COSINE
+        return min(LEAST_COSINE, math.sqrt(max(0.0, 1.0 - self.tolerance**2)))
 
     @property
     def excused(self) -> bool:
@@ -62,12 +74,14 @@ class Comparison:
 
     @property
     def error(self) -> str:
-        """The error and its tolerance, in words; if only one of the two errors fails, that one."""
-        if self._astray and self.relative_l2 <= self.tolerance:
+        """The error and its tolerance, in words; if only one of the criteria fails, that one."""
+        if self.relative_l2 <= self.tolerance and self._astray:
             return (
                 f"is {self.apart:.1e} from the reference in the same precision, "
                 f"tolerance {self.most_apart:.1e}"
             )
+        if self.relative_l2 <= self.tolerance and not self.passed:
+            return f"has a cosine of {self.cosine:.6f}, least {self.least_cosine:.6f}"
         return f"has a relative error of {self.relative_l2:.1e}, tolerance {self.tolerance:.1e}"
 
     @property

@@ -142,12 +142,16 @@ class Experiment:
 
 def tune_for(cell: Cell, shape: Shape, run: Run) -> None:
     """Compile a package's kernels for a layer of this shape, all at once, and then tune them."""
-    call = partial(call_once, cell, shape, run)
+    compile_ahead_for(cell, shape, run)
+    call_once(cell, shape, run)
+
+
+def compile_ahead_for(cell: Cell, shape: Shape, run: Run) -> None:
+    """Compile a package's kernels for a layer of this shape, all at once."""
     if importable("triton"):
         from elman.kernels.triton_ahead import compile_ahead
 
-        compile_ahead(call)
-    call()
+        compile_ahead(partial(call_once, cell, shape, run))
 
 
 def call_once(cell: Cell, shape: Shape, run: Run) -> None:

@@ -16,6 +16,7 @@ from elman.base.errors import UserError
 from elman.kernels.compiler import stop_compilers
 from elman.kernels.packages import package_problem
 from elman.kernels.threads import cpu_share
+from elman.kernels.triton_tuning import choices_kept
 from elman.kernels.triton_version import interpreted
 from elman.models.backends import (
     AUTO,
@@ -30,7 +31,14 @@ from elman.models.cells.declaration import Cell
 from elman.parity import norms
 from elman.parity.checks import Check, Proof
 from elman.parity.compare import TOLERANCES, compare, compare_beside
-from elman.parity.experiment import EXACT, Experiment, Run, compile_for, tune_for
+from elman.parity.experiment import (
+    EXACT,
+    Experiment,
+    Run,
+    compile_ahead_for,
+    compile_for,
+    tune_for,
+)
 from elman.parity.shapes import TrainedSizes, few_rows, shape_as_trained, shapes_for
 from elman.sections.model import ModelConfig
 
@@ -135,7 +143,7 @@ def prove_as_trained(config: ModelConfig, run: Run, sizes: TrainedSizes, *, seed
     """Check the layer of a packaged baseline at the sizes of its training.
 
     A package tunes its kernels for every new size. Here it tunes for the run's own rows and steps,
-    and the check uses the variants that it chose.
+    and the check, which has fewer, uses the variants that it chose.
 
     Args:
         config: Group ``model``.
@@ -151,7 +159,9 @@ def prove_as_trained(config: ModelConfig, run: Run, sizes: TrainedSizes, *, seed
     label = Label(cell.name, shape.name, shape.describe(cell))
     proof = Proof(config.name, cell.name, [run.backend])
     base = cell.backends[0]
-    proof.checks += _checks(experiment, label, base, [run], shared=False, exact_on=run.device)
+    with choices_kept():
+        compile_ahead_for(cell, shape, run)
+        proof.checks += _checks(experiment, label, base, [run], shared=False, exact_on=run.device)
     return proof
 
 
