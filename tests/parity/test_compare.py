@@ -32,7 +32,7 @@ def test_the_references_error_excuses_no_larger_one() -> None:
     _, found = at_angle(0.12)
     one = compare_beside("y", found, own, wanted, "bf16", shared=False)
     assert not one.passed
-    assert one.error == "has a relative error of 1.2e-01, tolerance 1.0e-01"
+    assert one.error == "has a relative error of 1.2e-01, tolerance 1.1e-01"
 
 
 def test_a_cosine_that_fails_alone_is_named() -> None:
@@ -48,4 +48,4 @@ def test_a_number_that_is_not_finite_never_passes() -> None:
     found = torch.tensor([math.nan, 0.0])
     one = compare_beside("y", found, own, wanted, "bf16", shared=False)
     assert not one.passed
-    assert one.error == "has a relative error of nan, tolerance 1.0e-01"
+    assert one.error == "has a relative error of nan, tolerance 1.1e-01"
