@@ -360,8 +360,8 @@ FAULTS = {
     "a gate without its slope": (
         "e72-n24",
         "cells",
-        "dlogit = dw * (1.0 - c) * x.v * b * (1.0 - b)",
-        "dlogit = dw * (1.0 - c) * x.v * b",
+        "logit_by_w = (1.0 - c) * x.v * b * (1.0 - b)",
+        "logit_by_w = (1.0 - c) * x.v * b",
     ),
     "rows of z forget its columns": (
         "e73-full-n16",

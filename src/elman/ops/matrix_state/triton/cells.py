@@ -144,8 +144,10 @@ def read_gated(x, spec: tl.constexpr):
 @triton.jit
 def read_gated_back(x, c, dc, dw, spec: tl.constexpr):
     """Return the gradient of :func:`read_gated`."""
-    dlogit = (dc - x.v * dw) * c * (1.0 - c)
-    return RowGrad(v=(1.0 - c) * dw, g=dlogit, p0=dlogit, p1=dlogit * x.r, r=dlogit * x.p1)
+    # dc and dw wait for the step after this one: they are multiplied by what is ready.
+    da, slope = dc - x.v * dw, c * (1.0 - c)
+    dlogit = da * slope
+    return RowGrad(v=(1.0 - c) * dw, g=dlogit, p0=dlogit, p1=dlogit * x.r, r=da * (slope * x.p1))
 
 
 @triton.jit
@@ -165,19 +167,20 @@ def value_gated(x, spec: tl.constexpr):
 def value_gated_back(x, c, dc, dw, spec: tl.constexpr):
     """Return the gradient of :func:`value_gated`."""
     b = _value_gate(x, spec)
-    dlogit = dw * (1.0 - c) * x.v * b * (1.0 - b)
-    dgate = (dc - dw * x.v * b) * c * (1.0 - c)
+    # dc and dw wait for the step after this one: they are multiplied by what is ready.
+    logit_by_w = (1.0 - c) * x.v * b * (1.0 - b)
+    slope, read_by_w = x.r, logit_by_w * x.p1
     if spec.kind == "inverse":
-        slope, sign = -tl.abs(x.r), tl.where(x.r > 0.0, -1.0, tl.where(x.r < 0.0, 1.0, 0.0))
-    else:
-        slope, sign = x.r, x.r * 0.0 + 1.0
+        slope = -tl.abs(x.r)
+        read_by_w *= tl.where(x.r > 0.0, -1.0, tl.where(x.r < 0.0, 1.0, 0.0))
+    dgate = (dc - dw * (x.v * b)) * (c * (1.0 - c))
     return RowGrad(
-        v=dw * (1.0 - c) * b,
+        v=dw * ((1.0 - c) * b),
         g=dgate,
         p0=dgate,
-        p1=dlogit * slope,
-        p2=dlogit,
-        r=dlogit * x.p1 * sign,
+        p1=dw * (logit_by_w * slope),
+        p2=dw * logit_by_w,
+        r=dw * read_by_w,
     )
 
 

@@ -67,7 +67,10 @@ def square_root(x, fast: tl.constexpr):
 @triton.jit
 def sigmoid(x, fast: tl.constexpr):
     """Return 1 / (1 + exp(-x)); exp may be inf, and the quotient is then 0."""
-    return reciprocal(1.0 + exponential(-x, fast), fast)
+    if fast:  # the sign in the factor saves an instruction
+        return reciprocal(1.0 + _ptx(x * -1.4426950408889634, "ex2.approx.ftz.f32 $0, $1;"), fast)
+    else:
+        return reciprocal(1.0 + exponential(-x, fast), fast)
 
 
 @triton.jit

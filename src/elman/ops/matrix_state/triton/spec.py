@@ -144,6 +144,7 @@ _FORWARD = {16: (2, 8), 32: (2, 8), 64: (2, 8), 128: (4, 4), 256: (2, 4)}
 _FORWARD_FULL = _FORWARD | {16: (4, 8), 32: (4, 8)}
 _FORWARD_OF_MANY_HEADS = {16: (16, 8), 32: (16, 4), 64: (8, 2), 128: (8, 4), 256: (2, 4)}
 _BACKWARD = {16: (4, 4), 32: (4, 4), 64: (2, 4), 128: (4, 2), 256: (2, 2)}
+_BACKWARD_DELTA = _BACKWARD | {16: (2, 4)}  # the delta rule has no parameters of rows
 _BACKWARD_OF_MANY_HEADS = {16: (16, 4), 32: (16, 2), 64: (8, 4), 128: (4, 2), 256: (4, 2)}
 _MANY_HEADS = 4
 _PREPARED_VALUES = 64  # columns: values of smaller states are prepared as fast in the loop
@@ -178,9 +179,9 @@ def _sizes(plan: Plan, *, backward: bool) -> dict[int, tuple[int, int]]:
     if plan.heads >= _MANY_HEADS:
         return _BACKWARD_OF_MANY_HEADS if backward else _FORWARD_OF_MANY_HEADS
     cell = CELLS[plan.cell]
-    if cell.reads or cell.column:
-        return _BACKWARD if backward else _FORWARD_FULL
-    return _BACKWARD if backward else _FORWARD
+    if backward:
+        return _BACKWARD_DELTA if cell.reads and cell.decays else _BACKWARD
+    return _FORWARD_FULL if cell.reads or cell.column else _FORWARD
 
 
 def prepared_of(plan: Plan, tile: Tile, *, backward: bool) -> tuple[str, ...]:
