@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from elman.kernels.package_variants import RULES, leave_variants_out
 from elman.kernels.triton_variants import at_most, prune, without_twins
-from elman.ops.channel_delta import rwkv7_mix
 
 
 @dataclass(eq=False)
@@ -89,13 +90,26 @@ def test_variants_are_left_out_below_what_is_wrapped_around_the_tuner() -> None:
     assert tuner.early_config_prune is keep
 
 
-def test_the_mixing_of_rwkv7_leaves_out_tiles_that_take_minutes(monkeypatch) -> None:
-    module = SimpleNamespace(
-        fused_addcmul_fwd_kernel=SimpleNamespace(early_config_prune=None),
-        addcmul_bwd_kernel1=SimpleNamespace(early_config_prune=None),
-    )
-    monkeypatch.setattr(rwkv7_mix, "_module", lambda name: module)
-    rwkv7_mix._mixing.__wrapped__()
+def test_a_kernel_that_is_not_tuned_or_not_there_stays_as_it_is() -> None:
+    kernel = SimpleNamespace(fn=SimpleNamespace(fn=None))
+    prune(kernel, at_most(1, "BK"))
+    prune(None, at_most(1, "BK"))
+    assert kernel == SimpleNamespace(fn=SimpleNamespace(fn=None))
+
+
+def test_the_mixing_of_rwkv7_leaves_out_tiles_that_take_minutes() -> None:
+    module = ModuleType("fused_addcmul")
+    kernels = [SimpleNamespace(early_config_prune=None) for _ in range(2)]
+    vars(module).update(fused_addcmul_fwd_kernel=kernels[0], addcmul_bwd_kernel1=kernels[1])
+    leave_variants_out({"fla.ops.rwkv7.fused_addcmul": module})
     small, large = Variant(8, 1, {"BT": 4}), Variant(2, 1, {"BT": 8})
-    for kernel in vars(module).values():
+    for kernel in kernels:
         assert kernel.early_config_prune([small, large], {}, BD=2048) == [small]
+
+
+def test_rules_reach_the_modules_that_are_loaded(monkeypatch) -> None:
+    module, tuner = ModuleType("chunk"), SimpleNamespace(early_config_prune=None)
+    vars(module)["chunk_gla_fwd_kernel_o"] = SimpleNamespace(fn=tuner)
+    monkeypatch.setitem(sys.modules, "fla.ops.gla.chunk", module)
+    leave_variants_out()
+    assert tuner.early_config_prune is RULES["fla.ops.gla.chunk"]["chunk_gla_fwd_kernel_o"]

@@ -122,8 +122,10 @@ def import_kernels(name: str, module: str) -> ModuleType:
     except ImportError as error:
         raise UserError(f"{name} cannot be imported ({error}); {package.install}") from error
     if importable("triton"):
+        from elman.kernels.package_variants import leave_variants_out
         from elman.kernels.triton_tuning import tune_together
 
+        leave_variants_out()
         tune_together(root)
     return imported
 

@@ -48,10 +48,14 @@ def has_loop(function: Any) -> bool:
 
 
 def prune(kernel: Any, kept: Callable[..., list[Any]]) -> None:
-    """Let an autotuned kernel, whatever is wrapped around it, try only some of its variants."""
-    while not hasattr(kernel, "early_config_prune"):
-        kernel = kernel.fn
-    kernel.early_config_prune = kept
+    """Let an autotuned kernel, whatever is wrapped around it, try only some of its variants.
+
+    What has no autotuner stays as it is.
+    """
+    while kernel is not None and not hasattr(kernel, "early_config_prune"):
+        kernel = getattr(kernel, "fn", None)
+    if kernel is not None:
+        kernel.early_config_prune = kept
 
 
 def at_most(

@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor
 
 from elman.kernels.packages import import_kernels
-from elman.kernels.triton_variants import at_most, prune
 from elman.ops.channel_delta.rules import Gdn2, Kda, Rule, Rwkv7
 
 RWKV7_LOWEST = -0.6065306597126334
@@ -66,7 +65,7 @@ def _gdn2(rule: Gdn2, state_bhkv: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _rwkv7(rule: Rwkv7, state_bhkv: Tensor | None) -> tuple[Tensor, Tensor]:
-    y_bthv, state_bhkv = _rwkv7_kernels().chunk_rwkv7(
+    y_bthv, state_bhkv = _kernels("rwkv7").chunk_rwkv7(
         r=rule.q_bthk,
         w=rule.log_decay_bthk,
         k=rule.k_bthk,
@@ -81,19 +80,6 @@ def _rwkv7(rule: Rwkv7, state_bhkv: Tensor | None) -> tuple[Tensor, Tensor]:
         chunk_size=64,
     )
     return y_bthv, state_bhkv
-
-
-@cache
-def _rwkv7_kernels() -> Any:
-    """Return the package's module, with fewer variants of the two kernels that have the most.
-
-    They have 135 each on a GPU with much shared memory. On an H200 the fastest of those left out
-    is at most 1 % faster; a first use took 20 s longer with them.
-    """
-    for name, kernel in (("fwd", "chunk_dplr_fwd_kernel_o"), ("bwd", "chunk_dplr_bwd_kernel_dv")):
-        module = _kernels(f"generalized_delta_rule.dplr.chunk_o_{name}")
-        prune(getattr(module, kernel), at_most(64, "BK", "BV", least=16, longest="K"))
-    return _kernels("rwkv7")
 
 
 @cache

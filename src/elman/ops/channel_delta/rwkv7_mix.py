@@ -11,16 +11,15 @@ from typing import Any
 from torch import Tensor
 
 from elman.kernels.packages import import_kernels
-from elman.kernels.triton_variants import at_most, prune
 from elman.ops.common.uncompiled import uncompiled
-
-_MOST_NUMBERS = 32
 
 
 @uncompiled
 def mixed(x_btd: Tensor, change_btd: Tensor, shares: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Return x + change * share for each of six shares."""
-    found: tuple[Tensor, ...] = _mixing().fused_addcmul_rwkv7(x_btd, change_btd, *shares)
+    found: tuple[Tensor, ...] = _module("fused_addcmul").fused_addcmul_rwkv7(
+        x_btd, change_btd, *shares
+    )
     return found
 
 
@@ -45,19 +44,6 @@ def corrected(
         o_btd, r_bthk, k_bthk, bonus_hk, v_bthk, gate_btd
     )
     return found
-
-
-@cache
-def _mixing() -> Any:
-    """Return the package's module, without the variants that hold too much in registers.
-
-    A thread has a tile of each of twelve sequences. With 128 or 256 numbers of each, which the
-    package tries too, the compiler alone takes half a minute or more, and the code is slow.
-    """
-    module = _module("fused_addcmul")
-    for kernel in (module.fused_addcmul_fwd_kernel, module.addcmul_bwd_kernel1):
-        prune(kernel, at_most(_MOST_NUMBERS, "BT", "BD"))
-    return module
 
 
 @cache
