@@ -34,8 +34,9 @@ endef
 run: $(VENV)/.run-installed
 	$(BIN)/elman
 
+# Three workers for two cores: a third of the time tests wait for other processes.
 test: $(VENV)/.dev-installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow" $(PYTEST_ARGS)
 
 # Full cross products and long soak tests; run before a release, on any machine.
 test-slow: $(VENV)/.dev-installed

@@ -91,6 +91,8 @@ _NEEDS = {
     "one buffer too few": ("gate_act",),
     "one buffer too few on the way back": ("k_act", "z_act"),
     "norms of the segment before": ("k_unit",),
+    "parameters of rows that are not there": ("residual",),
+    "output's parameters of rows that are not there": ("residual", "gate_bias"),
 }
 
 
