@@ -138,8 +138,8 @@ class Tile:
 # leaves a part of the gradients on columns in memory. With few heads low tiles are faster all the
 # same: more programs fill the GPU. With many heads the parts of low tiles would take as long as the
 # steps. 256 was not timed: it has as many numbers a thread as 128. Larger groups, (2, 8) for 16 and
-# 64, are up to a quarter faster with few heads, and compile for up to a minute. Neither batch nor length is
-# asked.
+# 64, are up to a quarter faster with few heads, and compile for up to a minute. Neither batch nor
+# length is asked.
 _FORWARD = {16: (2, 8), 32: (2, 8), 64: (2, 8), 128: (4, 4), 256: (2, 4)}
 _FORWARD_FULL = _FORWARD | {16: (4, 8), 32: (4, 8)}
 _FORWARD_OF_MANY_HEADS = {16: (16, 8), 32: (16, 4), 64: (8, 2), 128: (8, 4), 256: (2, 4)}
