@@ -87,13 +87,14 @@ def test_matrix_state_on_a_gpu(fake, plan, dtype, kept) -> None:
     given = parameters(plan, GPU)
     first = torch.empty(state, device=GPU)
     run = torch.ops.elman.matrix_state
-    out, last, states = run(plan.text, "cuda", True, [source], given, first, None)
+    out, last, states, reads = run(plan.text, "cuda", True, [source], given, first, None)
     assert (out.shape, out.dtype) == ((batch, steps, 4, 16), dtype)
     assert (last.shape, last.dtype) == (state, torch.float32)
+    assert reads.numel() == 0
     k = matrix_cuda.segment(plan, batch, dtype)
     assert (states.shape, states.dtype) == (((steps - 1) // k, *state), kept)
     backward = torch.ops.elman.matrix_state_backward
-    found = backward(plan.text, "cuda", out, last, [source], given, first, states, None)
+    found = backward(plan.text, "cuda", out, last, [source], given, first, states, reads, None)
     wanted = ([source], given, first)
     for one, like in zip([*found[0], *found[1], found[2]], [source, *given, first], strict=True):
         assert (one.shape, one.dtype, one.device) == (like.shape, like.dtype, GPU), wanted

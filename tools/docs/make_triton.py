@@ -29,7 +29,7 @@ from elman.ops.matrix_state.triton import launch, row_mix_launch
 from elman.ops.matrix_state.triton.launch import Launch
 from elman.ops.matrix_state.triton.row_mix_launch import MixCall
 from elman.ops.matrix_state.triton.row_mix_spec import STEPS
-from elman.ops.matrix_state.triton.spec import Tile, tile_of
+from elman.ops.matrix_state.triton.spec import Tile, reads_are_kept, tile_of
 from elman.report.markdown import table
 
 PAGE = Path(__file__).parents[2] / "docs" / "triton-registers.md"
@@ -193,6 +193,8 @@ def call_of(plan: Plan, dtype: torch.dtype, backward: bool) -> Call:
     output = room(_BATCH, _STEPS, plan.heads, plan.rows, of=dtype)
     checkpoints = room((_STEPS - 1) // segment, *state, of=kept_dtype(plan, dtype))
     call.point(checkpoints=checkpoints)
+    if reads_are_kept(plan):
+        call.keep_reads(room(*output.shape))
     if backward:
         call.point_gradients([room(*x.shape, of=dtype) for x in sources], parameters)
         call.point_output_gradient(output)

@@ -297,7 +297,7 @@ def passes(plan: Plan, backend: str) -> dict[str, Any]:
     forwards = partial(
         custom_op.matrix_state, plan.text, backend, True, sources, parameters, None, None
     )
-    out_bthv, _, checkpoints = forwards()
+    out_bthv, _, *kept = forwards()
     backwards = partial(
         custom_op.matrix_state_backward,
         plan.text,
@@ -307,7 +307,7 @@ def passes(plan: Plan, backend: str) -> dict[str, Any]:
         sources,
         parameters,
         None,
-        checkpoints,
+        *kept,
         None,
     )
     backwards()

@@ -277,8 +277,8 @@ def test_opcheck() -> None:
     given = (plan.text, "cpu", True, sources, parameters, leaves["first"], mask())
     torch.library.opcheck(torch.ops.elman.matrix_state.default, given)
     with torch.no_grad():
-        out, last, kept = torch.ops.elman.matrix_state(*given)
-        given = (plan.text, "cpu", out, last, *given[3:6], kept, mask())
+        out, last, *kept = torch.ops.elman.matrix_state(*given)
+        given = (plan.text, "cpu", out, last, *given[3:6], *kept, mask())
         torch.library.opcheck(torch.ops.elman.matrix_state_backward.default, given)
 
 

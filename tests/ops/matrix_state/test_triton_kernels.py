@@ -47,6 +47,8 @@ CELLS = ("e70", "e71", "e72", "e73", "e73cp", "e88", "m2rnn")
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     quicken(monkeypatch)
+    monkeypatch.setattr(launch, "_SHARE_BLOCK", 16)  # several turns, and several programs
+    monkeypatch.setattr(launch, "_SHARE_WIDTH", 8)
     use_tiles(monkeypatch)
     yield
     launch._tile.cache_clear()
@@ -98,6 +100,34 @@ def test_row_tiles_of_a_head_and_roles_on_one_slice(monkeypatch: pytest.MonkeyPa
     for plan in (plan_of("e72-n24"), tied(plan_of("e88-n16")), plan_of("e88-everything")):
         given = drawn(plan, 2, 3, FP32, first=True)
         assert not wrong(everything(plan, given, "triton"), right(plan, given), TOLERANCE[FP32])
+
+
+@pytest.mark.parametrize("name", ["e71-n16", "e73-column-n16", "e73cp-column-n20", "e88-read"])
+def test_fewer_rows_of_a_tile_than_steps_of_a_group(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_tiles(monkeypatch, rows=2, steps=8, group=4)
+    plan = plan_of(name)
+    given = drawn(plan, 1, 10, FP32, first=True)
+    assert not wrong(everything(plan, given, "triton"), right(plan, given), TOLERANCE[FP32])
+
+
+def test_reads_are_kept_with_few_heads_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {}
+    for name in ("e88-n16", "e88-many-heads", "e70-n16"):
+        plan = plan_of(name)
+        given = drawn(plan, 1, 3, FP32, first=False)
+        *_, reads_bthv = torch.ops.elman.matrix_state(
+            plan.text,
+            "triton",
+            True,
+            [value for key, value in given.items() if key.startswith("source")],
+            [given[key] for key in plan.parameter_names],
+            None,
+            None,
+        )
+        kept[name] = tuple(reads_bthv.shape)
+    assert kept == {"e88-n16": (1, 3, 3, 16), "e88-many-heads": (0,), "e70-n16": (0,)}
 
 
 def test_a_reset_lets_nothing_pass() -> None:
@@ -282,8 +312,8 @@ FAULTS = {
     "the state after another segment": (
         "e72-n24",
         "backward_overlapped",
-        "after_rn = tl.where(is_first, as_kept(state_rn, room), after_rn)",
-        "after_rn = tl.where(turn < 0, as_kept(state_rn, room), after_rn)",
+        "after_rn = tl.where(is_first, state_rn, after_rn)",
+        "after_rn = tl.where(turn < 0, state_rn, after_rn)",
     ),
     "states of the segment that is computed": (
         "e88-n16",
@@ -312,8 +342,8 @@ FAULTS = {
     "the state after a step for the one before": (
         "e73-column-n16",
         "backward_steps",
-        "dzs = dzs + (link.dsum_rn * one.before_rn *",
-        "dzs = dzs + (link.dsum_rn * one.after_rn *",
+        "dz_rn = link.dsum_rn * one.before_rn *",
+        "dz_rn = link.dsum_rn * one.after_rn *",
     ),
     "no gradient through the read": (
         "e88-n16",
@@ -330,8 +360,8 @@ FAULTS = {
     "no gradient of the last state": (
         "e72-n24",
         "backward_steps",
-        "dstate_rn = load_state(dlast, number, at, spec)",
-        "dstate_rn = load_state(dlast, number, at, spec) * 0.0",
+        "load_state(dlast, at.batch * spec.heads + at.head, at, spec)",
+        "load_state(dlast, at.batch * spec.heads + at.head, at, spec) * 0.0",
     ),
     "no gradient of the first state": (
         "e72-n24",
@@ -339,17 +369,11 @@ FAULTS = {
         "store_state(dfirst, number, at, dstate_rn, True, spec)",
         "store_state(dfirst, number, at, dstate_rn * 0.0, True, spec)",
     ),
-    "padded columns are read": (
+    "a padded column is read and written": (
         "e73cp-column-n20",
         "places",
-        "    once_n = inside_n\n",
-        "    once_n = inside_n\n    inside_n = on_columns(at.column_n < spec.columns + 1, tile)\n",
-    ),
-    "padded columns are written": (
-        "e73cp-column-n20",
-        "places",
-        "    once_n = inside_n\n",
-        "    once_n = on_columns(at.column_n < spec.columns + 1, tile)\n",
+        "return Inside(True, inside_r, inside_n)",
+        "return Inside(True, inside_r, on_columns(at.column_n < spec.columns + 1, tile))",
     ),
     "a norm without its direction": (
         "e88-n16",
@@ -435,6 +459,60 @@ FAULTS = {
         "next_begin = tl.maximum(group_begin - tile.group, begin)",
         "next_begin = group_begin",
     ),
+    "sums over rows in the rows of other steps": (
+        "e71-n16",
+        "maths",
+        "own_rn = tl.where(without_r1, one_rn, other_rn)",
+        "own_rn = tl.where(without_r1, other_rn, one_rn)",
+    ),
+    "a sum over half of the rows": (
+        "e70-n16",
+        "maths",
+        "(parts[0] + _swapped(parts[0], bit),)",
+        "(parts[0],)",
+    ),
+    "what another step has read": (
+        "e71-n16",
+        "forward",
+        "store_output(reads_r + further, r_r, inside_r)",
+        "store_output(reads_r, r_r, inside_r)",
+    ),
+    "a prepared z without its bias": (
+        "e73-column-n16",
+        "around",
+        "x_sn += tl.load(bias",
+        "x_sn += 0.0 * tl.load(bias",
+    ),
+    "a z without its slope": (
+        "e73-full-n16",
+        "backward_steps",
+        "return dz_rn * slope_of(z_n, spec.z_slope) if",
+        "return dz_rn if",
+    ),
+    "the key of a read forgets its z": (
+        "e73cp-column-n20",
+        "backward_steps",
+        "dk_rn += one.x.z_n * dkey_rn",
+        "dk_rn += dkey_rn",
+    ),
+    "shares of the first turn alone": (
+        "e73cp-column-n20",
+        "around",
+        "for begin in range(0, count, rows):",
+        "for begin in range(0, rows, rows):",
+    ),
+    "shares of a parameter's first numbers alone": (
+        "e72-n24",
+        "around",
+        "number_1c = (tl.program_id(0) * width + tl.arange(0, width))[None, :]",
+        "number_1c = tl.arange(0, width)[None, :]",
+    ),
+    "parts of the first gradient alone": (
+        "e72-n24",
+        "around",
+        "        if tl.program_id(1) == which:\n            _sum_parts_of(",
+        "        if (tl.program_id(1) == 0) & (which == 0):\n            _sum_parts_of(",
+    ),
     "a quotient of exponentials for tanh": (
         "saturated",
         "maths",
@@ -453,7 +531,7 @@ def test_a_planted_fault_is_found(
     steps = 7 if "another group" in fault else 6 if "another segment" in fault else 5
     use_tiles(
         monkeypatch,
-        rows=16 if "row tile" in fault else None,
+        rows=2 if "parts of" in fault or "shares" in fault else 16 if "row tile" in fault else None,
         steps=6 if steps == 7 else STEPS,
         overlapped=module != "backward",
     )

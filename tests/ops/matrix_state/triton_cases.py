@@ -42,6 +42,7 @@ CASES: dict[str, tuple[str, int, int, int, dict[str, Any]]] = {
     "e73cp-row-n16": ("scaled_read_delta_none", 1, 16, 16, {"k_unit": True, "self_gate": True}),
     "e73cp-full-n16": ("scaled_read_delta_tanh", 1, 16, 16, _ZK | _Z | {"z_act": "tanh"}),
     "e88-n16": ("delta", 3, 16, 16, DELTA),
+    "e88-many-heads": ("delta", 5, 16, 16, DELTA),  # which keep no reads
     "e88-everything": (
         "delta",
         1,

@@ -238,6 +238,11 @@ class Call:
         self.resets = True
         self.point(resets=resets_bt)
 
+    def keep_reads(self, reads_bthv: Tensor) -> None:
+        """Set what each step reads of the old state; no number where it is not kept."""
+        if reads_bthv.numel():
+            self.kept["reads"] = reads_bthv
+
     def point_output_gradient(self, dout_bthv: Tensor) -> None:
         """Set the output's gradient; a view is copied only if its heads or rows have gaps."""
         distances = dout_bthv.stride()

@@ -30,6 +30,7 @@ from elman.ops.matrix_state.abi import Call, kept_dtype
 from elman.ops.matrix_state.cuda import kernels
 from elman.ops.matrix_state.plan import Plan, parse
 from elman.ops.matrix_state.triton import launch as triton
+from elman.ops.matrix_state.triton.spec import reads_are_kept
 
 
 class Launch(Protocol):
@@ -44,6 +45,11 @@ def kernel_problem(plan: Plan) -> str:
     return plan.kernel_problem
 
 
+def keeps_nothing(plan: Plan) -> bool:
+    """Say that a forward pass keeps checkpoints alone."""
+    return False
+
+
 @dataclass(frozen=True)
 class Kernels:
     """What the operators ask of a compiled backend. Shapes and dtypes alone decide the sizes.
@@ -53,18 +59,22 @@ class Kernels:
         segment: Steps between two checkpoints, from plan, batch and the sources' dtype.
         checkpoint_dtype: Dtype of the checkpoints, from plan and the sources' dtype.
         problem: Why it does not have a plan; empty if it does.
+        keeps_reads: Whether the forward pass of a plan also keeps what every step read.
     """
 
     launch: Launch
     segment: Callable[[Plan, int, torch.dtype], int]
     checkpoint_dtype: Callable[[Plan, torch.dtype], torch.dtype]
     problem: Callable[[Plan], str] = kernel_problem
+    keeps_reads: Callable[[Plan], bool] = keeps_nothing
 
 
 KERNELS: dict[str, Kernels] = {
     "cpu": Kernels(cpu.launch, cpu.segment, cpu.checkpoint_dtype),
     "cuda": Kernels(kernels.launch, kernels.segment, kept_dtype),
-    "triton": Kernels(triton.launch, triton.segment, kept_dtype, triton.plan_problem),
+    "triton": Kernels(
+        triton.launch, triton.segment, kept_dtype, triton.plan_problem, reads_are_kept
+    ),
 }
 """By the name of the backend."""
 
@@ -78,21 +88,23 @@ def matrix_state(
     parameters: Sequence[Tensor],
     first_bhvn: Tensor | None,
     resets_bt: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Run a plan of the matrix-state engine on a compiled kernel.
 
     Args:
         plan: ``Plan.text``.
         backend: A key of :data:`KERNELS`.
-        keep: Whether to keep the checkpoints that a backward pass starts from.
+        keep: Whether to keep what a backward pass needs, such as the checkpoints.
         sources_btc: Sequences of one dtype.
         parameters: In the order of ``Plan.parameter_names``, of the state's dtype.
         first_bhvn: State before the first step, or None for zeros.
         resets_bt: True where the state of a row before a step is zero; None is nowhere.
 
     Returns:
-        The output [B, T, heads, rows] in the sources' dtype, the state after the last step, and
-        the checkpoints [segments - 1, B, heads, rows, columns], in an order of the kernel's own.
+        The output [B, T, heads, rows] in the sources' dtype, the state after the last step, the
+        checkpoints [segments - 1, B, heads, rows, columns] in an order of the kernel's own, and
+        what each step read of the old state [B, T, heads, rows], or no number where the kernel does
+        not keep it.
 
     Raises:
         ValueError: a tensor has another shape, dtype or device, or there is no row or no step.
@@ -134,10 +146,11 @@ def _forward(
     parameters: Sequence[Tensor],
     first_bhvn: Tensor | None,
     resets_bt: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     outputs = _outputs(parse(plan), backend, keep, sources_btc[0])
     call = _call(plan, backend, sources_btc, parameters, first_bhvn, resets_bt)
     call.point(out=outputs[0], last=outputs[1], checkpoints=outputs[2] if keep else None)
+    call.keep_reads(outputs[3])
     KERNELS[backend].launch(call, backward=False)
     return outputs
 
@@ -151,22 +164,25 @@ def _(
     parameters: Sequence[Tensor],
     first_bhvn: Tensor | None,
     resets_bt: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return _outputs(parse(plan), backend, keep, sources_btc[0])
 
 
 def _outputs(
     plan: Plan, backend: str, keep: bool, source_btc: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     (batch, steps, _), dtype, device = source_btc.shape, source_btc.dtype, source_btc.device
     chosen = KERNELS[backend]
     # Where torch.compile traces the batch as a symbol, int() fixes it; T stays a symbol.
     count = (steps - 1) // chosen.segment(plan, int(batch), dtype) if keep else 0
-    state = (batch, plan.heads, plan.rows, plan.columns)
+    state, wide = (batch, plan.heads, plan.rows, plan.columns), wide_dtype(dtype)
+    rows = (batch, steps, plan.heads, plan.rows)
+    reads = rows if keep and chosen.keeps_reads(plan) else (0,)
     return (
-        torch.empty(batch, steps, plan.heads, plan.rows, dtype=dtype, device=device),
-        torch.empty(*state, dtype=wide_dtype(dtype), device=device),
+        torch.empty(rows, dtype=dtype, device=device),
+        torch.empty(state, dtype=wide, device=device),
         torch.empty(count, *state, dtype=chosen.checkpoint_dtype(plan, dtype), device=device),
+        torch.empty(reads, dtype=wide, device=device),
     )
 
 
@@ -202,6 +218,7 @@ def matrix_state_backward(
     parameters: Sequence[Tensor],
     first_bhvn: Tensor | None,
     checkpoints_kbhvn: Tensor,
+    reads_bthv: Tensor,
     resets_bt: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """Return the gradients of sources, parameters and first state (empty without a state)."""
@@ -214,6 +231,7 @@ def matrix_state_backward(
         parameters,
         first_bhvn,
         checkpoints_kbhvn,
+        reads_bthv,
         resets_bt,
     )
     if dfirst_bhvn is None:
@@ -230,6 +248,7 @@ def _backward(
     parameters: Sequence[Tensor],
     first_bhvn: Tensor | None,
     checkpoints_kbhvn: Tensor,
+    reads_bthv: Tensor,
     resets_bt: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
     dsources_btc = [_gradient(plan, n, source) for n, source in enumerate(sources_btc)]
@@ -238,6 +257,7 @@ def _backward(
     call = _call(plan, backend, sources_btc, parameters, first_bhvn, resets_bt)
     call.point_gradients(dsources_btc, dparameters)
     call.point(checkpoints=checkpoints_kbhvn, dfirst=dfirst_bhvn)
+    call.keep_reads(reads_bthv)
     if dlast_bhvn is not None:
         call.point(dlast=dlast_bhvn.contiguous())
     if dout_bthv is not None:
@@ -256,6 +276,7 @@ def _(
     parameters: Sequence[Tensor],
     first_bhvn: Tensor | None,
     checkpoints_kbhvn: Tensor,
+    reads_bthv: Tensor,
     resets_bt: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     return (
@@ -286,7 +307,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
     ctx.plan, ctx.backend, keep, sources_btc, parameters, first_bhvn, resets_bt = inputs
     assert keep, "a gradient needs checkpoints, and none were kept"
     ctx.n_sources = len(sources_btc)
-    ctx.save_for_backward(*sources_btc, *parameters, first_bhvn, resets_bt, output[2])
+    ctx.save_for_backward(*sources_btc, *parameters, first_bhvn, resets_bt, *output[2:])
     ctx.set_materialize_grads(False)
 
 
@@ -301,7 +322,7 @@ def _differentiate(
         dlast_bhvn: Gradient of the last state.
         plain: Whether a plain call may compute them, where no operator is seen.
     """
-    *tensors, first_bhvn, resets_bt, checkpoints_kbhvn = ctx.saved_tensors
+    *tensors, first_bhvn, resets_bt, checkpoints_kbhvn, reads_bthv = ctx.saved_tensors
     # With gradients enabled, somebody differentiates twice: the operator says that it cannot.
     plain = plain and not torch.is_grad_enabled()
     plain = plain and not operators_are_seen((*tensors, dout_bthv, dlast_bhvn))
@@ -314,13 +335,14 @@ def _differentiate(
         tensors[ctx.n_sources :],
         first_bhvn,
         checkpoints_kbhvn,
+        reads_bthv,
         resets_bt,
     )
     return dsources_btc, dparameters, None if first_bhvn is None else dfirst_bhvn
 
 
 def _differentiate_operator(
-    ctx: Any, dout_bthv: Tensor | None, dlast_bhvn: Tensor | None, _: Tensor | None
+    ctx: Any, dout_bthv: Tensor | None, dlast_bhvn: Tensor | None, *_: Tensor | None
 ) -> tuple[None, None, None, list[Tensor], list[Tensor], Tensor | None, None]:
     return None, None, None, *_differentiate(ctx, dout_bthv, dlast_bhvn, plain=False), None
 
@@ -374,7 +396,7 @@ def run(
             )
             return outputs
         return _forward(plan, backend, False, sources_btc, parameters, first_bhvn, resets_bt)[:2]
-    out_bthv, last_bhvn, _ = matrix_state(
+    out_bthv, last_bhvn, *_ = matrix_state(
         plan, backend, keep, sources_btc, parameters, first_bhvn, resets_bt
     )
     return out_bthv, last_bhvn

@@ -43,6 +43,7 @@ def _vectors(rows, heads: tl.constexpr, width: tl.constexpr, block: tl.constexpr
 def prepare_vectors(
     source,
     prepared,
+    bias,
     rows,
     steps,
     heads: tl.constexpr,
@@ -52,11 +53,12 @@ def prepare_vectors(
     is_unit: tl.constexpr,
     fast: tl.constexpr,
 ):
-    """Activate vectors of a role, and divide them by their norms.
+    """Activate vectors of a role with their bias, and divide them by their norms.
 
     Args:
         source: The role as it stands in its source, a Sequence.
         prepared: Where the vectors go, a Sequence.
+        bias: [heads, width], or None.
         rows: B T.
         steps: T.
         heads: Vectors of a row.
@@ -69,6 +71,8 @@ def prepare_vectors(
     row_s1, channel_sn, inside_sn = _vectors(rows, heads, width, block)
     from_sn = source.data + _offset(source, row_s1, steps) + channel_sn
     x_sn = tl.load(from_sn, mask=inside_sn, other=0.0).to(tl.float32)
+    if bias is not None:
+        x_sn += tl.load(bias + channel_sn, mask=inside_sn, other=0.0)
     x_sn = activate(x_sn, act, fast)
     if is_unit:
         x_sn = unit(x_sn, fast)
@@ -202,8 +206,8 @@ def decays_back(
         tl.store(ddt_bias + tl.program_id(0), tl.sum(bias_t, 0))
 
 
-@triton.jit(do_not_specialize=["rows", "steps"])
-def sum_parts(
+@triton.jit
+def _sum_parts_of(
     partial,
     grad,
     rows,
@@ -212,17 +216,6 @@ def sum_parts(
     width: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Add the parts of a gradient [parts, rows, width], where rows are B T.
-
-    Args:
-        partial: The parts, contiguous.
-        grad: Where the sum goes, a Sequence.
-        rows: B T.
-        steps: T.
-        parts: How many.
-        width: Channels of a row.
-        block: Numbers of a program.
-    """
     number_c = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     size = (tl.program_id(0).to(tl.int64) * 0 + rows) * width  # may exceed 32 bits
     inside_c = number_c < size
@@ -232,3 +225,76 @@ def sum_parts(
         total_c += here_c.to(tl.float32)
     to_c = grad.data + _offset(grad, (number_c // width).to(tl.int32), steps) + number_c % width
     tl.store(to_c, total_c.to(grad.data.dtype.element_ty), mask=inside_c)
+
+
+@triton.jit(do_not_specialize=["rows", "steps"])
+def sum_parts(
+    partials,
+    grads,
+    rows,
+    steps,
+    parts: tl.constexpr,
+    widths: tl.constexpr,
+    block: tl.constexpr,
+):
+    """Add the parts of gradients [parts, rows, width], where rows are B T.
+
+    All gradients share one launch, because a launch takes as long as their sums.
+
+    Args:
+        partials: The parts of each gradient, contiguous.
+        grads: Where their sums go, a Sequence each.
+        rows: B T.
+        steps: T.
+        parts: How many each has.
+        widths: Channels of a row of each.
+        block: Numbers of a program.
+    """
+    for which in tl.static_range(len(parts)):
+        if tl.program_id(1) == which:
+            _sum_parts_of(
+                partials[which], grads[which], rows, steps, parts[which], widths[which], block
+            )
+
+
+@triton.jit
+def _sum_shares_of(
+    share, total, count, size: tl.constexpr, block: tl.constexpr, width: tl.constexpr
+):
+    rows: tl.constexpr = block // width
+    number_1c = (tl.program_id(0) * width + tl.arange(0, width))[None, :]
+    total_sc = tl.full([rows, width], 0.0, tl.float32)
+    for begin in range(0, count, rows):
+        here_s1 = (begin + tl.arange(0, rows))[:, None]
+        inside_sc = (here_s1 < count) & (number_1c < size)
+        from_sc = share + here_s1.to(tl.int64) * size + number_1c
+        total_sc += tl.load(from_sc, mask=inside_sc, other=0.0)
+    total_1c = tl.sum(total_sc, 0, keep_dims=True)
+    tl.store(total + number_1c, total_1c.to(total.dtype.element_ty), mask=number_1c < size)
+
+
+@triton.jit(do_not_specialize=["batch"])
+def sum_shares(
+    shares,
+    totals,
+    batch,
+    tiles: tl.constexpr,
+    sizes: tl.constexpr,
+    block: tl.constexpr,
+    widths: tl.constexpr,
+):
+    """Add what programs left of the gradients of parameters, all in one launch.
+
+    Args:
+        shares: Of each parameter, [batch tiles, size], contiguous.
+        totals: Where each gradient goes, contiguous.
+        batch: Batch rows.
+        tiles: Shares of each parameter in a batch row.
+        sizes: Numbers of each parameter.
+        block: Numbers that a program loads at a time.
+        widths: Numbers of each parameter that a program sums, a power of two.
+    """
+    for which in tl.static_range(len(sizes)):
+        if tl.program_id(1) == which:
+            count = batch * tiles[which]
+            _sum_shares_of(shares[which], totals[which], count, sizes[which], block, widths[which])

@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 
 from elman.ops.matrix_state.triton.backward import (
-    as_kept,
     first_state,
     keep,
     kept_group,
@@ -24,7 +23,12 @@ from elman.ops.matrix_state.triton.backward import (
     store_group,
     store_sums,
 )
-from elman.ops.matrix_state.triton.backward_steps import chain_back, outputs_back, passed_group
+from elman.ops.matrix_state.triton.backward_steps import (
+    Walk,
+    chain_back,
+    outputs_back,
+    passed_group,
+)
 from elman.ops.matrix_state.triton.forward import (
     advance,
     begun,
@@ -40,12 +44,12 @@ from elman.ops.matrix_state.triton.inputs import (
     widened_group,
 )
 from elman.ops.matrix_state.triton.places import (
-    inside_group,
+    fetch,
     inside_tile,
     on_rows,
     opened,
+    opened_gradients,
     place_of,
-    roles_from,
     wide,
 )
 
@@ -82,26 +86,22 @@ def _slot_walked(turn, tile: tl.constexpr):
 @triton.jit
 def _recompute(
     state_rn,
-    raws,
+    group,
     room,
-    held,
-    resets,
-    at,
+    walk,
     begin,
-    steps,
     cell: tl.constexpr,
     spec: tl.constexpr,
     tile: tl.constexpr,
 ):
     """Keep the steps of a group from the room's step on; return the state after it."""
-    group = widened_group(raws, tile)
     for ahead in tl.static_range(tl.constexpr(tile.group)):
         before_rn = state_rn
-        state_rn = begun(before_rn, resets, at, begin + ahead, steps)
-        x = prepare(group[ahead], held, spec)
-        r_r = read_of(state_rn, x, spec)
-        keep(room, ahead, before_rn, r_r, True, tile)
-        c_r, w_r = cell(seen(x, group[ahead], held, r_r), spec)
+        state_rn = begun(before_rn, walk.resets, walk.at, begin + ahead, walk.steps)
+        x = prepare(group[ahead], walk.held, spec)
+        r_r = read_of(state_rn, x, group[ahead], spec)
+        keep(room, ahead, before_rn, r_r, True, spec, tile)
+        c_r, w_r = cell(seen(x, group[ahead], walk.held, r_r), spec)
         state_rn = advance(state_rn, c_r, w_r, x, spec)
     return state_rn
 
@@ -139,16 +139,19 @@ def matrix_backward_overlapped(
     The arguments are those of :func:`~elman.ops.matrix_state.triton.backward.matrix_backward`;
     scratch has room for the states of two segments of every program.
     """
+    tl.static_assert(not spec.packs)
     at = place_of(spec, tile)
-    inside, room = inside_tile(at, spec, tile), room_of(scratch, tile)
-    roles, grads = opened(roles, at, spec, tile), opened(grads, at, spec, tile)
+    inside, room = inside_tile(at, spec, tile), room_of(scratch, spec, tile)
+    closed, dout_closed = roles, dout
+    roles, grads = opened(roles, at, spec, tile), opened_gradients(grads, at, spec, tile)
     if dout is not None:
         dout = on_rows(dout, at, spec)
     number = at.batch * spec.heads + at.head
     held, sums = load_parameters(parameters, at, spec, tile), no_sums(spec, tile)
     zero_rn = tl.full([tile.rows, tile.columns], 0.0, tl.float32)
-    state_rn, after_rn, dstate_rn = zero_rn, as_kept(zero_rn, room), zero_rn
+    state_rn, after_rn, dstate_rn = zero_rn, zero_rn, zero_rn
     start_rn = first_state(first, zero_rn, number, at, spec)
+    walk = Walk(held, resets, at, inside, steps)
     segments = (steps + tile.steps - 1) // tile.steps
     groups: tl.constexpr = tile.steps // tile.group
     begin, walked = _times(0, segments, steps, tile)
@@ -161,37 +164,36 @@ def matrix_backward_overlapped(
         segment, next_turn = segments - 1 - turn // groups, turn + 1
         begin, walked = _times(turn, segments, steps, tile)
         next_begin, next_walked = _times(next_turn, segments, steps, tile)
+        # Also what the walk loads, a round later.
+        fetched, _ = _times(turn + 2, segments, steps, tile)
+        fetch(closed, dout_closed, at, fetched, steps, spec, tile, tile.group)
         is_first, next_is_first = turn % groups == 0, next_turn % groups == 0
         if is_first:
             tl.debug_barrier()  # threads may read states that others wrote
-        after_rn = tl.where(is_first, as_kept(state_rn, room), after_rn)
+        after_rn = tl.where(is_first, state_rn, after_rn)
         begun_rn = tl.where(segment > 0, kept_rn.to(tl.float32), start_rn)
         state_rn = tl.where(is_first, begun_rn, state_rn)
         kept_rn = _load_checkpoint(
             checkpoints, segment - 1, next_is_first, states, number, at, spec
         )
         group, pulls = widened_group(raws, tile), douts
-        passed = passed_group(
-            group, kept, after_rn, held, resets, at, walked, steps, cell, spec, tile
-        )
+        passed = passed_group(group, kept, after_rn, None, walk, walked, cell, spec, tile)
         after_rn = kept[0][0]
+        dys, dgates = outputs_back(passed, pulls, held, spec, tile)
+        group_ahead = widened_group(raws_ahead, tile)
+        to = slot(room, _slot_written(turn, tile), tile)
+        state_rn = _recompute(state_rn, group_ahead, to, walk, begin, cell, spec, tile)
         raws = load_group(roles, at, inside, next_walked, steps, tile)
         douts = output_gradients(dout, at, inside, next_walked, steps, tile)
-        to = slot(room, _slot_written(turn, tile), tile)
-        state_rn = _recompute(
-            state_rn, raws_ahead, to, held, resets, at, begin, steps, cell, spec, tile
-        )
         raws_ahead = load_group(roles, at, inside, next_begin, steps, tile)
         # Before the second round nothing has been kept.
         kept = kept_group(room, _slot_walked(next_turn, tile), next_turn >= groups, tile)
-        dys, dgates = outputs_back(passed, pulls, held, spec, tile)
         dstate_rn, links = chain_back(
-            dstate_rn, passed, dys, dlast, resets, number, at, walked, steps, cell_back, spec, tile
+            dstate_rn, passed, dys, dlast, walk, walked, cell_back, spec, tile
         )
-        insides, places = inside_group(inside, walked, steps, tile), roles_from(grads, at, walked)
         sums = store_group(
-            passed, links, dys, dgates, held, sums, places, dparameters, insides, spec, tile
+            passed, links, dys, dgates, sums, grads, dparameters, walk, walked, spec, tile
         )
     if dfirst is not None:
         store_state(dfirst, number, at, dstate_rn, True, spec)
-    store_sums(dparameters, at, inside, sums, spec, tile)
+    store_sums(dparameters, at, sums, spec, tile)

@@ -21,9 +21,12 @@ from elman.ops.matrix_state.triton.inputs import prepare
 from elman.ops.matrix_state.triton.maths import (
     activate,
     activate_back,
+    scattered_sums,
     self_gate,
     self_gate_slope,
+    slope_of,
     sums_over_rows,
+    unpacked,
 )
 
 
@@ -41,6 +44,24 @@ def output_back(dout_r, y_r, x, raw, held, spec: tl.constexpr):
     if spec.self_gate:
         dout_r *= self_gate_slope(y_r, spec.fast)
     return dout_r, dgate_r
+
+
+class Walk(NamedTuple):
+    """What is the same in all steps of a program.
+
+    Attributes:
+        held: Parameters.
+        resets: Mask [B, T] of uint8, or None.
+        at: What the program does.
+        inside: Which of its numbers exist at every step.
+        steps: T.
+    """
+
+    held: Any
+    resets: Any
+    at: Any
+    inside: Any
+    steps: Any
 
 
 class Passed(NamedTuple):
@@ -66,33 +87,42 @@ class Passed(NamedTuple):
 
 
 @triton.jit
+def _as_state(kept_rn, spec: tl.constexpr):
+    """Return a state from how it is kept."""
+    return unpacked(kept_rn) if spec.packs else kept_rn
+
+
+@triton.jit
 def passed_group(
     group,
     kept,
     after_rn,
-    held,
-    resets,
-    at,
+    start_rn,
+    walk,
     begin,
-    steps,
     cell: tl.constexpr,
     spec: tl.constexpr,
     tile: tl.constexpr,
 ):
     """Return the steps of a group, a :class:`Passed` each: none waits for another.
 
-    kept are the states before them and what they read, each a tuple.
+    kept are the states before them and what they read, each a tuple. start_rn is the state before
+    step 0 where it may be too large for how states are kept, else None.
     """
     states, reads = kept
     passed = ()
     for ahead in tl.static_range(tl.constexpr(tile.group)):
         raw = group[ahead]
-        x = prepare(raw, held, spec)
-        before_rn = begun(states[ahead].to(tl.float32), resets, at, begin + ahead, steps)
-        row = seen(x, raw, held, reads[ahead])
+        x = prepare(raw, walk.held, spec)
+        before_rn = _as_state(states[ahead], spec)
+        if ahead == 0 and start_rn is not None:
+            before_rn = tl.where(begin == 0, start_rn, before_rn)
+        before_rn = begun(before_rn, walk.resets, walk.at, begin + ahead, walk.steps)
+        r_r = raw.kept_read_r if spec.kept_reads else reads[ahead]
+        row = seen(x, raw, walk.held, r_r)
         c_r, w_r = cell(row, spec)
-        next_rn = states[ahead + 1] if ahead + 1 < tile.group else after_rn
-        passed = passed + (Passed(raw, x, row, c_r, w_r, before_rn, next_rn.to(tl.float32)),)
+        next_rn = _as_state(states[ahead + 1] if ahead + 1 < tile.group else after_rn, spec)
+        passed = passed + (Passed(raw, x, row, c_r, w_r, before_rn, next_rn),)
     return passed
 
 
@@ -165,52 +195,69 @@ def chain_back(
     passed,
     dys,
     dlast,
-    resets,
-    number,
-    at,
+    walk,
     begin,
-    steps,
     cell_back: tl.constexpr,
     spec: tl.constexpr,
     tile: tl.constexpr,
 ):
     """Go back over the steps of a group; return the gradient before them, and their links."""
-    links = ()
+    links, at, steps = (), walk.at, walk.steps
     for behind in tl.static_range(tl.constexpr(tile.group)):
         t = begin + tile.group - 1 - behind
         if dlast is not None:  # noqa: SIM102 (decided by the compiler, the next is not)
             if t == steps - 1:
-                dstate_rn = load_state(dlast, number, at, spec)
+                dstate_rn = load_state(dlast, at.batch * spec.heads + at.head, at, spec)
         one, dy_r = passed[tile.group - 1 - behind], dys[tile.group - 1 - behind]
         dstate_rn, link = _step_back(dstate_rn, one, dy_r, cell_back, spec)
-        dstate_rn = begun(dstate_rn, resets, at, t, steps)  # no gradient passes a reset
+        dstate_rn = begun(dstate_rn, walk.resets, at, t, steps)  # no gradient passes a reset
         links = (link,) + links
     return dstate_rn, links
 
 
 @triton.jit
-def column_sums(passed, links, dys, spec: tl.constexpr, tile: tl.constexpr):
-    """Return the gradients of a group's queries, keys, z and the keys that it reads with.
+def _z_back(dz_rn, z_n, spec: tl.constexpr):
+    """Return the gradient of z before its activation."""
+    return dz_rn * slope_of(z_n, spec.z_slope) if spec.z_slope != "none" else dz_rn
 
-    Where it reads with its keys themselves, their gradient is in that of the keys.
+
+@triton.jit
+def _columns_back(one, link, dy_r, spec: tl.constexpr):
+    """Return a step's gradients of query, key, z and the key that it reads with, in every row."""
+    dq_rn = one.after_rn * dy_r[:, None]
+    dk_rn = link.dsum_rn * one.w_r[:, None]
+    dz_rn, dkey_rn = dk_rn * 0.0, dk_rn * 0.0
+    if spec.column:
+        dz_rn = link.dsum_rn * one.before_rn * one.c_r[:, None]
+    if spec.reads:
+        dkey_rn = one.before_rn * link.d.r[:, None]
+        if spec.key == "k":
+            dk_rn += dkey_rn
+        elif spec.key == "zk":
+            dk_rn += one.x.z_n * dkey_rn
+            dz_rn += one.x.k_n * dkey_rn
+    return dq_rn, dk_rn, _z_back(dz_rn, one.x.z_n, spec), dkey_rn
+
+
+@triton.jit
+def _sums(parts, tile: tl.constexpr):
+    return scattered_sums(parts) if tile.spread else sums_over_rows(parts)
+
+
+@triton.jit
+def column_sums(passed, links, dys, spec: tl.constexpr, tile: tl.constexpr):
+    """Return the gradients of a group's queries, keys, z and keys of reads, as they are stored.
+
+    Each is a tuple of sums over rows, empty where the plan does not have it.
     """
     dqs, dks, dzs, dkeys = (), (), (), ()
     for ahead in tl.static_range(tl.constexpr(tile.group)):
-        one, link = passed[ahead], links[ahead]
-        dqs = dqs + (one.after_rn * dys[ahead][:, None],)
-        dk_rn = link.dsum_rn * one.w_r[:, None]
-        if spec.reads:
-            dkey_rn = one.before_rn * link.d.r[:, None]
-            if spec.key == "k":
-                dk_rn += dkey_rn
-            else:
-                dkeys = dkeys + (dkey_rn,)
-        dks = dks + (dk_rn,)
-        if spec.column:
-            dzs = dzs + (link.dsum_rn * one.before_rn * one.c_r[:, None],)
-    dqs, dks = sums_over_rows(dqs), sums_over_rows(dks)
-    if spec.column:
-        dzs = sums_over_rows(dzs)
-    if spec.reads and spec.key != "k":
-        dkeys = sums_over_rows(dkeys)
-    return dqs, dks, dzs, dkeys
+        dq_rn, dk_rn, dz_rn, dkey_rn = _columns_back(passed[ahead], links[ahead], dys[ahead], spec)
+        dqs, dks, dzs, dkeys = dqs + (dq_rn,), dks + (dk_rn,), dzs + (dz_rn,), dkeys + (dkey_rn,)
+    has_z: tl.constexpr = spec.column or spec.key == "zk"
+    return (
+        _sums(dqs, tile),
+        _sums(dks, tile),
+        _sums(dzs, tile) if has_z else (),
+        _sums(dkeys, tile) if spec.key == "read" else (),
+    )

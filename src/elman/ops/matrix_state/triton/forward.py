@@ -18,7 +18,7 @@ from elman.ops.matrix_state.triton.inputs import (
     widened_group,
 )
 from elman.ops.matrix_state.triton.maths import activate, self_gate, tanh
-from elman.ops.matrix_state.triton.places import inside_tile, opened, place_of, wide
+from elman.ops.matrix_state.triton.places import fetch, inside_tile, opened, place_of, wide
 
 
 @triton.jit
@@ -54,9 +54,17 @@ def begun(state_rn, resets, at, t, steps):
 
 
 @triton.jit
-def read_of(state_rn, x, spec: tl.constexpr):
-    """Return what a step reads of the old state: zeros where the cell does not read it."""
-    return tl.sum(state_rn * x.key_n, 1) if spec.reads else x.v_r * 0.0
+def read_of(state_rn, x, raw, spec: tl.constexpr):
+    """Return what a step reads of the old state: zeros where the cell does not read it.
+
+    Where the forward pass has kept it, no step of the backward pass waits for the sum.
+    """
+    if spec.kept_reads:
+        return raw.kept_read_r
+    elif spec.reads:
+        return tl.sum(state_rn * x.key_n, 1)
+    else:
+        return x.v_r * 0.0
 
 
 @triton.jit
@@ -91,13 +99,13 @@ def output_of(y_r, x, raw, held, spec: tl.constexpr):
 
 @triton.jit
 def outputs_of(out, at, t, steps, spec: tl.constexpr):
-    """Return where the output of step t goes, on the rows of the tile."""
+    """Return where a number for each row of step t goes, on the rows of the tile."""
     return out + ((at.batch * steps + t) * spec.heads + at.head) * spec.rows + at.row_r
 
 
 @triton.jit
 def store_output(to_r, y_r, inside_r):
-    """Store the output of a step."""
+    """Store a number for each row of a step."""
     tl.store(to_r, y_r.to(to_r.dtype.element_ty), mask=inside_r)
 
 
@@ -109,6 +117,7 @@ def matrix_forward(
     last,
     out,
     checkpoints,
+    reads,
     resets,
     steps,
     states,
@@ -125,6 +134,7 @@ def matrix_forward(
         last: State after the last one.
         out: Output [B, T, heads, rows].
         checkpoints: States before the steps K, 2 K ..., or None.
+        reads: What each step reads of the old state [B, T, heads, rows], or None.
         resets: Mask [B, T] of uint8, or None.
         steps: T.
         states: B heads.
@@ -134,6 +144,7 @@ def matrix_forward(
     """
     at = place_of(spec, tile)
     number = at.batch * spec.heads + at.head
+    closed = roles
     inside, roles = inside_tile(at, spec, tile), opened(roles, at, spec, tile)
     held = load_parameters(parameters, at, spec, tile)
     last_rn, inside_rn = state_at(last, number, at, spec)
@@ -144,7 +155,9 @@ def matrix_forward(
         # every step. Zeros that are not loaded would be computed with in another layout.
         state_rn = tl.load(last_rn, mask=inside_rn & (steps < 0), other=0.0)
     raws = load_group(roles, at, inside, 0, steps, tile)
+    fetch(closed, None, at, tile.group, steps, spec, tile, tile.group)
     for begin in range(0, steps, tile.group):
+        fetch(closed, None, at, begin + 2 * tile.group, steps, spec, tile, tile.group)
         group = widened_group(raws, tile)
         raws = load_group(roles, at, inside, begin + tile.group, steps, tile)
         if checkpoints is not None:  # noqa: SIM102 (decided by the compiler, and the next is not)
@@ -152,15 +165,19 @@ def matrix_forward(
                 kept = wide(begin // tile.steps - 1, at) * states + number
                 store_state(checkpoints, kept, at, state_rn, True, spec)
         outs_r = outputs_of(out, at, begin, steps, spec)
+        reads_r = outputs_of(reads, at, begin, steps, spec) if reads is not None else None
         for ahead in tl.static_range(tl.constexpr(tile.group)):
             t = begin + ahead
             raw = group[ahead]
             x = prepare(raw, held, spec)
             state_rn = begun(state_rn, resets, at, t, steps)
-            c_r, w_r = cell(seen(x, raw, held, read_of(state_rn, x, spec)), spec)
+            r_r = read_of(state_rn, x, raw, spec)
+            c_r, w_r = cell(seen(x, raw, held, r_r), spec)
             state_rn = advance(state_rn, c_r, w_r, x, spec)
             y_r = output_of(tl.sum(state_rn * x.q_n, 1), x, raw, held, spec)
-            to_r = outs_r + ahead * (spec.heads * spec.rows)
-            store_output(to_r, y_r, inside.row_r & (t < steps))
+            further, inside_r = ahead * (spec.heads * spec.rows), inside.row_r & (t < steps)
+            store_output(outs_r + further, y_r, inside_r)
+            if reads is not None:
+                store_output(reads_r + further, r_r, inside_r)
             kept_rn = state_rn.to(last.dtype.element_ty)
             tl.store(last_rn, kept_rn, mask=inside_rn & (t == steps - 1))

@@ -72,6 +72,7 @@ class Raw(NamedTuple):
     q_n: Any
     z_n: Any
     read_n: Any
+    kept_read_r: Any
 
 
 class Step(NamedTuple):
@@ -141,6 +142,7 @@ def load_group(roles, at, inside, t, steps, tile: tl.constexpr):
             _columns(here.q, ahead, one, tile),
             _columns(here.z, ahead, one, tile),
             _columns(here.read, ahead, one, tile),
+            _rows(here.kept_read, ahead, one, tile),
         )
         raws = raws + (raw,)
     return raws
@@ -159,6 +161,7 @@ def _widened(raw):
         raw.q_n.to(tl.float32),
         raw.z_n.to(tl.float32),
         raw.read_n.to(tl.float32),
+        raw.kept_read_r.to(tl.float32),
     )
 
 
@@ -191,7 +194,7 @@ def _head_parameter(pointer, at, tile: tl.constexpr):
 @triton.jit
 def load_parameters(parameters, at, spec: tl.constexpr, tile: tl.constexpr):
     """Return the parameters of a program's tile."""
-    z_bias_n = tl.full([1, tile.columns], 0.0, tl.float32)
+    z_bias_n = None
     if parameters.z_bias is not None:
         from_n = parameters.z_bias + at.head * spec.columns + on_columns(at.column_n, tile)
         inside_n = on_columns(at.column_n < spec.columns, tile)
@@ -220,7 +223,10 @@ def prepare(raw, held, spec: tl.constexpr):
         k_n = unit(k_n, spec.fast)
     if spec.q_unit:
         q_n = unit(q_n, spec.fast)
-    z_n = activate(raw.z_n + held.z_bias_n, spec.z_act, spec.fast)
+    z_n = raw.z_n
+    if held.z_bias_n is not None:
+        z_n += held.z_bias_n
+    z_n = activate(z_n, spec.z_act, spec.fast)
     if spec.key == "zk":
         key_n = z_n * k_n
     elif spec.key == "read":
@@ -239,11 +245,6 @@ def prepare(raw, held, spec: tl.constexpr):
 
 
 @triton.jit
-def _store_columns(sequence, ahead: tl.constexpr, grad_n, inside, tile: tl.constexpr):
-    store(sequence, ahead, as_stored(grad_n, tile), inside.once_n)
-
-
-@triton.jit
 def vector_back(grad_n, raw_n, is_unit: tl.constexpr, act: tl.constexpr, fast: tl.constexpr):
     """Return the gradient of a key or query as it stands in the source, from that of its value."""
     if is_unit:
@@ -252,53 +253,29 @@ def vector_back(grad_n, raw_n, is_unit: tl.constexpr, act: tl.constexpr, fast: t
 
 
 @triton.jit
-def store_columns(
-    grads,
-    ahead: tl.constexpr,
-    inside,
-    raw,
-    held,
-    dk_n,
-    dq_n,
-    dz_n,
-    dkey_n,
-    spec: tl.constexpr,
-    tile: tl.constexpr,
-):
-    """Store the gradients of key, query, z and read, from those that the recurrence gave.
+def _store_sums(sequence, sums, insides, tile: tl.constexpr):
+    steps: tl.constexpr = tile.group // len(sums)
+    for part in tl.static_range(len(sums)):
+        store(sequence, part * steps, as_stored(sums[part], tile), insides[part])
+
+
+@triton.jit
+def store_columns(grads, sums, insides, tile: tl.constexpr):
+    """Store the gradients of queries, keys, z and reads of a group.
 
     Args:
         grads: Opened sequences, those of the group's first step.
-        ahead: Which step of the group.
-        inside: Which of its numbers exist.
-        raw: Its numbers as they stand in the sources.
-        held: Parameters.
-        dk_n: Gradient of the key.
-        dq_n: Of the query.
-        dz_n: Of z.
-        dkey_n: Of the key that the cell reads with.
-        spec: What is computed.
+        sums: Their sums over rows, a tuple of tensors for each.
+        insides: Which of the numbers of each tensor exist.
         tile: The tile of the program.
-
-    Returns:
-        The gradient of z before its activation: that of its bias, too.
     """
-    if spec.key == "zk":
-        k_n = activate(raw.k_n, spec.k_act, spec.fast)
-        if spec.k_unit:
-            k_n = unit(k_n, spec.fast)
-        dk_n += activate(raw.z_n + held.z_bias_n, spec.z_act, spec.fast) * dkey_n
-        dz_n += k_n * dkey_n
-    elif spec.key != "k":
-        _store_columns(grads.read, ahead, dkey_n, inside, tile)
-    dk_n = vector_back(dk_n, raw.k_n, spec.k_unit, spec.k_act, spec.fast)
-    dq_n = vector_back(dq_n, raw.q_n, spec.q_unit, spec.q_act, spec.fast)
-    _store_columns(grads.k, ahead, dk_n, inside, tile)
-    _store_columns(grads.q, ahead, dq_n, inside, tile)
-    dz_n = activate_back(dz_n, raw.z_n + held.z_bias_n, spec.z_act, spec.fast)
+    dqs, dks, dzs, dkeys = sums
+    _store_sums(grads.q, dqs, insides, tile)
+    _store_sums(grads.k, dks, insides, tile)
     if grads.z is not None:
-        _store_columns(grads.z, ahead, dz_n, inside, tile)
-    return dz_n
+        _store_sums(grads.z, dzs, insides, tile)
+    if grads.read is not None:
+        _store_sums(grads.read, dkeys, insides, tile)
 
 
 @triton.jit

@@ -38,8 +38,13 @@ _OF_HEADS = frozenset({"decay", "write"})
 """Roles of one number a head: sums over the whole state, of which much cancels."""
 _OF_ROWS = frozenset({"p0", "p1", "p2", "residual", "gate_bias"})
 """Parameters of rows, each of which one tile has."""
-_DECAY_PARAMETERS = frozenset({"decay", "dt_bias"})
+_OF_FORWARD = ("first", "last", "out", "checkpoints", "reads", "resets")
+_PARAMETERS_OF = {"decay": ("decay", "dt_bias"), "z": ("z_bias",)}
+"""Parameters with which a role is prepared."""
+_OF_LOOP = frozenset({"z"})
+"""Roles whose slope is known from what was prepared: the loop itself goes back through them."""
 _SUM_BLOCK, _SUM_WARPS = 256, 2
+_SHARE_BLOCK, _SHARE_WIDTH, _SHARE_WARPS = 4096, 32, 4
 _VECTOR_NUMBERS, _VECTOR_WARPS = 512, 2  # of a program that prepares vectors, or goes back
 _DECAY_STEPS, _DECAY_WARPS = 128, 4
 
@@ -159,13 +164,13 @@ def device_of(like: Tensor) -> AbstractContextManager[object]:
 
 
 @cache
-def _parts_of(plan_text: str, fast: bool) -> tuple[Any, Spec]:
-    """Return the cell and the spec of a plan's kernels."""
+def _parts_of(plan_text: str, fast: bool, backward: bool) -> tuple[Any, Spec]:
+    """Return the cell and the spec of a pass of a plan."""
     from elman.ops.matrix_state.triton.cells import CELLS
 
     plan = parse(plan_text)
     cell = CELLS[plan.cell]
-    return cell, spec_of(plan, cell.kind, fast=fast)
+    return cell, spec_of(plan, cell.kind, fast=fast, backward=backward)
 
 
 @cache
@@ -176,13 +181,13 @@ def _tile(plan_text: str, backward: bool) -> Tile:
 def _forward(call: Call, fast: bool, run: Callable[[Launch], None]) -> None:
     from elman.ops.matrix_state.triton.forward import matrix_forward
 
-    cell, spec = _parts_of(call.plan.text, fast)
+    cell, spec = _parts_of(call.plan.text, fast, False)
     tile, states = _tile(call.plan.text, False), call.args.B * call.plan.heads
     prepared = prepared_of(call.plan, tile, backward=False)
     arguments = (
         _prepared(call, prepared, spec, run),
         _parameters_of_loop(call.plan, call.parameters, prepared),
-        *(call.kept.get(name) for name in ("first", "last", "out", "checkpoints", "resets")),
+        *(call.kept.get(name) for name in _OF_FORWARD),
         call.args.T,
         states,
         cell.step,
@@ -257,7 +262,8 @@ def _prepare(call: Call, name: str, source: Any, to: Any, spec: Spec) -> Launch:
         programs = call.args.B * spec.heads
         return Launch(prepare_decays, (programs,), (*given, *constants), _DECAY_WARPS)
     sizes, programs = _vector_sizes(call, name)
-    arguments = (source, to, *sizes, *_vector_constants(name, spec))
+    bias = _parameters(call.plan, call.parameters).z_bias if name == "z" else None
+    arguments = (source, to, bias, *sizes, *_vector_constants(name, spec))
     return Launch(prepare_vectors, (programs,), arguments, _VECTOR_WARPS)
 
 
@@ -297,6 +303,8 @@ def _vector_sizes(call: Call, name: str) -> tuple[tuple[int, ...], int]:
 def _vector_constants(name: str, spec: Spec) -> tuple[str, bool, bool]:
     if name == "v":
         return spec.v_act, False, spec.fast
+    if name == "z":
+        return spec.z_act, False, spec.fast
     if name == "k":
         return spec.k_act, spec.k_unit, spec.fast
     return spec.q_act, spec.q_unit, spec.fast
@@ -312,8 +320,8 @@ def _parameters_of_loop(
     plan: Plan, given: Sequence[Tensor | None], prepared: tuple[str, ...]
 ) -> Any:
     """Return the parameters that the loop over time takes: not those of what was prepared."""
-    found = _parameters(plan, given)
-    return found._replace(decay=None, dt_bias=None) if "decay" in prepared else found
+    gone = {name: None for role in prepared for name in _PARAMETERS_OF.get(role, ())}
+    return _parameters(plan, given)._replace(**gone)
 
 
 def _parameters(plan: Plan, given: Sequence[Tensor | None]) -> Any:
@@ -384,17 +392,19 @@ class _Gradients:
 
         for name, parts_pbtc, grad in self.backs:
             run(_prepare_back(self.call, name, parts_pbtc, grad, shares, spec))
-        for parts_pbtc, source, channels in self.sums:
-            count, batch, steps, _ = parts_pbtc.shape
-            programs = (-(-batch * steps * channels // _SUM_BLOCK),)
-            sizes = (batch * steps, steps, count, channels, _SUM_BLOCK)
-            run(Launch(sum_parts, programs, (parts_pbtc, source, *sizes), _SUM_WARPS))
+        if not self.sums:
+            return
+        partials, grads, widths = zip(*self.sums, strict=True)
+        parts, rows = tuple(one.shape[0] for one in partials), self.call.args.B * self.call.args.T
+        programs = (-(-rows * max(widths) // _SUM_BLOCK), len(parts))
+        arguments = (partials, grads, rows, self.call.args.T, parts, widths, _SUM_BLOCK)
+        run(Launch(sum_parts, programs, arguments, _SUM_WARPS))
 
 
 def _shares(call: Call, tile: Tile, prepared: tuple[str, ...]) -> list[Tensor]:
     """Return room for each program's share of the gradients of parameters."""
     plan, batch = call.plan, call.args.B
-    single = _OF_ROWS | _DECAY_PARAMETERS if "decay" in prepared else _OF_ROWS
+    single = _OF_ROWS | set(_PARAMETERS_OF["decay"]) if "decay" in prepared else _OF_ROWS
     found = []
     for name in plan.parameter_names:
         shares = batch if name in single else batch * tile.row_tiles
@@ -403,43 +413,72 @@ def _shares(call: Call, tile: Tile, prepared: tuple[str, ...]) -> list[Tensor]:
     return found
 
 
+def _sum_shares(call: Call, shares: Sequence[Tensor], run: Callable[[Launch], None]) -> None:
+    """Add the programs' shares of the gradients of parameters."""
+    from elman.ops.matrix_state.triton.around import sum_shares
+
+    if not shares:
+        return
+    tiles = tuple(share.shape[0] // call.args.B for share in shares)
+    sizes = tuple(one.numel() for one in call.dparameters)
+    widths = tuple(min(_SHARE_WIDTH, power_of_two(size)) for size in sizes)
+    programs = (-(-max(sizes) // _SHARE_WIDTH), len(sizes))
+    given = (tuple(shares), tuple(call.dparameters), call.args.B)
+    arguments = (*given, tiles, sizes, _SHARE_BLOCK, widths)
+    run(Launch(sum_shares, programs, arguments, _SHARE_WARPS))
+
+
 def _scratch(call: Call, tile: Tile, programs: int, spec: Spec) -> Any:
-    """Return where the programs of the backward pass keep the steps of a segment."""
+    """Return where the programs of the backward pass keep the steps of a segment.
+
+    Packed states have two numbers in one of 32 bits.
+    """
     from elman.ops.matrix_state.triton.backward import Room
 
     steps, device = (programs, tile.kept_steps, tile.rows), call.like.device
-    states = torch.empty((*steps, tile.columns), dtype=torch.float32, device=device)
-    reads = torch.empty(steps, dtype=torch.float32, device=device) if spec.reads else None
+    width, dtype = tile.columns, torch.float32
+    if spec.packs:
+        width, dtype = width // 2, torch.int32
+    states = torch.empty((*steps, width), dtype=dtype, device=device)
+    wanted = spec.reads and not spec.kept_reads
+    reads = torch.empty(steps, dtype=torch.float32, device=device) if wanted else None
     return Room(states, reads)
+
+
+def _kept_read(call: Call) -> Any:
+    """Return where the forward pass kept what its steps read, or None."""
+    reads_bthv = call.kept.get("reads")
+    return None if reads_bthv is None else _where(reads_bthv, *reads_bthv.stride()[:2])
 
 
 def _backward(call: Call, fast: bool, run: Callable[[Launch], None]) -> None:
     from elman.ops.matrix_state.triton.backward import matrix_backward
     from elman.ops.matrix_state.triton.backward_overlapped import matrix_backward_overlapped
 
-    cell, spec = _parts_of(call.plan.text, fast)
+    cell, spec = _parts_of(call.plan.text, fast, True)
     tile, states = _tile(call.plan.text, True), call.args.B * call.plan.heads
     programs, dout = states * tile.row_tiles, call.kept.get("dout")
     prepared = prepared_of(call.plan, tile, backward=True)
-    gradients, shares = _Gradients(call, tile, prepared), _shares(call, tile, prepared)
+    gone_through = tuple(name for name in prepared if name not in _OF_LOOP)
+    gradients, shares = _Gradients(call, tile, gone_through), _shares(call, tile, prepared)
+    of_walk = of_loop(spec, prepared, kept_reads="reads" in call.kept)
     kernel = matrix_backward_overlapped if tile.overlapped else matrix_backward
     arguments = (
-        _prepared(call, prepared, spec, run),
+        _prepared(call, prepared, spec, run)._replace(kept_read=_kept_read(call)),
         _parameters_of_loop(call.plan, call.parameters, prepared),
         gradients.places(),
-        _parameters_of_loop(call.plan, shares, prepared),
+        _parameters_of_loop(call.plan, shares, gone_through),
         *(call.kept.get(name) for name in ("first", "dfirst", "dlast")),
         None if dout is None else _where(dout, *dout.stride()[:2]),
         *(call.kept.get(name) for name in ("checkpoints", "resets")),
-        _scratch(call, tile, programs, spec),
+        _scratch(call, tile, programs, of_walk),
         call.args.T,
         states,
         cell.step,
         cell.back,
-        of_loop(spec, prepared),
+        of_walk,
         tile,
     )
     run(Launch(kernel, (programs,), arguments, tile.warps))
     gradients.finish(shares, spec, run)
-    for share, dparameter in zip(shares, call.dparameters, strict=True):
-        torch.sum(share, 0, out=dparameter)
+    _sum_shares(call, shares, run)

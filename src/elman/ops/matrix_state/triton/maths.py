@@ -3,6 +3,9 @@
 All are in fp32. NaN goes through every function, and none makes one of a large argument.
 """
 
+# Triton's compiler knows no starred elements.
+# ruff: noqa: RUF005
+
 from __future__ import annotations
 
 import triton
@@ -213,6 +216,32 @@ def self_gate_slope(y, fast: tl.constexpr):
 
 
 @triton.jit
+def packed(x_rn):
+    """Return columns in fp16, two neighbours in one number of 32 bits.
+
+    Only for NVIDIA. A tensor of fp16 would have a whole register for each number in a loop.
+    """
+    half: tl.constexpr = x_rn.shape[1] // 2
+    even_rn, odd_rn = tl.split(tl.reshape(x_rn, [x_rn.shape[0], half, 2]))
+    text: tl.constexpr = "cvt.rn.f16x2.f32 $0, $2, $1;"
+    given = [even_rn, odd_rn]
+    return tl.inline_asm_elementwise(text, "=r,f,f", given, dtype=tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
+def unpacked(pairs_rn):
+    """Return the columns that :func:`packed` packed, in fp32."""
+    text: tl.constexpr = (
+        "{.reg .b16 a, b; mov.b32 {a, b}, $2; cvt.f32.f16 $0, a; cvt.f32.f16 $1, b;}"
+    )
+    both: tl.constexpr = (tl.float32, tl.float32)
+    even_rn, odd_rn = tl.inline_asm_elementwise(
+        text, "=f,=f,r", [pairs_rn], dtype=both, is_pure=True, pack=1
+    )
+    return tl.reshape(tl.join(even_rn, odd_rn), [pairs_rn.shape[0], 2 * pairs_rn.shape[1]])
+
+
+@triton.jit
 def _joined(parts):
     if len(parts) == 1:
         return parts[0]
@@ -237,3 +266,46 @@ def sums_over_rows(parts):
     Several warps would meet once for all of them, and not once for each.
     """
     return _parted(tl.sum(_joined(parts), 0, keep_dims=True), len(parts))
+
+
+@triton.jit
+def _swapped(x_rn, bit: tl.constexpr):
+    """Exchange the rows whose numbers differ in one bit."""
+    rows: tl.constexpr = x_rn.shape[0]
+    shape: tl.constexpr = [rows >> (bit + 1), 2, (1 << bit) * x_rn.shape[1]]
+    x_p2n = tl.reshape(x_rn.to(tl.int32, bitcast=True), shape)
+    # (x + y) - x is y: of the sum of integers, the compiler leaves the exchange between threads.
+    x_p2n = tl.sum(x_p2n, 1, keep_dims=True) - x_p2n
+    return tl.reshape(x_p2n, x_rn.shape).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _halved(parts, bit: tl.constexpr):
+    """Add pairs of rows whose numbers differ in one bit, and return half as many tensors.
+
+    Of two tensors, rows without the bit have sums of the first, and rows with it of the second.
+    """
+    halves = ()
+    without_r1 = (tl.arange(0, parts[0].shape[0])[:, None] >> bit) % 2 == 0
+    for pair in tl.static_range(len(parts) // 2):
+        one_rn, other_rn = parts[2 * pair], parts[2 * pair + 1]
+        own_rn = tl.where(without_r1, one_rn, other_rn)
+        given_rn = tl.where(without_r1, other_rn, one_rn)
+        halves = halves + (own_rn + _swapped(given_rn, bit),)
+    return halves
+
+
+@triton.jit
+def scattered_sums(parts, bit: tl.constexpr = 0):
+    """Return the sums over axis 0 of a power of two of tensors [rows, columns], spread over rows.
+
+    Row r of the first tensor that is returned has the sum of ``parts[r]``, and so on; where there
+    are more rows than tensors, these begin anew. With a row in every thread, this sends half as
+    many numbers between threads as :func:`sums_over_rows`, or fewer, and each has sums to store.
+    """
+    if (1 << bit) >= parts[0].shape[0]:
+        return parts
+    elif len(parts) > 1:
+        return scattered_sums(_halved(parts, bit), bit + 1)
+    else:
+        return scattered_sums((parts[0] + _swapped(parts[0], bit),), bit + 1)

@@ -33,7 +33,10 @@ class Sequence(NamedTuple):
 
 
 class Roles(NamedTuple):
-    """A :class:`Sequence` for each role that the plan has, else None."""
+    """A :class:`Sequence` for each role that the plan has, else None.
+
+    ``kept_read`` is no role: it is what the forward pass kept of what each step read.
+    """
 
     v: Any = None
     g0: Any = None
@@ -44,6 +47,7 @@ class Roles(NamedTuple):
     q: Any = None
     z: Any = None
     read: Any = None
+    kept_read: Any = None
 
 
 class Place(NamedTuple):
@@ -71,13 +75,11 @@ class Inside(NamedTuple):
         here: Whether the step does.
         row_r: Those on rows.
         column_n: Those on columns, in the shape of :func:`on_columns`.
-        once_n: As column_n, each in one row alone.
     """
 
     here: Any
     row_r: Any
     column_n: Any
-    once_n: Any
 
 
 @triton.jit
@@ -125,11 +127,8 @@ def on_columns(number_n, tile: tl.constexpr):
 
 @triton.jit
 def as_stored(number_n, tile: tl.constexpr):
-    """Return numbers on the columns, [1, columns] or the same in all rows, as they are stored."""
-    if tile.spread:
-        return tl.broadcast_to(number_n, [tile.rows, tile.columns])
-    else:
-        return tl.reshape(number_n, [tile.columns])
+    """Return sums over rows, [rows, columns] or [1, columns], as they are stored."""
+    return number_n if tile.spread else tl.reshape(number_n, [tile.columns])
 
 
 @triton.jit
@@ -140,17 +139,7 @@ def inside_tile(at, spec: tl.constexpr, tile: tl.constexpr):
     """
     inside_r = at.row_r < spec.rows if spec.rows % tile.rows > 0 else True
     inside_n = on_columns(at.column_n < spec.columns, tile) if spec.columns < tile.columns else True
-    once_n = inside_n
-    if tile.spread:
-        once_n = once_n & on_first_row(tile)
-    return Inside(True, inside_r, inside_n, once_n)
-
-
-@triton.jit
-def on_first_row(tile: tl.constexpr):
-    """Return which numbers of a tile are on its first row."""
-    first_r1 = tl.arange(0, tile.rows)[:, None] == 0
-    return tl.broadcast_to(first_r1, [tile.rows, tile.columns])
+    return Inside(True, inside_r, inside_n)
 
 
 @triton.jit
@@ -159,8 +148,35 @@ def inside_group(inside, t, steps, tile: tl.constexpr):
     left, found = steps - t, ()
     for ahead in tl.static_range(tl.constexpr(tile.group)):
         here = left > ahead
-        one = Inside(here, inside.row_r & here, inside.column_n & here, inside.once_n & here)
-        found = found + (one,)
+        found = found + (Inside(here, inside.row_r & here, inside.column_n & here),)
+    return found
+
+
+@triton.jit
+def _step_of_row(tile: tl.constexpr):
+    """Return whose sums over rows the rows of a spread tile have: steps of a group, in turn."""
+    return tl.arange(0, tile.rows)[:, None] % tile.group
+
+
+@triton.jit
+def inside_sums(inside, t, steps, tile: tl.constexpr):
+    """Return which sums over rows exist of the steps of a group from t on.
+
+    There is a mask for each tensor of sums: for a step, or where tiles are spread, for as many
+    steps as there are rows.
+    """
+    left, found = steps - t, ()
+    if tile.spread:
+        step_r1 = _step_of_row(tile)
+        parts: tl.constexpr = (tile.group + tile.rows - 1) // tile.rows
+        for part in tl.static_range(parts):
+            here_r1 = left > step_r1 + part * tile.rows
+            if tile.rows > tile.group:
+                here_r1 = here_r1 & (tl.arange(0, tile.rows)[:, None] < tile.group)
+            found = found + (inside.column_n & here_r1,)
+    else:
+        for ahead in tl.static_range(tl.constexpr(tile.group)):
+            found = found + (inside.column_n & (left > ahead),)
     return found
 
 
@@ -204,7 +220,32 @@ def opened(roles, at, spec: tl.constexpr, tile: tl.constexpr):
         _shared(roles.q, at, spec, tile),
         _shared(roles.z, at, spec, tile) if roles.z is not None else None,
         _shared(roles.read, at, spec, tile) if roles.read is not None else None,
+        on_rows(roles.kept_read, at, spec) if roles.kept_read is not None else None,
     )
+
+
+@triton.jit
+def _of_sums(sequence, tile: tl.constexpr):
+    return _moved(sequence, sequence.data + _step_of_row(tile) * sequence.time)
+
+
+@triton.jit
+def opened_gradients(grads, at, spec: tl.constexpr, tile: tl.constexpr):
+    """Return where gradients of step 0 go; on columns, of the step whose sums a row has."""
+    grads = opened(grads, at, spec, tile)
+    if tile.spread:
+        grads = Roles(
+            grads.v,
+            grads.g0,
+            grads.gate,
+            grads.decay,
+            grads.write,
+            _of_sums(grads.k, tile),
+            _of_sums(grads.q, tile),
+            _of_sums(grads.z, tile) if grads.z is not None else None,
+            _of_sums(grads.read, tile) if grads.read is not None else None,
+        )
+    return grads
 
 
 @triton.jit
@@ -226,7 +267,73 @@ def roles_from(roles, at, t):
         from_time(roles.q, at, t),
         from_time(roles.z, at, t) if roles.z is not None else None,
         from_time(roles.read, at, t) if roles.read is not None else None,
+        from_time(roles.kept_read, at, t) if roles.kept_read is not None else None,
     )
+
+
+@triton.jit
+def _fetched(sequence, first, t, steps, width: tl.constexpr, span: tl.constexpr):
+    """Ask for width numbers from the first on of a span of steps, up to 16 by each thread."""
+    of_width: tl.constexpr = (width + 15) // 16
+    of_span: tl.constexpr = 32 // span if span < 16 else 1  # a short one has threads to spare
+    parts: tl.constexpr = of_width if of_width > of_span else of_span
+    together: tl.constexpr = 32 // parts
+    thread = tl.arange(0, 32)
+    number = thread % parts * ((width + parts - 1) // parts)
+    if width % parts > 0:
+        number = tl.minimum(number, width - 1)
+    text: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
+    for turn in tl.static_range((span + together - 1) // together):
+        ahead = turn * together + thread // parts
+        if together > span:
+            ahead = ahead % span
+        step = tl.minimum(t + ahead, steps - 1).to(tl.int64)
+        at = [first + step * sequence.time + number]
+        tl.inline_asm_elementwise(text, "=r,l", at, dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def _fetch_rows(sequence, at, t, steps, spec: tl.constexpr, tile: tl.constexpr, span: tl.constexpr):
+    if sequence is not None:
+        first = _begin(sequence, at, spec.rows) + at.tile * tile.rows
+        _fetched(sequence, first, t, steps, tile.rows, span)
+
+
+@triton.jit
+def _fetch_shared(sequence, at, t, steps, width: tl.constexpr, span: tl.constexpr):
+    if sequence is not None:
+        _fetched(sequence, _begin(sequence, at, width), t, steps, width, span)
+
+
+@triton.jit
+def fetch(roles, dout, at, t, steps, spec: tl.constexpr, tile: tl.constexpr, span: tl.constexpr):
+    """Ask the GPU's second cache for what the steps of a span from t on load later.
+
+    A load then takes no longer than from that cache. What waits for it often waits for more: the
+    compiler has six marks to wait for, and loads share them with sums over threads.
+
+    Args:
+        roles: Roles that are not opened.
+        dout: Gradient of the output, not opened, or None.
+        at: What the program does.
+        t: First step.
+        steps: T.
+        spec: What is computed.
+        tile: The tile of the program.
+        span: How many steps, a power of two up to 32.
+    """
+    if spec.fetches:
+        _fetch_rows(roles.v, at, t, steps, spec, tile, span)
+        _fetch_rows(roles.g0, at, t, steps, spec, tile, span)
+        _fetch_rows(roles.gate, at, t, steps, spec, tile, span)
+        _fetch_rows(roles.kept_read, at, t, steps, spec, tile, span)
+        _fetch_rows(dout, at, t, steps, spec, tile, span)
+        _fetch_shared(roles.k, at, t, steps, spec.columns, span)
+        _fetch_shared(roles.q, at, t, steps, spec.columns, span)
+        _fetch_shared(roles.z, at, t, steps, spec.columns, span)
+        _fetch_shared(roles.read, at, t, steps, spec.columns, span)
+        _fetch_shared(roles.decay, at, t, steps, 1, span)
+        _fetch_shared(roles.write, at, t, steps, 1, span)
 
 
 @triton.jit

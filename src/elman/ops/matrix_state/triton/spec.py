@@ -25,8 +25,15 @@ class Spec:
         decays: Whether c is the head's decay, which has a gradient.
         scales: Whether the gradient of c is needed.
         fast: Whether tanh is the GPU's own instruction.
+        z_slope: The activation of z, wherever it is computed: the loop multiplies by its slope.
+        packs: Whether the backward pass keeps states in fp16, as checkpoints are: tanh bounds them.
+            With few heads each warp waits for its own steps, and packing makes them longer.
+        fetches: Whether programs ask for numbers long before they load them: on NVIDIA. Going
+            forward with many heads, others compute meanwhile.
+        kept_reads: Whether the backward pass finds what each step read.
 
-    The rest are fields of the plan.
+    The rest are fields of the plan. All are fields, and none is a property: Triton finds a kernel
+    that it compiled earlier by the values of the fields, and does not see how they were found.
     """
 
     heads: int
@@ -42,6 +49,7 @@ class Spec:
     k_act: str
     v_act: str
     z_act: str
+    z_slope: str
     q_unit: bool
     k_unit: bool
     decay: str
@@ -51,23 +59,27 @@ class Spec:
     self_gate: bool
     gate_act: str
     fast: bool
+    packs: bool
+    fetches: bool
+    kept_reads: bool = False
 
 
-def spec_of(plan: Plan, kind: str, *, fast: bool) -> Spec:
+def spec_of(plan: Plan, kind: str, *, fast: bool, backward: bool) -> Spec:
     """Return what a plan's kernels are compiled for.
 
     Args:
         plan: What is computed.
         kind: The cell's.
         fast: As of :class:`Spec`.
+        backward: Which pass.
     """
-    cell = CELLS[plan.cell]
+    cell, tanh = CELLS[plan.cell], plan.nonlinearity == "tanh"
     return Spec(
         heads=plan.heads,
         rows=plan.rows,
         columns=plan.columns,
         kind=kind,
-        tanh=plan.nonlinearity == "tanh",
+        tanh=tanh,
         reads=cell.reads,
         column=cell.column,
         decays=cell.decays and plan.decay != "none",
@@ -76,6 +88,7 @@ def spec_of(plan: Plan, kind: str, *, fast: bool) -> Spec:
         k_act=plan.k_act,
         v_act=plan.v_act,
         z_act=plan.z_act,
+        z_slope=plan.z_act,
         q_unit=plan.q_unit,
         k_unit=plan.k_unit,
         decay=plan.decay,
@@ -85,19 +98,29 @@ def spec_of(plan: Plan, kind: str, *, fast: bool) -> Spec:
         self_gate=plan.self_gate,
         gate_act=plan.gate_act,
         fast=fast,
+        packs=fast and tanh and plan.heads >= _MANY_HEADS,
+        fetches=fast and (backward or plan.heads < _MANY_HEADS),
     )
 
 
 @cache
-def of_loop(spec: Spec, prepared: tuple[str, ...]) -> Spec:
-    """Return what the loop over time is compiled for where roles are prepared before it."""
-    found = spec
+def of_loop(spec: Spec, prepared: tuple[str, ...], *, kept_reads: bool = False) -> Spec:
+    """Return what the loop over time is compiled for.
+
+    Args:
+        spec: Of the plan.
+        prepared: The roles that are prepared before it.
+        kept_reads: As of :class:`Spec`.
+    """
+    found = replace(spec, kept_reads=kept_reads)
     if "v" in prepared:
         found = replace(found, v_act="none")
     if "k" in prepared:
         found = replace(found, k_act="none", k_unit=False)
     if "q" in prepared:
         found = replace(found, q_act="none", q_unit=False)
+    if "z" in prepared:
+        found = replace(found, z_act="none")
     return replace(found, decay="given") if "decay" in prepared else found
 
 
@@ -132,19 +155,18 @@ class Tile:
         return 2 * self.steps if self.overlapped else self.steps
 
 
-# Rows of a program and steps of a group by padded columns, the fastest on an H200. The less a step
-# has to keep, the more steps fit into the registers: going forward, and where it is not full, that
-# is where the cell neither reads the state nor scales its columns. In the backward pass each tile
-# leaves a part of the gradients on columns in memory. With few heads low tiles are faster all the
-# same: more programs fill the GPU. With many heads the parts of low tiles would take as long as the
-# steps. 256 was not timed: it has as many numbers a thread as 128. Larger groups, (2, 8) for 16 and
-# 64, are up to a quarter faster with few heads, and compile for up to a minute. Neither batch nor
-# length is asked.
+# Rows of a program and steps of a group by padded columns, the fastest on an H200 or an H100. In
+# the backward pass each tile leaves a part of the gradients on columns in memory. With few heads
+# low tiles are faster all the same: more programs fill the GPU. With many heads the parts of low
+# tiles would take as long as the steps. 256 was not timed: it has as many numbers a thread as 128.
+# Going back, larger groups, (2, 8) for 16 and 64, are up to a quarter faster with few heads, and
+# compile for up to a minute. Neither batch nor length is asked.
 _FORWARD = {16: (2, 8), 32: (2, 8), 64: (2, 8), 128: (4, 4), 256: (2, 4)}
-_FORWARD_FULL = _FORWARD | {16: (4, 8), 32: (4, 8)}
+_FORWARD_FULL = _FORWARD | {16: (4, 8)}
 _FORWARD_OF_MANY_HEADS = {16: (16, 8), 32: (16, 4), 64: (8, 2), 128: (8, 4), 256: (2, 4)}
 _BACKWARD = {16: (4, 4), 32: (4, 4), 64: (2, 4), 128: (4, 2), 256: (2, 2)}
 _BACKWARD_DELTA = _BACKWARD | {16: (2, 4)}  # the delta rule has no parameters of rows
+_BACKWARD_OF_Z = {64: (4, 2)}  # one gradient more on the columns, of which low tiles leave parts
 _BACKWARD_OF_MANY_HEADS = {16: (16, 4), 32: (16, 2), 64: (8, 4), 128: (4, 2), 256: (4, 2)}
 _MANY_HEADS = 4
 _PREPARED_VALUES = 64  # columns: values of smaller states are prepared as fast in the loop
@@ -180,8 +202,19 @@ def _sizes(plan: Plan, *, backward: bool) -> dict[int, tuple[int, int]]:
         return _BACKWARD_OF_MANY_HEADS if backward else _FORWARD_OF_MANY_HEADS
     cell = CELLS[plan.cell]
     if backward:
-        return _BACKWARD_DELTA if cell.reads and cell.decays else _BACKWARD
+        found = _BACKWARD_DELTA if cell.reads and cell.decays else _BACKWARD
+        return found | _BACKWARD_OF_Z if "z" in dict(plan.roles) else found
     return _FORWARD_FULL if cell.reads or cell.column else _FORWARD
+
+
+def reads_are_kept(plan: Plan) -> bool:
+    """Return whether the forward pass keeps what every step reads of the old state.
+
+    The states of a segment are then computed again without a sum over columns, which each step
+    would wait for. With many heads other programs run meanwhile, and what is kept, a number in fp32
+    for each row and step, would be as much as a third of all that training keeps.
+    """
+    return CELLS[plan.cell].reads and plan.heads < _MANY_HEADS
 
 
 def prepared_of(plan: Plan, tile: Tile, *, backward: bool) -> tuple[str, ...]:
@@ -198,6 +231,7 @@ def prepared_of(plan: Plan, tile: Tile, *, backward: bool) -> tuple[str, ...]:
     found = [
         ("k", plan.k_unit or plan.k_act != "none"),
         ("q", plan.q_unit or plan.q_act != "none"),
+        ("z", plan.z_act != "none"),
         ("v", plan.v_act != "none" and backward and apart),
         ("decay", plan.decay in ("sigmoid", "mamba")),
     ]
