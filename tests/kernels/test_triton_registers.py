@@ -18,6 +18,8 @@ pytest.importorskip("triton")
 TOOL = Path(__file__).parents[2] / "tools" / "docs" / "make_triton.py"
 MOST_SPILLED = 8  # bytes of a thread: two numbers
 MOST_SPILLED_BY_M2RNN = 24
+# Few instructions load what these spill: the page counts them.
+MOST_SPILLED_BY_E88 = {("64", "bf16", "sm_90"): 24, ("64", "fp32", "sm_90"): 64}
 COMPILED = (
     "E70-n16-bf16-sm_90",
     "E72-n64-bf16-gfx942",
@@ -63,6 +65,8 @@ def spilled(row: list[str]) -> list[int]:
 
 def allowed(row: list[str]) -> int:
     """Return how many bytes a pass may spill: M2RNN of the suites none on sm_90."""
+    if row[0] == "E88":
+        return MOST_SPILLED_BY_E88.get((row[1], row[2], row[3]), MOST_SPILLED)
     if row[0] != "M2RNN":
         return MOST_SPILLED
     return 0 if (row[1], row[3]) == ("16", "sm_90") else MOST_SPILLED_BY_M2RNN
