@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -95,13 +97,17 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    """Return a machine whose launchers do not outlive the test."""
+    """Return a machine whose launchers and jobs do not outlive the test."""
     monkeypatch.setenv(locks.FOLDER, str(tmp_path / "locks"))
     made = Machine(tmp_path)
     yield made
     for started in made.started:
         started.kill()
         started.communicate()
+    for note in made.notes():
+        if note["what"] == "stubborn":  # the others end with their launcher
+            with suppress(ProcessLookupError):
+                os.kill(note["pid"], signal.SIGKILL)
 
 
 def ends(launcher: subprocess.Popen[str]) -> list[int | None]:

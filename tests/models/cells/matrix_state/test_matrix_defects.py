@@ -273,7 +273,7 @@ def test_tied_roles_all_send_their_gradient(layer_type, projection) -> None:
     weights["cell_proj"] = torch.cat([k, v, k])
     free.load_state_dict(weights)
     x = draws(2, 5, DIM)
-    torch.testing.assert_close(tied(x)[0], free(x)[0], rtol=1e-12, atol=0)
+    torch.testing.assert_close(tied(x)[0], free(x)[0], rtol=1e-12, atol=1e-15)
     for layer in (tied, free):
         loss_of(layer, x).backward()
     d_k, d_v, d_q = free.cell_proj.grad.split(8)
@@ -357,4 +357,4 @@ def test_e75s_convolution_behind_the_projection_leaves_beta_alone() -> None:
     layer = E75(DIM, n_heads=2, n_state=3, use_conv=True, conv_mode="post", dtype=torch.float64)
     x = draws(1, 5, DIM)
     _, beta = layer.project(x, {}, {}, None)
-    torch.testing.assert_close(beta, x @ layer.cell_proj[18:].T, rtol=1e-12, atol=0)
+    torch.testing.assert_close(beta, x @ layer.cell_proj[18:].T, rtol=1e-12, atol=1e-15)
