@@ -10,6 +10,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from elman.base.errors import UserError
 from elman.kernels import build
 from elman.kernels.build import load_library
 from elman.kernels.cache import kernel_cache
-from elman.kernels.compiler import _search
+from elman.kernels.compiler import _search, run_compiler
 from elman.kernels.entry import _sweep as entry_sweep
 from elman.kernels.target import Target
 from tests.waiting import eventually, gone
@@ -144,19 +145,37 @@ def test_a_killed_compilation_leaves_nothing_half_made(
 def test_a_signal_ends_compiler_and_litter(
     fake_compiler, cache: Path, tmp_path: Path, text_file: Path, name: str
 ) -> None:
-    fake_compiler(f'case "$*" in *-O3*) sleep 100 & echo $! > {tmp_path}/pid; wait;; esac')
+    fake_compiler(f'case "$*" in *-O3*) sleep 1000 & echo $! > {tmp_path}/pid; wait;; esac')
     command = [sys.executable, "-m", "elman", f"data.path={text_file}", "train.device=cpu"]
     run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().strip():
         assert run.poll() is None
         time.sleep(0.01)
     run.send_signal(signal.Signals[name])
-    _, said = run.communicate(timeout=90)  # the compiler would take 100 s
+    _, said = run.communicate(timeout=90)  # the compiler would take 1000 s
     assert (run.returncode, said.splitlines()[-1]) == (130, "elman: interrupted")
     assert not list(cache.glob("e88*"))
     assert not (tmp_path / "outputs").exists()
     compiler = int((tmp_path / "pid").read_text())
     eventually(lambda: gone(compiler))
+
+
+def test_a_signal_while_a_compiler_starts_ends_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started = []
+
+    class Interrupted(subprocess.Popen):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            started.append(self.pid)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_compiler(["sleep", "1000"], tmp_path)
+    eventually(lambda: gone(started[0]))
 
 
 def test_what_killed_processes_left_is_swept_and_what_runs_is_not(

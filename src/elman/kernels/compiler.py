@@ -15,7 +15,9 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -208,45 +210,78 @@ def run_compiler(arguments: list[str], folder: Path) -> subprocess.CompletedProc
     If the program cannot be started, this is a failed compilation with the system's reason as its
     error text.
     """
-    environment = os.environ | {"LC_ALL": "C", "TMPDIR": str(folder)}
     try:
-        # Its own process group: the compiler's children must not outlive an interruption.
+        # Signals interrupt the main thread alone, so not what lies between a start and its note.
+        with ThreadPoolExecutor(1) as starting:
+            process = starting.submit(_start, arguments, folder).result()
+        return _finish(process)
+    except OSError as error:
+        return subprocess.CompletedProcess(arguments, 127, "", str(error.strerror or error))
+    except BaseException:
+        stop_compilers()
+        raise
+
+
+_starting = threading.Lock()
+_running: set[int] = set()
+_refusing = threading.Event()
+
+
+def _start(arguments: list[str], folder: Path) -> subprocess.Popen[str]:
+    with _starting:
+        if _refusing.is_set():
+            raise KeyboardInterrupt
         process = subprocess.Popen(
             arguments,
             cwd=folder,
-            env=environment,
+            env=os.environ | {"LC_ALL": "C", "TMPDIR": str(folder)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
+            # Its own process group: the compiler's children must not outlive an interruption.
             process_group=0,
         )
-    except OSError as error:
-        return subprocess.CompletedProcess(arguments, 127, "", str(error.strerror or error))
-    _running.add(process.pid)
+        _running.add(process.pid)
+    return process
+
+
+def _finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
     with process:
         try:
             output, complaint = process.communicate()
         except BaseException:
-            stop_compilers()
+            stop_compilers()  # or leaving this context would wait for it
             raise
         finally:
             stopped = process.pid not in _running
             _running.discard(process.pid)
     if stopped:
         raise KeyboardInterrupt  # Python raises it only in the main thread
-    return subprocess.CompletedProcess(arguments, process.returncode, output, complaint)
-
-
-_running: set[int] = set()
+    return subprocess.CompletedProcess(process.args, process.returncode, output, complaint)
 
 
 def stop_compilers() -> None:
     """Kill every compiler that a thread of this process waits for, and its children."""
-    while _running:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(_running.pop(), signal.SIGKILL)
+    with _starting:  # what just starts is noted first
+        while _running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(_running.pop(), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def no_compilers() -> Iterator[None]:
+    """Kill every compiler, and let no thread start another inside this context.
+
+    A thread that waited for a killed one would otherwise compile the same kernel itself.
+    """
+    _refusing.set()
+    try:
+        stop_compilers()
+        yield
+    finally:
+        _refusing.clear()
 
 
 MISMATCH = "mend one of the two"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from elman.base.errors import UserError
-from elman.kernels.compiler import stop_compilers
+from elman.kernels.compiler import no_compilers
 from elman.kernels.packages import package_problem
 from elman.kernels.threads import cpu_share
 from elman.kernels.triton_tuning import choices_kept
@@ -203,13 +203,15 @@ def _compile(
     Errors are ignored here: the check itself meets and reports them.
     """
     with torch.random.fork_rng(devices=[]), ThreadPoolExecutor(cpu_share()) as pool:
-        for shape, run in itertools.product(shapes, runs):
-            pool.submit(compile_one, shape, run)
+        compiled: list[Future[None]] = []
         try:
-            pool.shutdown()
+            for shape, run in itertools.product(shapes, runs):
+                compiled.append(pool.submit(compile_one, shape, run))
+            wait(compiled)
         except KeyboardInterrupt:
-            pool.shutdown(wait=False, cancel_futures=True)
-            stop_compilers()
+            with no_compilers():
+                # Python 3.11 takes a thread for ended whose join was interrupted: none is joined.
+                wait([one for one in compiled if not one.cancel()])
             raise
 
 
