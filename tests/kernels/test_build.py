@@ -172,9 +172,10 @@ def test_a_signal_while_a_compiler_starts_ends_it(
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.2)
 
-    monkeypatch.setattr(subprocess, "Popen", Interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run_compiler(["sleep", "1000"], tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", Interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run_compiler(["sleep", "1000"], tmp_path)
     eventually(lambda: gone(started[0]))
 
 

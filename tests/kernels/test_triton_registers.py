@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 TOOL = Path(__file__).parents[2] / "tools" / "docs" / "make_triton.py"
 MOST_SPILLED = 8  # bytes of a thread: two numbers
 MOST_SPILLED_BY_M2RNN = 24
-# Few instructions load what these spill: the page counts them.
+# Few instructions load what these spill, and the first was timed so.
 MOST_SPILLED_BY_E88 = {("64", "bf16", "sm_90"): 24, ("64", "fp32", "sm_90"): 64}
 COMPILED = (
     "E70-n16-bf16-sm_90",

@@ -267,9 +267,8 @@ values with a slash, the first is of the forward kernel and the second of the ba
 - **rows x warps x tiles**: the rows of the state that a program holds, the warps that it has, and
   the programs of a head.
 - **registers**: of a thread. On gfx942 these are vector registers, of 512.
-- **spilled bytes**: of a thread, in local memory: hardly any, or a step would be slow. Where
-  E88 with n = 64 goes back over 4 steps, 1 of 2,100 instructions loads such bytes in bf16, and 10
-  of 3,300 in fp32.
+- **spilled bytes**: of a thread, in local memory: hardly any, or a step would be slow. E88 with
+  n = 64 has more going back. Few of its instructions load them, and in bf16 it was timed so.
 
 The small kernels before and behind the loop over time are not listed. E88 has 8 heads here, the
 other models have one. E73 is its column variant.

@@ -218,7 +218,7 @@ def run_compiler(arguments: list[str], folder: Path) -> subprocess.CompletedProc
     except OSError as error:
         return subprocess.CompletedProcess(arguments, 127, "", str(error.strerror or error))
     except BaseException:
-        stop_compilers()
+        _stop_compilers()
         raise
 
 
@@ -252,7 +252,7 @@ def _finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
         try:
             output, complaint = process.communicate()
         except BaseException:
-            stop_compilers()  # or leaving this context would wait for it
+            _stop_compilers()  # or leaving this context would wait for it
             raise
         finally:
             stopped = process.pid not in _running
@@ -262,7 +262,7 @@ def _finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(process.args, process.returncode, output, complaint)
 
 
-def stop_compilers() -> None:
+def _stop_compilers() -> None:
     """Kill every compiler that a thread of this process waits for, and its children."""
     with _starting:  # what just starts is noted first
         while _running:
@@ -278,7 +278,7 @@ def no_compilers() -> Iterator[None]:
     """
     _refusing.set()
     try:
-        stop_compilers()
+        _stop_compilers()
         yield
     finally:
         _refusing.clear()

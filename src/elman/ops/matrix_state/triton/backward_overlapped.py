@@ -144,8 +144,7 @@ def matrix_backward_overlapped(
     inside, room = inside_tile(at, spec, tile), room_of(scratch, spec, tile)
     closed, dout_closed = roles, dout
     roles, grads = opened(roles, at, spec, tile), opened_gradients(grads, at, spec, tile)
-    if dout is not None:
-        dout = on_rows(dout, at, spec)
+    dout = None if dout is None else on_rows(dout, at, spec)
     number = at.batch * spec.heads + at.head
     held, sums = load_parameters(parameters, at, spec, tile), no_sums(spec, tile)
     zero_rn = tl.full([tile.rows, tile.columns], 0.0, tl.float32)

@@ -295,8 +295,11 @@ def _fetched(sequence, first, t, steps, width: tl.constexpr, span: tl.constexpr)
 @triton.jit
 def _fetch_rows(sequence, at, t, steps, spec: tl.constexpr, tile: tl.constexpr, span: tl.constexpr):
     if sequence is not None:
-        first = _begin(sequence, at, spec.rows) + at.tile * tile.rows
-        _fetched(sequence, first, t, steps, tile.rows, span)
+        width: tl.constexpr = tile.rows if tile.rows < spec.rows else spec.rows
+        row = at.tile * tile.rows
+        if spec.rows % tile.rows > 0:
+            row = tl.minimum(row, spec.rows - width)  # the last tile ends beyond the head
+        _fetched(sequence, _begin(sequence, at, spec.rows) + row, t, steps, width, span)
 
 
 @triton.jit
