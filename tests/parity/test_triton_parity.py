@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from elman.config.compose import compose_config
 from elman.models.cells import registry
 from elman.parity import proof as proof_module
 from elman.parity.compare import TOLERANCES, compare
 from elman.parity.experiment import Experiment, Run
-from elman.parity.proof import runs_here
+from elman.parity.proof import prove_runs, runs_here
 from elman.parity.shapes import Shape
 from tests.ops.matrix_state.triton_cases import quicken
 
@@ -41,3 +42,26 @@ def test_a_layer_passes_as_mode_parity_checks_it(precision, monkeypatch) -> None
     found = experiment.run(Run("triton", "cpu", precision))
     for name, tensor in found.items():
         assert compare(name, tensor, wanted[name], TOLERANCES[precision] * 2).passed, name
+
+
+def test_kernels_are_compiled_for_what_the_checks_launch(monkeypatch) -> None:
+    """Both passes with their states; the interpreter compiles nothing."""
+    asked: list[tuple[tuple[int, ...], Run]] = []
+    compiling: list[bool] = []
+
+    def run(self: Experiment, run: Run) -> dict[str, torch.Tensor]:
+        asked.append((tuple(self.x_btd.shape[:2]), run))
+        assert compiling == [True]
+        return {}
+
+    def ahead(call) -> None:
+        compiling.append(True)
+        call()
+
+    monkeypatch.setattr("elman.kernels.triton_ahead.compile_ahead", ahead)
+    monkeypatch.setattr(proof_module, "_checks", lambda *given, **named: [])
+    monkeypatch.setattr(Experiment, "run", run)
+    config = compose_config(["model=e70", "model.dim=128", "model.n_state=16"]).model
+    gpu, slow = Run("triton", "cuda", "fp32"), Run("triton", "cpu", "fp32")
+    prove_runs(config, [Run("reference", "cpu", "fp32"), slow, gpu], seed=1, quick=True)
+    assert asked == [((2, 1), gpu), ((2, 67), gpu)]

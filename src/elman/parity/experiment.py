@@ -6,9 +6,10 @@ Shape legend: b batch, t time, d model width.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -170,14 +171,29 @@ def call_once(cell: Cell, shape: Shape, run: Run) -> None:
     y_btd.backward(torch.randn_like(y_btd))
 
 
+def compile_experiments(experiments: Sequence[Experiment], runs: Sequence[Run]) -> None:
+    """Compile the Triton kernels of our own that experiments launch, all at once.
+
+    A first state, its gradient and a gradient of the last state each make other kernels, so the
+    experiments themselves ask for them.
+    """
+
+    def run_all() -> None:
+        for experiment, run in itertools.product(experiments, runs):
+            experiment.run(run)
+
+    if experiments and runs:
+        from elman.kernels.triton_ahead import compile_ahead
+
+        compile_ahead(run_all)
+
+
 def compile_for(cell: Cell, shape: Shape, run: Run) -> None:
     """Call a layer of this shape once, on a tiny input, so that its kernels are compiled.
 
     Kernels for a GPU compile each of the two passes by itself, and those for CUDA also depend on
-    the batch. What Triton's interpreter runs is not compiled.
+    the batch.
     """
-    if run.backend == "triton" and run.device == "cpu":
-        return
     dtype = _DTYPES[run.precision]
     build = layer_class(cell)
     layer = build(shape.dim, **shape.options, backend=run.backend, device=run.device, dtype=dtype)
@@ -188,7 +204,9 @@ def compile_for(cell: Cell, shape: Shape, run: Run) -> None:
     with torch.set_grad_enabled(both), autocast_for(run):
         y_btd, _ = layer(x_btd, None, resets_bt)
     if y_btd.requires_grad:
-        torch.autograd.grad(y_btd, x_btd, torch.zeros_like(y_btd))
+        # All backward passes of a GPU have one thread, where kernels would compile one by one.
+        with torch.autograd.set_multithreading_enabled(False):
+            torch.autograd.grad(y_btd, x_btd, torch.zeros_like(y_btd))
 
 
 def trained(layer: nn.Module) -> dict[str, Tensor]:

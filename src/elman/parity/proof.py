@@ -36,6 +36,7 @@ from elman.parity.experiment import (
     Experiment,
     Run,
     compile_ahead_for,
+    compile_experiments,
     compile_for,
     tune_for,
 )
@@ -128,9 +129,13 @@ def prove_runs(
             proof.paths[run.backend] = path
     total = len(shapes) * len(runs)
     progress(0, total)
-    _compile(partial(compile_for, cell), shapes, [run for run in runs if run.backend in kernels])
-    for shape in shapes:
-        experiment = Experiment(cell, shape, seed)
+    experiments = [Experiment(cell, shape, seed) for shape in shapes]
+    own_triton = [run for run in runs if run.backend == "triton" and cell.package is None]
+    others = [run for run in runs if run.backend in kernels and run not in own_triton]
+    _compile(partial(compile_for, cell), shapes, others)
+    # What Triton's interpreter runs is not compiled.
+    compile_experiments(experiments, [run for run in own_triton if run.device != "cpu"])
+    for shape, experiment in zip(shapes, experiments, strict=True):
         label = Label(cell.name, shape.name, shape.describe(cell))
         shared = cell.package is None
         for check in _checks(experiment, label, cell.backends[0], runs, shared=shared):
