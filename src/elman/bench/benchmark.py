@@ -15,6 +15,7 @@ from elman.bench.memory import peak_bytes, saved_bytes
 from elman.bench.operations import PRODUCTS, look_into
 from elman.bench.rank_memory import saved_by_shards
 from elman.bench.rates import MachineRates, measure_rates
+from elman.bench.replays import record_layers, refuse_without_gpu
 from elman.bench.rounds import Parts, Spread, ratios, time_rounds, totals
 from elman.bench.subjects import Subject
 from elman.config.run_config import RunConfig
@@ -45,6 +46,7 @@ def run_benchmark(
     settings = config.bench
     assert settings is not None
     device = choose_device(settings.device, "bench.device")
+    refuse_without_gpu(settings.graph, device)
     models = benched_models(config, search)
     allow_slow = config.baseline.allow_slow
     chosen, notes = entries(models, settings.backends, device, allow_slow=allow_slow)
@@ -57,7 +59,9 @@ def run_benchmark(
     for level in levels:
         with ExitStack() as stack:
             if level == "layer":
-                subjects, missing = layer_subjects(config, chosen, device)
+                layers, missing = layer_subjects(config, chosen, device)
+                missing += record_layers(layers, settings.graph, device)
+                subjects: list[Subject] = [*layers]
             else:
                 subjects, missing = step_subjects(config, chosen, device, stack)
             notes += missing
@@ -92,9 +96,7 @@ def _rank_notes(
         if entry is None:  # another project's implementation
             continue
         whole = BYTES_PER_PARAMETER * row["params"] + row["peak_bytes"]
-        kernels = config.kernels.model_copy(update={"backend": entry.backend})
-        own = config.model_copy(update={"model": entry.model, "kernels": kernels})
-        sharded = whole - saved_by_shards(own, ranks)
+        sharded = whole - saved_by_shards(entry.of_run(config), ranks)
         row["ranks"] = {"gpus": ranks, "whole_bytes": whole, "sharded_bytes": sharded}
         notes.append(
             f"{row['name']} {row['backend']}: a step on each of {ranks} GPUs takes "
@@ -129,6 +131,7 @@ def _timing(subject: Subject, timed: Sequence[Parts], base: Sequence[float]) -> 
         "backend": subject.backend,
         "path": subject.path,
         "slow_path": on_slow_path(subject.backend),
+        "replayed": subject.replayed,
         "level": subject.level,
         "params": subject.params,
         "seconds": {

@@ -25,13 +25,13 @@ _SEED = 42
 
 def layer_subjects(
     config: RunConfig, chosen: Sequence[Entry], device: torch.device
-) -> tuple[list[Subject], list[str]]:
+) -> tuple[list[LayerSubject], list[str]]:
     """Return one layer of every entry and of every installed peer."""
     settings = config.bench
     assert settings is not None
     torch.manual_seed(_SEED)
     shape = (settings.batch_size, settings.chunk_size)
-    subjects: list[Subject] = []
+    subjects: list[LayerSubject] = []
     for entry in chosen:
         layer = _layer(entry, device)
         x_btd = torch.randn(*shape, entry.model.dim, device=device)
@@ -79,15 +79,18 @@ def step_subjects(
         chunk_size=settings.chunk_size,
         seed=_SEED,
         precision=settings.precision,
-        graph=False,  # forward and backward pass are timed separately
+        graph=settings.graph,
     )
     opened: AnyRunData = open_data(config.data, settings.chunk_size, lambda line: None)
     stack.callback(opened.close)
     subjects: list[Subject] = []
     for entry in chosen:
-        own = config.model_copy(update={"model": entry.model, "train": train})
+        own = entry.of_run(config).model_copy(update={"train": train})
         torch.manual_seed(_SEED)
-        subject = StepSubject(own, opened, entry.backend, device)
+        try:
+            subject = StepSubject(own, opened, entry.backend, device)
+        except UserError as error:  # which names the setting of a training
+            raise UserError(str(error).replace("train.graph", "bench.graph")) from None
         stack.callback(subject.close)
         subject.path = entry.path
         subjects.append(subject)

@@ -29,6 +29,11 @@ class Entry:
     model: ModelConfig
     backend: str
 
+    def of_run(self, config: RunConfig) -> RunConfig:
+        """Return a configuration with this model on this backend."""
+        kernels = config.kernels.model_copy(update={"backend": self.backend})
+        return config.model_copy(update={"model": self.model, "kernels": kernels})
+
     @property
     def path(self) -> str | None:
         """Words for what computes a packaged baseline; None for other cells."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +14,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from elman.bench.clock import clock_for
 from elman.bench.floors import Work, work_of
+from elman.bench.replays import device_seconds
 from elman.bench.subjects import Subject
 
 PRODUCTS = "products"
@@ -25,7 +28,8 @@ class Operations:
     """One iteration's kernels and products.
 
     Attributes:
-        seconds: Time of ``products``, ``kernel forward`` and ``kernel backward``.
+        seconds: Time of ``products``, ``kernel forward`` and ``kernel backward``. On a GPU it is
+            the GPU's own: each operation is replayed as a CUDA graph, so no launch counts.
         work: The work of the kernels of each direction.
         calls: Number of kernel calls.
     """
@@ -53,26 +57,47 @@ class _Watch(TorchDispatchMode):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._clock = clock_for(device)
+        self._device = device
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._known: dict[str, float] = {}
         self._work: defaultdict[str, Work] = defaultdict(Work)
         self._calls = 0
 
     def operations(self) -> Operations:
         """Return what was measured."""
-        return Operations(self._clock.read(), dict(self._work), self._calls)
+        return Operations(dict(self._seconds), dict(self._work), self._calls)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         part = _part(func)
         if part is None:
             return func(*args, **(kwargs or {}))
-        self._clock.start()
-        result = func(*args, **(kwargs or {}))
-        self._clock.mark(part)
+        call = partial(func, *args, **(kwargs or {}))
+        began = time.perf_counter()
+        result = call()
+        seconds = time.perf_counter() - began
+        if self._device.type == "cuda":
+            seconds = self._on_device(call, _sizes(func, args, kwargs))
+        self._seconds[part] += seconds
         if part != PRODUCTS:
             self._calls += 1
             tensors = [leaf for leaf in tree_leaves((args, result)) if isinstance(leaf, Tensor)]
             self._work[part] += work_of(func.__name__.split(".")[0], args, tensors)
         return result
+
+    def _on_device(self, call: Callable[[], Any], sizes: str) -> float:
+        """Return the GPU's time of a call; calls of the same sizes take the same."""
+        if sizes not in self._known:
+            self._known[sizes] = device_seconds(call, self._device)
+        return self._known[sizes]
+
+
+def _sizes(func: Any, args: Any, kwargs: Any) -> str:
+    """Return what the time of an operation depends on: not the numbers in its tensors."""
+    leaves = [
+        (tuple(leaf.shape), leaf.stride(), leaf.dtype) if isinstance(leaf, Tensor) else leaf
+        for leaf in tree_leaves((args, kwargs))
+    ]
+    return repr((func.name(), leaves))
 
 
 def _part(func: Any) -> str | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from elman.bench.replays import device_seconds
 from elman.kernels.build import load_library
 from elman.kernels.compiler import find_compiler
 from elman.kernels.threads import kernel_threads
@@ -94,16 +95,11 @@ def _product_rate(device: torch.device) -> float:
 
 def _fastest(call: Callable[[], object], device: torch.device) -> float:
     """Return the seconds of the fastest of several calls, after one uncounted call."""
+    if device.type == "cuda":
+        return device_seconds(call, device)
     found = []
     for _ in range(_REPEATS + 1):
-        _wait(device)
         began = time.perf_counter()
         call()
-        _wait(device)
         found.append(time.perf_counter() - began)
     return min(found[1:])
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +14,15 @@ from torch import Tensor, nn
 from elman.config.run_config import RunConfig
 from elman.data.batches import AnyRunData
 from elman.evaluation.validation import autocast
+from elman.kernels.graphs import Graphs
 from elman.models.build import build_model
 from elman.training.optim.optimizers import TrainingOptimizer
+from elman.training.passes import EagerPass, Mark, unmarked
 from elman.training.stepper import Stepper
 
-Mark = Callable[[str], None]
+FORWARD, BACKWARD, OPTIMISER = "forward", "backward", "optimiser"
+DATA, PASSES = "data", "passes"
+"""Parts of an iteration. A graph of training has both passes: they end together."""
 
 
 class Subject(ABC):
@@ -34,12 +37,14 @@ class Subject(ABC):
         path: Words for what computes a packaged baseline; None for all others.
         level: ``layer``, ``step``, or ``op`` for a recurrence alone.
         parts: Names of the parts of an iteration, in order.
+        replayed: Whether an iteration replays CUDA graphs.
         params: Number of parameters.
         tokens: Predicted bytes, or steps of all rows, in an iteration.
     """
 
     level: str
-    parts: ClassVar[tuple[str, ...]]
+    parts: tuple[str, ...]
+    replayed = False
 
     def __init__(self, name: str, backend: str, device: torch.device) -> None:
         self.name, self.backend, self.device = name, backend, device
@@ -72,7 +77,7 @@ class LayerSubject(Subject):
         level: ``layer``, or ``op`` for a recurrence alone.
     """
 
-    parts = ("forward", "backward", "optimiser")
+    parts = (FORWARD, BACKWARD, OPTIMISER)
 
     def __init__(
         self,
@@ -87,7 +92,9 @@ class LayerSubject(Subject):
         self.level, self._precision = level, precision
         self._layer, self._x_btd = layer, x_btd.detach().requires_grad_()
         trained = [p for p in layer.parameters() if p.requires_grad]
-        self._optimizer = torch.optim.AdamW(trained, lr=1e-6, fused=True)
+        on_gpu = x_btd.is_cuda
+        self._optimizer = torch.optim.AdamW(trained, lr=1e-6, fused=True, capturable=on_gpu)
+        self._replays: list[Callable[[], None]] = []
         self.params = sum(p.numel() for p in layer.parameters())
         self.tokens = x_btd.shape[0] * x_btd.shape[1]
         with torch.no_grad():
@@ -95,16 +102,41 @@ class LayerSubject(Subject):
 
     def iterate(self, mark: Mark) -> None:
         """See :class:`Subject`."""
+        if self.replayed:
+            for part, replay in zip(self.parts, self._replays, strict=True):
+                replay()
+                mark(part)
+            return
         y_btd = self._forward()
-        mark("forward")
+        mark(FORWARD)
         y_btd.backward(self._gradient_btd)
-        mark("backward")
+        mark(BACKWARD)
         self._optimizer.step()
         self._drop_gradients()
-        mark("optimiser")
+        mark(OPTIMISER)
+
+    def record(self, graphs: Graphs) -> None:
+        """Record each part of an iteration, which from now on replays them.
+
+        Args:
+            graphs: Records and replays the work.
+
+        Raises:
+            Exception: a part cannot be recorded.
+        """
+        with graphs.aside():
+            self.iterate(unmarked)  # builds kernels, and makes the optimizer's state
+        made: list[Tensor] = []
+        self._replays = [
+            graphs.record(lambda: made.append(self._forward())),
+            graphs.record(lambda: made[-1].backward(self._gradient_btd)),
+            graphs.record(lambda: self._optimizer.step()),
+        ]
+        self.replayed = True
 
     def loss_and_gradients(self) -> None:
         """See :class:`Subject`."""
+        self._drop_gradients()  # those of a replay lie in its own memory
         self._forward().backward(self._gradient_btd)
         self._drop_gradients()
 
@@ -132,10 +164,13 @@ class StepSubject(Subject):
         data: Its open data.
         backend: As :class:`Subject`.
         device: Where it runs.
+
+    Raises:
+        UserError: ``train.graph`` asks for a CUDA graph, and the step cannot be one.
     """
 
     level = "step"
-    parts = ("data", "forward", "backward", "optimiser")
+    parts: tuple[str, ...] = (DATA, FORWARD, BACKWARD, OPTIMISER)
 
     def __init__(
         self, config: RunConfig, data: AnyRunData, backend: str, device: torch.device
@@ -150,17 +185,23 @@ class StepSubject(Subject):
         )
         optimizer = TrainingOptimizer(config.optim, model, backend)
         self._stepper = Stepper(config, data, model, optimizer, device)
+        self._eager = EagerPass(config, model, optimizer, device)
+        self.replayed = self._stepper.graph
+        if self.replayed:
+            self.parts = (DATA, PASSES, OPTIMISER)
+            self._stepper.discarded()  # records it
         self.params = model.num_params()
         self.tokens = config.train.batch_size * config.train.chunk_size
 
     def iterate(self, mark: Mark) -> None:
         """See :class:`Subject`."""
-        self._stepper.mark = mark
+        names = {BACKWARD: PASSES} if self.replayed else {}
+        self._stepper.mark = lambda part: mark(names.get(part, part))
         self._stepper.take(0.5)
 
     def loss_and_gradients(self) -> None:
         """See :class:`Subject`."""
-        self._stepper.discarded()
+        self._eager.prepare(None)
 
     def weights(self) -> list[Tensor]:
         """See :class:`Subject`."""

@@ -20,6 +20,13 @@ class Graphs(Protocol):
         ...
 
 
+def first_cause(error: BaseException) -> BaseException:
+    """Return the first error of a chain: after a failed capture, ending it fails, too."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
+
+
 class CudaGraphs:
     """CUDA graphs that share one memory pool, so only one of them may run at a time.
 

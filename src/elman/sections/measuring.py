@@ -52,6 +52,8 @@ class BenchConfig(Section):
         ranks: With ``level=step``: also estimate the memory of a step on each of so many GPUs, of
             which each computes ``batch_size`` rows.
         rounds: Number of rounds; each round times everything once, in turn.
+        graph: Replay CUDA graphs, as training does: ``auto`` on a GPU where training does so, too.
+            ``false`` launches one operation at a time, so Python's time counts.
         device: As ``train.device``.
         precision: As ``train.precision``.
     """
@@ -65,6 +67,7 @@ class BenchConfig(Section):
     chunk_size: Count = 256
     ranks: Count = 1
     rounds: Count = 7
+    graph: bool | Literal["auto"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
 

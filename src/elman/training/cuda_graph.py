@@ -18,7 +18,7 @@ from torch import Tensor
 
 from elman.base.errors import UserError, first_line
 from elman.config.run_config import RunConfig
-from elman.kernels.graphs import CudaGraphs, Graphs
+from elman.kernels.graphs import CudaGraphs, Graphs, first_cause
 from elman.models.backends import REFERENCE, best_backend
 from elman.models.cells import registry
 from elman.models.language_model import LanguageModel
@@ -227,7 +227,7 @@ class ReplayedPass:
         try:
             return self._graphs.record(work)
         except Exception as error:  # the eager pass has just worked, so recording is at fault
-            first = _first_cause(error)
+            first = first_cause(error)
             if isinstance(first, torch.OutOfMemoryError) or not isinstance(first, Exception):
                 raise first from None
             self._refuse(f"cannot be captured ({first_line(first)})", error)
@@ -273,10 +273,3 @@ class ReplayedPass:
         raise UserError(
             f"train.graph={asked}: {self._config.model.name} {why}; use train.graph=false"
         ) from cause
-
-
-def _first_cause(error: BaseException) -> BaseException:
-    """Return the first error of a chain: after a failed capture, ending it fails, too."""
-    while error.__context__ is not None:
-        error = error.__context__
-    return error

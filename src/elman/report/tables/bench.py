@@ -14,7 +14,15 @@ from elman.report.tables.sweep import computed_by, wide_console
 from elman.sweeps.row import SweepRow
 
 Row = Mapping[str, Any]
-_PARTS = ("data", "forward", "backward", "optimiser")
+# Titles of the parts of an iteration, in their order.
+_PARTS = {
+    "data": "data",
+    "forward": "forward",
+    "backward": "backward",
+    "passes": "both passes",
+    "optimiser": "optimiser",
+}
+_PASSES = ("forward", "backward", "passes")
 
 
 def print_bench(console: Console, result: Mapping[str, Any], folder: Path) -> None:
@@ -62,8 +70,9 @@ def _times(level: str, rows: Sequence[Row]) -> Table:
     table = _table(
         f"one {level}: milliseconds, medians of {rounds} rounds", ("name", "backend", "params")
     )
-    parts = [part for part in _PARTS if part in rows[0]["seconds"]]
-    for name in (*parts, "all", "range", "times the first", "tok/s"):
+    parts = [part for part in _PARTS if any(part in row["seconds"] for row in rows)]
+    titles = [_PARTS[part] for part in parts]
+    for name in (*titles, "all", "range", "times the first", "tok/s"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         only = "" if row["level"] != "op" else " (recurrence alone)"
@@ -71,7 +80,7 @@ def _times(level: str, rows: Sequence[Row]) -> Table:
             row["name"] + only,
             computed_by(row["backend"], None, row.get("slow_path", False)),
             "" if row["level"] == "op" else f"{row['params']:,}",
-            *(_ms(row["seconds"][part]["median"]) for part in parts),
+            *(_median(row, part) for part in parts),
             _ms(row["total"]["median"]),
             _range(row["total"]),
             _ratio(row["ratio"]),
@@ -105,6 +114,7 @@ def _notes(result: Mapping[str, Any]) -> Iterator[str]:
     yield from result["notes"]
     yield from _packaged(result["rows"])
     yield "products: matrix products; times these: forward and backward time divided by theirs"
+    yield from _replays(result["rows"])
     if any(row["products"] <= 0 for row in result["rows"]):
         yield "products -: torch does not say which of its time they are"
     first = result["rows"][0]
@@ -124,6 +134,16 @@ def _notes(result: Mapping[str, Any]) -> Iterator[str]:
     yield f"floors from what was measured here: {', '.join(measured)}"
 
 
+def _replays(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield what was replayed as CUDA graphs, if anything was; older results do not say it."""
+    if not any(row.get("replayed") for row in rows):
+        return
+    yield "replayed as CUDA graphs, as in training, so no launch by Python counts; kernels, too"
+    others = [f"{row['name']} {row['backend']}" for row in rows if not row.get("replayed")]
+    if others:
+        yield f"launched by Python one operation at a time: {', '.join(dict.fromkeys(others))}"
+
+
 def _packaged(rows: Sequence[Row]) -> Iterator[str]:
     """Yield a line for each packaged baseline with the package that computed it."""
     found = (
@@ -141,16 +161,21 @@ def _table(title: str, names: Sequence[str]) -> Table:
     return table
 
 
+def _median(row: Row, part: str) -> str:
+    found = row["seconds"].get(part)
+    return "-" if found is None else _ms(found["median"])
+
+
 def _kernel(row: Row, direction: str) -> str:
     found = row["kernels"].get(direction)
     if found is None:
         return "-"
-    return f"{_ms(found['seconds'])} ms ({_ms(found['floor'])})"
+    return f"{found['seconds'] * 1e3:,.3f} ms ({found['floor'] * 1e3:,.3f})"
 
 
 def _over_products(row: Row) -> str:
     """Return the ratio of both passes to their matrix products; a dash if torch hides those."""
-    both = sum(row["seconds"][part]["median"] for part in ("forward", "backward"))
+    both = sum(one["median"] for part, one in row["seconds"].items() if part in _PASSES)
     return f"{both / row['products']:.2f}" if row["products"] > 0 else "-"
 
 
