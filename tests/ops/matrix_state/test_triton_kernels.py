@@ -268,7 +268,7 @@ def test_every_cell_that_says_so_has_a_step_and_no_other_cell_does() -> None:
 
 
 def test_tiles_depend_on_the_state_alone() -> None:
-    for n in (5, 16, 24, 64, 96, 128, 200, 256):
+    for n in (5, 16, 24, 48, 64, 72, 96, 100, 128, 200, 256):
         for backward in (False, True):
             for heads in (1, 8):
                 _check_tile(n, tile_of(stacked_plan("delta", heads, n, n), backward=backward))

@@ -155,18 +155,22 @@ class Tile:
         return 2 * self.steps if self.overlapped else self.steps
 
 
-# Rows of a program and steps of a group by padded columns, the fastest on an H200 or an H100. In
-# the backward pass each tile leaves a part of the gradients on columns in memory. With few heads
-# low tiles are faster all the same: more programs fill the GPU. With many heads the parts of low
-# tiles would take as long as the steps. 256 was not timed: it has as many numbers a thread as 128.
-# Going back, larger groups, (2, 8) for 16 and 64, are up to a quarter faster with few heads, and
-# compile for up to a minute. Neither batch nor length is asked.
-_FORWARD = {16: (2, 8), 32: (2, 8), 64: (2, 8), 128: (4, 4), 256: (2, 4)}
+# Rows of a program and steps of a group, the fastest on an H200 or an H100, by columns: a state
+# has those of the smallest number that is not below its own. 48 and 96 stand where a quarter of
+# the padded columns is empty and other tiles are faster. In the backward pass each tile leaves a
+# part of the gradients on columns in memory. With few heads low tiles are faster all the same:
+# more programs fill the GPU. With many heads the parts of low tiles would take as long as the
+# steps. 256 was not timed: it has as many numbers a thread as 128. Going back, larger groups, (2,
+# 8) for 16 and 64, are up to a quarter faster with few heads, and compile for up to a minute.
+# Neither batch nor length is asked.
+_FORWARD = {16: (2, 8), 32: (2, 8), 64: (2, 8), 96: (2, 4), 128: (4, 4), 256: (2, 4)}
 _FORWARD_FULL = _FORWARD | {16: (4, 8)}
 _FORWARD_OF_MANY_HEADS = {16: (16, 8), 32: (16, 4), 64: (8, 2), 128: (8, 4), 256: (2, 4)}
-_BACKWARD = {16: (4, 4), 32: (4, 4), 64: (2, 4), 128: (4, 2), 256: (2, 2)}
+_BACKWARD = {16: (4, 4), 32: (4, 4), 64: (2, 4), 96: (4, 4), 128: (4, 2), 256: (2, 2)}
 _BACKWARD_DELTA = _BACKWARD | {16: (2, 4)}  # the delta rule has no parameters of rows
+_BACKWARD_OF_GATES = _BACKWARD | {96: (4, 2)}
 _BACKWARD_OF_Z = {64: (4, 2)}  # one gradient more on the columns, of which low tiles leave parts
+_BACKWARD_OF_COLUMN = {48: (2, 4)}
 _BACKWARD_OF_MANY_HEADS = {16: (16, 4), 32: (16, 2), 64: (8, 4), 128: (4, 2), 256: (4, 2)}
 _MANY_HEADS = 4
 _PREPARED_VALUES = 64  # columns: values of smaller states are prepared as fast in the loop
@@ -176,6 +180,7 @@ _STEPS = 16
 _LARGE_STEPS = 8  # where the states of a segment would take much memory
 _MOST_OVERLAPPED = 64  # columns: larger states do not leave the registers that it takes
 _MOST_SPREAD = 256  # numbers of a tile: a thread has two rows, and would load a key for each
+_SPREAD_COLUMNS = 64  # more: every thread would load four of each key
 MOST_COLUMNS = max(_FORWARD)
 
 
@@ -187,11 +192,12 @@ def tile_of(plan: Plan, *, backward: bool) -> Tile:
         backward: Which pass.
     """
     columns = max(min(_FORWARD), power_of_two(plan.columns))
-    most, group = _sizes(plan, backward=backward)[columns]
+    sizes = _sizes(plan, backward=backward)
+    most, group = sizes[min(size for size in sizes if size >= plan.columns)]
     rows = min(most, power_of_two(plan.rows))
     tiles = -(-plan.rows // rows)
     steps = _STEPS if columns < MOST_COLUMNS else _LARGE_STEPS
-    spread = rows * columns <= _MOST_SPREAD and tiles > 1
+    spread = rows * columns <= _MOST_SPREAD and columns <= _SPREAD_COLUMNS and tiles > 1
     # With many heads a GPU has other programs to run while one waits.
     overlapped = backward and columns <= _MOST_OVERLAPPED and plan.heads < _MANY_HEADS
     return Tile(rows, columns, tiles, steps, group, _WARPS, spread, overlapped)
@@ -202,8 +208,10 @@ def _sizes(plan: Plan, *, backward: bool) -> dict[int, tuple[int, int]]:
         return _BACKWARD_OF_MANY_HEADS if backward else _FORWARD_OF_MANY_HEADS
     cell = CELLS[plan.cell]
     if backward:
-        found = _BACKWARD_DELTA if cell.reads and cell.decays else _BACKWARD
-        return found | _BACKWARD_OF_Z if "z" in dict(plan.roles) else found
+        found = _BACKWARD_OF_GATES if cell.gates else _BACKWARD
+        found = _BACKWARD_DELTA if cell.reads and cell.decays else found
+        found = found | _BACKWARD_OF_Z if "z" in dict(plan.roles) else found
+        return found | _BACKWARD_OF_COLUMN if cell.column else found
     return _FORWARD_FULL if cell.reads or cell.column else _FORWARD
 
 
