@@ -24,14 +24,17 @@ def pytest_report_header() -> str | None:
 
 
 def pytest_configure() -> None:
-    """Choose Triton's interpreter; let processes that tests start hear Ctrl-C as a terminal's do.
+    """Choose Triton's interpreter; let processes that tests start hear signals as a terminal's do.
 
-    What a script starts in the background ignores SIGINT, and so do its children.
+    What a script starts in the background ignores SIGINT, and what nohup starts ignores SIGHUP; so
+    do their children.
     """
     # Before anything imports triton: its interpreter runs elman's own Triton kernels without a GPU.
     os.environ.setdefault("TRITON_INTERPRET", "1")
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.hookimpl(tryfirst=True)
