@@ -91,10 +91,11 @@ def _preempted_once(folder: Path, config: RunConfig) -> ExitStatus:
         (folder / "waiting").touch()
         while not (interruption or _told_to_go()):
             time.sleep(0.02)
-    _note("end", config)
-    if not interruption:
-        return _end(folder, config, "ok", ExitStatus.OK, resumed=False)
-    return _end(folder, config, "interrupted", ExitStatus.INTERRUPTED)
+        interruption.hold()  # each thread of a launcher that is killed sends its signal
+        _note("end", config)
+        if not interruption:
+            return _end(folder, config, "ok", ExitStatus.OK, resumed=False)
+        return _end(folder, config, "interrupted", ExitStatus.INTERRUPTED)
 
 
 def _told_to_go() -> bool:
