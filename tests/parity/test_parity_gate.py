@@ -16,6 +16,7 @@ from elman.config.compose import compose_config
 from elman.modes.train import run
 from elman.ops.channel import custom_op
 from elman.parity import gate
+from elman.parity.source import package_sources
 from elman.runs.prepared import PreparedRun
 
 pytestmark = pytest.mark.compiler
@@ -136,6 +137,31 @@ def test_what_a_proof_does_not_cover_is_checked_anew(
     else:
         train(change, folder="second")
     assert checks == ["fp32", "fp32 bf16" if "bf16" in change else "fp32"]
+
+
+def test_the_package_of_a_cell_from_outside_is_part_of_what_was_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, text in (("one", "first"), ("two", "second"), ("three", "first")):
+        folder = tmp_path / f"brings_{name}" / "cells"
+        folder.mkdir(parents=True)
+        (folder / "kernel.cuh").write_text(f"// {text}")
+        (tmp_path / f"brings_{name}" / "__init__.py").touch()
+    (tmp_path / "brings_alone.py").write_text("# one file")
+    one, two, three = (
+        package_sources(f"brings_{name}.cells.layer:Layer") for name in ("one", "two", "three")
+    )
+    assert one == three != two
+    assert None not in (two, package_sources("brings_alone:Layer"))
+    assert package_sources("elman.models.cells.channel.e61_layer:E61") is None
+
+
+def test_a_kernel_changed_in_another_package_is_checked_anew(train, checks, monkeypatch) -> None:
+    for found in ("one", "one", "another", None):
+        monkeypatch.setattr(gate, "package_sources", lambda layer, found=found: found)
+        train(folder=f"run {len(checks)} {found} {time.monotonic_ns()}")
+    assert len(checks) == 3
 
 
 @pytest.mark.parametrize("change", ["model.dim=256", "train.steps=2", "model.depth=2"])

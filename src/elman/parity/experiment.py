@@ -73,8 +73,8 @@ class Experiment:
             # torch.manual_seed would also seed the GPUs' generators, which are not used here.
             torch.default_generator.manual_seed(seed)
             self.layer = _layer(cell, shape).to(device)
-            if device != "cpu":
-                _set_backend(self.layer, cell.backends[0])
+            # Not by a kernel: it is yet to be checked, or even to be compiled.
+            _set_backend(self.layer, cell.backends[0])
             self.x_btd = _input(shape).to(device)
             past_btd = _rounded(torch.randn(shape.batch, _HISTORY, shape.dim).double()).to(device)
             self.resets_bt = _resets(shape, device) if shape.resets else None

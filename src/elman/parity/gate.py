@@ -25,7 +25,7 @@ from elman.parity.experiment import Run
 from elman.parity.proof import prove_as_trained, prove_norms, prove_runs
 from elman.parity.record import write_parity
 from elman.parity.shapes import TrainedSizes
-from elman.parity.source import proof_conditions
+from elman.parity.source import package_sources, proof_conditions
 from elman.sections.model import ModelConfig
 
 SEED = 42
@@ -151,11 +151,13 @@ def require_norm_parity(
 def _conditions(
     config: ModelConfig, backend: str, device: str, precisions: Sequence[str]
 ) -> dict[str, Any]:
-    return {
+    cell = registry.cell(config.cell)
+    package = package_sources(cell.layer)
+    return ({} if package is None else {"package": package}) | {
         "cell": config.cell,
         "options": dict(sorted(config.options.items())),
         "backend": backend,
-        "path": computation_path(registry.cell(config.cell), backend),
+        "path": computation_path(cell, backend),
         "device": device,
         "precisions": list(precisions),
         "conditions": proof_conditions(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from functools import cache
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -30,6 +31,28 @@ def all_sources() -> str:
     hashes = (
         files_hash(base, (path for path in folder.rglob("*") if path.suffix in _SUFFIXES))
         for base, folder in folders
+    )
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()[:16]
+
+
+@cache
+def package_sources(layer: str) -> str | None:
+    """Return a hash of the package that brings a cell; None if this one does.
+
+    Args:
+        layer: As in the cell's declaration, ``module:Class``.
+    """
+    package = layer.partition(":")[0].partition(".")[0]
+    found = find_spec(package)
+    if package == "elman" or found is None:
+        return None
+    if found.submodule_search_locations is None:  # a single file
+        paths = [Path(str(found.origin))]
+        return files_hash(paths[0].parent, paths)[:16]
+    folders = [Path(folder) for folder in found.submodule_search_locations]
+    hashes = (
+        files_hash(folder, (path for path in folder.rglob("*") if path.suffix in _SUFFIXES))
+        for folder in folders
     )
     return hashlib.sha256("".join(hashes).encode()).hexdigest()[:16]
 
