@@ -11,10 +11,10 @@ from typing import Literal
 
 import torch
 
-from elman.base.errors import UserError, first_line
+from elman.base.errors import UserError
 from elman.bench.clock import clock_for
 from elman.bench.subjects import LayerSubject
-from elman.kernels.graphs import CudaGraphs, first_cause
+from elman.kernels.graphs import CudaGraphs, why_not_captured
 from elman.models.backends import on_slow_path
 
 Asked = bool | Literal["auto"]
@@ -74,10 +74,7 @@ def _problem(subject: LayerSubject, device: torch.device) -> str:
     try:
         subject.record(CudaGraphs(device))
     except Exception as error:
-        first = first_cause(error)
-        if isinstance(first, torch.OutOfMemoryError) or not isinstance(first, Exception):
-            raise first from None
-        return first_line(first)
+        return why_not_captured(error)
     return ""
 
 

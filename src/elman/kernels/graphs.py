@@ -8,6 +8,8 @@ from typing import Protocol
 
 import torch
 
+from elman.base.errors import first_line
+
 
 class Graphs(Protocol):
     """Records work on the device, to replay it on the same tensors."""
@@ -20,11 +22,19 @@ class Graphs(Protocol):
         ...
 
 
-def first_cause(error: BaseException) -> BaseException:
-    """Return the first error of a chain: after a failed capture, ending it fails, too."""
+def why_not_captured(error: BaseException) -> str:
+    """Return in one line why a capture failed.
+
+    That is the first error of a chain: after a failed capture, ending it fails, too.
+
+    Raises:
+        BaseException: that error, where it is no fault of the capture: memory is short, or Ctrl-C.
+    """
     while error.__context__ is not None:
         error = error.__context__
-    return error
+    if isinstance(error, torch.OutOfMemoryError) or not isinstance(error, Exception):
+        raise error from None
+    return first_line(error)
 
 
 class CudaGraphs:

@@ -16,9 +16,9 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from elman.base.errors import UserError, first_line
+from elman.base.errors import UserError
 from elman.config.run_config import RunConfig
-from elman.kernels.graphs import CudaGraphs, Graphs, first_cause
+from elman.kernels.graphs import CudaGraphs, Graphs, why_not_captured
 from elman.models.backends import REFERENCE, best_backend
 from elman.models.cells import registry
 from elman.models.language_model import LanguageModel
@@ -227,10 +227,7 @@ class ReplayedPass:
         try:
             return self._graphs.record(work)
         except Exception as error:  # the eager pass has just worked, so recording is at fault
-            first = first_cause(error)
-            if isinstance(first, torch.OutOfMemoryError) or not isinstance(first, Exception):
-                raise first from None
-            self._refuse(f"cannot be captured ({first_line(first)})", error)
+            self._refuse(f"cannot be captured ({why_not_captured(error)})", error)
 
     def _replay(self, kind: _Kind) -> Tensor:
         recorded = self._recorded[kind]
