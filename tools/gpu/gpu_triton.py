@@ -50,7 +50,7 @@ from elman.ops.matrix_state import custom_op, op
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.matrix_state.stacked import DELTA, E70, stacked_plan
 from elman.ops.matrix_state.triton import launch
-from elman.ops.matrix_state.triton.spec import tile_of
+from elman.ops.matrix_state.triton.spec import folds_of, tile_of
 
 BATCH, TIME = 32, 512
 ROUNDS, WARMUP = 7, 2
@@ -77,8 +77,8 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
 TILED = ("E70", "E72", "E88")
 TIMED = ("E70", "E71", "E72", "E73 column", "E73cp", "E88")
 HEADS = {16: 32, 32: 16, 64: 8, 128: 4, 256: 2}  # of E88; the others have one
-# Rows of a program of one warp, steps of a group, and whether keys are spread over its threads.
-TILES = tuple(itertools.product((1, 2, 4, 8, 16), (2, 4, 8), (False, True)))
+# Rows of a program of one warp, steps of a group, and how a key comes to its threads.
+TILES = tuple(itertools.product((1, 2, 4, 8, 16), (2, 4, 8), ("exchanged", "spread", "folded")))
 MOST_NUMBERS = 64  # of the states of a group, in a thread: more do not fit into its registers
 Leaves = dict[str, Tensor]
 Report = Callable[[dict[str, Any]], None]
@@ -330,13 +330,16 @@ def time_tiles(cells: Iterable[str], sizes: Iterable[int], report: Report) -> No
     """Time cells with every tile that a program of one warp can have, each pass by itself."""
     for name, n, direction in itertools.product(cells, sizes, ("forward", "backward")):
         plan = timed_plan(name, n)
-        for rows, group, spread in TILES:
+        for rows, group, keys in TILES:
             if rows > n or not 1 <= rows * n // 32 <= MOST_NUMBERS // group:
                 continue
+            backward = direction == "backward"
+            if keys == "folded" and (backward or folds_of(rows, plan.columns) == 1):
+                continue
             row = {"what": "tile", "cell": name, "n": n, "rows": rows, "group": group}
-            row |= {"spread": spread, "pass": direction}
+            row |= {"keys": keys, "pass": direction}
             try:
-                with tiles(rows, group, spread, backward=direction == "backward"):
+                with tiles(rows, group, keys, backward=backward):
                     made = {direction: passes(plan, "triton")[direction]}
                 report(row | {"us_a_step": in_turn(made)[direction]})
             except Exception as error:
@@ -344,15 +347,17 @@ def time_tiles(cells: Iterable[str], sizes: Iterable[int], report: Report) -> No
 
 
 @contextmanager
-def tiles(rows: int, group: int, spread: bool, *, backward: bool) -> Iterator[None]:
-    """Let programs of a pass hold so many rows, and load so many steps together."""
+def tiles(rows: int, group: int, keys: str, *, backward: bool) -> Iterator[None]:
+    """Let programs of a pass hold so many rows, load so many steps together, and take keys so."""
 
     def chosen(plan: Plan, *, backward: bool) -> Any:
         found = tile_of(plan, backward=backward)
         if backward != wanted:
             return found
         tiles = -(-plan.rows // rows)
-        return replace(found, rows=rows, row_tiles=tiles, group=group, spread=spread)
+        folds = folds_of(rows, plan.columns) if keys == "folded" else 1
+        held = replace(found, rows=rows, row_tiles=tiles, group=group)
+        return replace(held, spread=keys != "exchanged", folds=folds)
 
     wanted = backward
     vars(launch)["tile_of"] = chosen

@@ -112,6 +112,17 @@ def test_fewer_rows_of_a_tile_than_steps_of_a_group(
     assert not wrong(everything(plan, given, "triton"), right(plan, given), TOLERANCE[FP32])
 
 
+FOLDED = ("e70-linear-n20", "e72-n24", "e73-column-n16", "e73cp-column-n20", "e88-everything")
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_columns_folded_into_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tiles(monkeypatch, rows=8, folds=4)
+    plan = plan_of(name)
+    given = drawn(plan, 2, 5, FP32, first=True)
+    assert not wrong(everything(plan, given, "triton"), right(plan, given), TOLERANCE[FP32])
+
+
 def test_reads_are_kept_with_few_heads_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = {}
     for name in ("e88-n16", "e88-many-heads", "e70-n16"):
@@ -513,6 +524,18 @@ FAULTS = {
         "        if tl.program_id(1) == which:\n            _sum_parts_of(",
         "        if (tl.program_id(1) == 0) & (which == 0):\n            _sum_parts_of(",
     ),
+    "the first part of folded columns alone": (
+        "e72-n24",
+        "forward",
+        "        row_rn, column_rn = at.row_r[None, :, None], at.column_n\n",
+        "        row_rn, column_rn = at.row_r[None, :, None], at.column_n % at.column_n.shape[2]\n",
+    ),
+    "a sum over some of folded columns": (
+        "e72-n24",
+        "forward",
+        "        x_rn = tl.sum(x_rn, 0)  # inside each thread: none waits for another\n",
+        "        x_rn = tl.sum(tl.where(tl.arange(0, 4)[:, None, None] > 0, x_rn, 0.0), 0)\n",
+    ),
     "a quotient of exponentials for tanh": (
         "saturated",
         "maths",
@@ -534,6 +557,7 @@ def test_a_planted_fault_is_found(
         rows=2 if "parts of" in fault or "shares" in fault else 16 if "row tile" in fault else None,
         steps=6 if steps == 7 else STEPS,
         overlapped=module != "backward",
+        folds=4 if "folded" in fault else 1,
     )
     given = drawn(plan, 1, steps, FP32, first=True)
     if name == "saturated":

@@ -75,18 +75,23 @@ def use_tiles(
     steps: int = STEPS,
     group: int = GROUP,
     overlapped: bool = True,
+    folds: int = 1,
 ) -> None:
     """Let programs hold so many rows of a state, and checkpoints stand so many steps apart.
 
     Without ``rows``, a program holds all of them: the interpreter takes as long for few. The
-    backward pass does two segments at once if ``overlapped``.
+    backward pass does two segments at once if ``overlapped``. The forward pass has the columns in
+    so many parts.
     """
 
     def tiny(plan: Plan, *, backward: bool) -> Any:
         held = rows if rows is not None else 1 << (plan.rows - 1).bit_length()
         found = replace(tile_of(plan, backward=backward), steps=steps, group=group)
         tiles = -(-plan.rows // held)
-        return replace(found, rows=held, row_tiles=tiles, overlapped=backward and overlapped)
+        found = replace(found, rows=held, row_tiles=tiles, overlapped=backward and overlapped)
+        if backward or folds == 1:
+            return replace(found, folds=1)
+        return replace(found, spread=True, folds=folds)
 
     monkeypatch.setattr(launch, "tile_of", tiny)
     launch._tile.cache_clear()

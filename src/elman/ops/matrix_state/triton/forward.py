@@ -2,7 +2,8 @@
 
 docs/triton.md reads it line by line.
 
-Shape legend: r rows of a tile, n columns of the state, both padded to powers of two.
+Shape legend: r rows of a tile, n columns of the state, both padded to powers of two. Where a tile is
+folded, _rn and _n have three axes: parts of the columns, rows, columns of a part.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from elman.ops.matrix_state.triton.places import fetch, inside_tile, opened, pla
 @triton.jit
 def state_at(pointer, number, at, spec: tl.constexpr):
     """Return where the tile of state ``number`` stands in a tensor of states, and what is in it."""
-    row_rn, column_rn = at.row_r[:, None], at.column_n[None, :]
+    if len(at.column_n.shape) == 1:
+        row_rn, column_rn = at.row_r[:, None], at.column_n[None, :]
+    else:
+        row_rn, column_rn = at.row_r[None, :, None], at.column_n
     first = number * (spec.rows * spec.columns)
     inside_rn = (row_rn < spec.rows) & (column_rn < spec.columns)
     return pointer + first + row_rn * spec.columns + column_rn, inside_rn
@@ -45,6 +49,23 @@ def store_state(pointer, number, at, state_rn, wanted, spec: tl.constexpr):
 
 
 @triton.jit
+def sum_of_columns(x_rn):
+    """Return the sum over the columns of a tile, folded or not: a number for each row."""
+    if len(x_rn.shape) == 3:
+        x_rn = tl.sum(x_rn, 0)  # inside each thread: none waits for another
+    return tl.sum(x_rn, 1)
+
+
+@triton.jit
+def beside_columns(number_r, state_rn):
+    """Return numbers of rows in a shape that multiplies the columns of a state, folded or not."""
+    if len(state_rn.shape) == 3:
+        return number_r[None, :, None]
+    else:
+        return number_r[:, None]
+
+
+@triton.jit
 def begun(state_rn, resets, at, t, steps):
     """Return the state that step t starts from: zeros where a document begins."""
     if resets is not None:
@@ -62,7 +83,7 @@ def read_of(state_rn, x, raw, spec: tl.constexpr):
     if spec.kept_reads:
         return raw.kept_read_r
     elif spec.reads:
-        return tl.sum(state_rn * x.key_n, 1)
+        return sum_of_columns(state_rn * x.key_n)
     else:
         return x.v_r * 0.0
 
@@ -76,10 +97,10 @@ def seen(x, raw, held, r_r):
 @triton.jit
 def advance(state_rn, c_r, w_r, x, spec: tl.constexpr):
     """Return the next state."""
-    factor_rn = c_r[:, None]
+    factor_rn, weight_rn = beside_columns(c_r, state_rn), beside_columns(w_r, state_rn)
     if spec.column:
         factor_rn = factor_rn * x.z_n
-    state_rn = factor_rn * state_rn + w_r[:, None] * x.k_n
+    state_rn = factor_rn * state_rn + weight_rn * x.k_n
     if spec.tanh:
         state_rn = tanh(state_rn, spec.fast)
     return state_rn
@@ -174,7 +195,7 @@ def matrix_forward(
             r_r = read_of(state_rn, x, raw, spec)
             c_r, w_r = cell(seen(x, raw, held, r_r), spec)
             state_rn = advance(state_rn, c_r, w_r, x, spec)
-            y_r = output_of(tl.sum(state_rn * x.q_n, 1), x, raw, held, spec)
+            y_r = output_of(sum_of_columns(state_rn * x.q_n), x, raw, held, spec)
             further, inside_r = ahead * (spec.heads * spec.rows), inside.row_r & (t < steps)
             store_output(outs_r + further, y_r, inside_r)
             if reads is not None:

@@ -58,7 +58,7 @@ class Place(NamedTuple):
         head: Head.
         tile: Row tile of the head.
         row_r: Rows.
-        column_n: Columns.
+        column_n: Columns, as :func:`neighbours` returns them.
     """
 
     batch: Any
@@ -88,8 +88,16 @@ def neighbours(tile: tl.constexpr):
 
     A thread then has four columns of a state in every dtype, where it would have eight in 16 bits,
     and a state has one layout everywhere.
+
+    Returns:
+        Numbers [columns], or where the tile is folded [folds, 1, columns / folds].
     """
-    return tl.max_contiguous(tl.arange(0, tile.columns), 4)
+    if tile.folds == 1:
+        return tl.max_contiguous(tl.arange(0, tile.columns), 4)
+    else:
+        width: tl.constexpr = tile.columns // tile.folds
+        first_f11 = tl.arange(0, tile.folds)[:, None, None] * width
+        return tl.max_contiguous(first_f11 + tl.arange(0, width)[None, None, :], [1, 1, 4])
 
 
 @triton.jit
@@ -114,13 +122,15 @@ def wide(t, at):
 
 @triton.jit
 def on_columns(number_n, tile: tl.constexpr):
-    """Return numbers on the columns as they are loaded: [columns], or spread [rows, columns].
+    """Return numbers on the columns as they are loaded: [columns], or spread as a state is.
 
     Spread, every thread loads what its part of the state needs, and none asks another for it.
     """
-    if tile.spread:
-        shape: tl.constexpr = [tile.rows, tile.columns]
-        return tl.broadcast_to(number_n[None, :], shape)
+    if tile.folds > 1:
+        shape: tl.constexpr = [tile.folds, tile.rows, tile.columns // tile.folds]
+        return tl.broadcast_to(number_n, shape)
+    elif tile.spread:
+        return tl.broadcast_to(number_n[None, :], [tile.rows, tile.columns])
     else:
         return number_n
 

@@ -138,6 +138,8 @@ class Tile:
         spread: Whether every thread loads itself what its part of the state needs of a key.
         overlapped: Whether the backward pass computes the states of a segment again while it walks
             back over the segment after it.
+        folds: Parts that the columns are folded into: the tile is [folds, rows, columns / folds].
+            A thread of a wide tile then has columns of one row, and not of several.
     """
 
     rows: int
@@ -148,6 +150,7 @@ class Tile:
     warps: int
     spread: bool = False
     overlapped: bool = False
+    folds: int = 1
 
     @property
     def kept_steps(self) -> int:
@@ -164,8 +167,10 @@ class Tile:
 # 8) for 16 and 64, are up to a quarter faster with few heads, and compile for up to a minute.
 # Neither batch nor length is asked.
 _FORWARD = {16: (2, 8), 32: (2, 8), 64: (2, 8), 96: (2, 4), 128: (4, 4), 256: (2, 4)}
-_FORWARD_FULL = _FORWARD | {16: (4, 8)}
-_FORWARD_OF_MANY_HEADS = {16: (16, 8), 32: (16, 4), 64: (8, 2), 128: (8, 4), 256: (2, 4)}
+_FORWARD_OF_COLUMN = _FORWARD | {16: (4, 8), 24: (4, 8)}
+_FORWARD_OF_READS = _FORWARD | {16: (4, 8), 32: (4, 8)}
+_FORWARD_FOLDED = _FORWARD_OF_READS | {96: (4, 4), 128: (4, 2)}  # (4, 4) would spill at 128
+_FORWARD_OF_MANY_HEADS = {16: (16, 8), 32: (16, 2), 64: (8, 2), 128: (4, 2), 256: (2, 4)}
 _BACKWARD = {16: (4, 4), 32: (4, 4), 64: (2, 4), 96: (4, 4), 128: (4, 2), 256: (2, 2)}
 _BACKWARD_DELTA = _BACKWARD | {16: (2, 4)}  # the delta rule has no parameters of rows
 _BACKWARD_OF_GATES = _BACKWARD | {96: (4, 2)}
@@ -180,7 +185,9 @@ _STEPS = 16
 _LARGE_STEPS = 8  # where the states of a segment would take much memory
 _MOST_OVERLAPPED = 64  # columns: larger states do not leave the registers that it takes
 _MOST_SPREAD = 256  # numbers of a tile: a thread has two rows, and would load a key for each
+_NUMBERS_OF_A_LOAD = 128  # of a warp: four in each thread
 _SPREAD_COLUMNS = 64  # more: every thread would load four of each key
+_FOLDED_COLUMNS = range(17, 129)  # of E88 with 16 columns a program has whole heads
 MOST_COLUMNS = max(_FORWARD)
 
 
@@ -197,10 +204,22 @@ def tile_of(plan: Plan, *, backward: bool) -> Tile:
     rows = min(most, power_of_two(plan.rows))
     tiles = -(-plan.rows // rows)
     steps = _STEPS if columns < MOST_COLUMNS else _LARGE_STEPS
-    spread = rows * columns <= _MOST_SPREAD and columns <= _SPREAD_COLUMNS and tiles > 1
+    folded = not backward and tiles > 1 and _folds(plan) and plan.columns in _FOLDED_COLUMNS
+    folds = folds_of(rows, columns) if folded else 1
+    small = rows * columns <= _MOST_SPREAD and columns <= _SPREAD_COLUMNS
+    spread = folds > 1 or (small and tiles > 1)
     # With many heads a GPU has other programs to run while one waits.
     overlapped = backward and columns <= _MOST_OVERLAPPED and plan.heads < _MANY_HEADS
-    return Tile(rows, columns, tiles, steps, group, _WARPS, spread, overlapped)
+    return Tile(rows, columns, tiles, steps, group, _WARPS, spread, overlapped, folds)
+
+
+def _folds(plan: Plan) -> bool:
+    """Return whether a cell gains from folded columns: where steps wait for a sum over them.
+
+    With z, a thread would have three vectors in registers. Those that do not read the state gain
+    nothing.
+    """
+    return CELLS[plan.cell].reads and "z" not in dict(plan.roles)
 
 
 def _sizes(plan: Plan, *, backward: bool) -> dict[int, tuple[int, int]]:
@@ -212,7 +231,9 @@ def _sizes(plan: Plan, *, backward: bool) -> dict[int, tuple[int, int]]:
         found = _BACKWARD_DELTA if cell.reads and cell.decays else found
         found = found | _BACKWARD_OF_Z if "z" in dict(plan.roles) else found
         return found | _BACKWARD_OF_COLUMN if cell.column else found
-    return _FORWARD_FULL if cell.reads or cell.column else _FORWARD
+    if cell.reads:
+        return _FORWARD_FOLDED if _folds(plan) else _FORWARD_OF_READS
+    return _FORWARD_OF_COLUMN if cell.column else _FORWARD
 
 
 def reads_are_kept(plan: Plan) -> bool:
@@ -244,6 +265,11 @@ def prepared_of(plan: Plan, tile: Tile, *, backward: bool) -> tuple[str, ...]:
         ("decay", plan.decay in ("sigmoid", "mamba")),
     ]
     return tuple(name for name, wanted in found if wanted)
+
+
+def folds_of(rows: int, columns: int) -> int:
+    """Return into how many parts the columns of a tile are folded, so that a thread has one row."""
+    return max(1, rows * power_of_two(columns) // _NUMBERS_OF_A_LOAD)
 
 
 def power_of_two(number: int) -> int:
