@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -187,6 +188,20 @@ def test_a_text_is_continued_by_the_command(train, tmp_path: Path, capsys) -> No
     going_on = [*given[:2], f"generate.state={file}", "generate.max_bytes=30"]
     generate_mode.run(PreparedRun(compose_config(going_on)))
     assert first.removesuffix("\n") + capsys.readouterr().out == whole
+
+
+def test_what_a_kernel_says_stands_before_the_prompt(train, capsys, monkeypatch) -> None:
+    def compiling(self: Writer, count: int) -> Iterator[list[bytes]]:
+        print("compiling")
+        yield from write(self, count)
+
+    write = Writer.write
+    monkeypatch.setattr(Writer, "write", compiling)
+    given = ["mode=generate", f"generate.checkpoint={train('train.steps=2').folder}"]
+    for count in (1, 3):
+        wanted = [*given, "generate.prompt='def '", f"generate.max_bytes={count}"]
+        generate_mode.run(PreparedRun(compose_config(wanted)))
+        assert capsys.readouterr().out.startswith("compiling\ndef ")
 
 
 @pytest.mark.parametrize(

@@ -488,7 +488,7 @@ def test_a_run_on_a_cpu_is_marked(model, tmp_path, text_file) -> None:
     ("module", "line"),
     [
         (parity_mode, "checking mamba2 (soon): 0 of 7 ..."),
-        (benchmark, "timing 1 layers, 1 rounds; soon ..."),
+        (benchmark, "timing one layer, rounds: 1; soon ..."),
         (train_description, "soon; it is not counted"),
     ],
     ids=["parity", "bench", "train"],

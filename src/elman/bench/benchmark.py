@@ -65,7 +65,8 @@ def run_benchmark(
             else:
                 subjects, missing = step_subjects(config, chosen, device, stack)
             notes += missing
-            say(f"timing {len(subjects)} {level}s, {settings.rounds} rounds{_first(subjects)}")
+            timed = f"one {level}" if len(subjects) == 1 else f"{len(subjects)} {level}s"
+            say(f"timing {timed}, rounds: {settings.rounds}{_first(subjects)}")
             rows += _rows(subjects, settings.rounds, rates, progress)
             if level == "step":
                 notes += _rank_notes(config, chosen, rows[-len(subjects) :])

@@ -120,19 +120,18 @@ def _identity(checkpoint: Checkpoint) -> str:
 
 def _stream(writer: Writer, settings: GenerateConfig) -> str:
     """Print one text as it is generated, and return its speed in words."""
-    if settings.state is None or settings.prompt:
-        assert isinstance(settings.prompt, str) or len(settings.prompt) == 1
-        sys.stdout.write(
-            settings.prompt if isinstance(settings.prompt, str) else settings.prompt[0]
-        )
+    assert isinstance(settings.prompt, str) or len(settings.prompt) == 1
+    prompt = settings.prompt if isinstance(settings.prompt, str) else settings.prompt[0]
+    unsaid = prompt  # until the first byte: kernels that compile say so on lines of their own
     # Bytes arrive in pieces; a character of several bytes arrives only when it is whole.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     clock = _Clock()
     for (piece,) in writer.write(settings.max_bytes):
         clock.count(len(piece))
-        sys.stdout.write(_shown(decoder.decode(piece)))
+        sys.stdout.write(unsaid + _shown(decoder.decode(piece)))
         sys.stdout.flush()
-    sys.stdout.write(_shown(decoder.decode(b"", final=True)) + "\n")
+        unsaid = ""
+    sys.stdout.write(unsaid + _shown(decoder.decode(b"", final=True)) + "\n")
     sys.stdout.flush()
     return clock.said(writer, 1)
 

@@ -2,8 +2,8 @@
 
 docs/triton.md reads it line by line.
 
-Shape legend: r rows of a tile, n columns of the state, both padded to powers of two. Where a tile is
-folded, _rn and _n have three axes: parts of the columns, rows, columns of a part.
+Shape legend: r rows of a tile, n columns of the state, both padded to powers of two. Where a tile
+is folded, _rn and _n have three axes: parts of the columns, rows, columns of a part.
 """
 
 from __future__ import annotations
