@@ -81,3 +81,6 @@ class Tapes:
             work()
         tape.wipe()
         return tape.replay
+
+    def release(self) -> None:
+        pass

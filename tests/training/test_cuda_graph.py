@@ -32,6 +32,8 @@ from elman.models.language_model import LanguageModel
 from elman.modes import train as train_mode
 from elman.training import cuda_graph, stepper
 from elman.training import trainer as trainer_module
+from elman.training.checkpoints.store import Checkpoint, find_checkpoint
+from elman.training.held_out import HeldOut
 from elman.training.optim.optimizers import TrainingOptimizer
 from elman.training.stepper import Stepper
 from tests.training.tapes import NOT_PERMITTED, Tapes
@@ -363,6 +365,122 @@ def test_memory_that_runs_out_in_a_capture_is_no_mistake(
     run = train("train.graph=true")
     assert run.status == ExitStatus.OUT_OF_MEMORY
     assert "Tried to allocate 9 GiB" in run.result["error"]
+
+
+# ---- too little memory for what is done between two steps
+
+VALIDATING = ("train.steps=9", "train.val_every=3", "train.tbptt=true", "train.grad_accum=2")
+
+
+class Crowded:
+    """Lets validation run out of memory beside a recorded pass, or in any case."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, always: bool = False) -> None:
+        self.refused = 0
+        score, kept = HeldOut.score, list[Stepper]()
+        discarded = Stepper.discarded
+
+        def recorded(one: Stepper) -> None:
+            kept.append(one)
+            discarded(one)
+
+        def crowded(held_out: HeldOut, *given: Any, **named: Any) -> Any:
+            passed = kept[-1]._pass
+            assert isinstance(passed, cuda_graph.ReplayedPass)
+            if always or passed._recorded:
+                self.refused += 1
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+            return score(held_out, *given, **named)
+
+        monkeypatch.setattr(Stepper, "discarded", recorded)
+        monkeypatch.setattr(HeldOut, "score", crowded)
+
+
+@pytest.mark.parametrize("optim", ["adamw", "schedulefree", "muon"])
+def test_a_step_makes_room_for_validation_and_is_recorded_again(
+    train, optim: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    chosen = (*VALIDATING, f"optim={optim}", "model.dropout=0.3")
+    roomy = train(*chosen, "train.graph=true", folder="roomy")
+    capfd.readouterr()
+    crowded = Crowded(monkeypatch)
+    found = train(*chosen, "train.graph=true", folder="crowded")
+    assert crowded.refused == 2  # after 3 and 6 steps; after 9 the step has gone
+    assert capfd.readouterr().err.count("validating did not fit into memory") == 1
+    assert found.status == ExitStatus.OK
+    assert same(roomy, found)
+    assert found.records("val") == roomy.records("val")
+    assert found.result["reload_difference_bpb"] == roomy.result["reload_difference_bpb"]
+
+
+def test_a_validation_that_never_fits_loses_no_step(train, monkeypatch: pytest.MonkeyPatch) -> None:
+    crowded = Crowded(monkeypatch, always=True)
+    found = train(*VALIDATING, "train.graph=true")
+    assert (found.status, crowded.refused) == (ExitStatus.OUT_OF_MEMORY, 2)
+    assert "validating does not fit into memory beside weights" in found.result["error"]
+    assert "smaller train.batch_size" in found.result["error"]
+    assert "a step of" not in found.result["error"]
+    assert find_checkpoint(str(found.folder)).step == 3
+
+
+def test_a_saved_model_is_not_compared_where_two_do_not_fit(
+    train, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def short(one: Any, *given: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+
+    monkeypatch.setattr(Checkpoint, "load_weights", short)
+    found = train("train.graph=true")
+    assert found.status == ExitStatus.OK
+    assert found.result["val_bpb"] > 0
+    assert found.result["reload_difference_bpb"] is None
+    assert "the saved weights were not checked" in capfd.readouterr().err
+
+
+def test_a_copy_that_does_not_fit_is_saved_with_more_room(
+    train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state_dict, refused = Stepper.state_dict, list[int]()
+
+    def crowded(one: Stepper) -> dict[str, Any]:
+        if not one.released and not refused:
+            refused.append(one.step)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+        return state_dict(one)
+
+    roomy = train(
+        "train.steps=9",
+        "train.save_every=4",
+        "train.val_every=null",
+        "train.graph=true",
+        folder="roomy",
+    )
+    monkeypatch.setattr(Stepper, "state_dict", crowded)
+    found = train(
+        "train.steps=9",
+        "train.save_every=4",
+        "train.val_every=null",
+        "train.graph=true",
+        folder="crowded",
+    )
+    assert refused == [4]
+    assert found.status == ExitStatus.OK
+    assert same(roomy, found)
+
+
+@pytest.mark.parametrize("blocked", [False, True])
+def test_recording_an_update_again_keeps_whether_steps_are_blocked(
+    small: RunConfig, blocked: bool
+) -> None:
+    optim = compose_config(["optim=schedulefree"]).optim
+    config = changed(small, "train", graph=True).model_copy(update={"optim": optim})
+    with started(config) as made:
+        made.discarded()
+        made._blocked.fill_(blocked)
+        made.make_room()
+        made.discarded()
+        assert bool(made._blocked) is blocked
+        assert made._replayed is not None
 
 
 # ---- what is asked of PyTorch

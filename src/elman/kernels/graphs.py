@@ -21,6 +21,9 @@ class Graphs(Protocol):
         """Record ``work`` (recording may not run it); return a function that replays it."""
         ...
 
+    def release(self) -> None:
+        """Let go of the memory of recordings that nobody holds any more."""
+
 
 def why_not_captured(error: BaseException) -> str:
     """Return in one line why a capture failed.
@@ -63,3 +66,7 @@ class CudaGraphs:
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             work()
         return graph.replay
+
+    def release(self) -> None:
+        """See :class:`Graphs`; the next recording has a pool of its own."""
+        self._pool = torch.cuda.graph_pool_handle()

@@ -57,6 +57,7 @@ from elman.training.display import Display
 from elman.training.memory.advice import memory_advice
 from elman.training.memory.estimate import available_memory, estimate_memory
 from elman.training.recorder import RESULT, NoRecorder, Recorder, write_result
+from elman.training.room import NoRoomError
 from elman.training.trainer import Trainer
 
 _log = logging.getLogger("elman.train")
@@ -316,6 +317,9 @@ class _Session:
         return memory_advice(self._config, self._as_run, available, self._findings.estimate)
 
     def _out_of_memory(self, error: Exception) -> RunStatus:
+        if isinstance(error, NoRoomError):
+            self._error = str(error)
+            return RunStatus.OOM
         self._error = f"{first_line(error)}; {self._advice(available_memory(self._device))}"
         return RunStatus.OOM
 

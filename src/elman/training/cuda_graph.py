@@ -159,6 +159,11 @@ class ReplayedPass:
             kind = kind._replace(fresh=False)
         return self._replay(kind), self._states
 
+    def release(self) -> None:
+        """See :class:`~.passes.TrainingPass`: drops the graphs."""
+        self._recorded.clear()
+        self._graphs.release()
+
     def record_update(self, update: Update, blocked: Tensor) -> Update:
         """Record what follows the last micro-batch of a step, after :meth:`prepare`.
 
@@ -173,13 +178,13 @@ class ReplayedPass:
         Raises:
             UserError: it cannot be recorded.
         """
-        losses_k = torch.zeros(1, device=self._device)
+        losses_k, before = torch.zeros(1, device=self._device), blocked.clone()
         blocked.fill_(True)
         with self._graphs.aside():  # allocates the moments
             update(losses_k)
         found: list[tuple[Tensor, Tensor]] = []
         replay = self._replayable(lambda: found.append(update(losses_k)))
-        blocked.fill_(False)
+        blocked.copy_(before)
 
         def replayed(given_k: Tensor) -> tuple[Tensor, Tensor]:
             losses_k.copy_(given_k)

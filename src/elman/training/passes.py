@@ -55,6 +55,9 @@ class TrainingPass(Protocol):
         """
         ...
 
+    def release(self) -> None:
+        """Let go of memory that is kept between two passes; :meth:`prepare` then comes first."""
+
 
 class EagerPass:
     """A pass whose operations Python calls one after the other.
@@ -90,6 +93,9 @@ class EagerPass:
         if fresh:
             self._optimizer.zero_grad()
         return self.compute(batch, states, mark)
+
+    def release(self) -> None:
+        """See :class:`TrainingPass`: there is none."""
 
     def compute(
         self, batch: Tensor, states: Sequence[State] | None, mark: Mark = unmarked

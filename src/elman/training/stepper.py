@@ -80,6 +80,7 @@ class Stepper:
         spent: What the steps have spent of the run's budgets.
         division: The parts of a batch, and which of them this rank computes.
         team: The ranks that train the model.
+        released: Whether :meth:`discarded` is needed before the next step.
         graph: Whether the forward and backward passes are replayed as a CUDA graph.
         mark: Called with the name of each part of a step when it ends: data, forward, backward,
             ``optimiser`` (the key in bench.json). In a graph, forward and backward end together.
@@ -112,6 +113,7 @@ class Stepper:
         self._flags: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
         self._bookmarks: deque[_Bookmark] = deque(maxlen=3)
         self._replayed: Update | None = None
+        self.released = False
         self.step = 0
         self.data_wait = 0.0
         self.mark: Mark = unmarked
@@ -178,6 +180,17 @@ class Stepper:
             self._replayed = self._pass.record_update(self._apply, self._blocked)
         self.synchronize()
         set_rng_state(rng, self._device)
+        self.released = False
+
+    def make_room(self) -> None:
+        """Free what only the next step needs: a recorded pass, gradients, the allocator's cache."""
+        self.released = self.graph
+        self._pass.release()
+        self._replayed = None
+        self.optimizer.zero_grad()
+        if self._device.type == "cuda":
+            self.synchronize()
+            torch.cuda.empty_cache()
 
     def blocked(self, drain: bool = False) -> bool:
         """Whether a step was blocked; if so, the step count drops to the applied steps.
@@ -207,7 +220,13 @@ class Stepper:
         """
         trained = None
         if self.optimizer.keeps_average:
-            trained = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
+            # On the host: the weights to save take as much of the device again. A part of a sharded
+            # model stays where the ranks exchange it.
+            weights = self.model.state_dict().items()
+            trained = {
+                k: v.detach().clone() if self._sharded else v.detach().to("cpu", copy=True)
+                for k, v in weights
+            }
         return {
             "step": self.step,
             "spent": self.spent.state_dict(self.step),

@@ -36,6 +36,7 @@ from elman.training.ledger import Ledger
 from elman.training.optim.optimizers import TrainingOptimizer
 from elman.training.profiling import profiling
 from elman.training.recorder import Recorder
+from elman.training.room import NoRoomError, Result, Room
 from elman.training.saving import Saver
 from elman.training.stepper import Stepper
 
@@ -89,6 +90,7 @@ class Trainer:
         self._held_out = _held_out(config, data, device, display, team)
         self.reload_difference: float | None = None
         self.saver = Saver(config, data, store, self.stepper, self.ledger, display)
+        self._room = Room(config, self.stepper, display)
         self._flushed_at = time.monotonic()
         self._interruption = Interruption()
         self._moment = _Moment(0.0, False, False)
@@ -142,6 +144,7 @@ class Trainer:
 
         Raises:
             UserError: the data can no longer be read; what was trained until then is saved.
+            NoRoomError: a validation does not fit into memory; what was trained is saved.
             TeamError: another rank failed; rank 0 saves what was trained until then.
         """
         if self._team.place.alone:  # ranks would have to agree on what is worth saying
@@ -154,7 +157,7 @@ class Trainer:
         self.saver.begin()
         try:
             status = self._trained()
-        except (UserError, OSError):
+        except (UserError, OSError, NoRoomError):
             (self._rescue if self._team.place.alone else self._rescue_alone)()
             raise
         except TeamError:
@@ -197,6 +200,8 @@ class Trainer:
         status = self._loop()
         # Printing may block on a terminal that is paused, so the weights are saved first.
         self._flush(show=not self._moment.stopped)
+        if status is RunStatus.OK:
+            self.stepper.make_room()  # no step follows, and two models are compared later
         if status is RunStatus.OK and not self._all_measured:
             self._validate_and_test()
             if not self._all_measured:
@@ -215,11 +220,13 @@ class Trainer:
         step = self.stepper.step
         if self.ledger.validated_step != step:
             self._validate()
-        if self.ledger.validated_step != step or isinstance(self._held_out, HeldOut):
+        answers = self._held_out
+        if self.ledger.validated_step != step or isinstance(answers, HeldOut):
             return
         try:
-            with self.ledger.clock.pause("validation"), self.stepper.optimizer.kept_weights():
-                found = self._held_out.by_length(self.model, self._interruption)
+            found = self._measured(
+                lambda: answers.by_length(self.model, self._interruption), "testing"
+            )
         except Stopped:
             return
         self.ledger.tested(step, found)
@@ -269,6 +276,7 @@ class Trainer:
         with profiling(profile, self._folder, self._device) as profiler_step:
             self._look()
             while self._moment.share < 1.0 and not self._moment.stopped:
+                self._record_again()
                 self._team.does(f"computing step {stepper.step + 1}")
                 taken = stepper.take(self._moment.share)
                 if ledger.throughput.marks_next():
@@ -286,6 +294,13 @@ class Trainer:
         ledger.settle()
         return RunStatus.INTERRUPTED if self._moment.stopped else RunStatus.OK
 
+    def _record_again(self) -> None:
+        """Record the step anew, if its memory was needed since the last one."""
+        if self.stepper.released:
+            recording = self._display.long_step("recording the step again (not counted)")
+            with recording, self.ledger.clock.pause("validation"):
+                self.stepper.discarded()
+
     def _not_finite(self) -> RunStatus:
         """Return how a run ends whose numbers are not finite, if no kernel is to blame.
 
@@ -300,7 +315,7 @@ class Trainer:
         every, step = self.config.train.val_every, self.stepper.step
         due = every and step and step % every == 0 and self._moment.share < 1.0
         if due and self.ledger.validated_step != step and self._validate():
-            self.saver.save_again()  # the saved checkpoint does not have its val_bpb yet
+            self._save(self.saver.save_again)  # the saved checkpoint does not have its val_bpb yet
 
     def _after_step(self) -> None:
         """Record, validate and save when each is due, but not after the last step."""
@@ -315,9 +330,9 @@ class Trainer:
         if validates:
             self._flush()
             if self._validate():
-                self.saver.save()
+                self._save(self.saver.save)
         if self._moment.save:
-            self.saver.save()
+            self._save(self.saver.save)
         if validates or self._moment.save:  # that took a while
             self._look()
 
@@ -337,11 +352,24 @@ class Trainer:
         self.stepper.agree(moments=False)
         self.stepper.synchronize()
         try:
-            with self.ledger.clock.pause("validation"), self.stepper.optimizer.kept_weights():
-                found = self._held_out.score(self.model, self._interruption)
+            found = self._measured(
+                lambda: self._held_out.score(self.model, self._interruption), "validating"
+            )
         except Stopped:
             return False
         return self.ledger.validated(self.stepper.step, *found)
+
+    def _measured(self, measure: Callable[[], Result], what: str) -> Result:
+        """Measure the model with the weights to save, while the clock of training stands still."""
+
+        def measured() -> Result:
+            with self.ledger.clock.pause("validation"), self.stepper.optimizer.kept_weights():
+                return measure()
+
+        return self._room.give(what, measured)
+
+    def _save(self, save: Callable[[], None]) -> None:
+        self._room.give("saving", save, exchanges=True)
 
     def _check_saved_weights(self) -> None:
         """Load the saved weights into a new model and score one batch with both models.
@@ -370,6 +398,9 @@ class Trainer:
                 with self.stepper.optimizer.kept_weights():
                     in_memory = score(self.model)
         except Stopped:
+            return
+        except torch.OutOfMemoryError:  # everything of the run is on the disk
+            self._display.say("the saved weights were not checked: two models do not fit in memory")
             return
         self.reload_difference = abs(saved - in_memory)
         if not self.reload_difference <= 1e-3 * in_memory:

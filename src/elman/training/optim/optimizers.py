@@ -123,8 +123,8 @@ class TrainingOptimizer:
             return
         parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
         trained = [parameter.detach().clone() for parameter in parameters]
-        self._optimizer.eval()
         try:
+            self._optimizer.eval()
             yield
         finally:
             self._optimizer.train()
