@@ -423,6 +423,14 @@ def test_a_validation_that_never_fits_loses_no_step(train, monkeypatch: pytest.M
     assert find_checkpoint(str(found.folder)).step == 3
 
 
+def test_a_forecast_that_does_not_fit_stops_nothing(train, monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(*given: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+
+    monkeypatch.setattr(HeldOut, "foretell", short)
+    assert train("train.graph=true").status == ExitStatus.OK
+
+
 def test_a_saved_model_is_not_compared_where_two_do_not_fit(
     train, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,7 +54,7 @@ from elman.training.checkpoints.store import (
 )
 from elman.training.cuda_graph import uses_graph
 from elman.training.display import Display
-from elman.training.memory.advice import memory_advice
+from elman.training.memory.advice import memory_advice, shortage
 from elman.training.memory.estimate import available_memory, estimate_memory
 from elman.training.recorder import RESULT, NoRecorder, Recorder, write_result
 from elman.training.room import NoRoomError
@@ -320,7 +320,7 @@ class _Session:
         if isinstance(error, NoRoomError):
             self._error = str(error)
             return RunStatus.OOM
-        self._error = f"{first_line(error)}; {self._advice(available_memory(self._device))}"
+        self._error = f"{shortage(error)}; {self._advice(available_memory(self._device))}"
         return RunStatus.OOM
 
     def _not_finite(self, trainer: Trainer) -> str:

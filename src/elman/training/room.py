@@ -7,9 +7,9 @@ from typing import TypeVar
 
 import torch
 
-from elman.base.errors import first_line
 from elman.config.run_config import RunConfig
 from elman.training.display import Display
+from elman.training.memory.advice import shortage
 from elman.training.stepper import Stepper
 
 Result = TypeVar("Result")
@@ -68,6 +68,6 @@ class Room:
 
 def _no_room(what: str, error: torch.OutOfMemoryError) -> NoRoomError:
     return NoRoomError(
-        f"{what} does not fit into memory beside weights and moments ({first_line(error)}); try a "
+        f"{what} does not fit into memory beside weights and moments ({shortage(error)}); try a "
         "smaller train.batch_size, which is also that of validation"
     )

@@ -150,7 +150,8 @@ class Trainer:
         if self._team.place.alone:  # ranks would have to agree on what is worth saying
             left = self.stepper.spent.steps_left(self.stepper.step)
             self._foretell(left)
-            self._held_out.foretell(self.model, self._pass_seconds, left)
+            with suppress(torch.OutOfMemoryError):  # a forecast; validating makes itself room
+                self._held_out.foretell(self.model, self._pass_seconds, left)
         self._interruption = interruption
         self.ledger.begin(recorder, self.stepper.step, self.stepper.tokens)
         interruption.begin()

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from elman.base.errors import first_line
 from elman.config.run_config import RunConfig
 from elman.training.memory.estimate import largest_batch
+
+
+def shortage(error: BaseException) -> str:
+    """Return the line of an error about memory; of PyTorch's, what was asked for and is free."""
+    return first_line(error).split(" Including non-PyTorch memory")[0]
 
 
 def memory_advice(
@@ -15,25 +21,27 @@ def memory_advice(
         config: The run's configuration.
         as_run: That of one pass of it: with the chosen backend and the rows of one part.
         available: Free bytes.
-        estimate: The bytes that a step needs, if they were estimated.
+        estimate: The bytes that a step needs, if they were estimated; of a step that was tried,
+            None.
     """
     train = config.train
-    rows = largest_batch(as_run, available)
     need = f"a step of {train.batch_size} rows of {train.chunk_size} bytes"
-    if estimate is not None:
-        need += f" needs about {estimate / 1e9:.1f} GB"
+    rows: int | None = train.batch_size // 2
+    if estimate is None:
+        need += " does not fit; "
     else:
-        need += " does not fit"
-    need += f" and {available / 1e9:.1f} GB are free; "
-    if rows is not None and rows < train.batch_size:
+        need += f" needs about {estimate / 1e9:.1f} GB and {available / 1e9:.1f} GB are free; "
+        rows = largest_batch(as_run, available)
+    remedies = []
+    if rows and rows < train.batch_size:
         # A divisor, so that accumulation can keep the bytes per step exactly.
         rows = next(r for r in range(rows, 0, -1) if train.batch_size % r == 0)
         accum = train.grad_accum * train.batch_size // rows
-        return need + (
-            f"train.batch_size={rows} fits "
-            f"(add train.grad_accum={accum} to keep the bytes per step)"
-        )
-    remedies = ["a smaller train.chunk_size", "a smaller model"]
+        fewer = f"train.batch_size={rows}"
+        kept = f"(add train.grad_accum={accum} to keep the bytes per step)"
+        if estimate is not None:
+            return f"{need}{fewer} fits {kept}"
+        remedies.append(f"{fewer} {kept}")
     if not train.activation_checkpointing:
-        remedies.insert(0, "train.activation_checkpointing=true")
-    return need + f"try {' or '.join(remedies)}"
+        remedies.append("train.activation_checkpointing=true")
+    return need + f"try {' or '.join([*remedies, 'a smaller train.chunk_size', 'a smaller model'])}"
