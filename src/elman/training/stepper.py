@@ -184,12 +184,12 @@ class Stepper:
 
     def make_room(self) -> None:
         """Free what only the next step needs: a recorded pass, gradients, the allocator's cache."""
+        self.synchronize()
         self.released = self.graph
         self._pass.release()
         self._replayed = None
         self.optimizer.zero_grad()
         if self._device.type == "cuda":
-            self.synchronize()
             torch.cuda.empty_cache()
 
     def blocked(self, drain: bool = False) -> bool:

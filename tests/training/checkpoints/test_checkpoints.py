@@ -123,6 +123,7 @@ def test_a_write_that_fails_halfway_leaves_the_last_good_checkpoint(tmp_path: Pa
 
 
 def _save_for_ever(folder: Path, saved: Connection) -> None:
+    torch.set_num_threads(1)  # OpenMP's threads are not in a forked process, and it waits for them
     store = CheckpointStore(folder, 2, "")
     newest = store.newest()
     step = newest.step if newest else 0
