@@ -49,3 +49,11 @@ def test_a_step_that_was_tried_and_does_not_fit(overrides: list[str], advice: st
     rows = config.train.batch_size
     said = memory_advice(config, config, available=0, estimate=None)
     assert said == f"a step of {rows} rows of 512 bytes does not fit; {advice}"
+
+
+def test_fewer_rows_are_as_many_for_every_rank() -> None:
+    config = compose_config(["train.batch_size=12", "data.path=text"])
+    of_part = config.train.model_copy(update={"batch_size": 3})  # of four ranks
+    as_run = config.model_copy(update={"train": of_part})
+    said = memory_advice(config, as_run, available=0, estimate=None)
+    assert "train.batch_size=4 (add train.grad_accum=3 " in said

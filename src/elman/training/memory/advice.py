@@ -19,25 +19,27 @@ def memory_advice(
 
     Args:
         config: The run's configuration.
-        as_run: That of one pass of it: with the chosen backend and the rows of one part.
+        as_run: That of one pass of it: with the chosen backend and the rows of one part, of which
+            several ranks, or exact sums, have several.
         available: Free bytes.
         estimate: The bytes that a step needs, if they were estimated; of a step that was tried,
             None.
     """
     train = config.train
     need = f"a step of {train.batch_size} rows of {train.chunk_size} bytes"
-    rows: int | None = train.batch_size // 2
+    whole = as_run.train.batch_size
+    rows: int | None = whole // 2
     if estimate is None:
         need += " does not fit; "
     else:
         need += f" needs about {estimate / 1e9:.1f} GB and {available / 1e9:.1f} GB are free; "
         rows = largest_batch(as_run, available)
     remedies = []
-    if rows and rows < train.batch_size:
+    if rows and rows < whole:
         # A divisor, so that accumulation can keep the bytes per step exactly.
-        rows = next(r for r in range(rows, 0, -1) if train.batch_size % r == 0)
-        accum = train.grad_accum * train.batch_size // rows
-        fewer = f"train.batch_size={rows}"
+        rows = next(r for r in range(rows, 0, -1) if whole % r == 0)
+        accum = train.grad_accum * whole // rows
+        fewer = f"train.batch_size={train.batch_size // whole * rows}"
         kept = f"(add train.grad_accum={accum} to keep the bytes per step)"
         if estimate is not None:
             return f"{need}{fewer} fits {kept}"
