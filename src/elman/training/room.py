@@ -57,8 +57,8 @@ class Room:
         if not self._said:
             self._said = True
             self._display.say(
-                f"{what} did not fit into memory beside what a step keeps there; that is freed each "
-                "time, and a CUDA graph is recorded again (not counted)"
+                f"{what} did not fit into memory beside what a step keeps there; that is freed "
+                "each time, and a CUDA graph is recorded again (not counted)"
             )
         try:
             return work()
