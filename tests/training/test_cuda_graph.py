@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import inspect
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -417,7 +419,7 @@ def test_a_validation_that_never_fits_loses_no_step(train, monkeypatch: pytest.M
     crowded = Crowded(monkeypatch, always=True)
     found = train(*VALIDATING, "train.graph=true")
     assert (found.status, crowded.refused) == (ExitStatus.OUT_OF_MEMORY, 2)
-    assert "validating does not fit into memory beside weights" in found.result["error"]
+    assert "validating does not fit into memory (CUDA out of memory" in found.result["error"]
     assert "smaller train.batch_size" in found.result["error"]
     assert "a step of" not in found.result["error"]
     assert find_checkpoint(str(found.folder)).step == 3
@@ -476,6 +478,74 @@ def test_a_copy_that_does_not_fit_is_saved_with_more_room(
     assert same(roomy, found)
 
 
+def test_a_stopped_run_saves_without_the_memory_of_a_step(
+    train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state_dict = Stepper.state_dict
+
+    def crowded(one: Stepper) -> dict[str, Any]:
+        if not one.released:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+        return state_dict(one)
+
+    def stop(one: trainer_module.Trainer) -> None:
+        if one.stepper.step == 4:
+            one._interruption.take_over(signal.SIGTERM)
+        look(one)
+
+    look = trainer_module.Trainer._look
+    monkeypatch.setattr(trainer_module.Trainer, "_look", stop)
+    monkeypatch.setattr(Stepper, "state_dict", crowded)
+    settings = ("train.steps=9", "train.val_every=null", "train.save_minutes=null")
+    found = train(*settings, "train.graph=true")
+    assert found.result["status"] == "interrupted"
+    assert find_checkpoint(str(found.folder)).step == 4
+
+
+def test_a_step_that_cannot_be_recorded_again_loses_no_step(
+    train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, passes = Tapes.record, list[str]()
+
+    def full(graphs: Tapes, work: Callable[[], None]) -> Callable[[], None]:
+        if crowded.refused:
+            passes.append("refused")
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+        return record(graphs, work)
+
+    crowded = Crowded(monkeypatch)
+    monkeypatch.setattr(Tapes, "record", full)
+    found = train(
+        "train.steps=9", "train.val_every=4", "train.save_minutes=null", "train.graph=true"
+    )
+    assert (found.status, passes) == (ExitStatus.OUT_OF_MEMORY, ["refused"] * 2)
+    assert "recording the step again does not fit into memory" in found.result["error"]
+    assert find_checkpoint(str(found.folder)).step == 4
+
+
+def test_a_recording_that_fails_leaves_the_generator_and_the_flag(
+    small: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(work: Callable[[], None]) -> None:
+        work()
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+
+    optim = compose_config(["optim=schedulefree"]).optim
+    config = changed(small, "model", options=small.model.options | {"dropout": 0.5})
+    config = changed(config, "train", graph=True).model_copy(update={"optim": optim})
+    with started(config) as made:
+        made.discarded()
+        generator = torch.get_rng_state()
+        assert isinstance(made._pass, cuda_graph.ReplayedPass)
+        monkeypatch.setattr(made._pass._graphs, "record", full)
+        with pytest.raises(torch.OutOfMemoryError):
+            made.discarded()
+        assert torch.equal(torch.get_rng_state(), generator)
+        with pytest.raises(torch.OutOfMemoryError):
+            made._pass.record_update(made._apply, made._blocked)
+        assert not made._blocked
+
+
 @pytest.mark.parametrize("blocked", [False, True])
 def test_recording_an_update_again_keeps_whether_steps_are_blocked(
     small: RunConfig, blocked: bool
@@ -518,14 +588,14 @@ def test_graphs_are_captured_where_the_passes_ran_before(monkeypatch: pytest.Mon
         yield
         said.append("captured")
 
-    signature = inspect.signature(torch.cuda.graph.__init__)
+    numbers, signature = count(1), inspect.signature(torch.cuda.graph.__init__)
     captured = SimpleNamespace(replay=lambda: said.append("replayed"))
     for name, fake in {
         "Stream": Stream,
         "stream": on,
         "current_stream": lambda: Stream("main"),
         "graph": capture,
-        "graph_pool_handle": lambda: "pool",
+        "graph_pool_handle": lambda: f"pool {next(numbers)}",
         "CUDAGraph": lambda: captured,
     }.items():
         monkeypatch.setattr(torch.cuda, name, fake)
@@ -533,9 +603,14 @@ def test_graphs_are_captured_where_the_passes_ran_before(monkeypatch: pytest.Mon
     with graphs.aside():
         said.append("first")
     graphs.record(lambda: said.append("work"))()
+    graphs.record(lambda: said.append("more"))
+    graphs.release()
+    graphs.record(lambda: said.append("again"))
     assert said == [
         *("cuda waits for main", "on cuda", "first", "off cuda", "main waits for cuda"),
-        *("capture of pool on cuda", "work", "captured", "replayed"),
+        *("capture of pool 1 on cuda", "work", "captured", "replayed"),
+        *("capture of pool 1 on cuda", "more", "captured"),
+        *("capture of pool 2 on cuda", "again", "captured"),
     ]
 
 

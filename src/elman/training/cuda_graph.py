@@ -170,7 +170,8 @@ class ReplayedPass:
         Args:
             update: Clips the gradients and updates the weights, from the loss of every part; it
                 needs nothing of the host.
-            blocked: While this flag is true, ``update`` changes no weight and no moment.
+            blocked: While this flag is true, ``update`` changes no weight and no moment. It stays
+                what it is.
 
         Returns:
             The same as a replay.
@@ -179,12 +180,14 @@ class ReplayedPass:
             UserError: it cannot be recorded.
         """
         losses_k, before = torch.zeros(1, device=self._device), blocked.clone()
-        blocked.fill_(True)
-        with self._graphs.aside():  # allocates the moments
-            update(losses_k)
         found: list[tuple[Tensor, Tensor]] = []
-        replay = self._replayable(lambda: found.append(update(losses_k)))
-        blocked.copy_(before)
+        blocked.fill_(True)
+        try:
+            with self._graphs.aside():  # allocates the moments
+                update(losses_k)
+            replay = self._replayable(lambda: found.append(update(losses_k)))
+        finally:
+            blocked.copy_(before)
 
         def replayed(given_k: Tensor) -> tuple[Tensor, Tensor]:
             losses_k.copy_(given_k)

@@ -200,17 +200,19 @@ class HeldOut:
     def _tried(self, model: LanguageModel) -> float:
         """Return the time of a validation, estimated from the start of its first batch's rows."""
         train = self._config.train
-        self._display.activity("timing a part of a validation")
         rows = next(validation_batches(self._data, *self._windows(None), train.batch_size))
         piece = rows[:, : _TRIED_BYTES + 1]
         fastest = math.inf
-        for _ in range(2):  # the first may compile
-            began = time.perf_counter()
-            _, predicted = score(model, [piece], self._device, train.precision)
-            fastest = min(fastest, time.perf_counter() - began)
-            if fastest >= _WORTH_SAYING_SECONDS:
-                break
-        self._display.activity("")
+        self._display.activity("timing a part of a validation")
+        try:
+            for _ in range(2):  # the first may compile
+                began = time.perf_counter()
+                _, predicted = score(model, [piece], self._device, train.precision)
+                fastest = min(fastest, time.perf_counter() - began)
+                if fastest >= _WORTH_SAYING_SECONDS:
+                    break
+        finally:
+            self._display.activity("")
         return fastest * self._bytes(None) / predicted
 
     def _training_seconds(self, step_seconds: float, steps_left: float) -> float:

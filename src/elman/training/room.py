@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 class NoRoomError(torch.OutOfMemoryError):
-    """Work between two steps does not fit beside weights and moments; those are whole."""
+    """Work between two steps does not fit into memory; weights and moments are whole."""
 
 
 class Room:
@@ -68,6 +68,6 @@ class Room:
 
 def _no_room(what: str, error: torch.OutOfMemoryError) -> NoRoomError:
     return NoRoomError(
-        f"{what} does not fit into memory beside weights and moments ({shortage(error)}); try a "
-        "smaller train.batch_size, which is also that of validation"
+        f"{what} does not fit into memory ({shortage(error)}); try a smaller train.batch_size, "
+        "which is also that of validation, or a smaller model"
     )

@@ -172,14 +172,16 @@ class Stepper:
             UserError: the pass cannot be replayed as a graph.
         """
         rng = rng_state(self._device)
-        self._pass.prepare(self._states.of(0))
-        self._reduction.prepare()
-        self.optimizer.prepare(self._device)
-        alone = self.team.place.alone and self.division.whole
-        if isinstance(self._pass, ReplayedPass) and self.optimizer.replayable and alone:
-            self._replayed = self._pass.record_update(self._apply, self._blocked)
-        self.synchronize()
-        set_rng_state(rng, self._device)
+        try:
+            self._pass.prepare(self._states.of(0))
+            self._reduction.prepare()
+            self.optimizer.prepare(self._device)
+            alone = self.team.place.alone and self.division.whole
+            if isinstance(self._pass, ReplayedPass) and self.optimizer.replayable and alone:
+                self._replayed = self._pass.record_update(self._apply, self._blocked)
+            self.synchronize()
+        finally:
+            set_rng_state(rng, self._device)
         self.released = False
 
     def make_room(self) -> None:

@@ -144,7 +144,8 @@ class Trainer:
 
         Raises:
             UserError: the data can no longer be read; what was trained until then is saved.
-            NoRoomError: a validation does not fit into memory; what was trained is saved.
+            NoRoomError: work between two steps does not fit into memory; what was trained is
+                saved, if there is room for that.
             TeamError: another rank failed; rank 0 saves what was trained until then.
         """
         if self._team.place.alone:  # ranks would have to agree on what is worth saying
@@ -201,8 +202,7 @@ class Trainer:
         status = self._loop()
         # Printing may block on a terminal that is paused, so the weights are saved first.
         self._flush(show=not self._moment.stopped)
-        if status is RunStatus.OK:
-            self.stepper.make_room()  # no step follows, and two models are compared later
+        self.stepper.make_room()  # no step follows
         if status is RunStatus.OK and not self._all_measured:
             self._validate_and_test()
             if not self._all_measured:
@@ -233,11 +233,12 @@ class Trainer:
         self.ledger.tested(step, found)
 
     def _rescue(self) -> None:
-        """Save the training done before the data, or the disk, failed."""
+        """Save the training done before the data, the disk or the memory failed."""
         self.stepper.blocked(drain=True)  # do not count a step that was not finite
         with suppress(OSError):
             self._flush()
-        self.saver.save()
+        with suppress(torch.OutOfMemoryError):  # the first error says what did not fit
+            self.saver.save()
         if self.saver.up_to_date:
             self._display.say(f"saved after step {self.stepper.step}")
 
@@ -300,7 +301,7 @@ class Trainer:
         if self.stepper.released:
             recording = self._display.long_step("recording the step again (not counted)")
             with recording, self.ledger.clock.pause("validation"):
-                self.stepper.discarded()
+                self._room.give("recording the step again", self.stepper.discarded)
 
     def _not_finite(self) -> RunStatus:
         """Return how a run ends whose numbers are not finite, if no kernel is to blame.
