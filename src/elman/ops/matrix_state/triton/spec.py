@@ -159,7 +159,7 @@ class Tile:
 
 
 # Rows of a program and steps of a group, the fastest on an H200 or an H100, by columns: a state
-# has those of the smallest number that is not below its own. 48 and 96 stand where a quarter of
+# has those of the smallest number that is not below its own. 24, 48 and 96 stand where a quarter of
 # the padded columns is empty and other tiles are faster. In the backward pass each tile leaves a
 # part of the gradients on columns in memory. With few heads low tiles are faster all the same:
 # more programs fill the GPU. With many heads the parts of low tiles would take as long as the
