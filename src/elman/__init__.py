@@ -1,26 +1,39 @@
 """elman: sequential nonlinear recurrent language models, trained, checked and compared fairly.
 
 >>> import elman
+>>> model = elman.build("e75h4n16", dim=256, depth=4)
 >>> model = elman.load("outputs/2026-01-31/12-00-00-000000_e88_tiny_0123abcd")
+>>> text = bytes(elman.generate(model, b"def ", 200))
 
 Layers are ordinary modules under :mod:`elman.layers`. Importing ``elman`` does not import torch.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from elman.base.version import __version__
 
 if TYPE_CHECKING:
+    from elman.config.named_model import build
+    from elman.evaluation.generation import generate
     from elman.training.checkpoints.loading import load
 
-__all__ = ["__version__", "load"]
+__all__ = ["__version__", "build", "generate", "load"]
+
+_HOMES = {
+    "build": "elman.config.named_model",
+    "generate": "elman.evaluation.generation",
+    "load": "elman.training.checkpoints.loading",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "load":
-        from elman.training.checkpoints.loading import load
-
-        return load
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'elman' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
