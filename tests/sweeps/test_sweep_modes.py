@@ -58,7 +58,7 @@ def test_jobs_in_this_process_leave_their_results_for_the_table(
     printed = declare(in_process, in_process=True)
     ended = elman("-m", "train.steps=3,1,7,4", "train.seed=5")
     assert ended.status == 1
-    assert "elman: internal error: RuntimeError: broken" in ended.errors
+    assert "elman: crash: RuntimeError: broken" in ended.errors
     assert "[2/4] train.steps=1 train.seed=5" in ended.output.splitlines()
     assert "ran 7 ('train.steps=7', 'train.seed=5')" in ended.output
     ((rows, configs, folder),) = printed

@@ -40,10 +40,11 @@ def main(argv: Sequence[str] | None = None, before_run: Callable[[], None] = lam
         before_run: Called after the job of this process is checked and imported; it returns when
             the job may run.
     """
+    from elman.base.crash import threads_told
     from elman.base.output import lasting_output
     from elman.base.signals import ending
 
-    with lasting_output(), ending():
+    with lasting_output(), ending(), threads_told():
         return _main(sys.argv[1:] if argv is None else argv, before_run)
 
 
@@ -348,31 +349,11 @@ def _failed_before_a_run(error: Exception) -> int:
 
 
 def _report_internal(error: Exception, folder: Path | None) -> int:
-    """Write the traceback where it can be read later, and say so in one line."""
-    import traceback
+    """Write the traceback where it can be read later, and say in one line where both are."""
+    from elman.base.crash import in_users_code, told_with_traceback
+    from elman.runs.folder import LOG_FILE
 
-    from elman.config.wording import one_line
-
-    place = _written_down("".join(traceback.format_exception(error)), folder)
-    what = one_line(f"{type(error).__name__}: {error}")
-    print(f"elman: internal error: {what} ({place})", file=sys.stderr)
+    what = told_with_traceback(error, folder / LOG_FILE if folder is not None else None)
+    kind = "crash" if in_users_code(error) else "internal error"
+    print(f"elman: {kind}: {what}", file=sys.stderr)
     return int(ExitStatus.FAILED)
-
-
-def _written_down(trace: str, folder: Path | None) -> str:
-    """Write a traceback into the run's log or, where that is not possible, a file of its own."""
-    import tempfile
-
-    if folder is not None:
-        path = str(folder / "train.log")
-        with contextlib.suppress(OSError), open(path, "a", encoding="utf-8") as stream:
-            stream.write(trace)
-            stream.flush()
-            return f"traceback in {path}"
-    with contextlib.suppress(OSError):
-        descriptor, path = tempfile.mkstemp(prefix="elman-", suffix=".log")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(trace)
-            stream.flush()
-        return f"traceback in {path}"
-    return "there is no room for its traceback"

@@ -29,6 +29,7 @@ from omegaconf.errors import (
     UnsupportedInterpolationType,
 )
 
+from elman.base.crash import in_users_code, kept_traceback, place_of
 from elman.base.errors import UserError, nearest
 from elman.base.yaml_file import uncomposable
 from elman.config.keys import is_hydra_key
@@ -442,6 +443,10 @@ def _tree_error(error: OmegaConfBaseException) -> str:
         target = re.search(r"key '([^']+)'", first)
         return f"{key}: refers to ${{{target[1] if target else '...'}}}, which does not exist"
     if isinstance(error, UnsupportedInterpolationType | InterpolationResolutionError):
+        if in_users_code(error):
+            said = first.replace(" raised while resolving interpolation", "")
+            place = place_of(error)
+            return f"{key}: its resolver fails: {said} ({place}); {kept_traceback(error)}; fix it"
         return f"{key}: its interpolation fails ({first}); fix it or give a plain value"
     return f"{key}: {first}; `elman --cfg all` prints every setting"
 

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from elman.base.errors import ExitStatus, RunStatus, UserError, first_line
+from elman.base.crash import told
+from elman.base.errors import ExitStatus, RunStatus, UserError
 from elman.config.run_config import RunConfig
 from elman.data.batches import AnyRunData
 from elman.distributed.division import Division
@@ -76,10 +77,10 @@ def _all_ending_alike(job: PreparedRun, team: Joined, body: Body) -> ExitStatus:
         if leads:
             raise_elsewhere(error)
     except BaseException as error:  # whatever it is, the others must not wait for this rank
-        team.end(RunStatus.CRASH.value, f"rank {team.place.rank}: {first_line(error)}")
+        team.end(RunStatus.CRASH.value, f"rank {team.place.rank}: {told(error)}")
         raise
-    told = team.close(code if leads else None)
-    return told if told is not None else (code or ExitStatus.FAILED)
+    agreed = team.close(code if leads else None)
+    return agreed if agreed is not None else (code or ExitStatus.FAILED)
 
 
 def raise_elsewhere(error: TeamError) -> None:

@@ -17,6 +17,7 @@ import torch
 # here, while another job still has its GPU.
 import torch._dynamo
 
+from elman.base.crash import kept_traceback, told
 from elman.base.disk import is_disk_trouble, keep_room, sizes
 from elman.base.errors import ExitStatus, RunStatus, UserError, first_line
 from elman.base.signals import Interruption, interruptible
@@ -44,7 +45,7 @@ from elman.parity.gate import ParityError, require_norm_parity, require_parity
 from elman.parity.shapes import TrainedSizes
 from elman.report.plots import plot_losses
 from elman.report.summary import print_summary
-from elman.runs.folder import RunLock, config_hash, config_text, write_config
+from elman.runs.folder import LOG_FILE, RunLock, config_hash, config_text, write_config
 from elman.runs.prepared import PreparedRun
 from elman.training.checkpoints.store import (
     CheckpointError,
@@ -110,6 +111,7 @@ class _Session:
         self._started = datetime.now().astimezone()
         self._trainer: Trainer | None = None
         self._error: str | None = None
+        self._kept = self._to_read = ""
         self._taken_up = False
 
     def run(self) -> ExitStatus:
@@ -188,7 +190,8 @@ class _Session:
             return status
         if self._config.parallel.shard != "none" and is_connection(error):
             self._team.watch.blame()  # the library that cuts the model met a lost rank
-        ranked = f"rank {self._team.place.rank}: {self._error}"
+        ranked = f"rank {self._team.place.rank}: {self._error}{self._to_read}"
+        self._to_read = ""
         ending = self._team.end(status.value, ranked)
         self._error = ending.error
         return RunStatus(ending.status)
@@ -198,7 +201,8 @@ class _Session:
         if isinstance(error, ParityError):
             return self._refused(error)
         if not isinstance(error, CheckpointError):  # whose message says it all
-            _log.error("the run ended with this error", exc_info=error)
+            _log.error("the run ended with this error")
+            self._kept = kept_traceback(error, self._folder / LOG_FILE)
         return self._out_of_memory(error) if _is_out_of_memory(error) else self._crashed(error)
 
     def _train(self, interruption: Interruption) -> RunStatus:
@@ -338,8 +342,9 @@ class _Session:
         return RunStatus.REFUSED
 
     def _crashed(self, error: Exception) -> RunStatus:
-        line, plain = first_line(error), isinstance(error, UserError | CheckpointError)
-        self._error = line if plain else f"{type(error).__name__}: {line}"
+        plain = isinstance(error, UserError | CheckpointError)
+        self._error = first_line(error) if plain else told(error)
+        self._to_read = "" if plain else f"; {self._kept}"
         return RunStatus.CRASH
 
     # ------------------------------------------------------------------ what is said about it
@@ -369,7 +374,7 @@ class _Session:
 
     def _say_end(self, status: RunStatus) -> None:
         if self._error:
-            self._display.say(f"elman: {status.value}: {self._error}")
+            self._display.say(f"elman: {status.value}: {self._error}{self._to_read}")
 
     def _say_result(self, result: dict[str, Any], error: OSError) -> None:
         """Print the numbers of a run whose result could not be written."""

@@ -12,7 +12,7 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import get_args
 
@@ -30,7 +30,7 @@ def cells() -> dict[str, Cell]:
         if isinstance(declared := getattr(module, "CELL", None), Cell):
             found[declared.name] = declared
     for entry in entry_points(group="elman.cells"):
-        declared = entry.load()
+        declared = _loaded(entry)
         if not isinstance(declared, Cell):
             raise UserError(
                 f"entry point elman.cells:{entry.name} is a {type(declared).__name__}, not a Cell; "
@@ -43,6 +43,27 @@ def cells() -> dict[str, Cell]:
             )
         found[declared.name] = declared
     return dict(sorted(found.items()))
+
+
+def _loaded(entry: EntryPoint) -> object:
+    """Return what an entry point names.
+
+    Raises:
+        UserError: it cannot be imported.
+    """
+    try:
+        return entry.load()
+    except UserError:
+        raise
+    except Exception as error:  # it is another package's code
+        from elman.base.crash import told_with_traceback
+
+        package = entry.dist.name if entry.dist is not None else entry.value
+        raise UserError(
+            f"entry point elman.cells:{entry.name} = {entry.value} cannot be loaded: "
+            f"{told_with_traceback(error)}; fix the package {package}, or uninstall it "
+            f"(pip uninstall {package})"
+        ) from error
 
 
 def _declarations() -> Iterator[ModuleType]:
