@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from elman.base.errors import ExitStatus, UserError
+from elman.base.tables import table_console
 from elman.bench import operations, replays
 from elman.bench.build import step_subjects
 from elman.bench.entries import benched_models, entries
@@ -21,7 +22,6 @@ from elman.bench.subjects import LayerSubject
 from elman.cli.main import main
 from elman.config.compose import compose_config
 from elman.report.tables.bench import print_bench
-from elman.report.tables.sweep import wide_console
 from elman.training import cuda_graph, stepper
 from tests.training.tapes import Tape, Tapes
 
@@ -211,7 +211,7 @@ def test_the_tables_say_what_was_replayed(capsys, tmp_path: Path) -> None:
     result = {"rows": [fast, slow], "notes": []}
     result["rates"] = {"multiplies": None, "tanhs": None, "copies": {}}
     result["environment"] = {"device_name": "a GPU", "threads": 1}
-    print_bench(wide_console(), result, tmp_path)
+    print_bench(table_console(), result, tmp_path)
     printed = capsys.readouterr().out
     (titles,) = [line for line in printed.splitlines() if "both passes" in line]
     order = ["data", "forward", "backward", "both passes", "optimiser"]

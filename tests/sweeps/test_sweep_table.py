@@ -22,7 +22,7 @@ RESULT: dict[str, Any] = {
 def lines(*rows: SweepRow) -> list[list[str]]:
     """Return the printed cells, heading first."""
     file = io.StringIO()
-    Console(width=160, file=file).print(sweep_table(rows))
+    sweep_table(rows).print(Console(width=160, file=file))
     text = file.getvalue().replace("┃", "│").splitlines()
     return [[cell.strip() for cell in line.split("│")] for line in text if "│" in line]
 

@@ -59,6 +59,7 @@ class _Lasting:
 
 
 _keeps_going = False
+_wide = False
 
 
 def keep_going() -> None:
@@ -67,18 +68,29 @@ def keep_going() -> None:
     _keeps_going = True
 
 
+def print_wide() -> None:
+    """From now on tables have every column, on lines as long as they need (``--wide``)."""
+    global _wide
+    _wide = True
+
+
+def is_wide() -> bool:
+    """Return whether tables have every column at any width of the terminal."""
+    return _wide
+
+
 @contextlib.contextmanager
 def lasting_output() -> Iterator[None]:
     """Let standard output and error outlive their readers inside this context."""
-    global _keeps_going
+    global _keeps_going, _wide
     _open_closed()
-    before = sys.stdout, sys.stderr, _keeps_going
+    before = sys.stdout, sys.stderr, _keeps_going, _wide
     out, err = _stream(1), _stream(2)
     sys.stdout, sys.stderr = cast(TextIO, _Lasting(out, True)), cast(TextIO, _Lasting(err, False))
     try:
         yield
     finally:
-        sys.stdout, sys.stderr, _keeps_going = before
+        sys.stdout, sys.stderr, _keeps_going, _wide = before
         for stream in (out, err):
             _settle(stream)
 

@@ -16,6 +16,7 @@ from elman.base.errors import UserError, did_you_mean, nearest
 _FLAGS: dict[str, tuple[str, str | None]] = {
     "--help": ("-h", None),
     "--version": ("", None),
+    "--wide": ("", None),
     "--hydra-help": ("", None),
     "--multirun": ("-m", None),
     "--run": ("-r", None),
@@ -48,8 +49,9 @@ class Arguments:
 
     @property
     def for_hydra(self) -> list[str]:
-        """The arguments in the one order that Hydra's parser takes."""
-        return [*self._spelled(self.flags), *self.overrides]
+        """The arguments in the one order that Hydra's parser takes; ``--wide`` is ours alone."""
+        flags = {name: value for name, value in self.flags.items() if name != "--wide"}
+        return [*self._spelled(flags), *self.overrides]
 
     @property
     def search_flags(self) -> list[str]:

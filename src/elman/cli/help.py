@@ -49,6 +49,7 @@ Flags:
   -i, --info [searchpath|...]       where files and plugins were found
   -cd, --config-dir DIR             your own YAML: DIR/model/mine.yaml is then model=mine
   -sc install=bash|zsh|fish         shell completion: eval "$(elman -sc install=bash)"
+  --wide                            tables with every column, wider than the terminal
   --version, --help, --hydra-help
 
 Exit status: 0 ok, 1 crash or failed job, 2 wrong command, 3 non-finite, 4 out of memory,

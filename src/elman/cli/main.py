@@ -59,6 +59,10 @@ def _main(argv: Sequence[str], before_run: Callable[[], None]) -> int:
 
             print(help_text(arguments.flags.get("--config-dir")), end="")
             return int(ExitStatus.OK)
+        if "--wide" in arguments.flags:
+            from elman.base.output import print_wide
+
+            print_wide()
         _refuse_sweep_of_ranks(arguments)
         from elman.cli.taking_up import taken_up
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from elman.base.errors import ExitStatus
+from elman.base.tables import TerminalTable, names, numbers
 from elman.launchers.outcome import ERROR
 from elman.training.display import duration
 
@@ -111,19 +111,19 @@ class Display:
                 self.say(f"{slot.name}: {slot.waiting}")
 
     def _table(self, running: Sequence[JobHandle], slots: Sequence[Slot], pending: int) -> Group:
-        table = Table(show_edge=False, header_style="bold")
-        for name in ("where", "job", "what", "step", "loss", "tok/s", "time"):
-            numbers = name in ("job", "step", "loss", "tok/s", "time")
-            table.add_column(name, justify="right" if numbers else "left", no_wrap=numbers)
+        headings = [*names("where"), *numbers("job"), *names("what")]
+        headings += numbers("step", "loss", "tok/s", "time")
+        table = TerminalTable(headings, ("tok/s", "step", "loss", "time"))
         by_slot = {id(job.slot): job for job in running}
         for slot in slots:
             job = by_slot.get(id(slot))
             if job is None:
-                table.add_row(slot.name, "", Text(slot.waiting or "free", style="dim"))
+                idle = Text(slot.waiting or "free", style="dim")
+                table.add(slot.name, "", idle, "", "", "", "")
                 continue
             spent = duration(time.monotonic() - job.since)
             cells = _progress(job.command.folder) if job.running else ["", "", ""]
-            table.add_row(slot.name, str(job.number), Text(job.label), *cells, spent)
+            table.add(slot.name, str(job.number), job.label, *cells, spent)
         counts = f"{self._done} ok, {self._failed} failed, {len(running)} running, {pending} queued"
         return Group(table, Text(counts, style="dim"))
 

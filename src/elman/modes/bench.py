@@ -12,10 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from elman.base.disk import say_unwritten, whole_file
 from elman.base.errors import ExitStatus
+from elman.base.tables import table_console
 from elman.bench.benchmark import run_benchmark
 from elman.config.catalog import search_overrides
 from elman.report.tables.bench import print_bench
-from elman.report.tables.sweep import wide_console
 from elman.runs.folder import RunLock, config_hash, write_config
 from elman.runs.prepared import PreparedRun
 
@@ -41,7 +41,7 @@ def run(job: PreparedRun) -> ExitStatus:
                 stream.write(json.dumps(result, indent=2) + "\n")
         except OSError as error:
             failure = error
-    print_bench(wide_console(), result, folder)
+    print_bench(table_console(), result, folder)
     if failure is not None:
         say_unwritten(folder / RESULT, failure)
         return ExitStatus.FAILED

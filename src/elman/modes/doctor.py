@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from elman.base.errors import ExitStatus
+from elman.base.tables import TerminalTable, names, say, table_console, text
 from elman.doctor.combinations import combinations
 from elman.doctor.facts import gather
 from elman.doctor.findings import Finding, Mark, installed, machine
@@ -24,26 +24,27 @@ _STYLES = {Mark.OK: "green", Mark.ABSENT: "dim", Mark.NOTE: "yellow", Mark.BROKE
 def run(job: PreparedRun) -> ExitStatus:
     """Print the diagnosis; the status is FAILED if something that is installed is broken."""
     assert job.folder is None
-    console = Console()
-    with console.status("looking at this machine") as live:
+    console = table_console()
+    with Console(stderr=True).status("looking at this machine") as live:
         facts = gather(lambda waiting: live.update(f"waiting for {', '.join(waiting)}"))
     judges = (installed, machine, backends, forms, baselines, combinations)
     findings = [finding for judge in judges for finding in judge(facts)]
-    console.print(_table(findings))
+    _table(findings).print(console)
     _print_commands(console, findings)
     broken = [finding for finding in findings if finding.mark == Mark.BROKEN]
     return ExitStatus.FAILED if broken else ExitStatus.OK
 
 
-def _table(findings: Sequence[Finding]) -> Table:
-    table = Table("", "", "", box=None, show_header=False, pad_edge=False)
+def _table(findings: Sequence[Finding]) -> TerminalTable:
+    headings = [*names("", ""), text("", least=24)]
+    table = TerminalTable(headings, bars=False)
     area = None
     for finding in findings:
         if finding.area != area:
             area = finding.area
-            table.add_row(Text(area, style="bold"))
+            table.add(Text(area, style="bold"), "", "")
         state = Text(finding.mark, style=_STYLES[finding.mark])
-        table.add_row(f"  {finding.name}", state, Text(finding.found))
+        table.add(f"  {finding.name}", state, finding.found)
     return table
 
 
@@ -55,6 +56,6 @@ def _print_commands(console: Console, findings: Sequence[Finding]) -> None:
             by_command.setdefault(finding.mend, []).append(finding)
     for command, meant in by_command.items():
         broken = any(finding.mark == Mark.BROKEN for finding in meant)
-        names = " and ".join(dict.fromkeys(finding.name for finding in meant))
-        console.print(f"{'To fix' if broken else 'To add or change'} {names}:", markup=False)
-        console.print(f"    {command}", markup=False, highlight=False, soft_wrap=True)
+        which = " and ".join(dict.fromkeys(finding.name for finding in meant))
+        say(console, f"{'To fix' if broken else 'To add or change'} {which}:")
+        say(console, f"    {command}")

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from elman.base.errors import ExitStatus, UserError
+from elman.base.tables import table_console
 from elman.config.run_config import RunConfig
 from elman.data.batches import open_text
 from elman.data.opening import open_source
@@ -26,6 +26,7 @@ from elman.evaluation.metrics import DEFINITIONS
 from elman.evaluation.validation import score, score_in_order
 from elman.models.language_model import LanguageModel
 from elman.modes.task_answers import print_answers
+from elman.report.summary import measures_table
 from elman.runs.prepared import PreparedRun
 from elman.sections.modes import EvalConfig
 from elman.sections.tasks import TaskConfig
@@ -54,7 +55,7 @@ def run(job: PreparedRun) -> ExitStatus:
         backend=config.kernels.backend,
         allow_slow=config.baseline.allow_slow,
     )
-    console = Console()
+    console = table_console()
     allow_slow, backend = config.baseline.allow_slow, config.kernels.backend
     if note := slow_path_note(checkpoint.path, device, backend, allow_slow):
         console.print(note, highlight=False, markup=False, soft_wrap=True)
@@ -69,12 +70,12 @@ def run(job: PreparedRun) -> ExitStatus:
         bpb, predicted, meaning = _held_out(settings, trained, model, device, console)
     else:
         bpb, predicted, meaning = _file(settings, trained, model, device, console)
-    table = Table("measure", "value", "meaning")
-    table.add_row("bits per byte", f"{bpb:.4f}", meaning)
-    table.add_row("bytes predicted", f"{predicted:,}", "")
-    table.add_row("checkpoint", f"step {checkpoint.step:,}", str(checkpoint.path))
-    table.add_row("model", trained.model.name, f"{model.num_params():,} parameters")
-    console.print(table)
+    table = measures_table()
+    table.add("bits per byte", f"{bpb:.4f}", meaning)
+    table.add("bytes predicted", f"{predicted:,}", "")
+    table.add("checkpoint", f"step {checkpoint.step:,}", str(checkpoint.path))
+    table.add("model", trained.model.name, f"{model.num_params():,} parameters")
+    table.print(console)
     return ExitStatus.OK
 
 

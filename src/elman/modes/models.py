@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from elman.base.errors import ExitStatus, UserError, did_you_mean
+from elman.base.tables import say, table_console
 from elman.config.catalog import Listed, Place, catalog, first_line
 from elman.config.keys import named_keys
 from elman.report.tables.models import models_table, print_explanation
-from elman.report.tables.sweep import UNCUT, wide_console
 from elman.runs.prepared import PreparedRun
 from elman.sections.model import ModelConfig
 
@@ -26,7 +26,7 @@ def run(job: PreparedRun) -> ExitStatus:
     if "model" in named_keys(job.overrides):  # otherwise the composed model may be the default
         model = config.model
         source = first_line(model.name, places)
-        print_explanation(wide_console(), model, source, _params(model))
+        print_explanation(table_console(), model, source, _params(model))
         return ExitStatus.OK
     _print_list(places, config.models.filter)
     return ExitStatus.OK
@@ -41,10 +41,10 @@ def _print_list(places: Sequence[Place], text: str | None) -> None:
             f"models.filter={text}: no model has it in its name, cell or source{hint}; "
             "`elman mode=models` lists all"
         )
-    console = wide_console(UNCUT)
-    console.print(models_table([_counted(one) for one in chosen]))
+    console = table_console()
+    models_table([_counted(one) for one in chosen]).print(console)
     several = "" if len(chosen) == 1 else "s"
-    console.print(f"{len(chosen)} model{several}; elman mode=models model=<name> explains one")
+    say(console, f"{len(chosen)} model{several}; elman mode=models model=<name> explains one")
 
 
 def _counted(one: Listed) -> tuple[Listed, int | None]:

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from elman.base.disk import say_unwritten
 from elman.base.errors import ExitStatus
+from elman.base.tables import table_console
 from elman.config.run_config import RunConfig
 from elman.models.backends import computation_path, tuning_note
 from elman.models.cells import registry
@@ -19,7 +20,6 @@ from elman.parity.proof import prove, runs_here
 from elman.parity.record import FILE, write_parity
 from elman.parity.source import proof_conditions
 from elman.report.tables.parity import print_parity
-from elman.report.tables.sweep import wide_console
 from elman.runs.folder import RunLock, config_hash, write_config
 from elman.runs.prepared import PreparedRun
 from elman.training.display import PLAIN_SECONDS
@@ -57,7 +57,7 @@ def run(job: PreparedRun) -> ExitStatus:
             write_parity(folder, result)
         except OSError as error:
             failure = error
-    print_parity(wide_console(), result, folder)
+    print_parity(table_console(), result, folder)
     if failure is not None:
         say_unwritten(folder / FILE, failure)
         return ExitStatus.FAILED

@@ -8,10 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from elman.base.errors import ExitStatus, UserError
+from elman.base.tables import table_console
 from elman.report.comparison.content import Report, make_report
 from elman.report.comparison.files import write_report
 from elman.report.comparison.terminal import print_report, say, say_where
-from elman.report.tables.sweep import UNCUT, wide_console
 from elman.runs.prepared import PreparedRun
 
 
@@ -33,7 +33,7 @@ def run(job: PreparedRun) -> ExitStatus:
 
         paper = paper_files(report)
         refuse_foreign(paper, place)
-    console = wide_console(UNCUT)
+    console = table_console()
     print_report(console, report)
     say_where(console, write_report(report, place))
     if paper:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from elman.base.errors import ExitStatus, UserError
+from elman.base.tables import table_console
 from elman.bench.rank_memory import rank_memory
 from elman.config.run_config import RunConfig
 from elman.models.backends import AUTO, best_backend
@@ -25,7 +26,6 @@ from elman.models.sizing import (
 )
 from elman.report.tables.solve import print_shapes, print_solution
 from elman.report.tables.standard import standard_rows, standard_table
-from elman.report.tables.sweep import wide_console
 from elman.runs.prepared import PreparedRun
 from elman.sections.model import ModelConfig
 from elman.sections.modes import SolveConfig
@@ -43,9 +43,9 @@ def run(job: PreparedRun) -> ExitStatus:
     config = job.config
     assert job.folder is None
     assert config.solve is not None
-    settings, console = config.solve, wide_console()
+    settings, console = config.solve, table_console()
     if settings.standard:
-        console.print(standard_table(standard_rows()))
+        standard_table(standard_rows()).print(console)
         return ExitStatus.OK
     model = config.model.model_copy(update={"depth": settings.depth or config.model.depth})
     backend, over = config.kernels.backend, settings.over

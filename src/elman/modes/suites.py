@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from elman.base.errors import ExitStatus
+from elman.base.tables import say, table_console
 from elman.config.catalog import listed_models
 from elman.config.suites import GROUP, load_suite, suite_names
 from elman.report.tables.suites import print_suite, suites_table
-from elman.report.tables.sweep import UNCUT, wide_console
 from elman.runs.prepared import PreparedRun
 
 
@@ -20,13 +20,14 @@ def run(job: PreparedRun) -> ExitStatus:
     places = job.places
     if job.suite is not None:
         suite = load_suite(job.suite, places)
-        print_suite(wide_console(), suite, listed_models(suite.models, places))
+        print_suite(table_console(), suite, listed_models(suite.models, places))
         return ExitStatus.OK
-    console = wide_console(UNCUT)
+    console = table_console()
     names = suite_names(places)
-    console.print(suites_table([load_suite(name, places) for name in names]))
-    console.print(
+    suites_table([load_suite(name, places) for name in names]).print(console)
+    say(
+        console,
         f"{len(names)} suites; elman mode=suites {GROUP}=<name> explains one, "
-        f"elman {GROUP}=<name> runs it"
+        f"elman {GROUP}=<name> runs it",
     )
     return ExitStatus.OK

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from elman.base.errors import UserError
+from elman.base.tables import TerminalTable, numbers, say, text
 from elman.config.run_config import RunConfig
 from elman.data.tasks.batches import TaskData
 from elman.evaluation.answers import accuracy_at, rows_at_once
@@ -43,17 +43,16 @@ def print_answers(
             )
     lengths = task.lengths if settings.lengths is None else settings.lengths
     task.check_lengths("eval.lengths", lengths)
-    table = Table("length", "accuracy", "answers", "meaning")
+    headings = [*numbers("length", "accuracy", "answers"), text("meaning")]
+    table = TerminalTable(headings, ("meaning", "answers"))
     for length in sorted(set(lengths)):
         rows = settings.batch_size or rows_at_once(train.batch_size, train.chunk_size, length)
         found = accuracy_at(model, TaskData(task), length, rows, device, train.precision)
         meaning = "the trained length" if length == train.chunk_size else ""
-        table.add_row(f"{length:,}", f"{found.accuracy:.4f}", f"{found.answered:,}", meaning)
-    console.print(table)
-    console.print(
+        table.add(f"{length:,}", f"{found.accuracy:.4f}", f"{found.answered:,}", meaning)
+    table.print(console)
+    say(
+        console,
         f"{trained.model.name} on {task.task}: share of right answers in {task.test_rows:,} fixed "
         f"rows of each length; chance is {task.chance:.4f}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elman.base.errors import ExitStatus
+from elman.base.tables import say, table_console
 from elman.config.task_files import listed_tasks
-from elman.report.tables.sweep import UNCUT, wide_console
 from elman.report.tables.tasks import print_task, tasks_table
 from elman.runs.prepared import PreparedRun
 from elman.sections.tasks import TaskConfig
@@ -24,15 +24,13 @@ def run(job: PreparedRun) -> ExitStatus:
     if isinstance(config, TaskConfig):
         named = next(task for task in found if task.config.task == config.task)
         length = job.config.train.chunk_size
-        print_task(wide_console(), replace(named, config=config, length=length))
+        print_task(table_console(), replace(named, config=config, length=length))
         return ExitStatus.OK
-    console = wide_console(UNCUT)
-    console.print(tasks_table(found))
-    console.print(
+    console = table_console()
+    tasks_table(found).print(console)
+    say(
+        console,
         f"{len(found)} tasks; rows: trained to longest tested; elman mode=tasks data=<name> shows "
         "some of one, and its settings",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
     )
     return ExitStatus.OK

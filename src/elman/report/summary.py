@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from elman.base.errors import RunStatus
 from elman.base.quoting import pasteable
+from elman.base.tables import TerminalTable, names, numbers, text
 from elman.report.tables.sweep import computed_by
 from elman.training.display import duration
 
@@ -23,19 +24,22 @@ def print_summary(console: Console, folder: Path, result: dict[str, Any]) -> Non
     if "params" not in result:  # it ended before there was a model; its error is already printed
         console.print(f"{result['model']}: {status}", style=_COLOURS.get(status, "red"))
         return
-    table = Table(title=f"{result['model']}: {status}", title_style=_COLOURS.get(status, "red"))
-    table.add_column("measure")
-    table.add_column("value", justify="right")
-    table.add_column("meaning", style="dim")
-    for row in _rows(result):
-        table.add_row(*row)
-    console.print(table)
+    console.print(Text(f"{result['model']}: {status}", style=_COLOURS.get(status, "red")))
+    table = measures_table()
+    for measure, value, meaning in _rows(result):
+        table.add(measure, value, Text(meaning, style="dim"))
+    table.print(console)
     place = os.path.relpath(folder)
     place = place if len(place) < len(str(folder)) else str(folder)
     console.print(f"everything about it: {place}", markup=False, soft_wrap=True)
     saved = any((folder / "checkpoints").glob("step-*"))
     if saved and status != RunStatus.NAN:  # after NaN, the error says what to try
         _print_next(console, place, status, learned_text=result["data"].get("task") is None)
+
+
+def measures_table() -> TerminalTable:
+    """Return an empty table of numbers, each with its name and meaning."""
+    return TerminalTable([*names("measure"), *numbers("value"), text("meaning")])
 
 
 def _print_next(console: Console, place: str, status: str, *, learned_text: bool) -> None:

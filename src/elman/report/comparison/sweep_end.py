@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from elman.base.errors import UserError
+from elman.base.tables import table_console
 from elman.config.run_config import RunConfig
 from elman.report.comparison.content import make_report
 from elman.report.comparison.files import write_report
 from elman.report.comparison.terminal import print_report, say, say_where
-from elman.report.tables.sweep import UNCUT, notes, print_sweep, wide_console
+from elman.report.tables.sweep import notes, print_sweep
 from elman.sweeps.row import SweepRow
 
 
@@ -22,7 +23,7 @@ def print_training_sweep(
     If the report cannot be written, on a full disk for instance, the sweep has not failed.
     """
     assert folder is not None, "training has run folders"
-    console = wide_console(UNCUT)
+    console = table_console()
     try:
         report = make_report([folder])
     except UserError as error:

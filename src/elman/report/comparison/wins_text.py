@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from elman.base.tables import TerminalTable, names, numbers
 from elman.report.comparison.differences import LEVEL, MOST_SEEDS
 from elman.report.comparison.printable import one_line
 from elman.report.comparison.rows import Row
@@ -250,7 +249,7 @@ def print_wins(console: Console, wins: Wins) -> None:
     for group in wins.groups:
         _say(console, f"{TITLE}, {heading(group)}; in brackets 95 % intervals:")
         kept = group.challengers[:_MOST_IN_TERMINAL]
-        console.print(_losses(group, kept))
+        _losses(group, kept).print(console)
         if any(line.earlier for one in kept for line in one.lines if line.number is LOSS):
             _say(console, f"* {EARLIER}")
         told = 0
@@ -267,16 +266,15 @@ def print_wins(console: Console, wins: Wins) -> None:
         _say(console, line)
 
 
-def _losses(group: Group, challengers: Sequence[Challenger]) -> Table:
-    # Without bars, for these are remarks on the table of the report.
-    table = Table(box=None, header_style="bold", padding=(0, 3, 0, 0))
-    table.add_column(f"loss minus that of {one_line(group.reference.label)}", overflow="fold")
+def _losses(group: Group, challengers: Sequence[Challenger]) -> TerminalTable:
     axes = [line.axis for line in group.challengers[0].lines if line.number is LOSS]
-    for axis in axes:
-        table.add_column(f"at equal {axis}", justify="right", overflow="fold")
+    heads = [f"at equal {axis}" for axis in axes]
+    spare = [head for head, axis in zip(heads, axes, strict=True) if axis != group.axis]
+    name = f"loss minus that of {one_line(group.reference.label)}"
+    # Without bars, for these are remarks on the table of the report.
+    table = TerminalTable([*names(name), *numbers(*heads)], spare[::-1], bars=False)
     for one in challengers:
-        found = [_both(one.line(LOSS, axis)) for axis in axes]
-        table.add_row(Text(one_line(one.row.label)), *map(Text, found))
+        table.add(one_line(one.row.label), *(_both(one.line(LOSS, axis)) for axis in axes))
     return table
 
 

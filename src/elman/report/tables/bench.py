@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from elman.base.tables import TerminalTable, names, numbers, say, table_console
 from elman.config.run_config import RunConfig
-from elman.report.tables.sweep import computed_by, wide_console
+from elman.report.tables.sweep import computed_by
 from elman.sweeps.row import SweepRow
 
 Row = Mapping[str, Any]
@@ -23,41 +23,42 @@ _PARTS = {
     "optimiser": "optimiser",
 }
 _PASSES = ("forward", "backward", "passes")
+_SPARE = ("data", "params", "range", "optimiser", "tok/s", "both passes", "backward", "forward")
+_SPARE_INSIDE = ("times these", "saved MB", "products", "peak MB", "backend", "kernel forward")
 
 
 def print_bench(console: Console, result: Mapping[str, Any], folder: Path) -> None:
     """Print the result of one benchmark."""
     for level in dict.fromkeys(_group(row) for row in result["rows"]):
         rows = [row for row in result["rows"] if _group(row) == level]
-        console.print(_times(level, rows))
-        console.print(_insides(level, rows))
+        _times(level, rows).print(console)
+        _insides(level, rows).print(console)
     for line in _notes(result):
-        _say(console, line)
-    _say(console, f"all rounds of all parts: {folder}/bench.json")
+        say(console, line)
+    say(console, f"all rounds of all parts: {folder}/bench.json")
 
 
 def print_bench_sweep(
     rows: Sequence[SweepRow], configs: Sequence[RunConfig], folder: Path | None
 ) -> None:
     """Print the table at the end of a sweep: every job's rows, labelled with their overrides."""
-    console = wide_console()
-    table = _table("benchmarks", ("overrides", "level", "name", "backend"))
-    for name in ("ms", "range", "tok/s"):
-        table.add_column(name, justify="right", no_wrap=True)
+    console = table_console()
+    headings = [*names("overrides", "level", "name", "backend"), *numbers("ms", "range", "tok/s")]
+    table = TerminalTable(headings, ("range", "level", "tok/s", "backend"), "benchmarks")
     for row in rows:
         label = " ".join(row.overrides)
         if row.result is None:
-            table.add_row(label, "", "", row.status, "", "", "")
+            table.add(label, "", "", row.status, "", "", "")
             continue
         for one in row.result["rows"]:
             cells = (_ms(one["total"]["median"]), _range(one["total"]), f"{one['tok_s']:,.0f}")
             backend = computed_by(one["backend"], None, one.get("slow_path", False))
-            table.add_row(label, one["level"], one["name"], backend, *cells)
-    console.print(table)
+            table.add(label, one["level"], one["name"], backend, *cells)
+    table.print(console)
     for line in _packaged([one for row in rows if row.result for one in row.result["rows"]]):
-        _say(console, line)
+        say(console, line)
     if folder is not None:
-        _say(console, f"sweep folder: {folder}")
+        say(console, f"sweep folder: {folder}")
 
 
 def _group(row: Row) -> str:
@@ -65,18 +66,16 @@ def _group(row: Row) -> str:
     return "step" if row["level"] == "step" else "layer"
 
 
-def _times(level: str, rows: Sequence[Row]) -> Table:
+def _times(level: str, rows: Sequence[Row]) -> TerminalTable:
     rounds = len(rows[0]["rounds"])
-    table = _table(
-        f"one {level}: milliseconds, medians of {rounds} rounds", ("name", "backend", "params")
-    )
     parts = [part for part in _PARTS if any(part in row["seconds"] for row in rows)]
-    titles = [_PARTS[part] for part in parts]
-    for name in (*titles, "all", "range", "times the first", "tok/s"):
-        table.add_column(name, justify="right", no_wrap=True)
+    measured = numbers(*(_PARTS[part] for part in parts), "all", "range", "times the first")
+    headings = [*names("name", "backend"), *numbers("params"), *measured, *numbers("tok/s")]
+    title = f"one {level}: milliseconds, medians of {rounds} rounds"
+    table = TerminalTable(headings, _SPARE, title)
     for row in rows:
         only = "" if row["level"] != "op" else " (recurrence alone)"
-        table.add_row(
+        table.add(
             row["name"] + only,
             computed_by(row["backend"], None, row.get("slow_path", False)),
             "" if row["level"] == "op" else f"{row['params']:,}",
@@ -89,14 +88,13 @@ def _times(level: str, rows: Sequence[Row]) -> Table:
     return table
 
 
-def _insides(level: str, rows: Sequence[Row]) -> Table:
-    names = ("name", "backend")
-    table = _table(f"inside one {level}: kernels (and floor), products, memory", names)
-    for name in ("kernel forward", "kernel backward", "products", "times these", "saved MB"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("peak MB", justify="right", no_wrap=True)
+def _insides(level: str, rows: Sequence[Row]) -> TerminalTable:
+    measured = numbers("kernel forward", "kernel backward", "products", "times these")
+    headings = [*names("name", "backend"), *measured, *numbers("saved MB", "peak MB")]
+    title = f"inside one {level}: kernels (and floor), products, memory"
+    table = TerminalTable(headings, _SPARE_INSIDE, title)
     for row in rows:
-        table.add_row(
+        table.add(
             row["name"],
             row["backend"],
             _kernel(row, "kernel forward"),
@@ -154,13 +152,6 @@ def _packaged(rows: Sequence[Row]) -> Iterator[str]:
     yield from dict.fromkeys(found)
 
 
-def _table(title: str, names: Sequence[str]) -> Table:
-    table = Table(title=title, show_edge=False, header_style="bold", title_justify="left")
-    for name in names:
-        table.add_column(name, overflow="fold")
-    return table
-
-
 def _median(row: Row, part: str) -> str:
     found = row["seconds"].get(part)
     return "-" if found is None else _ms(found["median"])
@@ -189,7 +180,3 @@ def _range(spread: Mapping[str, float]) -> str:
 
 def _ratio(spread: Mapping[str, float]) -> str:
     return f"{spread['median']:.2f} ({spread['low']:.2f} to {spread['high']:.2f})"
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from elman.base.tables import TerminalTable, names, numbers, text
 from elman.config.catalog import Listed
 from elman.models.cells import registry
 from elman.models.cells.declaration import Cell
@@ -46,14 +47,14 @@ def heads_and_state(model: ModelConfig) -> str:
     return f"{heads} x {options['n_state']}"
 
 
-def models_table(rows: Sequence[tuple[Listed, int | None]]) -> Table:
+def models_table(rows: Sequence[tuple[Listed, int | None]]) -> TerminalTable:
     """Return one line for each model, with its number of parameters if it is known."""
-    table = plain_table(*HEADS, right=HEADS[2:5])
-    for column in table.columns:
-        # One line each at any width: the source is cut here and shown in full by `model=<name>`.
-        column.no_wrap, column.overflow = True, "ellipsis"
+    spare = ("source", "heads x state", "cell", "dim x depth")
+    # A list of hundreds is read line by line, so the source needs most of a line.
+    headings = [*names("model", "cell"), *numbers(*HEADS[2:5]), text("source", least=50)]
+    table = TerminalTable(headings, spare)
     for listed, params in rows:
-        table.add_row(*map(Text, row_cells(listed, params)))
+        table.add(*row_cells(listed, params))
     return table
 
 
@@ -70,13 +71,13 @@ def print_explanation(console: Console, model: ModelConfig, source: str, params:
     console.print(Text(model.name, style="bold"))
     if source:
         console.print(Text(source))
-    console.print(Padding(_facts(model, cell, params), (1, 0)))
-    console.print(_options(cell, model))
+    console.print(Padding(_facts(model, cell, params), (1, 0), expand=False))
+    _options(cell, model).print(console)
     records = published_for(model.name)
     title = f"Published for {model.name} as its file has it" if records else "Nothing published"
-    console.print(Padding(Text(title, style="bold"), (1, 0, 0, 0)))
+    console.print(Padding(Text(title, style="bold"), (1, 0, 0, 0), expand=False))
     if records:
-        console.print(_results(records))
+        _results(records).print(console)
         for suite in dict.fromkeys(record.of for record in records):
             loss = f"; loss: {suite.definition}" if suite.definition else ""
             console.print(Text(f"{suite.suite}: {suite.setting}{loss} ({suite.citation})"))
@@ -99,21 +100,24 @@ def _facts(model: ModelConfig, cell: Cell, params: int) -> Table:
     return table
 
 
-def _options(cell: Cell, model: ModelConfig) -> Table:
-    table = plain_table("option", "here", "default", "values", "what it does", "read with")
+def _options(cell: Cell, model: ModelConfig) -> TerminalTable:
+    wrapped = (text("values", 14), text("what it does"), text("read with", 14))
+    headings = [*names("option", "here", "default"), *wrapped]
+    table = TerminalTable(headings, ("read with", "default", "values"))
     for name, option in cell.options.items():
         here, default = (as_typed(value) for value in (model.options[name], option.default))
         style = "bold" if here != default else ""
         words = (default, values_of(option), option.doc, read_when(option))
-        table.add_row(Text(f"model.{name}"), Text(here, style=style), *map(Text, words))
+        table.add(f"model.{name}", Text(here, style=style), *words)
     return table
 
 
-def _results(records: Sequence[PublishedResult]) -> Table:
-    table = plain_table("suite", "date", *FIGURES, "caveat", right=FIGURES)
+def _results(records: Sequence[PublishedResult]) -> TerminalTable:
+    headings = [*names("suite", "date"), *numbers(*FIGURES), text("caveat")]
+    table = TerminalTable(headings, ("steps", "memory", "caveat", "date"))
     for record in records:
-        numbers = figure_numbers(record.figures)
-        table.add_row(*map(Text, (record.of.suite, record.of.date, *numbers, record.caveats)))
+        figures = figure_numbers(record.figures)
+        table.add(record.of.suite, record.of.date, *figures, record.caveats)
     return table
 
 
@@ -135,11 +139,3 @@ def figure_numbers(figures: Figures) -> list[str]:
 
 def _number(value: float | None, form: str, unit: str = "") -> str:
     return "-" if value is None else f"{value:{form}}{unit}"
-
-
-def plain_table(*heads: str, right: Sequence[str] = ()) -> Table:
-    """Return an empty table; the columns in ``right`` are numbers."""
-    table = Table(show_edge=False, header_style="bold")
-    for head in heads:
-        table.add_column(head, justify="right" if head in right else "left", overflow="fold")
-    return table

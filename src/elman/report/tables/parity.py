@@ -7,13 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
+from elman.base.tables import TerminalTable, names, numbers, say, table_console
 from elman.config.run_config import RunConfig
-from elman.report.tables.sweep import computed_by, wide_console
+from elman.report.tables.sweep import computed_by
 from elman.sweeps.row import SweepRow
 
 _NUMBERS = ("relative L2", "reference", "cosine", "max abs", "tolerance")
+_SPARE = (
+    *("max abs", "cosine", "reference", "sizes", "shape", "checks", "tolerance"),
+    *("worst tensor", "relative L2"),
+)
 _LEGEND = (
     "relative L2: |found - right| / |right|, where right is the reference in fp64; reference: the "
     "same for the reference in the precision of the row; max abs: the largest |found - right|, "
@@ -26,50 +31,50 @@ _LISTED = 20
 def print_parity(console: Console, result: Mapping[str, Any], folder: Path) -> None:
     """Print one model's checks, tensors that failed or need a note, and what was not checked."""
     checks = result["checks"]
-    table = _table(("part", "backend", "precision", "shape", "sizes", "worst tensor"))
+    table = _table("part", "backend", "precision", "shape", "sizes", "worst tensor")
     for check in checks:
-        names = (check["part"], *_run(check), check["shape"], check["sizes"])
-        table.add_row(*names, check["worst"]["tensor"], *_cells(check["worst"]))
-    console.print(table)
+        of = (check["part"], *_run(check), check["shape"], check["sizes"])
+        table.add(*of, check["worst"]["tensor"], *_cells(check["worst"]))
+    table.print(console)
     packaged = _packaged(result["model"], result["summary"])
     for line in (_LEGEND, *_failures(checks), *_excused(checks), *packaged, *result["notes"]):
-        _say(console, line)
+        say(console, line)
     tensors = sum(len(check["tensors"]) for check in checks)
     failed = sum(not check["passed"] for check in checks)
     verdict = f"{failed} of {len(checks)} checks failed"
     if not failed:
         verdict = f"{len(checks)} checks passed"
     where = f"{tensors} tensors, all in {folder}/parity.json"
-    _say(console, f"{result['model']}: {verdict}; {where}")
+    say(console, f"{result['model']}: {verdict}; {where}")
 
 
 def print_parity_sweep(
     rows: Sequence[SweepRow], configs: Sequence[RunConfig], folder: Path | None
 ) -> None:
     """Print the table at the end of a sweep: each model's worst tensor by backend and precision."""
-    console = wide_console()
-    table = _table(("model", "part", "backend", "precision", "checks", "worst tensor"))
+    console = table_console()
+    table = _table("model", "part", "backend", "precision", "checks", "worst tensor")
     for row, config in zip(rows, configs, strict=True):
         if row.result is None:
             empty = [""] * (4 + len(_NUMBERS))
-            table.add_row(config.model.name, config.model.cell, *empty, row.status)
+            table.add(config.model.name, config.model.cell, *empty, row.status)
         else:
             for one in _summary(row):
                 counted = f"{one['passed']}/{one['checks']}"
                 worst = one["worst"]
                 # Older results of a resumed sweep name only the cell.
                 part = one.get("part", config.model.cell)
-                names = (config.model.name, part, *_run(one))
-                table.add_row(*names, counted, worst["tensor"], *_cells(worst))
-    console.print(table)
-    _say(console, _LEGEND)
+                of = (config.model.name, part, *_run(one))
+                table.add(*of, counted, worst["tensor"], *_cells(worst))
+    table.print(console)
+    say(console, _LEGEND)
     if any(one["worst"].get("excused") for row in rows if row.result for one in _summary(row)):
-        _say(console, "* the reference itself is as far off; the job's parity.json has it all")
+        say(console, "* the reference itself is as far off; the job's parity.json has it all")
     for row, config in zip(rows, configs, strict=True):
         for line in _packaged(config.model.name, _summary(row)):
-            _say(console, line)
+            say(console, line)
     if folder is not None:
-        _say(console, f"sweep folder: {folder}")
+        say(console, f"sweep folder: {folder}")
 
 
 def _summary(row: SweepRow) -> Sequence[Mapping[str, Any]]:
@@ -88,14 +93,8 @@ def _packaged(model: str, summary: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _table(names: Sequence[str]) -> Table:
-    table = Table(show_edge=False, header_style="bold")
-    for name in names:
-        table.add_column(name, overflow="fold")
-    for name in _NUMBERS:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("pass", no_wrap=True)
-    return table
+def _table(*heads: str) -> TerminalTable:
+    return TerminalTable([*names(*heads), *numbers(*_NUMBERS), *names("pass")], _SPARE)
 
 
 def _run(check: Mapping[str, Any]) -> tuple[str, str]:
@@ -105,7 +104,7 @@ def _run(check: Mapping[str, Any]) -> tuple[str, str]:
     return (backend if told else f"{backend} ({device})"), check["precision"]
 
 
-def _cells(tensor: Mapping[str, Any]) -> list[str]:
+def _cells(tensor: Mapping[str, Any]) -> list[str | Text]:
     own = tensor.get("reference_relative_l2")
     passed = "yes*" if tensor.get("excused") else "yes"
     return [
@@ -114,7 +113,7 @@ def _cells(tensor: Mapping[str, Any]) -> list[str]:
         _shown(tensor["cosine"], ".6f"),
         _shown(tensor["max_abs"], ".1e"),
         _shown(tensor["tolerance"], ".1e"),
-        f"[green]{passed}[/]" if tensor["passed"] else "[red]NO[/]",
+        Text(passed, style="green") if tensor["passed"] else Text("NO", style="red"),
     ]
 
 
@@ -158,7 +157,3 @@ def _failure(check: Mapping[str, Any], tensor: Mapping[str, Any]) -> str:
 
 def _shown(value: float | None, form: str) -> str:
     return "nan" if value is None else format(value, form)
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, markup=False, highlight=False, soft_wrap=True)

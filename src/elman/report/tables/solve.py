@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from elman.base.tables import TerminalTable, names, numbers, say, table_console
 from elman.config.run_config import RunConfig
-from elman.report.tables.sweep import UNCUT, wide_console
 from elman.sweeps.row import SweepRow
 
 Result = Mapping[str, Any]
@@ -28,6 +26,8 @@ _HEADS = (
     "memory",
     "batch",
 )
+# The answer, its count and how it ended stay.
+_SPARE = ("batch", "larger", "smaller", "depth", "memory", "wanted", "off")
 
 
 def print_solution(result: Result, console: Console) -> None:
@@ -37,17 +37,15 @@ def print_solution(result: Result, console: Console) -> None:
     if result["largest"]:
         end = result["nearest"]["size"] == searched[1]
         wanted = f"largest {over} that fits" + (", the end of the search" if end else "")
-    _line(console, f"{result['model']}: {wanted}")
+    say(console, f"{result['model']}: {wanted}")
     if result["status"] != "ok":
-        _line(console, f"not reached with {over} of {searched[0]} to {searched[1]}: the nearest is")
-    table = Table(show_edge=False, header_style="bold")
-    for head in ("", over, "parameters", "off"):
-        table.add_column(head, justify="right")
+        say(console, f"not reached with {over} of {searched[0]} to {searched[1]}: the nearest is")
+    table = TerminalTable(numbers("", over, "parameters", "off"))
     for name, mark in (("below", ""), ("nearest", ">"), ("above", "")):
         if sized := result[name]:
-            style = "bold" if mark else None
-            table.add_row(mark, str(sized["size"]), *_count(sized), style=style)
-    console.print(table)
+            style = "bold" if mark else ""
+            table.add(mark, str(sized["size"]), *_count(sized), style=style)
+    table.print(console)
     _print_training(result, console)
 
 
@@ -55,28 +53,26 @@ def print_shapes(result: Result, console: Console) -> None:
     """Print the best configurations of several sizes, and the memory and command of the first."""
     over = result["over"]
     words = ", ".join(over)
-    _line(console, f"{result['model']}: {words} for {result['target']:,} parameters")
+    say(console, f"{result['model']}: {words} for {result['target']:,} parameters")
     if result["status"] != "ok":
-        _line(console, f"not reached with these values of {words}: the nearest are")
-    table = Table(show_edge=False, header_style="bold")
-    for head in ("", *over, "parameters", "off"):
-        table.add_column(head, justify="right")
+        say(console, f"not reached with these values of {words}: the nearest are")
+    table = TerminalTable(numbers("", *over, "parameters", "off"))
     for place, one in enumerate(result["best"]):
-        style, mark = (None, "") if place else ("bold", ">")
+        style, mark = ("", "") if place else ("bold", ">")
         sizes = [str(one["sizes"][size]) for size in over]
-        table.add_row(mark, *sizes, *_count(one), style=style)
-    console.print(table)
-    _line(console, result["rule"])
+        table.add(mark, *sizes, *_count(one), style=style)
+    table.print(console)
+    say(console, result["rule"])
     _print_training(result, console)
 
 
 def _print_training(result: Result, console: Console) -> None:
     """Print the memory of a training step of the answer, and the command."""
     batch = f"{result['batch_size']} rows of {result['chunk_size']} bytes"
-    _line(console, f"memory of a training step: {_memory(result)} at {batch}{_each(result)}")
+    say(console, f"memory of a training step: {_memory(result)} at {batch}{_each(result)}")
     if result["gpu_gb"] is not None:
-        _line(console, _fit(result))
-    _line(console, f"train it: {result['command']}")
+        say(console, _fit(result))
+    say(console, f"train it: {result['command']}")
 
 
 def _each(result: Result) -> str:
@@ -98,24 +94,20 @@ def print_solutions(
 ) -> None:
     """Print the answers of a sweep in one table, and the command that trains each."""
     assert folder is None
-    console = wide_console(UNCUT)
-    console.print(solutions_table(rows))
+    console = table_console()
+    solutions_table(rows).print(console)
     for row in rows:
         if row.result:
-            _line(console, row.result["command"])
+            say(console, row.result["command"])
 
 
-def solutions_table(rows: Sequence[SweepRow]) -> Table:
+def solutions_table(rows: Sequence[SweepRow]) -> TerminalTable:
     """Return one line for each job of a sweep."""
-    table = Table(show_edge=False, header_style="bold")
-    table.add_column("job", justify="right")
-    table.add_column("overrides", overflow="fold")
-    for head in _HEADS:
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("status", no_wrap=True)
+    headings = [*numbers("job"), *names("overrides"), *numbers(*_HEADS), *names("status")]
+    table = TerminalTable(headings, _SPARE)
     for row in rows:
         cells = _cells(row.result) if row.result else ["-"] * len(_HEADS)
-        table.add_row(str(row.number), Text(" ".join(row.overrides)), *cells, row.status)
+        table.add(str(row.number), " ".join(row.overrides), *cells, row.status)
     return table
 
 
@@ -149,8 +141,3 @@ def _neighbour(sized: Result | None) -> str:
 
 def _memory(result: Result) -> str:
     return f"{result['memory_bytes'] / 2**30:.1f} GiB"
-
-
-def _line(console: Console, text: str) -> None:
-    """Print a line unchanged: without colours, markup or line breaks."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)

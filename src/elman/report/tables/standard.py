@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.table import Table
-
+from elman.base.tables import TerminalTable, names, numbers
 from elman.config.compose import compose_config
 from elman.models.build import build_model
 from elman.models.sizing import Sized, solve
@@ -104,12 +103,12 @@ def standard_rows() -> list[StandardRow]:
     return rows
 
 
-def standard_table(rows: Sequence[StandardRow]) -> Table:
+def standard_table(rows: Sequence[StandardRow]) -> TerminalTable:
     """Return the table for a terminal."""
     title = f"{CITATION}, and the 128-aligned dim nearest to {TARGET:,}"
-    table = Table(title=title, title_justify="left", show_edge=False, header_style="bold")
-    for number, head in enumerate(HEADS):
-        table.add_column(head, justify="left" if number < 2 else "right", no_wrap=True)
+    headings = [*names(*HEADS[:2]), *numbers(*HEADS[2:])]
+    spare = ("extra", "off 100M", "its count", "nearest dim", "seed", "dim x depth")
+    table = TerminalTable(headings, spare, title)
     for row in rows:
-        table.add_row(*row.cells())
+        table.add(*row.cells())
     return table

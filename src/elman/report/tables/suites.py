@@ -9,12 +9,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from elman.base.tables import TerminalTable, names, numbers, text
 from elman.config.catalog import Listed
 from elman.config.suites import Suite, model_of
 from elman.models.backends import REFERENCE, best_backend
 from elman.models.cells import registry
 from elman.published import Circumstances, PublishedResult
-from elman.report.tables.models import FIGURES, figure_numbers, plain_table
+from elman.report.tables.models import FIGURES, figure_numbers
 
 HEADS = ("suite", "runs", "each", "GPU hours", "what it compares", "source")
 _SLOW = "slow path"
@@ -52,13 +53,12 @@ def _steps(suite: Suite) -> list[int]:
     return found
 
 
-def suites_table(suites: Sequence[Suite]) -> Table:
+def suites_table(suites: Sequence[Suite]) -> TerminalTable:
     """Return one line for each suite."""
-    table = plain_table(*HEADS, right=("runs", "each", "GPU hours"))
-    for column in table.columns:
-        column.no_wrap, column.overflow = True, "ellipsis"
+    headings = [*names("suite"), *numbers(*HEADS[1:4]), text("what it compares", 30)]
+    table = TerminalTable([*headings, text("source", 40)], ("source", "GPU hours", "each", "runs"))
     for suite in suites:
-        table.add_row(*map(Text, suite_cells(suite)))
+        table.add(*suite_cells(suite))
     return table
 
 
@@ -75,8 +75,8 @@ def print_suite(console: Console, suite: Suite, listed: Sequence[Listed]) -> Non
     console.print(Text(f"{suite.title} ({suite.citation})"))
     if suite.description:
         console.print(Text(suite.description))
-    console.print(Padding(_facts(suite, models), (1, 0)))
-    console.print(_lines(RUN_HEADS, [run_cells(suite, run, models) for run in listed_runs(suite)]))
+    console.print(Padding(_facts(suite, models), (1, 0), expand=False))
+    _runs_table(suite, models).print(console)
     _print_published(console, "Published", FIGURE_HEADS, suite.published)
     _print_published(console, "Published only", ONLY_HEADS, suite.published_only)
     for name, words in circumstances((*suite.published, *suite.published_only)):
@@ -108,7 +108,7 @@ def choices(suite: Suite) -> str:
         return ""
     found: dict[str, dict[str, None]] = {}
     for run in suite.runs:
-        for key, _, value in (text.partition("=") for text in run):
+        for key, _, value in (setting.partition("=") for setting in run):
             if key != "model":
                 found.setdefault(key, {})[value] = None
     return "; ".join(f"{key}={','.join(values)}" for key, values in found.items())
@@ -195,12 +195,19 @@ def _print_published(
 ) -> None:
     if not records:
         return
-    console.print(Padding(Text(title, style="bold"), (1, 0, 0, 0)))
-    console.print(_lines(heads, [figure_cells(record) for record in records]))
+    console.print(Padding(Text(title, style="bold"), (1, 0, 0, 0), expand=False))
+    name, *more, remark = heads
+    headings = [*names(name, *more[:2]), *numbers(*_NUMBERS), text(remark)]
+    table = TerminalTable(headings, ("memory", "steps", "parameters", "date", remark, "suite"))
+    for record in records:
+        table.add(*figure_cells(record))
+    table.print(console)
 
 
-def _lines(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = plain_table(*heads, right=_NUMBERS)
-    for row in rows:
-        table.add_row(*map(Text, row))
+def _runs_table(suite: Suite, models: Mapping[str, Listed]) -> TerminalTable:
+    run, params, where, what = RUN_HEADS
+    headings = [*names(run), *numbers(params), *names(where), text(what)]
+    table = TerminalTable(headings, (what, where, params))
+    for one in listed_runs(suite):
+        table.add(*run_cells(suite, one, models))
     return table

@@ -6,52 +6,37 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
+from elman.base.tables import TerminalTable, names, numbers, say, table_console
 from elman.config.run_config import RunConfig
 from elman.evaluation.metrics import SHARED_GPU
 from elman.sweeps.row import SweepRow
 
 # The loss is the mean over this many optimizer steps; a smaller number is shown beside it.
 _LOSS_STEPS = 100
-_WIDTH_OF_A_FILE = 160
-UNCUT = 400
-"""Width of a table in a file: wide enough for one line per entry, so that it can be searched."""
+_HEADS = ("params", "steps", "loss", "val_bpb", "tok/s")
 
 
 def print_sweep(
     rows: Sequence[SweepRow], configs: Sequence[RunConfig], folder: Path | None
 ) -> None:
     """Print the table, its notes, and where the sweep's folder is."""
-    console = wide_console()
-    console.print(sweep_table(rows))
+    console = table_console()
+    sweep_table(rows).print(console)
     for note in notes(rows):
-        console.print(note, highlight=False, markup=False, soft_wrap=True)
+        say(console, note)
     if folder is not None:
-        console.print(f"sweep folder: {folder}", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"sweep folder: {folder}")
 
 
-def wide_console(columns: int = _WIDTH_OF_A_FILE) -> Console:
-    """Return a console for tables: as wide as the terminal, or ``columns`` wide in a file."""
-    console = Console()
-    return console if console.is_terminal else Console(width=columns)
-
-
-def sweep_table(rows: Sequence[SweepRow]) -> Table:
+def sweep_table(rows: Sequence[SweepRow]) -> TerminalTable:
     """Return one line for each job; if there is no result file at all, only how each ended."""
-    table = Table(show_edge=False, header_style="bold")
-    table.add_column("job", justify="right")
-    table.add_column("overrides", overflow="fold")
     with_results = any(row.result for row in rows)
-    if with_results:
-        for name in ("params", "steps", "loss", "val_bpb", "tok/s"):
-            table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("status", no_wrap=True)
+    measured = _HEADS if with_results else ()
+    headings = [*numbers("job"), *names("overrides"), *numbers(*measured), *names("status")]
+    table = TerminalTable(headings, ("params", "steps", "val_bpb", "tok/s", "job"))
     for row in rows:
-        numbers = _numbers(row.result or {}) if with_results else []
-        table.add_row(str(row.number), Text(" ".join(row.overrides)), *numbers, _status(row))
+        cells = _cells(row.result or {}) if with_results else []
+        table.add(str(row.number), " ".join(row.overrides), *cells, _status(row))
     return table
 
 
@@ -61,7 +46,7 @@ def notes(rows: Sequence[SweepRow]) -> list[str]:
     return [f"not started: {', '.join(unfinished)}"] if unfinished else []
 
 
-def _numbers(result: Mapping[str, Any]) -> list[str]:
+def _cells(result: Mapping[str, Any]) -> list[str]:
     loss = _shown(result.get("loss"), ".4f")
     count = result.get("loss_steps")
     if result.get("loss") is not None and isinstance(count, int) and count < _LOSS_STEPS:

@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from elman.base.tables import TerminalTable, names, numbers, text
 from elman.config.task_files import ListedTask
 from elman.data.tasks.batches import TaskData
 from elman.data.tasks.words import NOTHING, in_words
-from elman.report.tables.models import plain_table
 from elman.sections.tasks import TaskConfig
 
 HEADS = ("task", "what is asked", "chance", "rows")
@@ -19,15 +19,16 @@ EXAMPLES = 3
 _LONGEST_EXAMPLE = 16
 
 
-def tasks_table(tasks: Sequence[ListedTask]) -> Table:
+def tasks_table(tasks: Sequence[ListedTask]) -> TerminalTable:
     """Return one line for each task, with the lengths of its rows: trained to longest tested."""
-    table = plain_table(*HEADS, right=("chance",))
-    table.columns[0].no_wrap = table.columns[3].no_wrap = True
+    name, asked, chance, rows = HEADS
+    headings = [*names(name), text(asked, 30), *numbers(chance, rows)]
+    table = TerminalTable(headings, (rows, chance))
     for task in tasks:
         first = "-" if task.length is None else f"{task.length:,}"
         lengths = f"{first} to {max(task.config.lengths):,}"
         cells = (task.name, task.config.definition, _chance(task.config), lengths)
-        table.add_row(*map(Text, cells))
+        table.add(*cells)
     return table
 
 
@@ -57,8 +58,8 @@ def print_task(console: Console, task: ListedTask) -> None:
     """Print everything that is known of one task: its settings and a few rows in words."""
     console.print(Text(task.name, style="bold"))
     facts = Table.grid(padding=(0, 2))
-    for head, text in _facts(task):
-        facts.add_row(Text(head, style="bold"), Text(text))
+    for head, fact in _facts(task):
+        facts.add_row(Text(head, style="bold"), Text(fact))
     console.print()
     console.print(facts)
     console.print()
