@@ -127,8 +127,10 @@ def _run_mode(job: PreparedRun) -> int:
 
     from elman.base.disk import is_disk_trouble, no_room
     from elman.cli import session
+    from elman.devices.cpu import let_threads_sleep
     from elman.runs.folder import discard_folder
 
+    let_threads_sleep()
     fresh = job.folder if not job.resumed else None
     try:
         # The first place that imports torch.

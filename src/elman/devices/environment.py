@@ -16,6 +16,7 @@ import torch
 from elman.base.errors import UserError
 from elman.base.rank_place import rank_count
 from elman.base.version import __version__
+from elman.devices.cpu import instructions, waiting
 
 _PACKAGES = (
     "torch",
@@ -59,7 +60,11 @@ def device_name(device: torch.device) -> str:
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
-    """Return versions, device, threads and revision for ``result.json``."""
+    """Return versions, device, threads and revision for ``result.json``.
+
+    ``instructions`` are those that torch uses on the CPU; ``threads_wait`` says under which
+    settings idle threads of OpenMP wait.
+    """
     described: dict[str, Any] = {
         "elman": __version__,
         "revision": revision(),
@@ -68,7 +73,9 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "host": platform.node(),
         "device": str(device),
         "device_name": device_name(device),
+        "instructions": instructions(),
         "threads": torch.get_num_threads(),
+        "threads_wait": waiting(),
         "packages": {name: _version_of(name) for name in _PACKAGES},
     }
     if device.type == "cuda":

@@ -113,9 +113,23 @@ def _optional(facts: Facts, name: str) -> Finding:
 
 
 def machine(facts: Facts) -> list[Finding]:
-    """Return the GPUs, their driver, the compilers and the free space."""
-    found = [*_gpus(facts), _driver(facts), *_ranks(facts), _compiler(facts), _nvrtc(facts)]
+    """Return the CPU, the GPUs, their driver, the compilers and the free space."""
+    found = [*_cpu(facts), *_gpus(facts), _driver(facts), *_ranks(facts)]
+    found += [_compiler(facts), _nvrtc(facts)]
     return found + [_free(place) for place in facts.places]
+
+
+def _cpu(facts: Facts) -> Iterable[Finding]:
+    """Return what a run on the CPU computes with."""
+    answer = facts.value("torch").get("cpu")
+    if answer is None:
+        return
+    muon = "with bf16 products" if answer["bf16"] else "without bf16 products, so Muon has fp32"
+    what = (
+        f"{answer['name']}, {answer['instructions']} {muon}; threads: {answer['threads']}, which "
+        f"wait by {answer['waiting']}"
+    )
+    yield Finding("machine", "CPU", Mark.OK, what)
 
 
 def _gpus(facts: Facts) -> Iterable[Finding]:

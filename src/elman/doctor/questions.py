@@ -39,6 +39,23 @@ def torch_() -> Answer:
         "warning": _first_line(said[0].message) if said else None,
         "devices": [_device(index) for index in range(count)],
         "ranks": _ranks(),
+        "cpu": _cpu(),
+    }
+
+
+def _cpu() -> Answer:
+    """Return what a run would compute with on the CPU."""
+    import torch
+
+    from elman.devices.cpu import instructions, multiplies_bf16, waiting
+    from elman.devices.environment import device_name
+
+    return {
+        "name": device_name(torch.device("cpu")),
+        "instructions": instructions(),
+        "bf16": multiplies_bf16(),
+        "threads": torch.get_num_threads(),
+        "waiting": waiting(),
     }
 
 

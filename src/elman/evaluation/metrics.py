@@ -79,6 +79,10 @@ DEFINITIONS = {
     ),
     "path": "what computed a packaged baseline (mamba2, fla-gdn); null for other cells",
     "graph": "forward and backward pass were replayed as a CUDA graph, not launched one by one",
+    "matrix_precision": (
+        "precision of Muon's products, which make the update of a matrix orthogonal; null for the "
+        "other optimizers"
+    ),
     "parallel": (
         "how the work was shared: ranks and hosts, how the model was sharded, whether the bits are "
         "those of any number of ranks, and in how many virtual shards; tok_s counts all ranks, "

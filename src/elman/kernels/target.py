@@ -39,7 +39,7 @@ class Target:
 @cache
 def host_target() -> Target:
     """Return the target of this machine."""
-    return target_for(platform.machine(), _cpu_features())
+    return target_for(platform.machine(), cpu_features())
 
 
 def target_for(machine: str, features: frozenset[str]) -> Target:
@@ -66,7 +66,7 @@ def target_for(machine: str, features: frozenset[str]) -> Target:
     return Target(level, ((f"-march={level}", "-mtune=native"), (f"-march={level}",), ()))
 
 
-def _cpu_features() -> frozenset[str]:
+def cpu_features() -> frozenset[str]:
     """Return the features that all CPUs of this machine have."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -98,9 +98,18 @@ def _of_rank(error: TeamError) -> str:
     return f"rank {error.ending.rank}: {error.ending.error}"
 
 
-def compare_starts(team: Team, config: RunConfig, data: AnyRunData, model: LanguageModel) -> None:
-    """Raise UserError unless every rank has the data and the first weights of rank 0."""
+def compare_starts(
+    team: Team, config: RunConfig, data: AnyRunData, model: LanguageModel, precision: str | None
+) -> None:
+    """Raise UserError unless every rank has the data and the first weights of rank 0.
+
+    So it has with Muon the precision of its products, which depends on the machine.
+    """
     same_everywhere(team, "data", json.dumps(data.identity()))
+    try:
+        same_everywhere(team, "products of Muon", str(precision))
+    except UserError as error:
+        raise UserError(f"{error}, or say optim.matrix_precision=fp32") from None
     if config.parallel.shard == "none":
         total = sum(float(p.detach().double().sum()) for p in model.parameters())
         same_everywhere(team, "first weights", repr(total))

@@ -238,7 +238,8 @@ class _Session:
     ) -> RunStatus:
         config, folder = self._config, self._folder
         self._restore(trainer, store)
-        compare_starts(self._team, config, self._setup.data, trainer.model)
+        precision = trainer.stepper.optimizer.matrix_precision
+        compare_starts(self._team, config, self._setup.data, trainer.model, precision)
         if self._team.place.leads:
             self._require_room(trainer)
         for line in start_lines(self._setup, self._findings, trainer):

@@ -22,6 +22,7 @@ from elman.models.backends import computation_path, on_slow_path, slow_note, tun
 from elman.models.cells import registry
 from elman.modes.ranks import shared_work, sharing
 from elman.runs.folder import config_hash
+from elman.training.optim.muon import fast_precision
 from elman.training.trainer import Trainer
 
 
@@ -82,7 +83,10 @@ def start_lines(setup: TrainingSetup, findings: Findings, trainer: Trainer) -> l
     memory = f", about {findings.estimate / 1e9:.1f} GB of memory" if findings.estimate else ""
     through = f" ({path})" if path else ""
     graph = ", replayed as a CUDA graph" if trainer.stepper.graph else ""
-    update = ", updated by one kernel" if trainer.stepper.optimizer.in_a_kernel else ""
+    optimizer = trainer.stepper.optimizer
+    update = ", updated by one kernel" if optimizer.in_a_kernel else ""
+    if optimizer.matrix_precision is not None:
+        update = f", Muon in {optimizer.matrix_precision}"
     lines = [
         f"{model.name}: {model.cell} {model.dim}x{model.depth}, "
         f"{trainer.model.num_params():,} parameters, "
@@ -96,6 +100,13 @@ def start_lines(setup: TrainingSetup, findings: Findings, trainer: Trainer) -> l
         lines.append(f"{slow}; the result is marked")
     if note := tuning_note(path, setup.backend):
         lines.append(f"{note}; it is not counted")
+    if note := optimizer.precision_note(setup.device):
+        lines.append(note)
+    if setup.precision == "bf16" and fast_precision(setup.device) == "fp32":
+        lines.append(
+            "train.precision=bf16: this CPU has no instructions for bf16 and is much faster with "
+            "train.precision=fp32"
+        )
     return lines
 
 
@@ -157,6 +168,7 @@ def run_result(
         result["path"] = setup.path
         result["slow_path"] = on_slow_path(setup.backend)
         result["graph"] = stepper.graph
+        result["matrix_precision"] = stepper.optimizer.matrix_precision
     result["parallel"] = shared_work(setup.team, setup.division, config)
     resets = {"reset_at_documents": config.data.reset_at_documents}
     result["data"] = setup.data.describe() | resets

@@ -36,11 +36,15 @@ class MuonConfig(ScheduledConfig):
         matrix_lr: Learning rate of the matrices, on the scale of an AdamW rate; it follows the
             same schedule as ``lr``.
         momentum: Momentum of the matrices.
+        matrix_precision: Precision of the products that make an update orthogonal. ``auto`` is bf16
+            on a GPU and on a CPU with instructions for bf16, and fp32 on any other CPU. A resumed
+            run goes on in the one that it began with.
     """
 
     name: Literal["muon"]
     matrix_lr: Positive
     momentum: Fraction
+    matrix_precision: Literal["auto", "fp32", "bf16"] = "auto"
 
 
 class ScheduleFreeConfig(Section):

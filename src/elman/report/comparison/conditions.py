@@ -13,10 +13,12 @@ from elman.sections.budget import UNSAID_MINUTES
 NOT_RECORDED = "not recorded"
 
 # Two runs of one model may differ in these settings and still be the same experiment. The bytes of
-# the data, the backend and whether the pass was replayed are read from the result, as measured.
+# the data, the backend, whether the pass was replayed and the precision of Muon are read from the
+# result, as measured.
 _IRRELEVANT = {
     "train": ("seed", "device", "graph", *WITHOUT_EFFECT["train"]),
     "data": ("path", "format", "field"),
+    "optim": ("matrix_precision",),
 }
 # Settings that older runs do not have; this is what they did.
 _BEFORE: dict[str, dict[str, Any]] = {
@@ -88,7 +90,11 @@ def remarks(run: Run) -> dict[str, str]:
         if key in (config.get(name) or {})
     }
     for name in _REMARKED_SECTIONS:
-        found |= {f"{name}.{key}": _text(v) for key, v in (config.get(name) or {}).items()}
+        found |= {
+            f"{name}.{key}": _text(value)
+            for key, value in (config.get(name) or {}).items()
+            if key not in _IRRELEVANT.get(name, ())
+        }
     if run.config is not None:
         found["MLP behind the mixers"] = _mlp(config.get("model") or {})
         free = (config.get("optim") or {}).get("name") == "schedulefree"
@@ -97,6 +103,8 @@ def remarks(run: Run) -> dict[str, str]:
         found["data.path"] = data_names(run)
         # The oldest results have no such key: nothing was replayed then.
         found["train.graph"] = _text(bool(run.result.graph))
+        if (config.get("optim") or {}).get("name") == "muon":  # the oldest results do not say
+            found["optim.matrix_precision"] = run.result.matrix_precision or "bf16"
         environment = run.result.environment
         found["revision of elman"] = environment.revision or environment.elman or NOT_RECORDED
         found["torch"] = environment.packages.get("torch") or NOT_RECORDED

@@ -90,6 +90,7 @@ class Result(_Part):
     path: str | None = None
     slow_path: bool | None = None
     graph: bool | None = None
+    matrix_precision: str | None = None
     contended: bool | None = None
     jobs_per_gpu: Whole = None
     steps: Whole = None

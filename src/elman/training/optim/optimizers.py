@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from elman.models.backends import norm_backend
 from elman.sections.optim import LegacyConfig, MuonConfig, OptimConfig, ScheduleFreeConfig
+from elman.training.optim.muon import Muon, Precision, fast_precision
 from elman.training.optim.schedule_free import MaskedScheduleFree
 from elman.training.optim.schedules import legacy_lr, scheduled_lr
 
@@ -35,6 +36,7 @@ class TrainingOptimizer:
     def __init__(self, config: OptimConfig, model: nn.Module, backend: str = "auto") -> None:
         self.config = config
         self._warmup_progress: float | None = None
+        self._precision_before: Precision | None = None
         matrices = _layer_matrices(model) if isinstance(config, MuonConfig) else []
         self._matrices = _build_muon(config, matrices) if isinstance(config, MuonConfig) else None
         self._optimizer = _build(config, model, {id(matrix) for matrix in matrices}, backend)
@@ -54,6 +56,29 @@ class TrainingOptimizer:
         """Whether a kernel of elman's updates the weights, not PyTorch's operations."""
         optimizer = self._optimizer
         return isinstance(optimizer, MaskedScheduleFree) and optimizer.backend == "cuda"
+
+    @property
+    def matrix_precision(self) -> Precision | None:
+        """Precision of Muon's products; None for the other optimizers."""
+        return None if self._matrices is None else self._matrices.precision
+
+    def precision_note(self, device: torch.device) -> str | None:
+        """Say what a resumed run does about its precision that a person should know.
+
+        Args:
+            device: Where the model lives.
+        """
+        now, before, fast = self.matrix_precision, self._precision_before, fast_precision(device)
+        if before is None or now is None or not isinstance(self.config, MuonConfig):
+            return None
+        if now != before:
+            return f"optim.matrix_precision: Muon multiplies in {now} from here on, {before} before"
+        if now != fast and self.config.matrix_precision == "auto":
+            return (
+                f"Muon multiplies in {now}, as this run began; {fast} is faster on this machine: "
+                f"optim.matrix_precision={fast}"
+            )
+        return None
 
     def zero_grad(self) -> None:
         """Drop the gradients."""
@@ -149,6 +174,7 @@ class TrainingOptimizer:
             "optimizer": self._optimizer.state_dict(),
             "matrices": None if self._matrices is None else self._matrices.state_dict(),
             "warmup_progress": self._warmup_progress,
+            "matrix_precision": self.matrix_precision,
         }
 
     def load_state_dict(self, state: dict[str, Any], *, sharded: bool = False) -> None:
@@ -161,10 +187,19 @@ class TrainingOptimizer:
         _load(self._optimizer, state["optimizer"], sharded)
         if self._matrices is not None:
             _load(self._matrices, state["matrices"], sharded)
+            self._keep_precision(state)
         if isinstance(self.config, ScheduleFreeConfig):
             for group in self._optimizer.param_groups:
                 group["lr"] = self.config.lr
         self._warmup_progress = state["warmup_progress"]
+
+    def _keep_precision(self, state: dict[str, Any]) -> None:
+        """Go on in the precision that a run began with, unless a setting names another."""
+        assert self._matrices is not None and isinstance(self.config, MuonConfig)
+        # Checkpoints that do not name it are older than the choice: torch's Muon has bf16 alone.
+        self._precision_before = state.get("matrix_precision") or "bf16"
+        if self.config.matrix_precision == "auto":
+            self._matrices.precision = self._precision_before
 
 
 def _load(optimizer: torch.optim.Optimizer, state: dict[str, Any], sharded: bool) -> None:
@@ -192,14 +227,14 @@ def _decays(parameter: nn.Parameter) -> bool:
     return parameter.requires_grad and is_matrix
 
 
-def _build_muon(config: MuonConfig, matrices: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.Muon(
+def _build_muon(config: MuonConfig, matrices: list[nn.Parameter]) -> Muon:
+    precision = config.matrix_precision
+    return Muon(
         matrices,
+        fast_precision(matrices[0].device) if precision == "auto" else precision,
         lr=config.matrix_lr,
         weight_decay=config.weight_decay,
         momentum=config.momentum,
-        # Scales updates to the size of AdamW's, so that rates and decay mean the same.
-        adjust_lr_fn="match_rms_adamw",
     )
 
 
