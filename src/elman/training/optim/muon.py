@@ -44,7 +44,7 @@ class Muon(torch.optim.Muon):
         """Update every matrix that has a gradient."""
         assert closure is None, "the gradients are there already"
         if self.precision == "bf16":
-            super().step()
+            super().step()  # type: ignore[no-untyped-call]
             return
         for group in self.param_groups:
             for weight_mn in group["params"]:

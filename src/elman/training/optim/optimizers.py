@@ -195,11 +195,13 @@ class TrainingOptimizer:
 
     def _keep_precision(self, state: dict[str, Any]) -> None:
         """Go on in the precision that a run began with, unless a setting names another."""
-        assert self._matrices is not None and isinstance(self.config, MuonConfig)
+        assert self._matrices is not None
+        assert isinstance(self.config, MuonConfig)
         # Checkpoints that do not name it are older than the choice: torch's Muon has bf16 alone.
-        self._precision_before = state.get("matrix_precision") or "bf16"
+        before: Precision = state.get("matrix_precision") or "bf16"
+        self._precision_before = before
         if self.config.matrix_precision == "auto":
-            self._matrices.precision = self._precision_before
+            self._matrices.precision = before
 
 
 def _load(optimizer: torch.optim.Optimizer, state: dict[str, Any], sharded: bool) -> None:
