@@ -22,9 +22,10 @@ import torch._dynamo  # what a rank would import by itself, a second each
 
 import elman.modes.train
 import elman.runs.prepare  # noqa: F401
+from elman.base import leaving
 from elman.cli.main import main
 from elman.config.compose import compose_config
-from elman.distributed import team
+from elman.distributed import team, watch
 from elman.models.language_model import LanguageModel
 from elman.training.trainer import Trainer
 
@@ -32,6 +33,9 @@ from elman.training.trainer import Trainer
 def _plant(fault: dict[str, Any], rank: int) -> None:
     """Let something go wrong: ``nan``, ``oom`` or ``hang`` in one rank; ``slow`` in all."""
     team.HANG_SECONDS = fault.get("hang_seconds", team.HANG_SECONDS)
+    watch.SILENT_SECONDS = fault.get("silent_seconds", watch.SILENT_SECONDS)
+    if fault.get("spared"):
+        team.Joined._kill_the_hung = lambda joined: None  # type: ignore[method-assign]
     loss, kind, left = LanguageModel.loss, fault["kind"], [fault.get("after", 0)]
     hit = fault.get("rank", rank) == rank
 
@@ -63,8 +67,11 @@ def _plant(fault: dict[str, Any], rank: int) -> None:
 
 
 def _rank(rank: int, command: dict[str, Any], port: int) -> None:
-    """Become one rank, with the environment that torchrun gives; never returns."""
-    code = 70
+    """Become one rank, with the environment that torchrun gives; never returns.
+
+    Where the fault says ``whole``, Python's own end is part of it, as in a real process.
+    """
+    code, whole = 70, bool(command.get("fault", {}) and command["fault"].get("whole"))
     try:
         out = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(out, 1)
@@ -79,7 +86,9 @@ def _rank(rank: int, command: dict[str, Any], port: int) -> None:
         code = main(command["argv"])
         sys.stdout.flush()
     finally:
-        os._exit(code)
+        if not whole:
+            os._exit(code)
+    sys.exit(leaving.ends_with(code))
 
 
 def _start(command: dict[str, Any]) -> list[int]:

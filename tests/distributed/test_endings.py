@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import elman
+from tests.distributed.conftest import TINY, RankRun
+from tests.waiting import eventually, gone
 
 SLOW = ("train.steps=10000", "train.val_every=null", "train.save_minutes=null", "log.every=1")
 
@@ -70,6 +75,76 @@ def test_a_killed_rank_is_named_and_the_others_save(start, killed: int) -> None:
     assert f"rank {killed}" in run.result["error"]
     assert "was lost" in run.result["error"]
     assert checkpoint_of(run) == run.result["steps"] >= 2
+
+
+@pytest.mark.required
+@pytest.mark.parametrize(
+    ("stopped", "spared"),
+    [(1, True), (0, True), pytest.param(1, False, marks=pytest.mark.slow)],
+    ids=["rank 1", "rank 0, which has the store", "rank 1, of this host"],
+)
+def test_a_stopped_rank_keeps_nobody_from_ending(start, stopped: int, spared: bool) -> None:
+    """The processes end as real ones do, so a library's wait for the stopped rank would show."""
+    fault = {"kind": "slow", "silent_seconds": 2.0, "spared": spared, "whole": True}
+    run = start(2, *SLOW, fault=fault)
+    steps_of(run, 2)
+    os.kill(run.pids[stopped], signal.SIGSTOP)
+    other = run.pids[1 - stopped]
+    try:
+        eventually(lambda: gone(other))
+        if spared:
+            assert Path(f"/proc/{run.pids[stopped]}/stat").read_text().split()[2] == "T"
+    finally:
+        os.kill(run.pids[stopped], signal.SIGKILL)
+        os.kill(other, signal.SIGKILL)
+    codes = run.end()
+    assert (codes[1 - stopped], codes[stopped]) == (1, -signal.SIGKILL), run.said
+    assert run.result["status"] == "crash"
+    assert "was lost" in run.result["error"]
+    assert checkpoint_of(run) == run.result["steps"] >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1])
+def test_ranks_whose_torchrun_dies_save_and_end(
+    tmp_path: Path, text_file: Path, number: signal.Signals
+) -> None:
+    """SIGUSR1 too kills torchrun, which most batch scripts send before the time limit."""
+    folder = tmp_path / "run"
+    settings = [one for one in TINY if one.split("=")[0] not in {one.split("=")[0] for one in SLOW}]
+    command = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "elman"]
+    places = (f"hydra.run.dir={folder}", f"data.path={text_file}")
+    torchrun = subprocess.Popen(
+        [sys.executable, "-m", *command, *settings, *SLOW, *places],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.DEVNULL,
+    )
+    run = RankRun(folder, [], tmp_path / "log", torchrun)  # type: ignore[arg-type]
+    steps_of(run, 2)
+    torchrun.send_signal(number)
+    assert torchrun.wait() == -number
+    eventually(lambda: (folder / "result.json").exists())
+    assert (run.result["status"], run.result["error"]) == ("interrupted", "torchrun was lost")
+    assert checkpoint_of(run) == run.result["steps"] >= 2
+
+
+def test_a_suspended_job_goes_on(start) -> None:
+    """A scheduler stops all ranks for longer than a rank may be silent."""
+    fault = {"kind": "slow", "silent_seconds": 5.0}
+    run = start(2, *SLOW, fault=fault)
+    steps_of(run, 2)
+    for pid in run.pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(6.5)
+    for pid in run.pids:
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.5)  # a scheduler does not wake all at one moment
+    steps_of(run, len(run.records("step")) + 3)
+    os.kill(run.pids[0], signal.SIGUSR1)
+    assert run.end() == [130, 130], run.said
+    assert run.result["status"] == "interrupted"
+    assert run.said.count("SIGUSR1: saved after step") == 1
+    assert "stopped for " in run.said
 
 
 @pytest.mark.slow

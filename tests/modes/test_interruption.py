@@ -17,8 +17,12 @@ from typing import Any
 import pytest
 
 from elman.base.errors import RunStatus
-from elman.base.signals import Interruption
+from elman.base.signals import ENDING, Interruption, ending, interruptible
 from elman.config.compose import compose_config
+from elman.evaluation.metrics import TrainingClock
+from elman.launchers.interrupts import Interrupts
+from elman.training.stepper import Stepper
+from elman.training.suspension import Suspension
 
 TINY = (
     "model.dim=128",
@@ -98,9 +102,9 @@ def result_of(run: Path) -> dict[str, object]:
 def test_a_signal_finishes_the_step_saves_and_says_interrupted(
     start: Start, tmp_path: Path
 ) -> None:
-    """One run hears every signal, one after another, and goes on each time."""
+    """One run hears several signals, one after another, and goes on each time."""
     process, done = start("train.steps=100000"), 0
-    for number, name in enumerate(("SIGINT", "SIGTERM", "SIGUSR2", "SIGHUP"), 1):
+    for number, name in enumerate(("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP"), 1):
         begun = steps_recorded(only_run(tmp_path))
         run = wait_for_steps(tmp_path, process, begun + 3)
         process.send_signal(signal.Signals[name])
@@ -292,8 +296,91 @@ def test_signals_end_an_evaluation_at_once(start: Start, tmp_path: Path, text_fi
     process.send_signal(signal.SIGTERM)
     out, errors = process.communicate(timeout=180)
     assert "bits per byte" not in out
-    assert errors == "elman: interrupted\n"
+    assert errors == "elman: interrupted (SIGTERM)\n"
     assert process.returncode == 130
+
+
+@pytest.mark.parametrize("number", ENDING, ids=lambda number: number.name)
+def test_every_signal_of_a_scheduler_or_a_keyboard_saves(
+    train, capsys, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    take = Stepper.take
+
+    def told(stepper: Stepper, share: float) -> Any:
+        if stepper.step == 2:
+            os.kill(os.getpid(), number)
+        return take(stepper, share)
+
+    monkeypatch.setattr(Stepper, "take", told)
+    before = signal.getsignal(number)
+    run = train("train.val_every=null", "kernels.backend=reference")
+    assert (run.status, run.result["status"], run.result["steps"]) == (130, "interrupted", 3)
+    assert [path.name for path in (run.folder / "checkpoints").glob("step-*")] == ["step-0000003"]
+    assert f"{number.name}: saved after step 3" in capsys.readouterr().err
+    assert signal.getsignal(number) == before
+
+
+def test_what_a_command_was_started_to_ignore_it_ignores() -> None:
+    """As ``nohup`` does with SIGHUP, and ``trap "" USR1`` in a batch script with its signal."""
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        with interruptible() as interruption, ending():
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert not interruption
+        assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_later_signal_of_a_scheduler_leaves_the_clean_up_alone() -> None:
+    cleaned = []
+    with ending():
+        try:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            raise AssertionError("it was not heard")
+        except KeyboardInterrupt:
+            os.kill(os.getpid(), signal.SIGTERM)
+            cleaned.append(True)
+    assert cleaned
+
+
+def test_a_launcher_passes_a_schedulers_signals_on_as_an_order_to_save() -> None:
+    with Interrupts() as interrupts:
+        for number in (signal.SIGUSR1, signal.SIGXCPU, signal.SIGXCPU):
+            os.kill(os.getpid(), number)
+        assert interrupts.take() == [signal.SIGTERM]
+        assert interrupts.count == 1  # SIGXCPU comes each second, and is no second order
+
+
+def test_time_in_which_a_run_was_stopped_does_not_count(
+    train, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-Z and fg, or a scheduler that suspends jobs: nothing hears the stop itself."""
+    take = Stepper.take
+
+    def stopped(stepper: Stepper, share: float) -> Any:
+        if stepper.step == 4:
+            code = "sleep 0.2; kill -STOP $0; sleep 2.5; kill -CONT $0"
+            helper = subprocess.Popen(["sh", "-c", code, str(os.getpid())])
+            helper.wait()
+        return take(stepper, share)
+
+    monkeypatch.setattr(Stepper, "take", stopped)
+    run = train("train.val_every=null", "kernels.backend=reference")
+    assert run.result["status"] == "ok"
+    said = re.search(r"stopped for (\d+)s, which does not count", capsys.readouterr().err)
+    assert said is not None
+    assert int(said[1]) >= 2
+
+
+def test_a_run_that_goes_on_without_a_stop_loses_no_time() -> None:
+    """SLURM sends SIGCONT before SIGTERM."""
+    clock, interruption = TrainingClock(), Interruption()
+    clock.start()
+    suspension = Suspension(clock, 0.5)
+    suspension.begins()
+    interruption.goes_on(signal.SIGCONT, None)
+    assert suspension.forgiven(interruption) == 0.0
 
 
 class TestInterruption:
@@ -316,8 +403,10 @@ class TestInterruption:
         interruption.begin()
         self.send(interruption, signal.SIGHUP, signal.SIGTERM)
         assert interruption.name == "SIGTERM"
-        with pytest.raises(KeyboardInterrupt):
-            self.send(interruption, signal.SIGINT)
+        for number in (signal.SIGINT, signal.SIGQUIT):
+            with pytest.raises(KeyboardInterrupt):
+                self.send(interruption, number)
+            interruption.begin()
 
     def test_nothing_interrupts_the_writing_of_the_result(self) -> None:
         interruption = Interruption()

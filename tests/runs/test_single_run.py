@@ -115,7 +115,8 @@ def test_a_crash_without_a_folder_keeps_its_traceback_too(
 
 def test_ctrl_c_before_the_run_is_one_line_and_130(elman: Elman, tmp_path: Path) -> None:
     ended = elman("train.steps=906")
-    assert (ended.status, ended.errors) == (130, "elman: interrupted\n")
+    line = "elman: interrupted before the first step: nothing to save\n"
+    assert (ended.status, ended.errors) == (130, line)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from elman.base import leaving
 from elman.base.errors import ExitStatus, UserError
 from elman.base.version import __version__
 from elman.cli import flags
@@ -45,7 +46,9 @@ def main(argv: Sequence[str] | None = None, before_run: Callable[[], None] = lam
     from elman.base.signals import ending
 
     with lasting_output(), ending(), threads_told():
-        return _main(sys.argv[1:] if argv is None else argv, before_run)
+        if argv is None:  # this process has no other status
+            return leaving.ends_with(_main(sys.argv[1:], before_run))
+        return _main(argv, before_run)
 
 
 def _main(argv: Sequence[str], before_run: Callable[[], None]) -> int:
@@ -74,13 +77,26 @@ def _main(argv: Sequence[str], before_run: Callable[[], None]) -> int:
         return _refuse(error)
     except KeyboardInterrupt:
         if _follows() is None:
-            print("elman: interrupted", file=sys.stderr)
+            print(_interrupted(), file=sys.stderr)
         return int(ExitStatus.INTERRUPTED)
     except BrokenPipeError:
         # The reader of our output closed the pipe (elman --help | head): nobody is left to tell.
         return int(ExitStatus.FAILED)
     except Exception as error:
         return _failed_before_a_run(error)
+
+
+def _interrupted() -> str:
+    """Return the line of a command that a signal ended at once: which one, and what is saved."""
+    from elman.base.signals import last_received
+    from elman.cli import session
+
+    name = last_received()
+    line = "elman: interrupted" + (f" ({name})" if name else "")
+    job = session.current().job
+    if job is None or job.config.mode != "train":
+        return line
+    return f"{line} before the first step: nothing to save"
 
 
 def run_task(tree: DictConfig) -> int:

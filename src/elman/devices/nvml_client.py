@@ -19,6 +19,7 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
+from elman.base.signals import leave_to_the_command
 from elman.devices.nvml import (
     PRETENDED,
     Driver,
@@ -131,6 +132,7 @@ def _started() -> subprocess.Popen[bytes]:
 
 def main() -> None:
     """Answer queries until end of file."""
+    leave_to_the_command()
     library = Nvml()
     for line in sys.stdin:
         question, *arguments = json.loads(line)

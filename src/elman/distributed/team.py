@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -23,6 +25,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from elman.base import leaving
 from elman.base.errors import ExitStatus, UserError, first_line
 from elman.base.rank_place import ONE_PROCESS, RankPlace
 from elman.base.signals import Interruption
@@ -249,11 +252,29 @@ class Joined:
         return self.place.rank == (1 if heir else 0)
 
     def leave(self) -> None:
-        """Leave the group, however the run ended."""
+        """Leave the group, however the run ended.
+
+        If a rank was lost, its end would wait for that rank, so this process ends without it.
+        """
         self.watch.stop()
-        if self.watch.ending is None:  # else a connection is broken, and the exit closes the rest
+        if self.watch.ending is None:
             with suppress(RuntimeError):
                 dist.destroy_process_group()
+            return
+        leaving.end_at_once()
+        if self.writes:
+            self._kill_the_hung()
+
+    def _kill_the_hung(self) -> None:
+        """Kill a lost rank of this host that hangs: it would keep its GPU and torchrun."""
+        ending, own = self.watch.ending, self.hosts[self.place.rank]
+        if ending is None or not ending.lost or self.hosts[ending.rank] != own:
+            return
+        here = [rank for rank, host in enumerate(self.hosts) if host == own]
+        pid = self.processes[here.index(ending.rank)]
+        if pid != os.getpid() and _parent_of(pid) == os.getppid():  # else the number is another's
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
 
     def _hosts(self, host: str) -> list[str]:
         self.watch.tell(f"host/{self.place.rank}", f"{host} {_gpu(self._device)}")
@@ -287,6 +308,8 @@ class Joined:
             TeamError: the exchange failed, or another rank ended the run.
         """
         assert work is not None
+        if self.watch.ending is not None:
+            raise TeamError(self.watch.ending)
         self.watch.meets("waiting for the other ranks")
         if on_device:
             work.wait()  # with a time limit NCCL would block the host
@@ -301,7 +324,8 @@ class Joined:
             except RuntimeError as error:
                 if self.watch.ending is not None:
                     raise TeamError(self.watch.ending) from None
-                waited += time.monotonic() - began
+                # Longer than asked for: this process was stopped meanwhile, and so were the others.
+                waited += min(time.monotonic() - began, 2.0)
                 if self.watch.someone_busy():
                     waited = 0.0
                 if waited > HANG_SECONDS or work.is_completed():
@@ -357,6 +381,14 @@ def own_device(device: torch.device, place: RankPlace) -> torch.device:
     own = torch.device("cuda", index)
     torch.cuda.set_device(own)
     return own
+
+
+def _parent_of(pid: int) -> int | None:
+    """Return the process that started another one; None if that cannot be told."""
+    with suppress(OSError, ValueError):
+        after_name = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2]
+        return int(after_name.split()[1])
+    return None
 
 
 def _gpu(device: torch.device) -> str:

@@ -21,11 +21,18 @@ from torch.distributed.distributed_c10d import Store
 from elman.base.errors import ExitStatus, RunStatus
 from elman.base.rank_place import RankPlace
 from elman.base.signals import Interruption
+from elman.distributed.living_store import LivingStore
 
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 15.0
 """Without a sign of life for so long, a rank counts as lost."""
 _LOOK_SECONDS = 3.0
+# A rank that has not looked for so long was stopped, and so were the others: a suspended job.
+_STOPPED_SECONDS = 5.0
+# A process that dies closes its connections a moment before its children are orphans.
+_ORPHAN_SECONDS = 1.0
+NOBODY = -1
+"""Stands for a rank where no rank is to blame."""
 _ENDING, _SIGNAL, _CLOSED = "ending", "signal", "closed"
 
 
@@ -33,7 +40,7 @@ class Ending(NamedTuple):
     """Why all ranks stop.
 
     Args:
-        rank: The rank that failed.
+        rank: The rank that failed, or NOBODY.
         status: How the run ends, a value of ``RunStatus``; ``user`` for a mistake of the user.
         error: What happened, in one line.
         lost: Whether the rank is gone or hangs, so that it does nothing about it itself.
@@ -106,17 +113,19 @@ class Watch:
         host: str,
         on_ending: Callable[[], None] = lambda: None,
     ) -> None:
-        self._store, self._of_thread = store, store.clone()  # type: ignore[attr-defined]
+        self._store = LivingStore(store, SILENT_SECONDS)
+        self._of_thread = LivingStore(store.clone(), SILENT_SECONDS)  # type: ignore[attr-defined]
         self._place, self._on_ending = place, on_ending
         self._name = f"{host}, pid {os.getpid()}"
         self._count = self._met = 0
         self._doing, self._busy = "starting", False
         self._seen: dict[int, tuple[_Beat, float]] = {}
+        self._looked, self._parent = time.monotonic(), os.getppid()
         self._interruption: Interruption | None = None
         self._stopped = threading.Event()
         self._ending: Ending | None = None
         self._told = False
-        self._beat(store)
+        self._beat(self._store)
         self._thread = threading.Thread(target=self._run, name="elman-watch", daemon=True)
         self._thread.start()
 
@@ -180,8 +189,15 @@ class Watch:
         )
 
     def tell(self, key: str, value: str) -> None:
-        """Tell the other ranks something under a key that is used once."""
-        self._store.set(f"told/{key}", value)
+        """Tell the other ranks something under a key that is used once.
+
+        Raises:
+            TeamError: the store is gone.
+        """
+        try:
+            self._store.set(f"told/{key}", value)
+        except RuntimeError:
+            raise self._cut_off() from None
 
     def told(self, key: str, owner: int) -> str:
         """Wait until rank ``owner`` has told something, however long that takes, and return it.
@@ -203,7 +219,25 @@ class Watch:
         try:
             return bool(self._store.check([key]))
         except RuntimeError:
-            raise TeamError(self._post(self._store, self._lost(0, None))) from None
+            raise self._cut_off() from None
+
+    def _cut_off(self) -> TeamError:
+        self._ending = self._ending or self._without_store()
+        return TeamError(self._ending)
+
+    def _without_store(self) -> Ending:
+        """Return why all stop when the store is gone, and with it torchrun or rank 0.
+
+        The death of torchrun is an order to stop, as that of every launcher is. All ranks must be
+        its children to tell it from the loss of rank 0's host.
+        """
+        until = time.monotonic() + _ORPHAN_SECONDS
+        children = os.environ.get("LOCAL_WORLD_SIZE") == str(self._place.size)
+        while children and time.monotonic() < until:
+            if os.getppid() != self._parent:
+                return Ending(NOBODY, RunStatus.INTERRUPTED.value, "torchrun was lost")
+            time.sleep(0.05)
+        return Ending(0, RunStatus.CRASH.value, "torchrun, or rank 0, was lost", True)
 
     def close(self, code: ExitStatus | None) -> ExitStatus | None:
         """End this rank's part; rank 0 tells its exit status, the others take it over.
@@ -247,11 +281,11 @@ class Watch:
                 self._beat(self._of_thread)
                 self._pass_signals_on(self._of_thread)
                 self._look(self._of_thread)
-            except RuntimeError:  # the store is gone, and with it torchrun or rank 0
-                self._learn(Ending(0, RunStatus.CRASH.value, "torchrun, or rank 0, was lost", True))
+            except RuntimeError:
+                self._learn(self._without_store())
                 return
 
-    def _look(self, store: Store) -> None:
+    def _look(self, store: LivingStore) -> None:
         """Take over an ending; note one for a rank that gives no sign of life."""
         known = self._posted(store)
         beats = self._others(store)
@@ -267,7 +301,7 @@ class Watch:
             self._told = True
             self._on_ending()
 
-    def _pass_signals_on(self, store: Store) -> None:
+    def _pass_signals_on(self, store: LivingStore) -> None:
         interruption = self._interruption
         if interruption is None:
             return
@@ -279,17 +313,20 @@ class Watch:
 
     # ------------------------------------------------------------------ the store
 
-    def _beat(self, store: Store) -> None:
+    def _beat(self, store: LivingStore) -> None:
         self._count += 1
         beat = _Beat(self._count, self._met, self._doing, self._busy, self._name)
         store.set(f"beat/{self._place.rank}", json.dumps(beat))
 
-    def _others(self, store: Store) -> dict[int, _Beat]:
+    def _others(self, store: LivingStore) -> dict[int, _Beat]:
         """Return the last sign of life of every other rank, and note when each was new.
 
         Without the store, which ends with rank 0 where torchrun does not keep it, there is none.
         """
         found, now = dict[int, _Beat](), time.monotonic()
+        if now - self._looked > _STOPPED_SECONDS:  # the others shall have time for a sign
+            self._seen = {rank: (beat, now) for rank, (beat, _) in self._seen.items()}
+        self._looked = now
         for rank in range(self._place.size):
             try:
                 if rank == self._place.rank or not store.check([f"beat/{rank}"]):
@@ -313,7 +350,7 @@ class Watch:
         what = f"{who} was lost: it gives no sign of life{doing}"
         return Ending(rank, RunStatus.CRASH.value, what, True)
 
-    def _post(self, store: Store, ending: Ending) -> Ending:
+    def _post(self, store: LivingStore, ending: Ending) -> Ending:
         """Note an ending; of several, the first counts."""
         try:
             known = store.compare_set(_ENDING, "", json.dumps(ending))
@@ -323,7 +360,7 @@ class Watch:
         self._ending = Ending(*json.loads(known))
         return self._ending
 
-    def _posted(self, store: Store) -> Ending | None:
+    def _posted(self, store: LivingStore) -> Ending | None:
         with contextlib.suppress(RuntimeError):
             if store.check([_ENDING]):
                 self._ending = Ending(*json.loads(store.get(_ENDING)))

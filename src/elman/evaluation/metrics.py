@@ -178,6 +178,11 @@ class TrainingClock:
         now = self._paused_at if self._paused_at is not None else time.perf_counter()
         return self._before + now - self._started
 
+    def forget(self, seconds: float) -> None:
+        """Leave out seconds in which the process was stopped; the clock must run."""
+        if self._started is not None:
+            self._started += seconds
+
     @contextmanager
     def pause(self, reason: str) -> Iterator[None]:
         """Stop the training clock and count the time under ``reason``."""

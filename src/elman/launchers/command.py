@@ -31,8 +31,8 @@ from elman.launchers.place import place_of_this_process
 from elman.runs.folder import RunLock, discard_folder
 from elman.runs.state import has_begun, read_result
 
-# On this signal submitit saves and requeues; NCCL uses USR1.
-_PREEMPTED = signal.SIGUSR2
+# Names the signal, without SIG, on which submitit saves and requeues.
+_PREEMPT_VARIABLE = "SUBMITIT_PREEMPT_SIGNAL"
 _SIGNAL_EARLY_SECONDS = 75.0  # the 60 s of sbatch and a margin for the save
 RESULT_FILE = MODES["train"].result_file
 # Hydra settings of the sweep itself, which its jobs must not get.
@@ -86,14 +86,15 @@ class JobCommand:
         except UserError as error:
             print(f"elman: error: {error}")
             return int(ExitStatus.USER_ERROR)
-        preempted = status == ExitStatus.INTERRUPTED and _PREEMPTED in received
+        order = preemption_signal()
+        preempted = status == ExitStatus.INTERRUPTED and order in received
         if not preempted or not callable(preempt) or not self._requeues():
             return status
         if self._steps() <= before and near_limit(self.save_seconds):
             _timed_out("no step between its start and the order to save; not queued again")
             return int(ExitStatus.TIMEOUT)
         try:
-            preempt(_PREEMPTED, None)
+            preempt(order, None)
         except submitit.core.utils.UncompletedJobError:
             _timed_out("every start that launcher.requeues allows is used up")
             return int(ExitStatus.TIMEOUT)
@@ -150,6 +151,11 @@ class JobCommand:
             )
 
 
+def preemption_signal() -> signal.Signals:
+    """Return the signal on which submitit has a job queued again: USR2 unless its user chose."""
+    return signal.Signals[f"SIG{os.environ.get(_PREEMPT_VARIABLE, 'USR2')}"]
+
+
 def visible_devices() -> list[str]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES names; none if it is empty or not set."""
     return [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
@@ -194,11 +200,11 @@ def _signals() -> Iterator[tuple[set[int], Any]]:
     """Let every signal end the job like Ctrl-C, and record which came.
 
     While training runs, it handles the signals itself and saves first; this covers the time before
-    and after. Yields the signals that came, and the former handler of SIGUSR2: submitit's requeue.
+    and after. Yields the signals that came, and submitit's handler of its own: the requeue.
     """
     signals.received.clear()
     with signals.ending() as before:
-        yield signals.received, before[_PREEMPTED]
+        yield signals.received, before.get(preemption_signal())
 
 
 def job_arguments(

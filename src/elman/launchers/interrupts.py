@@ -6,15 +6,12 @@ import signal
 import time
 from types import FrameType, TracebackType
 
-from elman.base.signals import ignored, received
+from elman.base.signals import ENDING, ignored, received
 
-# The signals on which a run saves and ends; a closed terminal ends it like SIGTERM. The signal that
-# requeues a single job ends a sweep: jobs could not be requeued without their launcher.
+# A job saves on each of them. The signal that requeues a single job ends a sweep: jobs could not be
+# requeued without their launcher.
 _FORWARDED = {
-    signal.SIGINT: signal.SIGINT,
-    signal.SIGTERM: signal.SIGTERM,
-    signal.SIGUSR2: signal.SIGTERM,
-    signal.SIGHUP: signal.SIGTERM,
+    number: signal.SIGINT if number == signal.SIGINT else signal.SIGTERM for number in ENDING
 }
 
 
@@ -40,6 +37,8 @@ class Interrupts:
         return time.monotonic() - self._first if self.count else 0.0
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGXCPU and self.count:
+            return  # the system repeats it each second, so this is nobody's second order
         received.add(number)
         self._first = self._first or time.monotonic()
         self.count += 1

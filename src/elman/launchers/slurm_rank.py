@@ -16,6 +16,7 @@ from pathlib import Path
 from submitit import JobEnvironment
 from submitit.core.utils import JobPaths
 
+from elman.base import leaving
 from elman.base.errors import ExitStatus, UserError
 from elman.base.rank_place import rank_environment, rank_place
 from elman.launchers.command import JobCommand, visible_devices
@@ -54,6 +55,7 @@ class SlurmRankCommand(JobCommand):
         """Run this rank and return its exit status."""
         os.environ.update(slurm_environment(self.ranks, self.nodes))
         status = super().__call__()
+        leaving.ends_with(0)  # what submitit's process ends with
         if status not in (ExitStatus.OK, ExitStatus.INTERRUPTED):
             # srun ends the other ranks when one exits with an error; submitit would exit with 0.
             atexit.register(_leave, status, self._other_results())

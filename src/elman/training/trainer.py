@@ -39,6 +39,7 @@ from elman.training.recorder import Recorder
 from elman.training.room import NoRoomError, Result, Room
 from elman.training.saving import Saver
 from elman.training.stepper import Stepper
+from elman.training.suspension import Suspension
 
 SHOWN_SECONDS = 10.0
 """A line is shown at least this often, however rarely ``log.every`` asks for one."""
@@ -94,6 +95,7 @@ class Trainer:
         self._flushed_at = time.monotonic()
         self._interruption = Interruption()
         self._moment = _Moment(0.0, False, False)
+        self._suspension = Suspension(self.ledger.clock, 0.0)
 
     def start_from(self, place: str) -> None:
         """Load only the weights of another run's checkpoint."""
@@ -155,6 +157,7 @@ class Trainer:
                 self._held_out.foretell(self.model, self._pass_seconds, left)
         self._interruption = interruption
         self.ledger.begin(recorder, self.stepper.step, self.stepper.tokens)
+        self._suspension = Suspension(self.ledger.clock, self._pass_seconds)
         interruption.begin()
         self.saver.begin()
         try:
@@ -165,8 +168,12 @@ class Trainer:
         except TeamError:
             self._rescue_alone()
             raise
-        self.saver.save(final=True)
-        self._collect()
+        try:
+            self.saver.save(final=True)
+            self._collect()
+        except TeamError:
+            self._rescue_alone()
+            raise
         if status is RunStatus.INTERRUPTED:
             self._display.say(f"{interruption.name}: saved after step {self.stepper.step}")
         if status is RunStatus.OK and self._team.place.leads:
@@ -264,6 +271,7 @@ class Trainer:
 
     def _look(self) -> None:
         """Let all ranks see the same moment: rank 0's clock, and a signal to any of them."""
+        self._forget_stop()
         share = self.ledger.share(self.stepper.step)
         asked = signal.Signals[self._interruption.name] if self._interruption.name else 0
         told = self._team.gather(share, asked, self.saver.is_due())
@@ -272,6 +280,11 @@ class Trainer:
             self._interruption.take_over(asked)
         self._moment = _Moment(told[0][0], asked > 0, bool(told[0][2]))
 
+    def _forget_stop(self) -> None:
+        """Do not count the time in which this process was stopped, and say so."""
+        if seconds := self._suspension.forgiven(self._interruption):
+            self._display.say(f"stopped for {duration(seconds)}, which does not count as training")
+
     def _loop(self) -> RunStatus:
         config, stepper, ledger = self.config, self.stepper, self.ledger
         profile = config.train.profile and self._team.place.leads
@@ -279,10 +292,13 @@ class Trainer:
             self._look()
             while self._moment.share < 1.0 and not self._moment.stopped:
                 self._record_again()
+                self._forget_stop()
+                self._suspension.begins()
                 self._team.does(f"computing step {stepper.step + 1}")
                 taken = stepper.take(self._moment.share)
                 if ledger.throughput.marks_next():
                     stepper.synchronize()
+                self._forget_stop()
                 ledger.book(taken, stepper.tokens)
                 profiler_step()
                 if stepper.blocked():

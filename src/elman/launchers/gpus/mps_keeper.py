@@ -21,6 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+from elman.base.signals import leave_to_the_command
+
 _START_SECONDS = 20.0
 _ASK_SECONDS = 20.0
 _PROBE_SECONDS = 60.0
@@ -36,6 +38,7 @@ class MpsError(Exception):
 
 def main(control: str, uuid: str, seconds: int) -> None:
     """Start the daemon, say so, and end it at the end of the input."""
+    leave_to_the_command()
     signal.signal(signal.SIGTERM, _end)
     folder = _folder()
     places = {
