@@ -21,6 +21,7 @@ USUAL = (
     f"train.batch_size={BATCH}",
     f"train.chunk_size={CHUNK}",
     "log.every=5",
+    "optim.warmup_steps=0",
 )
 RESULT: dict[str, Any] = {
     "status": "ok",
@@ -108,7 +109,10 @@ def make_run(
     result: Mapping[str, Any] | None = None,
     no_result: bool = False,
 ) -> Path:
-    """Write a run folder; ``result`` changes what the result file of a good run says."""
+    """Write a run folder; ``result`` changes what the result file of a good run says.
+
+    The held-out bits are as many as the nats of the loss, unless they are given.
+    """
     folder.mkdir(parents=True)
     named = {text.split("=")[0] for text in overrides}
     usual = [text for text in USUAL if text.split("=")[0] not in named]
@@ -118,7 +122,10 @@ def make_run(
     lines = [json.dumps(record) + "\n" for record in records(losses)]
     (folder / "metrics.jsonl").write_text("".join(lines))
     if not no_result:
-        whole = merged({**RESULT, "model": config.model.name}, result or {})
+        told = dict(result or {})
+        if math.isfinite(told.get("loss", math.nan)):
+            told = {"val_bpb": told["loss"]} | told
+        whole = merged({**RESULT, "model": config.model.name}, told)
         (folder / "result.json").write_text(json.dumps(whole))
     return folder
 

@@ -46,7 +46,7 @@ def test_every_figure_and_the_table_are_written(
     document = (place / "figures.tex").read_text()
     shown = re.findall(r"\\includegraphics.*?\{(.*?)\.pdf\}", document)
     assert shown[0] == "swept-model-optim-lr"
-    assert shown[1:] == ["loss-steps", "loss-minutes", "loss-tokens", "throughput", "pareto"]
+    assert shown[1:] == ["loss-steps", "loss-minutes", "loss-bytes", "throughput", "pareto"]
     assert document.count(r"\caption{") == len(shown)
     assert "Each point is the mean over the 100 optimizer steps up to it" in document
     for name in shown:

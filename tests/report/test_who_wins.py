@@ -16,11 +16,12 @@ from rich.console import Console
 
 from elman.cli.main import main
 from elman.report.comparison.content import Report, make_report
+from elman.report.comparison.deciding import LOSS, MEMORY, SPEED, VAL_BPB
 from elman.report.comparison.page import page_text
 from elman.report.comparison.published_rows import beside
 from elman.report.comparison.rows import Row
 from elman.report.comparison.text_files import csv_text, markdown_text
-from elman.report.comparison.wins import LOSS, MEMORY, SPEED, VAL_BPB, Wins, who_wins
+from elman.report.comparison.wins import Wins, who_wins
 from elman.report.comparison.wins_text import METHOD, print_wins, sentence, verdict, wins_markdown
 
 from .fake_sweep import BATCH, CHUNK, FakeSweep
@@ -62,7 +63,9 @@ def test_the_lowest_loss_is_compared_with_by_default(sweep: FakeSweep) -> None:
     assert line.interval == (pytest.approx(mean - reach), pytest.approx(mean + reach))
     assert verdict(line) == "worse"
     told = sentence(group, group.challengers[0])
-    assert told.startswith("e1: worse: loss +0.0967 (+0.0823 to +0.1110) at equal")
+    assert told.startswith(
+        "e1: worse: val bpb +0.0967 (+0.0823 to +0.1110) at equal steps; loss agrees, +0.0967 ("
+    )
 
 
 def test_what_noise_hides_is_said_with_the_seeds_that_would_decide(sweep: FakeSweep) -> None:
@@ -221,13 +224,13 @@ def test_equal_steps_minutes_and_bytes_are_read_from_the_curves(sweep: FakeSweep
     assert steps.value == pytest.approx((6 - 0.01 * 350.5) - (5 - 0.005 * 350.5))
     size = one.line(LOSS, "bytes")
     assert (size.effort, size.value) == (400 * BYTES, pytest.approx(steps.value))
-    # At equal minutes both are through: 800 s.
+    # At equal minutes both are through: 800 s. The last tenth of it is centered on 760 s.
     minutes = one.line(LOSS, "minutes")
     assert (minutes.effort, minutes.earlier) == (pytest.approx(800 / 60), False)
-    assert minutes.value == pytest.approx((6 - 0.01 * 350.5) - (5 - 0.005 * 750.5))
+    assert minutes.value == pytest.approx((6 - 0.01 * 380) - (5 - 0.005 * 760))
     printed = io.StringIO()
     print_wins(Console(file=printed, width=200), Wins((group,)))
-    assert "loss minus that of e42" in printed.getvalue()
+    assert "minus that of e42" in printed.getvalue()
     assert "\n* before the end of the longer runs: " in printed.getvalue()
     held_out = one.line(VAL_BPB, "steps")
     assert held_out.value == pytest.approx((6 - 0.01 * 400) - (5 - 0.005 * 400))
@@ -239,10 +242,10 @@ def test_a_faster_model_may_lose_at_equal_steps_and_win_at_equal_minutes(sweep: 
     assert (group.reference.model, group.axis) == ("e1", "steps")
     (one,) = group.challengers
     assert one.line(LOSS, "steps").value == pytest.approx(-1 + 0.005 * 350.5)  # crossed, ahead
-    # After 400 s the slow one is at step 200, where its mean of 100 steps is 6 - 1.505.
+    # The last tenth of 400 s is centered on 380 s, step 190 of the slow one.
     minutes = one.line(LOSS, "minutes")
     assert minutes.effort == pytest.approx(400 / 60)
-    assert minutes.value == pytest.approx((5 - 0.005 * 350.5) - (6 - 0.01 * 150.5))
+    assert minutes.value == pytest.approx((5 - 0.005 * 380) - (6 - 0.01 * 190))
     assert verdict(minutes) == "better"
     assert verdict(one.line(LOSS, "steps")) == "worse"
 

@@ -9,7 +9,13 @@ from pathlib import Path
 
 from elman.evaluation.metrics import DEFINITIONS
 from elman.report.comparison.columns import COLUMNS
-from elman.report.comparison.curves import BANDS, RATE_SMOOTHING, SMOOTHING, THINNING
+from elman.report.comparison.curves import (
+    BANDS,
+    RATE_SMOOTHING,
+    SHARE_SMOOTHING,
+    SMOOTHING,
+    THINNING,
+)
 from elman.report.comparison.progress import ESTIMATE
 from elman.report.comparison.published_rows import WARNING
 from elman.report.comparison.swept import ABOUT, ABOUT_HEAT
@@ -162,13 +168,29 @@ all columns.
 
 Below the table stands, for each row, how it differs from one other row:
 
-    e42: not distinguishable with 2 seeds; about 6 more would decide: loss +0.0250 ...
-    e1: worse: loss +0.0967 (+0.0823 to +0.1110) at equal steps, ...
+    e42: not distinguishable with 2 seeds; about 6 more would decide: loss +0.0250 (-0.1656 to
+    +0.2156) at equal steps; val bpb disagrees: worse, +0.0400 (+0.0273 to +0.0527), p 0.016 ...
+    e1: worse: val bpb +0.0967 (+0.0823 to +0.1110) at equal minutes; loss agrees, +0.0671 ...
 
-The loss that decides is the one at equal steps, bytes, FLOPs or minutes, by what bounded the runs
-([which of them?](#equal-what)). The terminal shows the losses at equal steps, minutes and bytes,
-and at equal FLOPs if they were the budget; the files have every difference, with val bpb, speed and
-memory. A row that is compared with no other is named with the conditions that differ.
+Two numbers tell how well a model predicts: `loss` on the bytes that it learned from, and `val bpb`
+on held-out ones. One of them decides, and the report says which and why. It is compared at equal
+steps, bytes, FLOPs or minutes, by what bounded the runs ([which of them?](#equal-what)).
+
+| runs | what decides | why |
+| --- | --- | --- |
+| a budget of minutes or FLOPs | val bpb | the last 100 steps are not an equal share of the runs |
+| fewer than 1,000 steps | val bpb | the last 100 steps are more than a tenth of a run |
+| at least 1,000 steps, a budget of steps or bytes | loss | it is the mean over more bytes |
+| in the first two lines, if a run has no val bpb | loss, of all rows | the report says where |
+
+The row that the others are compared with, the order of the rows, the commands for more seeds and
+the pictures of what was swept follow the number that decides. The terminal shows it with the losses
+at equal steps, minutes and bytes, and at equal FLOPs if they were the budget; the files have every
+difference, with speed and memory. A row that is compared with no other is named with the conditions
+that differ.
+
+A loss at equal minutes or FLOPs is the mean over the last tenth of them, not over 100 steps. So two
+models whose loss is the same at every moment are equal there, whether they take 200 steps or 2,000.
 
 Below what noise hides stands the command that would decide it, ready to copy:
 
@@ -197,7 +219,7 @@ simulation.
 
 First comes what was swept, apart from the seed:
 
-- One key: the loss over its values, or the loss of each name. {about}
+- One key: what decides (loss or val bpb) over its values, or of each name. {about}
 - Two keys that form a grid: a heat map. {heat}
 - More keys, or no grid: a picture for each key.
 
@@ -206,11 +228,12 @@ differences. A loss is drawn at the edge if it is more than ten times as far abo
 the median is.
 
 The other plots show the loss over optimizer steps, over minutes of training and over predicted
-bytes; the validations; the throughput over minutes; and the loss against throughput with the Pareto
-front of each set. Below each plot are its numbers. Those of the losses are given at equal steps,
-minutes and bytes, up to the end of the shortest run.
+bytes; the validations, if it is only one a run as well; the throughput over minutes; and what
+decides against throughput with the Pareto front of each set. Below each plot are its numbers. Those
+of the losses are given at equal steps, minutes and bytes, up to the end of the shortest run.
 
 - Loss: {smoothing}
+- Loss over minutes: {shares}
 - Throughput: {rates}
 - Seeds: {bands}
 - {thinning} The loss axis ends where the curves are after a fifth of their run. What is above is
@@ -243,6 +266,7 @@ def page() -> str:
         flops=f"`flops_per_byte`: {DEFINITIONS['flops_per_byte']}.",
         columns=table(("column", "what it is"), [(c.head, c.definition) for c in COLUMNS]),
         smoothing=SMOOTHING,
+        shares=SHARE_SMOOTHING,
         rates=RATE_SMOOTHING,
         bands=BANDS,
         estimate=ESTIMATE,

@@ -166,6 +166,21 @@ COLUMNS = (
         lambda row, _: row.label,
         numeric=False,
     ),
+    Column("loss", f"{LOSS.definition}; mean over seeds", _loss),
+    Column(
+        "spread",
+        f"of loss, {SPREAD_DEFINITION}",
+        lambda row, _: LOSS.spread(row),
+        numeric=False,
+    ),
+    Column("val bpb", f"{VAL_BPB.definition}; mean over seeds", _measure(VAL_BPB)),
+    Column(
+        "val spread",
+        f"of val bpb, {SPREAD_DEFINITION}",
+        lambda row, _: VAL_BPB.spread(row),
+        numeric=False,
+    ),
+    Column("bpb", f"{BPB.definition}; mean over seeds", _measure(BPB)),
     Column("params", DEFINITIONS["params"], _params),
     Column(
         "backend",
@@ -175,15 +190,6 @@ COLUMNS = (
         numeric=False,
     ),
     Column("steps", STEPS.definition, _measure(STEPS)),
-    Column("loss", f"{LOSS.definition}; mean over seeds", _loss),
-    Column(
-        "spread",
-        f"of loss, {SPREAD_DEFINITION}",
-        lambda row, _: LOSS.spread(row),
-        numeric=False,
-    ),
-    Column("bpb", f"{BPB.definition}; mean over seeds", _measure(BPB)),
-    Column("val bpb", f"{VAL_BPB.definition}; mean over seeds", _measure(VAL_BPB)),
     Column("tok/s", f"{TOK_S.definition}; mean over seeds", _measure(TOK_S)),
     Column(
         STEP_HEAD,

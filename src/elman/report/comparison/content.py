@@ -11,6 +11,7 @@ from elman.config.catalog import SHIPPED, Place
 from elman.config.suites import SuiteFigures
 from elman.report.comparison.collect import Source, collect
 from elman.report.comparison.columns import NONE, Column, published_only, shown_columns
+from elman.report.comparison.deciding import LOSS_HEIGHT, Height, deciding_for_all, height_of
 from elman.report.comparison.next_seeds import with_commands
 from elman.report.comparison.notes import comparison_notes, run_notes
 from elman.report.comparison.published_rows import Beside, beside
@@ -41,6 +42,12 @@ class Report:
     def tasks(self) -> Tasks:
         """What its rows show about tasks."""
         return make_tasks(self.rows)
+
+    @cached_property
+    def height(self) -> Height:
+        """What its pictures show: the number that decides in the largest group of rows."""
+        by = self.wins.by or deciding_for_all(self.rows)
+        return LOSS_HEIGHT if by is None else height_of(by)
 
     @property
     def runs(self) -> list[Run]:

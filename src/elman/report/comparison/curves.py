@@ -21,6 +21,13 @@ SMOOTHING = (
     f"leaves the mean step by step. From {2 * LOSS_WINDOW} steps on a curve ends in the loss of "
     "the table."
 )
+LOSS_SHARE = 0.1
+"""Share of the minutes or FLOPs so far over which a loss at equal minutes or FLOPs is the mean."""
+SHARE_SMOOTHING = (
+    f"Each point is the mean over the last {LOSS_SHARE:.0%} of the minutes up to it: 100 steps "
+    "would be a larger share of a run of slower steps, and its curve would lie higher though its "
+    "loss is as low at every moment."
+)
 RATE_SMOOTHING = (
     f"Each point is predicted bytes per second of training time over the {RATE_WINDOWS} records "
     "(log.every steps each) up to it, without validation and checkpoints."
@@ -125,7 +132,8 @@ def _measured(run: Run, metrics: Metrics) -> list[tuple[Floats, Floats]]:
     smooth, accumulated = running_mean(metrics.losses), grad_accum(run)
     minutes = metrics.seconds_at(metrics.steps) / 60
     sizes = metrics.bytes_at(metrics.steps, accumulated)
-    found = [(x, smooth) for x in (metrics.steps, minutes, sizes)]
+    shared = mean_of_last_share(minutes, metrics.losses)
+    found = [(metrics.steps, smooth), (minutes, shared), (sizes, smooth)]
     found.append(_rates(metrics, accumulated))
     return [*found, (metrics.validation_steps, metrics.validation_bpb)]
 
@@ -176,6 +184,26 @@ def running_mean(values: Floats) -> Floats:
     ends = np.arange(1, values.size + 1)
     starts = ends - np.minimum(LOSS_WINDOW, (ends + 1) // 2)
     mean: Floats = (total[ends] - total[starts]) / (ends - starts)
+    return mean
+
+
+def mean_of_last_share(efforts: Floats, losses: Floats) -> Floats:
+    """Return at each effort the mean of a curve over the last tenth of the effort so far.
+
+    The curve is straight between its points and level before the first, so that the mean does not
+    depend on how many points it has.
+
+    Args:
+        efforts: Where the points are, ascending, at least one.
+        losses: How high they are.
+    """
+    x, y = np.concatenate([[0.0], efforts]), np.concatenate([losses[:1], losses])
+    below = np.concatenate([[0.0], np.cumsum(np.diff(x) * (y[1:] + y[:-1]) / 2)])
+    starts = (1 - LOSS_SHARE) * efforts
+    place = np.searchsorted(x, starts, side="right") - 1
+    before = below[place] + (starts - x[place]) * (y[place] + np.interp(starts, x, y)) / 2
+    spans = LOSS_SHARE * efforts
+    mean: Floats = np.divide(below[1:] - before, spans, out=losses.copy(), where=spans > 0)
     return mean
 
 

@@ -8,16 +8,22 @@ from typing import Literal
 import numpy as np
 
 from elman.evaluation.metrics import LOSS_WINDOW
-from elman.report.comparison.curves import grad_accum
+from elman.report.comparison.curves import grad_accum, mean_of_last_share
 from elman.report.comparison.runs import Run
 from elman.report.metrics_file import Floats
+from elman.sections.budget import BUDGETS, UNSAID_MINUTES
 
 Axis = Literal["steps", "minutes", "bytes", "FLOPs"]
 AXES: tuple[Axis, ...] = ("steps", "minutes", "bytes")
 """The axes of every comparison; runs with a budget of FLOPs are compared at equal FLOPs, too."""
 NEAR = 0.02
-"""Efforts that differ by less count as equal where there is no curve between them."""
+"""Efforts that differ by less count as equal where there is no curve between them. A run of which
+less is left counts as ended: with 2 % left a cosine is within 0.1 % of its range from its end."""
 _SAME = 1e-6
+UNEQUAL_STEPS: tuple[Axis, ...] = ("minutes", "FLOPs")
+"""Models that are given equally much of these take different numbers of steps."""
+_KEYS: dict[Axis, str] = {"steps": "steps", "minutes": "minutes", "bytes": "bytes"}
+_KEYS |= {"FLOPs": "flops"}
 
 
 @dataclass(frozen=True)
@@ -26,37 +32,49 @@ class Reading:
 
     Args:
         x: Efforts at which it was recorded, by axis, ascending.
-        y: What was recorded there.
+        y: What was recorded there, by axis.
         end: The effort of the whole run, by axis; an axis may be unknown.
-        final: The loss at the end, as the table has it.
+        final: The loss at the end, by axis.
     """
 
     x: dict[Axis, Floats]
-    y: Floats
+    y: dict[Axis, Floats]
     end: dict[Axis, float]
-    final: float | None
+    final: dict[Axis, float | None]
 
     def at(self, axis: Axis, effort: float) -> float | None:
         """Return the loss at an effort, linear between two records; None if nothing is near."""
-        end = self.end.get(axis)
-        if end is not None and self.final is not None and abs(end - effort) <= _SAME * effort:
-            return self.final
-        x = self.x[axis]
+        end, final = self.end.get(axis), self.final[axis]
+        if end is not None and final is not None and abs(end - effort) <= _SAME * effort:
+            return final
+        x, y = self.x[axis], self.y[axis]
         if x.size and x[0] <= effort <= x[-1]:
-            return float(np.interp(effort, x, self.y))
-        near = [(abs(x[place] - effort), self.y[place]) for place in (0, -1) if x.size]
-        if end is not None and self.final is not None:
-            near.append((abs(end - effort), self.final))
+            return float(np.interp(effort, x, y))
+        near = [(abs(x[place] - effort), y[place]) for place in (0, -1) if x.size]
+        if end is not None and final is not None:
+            near.append((abs(end - effort), final))
         distance, value = min(near, default=(np.inf, None))
         return float(value) if value is not None and distance <= NEAR * effort else None
 
 
 def training_loss(run: Run) -> Reading:
-    """Return the loss of the table along a run: the mean over the last 100 steps up to a point."""
+    """Return the loss on trained bytes along a run: a mean over the steps before each point.
+
+    At equal steps and bytes it is that over the last 100 steps, as in the table. At equal minutes
+    and FLOPs it is that over the last tenth of them: 100 steps would be a larger share of a run
+    of slower steps, and so its mean would be higher though its loss is as low at every moment.
+    """
     metrics, result = run.metrics, run.result
     steps = metrics.steps if metrics is not None else np.empty(0)
-    means = _trailing_mean(metrics.losses) if metrics is not None else np.empty(0)
-    return Reading(_efforts(run, steps), means, ends(run), result.loss if result else None)
+    losses = metrics.losses if metrics is not None else np.empty(0)
+    x, means = _efforts(run, steps), _trailing_mean(losses)
+    y = dict.fromkeys(x, means)
+    final: dict[Axis, float | None] = dict.fromkeys(x, result.loss if result else None)
+    for axis in UNEQUAL_STEPS:
+        if x[axis].size:
+            y[axis] = mean_of_last_share(x[axis], losses)
+        final[axis] = float(y[axis][-1]) if x[axis].size else None
+    return Reading(x, y, ends(run), final)
 
 
 def held_out_loss(run: Run) -> Reading:
@@ -64,7 +82,25 @@ def held_out_loss(run: Run) -> Reading:
     metrics, result = run.metrics, run.result
     steps = metrics.validation_steps if metrics is not None else np.empty(0)
     losses = metrics.validation_bpb if metrics is not None else np.empty(0)
-    return Reading(_efforts(run, steps), losses, ends(run), result.val_bpb if result else None)
+    x = _efforts(run, steps)
+    final: dict[Axis, float | None] = dict.fromkeys(x, result.val_bpb if result else None)
+    return Reading(x, dict.fromkeys(x, losses), ends(run), final)
+
+
+def spent(run: Run, axis: Axis) -> bool:
+    """Whether a run took all that its budget gave it of an axis; False if it had no such budget."""
+    train = (run.config or {}).get("train") or {}
+    given = {key: value for key in BUDGETS if (value := train.get(key)) is not None}
+    budget = (given or {"minutes": UNSAID_MINUTES}).get(_KEYS[axis])
+    end = ends(run).get(axis)
+    return isinstance(budget, int | float) and end is not None and end >= budget * (1 - _SAME)
+
+
+def goes_on(run: Run, axis: Axis, effort: float) -> bool:
+    """Whether much of a run comes after an effort: more than 2 % of it, and more than one step."""
+    known = ends(run)
+    end, steps = known.get(axis, 0.0), known.get("steps")
+    return end - effort > max(NEAR * end, end / steps if steps else 0.0)
 
 
 def ends(run: Run) -> dict[Axis, float]:

@@ -31,7 +31,7 @@ class Figures:
 
 def figures_of(report: Report) -> Figures:
     """Return the plots of a report."""
-    plots = make_plots(report.rows)
+    plots = make_plots(report.rows, report.height)
     # A loss of one task says nothing beside that of another.
     several = len(report.tasks.names) > 1
     swept = tuple(plot for plot in plots if plot.shows_keys and not several)

@@ -11,7 +11,7 @@ from elman.report.comparison.collect import Source
 from elman.report.comparison.progress import WAITS
 from elman.report.comparison.rows import Row
 from elman.report.comparison.runs import Run
-from elman.report.comparison.wins import LOSS, Challenger, Group, Wins
+from elman.report.comparison.wins import Challenger, Group, Wins
 from elman.runs.state import RUNNING
 
 # More seeds for rows of one seed: with three an interval begins to be of use.
@@ -62,7 +62,7 @@ def _commanded(group: Group, homes: Mapping[int, _Home]) -> Group:
 
 
 def _to_decide(one: Challenger, group: Group, homes: Mapping[int, _Home]) -> Iterator[str]:
-    more = one.line(LOSS, group.axis).more_seeds
+    more = group.decisive(one).more_seeds
     if more is not None:
         yield from _commands([one.row, group.reference], more, homes)
 

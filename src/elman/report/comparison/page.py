@@ -47,7 +47,7 @@ _ONE_COLOUR = "One colour for each row"
 # With more rows than this the table scrolls in itself; with more runs, theirs is folded.
 _MANY_ROWS, _MANY_RUNS = 30, 60
 # Cells that do not wrap, or have small type so that the table fits.
-_NARROW = {"spread": "w", "published": "p", "backend": "b"}
+_NARROW = {"spread": "w", "val spread": "w", "published": "p", "backend": "b"}
 _RUN_MEASURES = (STEPS, LOSS, BPB, VAL_BPB, TOK_S, MEMORY, MINUTES)
 
 

@@ -108,7 +108,8 @@ def table_text(report: Report) -> str:
     told = {column.head: column.definition for column in COLUMNS if column.head in _DEFINED}
     told |= {head: measure.definition for head, measure in _MEASURES}
     meanings = " ".join(f"{head}: {text}." for head, text in told.items())
-    notes = " ".join(f"{note}." for note in report.comparison)
+    decides = [group.by.told for group in report.wins.groups]
+    notes = " ".join(f"{note}." for note in dict.fromkeys([*decides, *report.comparison]))
     caption = (
         "Means over n seeds, each with the standard deviation of the sample (n - 1 in the "
         f"denominator); without one where n is 1. {meanings} {notes}"

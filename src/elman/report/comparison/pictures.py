@@ -60,6 +60,7 @@ class Dot:
         waits: The runs that have not ended, as in ``2 running``.
         best: Whether it is the best of the largest set of comparable rows.
         style: The line style of its row.
+        measure: What ``loss`` is: the loss, or val bpb.
     """
 
     row: int
@@ -73,6 +74,7 @@ class Dot:
     waits: str = ""
     best: bool = False
     style: int = 0
+    measure: str = "loss"
 
     @property
     def told(self) -> str:
@@ -80,7 +82,7 @@ class Dot:
         parts = []
         if self.loss is not None:
             spread = f", {self.ends[0]:.4f} to {self.ends[1]:.4f}" if self.n > 1 else ""
-            parts.append(f"loss {self.loss:.4f}{spread}, n={self.n}")
+            parts.append(f"{self.measure} {self.loss:.4f}{spread}, n={self.n}")
         parts += filter(None, (self.failed, self.waits))
         parts += [*self.marks, *(["the best"] if self.best else [])]
         return f"{self.name}: {'; '.join(parts)}"
@@ -100,7 +102,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Points with their ranges, and a line through each front."""
+    """Points with their ranges, and a line through each front; ``measure``: what is ``y``."""
 
     name: str
     title: str
@@ -108,6 +110,7 @@ class Scatter:
     fronts: Sequence[Sequence[Point]]
     x: Axis
     y: Axis
+    measure: str = "loss"
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from elman.report.comparison.columns import LOSS, NONE, TOK_S, VAL_BPB
 from elman.report.comparison.curves import (
     BANDS,
     RATE_SMOOTHING,
+    SHARE_SMOOTHING,
     SMOOTHING,
     THINNING,
     Curve,
@@ -18,6 +19,7 @@ from elman.report.comparison.curves import (
     over_seeds,
     stretches,
 )
+from elman.report.comparison.deciding import LOSS_HEIGHT, Height
 from elman.report.comparison.pictures import (
     HeatMap,
     Lines,
@@ -81,33 +83,39 @@ class Plot:
         return over_numbers(self.picture)
 
 
-def make_plots(rows: Sequence[Row]) -> list[Plot]:
-    """Return every plot that has something to show, what was swept first."""
+def make_plots(rows: Sequence[Row], height: Height = LOSS_HEIGHT) -> list[Plot]:
+    """Return every plot that has something to show, what was swept first.
+
+    Args:
+        rows: The rows of the report.
+        height: The number that decides who wins: rows are ordered by it.
+    """
     curves = make_curves(rows)
-    found = [_swept(plot) for plot in swept_plots(rows)]
+    found = [_swept(plot, height) for plot in swept_plots(rows, height)]
     losses = (
         ("steps", "optimizer steps", curves.over_steps, lambda x: f"{x:,.0f}"),
         ("minutes", "minutes of training", curves.over_minutes, lambda x: f"{x:.3g}"),
-        ("tokens", "predicted bytes", curves.over_bytes, lambda x: f"{x:,.0f}"),
+        ("bytes", "predicted bytes", curves.over_bytes, lambda x: f"{x:,.0f}"),
     )
     found += [_loss_plot(rows, *each) for each in losses if each[2]]
-    if any(curve.x.size > 1 for curve in curves.validations):
+    if any(curve.x.size for curve in curves.validations):
         found.append(_validation_plot(rows, curves.validations))
     if curves.rates:
         found.append(_rate_plot(rows, curves.rates))
-    points = [point for number, row in enumerate(rows) if (point := _point(number, row))]
+    pairs = enumerate(rows)
+    points = [point for number, row in pairs if (point := _point(number, row, height))]
     if points:
-        found.append(_pareto(rows, points))
+        found.append(_pareto(rows, points, height))
     return found
 
 
-def _swept(plot: SweptPlot) -> Plot:
+def _swept(plot: SweptPlot, height: Height) -> Plot:
     """Return a plot of what was swept; the losses of very many rows stand in the table alone."""
     lines = tuple(
         (
             dot.name,
-            LOSS.shown(dot.loss),
-            *(NONE if dot.n < 2 else LOSS.shown(end) for end in dot.ends),
+            height.shown(dot.loss),
+            *(NONE if dot.n < 2 else height.shown(end) for end in dot.ends),
             str(dot.n),
             "; ".join(
                 filter(None, (*dot.marks, dot.failed, dot.waits, "the best" if dot.best else ""))
@@ -117,7 +125,7 @@ def _swept(plot: SweptPlot) -> Plot:
         for dot in plot.picture.dots
         if len(plot.picture.dots) <= _MOST_LINES
     )
-    heads = ("row", "loss", "lowest seed", "highest seed", "n", "status")
+    heads = ("row", height.name, "lowest seed", "highest seed", "n", "status")
     return Plot(plot.picture, plot.caption, heads, lines)
 
 
@@ -138,6 +146,7 @@ def _loss_plot(
     bands = any(curve.band for curve in drawn)
     told = f"{SMOOTHING} {BANDS} {THINNING}" if bands else f"{SMOOTHING} {THINNING}"
     caption = told if name == "steps" else "Drawn like the loss over steps."
+    caption = told.replace(SMOOTHING, SHARE_SMOOTHING) if name == "minutes" else caption
     if any(float(curve.y.max()) > y.high for curve in curves):
         caption += f" Above {y.high:.3g} curves are cut off: the start of training, or divergence."
     picture = Lines(f"loss-{name}", title, _thin(drawn), x, y)
@@ -199,8 +208,8 @@ def _rate_plot(rows: Sequence[Row], curves: Sequence[Curve]) -> Plot:
     return Plot(picture, f"{told} {THINNING}", heads, tuple(lines))
 
 
-def _point(number: int, row: Row) -> Point | None:
-    rate, loss = row.over_runs(TOK_S.of), row.over_runs(LOSS.of)
+def _point(number: int, row: Row, height: Height) -> Point | None:
+    rate, loss = row.over_runs(TOK_S.of), height.over(row)
     if rate is None or loss is None:
         return None
     return Point(
@@ -222,16 +231,16 @@ def _bar(numbers: Spread) -> tuple[float, float]:
     return numbers.mean - sd, numbers.mean + sd
 
 
-def _pareto(rows: Sequence[Row], points: Sequence[Point]) -> Plot:
-    title = "Loss against throughput"
+def _pareto(rows: Sequence[Row], points: Sequence[Point], height: Height) -> Plot:
+    title = f"{height.title} against throughput"
     fronts = []
     for number in dict.fromkeys(rows[point.row].set for point in points):
         fronts.append(pareto_front([p for p in points if rows[p.row].set == number]))
     on_front = {point.row for front in fronts for point in front}
     x = axis("tok/s", [value for p in points for value in p.x_range])
-    y = axis("loss, nats per byte", [value for p in points for value in p.y_range])
+    y = axis(height.label, [value for p in points for value in p.y_range])
     lines = tuple(
-        (p.told, TOK_S.shown(p.x), LOSS.shown(p.y), _on_front(p, on_front, points, rows))
+        (p.told, TOK_S.shown(p.x), height.shown(p.y), _on_front(p, on_front, points, rows))
         for p in points
     )
     caption = (
@@ -242,8 +251,8 @@ def _pareto(rows: Sequence[Row], points: Sequence[Point]) -> Plot:
         "faster and better than a row on it. With more than twelve rows, only those on a front "
         "show their names; on the page the others show theirs if one points at them."
     )
-    heads = ("row", "tok/s", "loss", "on the front")
-    picture = Scatter("pareto", title, points, fronts, x, y)
+    heads = ("row", "tok/s", height.name, "on the front")
+    picture = Scatter("pareto", title, points, fronts, x, y, height.name)
     return Plot(picture, caption, heads, lines)
 
 

@@ -22,6 +22,8 @@ _MARKS: dict[str, Callable[[Run], bool]] = {
     "resumed": lambda run: run.resumed,
     "unknown metric version": lambda run: not run.version_is_known,
 }
+OF_SPEED = ("contended", SHARED_GPU, "slow path")
+"""The marks that say why a speed is not the model's own."""
 
 
 @dataclass(frozen=True)

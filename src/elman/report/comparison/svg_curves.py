@@ -80,7 +80,7 @@ def _point(scatter: Scatter, point: Point, height: float | None) -> str:
         f"{escape(short(point.name))}{' *' if point.marks else ''}</text>"
     )
     hollow = "" if point.known else ' class="hollow"'
-    tip = f"{point.told}: {point.x:,.0f} tok/s, loss {point.y:.4f}"
+    tip = f"{point.told}: {point.x:,.0f} tok/s, {scatter.measure} {point.y:.4f}"
     return (
         f'<g class="point {style_of(point.style)}" data-row="{point.row}">'
         f'<path d="M{left:.1f} {py:.1f}H{right:.1f}M{px:.1f} {low:.1f}V{high:.1f}" />'

@@ -10,20 +10,20 @@ from statistics import median
 
 from elman.base.errors import RunStatus
 from elman.report.comparison.axes import Axis, axis, axis_of_names, axis_of_values, is_number
-from elman.report.comparison.columns import LOSS
 from elman.report.comparison.conditions import settings
+from elman.report.comparison.deciding import LOSS_HEIGHT, Height
 from elman.report.comparison.pictures import Dot, HeatMap, OverNames, OverNumbers
 from elman.report.comparison.rows import Row
 from elman.runs.state import NOT_STARTED, RUNNING, UNFINISHED
 
 Swept = HeatMap | OverNames | OverNumbers
 ABOUT = (
-    "Each dot is the mean loss of a row over its seeds, its bar goes from the lowest to the "
+    "Each dot is the mean of a row over its seeds, its bar goes from the lowest to the "
     "highest seed. A cross is a row without a run that ended well, a small cross beside a dot "
     "runs of it that failed. A dashed square marks rows that are marked in the table."
 )
 ABOUT_HEAT = (
-    "Each cell is the mean loss of a row over its seeds, darker is better. A hatched cell has no "
+    "Each cell is the mean of a row over its seeds, darker is better. A hatched cell has no "
     "run that ended well and says how its runs ended. A star is a cell whose row is marked in the "
     "table, or of which some runs failed."
 )
@@ -32,7 +32,36 @@ _NAMES, _KEYS = 40, 6
 _FEW = 4
 _WAITS = (RUNNING, NOT_STARTED, UNFINISHED)
 _SEED, _MISSING = "train.seed", "-"
-_LOSS = "loss, nats per byte"
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """The rows of the pictures, and the number that they show: the one that decides who wins."""
+
+    rows: Sequence[Row]
+    height: Height
+    best: int | None
+
+    def dot(self, number: int, at: tuple[float, ...]) -> Dot:
+        """Return one row at a place."""
+        row = self.rows[number]
+        found = self.height.over(row)
+        waits = _counted_words(row, lambda status: status in _WAITS)
+        failed = _counted_words(row, lambda status: status not in (*_WAITS, RunStatus.OK))
+        return Dot(
+            number,
+            row.label,
+            at,
+            found.mean if found else None,
+            (found.low, found.high) if found else (0.0, 0.0),
+            found.n if found else 0,
+            tuple(row.marks),
+            failed or ("" if found or waits else f"no {self.height.name}"),
+            waits,
+            number == self.best,
+            row.style,
+            self.height.name,
+        )
 
 
 def swept_keys(rows: Sequence[Row]) -> list[str]:
@@ -70,52 +99,35 @@ class SweptPlot:
     caption: str
 
 
-def swept_plots(rows: Sequence[Row]) -> list[SweptPlot]:
-    """Return a picture of one key, a heat map of two, or a picture for each of more keys."""
+def swept_plots(rows: Sequence[Row], height: Height = LOSS_HEIGHT) -> list[SweptPlot]:
+    """Return a picture of one key, a heat map of two, or a picture for each of more keys.
+
+    Args:
+        rows: The rows of the report.
+        height: What the pictures show: the number that decides who wins.
+    """
     if len(rows) < 2 or not any(row.counted for row in rows):
         return []
-    keys = swept_keys(rows)
-    best = best_row(rows)
+    keys, shown = swept_keys(rows), _Shown(rows, height, best_row(rows, height))
     if not keys:
-        return [_over(rows, "row", [row.label for row in rows], best)]
-    if len(keys) == 2 and (map_ := _heat_map(rows, keys, best)) is not None:
+        return [_over(shown, "row", [row.label for row in rows])]
+    if len(keys) == 2 and (map_ := _heat_map(shown, keys)) is not None:
         return [map_]
-    found = [_over(rows, key, [value_of(row, key) for row in rows], best) for key in keys[:_KEYS]]
-    return found
+    return [_over(shown, key, [value_of(row, key) for row in rows]) for key in keys[:_KEYS]]
 
 
-def best_row(rows: Sequence[Row]) -> int | None:
-    """Return the number of the row with the lowest mean loss in the largest comparable set."""
+def best_row(rows: Sequence[Row], height: Height) -> int | None:
+    """Return the number of the row with the lowest mean in the largest comparable set."""
     sets = Counter(row.set for row in rows if row.set is not None)
     if not sets:
         return None
     largest = sets.most_common(1)[0][0]
-    means = {n: mean for n, row in enumerate(rows) if row.set == largest and (mean := _mean(row))}
+    means = {
+        n: found.mean
+        for n, row in enumerate(rows)
+        if row.set == largest and (found := height.over(row))
+    }
     return min(means, key=means.__getitem__) if len(means) > 1 else None
-
-
-def _mean(row: Row) -> float | None:
-    found = row.over_runs(LOSS.of)
-    return found.mean if found else None
-
-
-def _dot(number: int, row: Row, at: tuple[float, ...], best: int | None) -> Dot:
-    found = row.over_runs(LOSS.of)
-    waits = _counted_words(row, lambda status: status in _WAITS)
-    failed = _counted_words(row, lambda status: status not in (*_WAITS, RunStatus.OK))
-    return Dot(
-        number,
-        row.label,
-        at,
-        found.mean if found else None,
-        (found.low, found.high) if found else (0.0, 0.0),
-        found.n if found else 0,
-        tuple(row.marks),
-        failed or ("" if found or waits else "no loss"),
-        waits,
-        number == best,
-        row.style,
-    )
 
 
 def _counted_words(row: Row, holds: Callable[[str], bool]) -> str:
@@ -125,56 +137,49 @@ def _counted_words(row: Row, holds: Callable[[str], bool]) -> str:
     return ", ".join(status if alone else f"{count} {status}" for status, count in ends.items())
 
 
-def _over(rows: Sequence[Row], key: str, values: Sequence[str], best: int | None) -> SweptPlot:
+def _over(shown: _Shown, key: str, values: Sequence[str]) -> SweptPlot:
     if all(map(is_number, values)):
-        return _over_numbers(rows, key, values, best)
-    return _over_names(rows, key, values, best)
+        return _over_numbers(shown, key, values)
+    return _over_names(shown, key, values)
 
 
-def _over_numbers(
-    rows: Sequence[Row], key: str, values: Sequence[str], best: int | None
-) -> SweptPlot:
+def _over_numbers(shown: _Shown, key: str, values: Sequence[str]) -> SweptPlot:
     by_value = {float(text): text for text in reversed(values)}
-    dots = [
-        _dot(number, row, (float(text),), best)
-        for number, (row, text) in enumerate(zip(rows, values, strict=True))
-    ]
+    dots = [shown.dot(number, (float(text),)) for number, text in enumerate(values)]
     x = axis_of_values(key, list(by_value.values()))
-    y, cut = _loss_axis(dots)
-    picture = OverNumbers(_id(key), f"Loss over {key}", dots, x, y)
-    several = picture.path and len(by_value) < len(rows)
+    y, cut = _loss_axis(dots, shown.height)
+    picture = OverNumbers(_id(key), f"{shown.height.title} over {key}", dots, x, y)
+    several = picture.path and len(by_value) < len(shown.rows)
     line = " The line goes through the best row at each value." if several else ""
     log = " The axis of the key is logarithmic." if x.log else ""
-    return SweptPlot(picture, f"{ABOUT}{line}{log}{cut}{_comparable(rows, best)}")
+    return SweptPlot(picture, f"{ABOUT}{line}{log}{cut}{_comparable(shown)}")
 
 
-def _over_names(
-    rows: Sequence[Row], key: str, values: Sequence[str], best: int | None
-) -> SweptPlot:
+def _over_names(shown: _Shown, key: str, values: Sequence[str]) -> SweptPlot:
     """Return the losses of names, the best name first; of very many names the best alone."""
     means: dict[str, float] = {}
-    for row, name in zip(rows, values, strict=True):
-        mean = _mean(row)
-        means[name] = min(means.get(name, float("inf")), float("inf") if mean is None else mean)
+    for row, name in zip(shown.rows, values, strict=True):
+        found = shown.height.over(row)
+        means[name] = min(means.get(name, math.inf), found.mean if found else math.inf)
     names = sorted(means, key=means.__getitem__)[:_NAMES]
     dots = [
-        _dot(number, row, (float(names.index(name)),), best)
-        for number, (row, name) in enumerate(zip(rows, values, strict=True))
+        shown.dot(number, (float(names.index(name)),))
+        for number, name in enumerate(values)
         if name in names
     ]
-    x, cut = _loss_axis(dots)
+    x, cut = _loss_axis(dots, shown.height)
     fewer = f" The best {_NAMES} of {len(means)} are drawn." if len(means) > _NAMES else ""
-    title = f"Loss of each {key}" if key in ("model", "row") else f"Loss over {key}"
-    picture = OverNames(_id(key), title, dots, x, axis_of_names(key, names))
-    return SweptPlot(picture, f"{ABOUT}{fewer}{cut}{_comparable(rows, best)}")
+    of = f"of each {key}" if key in ("model", "row") else f"over {key}"
+    picture = OverNames(_id(key), f"{shown.height.title} {of}", dots, x, axis_of_names(key, names))
+    return SweptPlot(picture, f"{ABOUT}{fewer}{cut}{_comparable(shown)}")
 
 
-def _loss_axis(dots: Sequence[Dot]) -> tuple[Axis, str]:
+def _loss_axis(dots: Sequence[Dot], height: Height) -> tuple[Axis, str]:
     """Return an axis for the losses without those that would flatten all others, and a note."""
     losses = [dot.loss for dot in dots if dot.loss is not None]
     top = _ceiling(losses)
     ends = [end for dot in dots if dot.loss is not None for end in dot.ends]
-    made = axis(_LOSS, [min(end, top) for end in ends] or [0.0, 1.0])
+    made = axis(height.label, [min(end, top) for end in ends] or [0.0, 1.0])
     over = sum(loss > made.high for loss in losses)
     word = "row lies" if over == 1 else "rows lie"
     note = f" {over} {word} above {made.high:.3g}, drawn at the edge." if over else ""
@@ -190,11 +195,12 @@ def _ceiling(losses: Sequence[float]) -> float:
     return high if low < high < max(losses) else math.inf
 
 
-def _heat_map(rows: Sequence[Row], keys: Sequence[str], best: int | None) -> SweptPlot | None:
+def _heat_map(shown: _Shown, keys: Sequence[str]) -> SweptPlot | None:
     """Return the heat map of two keys; None if a cell would hold two rows, or most would be empty.
 
     The key with more values goes across.
     """
+    rows = shown.rows
     pairs = [tuple(value_of(row, key) for key in keys) for row in rows]
     counts = [len({pair[n] for pair in pairs}) for n in (0, 1)]
     if len(set(pairs)) < len(rows) or 2 * len(rows) < counts[0] * counts[1]:
@@ -205,14 +211,14 @@ def _heat_map(rows: Sequence[Row], keys: Sequence[str], best: int | None) -> Swe
     x, y = _places(pairs, across), _places(pairs, 1 - across)
     y = y[::-1] if names[1 - across] else y  # from top to bottom
     dots = [
-        _dot(number, row, (float(x.index(pair[across])), float(y.index(pair[1 - across]))), best)
-        for number, (row, pair) in enumerate(zip(rows, pairs, strict=True))
+        shown.dot(number, (float(x.index(pair[across])), float(y.index(pair[1 - across]))))
+        for number, pair in enumerate(pairs)
     ]
     losses = [dot.loss for dot in dots if dot.loss is not None]
     high = min(max(losses), _ceiling(losses))
     picture = HeatMap(
         f"swept-{keys[0]}-{keys[1]}".replace(".", "-"),
-        f"Loss over {keys[across]} and {keys[1 - across]}",
+        f"{shown.height.title} over {keys[across]} and {keys[1 - across]}",
         dots,
         axis_of_names(keys[across], x),
         axis_of_names(keys[1 - across], y),
@@ -220,8 +226,8 @@ def _heat_map(rows: Sequence[Row], keys: Sequence[str], best: int | None) -> Swe
         high,
     )
     over = sum(loss > high for loss in losses)
-    cut = f" Losses above {high:.3g} have the colour of {high:.3g}." if over else ""
-    return SweptPlot(picture, f"{ABOUT_HEAT}{cut}{_comparable(rows, best)}")
+    cut = f" What is above {high:.3g} has the colour of {high:.3g}." if over else ""
+    return SweptPlot(picture, f"{ABOUT_HEAT}{cut}{_comparable(shown)}")
 
 
 def _places(pairs: Sequence[tuple[str, ...]], at: int) -> list[str]:
@@ -230,12 +236,12 @@ def _places(pairs: Sequence[tuple[str, ...]], at: int) -> list[str]:
     return sorted(values, key=float) if all(map(is_number, values)) else values
 
 
-def _comparable(rows: Sequence[Row], best: int | None) -> str:
+def _comparable(shown: _Shown) -> str:
     """Say among which rows the best one is, if not all are comparable."""
-    sets = Counter(row.set for row in rows if row.set is not None)
+    sets = Counter(row.set for row in shown.rows if row.set is not None)
     if len(sets) < 2:
         return ""
-    if best is None:
+    if shown.best is None:
         return " These rows are not comparable with each other (see the table): none is the best."
     number, count = sets.most_common(1)[0]
     return f" The best is that of the {count} rows in set {number}; the others are unequal."

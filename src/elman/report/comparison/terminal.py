@@ -14,8 +14,9 @@ from elman.report.comparison.wins_text import print_wins
 # Columns to leave out, in this order, if the terminal is too narrow.
 _SPARE = (
     *("published", "backend", "GB", "bpb", "min"),
-    *("seeds", "steps", "params", "spread", "val bpb", "us a step", "FLOPs", "tok/s", "job"),
+    *("seeds", "steps", "params"),
 )
+_SPARE_LAST = ("us a step", "FLOPs", "tok/s", "job")
 
 
 def print_report(console: Console, report: Report) -> None:
@@ -52,7 +53,12 @@ def say(console: Console, line: str) -> None:
 
 
 def _table(report: Report) -> TerminalTable:
-    table = TerminalTable([Heading(one.head, one.numeric) for one in report.columns], _SPARE)
+    # What does not decide goes before what does.
+    losses = [("loss", "spread"), ("val bpb", "val spread")]
+    losses.sort(key=lambda pair: pair[0] == report.height.name)
+    (other, its_spread), (_, spread) = losses
+    spare = (*_SPARE, its_spread, spread, other, *_SPARE_LAST)
+    table = TerminalTable([Heading(one.head, one.numeric) for one in report.columns], spare)
     for cells in report.cells:
         table.add(*map(one_line, cells))
     return table

@@ -15,6 +15,7 @@ from elman.report.comparison.printable import one_line
 from elman.report.comparison.published_rows import WARNING, words
 from elman.report.comparison.rows import Row
 from elman.report.comparison.runs import Run
+from elman.report.comparison.statistics import spread
 from elman.report.comparison.tasks_page import task_tables
 from elman.report.comparison.wins_text import (
     DIFFERENCE_COLUMNS,
@@ -47,7 +48,7 @@ CSV_COLUMNS = {
     "graph": f"of a run: {DEFINITIONS['graph']}",
     "metrics_version": f"of a run: {DEFINITIONS['metrics_version']}",
     **{measure.key: f"{measure.definition}; of a row: mean over seeds" for measure in MEASURES},
-    "step_us": STEP_DEFINITION,
+    "step_us": f"{STEP_DEFINITION}; of a row: mean over seeds",
     "accuracy": f"of a run: {DEFINITIONS['accuracy']}",
     "accuracy_by_length": f"of a run: {DEFINITIONS['accuracy_by_length']}; as length:share",
     "loss_steps": "of a run: number of steps over which its loss is the mean",
@@ -101,6 +102,8 @@ def _row(row: Row, record: PublishedResult | None) -> dict[str, Any]:
         "backend": None if backend(row) == NONE else backend(row),
         "published": words(record) if record else None,
     }
+    if (each := spread([step_us(run) for run in row.counted])) is not None:
+        line["step_us"] = each.mean
     for measure in MEASURES:
         if (found := row.over_runs(measure.of)) is None:
             continue

@@ -7,44 +7,33 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from elman.base.errors import UserError, did_you_mean
+from elman.report.comparison.deciding import (
+    LOSS,
+    MEMORY,
+    SPEED,
+    VAL_BPB,
+    Compared,
+    Deciding,
+    by_rule,
+    deciding,
+    height_of,
+    instead,
+)
 from elman.report.comparison.differences import LEVEL, Difference, difference, holm
 from elman.report.comparison.efforts import (
     AXES,
     Axis,
     Reading,
     ends,
+    goes_on,
     held_out_loss,
+    spent,
     training_loss,
 )
-from elman.report.comparison.rows import Row
+from elman.report.comparison.rows import OF_SPEED, Row, run_marks
 from elman.report.comparison.runs import Result
 
 Values = Mapping[int | None, float]
-
-
-@dataclass(frozen=True)
-class Compared:
-    """A number that is compared.
-
-    Args:
-        key: Its name in files.
-        name: What a reader calls it.
-        form: Format of a difference, or of a ratio.
-        is_ratio: Whether rows are compared by a ratio: the mean of logarithms is compared then.
-        better: The word for a row whose number is smaller, and for one whose number is larger.
-    """
-
-    key: str
-    name: str
-    form: str
-    is_ratio: bool
-    better: tuple[str, str]
-
-
-LOSS = Compared("loss", "loss", "+.4f", False, ("better", "worse"))
-VAL_BPB = Compared("val_bpb", "val bpb", "+.4f", False, ("better", "worse"))
-SPEED = Compared("tok_s", "tok/s", ".3f", True, ("slower", "faster"))
-MEMORY = Compared("peak_memory_gb", "memory", ".3f", True, ("smaller", "larger"))
 
 
 @dataclass(frozen=True)
@@ -109,7 +98,7 @@ class Challenger:
     Args:
         row: The row.
         lines: Its lines.
-        to_decide: The commands that would decide its loss, if it is not decided.
+        to_decide: The commands that would decide it, if it is not decided.
     """
 
     row: Row
@@ -127,17 +116,30 @@ class Group:
 
     Args:
         reference: That one.
-        chosen: Whether the user chose it; otherwise it has the lowest loss.
-        axis: What the runs share by their duration: the axis whose loss decides.
+        chosen: Whether the user chose it; otherwise it has the lowest of what decides.
+        by: What decides.
         challengers: The other rows, the best first.
         to_measure: The commands that give rows of one seed more, so that the noise is known.
     """
 
     reference: Row
     chosen: bool
-    axis: Axis
+    by: Deciding
     challengers: tuple[Challenger, ...]
     to_measure: tuple[str, ...] = ()
+
+    @property
+    def axis(self) -> Axis:
+        """At equal what the rows are compared."""
+        return self.by.axis
+
+    def decisive(self, one: Challenger) -> Line:
+        """Return the line of a row that decides."""
+        return one.line(self.by.number, self.by.axis)
+
+    def beside(self, one: Challenger) -> Line:
+        """Return the line that is named beside it: of the other loss."""
+        return one.line(self.by.other, self.by.axis)
 
 
 @dataclass(frozen=True)
@@ -147,14 +149,22 @@ class Wins:
     groups: tuple[Group, ...] = ()
     left_out: tuple[str, ...] = ()
 
+    @property
+    def by(self) -> Deciding | None:
+        """What decides in the largest group; None if nothing is compared."""
+        if not self.groups:
+            return None
+        return max(self.groups, key=lambda group: len(group.challengers)).by
+
 
 def who_wins(rows: Sequence[Row], against: str | int | None = None) -> Wins:
     """Return the differences of the rows to the row ``against``.
 
     Args:
         rows: The rows of the report.
-        against: Label, model or job number of a row. By default the row with the lowest loss of
-            each group of comparable rows, of those with several seeds if there are any.
+        against: Label, model or job number of a row. By default the row of each group of
+            comparable rows with the lowest of what decides, of those with several seeds if there
+            are any.
 
     Raises:
         UserError: there is no such row, several are called so, or none of its runs counts.
@@ -166,11 +176,11 @@ def who_wins(rows: Sequence[Row], against: str | int | None = None) -> Wins:
         by_conditions.setdefault(tuple(_conditions(row).values()), []).append(row)
     if chosen is not None:
         members = by_conditions[tuple(_conditions(chosen).values())]
-        groups = [_group(chosen, members, True)] if len(members) > 1 else []
+        groups = [_decided(members, chosen)] if len(members) > 1 else []
         return Wins(tuple(groups), tuple(_left_out(chosen, counted, members)))
     if len(counted) < 2:
         return Wins()
-    groups = [_group(_best(members), members, False) for members in _several(by_conditions)]
+    groups = [_decided(members, None) for members in _several(by_conditions)]
     if not groups:
         return Wins((), (_all_differ(counted),))
     first = max(groups, key=lambda group: len(group.challengers)).reference
@@ -187,9 +197,10 @@ def _conditions(row: Row) -> dict[str, str]:
     return {name: value for name, value in row.conditions.items() if name != "seeds"}
 
 
-def _best(rows: Sequence[Row]) -> Row:
-    """Return the row with the lowest loss; one seed alone may be the lowest by luck."""
-    known = [(found, row) for row in rows if (found := row.over_runs(_loss)) is not None]
+def _best(rows: Sequence[Row], by: Deciding) -> Row:
+    """Return the row with the lowest of what decides; one seed alone may be the lowest by luck."""
+    over = height_of(by).over
+    known = [(found, row) for row in rows if (found := over(row)) is not None]
     several = [pair for pair in known if pair[0].n > 1] or known
     return min(several, key=lambda pair: pair[0].mean)[1] if several else rows[0]
 
@@ -249,38 +260,49 @@ def _named(labels: Sequence[str]) -> str:
     return ", ".join(labels) if len(labels) <= 4 else f"{len(labels)} rows"
 
 
-def _group(reference: Row, members: Sequence[Row], chosen: bool) -> Group:
-    axis = _axis_of(reference)
+def _decided(members: Sequence[Row], chosen: Row | None) -> Group:
+    """Return a group, by the number that the rule names, or by the other if one row has no such.
+
+    All its rows are compared by one number.
+    """
+    by = deciding(members)
+    found = _group(members, chosen, by)
+    lacking = [one for one in found.challengers if found.decisive(one).found is None]
+    if lacking and by.number is by_rule(members).number:
+        why = f"is {found.decisive(lacking[0]).why_not}"
+        other = _group(members, chosen, instead(by, why))
+        if all(other.decisive(one).found is not None for one in other.challengers):
+            return other
+    return found
+
+
+def _group(members: Sequence[Row], chosen: Row | None, by: Deciding) -> Group:
+    reference = _best(members, by) if chosen is None else chosen
     readings = {
         id(run): (training_loss(run), held_out_loss(run)) for row in members for run in row.counted
     }
     others = [row for row in members if row is not reference]
-    found = [Challenger(row, tuple(_lines(row, reference, readings))) for row in others]
-    adjusted = _adjusted(found)
+    axes = (*AXES, *(() if by.axis in AXES else (by.axis,)))
+    found = [Challenger(row, tuple(_lines(row, reference, axes, readings))) for row in others]
 
     def height(challenger: Challenger) -> float:
-        value = challenger.line(LOSS, axis).value
+        value = challenger.line(by.number, by.axis).value
         return math.inf if value is None else value
 
-    return Group(reference, chosen, axis, tuple(sorted(adjusted, key=height)))
-
-
-def _axis_of(row: Row) -> Axis:
-    """Return what bounds the runs of a row; of several budgets the first that all may reach."""
-    bounds: tuple[Axis, ...] = ("steps", "bytes", "FLOPs")
-    return next((axis for axis in bounds if axis in row.conditions["duration"]), "minutes")
+    adjusted = tuple(sorted(_adjusted(found), key=height))
+    return Group(reference, chosen is not None, by, adjusted)
 
 
 _Readings = Mapping[int, tuple[Reading, Reading]]
 
 
-def _lines(row: Row, reference: Row, readings: _Readings) -> list[Line]:
+def _lines(row: Row, reference: Row, axes: Sequence[Axis], readings: _Readings) -> list[Line]:
     found = [
         _at_equal(
             number, axis, row, reference, {run: both[place] for run, both in readings.items()}
         )
         for place, number in enumerate((LOSS, VAL_BPB))
-        for axis in (*AXES, *(() if _axis_of(reference) in AXES else (_axis_of(reference),)))
+        for axis in axes
     ]
     found.append(_of_whole_runs(SPEED, lambda result: result.tok_s, row, reference))
     found.append(_of_whole_runs(MEMORY, lambda result: result.peak_memory_bytes, row, reference))
@@ -295,17 +317,22 @@ def _at_equal(
     whole = [ends(run).get(axis) for run in runs]
     known = [effort for effort in whole if effort is not None]
     if len(known) < len(whole):
-        return Line(number, axis, why_not=f"a run has no record of its {axis}")
+        return Line(number, axis, why_not=f"not known: a run has no record of its {axis}")
     effort = min(known)
+    # No step is cut short, so runs of one budget end up to a step apart: whole runs are equal.
+    equal = all(spent(run, axis) for run in runs)
     values = [
-        {run.seed: readings[id(run)].at(axis, effort) for run in one.counted}
+        {
+            run.seed: readings[id(run)].final[axis] if equal else readings[id(run)].at(axis, effort)
+            for run in one.counted
+        }
         for one in (row, reference)
     ]
     complete = [_complete(one) for one in values]
     if complete[0] is None or complete[1] is None:
         why = f"not recorded near {axis} {_shown(effort)} in every run"
         return Line(number, axis, effort, why_not=why)
-    earlier = max(known) > effort * (1 + 1e-6)
+    earlier = not equal and any(goes_on(run, axis, effort) for run in runs)
     found = difference(complete[0], complete[1])
     marks = _marks(row, reference) if axis == "minutes" else ()
     return Line(number, axis, effort, found, earlier=earlier, marks=marks)
@@ -332,8 +359,13 @@ def _of_whole_runs(
 
 
 def _marks(row: Row, reference: Row) -> tuple[str, ...]:
-    """Return why a comparison of speeds or times does not tell the models' own."""
-    return tuple(dict.fromkeys(mark for one in (row, reference) for mark in one.marks))
+    """Return why a comparison of speeds or times does not tell the models' own.
+
+    Only what was computed in the two rows' own runs: that rows of another set are larger or longer
+    says nothing about these two.
+    """
+    runs = [*row.counted, *reference.counted]
+    return tuple(dict.fromkeys(mark for run in runs for mark in run_marks(run) if mark in OF_SPEED))
 
 
 def _log(value: float | None) -> float | None:
@@ -360,7 +392,3 @@ def _adjusted(challengers: Sequence[Challenger]) -> list[Challenger]:
 
 def _shown(effort: float) -> str:
     return f"{effort:,.0f}" if effort >= 1000 or effort == int(effort) else f"{effort:.3g}"
-
-
-def _loss(result: Result) -> float | None:
-    return result.loss

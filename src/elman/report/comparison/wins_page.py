@@ -35,11 +35,10 @@ def wins_html(wins: Wins, rows: Sequence[Row]) -> str:
 
 
 def _group(group: Group, numbers: Mapping[int, int]) -> str:
-    title = heading(group)
     heads = "".join(f'<th scope="col">{escape(head)}</th>' for head in HEADS)
     lines = "".join(
         f'<tr data-row="{numbers[id(one.row)]}">'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in cells(one, line))
+        + "".join(f"<td>{escape(cell)}</td>" for cell in cells(group, one, line))
         + "</tr>"
         for one, line in listed(group)
     )
@@ -52,11 +51,16 @@ def _group(group: Group, numbers: Mapping[int, int]) -> str:
     )
     measure = "".join(_command(TO_MEASURE, text) for text in group.to_measure)
     return (
-        f'<h3>{escape(title[0].upper() + title[1:])}</h3><ul class="wins">{told}</ul>{measure}'
+        f"<h3>{escape(_begun(heading(group)))}</h3><p>{escape(_begun(group.by.told))}.</p>"
+        f'<ul class="wins">{told}</ul>{measure}'
         f"<details><summary>Every difference, with its interval</summary>{note}"
         f'<div class="scroll"><table class="sorted differences"><thead><tr>{heads}</tr></thead>'
         f"<tbody>{lines}</tbody></table></div></details>"
     )
+
+
+def _begun(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _command(purpose: str, text: str) -> str:

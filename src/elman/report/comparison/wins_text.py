@@ -9,32 +9,28 @@ from typing import Any
 from rich.console import Console
 
 from elman.base.tables import TerminalTable, names, numbers
+from elman.report.comparison.deciding import LOSS, MEMORY, RULE, SPEED
 from elman.report.comparison.differences import LEVEL, MOST_SEEDS
 from elman.report.comparison.printable import one_line
 from elman.report.comparison.rows import Row
-from elman.report.comparison.wins import (
-    LOSS,
-    MEMORY,
-    SPEED,
-    Challenger,
-    Group,
-    Line,
-    Wins,
-)
+from elman.report.comparison.wins import Challenger, Group, Line, Wins
 
 NONE = "-"
 TITLE = "Who wins"
 METHOD = (
     "Each row is compared with one row: report.against names it (a model, a label, or the number "
-    "of a job); otherwise it is the row with the lowest loss of all that are comparable with one "
-    "another (of those with several seeds, if there are any). That row is lowest in part by luck, "
-    "so its lead is somewhat overstated; name a row "
-    "beforehand to avoid this. Only rows that agree in all conditions except the seeds are "
-    "compared. Losses are compared at the number of steps, minutes and bytes (of runs with a "
-    "budget of FLOPs also FLOPs) where the shortest run of the two rows ends: the loss is the mean"
-    " over the last 100 optimizer steps up to there, linear between two steps; val bpb is linear "
-    "between two validations, or from one that is at most 2 % away. A star marks a comparison "
-    "before the end of the longer runs: their learning rate may not have fallen yet. If both rows "
+    "of a job); otherwise it is the row with the lowest of what decides, of all that are "
+    "comparable with one another (of those with several seeds, if there are any). That row is "
+    "lowest in part by luck, so its lead is somewhat overstated; name a row beforehand to avoid "
+    f"this. Only rows that agree in all conditions except the seeds are compared. {RULE} Whole "
+    "runs are compared at the budget that all of them spent (a run ends with a whole step, so up "
+    "to a step later). Elsewhere they are compared where the shortest run of the two rows ends. At "
+    "equal steps and bytes the loss is the mean over the last 100 optimizer steps up to there; at "
+    "equal minutes and FLOPs it is the mean over the last tenth of them, so that it covers an "
+    "equal share of runs of few and of many steps; it is linear between two steps. val bpb is "
+    "linear between two validations, or from one that is at most 2 % away. A star marks a "
+    "comparison before the end of the longer runs, by more than 2 % of such a run and more than "
+    "one step: their learning rate may not have fallen yet. If both rows "
     "have the same seeds, or one has all seeds of the other, two or more, the differences are "
     "paired by seed and the interval is Student's t (1908) over them; otherwise it is Welch's "
     "(1947). It holds the true mean difference in 95 % of such comparisons if the noise between "
@@ -50,6 +46,7 @@ METHOD = (
 DIFFERENCE_COLUMNS = {
     "against": "of a difference: the row that it is compared with",
     "measure": "of a difference: loss, val_bpb, tok_s or peak_memory_gb",
+    "decides": "of a difference: whether it decides who wins; of each two rows one does",
     "at": "of a difference: compared at equal steps, minutes, bytes or FLOPs; empty for whole runs",
     "at_value": "of a difference: the number of steps, minutes, bytes or FLOPs",
     "difference": "of a difference: mean of the row less mean of the other row",
@@ -68,12 +65,13 @@ HEADS = (
     *("row", "number", "at equal", "difference", "95 % interval", "times the noise", "seeds"),
     *("p (Holm)", "verdict"),
 )
+AS_EQUAL = ": take them as equal"
 TO_DECIDE, TO_MEASURE = "to decide it", "to learn the noise between seeds"
 """What the commands are for that add seeds."""
 EARLIER = "before the end of the longer runs: their learning rate may not have fallen yet"
 """What a star says."""
 MOST_LISTED = 40
-"""Of more rows only the loss that decides is listed."""
+"""Of more rows only the number that decides is listed."""
 _MOST_IN_TERMINAL, _MOST_COMMANDS = 20, 5
 
 
@@ -87,7 +85,7 @@ class Command:
 
 def heading(group: Group) -> str:
     """Return what the rows of a group are compared with."""
-    why = "report.against" if group.chosen else "the lowest loss"
+    why = "report.against" if group.chosen else f"the lowest {group.by.number.name}"
     return f"against {group.reference.label} ({why}, n={len(group.reference.counted)})"
 
 
@@ -118,7 +116,7 @@ def _undecided(line: Line) -> str:
     decide = (
         f"about {more} more would decide"
         if more is not None
-        else f"more than {MOST_SEEDS} more would be needed: take them as equal"
+        else f"more than {MOST_SEEDS} more would be needed{AS_EQUAL}"
     )
     return f"not distinguishable with {counts} seeds{many}; {decide}"
 
@@ -151,14 +149,14 @@ def _at(line: Line) -> str:
     return f"{line.axis}: {line.effort:{form}}"
 
 
-def cells(challenger: Challenger, line: Line) -> list[str]:
+def cells(group: Group, challenger: Challenger, line: Line) -> list[str]:
     """Return one line as text, under ``HEADS``."""
     found = line.found
     noisy = found is not None and found.noise
     n = found.n if found is not None else None
     return [
         challenger.row.label,
-        line.number.name,
+        f"{line.number.name} (decides)" if line is group.decisive(challenger) else line.number.name,
         _at(line),
         shown(line),
         _interval(line),
@@ -174,7 +172,7 @@ def difference_lines(wins: Wins) -> Iterator[dict[str, Any]]:
     for group in wins.groups:
         for one in group.challengers:
             for line in one.lines:
-                yield _csv_line(group, one.row, line)
+                yield _csv_line(group, one.row, line) | {"decides": line is group.decisive(one)}
 
 
 def _csv_line(group: Group, row: Row, line: Line) -> dict[str, Any]:
@@ -203,11 +201,12 @@ def wins_markdown(wins: Wins) -> Iterator[str | Command | tuple[Sequence[str], l
     """Yield paragraphs, commands, and the heads and lines of tables."""
     for group in wins.groups:
         yield f"{TITLE}, {heading(group)}:"
+        yield group.by.told
         for one in group.challengers[:MOST_LISTED]:
             yield sentence(group, one)
             yield from (Command(TO_DECIDE, text) for text in one.to_decide)
         yield from (Command(TO_MEASURE, text) for text in group.to_measure)
-        yield HEADS, [cells(one, line) for one, line in listed(group)]
+        yield HEADS, [cells(group, one, line) for one, line in listed(group)]
         if note := shortened(group):
             yield note
     yield from wins.left_out
@@ -216,9 +215,9 @@ def wins_markdown(wins: Wins) -> Iterator[str | Command | tuple[Sequence[str], l
 
 
 def listed(group: Group) -> list[tuple[Challenger, Line]]:
-    """Return the lines that a reader gets: of many rows only the loss that decides."""
+    """Return the lines that a reader gets: of many rows only what decides."""
     if len(group.challengers) > MOST_LISTED:
-        return [(one, one.line(LOSS, group.axis)) for one in group.challengers]
+        return [(one, group.decisive(one)) for one in group.challengers]
     return [(one, line) for one in group.challengers for line in one.lines]
 
 
@@ -227,16 +226,24 @@ def shortened(group: Group) -> str:
     if len(group.challengers) <= MOST_LISTED:
         return ""
     return (
-        f"Of so many rows only the loss at equal {group.axis} is listed; report.csv has the rest."
+        f"Of so many rows only {group.by.number.name} at equal {group.axis} is listed; "
+        "report.csv has the rest."
     )
 
 
 def sentence(group: Group, one: Challenger) -> str:
-    """Return a line about one row: the loss that decides, and its verdict."""
-    line = one.line(LOSS, group.axis)
+    """Return a line about one row: what decides with its verdict, and whether the other agrees."""
+    line, beside = group.decisive(one), group.beside(one)
+    at = f"at equal {group.axis}"
     if line.found is None:
-        return f"{one.row.label}: loss at equal {group.axis}: {verdict(line)}"
-    parts = [f"{one.row.label}: {verdict(line)}: loss {_both(line)} at equal {group.axis}"]
+        return f"{one.row.label}: {line.number.name} {at}: {verdict(line)}"
+    found = verdict(line)
+    if beside.decided:  # they are not equal by every number
+        found = found.removesuffix(AS_EQUAL)
+    parts = [
+        f"{one.row.label}: {found}: {line.number.name} {_both(line)} {at}; "
+        f"{beside.number.name} {_agreement(line, beside)}"
+    ]
     for other in (one.line(SPEED), one.line(MEMORY)):
         if other.found is not None:
             marks = f" ({', '.join(other.marks)})" if other.marks else ""
@@ -244,13 +251,37 @@ def sentence(group: Group, one: Challenger) -> str:
     return ", ".join(parts)
 
 
+def _agreement(line: Line, beside: Line) -> str:
+    """Say whether a second number tells two rows apart as the one that decides does."""
+    if line.found is None or beside.found is None:
+        return beside.why_not
+    if line.p is None or beside.p is None:
+        same = line.found.value * beside.found.value >= 0
+        return f"{_both(beside)}{'' if same else ', which points the other way'}"
+    if _outcome(line) == _outcome(beside):
+        return f"agrees, {_both(beside)}"
+    return (
+        f"disagrees: {_outcome(beside)}, {_both(beside)}, "
+        f"p {beside.p:.2g} beside {line.p:.2g} of {line.number.name}"
+    )
+
+
+def _outcome(line: Line) -> str:
+    """Return what a number with several seeds says of two rows, in two words."""
+    assert line.found is not None
+    if line.decided:
+        return line.number.better[line.found.value > 0]
+    return "not distinguishable"
+
+
 def print_wins(console: Console, wins: Wins) -> None:
-    """Print for each group the losses at equal effort, and a line for each row."""
+    """Print for each group what decides, the losses at equal effort, and a line for each row."""
     for group in wins.groups:
         _say(console, f"{TITLE}, {heading(group)}; in brackets 95 % intervals:")
+        _say(console, group.by.told)
         kept = group.challengers[:_MOST_IN_TERMINAL]
         _losses(group, kept).print(console)
-        if any(line.earlier for one in kept for line in one.lines if line.number is LOSS):
+        if any(line.earlier for one in kept for line in _shown_losses(group, one)):
             _say(console, f"* {EARLIER}")
         told = 0
         for one in kept:
@@ -267,15 +298,23 @@ def print_wins(console: Console, wins: Wins) -> None:
 
 
 def _losses(group: Group, challengers: Sequence[Challenger]) -> TerminalTable:
-    axes = [line.axis for line in group.challengers[0].lines if line.number is LOSS]
-    heads = [f"at equal {axis}" for axis in axes]
-    spare = [head for head, axis in zip(heads, axes, strict=True) if axis != group.axis]
-    name = f"loss minus that of {one_line(group.reference.label)}"
+    lines = _shown_losses(group, group.challengers[0])
+    heads = [f"{line.number.name} at equal {line.axis}" for line in lines]
+    decisive = group.decisive(group.challengers[0])
+    spare = [head for head, line in zip(heads, lines, strict=True) if line is not decisive]
     # Without bars, for these are remarks on the table of the report.
+    name = f"minus that of {one_line(group.reference.label)}"
     table = TerminalTable([*names(name), *numbers(*heads)], spare[::-1], bars=False)
     for one in challengers:
-        table.add(one_line(one.row.label), *(_both(one.line(LOSS, axis)) for axis in axes))
+        table.add(one_line(one.row.label), *map(_both, _shown_losses(group, one)))
     return table
+
+
+def _shown_losses(group: Group, one: Challenger) -> list[Line]:
+    """Return the lines of the terminal's table: what decides, and the loss at equal everything."""
+    losses = [line for line in one.lines if line.number is LOSS]
+    decisive = group.decisive(one)
+    return losses if decisive.number is LOSS else [decisive, *losses]
 
 
 def _say(console: Console, line: str) -> None:
