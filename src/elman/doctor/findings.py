@@ -124,11 +124,9 @@ def _cpu(facts: Facts) -> Iterable[Finding]:
     answer = facts.value("torch").get("cpu")
     if answer is None:
         return
-    muon = "with bf16 products" if answer["bf16"] else "without bf16 products, so Muon has fp32"
-    what = (
-        f"{answer['name']}, {answer['instructions']} {muon}; threads: {answer['threads']}, which "
-        f"wait by {answer['waiting']}"
-    )
+    bf16 = "with" if answer["bf16"] else "without"
+    what = f"{answer['name']}, {answer['instructions']} {bf16} products in bf16"
+    what += f"; threads: {answer['threads']}, which wait by {answer['waiting']}"
     yield Finding("machine", "CPU", Mark.OK, what)
 
 

@@ -13,6 +13,7 @@ from elman.base.errors import RunStatus
 from elman.config.run_config import RunConfig
 from elman.data.batches import AnyRunData
 from elman.data.tasks.batches import TaskData
+from elman.devices.cpu import multiplies_bf16
 from elman.devices.environment import describe_environment
 from elman.distributed.division import Division
 from elman.distributed.team import Team
@@ -22,7 +23,6 @@ from elman.models.backends import computation_path, on_slow_path, slow_note, tun
 from elman.models.cells import registry
 from elman.modes.ranks import shared_work, sharing
 from elman.runs.folder import config_hash
-from elman.training.optim.muon import fast_precision
 from elman.training.trainer import Trainer
 
 
@@ -102,7 +102,7 @@ def start_lines(setup: TrainingSetup, findings: Findings, trainer: Trainer) -> l
         lines.append(f"{note}; it is not counted")
     if note := optimizer.precision_note(setup.device):
         lines.append(note)
-    if setup.precision == "bf16" and fast_precision(setup.device) == "fp32":
+    if setup.precision == "bf16" and setup.device.type == "cpu" and not multiplies_bf16():
         lines.append(
             "train.precision=bf16: this CPU has no instructions for bf16 and is much faster with "
             "train.precision=fp32"

@@ -37,8 +37,7 @@ class MuonConfig(ScheduledConfig):
             same schedule as ``lr``.
         momentum: Momentum of the matrices.
         matrix_precision: Precision of the products that make an update orthogonal. ``auto`` is bf16
-            on a GPU and on a CPU with instructions for bf16, and fp32 on any other CPU. A resumed
-            run goes on in the one that it began with.
+            on a GPU and fp32 on a CPU. A resumed run goes on in the one that it began with.
     """
 
     name: Literal["muon"]

@@ -14,12 +14,14 @@ import pytest
 import torch
 from torch import nn
 
+from elman.config.compose import compose_config
 from elman.devices import cpu
-from elman.training.optim import muon
-from elman.training.optim.muon import Muon, fast_precision
+from elman.modes import train_description
+from elman.training.optim import muon, optimizers
+from elman.training.optim.muon import Muon
+from elman.training.optim.optimizers import TrainingOptimizer
 
-CPU = torch.device("cpu")
-SHAPES = ((5, 9), (9, 5), (4, 4))
+SHAPES = ((5, 9), (9, 5), (4, 4), (9, 5))
 
 
 @pytest.fixture(autouse=True)
@@ -38,28 +40,39 @@ def machine(monkeypatch: pytest.MonkeyPatch, capability: str, *flags: str) -> No
 @pytest.mark.parametrize(
     ("capability", "flags", "expected"),
     [
-        ("AVX2", ("avx2",), "fp32"),
-        ("AVX512", ("avx2", "avx512f"), "fp32"),
-        ("AVX512", ("avx2", "avx512f", "avx512_bf16"), "bf16"),
-        ("AVX512", ("avx512f", "amx_bf16"), "bf16"),
-        ("AVX2", ("avx512f", "avx512_bf16"), "fp32"),
-        ("DEFAULT", ("asimd",), "fp32"),
-        ("DEFAULT", ("asimd", "bf16"), "bf16"),
-        ("DEFAULT", (), "fp32"),
+        ("AVX2", ("avx2",), False),
+        ("AVX512", ("avx2", "avx512f"), False),
+        ("AVX512", ("avx2", "avx512f", "avx512_bf16"), True),
+        ("AVX512", ("avx512f", "amx_bf16"), True),
+        ("AVX2", ("avx512f", "avx512_bf16"), False),
+        ("DEFAULT", ("asimd",), False),
+        ("DEFAULT", ("asimd", "bf16"), True),
+        ("DEFAULT", (), False),
     ],
 )
 def test_a_cpu_has_bf16_only_with_instructions_for_it(
-    monkeypatch: pytest.MonkeyPatch, capability: str, flags: tuple[str, ...], expected: str
+    monkeypatch: pytest.MonkeyPatch, capability: str, flags: tuple[str, ...], expected: bool
 ) -> None:
     machine(monkeypatch, capability, *flags)
-    assert fast_precision(CPU) == expected
-    assert fast_precision(torch.device("cuda")) == "bf16"
+    assert cpu.multiplies_bf16() is expected
 
 
 def test_a_limit_of_the_library_that_multiplies_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, "AVX512", "avx512_bf16")
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "avx512_core")
-    assert fast_precision(CPU) == "fp32"
+    assert not cpu.multiplies_bf16()
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_bf16_on_a_cpu_without_instructions_for_it_is_called_slow(
+    train: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    fast: bool,
+) -> None:
+    monkeypatch.setattr(train_description, "multiplies_bf16", lambda: fast)
+    train("train.precision=bf16", "train.steps=1", "kernels.backend=reference")
+    assert ("this CPU has no instructions for bf16" in capfd.readouterr().err) is not fast
 
 
 def test_a_command_that_is_held_to_avx2_trains_with_fp32_products(
@@ -102,10 +115,14 @@ def test_threads_are_told_to_sleep_unless_the_user_said_how_they_wait(
     assert cpu.waiting() == "OMP_WAIT_POLICY=passive, GOMP_SPINCOUNT=1000"
 
 
-def stepped(optimizer: Callable[..., torch.optim.Optimizer], **settings: Any) -> list[torch.Tensor]:
+def stepped(
+    optimizer: Callable[..., torch.optim.Optimizer],
+    shapes: tuple[tuple[int, int], ...] = SHAPES,
+    **settings: Any,
+) -> list[torch.Tensor]:
     """Return matrices of several shapes after three updates."""
     torch.manual_seed(1)
-    matrices = [nn.Parameter(torch.randn(shape)) for shape in SHAPES]
+    matrices = [nn.Parameter(torch.randn(shape)) for shape in shapes]
     given = optimizer(matrices, lr=0.02, weight_decay=0.1, momentum=0.9, **settings)
     for _ in range(3):
         for matrix in matrices:
@@ -122,8 +139,7 @@ def test_in_bf16_it_is_torchs_own_bit_for_bit() -> None:
 def test_in_fp32_it_is_torchs_formula_without_the_rounding() -> None:
     """torch's own function in fp64 is what both approximate."""
     found = stepped(Muon, precision="fp32")
-    double = pytest.MonkeyPatch()
-    with double.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "bfloat16", torch.Tensor.double)
         exact = stepped(torch.optim.Muon, adjust_lr_fn="match_rms_adamw")
     for ours, theirs in zip(found, exact, strict=True):
@@ -132,15 +148,20 @@ def test_in_fp32_it_is_torchs_formula_without_the_rounding() -> None:
     assert not any(map(torch.equal, found, rounded))
 
 
-def test_the_machines_choice_has_the_numbers_of_the_same_choice_by_name(
-    train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for fast, choice in ((True, "bf16"), (False, "fp32")):
-        monkeypatch.setattr(muon, "multiplies_bf16", lambda fast=fast: fast)
-        chosen = train("optim=muon", folder=f"chosen-{choice}")
-        named = train("optim=muon", f"optim.matrix_precision={choice}", folder=f"named-{choice}")
-        assert chosen.result["matrix_precision"] == named.result["matrix_precision"] == choice
-        assert chosen.records("step") == named.records("step")
+def test_matrices_of_one_shape_move_as_each_would_alone() -> None:
+    together = stepped(Muon, precision="fp32", shapes=((6, 4),) * 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(muon, "_TOGETHER", 1)
+        alone = stepped(Muon, precision="fp32", shapes=((6, 4),) * 3)
+    for one, other in zip(together, alone, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_cpu_has_the_numbers_of_fp32_by_name(train: Callable[..., Any]) -> None:
+    chosen = train("optim=muon", folder="chosen")
+    named = train("optim=muon", "optim.matrix_precision=fp32", folder="named")
+    assert chosen.result["matrix_precision"] == named.result["matrix_precision"] == "fp32"
+    assert chosen.records("step") == named.records("step")
     assert train("optim=adamw", folder="adamw").result["matrix_precision"] is None
 
 
@@ -152,23 +173,21 @@ def test_a_resumed_run_keeps_its_precision_on_another_machine_or_says_what_chang
     began: str,
     other: str,
 ) -> None:
-    monkeypatch.setattr(muon, "multiplies_bf16", lambda: began == "bf16")
+    """Of a GPU and a CPU, one began the run, and the other goes on."""
+    monkeypatch.setattr(optimizers, "fast_precision", lambda device: began)
     first = train("optim=muon", "train.steps=2")
-    monkeypatch.setattr(muon, "multiplies_bf16", lambda: other == "bf16")
+    monkeypatch.setattr(optimizers, "fast_precision", lambda device: other)
     capfd.readouterr()
-    kept = train("optim=muon", "train.steps=3", f"train.resume={first.folder}")
+    resumed = f"train.resume={first.folder}"
+    kept = train("optim=muon", "train.steps=3", resumed)
     assert kept.result["matrix_precision"] == began
     assert f"Muon multiplies in {began}, as this run began" in capfd.readouterr().err
-    resumed = f"train.resume={first.folder}"
     named = train("optim=muon", "train.steps=4", resumed, f"optim.matrix_precision={other}")
     assert named.result["matrix_precision"] == other
     assert f"Muon multiplies in {other} from here on, {began} before" in capfd.readouterr().err
 
 
 def test_a_checkpoint_from_before_the_choice_goes_on_in_bf16() -> None:
-    from elman.config.compose import compose_config
-    from elman.training.optim.optimizers import TrainingOptimizer
-
     config = compose_config(["optim=muon", "optim.matrix_precision=fp32"]).optim
     saved = TrainingOptimizer(config, nn.Linear(3, 3)).state_dict()
     del saved["matrix_precision"]

@@ -1,27 +1,30 @@
 """Muon, with products in bf16 as in torch, or in fp32.
 
-torch.optim.Muon makes the update of a matrix orthogonal by products in bf16. A CPU without
-instructions for bf16 takes 15 times as long for them as for products in fp32.
+torch.optim.Muon makes the update of a matrix orthogonal by products in bf16. A CPU with AVX2 takes
+15 times as long for them as for products in fp32. One with instructions for bf16 takes as long as
+for the products in fp32 here, which multiply matrices of one shape together; so fp32 is the choice
+on every CPU.
 
-Shapes: m rows, n columns; the iteration works on a matrix with m <= n.
+Shapes: k matrices of m rows and n columns; the iteration works on matrices with m <= n.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from elman.devices.cpu import multiplies_bf16
-
 Precision = Literal["fp32", "bf16"]
+# Numbers of the matrices that are multiplied together, so that each thread has one of its own. A
+# larger matrix keeps all threads busy alone, and copies of several would need memory.
+_TOGETHER = 1 << 20
 
 
 def fast_precision(device: torch.device) -> Precision:
-    """Return the precision in which a device multiplies matrices fast enough for Muon."""
-    return "bf16" if device.type != "cpu" or multiplies_bf16() else "fp32"
+    """Return the precision in which Muon's products are fast on a device."""
+    return "fp32" if device.type == "cpu" else "bf16"
 
 
 class Muon(torch.optim.Muon):
@@ -30,7 +33,7 @@ class Muon(torch.optim.Muon):
     Args:
         matrices: The weights, [m, n], fp32.
         precision: Precision of the products.
-        settings: As for torch's, which always has Nesterov's momentum here.
+        settings: As for torch's; momentum is Nesterov's.
     """
 
     def __init__(
@@ -47,48 +50,64 @@ class Muon(torch.optim.Muon):
             super().step()  # type: ignore[no-untyped-call]
             return
         for group in self.param_groups:
-            for weight_mn in group["params"]:
-                if weight_mn.grad is not None:
-                    self._update(weight_mn, group)
+            moved = [weight_mn for weight_mn in group["params"] if weight_mn.grad is not None]
+            for weights_mn in _together(moved):
+                self._update(weights_mn, group)
 
-    def _update(self, weight_mn: nn.Parameter, group: dict[str, Any]) -> None:
+    def _update(self, weights_mn: Sequence[nn.Parameter], group: dict[str, Any]) -> None:
+        """Update matrices of one shape."""
+        steps_kmn = torch.stack(
+            [self._averaged(weight, group["momentum"]) for weight in weights_mn]
+        )
+        given = (group["ns_coefficients"], group["ns_steps"], group["eps"])
+        # As large as AdamW's updates, so that rates and decay mean the same ("match_rms_adamw").
+        rate = group["lr"] * 0.2 * max(weights_mn[0].shape) ** 0.5
+        for weight_mn, step_mn in zip(weights_mn, orthogonal(steps_kmn, *given), strict=True):
+            weight_mn.mul_(1 - group["lr"] * group["weight_decay"])
+            weight_mn.add_(step_mn, alpha=-rate)
+
+    def _averaged(self, weight_mn: nn.Parameter, share: float) -> Tensor:
+        """Add a gradient to its moving average; return Nesterov's look ahead."""
         gradient_mn, state = weight_mn.grad, self.state[weight_mn]
         assert gradient_mn is not None
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(gradient_mn)
-        momentum_mn, share = state["momentum_buffer"], group["momentum"]
+        momentum_mn: Tensor = state["momentum_buffer"]
         momentum_mn.lerp_(gradient_mn, 1 - share)
-        update_mn = orthogonal(
-            gradient_mn.lerp(momentum_mn, share),
-            group["ns_coefficients"],
-            group["ns_steps"],
-            group["eps"],
-        )
-        # As large as AdamW's updates, so that rates and decay mean the same ("match_rms_adamw").
-        rate = group["lr"] * 0.2 * max(weight_mn.shape) ** 0.5
-        weight_mn.mul_(1 - group["lr"] * group["weight_decay"])
-        weight_mn.add_(update_mn, alpha=-rate)
+        return gradient_mn.lerp(momentum_mn, share)
+
+
+def _together(weights_mn: Sequence[nn.Parameter]) -> Iterator[Sequence[nn.Parameter]]:
+    """Yield the matrices in groups of one shape: several small ones, or a large one."""
+    of_shape: dict[torch.Size, list[nn.Parameter]] = {}
+    for weight_mn in weights_mn:
+        of_shape.setdefault(weight_mn.shape, []).append(weight_mn)
+    for shape, alike in of_shape.items():
+        count = max(1, _TOGETHER // max(1, shape.numel()))
+        for first in range(0, len(alike), count):
+            yield alike[first : first + count]
 
 
 def orthogonal(
-    matrix_mn: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
+    matrices_kmn: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
 ) -> Tensor:
-    """Return a matrix with the singular vectors of another, and singular values near 1.
+    """Return matrices with the singular vectors of others, and singular values near 1.
 
     The quintic iteration of Newton and Schulz as Keller Jordan chose it for Muon
     (https://kellerjordan.github.io/posts/muon/): ``X' = a X + (b A + c A A) X`` with ``A = X X^T``.
 
     Args:
-        matrix_mn: The matrix, in the dtype of the products.
+        matrices_kmn: The matrices, in the dtype of the products.
         coefficients: a, b and c.
         steps: How often.
-        eps: The norm that the matrix is divided by is at least this.
+        eps: The norm that a matrix is divided by is at least this.
     """
     a, b, c = coefficients
-    x_mn = matrix_mn.T if matrix_mn.size(0) > matrix_mn.size(1) else matrix_mn
-    x_mn = x_mn / x_mn.norm().clamp(min=eps)
+    tall = matrices_kmn.size(1) > matrices_kmn.size(2)
+    x_kmn = matrices_kmn.mT if tall else matrices_kmn
+    x_kmn = x_kmn / torch.linalg.matrix_norm(x_kmn, keepdim=True).clamp(min=eps)
     for _ in range(steps):
-        gram_mm = x_mn @ x_mn.T
-        polynomial_mm = torch.addmm(gram_mm, gram_mm, gram_mm, beta=b, alpha=c)
-        x_mn = torch.addmm(x_mn, polynomial_mm, x_mn, beta=a)
-    return x_mn.T if matrix_mn.size(0) > matrix_mn.size(1) else x_mn
+        gram_kmm = x_kmn @ x_kmn.mT
+        polynomial_kmm = torch.baddbmm(gram_kmm, gram_kmm, gram_kmm, beta=b, alpha=c)
+        x_kmn = torch.baddbmm(x_kmn, polynomial_kmm, x_kmn, beta=a)
+    return x_kmn.mT if tall else x_kmn

@@ -75,8 +75,8 @@ class TrainingOptimizer:
             return f"optim.matrix_precision: Muon multiplies in {now} from here on, {before} before"
         if now != fast and self.config.matrix_precision == "auto":
             return (
-                f"Muon multiplies in {now}, as this run began; {fast} is faster on this machine: "
-                f"optim.matrix_precision={fast}"
+                f"Muon multiplies in {now}, as this run began; a new run here has {fast}, and "
+                f"optim.matrix_precision={fast} changes this one"
             )
         return None
 
