@@ -15,9 +15,8 @@ from typing import IO, TypeGuard
 
 from elman.base.errors import UserError
 
-_TROUBLE = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ENODEV, errno.ESTALE}
-)
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_TROUBLE = _FULL | {errno.EROFS, errno.EIO, errno.ENODEV, errno.ESTALE}
 RESULT_BYTES = 1 << 16
 """Bytes that a run reserves for its result at the start."""
 HELD_BYTES = 1 << 24
@@ -33,8 +32,9 @@ def is_disk_trouble(error: BaseException) -> TypeGuard[OSError]:
 def no_room(error: OSError, place: Path | str) -> UserError:
     """Return the error for a run that could not start because of its disk."""
     where = error.filename or place
+    room = "free some space there, or " if error.errno in _FULL else ""
     return UserError(
-        f"{where}: cannot be written ({error.strerror}); free some space there, or name a folder "
+        f"{where}: cannot be written ({error.strerror}); {room}name a folder "
         "on another disk with hydra.run.dir=<folder>"
     )
 

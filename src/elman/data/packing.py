@@ -8,7 +8,6 @@ no torch.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -25,6 +24,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from elman.base.errors import UserError
+from elman.base.file_lock import HolderFile, NoLocksError, say_no_locks, try_lock
+from elman.base.quoting import quoted
 from elman.data.corpus import CACHE_VARIABLE, data_cache
 from elman.data.documents import Piece
 from elman.data.files import ByteSource
@@ -34,7 +35,7 @@ from elman.data.writing import HashedFile
 from elman.sections.training import SEPARATOR
 
 _VERSION = 1
-_TEXT, _RECORD, _LOCK = "text", "pack.json", "lock"
+_TEXT, _RECORD, _LOCK, _HOLDER = "text", "pack.json", "lock", "lock.holder"
 _PART, _STATE = "text.part", "state.json"
 LISTED = 1000
 """Most source files listed in a result; a hash covers all of them."""
@@ -248,16 +249,15 @@ class Pack:
 
     @contextmanager
     def _locked(self, progress: PackingProgress) -> Iterator[None]:
-        """Hold the pack's lock; the system frees it when its holder dies for any reason."""
-        descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        """Hold the pack's lock; the system frees it when its holder dies for any reason.
+
+        Where the file system has no locks, a file stands for it.
+        """
+        descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        file = HolderFile(self.folder / _HOLDER)
         try:
             told = False
-            while True:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    pass
+            while not self._taken(descriptor, file):
                 if not told:
                     progress.say(f"another process is packing {self.where}: waiting for it ...")
                     told = True
@@ -268,6 +268,29 @@ class Pack:
             yield
         finally:
             os.close(descriptor)
+            if file.own:
+                file.drop()
+
+    def _taken(self, descriptor: int, file: HolderFile) -> bool:
+        """Take the lock, or return False if another process has it.
+
+        Raises:
+            UserError: there are no locks here, and a process of another machine has packed.
+        """
+        try:
+            return try_lock(descriptor)
+        except NoLocksError as error:
+            who = file.take()
+            if who is None:
+                what = f"while data is packed, {_HOLDER} in it keeps other processes out"
+                say_no_locks(self.folder, error.strerror, what)
+            elif file.elsewhere:
+                raise UserError(
+                    f"{self.folder}: {who} packs in it, and its file system has no locks "
+                    f"({error.strerror}), so nobody here can tell whether it still does; if not, "
+                    f"type rm {quoted(str(file.path))}, or set {CACHE_VARIABLE} to another folder"
+                ) from None
+            return who is None
 
 
 class _Packing:

@@ -8,7 +8,6 @@ keeps ``claim`` meanwhile. The kernel frees a lock when its holder dies, however
 
 from __future__ import annotations
 
-import fcntl
 import getpass
 import json
 import os
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from elman.base.errors import UserError
+from elman.base.file_lock import NoLocksError, try_lock
 
 FOLDER = "ELMAN_LOCKS"
 """Environment variable: folder of the locks instead of ``/tmp/elman-gpu-locks`` (for containers
@@ -53,9 +53,15 @@ class GpuLock:
             return True
         descriptor = _open(self.path)
         try:
-            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
+            taken = try_lock(descriptor, shared=shared)
+        except NoLocksError as error:
+            os.close(descriptor)
+            raise UserError(
+                f"{self.path}: its file system has no locks ({error.strerror}), so two jobs could "
+                f"get one GPU; name a folder of this machine that has them with {FOLDER}=<folder>, "
+                "or type launcher=local, which locks no GPU"
+            ) from None
+        if not taken:
             os.close(descriptor)
             return False
         self._descriptor = descriptor

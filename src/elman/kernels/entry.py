@@ -6,7 +6,6 @@ Imports no torch.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import shutil
@@ -16,6 +15,8 @@ import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+
+from elman.base.file_lock import NoLocksError, say_no_locks, try_lock, wait_for_lock
 
 _LOCK, _SCRATCH = "lock", "building-"
 # Records are written to temporary files, which takes milliseconds, and renamed.
@@ -33,14 +34,16 @@ def making(folder: Path, label: str) -> Iterator[None]:
         folder: The folder.
         label: Name of the kernel, for people who wait for another process.
     """
-    descriptor = _locked(folder, label)
+    descriptor, locked = _locked(folder, label)
     try:
-        _clear(folder)
-        _sweep(folder.parent)
+        if locked:  # else a scratch folder may be that of a process that works
+            _clear(folder)
+            _sweep(folder.parent)
         yield
     finally:
-        with contextlib.suppress(OSError):
-            _remove_empty(folder)
+        if locked:
+            with contextlib.suppress(OSError):
+                _remove_empty(folder)
         os.close(descriptor)
 
 
@@ -59,8 +62,12 @@ def say(line: str) -> None:
     print(f"elman: {line}", file=sys.stderr, flush=True)
 
 
-def _locked(folder: Path, label: str) -> int:
-    """Return a descriptor that holds a folder's lock; its last holder may have removed both."""
+def _locked(folder: Path, label: str) -> tuple[int, bool]:
+    """Return the open file of a folder's lock, and whether it is locked.
+
+    Its last holder may have removed both. Where the file system has no locks, several processes may
+    make a kernel at once: each in a scratch folder, and the last one to end replaces the others'.
+    """
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -70,7 +77,11 @@ def _locked(folder: Path, label: str) -> int:
         try:
             _wait(descriptor, label)
             if _stands(folder, descriptor):
-                return descriptor
+                return descriptor, True
+        except NoLocksError as error:
+            what = "two processes may compile one kernel at once, which costs time alone"
+            say_no_locks(folder.parent, error.strerror, what)
+            return descriptor, False
         except BaseException:
             os.close(descriptor)
             raise
@@ -78,11 +89,9 @@ def _locked(folder: Path, label: str) -> int:
 
 
 def _wait(descriptor: int, label: str) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not try_lock(descriptor):
         say(f"another process is compiling the {label} kernel: waiting for it ...")
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        wait_for_lock(descriptor)
 
 
 def _stands(folder: Path, descriptor: int) -> bool:
@@ -125,8 +134,7 @@ def _sweep(kernels: Path) -> None:
 def _sweep_folder(folder: Path) -> None:
     descriptor = os.open(folder / _LOCK, os.O_RDWR)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _stands(folder, descriptor):
+        if try_lock(descriptor) and _stands(folder, descriptor):
             _clear(folder)
             _remove_empty(folder)
     finally:

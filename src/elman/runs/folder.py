@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -20,6 +19,8 @@ from typing import Any, ClassVar
 import yaml
 
 from elman.base.errors import UserError
+from elman.base.file_lock import HolderFile, NoLocksError, say_no_locks, try_lock
+from elman.base.quoting import quoted
 from elman.base.yaml_file import YamlError, read_yaml
 from elman.config.run_config import RunConfig, flatten
 from elman.sections.model import VOCAB_SIZE
@@ -27,6 +28,8 @@ from elman.sections.parallel import ParallelConfig
 
 CONFIG_FILE = "config.yaml"
 LOCK_FILE = ".lock"
+HOLDER_FILE = ".lock.holder"
+"""Stands for the lock where the file system has none."""
 LOG_FILE = "train.log"
 # Settings that older runs do not have, with the values that those runs had without them.
 _NEWER: dict[str, dict[str, object]] = {
@@ -181,27 +184,56 @@ class RunLock:
             self._held[self.folder] = (descriptor, count - 1)
         elif count:
             os.close(descriptor)
+            file = HolderFile(self.folder / HOLDER_FILE)
+            if file.own:
+                file.drop()
 
     def _open(self) -> int:
         descriptor = os.open(self.folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
-        for looks_left in reversed(range(_LOOKS)):
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if looks_left:
-                    time.sleep(_LOOK_SECONDS)
-                    continue
-                owner = _owner(descriptor)
-                os.close(descriptor)
-                raise UserError(
-                    f"{self.folder}: another process (pid {owner}) is running in it; "
-                    "wait for it to end or stop it first"
-                ) from None
+        try:
+            self._lock(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
         with contextlib.suppress(OSError):  # on a full disk the lock still holds
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"{os.getpid()}\n".encode())
         return descriptor
+
+    def _lock(self, descriptor: int) -> None:
+        """Lock the open file of the lock.
+
+        Raises:
+            UserError: another process runs in the folder.
+        """
+        try:
+            for _ in range(_LOOKS):
+                if try_lock(descriptor):
+                    return
+                time.sleep(_LOOK_SECONDS)
+        except NoLocksError as error:
+            self._hold(error)
+            return
+        raise UserError(
+            f"{self.folder}: another process (pid {_owner(descriptor)}) is running in it; "
+            "wait for it to end or stop it first"
+        )
+
+    def _hold(self, error: NoLocksError) -> None:
+        """Take the file that stands for a lock."""
+        file = HolderFile(self.folder / HOLDER_FILE)
+        who = file.take()
+        if who is None:
+            what = f"while the run lasts, {HOLDER_FILE} in it keeps other processes out"
+            say_no_locks(self.folder, error.strerror, what)
+            return
+        ask = (
+            f"its file system has no locks ({error.strerror}), so nobody here can tell whether it "
+            f"still runs; if it does not, type rm {quoted(str(file.path))}"
+            if file.elsewhere
+            else "wait for it to end or stop it first"
+        )
+        raise UserError(f"{self.folder}: another process ({who}) is running in it; {ask}")
 
     def __enter__(self) -> RunLock:
         self.acquire()
@@ -227,14 +259,12 @@ def lock_holder(folder: Path) -> str | None:
     except OSError:  # nobody has run there, or we may not read it
         return None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _owner(descriptor)
-    except OSError:  # a file system without locks
-        return None
+        return None if try_lock(descriptor, shared=True) else _owner(descriptor)
+    except NoLocksError:
+        who = HolderFile(folder / HOLDER_FILE).holder()
+        return None if who is None else who.removeprefix("pid ")
     finally:
         os.close(descriptor)
-    return None
 
 
 def _owner(descriptor: int) -> str:
