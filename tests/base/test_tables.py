@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from elman.base.consoles import table_console
 from elman.base.output import lasting_output, print_wide
-from elman.base.tables import TerminalTable, names, numbers, table_console, text
+from elman.base.tables import TerminalTable, names, numbers, text
 from elman.cli.main import main
 from elman.doctor.findings import Finding, Mark
 from elman.launchers.display import Display

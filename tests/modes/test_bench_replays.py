@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from elman.base.consoles import table_console
 from elman.base.errors import ExitStatus, UserError
-from elman.base.tables import table_console
 from elman.bench import operations, replays
 from elman.bench.build import step_subjects
 from elman.bench.entries import benched_models, entries

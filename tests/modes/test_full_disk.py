@@ -235,7 +235,7 @@ def test_training_goes_on_without_logs_and_checkpoints(
     monkeypatch.setattr(trainer.Stepper, "take", full_after_two)
     monkeypatch.setattr(store, "save_file", save)
     run = train("train.save_every=1", "train.val_every=null", "log.every=1", "log.tensorboard=true")
-    said = capsys.readouterr().err
+    said = "".join(capsys.readouterr())
     assert (run.status, run.result["status"]) == (ExitStatus.OK, "ok")
     assert [record["step"] for record in run.records("step")] == [1, 2, 3, 4, 5, 6]
     assert said.count("wait in memory") == 1
@@ -262,7 +262,7 @@ def test_a_dashboard_that_fails_is_left_alone(
     monkeypatch.setattr(recorder._TensorBoard, "scalars", broken)
     run = train("log.tensorboard=true")
     assert run.result["status"] == "ok"
-    assert capsys.readouterr().err.count("tensorboard gets no more numbers (no network)") == 1
+    assert capsys.readouterr().out.count("tensorboard gets no more numbers (no network)") == 1
 
 
 def test_a_result_without_room_is_printed(train, capsys, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -466,7 +466,7 @@ def test_slow_steps_are_foretold(
     monkeypatch.setattr(trainer, "SHOWN_SECONDS", 0.0)
     monkeypatch.setattr(trainer.Ledger, "share", lambda ledger, step: min(1.0, step / 2))
     train("kernels.backend=reference", "train.val_every=null", *overrides)
-    before = capsys.readouterr().err.partition("\nstep ")[0]
+    before = capsys.readouterr().out.partition("\nstep ")[0]
     assert re.search(said, before)
 
 
@@ -486,7 +486,7 @@ def test_a_validation_longer_than_the_training_is_foretold(
     monkeypatch.setattr(held_out, "_WORTH_SAYING_SECONDS", 0.0)
     monkeypatch.setattr(trainer.Ledger, "share", lambda ledger, step: min(1.0, step / 2))
     train("kernels.backend=reference", "data.val_sample=2048", "train.val_every=null", *overrides)
-    lines = capsys.readouterr().err.splitlines()
+    lines = capsys.readouterr().out.splitlines()
     first = next(n for n, line in enumerate(lines) if line.startswith("step "))
     found = [line for line in lines[:first] if "longer than the training" in line]
     assert len(found) == (said is not None)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from elman.base.tables import table_console
+from elman.base.consoles import table_console
 from elman.report.comparison.axes import axis
 from elman.report.comparison.columns import COLUMNS
 from elman.report.comparison.content import make_report

@@ -67,11 +67,25 @@ def test_a_sweep_that_claims_one_size_is_held_to_it(elman: Elman, tmp_path: Path
     assert elman(*claim, "model=e1,e88_tiny", "sweep.max_params_spread=1000").status == 0
 
 
+@pytest.mark.parametrize("ranks", [(), ("train.device=cpu", "launcher.gpus_per_job=2")])
+def test_a_dry_run_of_one_command_checks_it_and_makes_nothing(
+    elman: Elman, tmp_path: Path, ranks: tuple[str, ...]
+) -> None:
+    done = elman("sweep.dry_run=true", "model=e1", "train.steps=3", *ranks)
+    command = " ".join(("elman model=e1 train.steps=3", *ranks))
+    assert done.output.splitlines() == ["e1, 114,890,880 parameters", command]
+    assert (done.status, done.errors) == (0, "")
+    assert not list(tmp_path.iterdir())
+    wrong = elman("sweep.dry_run=true", "model=e88_tiny", "model.dim=64000064")
+    assert (wrong.status, wrong.output) == (2, "")
+    assert wrong.errors.startswith("elman: error: ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
         (["launcher.workers=2"], "launcher.workers: read only in a sweep; add -m or drop it"),
-        (["sweep.dry_run=true"], "sweep.dry_run: read only in a sweep; add -m or drop it"),
+        (["sweep.dry_run=maybe"], "sweep.dry_run=maybe: expected true or false"),
         (
             ["-m", "launcher=local", "launcher.workers=2"],
             "launcher.workers: launcher=local does not read it; drop it or choose launcher=gpus",

@@ -408,7 +408,7 @@ def test_a_step_makes_room_for_validation_and_is_recorded_again(
     crowded = Crowded(monkeypatch)
     found = train(*chosen, "train.graph=true", folder="crowded")
     assert crowded.refused == 2  # after 3 and 6 steps; after 9 the step has gone
-    assert capfd.readouterr().err.count("validating did not fit into memory") == 1
+    assert capfd.readouterr().out.count("validating did not fit into memory") == 1
     assert found.status == ExitStatus.OK
     assert same(roomy, found)
     assert found.records("val") == roomy.records("val")
@@ -444,7 +444,7 @@ def test_a_saved_model_is_not_compared_where_two_do_not_fit(
     assert found.status == ExitStatus.OK
     assert found.result["val_bpb"] > 0
     assert found.result["reload_difference_bpb"] is None
-    assert "the saved weights were not checked" in capfd.readouterr().err
+    assert "the saved weights were not checked" in capfd.readouterr().out
 
 
 def test_a_copy_that_does_not_fit_is_saved_with_more_room(
@@ -686,6 +686,6 @@ def test_other_values_are_refused(value: str) -> None:
 
 def test_the_run_says_how_it_computes(train, capfd: pytest.CaptureFixture[str]) -> None:
     train("train.graph=true", "train.steps=1")
-    assert "backend cpu on cpu, replayed as a CUDA graph, about" in capfd.readouterr().err
+    assert "backend cpu on cpu, replayed as a CUDA graph, about" in capfd.readouterr().out
     train("train.graph=false", "train.steps=1", folder="eager")
-    assert "graph" not in capfd.readouterr().err
+    assert "graph" not in capfd.readouterr().out

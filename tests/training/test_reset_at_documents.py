@@ -147,14 +147,14 @@ def test_generation_forgets_at_a_separator(train, documents: Path) -> None:
 
 def test_a_number_has_its_definition_beside_it(train, documents: Path, capsys) -> None:
     run = train(*CONV, ON, f"data.path={documents}")
-    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "state zeroed after each 0x1e" in said
     assert "state zeroed after each document" in said
     assert run.result["data"]["reset_at_documents"] is True
     assert "data.reset_at_documents" in run.result["definitions"]["val_bpb"]
     off = train(*CONV, f"data.path={documents}", folder="off")
     assert off.result["data"]["reset_at_documents"] is False
-    assert "zeroed" not in capsys.readouterr().err
+    assert "zeroed" not in capsys.readouterr().out
 
 
 def test_eval_scores_as_the_run_did_and_says_so(train, documents: Path, capsys) -> None:

@@ -52,9 +52,9 @@ def test_a_run_reports_its_right_answers_at_every_length(train, capsys) -> None:
     assert {"accuracy", "accuracy_by_length", "reached_accuracy"} <= set(result["definitions"])
     assert [r["accuracy"] for r in run.records("validation")][-1] == result["accuracy"]
     said = capsys.readouterr()
-    assert "accuracy at 16" in said.err
-    assert "mode=generate" not in said.err
-    assert "chance 0.500" in said.err
+    assert "accuracy at 16" in said.out
+    assert "mode=generate" not in said.out
+    assert "chance 0.500" in said.out
 
 
 def test_a_validation_that_is_good_enough_ends_the_run_and_says_so(train, capsys) -> None:
@@ -66,8 +66,8 @@ def test_a_validation_that_is_good_enough_ends_the_run_and_says_so(train, capsys
     assert run.result["accuracy"] >= 0.55
     assert set(run.result["accuracy_by_length"]) == {"16", "24"}
     said = capsys.readouterr()
-    assert "train.until_accuracy=0.55 reached" in said.err
-    assert "train.until_accuracy was reached" in said.err
+    assert "train.until_accuracy=0.55 reached" in said.out
+    assert "train.until_accuracy was reached" in said.out
     with pytest.raises(UserError, match=r"reached train\.until_accuracy.*larger train\.until_acc"):
         train(*EASY, "train.until_accuracy=0.55", f"train.resume={run.folder}")
 

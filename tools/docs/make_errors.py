@@ -234,7 +234,7 @@ CASES: dict[str, list[str]] = {
         "-m sweep.add=notes sweep.resume=notes",
         "-m train.seed=1,2 sweep.allow_changed_code=true",
         "sweep.add=notes train.seed=3",
-        "sweep.dry_run=true",
+        "sweep.dry_run=maybe",
     ],
     "Suites": [
         "benchmark=e75_10m",

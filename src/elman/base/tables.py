@@ -16,9 +16,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from elman.base import output
+from elman.base.consoles import say
 
-_UNBOUND = 100_000
 # A longer word of a text is broken: nobody types it, and a column of its length leaves no room.
 _LONGEST_WORD = 24
 
@@ -187,14 +186,3 @@ def _share_out(room: int, places: Sequence[int], shares: list[int], most: Sequen
 def left_out_note(heads: Sequence[str]) -> str:
     """Return the line that names the columns which a terminal has no room for."""
     return f"columns left out (terminal too narrow): {', '.join(heads)}; --wide shows all"
-
-
-def table_console() -> Console:
-    """Return a console on standard output: as wide as the terminal, and unbound elsewhere."""
-    console = Console()
-    return console if console.is_terminal and not output.is_wide() else Console(width=_UNBOUND)
-
-
-def say(console: Console, line: str) -> None:
-    """Print one line unchanged: without colors, markup or line breaks."""
-    console.print(line, markup=False, highlight=False, soft_wrap=True)

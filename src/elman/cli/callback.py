@@ -18,20 +18,23 @@ class ElmanCallback(Callback):
         from elman.config.keys import named_keys
         from elman.config.wording import in_our_words
         from elman.runs.prepare import prepare
-        from elman.sweeps.alone import asks_for_ranks, ranks_alone
+        from elman.sweeps.alone import DRY_RUN, asks_for_ranks, is_dry, plan_alone, ranks_alone
         from elman.sweeps.settings import refuse_alone
         from elman.sweeps.suite_runs import refuse_without_run
 
         try:
             typed = typed_overrides(config, "task")
             with in_our_words(typed, compose_tree):
-                ranks = asks_for_ranks(config)
+                ranks, dry = asks_for_ranks(config), is_dry(config)
                 if not ranks:
-                    refuse_alone(named_keys(typed))
+                    refuse_alone(named_keys(typed) - {DRY_RUN})
                 refuse_without_run(config, named_keys(typed))
                 state = session.current()
                 if ranks:
-                    state.ranks = ranks_alone(config, state.config_flags)
+                    state.ranks = ranks_alone(config, state.config_flags, may_pack=not dry)
+                if dry:
+                    state.ranks = plan_alone(config, state.config_flags)
+                if ranks or dry:
                     return
                 state.job = prepare(config)
                 state.job.config_flags = state.config_flags

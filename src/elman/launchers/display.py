@@ -14,6 +14,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from elman.base.consoles import live_console
 from elman.base.errors import ExitStatus
 from elman.base.tables import TerminalTable, names, numbers
 from elman.launchers.outcome import ERROR
@@ -31,7 +32,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Display:
-    """Shows a sweep of ``total`` jobs on standard output."""
+    """Shows a sweep of ``total`` jobs: lines on standard output, and a live table on a terminal."""
 
     def __init__(self, total: int, console: Console | None = None) -> None:
         self.console = console or Console()
@@ -39,8 +40,11 @@ class Display:
         self._done, self._failed = 0, 0
         self._said: dict[str, tuple[str, float]] = {}
         self._live: Live | None = None
-        if self.console.is_terminal:
-            self._live = Live(console=self.console, auto_refresh=False, transient=True)
+        if (console := live_console(self.console)) is not None:
+            own = console is self.console  # printing must not end up on the other stream
+            self._live = Live(
+                console=console, auto_refresh=False, transient=True, redirect_stdout=own
+            )
             self._live.start()
 
     def say(self, text: str) -> None:

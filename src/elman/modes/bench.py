@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from elman.base.consoles import table_console
 from elman.base.disk import say_unwritten, whole_file
 from elman.base.errors import ExitStatus
-from elman.base.tables import table_console
 from elman.bench.benchmark import run_benchmark
 from elman.config.catalog import search_overrides
 from elman.report.tables.bench import print_bench

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
+from elman.base.consoles import say, table_console
 from elman.base.errors import ExitStatus
-from elman.base.tables import TerminalTable, names, say, table_console, text
+from elman.base.tables import TerminalTable, names, text
 from elman.doctor.combinations import combinations
 from elman.doctor.facts import gather
 from elman.doctor.findings import Finding, Mark, installed, machine

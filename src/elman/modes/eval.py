@@ -10,8 +10,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from elman.base.consoles import table_console
 from elman.base.errors import ExitStatus, UserError
-from elman.base.tables import table_console
 from elman.config.run_config import RunConfig
 from elman.data.batches import open_text
 from elman.data.opening import open_source

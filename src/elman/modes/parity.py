@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from elman.base.consoles import table_console
 from elman.base.disk import say_unwritten
 from elman.base.errors import ExitStatus
-from elman.base.tables import table_console
 from elman.config.run_config import RunConfig
 from elman.models.backends import computation_path, tuning_note
 from elman.models.cells import registry

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from elman.base.consoles import table_console
 from elman.base.errors import ExitStatus, UserError
-from elman.base.tables import table_console
 from elman.bench.rank_memory import rank_memory
 from elman.config.run_config import RunConfig
 from elman.models.backends import AUTO, best_backend

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from elman.base.consoles import say, table_console
 from elman.base.errors import ExitStatus
-from elman.base.tables import say, table_console
 from elman.config.catalog import listed_models
 from elman.config.suites import GROUP, load_suite, suite_names
 from elman.report.tables.suites import print_suite, suites_table

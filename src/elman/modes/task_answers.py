@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from rich.console import Console
 
+from elman.base.consoles import say
 from elman.base.errors import UserError
-from elman.base.tables import TerminalTable, numbers, say, text
+from elman.base.tables import TerminalTable, numbers, text
 from elman.config.run_config import RunConfig
 from elman.data.tasks.batches import TaskData
 from elman.evaluation.answers import accuracy_at, rows_at_once

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from elman.base.consoles import say, table_console
 from elman.base.errors import ExitStatus
-from elman.base.tables import say, table_console
 from elman.config.task_files import listed_tasks
 from elman.report.tables.tasks import print_task, tasks_table
 from elman.runs.prepared import PreparedRun

@@ -17,6 +17,7 @@ import torch
 # here, while another job still has its GPU.
 import torch._dynamo
 
+from elman.base.consoles import table_console
 from elman.base.crash import kept_traceback, told
 from elman.base.disk import is_disk_trouble, keep_room, sizes
 from elman.base.errors import ExitStatus, RunStatus, UserError, first_line
@@ -363,7 +364,7 @@ class _Session:
         with suppress(KeyboardInterrupt):
             self._say_end(status)
             self._draw()
-            print_summary(self._display.console, self._folder, result)
+            print_summary(table_console(), self._folder, result)
         return code
 
     def _draw(self) -> None:
@@ -375,12 +376,12 @@ class _Session:
 
     def _say_end(self, status: RunStatus) -> None:
         if self._error:
-            self._display.say(f"elman: {status.value}: {self._error}{self._to_read}")
+            self._display.error(f"elman: {status.value}: {self._error}{self._to_read}")
 
     def _say_result(self, result: dict[str, Any], error: OSError) -> None:
         """Print the numbers of a run whose result could not be written."""
         kept = {key: value for key, value in result.items() if key not in _OF_EVERY_RUN}
-        self._display.say(
+        self._display.error(
             f"elman: {self._folder / RESULT}: cannot be written ({error.strerror}); it is "
             f"{json.dumps(kept)}"
         )

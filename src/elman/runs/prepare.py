@@ -278,15 +278,21 @@ def adopt(sections: DictConfig) -> PreparedRun:
     return PreparedRun(config, folder, _locked(folder))
 
 
-def check_alone(tree: DictConfig) -> RunConfig:
+def check_alone(tree: DictConfig, *, may_pack: bool = True) -> RunConfig:
     """Check a composed job that other processes will run, and make no folder for it.
+
+    Args:
+        tree: Its composed tree.
+        may_pack: Whether data that must be packed is packed now; else it is only checked.
 
     Raises:
         UserError: a setting is wrong, or the named folder is taken.
     """
     HydraConfig.instance().set_config(tree)
-    config = checked_config(tree)
+    config = checked_config(tree, may_pack=may_pack)
     given = _named_run_dir(tree)
+    if given is not None and not MODES[config.mode].makes_folder:
+        raise UserError(f"hydra.run.dir: mode={config.mode} makes no run folder; drop it")
     if given is not None:
         check_free(Path(given), "hydra.run.dir")
     _point_hydra(tree, Path(), output_subdir=None, silent=True)

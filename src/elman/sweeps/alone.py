@@ -1,7 +1,12 @@
-"""``elman model=... launcher.gpus_per_job=8``: one command, run by a process for each GPU."""
+"""One command whose job does not run in this process.
+
+``launcher.gpus_per_job=8`` runs it by a process for each GPU, and ``sweep.dry_run=true`` only
+checks it.
+"""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 
 from omegaconf import DictConfig, OmegaConf
@@ -10,15 +15,19 @@ from elman.base.errors import UserError
 from elman.base.rank_place import is_rank
 from elman.config.compose import typed_overrides
 from elman.config.keys import named_keys
+from elman.config.run_config import MODES
 from elman.launchers.command import OF_THE_SWEEP
 from elman.launchers.gpus.places import checked_gpus
 from elman.launchers.job import refuse_ranks, wants_gpu
 from elman.runs.prepare import check_alone
 from elman.sections.launching import GpusLauncher
 from elman.sweeps.settings import is_of_sweeps, sweep_settings, without_sweep_settings
+from elman.sweeps.sizes import builds_a_model, check_countable, count_params
 
 _KEY = "launcher.gpus_per_job"
+DRY_RUN = "sweep.dry_run"
 _READ = {f"launcher.{name}" for name in ("gpus", "exclude", "wait_minutes", "save_seconds")}
+_READ |= {DRY_RUN}
 # Not a setting of the sweep's runs, but of this one.
 _OWN = ("hydra.run.dir=", "hydra/run=")
 
@@ -45,12 +54,54 @@ def asks_for_ranks(tree: DictConfig) -> bool:
     return False
 
 
-def ranks_alone(tree: DictConfig, config_flags: Sequence[str]) -> Callable[[], int]:
+def is_dry(tree: DictConfig) -> bool:
+    """Whether a single command is only to be checked.
+
+    Raises:
+        UserError: it says neither true nor false.
+    """
+    named = named_keys(typed_overrides(tree, "task"))
+    return DRY_RUN in named and sweep_settings(tree).sweep.dry_run
+
+
+def plan_alone(tree: DictConfig, config_flags: Sequence[str]) -> Callable[[], int]:
+    """Check a single command as a sweep checks its jobs; return what prints its size and command.
+
+    Nothing is written to the disk.
+
+    Args:
+        tree: Its composed tree.
+        config_flags: Its flags that say where YAML files are found.
+
+    Raises:
+        UserError: a setting is wrong, or the model cannot be built.
+    """
+    typed = [text for text in typed_overrides(tree, "task") if named_keys([text]) != {DRY_RUN}]
+    kept = [*typed, *filter(_of_a_rank, typed_overrides(tree, "hydra"))]
+    config = check_alone(tree, may_pack=False)
+    said = [shlex.join(["elman", *config_flags, *kept])]
+    if builds_a_model(config) and not MODES[config.mode].in_process:
+        known: dict[str, int] = {}
+        params = count_params(config, known)
+        check_countable(config, known)
+        said.insert(0, f"{config.model.name}, {params:,} parameters")
+
+    def run() -> int:
+        print(*said, sep="\n", flush=True)
+        return 0
+
+    return run
+
+
+def ranks_alone(
+    tree: DictConfig, config_flags: Sequence[str], *, may_pack: bool = True
+) -> Callable[[], int]:
     """Check a single command that asks for several GPUs; return what runs it.
 
     Args:
         tree: Its composed tree.
         config_flags: Its flags that say where YAML files are found.
+        may_pack: Whether data that must be packed is packed now; else it is only checked.
 
     Raises:
         UserError: a setting is wrong, or the machine has too few GPUs.
@@ -66,7 +117,7 @@ def ranks_alone(tree: DictConfig, config_flags: Sequence[str]) -> Callable[[], i
         *without_sweep_settings(typed_overrides(tree, "task")),
         *(text for text in typed_overrides(tree, "hydra") if _of_a_rank(text)),
     ]
-    config = check_alone(tree)
+    config = check_alone(tree, may_pack=may_pack)
     refuse_ranks(settings.gpus_per_job, config)
     wanted = wants_gpu(config)
     checked_gpus(settings, wanted)

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes: a live line on a terminal, plain lines elsewhere."""
+"""What a person sees while a run goes: lines that stay, and a live line on a terminal."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from elman.base.consoles import live_console, say
+
 PLAIN_SECONDS = 5.0
-"""Seconds between two lines where there is no terminal."""
+"""Fewest seconds between two lines with a loss."""
+_LIVE_SHARE = 0.05
+"""Least share of the budget between two such lines where a live line is shown, too."""
 WAIT_SECONDS = 15.0
 """Seconds without a line, after which a wait prints its progress where there is no terminal."""
 _BAR = 24
@@ -68,35 +72,52 @@ class Progress:
 
 
 class Display:
-    """Shows progress on ``console`` and writes the same lines to the run's log."""
+    """Prints the lines of a run, shows its progress, and writes the same lines to the run's log.
+
+    Args:
+        console: Where all of it goes; None prints lines on standard output, and progress and errors
+            on standard error.
+    """
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True)
+        self.console = console or Console()
+        self._errors = console or Console(stderr=True)
         self._live: Live | None = None
-        self._last_plain = 0.0
+        self._last_plain, self._last_share = 0.0, -1.0
+        self._unprinted: Progress | None = None
         self._last_said = time.monotonic()
         self._activity = ""
         self._progress: Progress | None = None
 
     def start(self) -> None:
-        """Start the live line if the console can show one."""
-        if self.console.is_terminal:
+        """Start the live line if a terminal can show one."""
+        if (console := live_console(self.console)) is not None:
             # The line is drawn only when something changes. A drawing thread would compete for
             # the interpreter with a small model's many short operations.
-            self._live = Live(console=self.console, auto_refresh=False, transient=True)
+            own = console is self.console  # printing must not end up on the other stream
+            self._live = Live(
+                console=console, auto_refresh=False, transient=True, redirect_stdout=own
+            )
             self._live.start()
 
     def stop(self) -> None:
-        """End the live line."""
+        """End the live line; the last line with a loss stays."""
         if self._live is not None:
             self._live.stop()
             self._live = None
+        if self._unprinted is not None:
+            self._print_loss(self._unprinted)
+
+    def error(self, text: str) -> None:
+        """Print one line on standard error, and log it."""
+        _log.info(text)
+        say(self._errors, text)
 
     def say(self, text: str) -> None:
         """Print one line, above the live one, and log it."""
         _log.info(text)
         self._last_said = time.monotonic()
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        say(self.console, text)
 
     def activity(self, text: str) -> None:
         """Show what the run does besides training (validating, saving), or clear it."""
@@ -129,24 +150,33 @@ class Display:
         """
         self.activity(text)
         if self._live is None and time.monotonic() - self._last_said >= every:
-            self._print_plain(text)
+            self._last_said = time.monotonic()
+            say(self._errors, text)
 
     def update(self, progress: Progress) -> None:
         """Show a new moment of the run."""
         self._progress = progress
         _log.info(progress.line())
-        if self._live is not None:
-            self._refresh()
-        elif time.monotonic() - self._last_plain >= PLAIN_SECONDS:
-            self._print_plain(progress.line())
+        self._unprinted = progress
+        self._refresh()
+        if self._due(progress):
+            self._print_loss(progress)
 
-    def _print_plain(self, text: str) -> None:
+    def _due(self, progress: Progress) -> bool:
+        """Whether a line with the loss is printed; on a terminal the live line tells the rest."""
+        seldom = self.console.is_terminal and self._live is not None
+        share = _LIVE_SHARE if seldom else 0.0
+        waited = time.monotonic() - self._last_plain
+        return waited >= PLAIN_SECONDS and progress.share - self._last_share >= share
+
+    def _print_loss(self, progress: Progress) -> None:
         self._last_plain = self._last_said = time.monotonic()
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._last_share, self._unprinted = progress.share, None
+        say(self.console, progress.line())
 
     def _refresh(self) -> None:
         if self._live is not None:
-            shown = live_line(self._progress, self._activity, self.console.width)
+            shown = live_line(self._progress, self._activity, self._live.console.width)
             self._live.update(shown, refresh=True)
 
 

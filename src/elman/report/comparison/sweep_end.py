@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from elman.base.consoles import table_console
 from elman.base.errors import UserError
-from elman.base.tables import table_console
 from elman.config.run_config import RunConfig
 from elman.report.comparison.content import make_report
 from elman.report.comparison.files import write_report

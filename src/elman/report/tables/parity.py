@@ -9,7 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from elman.base.tables import TerminalTable, names, numbers, say, table_console
+from elman.base.consoles import say, table_console
+from elman.base.tables import TerminalTable, names, numbers
 from elman.config.run_config import RunConfig
 from elman.report.tables.sweep import computed_by
 from elman.sweeps.row import SweepRow

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from elman.base.tables import TerminalTable, names, numbers, say, table_console
+from elman.base.consoles import say, table_console
+from elman.base.tables import TerminalTable, names, numbers
 from elman.config.run_config import RunConfig
 from elman.evaluation.metrics import SHARED_GPU
 from elman.sweeps.row import SweepRow
