@@ -70,6 +70,34 @@ def test_solved_means_every_seed_above_99_percent(sweep: FakeSweep) -> None:
     assert verdict(report, GDN, "s3") == AT_CHANCE
 
 
+def test_a_model_that_always_gives_one_answer_is_at_chance_at_every_length(tmp_path: Path) -> None:
+    """Of rows of 40 about 44 % ask for what was never written; 1 of 17 answers would be 5.9 %."""
+    sweep = FakeSweep(tmp_path / "sweep")
+    told = {"accuracy": 0.42, "accuracy_by_length": {"40": 0.42, "128": 0.14}}
+    rows = {"task": "reset_recall", "chance": 1 / 17, "bytes": None, "sha256": "abc"}
+    settings = ("model=e88_tiny", "data=reset_recall", "train.chunk_size=40")
+    sweep.job(*settings, result={**told, "data": rows})
+    report = report_of(sweep)
+    (cell,) = report.tasks.cells
+    assert cell.verdict == AT_CHANCE
+    assert cell.chances == {40: pytest.approx(0.444, abs=0.01), 128: pytest.approx(0.135, abs=0.01)}
+    (line,) = report.tasks.verdicts()
+    assert "at chance: reset_recall (0.42, chance 0.44)" in line
+    _, lines = report.tasks.by_length("reset_recall")
+    assert lines[-1] == [
+        "chance (the best blind guess)",
+        *(f"{cell.chances[n]:.3f}" for n in (40, 128)),
+    ]
+    page = page_text(report)
+    assert 'class="floor"' in page
+    assert "The dashed line is chance" in page
+    # A run that has recorded it is not measured again.
+    again = FakeSweep(tmp_path / "again")
+    known = {"chance": 0.5, "chance_by_length": {"40": 0.5, "128": 0.25}}
+    again.job(*settings, result={**told, "data": rows | known})
+    assert report_of(again).tasks.cells[0].chances == {40: 0.5, 128: 0.25}
+
+
 def test_settings_of_a_task_do_not_split_a_model(tmp_path: Path) -> None:
     sweep = FakeSweep(tmp_path / "sweep", benchmark="expressivity")
     for task, rate in (("parity", "0.001"), ("s3", "0.003")):

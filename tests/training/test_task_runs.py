@@ -46,15 +46,23 @@ def test_a_run_reports_its_right_answers_at_every_length(train, capsys) -> None:
         found = result["accuracy_by_length"][str(length)]
         assert found == pytest.approx(accuracy_of(run.folder, length, 8))
     assert result["data"]["task"] == "parity"
-    assert result["data"]["chance"] == 0.5
+    # The present bit is the answer at the first of 16 positions, and says nothing at the others.
+    chances = result["data"]["chance_by_length"]
+    assert chances == {
+        "16": pytest.approx(8.5 / 16, abs=0.01),
+        "24": pytest.approx(12.5 / 24, abs=0.01),
+    }
+    assert result["data"]["chance"] == chances["16"]
     assert (result["tokens"], result["val_tokens"]) == (6 * 4 * 16, 8 * 16)
     assert result["reached_accuracy"] is False
-    assert {"accuracy", "accuracy_by_length", "reached_accuracy"} <= set(result["definitions"])
+    defined = {"accuracy", "accuracy_by_length", "data.chance", "reached_accuracy"}
+    assert defined <= set(result["definitions"])
     assert [r["accuracy"] for r in run.records("validation")][-1] == result["accuracy"]
     said = capsys.readouterr()
     assert "accuracy at 16" in said.out
     assert "mode=generate" not in said.out
-    assert "chance 0.500" in said.out
+    assert f"chance {chances['16']:.3f}" in said.out
+    assert f"chance is {chances['24']:.4f}" in said.out
 
 
 def test_a_validation_that_is_good_enough_ends_the_run_and_says_so(train, capsys) -> None:
@@ -133,7 +141,8 @@ def test_eval_tests_the_lengths_that_one_names(train, capsys) -> None:
     eval_mode.run(PreparedRun(compose_config(given)))
     own = capsys.readouterr().out
     assert f"{run.result['accuracy_by_length']['24']:.4f}" in own
-    assert "chance is 0.5000" in own
+    assert f"{run.result['data']['chance_by_length']['24']:.4f}" in own
+    assert "chance: the best blind guess" in own
     eval_mode.run(PreparedRun(compose_config([*given, "eval.lengths=[7,16]"])))
     named = capsys.readouterr().out
     assert f"{accuracy_of(run.folder, 7, 8):.4f}" in named

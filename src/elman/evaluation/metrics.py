@@ -55,6 +55,12 @@ DEFINITIONS = {
         "data.lengths, with the weights at the end of training; empty for text, or if it ended "
         "early"
     ),
+    "data.chance": (
+        "of a task: share of right answers of the best blind guess on rows of the trained length: "
+        "always the same answer, or the most frequent one at each position, or after each present "
+        "symbol, whichever is right most often; measured on rows that no run trains on"
+    ),
+    "data.chance_by_length": "the same on rows of each tested length",
     "reached_accuracy": "a validation reached train.until_accuracy, and training ended there",
     "best_val_bpb": "smallest val_bpb of all validations of the run",
     "tok_s": (

@@ -10,6 +10,7 @@ from elman.base.errors import UserError
 from elman.base.tables import TerminalTable, numbers, text
 from elman.config.run_config import RunConfig
 from elman.data.tasks.batches import TaskData
+from elman.data.tasks.blind import chance
 from elman.evaluation.answers import accuracy_at, rows_at_once
 from elman.models.language_model import LanguageModel
 from elman.sections.modes import EvalConfig
@@ -44,16 +45,18 @@ def print_answers(
             )
     lengths = task.lengths if settings.lengths is None else settings.lengths
     task.check_lengths("eval.lengths", lengths)
-    headings = [*numbers("length", "accuracy", "answers"), text("meaning")]
+    headings = [*numbers("length", "accuracy", "chance", "answers"), text("meaning")]
     table = TerminalTable(headings, ("meaning", "answers"))
     for length in sorted(set(lengths)):
         rows = settings.batch_size or rows_at_once(train.batch_size, train.chunk_size, length)
         found = accuracy_at(model, TaskData(task), length, rows, device, train.precision)
         meaning = "the trained length" if length == train.chunk_size else ""
-        table.add(f"{length:,}", f"{found.accuracy:.4f}", f"{found.answered:,}", meaning)
+        guess = f"{chance(task, length):.4f}"
+        table.add(f"{length:,}", f"{found.accuracy:.4f}", guess, f"{found.answered:,}", meaning)
     table.print(console)
     say(
         console,
         f"{trained.model.name} on {task.task}: share of right answers in {task.test_rows:,} fixed "
-        f"rows of each length; chance is {task.chance:.4f}",
+        "rows of each length; chance: the best blind guess (always one answer, or by the position, "
+        "or by the present symbol)",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ from elman.base.errors import RunStatus
 from elman.config.run_config import RunConfig
 from elman.data.batches import AnyRunData
 from elman.data.tasks.batches import TaskData
+from elman.data.tasks.blind import chance
 from elman.devices.cpu import multiplies_bf16
 from elman.devices.environment import describe_environment
 from elman.distributed.division import Division
@@ -115,14 +117,31 @@ def _told_data(setup: TrainingSetup) -> str:
     data, config = setup.data, setup.config
     if isinstance(data, TaskData):
         settings = "".join(f" {k}={v}" for k, v in data.config.difficulty().items())
-        chance = f"chance {data.config.chance:.3f}"
+        guess = f"chance {chance(data.config, config.train.chunk_size):.3f}"
         rows = f"rows of {config.train.chunk_size}"
-        return f"{data.label}{settings}, {rows}; {data.config.definition}; {chance}"
+        return f"{data.label}{settings}, {rows}; {data.config.definition}; {guess}"
     source = data.describe()
     packed = source.get("packed")
     where = f", packed in {packed['file']}" if packed else ""
     zeroed = "; state zeroed after each 0x1e" if config.data.reset_at_documents else ""
     return f"{source['bytes']:,} bytes of {data.label}{where}{zeroed}"
+
+
+def _chances(setup: TrainingSetup, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what guessing reaches in a task, at the trained length and at those that were tested.
+
+    Args:
+        setup: What the process trained with.
+        result: The result so far.
+    """
+    if not isinstance(setup.data, TaskData):
+        return {}
+    task, tested = setup.data.config, result.get("accuracy_by_length") or {}
+    by_length = {length: chance(task, int(length)) for length in tested}
+    return {
+        "chance": chance(task, setup.config.train.chunk_size),
+        "chance_by_length": by_length,
+    }
 
 
 def run_result(
@@ -171,7 +190,7 @@ def run_result(
         result["matrix_precision"] = stepper.optimizer.matrix_precision
     result["parallel"] = shared_work(setup.team, setup.division, config)
     resets = {"reset_at_documents": config.data.reset_at_documents}
-    result["data"] = setup.data.describe() | resets
+    result["data"] = setup.data.describe() | resets | _chances(setup, result)
     result["environment"] = describe_environment(setup.device)
     result["metrics_version"] = METRICS_VERSION
     result["definitions"] = DEFINITIONS

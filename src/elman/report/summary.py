@@ -101,14 +101,15 @@ def _flops(result: dict[str, Any]) -> list[tuple[str, str, str]]:
 def _accuracies(result: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Return the right answers of a run that learned a task, by the length of the rows."""
     task, reached = result["data"].get("task"), result.get("reached_accuracy")
-    chance = result["data"].get("chance")
+    chance = result["data"].get("chance_by_length") or {}
     found = [
-        (f"accuracy at {int(length):,}", _number(share), f"right answers on {task}")
+        (
+            f"accuracy at {int(length):,}",
+            _number(share),
+            f"right answers on {task}; chance is {_number(chance.get(length))}",
+        )
         for length, share in (result.get("accuracy_by_length") or {}).items()
     ]
-    if found:
-        name, value, meaning = found[0]
-        found[0] = (name, value, f"{meaning}; chance is {chance:.4f}")
     if reached:
         ended = "train.until_accuracy was reached, and training ended"
         found.append(("ended at", f"step {result['steps']:,}", ended))

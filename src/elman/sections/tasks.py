@@ -53,11 +53,6 @@ class TaskConfig(Section):
         return self.vocabulary
 
     @property
-    def chance(self) -> float:
-        """Accuracy of drawing every answer at random, all with the same probability."""
-        return 1 / self.answers
-
-    @property
     def shortest(self) -> int:
         """Length of the shortest row."""
         return 1

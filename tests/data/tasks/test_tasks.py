@@ -69,7 +69,6 @@ def test_symbols_stay_in_the_vocabulary_and_answers_are_as_many_as_said(
     given = answers[answers != IGNORED]
     assert len(np.unique(given)) == config.answers
     assert given.max() < config.vocabulary
-    assert config.chance == 1 / config.answers
     assert len(symbol_names(config)) == len(answer_names(config)) == config.vocabulary
 
 

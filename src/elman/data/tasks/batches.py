@@ -54,7 +54,6 @@ class TaskData(Closing):
             "task": config.task,
             "settings": config.difficulty(),
             "definition": config.definition,
-            "chance": config.chance,
             "vocabulary": config.vocabulary,
             "paths": [],
             **self.identity(),

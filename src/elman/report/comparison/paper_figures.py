@@ -117,6 +117,8 @@ def _axis(axes: Any, side: str, axis: Axis) -> None:
 def _lines(axes: Any, picture: Lines) -> None:
     entries = _entries(picture)
     across, left = _across(entries.values()), dict(entries)
+    if picture.floor:
+        axes.plot(*zip(*picture.floor, strict=True), "--", color="0.5", linewidth=0.8)
     for curve in picture.curves:
         label = left.pop(curve.row, None)
         style = _style(curve.style) | {"marker": "." if picture.dotted else ""}

@@ -90,7 +90,17 @@ class Dot:
 
 @dataclass(frozen=True)
 class Lines:
-    """Curves over an axis; ``dotted``: their points are few, and each is drawn."""
+    """Curves over an axis.
+
+    Args:
+        name: Its name in files.
+        title: Its heading.
+        curves: The curves.
+        x: The axis across.
+        y: The axis upwards.
+        dotted: Their points are few, and each is drawn.
+        floor: Places and heights of a dashed line that the curves are read against.
+    """
 
     name: str
     title: str
@@ -98,6 +108,7 @@ class Lines:
     x: Axis
     y: Axis
     dotted: bool = False
+    floor: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)

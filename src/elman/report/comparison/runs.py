@@ -65,6 +65,7 @@ class DataRead(_Part):
     val_bytes: Whole = None
     task: str | None = None
     chance: Number = None
+    chance_by_length: dict[str, Number] = {}
 
 
 class Environment(_Part):

@@ -18,6 +18,9 @@ def line_plot(lines: Lines) -> str:
     """Return a plot of curves, cut off at the edge of the axes."""
     many = ' class="many"' if len(lines.curves) > _MANY else ""
     inside = "".join(_curve(lines, curve) for curve in lines.curves)
+    if lines.floor:
+        places = [(_FRAME.x(lines.x, x), _FRAME.y(lines.y, y)) for x, y in lines.floor]
+        inside = f'<polyline class="floor" points="{_points(places)}" />{inside}'
     clipped = f'<g clip-path="url(#{lines.name}-inside)"{many}>{inside}</g>'
     return _FRAME.svg(lines.name, lines.title, lines.x, lines.y, clipped)
 

@@ -8,18 +8,23 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from elman.base.errors import UserError
+from elman.data.tasks.blind import chance
 from elman.published import PublishedResult
 from elman.report.comparison.rows import Row
 from elman.report.comparison.runs import task_of
+from elman.sections.tasks import TASKS
 
 SOLVED_ABOVE, CHANCE_WITHIN = 0.99, 0.05
 SOLVED, NOT_SOLVED, AT_CHANCE, NO_RESULT = "solved", "not solved", "at chance", "no result"
+CHANCE = "chance (the best blind guess)"
 METHOD = (
     f"Solved: every seed answers more than {SOLVED_ABOVE:.0%} right at the trained length. At "
-    f"chance: no seed is more than {CHANCE_WITHIN:g} above drawing answers at random. Everything "
-    "else is not solved, however close. A verdict is about these runs: another learning rate, "
-    "more steps or more seeds may end otherwise, and not solved does not mean that the cell "
-    "cannot."
+    f"chance: no seed is more than {CHANCE_WITHIN:g} above the best blind guess on rows of that "
+    "length: always the same answer, or the most frequent one at each position, or after each "
+    "present symbol, whichever is right most often. Everything else is not solved, however close. "
+    "A verdict is about these runs: another learning rate, more steps or more seeds may end "
+    "otherwise, and not solved does not mean that the cell cannot."
 )
 _NOT_DIFFICULTY = ("task", "lengths", "val_rows", "test_rows")
 
@@ -34,7 +39,7 @@ class TaskCell:
         model: What the model is called in the grid.
         task: What the task is called in the grid.
         length: The trained length.
-        chance: Accuracy of drawing answers at random.
+        chances: Accuracy of the best blind guess, by length.
         seeds: Accuracy at the trained length of each run that counts, ascending.
         by_length: Accuracies of each run that counts, by length.
     """
@@ -44,9 +49,14 @@ class TaskCell:
     model: str
     task: str
     length: int
-    chance: float
+    chances: Mapping[int, float]
     seeds: tuple[float, ...]
     by_length: tuple[Mapping[int, float], ...]
+
+    @property
+    def chance(self) -> float:
+        """Accuracy of the best blind guess at the trained length."""
+        return self.chances[self.length]
 
     @property
     def verdict(self) -> str:
@@ -66,7 +76,7 @@ class TaskCell:
         spread = f", {low:.3f} to {high:.3f}, n={len(self.seeds)}" if len(self.seeds) > 1 else ""
         failed = len(self.row.runs) - len(self.seeds)
         lost = f", {failed} of {len(self.row.runs)} runs do not count" if failed else ""
-        return f"{self.verdict}: {fmean(self.seeds):.3f}{spread}{lost}"
+        return f"{self.verdict}: {fmean(self.seeds):.3f}{spread}, chance {self.chance:.3f}{lost}"
 
     def mean_at(self, length: int) -> float | None:
         """Return the mean accuracy at a length, or None if no run was tested there."""
@@ -115,7 +125,7 @@ class Tasks:
         for verdict in (NOT_SOLVED, AT_CHANCE, NO_RESULT):
             cells = [cell for cell in own if cell.verdict == verdict]
             if cells:
-                parts.append(f"{verdict}: {_named(cells, numbers=verdict == NOT_SOLVED)}")
+                parts.append(f"{verdict}: {_named(cells, numbers=verdict != NO_RESULT)}")
         return f"{model}: {'; '.join(parts)}"
 
     def grid(self) -> tuple[list[str], list[list[str]]]:
@@ -134,7 +144,14 @@ class Tasks:
         for cell in own:
             means = [cell.mean_at(length) for length in lengths]
             lines.append([cell.model, *("-" if m is None else f"{m:.3f}" for m in means)])
-        return [f"{task}, chance {own[0].chance:.3f}", *(f"{n:,}" for n in lengths)], lines
+        chances = self.chances(task)
+        lines.append([CHANCE, *(f"{chances[length]:.3f}" for length in lengths)])
+        return [task, *(f"{n:,}" for n in lengths)], lines
+
+    def chances(self, task: str) -> dict[int, float]:
+        """Return the accuracy of the best blind guess at each length at which a task was tested."""
+        own = [cell for cell in self.cells if cell.task == task]
+        return {length: cell.chances[length] for cell in own for length in cell.lengths}
 
     def beside_published(
         self, records: Sequence[PublishedResult]
@@ -158,7 +175,8 @@ class Tasks:
 
 def _named(cells: Sequence[TaskCell], *, numbers: bool = False) -> str:
     return ", ".join(
-        f"{cell.task} ({fmean(cell.seeds):.2f})" if numbers else cell.task for cell in cells
+        f"{cell.task} ({fmean(cell.seeds):.2f}, chance {cell.chance:.2f})" if numbers else cell.task
+        for cell in cells
     )
 
 
@@ -195,18 +213,31 @@ def _cell(number: int, row: Row, task: str, shared: set[str]) -> TaskCell:
     config = next(run.config for run in row.runs if run.config is not None)
     length = int(config["train"]["chunk_size"])
     found, seeds = [], []
-    chance = 0.0
+    chances: dict[int, float] = {}
     for result in (run.result for run in row.counted if run.result is not None):
         by_length = {int(key): v for key, v in result.accuracy_by_length.items() if v is not None}
         found.append(by_length)
-        chance = result.data.chance or chance
+        chances |= {int(key): v for key, v in result.data.chance_by_length.items() if v is not None}
         at_trained = by_length.get(length, result.accuracy)
         seeds += [] if at_trained is None else [at_trained]
+    for at in {length, *(at for one in found for at in one)} - chances.keys():
+        chances[at] = _chance(config["data"], at)
     model, *others = _words(row)
     own = [model, *(word for word in others if word not in shared)]
     return TaskCell(
-        number, row, " ".join(own), task, length, chance, tuple(sorted(seeds)), tuple(found)
+        number, row, " ".join(own), task, length, chances, tuple(sorted(seeds)), tuple(found)
     )
+
+
+def _chance(data: Mapping[str, Any], length: int) -> float:
+    """Return the best blind guess of a task whose run has not recorded it.
+
+    A run of an earlier version recorded one over the number of answers.
+    """
+    try:
+        return chance(TASKS[str(data.get("task"))].model_validate(dict(data)), length)
+    except (KeyError, ValueError, UserError):
+        return 0.0  # a task that this version does not know: no run of it is at chance
 
 
 def _difficulty(row: Row) -> dict[str, Any]:

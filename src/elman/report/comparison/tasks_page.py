@@ -21,10 +21,11 @@ TITLE = "What each can compute"
 PUBLISHED = "Published accuracies beside ours"
 GRID = (
     "One cell for each model and task, one dot for each seed: its accuracy at the trained length, "
-    "from 0 on the left to 1 on the right; the stroke is chance."
+    "from 0 on the left to 1 on the right; the stroke is chance, the best blind guess."
 )
 _CURVE = (
-    "Share of right answers on rows of each tested length, by the weights at the end of training."
+    "Share of right answers on rows of each tested length, by the weights at the end of training. "
+    "The dashed line is chance: the best blind guess on rows of that length."
 )
 
 
@@ -81,7 +82,8 @@ def _plot(tasks: Tasks, task: str) -> Plot:
     curves = _curves(tasks, task)
     drawn = over_seeds(curves)
     x = axis("positions of a row", [float(c.x[-1]) for c in curves], from_zero=True)
-    picture = Lines(f"task-{_name(task)}", f"Accuracy by length: {task}", drawn, x, _Y, dotted=True)
+    title, floor = f"Accuracy by length: {task}", tuple(sorted(tasks.chances(task).items()))
+    picture = Lines(f"task-{_name(task)}", title, drawn, x, _Y, dotted=True, floor=floor)
     caption = _CURVE + (f" {BANDS}" if any(curve.band for curve in drawn) else "")
     heads, lines = tasks.by_length(task)
     return Plot(picture, caption, tuple(heads), tuple(map(tuple, lines)))

@@ -11,6 +11,7 @@ from rich.text import Text
 from elman.base.tables import TerminalTable, names, numbers, text
 from elman.config.task_files import ListedTask
 from elman.data.tasks.batches import TaskData
+from elman.data.tasks.blind import chance
 from elman.data.tasks.words import NOTHING, in_words
 from elman.sections.tasks import TaskConfig
 
@@ -27,20 +28,22 @@ def tasks_table(tasks: Sequence[ListedTask]) -> TerminalTable:
     for task in tasks:
         first = "-" if task.length is None else f"{task.length:,}"
         lengths = f"{first} to {max(task.config.lengths):,}"
-        cells = (task.name, task.config.definition, _chance(task.config), lengths)
+        cells = (task.name, task.config.definition, _chance(task), lengths)
         table.add(*cells)
     return table
 
 
-def _chance(config: TaskConfig) -> str:
-    return f"{config.chance:.3f}"
+def _chance(task: ListedTask) -> str:
+    """Return the share of right answers of the best blind guess, where the task is trained."""
+    length = min(task.config.lengths) if task.length is None else task.length
+    return f"{chance(task.config, length):.3f}"
 
 
 def _facts(task: ListedTask) -> Iterator[tuple[str, str]]:
     """Yield what is known of one task, a name and its text."""
     config = task.config
     yield "what is asked", config.definition
-    yield "chance", _chance(config)
+    yield "chance", f"{_chance(task)} by the best blind guess"
     yield "trained", "-" if task.length is None else str(task.length)
     yield "tested at", ", ".join(f"{length:,}" for length in config.lengths)
     if difficulty := config.difficulty():
