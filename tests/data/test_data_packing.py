@@ -222,7 +222,7 @@ def test_of_two_processes_one_packs_and_the_other_waits_and_says_so(
 def test_a_long_wait_is_not_silent(
     shards: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("elman.data.progress._FIRST_SECONDS", 0.0)
+    monkeypatch.setattr("elman.base.live_line._FIRST_SECONDS", 0.0)
     assert text_of(shards) == WHOLE
     said = [line for line in capsys.readouterr().err.splitlines() if "% of" in line]
     assert said

@@ -20,8 +20,9 @@ from elman.cli.main import main
 from elman.config.catalog import catalog
 from elman.config.compose import compose_config
 from elman.models.build import build_model
+from elman.models.counts import SIZES, own_size
 from elman.models.shape_search import fit, search
-from elman.models.sizing import SIZES, solve
+from elman.models.sizing import solve
 from elman.report.tables.standard import STANDARD, standard_rows
 from elman.sections.model import ModelConfig
 from elman.sections.modes import parse_params
@@ -74,6 +75,118 @@ def test_the_count_of_a_size_finds_that_size(cell: str) -> None:
     assert found.below is None or found.below.params < params
     assert found.above is not None
     assert found.above.params > params
+
+
+ROUND_TRIPS = [
+    ("slstm", "n_heads", 101_396_736),
+    ("kda", "n_heads", 99_851_048),
+    ("gdn2", "n_heads", 100_725_509),
+    ("minlstm", "expansion", None),
+    ("e4_512x25_e1.5_legacy", "rank", None),
+    ("lstm_384x4_e1.1875", "expansion", None),
+    ("mamba2n64_672x18_legacy", "dim", None),
+    ("e75h4n32", "n_state", None),
+]
+
+
+@pytest.mark.parametrize(("name", "over", "params"), ROUND_TRIPS)
+def test_the_count_of_a_model_finds_the_models_own_shape(
+    name: str, over: Any, params: int | None
+) -> None:
+    """Also where more heads have fewer parameters, and where the size is on no grid."""
+    config = model(f"model={name}")
+    found = solve(config, params or build_model(config, device="meta").num_params(), over)
+    assert (found.nearest.size, found.nearest.error) == (own_size(config, over), 0)
+    assert found.reached
+
+
+def test_a_count_behind_a_fall_is_found() -> None:
+    """MinGRU has fewer parameters at 1.0 than at 0.75: there its width needs no projection."""
+    found = solve(model("model=mingru"), 32_360_832, "expansion")
+    assert (found.nearest.size, found.nearest.error) == (1.0, 0)
+    assert found.below is not None
+    assert found.below.params > found.nearest.params
+
+
+@pytest.mark.parametrize(
+    ("name", "over"),
+    [
+        ("slstm", ("n_heads", "depth")),
+        ("slstm", ("dim", "n_heads")),
+        ("kda", ("dim", "n_heads")),
+        ("mingru", ("expansion", "depth")),
+        ("e67lr", ("dim", "rank")),
+    ],
+)
+def test_the_count_of_a_model_finds_the_models_own_shape_among_several_sizes(
+    name: str, over: Any
+) -> None:
+    config = model(f"model={name}")
+    found = search(config, build_model(config, device="meta").num_params(), over)
+    assert found.best[0].sizes == {size: own_size(config, size) for size in over}
+    assert (found.best[0].error, found.reached) == (0, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("over", SIZES)
+def test_every_model_is_found_by_its_count_over_every_size(over: Any) -> None:
+    missed = []
+    for listed in catalog():
+        config = listed.config
+        assert config is not None
+        if over not in ("dim", "depth", *config.options):
+            continue
+        found = solve(config, build_model(config, device="meta").num_params(), over)
+        if (found.nearest.size, found.nearest.error) != (own_size(config, over), 0):
+            missed.append((config.name, own_size(config, over), found.nearest.size))
+    assert missed == []
+
+
+def test_progress_counts_the_sizes_that_were_looked_at() -> None:
+    seen: list[int] = []
+    solve(model("model=e1"), 10**8, "expansion", seen=seen.append)
+    assert seen == list(range(1, len(seen) + 1))
+    assert len(seen) == 64
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("solve.params=1e20", "solve.params=1e20: more than 1,000,000,000,000, the most that is"),
+        ("solve.params=100M solve.depth=100000000", "solve.depth=100000000: "),
+        ("solve.params=100M model.depth=1000000", "model.depth=1000000: mode=solve builds at most"),
+        (
+            "solve.params=100M solve.ranks=1000000",
+            "solve.ranks=1000000: cannot share the rows of train.batch_size=32 equally; "
+            "use solve.ranks=32",
+        ),
+        ("solve.params=100M solve.ranks=5", "solve.ranks=5: cannot share the rows"),
+    ],
+)
+def test_an_absurd_target_is_refused_before_anything_is_counted(
+    elman: Elman, typed: str, said: str
+) -> None:
+    status, output, errors = elman("mode=solve", "model=e1", *typed.split())
+    assert (status, output) == (2, "")
+    assert errors.startswith(f"elman: error: {said}")
+    assert errors.count("\n") == 1
+
+
+def test_of_several_sizes_an_answer_far_from_the_target_is_not_reached(elman: Elman) -> None:
+    """Counts lie on both sides of the target, and none within 5 % of it."""
+    typed = ("model=e67lr", "model.depth=1", "train.chunk_size=8", "solve.over=[dim,rank]")
+    smallest = search(model(*typed[:2]), 1, ("dim", "rank")).best[0].params
+    status, output, _ = elman("mode=solve", *typed, f"solve.params={int(smallest / 1.39)}")
+    assert status == 1
+    assert "not reached with these values of dim, rank: the nearest are" in output
+
+
+def test_the_largest_size_that_fits_is_the_one_with_the_most_parameters(elman: Elman) -> None:
+    """More heads of sLSTM have fewer parameters: a search by halves found none."""
+    typed = ("model=slstm", "solve.over=n_heads", "train.batch_size=1", "train.chunk_size=8")
+    status, output, _ = elman("mode=solve", *typed, "solve.gpu_gb=80")
+    assert status == 0
+    assert re.search(r"^ > +│ +1 │", output, re.M)
 
 
 @pytest.mark.parametrize(

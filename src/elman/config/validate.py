@@ -55,6 +55,8 @@ def validate(tree: Mapping[str, Any], named: frozenset[str] = frozenset()) -> Ru
     for section in (config.solve, config.models):
         if section is not None:
             section.refuse(config.model, named)
+    if config.solve is not None and config.mode == "solve":
+        config.solve.refuse_ranks(config.train.batch_size)
     return config
 
 

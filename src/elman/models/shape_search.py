@@ -1,19 +1,30 @@
 """Searches several sizes at once for a model with a wanted number of parameters.
 
 The finest size is fitted; the others run over their possible values. Every count comes from a model
-built on the meta device, as in :mod:`elman.models.sizing`.
+built on the meta device (:mod:`elman.models.counts`). Where the count rises with the fitted size,
+the fit interpolates; where it may fall, all values are counted.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
-from elman.base.errors import UserError
-from elman.models.sizing import SIZES, count_params, resized_to, value_of
+from elman.models.counts import (
+    SIZES,
+    Counts,
+    Number,
+    Seen,
+    count_params,
+    grows,
+    own_size,
+    resized_to,
+    scanned,
+    values_of,
+)
 from elman.sections.model import ModelConfig
 from elman.sections.modes import Size
 
@@ -33,6 +44,7 @@ _AROUND = (0.25, 0.5, 1, 2, 4)
 
 Count = Callable[[int], int | None]
 """Number of parameters at the n-th value of the fitted size; None if the cell refuses it."""
+Sizes = dict[Size, Number]
 
 
 @dataclass(frozen=True)
@@ -44,11 +56,12 @@ class Shaped:
         sizes: Its values of the sizes that were searched.
         params: Its parameters, counted from the whole model.
         target: The number that was wanted.
-        change: Sum over the sizes of |log2(size / the model's own size)|.
+        change: Sum over the sizes of |log2(size / the model's own size)|, and 1 for a size whose
+            own value is a rule of the cell.
     """
 
     config: ModelConfig
-    sizes: Mapping[Size, int | float]
+    sizes: Mapping[Size, Number]
     params: int
     target: int
     change: float
@@ -72,7 +85,7 @@ class Shapes:
     Args:
         over: The sizes that were searched.
         best: The best configurations, best first; at least one.
-        reached: Whether the target lies between two counts of the search.
+        reached: Whether the best one is within :data:`FAR` of the target.
     """
 
     over: Sequence[Size]
@@ -80,7 +93,13 @@ class Shapes:
     reached: bool
 
 
-def search(config: ModelConfig, target: int, over: Sequence[Size], backend: str = "auto") -> Shapes:
+def search(
+    config: ModelConfig,
+    target: int,
+    over: Sequence[Size],
+    backend: str = "auto",
+    seen: Seen = lambda count: None,
+) -> Shapes:
     """Return the best configurations of several sizes, as ranked by :data:`RULE`.
 
     Args:
@@ -88,22 +107,16 @@ def search(config: ModelConfig, target: int, over: Sequence[Size], backend: str 
         target: Wanted number of parameters.
         over: Two or more of ``SIZES`` that the cell has.
         backend: As ``kernels.backend``.
+        seen: Told the number of counts so far.
 
     Raises:
         UserError: the cell refuses every combination; the message gives the last one's reason.
     """
-    fitted = next(size for size in _FINEST if size in over)
-    others: list[Size] = sorted((s for s in over if s != fitted), key=lambda s: s == "dim")
-    count = _counter(config, backend)
-    found = [
-        (sizes | {fitted: size}, params)
-        for sizes, size, params in _fits(config, target, others, fitted, count)
-    ]
+    found = list(_Search(config, target, over, Counts(config, backend, seen)).fits())
     if not found:
         last = {size: SIZES[size][-1] for size in over}
         count_params(resized_to(config, last), backend)
         raise AssertionError(f"{config.name} takes no {over}, and its largest can be built")
-    params = [one for _, one in found]
     candidates = sorted(
         (_candidate(config, sizes, one, target, over) for sizes, one in found),
         key=lambda candidate: (candidate.rank, candidate.params),
@@ -113,102 +126,138 @@ def search(config: ModelConfig, target: int, over: Sequence[Size], backend: str 
     for candidate in best:
         whole = count_params(candidate.config, backend)
         assert whole == candidate.params, f"{candidate.sizes}: {whole} parameters"
-    return Shapes(over, best, min(params) <= target <= max(params))
+    return Shapes(over, best, bool(near))
 
 
-def _fits(
-    config: ModelConfig,
-    target: int,
-    others: Sequence[Size],
-    fitted: Size,
-    count: Callable[[Mapping[Size, int]], int | None],
-) -> Iterator[tuple[dict[Size, int], int, int]]:
-    """Yield the fitted size and its count for every combination of the other sizes.
+class _Search:
+    """The combinations of the other sizes, and the fit of the finest one in each."""
 
-    If dim is among the other sizes, it runs in the innermost loop and only up to the target.
+    def __init__(
+        self, config: ModelConfig, target: int, over: Sequence[Size], counts: Counts
+    ) -> None:
+        self._config, self._target, self._counts = config, target, counts
+        self._fitted = next(size for size in _FINEST if size in over)
+        others: list[Size] = sorted(
+            (s for s in over if s != self._fitted), key=lambda s: s == "dim"
+        )
+        self._others = others
+        self._own: Sizes = {size: own_size(config, size) for size in others}
+        self._values = self._fitted_values()
+        self._accepted: dict[frozenset[tuple[Size, Number]], list[Number]] = {}
+        own: Sizes = {size: own_size(config, size) for size in self._others}
+        # A dip at the model's own shape is one at others, too; a dip that the interpolation meets
+        # elsewhere is seen there.
+        self._rises = grows(scanned(self._counter(own), self._values, target))
+
+    def fits(self) -> Iterator[tuple[Sizes, int]]:
+        """Yield the sizes and the count of the best fit for each combination of the others.
+
+        If dim is among the other sizes, it runs in the innermost loop and only near the target.
+        """
+        *outer, last = self._others
+        ranges = {size: _values(self._config, size, len(self._others)) for size in self._others}
+        inner = ranges[last]
+        for values in itertools.product(*(ranges[size] for size in outer)):
+            before: Sizes = dict(zip(outer, values, strict=True))
+            start = self._first_large_enough(before, inner) if last == "dim" else 0
+            for value in inner[start:]:
+                sizes = before | {last: value}
+                if (fitted := self._fit(sizes)) is None:
+                    continue
+                best, params, least = fitted
+                yield sizes | {self._fitted: best}, params
+                if last == "dim" and least > self._target * (1 if self._rises else 2):
+                    break
+
+    def _fitted_values(self) -> list[Number]:
+        values, own = values_of(self._config, self._fitted), own_size(self._config, self._fitted)
+        if self._fitted != "n_state":
+            return values
+        return [value for value in values if value == own or value % _STATE_STEP == 0]
+
+    def _counter(self, sizes: Sizes) -> Callable[[Number], int | None]:
+        return lambda value: self._counts.at(sizes | {self._fitted: value})
+
+    def _first_large_enough(self, before: Sizes, dims: Sequence[Number]) -> int:
+        """Return the place of the dim before the first that can have as many parameters."""
+        if not self._rises:
+            return 0
+
+        def most(place: int) -> int:
+            """Return the largest count up to the n-th dim; dims that are refused have none."""
+            for dim in reversed(dims[: place + 1]):
+                count = self._counter(before | {"dim": dim})
+                if found := next((n for value in reversed(self._values) if (n := count(value))), 0):
+                    return found
+            return 0
+
+        enough = (1 - FAR) * self._target
+        return max(0, bisect_left(range(len(dims)), enough, key=most) - 1)
+
+    def _fit(self, sizes: Sizes) -> tuple[Number, int, int] | None:
+        """Return the best fitted size, its count and the smallest count; None if none is taken."""
+        count, target = self._counter(sizes), self._target
+        own = own_size(self._config, self._fitted)
+        named = [value for value in self._values if value]
+        if self._rises:
+            place = fit(lambda place: count(named[place]), target, len(named))
+            low = next((n for value in named if (n := count(value))), None)
+            found = {} if place is None else {named[place]: count(named[place])}
+            found |= {own: count(own)}
+            taken = {value: n for value, n in found.items() if n is not None}
+        else:
+            taken = scanned(count, self._taken(sizes), target)
+            low = min(taken.values(), default=None)
+        if not taken or low is None:
+            return None
+        best = min(taken, key=lambda value: self._by_the_rule(value, taken[value], own))
+        return best, taken[best], low
+
+    def _taken(self, sizes: Sizes) -> list[Number]:
+        """Return the fitted values that the cell takes beside these sizes, whatever the depth."""
+        key = frozenset((size, value) for size, value in sizes.items() if size != "depth")
+        if key not in self._accepted:
+            count = self._counter(sizes)
+            self._accepted[key] = [value for value in self._values if count(value) is not None]
+        return self._accepted[key]
+
+    def _by_the_rule(self, value: Number, params: int, own: Number) -> tuple[float, ...]:
+        """Return the sort key of one fitted value among others, as :data:`RULE` says."""
+        off = abs(params - self._target) / self._target
+        return (0.0 if off <= NEAR else off, _change(own, value), off, value != own, value)
+
+
+def _values(config: ModelConfig, size: Size, others: int) -> Sequence[Number]:
+    """Return a size's values: all for dim, others around the model's own.
+
+    For an expansion beside one size alone they are all, too.
     """
-    *outer, last = others
-    for values in itertools.product(*(_values(config, size) for size in outer)):
-        for value in _values(config, last):
-            sizes = dict(zip(others, (*values, value), strict=True))
-
-            def at(place: int, sizes: dict[Size, int] = sizes) -> int | None:
-                size = SIZES[fitted][place]
-                if fitted == "n_state" and size % _STATE_STEP:
-                    return None
-                return count(sizes | {fitted: size})
-
-            place = fit(at, target, len(SIZES[fitted]))
-            if place is None:
-                continue
-            params = at(place)
-            assert params is not None
-            yield sizes, SIZES[fitted][place], params
-            if last == "dim" and params > target and _smallest(at, place):
-                break
-
-
-def _smallest(count: Count, place: int) -> bool:
-    """Return whether the cell takes no smaller value."""
-    return all(count(lower) is None for lower in range(place))
-
-
-def _values(config: ModelConfig, size: Size) -> Sequence[int]:
-    """Return a size's values: all for dim and expansion, others around the model's own."""
-    if size in ("dim", "expansion"):
-        return SIZES[size]
-    own = _own(config, size)
+    own = own_size(config, size)
+    if size == "dim" or (size == "expansion" and others == 1):
+        return values_of(config, size)
+    if size == "expansion":
+        near = (value for value in SIZES[size] if _AROUND[0] <= value / own <= _AROUND[-1])
+        return sorted({*near, own})
     if size == "depth":
-        return range(max(1, own // 2), min(2 * own, SIZES[size][-1]) + 1)
+        return range(max(1, int(own) // 2), max(int(own), min(2 * int(own), 128)) + 1)
     # 0 stands for the cell's own rule for a size, so it is no value to start from.
     around = {round(own * factor) for factor in _AROUND} if own else set(SIZES[size][::16])
-    return sorted(around & set(SIZES[size])) or SIZES[size]
-
-
-def _own(config: ModelConfig, size: Size) -> int:
-    if size == "dim":
-        return config.dim
-    if size == "depth":
-        return config.depth
-    value = config.options[size]
-    assert isinstance(value, int | float)
-    return round(value / value_of(size, 1))
-
-
-def _counter(config: ModelConfig, backend: str) -> Callable[[Mapping[Size, int]], int | None]:
-    """Return the count of a combination of sizes, computed from one and two layers."""
-
-    @cache
-    def built(sizes: frozenset[tuple[Size, int]]) -> tuple[int, int] | None:
-        try:
-            models = (resized_to(config, {**dict(sizes), "depth": n}) for n in (1, 2))
-            one, two = (count_params(model, backend) for model in models)
-        except UserError:
-            return None
-        return one, two - one
-
-    def count(sizes: Mapping[Size, int]) -> int | None:
-        depth = sizes.get("depth", config.depth)
-        layer = built(frozenset((name, n) for name, n in sizes.items() if name != "depth"))
-        return None if layer is None else layer[0] + (depth - 1) * layer[1]
-
-    return count
+    return sorted({*(around & set(SIZES[size])), own})
 
 
 def _candidate(
-    config: ModelConfig,
-    sizes: Mapping[Size, int],
-    params: int,
-    target: int,
-    over: Sequence[Size],
+    config: ModelConfig, sizes: Sizes, params: int, target: int, over: Sequence[Size]
 ) -> Shaped:
-    change = 0.0
-    for size, value in sizes.items():
-        # 0 stands for the cell's own rule, so a distance from it is not defined.
-        if own := _own(config, size):
-            change += abs(math.log2(value / own))
-    values = {size: value_of(size, sizes[size]) for size in over}
+    change = sum(_change(own_size(config, size), value) for size, value in sizes.items())
+    values = {size: sizes[size] for size in over}
     return Shaped(resized_to(config, sizes), values, params, target, change)
+
+
+def _change(own: Number, value: Number) -> float:
+    """Return the distance from the model's own value; to leave a cell's own rule is a doubling."""
+    if value == own:
+        return 0.0
+    return abs(math.log2(value / own)) if own and value else 1.0
 
 
 def fit(count: Count, target: int, places: int) -> int | None:

@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from elman.base.consoles import table_console
 from elman.base.errors import ExitStatus, UserError
+from elman.base.live_line import LiveLine
 from elman.bench.rank_memory import rank_memory
 from elman.config.run_config import RunConfig
 from elman.models.backends import AUTO, best_backend
 from elman.models.cells import registry
-from elman.models.shape_search import RULE, Shapes, search
-from elman.models.sizing import (
+from elman.models.counts import (
     SIZES,
-    Sized,
-    Solution,
+    Counts,
+    Number,
+    Seen,
     count_params,
     resized_to,
-    solve,
-    value_of,
+    values_of,
 )
+from elman.models.shape_search import RULE, Shapes, search
+from elman.models.sizing import Sized, Solution, solve
 from elman.report.tables.solve import print_shapes, print_solution
 from elman.report.tables.standard import standard_rows, standard_table
 from elman.runs.prepared import PreparedRun
 from elman.sections.model import ModelConfig
-from elman.sections.modes import SolveConfig
+from elman.sections.modes import Size, SolveConfig
+
+_QUIET_SECONDS = 2.0
+"""A shorter search shows no progress."""
 
 
 def run(job: PreparedRun) -> ExitStatus:
@@ -48,41 +54,46 @@ def run(job: PreparedRun) -> ExitStatus:
         standard_table(standard_rows()).print(console)
         return ExitStatus.OK
     model = config.model.model_copy(update={"depth": settings.depth or config.model.depth})
-    backend, over = config.kernels.backend, settings.over
-    if settings.params is None:
-        solution = _largest(config.model_copy(update={"model": model}), settings)
-        result, reached = _result(job, solution), True
-    elif len(over) == 1:
-        solution = solve(model, settings.params, over[0], backend)
-        result, reached = _result(job, solution), solution.reached
-    else:
-        shapes = search(model, settings.params, over, backend)
-        result, reached = _shapes_result(job, shapes), shapes.reached
+    config = config.model_copy(update={"model": model})
+    with LiveLine(quiet=_QUIET_SECONDS) as line:
+        result = _answer(
+            job, config, settings, lambda n: line.show(f"counting sizes: {n:,} so far")
+        )
     job.result = result
     if not job.in_sweep:
-        (print_solution if len(over) == 1 else print_shapes)(result, console)
-    return ExitStatus.OK if reached else ExitStatus.FAILED
+        (print_solution if len(settings.over) == 1 else print_shapes)(result, console)
+    return ExitStatus.OK if result["status"] == "ok" else ExitStatus.FAILED
 
 
-def _largest(config: RunConfig, settings: SolveConfig) -> Solution:
+def _answer(
+    job: PreparedRun, config: RunConfig, settings: SolveConfig, seen: Seen
+) -> dict[str, Any]:
+    """Return the answer as plain data."""
+    backend, over = config.kernels.backend, settings.over
+    if settings.params is None:
+        return _result(job, _largest(config, settings, seen))
+    if len(over) == 1:
+        return _result(job, solve(config.model, settings.params, over[0], backend, seen))
+    return _shapes_result(job, search(config.model, settings.params, over, backend, seen))
+
+
+def _largest(config: RunConfig, settings: SolveConfig, seen: Seen) -> Solution:
     """Return the largest size whose training step fits into the GPUs that the settings name.
+
+    Where the count falls with the size, the size with the most parameters is the largest.
 
     Raises:
         UserError: not even the smallest fits.
     """
     over, gpu_gb = settings.over[0], settings.gpu_gb
     assert gpu_gb is not None
-    sizes = SIZES[over]
-    low, high, found = 0, len(sizes), 0
-    while low < high:  # memory grows with every size
+    low, found = 0, 0
+    sizes = _smallest_first(config, over, seen)
+    high = len(sizes)
+    while low < high:  # memory grows with the parameters
         middle = (low + high) // 2
-        try:
-            model = resized_to(config.model, {over: sizes[middle]})
-            memory = rank_memory(_as_trained(config, model), settings.ranks)
-        except UserError:  # the cell refuses this size; larger ones may be taken
-            low = middle + 1
-            continue
-        if memory.fits(gpu_gb) is None:
+        model = resized_to(config.model, {over: sizes[middle]})
+        if rank_memory(_as_trained(config, model), settings.ranks).fits(gpu_gb) is None:
             high = middle
         else:
             found, low = count_params(model, config.kernels.backend), middle + 1
@@ -92,16 +103,35 @@ def _largest(config: RunConfig, settings: SolveConfig) -> Solution:
             f"{settings.ranks} such GPUs at train.batch_size={config.train.batch_size}; lower "
             "that, or add GPUs by solve.ranks"
         )
-    return solve(config.model, found, over, config.kernels.backend)
+    return replace(solve(config.model, found, over, config.kernels.backend, seen), reached=True)
+
+
+def _smallest_first(config: RunConfig, over: Size, seen: Seen) -> list[Number]:
+    """Return the sizes that the cell takes, those with the fewest parameters first.
+
+    Raises:
+        UserError: the cell takes none; the message gives the largest one's reason.
+    """
+    counts = Counts(config.model, config.kernels.backend, seen)
+    found = {}
+    for size in values_of(config.model, over):
+        if size and (params := counts.at({over: size})) is not None:
+            found[size] = params
+    if not found:
+        largest = resized_to(config.model, {over: SIZES[over][-1]})
+        count_params(largest, config.kernels.backend)
+    return sorted(found, key=found.__getitem__)
 
 
 def _result(job: PreparedRun, solution: Solution) -> dict[str, Any]:
     """Return the answer as plain data, for the tables."""
     over, sizes = solution.over, SIZES[solution.over]
+    option = registry.cell(solution.nearest.config.cell).options.get(over)
     return _shared(job, solution.nearest.config, reached=solution.reached) | {
         "largest": job.config.solve is not None and job.config.solve.params is None,
         "over": over,
-        "searched": (value_of(over, sizes[0]), value_of(over, sizes[-1])),
+        "searched": (sizes[0], sizes[-1]),
+        "rule_of_cell": option.doc if option and not solution.nearest.size else None,
         "nearest": _plain(solution.nearest),
         "below": _plain(solution.below) if solution.below else None,
         "above": _plain(solution.above) if solution.above else None,

@@ -88,11 +88,16 @@ _one_or_more = BeforeValidator(lambda value: [value] if isinstance(value, str) e
 _UNITS = {"": 1, "k": 1_000, "m": 1_000_000, "b": 1_000_000_000, "g": 1_000_000_000}
 
 
+MOST_PARAMS = 10**12
+MOST_LAYERS = 1024
+"""The models that are found are built whole, layer by layer."""
+
+
 def parse_params(value: object) -> int | None:
     """Return a number of parameters typed as 100M, 1.3B, 50k, 1e8 or 100_000_000.
 
     Raises:
-        UserError: it has none of these forms, or is less than one.
+        UserError: it has none of these forms, is less than one, or absurdly large.
     """
     if value is None:
         return None
@@ -103,6 +108,10 @@ def parse_params(value: object) -> int | None:
     if params < 1 or isinstance(value, bool):
         raise UserError(
             f"solve.params={value}: expected a number of parameters, as in 100M, 1.3B, 50k or 1e8"
+        )
+    if params > MOST_PARAMS:
+        raise UserError(
+            f"solve.params={value}: more than {MOST_PARAMS:,}, the most that is searched for"
         )
     return params
 
@@ -121,7 +130,7 @@ class SolveConfig(Section):
 
     params: Annotated[int | None, BeforeValidator(parse_params)] = None
     over: Annotated[list[Size], _one_or_more] = Field(default_factory=_DIM.copy)
-    depth: Count | None = None
+    depth: Annotated[int, Field(ge=1, le=MOST_LAYERS)] | None = None
     ranks: Count = 1
     gpu_gb: Positive | None = None
     standard: bool = False
@@ -149,6 +158,21 @@ class SolveConfig(Section):
         self._refuse_sizes(model, named)
         if self.depth is not None and "model.depth" in named:
             raise UserError("model.depth: not read together with solve.depth; drop one of them")
+        if self.depth is None and model.depth > MOST_LAYERS:
+            raise UserError(
+                f"model.depth={model.depth}: mode=solve builds at most {MOST_LAYERS} layers"
+            )
+
+    def refuse_ranks(self, batch_size: int) -> None:
+        """Raise UserError on ranks that could not share the rows of a batch."""
+        if batch_size % self.ranks:
+            near = max(
+                n for n in range(1, batch_size + 1) if batch_size % n == 0 and n <= self.ranks
+            )
+            raise UserError(
+                f"solve.ranks={self.ranks}: cannot share the rows of train.batch_size={batch_size} "
+                f"equally; use solve.ranks={near}, or another train.batch_size"
+            )
 
     def _refuse_sizes(self, model: ModelConfig, named: frozenset[str]) -> None:
         """Raise UserError on sizes that cannot be found, or that the user also set."""

@@ -47,6 +47,8 @@ def print_solution(result: Result, console: Console) -> None:
             style = "bold" if mark else ""
             table.add(mark, str(sized["size"]), *_count(sized), style=style)
     table.print(console)
+    if result["rule_of_cell"]:
+        say(console, f"{over} 0 is the model's own: {result['rule_of_cell']}")
     _print_training(result, console)
 
 

@@ -1,0 +1,153 @@
+"""Counts the parameters of a model at other sizes, exactly: from models on the meta device.
+
+Models of one and of two layers are built. All layers after the first are equal, so the count is
+linear in depth. There is no formula here, so a count is right for every present and future cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+
+from elman.base.errors import UserError
+from elman.models.build import build_model
+from elman.models.cells import registry
+from elman.models.cells.declaration import Value
+from elman.sections.model import DIM_ALIGNMENT, ModelConfig
+from elman.sections.modes import Size
+
+Number = int | float
+SIZES: dict[Size, Sequence[Number]] = {
+    "dim": range(DIM_ALIGNMENT, 16384 + 1, DIM_ALIGNMENT),
+    "depth": range(1, 128 + 1),
+    "n_heads": range(1, 2048 + 1),
+    "n_state": range(1, 1024 + 1),
+    "rank": range(8, 4096 + 1, 8),
+    "expansion": tuple(quarters / 4 for quarters in range(1, 64 + 1)),
+}
+"""Search ranges, wide enough for every published model (largest: dim 7680, depth 50, 2000 heads and
+state 256). The model's own value of a size is searched, too; a rank is at most dim."""
+_TWICE = 2
+_FIRST = 64
+
+Seen = Callable[[int], None]
+"""Called with the number of counts so far."""
+
+
+def own_size(config: ModelConfig, over: Size) -> Number:
+    """Return the model's own value of a size; 0 stands for the cell's own rule."""
+    if over == "dim":
+        return config.dim
+    if over == "depth":
+        return config.depth
+    value = config.options[over]
+    assert isinstance(value, int | float)
+    return value
+
+
+def values_of(config: ModelConfig, over: Size) -> list[Number]:
+    """Return the values of a size that are searched, in order: ``SIZES`` and the model's own."""
+    return sorted({*SIZES[over], own_size(config, over)})
+
+
+def resized_to(config: ModelConfig, sizes: Mapping[Size, Number]) -> ModelConfig:
+    """Return the model with other sizes.
+
+    Raises:
+        UserError: the cell refuses them.
+    """
+    changed: dict[str, object] = {"expected_params": None}
+    options: dict[str, Value] = dict(config.options)
+    for over, size in sizes.items():
+        if over in ("dim", "depth"):
+            changed[over] = size
+        else:
+            options[over] = size
+    resized = config.model_copy(update=changed)
+    checked = registry.cell(config.cell).parse_options(resized.dim, options)
+    if (rank := sizes.get("rank", 0)) > resized.dim:
+        raise UserError(
+            f"model.rank={rank}: larger than model.dim={resized.dim}; use a smaller one"
+        )
+    return resized.model_copy(update={"options": checked})
+
+
+def count_params(config: ModelConfig, backend: str) -> int:
+    """Return the parameters of the whole model, built without storage."""
+    return build_model(config, backend=backend, device="meta").num_params()
+
+
+class Counts:
+    """The parameters of a model at any sizes; every count is made once.
+
+    Args:
+        config: The model, with its own shape.
+        backend: As ``kernels.backend``.
+        seen: Told about each new count.
+    """
+
+    def __init__(
+        self, config: ModelConfig, backend: str = "auto", seen: Seen = lambda count: None
+    ) -> None:
+        self._config, self._backend, self._seen = config, backend, seen
+        self._layers: dict[frozenset[tuple[Size, Number]], tuple[int, int] | None] = {}
+
+    def at(self, sizes: Mapping[Size, Number]) -> int | None:
+        """Return the count at these sizes; None if the cell or its backend refuses them."""
+        key = frozenset((name, size) for name, size in sizes.items() if name != "depth")
+        if key not in self._layers:
+            self._layers[key] = self._layer(dict(key))
+            self._seen(len(self._layers))
+        if (layer := self._layers[key]) is None:
+            return None
+        depth = int(sizes.get("depth", self._config.depth))
+        return layer[0] + (depth - 1) * layer[1]
+
+    def _layer(self, sizes: Mapping[Size, Number]) -> tuple[int, int] | None:
+        """Return the count with one layer, and what each further layer adds."""
+        try:
+            resized = resized_to(self._config, {**sizes, "depth": 1})
+            one = count_params(resized, self._backend)
+            two = count_params(resized.model_copy(update={"depth": 2}), self._backend)
+        except UserError:
+            return None
+        return one, two - one
+
+
+def scanned(
+    count: Callable[[Number], int | None], values: Sequence[Number], target: int
+) -> dict[Number, int]:
+    """Return the counts of all values that are taken, in the order of the values.
+
+    Counts may rise and fall. Only one thing ends the scan early: the count has risen at each of the
+    first 64 values or more, and is more than twice the target.
+
+    Args:
+        count: Parameters at a value; None where it is refused.
+        values: The values of a size, in order.
+        target: Wanted number of parameters.
+    """
+    found: dict[Number, int] = {}
+    rises, last = True, 0
+    for place, value in enumerate(values):
+        if (params := count(value)) is None:
+            continue
+        rises = rises and params > last
+        found[value] = last = params
+        if rises and place >= _FIRST and params > _TWICE * target:
+            break
+    return found
+
+
+def grows(found: Mapping[Number, int]) -> bool:
+    """Return whether the counts rise from value to value; 0, a rule of the cell, stands aside."""
+    params = [count for value, count in found.items() if value]
+    return all(one < two for one, two in pairwise(params))
+
+
+def nearest_of(found: Mapping[Number, int], target: int, own: Number) -> Number:
+    """Return the value whose count is nearest to the target.
+
+    Of several that are equally near the model's own is taken, else the smallest.
+    """
+    return min(found, key=lambda value: (abs(found[value] - target), value != own, value))
