@@ -44,10 +44,11 @@ from elman.modes.ranks import (
 from elman.modes.train_description import Findings, TrainingSetup, run_result, start_lines
 from elman.parity.gate import ParityError, require_norm_parity, require_parity
 from elman.parity.shapes import TrainedSizes
-from elman.report.plots import plot_losses
+from elman.report.plots import CURVE, plot_losses
 from elman.report.summary import print_summary
 from elman.runs.folder import LOG_FILE, RunLock, config_hash, config_text, write_config
 from elman.runs.prepared import PreparedRun
+from elman.runs.state import read_result
 from elman.training.checkpoints.store import (
     CheckpointError,
     CheckpointStore,
@@ -290,7 +291,7 @@ class _Session:
             try:
                 newest = store.newest()
                 if newest is not None:
-                    trainer.resume(newest)
+                    trainer.resume(newest, ended=self._ended_at(newest.step))
             except DamagedError as error:
                 raise error.in_resume(Path(train.resume)) from None
             if newest is None:
@@ -299,6 +300,12 @@ class _Session:
                 self._display.say(f"resuming after step {newest.step}")
         elif train.init_from is not None:
             trainer.start_from(train.init_from)
+
+    def _ended_at(self, step: int) -> bool:
+        """Whether an earlier session wrote all that a run leaves after so many steps."""
+        result = read_result(self._folder, RESULT) or {}
+        whole = result.get("status") == RunStatus.OK and result.get("steps") == step
+        return whole and (self._folder / CURVE).exists()
 
     @property
     def _as_run(self) -> RunConfig:

@@ -101,13 +101,18 @@ class Trainer:
         """Load only the weights of another run's checkpoint."""
         find_checkpoint(place).load_weights(self.model)
 
-    def resume(self, checkpoint: Checkpoint) -> None:
+    def resume(self, checkpoint: Checkpoint, *, ended: bool = True) -> None:
         """Continue the run that saved ``checkpoint``: weights, optimizer, data, clock, numbers.
+
+        Args:
+            checkpoint: The newest one of the run.
+            ended: Whether the run left all that a run leaves after this step.
 
         Raises:
             DamagedError: the checkpoint is damaged.
             UserError: the data changed, or the budget is used up and nothing is left to do. (A run
-                that was stopped in its last validation still has that validation to do.)
+                that was stopped in its last validation still has that validation to do, and one
+                that was killed after it still has its result to write.)
         """
         self.saver.restore(checkpoint, self._folder)
         if isinstance(self._held_out, HeldOutAnswers):
@@ -117,7 +122,7 @@ class Trainer:
         step, spent = self.stepper.step, self.stepper.spent
         # A budget of fewer steps than were taken is another one than this run was stopped under.
         fewer = step > 0 and spent.share(step - 1, 0.0) >= 1.0
-        if self.ledger.share(step) >= 1.0 and (fewer or self._all_measured):
+        if self.ledger.share(step) >= 1.0 and (fewer or (ended and self._all_measured)):
             used = f"{self.stepper.step} steps, {self.ledger.clock.seconds() / 60:.2f} minutes"
             larger = " or ".join(f"train.{name}" for name in self.stepper.spent.told(0, 0.0))
             if self.ledger.accurate:
