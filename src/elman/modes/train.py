@@ -23,7 +23,7 @@ from elman.base.disk import is_disk_trouble, keep_room, sizes
 from elman.base.errors import ExitStatus, RunStatus, UserError, first_line
 from elman.base.signals import Interruption, interruptible
 from elman.config.run_config import RunConfig
-from elman.config.validate import check_ranked
+from elman.config.validate import check_ranked, validate
 from elman.data.batches import open_data
 from elman.devices.environment import choose_device
 from elman.devices.nvml_client import asked_driver
@@ -46,10 +46,19 @@ from elman.parity.gate import ParityError, require_norm_parity, require_parity
 from elman.parity.shapes import TrainedSizes
 from elman.report.plots import CURVE, plot_losses
 from elman.report.summary import print_summary
-from elman.runs.folder import LOG_FILE, RunLock, config_hash, config_text, write_config
+from elman.runs.folder import (
+    LOG_FILE,
+    RunLock,
+    config_hash,
+    config_text,
+    read_config,
+    write_config,
+)
 from elman.runs.prepared import PreparedRun
 from elman.runs.state import read_result
+from elman.training.checkpoints.loading import saved_config
 from elman.training.checkpoints.store import (
+    Checkpoint,
     CheckpointError,
     CheckpointStore,
     DamagedError,
@@ -291,15 +300,21 @@ class _Session:
             try:
                 newest = store.newest()
                 if newest is not None:
-                    trainer.resume(newest, ended=self._ended_at(newest.step))
+                    before, ended = self._before(newest), self._ended_at(newest.step)
+                    trainer.resume(newest, ended=ended, before=before)
             except DamagedError as error:
                 raise error.in_resume(Path(train.resume)) from None
             if newest is None:
                 self._display.say("no checkpoint was saved yet: starting from the first step")
-            else:
-                self._display.say(f"resuming after step {newest.step}")
         elif train.init_from is not None:
             trainer.start_from(train.init_from)
+
+    def _before(self, newest: Checkpoint) -> RunConfig:
+        """Return the configuration under which a checkpoint was saved."""
+        try:
+            return saved_config(newest)
+        except UserError:  # damaged: the run's own, which is that of its last session
+            return validate(read_config(self._folder, "train.resume"))
 
     def _ended_at(self, step: int) -> bool:
         """Whether an earlier session wrote all that a run leaves after so many steps."""

@@ -27,6 +27,7 @@ class Spent:
         self._bytes_per_step = train.batch_size * train.chunk_size * train.grad_accum
         # Steps, bytes and operations of earlier sessions; the last are None if nobody counted them.
         self._before: tuple[int, int, float | None] = (0, 0, 0.0)
+        self._warmed: tuple[int, int, float] | None = None
         if train.flops is not None and self.flops_per_byte is None:
             raise UserError(f"train.flops={train.flops:g}: {self._count[1]}")
 
@@ -87,10 +88,32 @@ class Spent:
             known["flops"] = (self.flops_at(step) or 0.0, train.flops)
         return {name: (used, limit) for name, (used, limit) in known.items() if limit is not None}
 
+    def pass_warmup(self, step: int, seconds: float) -> None:
+        """Note what was spent when the warm-up ended; later calls change nothing."""
+        if self._warmed is None and step >= self._config.optim.warmup_steps:
+            self._warmed = (step, self.bytes_at(step), seconds)
+
+    def warmup_share(self) -> float | None:
+        """Return the share of today's budgets that was used when the warm-up ended, if known."""
+        if self._warmed is None:
+            return None
+        step, size, seconds = self._warmed
+        train = self._config.train
+        used = {"minutes": seconds / 60, "steps": step, "bytes": size}
+        if train.flops is not None:
+            used["flops"] = size * (self.flops_per_byte or 0.0)
+        limits = {"minutes": train.budget_minutes, "steps": train.steps}
+        limits |= {"bytes": train.bytes, "flops": train.flops}
+        shares = [used[name] / limit for name, limit in limits.items() if limit is not None]
+        return min(max(shares), 1.0)
+
     def state_dict(self, step: int) -> dict[str, Any]:
         """Return what was spent up to a step, for a resumed run."""
-        return {"step": step, "bytes": self.bytes_at(step), "flops": self.flops_at(step)}
+        spent = {"step": step, "bytes": self.bytes_at(step), "flops": self.flops_at(step)}
+        return spent | {"warmed": list(self._warmed) if self._warmed is not None else None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what earlier sessions spent."""
         self._before = (state["step"], state["bytes"], state["flops"])
+        warmed = state.get("warmed")  # missing in older checkpoints
+        self._warmed = tuple(warmed) if warmed is not None else None

@@ -33,6 +33,7 @@ from elman.training.display import Display, duration
 from elman.training.held_out import HeldOut
 from elman.training.held_out_answers import HeldOutAnswers
 from elman.training.ledger import Ledger
+from elman.training.new_schedule import adopt_schedule
 from elman.training.optim.optimizers import TrainingOptimizer
 from elman.training.profiling import profiling
 from elman.training.recorder import Recorder
@@ -101,12 +102,15 @@ class Trainer:
         """Load only the weights of another run's checkpoint."""
         find_checkpoint(place).load_weights(self.model)
 
-    def resume(self, checkpoint: Checkpoint, *, ended: bool = True) -> None:
+    def resume(
+        self, checkpoint: Checkpoint, *, ended: bool = True, before: RunConfig | None = None
+    ) -> None:
         """Continue the run that saved ``checkpoint``: weights, optimizer, data, clock, numbers.
 
         Args:
             checkpoint: The newest one of the run.
             ended: Whether the run left all that a run leaves after this step.
+            before: The configuration under which it was saved; None is today's.
 
         Raises:
             DamagedError: the checkpoint is damaged.
@@ -130,6 +134,10 @@ class Trainer:
             raise UserError(
                 f"{self._folder}: its budget is used up ({used}); set a larger {larger}"
             )
+        line = adopt_schedule(before or self.config, self.config, self.stepper, self.ledger)
+        self._display.say(f"resuming after step {step}")
+        if line is not None:
+            self._display.say(line)
 
     def first_pass(self) -> None:
         """Build missing kernels and check that a step fits into memory; call before :meth:`run`.
@@ -278,6 +286,7 @@ class Trainer:
         """Let all ranks see the same moment: rank 0's clock, and a signal to any of them."""
         self._forget_stop()
         share = self.ledger.share(self.stepper.step)
+        self.stepper.spent.pass_warmup(self.stepper.step, self.ledger.clock.seconds())
         asked = signal.Signals[self._interruption.name] if self._interruption.name else 0
         told = self._team.gather(share, asked, self.saver.is_due())
         asked = int(max(row[1] for row in told))

@@ -13,7 +13,7 @@ from elman.models.backends import norm_backend
 from elman.sections.optim import LegacyConfig, MuonConfig, OptimConfig, ScheduleFreeConfig
 from elman.training.optim.muon import Muon, Precision, fast_precision
 from elman.training.optim.schedule_free import MaskedScheduleFree
-from elman.training.optim.schedules import legacy_lr, scheduled_lr
+from elman.training.optim.schedules import learning_rate
 
 
 class TrainingOptimizer:
@@ -29,13 +29,16 @@ class TrainingOptimizer:
             GPU, as :func:`~elman.models.backends.norm_backend` decides, and PyTorch's operations
             elsewhere. The other optimizers are PyTorch's own.
 
+    Attributes:
+        warmup_progress: Share of the budget used when the warm-up ended; None before that.
+
     Raises:
         UserError: ``cuda`` is requested by name and its kernels cannot run on the model's GPU.
     """
 
     def __init__(self, config: OptimConfig, model: nn.Module, backend: str = "auto") -> None:
         self.config = config
-        self._warmup_progress: float | None = None
+        self.warmup_progress: float | None = None
         self._precision_before: Precision | None = None
         matrices = _layer_matrices(model) if isinstance(config, MuonConfig) else []
         self._matrices = _build_muon(config, matrices) if isinstance(config, MuonConfig) else None
@@ -89,14 +92,11 @@ class TrainingOptimizer:
     def set_rate(self, step: int, progress: float) -> float:
         """Set and return the learning rate of step ``step`` at ``progress`` of the budget."""
         config = self.config
+        if step >= config.warmup_steps and self.warmup_progress is None:
+            self.warmup_progress = progress
+        rate = learning_rate(config, step, progress, self.warmup_progress or 0.0)
         if isinstance(config, ScheduleFreeConfig):
-            return _schedule_free_rate(config, step)
-        if isinstance(config, LegacyConfig):
-            rate = legacy_lr(config, step)
-        else:
-            if step >= config.warmup_steps and self._warmup_progress is None:
-                self._warmup_progress = progress
-            rate = scheduled_lr(config, step, progress, self._warmup_progress or 0.0)
+            return rate  # the library sets it by itself
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         if self._matrices is not None and isinstance(config, MuonConfig):
@@ -173,7 +173,7 @@ class TrainingOptimizer:
         return {
             "optimizer": self._optimizer.state_dict(),
             "matrices": None if self._matrices is None else self._matrices.state_dict(),
-            "warmup_progress": self._warmup_progress,
+            "warmup_progress": self.warmup_progress,
             "matrix_precision": self.matrix_precision,
         }
 
@@ -191,7 +191,7 @@ class TrainingOptimizer:
         if isinstance(self.config, ScheduleFreeConfig):
             for group in self._optimizer.param_groups:
                 group["lr"] = self.config.lr
-        self._warmup_progress = state["warmup_progress"]
+        self.warmup_progress = state["warmup_progress"]
 
     def _keep_precision(self, state: dict[str, Any]) -> None:
         """Go on in the precision that a run began with, unless a setting names another."""
@@ -278,10 +278,3 @@ def _decay_groups(
         {"params": others, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
-
-
-def _schedule_free_rate(config: ScheduleFreeConfig, step: int) -> float:
-    """Return the rate that the library applies in step ``step`` (its own linear warm-up)."""
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
-    return config.lr

@@ -4,9 +4,25 @@ from __future__ import annotations
 
 import math
 
-from elman.sections.optim import LegacyConfig, ScheduledConfig
+from elman.sections.optim import LegacyConfig, OptimConfig, ScheduledConfig, ScheduleFreeConfig
 
 LEGACY_FINAL_LR = 1e-6
+
+
+def learning_rate(config: OptimConfig, step: int, progress: float, warmup_progress: float) -> float:
+    """Return the rate of optimizer step ``step`` (from 0) with any optimizer.
+
+    Args:
+        config: Group ``optim``.
+        step: Optimizer steps done.
+        progress: Share of the budget used, 0 to 1: of the budget that is used most.
+        warmup_progress: That share at the end of the warm-up.
+    """
+    if isinstance(config, ScheduleFreeConfig):
+        return schedule_free_lr(config, step)
+    if isinstance(config, LegacyConfig):
+        return legacy_lr(config, step)
+    return scheduled_lr(config, step, progress, warmup_progress)
 
 
 def scheduled_lr(
@@ -43,3 +59,10 @@ def legacy_lr(config: LegacyConfig, step: int) -> float:
         return config.lr * step / config.warmup_steps
     cosine = 0.5 * (1 + math.cos(math.pi * step / config.warmup_steps))
     return LEGACY_FINAL_LR + (config.lr - LEGACY_FINAL_LR) * cosine
+
+
+def schedule_free_lr(config: ScheduleFreeConfig, step: int) -> float:
+    """Return the rate that the library applies in step ``step`` (its own linear warm-up)."""
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    return config.lr
