@@ -19,7 +19,6 @@ from elman.modes import train as train_mode
 from elman.report.metrics_file import read_metrics
 from elman.training.checkpoints import store as checkpoints
 from elman.training.saving import Saver
-from elman.training.trainer import Trainer
 
 SETTINGS = (
     "model=e1",

@@ -67,10 +67,11 @@ def _main(argv: Sequence[str], before_run: Callable[[], None]) -> int:
 
             print_wide()
         _refuse_sweep_of_ranks(arguments)
+        from elman.cli.checkpoint_model import with_checkpoint_model
         from elman.cli.taking_up import taken_up
 
         with taken_up(arguments) as whole:
-            status = _run_hydra(whole, before_run)
+            status = _run_hydra(with_checkpoint_model(whole), before_run)
         sys.stdout.flush()
         return status
     except UserError as error:

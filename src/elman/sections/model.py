@@ -71,6 +71,18 @@ class ModelConfig(Section):
             )
         return self
 
+    def settings(self) -> dict[str, Any]:
+        """Return every setting of the model by its key, without its name and its count."""
+        found: dict[str, Any] = {"mlp_ratio": 0.0}
+        found |= self.model_dump(exclude={"name", "expected_params", "options"})
+        return found | self.options
+
+    def difference(self, other: ModelConfig) -> str:
+        """Return in words in which settings another model differs, this one's value first."""
+        one, two = self.settings(), other.settings()
+        keys = [key for key in one | two if one.get(key) != two.get(key)]
+        return ", ".join(f"{key} {one.get(key)} and {two.get(key)}" for key in keys)
+
     def with_vocabulary(self, size: int) -> ModelConfig:
         """Return the model with another vocabulary; the expected count follows its embedding."""
         expected = self.expected_params

@@ -153,7 +153,7 @@ class _WeightsAndBiases:
         )
 
     def scalars(self, values: Mapping[str, float | None], step: int) -> None:
-        self._run.log(values, step=step)
+        self._run.log(dict(values), step=step)
 
     def close(self) -> int:
         self._run.finish()

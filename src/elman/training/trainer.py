@@ -23,10 +23,12 @@ from elman.distributed.watch import TeamError
 from elman.kernels import stalls
 from elman.models.build import build_model
 from elman.models.language_model import LanguageModel
+from elman.training.checkpoints.loading import saved_config
 from elman.training.checkpoints.store import (
     Checkpoint,
     CheckpointError,
     CheckpointStore,
+    DamagedError,
     find_checkpoint,
 )
 from elman.training.display import Display, duration
@@ -99,8 +101,33 @@ class Trainer:
         self._suspension = Suspension(self.ledger.clock, 0.0)
 
     def start_from(self, place: str) -> None:
-        """Load only the weights of another run's checkpoint."""
-        find_checkpoint(place).load_weights(self.model)
+        """Load only the weights of another run's checkpoint.
+
+        Raises:
+            UserError: there is none, it is damaged, or its weights do not fit this model.
+        """
+        checkpoint, model = find_checkpoint(place), self.config.model
+        try:
+            difference = saved_config(checkpoint).model.difference(model)
+        except UserError:  # its configuration is damaged, and only its weights are needed
+            difference = ""
+        try:
+            checkpoint.load_weights(self.model)
+        except DamagedError:
+            raise
+        except UserError as error:
+            if not difference:
+                raise
+            raise UserError(
+                f"train.init_from={place}: its weights do not fit model={model.name}, which "
+                f"differs from the checkpoint's model ({difference}); drop model= and its "
+                "settings to take that model"
+            ) from error
+        if difference:
+            self._display.say(
+                f"train.init_from: the weights fit, but the checkpoint's model differs from "
+                f"model={model.name} ({difference})"
+            )
 
     def resume(
         self, checkpoint: Checkpoint, *, ended: bool = True, before: RunConfig | None = None

@@ -1,0 +1,126 @@
+"""``train.init_from`` without ``model=`` takes the checkpoint's model; another one is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from elman.cli.main import main
+
+SMALL = (
+    "train.steps=1",
+    "train.batch_size=2",
+    "train.chunk_size=16",
+    "data.val_sample=64",
+    "data.val_window=16",
+    "log.tensorboard=false",
+)
+MODEL = ("model=e75h4n16", "model.dim=128", "model.depth=1")
+Elman = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder that holds a finished run and its text."""
+    place = tmp_path_factory.mktemp("finished")
+    (place / "text.txt").write_bytes(b"def add(left, right):\n    return left + right\n" * 99)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        assert main([*MODEL, *SMALL, "data.path=text.txt", "hydra.run.dir=run"]) == 0
+    return place
+
+
+@pytest.fixture
+def elman(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> Elman:
+    """Return ``elman(*arguments)`` beside that run: exit status and what it said."""
+    monkeypatch.chdir(finished)
+
+    def call(*arguments: str) -> tuple[int, str]:
+        capfd.readouterr()
+        folder = f"hydra.run.dir={tmp_path}/new"
+        status = main([*SMALL, "data.path=text.txt", folder, *arguments])
+        return status, capfd.readouterr().err
+
+    return call
+
+
+def config_of(run: Path) -> dict:
+    tree: dict = yaml.safe_load((run / "config.yaml").read_text())
+    return tree
+
+
+@pytest.mark.parametrize("place", ["run", "run/checkpoints", "run/checkpoints/best", "'run'"])
+def test_the_checkpoint_names_the_model(
+    elman: Elman, finished: Path, tmp_path: Path, place: str
+) -> None:
+    status, said = elman(f"train.init_from={place}")
+    assert status == 0, said
+    now, before = config_of(tmp_path / "new"), config_of(finished / "run")
+    assert now["model"] == before["model"]
+    assert now["optim"] == before["optim"]  # not the recipe of the default model
+
+
+def test_settings_of_the_model_can_be_named_beside_it(elman: Elman, tmp_path: Path) -> None:
+    status, said = elman("train.init_from=run", "model.dropout=0.1")
+    assert status == 0, said
+    model = config_of(tmp_path / "new")["model"]
+    assert (model["name"], model["dim"], model["dropout"]) == ("e75h4n16", 128, 0.1)
+    assert "the checkpoint's model differs from model=e75h4n16 (dropout 0.0 and 0.1)" in said
+
+
+def test_a_model_that_does_not_fit_is_one_line_that_says_what_differs(
+    elman: Elman, tmp_path: Path
+) -> None:
+    status, said = elman("train.init_from=run", "model=e1", "model.dim=256", "model.depth=1")
+    (line,) = [line for line in said.splitlines() if line.startswith("elman: error")]
+    assert status == 2
+    assert line.startswith("elman: error: train.init_from=run: its weights do not fit model=e1")
+    assert "cell e75 and e1, dim 128 and 256" in line
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_task_has_another_vocabulary(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(finished)
+    settings = ["data=parity", "train.steps=1", f"hydra.run.dir={tmp_path}/new"]
+    assert main(["train.init_from=run", *settings]) == 2
+    assert "(vocab_size 256 and " in capfd.readouterr().err
+
+
+def test_jobs_of_a_sweep_take_it_too(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(finished)
+    arguments = ["train.init_from=run", "train.seed=1,2", "data.path=text.txt", *SMALL]
+    assert main(["-m", *arguments, "sweep.dry_run=true"]) == 0
+    out = capfd.readouterr().out
+    assert out.count("model=e75h4n16 model.dim=128 model.depth=1 train.init_from=run") == 2
+
+
+def test_runs_with_other_models_are_not_one_sweep(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(finished)
+    other = finished / "other"
+    other.mkdir(exist_ok=True)
+    tree = config_of(finished / "run")
+    tree["model"]["dim"] = 256
+    tree["model"]["expected_params"] = None
+    (other / "config.yaml").write_text(yaml.safe_dump(tree))
+    assert main(["-m", "train.init_from=run,other", "sweep.dry_run=true", *SMALL]) == 2
+    said = capfd.readouterr().err
+    assert "train.init_from: the models of run and other differ (dim 128 and 256)" in said
+
+
+def test_the_shown_configuration_has_the_model(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(finished)
+    assert main(["train.init_from=run", "--cfg", "job"]) == 0
+    assert yaml.safe_load(capfd.readouterr().out)["model"]["cell"] == "e75"
