@@ -18,6 +18,7 @@ from elman.config.compose import compose_config
 from elman.runs import prepare
 from elman.runs.folder import write_config
 from elman.runs.prepared import PreparedRun
+from elman.training import weights_and_biases
 
 Elman = Callable[..., Any]  # the fixtures of tests/stubs/command_line.py
 
@@ -132,7 +133,7 @@ def test_real_starts_at_one_moment_get_a_folder_each(
 def test_a_package_that_is_not_installed_is_named_before_the_run(
     elman: Elman, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare, "find_spec", lambda name: None)
+    monkeypatch.setattr(weights_and_biases, "find_spec", lambda name: None)
     ended = elman("log.wandb=true")
     assert ended.status == 2
     assert "pip install 'elman[wandb]'" in ended.errors

@@ -7,7 +7,6 @@ import logging
 import os
 from contextlib import closing, nullcontext, suppress
 from datetime import datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +123,24 @@ class _Session:
         self._error: str | None = None
         self._kept = self._to_read = ""
         self._taken_up = False
+        self._recorder: Recorder = NoRecorder()
 
     def run(self) -> ExitStatus:
+        """Train and report, and then let go of what receives the numbers elsewhere.
+
+        Raises:
+            UserError: the run could not begin.
+            KeyboardInterrupt: a signal came before it began.
+        """
+        code: ExitStatus | None = None
+        try:
+            code = self._reported()
+        finally:
+            with suppress(KeyboardInterrupt):
+                self._recorder.finish(failed=code not in (ExitStatus.OK, ExitStatus.INTERRUPTED))
+        return code
+
+    def _reported(self) -> ExitStatus:
         """Train and report; a run that has begun leaves a ``result.json``, however it ends.
 
         A resumed run is taken up only when nothing can refuse it any more. Until then its folder
@@ -257,10 +272,11 @@ class _Session:
             self._display.say(line)
         self._trainer = trainer
         trainer.first_pass()
+        leads, say = self._team.place.leads, self._display.say
+        self._recorder = Recorder(folder, config, say) if leads else NoRecorder()
         if not self._taken_up:
             self._take_up()
-        leads, say = self._team.place.leads, self._display.say
-        with closing(Recorder(folder, config, say) if leads else NoRecorder()) as recorder:
+        with closing(self._recorder) as recorder:
             status = trainer.run(recorder, interruption)
         if status is RunStatus.NAN:
             self._error = self._not_finite(trainer)
@@ -377,6 +393,10 @@ class _Session:
         """Write the result, safe from signals, and then show it, which a signal may cut short."""
         given = (self._setup, self._findings, self._trainer, self._started)
         result, code = run_result(*given, status, self._error), status.exit_status
+        if (told := self._recorder.remote) is not None:
+            result["wandb"] = told
+        with suppress(OSError):  # a picture of an earlier session would hide a kill before the new
+            (self._folder / CURVE).unlink(missing_ok=True)
         try:
             write_result(self._folder, result)
         except OSError as error:
@@ -412,8 +432,6 @@ class _Session:
 def _prepare(config: RunConfig, device: torch.device, division: Division) -> None:
     """Process-wide settings, and what the run needs, checked before any work."""
     uses_graph(config, device)  # raises if a graph is asked for and there is no GPU
-    if config.log.wandb and find_spec("wandb") is None:
-        raise UserError("log.wandb=true: wandb is not installed; pip install 'elman[wandb]'")
     if division.exact and device.type == "cpu":
         torch.set_num_threads(1)  # more would share out sums by their number
     if division.exact:

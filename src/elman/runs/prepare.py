@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Mapping
 from copy import deepcopy
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ from elman.runs.held_log import HeldFileHandler, release
 from elman.runs.prepared import PreparedRun
 from elman.runs.resume import is_resume, resumed_config, resumed_folder
 from elman.sections.training import DataConfig
+from elman.training.weights_and_biases import check_access
 
 _SILENT_LOG: dict[str, Any] = {"version": 1, "root": None, "disable_existing_loggers": False}
 
@@ -248,8 +248,8 @@ def _check_files(config: RunConfig, *, may_pack: bool) -> None:
         from elman.data.batches import check_data
 
         check_data(data, config.train.chunk_size, may_pack=may_pack)
-    if "log" in reads and config.log.wandb and find_spec("wandb") is None:
-        raise UserError("log.wandb=true: wandb is not installed; type pip install 'elman[wandb]'")
+    if "log" in reads:
+        check_access(config.log)
     places = {
         "train.init_from": config.train.init_from if "train" in reads else None,
         "eval.checkpoint": config.eval.checkpoint if config.eval else None,

@@ -84,6 +84,7 @@ class Ledger:
     def begin(self, recorder: Recorder, step: int, tokens: int) -> None:
         """Start a session: its records go to ``recorder``, and its clock starts now."""
         self._recorder = recorder
+        recorder.begin(step)
         train = self._config.train
         values: dict[str, Any] = {"batch_size": train.batch_size, "chunk_size": train.chunk_size}
         if train.flops is not None:

@@ -15,10 +15,12 @@ from typing import Any
 
 from elman.base.disk import Appender, whole_file
 from elman.base.errors import first_line
-from elman.config.run_config import RunConfig, flatten
-from elman.sections.training import LogConfig
+from elman.config.run_config import RunConfig
+from elman.training.weights_and_biases import WeightsAndBiases
 
 METRICS, RESULT = "metrics.jsonl", "result.json"
+# A record is some hundred bytes.
+_LONGEST_LINE = 1 << 16
 
 _log = logging.getLogger("elman.train")
 
@@ -34,8 +36,13 @@ class Recorder:
         self, folder: Path, config: RunConfig, say: Callable[[str], None] = _log.warning
     ) -> None:
         self._say = say
+        # First, since it may refuse the run, whose folder then stays as it is.
+        self._remote = WeightsAndBiases(folder, config, say) if config.log.wandb else None
+        self._sinks: list[_Sink] = [self._remote] if self._remote is not None else []
+        mend_last_line(folder / METRICS)
         self._stream = Appender(folder / METRICS)
-        self._sinks = _open_sinks(folder, config)
+        if config.log.tensorboard:
+            self._sinks.append(_TensorBoard(folder))
 
     def steps(self, records: list[dict[str, Any]]) -> None:
         """Append optimizer steps, each with step, loss, lr and grad_norm."""
@@ -43,6 +50,16 @@ class Recorder:
         for record in records:
             values = {key: value for key, value in record.items() if key != "step"}
             self._show({f"train/{k}": v for k, v in values.items()}, record["step"])
+
+    @property
+    def remote(self) -> dict[str, Any] | None:
+        """What the result says of Weights & Biases; None without it."""
+        return None if self._remote is None else self._remote.told()
+
+    def begin(self, step: int) -> None:
+        """Let the dashboards forget what an earlier session showed of the steps after ``step``."""
+        for sink in list(self._sinks):
+            self._guarded(sink, partial(sink.begin, step))
 
     def event(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Append one record of another kind; its numbers go to the dashboards too."""
@@ -63,6 +80,16 @@ class Recorder:
         if named:
             self._say(f"warning: lost for lack of disk space: {' and '.join(named)}")
 
+    def finish(self, *, failed: bool) -> None:
+        """Wait a while for what Weights & Biases has not sent; call it after the result is written.
+
+        Args:
+            failed: Whether the run failed.
+        """
+        if self._remote is not None:
+            self._remote.finish(failed)
+            self._remote = None
+
     def _append(self, records: list[dict[str, Any]]) -> None:
         lines = "".join(json.dumps(record) + "\n" for record in records)
         self._stream.append(lines.encode())
@@ -77,6 +104,8 @@ class Recorder:
             return act()
         except Exception as error:
             self._sinks.remove(sink)
+            if isinstance(sink, WeightsAndBiases):
+                sink.failed(error)
             self._say(f"warning: {sink.name} gets no more numbers ({first_line(error)})")
             return None
 
@@ -86,6 +115,10 @@ class NoRecorder(Recorder):
 
     def __init__(self) -> None:
         """Open nothing."""
+        self._remote = None
+
+    def begin(self, step: int) -> None:
+        """Do nothing."""
 
     def steps(self, records: list[dict[str, Any]]) -> None:
         """Do nothing."""
@@ -109,11 +142,19 @@ class _TensorBoard:
     def __init__(self, folder: Path) -> None:
         place = folder / "tensorboard"
         place.mkdir(exist_ok=True)
-        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        name = f"events.out.tfevents.{_later(place):.6f}.{socket.gethostname()}.{os.getpid()}"
         self.file = Appender(place / name)
         self.file.append(_event(file_version="brain.Event:2"))
 
+    def begin(self, step: int) -> None:
+        """Let it drop what an earlier session, which was killed, wrote after ``step``."""
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+
+        start = SessionLog(status=SessionLog.START)
+        self.file.append(_event(step=step + 1, session_log=start))
+
     def scalars(self, values: Mapping[str, float | None], step: int) -> None:
+        """Write numbers of one step."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         shown = [
@@ -124,7 +165,18 @@ class _TensorBoard:
         self.file.append(_event(step=step, summary=Summary(value=shown)))
 
     def close(self) -> int:
+        """Close the file; return the number of bytes that found no room."""
         return self.file.close()
+
+
+def _later(place: Path) -> float:
+    """Return a time for the name of a new file of events: TensorBoard reads them in that order.
+
+    It is later than that of every file there, also where the clock was set back.
+    """
+    names = [path.name.split(".") for path in place.glob("events.out.tfevents.*")]
+    known = [float(".".join(parts[3:5])) for parts in names if "".join(parts[3:5]).isdecimal()]
+    return max([time.time(), *(moment + 1e-6 for moment in known)])
 
 
 def _event(**fields: Any) -> bytes:
@@ -137,40 +189,30 @@ def _event(**fields: Any) -> bytes:
     return record.getvalue()
 
 
-class _WeightsAndBiases:
-    name = "Weights & Biases"
-
-    def __init__(self, folder: Path, config: RunConfig) -> None:
-        import wandb
-
-        self._run = wandb.init(
-            project=config.log.wandb_project,
-            name=folder.name,
-            dir=str(folder),
-            config=flatten(config),
-            resume="allow",
-            id=folder.name.replace(":", "-"),
-        )
-
-    def scalars(self, values: Mapping[str, float | None], step: int) -> None:
-        self._run.log(dict(values), step=step)
-
-    def close(self) -> int:
-        self._run.finish()
-        return 0
+_Sink = _TensorBoard | WeightsAndBiases
 
 
-_Sink = _TensorBoard | _WeightsAndBiases
+def mend_last_line(path: Path) -> None:
+    """Cut off the last line of a file of records if a kill or a full disk left a part of it.
 
-
-def _open_sinks(folder: Path, config: RunConfig) -> list[_Sink]:
-    log: LogConfig = config.log
-    sinks: list[_Sink] = []
-    if log.tensorboard:
-        sinks.append(_TensorBoard(folder))
-    if log.wandb:
-        sinks.append(_WeightsAndBiases(folder, config))
-    return sinks
+    The next record would else stand behind it on the same line, and be lost too.
+    """
+    if not path.is_file():
+        return
+    with path.open("r+b") as stream:
+        end = stream.seek(0, os.SEEK_END)
+        start = max(0, end - _LONGEST_LINE)
+        stream.seek(start)
+        tail = stream.read()
+        if not tail or tail.endswith(b"\n"):
+            return
+        last = tail[tail.rfind(b"\n") + 1 :]
+        try:
+            json.loads(last)
+        except ValueError:
+            stream.truncate(end - len(last))
+        else:
+            stream.write(b"\n")
 
 
 def write_result(folder: Path, result: dict[str, Any]) -> Path:
