@@ -44,7 +44,7 @@ def elman(
         capfd.readouterr()
         folder = f"hydra.run.dir={tmp_path}/new"
         status = main([*SMALL, "data.path=text.txt", folder, *arguments])
-        return status, capfd.readouterr().err
+        return status, "".join(capfd.readouterr())
 
     return call
 

@@ -33,7 +33,9 @@ def test_a_longer_budget_gives_the_rates_of_a_run_that_always_had_it(
     capfd.readouterr()
     resumed = train(*now, f"train.resume={first.folder}", folder="run")
     assert rates(resumed)[6:] == pytest.approx(rates(whole, after=6), rel=1e-12)
-    (line,) = [line for line in capfd.readouterr().err.splitlines() if "learning rate:" in line]
+    (line,) = [
+        line for line in "".join(capfd.readouterr()).splitlines() if "learning rate:" in line
+    ]
     assert f" {rates(whole, after=6)[0]:.2e} from here on" in line
     typed = next(text for text in now if text.startswith(("train.steps=1", "train.bytes=")))
     assert typed in line
@@ -47,7 +49,7 @@ def test_a_rate_that_stays_is_not_talked_about(
 ) -> None:
     first = train("train.steps=6", *overrides)
     again = train("train.steps=8", *overrides, f"train.resume={first.folder}")
-    assert "resuming after step 6" in (said := capfd.readouterr().err)
+    assert "resuming after step 6" in (said := "".join(capfd.readouterr()))
     assert "learning rate:" not in said
     assert len(set(rates(again, after=2))) == 1
 
@@ -57,12 +59,14 @@ def test_a_constant_rate_keeps_the_low_one_as_the_line_advises(
 ) -> None:
     first = train("train.steps=6")
     train("train.steps=8", f"train.resume={first.folder}")
-    (line,) = [line for line in capfd.readouterr().err.splitlines() if "learning rate:" in line]
+    (line,) = [
+        line for line in "".join(capfd.readouterr()).splitlines() if "learning rate:" in line
+    ]
     advised = line.split("; ")[1].split(" keeps ")[0].split()
     second = train("train.steps=6", folder="second")
     kept = train("train.steps=8", *advised, f"train.resume={second.folder}", folder="second")
     assert rates(kept, after=6) == [float(advised[1].split("=")[1])] * 2
-    assert "learning rate:" not in capfd.readouterr().err
+    assert "learning rate:" not in "".join(capfd.readouterr())
 
 
 def test_minutes_count_for_the_warm_up_too() -> None:
