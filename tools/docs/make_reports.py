@@ -47,6 +47,11 @@ The files are made from `sweep.json` and each run's `result.json`, `config.yaml`
 such a name is not a report, elman refuses to replace it. The exit status is 0 however the runs
 ended.
 
+A run writes digests into `result.json` (of itself and of `metrics.jsonl`) and `config.yaml`. If one
+of these files was edited or damaged later, a line names it. A run whose result or configuration was
+changed does not count; it does again without the digest (`digests` in `result.json`, the last line
+of `config.yaml`). Runs of earlier versions have no digests.
+
 ![The page of three models with three seeds each](pictures/report-light.png)
 
 ## The page
@@ -115,7 +120,7 @@ row with its status and its reason, and enters no mean. Its status is one of the
 - `cancelled`, `preempted`, `node failed`: its scheduler ended it;
 - `running`: a process is in its folder;
 - `unfinished`: it was killed before it could write a result;
-- `damaged`: its result cannot be read.
+- `damaged`: its result cannot be read, or was changed after the run wrote it.
 
 If a job of a sweep was killed after an earlier session had left a result, its status is that of its
 last process, and the reason says what its result tells.

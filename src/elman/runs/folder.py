@@ -21,6 +21,7 @@ import yaml
 from elman.base.errors import UserError
 from elman.base.file_lock import HolderFile, NoLocksError, say_no_locks, try_lock
 from elman.base.quoting import quoted
+from elman.base.seals import sealed_text
 from elman.base.yaml_file import YamlError, read_yaml
 from elman.config.run_config import RunConfig, flatten
 from elman.sections.model import VOCAB_SIZE
@@ -277,10 +278,10 @@ def config_text(config: RunConfig) -> str:
 
 
 def write_config(folder: Path, config: RunConfig) -> None:
-    """Write ``config.yaml``, from which ``train.resume`` restores the run."""
+    """Write ``config.yaml``, from which ``train.resume`` restores the run, with its digest."""
     temporary = folder / f"{CONFIG_FILE}.tmp"
     try:
-        temporary.write_text(config_text(config), encoding="utf-8")
+        temporary.write_text(sealed_text(config_text(config)), encoding="utf-8")
         os.replace(temporary, folder / CONFIG_FILE)
     except OSError:
         temporary.unlink(missing_ok=True)

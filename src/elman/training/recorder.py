@@ -15,6 +15,7 @@ from typing import Any
 
 from elman.base.disk import Appender, whole_file
 from elman.base.errors import first_line
+from elman.base.seals import sealed_tree
 from elman.config.run_config import RunConfig
 from elman.training.weights_and_biases import WeightsAndBiases
 
@@ -218,6 +219,8 @@ def mend_last_line(path: Path) -> None:
 def write_result(folder: Path, result: dict[str, Any]) -> Path:
     """Write ``result.json`` atomically; an earlier session's result is kept under a number.
 
+    It has its own digest, and that of ``metrics.jsonl``: a report finds what was changed later.
+
     Raises:
         OSError: it cannot be written.
     """
@@ -226,6 +229,6 @@ def write_result(folder: Path, result: dict[str, Any]) -> Path:
         number = 1 + len(list(folder.glob("result-*.json")))
         os.replace(path, folder / f"result-{number:03d}.json")
     with whole_file(path) as stream:
-        json.dump(result, stream, indent=2)
+        json.dump(sealed_tree(result, folder / METRICS), stream, indent=2)
         stream.write("\n")
     return path

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from elman.base.errors import RunStatus
 from elman.base.quoting import pasteable
+from elman.base.seals import file_is_changed, text_is_changed, tree_is_changed
 from elman.evaluation.metrics import METRICS_VERSION
 from elman.report.metrics_file import METRICS, Metrics, read_metrics
 from elman.runs.folder import CONFIG_FILE
@@ -23,6 +25,11 @@ from elman.runs.state import NOT_STARTED, RUNNING, UNFINISHED, runs_in
 
 RESULT_FILE = "result.json"
 DAMAGED = "damaged"
+CHANGED = (
+    "changed after the run wrote it (its sha256 differs), so the run does not count; put the file "
+    "back, or remove the digest from it to use it as it is"
+)
+"""What a report says of a file that was edited or damaged."""
 
 
 def _finite(value: Any) -> Any:
@@ -171,10 +178,11 @@ def read_run(folder: Path, job: Mapping[str, Any] | None = None) -> Run:
             recorded; ``watched``: its sweep runs.
     """
     job = job or {}
-    result, problems = _read_result(folder)
-    damage = next(iter(problems), None)
+    result, problems, grown = _read_result(folder)
     config, more = _read_config(folder)
-    problems += more
+    # Numbers that nobody measured, or that are of other settings, enter no mean.
+    damage = next(iter([*problems, *(line for line in more if line.endswith(CHANGED))]), None)
+    problems += [*more, *grown]
     status, reason = _end(folder, result, job)
     if result is not None and result.metrics_version not in (None, METRICS_VERSION):
         problems.append(
@@ -279,27 +287,39 @@ def _there(path: Path) -> bool:
         return True
 
 
-def _read_result(folder: Path) -> tuple[Result | None, list[str]]:
+def _read_result(folder: Path) -> tuple[Result | None, list[str], list[str]]:
+    """Return a result, what is wrong with it, and what is wrong with the file that it knows."""
     path = folder / RESULT_FILE
     try:
         text = path.read_bytes()
     except FileNotFoundError:
-        return None, []
+        return None, [], []
     except OSError as error:
-        return None, [f"{RESULT_FILE}: cannot be read ({error.strerror})"]
+        return None, [f"{RESULT_FILE}: cannot be read ({error.strerror})"], []
     try:
-        return Result.model_validate(json.loads(text)), []
+        tree = json.loads(text)
+        found = Result.model_validate(tree)
     except ValidationError as error:
-        found = error.errors()[0]
-        place = ".".join(str(part) for part in found["loc"]) or "the whole"
-        return None, [f"{RESULT_FILE}: {place}: {found['msg'].lower()}"]
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the whole"
+        return None, [f"{RESULT_FILE}: {place}: {first['msg'].lower()}"], []
     except (ValueError, RecursionError):
-        return None, [f"{RESULT_FILE}: not whole JSON ({len(text):,} bytes)"]
+        return None, [f"{RESULT_FILE}: not whole JSON ({len(text):,} bytes)"], []
+    problems = [f"{RESULT_FILE}: {CHANGED}"] if tree_is_changed(tree) else []
+    return found, problems, [*_grown(tree, folder / METRICS)]
+
+
+def _grown(tree: Any, path: Path) -> Iterator[str]:
+    """Yield a line if a file is not what it was when a result was written, but for new lines."""
+    with suppress(OSError):  # who reads it says so
+        if file_is_changed(tree, path):
+            yield f"{path.name}: changed after the run wrote it (its sha256 differs): see its curve"
 
 
 def _read_config(folder: Path) -> tuple[Mapping[str, Any] | None, list[str]]:
     try:
-        tree = yaml.load((folder / CONFIG_FILE).read_bytes(), _LOADER)
+        text = (folder / CONFIG_FILE).read_bytes()
+        tree = yaml.load(text, _LOADER)
     except (FileNotFoundError, NotADirectoryError):
         return None, []
     except OSError as error:
@@ -309,7 +329,9 @@ def _read_config(folder: Path) -> tuple[Mapping[str, Any] | None, list[str]]:
     sections = isinstance(tree, dict) and all(
         isinstance(part, dict) for part in map(tree.get, ("model", "data", "train", "optim"))
     )
-    return (tree, []) if sections else (None, [f"{CONFIG_FILE}: not the configuration of a run"])
+    if not sections:
+        return None, [f"{CONFIG_FILE}: not the configuration of a run"]
+    return tree, [f"{CONFIG_FILE}: {CHANGED}"] if text_is_changed(text) else []
 
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
