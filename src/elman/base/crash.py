@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from elman.base.errors import first_line
+from elman.base.typed_in import relative
 
 _OURS = Path(__file__).resolve().parents[1]
 _INSTALLED = ("site-packages", "dist-packages")
@@ -36,7 +37,7 @@ class _Frame(NamedTuple):
 def place_of(error: BaseException) -> str:
     """Return file, line and function where an error came up; empty if it has no traceback."""
     if isinstance(error, SyntaxError) and error.filename and os.path.isabs(error.filename):
-        return f"{_as_typed(error.filename)}, line {error.lineno}"
+        return f"{relative(Path(error.filename))}, line {error.lineno}"
     chains = [list(_inside(one)) for one in _chain(error)]
     candidates = [frame for frames in chains for frame in reversed(frames) if _is_users(frame)]
     candidates += [frame for frames in chains for frame in reversed(frames) if _is_ours(frame)]
@@ -45,7 +46,7 @@ def place_of(error: BaseException) -> str:
         return ""
     found = candidates[0]
     function = "" if found.function.startswith("<") else f", in {found.function}"
-    return f"{_as_typed(found.file)}, line {found.line}{function}"
+    return f"{relative(Path(found.file))}, line {found.line}{function}"
 
 
 def in_users_code(error: BaseException) -> bool:
@@ -172,10 +173,3 @@ def _below(file: str, folder: Path) -> bool:
         return Path(os.path.realpath(file)).is_relative_to(folder)
     except (OSError, ValueError):
         return False
-
-
-def _as_typed(file: str) -> str:
-    """Return a path as a person would type it in the current folder."""
-    with contextlib.suppress(OSError, ValueError):
-        return str(Path(file).relative_to(Path.cwd()))
-    return file

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,6 +98,24 @@ def whole_file(path: Path) -> Iterator[IO[str]]:
         stream.truncate()
         os.fsync(stream.fileno())
     os.replace(scratch, path)
+
+
+@contextlib.contextmanager
+def usual_permissions(path: Path) -> Iterator[None]:
+    """Let a new file that is written inside this context have the permissions that others have.
+
+    The library safetensors makes private files; others follow the umask of the process.
+
+    Args:
+        path: The file.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    path.touch()
+    mode = stat.S_IMODE(path.stat().st_mode)
+    yield
+    path.chmod(mode)
 
 
 def say_unwritten(path: Path, error: OSError) -> None:

@@ -96,7 +96,7 @@ class HolderFile:
         """
         for _ in range(_ATTEMPTS):
             try:
-                descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+                descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
             except FileExistsError:
                 if (who := self.holder()) is not None:
                     return who

@@ -37,6 +37,7 @@ _SEARCH = ("--config-dir", "--config-name", "--config-path")
 # The one setting whose value is any text, not a word or a path.
 _PROMPT = "generate.prompt"
 _COMPLETION = {"install", "uninstall", "query"}
+_LIKE_A_FLAG = 0.7
 
 
 @dataclass
@@ -140,15 +141,12 @@ def _check(found: Arguments) -> None:
 
 def _unknown(word: str, rest: Sequence[str]) -> str:
     """Return the error for an unknown flag: often a setting, typed as other programs want it."""
-    from elman.config.known_keys import known_keys
+    from elman.config.habits import flag_hint
 
-    name, _, value = word.lstrip("-").partition("=")
-    value = value or (rest[0] if rest and not rest[0].startswith("-") else "...")
-    key = name.replace("-", "_")
-    known = known_keys()
-    exact = [full for full in known if key in (full, full.split(".")[-1])]
-    if exact:
-        return f"{word}: unknown flag; settings are key=value: did you mean {exact[0]}={value}?"
-    best = nearest(word.split("=")[0], _FLAGS) if word.startswith("--") else None
-    hint = f"did you mean {best}?" if best else "`elman --help` lists the flags"
+    name, _, value = word.partition("=")
+    alone = not rest or rest[0].startswith("-") or "=" in rest[0]
+    hint = flag_hint(name, value or ("" if alone else rest[0]))
+    if hint is None:
+        best = nearest(name, _FLAGS, _LIKE_A_FLAG) if word.startswith("--") else None
+        hint = f"did you mean {best}?" if best else "`elman --help` lists the flags"
     return f"{word}: unknown flag; {hint}"

@@ -44,8 +44,9 @@ def main(argv: Sequence[str] | None = None, before_run: Callable[[], None] = lam
     from elman.base.crash import threads_told
     from elman.base.output import lasting_output
     from elman.base.signals import ending
+    from elman.base.typed_in import typed_here
 
-    with lasting_output(), ending(), threads_told():
+    with lasting_output(), ending(), threads_told(), typed_here():
         if argv is None:  # this process has no other status
             return leaving.ends_with(_main(sys.argv[1:], before_run))
         return _main(argv, before_run)

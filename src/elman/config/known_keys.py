@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from elman.base.errors import did_you_mean, nearest
-from elman.config.meanings import meant_key, names_a_key, same_elsewhere
+from elman.config.meanings import fitting, meant_key, names_a_key, same_elsewhere
 from elman.config.run_config import MODES, OF_SWEEPS, RunConfig
 from elman.models.cells import registry
 from elman.sections.data import chosen_by_file
@@ -78,6 +78,19 @@ def known_keys(tree: Mapping[str, Any] | None = None) -> list[str]:
     return ["mode", *read_keys, *dict.fromkeys(of_sweeps)]
 
 
+def with_mode(override: str, mode: str = "train") -> str:
+    """Return an override after the mode that reads it, if it is of a mode and not of ``mode``."""
+    section = override.partition(".")[0]
+    return f"mode={section} {override}" if section in set(MODES) - {mode} else override
+
+
+def is_switch(key: str) -> bool:
+    """Whether a setting is true or false."""
+    section, _, name = key.partition(".")
+    part = SweepConfig if section == "sweep" else _SECTIONS.get(section)
+    return part is not None and isinstance(part.model_fields[name].default, bool)
+
+
 # Groups have short names, in which one wrong letter weighs more.
 _GROUP_LIKE = 0.6
 
@@ -111,7 +124,8 @@ def unknown_key(key: str, value: str, tree: Mapping[str, Any] | None = None) -> 
     hint = "`elman --cfg job` prints every setting"
     if meant is not None:
         best, fits = meant
-        hint = f"did you mean {best}={value if fits else '...'}?"
+        told = f"{fitting(best, value)}={value if fits else '...'}"
+        hint = f"did you mean {with_mode(told, (tree or {}).get('mode', 'train'))}?"
     return f"{key}={value}: no such setting; {hint}"
 
 

@@ -5,6 +5,7 @@ Imports no torch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from elman.base.errors import nearest
@@ -25,7 +26,26 @@ _SAME = {
     "context": ("train.chunk_size",),
     "context_length": ("train.chunk_size",),
     "ctx": ("train.chunk_size",),
+    "corpus": ("data.path",),
+    "data_dir": ("data.path",),
+    "data_path": ("data.path",),
+    "devices": ("launcher.gpus_per_job",),
     "d_model": ("model.dim",),
+    "gpus_per_node": ("launcher.gpus_per_job",),
+    "init": ("train.init_from",),
+    "load": ("train.init_from",),
+    "max_seq_len": ("train.chunk_size",),
+    "n_gpus": ("launcher.gpus_per_job",),
+    "n_steps": ("train.steps",),
+    "nproc": ("launcher.gpus_per_job",),
+    "nproc_per_node": ("launcher.gpus_per_job",),
+    "num_gpus": ("launcher.gpus_per_job",),
+    "pretrained": ("train.init_from",),
+    "project": ("log.wandb_project",),
+    "random_seed": ("train.seed",),
+    "save_interval": ("train.save_every",),
+    "save_steps": ("train.save_every",),
+    "world_size": ("launcher.gpus_per_job",),
     "d_state": ("model.n_state",),
     "dataset": ("data.path",),
     "embed_dim": ("model.dim",),
@@ -34,7 +54,7 @@ _SAME = {
     "expand": ("model.expansion",),
     "file": ("data.path", "eval.path"),
     "gpu": ("launcher.gpus",),
-    "gpus": ("launcher.gpus",),
+    "gpus": ("launcher.gpus_per_job",),
     "gradient_clip": ("train.grad_clip",),
     "heads": ("model.n_heads",),
     "hidden": ("model.dim",),
@@ -59,7 +79,6 @@ _SAME = {
     "num_heads": ("model.n_heads",),
     "num_layers": ("model.depth",),
     "num_steps": ("train.steps",),
-    "optimizer": ("optim.name",),
     "sequence_length": ("train.chunk_size",),
     "seq_len": ("train.chunk_size",),
     "state_size": ("model.n_state",),
@@ -78,13 +97,68 @@ _ANOTHER_UNIT = {
     "seconds": "train.minutes",
     "time": "train.minutes",
     "max_epochs": "train.minutes",
+    "num_epochs": "train.minutes",
+    "amp": "train.precision",
+    "bf16": "train.precision",
+    "dtype": "train.precision",
+    "fp16": "train.precision",
+    "mixed_precision": "train.precision",
 }
+# Where a run writes is a setting of Hydra's.
+_RUN_FOLDER = {
+    *("exp_name", "experiment", "log_dir", "logdir", "name", "out_dir", "outdir", "output"),
+    *("output_dir", "run_dir", "run_name", "save_dir"),
+}
+GROUPS_ELSEWHERE = {
+    "arch": "model",
+    "architecture": "model",
+    "cell": "model",
+    "level": "model",
+    "model_name": "model",
+    "model_type": "model",
+    "network": "model",
+    "optimiser": "optim",
+    "optimizer": "optim",
+    "suite": "benchmark",
+    "task": "data",
+}
+"""Names of groups in other programs."""
+MODES_ELSEWHERE = {
+    "check": "parity",
+    "chat": "generate",
+    "compare": "report",
+    "complete": "generate",
+    "diagnose": "doctor",
+    "env": "doctor",
+    "evaluate": "eval",
+    "evaluation": "eval",
+    "fit": "train",
+    "generation": "generate",
+    "infer": "generate",
+    "inference": "generate",
+    "info": "doctor",
+    "plot": "report",
+    "predict": "generate",
+    "pretrain": "train",
+    "profile": "bench",
+    "results": "report",
+    "sample": "generate",
+    "score": "eval",
+    "size": "solve",
+    "speed": "bench",
+    "summary": "report",
+    "test": "eval",
+    "training": "train",
+    "val": "eval",
+    "validate": "eval",
+    "verify": "parity",
+}
+"""Names of modes in other programs."""
 # Names of models elsewhere that are spelled less like the one here than like another one.
 _MODELS = {
     "attention": "llama",
     "deltanet": "fla-gdn",
-    "gated_delta_net": "fla-gdn",
-    "gated_deltanet": "fla-gdn",
+    "gateddeltanet": "fla-gdn",
     "gdn": "fla-gdn",
     "gpt": "llama",
     "gpt2": "llama",
@@ -103,6 +177,8 @@ def meant_key(key: str, keys: Sequence[str]) -> tuple[str, bool] | None:
         keys: Every dotted key that exists.
     """
     section, _, name = key.rpartition(".")
+    if not section and name.lower() in _RUN_FOLDER:
+        return "hydra.run.dir", True
     same = [known for known in _SAME.get(name.lower(), ()) if known in keys]
     of_section = [known for known in keys if known.rpartition(".")[0] == section]
     named = [known for known in keys if known.rpartition(".")[2] == name]
@@ -119,9 +195,16 @@ def meant_key(key: str, keys: Sequence[str]) -> tuple[str, bool] | None:
     return (other, False) if other is not None and other in keys else None
 
 
+def fitting(key: str, value: str) -> str:
+    """Return the key that a value fits: ``gpus=2`` counts GPUs, ``gpus=[0,1]`` names them."""
+    counts = key == "launcher.gpus" and value.isdigit() and int(value) > 1
+    return "launcher.gpus_per_job" if counts else key
+
+
 def names_a_key(name: str, keys: Sequence[str]) -> bool:
-    """Return whether ``name``, typed without its section, is a key's own name."""
-    return any(known.rpartition(".")[2] == name for known in keys)
+    """Return whether ``name``, typed without its section, is a key's name, here or elsewhere."""
+    own = any(known.rpartition(".")[2] == name for known in keys)
+    return own or name.lower() in {*_SAME, *_ANOTHER_UNIT, *_RUN_FOLDER}
 
 
 def same_elsewhere(name: str, section: str) -> list[str]:
@@ -132,7 +215,7 @@ def same_elsewhere(name: str, section: str) -> list[str]:
 
 def model_meant(name: str) -> str | None:
     """Return the model that has another name elsewhere, or None."""
-    return _MODELS.get(name.lower().replace("-", "_"))
+    return _MODELS.get(re.sub("[-_]", "", name.lower()))
 
 
 def _alike(name: str, keys: Sequence[str]) -> list[str]:

@@ -33,7 +33,7 @@ from elman.base.crash import in_users_code, kept_traceback, place_of
 from elman.base.errors import UserError, nearest
 from elman.base.yaml_file import uncomposable
 from elman.config.keys import is_hydra_key
-from elman.config.meanings import meant_key, model_meant
+from elman.config.meanings import GROUPS_ELSEWHERE, MODES_ELSEWHERE
 
 Compose = Callable[[Sequence[str]], DictConfig]
 # Longer lists of choices are not printed; the error points to `elman --help` instead.
@@ -91,7 +91,7 @@ def _number(text: str) -> float | None:
 def reword(error: Exception, overrides: Sequence[str], compose: Compose) -> str:
     """Return the line for one error of Hydra, OmegaConf or the YAML parser."""
     if isinstance(error, OverrideParseException):
-        return _syntax(error.override, error.message)
+        return _syntax(error.override, error.message, overrides)
     if isinstance(error, SearchPathException):
         path = re.search(r"'(.+)' not found", str(error))
         return f"--config-dir {path[1] if path else ''}: no such folder; name an existing one"
@@ -160,13 +160,11 @@ def _path_for_name(key: str, group: str, word: str, command: _Command) -> str:
         return f"{said}; did you mean {key}={name}?"
     if group == "data":
         return f"{said}; did you mean data.path={word}?"
-    best = nearest(name, _shipped_choices(group))
+    from elman.config.habits import choices
+
+    best = nearest(name, choices(group))
     hint = f"did you mean {key}={best}?" if best else f"{_listed_by(group)} lists the choices"
     return f"{said}; {hint}"
-
-
-def _shipped_choices(group: str) -> list[str]:
-    return sorted(path.stem for path in Path(str(files("elman.conf")), group).glob("*.yaml"))
 
 
 class _Command:
@@ -224,6 +222,11 @@ def _unknown_key(match: re.Match[str], error: Exception, command: _Command) -> s
     value, tree = command.value(key), command.tree()
     if key == "cell":
         return f"cell={value}: a model names its cell; choose a model, as in model=e88_tiny"
+    section, _, name = key.rpartition(".")
+    if section in ("", "train", "model") and name in GROUPS_ELSEWHERE:
+        from elman.config.habits import group_override
+
+        return f"{key}={value}: no such setting; did you mean {group_override(name, value)}?"
     if group := _group_meant(key, value):
         return f"{key}={value}: no such group; did you mean {group}={value}?"
     if key in RunConfig.model_fields and tree is not None and key in tree:
@@ -261,15 +264,24 @@ def _missing_choice(match: re.Match[str], error: Exception, command: _Command) -
         return f"cell {choice}: no such cell{in_file or ''}; write /cell/{advice}@_here_"
     if not options:
         return f"{group or match[1]}={choice}: no such file{in_file or ''}; choose one by its name"
-    if group == "data" and os.path.lexists(os.path.expanduser(choice)):
+    if group == "data" and (os.path.lexists(os.path.expanduser(choice)) or "." in choice):
         return f"data={choice}: expected a name, not a file; did you mean data.path={choice}?"
-    meant = model_meant(choice) if group == "model" else None
-    best = meant if meant in options else nearest(choice, options)
-    few = len(options) <= _LONGEST_LIST
-    listing = f"choices: {', '.join(options)}" if few else f"{_listed_by(group)} lists the choices"
-    advice = f"did you mean {group}={best}?" if best else listing
+    if group == "model" and Path(str(files("elman.conf")), "benchmark", f"{choice}.yaml").exists():
+        return f"model={choice}: a suite has this name; did you mean benchmark={choice}?"
+    best = _choice_meant(group, choice, options)
+    advice = f"did you mean {group}={best}?" if best else _all_choices(group, options)
     noun = _NOUNS.get(group, f"choice of {group}")
     return f"{group}={choice}: no such {noun}{in_file or ''}; {advice}"
+
+
+def _choice_meant(group: str, choice: str, options: Sequence[str]) -> str | None:
+    """Return the choice that was meant: by its name elsewhere, or by its letters."""
+    from elman.config.habits import model_named
+
+    if group == "model" and choice:
+        return model_named(choice, options) or nearest(choice, options)
+    elsewhere = MODES_ELSEWHERE.get(choice.lower()) if group == "mode" else None
+    return elsewhere or nearest(choice, options)
 
 
 _NOUNS = {
@@ -284,6 +296,15 @@ _LISTED_BY = {"model": "`elman mode=models`", "benchmark": "`elman mode=suites`"
 
 def _listed_by(group: str) -> str:
     return _LISTED_BY.get(group, "`elman --help`")
+
+
+def _all_choices(group: str, options: Sequence[str]) -> str:
+    """Return what lists the choices of a group, or the choices if they are few."""
+    if len(options) <= _LONGEST_LIST:
+        return f"choices: {', '.join(options)}"
+    if group == "data":
+        return "`elman mode=tasks` lists tasks, and data.path=<file> names text"
+    return f"{_listed_by(group)} lists the choices"
 
 
 def _options(error: Exception) -> list[str]:
@@ -398,11 +419,15 @@ _PATTERNS: list[tuple[str, _Line]] = [
 ]
 
 
-def _syntax(override: str, message: str) -> str:
+def _syntax(override: str, message: str, overrides: Sequence[str]) -> str:
     """Return the error for an override that the grammar cannot read."""
     key, equals, value = override.partition("=")
     if not equals:
-        return _bare_word(override)
+        from elman.config.habits import word_hint
+
+        place = overrides.index(override) + 1 if override in overrides else len(overrides)
+        following = overrides[place] if place < len(overrides) else ""
+        return word_hint(override, "" if "=" in following else following)
     if not re.fullmatch(r"[+~]{0,2}[A-Za-z_][\w-]*([./@][\w-]+)*", key):
         return f"{override}: the key cannot be read; type it as group.key, as in train.steps=100"
     if value.startswith("="):
@@ -415,22 +440,6 @@ def _syntax(override: str, message: str) -> str:
         return f"{override}: a quote is not closed; close it"
     quoted = "'" + value.replace("'", "\\'") + "'"
     return f'{override}: the value has special characters; quote it: "{key}={quoted}"'
-
-
-def _bare_word(word: str) -> str:
-    from elman.config.known_keys import known_keys
-    from elman.config.run_config import MODES
-
-    if "." in word and (meant := meant_key(word, known_keys())):
-        return f"{word}: expected key=value; did you mean {meant[0]}=...?"
-    for group in ("benchmark", "model"):
-        if _group_meant(group, word):
-            return f"{word}: expected key=value; did you mean {group}={word}?"
-    if word == "benchmark":
-        return "benchmark: expected benchmark=<name>; `elman mode=suites` lists them"
-    if best := nearest(word, MODES):
-        return f"{word}: expected key=value; did you mean mode={best}?"
-    return f"{word}: expected key=value, as in train.steps=100"
 
 
 def _tree_error(error: OmegaConfBaseException) -> str:

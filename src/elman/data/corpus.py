@@ -10,7 +10,6 @@ import hashlib
 import os
 import platform
 import sysconfig
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -103,16 +102,14 @@ def _list_hash(sources: list[tuple[str, int]]) -> str:
 def _build(path: Path, files: list[Path]) -> None:
     """Write the joined files under a temporary name, flush them to disk, then rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
     try:
-        with os.fdopen(descriptor, "wb") as out:
+        with temporary.open("wb") as out:
             for index, file in enumerate(files):
                 out.write((SEPARATOR if index else b"") + file.read_bytes())
             out.flush()
             os.fsync(out.fileno())
-        # A cache folder may be shared, but temporary files start with private permissions.
-        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        temporary.unlink(missing_ok=True)
         raise

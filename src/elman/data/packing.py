@@ -253,7 +253,7 @@ class Pack:
 
         Where the file system has no locks, a file stands for it.
         """
-        descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         file = HolderFile(self.folder / _HOLDER)
         try:
             told = False

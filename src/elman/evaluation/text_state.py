@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from elman.base.disk import usual_permissions
 from elman.base.errors import UserError
 from elman.evaluation.generation import States, Writer
 
@@ -35,7 +36,8 @@ def save_text_state(path: Path, writer: Writer, model: str) -> None:
     note = {_NOTE: json.dumps({"model": model, "drawn": drawn, "layers": len(states or [])})}
     scratch = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
     try:
-        save_file({name: part.cpu() for name, part in tensors.items()}, scratch, note)
+        with usual_permissions(scratch):
+            save_file({name: part.cpu() for name, part in tensors.items()}, scratch, note)
         os.replace(scratch, path)
     except (OSError, SafetensorError) as error:
         scratch.unlink(missing_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from rich.text import Text
 from elman.base.errors import RunStatus
 from elman.base.quoting import pasteable
 from elman.base.tables import TerminalTable, names, numbers, text
+from elman.base.typed_in import shortest
 from elman.report.tables.sweep import computed_by
 from elman.training.display import duration
 
@@ -29,8 +29,7 @@ def print_summary(console: Console, folder: Path, result: dict[str, Any]) -> Non
     for measure, value, meaning in _rows(result):
         table.add(measure, value, Text(meaning, style="dim"))
     table.print(console)
-    place = os.path.relpath(folder)
-    place = place if len(place) < len(str(folder)) else str(folder)
+    place = shortest(folder)
     console.print(f"everything about it: {place}", markup=False, soft_wrap=True)
     saved = any((folder / "checkpoints").glob("step-*"))
     if saved and status != RunStatus.NAN:  # after NaN, the error says what to try

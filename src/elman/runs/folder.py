@@ -95,7 +95,7 @@ def claim_folder(folder: Path, key: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # If two processes find the same empty folder, only one can make the file.
-        os.close(os.open(folder / LOCK_FILE, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+        os.close(os.open(folder / LOCK_FILE, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     except FileExistsError:
         raise _occupied(folder, key) from None
     except OSError as error:
@@ -190,7 +190,7 @@ class RunLock:
                 file.drop()
 
     def _open(self) -> int:
-        descriptor = os.open(self.folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(self.folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             self._lock(descriptor)
         except BaseException:

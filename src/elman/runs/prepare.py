@@ -62,7 +62,7 @@ def checked_config(tree: DictConfig, *, may_pack: bool = True) -> RunConfig:
     _check_files(config, may_pack=may_pack)
     if config.bench is not None:
         benched_models(config, search_overrides(config_places(tree)))
-    return _anchored(config)
+    return _anchored(config, changes_folder=bool(tree.hydra.job.chdir))
 
 
 def _with_place(line: str, named: frozenset[str], choices: Mapping[str, Any]) -> str:
@@ -223,8 +223,14 @@ def _point_hydra(
             tree.hydra.job_logging = OmegaConf.create(_SILENT_LOG)
 
 
-def _anchored(config: RunConfig) -> RunConfig:
-    """Make the data's paths absolute: a run may be resumed or evaluated from another folder."""
+def _anchored(config: RunConfig, *, changes_folder: bool) -> RunConfig:
+    """Make the data's paths absolute: a run may be resumed or evaluated from another folder.
+
+    With ``hydra.job.chdir`` the run itself works in another folder: so does the other path then.
+    """
+    if changes_folder and config.train.init_from is not None:
+        train = config.train.model_copy(update={"init_from": _absolute(config.train.init_from)})
+        config = config.model_copy(update={"train": train})
     if not isinstance(config.data, DataConfig) or (path := config.data.path) is None:
         return config
     absolute = _absolute(path) if isinstance(path, str) else [_absolute(name) for name in path]

@@ -27,8 +27,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from elman.base.disk import sizes
+from elman.base.disk import sizes, usual_permissions
 from elman.base.errors import UserError, first_line
+from elman.base.typed_in import relative
 from elman.base.yaml_file import YamlError, read_yaml
 from elman.training.checkpoints import integrity
 from elman.training.checkpoints.integrity import META, UNFINISHED, BadFileError, UnreadableError
@@ -245,7 +246,8 @@ class CheckpointStore:
         self, scratch: Path, weights: dict[str, Any], state: dict[str, Any], meta: dict[str, Any]
     ) -> None:
         scratch.mkdir()
-        save_file(weights, scratch / WEIGHTS)
+        with usual_permissions(scratch / WEIGHTS):
+            save_file(weights, scratch / WEIGHTS)
         torch.save(state, scratch / STATE)
         (scratch / CONFIG).write_text(self._config_text, encoding="utf-8")
         names = (WEIGHTS, STATE, CONFIG)
@@ -397,15 +399,8 @@ def _newest_good(damaged: Path) -> Path | None:
             continue
         with suppress(BadFileError):
             Checkpoint(path, integrity.read_meta(path)).require_whole()
-            return _as_named(path)
+            return relative(path)
     return None
-
-
-def _as_named(path: Path) -> Path:
-    """Return a path as a person would type it in the current folder."""
-    with suppress(ValueError):
-        return path.relative_to(Path.cwd())
-    return path
 
 
 def _step_folders(folder: Path) -> list[Path]:
