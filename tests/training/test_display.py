@@ -80,9 +80,36 @@ def test_a_long_step_is_told_where_there_is_no_terminal(
     long: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("elman.training.display.WAIT_SECONDS", 0.01 if long else 3600.0)
-    said = io.StringIO()
+    said, moments = io.StringIO(), iter(["", ", layer 2 of 9"])
     deadline = time.monotonic() + 180
-    with Display(Console(file=said)).long_step("first pass (not counted)"):
-        while long and not said.getvalue().endswith("\n") and time.monotonic() < deadline:
+    told = Display(Console(file=said))
+    with told.long_step("first pass (not counted)", lambda: next(moments, ", more")):
+        while long and said.getvalue().count("\n") < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
-    assert said.getvalue() == ("first pass (not counted) ...\n" if long else "")
+    first, second, third, *_ = said.getvalue().splitlines() if long else ["", "", ""]
+    if long:
+        assert re.fullmatch(r"first pass \(not counted\), \d+s", first)
+        assert re.fullmatch(r"first pass \(not counted\), \d+s, layer 2 of 9", second)
+        assert re.fullmatch(r"first pass \(not counted\), \d+s, more", third)
+        assert said.getvalue().isprintable() or set("\n") >= {
+            letter for letter in said.getvalue() if not letter.isprintable()
+        }
+    else:
+        assert said.getvalue() == ""
+
+
+def test_on_a_terminal_the_seconds_of_a_long_step_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    from elman.training import display
+
+    monkeypatch.setattr(display, "PAUSE_SECONDS", 0.0)
+    clock = iter(range(0, 10**9, 7))
+    monkeypatch.setattr(display.time, "monotonic", lambda: float(next(clock)))
+    seen: list[str] = []
+    told = Display(Console(file=io.StringIO(), force_terminal=True))
+    told.start()
+    monkeypatch.setattr(told, "activity", seen.append)
+    with told.long_step("first pass"):
+        while len(seen) < 4:
+            pass
+    told.stop()
+    assert seen[:4] == ["first pass", "first pass, 7s", "first pass, 14s", "first pass, 21s"]

@@ -7,7 +7,14 @@ import json
 from elman.config.run_config import RunConfig, flatten
 
 WITHOUT_EFFECT = {
-    "train": ("resume", "profile", "save_every", "save_minutes", "keep_checkpoints"),
+    "train": (
+        "resume",
+        "profile",
+        "save_every",
+        "save_minutes",
+        "keep_checkpoints",
+        "max_step_hours",
+    ),
 }
 """Settings, by section, that save, log or show something, and change no number of a run."""
 SECTIONS_WITHOUT_EFFECT = ("log", "baseline", "mode")

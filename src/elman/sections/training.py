@@ -100,6 +100,7 @@ class TrainConfig(Section):
             the model runs a loop over time without kernels, ``profile`` is on, or
             :func:`~elman.sections.graphs.graph_conflict` names a conflict.
         activation_checkpointing: Recompute each mixer in the backward pass.
+        max_step_hours: A run whose first step would take longer is refused; null allows any.
         until_accuracy: Of a task: end as soon as a validation answers at least this share right.
         device: ``auto`` is the GPU if there is one.
         precision: ``auto`` is bf16 autocast on a GPU and fp32 on a CPU.
@@ -134,6 +135,7 @@ class TrainConfig(Section):
     save_every: Count | None = None
     save_minutes: Positive | None = None
     keep_checkpoints: Count = 2
+    max_step_hours: Positive | None = 24.0
     until_accuracy: Annotated[float, Field(gt=0, le=1)] | None = None
     resume: str | None = None
     init_from: str | None = None

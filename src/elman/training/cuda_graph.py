@@ -10,6 +10,7 @@ Shapes: b rows, t predicted bytes; a batch is [b, t+1] bytes, or [b, 2, t] symbo
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
@@ -118,12 +119,15 @@ class ReplayedPass:
         self._states: list[State] | None = None
         self._recorded: dict[_Kind, _Recorded] = {}
 
-    def prepare(self, states: Sequence[State] | None) -> None:
+    def prepare(self, states: Sequence[State] | None) -> float:
         """See :class:`~.passes.TrainingPass`: builds kernels, records, and compares.
+
+        The seconds are those of all this.
 
         Raises:
             UserError: the pass cannot be recorded, or a replay gives another result.
         """
+        began = time.perf_counter()
         rng, kinds = rng_state(self._device), self._kinds()
         self._begin()
         with self._graphs.aside():
@@ -143,6 +147,7 @@ class ReplayedPass:
         found = self._run_recorded(kinds)
         if not torch.allclose(found, wanted, rtol=TOLERANCE, equal_nan=True):
             self._refuse("gives other results as a CUDA graph")
+        return time.perf_counter() - began
 
     def run(
         self, batch: Tensor, states: list[State] | None, *, fresh: bool, mark: Mark

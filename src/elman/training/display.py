@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from rich.console import Console, RenderableType
@@ -23,6 +23,8 @@ _LIVE_SHARE = 0.05
 """Least share of the budget between two such lines where a live line is shown, too."""
 WAIT_SECONDS = 15.0
 """Seconds without a line, after which a wait prints its progress where there is no terminal."""
+PAUSE_SECONDS = 1.0
+"""Seconds between two moments of a long step on a terminal."""
 _BAR = 24
 
 _log = logging.getLogger("elman.train")
@@ -125,21 +127,38 @@ class Display:
         self._refresh()
 
     @contextlib.contextmanager
-    def long_step(self, text: str) -> Iterator[None]:
-        """Show what the run does inside this context, which cannot say how far it is.
+    def long_step(self, text: str, progress: Callable[[], str] = str) -> Iterator[None]:
+        """Show what the run does inside this context, for how long, and how far it is.
 
-        Without a terminal, a line says so if it takes longer than :data:`WAIT_SECONDS`.
+        Without a terminal, a line says so if it takes longer than :data:`WAIT_SECONDS`, and more
+        lines follow, after twice the time each.
+
+        Args:
+            text: What it does.
+            progress: Returns how far it is, as the end of a line; called by another thread.
         """
         self.activity(text)
-        said = threading.Timer(WAIT_SECONDS, self.waiting, [f"{text} ...", 0.0])
-        said.daemon = True
-        said.start()
+        ended = threading.Event()
+        shown = threading.Thread(target=self._count_up, args=(text, progress, ended), daemon=True)
+        shown.start()
         try:
             yield
         finally:
-            said.cancel()
-            said.join()
+            ended.set()
+            shown.join()
             self.activity("")
+
+    def _count_up(self, text: str, progress: Callable[[], str], ended: threading.Event) -> None:
+        """Show the seconds of a long step until it has ended."""
+        began, due = time.monotonic(), WAIT_SECONDS
+        while not ended.wait(min(PAUSE_SECONDS, due)):
+            seconds = time.monotonic() - began
+            line = f"{text}, {duration(seconds)}{progress()}"
+            if self._live is not None:
+                self.activity(line)
+            elif seconds >= due:
+                self.waiting(line, every=0.0)
+                due *= 2
 
     def waiting(self, text: str, every: float = WAIT_SECONDS) -> None:
         """Show what the run does and how far it is: live on a terminal, else in occasional lines.

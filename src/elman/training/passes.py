@@ -5,6 +5,7 @@ Shapes: b rows, t predicted bytes; a batch is [b, t+1] bytes, or [b, 2, t] symbo
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -29,11 +30,14 @@ def unmarked(part: str) -> None:
 class TrainingPass(Protocol):
     """Forward and backward pass of a micro-batch; the gradients land in the parameters."""
 
-    def prepare(self, states: Sequence[State] | None) -> None:
+    def prepare(self, states: Sequence[State] | None) -> float:
         """Do the one-time work of the first pass now; weights and gradients do not change.
 
         Args:
             states: The states that the first pass will get.
+
+        Returns:
+            The seconds of a pass; without those of torch's compiler, where it compiles the pass.
         """
 
     def run(
@@ -81,10 +85,29 @@ class EagerPass:
         self._loss = torch.compile(loss) if config.train.compile else loss
         self._shape = batch_shape(config, config.train.batch_size)
 
-    def prepare(self, states: Sequence[State] | None) -> None:
+    def prepare(self, states: Sequence[State] | None) -> float:
         """See :class:`TrainingPass`; builds kernels, and checks that a pass fits into memory."""
-        self.compute(torch.zeros(self._shape, dtype=torch.uint8, device=self._device), states)
+        if self._train.compile:
+            # Each form of the pass is compiled when it is first computed: that of rows which
+            # start, of rows which go on, and where a state grows the form for any length.
+            _, (_, carried) = self._timed(None)
+            for _ in range(2 if carried is not None else 0):
+                _, (_, carried) = self._timed(carried)
+            states = states if carried is None else carried
+        return self._timed(states)[0]
+
+    def _timed(
+        self, states: Sequence[State] | None
+    ) -> tuple[float, tuple[Tensor, list[State] | None]]:
+        """Compute a pass that changes nothing; return its seconds and its results."""
+        batch = torch.zeros(self._shape, dtype=torch.uint8, device=self._device)
+        began = time.perf_counter()
+        found = self.compute(batch, states)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        seconds = time.perf_counter() - began
         self._optimizer.zero_grad()
+        return seconds, found
 
     def run(
         self, batch: Tensor, states: list[State] | None, *, fresh: bool, mark: Mark

@@ -163,17 +163,20 @@ class Stepper:
             average(self.team, self.model.parameters())
             average(self.team, self.optimizer.moments() if moments else [])
 
-    def discarded(self) -> None:
+    def discarded(self) -> float:
         """Run forward and backward passes that change nothing but build kernels and a graph.
 
         They also check that the step fits into memory before the clock starts.
+
+        Returns:
+            The seconds of a pass, without those of torch's compiler.
 
         Raises:
             UserError: the pass cannot be replayed as a graph.
         """
         rng = rng_state(self._device)
         try:
-            self._pass.prepare(self._states.of(0))
+            seconds = self._pass.prepare(self._states.of(0))
             self._reduction.prepare()
             self.optimizer.prepare(self._device)
             alone = self.team.place.alone and self.division.whole
@@ -183,6 +186,7 @@ class Stepper:
         finally:
             set_rng_state(rng, self._device)
         self.released = False
+        return seconds
 
     def make_room(self) -> None:
         """Free what only the next step needs: a recorded pass, gradients, the allocator's cache."""

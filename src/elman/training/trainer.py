@@ -6,7 +6,7 @@ import math
 import signal
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +32,7 @@ from elman.training.checkpoints.store import (
     find_checkpoint,
 )
 from elman.training.display import Display, duration
+from elman.training.first_pass import LayerProgress, refuse_hopeless, refuse_too_long
 from elman.training.held_out import HeldOut
 from elman.training.held_out_answers import HeldOutAnswers
 from elman.training.ledger import Ledger
@@ -170,16 +171,27 @@ class Trainer:
         """Build missing kernels and check that a step fits into memory; call before :meth:`run`.
 
         Raises:
-            UserError: the pass cannot be replayed as a graph.
+            UserError: the pass cannot be replayed as a graph, or a step would take longer than
+                ``train.max_step_hours``.
         """
-        began = time.perf_counter()
-        with self._display.long_step("first pass (not counted)"):
+        ranks, each = self._team.place.size, self.stepper.spent.flops_per_byte
+        refuse_hopeless(self.config, each, self._device, ranks)
+        train = self.config.train
+        progress: Callable[[], str] = str
+        watching: AbstractContextManager[None] = nullcontext()
+        what = "compiling the pass" if train.compile else "first pass"
+        if self._device.type == "cpu" and not train.compile:
+            layers = LayerProgress(self.model.layers, self.config)
+            progress, watching = layers.told, layers.watched()
+        with watching, self._display.long_step(f"{what} (not counted)", progress):
             if self.config.parallel.shard == "none":
                 with self._team.host_first("building kernels"):
-                    self.stepper.discarded()
+                    seconds = self.stepper.discarded()
             else:  # a pass needs every rank
-                self.stepper.discarded()
-        self._pass_seconds = (time.perf_counter() - began) * self.config.train.grad_accum
+                seconds = self.stepper.discarded()
+        self._pass_seconds = seconds * self.config.train.grad_accum
+        told = self._team.gather(self._pass_seconds)
+        refuse_too_long(self.config, max(row[0] for row in told))
 
     def run(self, recorder: Recorder, interruption: Interruption) -> RunStatus:
         """Train until the budget is used up, a number is not finite, or a signal comes.
@@ -226,6 +238,8 @@ class Trainer:
         if each < SHOWN_SECONDS:
             return
         line = f"a step may take {duration(each)}, as the first pass did"
+        if self.config.train.compile:
+            line = f"a step may take {duration(each)}, as a compiled pass did"
         if math.isfinite(left):
             line += f", and the {left:,.0f} to do {duration(left * each)}"
         line += "; a smaller train.batch_size or train.chunk_size makes it shorter"

@@ -72,7 +72,7 @@ def test_bf16_on_a_cpu_without_instructions_for_it_is_called_slow(
 ) -> None:
     monkeypatch.setattr(train_description, "multiplies_bf16", lambda: fast)
     train("train.precision=bf16", "train.steps=1", "kernels.backend=reference")
-    assert ("this CPU has no instructions for bf16" in capfd.readouterr().err) is not fast
+    assert ("this CPU has no instructions for bf16" in capfd.readouterr().out) is not fast
 
 
 def test_a_command_that_is_held_to_avx2_trains_with_fp32_products(
@@ -91,7 +91,7 @@ def test_a_command_that_is_held_to_avx2_trains_with_fp32_products(
     )
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["matrix_precision"] == "fp32"
-    assert "Muon in fp32" in ended.stderr
+    assert "Muon in fp32" in ended.stdout
     assert result["environment"]["instructions"] in ("AVX2", "DEFAULT")
     assert result["environment"]["threads_wait"] == "OMP_WAIT_POLICY=active", "the user's own"
 
@@ -181,10 +181,10 @@ def test_a_resumed_run_keeps_its_precision_on_another_machine_or_says_what_chang
     resumed = f"train.resume={first.folder}"
     kept = train("optim=muon", "train.steps=3", resumed)
     assert kept.result["matrix_precision"] == began
-    assert f"Muon multiplies in {began}, as this run began" in capfd.readouterr().err
+    assert f"Muon multiplies in {began}, as this run began" in capfd.readouterr().out
     named = train("optim=muon", "train.steps=4", resumed, f"optim.matrix_precision={other}")
     assert named.result["matrix_precision"] == other
-    assert f"Muon multiplies in {other} from here on, {began} before" in capfd.readouterr().err
+    assert f"Muon multiplies in {other} from here on, {began} before" in capfd.readouterr().out
 
 
 def test_a_checkpoint_from_before_the_choice_goes_on_in_bf16() -> None:
