@@ -164,3 +164,46 @@ def test_a_composition_copies_no_cell_and_leaves_every_one_as_it_was() -> None:
     assert compose_config(["model=e1", "model.expansion=1.5", "model.use_conv=true"]) != before
     assert compose_config(["model=e1"]) == before
     assert store.load("cell/e1.yaml").node == declared
+
+
+@pytest.mark.parametrize(
+    ("override", "path"),
+    [
+        ("train.steps=1e4", "train.steps"),
+        ("train.seed=1e4", "train.seed"),
+        ("train.bytes=1e9", "train.bytes"),
+        ("model.dim=1.28e2", "model.dim"),
+        ("optim.warmup_steps=1e2", "optim.warmup_steps"),
+        ("log.every=1e1", "log.every"),
+    ],
+)
+def test_a_whole_number_may_be_typed_with_an_exponent(override: str, path: str) -> None:
+    section, name = path.split(".")
+    found = getattr(getattr(compose_config([override]), section), name)
+    assert (found, type(found)) == (round(float(override.partition("=")[2])), int)
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("data.path=123", "data.path=123: expected text; quote it: \"data.path='123'\""),
+        (
+            "data.path=2024_01",
+            "data.path=2024_01: expected text; quote it: \"data.path='2024_01'\"",
+        ),
+        ("data.path=true", "data.path=true: expected text; quote it: \"data.path='true'\""),
+        ("data.path=[a,12]", "data.path=12: expected text; quote it: \"data.path=['12',...]\""),
+        (
+            "log.wandb_project=3",
+            "log.wandb_project=3: expected text; quote it: \"log.wandb_project='3'\"",
+        ),
+        ("train.resume=1e5", "train.resume=1e5: expected text; quote it: \"train.resume='1e5'\""),
+        ("train.steps=1.5", "train.steps=1.5: expected a whole number"),
+    ],
+)
+def test_text_that_looks_like_a_number_is_refused_with_its_quotes(override: str, line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        compose_config([override])
+    assert str(caught.value) == line
+    if "quote it" in line:
+        compose_config([line.rpartition(": ")[2].strip('"').replace(",...", "")])

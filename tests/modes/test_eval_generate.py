@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from elman.evaluation.generation import Writer, generate
 from elman.modes import eval as eval_mode
 from elman.modes import generate as generate_mode
 from elman.ops.decode.reference import draw
+from elman.report.comparison.runs import read_run
 from elman.runs.prepared import PreparedRun
 
 
@@ -176,3 +179,52 @@ def test_elman_imports_without_torch_and_unknown_names_fail() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=True).returncode == 0
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = elman.nothing
+
+
+def test_a_prompt_is_read_byte_for_byte_also_where_it_is_not_utf8(train, capsys) -> None:
+    model = elman.load((run := train()).folder)
+    text = b"caf\xe9 "
+    overrides = ["mode=generate", f"generate.checkpoint={run.folder}", "generate.max_bytes=20"]
+    config = compose_config([*overrides, f"generate.prompt='{os.fsdecode(text)}'"])
+    assert generate_mode.run(PreparedRun(config)) == ExitStatus.OK
+    assert config.generate is not None
+    settings = config.generate
+    own = bytes(generate(model, text, 20, seed=settings.seed, top_k=settings.top_k))
+    assert capsys.readouterr().out == (text + own).decode(errors="replace") + "\n"
+
+
+def test_a_reader_that_goes_away_ends_the_text_without_a_word(train) -> None:
+    run = train()
+    command = [sys.executable, "-m", "elman", "mode=generate", f"generate.checkpoint={run.folder}"]
+    process = subprocess.Popen(
+        [*command, "generate.max_bytes=100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.read(3)
+    process.stdout.close()
+    said = process.stderr.read()
+    assert process.wait() == ExitStatus.FAILED
+    assert said == b""
+
+
+def test_a_run_in_a_folder_whose_path_is_not_utf8_is_an_ordinary_run(train, capsys) -> None:
+    for stream in (sys.stdout, sys.stderr):  # as the command sets its own
+        stream.reconfigure(errors="backslashreplace")
+    text = Path("d\udce9.txt")
+    run = train(folder=os.fsdecode(b"d\xe9"))
+    assert run.status == ExitStatus.OK
+    more = train("train.steps=8", f"train.resume='{run.folder}'", folder=run.folder.name)
+    assert (more.status, more.result["steps"]) == (ExitStatus.OK, 8)
+    (run.folder / text).write_bytes(b"some text to score")
+    checkpoint = f"eval.checkpoint='{run.folder}'"
+    path = f"eval.path='{run.folder / text}'"
+    assert eval_mode.run(PreparedRun(compose_config(["mode=eval", checkpoint, path]))) == 0
+    state = run.folder / "state"
+    for setting in ("save_state", "state"):
+        overrides = ["mode=generate", f"generate.checkpoint='{run.folder}'", "generate.max_bytes=2"]
+        config = compose_config([*overrides, f"generate.{setting}='{state}'"])
+        assert generate_mode.run(PreparedRun(config)) == ExitStatus.OK
+    read = read_run(run.folder)
+    assert (read.status, read.problems) == ("ok", ())
+    assert read.config is not None

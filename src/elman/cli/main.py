@@ -165,6 +165,8 @@ def _run_mode(job: PreparedRun) -> int:
             discard_folder(fresh)
         raise
     except Exception as error:
+        if job.folder is None and isinstance(error, BrokenPipeError):
+            return int(ExitStatus.FAILED)  # elman mode=generate | head: nobody is left to tell
         if job.folder is None or not is_disk_trouble(error):
             return _report_internal(error, job.folder)
         if fresh is not None:

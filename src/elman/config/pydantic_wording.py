@@ -35,7 +35,7 @@ _BOUND_WORDS = {
 
 def first_problem(error: ValidationError, tree: Mapping[str, Any], section: str = "") -> str:
     """Return pydantic's first finding as one line; ``section`` is what was validated."""
-    problem = error.errors()[0]
+    problem = _first(error)
     parts = [str(part) for part in ((section,) if section else ()) + problem["loc"]]
     # pydantic adds the branches of unions, which are not keys: optim.adamw.lr, data.path.str.
     parts = [p for n, p in enumerate(parts) if n == 0 or p not in _BRANCHES]
@@ -48,7 +48,7 @@ def first_problem(error: ValidationError, tree: Mapping[str, Any], section: str 
     if kind == "missing":
         return f"{key}: missing; add {key}=..."
     if kind == "value_error":
-        return problem["msg"].removeprefix("Value error, ")
+        return str(problem["msg"]).removeprefix("Value error, ")
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return whole_section(key, shown(given))
     if kind == "literal_error":
@@ -66,7 +66,29 @@ def first_problem(error: ValidationError, tree: Mapping[str, Any], section: str 
     if kind == "too_short":
         return f"{key}=[]: an empty list; name one value or more, as in {key}=[1]"
     wording = _TYPE_WORDS.get(kind, problem["msg"].removeprefix("Input should be "))
+    if kind == "string_type" and isinstance(given, bool | int | float):
+        wording = f'{wording}; quote it: "{_in_list(key, shown(given), problem["loc"])}"'
     return f"{key}={shown(given)}: expected {wording}"
+
+
+def _first(error: ValidationError) -> Any:
+    """Return pydantic's first finding; of a list, what it finds about the first wrong element."""
+    problems = error.errors()
+    first = problems[0]
+    if not isinstance(first["input"], list):
+        return first
+    above = first["loc"][:-1]
+    inside = (one for one in problems if one["loc"][: len(above)] == above and _element(one["loc"]))
+    return next(inside, first)
+
+
+def _element(loc: tuple[int | str, ...]) -> bool:
+    return isinstance(loc[-1], int)
+
+
+def _in_list(key: str, text: str, loc: tuple[int | str, ...]) -> str:
+    """Return a quoted text as a setting's value, or as an element of it."""
+    return f"{key}=['{text}',...]" if _element(loc) else f"{key}='{text}'"
 
 
 def _written_out(limit: float) -> str:

@@ -23,6 +23,7 @@ from elman.sections.launching import LAUNCHERS, SweepConfig, SweepSettings
 from elman.sections.model import VOCAB_SIZE
 from elman.sections.optim import OPTIMISERS
 from elman.sections.parallel import refuse_uneven
+from elman.sections.section import whole
 from elman.sections.tasks import TaskConfig
 from elman.sections.training import TrainConfig
 
@@ -226,7 +227,7 @@ def _split_model(model: Mapping[str, Any], named: frozenset[str]) -> dict[str, A
         )
     if unknown:
         raise UserError(not_an_option(unknown[0], cell_name))
-    dim = model.get("dim")
+    dim = whole(model.get("dim"))
     if type(dim) is not int:
         raise UserError(f"model.dim={shown(dim)}: expected a whole number, as in model.dim=512")
     named_options = frozenset(key.removeprefix("model.") for key in named)

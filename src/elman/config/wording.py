@@ -77,7 +77,8 @@ def _as_typed(line: str, overrides: Sequence[str]) -> str:
             continue
         for piece in value.split(","):
             if piece != shown and _number(piece) is not None and _number(piece) == _number(shown):
-                return f"{key}={piece}:{reason}"
+                said = reason.replace(f"'{shown}'", f"'{piece}'")
+                return f"{key}={piece}:{said}"
     return line
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from elman.base.disk import usual_permissions
 from elman.base.errors import UserError
+from elman.base.utf8_path import in_utf8
 from elman.evaluation.generation import States, Writer
 
 _LAST = "last_bytes"
@@ -74,7 +75,7 @@ def load_text_state(path: Path, writer: Writer, model: str) -> int:
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    with safe_open(path, framework="pt") as file:
+    with in_utf8(path) as named, safe_open(named, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return file.metadata() or {}, tensors
 

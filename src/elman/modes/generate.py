@@ -96,7 +96,7 @@ def _read(settings: GenerateConfig, writer: Writer, model: str) -> list[str]:
     if not given:
         raise UserError("generate.prompt=[]: an empty list; name at least one prompt")
     prompts = [prompt for prompt in given for _ in range(settings.samples)]
-    rows = [prompt.encode() for prompt in prompts]
+    rows = [_bytes_of(prompt) for prompt in prompts]
     if settings.state is None:
         writer.read([row or START for row in rows])
         return prompts
@@ -112,17 +112,27 @@ def _read(settings: GenerateConfig, writer: Writer, model: str) -> list[str]:
     return prompts
 
 
+def _bytes_of(prompt: str) -> bytes:
+    """Return a prompt as typed: Python holds a byte that is not UTF-8 as half of a pair."""
+    try:
+        return prompt.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        return prompt.encode(errors="surrogatepass")
+
+
 def _identity(checkpoint: Checkpoint) -> str:
     """Return what tells one model's weights from another's, for people and for comparison."""
     path = checkpoint.path.resolve()
-    return f"{path.parent.parent.name}, step {checkpoint.step}"
+    name = path.parent.parent.name.encode(errors="backslashreplace").decode()
+    return f"{name}, step {checkpoint.step}"
 
 
 def _stream(writer: Writer, settings: GenerateConfig) -> str:
     """Print one text as it is generated, and return its speed in words."""
     assert isinstance(settings.prompt, str) or len(settings.prompt) == 1
     prompt = settings.prompt if isinstance(settings.prompt, str) else settings.prompt[0]
-    unsaid = prompt  # until the first byte: kernels that compile say so on lines of their own
+    # Until the first byte: kernels that compile say so on lines of their own.
+    unsaid = _readable(prompt)
     # Bytes arrive in pieces; a character of several bytes arrives only when it is whole.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     clock = _Clock()
@@ -148,8 +158,12 @@ def _collect(writer: Writer, prompts: list[str], settings: GenerateConfig) -> st
         print("\r\033[K", end="", file=sys.stderr)
     for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True), start=1):
         print(f"--- {number} of {len(prompts)} ---")
-        print(prompt + _shown(text.decode(errors="replace")))
+        print(_readable(prompt) + _shown(text.decode(errors="replace")))
     return clock.said(writer, len(prompts))
+
+
+def _readable(prompt: str) -> str:
+    return _bytes_of(prompt).decode(errors="replace")
 
 
 def _shown(text: str) -> str:

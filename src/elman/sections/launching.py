@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from elman.base.errors import UserError
-from elman.sections.section import Count, Positive, Section
+from elman.sections.section import Count, Positive, Section, rounded
 
 GpuName = int | str
 """A GPU as a user names it: its number in PCI order, or the beginning of its UUID."""
@@ -82,7 +82,7 @@ class SlurmLauncher(Section):
     minutes: Count | None = None
     margin: Count = 15
     jobs: Count = 256
-    requeues: Annotated[int, Field(ge=0)] = 3
+    requeues: Annotated[int, rounded, Field(ge=0)] = 3
     save_seconds: Count = 120
     cpus: Count | None = None
     mem_gb: Count | None = None

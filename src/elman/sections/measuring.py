@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from elman.base.errors import UserError
-from elman.sections.section import Count, Section
+from elman.sections.section import Count, Section, rounded
 from elman.sections.training import Backend
 
 Peer = Literal[
@@ -34,7 +34,7 @@ class ParityConfig(Section):
         quick: Only two small shapes, as before a training run.
     """
 
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
+    seed: Annotated[int, rounded, Field(ge=0, lt=2**32)] = 42
     quick: bool = False
 
 

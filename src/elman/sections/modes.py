@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from elman.base.errors import UserError
 from elman.sections.model import VOCAB_SIZE, ModelConfig
-from elman.sections.section import Count, NonNegative, Positive, Section
+from elman.sections.section import Count, NonNegative, Positive, Section, rounded
 from elman.sections.training import DataFormat, refuse_unread
 
 
@@ -69,9 +69,9 @@ class GenerateConfig(Section):
     samples: Count = 1
     max_bytes: Count = 500
     temperature: NonNegative = 0.8
-    top_k: Annotated[int, Field(ge=0, le=VOCAB_SIZE)] = 40
+    top_k: Annotated[int, rounded, Field(ge=0, le=VOCAB_SIZE)] = 40
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
+    seed: Annotated[int, rounded, Field(ge=0, lt=2**32)] = 42
     state: str | None = None
     save_state: str | None = None
     graph: bool | Literal["auto"] = "auto"

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from elman.sections.section import Count, Fraction, NonNegative, Positive, Section
+from elman.sections.section import Count, Fraction, NonNegative, Positive, Section, rounded
 
 
 class ScheduledConfig(Section):
@@ -14,7 +14,7 @@ class ScheduledConfig(Section):
 
     name: Literal["adamw", "muon"]
     lr: Positive
-    warmup_steps: Annotated[int, Field(ge=0)]
+    warmup_steps: Annotated[int, rounded, Field(ge=0)]
     schedule: Literal["cosine", "constant"]
     final_lr_ratio: Annotated[float, Field(ge=0, le=1)]
     weight_decay: NonNegative
@@ -51,7 +51,7 @@ class ScheduleFreeConfig(Section):
 
     name: Literal["schedulefree"]
     lr: Positive
-    warmup_steps: Annotated[int, Field(ge=0)]
+    warmup_steps: Annotated[int, rounded, Field(ge=0)]
     weight_decay: NonNegative
     beta1: Annotated[float, Field(gt=0, lt=1)]
     beta2: Fraction

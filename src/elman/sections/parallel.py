@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from elman.base.errors import UserError
-from elman.sections.section import Count, Section
+from elman.sections.section import Count, Section, rounded
 
 DEFAULT_SHARDS = 8
 # A Literal takes 1 for True.
@@ -38,7 +38,7 @@ class ParallelConfig(Section):
     shard: Literal["none", "full", "hybrid"] = "none"
     exact: Annotated[Literal["auto", True, False], _no_number] = "auto"
     virtual_shards: Count = DEFAULT_SHARDS
-    average_every: Annotated[int, Field(ge=0)] = 0
+    average_every: Annotated[int, rounded, Field(ge=0)] = 0
 
     @field_validator("data", mode="before")
     @classmethod

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+
+def whole(value: Any) -> Any:
+    """Return a whole number that was typed as 1e9, which YAML reads as a float, as an int."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+rounded = BeforeValidator(whole)
 Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, rounded, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from elman.base.errors import UserError
-from elman.sections.section import Count, Section
+from elman.sections.section import Count, Section, rounded
 
 IGNORED = 255
 """Target of a position that has no answer; every vocabulary is smaller."""
@@ -20,9 +20,9 @@ LONGEST = 2**20
 """Most positions of a row."""
 
 Lengths = Annotated[list[Count], Field(min_length=1)]
-_Modulus = Annotated[int, Field(ge=2, le=IGNORED)]
-_Symbols = Annotated[int, Field(ge=2, le=120)]
-_Small = Annotated[int, Field(ge=1, le=120)]
+_Modulus = Annotated[int, rounded, Field(ge=2, le=IGNORED)]
+_Symbols = Annotated[int, rounded, Field(ge=2, le=120)]
+_Small = Annotated[int, rounded, Field(ge=1, le=120)]
 
 
 class TaskConfig(Section):
@@ -156,7 +156,7 @@ class Dyck1(TaskConfig):
     """``data=dyck1``; ``depth``: brackets that may be open at once."""
 
     task: Literal["dyck1"]
-    depth: Annotated[int, Field(ge=1, le=IGNORED - 1)] = 8
+    depth: Annotated[int, rounded, Field(ge=1, le=IGNORED - 1)] = 8
     definition = "opening and closing brackets, at most depth open; after each: how many are open"
 
     @property
@@ -169,7 +169,7 @@ class Dyck2(TaskConfig):
     """``data=dyck2``; ``depth``: brackets that may be open at once."""
 
     task: Literal["dyck2"]
-    depth: Annotated[int, Field(ge=1, le=1024)] = 8
+    depth: Annotated[int, rounded, Field(ge=1, le=1024)] = 8
     definition = (
         "brackets of two kinds, at most depth open; wherever the next one closes: which kind it is"
     )
@@ -330,7 +330,7 @@ class KeyedFsm(TaskConfig):
 
     task: Literal["keyed_fsm"]
     keys: _Symbols = 8
-    modulus: Annotated[int, Field(ge=2, le=120)] = 8
+    modulus: Annotated[int, rounded, Field(ge=2, le=120)] = 8
     definition = (
         "(T - 1) // 2 orders to registers that begin as 0: set it (35 % of them) or add to it, "
         "modulo modulus; at the end a register: its value"

@@ -319,7 +319,9 @@ def _grown(tree: Any, path: Path) -> Iterator[str]:
 def _read_config(folder: Path) -> tuple[Mapping[str, Any] | None, list[str]]:
     try:
         text = (folder / CONFIG_FILE).read_bytes()
-        tree = yaml.load(text, _LOADER)
+        # The fast loader refuses the half of a surrogate pair that a path holds for a byte that is
+        # not UTF-8.
+        tree = yaml.load(text, yaml.SafeLoader if b"\\uD" in text else _LOADER)
     except (FileNotFoundError, NotADirectoryError):
         return None, []
     except OSError as error:

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from elman.base.disk import sizes, usual_permissions
 from elman.base.errors import UserError, first_line
 from elman.base.typed_in import relative
+from elman.base.utf8_path import in_utf8
 from elman.base.yaml_file import YamlError, read_yaml
 from elman.training.checkpoints import integrity
 from elman.training.checkpoints.integrity import META, UNFINISHED, BadFileError, UnreadableError
@@ -146,7 +147,8 @@ class Checkpoint:
     def _weights(self) -> dict[str, Tensor]:
         integrity.check(self.path, WEIGHTS, self.meta)
         try:
-            return load_file(self.path / WEIGHTS)
+            with in_utf8(self.path / WEIGHTS) as path:
+                return load_file(path)
         except (SafetensorError, OSError) as error:
             raise BadFileError(self.path / WEIGHTS, f"damaged ({first_line(error)})") from None
 
