@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from elman.base.errors import UserError
 from elman.data import files
 from elman.data.files import ByteSource
+from elman.data.matching import anchored
 
 UNPRIVILEGED = 65534
 
@@ -29,6 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, also the home folder, with a few texts in it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "none").mkdir()
     for name, content in {
         "b.txt": b"bbbb",
         "a.txt": b"aa",
@@ -66,6 +68,9 @@ def error_line(names: str | list[str], setting: str = "data.path") -> str:
         pytest.param(["b.txt", "a.txt"], b"aabbbb", id="list, sorted"),
         pytest.param(["b.txt", "./b.txt", "*.txt"], b"aabbbb", id="duplicates"),
         pytest.param(["deep/*/c.txt", "a.txt"], b"aaccc", id="list with a glob"),
+        pytest.param("deep", b"cccm", id="folder"),
+        pytest.param(["~/deep/er/", "a.txt"], b"aaccc", id="list with a folder"),
+        pytest.param("~/de*/**/**/*.txt", b"ccc", id="glob in the home folder"),
     ],
 )
 def test_names_become_one_sorted_text(folder: Path, names: str | list[str], text: bytes) -> None:
@@ -88,6 +93,46 @@ def test_an_existing_name_with_glob_characters_is_taken_literally(folder: Path) 
     (folder / "x1.txt").write_bytes(b"plain")
     with ByteSource("x[1].txt") as source:
         assert read_all(source) == b"bracket"
+
+
+@pytest.mark.parametrize("typed", ["*.txt", "**/*", "./*.txt", ".", "deep/../*.txt"])
+def test_only_what_was_typed_is_a_pattern(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, typed: str
+) -> None:
+    for name in ("exp[1]", "exp1"):
+        (folder / name / "deep").mkdir(parents=True)
+        (folder / name / "a.txt").write_text(f"text of {name}")
+    monkeypatch.chdir(folder / "exp[1]")
+    with ByteSource(typed) as source:
+        assert read_all(source) == b"text of exp[1]"
+    monkeypatch.setenv("HOME", str(folder / "exp[1]"))
+    home = typed if typed == "." else f"~/{typed}"
+    written = anchored(home), anchored(typed)
+    monkeypatch.chdir(folder)
+    for name in written:
+        with ByteSource(name) as source:
+            assert read_all(source) == b"text of exp[1]"
+
+
+def test_a_folder_that_exists_is_no_pattern(folder: Path) -> None:
+    for name in ("exp[1]", "exp1"):
+        (folder / name).mkdir()
+        (folder / name / "a.txt").write_text(f"text of {name}")
+    for typed in ("exp[1]/*.txt", "exp[1]", "exp[1]/a.txt"):
+        for name in (typed, anchored(typed)):
+            with ByteSource(name) as source:
+                assert read_all(source) == b"text of exp[1]"
+    (folder / "exp[1]" / "a.txt").unlink()
+    line = error_line(anchored("exp[1]/a.txt"))
+    assert "no such file in" in line or "matches no file" in line
+
+
+def test_links_in_a_circle_are_followed_once(folder: Path) -> None:
+    for name in ("one", "two", "three"):
+        (folder / "deep" / name).symlink_to(folder)
+        (folder / "deep" / "er" / name).symlink_to("..")
+    with ByteSource("**/*.txt") as source:
+        assert read_all(source) == b"aabbbbccc"
 
 
 @pytest.mark.parametrize(
@@ -136,9 +181,10 @@ def test_an_existing_name_with_glob_characters_is_taken_literally(folder: Path) 
             id="glob of folders",
         ),
         pytest.param(
-            "deep/",
-            "data.path={f}/deep: a folder; for every file in it type 'data.path={f}/deep/**/*'",
-            id="folder",
+            "none",
+            "data.path=none: a folder without a file to read; to see what is there type: "
+            "ls {f}/none",
+            id="empty folder",
         ),
         pytest.param(
             ["a.txt", "deep/empty.txt"],
@@ -225,6 +271,17 @@ def test_error_line_without_permission(open_folder: Path, closed: str) -> None:
     assert line == (
         f"data.path={path}: you may not read it; "
         f"type: chmod u+rX {open_folder / closed}, or name another"
+    )
+
+
+def test_a_folder_that_one_may_not_read_is_not_passed_over(open_folder: Path) -> None:
+    (open_folder / "a.txt").write_bytes(b"text")
+    (open_folder / "closed").mkdir(mode=0)
+    with unprivileged():
+        line = error_line(f"{open_folder}/**/*.txt")
+    assert line == (
+        f"data.path={open_folder}/closed: you may not read it; "
+        f"type: chmod u+rX {open_folder}/closed, or name another"
     )
 
 

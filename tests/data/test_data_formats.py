@@ -23,7 +23,7 @@ import pytest
 import zstandard
 
 from elman.base.errors import UserError
-from elman.data import documents
+from elman.data import documents, streams, tables
 from elman.data.opening import open_source
 from elman.sections.training import DataFormat
 
@@ -168,7 +168,7 @@ def test_error_line_of_a_name_that_its_bytes_belie(folder: Path) -> None:
         "data.format=raw to read its bytes as they are"
     )
     assert error_line(write("a.parquet", TEXT)) == (
-        "not Parquet; it does not begin like a Parquet file"
+        "not Parquet; it does not begin like Parquet; download it again"
     )
 
 
@@ -190,15 +190,88 @@ def test_jsonl_reads_lines_of_any_name(folder: Path) -> None:
     assert read(write("a.txt", LINES), "jsonl") == JOINED
 
 
-def test_json_is_lines_only_if_a_second_object_stands_behind_the_first(folder: Path) -> None:
+def test_json_of_several_objects_is_lines(folder: Path) -> None:
     assert read(write("many.json", LINES)) == JOINED
     assert read(write("many.json.gz", gzip.compress(LINES))) == JOINED
     long = json.dumps({"text": "x" * 100_000}).encode()
     assert (
         read(write("long.json", long + b"\n" + long)) == b"x" * 100_000 + b"\x1e" + b"x" * 100_000
     )
-    for number, single in enumerate([b'{"text": "a"}\n', b'{\n"text": "a"}', b"[1,\n{}]", b"\n"]):
-        assert read(write(f"{number}.json", single)) == single
+    for number, single in enumerate([b'{"text": "a"}\n', b'{\n"text": "a"}']):
+        assert read(write(f"{number}.json", single)) == b"a"
+    assert read(write("indented.json", b'{\n"text": "a"\n}\n{\n"text": "b"\n}')) == b"a\x1eb"
+
+
+ARRAY = json.dumps([{"id": "number", "text": text} for text in DOCUMENTS], indent=1).encode()
+ARRAY = ARRAY.replace(b'"number"', b"1" * 5000)
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz", "a.jsonl"])
+def test_a_json_array_is_its_documents(folder: Path, name: str) -> None:
+    content = ARRAY if not name.endswith("gz") else gzip.compress(ARRAY)
+    assert read(write(name, content)) == JOINED
+    assert read(write("marked.json", b"\xef\xbb\xbf" + ARRAY)) == JOINED
+
+
+def test_a_json_array_of_texts_needs_no_field(folder: Path) -> None:
+    assert read(write("a.json", json.dumps(DOCUMENTS).encode())) == JOINED
+    assert read(write("b.txt", b' [ {"t": {"x": "a"}} ] '), "json", "t.x") == b"a"
+
+
+def test_a_json_array_is_read_in_parts_of_any_size(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = write("a.json", ARRAY)
+    for size in (1, 2, 3, 7, 64):
+        monkeypatch.setattr(streams, "_LIMIT", size)
+        monkeypatch.setenv("ELMAN_CACHE", f"cache-{size}")
+        assert read(name) == JOINED
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b'[{"text": "a"}, 5]', ", document 2: a number, but each document must be a JSON object"),
+        (
+            b'[\n{"text": "a"},\n{"t": 1}]',
+            ", document 2: no field text; it has: t; type data.field=",
+        ),
+        (b'[{"text": "a"},\n{"text": "b"}', ", line 2: its array is cut off"),
+        (b'[{"text": "a"},\n{"text": "b', ", line 2: not JSON (Unterminated string starting at)"),
+        (b'[{"text": "a"}\n{"text": "b"}]', ", line 2: ',' or ']' is missing"),
+        (b'[{"text": "a"}]\n[]', ", line 2: something follows the end of its array"),
+        (b'[{"text": "\xe9"}]', ", line 1: not UTF-8 from here on"),
+        (b"[" * 100_000, ", line 1: nested too deeply"),
+        (b'{"data": [{"text": "a"}]}', "one JSON object, not documents; save its texts as an arr"),
+        (b"just text", "not JSON; save its texts as an array of objects or as JSON lines, or type"),
+        (b"[]", "holds no text; name files that do"),
+    ],
+)
+def test_error_line_of_json_that_is_no_array_of_documents(
+    folder: Path, content: bytes, line: str
+) -> None:
+    assert error_line(write("a.json", content)).startswith(line)
+
+
+@pytest.mark.parametrize("text", ["", " \n\t"])
+def test_documents_that_are_all_empty_are_refused_with_the_fields_that_there_are(
+    folder: Path, text: str
+) -> None:
+    record = {"text": text, "content": "real text"}
+    lines = "\n".join(json.dumps(record) for _ in range(5000)).encode()
+    said = "all 5,000 documents are empty in field text; other fields: content; type "
+    assert error_line(write("a.jsonl", lines)) == said + "data.field=<name>"
+    assert error_line(write("a.json", b"[" + lines.replace(b"\n", b",") + b"]")).startswith(said)
+    name = write_table("a.parquet", {"text": [text] * 5000, "content": ["real text"] * 5000})
+    assert error_line(name).startswith(said)
+    assert read(write("b.jsonl", lines), field="content").startswith(b"real text\x1ereal")
+    some = lines + b'\n{"text": "x"}'
+    assert read(write("c.jsonl", some)).endswith(b"\x1ex")
+
+
+def test_a_number_of_many_digits_in_another_field_does_not_matter(folder: Path) -> None:
+    line = b'{"n": ' + b"1" * 5000 + b', "text": "a"}\n'
+    assert read(write("a.jsonl", line)) == b"a"
 
 
 def test_a_plain_file_stays_where_it_is(folder: Path, pack_cache: Path) -> None:
@@ -216,7 +289,8 @@ def test_texts_follow_one_another_and_documents_are_joined(folder: Path) -> None
     write("5.txt", b"again")
     write("6.gz", gzip.compress(b""))
     write("7.txt", b"end")
-    assert read("*") == b"plain and packed\x1ea\x1eb\x1ec\x1eagainend"
+    names = [path.name for path in folder.iterdir()]
+    assert read(names) == b"plain and packed\x1ea\x1eb\x1ec\x1eagainend"
 
 
 # ------------------------------------------------------------------ JSON lines
@@ -229,7 +303,7 @@ ODD_LINES: dict[str, tuple[bytes, bytes]] = {
     "escapes": (rb'{"text": "\u00e9 \ud83d\ude00 \n\t\u0000"}', "é 😀 \n\t\0".encode()),
     "half a surrogate pair": (rb'{"text": "a\ud83d"}', b"a\xed\xa0\xbd"),
     "other fields": (b'{"id": 3, "meta": {"x": [1]}, "text": "a"}', b"a"),
-    "the only document is empty": (b'{"text": ""}\n{"text": ""}', b"\x1e"),
+    "empty documents": (b'{"text": ""}\n{"text": "a"}\n{"text": ""}', b"\x1ea\x1e"),
 }
 
 
@@ -357,11 +431,14 @@ def test_error_lines_of_parquet(folder: Path) -> None:
 
 
 def test_error_line_without_pyarrow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "find_spec", lambda name: None)
+    monkeypatch.setattr(tables, "find_spec", lambda name: None)
     assert util.find_spec("pyarrow") is not None
     write_table("a.parquet", {"text": ["a"]})
     assert error_line("a.parquet") == (
         "reading Parquet needs pyarrow; type: pip install 'elman[parquet]'"
+    )
+    assert error_line(write("a.arrow", arrow(stream=True))) == (
+        "reading Arrow needs pyarrow; type: pip install 'elman[parquet]'"
     )
 
 
@@ -379,13 +456,29 @@ def archive(kind: str) -> bytes:
     return out.getvalue()
 
 
-def arrow(stream: bool) -> bytes:
+def arrow(stream: bool, columns: dict[str, Any] | None = None) -> bytes:
     out = io.BytesIO()
-    table = pa.table({"text": ["a"]})
+    table = pa.table(columns or {"text": ["a"]})
     make = pa.ipc.new_stream if stream else pa.ipc.new_file
     with make(out, table.schema) as writer:
         writer.write_table(table)
     return out.getvalue()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_arrow_files_and_streams_are_their_documents(folder: Path, stream: bool) -> None:
+    table = {"meta": [{"text": text} for text in DOCUMENTS], "text": DOCUMENTS}
+    content = arrow(stream, table)
+    assert read(write("a.arrow", content)) == JOINED
+    assert read(write("b", content), "arrow", "meta.text") == JOINED
+    assert error_line("a.arrow", field="txt").startswith("no field txt (did you mean text?); it h")
+    assert error_line(write("cut.arrow", content[:-9])).startswith(
+        "cannot be read as Arrow: it is damaged ("
+    )
+    assert error_line("a.arrow", "text").startswith("Arrow, not text; drop data.format")
+    assert error_line(write("c.arrow", TEXT)) == (
+        "not Arrow; it does not begin like Arrow; download it again"
+    )
 
 
 def array() -> bytes:
@@ -401,8 +494,8 @@ UNREADABLE: dict[str, tuple[bytes, str]] = {
     "twice": (zst(gzip.compress(b"a")), "gz inside zst; unpack it once"),
     "7z": (b"7z\xbc\xaf\x27\x1c\x00\x04", "a 7z archive; unpack it"),
     "lz4": (b"\x04\x22\x4d\x18\x64\x40\xa7", "an lz4 file; unpack it, or save it as .zst or .gz"),
-    "arrow": (arrow(False), "an Arrow file; save its text as .jsonl or .parquet"),
-    "arrow stream": (arrow(True), "an Arrow file; save its text"),
+    "UTF-16": ("text".encode("utf-16"), "text in UTF-16; convert it: iconv -f UTF-16"),
+    "UTF-32": ("text".encode("utf-32"), "text in UTF-32; convert it: iconv -f UTF-32"),
     "hdf5": (b"\x89HDF\r\n\x1a\n\0\0", "an HDF5 file; save its text"),
     "npy": (array(), "a NumPy array; save its text"),
     "pickle": (pickle.dumps({"a": 1}), "a Python pickle; save its text"),
@@ -429,7 +522,7 @@ def test_error_line_of_what_is_not_read_whatever_its_name(
 
 def test_texts_that_begin_almost_like_something_else_are_texts(folder: Path) -> None:
     texts = [b"PK is a name", b"BZh1 is no bzip2", b"BMW", b"MZ" + b"x" * 70, b"ORCs", b"ID3 tags"]
-    texts += [b"\x80\x02 and no stop", b"\xff\xfea\0", b"Obj = 3", b"RIFF on a theme"]
+    texts += [b"\x80\x02 and no stop", b"\xffa\xfe\0", b"Obj = 3", b"RIFF on a theme"]
     for number, text in enumerate(texts):
         assert read(write(f"{number}.txt", text)) == text
 

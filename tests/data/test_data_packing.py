@@ -15,18 +15,22 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import zstandard
 
 from elman.base.errors import UserError
-from elman.data import opening, packing
+from elman.data import opening, pack_check, packing
 from elman.data.batches import check_data, open_data
 from elman.data.files import ByteSource, same_bytes
 from elman.data.opening import open_source
+from elman.doctor.findings import Mark
+from elman.doctor.packs import packed_data
 from elman.sections.training import DataConfig
 
 PARTS = [b"first " * 20_000, b"second " * 20_000, b"third " * 20_000]
 WHOLE = b"".join(PARTS)
+PACK = ["checked.json", "lock", "pack.json", "text"]
 
 
 @pytest.fixture
@@ -59,7 +63,7 @@ def test_packed_once_and_said_once(
     )
     assert said[1].startswith("elman: packed: 380,000 bytes of text in ")
     (folder,) = pack_cache.iterdir()
-    assert sorted(path.name for path in folder.iterdir()) == ["lock", "pack.json", "text"]
+    assert sorted(path.name for path in folder.iterdir()) == PACK
     inode = (folder / "text").stat().st_ino
     assert text_of(shards) == WHOLE
     assert (folder / "text").stat().st_ino == inode
@@ -106,6 +110,84 @@ def test_a_damaged_pack_is_made_again(shards: str, pack_cache: Path, damage: str
     assert text_of(shards) == WHOLE
 
 
+def zeroed(text: Path, place: int, keep_time: bool) -> None:
+    """Set 400 bytes of a file to zero."""
+    before = text.stat()
+    with text.open("r+b") as stream:
+        stream.seek(place)
+        stream.write(bytes(400))
+    if keep_time:
+        os.utime(text, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.fixture
+def large(tmp_path: Path, pack_cache: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A compressed text of 12 MiB, between whose samples lie gaps; it counts as large."""
+    monkeypatch.setattr(pack_check, "CHEAP_BYTES", 2**20)
+    path = tmp_path / "large.txt.gz"
+    path.write_bytes(gzip.compress(np.random.default_rng(0).bytes(12 * 2**20), 1))
+    return str(path)
+
+
+@pytest.mark.parametrize("keep_time", [True, False])
+@pytest.mark.parametrize("forget", [True, False], ids=["another process", "this process"])
+def test_zeros_in_a_large_pack_are_seen_though_no_sample_has_them(
+    large: str,
+    pack_cache: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    keep_time: bool,
+    forget: bool,
+) -> None:
+    whole = text_of(large)
+    (folder,) = pack_cache.iterdir()
+    zeroed(folder / "text", 6300, keep_time)
+    if forget:
+        monkeypatch.setattr(pack_check, "_read", {})
+    capsys.readouterr()
+    assert text_of(large) == whole
+    said = capsys.readouterr().err
+    assert "once to check it: it may have changed since it was packed" in said
+    assert "what was packed there before is damaged, and is made again" in said
+
+
+def test_a_small_pack_is_read_whole_in_each_process(
+    large: str, pack_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = text_of(large)
+    (folder,) = pack_cache.iterdir()
+    zeroed(folder / "text", 6300, keep_time=True)
+    monkeypatch.setattr(pack_check, "CHEAP_BYTES", 2**26)
+    monkeypatch.setattr(pack_check, "_read", {})
+    # As if the disk had lost the bytes: no time of the file has changed.
+    (folder / "checked.json").write_text(json.dumps(pack_check._state_of(str(folder / "text"))))
+    assert text_of(large) == whole
+
+
+def test_a_large_pack_is_read_whole_only_after_a_change(
+    large: str, pack_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text_of(large)
+    monkeypatch.setattr(pack_check, "_read", {})
+    monkeypatch.setattr(ByteSource, "whole_hash", lambda source: pytest.fail("read whole"))
+    with open_source(large) as source:
+        assert len(source) == 12 * 2**20
+
+
+def test_the_doctor_reads_every_pack_whole(large: str, pack_cache: Path) -> None:
+    text_of(large)
+    (ok,) = packed_data(lambda folder: None)
+    assert (ok.mark, ok.found) == (Mark.OK, "12.6 MB in 1 packs, all read")
+    (folder,) = pack_cache.iterdir()
+    zeroed(folder / "text", 6300, keep_time=True)
+    (broken,) = packed_data(lambda folder: None)
+    assert broken.mark == Mark.BROKEN
+    assert "its bytes have changed" in broken.found
+    assert broken.mend == f"rm -r {folder}"
+    (folder / "pack.json").write_text("{")
+    assert "its record cannot be read" in packed_data(lambda folder: None)[0].found
+
+
 # Ends by SIGKILL in the middle of the third file, having saved after each whole one.
 KILLED = """
 import os, signal, sys
@@ -150,7 +232,7 @@ def test_a_killed_process_is_gone_on_from_behind_its_last_whole_file(
     assert text_of(shards) == WHOLE
     assert "continuing after 2 of 3 files, packed before" in capsys.readouterr().err
     assert sum(added) == len(PARTS[2])
-    assert sorted(path.name for path in folder.iterdir()) == ["lock", "pack.json", "text"]
+    assert sorted(path.name for path in folder.iterdir()) == PACK
 
 
 @pytest.mark.parametrize("place", [0, 130_000])
@@ -401,7 +483,7 @@ def test_training_on_compressed_lines_by_the_command_line(tmp_path: Path) -> Non
     data = json.loads((tmp_path / "run" / "result.json").read_text())["data"]
     assert data["sha256"] == hashlib.sha256("\x1e".join(documents).encode()).hexdigest()
     assert data["packed"]["documents"] == 500
-    assert f"bytes of {sample}, packed in {data['packed']['file']}" in done.stderr
+    assert f"bytes of {sample}, packed in {data['packed']['file']}" in done.stdout
 
 
 def test_a_run_goes_on_with_the_same_bytes_under_another_name(

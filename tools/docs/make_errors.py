@@ -176,7 +176,10 @@ CASES: dict[str, list[str]] = {
         "train.init_from=nowhere",
         "data.path=nowhere.txt",
         "'data.path=*.nowhere'",
-        "data.path=notes",
+        "data.path=hollow",
+        "'data.path=split/test*'",
+        "data.path=book.txt data.val_path=book.txt",
+        "data.path=book.txt data.val_path=lines.jsonl data.field=body data.val_bytes=600",
         "data.path=empty.txt",
         "data.path=short.txt",
     ],
@@ -190,9 +193,10 @@ CASES: dict[str, list[str]] = {
         "data.path=lines.jsonl",
         "data.path=lines.jsonl data.field=bdy",
         "data.path=lines.jsonl data.field=n",
+        "data.path=settings.json",
         "data.path=book.txt data.format=jsonl",
         "data.path=book.txt data.format=parquet",
-        "data.path=book.txt data.format=json",
+        "data.path=book.txt data.format=jason",
         "data.path=book.txt data.format=raw data.field=body",
         "data.field=body",
         "data.format=jsonl",
@@ -423,6 +427,10 @@ def make_files(folder: Path) -> None:
     (folder / "cut.txt.gz").write_bytes(gzip.compress(b"It was a dark and stormy night.\n")[:-9])
     (folder / "book.txt.zst").write_text("It was a dark and stormy night.\n")
     (folder / "table.parquet").write_bytes(b"PAR1 and no end")
+    (folder / "hollow").mkdir()
+    (folder / "split").mkdir()
+    (folder / "split" / "test.txt").write_text("It was a dark and stormy night.\n")
+    (folder / "settings.json").write_text('{"dim": 512, "depth": 4}\n')
     (folder / "lines.jsonl").write_text('{"body": "It was", "n": 1}\n{"body": "a dark", "n": 2}\n')
     for name in ("run", "busy"):
         (folder / name / "checkpoints").mkdir(parents=True)

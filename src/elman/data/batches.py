@@ -9,9 +9,9 @@ bytes, so that every predicted byte has its predecessor in the row.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,13 @@ import numpy as np
 from elman.base.closing import Closing
 from elman.base.errors import UserError
 from elman.data.ahead import AheadBatches
+from elman.data.apart import HeldApart
+from elman.data.choosing import Chosen, chosen_to_hold_out, chosen_to_train, told
 from elman.data.corpus import default_corpus
 from elman.data.files import Bytes, ByteSource, Offsets
-from elman.data.opening import open_source, open_without_packing
+from elman.data.opening import open_files, open_unpacked
+from elman.data.packing import LISTED
+from elman.data.planning import SourceFile
 from elman.data.tasks.batches import TaskBatches, TaskData
 from elman.sections.data import AnyData
 from elman.sections.tasks import TaskConfig
@@ -33,10 +37,19 @@ VAL_BYTES_LIMIT = 4 * 2**20
 
 @dataclass(frozen=True)
 class Data(Closing):
-    """A source with a held-out tail: training reads [0, train_bytes), validation the rest."""
+    """A source with a held-out tail: training reads [0, train_bytes), validation the rest.
+
+    The tail is the end of the text, or files of their own.
+
+    Args:
+        source: Both texts.
+        train_bytes: Length of the first one.
+        chosen: The files of a run, and what lies beside them.
+    """
 
     source: ByteSource
     train_bytes: int
+    chosen: Chosen = field(default_factory=lambda: Chosen(()))
 
     @property
     def val_bytes(self) -> int:
@@ -44,9 +57,10 @@ class Data(Closing):
         return len(self.source) - self.train_bytes
 
     def describe(self) -> dict[str, Any]:
-        """Return :meth:`ByteSource.describe` with ``train_bytes`` and ``val_bytes``."""
+        """Return :meth:`ByteSource.describe` with ``train_bytes``, ``val_bytes`` and ``left``."""
         split = {"train_bytes": self.train_bytes, "val_bytes": self.val_bytes}
-        return self.source.describe() | split
+        left = [{"path": one.path, "why": one.why} for one in self.chosen.left[:LISTED]]
+        return self.source.describe() | split | {"left": left}
 
     def identity(self) -> dict[str, str | int | None]:
         """Return what identifies the data: file names may change; the bytes and split may not."""
@@ -86,9 +100,9 @@ def open_data(config: AnyData, chunk_size: int, announce: Callable[[str], None])
 
 def open_text(config: DataConfig, chunk_size: int, announce: Callable[[str], None]) -> Data:
     """Open text and split it; see :func:`open_data`."""
-    if config.path is None:
-        return _divided(ByteSource(default_corpus(announce)), config, chunk_size)
-    return _divided(open_source(config.path, config.format, config.field), config, chunk_size)
+    data = _opened(config, chunk_size, announce, open_files)
+    assert data is not None, "packed now"
+    return data
 
 
 def check_data(config: DataConfig, chunk_size: int, *, may_pack: bool) -> None:
@@ -102,11 +116,19 @@ def check_data(config: DataConfig, chunk_size: int, *, may_pack: bool) -> None:
     Raises:
         UserError: as :func:`open_data`.
     """
-    assert config.path is not None
-    opened = open_source if may_pack else open_without_packing
-    source = opened(config.path, config.format, config.field)
-    if source is not None:
-        _divided(source, config, chunk_size).close()
+    opened = open_files if may_pack else open_unpacked
+    data = _opened(config, chunk_size, lambda line: None, opened)
+    if data is not None:
+        data.close()
+
+
+def files_told(config: DataConfig) -> str:
+    """Say which files are read, if a glob or folder holds others, too; else return nothing.
+
+    Raises:
+        UserError: as :func:`open_data`.
+    """
+    return told(_chosen(config))
 
 
 def identity_without_packing(
@@ -124,23 +146,80 @@ def identity_without_packing(
     """
     if isinstance(config, TaskConfig):
         return TaskData(config).identity()
-    if config.path is None:
-        source: ByteSource | None = ByteSource(default_corpus(announce))
-    else:
-        source = open_without_packing(config.path, config.format, config.field)
-    if source is None:
+    data = _opened(config, chunk_size, announce, open_unpacked)
+    if data is None:
         return None
-    with _divided(source, config, chunk_size) as data:
+    with data:
         return data.identity()
 
 
-def _divided(source: ByteSource, config: DataConfig, chunk_size: int) -> Data:
+_Open = Callable[[Sequence[SourceFile], str, str], ByteSource | None]
+
+
+def _chosen(config: DataConfig) -> Chosen:
+    if config.path is not None:
+        return chosen_to_train(config.path, config.val_path, config.format, config.field)
+    if config.val_path is not None:
+        return chosen_to_hold_out(config.val_path, config.format, config.field)
+    return Chosen(())
+
+
+def _opened(
+    config: DataConfig, chunk_size: int, announce: Callable[[str], None], opened: _Open
+) -> Data | None:
+    """Return the data; None if ``opened`` returns None for a part of it."""
+    chosen, setting = _chosen(config), "data.path"
+    if chosen.held_out and config.val_bytes is not None:
+        raise UserError(
+            f"data.val_bytes={config.val_bytes}: not read, because whole files are held out "
+            f"({told(chosen)}); drop it"
+        )
+    train = (
+        opened(chosen.train, config.field, setting)
+        if config.path is not None
+        else ByteSource(default_corpus(announce))
+    )
+    if train is None:
+        return None
+    if not chosen.held_out:
+        return _divided(train, config, chunk_size, chosen)
+    setting = setting if config.val_path is None else "data.val_path"
+    try:
+        held_out = opened(chosen.held_out, config.field, setting)
+        if held_out is not None:
+            _check_apart(train, held_out, config, chunk_size)
+            return Data(HeldApart(train, held_out), len(train), chosen)
+    except BaseException:
+        train.close()
+        raise
+    train.close()
+    return None
+
+
+def _check_apart(
+    train: ByteSource, held_out: ByteSource, config: DataConfig, chunk_size: int
+) -> None:
+    """Raise UserError if one of two texts is too short for its rows."""
+    for source, key, length in (
+        (train, "train.chunk_size", chunk_size),
+        (held_out, "data.val_window", config.val_window),
+    ):
+        if len(source) <= length:
+            use = "train on" if source is train else "validate on"
+            shorter = f"set {key}={len(source) - 1} or less, or " if len(source) > 1 else ""
+            raise UserError(
+                f"{source.setting}={source.label}: {len(source)} bytes to {use}, but "
+                f"{key}={length} needs at least {length + 1}; {shorter}name more text"
+            )
+
+
+def _divided(source: ByteSource, config: DataConfig, chunk_size: int, chosen: Chosen) -> Data:
     try:
         val_bytes = _held_out(source, config, chunk_size)
     except BaseException:
         source.close()
         raise
-    return Data(source, len(source) - val_bytes)
+    return Data(source, len(source) - val_bytes, chosen)
 
 
 def _held_out(source: ByteSource, config: DataConfig, chunk_size: int) -> int:

@@ -1,4 +1,4 @@
-"""Reads documents from JSON lines and Parquet columns, in pieces of joined text.
+"""Documents of a file, in pieces of joined text, and how JSON lines hold them.
 
 Memory use is limited to a chunk and the longest document.
 """
@@ -6,8 +6,7 @@ Memory use is limited to a chunk and the longest document.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from importlib.util import find_spec
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from elman.base.errors import UserError, did_you_mean, first_line
@@ -16,9 +15,10 @@ from elman.sections.training import SEPARATOR
 
 LONGEST_LINE = 2**30
 """Most bytes in a document's line; the whole line must fit in memory."""
-_PARQUET_ROWS = 1024
-_PARQUET_BUFFER = 2**20
 _SHOWN_NAMES = 8
+# Numbers are not read as text. Python refuses whole numbers of very many digits, but not floats.
+JSON = json.JSONDecoder(parse_int=float)
+"""Parses JSON whose numbers do not matter."""
 
 
 class Piece(NamedTuple):
@@ -29,15 +29,49 @@ class Piece(NamedTuple):
         documents: Number of documents; 0 if the file is one text.
         consumed: Bytes of the file that were read up to the end of this piece.
         halves: Number of documents with half of a surrogate pair, which UTF-8 does not allow.
+        blank: Number of documents that are empty or hold nothing but blanks.
+        fields: Fields of one of the documents, for an error about those that were read.
     """
 
     data: bytes
     documents: int
     consumed: int
     halves: int = 0
+    blank: int = 0
+    fields: tuple[str, ...] = ()
 
 
-def json_documents(chunks: Iterator[Chunk], field: str, where: str) -> Iterator[Piece]:
+class JoinedDocuments:
+    """Collects documents for one piece."""
+
+    def __init__(self) -> None:
+        self._texts: list[bytes] = []
+        self._halves = self._blank = self.n_bytes = 0
+        self._fields: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def add(self, text: str, record: Any) -> None:
+        """Add the text of one record."""
+        try:
+            data = text.encode()
+        except UnicodeEncodeError:
+            self._halves += 1
+            data = text.encode(errors="surrogatepass")
+        self._blank += not text.strip()
+        self._texts.append(data)
+        self.n_bytes += len(data)
+        if not self._fields and isinstance(record, dict):
+            self._fields = tuple(record)
+
+    def piece(self, consumed: int) -> Piece:
+        """Return the piece, which was read from so many bytes of the file."""
+        joined = SEPARATOR.join(self._texts)
+        return Piece(joined, len(self), consumed, self._halves, self._blank, self._fields)
+
+
+def json_lines(chunks: Iterator[Chunk], field: str, where: str) -> Iterator[Piece]:
     """Yield the documents of JSON lines; blank lines hold no document, but count as lines.
 
     Args:
@@ -72,24 +106,21 @@ def _json_piece(
     lines: list[bytes], first: int, field: str, where: str, consumed: int
 ) -> Iterator[Piece]:
     """Yield one piece with the documents of these lines; nothing if there are none."""
-    found, halves = [], 0
+    found = JoinedDocuments()
     for number, line in enumerate(lines, first):
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")
         if line and not line.isspace():
-            text = _field_of(_parsed(line, f"{where}, line {number}"), field, where, number)
-            try:
-                found.append(text.encode())
-            except UnicodeEncodeError:
-                halves += 1
-                found.append(text.encode(errors="surrogatepass"))
+            place = f"{where}, line {number}"
+            record = _parsed(line, place)
+            found.add(field_of(record, field, place), record)
     if found:
-        yield Piece(SEPARATOR.join(found), len(found), consumed, halves)
+        yield found.piece(consumed)
 
 
 def _parsed(line: bytes, where: str) -> dict[str, Any]:
     try:
-        record = json.loads(line.decode())
+        record = JSON.decode(line.decode())
     except UnicodeDecodeError as error:
         raise UserError(f"{where}: not UTF-8 (byte {error.start + 1} of it)") from None
     except RecursionError:
@@ -97,110 +128,52 @@ def _parsed(line: bytes, where: str) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{where}: not JSON ({first_line(error)})") from None
     if not isinstance(record, dict):
-        raise UserError(f"{where}: {_type_word(record)}, but each line must be a JSON object")
+        raise UserError(f"{where}: {type_word(record)}, but each line must be a JSON object")
     return record
 
 
-def _field_of(record: dict[str, Any], field: str, where: str, number: int) -> str:
+def field_of(record: dict[str, Any], field: str, where: str) -> str:
+    """Return the text in a record's field.
+
+    Args:
+        record: A JSON object.
+        field: As :func:`json_lines`.
+        where: The place of the record, for error messages.
+
+    Raises:
+        UserError: there is no such field, or it holds no text.
+    """
     node: Any = record
     if field in record:
         node = record[field]
     else:
         for name in field.split("."):
             if not isinstance(node, dict) or name not in node:
-                raise UserError(_no_field(f"{where}, line {number}", field, list(record)))
+                raise UserError(no_field(where, field, list(record)))
             node = node[name]
     if not isinstance(node, str):
-        raise UserError(f"{where}, line {number}: field {field} is {_type_word(node)}, not text")
+        raise UserError(f"{where}: field {field} is {type_word(node)}, not text")
     return node
 
 
-def _no_field(where: str, field: str, names: list[str]) -> str:
-    shown = ", ".join(names[:_SHOWN_NAMES]) + (", ..." if len(names) > _SHOWN_NAMES else "")
+def no_field(where: str, field: str, names: list[str]) -> str:
+    """Return the error for a field that does not exist, with those that do."""
     setting = where.split(".", 1)[0] + ".field"
     return (
-        f"{where}: no field {field}{did_you_mean(field, names)}; it has: {shown or 'nothing'}; "
+        f"{where}: no field {field}{did_you_mean(field, names)}; it has: {listed_names(names)}; "
         f"type {setting}=<name>"
     )
 
 
-def _type_word(value: Any) -> str:
+def listed_names(names: Sequence[str]) -> str:
+    """Return the first few names, with commas."""
+    shown = ", ".join(names[:_SHOWN_NAMES]) + (", ..." if len(names) > _SHOWN_NAMES else "")
+    return shown or "nothing"
+
+
+def type_word(value: Any) -> str:
+    """Return what a JSON value is, in words."""
     if value is None:
         return "null"
     words = {bool: "true or false", int: "a number", float: "a number", list: "a list"}
     return words.get(type(value), "an object" if isinstance(value, dict) else "text")
-
-
-def refuse_without_pyarrow(where: str) -> None:
-    """Raise UserError with the install command if the reader of Parquet is missing."""
-    if find_spec("pyarrow") is None:
-        raise UserError(
-            f"{where}: reading Parquet needs pyarrow; type: pip install 'elman[parquet]'"
-        )
-
-
-def parquet_documents(path: str, size: int, field: str, where: str) -> Iterator[Piece]:
-    """Yield the documents of one column, a thousand rows at a time.
-
-    Args:
-        path: The file.
-        size: Its bytes, to compute how much of it was read.
-        field: The column. If no column has that name, a dot descends into a struct.
-        where: The setting and the file, for error messages.
-
-    Raises:
-        UserError: pyarrow is missing, the file is damaged, or the column is missing or not text.
-    """
-    refuse_without_pyarrow(where)
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        # With pre_buffer the first row would have to wait for the whole row group.
-        with pq.ParquetFile(path, buffer_size=_PARQUET_BUFFER, pre_buffer=False) as table:
-            steps = _column_steps(pa, table.schema_arrow, field, where)
-            rows, total = 0, max(1, table.metadata.num_rows)
-            name = field if len(steps) > 1 else steps[0]
-            for batch in table.iter_batches(batch_size=_PARQUET_ROWS, columns=[name]):
-                if found := _column_bytes(pa, batch, steps, where, rows):
-                    rows += len(found)
-                    done = size * rows // total
-                    yield Piece(SEPARATOR.join(found), len(found), done)
-    except (pa.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise UserError(
-            f"{where}: cannot be read as Parquet: it is damaged ({first_line(error)}); "
-            f"download or write it again"
-        ) from None
-
-
-def _column_steps(pa: Any, schema: Any, field: str, where: str) -> list[str]:
-    """Return the path from the table to the column, checked against the schema."""
-    steps = [field] if field in schema.names else field.split(".")
-    kind: Any = pa.struct(list(schema))
-    for step in steps:
-        if not pa.types.is_struct(kind) or kind.get_field_index(step) < 0:
-            raise UserError(_no_field(where, field, list(schema.names)))
-        kind = kind.field(step).type
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    text = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary())
-    if kind not in text:
-        raise UserError(f"{where}: column {field} holds {kind}, not text")
-    return steps
-
-
-def _column_bytes(pa: Any, batch: Any, steps: list[str], where: str, before: int) -> list[bytes]:
-    import pyarrow.compute as pc
-
-    column = batch.column(0)
-    for step in steps[1:]:
-        column = pc.struct_field(column, step)
-    if column.null_count:
-        row = before + column.is_null().to_pylist().index(True) + 1
-        raise UserError(f"{where}, row {row}: column {'.'.join(steps)} is null, not text")
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    found: list[bytes] = column.cast(pa.large_binary()).to_pylist()
-    return found

@@ -10,23 +10,21 @@ Shapes: b rows, n bytes.
 from __future__ import annotations
 
 import errno
-import glob
 import hashlib
 import itertools
 import os
 import resource
-import stat
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from elman.base.closing import Closing
-from elman.base.errors import UserError, nearest
+from elman.base.errors import UserError
+from elman.data.matching import Names, matched, refuse
 
 Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int64]
@@ -35,8 +33,6 @@ FULL_HASH_LIMIT = 256 * 2**20
 SAMPLE_BLOCKS = 1024
 SAMPLE_BLOCK = 4096
 _HASH_STEP = 4 * 2**20
-# A missing file's name is like another one if this share of letters is; shorter names never are.
-_LIKE, _SHORTEST = 0.75, 3
 # Descriptors that stay free for the rest of the process: logs, libraries, devices.
 _SPARE_DESCRIPTORS = 256
 
@@ -45,19 +41,16 @@ class ByteSource(Closing):
     """Files, concatenated in the order of their absolute paths, without separators.
 
     Args:
-        names: A file, a glob (``**`` descends into folders) or a list of these. ``~`` is the home
-            folder; relative names start at the current folder. A file that is named twice, even
-            through links, counts once. A glob ignores folders, and empty files add nothing.
+        names: As :func:`~elman.data.matching.matched` takes them.
         setting: The configuration key that named them, for error messages.
 
     Raises:
-        UserError: a name does not exist, matches nothing, or is a folder, an empty file, an
-            unreadable file or not a regular file.
+        UserError: as :func:`~elman.data.matching.matched`, or a file cannot be opened.
     """
 
     def __init__(
         self,
-        names: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        names: Names,
         *,
         setting: str = "data.path",
     ) -> None:
@@ -67,19 +60,31 @@ class ByteSource(Closing):
         self._sha256: tuple[str | None, str | None] | None = None
         sizes: list[int] = []
         try:
-            listed = found(names, setting)
-            self.paths = tuple(path for path, _ in listed)
+            listed = matched(names, setting).files
+            self.paths = tuple(match.path for match in listed)
             may_hold_open(len(listed))
-            for path, status in listed:
-                self._descriptors.append(_open(path, setting, len(listed)))
-                sizes.append(status.st_size)
+            for match in listed:
+                self._descriptors.append(_open(match.path, setting, len(listed)))
+                sizes.append(match.status.st_size)
         except BaseException:
             self.close()
             raise
+        self._divide(sizes)
+
+    def _divide(self, sizes: Sequence[int]) -> None:
+        """Note where each file begins and ends."""
         # File i holds the positions from _borders[i] to _borders[i + 1].
         self._borders = list(itertools.accumulate(sizes, initial=0))
         self._starts = np.array(self._borders[:-1], dtype=np.int64)
         self._ends = np.array(self._borders[1:], dtype=np.int64)
+
+    def _join(self, *sources: ByteSource) -> None:
+        """Read the files of other sources, which keep them open."""
+        self.setting = sources[0].setting
+        self.paths = tuple(path for one in sources for path in one.paths)
+        self._descriptors = [number for one in sources for number in one._descriptors]
+        self._sha256 = None
+        self._divide([int(size) for one in sources for size in one._ends - one._starts])
 
     def __len__(self) -> int:
         return self._borders[-1]
@@ -142,7 +147,7 @@ class ByteSource(Closing):
         """
         if self._sha256 is None:
             whole = len(self) <= FULL_HASH_LIMIT
-            self._sha256 = (self._hash(), None) if whole else (None, self._sample_hash())
+            self._sha256 = (self.whole_hash(), None) if whole else (None, self._sample_hash())
         full, sample = self._sha256
         return {
             "paths": list(self.paths),
@@ -157,7 +162,7 @@ class ByteSource(Closing):
         Up to 4 MiB it covers all bytes; above, it is ``sample_sha256`` of :meth:`describe`.
         """
         few = len(self) <= SAMPLE_BLOCKS * SAMPLE_BLOCK
-        return self._hash() if few else self._sample_hash()
+        return self.whole_hash() if few else self._sample_hash()
 
     def _gather_whole(self, offsets_b: Offsets, length: int) -> bytearray | None:
         """Return all windows joined; None if one crosses files, is cut short or fails."""
@@ -173,7 +178,8 @@ class ByteSource(Closing):
         # No part is longer than requested, so the sum is right only if every part is whole.
         return joined if len(joined) == len(offsets_b) * length else None
 
-    def _hash(self) -> str:
+    def whole_hash(self) -> str:
+        """Return the SHA-256 of all bytes, which are read for it."""
         digest = hashlib.sha256()
         for offset in range(0, len(self), _HASH_STEP):
             digest.update(self.read(offset, min(_HASH_STEP, len(self) - offset)).data)
@@ -223,38 +229,6 @@ def same_bytes(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return all(one[key] == other[key] for key in keys)
 
 
-def found(
-    names: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], setting: str
-) -> list[tuple[str, os.stat_result]]:
-    """Return the absolute path and status of each distinct non-empty file, ordered by path.
-
-    Args:
-        names: As :class:`ByteSource` takes them.
-        setting: The configuration key that named them, for error messages.
-
-    Raises:
-        UserError: as :class:`ByteSource`, except the errors of opening a file.
-    """
-    explicit: dict[str, bool] = {}
-    for path, named in _expand(setting, names):
-        explicit[path] = named or explicit.get(path, False)
-    seen: set[tuple[int, int]] = set()
-    listed = []
-    for path in sorted(explicit):
-        status = _checked_status(path, setting)
-        identity = (status.st_dev, status.st_ino)
-        if identity in seen:
-            continue
-        seen.add(identity)
-        if status.st_size > 0:
-            listed.append((path, status))
-        elif explicit[path]:
-            raise UserError(f"{setting}={path}: the file is empty; name one that holds text")
-    if not listed:
-        raise UserError(f"{setting}={names}: matches empty files only; name others")
-    return listed
-
-
 def _open(path: str, setting: str, n_files: int) -> int:
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -280,101 +254,3 @@ def may_hold_open(n_files: int) -> bool:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return soft == resource.RLIM_INFINITY or soft >= needed
-
-
-def _checked_status(path: str, setting: str) -> os.stat_result:
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        refuse(path, setting, error)
-    if stat.S_ISREG(status.st_mode):
-        return status
-    if stat.S_ISDIR(status.st_mode):
-        everything = os.path.join(path, "**", "*")
-        raise UserError(
-            f"{setting}={path}: a folder; for every file in it type '{setting}={everything}'"
-        )
-    kind = "a pipe" if stat.S_ISFIFO(status.st_mode) else "a device or socket"
-    raise UserError(
-        f"{setting}={path}: {kind}, not a regular file; save its bytes in a file and name that"
-    )
-
-
-def refuse(path: str, setting: str, error: OSError) -> NoReturn:
-    """Raise UserError with the message for a path that cannot be opened."""
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        raise UserError(f"{setting}={path}: {_what_is_missing(path)}") from None
-    if isinstance(error, PermissionError):
-        closed = path if os.path.lexists(path) else os.path.dirname(path)
-        raise UserError(
-            f"{setting}={path}: you may not read it; type: chmod u+rX {closed}, or name another"
-        ) from None
-    raise UserError(f"{setting}={path}: {error.strerror}; name another file") from None
-
-
-def _what_is_missing(path: str) -> str:
-    """Say which part of a path does not exist, and the most similar name in that folder."""
-    if os.path.islink(path):
-        return f"a link to {os.readlink(path)}, which does not exist; name another file"
-    missing = Path(path)
-    while not (os.path.exists(missing.parent) or missing.parent == missing):
-        missing = missing.parent
-    folder = missing.parent
-    if not os.path.isdir(folder):
-        return f"{folder} is a file, not a folder; name that file"
-    kind = "file" if missing == Path(path) else f"folder {missing.name}"
-    best = _named_like(missing, _names_in(folder))
-    hint = f" (did you mean {best}?)" if best else "; name a file that exists"
-    return f"no such {kind} in {folder}{hint}"
-
-
-def _named_like(missing: Path, names: Sequence[str]) -> str | None:
-    """Return the name most like a missing one. Its ending says nothing: many files share one."""
-    names = sorted(names, key=lambda name: Path(name).suffix == missing.suffix)
-    best = nearest(missing.stem, by_stem := {Path(name).stem: name for name in names}, _LIKE)
-    short = len(missing.stem) < _SHORTEST
-    return None if best is None or (short and best != missing.stem) else by_stem[best]
-
-
-def _names_in(folder: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
-
-
-def _expand(
-    setting: str, names: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-) -> Iterator[tuple[str, bool]]:
-    """Yield each candidate's absolute path, and whether it was named directly, not by a glob."""
-    listed = [names] if isinstance(names, str | os.PathLike) else list(names)
-    if not listed or "" in listed:
-        raise UserError(f"{setting}: names no file; type {setting}=FILE")
-    for name in [os.fspath(item) for item in listed]:
-        path = os.path.abspath(os.path.expanduser(name))
-        if os.path.lexists(path) or not glob.has_magic(name):
-            yield path, True
-        else:
-            yield from ((match, False) for match in _matches(setting, name, path))
-
-
-def _matches(setting: str, name: str, pattern: str) -> list[str]:
-    """Return the files that a glob matches, without folders."""
-    found = glob.glob(pattern, recursive=True)
-    files = [match for match in found if not os.path.isdir(match)]
-    if files:
-        return files
-    if found:
-        raise UserError(
-            f"{setting}={name}: matches folders only; for every file in them type "
-            f"'{setting}={os.path.join(name, '**', '*')}'"
-        )
-    folder = Path(pattern)
-    while glob.has_magic(str(folder)):
-        folder = folder.parent
-    if not os.path.isdir(folder):
-        raise UserError(f"{setting}={name}: {_what_is_missing(os.path.join(folder, '*'))}")
-    listing = f"ls {folder}" if folder != Path.cwd() else "ls"
-    raise UserError(
-        f"{setting}={name}: matches no file under {folder}; to see what is there type: {listing}"
-    )

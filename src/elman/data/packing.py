@@ -1,9 +1,9 @@
 """Packs data that cannot be read in place into one file of the cache, once.
 
 One folder of the cache holds one pack. ``text`` has the bytes. ``pack.json`` has their sources and
-their hash; without it the bytes do not count. ``lock`` is the lock. While the pack is made there
-are ``text.part`` and ``state.json``, which says where the last whole source file ended. NumPy only;
-no torch.
+their hash; without it the bytes do not count. ``checked.json`` says when all bytes were last read,
+and ``lock`` is the lock. While the pack is made there are ``text.part`` and ``state.json``, which
+says where the last whole source file ended. NumPy only; no torch.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from elman.base.errors import UserError
 from elman.base.file_lock import HolderFile, NoLocksError, say_no_locks, try_lock
 from elman.base.quoting import quoted
 from elman.data.corpus import CACHE_VARIABLE, data_cache
-from elman.data.documents import Piece
+from elman.data.documents import Piece, listed_names
 from elman.data.files import ByteSource
+from elman.data.pack_check import RECORD, TEXT, is_whole, note_whole
 from elman.data.planning import SourceFile
 from elman.data.progress import PackingProgress, size_text
 from elman.data.writing import HashedFile
 from elman.sections.training import SEPARATOR
 
 _VERSION = 1
-_TEXT, _RECORD, _LOCK, _HOLDER = "text", "pack.json", "lock", "lock.holder"
+_LOCK, _HOLDER = "lock", "lock.holder"
 _PART, _STATE = "text.part", "state.json"
 LISTED = 1000
 """Most source files listed in a result; a hash covers all of them."""
@@ -83,9 +84,15 @@ class PackedSource(ByteSource):
         }
 
     def is_whole(self) -> bool:
-        """Whether samples of the bytes match the record."""
-        found = {"bytes": len(self), "quick_sha256": self.quick_hash()}
-        return found.items() <= self._record.items()
+        """Whether the bytes match the record, see :mod:`elman.data.pack_check`."""
+        return is_whole(self, self._record, self._say_reading)
+
+    def _say_reading(self) -> None:
+        with PackingProgress(0) as progress:
+            progress.say(
+                f"reading {self.paths[0]} ({size_text(len(self))}) once to check it: it may have "
+                f"changed since it was packed"
+            )
 
 
 @dataclass
@@ -97,6 +104,9 @@ class _State:
     sha256: str = hashlib.sha256().hexdigest()
     documents: int = 0
     halves: int = 0
+    blank: int = 0
+    # Whether there is anything but blanks.
+    solid: bool = False
     # What the text so far ends with: a document or raw bytes; "" while it is empty.
     ends_with: str = ""
 
@@ -142,9 +152,9 @@ class Pack:
 
     def finished(self) -> PackedSource | None:
         """Return the packed text if it exists and is whole."""
-        text = self.folder / _TEXT
+        text = self.folder / TEXT
         try:
-            record = json.loads((self.folder / _RECORD).read_text())
+            record = json.loads((self.folder / RECORD).read_text())
             if not text.is_file() or record["version"] != _VERSION:
                 return None
             source = PackedSource(text, record, self.setting)
@@ -228,7 +238,7 @@ class Pack:
     def _refuse_without_space(self, expected: int) -> None:
         there = sum(
             (self.folder / name).stat().st_size
-            for name in (_TEXT, _PART)
+            for name in (TEXT, _PART)
             if (self.folder / name).exists()
         )
         free = shutil.disk_usage(self.folder).free + there
@@ -300,6 +310,7 @@ class _Packing:
         self._pack, self._progress = pack, progress
         self._folder = pack.folder
         self._state = _State()
+        self._fields: tuple[str, ...] = ()
 
     def run(self) -> None:
         """Write the text and then its record."""
@@ -310,7 +321,8 @@ class _Packing:
         )
         self._progress.say(f"packing {self._pack.where} ({size}) into {self._folder}, once{why}")
         with suppress(FileNotFoundError):
-            os.unlink(self._folder / _TEXT)  # damaged
+            os.unlink(self._folder / TEXT)
+            self._progress.say("what was packed there before is damaged, and is made again")
         try:
             with self._begun() as out:
                 self._write(out)
@@ -369,8 +381,8 @@ class _Packing:
             if time.monotonic() - saved_at > _STATE_SECONDS:
                 self._save(out)
                 saved_at = time.monotonic()
-        if not out.n_bytes:
-            raise UserError(f"{self._pack.where}: holds no text; name files that do")
+        if not self._state.solid:
+            raise UserError(f"{self._pack.where}: {self._nothing()}")
         self._state.bytes, self._state.sha256 = out.n_bytes, out.sync()
 
     def _add(self, out: HashedFile, piece: Piece, separate: bool) -> None:
@@ -381,6 +393,26 @@ class _Packing:
         state.ends_with = "document" if piece.documents else "bytes"
         state.documents += piece.documents
         state.halves += piece.halves
+        state.blank += piece.blank
+        if not state.solid:
+            solid = piece.blank < piece.documents if piece.documents else not piece.data.isspace()
+            state.solid = solid and bool(piece.data)
+        self._fields = self._fields or piece.fields
+
+    def _nothing(self) -> str:
+        """Return what is wrong with text that is empty, or nothing but blanks."""
+        documents = self._state.documents
+        if not documents:
+            return "holds no text; name files that do"
+        which = "the only document is" if documents == 1 else f"all {documents:,} documents are"
+        others = [name for name in self._fields if name != self._pack.field]
+        if not others:
+            return f"{which} empty in field {self._pack.field}; name files that hold text"
+        key = self._pack.setting.split(".", 1)[0] + ".field"
+        return (
+            f"{which} empty in field {self._pack.field}; other fields: {listed_names(others)}; "
+            f"type {key}=<name>"
+        )
 
     def _save(self, out: HashedFile) -> None:
         """Save the state, so that a later start can continue from here."""
@@ -402,15 +434,17 @@ class _Packing:
             "joiner": SEPARATOR.hex(),
             "sources": self._pack.sources,
         }
-        _write_json(self._folder / _RECORD, record)
-        os.replace(self._folder / _PART, self._folder / _TEXT)
+        _write_json(self._folder / RECORD, record)
+        os.replace(self._folder / _PART, self._folder / TEXT)
         _sync_folder(self._folder)
+        note_whole(str(self._folder / TEXT))
         with suppress(FileNotFoundError):
             os.unlink(self._folder / _STATE)
 
     def _summary(self) -> str:
         state, seconds = self._state, self._progress.seconds
-        documents = f"{state.documents:,} documents, " if state.documents else ""
+        empty = f" ({state.blank:,} of them empty)" if state.blank else ""
+        documents = f"{state.documents:,} documents{empty}, " if state.documents else ""
         halves = (
             f"; {state.halves:,} documents have half of a surrogate pair, stored as its three bytes"
             if state.halves
@@ -447,6 +481,6 @@ def _sync_folder(folder: Path) -> None:
 
 def _discard(folder: Path) -> None:
     """Remove unfinished files; the lock stays, because others may wait for it."""
-    for name in (_PART, _STATE, f"{_STATE}.new", f"{_RECORD}.new"):
+    for name in (_PART, _STATE, f"{_STATE}.new", f"{RECORD}.new"):
         with suppress(FileNotFoundError):
             os.unlink(folder / name)

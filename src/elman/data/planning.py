@@ -1,32 +1,33 @@
-"""Decides which files a run reads, and how: raw, decompressed or as documents."""
+"""Decides how a file is read: raw, decompressed or as documents."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NoReturn
 
 from elman.base.errors import UserError
-from elman.data.documents import Piece, json_documents, parquet_documents, refuse_without_pyarrow
-from elman.data.files import found, refuse
+from elman.data.documents import Piece, json_lines
+from elman.data.json_text import JsonForm, form_of, json_documents
+from elman.data.matching import Match, refuse
 from elman.data.sniffing import (
     HEAD_BYTES,
+    JSON_BLANKS,
     PARQUET,
     TAIL_BYTES,
     UNREADABLE_NAMES,
     compression_of,
+    is_arrow,
     unreadable,
 )
 from elman.data.streams import Chunk, decoded_chunks
+from elman.data.tables import arrow_documents, parquet_documents, refuse_without_pyarrow
 from elman.sections.training import DataFormat
 
-Content = Literal["raw", "jsonl", "parquet"]
+Content = Literal["raw", "jsonl", "json", "parquet", "arrow"]
 
 _JSON_LINES = (".jsonl", ".ndjson", ".jsonlines")
-# A file named .json may hold one document or many; this many bytes are inspected to decide.
-_LONGEST_FIRST_LINE = 16 * 2**20
 _COMPRESSED = {
     ".gz": "gz",
     ".gzip": "gz",
@@ -73,31 +74,40 @@ class SourceFile:
         where = f"{setting}={self.path}"
         if self.content == "parquet":
             return parquet_documents(self.path, self.bytes, field, where)
+        if self.content == "arrow":
+            return arrow_documents(self.path, field, where)
         chunks = decoded_chunks(self.path, self.compression, where)
         if self.content == "jsonl":
+            return json_lines(chunks, field, where)
+        if self.content == "json":
             return json_documents(chunks, field, where)
         return (Piece(data, 0, consumed) for data, consumed in chunks)
 
 
-def plan(
-    names: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    format_: DataFormat,
-    setting: str,
-) -> list[SourceFile]:
-    """Return the files in the order of reading, which is the order of their absolute paths.
+def inner_suffix(file: SourceFile) -> str:
+    """Return the ending of a file's name, in lower case, without that of its compression."""
+    stem, suffix = os.path.splitext(os.path.basename(file.path).lower())
+    return os.path.splitext(stem)[1] if suffix in _COMPRESSED else suffix
+
+
+class OtherKindError(UserError):
+    """A file is whole, but of a kind that elman does not read, or not as the settings say."""
+
+
+def look(match: Match, format_: DataFormat, field: str, setting: str) -> SourceFile:
+    """Return how to read a file.
 
     Args:
-        names: As :class:`~elman.data.files.ByteSource` takes them.
+        match: The file.
         format_: As ``data.format``.
-        setting: The setting that named them, for error messages.
+        field: As ``data.field``.
+        setting: The setting that named it, for error messages.
 
     Raises:
-        UserError: a file is missing or cannot be opened, or elman cannot read its kind.
+        OtherKindError: elman does not read its kind.
+        UserError: it cannot be opened, or is damaged.
     """
-    return [_source(path, status, format_, setting) for path, status in found(names, setting)]
-
-
-def _source(path: str, status: os.stat_result, format_: DataFormat, setting: str) -> SourceFile:
+    path, status = match.path, match.status
     compression: str | None = None
     content: Content = "raw"
     if format_ != "raw":
@@ -107,7 +117,7 @@ def _source(path: str, status: os.stat_result, format_: DataFormat, setting: str
                 tail = os.pread(raw.fileno(), TAIL_BYTES, max(0, status.st_size - TAIL_BYTES))
         except OSError as error:
             refuse(path, setting, error)
-        compression, content = _Look(path, format_, setting).at(head, tail)
+        compression, content = _Look(path, format_, field, setting).at(head, tail)
     return SourceFile(path, status.st_size, status.st_mtime_ns, compression, content)
 
 
@@ -117,6 +127,7 @@ class _Look:
 
     path: str
     format: DataFormat
+    field: str
     setting: str
 
     def at(self, head: bytes, tail: bytes) -> tuple[str | None, Content]:
@@ -126,8 +137,11 @@ class _Look:
         named = _COMPRESSED.get(suffix)
         if compression is None:
             if named is not None:
-                self._refuse(
-                    f"named {suffix}, but it does not begin like a {named} file; download it again"
+                raise UserError(
+                    self._or_raw(
+                        f"named {suffix}, but it does not begin like a {named} file; "
+                        f"download it again"
+                    )
                 )
             return None, self._content(self.path, head, tail, None)
         inner = _first_bytes(self._chunks(compression), HEAD_BYTES)
@@ -144,17 +158,43 @@ class _Look:
         if head.startswith(PARQUET):
             return self._parquet(head, tail, inside)
         suffix = os.path.splitext(name.lower())[1]
-        if self.format == "parquet" or (self.format == "auto" and suffix == ".parquet"):
-            raise UserError(f"{self._where}: not Parquet; it does not begin like a Parquet file")
-        if kind := unreadable(head, tail) or UNREADABLE_NAMES.get(suffix):
-            self._refuse(f"{kind.name}{inside}; {kind.advice}")
-        if self.format == "jsonl":
-            return "jsonl"
+        if is_arrow(head):
+            return self._arrow(inside)
+        for kind, ending in (("Parquet", ".parquet"), ("Arrow", ".arrow")):
+            said = f"{self._where}: not {kind}; it does not begin like {kind}"
+            if suffix == ending and self.format in ("auto", kind.lower()):
+                raise UserError(f"{said}; download it again")
+            if self.format == kind.lower():
+                raise OtherKindError(f"{said}; drop {self._section}.format")
+        if found := unreadable(head, tail) or UNREADABLE_NAMES.get(suffix):
+            self._refuse(f"{found.name}{inside}; {found.advice}")
+        if self.format in ("json", "jsonl"):
+            return self.format
         if self.format == "auto" and suffix in _JSON_LINES:
-            return "jsonl"
-        if self.format == "auto" and suffix == ".json" and _is_lines(self._chunks(compression)):
-            return "jsonl"
+            return "json" if head.lstrip(JSON_BLANKS).startswith(b"[") else "jsonl"
+        if self.format == "auto" and suffix == ".json":
+            return self._json(compression)
         return "raw"
+
+    def _json(self, compression: str | None) -> Content:
+        """Return the form of a file named .json, which may be lines, an array, or neither."""
+        form = form_of(self._chunks(compression), self.field)
+        if form is JsonForm.LINES:
+            return "jsonl"
+        if form is JsonForm.DOCUMENTS:
+            return "json"
+        raise OtherKindError(
+            f"{self._where}: {form.value}; save its texts as an array of objects or as JSON lines, "
+            f"or type {self._section}.format=text to read it as plain text"
+        )
+
+    def _arrow(self, inside: str) -> Content:
+        if inside:
+            self._refuse(f"Arrow{inside}; unpack it")
+        if self.format not in ("auto", "arrow"):
+            self._refuse(f"Arrow, not {self.format}; drop {self._section}.format")
+        refuse_without_pyarrow(self._where, "Arrow")
+        return "arrow"
 
     def _parquet(self, head: bytes, tail: bytes, inside: str) -> Content:
         if inside:
@@ -165,11 +205,14 @@ class _Look:
             raise UserError(
                 f"{self._where}: cannot be read as Parquet: it ends too early; download it again"
             )
-        refuse_without_pyarrow(self._where)
+        refuse_without_pyarrow(self._where, "Parquet")
         return "parquet"
 
     def _refuse(self, what: str) -> NoReturn:
-        raise UserError(
+        raise OtherKindError(self._or_raw(what))
+
+    def _or_raw(self, what: str) -> str:
+        return (
             f"{self._where}: {what}, or type {self._section}.format=raw to read its bytes as "
             f"they are"
         )
@@ -191,19 +234,3 @@ def _first_bytes(chunks: Iterator[Chunk], wanted: int) -> bytes:
         if len(head) >= wanted:
             break
     return head[:wanted]
-
-
-def _is_lines(chunks: Iterator[Chunk]) -> bool:
-    """Whether a .json file holds JSON lines: one whole object, followed by another."""
-    text = b""
-    for data, _ in chunks:
-        text = (text + data).lstrip()
-        first, _, second = text.partition(b"\n")
-        if second.lstrip():
-            try:
-                return isinstance(json.loads(first), dict) and second.lstrip().startswith(b"{")
-            except ValueError:
-                return False
-        if len(text) > _LONGEST_FIRST_LINE:
-            break
-    return False

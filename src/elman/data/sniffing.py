@@ -40,6 +40,10 @@ _COMPRESSIONS = {
 }
 PARQUET = b"PAR1"
 """First and last bytes of a Parquet file."""
+ARROW_FILE = b"ARROW1\x00\x00"
+"""First bytes of an Arrow file with random access; ``save_to_disk`` writes streams instead."""
+JSON_BLANKS = b"\xef\xbb\xbf \t\r\n"
+"""What may stand before a JSON text; the first three bytes are the mark of UTF-8."""
 
 
 def compression_of(head: bytes) -> str | None:
@@ -56,7 +60,8 @@ def compression_of(head: bytes) -> str | None:
 
 _ZIP = Kind("a zip archive", UNPACK)
 _SEVEN = Kind("a 7z archive", UNPACK)
-_ARROW = Kind("an Arrow file", EXPORT)
+_UTF_16 = Kind("text in UTF-16", "convert it: iconv -f UTF-16 -t UTF-8")
+_UTF_32 = Kind("text in UTF-32", "convert it: iconv -f UTF-32 -t UTF-8")
 _PICTURE = Kind("a picture", NO_TEXT)
 _SOUND = Kind("an audio or video file", NO_TEXT)
 _PROGRAM = Kind("a compiled program", NO_TEXT)
@@ -72,8 +77,7 @@ _STARTS: dict[bytes, Kind] = {
     b"LZIP\x01": Kind("an lzip file", REPACK),
     b"\x1f\x9d": Kind("a file of compress (.Z)", REPACK),
     b"\xff\x06\x00\x00sNaPpY": Kind("a Snappy file", REPACK),
-    b"ARROW1\x00\x00": _ARROW,
-    b"FEA1\x00": _ARROW,
+    b"FEA1\x00": Kind("an old Feather file", EXPORT),
     b"\x89HDF\r\n\x1a\n": Kind("an HDF5 file", EXPORT),
     b"\x93NUMPY": Kind("a NumPy array", EXPORT),
     b"Obj\x01": Kind("an Avro file", EXPORT),
@@ -99,13 +103,21 @@ _STARTS: dict[bytes, Kind] = {
     b"\xcf\xfa\xed\xfe": _PROGRAM,
     b"GGUF\x02\x00": _WEIGHTS,
     b"GGUF\x03\x00": _WEIGHTS,
+    b"\xff\xfe\x00\x00": _UTF_32,
+    b"\x00\x00\xfe\xff": _UTF_32,
+    b"\xff\xfe": _UTF_16,
+    b"\xfe\xff": _UTF_16,
 }
 
 
-def _is_arrow_stream(head: bytes, tail: bytes) -> bool:
-    """Arrow streams have no magic number, only a continuation mark and the schema's length."""
+def is_arrow(head: bytes) -> bool:
+    """Whether a file begins like an Arrow file, or like an Arrow stream.
+
+    A stream has no magic number, only a continuation mark and the schema's length.
+    """
     length = int.from_bytes(head[4:8], "little")
-    return head.startswith(b"\xff" * 4) and 0 < length < 2**20 and length % 8 == 0
+    stream = head.startswith(b"\xff" * 4) and 0 < length < 2**24 and length % 8 == 0
+    return stream or head.startswith(ARROW_FILE)
 
 
 def _is_pickle(head: bytes, tail: bytes) -> bool:
@@ -128,7 +140,6 @@ _LOOKS: list[tuple[Callable[[bytes, bytes], bool], Kind]] = [
     (lambda head, tail: head[:4] == b"RIFF" and head[8:12] in (b"WAVE", b"AVI "), _SOUND),
     (lambda head, tail: head[:3] == b"\0\0\0" and head[4:8] == b"ftyp", _SOUND),
     (lambda head, tail: head[:3] == b"ORC" == tail[4:7], Kind("an ORC table", EXPORT)),
-    (_is_arrow_stream, _ARROW),
     (_is_pickle, Kind("a Python pickle", EXPORT)),
     (_is_safetensors, _WEIGHTS),
     (_is_windows_program, _PROGRAM),
@@ -152,7 +163,5 @@ def unreadable(head: bytes, tail: bytes) -> Kind | None:
 UNREADABLE_NAMES = {
     ".br": Kind("a Brotli file", REPACK),
     ".lzma": Kind("an lzma file", REPACK),
-    ".arrow": _ARROW,
-    ".feather": _ARROW,
     ".tfrecord": Kind("a TFRecord file", EXPORT),
 }

@@ -16,6 +16,7 @@ from elman.base.tables import TerminalTable, names, text
 from elman.doctor.combinations import combinations
 from elman.doctor.facts import gather
 from elman.doctor.findings import Finding, Mark, installed, machine
+from elman.doctor.packs import packed_data
 from elman.doctor.usable import backends, baselines, forms
 from elman.runs.prepared import PreparedRun
 
@@ -28,8 +29,9 @@ def run(job: PreparedRun) -> ExitStatus:
     console = table_console()
     with Console(stderr=True).status("looking at this machine") as live:
         facts = gather(lambda waiting: live.update(f"waiting for {', '.join(waiting)}"))
+        packs = packed_data(lambda folder: live.update(f"reading {folder}"))
     judges = (installed, machine, backends, forms, baselines, combinations)
-    findings = [finding for judge in judges for finding in judge(facts)]
+    findings = [*(finding for judge in judges for finding in judge(facts)), *packs]
     _table(findings).print(console)
     _print_commands(console, findings)
     broken = [finding for finding in findings if finding.mark == Mark.BROKEN]

@@ -14,7 +14,8 @@ from elman.base.consoles import table_console
 from elman.base.errors import ExitStatus, UserError
 from elman.config.run_config import RunConfig
 from elman.data.batches import open_text
-from elman.data.opening import open_source
+from elman.data.choosing import chosen_to_score, told
+from elman.data.opening import open_files
 from elman.data.windows import (
     contiguous_chunks,
     scoring_batches,
@@ -113,7 +114,10 @@ def _file(
     assert isinstance(trained.data, DataConfig)
     train, limit = trained.train, settings.max_bytes
     rows = settings.batch_size or train.batch_size
-    with open_source(settings.path, settings.format, settings.field, setting="eval.path") as source:
+    chosen = chosen_to_score(settings.path, settings.format, settings.field, "eval.path")
+    if left := told(chosen, "scoring"):
+        console.print(f"files: {left}", highlight=False, markup=False, soft_wrap=True)
+    with open_files(chosen.train, settings.field, "eval.path") as source:
         total = min(len(source) - 1, limit or len(source))
         with _progress(console, total) as show:
             if settings.carry_state:

@@ -13,6 +13,7 @@ import torch
 from elman.base.errors import RunStatus
 from elman.config.run_config import RunConfig
 from elman.data.batches import AnyRunData
+from elman.data.choosing import told
 from elman.data.tasks.batches import TaskData
 from elman.data.tasks.blind import chance
 from elman.devices.cpu import multiplies_bf16
@@ -95,6 +96,7 @@ def start_lines(setup: TrainingSetup, findings: Findings, trainer: Trainer) -> l
         f"backend {setup.backend}{through} on {setup.device}{graph}{update}{memory}"
         f"{sharing(setup.team, setup.division, config)}",
         f"data: {_told_data(setup)}",
+        *_told_files(setup.data),
         f"run folder: {setup.folder}",
     ]
     cell = registry.cell(model.cell).under(model.options)
@@ -124,7 +126,15 @@ def _told_data(setup: TrainingSetup) -> str:
     packed = source.get("packed")
     where = f", packed in {packed['file']}" if packed else ""
     zeroed = "; state zeroed after each 0x1e" if config.data.reset_at_documents else ""
-    return f"{source['bytes']:,} bytes of {data.label}{where}{zeroed}"
+    apart = f", {data.val_bytes:,} bytes held out" if data.chosen.held_out else ""
+    read = data.train_bytes if apart else source["bytes"]
+    return f"{read:,} bytes of {data.label}{where}{apart}{zeroed}"
+
+
+def _told_files(data: AnyRunData) -> list[str]:
+    """Return a line with the files of a glob or folder, unless all of them are trained on."""
+    files = "" if isinstance(data, TaskData) else told(data.chosen)
+    return [f"files: {files}"] if files else []
 
 
 def _chances(setup: TrainingSetup, result: Mapping[str, Any]) -> dict[str, Any]:

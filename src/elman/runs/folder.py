@@ -34,7 +34,7 @@ HOLDER_FILE = ".lock.holder"
 LOG_FILE = "train.log"
 # Settings that older runs do not have, with the values that those runs had without them.
 _NEWER: dict[str, dict[str, object]] = {
-    "data": {"reset_at_documents": False},
+    "data": {"reset_at_documents": False, "val_path": None},
     "model": {"vocab_size": VOCAB_SIZE},
     "train": {"until_accuracy": None, "bytes": None, "flops": None},
 }

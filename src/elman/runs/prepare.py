@@ -24,6 +24,7 @@ from elman.config.compose import plain_tree, typed_config, typed_overrides
 from elman.config.keys import named_keys
 from elman.config.run_config import MODES, OF_SWEEPS, RunConfig, flatten
 from elman.config.suites import GROUP
+from elman.data.matching import anchored
 from elman.runs.folder import (
     RunLock,
     check_free,
@@ -231,10 +232,15 @@ def _anchored(config: RunConfig, *, changes_folder: bool) -> RunConfig:
     if changes_folder and config.train.init_from is not None:
         train = config.train.model_copy(update={"init_from": _absolute(config.train.init_from)})
         config = config.model_copy(update={"train": train})
-    if not isinstance(config.data, DataConfig) or (path := config.data.path) is None:
+    if not isinstance(config.data, DataConfig):
         return config
-    absolute = _absolute(path) if isinstance(path, str) else [_absolute(name) for name in path]
-    data = config.data.model_copy(update={"path": absolute})
+    paths = {"path": config.data.path, "val_path": config.data.val_path}
+    absolute = {
+        key: anchored(path) if isinstance(path, str) else [anchored(name) for name in path]
+        for key, path in paths.items()
+        if path is not None
+    }
+    data = config.data.model_copy(update=absolute)
     return config.model_copy(update={"data": data})
 
 
@@ -250,7 +256,7 @@ def _check_files(config: RunConfig, *, may_pack: bool) -> None:
     """
     reads = MODES[config.mode].reads
     data = config.data
-    if "data" in reads and isinstance(data, DataConfig) and data.path is not None:
+    if "data" in reads and isinstance(data, DataConfig) and (data.path or data.val_path):
         from elman.data.batches import check_data
 
         check_data(data, config.train.chunk_size, may_pack=may_pack)

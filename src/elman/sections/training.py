@@ -8,9 +8,9 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from elman.base.errors import UserError
 from elman.sections.budget import BUDGETS, UNSAID_MINUTES
-from elman.sections.section import Count, NonNegative, Positive, Section
+from elman.sections.section import Count, NonNegative, Positive, Section, rounded
 
-DataFormat = Literal["auto", "raw", "text", "jsonl", "parquet"]
+DataFormat = Literal["auto", "raw", "text", "jsonl", "json", "parquet", "arrow"]
 """How files become bytes; :class:`DataConfig` explains each."""
 
 
@@ -22,11 +22,14 @@ class DataConfig(Section):
     """Group ``data``: what is read, and how much of its tail is held out.
 
     Args:
-        path: A file, a glob, or a list of them; null is the Python standard library's own text.
+        path: A file, a glob, a folder, or a list of them; null is the Python standard library's own
+            text. Of globs and folders, files named test are left, and files named validation,
+            valid, val or dev are held out.
+        val_path: What is held out, in place of a tail: named in the same way.
         format: ``raw``: every file's bytes as they are. ``text``: .gz, .zst, .xz and .bz2
-            decompressed. ``jsonl``, ``parquet``: the documents in ``field`` of each line or row,
-            joined by the byte 0x1e; JSON lines may be compressed. ``auto``: each file's first bytes
-            and name decide; ``text`` if they do not.
+            decompressed. ``jsonl``, ``json``, ``parquet``, ``arrow``: the documents in ``field`` of
+            each line, element or row, joined by the byte 0x1e; JSON may be compressed. ``auto``:
+            each file's first bytes and name decide; ``text`` if they do not.
         field: Field with a document's text; a dot descends, as in ``meta.text``.
         val_bytes: Length of the held-out tail in bytes; null is 5 % of the data, at most 4 MiB.
         val_sample: Bytes predicted at each validation, at fixed positions of the tail.
@@ -37,6 +40,7 @@ class DataConfig(Section):
     """
 
     path: str | list[str] | None = None
+    val_path: str | list[str] | None = None
     format: DataFormat = "auto"
     field: str = "text"
     val_bytes: Count | None = None
@@ -51,7 +55,12 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _each_is_read(self) -> Self:
-        refuse_unread("data", self.path, self.format, self.field)
+        refuse_unread("data", self.path or self.val_path, self.format, self.field)
+        if self.val_path is not None and self.val_bytes is not None:
+            raise UserError(
+                f"data.val_bytes={self.val_bytes}: not read with data.val_path, whose files are "
+                f"held out whole; drop one of them"
+            )
         return self
 
 
@@ -71,10 +80,6 @@ def refuse_unread(section: str, path: object, format_: DataFormat, field: str) -
 
 # A Literal takes 1 for True.
 _no_number = BeforeValidator(lambda value: str(value) if type(value) is int else value)
-# A large count may be typed as 1e9, which YAML reads as a float.
-_rounded = BeforeValidator(
-    lambda value: int(value) if isinstance(value, float) and value.is_integer() else value
-)
 
 
 class TrainConfig(Section):
@@ -116,11 +121,11 @@ class TrainConfig(Section):
 
     minutes: Positive | None = None
     steps: Count | None = None
-    bytes: Annotated[int, _rounded, Field(ge=1)] | None = None
+    bytes: Count | None = None
     flops: Positive | None = None
     batch_size: Count
     chunk_size: Count
-    seed: Annotated[int, Field(ge=0, lt=2**32)]
+    seed: Annotated[int, rounded, Field(ge=0, lt=2**32)]
     grad_accum: Count = 1
     grad_clip: NonNegative = 1.0
     tbptt: bool = False

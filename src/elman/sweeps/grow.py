@@ -27,7 +27,7 @@ from elman.sweeps.suite_runs import ONLY, ChosenSuite
 
 Compose = Callable[[int, int, Sequence[str]], RunConfig]
 """Returns the configuration of a job, given its number, the number of jobs, and its overrides."""
-_PATHS = ("data.path", "train.init_from")
+_PATHS = ("data.path", "data.val_path", "train.init_from")
 _OF_DATA = ("bytes", "sha256", "sample_sha256", "train_bytes")
 
 
@@ -212,7 +212,7 @@ def _check_data(
 ) -> None:
     seen: set[str] = set()
     for job, result in results:
-        read, text = result.get("data"), job.config.data.model_dump_json()
+        read, text = result.get("data"), repr(job.config.data)
         if not isinstance(read, dict) or text in seen:
             continue
         seen.add(text)

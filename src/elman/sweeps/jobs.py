@@ -25,6 +25,7 @@ from elman.runs.folder import check_free, claim_folder, make_folder, run_name
 from elman.runs.prepare import checked_config
 from elman.sections.launching import GpusLauncher, SlurmLauncher, SweepSettings, ranks_of
 from elman.sweeps.expand import expand
+from elman.sweeps.files_read import files_notes
 from elman.sweeps.grow import (
     Grown,
     asked_jobs,
@@ -132,6 +133,7 @@ def checked_sweep(
     _refuse_shared(grown.asked, suite, settings)
     said += _check_launcher(config, grown.asked, mode, settings)
     said += slow_paths(suite, grown.asked, settings.launcher)
+    said += files_notes(grown.asked, mode)
     jobs, folder = _with_folders(config, grown.jobs, mode, settings, prefixes(earlier))
     grown = replace(grown, jobs=jobs)
     if earlier is not None and folder is not None:

@@ -17,7 +17,7 @@ NOT_RECORDED = "not recorded"
 # result, as measured.
 _IRRELEVANT = {
     "train": ("seed", "device", "graph", *WITHOUT_EFFECT["train"]),
-    "data": ("path", "format", "field"),
+    "data": ("path", "val_path", "format", "field"),
     "optim": ("matrix_precision",),
 }
 # Settings that older runs do not have; this is what they did.

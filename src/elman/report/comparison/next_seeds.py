@@ -20,7 +20,7 @@ _SEED, _MODEL, _ONLY = "train.seed", "model", "benchmark.only"
 # Seeds that are listed one by one; more in a row are a range.
 _LISTED = 8
 # Settings in which sweep.add wants whole paths.
-_PATHS = ("data.path", "train.init_from")
+_PATHS = ("data.path", "data.val_path", "train.init_from")
 
 
 @dataclass(frozen=True)
