@@ -85,7 +85,7 @@ def _main(argv: Sequence[str], before_run: Callable[[], None]) -> int:
         # The reader of our output closed the pipe (elman --help | head): nobody is left to tell.
         return int(ExitStatus.FAILED)
     except Exception as error:
-        return _failed_before_a_run(error)
+        return _failed_before_a_run(error, argv)
 
 
 def _interrupted() -> str:
@@ -144,6 +144,7 @@ def _run_mode(job: PreparedRun) -> int:
     from importlib import import_module
 
     from elman.base.disk import is_disk_trouble, no_room
+    from elman.base.named_path import path_at_fault
     from elman.cli import session
     from elman.devices.cpu import let_threads_sleep
     from elman.runs.folder import discard_folder
@@ -167,11 +168,14 @@ def _run_mode(job: PreparedRun) -> int:
     except Exception as error:
         if job.folder is None and isinstance(error, BrokenPipeError):
             return int(ExitStatus.FAILED)  # elman mode=generate | head: nobody is left to tell
-        if job.folder is None or not is_disk_trouble(error):
+        fault = path_at_fault(error, session.current().argv)
+        if fault is None and job.folder is not None and is_disk_trouble(error):
+            fault = no_room(error, job.folder)
+        if fault is None:
             return _report_internal(error, job.folder)
         if fresh is not None:
             discard_folder(fresh)
-        return _refuse(no_room(error, job.folder))
+        return _refuse(fault)
 
 
 @contextlib.contextmanager
@@ -359,18 +363,23 @@ def _refuse_sweep_of_ranks(arguments: flags.Arguments) -> None:
         )
 
 
-def _failed_before_a_run(error: Exception) -> int:
+def _failed_before_a_run(error: Exception, argv: Sequence[str]) -> int:
     """Report an error from outside the modes; a full disk is not our fault and leaves no folder."""
     from elman.base.disk import is_disk_trouble, no_room
+    from elman.base.named_path import path_at_fault
     from elman.cli import session
     from elman.runs.folder import discard_folder
 
-    if not is_disk_trouble(error):
+    fault = path_at_fault(error, argv)
+    if fault is None and not is_disk_trouble(error):
         return _report_internal(error, None)
     job = session.current().job
     if job is not None and job.folder is not None and not job.resumed:
         with contextlib.suppress(OSError):
             discard_folder(job.folder)
+    if fault is not None:
+        return _refuse(fault)
+    assert is_disk_trouble(error)
     return _refuse(no_room(error, job.folder if job and job.folder else os.getcwd()))
 
 

@@ -38,6 +38,7 @@ from elman.config.meanings import GROUPS_ELSEWHERE, MODES_ELSEWHERE
 Compose = Callable[[Sequence[str]], DictConfig]
 # Longer lists of choices are not printed; the error points to `elman --help` instead.
 _LONGEST_LIST = 12
+_LONGEST_NAME = 200
 # Errors of other types that these packages raise for a user's mistake.
 _FOREIGN = ("hydra", "omegaconf", "antlr4", "yaml")
 
@@ -244,6 +245,8 @@ def _unknown_key(match: re.Match[str], error: Exception, command: _Command) -> s
 def _group_meant(key: str, value: str) -> str | None:
     """Return the group that offers ``value``, if ``key`` is close to the group's name."""
     folder = Path(str(files("elman.conf")))
+    if len(value) > _LONGEST_NAME:
+        return None  # no file can have that name
     groups = [path.parent.name for path in folder.glob(f"*/{glob.escape(value)}.yaml")]
     return nearest(key, groups) if "." not in key else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -11,7 +12,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from elman.base.disk import usual_permissions
-from elman.base.errors import UserError
+from elman.base.errors import UserError, first_line
+from elman.base.named_path import shortened
 from elman.base.utf8_path import in_utf8
 from elman.evaluation.generation import States, Writer
 
@@ -23,7 +25,7 @@ def save_text_state(path: Path, writer: Writer, model: str) -> None:
     """Save the state of a text; an old file of that name is replaced when the new one is whole.
 
     Args:
-        path: The file.
+        path: The file; see :func:`elman.base.named_path.writable_file`.
         writer: The writer of the text.
         model: A name that identifies the model and its weights.
 
@@ -35,14 +37,19 @@ def save_text_state(path: Path, writer: Writer, model: str) -> None:
     for number, state in enumerate(states or []):
         tensors |= {f"{number}.{name}": part.contiguous() for name, part in state.items()}
     note = {_NOTE: json.dumps({"model": model, "drawn": drawn, "layers": len(states or [])})}
-    scratch = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
+    # Not the whole name before it: the two together may be longer than a name can be.
+    scratch = path.with_name(f".{path.name[:32]}.{os.getpid()}.unfinished")
     try:
         with usual_permissions(scratch):
             save_file({name: part.cpu() for name, part in tensors.items()}, scratch, note)
         os.replace(scratch, path)
     except (OSError, SafetensorError) as error:
-        scratch.unlink(missing_ok=True)
-        raise UserError(f"generate.save_state={path}: cannot be written ({error})") from None
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)
+        raise UserError(
+            f"generate.save_state={shortened(str(path))}: cannot be written ({first_line(error)}); "
+            "name a file elsewhere"
+        ) from None
 
 
 def load_text_state(path: Path, writer: Writer, model: str) -> int:
@@ -56,8 +63,6 @@ def load_text_state(path: Path, writer: Writer, model: str) -> int:
         found = json.loads(note[_NOTE])
         states = _states(tensors, int(found["layers"]))
         last_b1, drawn = tensors[_LAST], int(found["drawn"])
-    except FileNotFoundError:
-        raise UserError(f"generate.state={path}: no such file") from None
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
         raise UserError(
             f"generate.state={path}: not a saved state ({error}); name a file that "

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from elman.base.errors import ExitStatus, UserError
+from elman.base.named_path import readable_file, writable_file
 from elman.devices.environment import choose_device
 from elman.evaluation.generation import START, Writer
 from elman.evaluation.sampling import Sampling
@@ -50,6 +51,10 @@ def run(job: PreparedRun) -> ExitStatus:
             f"generate.checkpoint={settings.checkpoint}: it learned the task {data.task}, which "
             "has no text to continue; elman mode=eval eval.checkpoint=... tests its answers"
         )
+    kept = settings.save_state  # looked at before a long text is written in vain
+    save_to = None if kept is None else writable_file("generate.save_state", kept)
+    if settings.state is not None:
+        readable_file("generate.state", settings.state)
     device = choose_device(settings.device, "generate.device")
     backend, allow_slow = config.kernels.backend, config.baseline.allow_slow
     model = load(checkpoint.path, device=device, backend=backend, allow_slow=allow_slow)
@@ -63,8 +68,8 @@ def run(job: PreparedRun) -> ExitStatus:
             _stream(writer, settings) if len(prompts) == 1 else _collect(writer, prompts, settings)
         )
     print(f"elman: {count}", file=sys.stderr)
-    if settings.save_state is not None:
-        save_text_state(Path(settings.save_state).expanduser(), writer, _identity(checkpoint))
+    if save_to is not None:
+        save_text_state(save_to, writer, _identity(checkpoint))
     return ExitStatus.OK
 
 

@@ -168,7 +168,8 @@ def _earlier(settings: SweepSettings) -> dict[str, Any] | None:
 
 def _taken_up(settings: SweepSettings) -> Path | None:
     """Return the folder of the earlier sweep that this command goes on with, or None."""
-    named = settings.sweep.resume or settings.sweep.add
+    resumed, grown = settings.sweep.resume, settings.sweep.add
+    named = resumed if resumed is not None else grown
     return Path(named).expanduser().absolute() if named is not None else None
 
 
