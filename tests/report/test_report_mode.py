@@ -258,6 +258,11 @@ CONDITIONS: dict[str, tuple[tuple[str, ...], dict[str, Any], str]] = {
     "chunk": (("train.chunk_size=64",), {}, "different chunk: 32 in set 1; 64 in set 2"),
     "tbptt": (("train.tbptt=true",), {}, "32, states carried (tbptt) in set 2"),
     "seeds": (("train.seed=7",), {}, "different seeds: 42 in set 1; 7 in set 2"),
+    "data seed": (
+        ("train.data_seed=7",),
+        {},
+        "different data seed: as train.seed in set 1; 7 in set 2",
+    ),
     "steps": (("train.steps=50",), {}, "different duration: 40 steps in set 1; 50 steps in set 2"),
     "minutes": (("train.minutes=3",), {}, "40 steps in set 1; 40 steps or 3 min in set 2"),
     "version": ((), {"metrics_version": None}, "different metric version: 1 in set 1; not rec"),

@@ -1,4 +1,4 @@
-"""The flag ``contended``: who counts as somebody else on the GPU of a run."""
+"""The flag ``contended``: who counts as somebody else on the GPU, or the CPUs, of a run."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from elman.devices import sharing
 from elman.devices.nvml import DriverError, Gpu, GpuProcess, Sample
 from elman.training import contention, ledger
 from elman.training.contention import ContentionWatch, foreign
+from elman.training.cpu_share import CpuShare, Reading, busy_seconds, reading, usable_cpus
 
 # No process has it: the kernel's largest number is 2 ** 22.
 OUTSIDE = 2**30
@@ -99,10 +100,84 @@ def test_jobs_that_share_a_gpu_by_request_are_no_strangers(
     assert watch.contended is None
 
 
-def test_on_a_cpu_nobody_looks() -> None:
-    watch = ContentionWatch(torch.device("cpu"), asked=_Driver())
-    watch.sample()
-    assert watch.contended is None
+STAT = """cpu  900 0 0 9000 0 0 0 0 0 0
+cpu0 100 20 30 7000 50 1 2 300 40 0
+cpu1 200 0 0 8000 0 0 0 0 0 0
+cpu10 5000 0 0 8000 0 0 0 0 0 0
+intr 5
+"""
+
+
+def test_the_busy_time_of_cpus_has_all_but_idling_and_no_guests_twice() -> None:
+    each = os.sysconf("SC_CLK_TCK")
+    assert busy_seconds(STAT, {0}) == (100 + 20 + 30 + 1 + 2 + 300) / each
+    assert busy_seconds(STAT, {0, 1}) == (453 + 200) / each
+    assert busy_seconds(STAT, {7}) is None
+
+
+@pytest.mark.parametrize(
+    ("cpus", "threads", "busy", "own", "lost"),
+    [
+        (2, 2, 20.0, 20.0, 0.0),
+        (2, 2, 20.0, 15.0, 0.25),
+        (2, 2, 20.0, 10.0, 0.5),
+        (2, 1, 20.0, 10.0, 0.0),
+        (2, 1, 20.0, 5.0, 0.5),
+        (64, 8, 500.0, 80.0, 0.0),
+        (64, 8, 640.0, 40.0, 0.5),
+        (2, 16, 20.0, 18.0, 0.1),
+        (2, 2, 19.0, 20.0, 0.0),
+    ],
+)
+def test_what_others_take_counts_once_no_cpu_is_left_for_a_thread(
+    cpus: int, threads: int, busy: float, own: float, lost: float
+) -> None:
+    """Ten seconds of training."""
+    readings = iter([Reading(100.0, 7.0, 3.0), Reading(110.0, 7.0 + busy, 3.0 + own)])
+    assert CpuShare(cpus, threads, lambda: next(readings)).lost() == pytest.approx(lost)
+
+
+def test_what_others_take_is_unknown_without_readings_and_in_the_first_seconds() -> None:
+    assert CpuShare(2, 2, lambda: None).lost() is None
+    readings = iter([Reading(0.0, 0.0, 0.0), Reading(1.0, 2.0, 0.0)])
+    assert CpuShare(2, 2, lambda: next(readings)).lost() is None
+
+
+def test_a_childs_time_is_not_that_of_others() -> None:
+    """Here the child that computes has ended, and so has its own child."""
+    code = "import time; t = time.process_time\nwhile t() < 0.3: pass"
+    before = reading(usable_cpus(), ())
+    subprocess.run([sys.executable, "-c", code], check=True)
+    after = reading(usable_cpus(), ())
+    assert before is not None
+    assert after is not None
+    assert after.own - before.own >= 0.25
+    assert after.busy - before.busy >= 0.2
+
+
+@pytest.mark.parametrize(("own", "contended"), [(20.0, False), (19.0, False), (15.0, True)])
+def test_a_run_on_a_cpu_says_whether_other_work_went_on_beside_it(
+    train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, own: float, contended: bool
+) -> None:
+    """By readings ten seconds apart, in which two CPUs are busy; a resumed run remembers it."""
+
+    def read_by(own: float) -> None:
+        ten = iter(range(10**6))
+        monkeypatch.setattr(
+            contention,
+            "reading",
+            lambda cpus, ranks: Reading(10.0 * (at := next(ten)), 20.0 * at, own * at),
+        )
+
+    monkeypatch.setattr(contention, "SAMPLE_SECONDS", 0.0)
+    monkeypatch.setattr(contention, "usable_cpus", lambda: {0, 1})
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    read_by(own)
+    first = train("train.steps=2")
+    assert first.result["contended"] is contended
+    read_by(20.0)
+    resumed = train("train.steps=4", f"train.resume={first.folder}")
+    assert resumed.result["contended"] is contended
 
 
 def test_a_gpu_that_others_use_during_a_run_is_in_its_result(
@@ -115,6 +190,9 @@ def test_a_gpu_that_others_use_during_a_run_is_in_its_result(
             listed = _Driver()
             super().__init__(device, ranks, listed)
             self._uuid, self._listed, self._looks = "GPU-aa", listed, 0
+
+        def begin(self) -> None:
+            """Do not look at the CPUs."""
 
         def sample(self) -> None:
             self._looks += 1

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -76,6 +77,31 @@ def test_same_seed_same_run_bit_for_bit_and_another_seed_another(train) -> None:
     assert first.records("step") == again.records("step")
     assert same_weights(first.weights(), again.weights())
     assert first.records("step") != other.records("step")
+
+
+def test_the_data_have_a_seed_of_their_own(train) -> None:
+    usual, same = train(folder="usual"), train("train.data_seed=42", folder="same")
+    assert usual.records("step") == same.records("step")
+    other = train("train.data_seed=7", folder="other")
+    assert usual.records("step")[0] != other.records("step")[0]
+
+    class Stop(trainer_module.Trainer):
+        def first_pass(self) -> None:
+            started.append((self.model.state_dict(), self.stepper.batches.next().copy()))
+            raise UserError("stopped by the test")
+
+    started: list[tuple[dict[str, torch.Tensor], np.ndarray]] = []
+    settings = (("1", "7"), ("1", "8"), ("2", "7"))
+    for seed, of_data in settings:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(train_mode, "Trainer", Stop)
+            with pytest.raises(UserError, match="by the test"):
+                train(f"train.seed={seed}", f"train.data_seed={of_data}", folder=seed + of_data)
+    (first, rows), (weights, other_rows), (other_weights, again) = started
+    assert same_weights(first, weights)
+    assert not same_weights(first, other_weights)
+    assert (rows == again).all()
+    assert not (rows == other_rows).all()
 
 
 RESUMED = {

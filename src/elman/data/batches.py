@@ -456,7 +456,7 @@ def open_batches(data: AnyRunData, train: TrainConfig, rows: slice = slice(None)
     Raises:
         UserError: there is too little text for ``train.batch_size`` streams.
     """
-    shape = (train.batch_size, train.chunk_size, train.seed)
+    shape = (train.batch_size, train.chunk_size, train.seed_of_data)
     if isinstance(data, TaskData):
         whole = len(range(train.batch_size)[rows]) == train.batch_size
         assert whole, "check_ranked refuses a task on several ranks"

@@ -76,7 +76,9 @@ DEFINITIONS = {
         "training time: wall time after one discarded step, without validation and checkpoints"
     ),
     "contended": (
-        "another process used the device during the run; null: nobody watched, as on a shared GPU"
+        "another process used the GPU during the run, or the machine's other work took more than a "
+        "tenth of the CPU time that the run's threads could use; null: nobody watched, as on a "
+        "shared GPU or in the first seconds"
     ),
     "jobs_per_gpu": (
         "the most jobs of its sweep that used the GPU at a time (launcher.jobs_per_gpu); with more "

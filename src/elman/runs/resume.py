@@ -13,7 +13,7 @@ from elman.config.validate import validate
 from elman.runs.folder import read_config
 
 # Settings that a run reads only at its first step.
-_FIRST_STEP_ONLY = ("train.seed", "train.init_from")
+_FIRST_STEP_ONLY = ("train.seed", "train.data_seed", "train.init_from")
 # Settings that define a run's numbers, with their values in runs older than them.
 _DEFINING = {"data.reset_at_documents": False}
 

@@ -96,7 +96,8 @@ class TrainConfig(Section):
         flops: Floating-point operations, counted by ``elman.training.flops``.
         batch_size: Rows per micro-batch.
         chunk_size: Bytes predicted per row.
-        seed: Seed of the initial weights and of the data order.
+        seed: Seed of the initial weights, of random numbers in training, and of the data order.
+        data_seed: Seed of the data order, if not ``seed``.
         grad_accum: Micro-batches per optimizer step.
         grad_clip: Largest global gradient norm; 0 is off.
         tbptt: Train on ``batch_size`` contiguous streams with carried states.
@@ -126,6 +127,7 @@ class TrainConfig(Section):
     batch_size: Count
     chunk_size: Count
     seed: Annotated[int, rounded, Field(ge=0, lt=2**32)]
+    data_seed: Annotated[int, rounded, Field(ge=0, lt=2**32)] | None = None
     grad_accum: Count = 1
     grad_clip: NonNegative = 1.0
     tbptt: bool = False
@@ -144,6 +146,11 @@ class TrainConfig(Section):
     until_accuracy: Annotated[float, Field(gt=0, le=1)] | None = None
     resume: str | None = None
     init_from: str | None = None
+
+    @property
+    def seed_of_data(self) -> int:
+        """The seed of the data order."""
+        return self.seed if self.data_seed is None else self.data_seed
 
     @property
     def budget_minutes(self) -> float | None:

@@ -1,4 +1,4 @@
-"""Watches whether other processes used the GPU of a run while it trained."""
+"""Watches whether other processes used the GPU or the CPUs of a run while it trained."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ import torch
 
 from elman.devices.nvml import Driver, DriverError, GpuProcess, driver
 from elman.devices.sharing import jobs_per_gpu
+from elman.training.cpu_share import CpuShare, reading, usable_cpus
 
 SAMPLE_SECONDS = 5.0
+LOST = 0.1
+"""Share of its threads' time that others may take from a run on a CPU before it is contended."""
 
 
 class ContentionWatch:
-    """Looks from time to time for other processes on the GPU of this process.
+    """Looks from time to time for other work on the GPU, or on the CPUs, of this process.
+
+    On a GPU any other process counts. A CPU always has some; there it counts what they took over
+    the whole session.
 
     Args:
         device: Where the model lives.
@@ -25,9 +31,10 @@ class ContentionWatch:
         asked: Who knows the processes of a GPU; this machine's driver if None.
 
     Attributes:
-        contended: True once a foreign process was seen; False if every look found none; None where
-            looking is impossible: on a CPU, or without the driver's library; or where it tells
-            nothing, because jobs of the sweep share the GPU.
+        contended: True once a foreign process was seen, or while others have taken more than
+            :data:`LOST` of the CPUs' time; False if no look found that; None where looking is
+            impossible, as without the driver's library, or where it tells nothing: in the first
+            seconds on a CPU, or because jobs of the sweep share the GPU.
     """
 
     def __init__(
@@ -38,15 +45,39 @@ class ContentionWatch:
         self._uuid = _uuid(device) if alone else None
         self._ranks, self._driver = ranks, asked or driver()
         self._next = 0.0
+        self._on_cpu = device.type == "cpu"
+        self._cpu: CpuShare | None = None
+        self._earlier: bool | None = None
+
+    def recall(self, contended: bool | None) -> None:
+        """Go on from what earlier sessions of the run found."""
+        self.contended = self._earlier = contended
+
+    def begin(self) -> None:
+        """Count what others take of the CPUs from now on."""
+        if self._on_cpu:
+            cpus, processes = usable_cpus(), {os.getpid(), *self._ranks}
+            threads = torch.get_num_threads() * len(processes)
+            self._cpu = CpuShare(len(cpus), threads, lambda: reading(cpus, processes))
 
     def sample(self) -> None:
         """Look, unless the last look was a moment ago."""
-        if self._uuid is None or time.monotonic() < self._next:
+        watches = self._uuid is not None or self._cpu is not None
+        if not watches or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + SAMPLE_SECONDS
+        if self._cpu is not None:
+            self._look_at_cpus(self._cpu)
+        if self._uuid is None:
+            return
         with suppress(DriverError):
             processes = self._driver.sample(self._uuid).processes
             self.contended = bool(self.contended) or foreign(processes, self._ranks)
+
+    def _look_at_cpus(self, share: CpuShare) -> None:
+        lost = share.lost()
+        if lost is not None:
+            self.contended = bool(self._earlier) or lost > LOST
 
 
 def foreign(processes: tuple[GpuProcess, ...], ranks: Collection[int] = ()) -> bool:

@@ -91,6 +91,7 @@ class Ledger:
             values["flops_per_byte"] = self._spent.flops_per_byte
         recorder.event("session", step, values)
         self.throughput.begin(tokens, self.clock.seconds())
+        self.contention.begin()
         self.clock.start()
 
     def book(self, taken: Step, tokens: int) -> None:
@@ -243,7 +244,7 @@ class Ledger:
         self.clock.load_state_dict(state["clock"])
         self.losses.load_state_dict(state["losses"])
         self.throughput.load_state_dict(state["throughput"])
-        self.contention.contended = state.get("contended")  # missing in the oldest checkpoints
+        self.contention.recall(state.get("contended"))  # missing in the oldest checkpoints
         if (before := state.get("jobs_per_gpu")) is not None:
             self.jobs_per_gpu = max(before, self.jobs_per_gpu or 1)
         self.val_bpb, self.best_val_bpb, self.val_tokens, self.validated_step = state["validation"]

@@ -200,8 +200,8 @@ COLUMNS = (
     Column("seeds", "train.seed of the runs in the means", lambda row, _: row.seeds),
     Column(
         "set",
-        "rows of one set are comparable: data, batch, chunk, seeds, duration, metric version, "
-        "validation and device agree",
+        "rows of one set are comparable: data, batch, chunk, seeds, data seed, duration, metric "
+        "version, validation and device agree",
         _set,
     ),
     Column(

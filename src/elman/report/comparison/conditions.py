@@ -24,7 +24,7 @@ _IRRELEVANT = {
 _BEFORE: dict[str, dict[str, Any]] = {
     "data": {"reset_at_documents": False},
     "model": {"vocab_size": 256},
-    "train": {"until_accuracy": None, "bytes": None, "flops": None},
+    "train": {"until_accuracy": None, "bytes": None, "flops": None, "data_seed": None},
 }
 _IRRELEVANT_SECTIONS = ("kernels", *SECTIONS_WITHOUT_EFFECT)
 # Further settings: if they differ, the reader should know.
@@ -57,6 +57,7 @@ def conditions(run: Run) -> dict[str, str]:
             else NOT_RECORDED
         ),
         "device": _device(run, train),
+        "data seed": _data_seed(train) if known else NOT_RECORDED,
     }
 
 
@@ -109,6 +110,12 @@ def remarks(run: Run) -> dict[str, str]:
         found["revision of elman"] = environment.revision or environment.elman or NOT_RECORDED
         found["torch"] = environment.packages.get("torch") or NOT_RECORDED
     return found
+
+
+def _data_seed(train: Mapping[str, Any]) -> str:
+    """Word whether every seed has a data order of its own; the seeds themselves must agree, too."""
+    seed = train.get("data_seed")
+    return "as train.seed" if seed is None else str(seed)
 
 
 def _mlp(model: Mapping[str, Any]) -> str:

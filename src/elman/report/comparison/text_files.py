@@ -42,7 +42,7 @@ CSV_COLUMNS = {
     "reason": "of a run: why it did not end well",
     "params": DEFINITIONS["params"],
     "backend": "which implementation ran",
-    "contended": "of a run: whether another process used the device; empty if unknown",
+    "contended": "of a run: whether other work used its GPU, or much of its CPUs; empty if unknown",
     "jobs_per_gpu": f"of a run: {DEFINITIONS['jobs_per_gpu']}",
     "slow_path": f"of a run: {DEFINITIONS['slow_path']}",
     "graph": f"of a run: {DEFINITIONS['graph']}",
