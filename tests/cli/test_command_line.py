@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -170,3 +171,26 @@ def test_the_configuration_shows_the_minutes_of_a_run(capfd) -> None:
 def test_an_error_repeats_the_number_that_was_typed(typed: str, line: str, capfd) -> None:
     assert main([typed]) == 2
     assert capfd.readouterr().err.startswith(f"elman: error: {line}")
+
+
+@pytest.mark.parametrize("typed", [(), ("model=e1",), ("-m", "model=e1,e42")])
+def test_a_command_is_composed_once(
+    typed: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Hydra composes a command once to see its mode, and a second time to run."""
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+
+    composed = []
+    whole = ConfigLoaderImpl._load_configuration_impl
+
+    def counted(self: ConfigLoaderImpl, *args: Any, **settings: Any) -> Any:
+        composed.append(settings["overrides"])
+        return whole(self, *args, **settings)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "_load_configuration_impl", counted)
+    mode = "models" if typed[:1] != ("-m",) else "solve"
+    size = ["solve.params=100M"] if mode == "solve" else []
+    assert main([*typed, f"mode={mode}", *size]) == 0
+    of_the_command = [one for one in composed if "mode=models" in one or "-m" in typed]
+    jobs = 2 if "-m" in typed else 0
+    assert len(of_the_command) == 1 + jobs

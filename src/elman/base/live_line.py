@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+QUIET_SECONDS = 2.0
+"""What is shorter shows no progress."""
 _LIVE_SECONDS = 0.25
 _FIRST_SECONDS = 5.0
 _SPARSE_SECONDS = 60.0

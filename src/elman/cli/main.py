@@ -202,9 +202,11 @@ def _run_hydra(arguments: flags.Arguments, before_run: Callable[[], None]) -> in
 
     from elman.cli import session
     from elman.config.compose import CONFIG_MODULE, CONFIG_NAME, register_cells
+    from elman.config.compose_once import compose_once
     from elman.config.wording import in_our_words
 
     register_cells()
+    compose_once()
     _register_plugins()
     if "--cfg" in arguments.flags:
         _show_what_runs()

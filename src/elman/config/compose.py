@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from elman.config.keys import named_keys
 from elman.config.read_once import read_once
 from elman.config.wording import in_our_words
+from elman.config.yaml_loader import omegaconf_with_libyaml
 from elman.models.cells import registry
 
 if TYPE_CHECKING:  # importing pydantic takes 0.1 s, which completion and --help save
@@ -36,6 +37,7 @@ def register_cells() -> None:
     model's YAML names only what differs.
     """
     read_once()
+    omegaconf_with_libyaml()
     store = ConfigStore.instance()
     # Hydra copies all sources of settings before each composition, and what it reads of this one
     # once more; the copies of all cells were a fifth of its time.

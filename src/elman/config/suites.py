@@ -16,7 +16,7 @@ import yaml
 from pydantic import ValidationError
 
 from elman.base.errors import UserError, did_you_mean
-from elman.base.yaml_file import not_utf8
+from elman.base.yaml_file import not_utf8, parsed_yaml
 from elman.config.catalog import SHIPPED, Place, group_files
 from elman.published import Circumstances, Figures, PublishedResult, published
 from elman.sections.suite import PublishedOnly, SuiteConfig
@@ -182,7 +182,7 @@ def _wrong_file(name: str, error: ValidationError) -> str:
 
 def _content(file: Path) -> Mapping[str, Any]:
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = parsed_yaml(file.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         line = getattr(getattr(error, "problem_mark", None), "line", 0) + 1
         raise UserError(f"{file}, line {line}: not valid YAML; fix that line") from None

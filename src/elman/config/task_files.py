@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from elman.base.errors import UserError
+from elman.base.yaml_file import parsed_yaml
 from elman.config.catalog import SHIPPED, Place, group_files
 from elman.config.validate import validate_data
 from elman.sections.tasks import TaskConfig
@@ -43,7 +44,7 @@ def listed_tasks(places: Sequence[Place] = (SHIPPED,)) -> list[ListedTask]:
     found = []
     for name, file in sorted(group_files(GROUP, places).items()):
         try:
-            content = yaml.safe_load(file.read_text(encoding="utf-8"))
+            content = parsed_yaml(file.read_text(encoding="utf-8"))
         except (yaml.YAMLError, UnicodeDecodeError):
             raise UserError(f"{file}: not valid YAML; fix it") from None
         section = content.get(GROUP) if isinstance(content, Mapping) else None

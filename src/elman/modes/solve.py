@@ -11,7 +11,7 @@ import torch
 
 from elman.base.consoles import table_console
 from elman.base.errors import ExitStatus, UserError
-from elman.base.live_line import LiveLine
+from elman.base.live_line import QUIET_SECONDS, LiveLine
 from elman.bench.rank_memory import rank_memory
 from elman.config.run_config import RunConfig
 from elman.models.backends import AUTO, best_backend
@@ -33,9 +33,6 @@ from elman.runs.prepared import PreparedRun
 from elman.sections.model import ModelConfig
 from elman.sections.modes import Size, SolveConfig
 
-_QUIET_SECONDS = 2.0
-"""A shorter search shows no progress."""
-
 
 def run(job: PreparedRun) -> ExitStatus:
     """Print the nearest size, its neighbours, its memory and the command that trains it.
@@ -55,7 +52,7 @@ def run(job: PreparedRun) -> ExitStatus:
         return ExitStatus.OK
     model = config.model.model_copy(update={"depth": settings.depth or config.model.depth})
     config = config.model_copy(update={"model": model})
-    with LiveLine(quiet=_QUIET_SECONDS) as line:
+    with LiveLine(quiet=QUIET_SECONDS) as line:
         result = _answer(
             job, config, settings, lambda n: line.show(f"counting sizes: {n:,} so far")
         )

@@ -12,9 +12,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import Field
 
+from elman.base.yaml_file import parsed_yaml
 from elman.sections.section import Count, Positive, Section
 
 Date = Annotated[str, Field(pattern=r"^2026-\d\d(-\d\d)?$")]
@@ -109,7 +109,7 @@ def published() -> tuple[PublishedResult, ...]:
 
 def _contents() -> Iterator[dict[str, Any]]:
     for file in Path(str(files(__name__))).glob("*.yaml"):
-        yield {"suite": file.stem, **yaml.safe_load(file.read_text(encoding="utf-8"))}
+        yield {"suite": file.stem, **parsed_yaml(file.read_text(encoding="utf-8"))}
 
 
 def published_for(model: str) -> list[PublishedResult]:

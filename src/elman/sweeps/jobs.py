@@ -14,6 +14,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, open_dict, read_write
 
 from elman.base.errors import UserError
+from elman.base.live_line import QUIET_SECONDS, LiveLine
 from elman.base.quoting import quoted
 from elman.base.rank_place import is_rank
 from elman.config.compose import compose_tree, typed_overrides
@@ -24,6 +25,7 @@ from elman.launchers.job import SweepJob, refuse_ranks, refuse_shared, wants_gpu
 from elman.runs.folder import check_free, claim_folder, make_folder, run_name
 from elman.runs.prepare import checked_config
 from elman.sections.launching import GpusLauncher, SlurmLauncher, SweepSettings, ranks_of
+from elman.sweeps.composing import JobComposer
 from elman.sweeps.expand import expand
 from elman.sweeps.files_read import files_notes
 from elman.sweeps.grow import (
@@ -210,11 +212,13 @@ def _sizes(grown: Grown, settings: SweepSettings) -> list[str]:
     if MODES[jobs[0].config.mode].in_process or not builds_a_model(jobs[0].config):
         return []
     known: dict[str, int] = {}
-    params = []
-    for job in jobs:
-        with _named(job.number, len(jobs), job.swept or job.overrides):
-            params.append(count_params(job.config, known))
-            check_countable(job.config, known)
+    params: list[int] = []
+    with LiveLine(quiet=QUIET_SECONDS) as line:
+        for job in jobs:
+            line.show(f"building the models of the jobs: {len(params)} of {len(jobs)}")
+            with _named(job.number, len(jobs), job.swept or job.overrides):
+                params.append(count_params(job.config, known))
+                check_countable(job.config, known)
     compares = MODES[jobs[0].config.mode].compares
     note = spread_note(jobs, params, settings.sweep) if compares else None
     lines = size_lines(jobs, params)
@@ -310,11 +314,13 @@ def _checked_jobs(
     parser, overrides = _parsed(context, arguments)
     with in_our_words(arguments, compose_tree):
         expanded = expand_suite(suite, overrides, parser) if suite else expand(overrides)
-    jobs = []
-    for number, (texts, swept) in enumerate(expanded, 1):
-        with _named(number, len(expanded), swept or texts):
-            typed = _checked(context, config, texts, may_pack)
-        jobs.append(SweepJob(number, len(expanded), texts, swept, typed))
+    jobs, composer = [], JobComposer(context, config)
+    with LiveLine(quiet=QUIET_SECONDS) as line:
+        for number, (texts, swept) in enumerate(expanded, 1):
+            line.show(f"checking the jobs: {number - 1} of {len(expanded)}")
+            with _named(number, len(expanded), swept or texts):
+                typed = _checked(composer, texts, may_pack)
+            jobs.append(SweepJob(number, len(expanded), texts, swept, typed))
     return jobs
 
 
@@ -328,9 +334,11 @@ def _grown(
 ) -> Grown:
     """Return the jobs that a grown sweep has recorded, with those that this command adds."""
 
+    composer = JobComposer(context, config)
+
     def compose(number: int, total: int, texts: Sequence[str]) -> RunConfig:
         with _named(number, total, texts):
-            return _checked(context, config, texts, may_pack)
+            return _checked(composer, texts, may_pack)
 
     def of_suite() -> list[tuple[str, ...]]:
         keys = {text.partition("=")[0] for text in typed}
@@ -358,16 +366,9 @@ def _named(number: int, total: int, overrides: Sequence[str]) -> Iterator[None]:
         raise UserError(f"job {number} of {total}{named}: {error}") from error
 
 
-def _checked(
-    context: HydraContext, config: DictConfig, overrides: Sequence[str], may_pack: bool
-) -> RunConfig:
-    loader = context.config_loader
-
-    def compose(chosen: Sequence[str]) -> DictConfig:
-        return loader.load_sweep_config(config, list(chosen))
-
-    with in_our_words(overrides, compose):
-        typed = checked_config(compose(overrides), may_pack=may_pack)
+def _checked(composer: JobComposer, overrides: Sequence[str], may_pack: bool) -> RunConfig:
+    with in_our_words(overrides, composer.whole):
+        typed = checked_config(composer.tree(overrides), may_pack=may_pack)
     if typed.train.resume is not None:
         raise UserError("train.resume: cannot be swept; resume each run by a command of its own")
     return typed

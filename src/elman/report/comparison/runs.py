@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from elman.base.errors import RunStatus
 from elman.base.quoting import pasteable
 from elman.base.seals import file_is_changed, text_is_changed, tree_is_changed
+from elman.base.yaml_file import parsed_yaml
 from elman.evaluation.metrics import METRICS_VERSION
 from elman.report.metrics_file import METRICS, Metrics, read_metrics
 from elman.runs.folder import CONFIG_FILE
@@ -319,9 +320,7 @@ def _grown(tree: Any, path: Path) -> Iterator[str]:
 def _read_config(folder: Path) -> tuple[Mapping[str, Any] | None, list[str]]:
     try:
         text = (folder / CONFIG_FILE).read_bytes()
-        # The fast loader refuses the half of a surrogate pair that a path holds for a byte that is
-        # not UTF-8.
-        tree = yaml.load(text, yaml.SafeLoader if b"\\uD" in text else _LOADER)
+        tree = parsed_yaml(text)
     except (FileNotFoundError, NotADirectoryError):
         return None, []
     except OSError as error:
@@ -334,9 +333,6 @@ def _read_config(folder: Path) -> tuple[Mapping[str, Any] | None, list[str]]:
     if not sections:
         return None, [f"{CONFIG_FILE}: not the configuration of a run"]
     return tree, [f"{CONFIG_FILE}: {CHANGED}"] if text_is_changed(text) else []
-
-
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def _model(
