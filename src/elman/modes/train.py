@@ -54,6 +54,7 @@ from elman.runs.folder import (
     write_config,
 )
 from elman.runs.prepared import PreparedRun
+from elman.runs.resume import refuse_edited, refuse_without_checkpoints
 from elman.runs.state import read_result
 from elman.training.checkpoints.loading import saved_config
 from elman.training.checkpoints.store import (
@@ -317,10 +318,12 @@ class _Session:
                 newest = store.newest()
                 if newest is not None:
                     before, ended = self._before(newest), self._ended_at(newest.step)
+                    refuse_edited(self._config, before, self._folder, newest.path)
                     trainer.resume(newest, ended=ended, before=before)
             except DamagedError as error:
                 raise error.in_resume(Path(train.resume)) from None
             if newest is None:
+                refuse_without_checkpoints(self._folder, RESULT)
                 self._display.say("no checkpoint was saved yet: starting from the first step")
         elif train.init_from is not None:
             trainer.start_from(train.init_from)

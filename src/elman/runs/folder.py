@@ -307,4 +307,6 @@ def read_config(folder: Path, key: str) -> dict[str, Any]:
     try:
         return read_yaml(path)
     except YamlError as error:
-        raise UserError(f"{path}: cannot be read ({error}); restore the file") from None
+        copies = sorted(folder.glob(f"checkpoints/step-*/{CONFIG_FILE}"))
+        how = f"restore the file: cp {copies[-1]} {folder}" if copies else "restore the file"
+        raise UserError(f"{path}: cannot be read ({error}); {how}") from None

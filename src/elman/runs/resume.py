@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from elman.base.errors import UserError
-from elman.config.run_config import RunConfig
+from elman.base.errors import RunStatus, UserError
+from elman.config.run_config import RunConfig, flatten
 from elman.config.validate import validate
-from elman.runs.folder import read_config
+from elman.runs.folder import CONFIG_FILE, read_config
+from elman.runs.state import read_result
 
 # Settings that a run reads only at its first step.
 _FIRST_STEP_ONLY = ("train.seed", "train.data_seed", "train.init_from")
@@ -49,7 +51,12 @@ def resumed_config(config: RunConfig, tree: Mapping[str, Any], named: frozenset[
             raise UserError(f"{folder}: its config.yaml has no section {section}; restore the file")
         _refuse_other(key, stored[section].get(name, _DEFINING.get(key)), _at(tree, key), folder)
         stored[section] = {**stored[section], name: _at(tree, key)}
-    return validate(stored, named)
+    try:
+        return validate(stored, named)
+    except UserError as error:
+        if str(error).startswith(tuple(named)):
+            raise
+        raise UserError(f"{folder / CONFIG_FILE}: {error}") from None
 
 
 def _refuse_fixed(key: str, folder: Path) -> None:
@@ -71,6 +78,47 @@ def _refuse_other(key: str, before: Any, wanted: Any, folder: Path) -> None:
             "numbers before and after would differ in meaning; drop it, or start a new run from "
             f"those weights with train.init_from={folder}"
         )
+
+
+def refuse_edited(now: RunConfig, before: RunConfig, folder: Path, saved: Path) -> None:
+    """Raise UserError if config.yaml was edited where a run cannot change.
+
+    Args:
+        now: The configuration of the resumed run.
+        before: That under which its newest checkpoint was saved.
+        folder: The run folder.
+        saved: The checkpoint, which has a copy of its configuration.
+    """
+    trees = [flatten(config) for config in (before, now)]
+    fixed = (*_FIRST_STEP_ONLY, *_DEFINING, "optim.name")
+    pairs = [(key, *(_at(tree, key) for tree in trees)) for key in fixed]
+    found = [f"{key} {was} and {wanted}" for key, was, wanted in pairs if was != wanted]
+    if difference := before.model.difference(now.model):
+        found.append(f"model: {difference}")
+    if found:
+        raise UserError(
+            f"{folder / CONFIG_FILE}: was edited where a run cannot change ({'; '.join(found)}); "
+            f"type cp {shlex.quote(str(saved / CONFIG_FILE))} {shlex.quote(str(folder))}, or start "
+            f"a new run from those weights with train.init_from={folder}"
+        )
+
+
+def refuse_without_checkpoints(folder: Path, name: str) -> None:
+    """Raise UserError if a run without checkpoints had saved some: they were removed.
+
+    Args:
+        folder: The run folder.
+        name: The file of its results; earlier ones have a number in their names.
+    """
+    stem, _, kind = name.partition(".")
+    for path in (folder / name, *sorted(folder.glob(f"{stem}-*.{kind}"))):
+        result = read_result(folder, path.name) or {}
+        ended = result.get("status") in (RunStatus.OK, RunStatus.INTERRUPTED)
+        if ended and result.get("error") is None and result.get("steps"):
+            raise UserError(
+                f"{folder}: its checkpoints are gone ({path.name} tells of {result['steps']} "
+                "steps); put them back below checkpoints/, or start a new run"
+            )
 
 
 def _at(tree: Mapping[str, Any], key: str) -> Any:
