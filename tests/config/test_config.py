@@ -53,7 +53,7 @@ def test_a_run_without_a_budget_lasts_one_minute(
 
 def test_whole_numbers_pass_for_numbers_but_not_the_other_way() -> None:
     assert compose_config(["train.minutes=3", "optim.lr=1"]).train.minutes == 3.0
-    for wrong in ("train.steps=3.0", "train.steps=true", "train.tbptt=1", "train.minutes='3'"):
+    for wrong in ("train.steps=3.5", "train.steps=true", "train.tbptt=1", "train.minutes='3'"):
         with pytest.raises(UserError, match="expected"):
             compose_config([wrong])
 
@@ -207,3 +207,25 @@ def test_text_that_looks_like_a_number_is_refused_with_its_quotes(override: str,
     assert str(caught.value) == line
     if "quote it" in line:
         compose_config([line.rpartition(": ")[2].strip('"').replace(",...", "")])
+
+
+@pytest.mark.parametrize(("typed", "found"), [("1.0", "1.0"), ("1", "1.0"), ("0.5", "0.5")])
+def test_a_choice_that_looks_like_a_number_is_typed_like_one(typed: str, found: str) -> None:
+    config = compose_config(["model=mamba3", f"model.rope_fraction={typed}"])
+    assert config.model.options["rope_fraction"] == found
+
+
+def test_every_choice_of_every_option_can_be_typed_and_another_value_names_them() -> None:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    from elman.models.cells import registry
+
+    parser = OverridesParser.create()
+    for cell in registry.cells().values():
+        for name, option in cell.options.items():
+            for choice in option.choices:
+                value = parser.parse_override(f"{name}={choice}").value()
+                assert option.parse(name, value) == choice
+            if option.choices:
+                with pytest.raises(UserError, match="expected one of"):
+                    option.parse(name, 17)

@@ -41,9 +41,7 @@ def test_a_key_that_stands_twice_is_refused_with_the_name_of_the_file(tmp_path: 
     assert (caught.value.problem_mark.name, caught.value.problem_mark.line) == (str(file), 1)
 
 
-@pytest.mark.parametrize(
-    "text", ["[" * 200_000, "{a: " * 200_000, "- " * 200_000], ids=["list", "map", "block"]
-)
+@pytest.mark.parametrize("level", ["[", "{a: ", "- "], ids=["list", "map", "block"])
 def test_a_file_nested_without_end_is_an_error_and_no_crash(level: str, tmp_path: Path) -> None:
     text = 200_000 * level
     with pytest.raises((RecursionError, yaml.YAMLError)):

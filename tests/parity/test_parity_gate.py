@@ -61,7 +61,8 @@ def train(tmp_path: Path, text_file: Path, records: Path, capsys) -> Callable[..
         config = compose_config([*SMALL, f"data.path={text_file}", *overrides])
         status = run(PreparedRun(config, place))
         result = json.loads((place / "result.json").read_text())
-        return Ended(status, result, capsys.readouterr().err, place)
+        said = capsys.readouterr()
+        return Ended(status, result, said.out + said.err, place)
 
     return start
 
@@ -95,7 +96,7 @@ def wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_kernel_is_checked_once_and_the_result_says_so(train, checks, records: Path) -> None:
     first, second = train(), train(folder="second")
     assert checks == ["fp32"]
-    said = "checking the cpu kernel of e61 against the reference, once (seconds) ..."
+    said = "checking the cpu kernel of e61 with these options against the reference, once (sec"
     assert said in first.said
     assert "checking" not in second.said
     parity = first.result["parity"]
@@ -164,7 +165,16 @@ def test_a_kernel_changed_in_another_package_is_checked_anew(train, checks, monk
     assert len(checks) == 3
 
 
-@pytest.mark.parametrize("change", ["model.dim=256", "train.steps=2", "model.depth=2"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "model.dim=256",
+        "train.steps=2",
+        "model.depth=2",
+        "model.dropout=0.1",
+        "model.mamba2_init=normal",
+    ],
+)
 def test_what_does_not_change_the_kernel_needs_no_new_proof(train, checks, change: str) -> None:
     train()
     train(change, folder="second")

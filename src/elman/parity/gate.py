@@ -1,7 +1,8 @@
 """Checks a run's kernel before training: no kernel trains that was not checked on this machine.
 
 A passed check is recorded in the kernel cache. Its key is everything that it holds for (sources,
-machine, torch, the cell's options, backend, precisions), so the same run later starts at once.
+machine, torch, backend, precisions, and the cell's options that a kernel's result depends on), so
+the same run later starts at once. Starting values and dropout are no part of it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from elman.kernels.cache import cannot_write, kernel_cache
 from elman.kernels.triton_tuning import tuned_so_far
 from elman.models.backends import REFERENCE, computation_path, norm_backend
 from elman.models.cells import registry
+from elman.models.cells.declaration import Value
 from elman.parity import norms
 from elman.parity.checks import Proof
 from elman.parity.experiment import Run
@@ -90,7 +92,7 @@ def require_parity(
         proof = prove_as_trained(config, runs[0], as_trained, seed=SEED)
         say(f"{cell.name}: {(tuned_so_far() - before).describe()}")
     else:
-        against = "against the reference, once (seconds)"
+        against = "with these options against the reference, once (seconds)"
         say(f"checking the {backend} kernel of {cell.name} {against} ...")
         proof = prove_runs(config, runs, seed=SEED, quick=True, resets=resets)
     if not proof.passed:
@@ -155,13 +157,19 @@ def _conditions(
     package = package_sources(cell.layer)
     return ({} if package is None else {"package": package}) | {
         "cell": config.cell,
-        "options": dict(sorted(config.options.items())),
+        "options": _options_in_kernel(config),
         "backend": backend,
         "path": computation_path(cell, backend),
         "device": device,
         "precisions": list(precisions),
         "conditions": proof_conditions(),
     }
+
+
+def _options_in_kernel(config: ModelConfig) -> dict[str, Value]:
+    """Return the options that a kernel's result depends on: sizes, activations, numbers it gets."""
+    declared = registry.cell(config.cell).options
+    return {name: config.options[name] for name in sorted(declared) if declared[name].in_kernel}
 
 
 def _marker(cell: str, backend: str, conditions: dict[str, Any]) -> Path:

@@ -29,6 +29,9 @@ class Option:
         maximum: Largest allowed number (inclusive).
         above: Exclusive lower bound.
         size: Whether it changes a shape or the parameter count.
+        in_kernel: Whether a kernel's result depends on it. False for what changes only starting
+            values, or is computed outside of the kernels: then a check of a kernel holds for each
+            of its values.
         needs: Values of other options that this one needs to be read; each is one value or a tuple
             of alternatives. With other values, setting this option is an error.
     """
@@ -40,12 +43,17 @@ class Option:
     maximum: float | None = None
     above: float | None = None
     size: bool = False
+    in_kernel: bool = True
     needs: Mapping[str, Value | tuple[Value, ...]] = field(default_factory=dict)
 
     def parse(self, key: str, value: Any) -> Value:
         """Return ``value`` in this option's type, or raise UserError naming ``key``."""
         if isinstance(self.default, float) and type(value) is int:
             value = float(value)
+        if self.choices and not isinstance(value, str):
+            value = next((one for one in self.choices if _reads_as(one, value)), value)
+            if not isinstance(value, str):
+                raise UserError(f"{key}={value}: expected one of {', '.join(self.choices)}")
         if type(value) is not type(self.default):
             raise UserError(f"{key}={value}: expected {_TYPE_NAMES[type(self.default)]}")
         if self.choices and value not in self.choices:
@@ -63,6 +71,16 @@ class Option:
             raise UserError(f"{key}={value}: must be greater than {self.above:g}")
         if self.maximum is not None and not value <= self.maximum:
             raise UserError(f"{key}={value}: must be at most {self.maximum:g}")
+
+
+def _reads_as(choice: str, value: Any) -> bool:
+    """Whether a command line or YAML reads this choice as a value that is no text: 1.0, true."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return choice.lower() == ("null" if value is None else str(value).lower())
+    try:
+        return float(choice) == value
+    except ValueError:
+        return False
 
 
 _TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}

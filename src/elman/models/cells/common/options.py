@@ -5,7 +5,7 @@ from __future__ import annotations
 from elman.models.cells.declaration import Option
 
 D_CONV = Option(4, "taps of the convolution", minimum=2, size=True, needs={"use_conv": True})
-DROPOUT = Option(0.0, "dropout of the cell's output", minimum=0, maximum=1)
+DROPOUT = Option(0.0, "dropout of the cell's output", minimum=0, maximum=1, in_kernel=False)
 CONVOLUTION = {
     "use_conv": Option(False, "causal convolution before the first silu", size=True),
     "d_conv": D_CONV,
@@ -42,5 +42,6 @@ def skeleton_options(
             "initial weights of the first and last projection: none Xavier; normal N(0, 0.02^2)"
             + normal,
             choices=("none", "normal"),
+            in_kernel=False,
         )
     return found | {"dropout": DROPOUT}

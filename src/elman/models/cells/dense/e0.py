@@ -22,6 +22,7 @@ _OPTIONS = {
         "gain of the recurrent matrix's Xavier start",
         above=0,
         needs={"recurrent_norm": ("spectral", "none")},
+        in_kernel=False,
     ),
     **CONVOLUTION,
     "use_conv": Option(

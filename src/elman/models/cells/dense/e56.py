@@ -19,6 +19,7 @@ CELL = Cell(
             "initial weights: none Xavier; normal N(0, 0.02^2), the half of the matrix on the "
             "state 0.999 times an orthogonal one",
             choices=("none", "normal"),
+            in_kernel=False,
         ),
         "dropout": DROPOUT,
     },

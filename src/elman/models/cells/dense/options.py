@@ -46,6 +46,7 @@ def dense_options(
             "gain of the recurrent matrix's Xavier start",
             above=0,
             needs={"mamba2_init": "none"},
+            in_kernel=False,
         ),
         **CONVOLUTION,
         "mamba2_init": Option(
@@ -53,6 +54,7 @@ def dense_options(
             f"initial weights: none Xavier; normal N(0, 0.02^2), recurrent matrix {normal_init}; "
             f"s4d N(0, 0.02^2), recurrent matrix symmetric with eigenvalues {slow_range}",
             choices=("none", "normal", "s4d"),
+            in_kernel=False,
         ),
         "dropout": DROPOUT,
     }

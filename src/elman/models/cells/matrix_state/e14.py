@@ -9,7 +9,9 @@ from elman.models.cells.declaration import Cell, Option
 _OPTIONS = {
     "n_state": Option(0, "columns of the state; 0 is as many as it has rows", minimum=0, size=True),
     "expansion": expansion("rows of the state"),
-    "decay_init": Option(3.0, "initial bias of the forget gate; 3 is a decay of 0.953"),
+    "decay_init": Option(
+        3.0, "initial bias of the forget gate; 3 is a decay of 0.953", in_kernel=False
+    ),
     "dropout": DROPOUT,
 }
 

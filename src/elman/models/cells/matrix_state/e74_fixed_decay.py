@@ -11,7 +11,7 @@ _OPTIONS = matrix_options(mamba2_init=False) | {
     "decay": Option(
         0.9, "decay of the state in a step", minimum=0, maximum=1, needs={"learned_decay": False}
     ),
-    "dropout": Option(0.0, "dropout of the layer's output", minimum=0, maximum=1),
+    "dropout": Option(0.0, "dropout of the layer's output", minimum=0, maximum=1, in_kernel=False),
 }
 
 CELL = Cell(

@@ -34,6 +34,7 @@ _OPTIONS = {
         "dropout of the layer's output (n_heads=1 and conv_mode=pre: of the cell's output)",
         minimum=0,
         maximum=1,
+        in_kernel=False,
     ),
 }
 

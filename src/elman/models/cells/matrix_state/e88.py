@@ -62,8 +62,9 @@ OPTIONS = {
         "Xavier bound of q, k, v: of the fused matrix, or of each by itself (until 2026-01-21)",
         choices=("fused", "separate"),
         needs={"tie_kv": False},
+        in_kernel=False,
     ),
-    "dropout": Option(0.0, "dropout of the layer's output", minimum=0, maximum=1),
+    "dropout": Option(0.0, "dropout of the layer's output", minimum=0, maximum=1, in_kernel=False),
 }
 
 

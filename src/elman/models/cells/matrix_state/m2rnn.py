@@ -19,7 +19,7 @@ _OPTIONS = {
     "d_conv": D_CONV,
     "use_l2_norm": Option(False, "divide q and k by their norm, per head"),
     "use_output_norm": Option(False, "RMSNorm over the reads of all heads together", size=True),
-    "dropout": Option(0.0, "dropout of the layer's output", minimum=0, maximum=1),
+    "dropout": Option(0.0, "dropout of the layer's output", minimum=0, maximum=1, in_kernel=False),
 }
 
 

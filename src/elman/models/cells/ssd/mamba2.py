@@ -17,11 +17,13 @@ OPTIONS = {
         1, "groups of heads, each with its own B, C and output norm (ngroups)", minimum=1, size=True
     ),
     "d_conv": Option(4, "taps of the convolution on x, B and C", minimum=2, size=True),
-    "a_min": Option(1.0, "smallest initial decay rate A (A_init_range)", above=0),
-    "a_max": Option(16.0, "largest initial decay rate A (A_init_range)", above=0),
-    "dt_min": Option(0.001, "smallest initial time step", above=0),
-    "dt_max": Option(0.1, "largest initial time step", above=0),
-    "dt_floor": Option(1e-4, "initial time steps are at least this (dt_init_floor)", above=0),
+    "a_min": Option(1.0, "smallest initial decay rate A (A_init_range)", above=0, in_kernel=False),
+    "a_max": Option(16.0, "largest initial decay rate A (A_init_range)", above=0, in_kernel=False),
+    "dt_min": Option(0.001, "smallest initial time step", above=0, in_kernel=False),
+    "dt_max": Option(0.1, "largest initial time step", above=0, in_kernel=False),
+    "dt_floor": Option(
+        1e-4, "initial time steps are at least this (dt_init_floor)", above=0, in_kernel=False
+    ),
     "chunk_size": Option(
         0,
         "steps computed at once, a power of two; it changes the speed alone, 0 is what is fastest",

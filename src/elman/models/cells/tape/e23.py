@@ -33,6 +33,7 @@ CELL = Cell(
             "tape that a sequence starts from: seeded fixed N(0, 1) values, kept in checkpoints; "
             "zero the published one, whose slots stay identical for ever",
             choices=("seeded", "zero"),
+            in_kernel=False,
         ),
         "tape_seed": Option(
             0,
@@ -40,6 +41,7 @@ CELL = Cell(
             minimum=0,
             maximum=999_999,
             needs={"initial_tape": "seeded"},
+            in_kernel=False,
         ),
         "write": Option(
             "full",
