@@ -12,13 +12,14 @@ import platform
 import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from secrets import token_hex
 
+from elman.base.cache import CACHE_VARIABLE, cached, keep_from_others, make_cache_folder
 from elman.base.errors import UserError
 from elman.sections.training import SEPARATOR
 
 # Tests are long lists of literals, idlelib is an application, and the others are not the library.
 LEFT_OUT = frozenset({"test", "tests", "idlelib", "site-packages", "dist-packages", "__pycache__"})
-CACHE_VARIABLE = "ELMAN_CACHE"
 _MIB = 2**20
 
 
@@ -44,9 +45,7 @@ def default_corpus(announce: Callable[[str], None]) -> Path:
             f"name a text of your own, as in data.path=FILE"
         )
     size = sum(size for _, size in sources) + len(SEPARATOR) * (len(sources) - 1)
-    path = (
-        _named_cache() or cache_folder()
-    ) / f"stdlib-{platform.python_version()}-{_list_hash(sources)}.txt"
+    path = cached("text", f"stdlib-{platform.python_version()}-{_list_hash(sources)}.txt")
     try:
         if not (path.is_file() and path.stat().st_size == size):
             announce(
@@ -60,25 +59,6 @@ def default_corpus(announce: Callable[[str], None]) -> Path:
             f"{CACHE_VARIABLE} to a writable folder, or name a text of your own: data.path=FILE"
         ) from None
     return path
-
-
-def cache_folder() -> Path:
-    """Return the folder of cached files: ``${XDG_CACHE_HOME:-~/.cache}/elman``."""
-    root = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
-    return Path(os.path.abspath(os.path.expanduser(root))) / "elman"
-
-
-def data_cache() -> Path:
-    """Return the folder of packed data: ``data`` in ``$ELMAN_CACHE``, or in the user's cache.
-
-    It can be removed at any time; its content is made again when needed.
-    """
-    return (_named_cache() or cache_folder()) / "data"
-
-
-def _named_cache() -> Path | None:
-    named = os.environ.get(CACHE_VARIABLE)
-    return Path(os.path.abspath(os.path.expanduser(named))) if named else None
 
 
 def _sources(library: Path) -> list[tuple[str, int]]:
@@ -101,14 +81,15 @@ def _list_hash(sources: list[tuple[str, int]]) -> str:
 
 def _build(path: Path, files: list[Path]) -> None:
     """Write the joined files under a temporary name, flush them to disk, then rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
+    make_cache_folder(path.parent)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{token_hex(4)}.unfinished")
     try:
         with temporary.open("wb") as out:
             for index, file in enumerate(files):
                 out.write((SEPARATOR if index else b"") + file.read_bytes())
             out.flush()
             os.fsync(out.fileno())
+        keep_from_others(temporary)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

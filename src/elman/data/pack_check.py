@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from elman.base.cache import chosen_cache, put_file
 from elman.base.errors import UserError
-from elman.data.corpus import data_cache
 from elman.data.files import ByteSource
 
 TEXT, RECORD, CHECKED = "text", "pack.json", "checked.json"
@@ -59,7 +59,7 @@ def note_whole(path: str) -> None:
 def _note(path: str, state: list[int]) -> None:
     _read[path] = state
     with suppress(OSError):  # a cache may be read-only
-        Path(path).with_name(CHECKED).write_text(json.dumps(state))
+        put_file(Path(path).with_name(CHECKED), json.dumps(state))
 
 
 def _state_of(path: str) -> list[int]:
@@ -96,7 +96,7 @@ def checked_packs(reading: Callable[[Path], None]) -> Iterator[CheckedPack]:
         reading: Called before each one.
     """
     try:
-        folders = sorted(data_cache().iterdir())
+        folders = sorted(chosen_cache("data").iterdir())
     except OSError:
         return
     for folder in folders:

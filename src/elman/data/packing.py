@@ -23,13 +23,19 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from elman.base.cache import (
+    CACHE_VARIABLE,
+    cached,
+    check_unshared,
+    keep_from_others,
+    make_cache_folder,
+)
 from elman.base.errors import UserError
 from elman.base.file_lock import HolderFile, NoLocksError, say_no_locks, try_lock
 from elman.base.quoting import quoted
-from elman.data.corpus import CACHE_VARIABLE, data_cache
 from elman.data.documents import Piece, listed_names
 from elman.data.files import ByteSource
-from elman.data.pack_check import RECORD, TEXT, is_whole, note_whole
+from elman.data.pack_check import CHECKED, RECORD, TEXT, is_whole, note_whole
 from elman.data.planning import SourceFile
 from elman.data.progress import PackingProgress, size_text
 from elman.data.writing import HashedFile
@@ -139,7 +145,7 @@ class Pack:
         expected = self._expected_bytes()
         with PackingProgress(sum(file.bytes for file in self.files)) as progress:
             try:
-                self.folder.mkdir(parents=True, exist_ok=True)
+                make_cache_folder(self.folder)
                 with self._locked(progress):
                     if (source := self.finished()) is None:
                         self._refuse_without_space(expected)
@@ -151,8 +157,14 @@ class Pack:
         return source
 
     def finished(self) -> PackedSource | None:
-        """Return the packed text if it exists and is whole."""
+        """Return the packed text if it exists and is whole.
+
+        Raises:
+            UserError: somebody else may have written it.
+        """
         text = self.folder / TEXT
+        for name in (TEXT, RECORD, CHECKED, _PART, _STATE):
+            check_unshared(self.folder / name)
         try:
             record = json.loads((self.folder / RECORD).read_text())
             if not text.is_file() or record["version"] != _VERSION:
@@ -170,7 +182,7 @@ class Pack:
         """Its folder in the cache; the name is a hash of everything that the text depends on."""
         key = _hash_of([_VERSION, self.field_read, self.sources])
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(self.files[0].path))[:40]
-        return data_cache() / f"{name}-{key[:20]}"
+        return cached("data", f"{name}-{key[:20]}", RECORD)
 
     @property
     def sources(self) -> list[dict[str, Any]]:
@@ -263,7 +275,7 @@ class Pack:
 
         Where the file system has no locks, a file stands for it.
         """
-        descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         file = HolderFile(self.folder / _HOLDER)
         try:
             told = False
@@ -343,6 +355,7 @@ class _Packing:
         """Open the text after the last whole file of an interrupted start, if there is one."""
         part = self._folder / _PART
         part.touch()
+        keep_from_others(part)
         with open(part, "r+b", buffering=0) as raw:
             if (digest := self._continued(raw)) is None:
                 self._state, digest = _State(), hashlib.sha256()
@@ -468,6 +481,7 @@ def _write_json(path: Path, value: object) -> None:
         json.dump(value, out)
         out.flush()
         os.fsync(out.fileno())
+    keep_from_others(temporary)
     os.replace(temporary, path)
 
 

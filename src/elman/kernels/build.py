@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from elman.base.cache import cached, check_unshared, keep_from_others
 from elman.base.errors import UserError
 from elman.kernels.cache import VARIABLE, cannot_write, kernel_cache
 from elman.kernels.compiler import (
@@ -115,10 +116,16 @@ class _Build:
         )
         key = hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", self.label)
-        return kernel_cache() / f"{name}-{key}"
+        return cached("kernels", f"{name}-{key}", _RECORD)
 
     def finished(self) -> bool:
-        """Return whether the library exists and is whole."""
+        """Return whether the library exists and is whole.
+
+        Raises:
+            UserError: somebody else may have written it.
+        """
+        for name in (_LIBRARY, _RECORD):
+            check_unshared(self.folder / name)
         try:
             record = json.loads((self.folder / _RECORD).read_text())
             content = (self.folder / _LIBRARY).read_bytes()
@@ -151,6 +158,7 @@ class _Build:
             (scratch / _RECORD).write_text(json.dumps(record, indent=2) + "\n")
             # The record comes last: without it the other files do not count.
             for name in (_SOURCE, _LIBRARY, _RECORD):
+                keep_from_others(scratch / name)
                 os.replace(scratch / name, self.folder / name)
 
     def _run(self, scratch: Path) -> list[str]:

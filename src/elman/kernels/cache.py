@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from elman.base.cache import CACHE_VARIABLE, chosen_cache
 from elman.base.errors import UserError
-from elman.data.corpus import CACHE_VARIABLE, cache_folder
 
 VARIABLE = CACHE_VARIABLE
 
@@ -17,10 +16,7 @@ def kernel_cache() -> Path:
     It can be removed at any time; its content is made again when needed. Machines may share it,
     because every name contains what the content depends on.
     """
-    named = os.environ.get(VARIABLE)
-    if named:
-        return Path(os.path.abspath(os.path.expanduser(named)))
-    return cache_folder() / "kernels"
+    return chosen_cache("kernels")
 
 
 def cannot_write(error: OSError) -> UserError:

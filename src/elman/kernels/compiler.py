@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from elman.kernels.cache import kernel_cache
+from elman.base.cache import cached, put_file
 from elman.kernels.target import Target, host_target
 
 BASE_FLAGS = ("-std=c++17", "-fopenmp", "-fPIC", "-shared")
@@ -136,7 +136,7 @@ def install_command() -> str:
 def _proved(command: tuple[str, ...]) -> Compiler | str:
     """Return the compiler behind ``command`` if it works, else its first error line."""
     target = host_target()
-    record = kernel_cache() / "compilers" / f"{_identity(command, target)}.json"
+    record = cached("kernels", f"compilers/{_identity(command, target)}.json")
     if (known := _recalled(record)) is not None:
         return known
     complaint = ""
@@ -172,10 +172,7 @@ def _recalled(record: Path) -> Compiler | None:
 def _remember(record: Path, found: Compiler) -> None:
     """Save the result of the check; if that fails, the next process checks again."""
     with contextlib.suppress(OSError):
-        record.parent.mkdir(parents=True, exist_ok=True)
-        scratch = record.with_name(f"{record.name}.{os.getpid()}")
-        scratch.write_text(json.dumps(asdict(found)))
-        os.replace(scratch, record)
+        put_file(record, json.dumps(asdict(found)))
 
 
 def _probe(command: tuple[str, ...], flags: tuple[str, ...]) -> str:

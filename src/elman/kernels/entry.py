@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from elman.base.cache import make_cache_folder
 from elman.base.file_lock import NoLocksError, say_no_locks, try_lock, wait_for_lock
 
 _LOCK, _SCRATCH = "lock", "building-"
@@ -69,9 +70,9 @@ def _locked(folder: Path, label: str) -> tuple[int, bool]:
     make a kernel at once: each in a scratch folder, and the last one to end replaces the others'.
     """
     while True:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_cache_folder(folder)
         try:
-            descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+            descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         except FileNotFoundError:
             continue
         try:

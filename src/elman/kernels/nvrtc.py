@@ -18,9 +18,10 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from elman.base.cache import cached, check_unshared, keep_from_others
 from elman.base.errors import UserError
 from elman.kernels.build import digest
-from elman.kernels.cache import cannot_write, kernel_cache
+from elman.kernels.cache import cannot_write
 from elman.kernels.compiler import first_error
 from elman.kernels.entry import making, say, scratch_folder
 from elman.kernels.sources import source_folder, sources_hash
@@ -73,7 +74,7 @@ class Unit:
         parts = (sources_hash(self.text), self.text, self.options, nvrtc_version())
         key = hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", self.label)
-        return kernel_cache() / f"{name}-{self.architecture}-{key}"
+        return cached("kernels", f"{name}-{self.architecture}-{key}", _RECORD)
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -106,8 +107,14 @@ class Unit:
         return {block.split("'", 1)[0]: _resources(block) for block in blocks}
 
     def _read(self) -> bytes | None:
-        """Return the machine code if it exists and is whole."""
-        with contextlib.suppress(OSError, ValueError):
+        """Return the machine code if it exists and is whole.
+
+        Raises:
+            UserError: somebody else may have written it.
+        """
+        for name in (_CUBIN, _RECORD):
+            check_unshared(self.folder / name)
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             record = json.loads((self.folder / _RECORD).read_text())
             content = (self.folder / _CUBIN).read_bytes()
             if record["sha256"] == digest(content):
@@ -129,6 +136,7 @@ class Unit:
             (scratch / _CUBIN).write_bytes(code)
             (scratch / _RECORD).write_text(json.dumps(record, indent=2) + "\n")
             for name in (_CUBIN, _RECORD):  # the record is last: the cubin needs it
+                keep_from_others(scratch / name)
                 os.replace(scratch / name, self.folder / name)
         return code
 

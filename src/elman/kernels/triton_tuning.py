@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 import sys
 import time
@@ -23,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from elman.kernels.cache import kernel_cache
+from elman.base.cache import cached, put_file
 from elman.kernels.threads import cpu_share
 from elman.kernels.triton_variants import without_twins
 
@@ -196,8 +195,9 @@ class _Record:
         It was the fastest one on this machine at this size, or, under :func:`choices_kept`, at the
         most similar size of this process.
         """
+        place = self._place(key, variants)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            fastest = json.loads(self._place(key, variants).read_text())["fastest"]
+            fastest = json.loads(place.read_text())["fastest"]
             return {str(variant): variant for variant in variants}[fastest]
         return self._chosen_near(key, variants) if _keeps else None
 
@@ -220,10 +220,7 @@ class _Record:
         )
         place = self._place(key, variants)
         with contextlib.suppress(OSError):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            scratch = place.with_name(f"{place.name}.{os.getpid()}")
-            scratch.write_text(text)
-            os.replace(scratch, place)
+            put_file(place, text)
 
     def _place(self, key: Any, variants: Sequence[Any]) -> Path:
         """Return the file of a kernel at a size; its name has all that the fastest depends on."""
@@ -233,7 +230,7 @@ class _Record:
         parts = [MACHINE(), function.cache_key, str(key), *map(str, variants)]
         name = re.sub(r"\W", "-", self._tuner.base_fn.__name__)[:80]
         digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
-        return kernel_cache() / "triton-tuning" / f"{name}-{digest}.json"
+        return cached("kernels", f"triton-tuning/{name}-{digest}.json")
 
 
 def _in_common(key: Sequence[Any], other: Sequence[Any]) -> int:

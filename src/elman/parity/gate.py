@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from elman.base.cache import put_file, usable
 from elman.kernels.cache import cannot_write, kernel_cache
 from elman.kernels.triton_tuning import tuned_so_far
 from elman.models.backends import REFERENCE, computation_path, norm_backend
@@ -174,7 +174,7 @@ def _options_in_kernel(config: ModelConfig) -> dict[str, Value]:
 
 def _marker(cell: str, backend: str, conditions: dict[str, Any]) -> Path:
     key = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()[:20]
-    return kernel_cache() / "parity" / f"{cell}-{backend}-{key}.json"
+    return usable("kernels", kernel_cache() / "parity" / f"{cell}-{backend}-{key}.json")
 
 
 def _recalled(marker: Path) -> dict[str, Any] | None:
@@ -197,10 +197,7 @@ def _remember(marker: Path, proof: Proof, conditions: dict[str, Any]) -> dict[st
     }
     text = json.dumps({"parity": parity} | conditions | proof.as_json(), indent=2) + "\n"
     try:
-        marker.parent.mkdir(parents=True, exist_ok=True)
-        scratch = marker.with_name(f"{marker.name}.{os.getpid()}")
-        scratch.write_text(text, encoding="utf-8")
-        os.replace(scratch, marker)
+        put_file(marker, text)
     except OSError as error:
         raise cannot_write(error) from None
     return parity
