@@ -64,7 +64,9 @@ def help_text(config_dir: str | None = None) -> str:
         config_dir: Value of ``--config-dir``: a folder with more choices.
     """
     shipped = Path(str(files("elman.conf")))
-    folders = [shipped, *([Path(config_dir)] if config_dir else [])]
+    from elman.config.package_files import package_folders
+
+    folders = [shipped, *([Path(config_dir)] if config_dir else []), *package_folders().values()]
     choices: dict[str, set[str]] = {}
     for path in (path for folder in folders for path in folder.glob("*/*.yaml")):
         choices.setdefault(path.parent.name, set()).add(path.stem)

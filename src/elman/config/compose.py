@@ -15,6 +15,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from elman.config.keys import named_keys
+from elman.config.package_files import find_package_files
 from elman.config.read_once import read_once
 from elman.config.wording import in_our_words
 from elman.config.yaml_loader import omegaconf_with_libyaml
@@ -38,6 +39,7 @@ def register_cells() -> None:
     """
     read_once()
     omegaconf_with_libyaml()
+    find_package_files()
     store = ConfigStore.instance()
     # Hydra copies all sources of settings before each composition, and what it reads of this one
     # once more; the copies of all cells were a fifth of its time.
