@@ -243,3 +243,30 @@ def test_the_time_of_a_step_is_in_the_line_of_a_row(sweep: FakeSweep) -> None:
     row, *runs = [line for line in lines if line["kind"] in ("model", "run")]
     assert (row["kind"], len(runs)) == ("model", 3)
     assert float(row["step_us"]) == pytest.approx(float(runs[0]["step_us"]))
+
+
+def test_a_row_that_never_left_its_warm_up_is_marked(sweep: FakeSweep) -> None:
+    budget = ("train.minutes=10", "train.steps=null")
+    warm_up = ("optim.warmup_steps=100",)
+    for model, steps in (("e1", 26), ("e42", 300), ("e68", 2000)):
+        timed(sweep, model, steps, budget=(*budget, *warm_up))
+    for job in sweep.jobs:
+        job["swept"] = job["swept"][:2]
+    sweep.write()
+    report = make_report([sweep.folder])
+    marks = {row.model: row.marks for row in report.rows}
+    assert marks == {"e1": ["never left warm-up"], "e42": ["long warm-up"], "e68": []}
+    note = (
+        "not the same warm-up: e1: 100 steps of warm-up, and the run had 26: its rate reached 26% "
+        "of optim.lr; e42: 100 steps of warm-up, and the run had 300"
+    )
+    for text in (said(report), markdown_text(report).replace("\\", ""), page_text(report)):
+        assert note in text
+        assert "never left warm-up" in text
+
+
+def test_a_warm_up_in_a_share_of_the_budget_is_not_marked(sweep: FakeSweep) -> None:
+    budget = ("train.minutes=10", "train.steps=null", "optim.warmup_share=0.05")
+    for model, steps in (("e1", 26), ("e42", 2000)):
+        timed(sweep, model, steps, budget=(*budget, "optim.warmup_steps=100"))
+    assert not any(row.marks for row in make_report([sweep.folder]).rows)

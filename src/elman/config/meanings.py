@@ -91,7 +91,7 @@ _SAME = {
     "valid_path": ("data.val_path",),
     "validation_file": ("data.val_path",),
     "validation_path": ("data.val_path",),
-    "warmup": ("optim.warmup_steps",),
+    "warmup": ("optim.warmup_steps", "optim.warmup_share"),
     "wd": ("optim.weight_decay",),
     "width": ("model.dim",),
     "workers": ("launcher.workers",),

@@ -36,7 +36,11 @@ LOG_FILE = "train.log"
 _NEWER: dict[str, dict[str, object]] = {
     "data": {"reset_at_documents": False, "val_path": None},
     "model": {"vocab_size": VOCAB_SIZE},
-    "train": {"until_accuracy": None, "bytes": None, "flops": None},
+    "optim": {"matrix_precision": "auto", "warmup_share": None},
+    "train": {
+        **dict.fromkeys(("until_accuracy", "bytes", "flops", "data_seed")),
+        "max_step_hours": 24.0,
+    },
 }
 _ATTEMPTS = 1000
 # A process that only asks who runs in a folder holds the folder's lock for a moment.

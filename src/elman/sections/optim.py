@@ -10,11 +10,27 @@ from elman.sections.section import Count, Fraction, NonNegative, Positive, Secti
 
 
 class ScheduledConfig(Section):
-    """What the optimizers with a warm-up and a schedule share."""
+    """What the optimizers with a warm-up and a schedule share.
+
+    Args:
+        name: Which optimizer.
+        lr: Learning rate after the warm-up.
+        warmup_steps: Optimizer steps in which the rate rises to ``lr``.
+        warmup_share: The share of the budget in which it rises to ``lr``, in place of
+            ``warmup_steps``: with a budget of time, a slower model takes fewer steps and warms up
+            as long.
+        schedule: What comes after it.
+        final_lr_ratio: Rate at the end over ``lr``.
+        weight_decay: Weight decay of matrices.
+        beta1: Decay of AdamW's mean of gradients.
+        beta2: Decay of AdamW's mean of their squares.
+        eps: Added to the root of that.
+    """
 
     name: Literal["adamw", "muon"]
     lr: Positive
     warmup_steps: Annotated[int, rounded, Field(ge=0)]
+    warmup_share: Annotated[float, Field(gt=0, lt=1)] | None = None
     schedule: Literal["cosine", "constant"]
     final_lr_ratio: Annotated[float, Field(ge=0, le=1)]
     weight_decay: NonNegative

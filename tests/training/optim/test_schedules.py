@@ -29,6 +29,20 @@ def test_warmup_is_linear_and_never_zero() -> None:
     assert rates == pytest.approx([0.1 * (step + 1) for step in range(10)])
 
 
+def test_a_share_of_the_budget_is_the_same_warm_up_for_few_and_many_steps() -> None:
+    """Whatever the steps, the rate at a moment is the same but for the step that it lies in."""
+    config = adamw("cosine", 100).model_copy(update={"warmup_share": 0.2})
+
+    def rates(steps: int) -> list[float]:
+        return [scheduled_lr(config, step, step / steps, 0.0) for step in range(steps)]
+
+    few, many = rates(26), rates(2600)
+    assert few[1:5] == pytest.approx([(step + 1) / 26 / 0.2 for step in range(1, 5)])
+    assert max(few) == pytest.approx(1.0)
+    assert few[6:] == pytest.approx(many[600::100])  # after it both have the rate of their place
+    assert few[-1] < 0.12
+
+
 def test_cosine_falls_from_the_end_of_warmup_to_the_end_of_the_budget() -> None:
     config = adamw("cosine")
     assert scheduled_lr(config, 10, 0.2, 0.2) == pytest.approx(1.0)

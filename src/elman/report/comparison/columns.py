@@ -11,6 +11,7 @@ from elman.report.comparison.published_rows import words
 from elman.report.comparison.rows import Row
 from elman.report.comparison.runs import Result, Run
 from elman.report.comparison.statistics import SPREAD_DEFINITION, Spread
+from elman.report.comparison.warm_up import MEANING as WARM_UP
 
 Records = Sequence[PublishedResult]
 NONE = "-"
@@ -218,7 +219,8 @@ COLUMNS = (
         + f"; {SHARED_GPU}: more than one of "
         + DEFINITIONS["jobs_per_gpu"].removesuffix("; null on a CPU")
         + "; slow path: "
-        + DEFINITIONS["slow_path"],
+        + DEFINITIONS["slow_path"]
+        + f"; {WARM_UP}",
         lambda row, _: row.status,
         numeric=False,
     ),

@@ -22,8 +22,9 @@ _IRRELEVANT = {
 }
 # Settings that older runs do not have; this is what they did.
 _BEFORE: dict[str, dict[str, Any]] = {
-    "data": {"reset_at_documents": False},
+    "data": {"reset_at_documents": False, "val_path": None},
     "model": {"vocab_size": 256},
+    "optim": {"matrix_precision": "auto", "warmup_share": None},
     "train": {"until_accuracy": None, "bytes": None, "flops": None, "data_seed": None},
 }
 _IRRELEVANT_SECTIONS = ("kernels", *SECTIONS_WITHOUT_EFFECT)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from elman.base.errors import RunStatus
+from elman.report.comparison import warm_up
 from elman.report.comparison.conditions import remarks
-from elman.report.comparison.rows import Row
+from elman.report.comparison.rows import Row, run_marks
 from elman.report.comparison.runs import Run
 from elman.sections.launching import SweepConfig
 
@@ -28,6 +29,7 @@ def comparison_notes(rows: Sequence[Row]) -> list[str]:
         if len(places) > 1:
             found.append(f"not comparable: different {name}: {_listing(places)}")
     found += [*_budgets(counted), *_sizes(counted), *_remarks(counted), *_repeats(counted)]
+    found += _warm_ups(counted)
     if counted and all(len(row.counted) == 1 for row in counted):
         found.append(
             "n=1: one seed a row, so the noise between seeds is unknown; "
@@ -58,6 +60,22 @@ def _sizes(rows: Sequence[Row]) -> list[str]:
         return []
     ends = " to ".join(f"{known[label]:,} in {label}" for label in (small, large))
     return [f"differs too: params by {spread:.0%}: {ends}"]
+
+
+def _warm_ups(rows: Sequence[Row]) -> list[str]:
+    """Say how long the warm-up of a row was, where it is marked and not the same in all rows."""
+    shares = {row.label: warm_up.share(row.counted[0]) for row in rows}
+    if len(set(shares.values())) < 2:
+        return []
+    marked = [row for row in rows if {warm_up.IN_WARM_UP, warm_up.LONG_WARM_UP} & {*_marks(row)}]
+    shown = [f"{row.label}: {warm_up.told(row.counted[0])}" for row in marked[:_MOST_NAMES]]
+    more = f"; and {len(marked) - len(shown)} rows more" if len(marked) > len(shown) else ""
+    return [f"not the same warm-up: {'; '.join(shown)}{more}"] if shown else []
+
+
+def _marks(row: Row) -> Iterator[str]:
+    for run in row.counted:
+        yield from run_marks(run)
 
 
 def _repeats(rows: Sequence[Row]) -> list[str]:

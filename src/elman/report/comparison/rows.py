@@ -10,6 +10,7 @@ from elman.evaluation.metrics import SHARED_GPU
 from elman.report.comparison.conditions import conditions, experiment, measured, settings
 from elman.report.comparison.runs import Result, Run, task_of
 from elman.report.comparison.statistics import Spread, spread
+from elman.report.comparison.warm_up import IN_WARM_UP, LONG_WARM_UP, only_warmed_up, warmed_up_long
 
 _SHOWN_SETTINGS = 4
 _UNTOLD = ("model", "train.seed")
@@ -20,6 +21,8 @@ _MARKS: dict[str, Callable[[Run], bool]] = {
     SHARED_GPU: lambda run: bool(run.result and (run.result.jobs_per_gpu or 1) > 1),
     "slow path": lambda run: bool(run.result and run.result.slow_path),
     "resumed": lambda run: run.resumed,
+    IN_WARM_UP: only_warmed_up,
+    LONG_WARM_UP: warmed_up_long,
     "unknown metric version": lambda run: not run.version_is_known,
 }
 OF_SPEED = ("contended", SHARED_GPU, "slow path")

@@ -30,8 +30,8 @@ def scheduled_lr(
 ) -> float:
     """Return the rate of optimizer step ``step`` (from 0).
 
-    Linear warm-up over ``warmup_steps``, then the cosine from there to the end of the real budget,
-    or constant.
+    Linear warm-up over ``warmup_steps``, or over ``warmup_share`` of the budget; then the cosine
+    from there to the end of the real budget, or constant.
 
     Args:
         config: The optimizer's settings.
@@ -39,7 +39,13 @@ def scheduled_lr(
         progress: Share of the budget used, 0 to 1: of the budget that is used most.
         warmup_progress: That share at the end of the warm-up.
     """
-    if step < config.warmup_steps:
+    if config.warmup_share is not None:
+        warmup_progress = config.warmup_share
+        if progress < warmup_progress:
+            # The share at the end of this step; nobody knows that of the first one.
+            done = progress * (step + 1) / step if step else 0.0
+            return config.lr * min(1.0, done / warmup_progress)
+    elif step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     if config.schedule == "constant":
         return config.lr
