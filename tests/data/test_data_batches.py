@@ -93,7 +93,7 @@ def test_held_out_tail(
 def test_the_tail_holds_one_window_where_that_is_longer_than_a_row(tmp_path: Path) -> None:
     path = tmp_path / "short.bin"
     path.write_bytes(bytes(200))
-    with open_data(DataConfig(path=str(path), val_window=100), 8, print) as data:
+    with open_data(DataConfig(path=str(path), format="raw", val_window=100), 8, print) as data:
         assert data.val_bytes == 101
 
 
@@ -101,7 +101,7 @@ def test_held_out_tail_is_at_most_4_mib(tmp_path: Path) -> None:
     path = tmp_path / "large.bin"
     path.touch()
     os.truncate(path, 2**30)
-    with open_data(DataConfig(path=str(path), val_window=8), 8, print) as data:
+    with open_data(DataConfig(path=str(path), format="raw", val_window=8), 8, print) as data:
         assert data.val_bytes == 4 * 2**20
 
 

@@ -349,3 +349,13 @@ def test_a_path_that_is_not_utf8_is_read(folder: Path) -> None:
     for path in ("set", f"set/{name}"):
         with opened(path) as data:
             assert b"".join(texts(data)) == b"some text"
+
+
+@pytest.mark.parametrize("blank", [b" ", b"\n", b"\0"])
+def test_a_text_of_blanks_or_zeros_is_refused(folder: Path, blank: bytes) -> None:
+    write({"a.txt": blank * 3_000_000, "b.txt": blank * 3_000_000 + b"x"})
+    assert refused("a.txt").startswith(
+        f"data.path={folder}/a.txt: holds nothing but blanks or zeros; name files that hold text"
+    )
+    with opened("b.txt"), opened("a.txt", format="raw"):
+        pass

@@ -33,6 +33,7 @@ from elman.sections.training import DataConfig, TrainConfig
 
 VAL_PERCENT = 5
 VAL_BYTES_LIMIT = 4 * 2**20
+_BLANKS, _BLANK_STEP = b"\0 \t\r\n\v\f", 2**20
 
 
 @dataclass(frozen=True)
@@ -181,6 +182,8 @@ def _opened(
     )
     if train is None:
         return None
+    if config.path is not None:
+        _refuse_blank(train, config)
     if not chosen.held_out:
         return _divided(train, config, chunk_size, chosen)
     setting = setting if config.val_path is None else "data.val_path"
@@ -194,6 +197,21 @@ def _opened(
         raise
     train.close()
     return None
+
+
+def _refuse_blank(source: ByteSource, config: DataConfig) -> None:
+    """Raise UserError if a text is nothing but blanks or zeros, as a failed download may be."""
+    if config.format == "raw":
+        return
+    for offset in range(0, len(source), _BLANK_STEP):
+        if source.read(offset, min(_BLANK_STEP, len(source) - offset)).tobytes().strip(_BLANKS):
+            return
+    where = f"{source.setting}={source.label}"
+    source.close()
+    raise UserError(
+        f"{where}: holds nothing but blanks or zeros; name files that hold text, or type "
+        f"data.format=raw to read their bytes as they are"
+    )
 
 
 def _check_apart(

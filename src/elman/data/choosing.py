@@ -75,7 +75,7 @@ def chosen_to_train(
     """
     candidates, left = _candidates(names, format_, field, "data.path")
     train = [one for one in candidates if one.match.named or one.split in (None, "train")]
-    validation = [one for one in candidates if one not in train and one.split == "validation"]
+    validation = [one for one in candidates if one.split == "validation" and not one.match.named]
     left += [Left(one.match.path, _TEST_WHY) for one in candidates if _tests(one)]
     if not train:
         raise UserError(_nothing_to_train_on(names, candidates))
@@ -88,7 +88,8 @@ def chosen_to_train(
             for one in validation
             if one.match.identity not in known
         ]
-        left = [one for one in left if one.path not in {each.match.path for each in named}]
+        held = {one.match.path for one in named}
+        left = [one for one in left if one.path not in held]
         validation = named
     return Chosen(_files(train), _files(validation), tuple(left))
 
@@ -167,7 +168,8 @@ def _named_to_hold_out(
     else:
         wanted = patterned
     taken = {one.match.path for one in wanted}
-    left += [one for one in more if one.path not in {known.path for known in left}]
+    known = {one.path for one in left}
+    left += [one for one in more if one.path not in known]
     return [one for one in candidates if one.match.named or one.match.path in taken]
 
 
@@ -235,13 +237,15 @@ def _of_one_kind(
     matches: Sequence[Match], format_: DataFormat, field: str, setting: str, left: list[Left]
 ) -> dict[str, SourceFile]:
     """Return the files of a glob or folder that are of the kind with the most bytes, by path."""
-    plain = [match for match in matches if not _is_beside(match.path)]
-    beside = [match for match in matches if match not in plain] if plain else []
-    left += [Left(match.path, "beside the data") for match in beside]
+    beside = {match.path for match in matches if _is_beside(match.path)}
+    if len(beside) == len(matches):
+        beside = set()
+    left += [Left(match.path, "beside the data") for match in matches if match.path in beside]
+    plain = [match for match in matches if match.path not in beside]
     files: dict[str, SourceFile] = {}
     refused: list[OtherKindError] = []
     others: list[Match] = []
-    for match in plain or matches:
+    for match in plain:
         try:
             files[match.path] = look(match, format_, field, setting)
         except OtherKindError as error:
@@ -254,7 +258,7 @@ def _of_one_kind(
         weights[_kind(file, format_)] += file.bytes
     kind = max(weights, key=lambda one: weights[one])
     taken = {path: file for path, file in files.items() if _kind(file, format_) == kind}
-    others += [match for match in plain or matches if match.path in files.keys() - taken.keys()]
+    others += [match for match in plain if match.path in files and match.path not in taken]
     left += [Left(match.path, "another kind of file") for match in others]
     return taken
 
