@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +32,18 @@ BLOCK = 64
 _EAGER_STEPS = 2
 
 States = list[State]
+
+
+class Rows(NamedTuple):
+    """Texts whose states have one shape, so that they take their steps together.
+
+    Attributes:
+        rows: Which texts of the writer, in order.
+        states: Their states from before the last byte; None is the model's own start.
+    """
+
+    rows: tuple[int, ...]
+    states: States | None
 
 
 @torch.no_grad()
@@ -64,6 +77,9 @@ def generate(
 class Writer:
     """Reads prompts and writes their continuations, all rows at once.
 
+    A row's text does not depend on its neighbors: each prompt is read by itself, and rows whose
+    states differ in shape, such as the keys of an attention, take their steps apart.
+
     Args:
         model: A model in evaluation mode.
         sampling: How the next byte is chosen.
@@ -93,7 +109,7 @@ class Writer:
         self.device = self._device = next(model.parameters()).device
         self._bf16, self._kernels, self._graph, self._graphs = bf16, kernels, graph, graphs
         self._weights = KeptCopies(self.device.type, few_rows=kernels)
-        self._states: States | None = None
+        self._parts: list[Rows] = []
         self._last_b1: Tensor | None = None
         self._generators: list[torch.Generator] = []
         self._drawn = 0
@@ -105,32 +121,33 @@ class Writer:
     def read(self, prompts: Sequence[bytes]) -> None:
         """Pass one prompt per row through the model; after an earlier text they continue its rows.
 
-        Prompts of equal length pass together; otherwise they pass one after another.
+        Equal prompts of new texts pass once.
 
         Args:
             prompts: At least one, none of them empty.
 
         Raises:
-            UserError: the prompts differ in length, and the states of this model then do, too.
             ValueError: a prompt is empty, or the number of prompts differs from the number of rows.
         """
         if not prompts or not all(prompts):
             raise ValueError("prompts: expected at least one, each of at least 1 byte")
         rows = [torch.tensor([list(prompt)], device=self._device) for prompt in prompts]
+        before: dict[int, States | None] = {}
         if self._last_b1 is not None:
             if len(prompts) != len(self._last_b1):
                 raise ValueError(f"prompts: expected {len(self._last_b1)}, one for every row")
             rows = [
                 torch.cat(pair, dim=1) for pair in zip(self._last_b1.split(1), rows, strict=True)
             ]
+            before = _taken_apart(self._parts)
         # The last byte is held back: the first step of writing passes it.
-        heads = [row[:, :-1] for row in rows]
-        if len({head.shape[1] for head in heads}) == 1:
-            self._states = self._pass(torch.cat(heads), self._states)
-        else:
-            self._states = _joined(
-                [self._pass(head, _row(self._states, n)) for n, head in enumerate(heads)]
-            )
+        read: dict[bytes, States | None] = {}
+        after = []
+        for number, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
+            if number in before or prompt not in read:
+                read[prompt] = self._pass(row[:, :-1], before.get(number))
+            after.append(read[prompt])
+        self._parts = _joined(after)
         self._last_b1 = torch.cat([row[:, -1:] for row in rows])
 
     def _pass(self, tokens_bt: Tensor, states: States | None) -> States | None:
@@ -140,14 +157,14 @@ class Writer:
             after: States = self._model(tokens_bt, states)[1]
         return after
 
-    def state(self) -> tuple[States | None, Tensor, int]:
+    def state(self) -> tuple[list[Rows], Tensor, int]:
         """Return the states before the last byte, that byte [b, 1], and the bytes drawn so far."""
         assert self._last_b1 is not None, "nothing was read"
-        return self._states, self._last_b1, self._drawn
+        return self._parts, self._last_b1, self._drawn
 
-    def continue_from(self, states: States | None, last_b1: Tensor, drawn: int) -> None:
+    def continue_from(self, parts: list[Rows], last_b1: Tensor, drawn: int) -> None:
         """Continue from a result of :meth:`state`, as if the text had never been interrupted."""
-        self._states, self._last_b1, self._drawn = states, last_b1, drawn
+        self._parts, self._last_b1, self._drawn = parts, last_b1, drawn
         self._generators = []
 
     # ------------------------------------------------------------------------------- writing
@@ -160,9 +177,9 @@ class Writer:
             UserError: a CUDA graph was requested, and the step cannot be captured as one.
         """
         assert self._last_b1 is not None, "nothing was read"
-        steps = _Steps(
-            self._model, self._sampling, self._states, self._last_b1, kernels=self._kernels
-        )
+        each = [
+            (part.rows, self._steps(part, self._last_b1[list(part.rows)])) for part in self._parts
+        ]
         wanted = self._device.type == "cuda" if self._graph is None else self._graph
         done = 0
         with _casts_kept():
@@ -172,12 +189,33 @@ class Writer:
                     size = min(size, _EAGER_STEPS)
                 with self._autocast(), self._weights.read():
                     if wanted and done == _EAGER_STEPS:
-                        self._record(steps)
-                        self.replayed = steps.replayed
-                    pieces = steps.block(self._uniform(size))
-                self._states, self._last_b1 = steps.states, steps.last_b1
+                        for _, steps in each:
+                            self._record(steps)
+                        self.replayed = all(steps.replayed for _, steps in each)
+                    pieces = self._block(each, self._uniform(size))
                 yield pieces
                 done += size
+
+    def _steps(self, part: Rows, last_b1: Tensor) -> _Steps:
+        return _Steps(self._model, self._sampling, part.states, last_b1, kernels=self._kernels)
+
+    def _block(
+        self, each: Sequence[tuple[tuple[int, ...], _Steps]], uniform_kb: Tensor
+    ) -> list[bytes]:
+        """Let all rows take their steps; return the bytes of each text."""
+        if len(each) == 1:
+            steps = each[0][1]
+            pieces, last_b1 = steps.block(uniform_kb), steps.last_b1
+        else:
+            pieces, last = [b""] * uniform_kb.shape[1], dict[int, Tensor]()
+            for rows, steps in each:
+                for row, piece in zip(rows, steps.block(uniform_kb[:, list(rows)]), strict=True):
+                    pieces[row] = piece
+                last |= dict(zip(rows, steps.last_b1.split(1), strict=True))
+            last_b1 = torch.cat([last[row] for row in range(len(pieces))])
+        self._parts = [Rows(rows, steps.states) for rows, steps in each]
+        self._last_b1 = last_b1
+        return pieces
 
     def _record(self, steps: _Steps) -> None:
         """Record the steps if their states allow it."""
@@ -214,25 +252,39 @@ class Writer:
         return torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16)
 
 
-def _row(states: States | None, row: int) -> States | None:
-    if states is None:
+def _taken_apart(parts: Sequence[Rows]) -> dict[int, States | None]:
+    """Return the states of every single row."""
+    found: dict[int, States | None] = {}
+    for rows, states in parts:
+        for place, row in enumerate(rows):
+            found[row] = states and [
+                {key: part[place : place + 1] for key, part in state.items()} for state in states
+            ]
+    return found
+
+
+def _joined(rows: Sequence[States | None]) -> list[Rows]:
+    """Join the states of single rows where they have one shape, in the order of the rows."""
+    alike: list[list[int]] = []
+    for number, states in enumerate(rows):
+        for others in alike:
+            first = rows[others[0]]
+            if states is first or (states and first and layout(states) == layout(first)):
+                others.append(number)
+                break
+        else:
+            alike.append([number])
+    return [Rows(tuple(numbers), _batch([rows[n] for n in numbers])) for numbers in alike]
+
+
+def _batch(rows: Sequence[States | None]) -> States | None:
+    """Return the states of rows of one shape as one batch."""
+    whole = [states for states in rows if states is not None]
+    if not whole:
         return None
-    return [{key: part[row : row + 1] for key, part in state.items()} for state in states]
-
-
-def _joined(rows: Sequence[States | None]) -> States:
-    """Join the states of single rows into one batch; a row without states starts from zeros."""
-    like = next(row for row in rows if row is not None)
-    zeros = [{key: torch.zeros_like(part) for key, part in state.items()} for state in like]
-    whole = [zeros if row is None else row for row in rows]
-    if any(layout(row) != layout(like) for row in whole):
-        raise UserError(
-            "generate.prompt: prompts of different lengths leave states of different shapes in "
-            "this model; give prompts of one length, or one at a time"
-        )
     return [
-        {key: torch.cat([states[n][key] for states in whole]) for key in like[n]}
-        for n in range(len(like))
+        {key: torch.cat([states[n][key] for states in whole]) for key in whole[0][n]}
+        for n in range(len(whole[0]))
     ]
 
 

@@ -6,7 +6,9 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -15,7 +17,7 @@ from elman.base.disk import usual_permissions
 from elman.base.errors import UserError, first_line
 from elman.base.named_path import shortened
 from elman.base.utf8_path import in_utf8
-from elman.evaluation.generation import States, Writer
+from elman.evaluation.generation import Rows, States, Writer
 
 _LAST = "last_bytes"
 _NOTE = "elman"
@@ -32,11 +34,14 @@ def save_text_state(path: Path, writer: Writer, model: str) -> None:
     Raises:
         UserError: the file cannot be written.
     """
-    states, last_b1, drawn = writer.state()
-    tensors = {_LAST: last_b1}
-    for number, state in enumerate(states or []):
-        tensors |= {f"{number}.{name}": part.contiguous() for name, part in state.items()}
-    note = {_NOTE: json.dumps({"model": model, "drawn": drawn, "layers": len(states or [])})}
+    parts, last_b1, drawn = writer.state()
+    tensors, found = {_LAST: last_b1}, []
+    for place, (rows, states) in enumerate(parts):
+        found.append({"rows": rows, "layers": len(states or [])})
+        for number, state in enumerate(states or []):
+            tensors |= {f"{place}.{number}.{name}": one for name, one in state.items()}
+    tensors = {name: one.contiguous() for name, one in tensors.items()}
+    note = {_NOTE: json.dumps({"model": model, "drawn": drawn, "parts": found})}
     # Not the whole name before it: the two together may be longer than a name can be.
     scratch = path.with_name(f".{path.name[:32]}.{os.getpid()}.unfinished")
     try:
@@ -61,8 +66,8 @@ def load_text_state(path: Path, writer: Writer, model: str) -> int:
     try:
         note, tensors = _read(path)
         found = json.loads(note[_NOTE])
-        states = _states(tensors, int(found["layers"]))
-        last_b1, drawn = tensors[_LAST], int(found["drawn"])
+        last_b1, drawn = tensors.pop(_LAST), int(found["drawn"])
+        parts = _parts(found, tensors, len(last_b1), writer.device)
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
         raise UserError(
             f"generate.state={path}: not a saved state ({error}); name a file that "
@@ -73,9 +78,7 @@ def load_text_state(path: Path, writer: Writer, model: str) -> int:
             f"generate.state={path}: saved with {found['model']}, but this is {model}; "
             "name the same checkpoint"
         )
-    device = writer.device
-    placed = [{name: part.to(device) for name, part in state.items()} for state in states]
-    writer.continue_from(placed or None, last_b1.to(device), drawn)
+    writer.continue_from(parts, last_b1.to(writer.device), drawn)
     return len(last_b1)
 
 
@@ -85,11 +88,21 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         return file.metadata() or {}, tensors
 
 
-def _states(tensors: dict[str, Tensor], layers: int) -> States:
-    """Return the states of every layer."""
-    states: States = [{} for _ in range(layers)]
-    for name, part in tensors.items():
-        if name != _LAST:
-            number, _, key = name.partition(".")
-            states[int(number)][key] = part
-    return states
+def _parts(
+    found: dict[str, Any], tensors: dict[str, Tensor], rows: int, device: torch.device
+) -> list[Rows]:
+    """Return the rows that belong together, with the states of every layer.
+
+    A file of an older version has one part, whose tensors are not numbered.
+    """
+    if "parts" not in found:
+        tensors = {f"0.{name}": one for name, one in tensors.items()}
+        found = {"parts": [{"rows": range(rows), "layers": found["layers"]}]}
+    states: list[States] = [[{} for _ in range(int(p["layers"]))] for p in found["parts"]]
+    for name, one in tensors.items():
+        place, number, key = name.split(".", 2)
+        states[int(place)][int(number)][key] = one.to(device)
+    return [
+        Rows(tuple(part["rows"]), whole or None)
+        for part, whole in zip(found["parts"], states, strict=True)
+    ]
