@@ -147,6 +147,21 @@ def test_a_bf16_layer_holds_its_state_in_fp32(case) -> None:
 
 
 @cases
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_a_layer_that_is_cast_is_the_layer_of_that_dtype(case, dtype) -> None:
+    """Whatever makes a state, such as E23's tape, stays as wide as the state."""
+    layer, made = build(case), build(case, dtype=dtype)
+    made.load_state_dict(layer.state_dict())
+    x = torch.randn(2, 3, DIM, dtype=dtype)
+    wanted, wanted_state = made(x)
+    y, state = layer.to(dtype)(x)
+    torch.testing.assert_close(y, wanted, rtol=0, atol=0)
+    torch.testing.assert_close(dict(state), dict(wanted_state), rtol=0, atol=0)
+    layer(x, state)
+    layer.float()(x.float())
+
+
+@cases
 def test_the_meta_device_computes_shapes_alone(case) -> None:
     layer, real = build(case, device="meta"), build(case)
     assert {n: p.shape for n, p in layer.state_dict().items()} == {

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
+from elman.models.blocks.wide import WideBuffers
 from elman.ops.common.precision import no_autocast, wide_dtype
 from elman.ops.spectral_norm.op import in_a_kernel, normalized
 
@@ -19,7 +20,7 @@ ITERATIONS = 3
 EPS = 1e-8
 
 
-class SpectralNorm(nn.Module):
+class SpectralNorm(WideBuffers):
     """Scales a matrix to a given largest singular value (vector-state specification 2.4).
 
     ``W_eff = W * radius / (sigma + 1e-8)`` with ``sigma = |u^T W v|``, differentiable in W with

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from elman.models.blocks import init
+from elman.models.blocks.wide import WideBuffers
 from elman.models.cells.common.skeleton import Skeleton
 from elman.models.cells.tape.e23 import CELL
 from elman.models.state import State, first_state
@@ -28,7 +29,7 @@ RECURRENT_GAIN = 0.9
 _WRITES: dict[str, Write] = {write: write for write in get_args(Write)}
 
 
-class E23(Skeleton):
+class E23(WideBuffers, Skeleton):
     """[p; z] = W_in x, u = silu(p), (h', M') = step(h, M, W_x u + b), y = W_out (h' silu(z)).
 
     Vector-state specification 3.4; the step is :func:`elman.ops.tape.op.dual_memory`. With a zero
