@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from elman.ops.common.door import check, empty_results, is_empty
 from elman.ops.common.precision import wide_dtype
+from elman.ops.common.transforms import transformed
 
 _WITHOUT_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -117,9 +118,14 @@ def _attention(
         fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         shaped: Tensor = fused(q_bhtc, k_bhsc, v_bhsc, 0.0, causal, attn_mask=None)[0]
         return shaped
-    # cuDNN's attention is the first choice on newer GPUs, and plans 70 ms for each number of keys.
-    growing = q_bhtc.shape[2] < k_bhsc.shape[2]
-    with sdpa_kernel(_WITHOUT_PLANS) if growing else nullcontext():
+    backends = None
+    if transformed():  # the fused kernels have no forward-mode derivative
+        backends = [SDPBackend.MATH]
+    elif q_bhtc.shape[2] < k_bhsc.shape[2]:
+        # cuDNN's attention is the first choice on newer GPUs, and plans 70 ms for each number of
+        # keys.
+        backends = _WITHOUT_PLANS
+    with nullcontext() if backends is None else sdpa_kernel(backends):
         return functional.scaled_dot_product_attention(
             q_bhtc, k_bhsc, v_bhsc, attn_mask=seen_ts, is_causal=causal
         )

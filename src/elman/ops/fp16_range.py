@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from elman.ops.common.transforms import KernelFunction, transformed
+
 # The largest incoming gradient gets the size 2^-3: sums of 500,000 of them stay below fp16's
 # largest number, 65504.
 _EXPONENT = -3
@@ -34,6 +36,8 @@ def in_fp16(
         given: Its tensors, in any floating dtype. Their gradients have their dtype.
         dtype: Dtype of the results.
     """
+    if transformed():  # plain casts, whose derivatives PyTorch knows
+        return tuple(one.to(dtype) for one in run([one.half() for one in given]))
     scale = _Scale()
     narrow = _Into.apply(scale, *given)  # type: ignore[no-untyped-call]
     results: tuple[Tensor, ...] = _OutOf.apply(  # type: ignore[no-untyped-call]
@@ -42,7 +46,7 @@ def in_fp16(
     return results
 
 
-class _Into(torch.autograd.Function):
+class _Into(KernelFunction):
     @staticmethod
     def forward(ctx: Any, scale: _Scale, *given: Tensor) -> tuple[Tensor, ...]:
         ctx.scale, ctx.dtypes = scale, [one.dtype for one in given]
@@ -50,7 +54,6 @@ class _Into(torch.autograd.Function):
         return tuple(one.to(torch.float16, copy=True) for one in given)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         return None, *(
             None if one is None else (one.float() / ctx.scale.factor).to(dtype)
@@ -58,7 +61,7 @@ class _Into(torch.autograd.Function):
         )
 
 
-class _OutOf(torch.autograd.Function):
+class _OutOf(KernelFunction):
     @staticmethod
     def forward(
         ctx: Any, scale: _Scale, dtype: torch.dtype, *results: Tensor
@@ -68,7 +71,6 @@ class _OutOf(torch.autograd.Function):
         return tuple(one.to(dtype, copy=True) for one in results)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         there = [one.abs().amax().float() for one in gradients if one is not None]
         ctx.scale.factor = _power(torch.stack(there).amax())

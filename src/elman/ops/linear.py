@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from elman.ops.common.operators import watched
+from elman.ops.common.transforms import backward_is_seen
 
 _Copies = dict[int, tuple[nn.Parameter, Tensor]]
 
@@ -190,7 +191,7 @@ class _Cast(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         there = [gradient for gradient in gradients if gradient is not None]
-        if torch.is_grad_enabled():  # for a second derivative
+        if backward_is_seen():
             wide = iter([gradient.to(torch.float32) for gradient in there])
         else:
             wide = iter(_cast(there, torch.float32))

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from elman.ops.common.operators import apply, watched
 from elman.ops.common.precision import cast, compute_dtype
+from elman.ops.common.transforms import transformed
 from elman.ops.linear import narrow
 
 
@@ -28,6 +29,8 @@ def silu_linear(u_bti: Tensor, weight_oi: Tensor) -> Tensor:
     """
     dtype = compute_dtype(u_bti, weight_oi.dtype)
     u_bti, weight_oi = cast(u_bti, dtype), cast(narrow(weight_oi), dtype)
+    if transformed():
+        return functional.linear(functional.silu(u_bti), weight_oi)
     y_bto: Tensor
     if watched((u_bti, weight_oi)):
         y_bto = _SiluLinear.apply(u_bti, weight_oi)  # type: ignore[no-untyped-call]
@@ -50,8 +53,17 @@ class _SiluLinear(torch.autograd.Function):
         u_bti, weight_oi = ctx.saved_tensors
         du_bti = dweight_oi = None
         if ctx.needs_input_grad[0]:
-            du_bti = torch.ops.aten.silu_backward(dy_bto @ weight_oi, u_bti)
+            du_bti = _silu_gradient(dy_bto @ weight_oi, u_bti)
         if ctx.needs_input_grad[1]:
             c_bti = functional.silu(u_bti)
             dweight_oi = dy_bto.flatten(0, -2).mT @ c_bti.flatten(0, -2)
         return du_bti, dweight_oi
+
+
+def _silu_gradient(dc_bti: Tensor, u_bti: Tensor) -> Tensor:
+    """Return the gradient of u from that of silu(u)."""
+    if not torch.is_grad_enabled():
+        du_bti: Tensor = torch.ops.aten.silu_backward(dc_bti, u_bti)
+        return du_bti
+    s_bti = torch.sigmoid(u_bti)  # for a second derivative, which PyTorch's operator lacks
+    return dc_bti * (s_bti * (1 + u_bti * (1 - s_bti)))

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from elman.ops.add_norm import cuda
 from elman.ops.common.native import CUDA_TYPES
-from elman.ops.common.operators import apply, operators_are_seen
+from elman.ops.common.operators import apply, backward_is_plain, operators_are_seen
+from elman.ops.common.transforms import OperatorFunction, operator, register_gradient
 
 DTYPES = frozenset(CUDA_TYPES)
 """Of the branch and the normed sum; everything else is fp32."""
 
 
-@torch.library.custom_op("elman::add_rms_norm", mutates_args=())
+@operator("add_rms_norm")
 def add_rms_norm(
     stream_btd: Tensor, branch_btd: Tensor | None, gain_d: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -63,7 +64,7 @@ def _(
     return _outputs(stream_btd, branch_btd, dtype)
 
 
-@torch.library.custom_op("elman::add_rms_norm_backward", mutates_args=())
+@operator("add_rms_norm_backward")
 def add_rms_norm_backward(
     dsum_btd: Tensor | None,
     dnormed_btd: Tensor,
@@ -148,8 +149,7 @@ def _differentiate(
         dbranch_btd = None if branch is None or dsum_btd is None else dsum_btd.to(branch)
         return dsum_btd, dbranch_btd, None, None
     given = (dsum_btd, dnormed_btd, *ctx.saved_tensors, branch)
-    # Who differentiates once more is told by the operator that this cannot be.
-    plain = plain and not torch.is_grad_enabled() and not operators_are_seen(given[1:-1])
+    plain = plain and backward_is_plain(given[1:-1])
     run = _backward if plain else add_rms_norm_backward
     dstream_btd, dbranch_btd, dgain_d = run(*given)
     if branch == torch.float32:
@@ -163,10 +163,10 @@ def _differentiate_operator(
     return _differentiate(ctx, dsum_btd, dnormed_btd, plain=False)
 
 
-add_rms_norm.register_autograd(_differentiate_operator, setup_context=_setup)
+register_gradient("add_rms_norm", _differentiate_operator, _setup)
 
 
-class AddNorm(torch.autograd.Function):
+class AddNorm(OperatorFunction):
     """The operator :func:`add_rms_norm` where nobody looks; its third output stays inside."""
 
     @staticmethod

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from elman.ops.add_norm.backends import BACKENDS
 from elman.ops.common.door import FLOATING, check
+from elman.ops.common.transforms import transformed
 
 
 def add_rms_norm(
@@ -44,5 +45,5 @@ def add_rms_norm(
     check("gain of add_rms_norm", gain_d, shape[-1:], device, FLOATING)
     if branch_btd is not None:
         check("branch of add_rms_norm", branch_btd, shape, device, FLOATING)
-    chosen = BACKENDS[backend if stream_btd.numel() else "reference"]
+    chosen = BACKENDS["reference" if transformed() or not stream_btd.numel() else backend]
     return chosen.run(stream_btd, branch_btd, gain_d, dtype)

@@ -22,6 +22,7 @@ from elman.ops.common.door import FLOATING, check, check_resets
 from elman.ops.common.native import CUDA_TYPES
 from elman.ops.common.operators import apply, watched
 from elman.ops.common.precision import cast
+from elman.ops.common.transforms import KernelFunction
 
 
 class Layout(NamedTuple):
@@ -145,7 +146,7 @@ def _split(
     return pieces[:n], pieces[n], pieces[n + 1 :]
 
 
-class _Conv(torch.autograd.Function):
+class _Conv(KernelFunction):
     @staticmethod
     def forward(
         ctx: Any,
@@ -169,7 +170,6 @@ class _Conv(torch.autograd.Function):
         return (*before, *parts, *after)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *dpieces: Tensor | None) -> tuple[Tensor | None, ...]:
         projected_bte, weight_ck, bias_c, history_bpc, resets_bt = ctx.saved_tensors
         layout, room = ctx.layout, torch.contiguous_format

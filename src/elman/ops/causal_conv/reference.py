@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from elman.ops.common.door import FLOATING, check, check_resets, empty_results, is_empty
 from elman.ops.common.precision import wide_dtype
+from elman.ops.common.transforms import backward_is_seen, transformed
 
 
 def causal_conv(
@@ -46,13 +47,67 @@ def causal_conv(
     if resets_bt is not None:
         check_resets("the convolution", resets_bt, x_btc)
         history = history.masked_fill(_before_a_reset(resets_bt, taps - 1).unsqueeze(-1), 0)
-        y_btc = _CutSum.apply(padded, weight_ck, resets_bt)  # type: ignore[no-untyped-call]
+        y_btc = _cut_sum(padded, weight_ck, resets_bt)
         return (y_btc if bias_c is None else y_btc + bias_c.to(y_btc.dtype)), history
     if padded.device.type == "cpu" and padded.dtype == weight_ck.dtype:
-        y_btc = _ShiftedSum.apply(padded, weight_ck)  # type: ignore[no-untyped-call]
+        y_btc = _shifted_sum(padded, weight_ck)
         return (y_btc if bias_c is None else y_btc + bias_c), history
     y_bct = functional.conv1d(padded.mT, weight_ck.unsqueeze(1), bias_c, groups=channels)
     return y_bct.mT, history
+
+
+def _shifted_sum(padded: Tensor, weight_ck: Tensor) -> Tensor:
+    """Return y_t = sum_j w_j * padded_{t+j}, with channels adjacent in memory."""
+    if transformed():
+        return _plain_sum(padded, weight_ck, None)
+    y_btc: Tensor = _ShiftedSum.apply(padded, weight_ck)  # type: ignore[no-untyped-call]
+    return y_btc
+
+
+def _cut_sum(padded: Tensor, weight_ck: Tensor, resets_bt: Tensor) -> Tensor:
+    """Return the same without what lies before a reset, summed in fp32 or wider."""
+    if transformed():
+        return _plain_sum(padded, weight_ck, resets_bt)
+    y_btc: Tensor = _CutSum.apply(padded, weight_ck, resets_bt)  # type: ignore[no-untyped-call]
+    return y_btc
+
+
+def _plain_sum(padded: Tensor, weight_ck: Tensor, resets_bt: Tensor | None) -> Tensor:
+    """Return either sum by PyTorch's operators alone, which every transform knows."""
+    wide = wide_dtype(padded.dtype)
+    reads = _reads(padded, weight_ck.shape[1], resets_bt)
+    products = [
+        read_btc * tap_c.to(wide)
+        for (read_btc, _), tap_c in zip(reads, weight_ck.unbind(1), strict=True)
+    ]
+    return torch.stack(products).sum(0).to(padded.dtype)
+
+
+def _plain_gradients(
+    dy_btc: Tensor, padded: Tensor, weight_ck: Tensor, resets_bt: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of :func:`_plain_sum`, which can be differentiated again."""
+    taps, wide = weight_ck.shape[1], wide_dtype(padded.dtype)
+    dpadded, dtaps = [], []
+    for j, (read_btc, cut_bt1) in enumerate(_reads(padded, taps, resets_bt)):
+        kept_btc = (dy_btc if cut_bt1 is None else dy_btc.masked_fill(cut_bt1, 0)).to(wide)
+        product_btc = kept_btc * weight_ck[:, j].to(wide)
+        dpadded.append(functional.pad(product_btc, (0, 0, j, taps - 1 - j)))
+        dtaps.append((kept_btc * read_btc).sum((0, 1)))
+    found = torch.stack(dpadded).sum(0), torch.stack(dtaps, 1)
+    return found[0].to(padded.dtype), found[1].to(weight_ck.dtype)
+
+
+def _reads(
+    padded: Tensor, taps: int, resets_bt: Tensor | None
+) -> list[tuple[Tensor, Tensor | None]]:
+    """Return what each tap reads, zero where a reset lies behind it, and where that is."""
+    steps = padded.shape[1] - taps + 1
+    reads = [padded[:, j : j + steps] for j in range(taps)]
+    if resets_bt is None:
+        return [(read_btc, None) for read_btc in reads]
+    cuts = _cuts(resets_bt, taps)
+    return [(r_btc.masked_fill(c_bt1, 0), c_bt1) for r_btc, c_bt1 in zip(reads, cuts, strict=True)]
 
 
 class _ShiftedSum(torch.autograd.Function):
@@ -74,10 +129,11 @@ class _ShiftedSum(torch.autograd.Function):
         return y_btc
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy_btc: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of the padded input and of the taps."""
         padded, weight_ck = ctx.saved_tensors
+        if backward_is_seen():
+            return _plain_gradients(dy_btc, padded, weight_ck, None)
         steps, dpadded, dtaps = dy_btc.shape[1], torch.zeros_like(padded), []
         for j, tap_c in enumerate(weight_ck.unbind(1)):
             dpadded[:, j : j + steps].addcmul_(dy_btc, tap_c)
@@ -121,10 +177,11 @@ class _CutSum(torch.autograd.Function):
         return y_btc.to(padded.dtype)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy_btc: Tensor) -> tuple[Tensor, Tensor, None]:
         """Return the gradients of the padded input and of the taps."""
         padded, weight_ck, resets_bt = ctx.saved_tensors
+        if backward_is_seen():
+            return *_plain_gradients(dy_btc, padded, weight_ck, resets_bt), None
         steps, wide = resets_bt.shape[1], wide_dtype(padded.dtype)
         dpadded, dtaps = torch.zeros_like(padded, dtype=wide), []
         cuts = _cuts(resets_bt, weight_ck.shape[1])

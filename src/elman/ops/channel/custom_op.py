@@ -28,7 +28,8 @@ from elman.ops.common.door import (
     check_sequences,
     check_state,
 )
-from elman.ops.common.operators import apply, operators_are_seen
+from elman.ops.common.operators import apply, backward_is_plain, operators_are_seen
+from elman.ops.common.transforms import OperatorFunction, operator, register_gradient
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ KERNELS: dict[str, Kernels] = {
 """By the name of the backend."""
 
 
-@torch.library.custom_op("elman::channel", mutates_args=())
+@operator("channel")
 def channel(
     plan: str,
     backend: str,
@@ -173,7 +174,7 @@ def _(
     )
 
 
-@torch.library.custom_op("elman::channel_backward", mutates_args=())
+@operator("channel_backward")
 def channel_backward(
     plan: str,
     backend: str,
@@ -240,9 +241,7 @@ def _differentiate(
         plain: Whether a plain call may compute them, where no operator is seen.
     """
     *tensors, checkpoints_bkc, resets_bt = ctx.saved_tensors
-    # With gradients enabled, somebody differentiates twice: the operator says that it cannot.
-    plain = plain and not torch.is_grad_enabled()
-    plain = plain and not operators_are_seen((*tensors, dy_btc, dlast_bc, resets_bt))
+    plain = plain and backward_is_plain((*tensors, dy_btc, dlast_bc, resets_bt))
     sources_bts, parameters_c = tensors[: ctx.n_sources], tensors[ctx.n_sources :]
     given = (dy_btc, dlast_bc, sources_bts, parameters_c, checkpoints_bkc, resets_bt)
     return (_backward if plain else channel_backward)(ctx.plan, ctx.backend, *given)
@@ -254,12 +253,12 @@ def _differentiate_operator(
     return None, None, *_differentiate(ctx, dy_btc, dlast_bc, plain=False), None
 
 
-channel.register_autograd(_differentiate_operator, setup_context=_setup)
+register_gradient("channel", _differentiate_operator, _setup)
 # The engine sets the state's precision: it widens projections that autocast made narrow.
 channel.register_autocast("cpu", torch.float32)
 
 
-class Channel(torch.autograd.Function):
+class Channel(OperatorFunction):
     """The operator :func:`channel` where nobody looks. The checkpoints stay inside."""
 
     @staticmethod

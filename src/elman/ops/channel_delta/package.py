@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from elman.kernels.packages import import_kernels
 from elman.ops.channel_delta.rules import Gdn2, Kda, Rule, Rwkv7
+from elman.ops.common.packages import package_kernels
 
 RWKV7_LOWEST = -0.6065306597126334
 """Smallest logarithm of a decay of RWKV-7, -exp(-1/2)."""
@@ -84,4 +84,4 @@ def _rwkv7(rule: Rwkv7, state_bhkv: Tensor | None) -> tuple[Tensor, Tensor]:
 
 @cache
 def _kernels(name: str) -> Any:
-    return import_kernels("flash-linear-attention", f"ops.{name}")
+    return package_kernels("flash-linear-attention", f"ops.{name}")

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from elman.kernels.packages import import_kernels
+from elman.ops.common.packages import package_kernels
 from elman.ops.common.uncompiled import uncompiled
 
 
@@ -48,4 +48,4 @@ def corrected(
 
 @cache
 def _module(name: str) -> Any:
-    return import_kernels("flash-linear-attention", f"ops.rwkv7.{name}")
+    return package_kernels("flash-linear-attention", f"ops.rwkv7.{name}")

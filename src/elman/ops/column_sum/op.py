@@ -18,6 +18,7 @@ from elman.ops.column_sum import cuda
 from elman.ops.common.native import CUDA_TYPES
 from elman.ops.common.operators import apply, watched
 from elman.ops.common.precision import cast, compute_dtype
+from elman.ops.common.transforms import KernelFunction
 from elman.ops.linear import linear, narrow
 
 
@@ -53,7 +54,7 @@ def _in_a_kernel(x_bti: Tensor, weight_oi: Tensor, bias_o: Tensor, backend: str)
     )
 
 
-class _Biased(torch.autograd.Function):
+class _Biased(KernelFunction):
     @staticmethod
     def forward(ctx: Any, x_bti: Tensor, weight_oi: Tensor, bias_o: Tensor) -> Tensor:
         ctx.save_for_backward(x_bti, weight_oi)
@@ -61,7 +62,6 @@ class _Biased(torch.autograd.Function):
         return functional.linear(x_bti, weight_oi, cast(bias_o, x_bti.dtype))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy_bto: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         x_bti, weight_oi = ctx.saved_tensors
         dx_bti = dweight_oi = None

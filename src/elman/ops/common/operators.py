@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from elman.ops.common.transforms import backward_is_seen, transformed
+
 _PLAIN = frozenset({Tensor, Parameter, type(None)})
 
 
@@ -35,17 +37,29 @@ def operators_are_seen(tensors: Sequence[Tensor | None]) -> bool:
     return not first.is_cuda and (not first.is_cpu or torch.is_autocast_enabled("cpu"))
 
 
+def backward_is_plain(tensors: Sequence[Tensor | None]) -> bool:
+    """Return whether a plain call may compute a backward pass on tensors.
+
+    It may not where it has to be an operator, and where somebody differentiates it again: then the
+    operator says that it has no derivative.
+
+    Args:
+        tensors: As for :func:`operators_are_seen`.
+    """
+    return not backward_is_seen() and not operators_are_seen(tensors)
+
+
 def watched(tensors: Sequence[Tensor | None]) -> bool:
     """Return whether anything looks at the operators of a call on tensors.
 
     This is so while torch.compile, torch.export or torch.jit.trace traces, while a dispatch mode
-    counts or replaces operators, while a transform of torch.func is active, and for tensors of a
-    class of their own, such as fake tensors.
+    counts or replaces operators, while a transform of torch.func or forward-mode differentiation is
+    active, and for tensors of a class of their own, such as fake tensors.
     """
     # The compiler comes first, because torch.compile cannot trace the other questions.
     if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:
         return True
-    if torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None:
+    if transformed() or torch._C._get_tracing_state() is not None:
         return True
     return not _PLAIN.issuperset(map(type, tensors))
 

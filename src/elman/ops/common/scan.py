@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from elman.ops.common.transforms import transformed
+
 SAVED_STATES_LIMIT = 256 * 2**20
 """Bytes of states that one call may keep for its backward pass without recomputation.
 
@@ -45,7 +47,8 @@ def scan(segment: Segment, state: Tensor, inputs: Sequence[Tensor]) -> tuple[Ten
     """
     steps = inputs[0].shape[0]
     length = segment_length(steps, state.numel() * state.element_size())
-    if length == steps or not torch.is_grad_enabled():
+    # torch.func's transforms know no recomputation.
+    if length == steps or not torch.is_grad_enabled() or transformed():
         return segment(state, *inputs)
     outputs = []
     # With split, and not with an index, the gradient of all slices is one concatenation.

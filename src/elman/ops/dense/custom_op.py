@@ -22,7 +22,8 @@ from elman.ops.common.door import (
     check_sequences,
     check_state,
 )
-from elman.ops.common.operators import apply, operators_are_seen
+from elman.ops.common.operators import apply, backward_is_plain, operators_are_seen
+from elman.ops.common.transforms import OperatorFunction, keeps, operator, register_gradient
 from elman.ops.dense import cpu
 from elman.ops.dense.cuda import kernels
 from elman.ops.dense.heads import channel_count, head_count, row_count
@@ -57,7 +58,7 @@ KERNELS: dict[str, Kernels] = {
 """By the name of the backend."""
 
 
-@torch.library.custom_op("elman::dense", mutates_args=())
+@operator("dense")
 def dense(
     step: str,
     backend: str,
@@ -193,7 +194,7 @@ def _(
     return _outputs(room(step, inputs[0], first_sbi, keep))
 
 
-@torch.library.custom_op("elman::dense_backward", mutates_args=())
+@operator("dense_backward")
 def dense_backward(
     step: str,
     backend: str,
@@ -257,9 +258,7 @@ def _differentiate(
     saved = list(ctx.saved_tensors)
     recurrent, parameters = ([saved.pop(0) for _ in range(n)] for n in ctx.sizes[1:])
     first_sbi, y_bti, memo_btmi, norms_bt, resets_bt = saved
-    # Who differentiates once more is told by the operator that this cannot be.
-    plain = plain and not torch.is_grad_enabled()
-    if plain and not operators_are_seen((y_bti, *recurrent, dy_bti, dlast_sbi)):
+    if plain and backward_is_plain((y_bti, *recurrent, dy_bti, dlast_sbi)):
         results = Results(y_bti, first_sbi, memo_btmi, norms_bt)
         given = (dy_bti, dlast_sbi, recurrent, parameters, first_sbi, results, resets_bt)
         return KERNELS[ctx.backend].backward(ctx.step, *given)
@@ -275,12 +274,12 @@ def _differentiate_operator(
     return None, None, None, *read, None
 
 
-dense.register_autograd(_differentiate_operator, setup_context=_setup)
+register_gradient("dense", _differentiate_operator, _setup)
 # The state's precision is the engine's: what autocast made of the projections is widened.
 dense.register_autocast("cpu", torch.float32)
 
 
-class Dense(torch.autograd.Function):
+class Dense(OperatorFunction):
     """The operator :func:`dense` where nobody looks; memo and norms stay inside."""
 
     @staticmethod
@@ -322,7 +321,7 @@ def run(
 ) -> tuple[Tensor, Tensor]:
     """Return the first two outputs of :func:`dense`, by an operator only where it is seen."""
     tensors = (*inputs, *recurrent, *parameters, first_sbi)
-    keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    keep = keeps(tensors)
     given = (inputs, recurrent, parameters, first_sbi, resets_bt)
     if operators_are_seen((*tensors, resets_bt)):
         y_bti, last_sbi, *_ = dense(step, backend, keep, *given)

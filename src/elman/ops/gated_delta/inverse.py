@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from elman.ops.common.transforms import transformed
 
 _BASE = 8
 
@@ -22,6 +23,12 @@ def unit_lower_inverse(lower_lm: Tensor) -> Tensor:
 
     Whatever stands on and above the diagonal is not read and gets no gradient.
     """
+    if transformed():
+        unit_lm = torch.eye(lower_lm.shape[-1], dtype=lower_lm.dtype, device=lower_lm.device)
+        solved: Tensor = torch.linalg.solve_triangular(
+            lower_lm.tril(-1) + unit_lm, unit_lm, upper=False, unitriangular=True
+        )
+        return solved
     inverse: Tensor = _UnitLowerInverse.apply(lower_lm)  # type: ignore[no-untyped-call]
     return inverse
 
@@ -46,7 +53,6 @@ class _UnitLowerInverse(torch.autograd.Function):
         return inverse_lm
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient_lm: Tensor) -> Tensor:
         (inverse_lm,) = ctx.saved_tensors
         found_lm: Tensor = inverse_lm.mT @ gradient_lm @ inverse_lm.mT

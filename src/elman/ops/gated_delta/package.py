@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from elman.kernels.packages import import_kernels
+from elman.ops.common.packages import package_kernels
 from elman.ops.common.uncompiled import uncompiled
 
 
@@ -58,9 +58,9 @@ def gated_norm(
 
 @cache
 def _rule() -> Any:
-    return import_kernels("flash-linear-attention", "ops.gated_delta_rule")
+    return package_kernels("flash-linear-attention", "ops.gated_delta_rule")
 
 
 @cache
 def _norm() -> Any:
-    return import_kernels("flash-linear-attention", "modules.norm.fused_norm_gate")
+    return package_kernels("flash-linear-attention", "modules.norm.fused_norm_gate")

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from elman.base.errors import UserError
-from elman.kernels.packages import import_kernels
 from elman.ops.common.backend import Backend
 from elman.ops.common.door import check_sequences, check_state, empty_results, is_empty
+from elman.ops.common.packages import package_kernels
 from elman.ops.common.precision import no_autocast, wide_dtype
 from elman.ops.common.uncompiled import uncompiled
 from elman.ops.gated_delta import chunked
@@ -153,4 +153,4 @@ BACKENDS: dict[str, Backend[Run]] = {
 
 @cache
 def _kernels() -> Any:
-    return import_kernels("flash-linear-attention", "ops.gated_delta_product")
+    return package_kernels("flash-linear-attention", "ops.gated_delta_product")

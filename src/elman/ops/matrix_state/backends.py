@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from elman.ops.common.backend import Backend
 from elman.ops.common.precision import cast, no_autocast, wide_dtype
+from elman.ops.common.transforms import keeps
 from elman.ops.common.uncompiled import uncompiled
 from elman.ops.matrix_state import custom_op, reference
 from elman.ops.matrix_state.plan import Plan
@@ -61,7 +61,7 @@ def _compiled(
     sources_btc = [_adjacent(cast(source_btc, io)) for source_btc in sources_btc]
     ordered = [cast(parameters[name], wide) for name in plan.parameter_names]
     tensors = [*sources_btc, *ordered, *([] if first_bhvn is None else [first_bhvn])]
-    keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    keep = keeps(tensors)
     return custom_op.run(plan.text, backend, keep, sources_btc, ordered, first_bhvn, resets_bt)
 
 

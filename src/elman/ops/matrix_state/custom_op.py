@@ -23,8 +23,9 @@ from elman.ops.common.door import (
     check_sequences,
     check_state,
 )
-from elman.ops.common.operators import apply, operators_are_seen
+from elman.ops.common.operators import apply, backward_is_plain, operators_are_seen
 from elman.ops.common.precision import wide_dtype
+from elman.ops.common.transforms import OperatorFunction, operator, register_gradient
 from elman.ops.matrix_state import cpu
 from elman.ops.matrix_state.abi import Call, kept_dtype
 from elman.ops.matrix_state.cuda import kernels
@@ -79,7 +80,7 @@ KERNELS: dict[str, Kernels] = {
 """By the name of the backend."""
 
 
-@torch.library.custom_op("elman::matrix_state", mutates_args=())
+@operator("matrix_state")
 def matrix_state(
     plan: str,
     backend: str,
@@ -208,7 +209,7 @@ def _call(
     return call
 
 
-@torch.library.custom_op("elman::matrix_state_backward", mutates_args=())
+@operator("matrix_state_backward")
 def matrix_state_backward(
     plan: str,
     backend: str,
@@ -323,9 +324,7 @@ def _differentiate(
         plain: Whether a plain call may compute them, where no operator is seen.
     """
     *tensors, first_bhvn, resets_bt, checkpoints_kbhvn, reads_bthv = ctx.saved_tensors
-    # With gradients enabled, somebody differentiates twice: the operator says that it cannot.
-    plain = plain and not torch.is_grad_enabled()
-    plain = plain and not operators_are_seen((*tensors, dout_bthv, dlast_bhvn))
+    plain = plain and backward_is_plain((*tensors, dout_bthv, dlast_bhvn))
     dsources_btc, dparameters, dfirst_bhvn = (_backward if plain else matrix_state_backward)(
         ctx.plan,
         ctx.backend,
@@ -347,13 +346,13 @@ def _differentiate_operator(
     return None, None, None, *_differentiate(ctx, dout_bthv, dlast_bhvn, plain=False), None
 
 
-matrix_state.register_autograd(_differentiate_operator, setup_context=_setup)
+register_gradient("matrix_state", _differentiate_operator, _setup)
 # The engine sets the state's precision: it widens projections that autocast made narrow. CUDA has
 # no such rule: its kernels read narrow sources, and parameters come in the state's dtype.
 matrix_state.register_autocast("cpu", torch.float32)
 
 
-class MatrixState(torch.autograd.Function):
+class MatrixState(OperatorFunction):
     """The operator :func:`matrix_state` where nobody looks. The checkpoints stay inside."""
 
     @staticmethod

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -21,6 +20,7 @@ from elman.ops.common.door import (
     is_empty,
 )
 from elman.ops.common.precision import no_autocast, wide_dtype
+from elman.ops.common.transforms import keeps
 from elman.ops.common.uncompiled import uncompiled
 from elman.ops.matrix_state.backends import BACKENDS
 from elman.ops.matrix_state.custom_op import KERNELS, check_call
@@ -178,7 +178,7 @@ def row_mix_recurrence(
         return y_bthv * functional.silu(gate_bthv.to(wide)), last_bhvn
     wide = wide_dtype(v_bthv.dtype)
     tensors = [*(sequences[name] for name in NAMES), mix_huv.to(wide), residual_hv.to(wide)]
-    keep = torch.is_grad_enabled() and any(one.requires_grad for one in (*tensors, state_bhvn))
+    keep = keeps((*tensors, state_bhvn))
     out_bthv, last_bhvn, _ = row_mix(keep, *tensors, state_bhvn, resets_bt)
     return out_bthv, last_bhvn
 

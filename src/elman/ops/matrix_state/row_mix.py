@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from elman.ops.common.door import FLOATING, WIDE, check, check_resets
+from elman.ops.common.transforms import operator, register_gradient
 from elman.ops.matrix_state.triton import row_mix_launch as triton
 from elman.ops.matrix_state.triton.row_mix_launch import NAMES, MixCall
 from elman.ops.matrix_state.triton.row_mix_spec import STEPS
@@ -95,7 +96,7 @@ def _call(
     )
 
 
-@torch.library.custom_op("elman::row_mix", mutates_args=())
+@operator("row_mix")
 def row_mix(
     keep: bool,
     q_bthn: Tensor,
@@ -159,7 +160,7 @@ def _gradients(*tensors: Tensor) -> list[Tensor]:
     return [torch.empty(one.shape, dtype=one.dtype, device=one.device) for one in tensors]
 
 
-@torch.library.custom_op("elman::row_mix_backward", mutates_args=())
+@operator("row_mix_backward")
 def row_mix_backward(
     dout_bthv: Tensor | None,
     dlast_bhvn: Tensor | None,
@@ -206,4 +207,4 @@ def _differentiate(
     return None, *row_mix_backward(dout_bthv, dlast_bhvn, *ctx.saved_tensors), None
 
 
-row_mix.register_autograd(_differentiate, setup_context=_setup)
+register_gradient("row_mix", _differentiate, _setup)

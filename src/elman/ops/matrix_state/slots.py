@@ -22,6 +22,7 @@ from elman.kernels.threads import kernel_threads
 from elman.ops.common.backend import require_cpu
 from elman.ops.common.door import check, check_resets
 from elman.ops.common.native import C_TYPES
+from elman.ops.common.transforms import operator, register_gradient
 from elman.ops.matrix_state.cuda import slots as cuda
 from elman.ops.matrix_state.slots_abi import SEGMENT, SlotsArgs, layout
 
@@ -116,7 +117,7 @@ def _kept(k_bti: Tensor, input_btn: Tensor, first_bni: Tensor) -> list[Tensor]:
     return [y_btn, last_bni, checkpoints, read_btn, value_btn]
 
 
-@torch.library.custom_op("elman::slots", mutates_args=())
+@operator("slots")
 def slots(
     backend: str,
     k_bti: Tensor,
@@ -174,7 +175,7 @@ def _(
     return tuple(_kept(k_bti, input_btn, first_bni))
 
 
-@torch.library.custom_op("elman::slots_backward", mutates_args=())
+@operator("slots_backward")
 def slots_backward(
     backend: str,
     dy_btn: Tensor | None,
@@ -242,7 +243,7 @@ def _differentiate(
     return None, dk, dq, dinput_btn, drow, dmix_nn, dfirst, None
 
 
-slots.register_autograd(_differentiate, setup_context=_setup)
+register_gradient("slots", _differentiate, _setup)
 # The caller sets the state's precision: this widens what autocast made narrow.
 slots.register_autocast("cpu", torch.float32)
 slots.register_autocast("cuda", torch.float32)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from elman.ops.common.native import CUDA_TYPES
 from elman.ops.common.operators import apply, watched
+from elman.ops.common.transforms import KernelFunction
 from elman.ops.rotary import cuda
 
 _LEAST_STEPS = 512
@@ -74,7 +75,7 @@ def table(steps: int, channels: int, theta: float, device: torch.device) -> Tens
     return turns_tp2
 
 
-class _Turn(torch.autograd.Function):
+class _Turn(KernelFunction):
     @staticmethod
     def forward(
         ctx: Any, qkv_btk: Tensor, turns_tp2: Tensor, channels: int
@@ -93,7 +94,6 @@ class _Turn(torch.autograd.Function):
         return q_bthc, k_bthc, v_bthc
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(
         ctx: Any, dq_bthc: Tensor, dk_bthc: Tensor, dv_bthc: Tensor
     ) -> tuple[Tensor, None, None]:

@@ -18,6 +18,7 @@ from torch.nn import functional
 from elman.ops.common.native import CUDA_TYPES
 from elman.ops.common.operators import apply, watched
 from elman.ops.common.precision import cast
+from elman.ops.common.transforms import KernelFunction
 from elman.ops.silu_gate import cuda
 
 
@@ -90,7 +91,7 @@ def _room(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return torch.empty_like(like, dtype=dtype, memory_format=torch.contiguous_format)
 
 
-class _Split(torch.autograd.Function):
+class _Split(KernelFunction):
     @staticmethod
     def forward(ctx: Any, projected_btk: Tensor) -> tuple[Tensor, Tensor]:
         p_bti, z_bti = projected_btk.chunk(2, dim=-1)
@@ -100,7 +101,6 @@ class _Split(torch.autograd.Function):
         return u_bti, z_bti
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, du_bti: Tensor, dz_bti: Tensor) -> Tensor:
         (projected_btk,) = ctx.saved_tensors
         p_bti, dprojected_btk = projected_btk.chunk(2, dim=-1)[0], _room(projected_btk)
@@ -117,7 +117,7 @@ class _Split(torch.autograd.Function):
         return dprojected_btk
 
 
-class _SwiGLU(torch.autograd.Function):
+class _SwiGLU(KernelFunction):
     @staticmethod
     def forward(ctx: Any, projected_btk: Tensor) -> Tensor:
         projected_btk = projected_btk.contiguous()
@@ -128,7 +128,6 @@ class _SwiGLU(torch.autograd.Function):
         return o_bti
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, do_bti: Tensor) -> Tensor:
         (projected_btk,) = ctx.saved_tensors
         dprojected_btk, dtype = _room(projected_btk), projected_btk.dtype
@@ -138,7 +137,7 @@ class _SwiGLU(torch.autograd.Function):
         return dprojected_btk
 
 
-class _Gate(torch.autograd.Function):
+class _Gate(KernelFunction):
     @staticmethod
     def forward(ctx: Any, h_bti: Tensor, z_bti: Tensor) -> Tensor:
         h_bti, o_bti = h_bti.contiguous(), _room(z_bti)
@@ -148,7 +147,6 @@ class _Gate(torch.autograd.Function):
         return o_bti
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, do_bti: Tensor) -> tuple[Tensor, Tensor]:
         h_bti, z_bti = ctx.saved_tensors
         dh_bti, dz_bti = _room(h_bti), _room(z_bti)
@@ -166,7 +164,7 @@ class _Gate(torch.autograd.Function):
         return dh_bti, dz_bti
 
 
-class _SelfGate(torch.autograd.Function):
+class _SelfGate(KernelFunction):
     @staticmethod
     def forward(ctx: Any, h_bti: Tensor, dtype: torch.dtype) -> Tensor:
         h_bti = h_bti.contiguous()
@@ -178,7 +176,6 @@ class _SelfGate(torch.autograd.Function):
         return o_bti
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, do_bti: Tensor) -> tuple[Tensor, None]:
         (h_bti,) = ctx.saved_tensors
         dh_bti, do_bti = _room(h_bti), do_bti.contiguous()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from elman.ops.common.operators import apply, watched
+from elman.ops.common.transforms import KernelFunction
 from elman.ops.spectral_norm import cuda
 
 
@@ -51,7 +52,7 @@ def normalized(weight_rc: Tensor, u_r: Tensor, v_c: Tensor, radius: float, eps: 
     return normed_rc
 
 
-class _Normalized(torch.autograd.Function):
+class _Normalized(KernelFunction):
     @staticmethod
     def forward(
         ctx: Any, weight_rc: Tensor, u_r: Tensor, v_c: Tensor, radius: float, eps: float
@@ -63,7 +64,6 @@ class _Normalized(torch.autograd.Function):
         return normed_rc
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dnormed_rc: Tensor) -> tuple[Tensor | None, ...]:
         dnormed_rc = dnormed_rc.contiguous()
         return cuda.backward(dnormed_rc, *ctx.saved_tensors, *ctx.numbers), *[None] * 4

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from elman.base.errors import UserError
-from elman.kernels.packages import import_kernels
 from elman.ops.common.backend import Backend
 from elman.ops.common.door import check_sequences, check_state, empty_results, is_empty
+from elman.ops.common.packages import package_kernels
 from elman.ops.common.precision import no_autocast, wide_dtype
 from elman.ops.common.uncompiled import uncompiled
 from elman.ops.ssd import chunked
@@ -196,4 +196,4 @@ BACKENDS: dict[str, Backend[Run]] = {
 
 @cache
 def _kernels() -> Any:
-    return import_kernels("mamba-ssm", "ops.triton.mamba3.mamba3_siso_combined")
+    return package_kernels("mamba-ssm", "ops.triton.mamba3.mamba3_siso_combined")

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from elman.kernels.packages import import_kernels
+from elman.ops.common.packages import package_kernels
 from elman.ops.common.uncompiled import uncompiled
 
 CHUNK = 256
@@ -67,9 +67,9 @@ def column_norm(x_btgn: Tensor, gain_n: Tensor, epsilon: float) -> Tensor:
 
 @cache
 def _kernels() -> Any:
-    return import_kernels("mamba-ssm", "ops.triton.ssd_combined")
+    return package_kernels("mamba-ssm", "ops.triton.ssd_combined")
 
 
 @cache
 def _norm() -> Any:
-    return import_kernels("mamba-ssm", "ops.triton.layernorm_gated")
+    return package_kernels("mamba-ssm", "ops.triton.layernorm_gated")

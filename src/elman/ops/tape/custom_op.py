@@ -23,7 +23,8 @@ from elman.ops.common.door import (
     check_sequences,
     check_state,
 )
-from elman.ops.common.operators import apply, operators_are_seen
+from elman.ops.common.operators import apply, backward_is_plain, operators_are_seen
+from elman.ops.common.transforms import OperatorFunction, keeps, operator, register_gradient
 from elman.ops.tape import cpu
 from elman.ops.tape.cuda import kernels
 from elman.ops.tape.recurrences import compiled_cell
@@ -67,7 +68,7 @@ KERNELS: dict[str, Kernels] = {
 """By the name of the backend."""
 
 
-@torch.library.custom_op("elman::tape", mutates_args=())
+@operator("tape")
 def tape(
     write: str,
     backend: str,
@@ -168,7 +169,7 @@ def _(
     return room(write, Inputs(input_bti, matrix_pi, tape_bni, state_bi), keep)
 
 
-@torch.library.custom_op("elman::tape_backward", mutates_args=())
+@operator("tape_backward")
 def tape_backward(
     write: str,
     backend: str,
@@ -241,9 +242,7 @@ def _differentiate(ctx: Any, pulls: Pulls, *, plain: bool) -> Gradients:
         plain: Whether a plain call may compute them, where no operator is seen.
     """
     *saved, resets_bt = ctx.saved_tensors
-    # Who differentiates once more is told by the operator that this cannot be.
-    plain = plain and not torch.is_grad_enabled()
-    if plain and not operators_are_seen((*saved, *pulls)):
+    if plain and backward_is_plain((*saved, *pulls)):
         return _backward(ctx.write, ctx.backend, pulls, resets_bt, *saved)
     found: Gradients = tape_backward(ctx.write, ctx.backend, *pulls, *saved, resets_bt)
     return found
@@ -260,12 +259,12 @@ def _differentiate_operator(
     return None, None, None, *found, None
 
 
-tape.register_autograd(_differentiate_operator, setup_context=_setup)
+register_gradient("tape", _differentiate_operator, _setup)
 # The state's precision is the engine's: what autocast made of the projections is widened.
 tape.register_autocast("cpu", torch.float32)
 
 
-class Tape(torch.autograd.Function):
+class Tape(OperatorFunction):
     """The operator :func:`tape` where nobody looks; what is kept stays inside."""
 
     @staticmethod
@@ -297,7 +296,7 @@ def run(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the first three outputs of :func:`tape`, by an operator only where it is seen."""
     tensors = (input_bti, matrix_pi, tape_bni, state_bi)
-    keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    keep = keeps(tensors)
     if operators_are_seen((*tensors, resets_bt)):
         y_bti, last_bni, last_bi, *_ = tape(write, backend, keep, *tensors, resets_bt)
         return y_bti, last_bni, last_bi

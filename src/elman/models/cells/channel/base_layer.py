@@ -119,7 +119,8 @@ class ChannelMixer(Skeleton):
     def step_parameters(self) -> dict[str, Tensor]:
         """Return the step's parameters by name."""
         names = (*self.recurrence.vectors, *self.recurrence.scalars)
-        return {name: self.get_parameter(name) for name in names}
+        # Not get_parameter: torch.func.functional_call puts plain tensors in their place.
+        return {name: getattr(self, name) for name in names}
 
 
 class MinimalMixer(Mixer):

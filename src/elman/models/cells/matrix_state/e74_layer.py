@@ -118,7 +118,7 @@ class E74(MatrixMixer):
         if self.settings.word("gate") in ("retain", "state"):
             names |= {"p0": "energy_slope", "p1": "energy_bias"}
         found: dict[str, Tensor] = {
-            name: self.get_parameter(names[name])
+            name: getattr(self, names[name])
             for name in self.plan.parameter_names
             if name != "decay"
         }

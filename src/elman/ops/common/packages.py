@@ -1,0 +1,64 @@
+"""Kernels of other people's packages, with the refusals of this project's own.
+
+What a package computes is unknown to PyTorch's transforms: a second derivative would be zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elman.kernels.packages import import_kernels
+from elman.ops.common.transforms import refuse_backward, refuse_transforms
+
+
+def package_kernels(package: str, module: str) -> Any:
+    """Return a module of a package, whose functions refuse what they cannot compute.
+
+    Args:
+        package: As for :func:`elman.kernels.packages.import_kernels`.
+        module: Likewise.
+
+    Raises:
+        UserError: the package cannot be imported.
+    """
+    return _Guarded(package, import_kernels(package, module))
+
+
+class _Guarded:
+    """A module whose functions, once they are read, are guarded."""
+
+    def __init__(self, package: str, module: ModuleType) -> None:
+        self._package, self._module = package, module
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        found = guarded(f"{self._package}: {name}", getattr(self._module, name))
+        setattr(self, name, found)
+        return found
+
+
+def guarded(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that refuses PyTorch's transforms, forward and in its backward pass.
+
+    Args:
+        name: The function, for people.
+        run: Returns a tensor, or tensors and others.
+    """
+
+    @wraps(run)
+    def refusing(*given: Any, **named: Any) -> Any:
+        refuse_transforms(name)
+        found = run(*given, **named)
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return found
+        for one in found if isinstance(found, (list, tuple)) else (found,):
+            if isinstance(one, Tensor) and one.requires_grad:
+                one.register_hook(lambda _: refuse_backward(name))
+        return found
+
+    return refusing
