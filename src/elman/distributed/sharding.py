@@ -15,7 +15,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map
 
 from elman.base.errors import UserError
-from elman.models.cells.common.mixer import Mixer
 from elman.models.language_model import LanguageModel
 
 _UNDECAYED = "no_weight_decay"
@@ -64,16 +63,6 @@ def shard_model(model: LanguageModel, mesh: DeviceMesh) -> None:
         if name in undecayed:
             setattr(parameter, _UNDECAYED, True)
     model.register_load_state_dict_pre_hook(_cut_whole_weights)  # type: ignore[no-untyped-call]
-
-
-def begin_sharded_step(model: LanguageModel) -> None:
-    """Do :meth:`LanguageModel.begin_step` with the whole weights of the layers that read them."""
-    for layer in model.layers:
-        if isinstance(layer, Mixer) and type(layer).begin_step is not Mixer.begin_step:
-            assert isinstance(layer, FSDPModule)
-            layer.unshard()
-            layer.begin_step()
-            layer.reshard()
 
 
 def is_sharded(model: nn.Module) -> bool:

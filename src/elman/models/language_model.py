@@ -5,8 +5,8 @@ Shape legend: b batch, t time, d model width, v vocabulary; bt1 is [B, T + 1].
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from elman.models.cells.common.mixer import Mixer, StreamMixer
 from elman.models.inputs import check_ids
 from elman.models.state import State, zeroed
 from elman.ops.common.precision import compute_dtype, wide_dtype
+from elman.ops.common.transforms import transformed
 from elman.ops.linear import Weights, linear
 from elman.sections.tasks import IGNORED
 
@@ -198,8 +199,9 @@ class LanguageModel(nn.Module):
     def begin_step(self) -> None:
         """Advance every power iteration once; the trainer calls this once per optimizer step."""
         for module in self.modules():
-            if isinstance(module, Mixer):
-                module.begin_step()
+            if isinstance(module, Mixer) and type(module).begin_step is not Mixer.begin_step:
+                with _whole(module, self):
+                    module.begin_step()
 
     def num_params(self) -> int:
         """Return the number of parameters, including frozen ones; the tied head counts once."""
@@ -214,7 +216,7 @@ class LanguageModel(nn.Module):
         branch_btd: Tensor | None = None
         mlps = self.mlps or [None] * len(self.layers)
         for norm, layer, mlp, state in zip(self.norms, self.layers, mlps, states, strict=True):
-            if isinstance(layer, StreamMixer) and resets_bt is None:
+            if isinstance(layer, StreamMixer) and resets_bt is None and layer.joins_stream():
                 advance = self._recomputed(layer.advance)
                 stream_btd, branch_btd, new_state = advance(stream_btd, branch_btd, state)
                 carried.append(new_state)
@@ -251,9 +253,25 @@ class LanguageModel(nn.Module):
 
     def _recomputed(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Return a part that the backward pass runs anew if activations are not to be kept."""
-        if self.activation_checkpointing and self.training and torch.is_grad_enabled():
+        # torch.func's transforms know no recomputation.
+        kept = not self.activation_checkpointing or transformed()
+        if not kept and self.training and torch.is_grad_enabled():
             return partial(checkpoint, run, use_reentrant=False)
         return run
+
+
+@contextmanager
+def _whole(*modules: Any) -> Iterator[None]:
+    """Gather the weights of the first module that PyTorch's FSDP2 has cut into parts, if any.
+
+    A module's own call gathers them; other methods do not.
+    """
+    cut = next((module for module in modules if hasattr(module, "unshard")), None)
+    if cut is not None:
+        cut.unshard()
+    yield
+    if cut is not None:
+        cut.reshard()
 
 
 def _starts(ended_bt: Tensor | None, resets_bt: Tensor | None) -> Tensor | None:

@@ -131,7 +131,7 @@ class Stepper:
         """
         self._bookmark()
         micros = self._read()  # before anything changes
-        self._begin_step()
+        self.model.begin_step()
         losses_k = self._accumulate(micros)
         lr = self.optimizer.set_rate(self.step, share)
         loss, norm = (self._replayed or self._apply)(losses_k)
@@ -322,14 +322,6 @@ class Stepper:
         if self.division.whole or by_itself:
             return OwnGradients()
         return SummedGradients(self.team, self.division, self.model.parameters())
-
-    def _begin_step(self) -> None:
-        if not self._sharded:
-            self.model.begin_step()
-            return
-        from elman.distributed.sharding import begin_sharded_step  # the import takes time
-
-        begin_sharded_step(self.model)
 
     def _seed(self, n: int, part: int) -> None:
         """Make random numbers a function of the seed, the step and the part, on any rank."""

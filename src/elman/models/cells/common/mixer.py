@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from elman.base.errors import UserError
 from elman.models.backends import check_backend, choose_backend, norm_backend
@@ -227,6 +228,23 @@ class StreamMixer(Mixer):
     fp32 numbers by itself, beside casts.
     """
 
+    fused: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # Whoever changes only one of the two means it for every call.
+        if "forward" in vars(cls) or "advance" in vars(cls):
+            cls.fused = "advance" in vars(cls)
+
+    def joins_stream(self) -> bool:
+        """Return whether :meth:`advance` may stand in for a call of the layer.
+
+        It may not where anything hangs on the call: hooks, FSDP's gathering of the weights among
+        them, a replaced ``forward``, or a compiled call. The sums of the stream are then rounded
+        in another order.
+        """
+        return self.fused and not _is_called_for(self)
+
     def advance(
         self, stream_btd: Tensor, branch_btd: Tensor | None, state: State | None = None
     ) -> tuple[Tensor, Tensor, State]:
@@ -242,6 +260,19 @@ class StreamMixer(Mixer):
             of the first two is that of the stream, the branch, and ``forward`` of both together.
         """
         raise NotImplementedError
+
+
+def _is_called_for(module: nn.Module) -> bool:
+    """Return whether a module's call does more than its class's ``forward``."""
+    own = (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or module._compiled_call_impl is not None
+        or "forward" in vars(module)
+    )
+    return bool(own) or (not torch.compiler.is_compiling() and _has_any_global_hook())
 
 
 def _checked(

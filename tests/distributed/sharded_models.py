@@ -1,0 +1,99 @@
+"""Two ranks that compare sharded models with whole ones; forks of one process that imported torch.
+
+Called with names of models; each rank prints one JSON object for each model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import warnings
+from typing import Any
+
+import torch
+from torch.distributed import destroy_process_group, init_process_group
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from elman.config.compose import compose_config
+from elman.distributed.sharding import shard_model
+from elman.models.build import build_model
+from elman.models.cells import registry
+from elman.models.language_model import LanguageModel
+
+SMALL = ("model.dim=128", "model.depth=2")
+
+
+def _built(name: str) -> LanguageModel:
+    torch.manual_seed(1)
+    config = compose_config([f"model={name}", *SMALL]).model
+    plain = "reference" in registry.cell(config.cell).backends
+    backend = "reference" if plain else "torch"
+    return build_model(config, backend=backend, device="cpu", allow_slow=True)
+
+
+def _step(model: LanguageModel) -> tuple[float, dict[str, torch.Tensor]]:
+    """Return the loss of a second chunk and its gradients, as a training step computes them."""
+    tokens = torch.arange(2 * 2 * 6).reshape(2, 2, 6) * 7 % 256
+    model.begin_step()
+    _, states = model.loss(tokens[0])
+    loss, _ = model.loss(tokens[1], [{k: v.detach() for k, v in s.items()} for s in states])
+    loss.backward()
+    return float(loss), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+def _by_hand(model: LanguageModel, mesh: Any) -> None:
+    """Cut a model as its user would."""
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def compare(name: str, mesh: Any) -> dict[str, float]:
+    """Return how far the losses and gradients of sharded models are from a whole one's."""
+    loss, gradients = _step(_built(name))
+    found = {}
+    for how, cut in {"by elman": shard_model, "by hand": _by_hand}.items():
+        model = _built(name)
+        cut(model, mesh)
+        other, sharded = _step(model)
+        assert sharded.keys() == gradients.keys(), name
+        apart = [float((sharded[n].full_tensor() - g).norm()) for n, g in gradients.items()]
+        size = [float(g.norm()) for g in gradients.values()]
+        found[how] = max(abs(other - loss), sum(apart) / sum(size))
+    return found
+
+
+def _rank(rank: int, port: int, names: list[str]) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    init_process_group("gloo", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    for name in names:
+        try:
+            found: dict[str, Any] = compare(name, mesh)
+        except Exception as error:
+            found = {"error": f"{type(error).__name__}: {error}"}
+        os.write(1, (json.dumps({"model": name, "rank": rank, **found}) + "\n").encode())
+    destroy_process_group()
+
+
+def main(names: list[str]) -> None:
+    """Fork both ranks and wait for them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for rank in range(2):
+        if os.fork() == 0:
+            try:
+                _rank(rank, port, names)
+            finally:
+                os._exit(0)
+    for _ in range(2):
+        os.wait()
+
+
+main(sys.argv[1:])

@@ -1,0 +1,53 @@
+"""A model cut by FSDP2, by elman or by hand, computes what the whole one computes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elman.models.cells import registry
+
+SCRIPT = Path(__file__).with_name("sharded_models.py")
+QUICK = ["llama", "e88_tiny", "e1", "e23", "mingru"]
+"""One of each engine; e1 has a power iteration, which reads its weights outside of a call."""
+
+
+def compared(models: list[str]) -> dict[str, list[dict[str, Any]]]:
+    """Return what two ranks found, by model."""
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *models],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in models}
+    for line in done.stdout.splitlines():
+        one = json.loads(line)
+        found[one.pop("model")].append(one)
+    assert all(len(ranks) == 2 for ranks in found.values()), done.stderr
+    return found
+
+
+def assert_equal(found: dict[str, list[dict[str, Any]]]) -> None:
+    for name, ranks in found.items():
+        for one in ranks:
+            assert "error" not in one, (name, one)
+            assert max(one["by elman"], one["by hand"]) < 1e-6, (name, one)
+
+
+def test_a_sharded_model_of_each_engine_has_the_gradients_of_the_whole_one() -> None:
+    assert_equal(compared(QUICK))
+
+
+@pytest.mark.slow
+def test_a_sharded_model_of_every_cell_has_the_gradients_of_the_whole_one() -> None:
+    cells = registry.cells().values()
+    models = [cell.name for cell in cells if cell.layer.startswith("elman.")]
+    assert_equal(compared(models))
