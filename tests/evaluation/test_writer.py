@@ -211,6 +211,7 @@ def test_several_prompts_are_printed_whole_with_their_speed(train, capsys) -> No
 def test_a_text_is_continued_by_the_command(train, tmp_path: Path, capsys) -> None:
     run, file = train("train.steps=30", "optim.lr=0.01"), tmp_path / "state"
     given = [f"generate.checkpoint={run.folder}", "mode=generate", "generate.prompt='def '"]
+    capsys.readouterr()  # what the run said
     generate_mode.run(PreparedRun(compose_config([*given, "generate.max_bytes=50"])))
     whole = capsys.readouterr().out
     saving = [*given, "generate.max_bytes=20", f"generate.save_state={file}"]
@@ -229,6 +230,7 @@ def test_what_a_kernel_says_stands_before_the_prompt(train, capsys, monkeypatch)
     write = Writer.write
     monkeypatch.setattr(Writer, "write", compiling)
     given = ["mode=generate", f"generate.checkpoint={train('train.steps=2').folder}"]
+    capsys.readouterr()  # what the run said
     for count in (1, 3):
         wanted = [*given, "generate.prompt='def '", f"generate.max_bytes={count}"]
         generate_mode.run(PreparedRun(compose_config(wanted)))

@@ -68,7 +68,9 @@ def load_text_state(path: Path, writer: Writer, model: str) -> int:
         found = json.loads(note[_NOTE])
         last_b1, drawn = tensors.pop(_LAST), int(found["drawn"])
         parts = _parts(found, tensors, len(last_b1), writer.device)
-    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+    except FileNotFoundError:
+        raise UserError(f"generate.state={path}: no such file") from None
+    except (OSError, SafetensorError, LookupError, ValueError, TypeError) as error:
         raise UserError(
             f"generate.state={path}: not a saved state ({error}); name a file that "
             "generate.save_state wrote"
