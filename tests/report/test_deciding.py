@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from rich.console import Console
 
 from elman.report.comparison.content import Report, make_report
@@ -270,3 +271,20 @@ def test_a_warm_up_in_a_share_of_the_budget_is_not_marked(sweep: FakeSweep) -> N
     for model, steps in (("e1", 26), ("e42", 2000)):
         timed(sweep, model, steps, budget=(*budget, "optim.warmup_steps=100"))
     assert not any(row.marks for row in make_report([sweep.folder]).rows)
+
+
+def test_a_run_that_does_not_know_the_newer_settings_differs_in_none(sweep: FakeSweep) -> None:
+    """Runs of an earlier version and new seeds of the same sweep are one row."""
+    newer = {"optim": ("warmup_share",), "train": ("data_seed",), "data": ("val_path",)}
+    for seed in (1, 2):
+        run = sweep.job("model=e1", f"train.seed={seed}")
+        if seed == 1:
+            tree = yaml.safe_load((run / "config.yaml").read_text())
+            for section, keys in newer.items():
+                for key in keys:
+                    assert tree[section].pop(key) is None
+            (run / "config.yaml").write_text(yaml.safe_dump(tree))
+    report = make_report([sweep.folder])
+    (row,) = report.rows
+    assert len(row.counted) == 2
+    assert not any("differs too" in note for note in report.comparison)

@@ -24,7 +24,7 @@ _IRRELEVANT = {
 _BEFORE: dict[str, dict[str, Any]] = {
     "data": {"reset_at_documents": False, "val_path": None},
     "model": {"vocab_size": 256},
-    "optim": {"matrix_precision": "auto", "warmup_share": None},
+    "optim": {"warmup_share": None},
     "train": {"until_accuracy": None, "bytes": None, "flops": None, "data_seed": None},
 }
 _IRRELEVANT_SECTIONS = ("kernels", *SECTIONS_WITHOUT_EFFECT)
@@ -94,7 +94,7 @@ def remarks(run: Run) -> dict[str, str]:
     for name in _REMARKED_SECTIONS:
         found |= {
             f"{name}.{key}": _text(value)
-            for key, value in (config.get(name) or {}).items()
+            for key, value in (_BEFORE.get(name, {}) | (config.get(name) or {})).items()
             if key not in _IRRELEVANT.get(name, ())
         }
     if run.config is not None:
