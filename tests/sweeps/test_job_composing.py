@@ -100,3 +100,14 @@ def test_additions_and_wrong_values_have_the_errors_of_hydra(
         assert (ended.status, ended.output) == (2, "")
         assert said in ended.errors
         assert ended.errors.count("\n") == 1
+
+
+def test_a_sweep_says_which_files_of_a_folder_its_jobs_read(elman: Elman, tmp_path: Path) -> None:
+    for name in ("train.txt", "val.txt", "test.txt"):
+        (tmp_path / "set" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "set" / name).write_text("some text to read " * 100)
+    ended = elman("-m", "model=e88_tiny", f"data.path={tmp_path}/set", "train.seed=1,2", *DRY)
+    said = [line for line in ended.output.splitlines() if line.startswith("files: ")]
+    assert said == [
+        "files: training on train.txt; validating on val.txt; left: test.txt (a test split)"
+    ]

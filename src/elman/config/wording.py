@@ -323,7 +323,7 @@ def _comma_list(match: re.Match[str], error: Exception, command: _Command) -> st
     if key == "benchmark":
         return several_suites(match[1])
     line = f"{match[1]}: several values need -m, as in elman -m {_in_shell(match[1])}"
-    if "," not in value or "(" in value or not key.endswith(".path"):
+    if "," not in value or "(" in value or not key.endswith("path"):
         return line
     return f"{line}; for one list type {_in_shell(f'{key}=[{value}]')}"
 

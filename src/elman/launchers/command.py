@@ -7,6 +7,7 @@ process. A requeued job calls the same object again, which continues in the fold
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import shlex
@@ -191,7 +192,7 @@ def _set_aside(folder: Path) -> None:
     with RunLock(folder):
         discard_folder(folder)
     if folder.exists():
-        number = 1 + len(list(folder.parent.glob(f"{folder.name}.earlier-*")))
+        number = 1 + len(list(folder.parent.glob(f"{glob.escape(folder.name)}.earlier-*")))
         os.rename(folder, folder.with_name(f"{folder.name}.earlier-{number:03d}"))
 
 
