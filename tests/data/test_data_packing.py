@@ -177,7 +177,7 @@ def test_a_large_pack_is_read_whole_only_after_a_change(
 def test_the_doctor_reads_every_pack_whole(large: str, pack_cache: Path) -> None:
     text_of(large)
     (ok,) = packed_data(lambda folder: None)
-    assert (ok.mark, ok.found) == (Mark.OK, "12.6 MB in 1 packs, all read")
+    assert (ok.mark, ok.found) == (Mark.OK, "12.6 MB in 1 pack, all read")
     (folder,) = pack_cache.iterdir()
     zeroed(folder / "text", 6300, keep_time=True)
     (broken,) = packed_data(lambda folder: None)

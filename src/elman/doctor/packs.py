@@ -23,8 +23,9 @@ def packed_data(reading: Callable[[Path], None]) -> list[Finding]:
     whole = [pack for pack in packs if not pack.problem]
     found = []
     if whole:
+        number = "1 pack" if len(whole) == 1 else f"{len(whole)} packs"
         size = size_text(sum(pack.bytes for pack in whole))
-        found.append(Finding(_AREA, "whole", Mark.OK, f"{size} in {len(whole)} packs, all read"))
+        found.append(Finding(_AREA, "whole", Mark.OK, f"{size} in {number}, all read"))
     for pack in packs:
         if pack.problem:
             said = f"{pack.folder}: {pack.problem}; a run packs it again once it is removed"
