@@ -53,6 +53,18 @@ def test_state_of_a_folder(tmp_path: Path, left: dict[str, str], idle: str, held
     assert state(tmp_path, RESULT) == idle
 
 
+def test_a_run_is_seen_to_run_where_the_clock_was_set_back(tmp_path: Path) -> None:
+    (tmp_path / CONFIG_FILE).write_text("{}")
+    result = tmp_path / RESULT
+    result.write_text('{"status": "interrupted"}')
+    tomorrow = result.stat().st_mtime + 86_400
+    os.utime(result, (tomorrow, tomorrow))  # when the clock was wrong
+    with RunLock(tmp_path):
+        assert state(tmp_path, RESULT) == "running"
+        assert runs_in(tmp_path, RESULT) == str(os.getpid())
+    assert state(tmp_path, RESULT) == "interrupted"
+
+
 def test_no_folder_is_not_started(tmp_path: Path) -> None:
     assert state(None, RESULT) == state(tmp_path / "none", RESULT) == "not started"
     assert lock_holder(tmp_path / "none") is None

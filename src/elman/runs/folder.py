@@ -203,6 +203,7 @@ class RunLock:
         with contextlib.suppress(OSError):  # on a full disk the lock still holds
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"{os.getpid()}\n".encode())
+            _date_after_results(descriptor, self.folder)
         return descriptor
 
     def _lock(self, descriptor: int) -> None:
@@ -251,6 +252,16 @@ class RunLock:
         trace: TracebackType | None,
     ) -> None:
         self.release()
+
+
+def _date_after_results(descriptor: int, folder: Path) -> None:
+    """Make the file of a lock younger than earlier results, also if the clock was set back.
+
+    A result that is younger than the lock counts as that of the process which holds it.
+    """
+    newest = max((path.stat().st_mtime_ns for path in folder.glob("*.json")), default=0)
+    if os.fstat(descriptor).st_mtime_ns <= newest:
+        os.utime(descriptor, ns=(newest + 1, newest + 1))
 
 
 def lock_holder(folder: Path) -> str | None:
