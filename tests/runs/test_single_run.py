@@ -121,6 +121,19 @@ def test_ctrl_c_before_the_run_is_one_line_and_130(elman: Elman, tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_current_folder_that_was_removed_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(["train.steps=1"]) == 2
+    said = capsys.readouterr().err
+    assert "the current folder cannot be used" in said
+    assert "type cd to another folder" in said
+
+
 def test_real_starts_at_one_moment_get_a_folder_each(
     tmp_path: Path, stub_environment: dict[str, str]
 ) -> None:

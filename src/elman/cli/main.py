@@ -67,6 +67,7 @@ def _main(argv: Sequence[str], before_run: Callable[[], None]) -> int:
             from elman.base.output import print_wide
 
             print_wide()
+        _refuse_lost_folder()
         _refuse_sweep_of_ranks(arguments)
         from elman.cli.checkpoint_model import with_checkpoint_model
         from elman.cli.taking_up import taken_up
@@ -353,6 +354,17 @@ def _follows() -> int | None:
     except UserError:
         return None
     return None if place.leads else place.rank
+
+
+def _refuse_lost_folder() -> None:
+    """Raise UserError if the current folder was removed, or is not there any more."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UserError(
+            f"the current folder cannot be used ({error.strerror}): it was removed or its disk is "
+            "gone; type cd to another folder, and the command again"
+        ) from None
 
 
 def _refuse_sweep_of_ranks(arguments: flags.Arguments) -> None:
