@@ -66,7 +66,7 @@ def elman(capfd: pytest.CaptureFixture[str]) -> Elman:
     def call(*arguments: str) -> tuple[int, str]:
         capfd.readouterr()
         status = main(arguments)
-        return status, capfd.readouterr().err
+        return status, "".join(capfd.readouterr())
 
     return call
 

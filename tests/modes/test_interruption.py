@@ -108,7 +108,7 @@ def test_a_signal_finishes_the_step_saves_and_says_interrupted(
         begun = steps_recorded(only_run(tmp_path))
         run = wait_for_steps(tmp_path, process, begun + 3)
         process.send_signal(signal.Signals[name])
-        _, said = process.communicate(timeout=180)
+        said = "".join(process.communicate(timeout=180))
         assert process.returncode == 130, said
         assert f"{name}: saved after step" in said
         assert f"elman train.resume={run.relative_to(tmp_path)}" in said
@@ -121,7 +121,7 @@ def test_a_signal_finishes_the_step_saves_and_says_interrupted(
         last = [f"train.steps={done + 2}"] * (name == "SIGHUP")
         process = start(f"train.resume={run}", *last)
 
-    _, said = process.communicate(timeout=180)
+    said = "".join(process.communicate(timeout=180))
     assert process.returncode == 0, said
     assert f"resuming after step {done}" in said
     assert (result_of(run)["status"], result_of(run)["steps"]) == ("ok", done + 2)
@@ -140,7 +140,7 @@ def test_a_killed_run_resumes_from_its_last_checkpoint(start: Start, tmp_path: P
     assert not (run / "result.json").exists()
 
     again = start(f"train.resume={run}", f"train.steps={saved + 3}")
-    _, said = again.communicate(timeout=180)
+    said = "".join(again.communicate(timeout=180))
     assert again.returncode == 0, said
     assert f"resuming after step {saved}" in said
     assert result_of(run)["steps"] == saved + 3
@@ -150,7 +150,7 @@ def test_a_run_in_progress_cannot_be_resumed_beside_itself(start: Start, tmp_pat
     process = start("train.steps=100000")
     run = wait_for_steps(tmp_path, process, 2)
     second = start(f"train.resume={run}")
-    _, said = second.communicate(timeout=180)
+    said = "".join(second.communicate(timeout=180))
     assert second.returncode == 2
     assert said.count("\n") == 1
     assert "another process" in said
@@ -214,7 +214,7 @@ def test_a_run_under_nohup_outlives_its_terminal(start: Start, tmp_path: Path) -
     process = start("train.steps=40", preexec_fn=ignore)
     run = wait_for_steps(tmp_path, process, 3)
     process.send_signal(signal.SIGHUP)
-    _, said = process.communicate(timeout=180)
+    said = "".join(process.communicate(timeout=180))
     assert process.returncode == 0, said
     assert result_of(run)["steps"] == 40
 
@@ -240,7 +240,7 @@ def test_a_signal_ends_a_validation_and_nothing_of_it_counts(
     run = wait_for_steps(tmp_path, process, 1)  # and the validation after it begins
     time.sleep(0.5)
     process.send_signal(signal.Signals[name])
-    _, said = process.communicate(timeout=180)
+    said = "".join(process.communicate(timeout=180))
     assert process.returncode == 130, said
     result = result_of(run)
     assert (result["status"], result["steps"], result["val_bpb"]) == ("interrupted", 1, None)
@@ -250,7 +250,7 @@ def test_a_signal_ends_a_validation_and_nothing_of_it_counts(
 
     # The run goes on as if no signal had come: with the validation that was stopped.
     again = start(f"train.resume={run}", QUICKLY)
-    _, said = again.communicate(timeout=120)
+    said = "".join(again.communicate(timeout=120))
     assert again.returncode == 0, said
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [one["step"] for one in records if one["kind"] == "validation"] == [1, 2]
@@ -268,11 +268,11 @@ def test_a_run_stopped_in_its_last_validation_is_completed_by_that_alone(
     assert process.wait(timeout=180) == 130
     assert result_of(run)["val_bpb"] is None
     again = start(f"train.resume={run}", QUICKLY)
-    _, said = again.communicate(timeout=120)
+    said = "".join(again.communicate(timeout=120))
     result = result_of(run)
     assert (result["status"], result["steps"], result["val_step"]) == ("ok", 2, 2), said
     longer = start(f"train.resume={run}", "train.steps=3", "train.val_every=null", QUICKLY)
-    _, said = longer.communicate(timeout=120)
+    said = "".join(longer.communicate(timeout=120))
     first = result["val_bpb"]
     assert result_of(run)["best_val_bpb"] == min(first, result_of(run)["val_bpb"]), said  # type: ignore[type-var]
     third = start(f"train.resume={run}")
@@ -316,7 +316,7 @@ def test_every_signal_of_a_scheduler_or_a_keyboard_saves(
     run = train("train.val_every=null", "kernels.backend=reference")
     assert (run.status, run.result["status"], run.result["steps"]) == (130, "interrupted", 3)
     assert [path.name for path in (run.folder / "checkpoints").glob("step-*")] == ["step-0000003"]
-    assert f"{number.name}: saved after step 3" in capsys.readouterr().err
+    assert f"{number.name}: saved after step 3" in capsys.readouterr().out
     assert signal.getsignal(number) == before
 
 
@@ -368,7 +368,7 @@ def test_time_in_which_a_run_was_stopped_does_not_count(
     monkeypatch.setattr(Stepper, "take", stopped)
     run = train("train.val_every=null", "kernels.backend=reference")
     assert run.result["status"] == "ok"
-    said = re.search(r"stopped for (\d+)s, which does not count", capsys.readouterr().err)
+    said = re.search(r"stopped for (\d+)s, which does not count", capsys.readouterr().out)
     assert said is not None
     assert int(said[1]) >= 2
 

@@ -16,7 +16,7 @@ _SPARE = (
     *("published", "backend", "GB", "bpb", "min"),
     *("seeds", "steps", "params"),
 )
-_SPARE_LAST = ("us a step", "FLOPs", "tok/s", "job")
+_SPARE_LAST = ("us a step", "FLOPs", "job", "tok/s")
 
 
 def print_report(console: Console, report: Report) -> None:
@@ -57,7 +57,7 @@ def _table(report: Report) -> TerminalTable:
     losses = [("loss", "spread"), ("val bpb", "val spread")]
     losses.sort(key=lambda pair: pair[0] == report.height.name)
     (other, its_spread), (_, spread) = losses
-    spare = (*_SPARE, its_spread, spread, other, *_SPARE_LAST)
+    spare = (*_SPARE, its_spread, spread, *_SPARE_LAST, other)
     table = TerminalTable([Heading(one.head, one.numeric) for one in report.columns], spare)
     for cells in report.cells:
         table.add(*map(one_line, cells))
