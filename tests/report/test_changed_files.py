@@ -9,7 +9,7 @@ import pytest
 
 from elman.report.comparison.content import make_report
 from elman.report.comparison.page import page_text
-from elman.report.comparison.runs import CHANGED, DAMAGED, Run, read_run
+from elman.report.comparison.runs import CHANGED_RESULT, DAMAGED, Run, read_run
 from elman.training.recorder import write_result
 
 from .fake_sweep import FakeSweep, make_run
@@ -47,7 +47,7 @@ def test_a_flipped_digit_is_named_wherever_it_is(run: Path, name: str) -> None:
         path.write_bytes(flipped(content, at))
         found = read_run(run)
         assert found.problems, content[max(0, at - 30) : at + 10]
-        assert found.counts == (name == "metrics.jsonl")
+        assert not (found.counts and name == "result.json")
     path.write_bytes(content)
     assert read_run(run).problems == ()
 
@@ -64,8 +64,17 @@ def test_an_edited_file_is_one_line_and_its_run_enters_no_mean(tmp_path: Path) -
     assert [run.seed for run in rows["ok"].counted] == [1]
     assert rows[DAMAGED] is rows["ok"]
     (line,) = (line for line in report.problems if "changed" in line)
-    assert line.endswith(f"damaged after 40 steps: result.json: {CHANGED}")
+    assert line.endswith(f"damaged after 40 steps: result.json: {CHANGED_RESULT}")
     assert "changed after the run wrote it" in page_text(report)
+
+
+def test_an_edited_configuration_is_one_line(tmp_path: Path) -> None:
+    sweep = FakeSweep(tmp_path / "sweep")
+    path = sweep.job("model=e1", "train.seed=1") / "config.yaml"
+    path.write_text(path.read_text().replace("batch_size: 4", "batch_size: 8"))
+    report = make_report([sweep.folder])
+    (line,) = report.problems
+    assert line.startswith("job 1 (01_e1, seed 1): config.yaml: changed after the run wrote it")
 
 
 def test_a_run_that_goes_on_has_changed_nothing(run: Path) -> None:

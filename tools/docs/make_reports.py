@@ -48,9 +48,9 @@ such a name is not a report, elman refuses to replace it. The exit status is 0 h
 ended.
 
 A run writes digests into `result.json` (of itself and of `metrics.jsonl`) and `config.yaml`. If one
-of these files was edited or damaged later, a line names it. A run whose result or configuration was
-changed does not count; it does again without the digest (`digests` in `result.json`, the last line
-of `config.yaml`). Runs of earlier versions have no digests.
+of these files was edited or damaged later, a line names it. A run whose result was changed does not
+count; it does again without `digests`. A run whose configuration was changed counts. Runs of
+earlier versions have no digests.
 
 ![The page of three models with three seeds each](pictures/report-light.png)
 

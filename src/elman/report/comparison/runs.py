@@ -26,11 +26,13 @@ from elman.runs.state import NOT_STARTED, RUNNING, UNFINISHED, runs_in
 
 RESULT_FILE = "result.json"
 DAMAGED = "damaged"
-CHANGED = (
-    "changed after the run wrote it (its sha256 differs), so the run does not count; put the file "
-    "back, or remove the digest from it to use it as it is"
+_CHANGED = "changed after the run wrote it (it has another sha256)"
+CHANGED_RESULT = (
+    f"{_CHANGED}, so the run does not count; put the file back, or remove its digests to use it as "
+    "it is"
 )
-"""What a report says of a file that was edited or damaged."""
+CHANGED_CONFIG = f"{_CHANGED}: the run may have had other settings than its row says"
+"""What a report says of files that were edited or damaged."""
 
 
 def _finite(value: Any) -> Any:
@@ -181,8 +183,7 @@ def read_run(folder: Path, job: Mapping[str, Any] | None = None) -> Run:
     job = job or {}
     result, problems, grown = _read_result(folder)
     config, more = _read_config(folder)
-    # Numbers that nobody measured, or that are of other settings, enter no mean.
-    damage = next(iter([*problems, *(line for line in more if line.endswith(CHANGED))]), None)
+    damage = next(iter(problems), None)
     problems += [*more, *grown]
     status, reason = _end(folder, result, job)
     if result is not None and result.metrics_version not in (None, METRICS_VERSION):
@@ -306,7 +307,7 @@ def _read_result(folder: Path) -> tuple[Result | None, list[str], list[str]]:
         return None, [f"{RESULT_FILE}: {place}: {first['msg'].lower()}"], []
     except (ValueError, RecursionError):
         return None, [f"{RESULT_FILE}: not whole JSON ({len(text):,} bytes)"], []
-    problems = [f"{RESULT_FILE}: {CHANGED}"] if tree_is_changed(tree) else []
+    problems = [f"{RESULT_FILE}: {CHANGED_RESULT}"] if tree_is_changed(tree) else []
     return found, problems, [*_grown(tree, folder / METRICS)]
 
 
@@ -314,7 +315,7 @@ def _grown(tree: Any, path: Path) -> Iterator[str]:
     """Yield a line if a file is not what it was when a result was written, but for new lines."""
     with suppress(OSError):  # who reads it says so
         if file_is_changed(tree, path):
-            yield f"{path.name}: changed after the run wrote it (its sha256 differs): see its curve"
+            yield f"{path.name}: {_CHANGED}: see its curve"
 
 
 def _read_config(folder: Path) -> tuple[Mapping[str, Any] | None, list[str]]:
@@ -332,7 +333,7 @@ def _read_config(folder: Path) -> tuple[Mapping[str, Any] | None, list[str]]:
     )
     if not sections:
         return None, [f"{CONFIG_FILE}: not the configuration of a run"]
-    return tree, [f"{CONFIG_FILE}: {CHANGED}"] if text_is_changed(text) else []
+    return tree, [f"{CONFIG_FILE}: {CHANGED_CONFIG}"] if text_is_changed(text) else []
 
 
 def _model(
