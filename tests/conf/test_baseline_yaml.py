@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import elman.conf
 import pytest
 
+import elman.conf
 from elman.base.errors import UserError
 from elman.config.compose import compose_config
 from elman.models.build import build_model

@@ -7,10 +7,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import elman.conf
 import pytest
 import yaml
 
+import elman.conf
 from elman.config.compose import compose_config, compose_tree, plain_tree
 from elman.config.validate import validate
 from elman.models.build import build_model

@@ -7,10 +7,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import elman.conf
 import pytest
 import yaml
 
+import elman.conf
 from elman.base.errors import UserError
 from elman.config.catalog import Listed, catalog, group_files
 from elman.config.compose import compose_tree, plain_tree

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-import elman.conf
 import pytest
 
+import elman.conf
 from elman.cli.main import main
 from elman.config.catalog import Listed, catalog, natural
 from elman.config.compose import compose_config

@@ -21,7 +21,7 @@ from elman.training.optim import muon, optimizers
 from elman.training.optim.muon import Muon
 from elman.training.optim.optimizers import TrainingOptimizer
 
-SHAPES = ((5, 9), (9, 5), (4, 4), (9, 5))
+SHAPES = ((24, 40), (40, 24), (16, 16), (12, 60), (60, 12), (24, 40))
 
 
 @pytest.fixture(autouse=True)

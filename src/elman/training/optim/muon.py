@@ -102,12 +102,39 @@ def orthogonal(
         steps: How often.
         eps: The norm that a matrix is divided by is at least this.
     """
-    a, b, c = coefficients
     tall = matrices_kmn.size(1) > matrices_kmn.size(2)
     x_kmn = matrices_kmn.mT if tall else matrices_kmn
     x_kmn = x_kmn / torch.linalg.matrix_norm(x_kmn, keepdim=True).clamp(min=eps)
+    wide = x_kmn.size(2) > 1.5 * x_kmn.size(1)  # from here on fewer operations
+    iterate = _iterate_gram if wide else _iterate
+    x_kmn = iterate(x_kmn, coefficients, steps)
+    return x_kmn.mT if tall else x_kmn
+
+
+def _iterate(x_kmn: Tensor, coefficients: tuple[float, float, float], steps: int) -> Tensor:
+    """Return the iteration's result as it is written: 2 m n + m m products of m a step."""
+    a, b, c = coefficients
     for _ in range(steps):
         gram_kmm = x_kmn @ x_kmn.mT
         polynomial_kmm = torch.baddbmm(gram_kmm, gram_kmm, gram_kmm, beta=b, alpha=c)
         x_kmn = torch.baddbmm(x_kmn, polynomial_kmm, x_kmn, beta=a)
-    return x_kmn.mT if tall else x_kmn
+    return x_kmn
+
+
+def _iterate_gram(x_kmn: Tensor, coefficients: tuple[float, float, float], steps: int) -> Tensor:
+    """Return the same from the Gram matrix ``A = X X^T`` alone: 4 m m products of m a step.
+
+    Every step multiplies X by a polynomial P of A, and then A is ``P A P``. So X is multiplied
+    once, at the end, by the product of all P. In fp32 the result is within 3e-4 of the exact one on
+    the gradients of the default model (bf16: 2e-2 to 1e-1).
+    """
+    a, b, c = coefficients
+    gram_kmm = x_kmn @ x_kmn.mT
+    whole_kmm: Tensor | None = None
+    for step in range(steps):
+        polynomial_kmm = torch.baddbmm(gram_kmm, gram_kmm, gram_kmm, beta=b, alpha=c)
+        polynomial_kmm.diagonal(dim1=1, dim2=2).add_(a)
+        whole_kmm = polynomial_kmm if whole_kmm is None else polynomial_kmm @ whole_kmm
+        if step + 1 < steps:
+            gram_kmm = polynomial_kmm @ gram_kmm @ polynomial_kmm
+    return x_kmn if whole_kmm is None else whole_kmm @ x_kmn
