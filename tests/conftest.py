@@ -65,7 +65,19 @@ def pytest_runtest_makereport(
     if os.environ.get("CI") == "true" and report.skipped and item.get_closest_marker("required"):
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid} is required and was skipped: {report.longrepr}"
+    _encode(report)
     return report
+
+
+def _encode(report: pytest.TestReport) -> None:
+    """Write what is not UTF-8, such as the name of a folder, in letters: workers send UTF-8."""
+    report.sections = [(name, _letters(text)) for name, text in report.sections]
+    if report.longrepr is not None and (text := str(report.longrepr)) != _letters(text):
+        report.longrepr = _letters(text)
+
+
+def _letters(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 @pytest.fixture

@@ -54,6 +54,7 @@ def test_carried_state_scores_a_text_as_one_long_forward_does(
     train, tmp_path: Path, capsys
 ) -> None:
     run = train()
+    capsys.readouterr()  # what the run said
     text = b"def add(left, right): return left + right # " * 4
     (tmp_path / "text").write_bytes(text)
     overrides = ["mode=eval", f"eval.checkpoint={run.folder}", f"eval.path={tmp_path / 'text'}"]
@@ -183,6 +184,7 @@ def test_elman_imports_without_torch_and_unknown_names_fail() -> None:
 
 def test_a_prompt_is_read_byte_for_byte_also_where_it_is_not_utf8(train, capsys) -> None:
     model = elman.load((run := train()).folder)
+    capsys.readouterr()  # what the run said
     text = b"caf\xe9 "
     overrides = ["mode=generate", f"generate.checkpoint={run.folder}", "generate.max_bytes=20"]
     config = compose_config([*overrides, f"generate.prompt='{os.fsdecode(text)}'"])
