@@ -218,13 +218,13 @@ def test_a_run_proves_the_kernel_of_its_norms_once(
     status, first = train(tmp_path / "first", text_file, *overrides)
     assert status is ExitStatus.OK
     said = "checking the cuda kernel of add_norm against plain PyTorch, once ..."
-    assert said in capsys.readouterr().err
+    assert said in capsys.readouterr().out
     parity = first["norm_parity"]
     assert (parity["backend"], parity["precisions"], parity["checks"]) == ("cuda", ["fp32"], 5)
     assert 0 < parity["worst_share_of_tolerance"] < 1
     _, second = train(tmp_path / "second", text_file, *overrides)
     assert second["norm_parity"] == parity
-    assert said not in capsys.readouterr().err
+    assert said not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def test_training_on_a_gpu_is_refused_before_the_data_is_opened(
 ) -> None:
     del installed["mamba-ssm"]
     monkeypatch.setattr(train, "choose_device", lambda name: GPU)
-    for opening in ("ByteSource", "open_source"):
+    for opening in ("ByteSource", "open_files", "open_unpacked"):
         monkeypatch.setattr(batches, opening, lambda *args: pytest.fail("opened the data"))
     with pytest.raises(UserError, match="mamba-ssm is not installed"):
         train.run(PreparedRun(compose_config(["model=mamba2"]), tmp_path))
@@ -509,7 +509,8 @@ def test_a_long_start_is_announced(module, line, tmp_path, capsys, monkeypatch, 
         parity_mode.run(
             PreparedRun(compose_config(["mode=parity", "parity.quick=true", *small]), tmp_path)
         )
-    assert line in capsys.readouterr().err.splitlines()
+    said = capsys.readouterr()
+    assert line in (said.out if module is train_description else said.err).splitlines()
 
 
 def test_every_mode_that_builds_a_model_hands_on_that_slow_is_allowed(monkeypatch) -> None:

@@ -135,7 +135,7 @@ def test_a_disk_that_stays_full_costs_the_weights_and_not_the_result(
     run = start(small_disk, text_file, "train.steps=300", "train.save_every=40")
     saved = wait_for(small_disk, "outputs/*/*/checkpoints/step-0000040", run)
     fill(small_disk)
-    _, said = run.communicate(timeout=120)
+    said = "".join(run.communicate(timeout=120))
     assert run.returncode == 1, said
     lines = said.splitlines()
     end = next(n for n, line in enumerate(lines) if line.startswith("elman: crash"))

@@ -130,8 +130,8 @@ def test_values_are_told_where_one_points_and_by_the_arrow_keys(
     assert found["other"].endswith("optimizer steps: 9")
     assert (found["gone"], found["reachable"], found["live"]) == (None, 0, "status")
     assert found["dots"] == [
-        "e42: loss 1.2650, 1.2600 to 1.2700, n=2; contended; the best",
-        "e1: loss 1.5150, 1.5100 to 1.5200, n=2",
+        "e42: val bpb 1.2650, 1.2600 to 1.2700, n=2; contended; the best",
+        "e1: val bpb 1.5150, 1.5100 to 1.5200, n=2",
         "mamba2: nan",
     ]
 

@@ -112,7 +112,7 @@ def test_a_sweep_stopped_half_way_is_a_report_and_grows(elman: Elman, tmp_path: 
     found = content(sweep)
     found |= {"ended": None}
     (sweep / "sweep.json").write_text(json.dumps(found))
-    assert [row.status for row in make_report([sweep]).rows] == ["nan", "ok"]
+    assert [row.status for row in make_report([sweep]).rows] == ["nan", "ok, never left warm-up"]
     ended = elman(*ADD, "train.seed=2", "train.steps=3")
     assert ended.status == 1
     assert [status for _, _, status in jobs(sweep)] == ["nan", "ok", "ok"]
@@ -144,7 +144,7 @@ def test_a_sweep_whose_launcher_was_killed_grows(elman_process: Elman, tmp_path:
     first = next(path for path in before if path.name == "result.json")
     assert first.read_bytes() == before[first]
     rows = {row.label: row.status for row in make_report([sweep]).rows}
-    assert rows == {"e1": "ok", "e42": "not started"}
+    assert rows == {"e1": "ok, never left warm-up", "e42": "not started"}
 
 
 def test_duplicates_are_known_however_they_are_typed(elman: Elman, tmp_path: Path) -> None:
@@ -164,7 +164,8 @@ def test_the_command_of_the_report_adds_the_seeds_that_would_decide(
     sweep = tmp_path / "sweep"
     for job, loss in zip(content(sweep)["jobs"], (1.5, 1.52, 1.53, 1.53, 1.9, 1.93), strict=True):
         path = sweep / job["folder"] / "result.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"loss": loss}))
+        changed = json.loads(path.read_text()) | {"loss": loss, "val_bpb": loss}
+        path.write_text(json.dumps(changed))
     (group,) = make_report([sweep]).wins.groups
     (command,) = group.challengers[0].to_decide
     assert command.startswith(f"elman -m sweep.add={sweep} model=e42,e1 train.seed=3,4")

@@ -132,7 +132,7 @@ def test_what_is_not_ok_runs_again_in_the_same_folder(
     assert "1 of 3 jobs are ok already" in again.output.splitlines()
     assert again.status == 1
     table = [line.split("│")[-1].strip() for line in again.output.splitlines() if "│" in line]
-    assert table == ["ok", "refused", "nan"]
+    assert table == ["ok, never left warm-up", "refused", "nan"]
     now = sorted(path.name for path in sweep.glob("0*") if "earlier" not in path.name)
     assert now == folders
     assert (sweep / folders[0]).stat().st_mtime == untouched.st_mtime

@@ -165,7 +165,7 @@ def test_an_error_of_the_launcher_ends_with_how_it_goes_on(
     monkeypatch.setattr(local, "launch", broken)
     ended = elman("-m", "train.steps=3,4", "launcher=local")
     assert ended.status == 1
-    assert "internal error: RuntimeError: the launcher broke" in ended.errors
+    assert "crash: RuntimeError: the launcher broke" in ended.errors
     assert ended.output.splitlines()[-1] == goes_on_by(only_sweep(tmp_path))
 
 

@@ -37,9 +37,9 @@ def test_failed_and_killed_jobs_do_not_stop_the_rest(elman_process: Elman, tmp_p
     ended = elman_process("-m", "train.steps=3,901,902,903,904,4", "optim.lr=1e-3")
     assert ended.status == 1
     table = rows(ended.output)
-    good = ["594,720", "-", "{}", "1.5000 (last 7)", "n=1", "-", "2.2500", "12,346"]
-    assert table[0][:10] == ["1", "e88_tiny train.steps=3", *(cell.format(3) for cell in good)]
-    assert table[5][:10] == ["6", "e88_tiny train.steps=4", *(cell.format(4) for cell in good)]
+    good = ["1.5000 (last 7)", "n=1", "2.2500", "n=1", "-", "594,720", "-", "{}", "12,346"]
+    assert table[0][:11] == ["1", "e88_tiny train.steps=3", *(cell.format(3) for cell in good)]
+    assert table[5][:11] == ["6", "e88_tiny train.steps=4", *(cell.format(4) for cell in good)]
     ends = ["refused", "crash", "killed (SIGKILL)", "nan"]
     for number, (line, end) in enumerate(zip(table[1:5], ends, strict=True), 2):
         assert line[:2] == [str(number), f"e88_tiny train.steps={899 + number}"]
@@ -82,7 +82,8 @@ def test_ctrl_c_lets_the_running_job_save_and_starts_no_other(
         sweep.send_signal(signal.SIGINT)
         output, _ = sweep.communicate(timeout=180)
     assert sweep.returncode == 130
-    assert [row[-1] for row in rows(output)] == ["ok", "interrupted", "not started", "not started"]
+    ends = ["ok, never left warm-up", "interrupted", "not started", "not started"]
+    assert [row[-1] for row in rows(output)] == ends
     assert "not started: 3, 4" in output.splitlines()
     saved = [json.loads(path.read_text()) for path in tmp_path.rglob("02_*/result.json")]
     assert saved == [{"status": "interrupted", "signals": 1}]
@@ -127,7 +128,9 @@ def test_hydras_own_launcher_runs_the_jobs_too(
     imported = re.findall(r"(?m)^import time:.*\| +(\S+)$", ended.errors)
     assert "elman.sweeps.sizes" in imported
     assert "torch" not in imported
-    assert [row[-1] for row in rows(ended.output)] == ["ok", "refused", "ok, unequal duration"]
+    short = "ok, never left warm-up"
+    ends = [short, "refused", f"{short}, unequal duration"]
+    assert [row[-1] for row in rows(ended.output)] == ends
     (sweep,) = (tmp_path / "outputs").glob("*/*_sweep")
     assert len(list(sweep.glob("*/result.json"))) == 2
 

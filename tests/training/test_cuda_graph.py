@@ -382,9 +382,9 @@ class Crowded:
         score, kept = HeldOut.score, list[Stepper]()
         discarded = Stepper.discarded
 
-        def recorded(one: Stepper) -> None:
+        def recorded(one: Stepper) -> float:
             kept.append(one)
-            discarded(one)
+            return discarded(one)
 
         def crowded(held_out: HeldOut, *given: Any, **named: Any) -> Any:
             passed = kept[-1]._pass
@@ -686,6 +686,9 @@ def test_other_values_are_refused(value: str) -> None:
 
 def test_the_run_says_how_it_computes(train, capfd: pytest.CaptureFixture[str]) -> None:
     train("train.graph=true", "train.steps=1")
-    assert "backend cpu on cpu, replayed as a CUDA graph, about" in capfd.readouterr().out
+    assert (
+        "backend cpu on cpu, replayed as a CUDA graph, Muon in fp32, about"
+        in capfd.readouterr().out
+    )
     train("train.graph=false", "train.steps=1", folder="eager")
     assert "graph" not in capfd.readouterr().out

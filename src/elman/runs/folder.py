@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Callable
@@ -322,6 +323,12 @@ def read_config(folder: Path, key: str) -> dict[str, Any]:
     try:
         return read_yaml(path)
     except YamlError as error:
-        copies = sorted(folder.glob(f"checkpoints/step-*/{CONFIG_FILE}"))
-        how = f"restore the file: cp {copies[-1]} {folder}" if copies else "restore the file"
-        raise UserError(f"{path}: cannot be read ({error}); {how}") from None
+        raise UserError(f"{path}: cannot be read ({error}); {restoring(folder)}") from None
+
+
+def restoring(folder: Path) -> str:
+    """Return what to do about a damaged ``config.yaml``: copy that of the newest checkpoint."""
+    copies = sorted(folder.glob(f"checkpoints/step-*/{CONFIG_FILE}"))
+    if not copies:
+        return "restore the file"
+    return f"restore the file: cp {shlex.quote(str(copies[-1]))} {shlex.quote(str(folder))}"

@@ -11,7 +11,7 @@ from typing import Any
 from elman.base.errors import RunStatus, UserError
 from elman.config.run_config import RunConfig, flatten
 from elman.config.validate import validate
-from elman.runs.folder import CONFIG_FILE, read_config
+from elman.runs.folder import CONFIG_FILE, read_config, restoring
 from elman.runs.state import read_result
 
 # Settings that a run reads only at its first step.
@@ -48,7 +48,8 @@ def resumed_config(config: RunConfig, tree: Mapping[str, Any], named: frozenset[
         _refuse_fixed(key, folder)
         section, _, name = key.partition(".")
         if not isinstance(stored.get(section), Mapping):
-            raise UserError(f"{folder}: its config.yaml has no section {section}; restore the file")
+            missing = f"{folder}: its config.yaml has no section {section}"
+            raise UserError(f"{missing}; {restoring(folder)}")
         _refuse_other(key, stored[section].get(name, _DEFINING.get(key)), _at(tree, key), folder)
         stored[section] = {**stored[section], name: _at(tree, key)}
     try:
@@ -93,7 +94,9 @@ def refuse_edited(now: RunConfig, before: RunConfig, folder: Path, saved: Path) 
     fixed = (*_FIRST_STEP_ONLY, *_DEFINING, "optim.name")
     pairs = [(key, *(_at(tree, key) for tree in trees)) for key in fixed]
     found = [f"{key} {was} and {wanted}" for key, was, wanted in pairs if was != wanted]
-    if difference := before.model.difference(now.model):
+    # The vocabulary follows the data, whose own check says more.
+    model = now.model.with_vocabulary(before.model.vocab_size)
+    if difference := before.model.difference(model):
         found.append(f"model: {difference}")
     if found:
         raise UserError(
@@ -122,7 +125,8 @@ def refuse_without_checkpoints(folder: Path, name: str) -> None:
 
 
 def _at(tree: Mapping[str, Any], key: str) -> Any:
+    """Return a setting's value; None if its section has no such key, as that of a task may."""
     node: Any = tree
     for part in key.split("."):
-        node = node[part]
+        node = node.get(part)
     return node
