@@ -207,8 +207,8 @@ that only one of them has, and none with which a run failed. In a suite it names
 (`benchmark.only`), or adds the seeds to all runs if the runs of the suite have seeds of their own.
 Rows of one seed get a command for two more. There is no command while the sweep runs, and none for
 runs that belong to no sweep. In the sweep of the pictures above, the command for `fla-gdn` ran six
-more jobs; then its loss was told from noise: +0.2545 (+0.1293 to +0.3796), where three seeds had
-left +0.2571 (-0.1360 to +0.6501).
+more jobs; then its val bpb was told from noise: +0.2310 (+0.1161 to +0.3460), where three seeds had
+left +0.2371 (-0.1451 to +0.6193).
 
 {method}
 
