@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from elman.base.errors import ExitStatus
+from elman.base.signals import received
 from elman.kernels.compiler import compiler_problem
 
 
@@ -41,9 +42,12 @@ def pytest_configure() -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Give every test the same random numbers, whichever tests ran before it in this process.
 
+    A command has a process of its own, which no signal has reached before it.
+
     What is marked ``compiler`` is skipped where there is none; in CI it fails instead.
     """
     torch.manual_seed(0)
+    received.clear()
     wanted = os.environ.get("CI") != "true" and item.get_closest_marker("compiler")
     if wanted and (problem := compiler_problem()):
         pytest.skip(problem)
