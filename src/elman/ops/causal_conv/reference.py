@@ -135,9 +135,11 @@ class _ShiftedSum(torch.autograd.Function):
         if backward_is_seen():
             return _plain_gradients(dy_btc, padded, weight_ck, None)
         steps, dpadded, dtaps = dy_btc.shape[1], torch.zeros_like(padded), []
+        product_btc = torch.empty_like(dy_btc)  # one for all taps stays in the cache
         for j, tap_c in enumerate(weight_ck.unbind(1)):
             dpadded[:, j : j + steps].addcmul_(dy_btc, tap_c)
-            dtaps.append((dy_btc * padded[:, j : j + steps]).sum((0, 1)))
+            torch.mul(dy_btc, padded[:, j : j + steps], out=product_btc)
+            dtaps.append(product_btc.sum((0, 1)))
         return dpadded, torch.stack(dtaps, 1)
 
 
