@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from elman.base.run_files import CONFIG, LOCK, RESULT
 from elman.config.compose import compose_config
 from elman.launchers.job import SweepJob
 from elman.runs import state as job_state
-from elman.runs.folder import CONFIG_FILE, LOCK_FILE, RunLock, lock_holder
+from elman.runs.folder import RunLock, lock_holder
 from elman.runs.state import runs_in, state, still_running
 from elman.sweeps.manifest import Record
 
-RESULT = "result.json"
 CODES = {"ok": 0, "refused": 2, "crash": 1, "killed (SIGKILL)": -9}
 
 
@@ -37,10 +37,10 @@ def started(folder: Path) -> Iterator[None]:
     ("left", "idle", "held"),
     [
         ({}, "not started", "not started"),
-        ({CONFIG_FILE: "{}"}, "unfinished", "running"),
-        ({CONFIG_FILE: "{}", RESULT: '{"status": "interrupted"}'}, "interrupted", "running"),
-        ({CONFIG_FILE: "{}", RESULT: '{"status": "ok"}'}, "ok", "ok"),
-        ({CONFIG_FILE: "{}", RESULT: '{"stat'}, "unfinished", "running"),
+        ({CONFIG: "{}"}, "unfinished", "running"),
+        ({CONFIG: "{}", RESULT: '{"status": "interrupted"}'}, "interrupted", "running"),
+        ({CONFIG: "{}", RESULT: '{"status": "ok"}'}, "ok", "ok"),
+        ({CONFIG: "{}", RESULT: '{"stat'}, "unfinished", "running"),
     ],
     ids=["waits for its GPU", "no result", "taken up", "ok", "a damaged result"],
 )
@@ -54,7 +54,7 @@ def test_state_of_a_folder(tmp_path: Path, left: dict[str, str], idle: str, held
 
 
 def test_a_run_is_seen_to_run_where_the_clock_was_set_back(tmp_path: Path) -> None:
-    (tmp_path / CONFIG_FILE).write_text("{}")
+    (tmp_path / CONFIG).write_text("{}")
     result = tmp_path / RESULT
     result.write_text('{"status": "interrupted"}')
     tomorrow = result.stat().st_mtime + 86_400
@@ -79,8 +79,8 @@ def test_a_process_that_has_written_its_result_is_done(tmp_path: Path) -> None:
 
 
 def test_who_asks_for_the_holder_does_not_get_a_run_refused(tmp_path: Path) -> None:
-    (tmp_path / LOCK_FILE).touch()
-    descriptor = os.open(tmp_path / LOCK_FILE, os.O_RDONLY)
+    (tmp_path / LOCK).touch()
+    descriptor = os.open(tmp_path / LOCK, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
     threading.Timer(0.08, os.close, [descriptor]).start()
     with RunLock(tmp_path):

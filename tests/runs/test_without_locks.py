@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from elman.base import file_lock
+from elman.base import file_lock, run_files
 from elman.base.errors import UserError
 from elman.devices import locks
 from elman.devices.locks import GpuLock
 from elman.kernels.entry import making
-from elman.runs.folder import HOLDER_FILE, RunLock, lock_holder
+from elman.runs.folder import RunLock, lock_holder
 
 CODES = [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EIO, errno.EPERM]
 # One function, as a user's file system would answer.
@@ -113,12 +113,12 @@ def test_without_locks_a_second_process_is_kept_out_until_the_first_is_killed(
     with RunLock(tmp_path):
         assert str(lock_holder(tmp_path)).startswith(f"{os.getpid()} of ")
         assert "its file system has no locks (No locks available)" in capsys.readouterr().err
-    assert not (tmp_path / HOLDER_FILE).exists()
+    assert not (tmp_path / run_files.LOCK_HOLDER).exists()
 
 
 def test_a_process_of_another_machine_is_left_to_the_user(tmp_path: Path, no_locks: None) -> None:
     """Nobody here can tell whether it lives: the line says what to type if it does not."""
-    file = tmp_path / HOLDER_FILE
+    file = tmp_path / run_files.LOCK_HOLDER
     file.write_text(json.dumps({"pid": 7, "host": "node7/of another start", "started": "1"}))
     with pytest.raises(UserError, match=r"pid 7 of node7.*no locks.*type rm .*\.lock\.holder"):
         RunLock(tmp_path).acquire()

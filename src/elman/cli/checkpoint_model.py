@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elman.base import run_files
 from elman.base.errors import UserError
 from elman.cli.flags import Arguments
 
@@ -69,9 +70,9 @@ def _saved(place: str) -> ModelConfig | None:
     from elman.config.validate import validate
 
     path = Path(place).expanduser()
-    for folder in (path, path.parent) if path.name == "checkpoints" else (path,):
+    for folder in (path, path.parent) if path.name == run_files.CHECKPOINTS else (path,):
         try:
-            return validate(read_yaml(folder / "config.yaml")).model
+            return validate(read_yaml(folder / run_files.CONFIG)).model
         except (YamlError, UserError):
             continue
     return None

@@ -55,12 +55,12 @@ def taken_up(arguments: Arguments) -> Iterator[Arguments]:
 
 def _recorded(override: str) -> dict[str, Any] | None:
     """Return what the sweep has recorded of its command, with its ``folder``; None if nothing."""
+    from elman.base import run_files
     from elman.base.quoting import unquoted
-    from elman.sweeps.resume import SWEEP_FILE
 
     try:
         folder = Path(os.path.abspath(Path(unquoted(override)).expanduser()))
-        content = json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8"))
+        content = json.loads((folder / run_files.SWEEP).read_text(encoding="utf-8"))
         assert isinstance(content["launcher"]["overrides"], list)
         known = {name: content[name] for name in ("cwd", "flags", "hydra", "launcher")}
     except Exception:  # no override, folder or file: whoever reads them next reports it

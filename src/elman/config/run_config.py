@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from elman.base import run_files
 from elman.models.cells import registry
 from elman.sections.data import AnyData
 from elman.sections.measuring import BenchConfig, ParityConfig
@@ -75,7 +76,7 @@ class Mode:
 
     reads: frozenset[str]
     makes_folder: bool = False
-    result_file: str = "result.json"
+    result_file: str = run_files.RESULT
     table: str = "elman.report.tables.sweep:print_sweep"
     compares: bool = False
     in_process: bool = False
@@ -115,14 +116,14 @@ MODES: dict[str, Mode] = {
     "parity": Mode(
         frozenset({"parity", "model", "kernels", "baseline", "benchmark"}),
         makes_folder=True,
-        result_file="parity.json",
+        result_file=run_files.PARITY,
         table="elman.report.tables.parity:print_parity_sweep",
     ),
     "bench": Mode(
         frozenset({"bench", "model", "data", "optim", "baseline", "benchmark"}),
         makes_folder=True,
         compares=True,
-        result_file="bench.json",
+        result_file=run_files.BENCH,
         table="elman.report.tables.bench:print_bench_sweep",
     ),
 }

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from elman.base.errors import UserError, nearest
+from elman.base.run_files import OUTPUT_MARKS
 
 Names = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """What a setting names: one name or a list of them."""
@@ -25,14 +26,6 @@ Names = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 # A missing file's name is like another one if this share of letters is; shorter names never are.
 _LIKE, _SHORTEST = 0.75, 3
 _ANY_DEPTH = "**"
-# Files in the folder of a run or sweep of elman; what lies in such a folder is no data.
-_OUTPUT_MARKS = (
-    {".hydra"},
-    {"sweep.json"},
-    {".lock", "train.log"},
-    {"config.yaml", "metrics.jsonl"},
-    {"config.yaml", "checkpoints"},
-)
 
 
 @dataclass(frozen=True)
@@ -267,7 +260,7 @@ class _Walk:
         if (status.st_dev, status.st_ino) in above:
             return False
         names = set(self._names(folder))
-        if any(mark <= names for mark in _OUTPUT_MARKS):
+        if any(mark <= names for mark in OUTPUT_MARKS):
             self.found.left.append(Left(folder, "a run of elman"))
             return False
         return True

@@ -22,11 +22,10 @@ from typing import Any, Protocol
 
 from omegaconf import DictConfig
 
-from elman.base import signals
+from elman.base import run_files, signals
 from elman.base.errors import ExitStatus, UserError
 from elman.base.quoting import quoted
 from elman.config.compose import typed_overrides
-from elman.config.run_config import MODES
 from elman.launchers.outcome import ERROR
 from elman.launchers.place import place_of_this_process
 from elman.runs.folder import RunLock, discard_folder
@@ -35,7 +34,6 @@ from elman.runs.state import has_begun, read_result
 # Names the signal, without SIG, on which submitit saves and requeues.
 _PREEMPT_VARIABLE = "SUBMITIT_PREEMPT_SIGNAL"
 _SIGNAL_EARLY_SECONDS = 75.0  # the 60 s of sbatch and a margin for the save
-RESULT_FILE = MODES["train"].result_file
 # Hydra settings of the sweep itself, which its jobs must not get.
 OF_THE_SWEEP = re.compile(r"hydra[./](mode|sweep|sweeper|launcher|run)\b")
 # Makes a job run alone, even if one of its config files asks for a sweep.
@@ -128,7 +126,7 @@ class JobCommand:
 
     def _steps(self) -> int:
         """Return the number of optimizer steps that the result in its folder records."""
-        found = read_result(Path(self.folder), RESULT_FILE) if self.folder else None
+        found = read_result(Path(self.folder), run_files.RESULT) if self.folder else None
         return int((found or {}).get("steps") or 0)
 
     def _run(self) -> int:

@@ -14,6 +14,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from elman.base import run_files
 from elman.base.consoles import live_console
 from elman.base.errors import ExitStatus
 from elman.base.tables import TerminalTable, names, numbers
@@ -141,7 +142,7 @@ def _progress(folder: str | None) -> list[str]:
     record: dict[str, Any] = {}
     with suppress(OSError, ValueError):
         if folder is not None:
-            with (Path(folder) / "metrics.jsonl").open("rb") as stream:
+            with (Path(folder) / run_files.METRICS).open("rb") as stream:
                 stream.seek(0, 2)
                 stream.seek(max(0, stream.tell() - _TAIL_BYTES))
                 lines = stream.read().decode(errors="replace").splitlines()

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from elman.base import run_files
 from elman.base.consoles import table_console
 from elman.base.disk import say_unwritten, whole_file
 from elman.base.errors import ExitStatus
@@ -18,8 +19,6 @@ from elman.config.catalog import search_overrides
 from elman.report.tables.bench import print_bench
 from elman.runs.folder import RunLock, config_hash, write_config
 from elman.runs.prepared import PreparedRun
-
-RESULT = "bench.json"
 
 
 def run(job: PreparedRun) -> ExitStatus:
@@ -37,13 +36,13 @@ def run(job: PreparedRun) -> ExitStatus:
         result["config_hash"] = config_hash(config)
         failure: OSError | None = None
         try:
-            with whole_file(folder / RESULT) as stream:
+            with whole_file(folder / run_files.BENCH) as stream:
                 stream.write(json.dumps(result, indent=2) + "\n")
         except OSError as error:
             failure = error
     print_bench(table_console(), result, folder)
     if failure is not None:
-        say_unwritten(folder / RESULT, failure)
+        say_unwritten(folder / run_files.BENCH, failure)
         return ExitStatus.FAILED
     return ExitStatus.OK
 

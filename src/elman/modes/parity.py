@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from elman.base import run_files
 from elman.base.consoles import table_console
 from elman.base.disk import say_unwritten
 from elman.base.errors import ExitStatus
@@ -17,7 +18,7 @@ from elman.config.run_config import RunConfig
 from elman.models.backends import computation_path, tuning_note
 from elman.models.cells import registry
 from elman.parity.proof import prove, runs_here
-from elman.parity.record import FILE, write_parity
+from elman.parity.record import write_parity
 from elman.parity.source import proof_conditions
 from elman.report.tables.parity import print_parity
 from elman.runs.folder import RunLock, config_hash, write_config
@@ -59,7 +60,7 @@ def run(job: PreparedRun) -> ExitStatus:
             failure = error
     print_parity(table_console(), result, folder)
     if failure is not None:
-        say_unwritten(folder / FILE, failure)
+        say_unwritten(folder / run_files.PARITY, failure)
         return ExitStatus.FAILED
     return ExitStatus.OK if proof.passed else ExitStatus.FAILED
 

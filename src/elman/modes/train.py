@@ -16,6 +16,7 @@ import torch
 # here, while another job still has its GPU.
 import torch._dynamo
 
+from elman.base import run_files
 from elman.base.consoles import table_console
 from elman.base.crash import kept_traceback, told
 from elman.base.disk import is_disk_trouble, keep_room, sizes
@@ -43,10 +44,9 @@ from elman.modes.ranks import (
 from elman.modes.train_description import Findings, TrainingSetup, run_result, start_lines
 from elman.parity.gate import ParityError, require_norm_parity, require_parity
 from elman.parity.shapes import TrainedSizes
-from elman.report.plots import CURVE, plot_losses
+from elman.report.plots import plot_losses
 from elman.report.summary import print_summary
 from elman.runs.folder import (
-    LOG_FILE,
     RunLock,
     config_hash,
     config_text,
@@ -68,7 +68,7 @@ from elman.training.cuda_graph import uses_graph
 from elman.training.display import Display
 from elman.training.memory.advice import memory_advice, shortage
 from elman.training.memory.estimate import available_memory, estimate_memory
-from elman.training.recorder import RESULT, NoRecorder, Recorder, write_result
+from elman.training.recorder import NoRecorder, Recorder, write_result
 from elman.training.room import NoRoomError
 from elman.training.trainer import Trainer
 
@@ -191,7 +191,7 @@ class _Session:
         self._taken_up = True
         if not self._team.place.leads:
             return
-        keep_room(self._folder / RESULT)
+        keep_room(self._folder / run_files.RESULT)
         write_config(self._folder, self._config)
         self._job.taken_up()
         _log.info("configuration %s", config_hash(self._config))
@@ -229,7 +229,7 @@ class _Session:
             return self._refused(error)
         if not isinstance(error, CheckpointError):  # whose message says it all
             _log.error("the run ended with this error")
-            self._kept = kept_traceback(error, self._folder / LOG_FILE)
+            self._kept = kept_traceback(error, self._folder / run_files.LOG)
         return self._out_of_memory(error) if _is_out_of_memory(error) else self._crashed(error)
 
     def _train(self, interruption: Interruption) -> RunStatus:
@@ -241,7 +241,7 @@ class _Session:
         with self._team.host_first("checking kernels"):
             self._prove()
         store = CheckpointStore(
-            folder / "checkpoints",
+            folder / run_files.CHECKPOINTS,
             config.train.keep_checkpoints,
             config_text(config),
             self._display.say,
@@ -323,7 +323,7 @@ class _Session:
             except DamagedError as error:
                 raise error.in_resume(Path(train.resume)) from None
             if newest is None:
-                refuse_without_checkpoints(self._folder, RESULT)
+                refuse_without_checkpoints(self._folder, run_files.RESULT)
                 self._display.say("no checkpoint was saved yet: starting from the first step")
         elif train.init_from is not None:
             trainer.start_from(train.init_from)
@@ -337,9 +337,9 @@ class _Session:
 
     def _ended_at(self, step: int) -> bool:
         """Whether an earlier session wrote all that a run leaves after so many steps."""
-        result = read_result(self._folder, RESULT) or {}
+        result = read_result(self._folder, run_files.RESULT) or {}
         whole = result.get("status") == RunStatus.OK and result.get("steps") == step
-        return whole and (self._folder / CURVE).exists()
+        return whole and (self._folder / run_files.LOSS_CURVE).exists()
 
     @property
     def _as_run(self) -> RunConfig:
@@ -399,7 +399,7 @@ class _Session:
         if (told := self._recorder.remote) is not None:
             result["wandb"] = told
         with suppress(OSError):  # a picture of an earlier session would hide a kill before the new
-            (self._folder / CURVE).unlink(missing_ok=True)
+            (self._folder / run_files.LOSS_CURVE).unlink(missing_ok=True)
         try:
             write_result(self._folder, result)
         except OSError as error:
@@ -427,8 +427,8 @@ class _Session:
         """Print the numbers of a run whose result could not be written."""
         kept = {key: value for key, value in result.items() if key not in _OF_EVERY_RUN}
         self._display.error(
-            f"elman: {self._folder / RESULT}: cannot be written ({error.strerror}); it is "
-            f"{json.dumps(kept)}"
+            f"elman: {self._folder / run_files.RESULT}: cannot be written ({error.strerror}); "
+            f"it is {json.dumps(kept)}"
         )
 
 

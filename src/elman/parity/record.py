@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from elman.base import run_files
 from elman.base.disk import whole_file
-
-FILE = "parity.json"
 
 
 def write_parity(folder: Path, result: Mapping[str, Any]) -> Path:
@@ -18,7 +17,7 @@ def write_parity(folder: Path, result: Mapping[str, Any]) -> Path:
     Raises:
         OSError: it cannot be written.
     """
-    path = folder / FILE
+    path = folder / run_files.PARITY
     with whole_file(path) as stream:
         stream.write(json.dumps(result, indent=2) + "\n")
     return path

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic_core import from_json
 
-METRICS = "metrics.jsonl"
+from elman.base import run_files
+
 Floats = npt.NDArray[np.float64]
 # Lines parsed at a time, so that a run of a million steps fits into memory.
 _BLOCK_BYTES = 1 << 21
@@ -65,16 +66,16 @@ def read_metrics(folder: Path) -> Metrics:
     books = _Books()
     problems = []
     try:
-        for records in _blocks(folder / METRICS):
+        for records in _blocks(folder / run_files.METRICS):
             books.take_all(records)
     except (FileNotFoundError, NotADirectoryError):
-        problems.append(f"no {METRICS}: no curve")
+        problems.append(f"no {run_files.METRICS}: no curve")
     except OSError as error:
-        problems.append(f"{METRICS}: cannot be read ({error.strerror}): no curve")
+        problems.append(f"{run_files.METRICS}: cannot be read ({error.strerror}): no curve")
     if books.cut:
-        problems.append(f"{METRICS}: its last line is cut off; left out")
+        problems.append(f"{run_files.METRICS}: its last line is cut off; left out")
     if books.damaged:
-        problems.append(f"{METRICS}: {books.damaged} lines cannot be read; left out")
+        problems.append(f"{run_files.METRICS}: {books.damaged} lines cannot be read; left out")
     return books.metrics(problems)
 
 

@@ -10,10 +10,9 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from elman.base import run_files
 from elman.evaluation.metrics import bits_per_byte
 from elman.report.metrics_file import read_metrics
-
-CURVE = "loss.png"
 
 
 def plot_losses(folder: Path) -> Path | None:
@@ -40,13 +39,13 @@ def plot_losses(folder: Path) -> Path | None:
     axes.set(xlabel="optimizer step", ylabel="bits per byte", title=folder.name)
     axes.grid(alpha=0.3)
     axes.legend()
-    scratch = folder / f".{CURVE}"
+    scratch = folder / f".{run_files.LOSS_CURVE}"
     try:
         figure.savefig(scratch, dpi=120)
-        os.replace(scratch, folder / CURVE)
+        os.replace(scratch, folder / run_files.LOSS_CURVE)
     finally:
         scratch.unlink(missing_ok=True)
-    return folder / CURVE
+    return folder / run_files.LOSS_CURVE
 
 
 def _smooth(values: Sequence[float]) -> list[float]:

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from elman.base import run_files
 from elman.base.errors import RunStatus
 from elman.base.quoting import pasteable
 from elman.base.tables import TerminalTable, names, numbers, text
@@ -31,7 +32,7 @@ def print_summary(console: Console, folder: Path, result: dict[str, Any]) -> Non
     table.print(console)
     place = shortest(folder)
     console.print(f"everything about it: {place}", markup=False, soft_wrap=True)
-    saved = any((folder / "checkpoints").glob("step-*"))
+    saved = bool(run_files.checkpoints_in(folder))
     if saved and status != RunStatus.NAN:  # after NaN, the error says what to try
         _print_next(console, place, status, learned_text=result["data"].get("task") is None)
 

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 import yaml
 
+from elman.base import run_files
 from elman.base.errors import UserError
 from elman.base.file_lock import HolderFile, NoLocksError, say_no_locks, try_lock
 from elman.base.quoting import quoted
@@ -28,11 +29,6 @@ from elman.config.run_config import RunConfig, flatten
 from elman.sections.model import VOCAB_SIZE
 from elman.sections.parallel import ParallelConfig
 
-CONFIG_FILE = "config.yaml"
-LOCK_FILE = ".lock"
-HOLDER_FILE = ".lock.holder"
-"""Stands for the lock where the file system has none."""
-LOG_FILE = "train.log"
 # Settings that older runs do not have, with the values that those runs had without them.
 _NEWER: dict[str, dict[str, object]] = {
     "data": {"reset_at_documents": False, "val_path": None},
@@ -100,13 +96,13 @@ def claim_folder(folder: Path, key: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # If two processes find the same empty folder, only one can make the file.
-        os.close(os.open(folder / LOCK_FILE, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        os.close(os.open(folder / run_files.LOCK, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     except FileExistsError:
         raise _occupied(folder, key) from None
     except OSError as error:
         raise _cannot_make(folder, error) from None
-    if any(path.name != LOCK_FILE for path in folder.iterdir()):
-        (folder / LOCK_FILE).unlink()
+    if any(path.name != run_files.LOCK for path in folder.iterdir()):
+        (folder / run_files.LOCK).unlink()
         raise _occupied(folder, key)
     return folder.absolute()
 
@@ -133,8 +129,8 @@ def discard_folder(folder: Path) -> None:
 
     A folder with a result, a checkpoint or a single metric in it is kept.
     """
-    metrics = folder / "metrics.jsonl"
-    begun = [folder / "result.json", folder / "checkpoints"]
+    metrics = folder / run_files.METRICS
+    begun = [folder / run_files.RESULT, folder / run_files.CHECKPOINTS]
     if any(path.exists() for path in begun) or (metrics.exists() and metrics.stat().st_size):
         return
     shutil.rmtree(folder)
@@ -148,7 +144,7 @@ def discard_folder(folder: Path) -> None:
 def _occupied(folder: Path, key: str) -> UserError:
     if not folder.is_dir():
         return UserError(f"{key}={folder}: this is a file; name another folder")
-    if (folder / CONFIG_FILE).exists():
+    if (folder / run_files.CONFIG).exists():
         return UserError(
             f"{key}={folder}: holds another run; name a new folder, drop {key}, "
             f"or continue that run with train.resume={folder}"
@@ -190,12 +186,12 @@ class RunLock:
             self._held[self.folder] = (descriptor, count - 1)
         elif count:
             os.close(descriptor)
-            file = HolderFile(self.folder / HOLDER_FILE)
+            file = HolderFile(self.folder / run_files.LOCK_HOLDER)
             if file.own:
                 file.drop()
 
     def _open(self) -> int:
-        descriptor = os.open(self.folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(self.folder / run_files.LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             self._lock(descriptor)
         except BaseException:
@@ -228,10 +224,10 @@ class RunLock:
 
     def _hold(self, error: NoLocksError) -> None:
         """Take the file that stands for a lock."""
-        file = HolderFile(self.folder / HOLDER_FILE)
+        file = HolderFile(self.folder / run_files.LOCK_HOLDER)
         who = file.take()
         if who is None:
-            what = f"while the run lasts, {HOLDER_FILE} in it keeps other processes out"
+            what = f"while the run lasts, {run_files.LOCK_HOLDER} in it keeps other processes out"
             say_no_locks(self.folder, error.strerror, what)
             return
         ask = (
@@ -272,13 +268,13 @@ def lock_holder(folder: Path) -> str | None:
     machine of that process.
     """
     try:
-        descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY)
+        descriptor = os.open(folder / run_files.LOCK, os.O_RDONLY)
     except OSError:  # nobody has run there, or we may not read it
         return None
     try:
         return None if try_lock(descriptor, shared=True) else _owner(descriptor)
     except NoLocksError:
-        who = HolderFile(folder / HOLDER_FILE).holder()
+        who = HolderFile(folder / run_files.LOCK_HOLDER).holder()
         return None if who is None else who.removeprefix("pid ")
     finally:
         os.close(descriptor)
@@ -295,10 +291,10 @@ def config_text(config: RunConfig) -> str:
 
 def write_config(folder: Path, config: RunConfig) -> None:
     """Write ``config.yaml``, from which ``train.resume`` restores the run, with its digest."""
-    temporary = folder / f"{CONFIG_FILE}.tmp"
+    temporary = folder / f"{run_files.CONFIG}.tmp"
     try:
         temporary.write_text(sealed_text(config_text(config)), encoding="utf-8")
-        os.replace(temporary, folder / CONFIG_FILE)
+        os.replace(temporary, folder / run_files.CONFIG)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
@@ -310,15 +306,17 @@ def read_config(folder: Path, key: str) -> dict[str, Any]:
     Raises:
         UserError: there is no such folder, or it is not a run folder.
     """
-    path = folder / CONFIG_FILE
+    path = folder / run_files.CONFIG
     if not folder.exists():
         raise UserError(f"{key}={folder}: no such folder; runs are below outputs/")
     if not path.is_file():
-        inside = next((above for above in folder.parents if (above / CONFIG_FILE).is_file()), None)
+        inside = next(
+            (above for above in folder.parents if (above / run_files.CONFIG).is_file()), None
+        )
         hint = f"name {inside}" if inside else "name a folder that elman made below outputs/"
-        raise UserError(f"{key}={folder}: not a run folder (no {CONFIG_FILE} in it); {hint}")
+        raise UserError(f"{key}={folder}: not a run folder (no {run_files.CONFIG} in it); {hint}")
     run = folder.parent.parent
-    if folder.parent.name == "checkpoints" and (run / CONFIG_FILE).is_file():
+    if folder.parent.name == run_files.CHECKPOINTS and (run / run_files.CONFIG).is_file():
         raise UserError(f"{key}={folder}: one checkpoint of a run, not a run folder; name {run}")
     try:
         return read_yaml(path)
@@ -328,7 +326,11 @@ def read_config(folder: Path, key: str) -> dict[str, Any]:
 
 def restoring(folder: Path) -> str:
     """Return what to do about a damaged ``config.yaml``: copy that of the newest checkpoint."""
-    copies = sorted(folder.glob(f"checkpoints/step-*/{CONFIG_FILE}"))
+    copies = [
+        copy
+        for path in run_files.checkpoints_in(folder)
+        if (copy := path / run_files.CONFIG).is_file()
+    ]
     if not copies:
         return "restore the file"
     return f"restore the file: cp {shlex.quote(str(copies[-1]))} {shlex.quote(str(folder))}"

@@ -15,6 +15,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from elman.base import run_files
 from elman.base.disk import keep_room, no_room
 from elman.base.errors import UserError
 from elman.base.rank_place import RankPlace, rank_place
@@ -168,8 +169,8 @@ def _resumed(
 def _note_resume(tree: DictConfig, folder: Path) -> None:
     """Write what Hydra writes for a new run, under this session's number; open the log."""
     release()
-    number = 1 + len(list((folder / ".hydra").glob("resume-*")))
-    place = folder / ".hydra" / f"resume-{number:03d}"
+    number = 1 + len(list((folder / run_files.HYDRA).glob("resume-*")))
+    place = folder / run_files.HYDRA / f"resume-{number:03d}"
     place.mkdir(parents=True)
     parts = {
         "config": OmegaConf.masked_copy(tree, [str(key) for key in tree if key != "hydra"]),

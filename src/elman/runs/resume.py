@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from elman.base import run_files
 from elman.base.errors import RunStatus, UserError
 from elman.config.run_config import RunConfig, flatten
 from elman.config.validate import validate
-from elman.runs.folder import CONFIG_FILE, read_config, restoring
+from elman.runs.folder import read_config, restoring
 from elman.runs.state import read_result
 
 # Settings that a run reads only at its first step.
@@ -48,7 +49,7 @@ def resumed_config(config: RunConfig, tree: Mapping[str, Any], named: frozenset[
         _refuse_fixed(key, folder)
         section, _, name = key.partition(".")
         if not isinstance(stored.get(section), Mapping):
-            missing = f"{folder}: its config.yaml has no section {section}"
+            missing = f"{folder}: its {run_files.CONFIG} has no section {section}"
             raise UserError(f"{missing}; {restoring(folder)}")
         _refuse_other(key, stored[section].get(name, _DEFINING.get(key)), _at(tree, key), folder)
         stored[section] = {**stored[section], name: _at(tree, key)}
@@ -57,7 +58,7 @@ def resumed_config(config: RunConfig, tree: Mapping[str, Any], named: frozenset[
     except UserError as error:
         if str(error).startswith(tuple(named)):
             raise
-        raise UserError(f"{folder / CONFIG_FILE}: {error}") from None
+        raise UserError(f"{folder / run_files.CONFIG}: {error}") from None
 
 
 def _refuse_fixed(key: str, folder: Path) -> None:
@@ -100,9 +101,10 @@ def refuse_edited(now: RunConfig, before: RunConfig, folder: Path, saved: Path) 
         found.append(f"model: {difference}")
     if found:
         raise UserError(
-            f"{folder / CONFIG_FILE}: was edited where a run cannot change ({'; '.join(found)}); "
-            f"type cp {shlex.quote(str(saved / CONFIG_FILE))} {shlex.quote(str(folder))}, or start "
-            f"a new run from those weights with train.init_from={folder}"
+            f"{folder / run_files.CONFIG}: was edited where a run cannot change "
+            f"({'; '.join(found)}); type cp {shlex.quote(str(saved / run_files.CONFIG))} "
+            f"{shlex.quote(str(folder))}, or start a new run from those weights with "
+            f"train.init_from={folder}"
         )
 
 
@@ -113,14 +115,13 @@ def refuse_without_checkpoints(folder: Path, name: str) -> None:
         folder: The run folder.
         name: The file of its results; earlier ones have a number in their names.
     """
-    stem, _, kind = name.partition(".")
-    for path in (folder / name, *sorted(folder.glob(f"{stem}-*.{kind}"))):
+    for path in (folder / name, *run_files.earlier_results(folder, name)):
         result = read_result(folder, path.name) or {}
         ended = result.get("status") in (RunStatus.OK, RunStatus.INTERRUPTED)
         if ended and result.get("error") is None and result.get("steps"):
             raise UserError(
                 f"{folder}: its checkpoints are gone ({path.name} tells of {result['steps']} "
-                "steps); put them back below checkpoints/, or start a new run"
+                f"steps); put them back below {run_files.CHECKPOINTS}/, or start a new run"
             )
 
 

@@ -9,8 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from elman.base import run_files
 from elman.base.errors import RunStatus
-from elman.runs.folder import CONFIG_FILE, LOCK_FILE, lock_holder
+from elman.runs.folder import lock_holder
 
 NOT_STARTED, RUNNING, UNFINISHED = "not started", "running", "unfinished"
 """Words for a job that has not ended; ``unfinished``: it has begun, and left no result."""
@@ -32,7 +33,7 @@ def read_result(folder: Path | None, name: str) -> dict[str, Any] | None:
 
 def has_begun(folder: Path) -> bool:
     """Whether a job has reached its mode; a process that waits for its GPU has not."""
-    return (folder / CONFIG_FILE).exists()
+    return (folder / run_files.CONFIG).exists()
 
 
 def runs_in(folder: Path, result_name: str) -> str | None:
@@ -43,7 +44,7 @@ def runs_in(folder: Path, result_name: str) -> str | None:
     """
     holder = lock_holder(folder)
     with suppress(OSError):
-        came = (folder / LOCK_FILE).stat().st_mtime_ns
+        came = (folder / run_files.LOCK).stat().st_mtime_ns
         if (folder / result_name).stat().st_mtime_ns >= came:
             return None
     return holder

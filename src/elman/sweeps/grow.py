@@ -13,6 +13,7 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override
 
+from elman.base import run_files
 from elman.base.errors import RunStatus, UserError
 from elman.base.quoting import pasteable
 from elman.config.experiment import same_run
@@ -203,7 +204,7 @@ def check_unchanged(
 
 
 def _result(job: SweepJob) -> dict[str, Any] | None:
-    found = read_result(job.folder, "result.json")
+    found = read_result(job.folder, run_files.RESULT)
     return found if found is not None and found.get("status") == RunStatus.OK else None
 
 

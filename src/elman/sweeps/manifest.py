@@ -10,13 +10,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from elman.base import run_files
 from elman.base.errors import RunStatus
 from elman.launchers.command import ALONE
 from elman.launchers.job import SweepJob
 from elman.runs.state import NOT_STARTED, RUNNING, read_result, state
 from elman.runs.status import OutsideEnd, ended_as
 from elman.sweeps.recorded_command import Command
-from elman.sweeps.resume import SWEEP_FILE
 from elman.sweeps.suite_runs import ChosenSuite
 
 
@@ -110,13 +110,13 @@ class Record:
         if self._folder is None:
             return
         text = json.dumps(self._content(ended), indent=2) + "\n"
-        scratch = self._folder / f".{SWEEP_FILE}.unfinished"
+        scratch = self._folder / f".{run_files.SWEEP}.unfinished"
         try:
             scratch.write_text(text, encoding="utf-8")
-            os.replace(scratch, self._folder / SWEEP_FILE)
+            os.replace(scratch, self._folder / run_files.SWEEP)
             self._warned = False
         except OSError as error:
-            place = self._folder / SWEEP_FILE
+            place = self._folder / run_files.SWEEP
             if not self._warned:
                 print(f"warning: {place} cannot be written ({error.strerror})", flush=True)
             self._warned = True

@@ -7,14 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from elman.base import run_files
 from elman.base.errors import RunStatus, UserError
 from elman.base.quoting import pasteable
 from elman.launchers.job import SweepJob
 from elman.sections.launching import LauncherConfig
-
-SWEEP_FILE = "sweep.json"
-SUBMITTED = ".submitit"
-"""Subfolder of a sweep's folder with the pickles and logs of its jobs."""
 
 
 def read_sweep(folder: Path, key: str = "sweep.resume") -> dict[str, Any]:
@@ -27,9 +24,10 @@ def read_sweep(folder: Path, key: str = "sweep.resume") -> dict[str, Any]:
     Raises:
         UserError: the folder is not the folder of a sweep.
     """
-    path = folder / SWEEP_FILE
+    path = folder / run_files.SWEEP
     if not path.is_file():
-        what = "no such folder" if not folder.exists() else f"not a sweep (no {SWEEP_FILE} in it)"
+        other = f"not a sweep (no {run_files.SWEEP} in it)"
+        what = other if folder.exists() else "no such folder"
         raise UserError(f"{key}={folder}: {what}; sweeps are below outputs/, as *_sweep")
     try:
         # Sweeps of earlier versions have not recorded what was typed about sizes.

@@ -18,6 +18,7 @@ from hydra.core.utils import JobReturn
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from elman.base import run_files
 from elman.base.errors import ExitStatus, UserError
 from elman.base.output import keep_going
 from elman.base.quoting import pasteable
@@ -36,7 +37,7 @@ from elman.sweeps.jobs import CheckedSweep, checked_sweep
 from elman.sweeps.living_page import living_page
 from elman.sweeps.manifest import Record
 from elman.sweeps.recorded_command import recorded_command
-from elman.sweeps.resume import SUBMITTED, goes_on_by, in_queue, recorded_tasks, unfinished
+from elman.sweeps.resume import goes_on_by, in_queue, recorded_tasks, unfinished
 from elman.sweeps.row import PrintTable, SweepRow
 
 
@@ -140,7 +141,7 @@ def _said_how_it_goes_on(folder: Path | None, earlier: bool) -> Iterator[None]:
     except BaseException as error:
         if folder is None:
             raise
-        jobs = any(path.is_dir() and path.name != SUBMITTED for path in folder.iterdir())
+        jobs = any(path.is_dir() and path.name != run_files.SUBMITTED for path in folder.iterdir())
         if isinstance(error, UserError) and not earlier and not jobs:
             discard_folder(folder)  # refused by the launcher before any job
         elif folder.is_dir():

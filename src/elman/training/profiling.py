@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
+from elman.base import run_files
 from elman.base.errors import first_line
 
 _log = logging.getLogger("elman.train")
-TRACE = "profile.json"
 SKIPPED, RECORDED = 3, 3
 
 
@@ -31,7 +31,7 @@ def profiling(enabled: bool, folder: Path, device: torch.device) -> Iterator[Cal
 
     def export(profiler: torch.profiler.profile) -> None:
         try:
-            profiler.export_chrome_trace(str(folder / TRACE))
+            profiler.export_chrome_trace(str(folder / run_files.PROFILE))
         except Exception as error:  # a failed trace must not end a run
             _log.warning("no trace: %s", first_line(error))
 

@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from elman.base import run_files
 from elman.base.disk import Appender, whole_file
 from elman.base.errors import first_line
 from elman.base.seals import sealed_tree
 from elman.config.run_config import RunConfig
 from elman.training.weights_and_biases import WeightsAndBiases
 
-METRICS, RESULT = "metrics.jsonl", "result.json"
 # A record is some hundred bytes.
 _LONGEST_LINE = 1 << 16
 
@@ -40,8 +40,8 @@ class Recorder:
         # First, since it may refuse the run, whose folder then stays as it is.
         self._remote = WeightsAndBiases(folder, config, say) if config.log.wandb else None
         self._sinks: list[_Sink] = [self._remote] if self._remote is not None else []
-        mend_last_line(folder / METRICS)
-        self._stream = Appender(folder / METRICS)
+        mend_last_line(folder / run_files.METRICS)
+        self._stream = Appender(folder / run_files.METRICS)
         if config.log.tensorboard:
             self._sinks.append(_TensorBoard(folder))
 
@@ -74,7 +74,7 @@ class Recorder:
 
     def close(self) -> None:
         """Write what waits for disk space, close every stream, and say what is lost."""
-        lost = {METRICS: self._stream.close()}
+        lost = {run_files.METRICS: self._stream.close()}
         for sink in self._sinks:
             lost[sink.name] = self._guarded(sink, sink.close) or 0
         named = [f"{size:,} bytes of {name}" for name, size in lost.items() if size]
@@ -141,7 +141,7 @@ class _TensorBoard:
     name = "tensorboard"
 
     def __init__(self, folder: Path) -> None:
-        place = folder / "tensorboard"
+        place = folder / run_files.TENSORBOARD
         place.mkdir(exist_ok=True)
         name = f"events.out.tfevents.{_later(place):.6f}.{socket.gethostname()}.{os.getpid()}"
         self.file = Appender(place / name)
@@ -224,11 +224,10 @@ def write_result(folder: Path, result: dict[str, Any]) -> Path:
     Raises:
         OSError: it cannot be written.
     """
-    path = folder / RESULT
+    path = folder / run_files.RESULT
     if path.exists():
-        number = 1 + len(list(folder.glob("result-*.json")))
-        os.replace(path, folder / f"result-{number:03d}.json")
+        os.replace(path, run_files.next_earlier_result(folder))
     with whole_file(path) as stream:
-        json.dump(sealed_tree(result, folder / METRICS), stream, indent=2)
+        json.dump(sealed_tree(result, folder / run_files.METRICS), stream, indent=2)
         stream.write("\n")
     return path

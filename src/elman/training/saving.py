@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from elman.base import run_files
 from elman.base.errors import UserError, first_line
 from elman.config.run_config import RunConfig
 from elman.data.batches import AnyRunData
@@ -15,7 +16,6 @@ from elman.data.tasks.batches import TaskData
 from elman.distributed.team import leader_alone
 from elman.training.checkpoints.integrity import BadFileError
 from elman.training.checkpoints.store import (
-    STATE,
     Checkpoint,
     CheckpointError,
     CheckpointStore,
@@ -89,7 +89,7 @@ class Saver:
         state = checkpoint.load_state()
         if not {"data", "stepper", "ledger"} <= state.keys():
             what = "damaged (it does not hold the state of a run)"
-            raise DamagedError(BadFileError(checkpoint.path / STATE, what))
+            raise DamagedError(BadFileError(checkpoint.path / run_files.STATE, what))
         if not same_bytes(state["data"], self._data.identity()):
             raise UserError(
                 f"{_different(self._data)}; restore that data, or start a new run with "

@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from elman.base import run_files
 from elman.base.errors import UserError, first_line
 from elman.config.run_config import RunConfig, flatten
 from elman.sections.training import LogConfig
 
-ID_FILE = "wandb.json"
-"""In the run folder: the id of the run there."""
 INIT_SECONDS = 30.0
 """Longest wait for the server at the start of a run."""
 FINISH_SECONDS = 60.0
@@ -201,7 +200,7 @@ class WeightsAndBiases:
 
 def own_id(folder: Path) -> str:
     """Return the id of a run, the same in each session; it is made and kept if there is none."""
-    path = folder / ID_FILE
+    path = folder / run_files.WANDB
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return str(json.loads(path.read_text(encoding="utf-8"))["id"])
     older = (folder / "wandb").is_dir()  # the id of such a run was its folder's name

@@ -20,6 +20,7 @@ from typing import Any
 from submitit.core.utils import JobPaths
 from submitit.local.local import LOCAL_REQUEUE_RETURN_CODE, LocalExecutor, LocalJob
 
+from elman.base import run_files
 from elman.base.errors import ExitStatus
 from elman.launchers.command import JobCommand
 from elman.launchers.gpus import worker
@@ -143,7 +144,7 @@ class Executor(LocalExecutor):
     """
 
     def __init__(self, folder: Path, threads: int | None, detach: bool) -> None:
-        super().__init__(folder / ".submitit" / "%j")
+        super().__init__(folder / run_files.SUBMITTED / "%j")
         self._throttling = 0.0
         self._threads, self._launcher = threads, 0 if detach else os.getpid()
         self._next = ""

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from elman.base import run_files
 from elman.base.errors import UserError
 from elman.base.quoting import pasteable
 from elman.config.catalog import SHIPPED, Place
 from elman.config.suites import SuiteFigures, load_suite, recorded_figures
 from elman.report.comparison.runs import Run, is_run, read_run
 from elman.runs.folder import lock_holder
-from elman.sweeps.resume import SWEEP_FILE
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _sources(folder: Path, places: Sequence[Place]) -> list[Source]:
         raise UserError(f"report.dir={folder}: this is a file; name the folder that it is in")
     try:
         children = sorted(path for path in folder.iterdir() if path.is_dir())
-        if (folder / SWEEP_FILE).is_file():
+        if (folder / run_files.SWEEP).is_file():
             return [_sweep(folder, children, places)]
         if is_run(folder):
             return [Source(folder, (read_run(folder),))]
@@ -100,7 +100,7 @@ def _all_in(folder: Path, children: Sequence[Path], places: Sequence[Place]) -> 
     """Return the sweeps and runs directly in a folder that is neither, like a day's folder."""
     found, problems = [], []
     for child in children:
-        if (child / SWEEP_FILE).is_file():
+        if (child / run_files.SWEEP).is_file():
             try:
                 inside = sorted(path for path in child.iterdir() if path.is_dir())
                 found.append(_sweep(child, inside, places))
@@ -109,14 +109,14 @@ def _all_in(folder: Path, children: Sequence[Path], places: Sequence[Place]) -> 
     runs = tuple(read_run(child) for child in children if is_run(child))
     if not runs and not found:
         raise UserError(
-            f"report.dir={folder}: no sweep and no training run (no {SWEEP_FILE}, result.json or "
-            "metrics.jsonl in it); name a folder below outputs/"
+            f"report.dir={folder}: no sweep and no training run (no {run_files.SWEEP}, "
+            f"{run_files.RESULT} or {run_files.METRICS} in it); name a folder below outputs/"
         )
     return [*found, Source(folder, runs, problems=tuple(problems))] if runs or problems else found
 
 
 def _sweep(folder: Path, children: Sequence[Path], places: Sequence[Place]) -> Source:
-    path = folder / SWEEP_FILE
+    path = folder / run_files.SWEEP
     try:
         content = json.loads(path.read_bytes())
         final, launcher = content.get("ended") is not None, lock_holder(folder)
@@ -125,7 +125,7 @@ def _sweep(folder: Path, children: Sequence[Path], places: Sequence[Place]) -> S
         added = tuple(str(one["typed"]) for one in content.get("added") or ())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         found = tuple(read_run(child) for child in children if is_run(child))
-        problem = f"{SWEEP_FILE} cannot be read: jobs that never started are not listed"
+        problem = f"{run_files.SWEEP} cannot be read: jobs that never started are not listed"
         return Source(folder, found, is_sweep=True, problems=(problem,))
     if (mode := content.get("mode", "train")) != "train":
         raise UserError(

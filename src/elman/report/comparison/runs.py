@@ -15,16 +15,15 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
+from elman.base import run_files
 from elman.base.errors import RunStatus
 from elman.base.quoting import pasteable
 from elman.base.seals import file_is_changed, text_is_changed, tree_is_changed
 from elman.base.yaml_file import parsed_yaml
 from elman.evaluation.metrics import METRICS_VERSION
-from elman.report.metrics_file import METRICS, Metrics, read_metrics
-from elman.runs.folder import CONFIG_FILE
+from elman.report.metrics_file import Metrics, read_metrics
 from elman.runs.state import NOT_STARTED, RUNNING, UNFINISHED, runs_in
 
-RESULT_FILE = "result.json"
 DAMAGED = "damaged"
 _CHANGED = "changed after the run wrote it (it has another sha256)"
 CHANGED_RESULT = (
@@ -192,8 +191,8 @@ def read_run(folder: Path, job: Mapping[str, Any] | None = None) -> Run:
             f"{METRICS_VERSION}): shown, but not in the means"
         )
     if result is not None and status == RunStatus.OK and config is None:
-        problems.append(f"no {CONFIG_FILE}: unknown what it is comparable with")
-    began = result is not None or _there(folder / METRICS)
+        problems.append(f"no {run_files.CONFIG}: unknown what it is comparable with")
+    began = result is not None or _there(folder / run_files.METRICS)
     metrics = read_metrics(folder) if began else None
     problems += metrics.problems if metrics else ()
     number = job.get("number")
@@ -226,7 +225,7 @@ def _end(folder: Path, result: Result | None, job: Mapping[str, Any]) -> tuple[s
     seen = str(job.get("status") or "")
     if result is None or result.status != RunStatus.OK:
         given = seen == RUNNING
-        process = runs_in(folder, RESULT_FILE) if given or _begun(folder) else None
+        process = runs_in(folder, run_files.RESULT) if given or _begun(folder) else None
         if process is not None:
             return RUNNING, f"process {process} runs in it"
         if given and result is None and job.get("watched"):
@@ -234,7 +233,7 @@ def _end(folder: Path, result: Result | None, job: Mapping[str, Any]) -> tuple[s
     if result is not None:
         return _with_result(result, seen, job)
     if seen == RunStatus.OK:
-        return DAMAGED, f"no {RESULT_FILE}, though its sweep saw it end well"
+        return DAMAGED, f"no {run_files.RESULT}, though its sweep saw it end well"
     return _without_result(folder, seen, job)
 
 
@@ -271,14 +270,14 @@ def _without_result(folder: Path, seen: str, job: Mapping[str, Any]) -> tuple[st
     if _begun(folder):
         # A job of a sweep is resumed through its sweep.
         more = "" if seen else f"; to resume it: elman {pasteable('train.resume', str(folder))}"
-        return UNFINISHED, f"no {RESULT_FILE}: it was killed before it could write one{more}"
+        return UNFINISHED, f"no {run_files.RESULT}: it was killed before it could write one{more}"
     if seen == RUNNING:
         return UNFINISHED, "it had a place, and was killed before it began"
-    return (NOT_STARTED, "") if seen else (UNFINISHED, f"no {RESULT_FILE}")
+    return (NOT_STARTED, "") if seen else (UNFINISHED, f"no {run_files.RESULT}")
 
 
 def _begun(folder: Path) -> bool:
-    return _there(folder / CONFIG_FILE) or _there(folder / METRICS)
+    return _there(folder / run_files.CONFIG) or _there(folder / run_files.METRICS)
 
 
 def _there(path: Path) -> bool:
@@ -291,24 +290,24 @@ def _there(path: Path) -> bool:
 
 def _read_result(folder: Path) -> tuple[Result | None, list[str], list[str]]:
     """Return a result, what is wrong with it, and what is wrong with the file that it knows."""
-    path = folder / RESULT_FILE
+    path = folder / run_files.RESULT
     try:
         text = path.read_bytes()
     except FileNotFoundError:
         return None, [], []
     except OSError as error:
-        return None, [f"{RESULT_FILE}: cannot be read ({error.strerror})"], []
+        return None, [f"{run_files.RESULT}: cannot be read ({error.strerror})"], []
     try:
         tree = json.loads(text)
         found = Result.model_validate(tree)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "the whole"
-        return None, [f"{RESULT_FILE}: {place}: {first['msg'].lower()}"], []
+        return None, [f"{run_files.RESULT}: {place}: {first['msg'].lower()}"], []
     except (ValueError, RecursionError):
-        return None, [f"{RESULT_FILE}: not whole JSON ({len(text):,} bytes)"], []
-    problems = [f"{RESULT_FILE}: {CHANGED_RESULT}"] if tree_is_changed(tree) else []
-    return found, problems, [*_grown(tree, folder / METRICS)]
+        return None, [f"{run_files.RESULT}: not whole JSON ({len(text):,} bytes)"], []
+    problems = [f"{run_files.RESULT}: {CHANGED_RESULT}"] if tree_is_changed(tree) else []
+    return found, problems, [*_grown(tree, folder / run_files.METRICS)]
 
 
 def _grown(tree: Any, path: Path) -> Iterator[str]:
@@ -320,20 +319,20 @@ def _grown(tree: Any, path: Path) -> Iterator[str]:
 
 def _read_config(folder: Path) -> tuple[Mapping[str, Any] | None, list[str]]:
     try:
-        text = (folder / CONFIG_FILE).read_bytes()
+        text = (folder / run_files.CONFIG).read_bytes()
         tree = parsed_yaml(text)
     except (FileNotFoundError, NotADirectoryError):
         return None, []
     except OSError as error:
-        return None, [f"{CONFIG_FILE}: cannot be read ({error.strerror})"]
+        return None, [f"{run_files.CONFIG}: cannot be read ({error.strerror})"]
     except (yaml.YAMLError, ValueError, RecursionError):
-        return None, [f"{CONFIG_FILE}: not valid YAML"]
+        return None, [f"{run_files.CONFIG}: not valid YAML"]
     sections = isinstance(tree, dict) and all(
         isinstance(part, dict) for part in map(tree.get, ("model", "data", "train", "optim"))
     )
     if not sections:
-        return None, [f"{CONFIG_FILE}: not the configuration of a run"]
-    return tree, [f"{CONFIG_FILE}: {CHANGED_CONFIG}"] if text_is_changed(text) else []
+        return None, [f"{run_files.CONFIG}: not the configuration of a run"]
+    return tree, [f"{run_files.CONFIG}: {CHANGED_CONFIG}"] if text_is_changed(text) else []
 
 
 def _model(
@@ -357,7 +356,7 @@ def task_of(run: Run) -> str:
 
 def is_run(folder: Path) -> bool:
     """Whether a folder is that of a run of ``mode=train``."""
-    if any((folder / name).is_file() for name in (RESULT_FILE, METRICS)):
+    if any((folder / name).is_file() for name in (run_files.RESULT, run_files.METRICS)):
         return True
     return _mode(folder) == "train"
 

@@ -13,7 +13,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-META = "meta.json"
+from elman.base.run_files import META
+
 UNFINISHED = ".unfinished-"
 """Prefix of the name of everything that is being written or removed."""
 _FILES, _OWN = "files", "crc32"

@@ -29,15 +29,13 @@ from torch import Tensor, nn
 
 from elman.base.disk import sizes, usual_permissions
 from elman.base.errors import UserError, first_line
+from elman.base.run_files import BEST, CHECKPOINTS, CONFIG, META, STATE, STEP, WEIGHTS
 from elman.base.typed_in import relative
 from elman.base.utf8_path import in_utf8
 from elman.base.yaml_file import YamlError, read_yaml
 from elman.training.checkpoints import integrity
-from elman.training.checkpoints.integrity import META, UNFINISHED, BadFileError, UnreadableError
+from elman.training.checkpoints.integrity import UNFINISHED, BadFileError, UnreadableError
 
-WEIGHTS, STATE, CONFIG = "model.safetensors", "state.pt", "config.yaml"
-BEST = "best"
-_PREFIX = "step-"
 _log = logging.getLogger("elman.checkpoints")
 
 
@@ -196,7 +194,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: there is no room, or writing failed; earlier checkpoints are intact.
         """
-        final = self.folder / f"{_PREFIX}{meta['step']:07d}"
+        final = self.folder / f"{STEP}{meta['step']:07d}"
         scratch = self.folder / f"{UNFINISHED}{final.name}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -239,7 +237,7 @@ class CheckpointStore:
 
     def remove_unfinished(self) -> None:
         """Remove the half-written and half-removed folders that a killed process left."""
-        for pattern in (f"{UNFINISHED}*", f"{_PREFIX}*/{UNFINISHED}*"):
+        for pattern in (f"{UNFINISHED}*", f"{STEP}*/{UNFINISHED}*"):
             for path in self.folder.glob(pattern):
                 with suppress(OSError):
                     _remove(path)
@@ -358,7 +356,7 @@ def find_checkpoint(place: str | Path) -> Checkpoint:
         raise UserError(f"{path}: no such folder; name a run folder (outputs/...) or a checkpoint")
     if any((path / name).is_file() for name in (META, WEIGHTS)) or _is_step(path):
         return _opened(path)
-    for folder in (path / "checkpoints", path):
+    for folder in (path / CHECKPOINTS, path):
         newest = CheckpointStore(folder, 1, "").newest() if folder.is_dir() else None
         if newest is not None:
             return newest
@@ -407,15 +405,15 @@ def _newest_good(damaged: Path) -> Path | None:
 
 def _step_folders(folder: Path) -> list[Path]:
     """Return the folders of checkpoints, whole or not, oldest first."""
-    return sorted(filter(_is_step, folder.glob(f"{_PREFIX}*")), key=_step_of)
+    return sorted(filter(_is_step, folder.glob(f"{STEP}*")), key=_step_of)
 
 
 def _is_step(path: Path) -> bool:
-    return re.fullmatch(rf"{_PREFIX}\d+", path.name) is not None and path.is_dir()
+    return re.fullmatch(rf"{STEP}\d+", path.name) is not None and path.is_dir()
 
 
 def _step_of(path: Path) -> int:
-    return int(path.name.removeprefix(_PREFIX))
+    return int(path.name.removeprefix(STEP))
 
 
 def _usable(path: Path) -> bool:
