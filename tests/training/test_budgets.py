@@ -7,7 +7,7 @@ import pytest
 from elman.base.errors import ExitStatus, UserError
 from elman.config.compose import compose_config
 from elman.training import flops
-from elman.training.spent import Spent
+from tests.training.budgets import budget_of
 
 STEP = 4 * 16
 """Bytes of a step of the tiny run."""
@@ -96,14 +96,14 @@ def test_a_cell_without_a_count_refuses_the_budget_and_no_other(
 ) -> None:
     monkeypatch.setattr(flops, "_COUNTED", ())  # as if its operators were somebody else's
     with pytest.raises(UserError, match=r"train\.flops=1e\+12: cell e88: its plain form runs aten"):
-        Spent(compose_config(["train.flops=1e12"]))
-    spent = Spent(compose_config(["train.bytes=1e6"]))
-    assert (spent.flops_per_byte, spent.flops_at(3)) == (None, None)
-    assert spent.share(0, 1e9) == 0.0
+        budget_of(compose_config(["train.flops=1e12"]))
+    budget = budget_of(compose_config(["train.bytes=1e6"]))
+    assert (budget.flops_per_byte, budget.flops_at(3)) == (None, None)
+    assert budget.share(0, 1e9) == 0.0
 
 
 def test_a_budget_leaves_so_many_steps() -> None:
     config = compose_config(["train.bytes=1e6", "train.batch_size=10", "train.chunk_size=100"])
-    spent = Spent(config)
-    assert (spent.steps_left(0), spent.steps_left(400), spent.steps_left(2000)) == (1000, 600, 0)
-    assert Spent(compose_config(["train.minutes=3"])).steps_left(5) == float("inf")
+    budget = budget_of(config)
+    assert (budget.steps_left(0), budget.steps_left(400), budget.steps_left(2000)) == (1000, 600, 0)
+    assert budget_of(compose_config(["train.minutes=3"])).steps_left(5) == float("inf")

@@ -163,8 +163,8 @@ def test_a_pass_that_computes_has_the_products_that_pytorch_counts(name: str) ->
 def test_a_row_is_attended_to_from_where_it_begins() -> None:
     config = compose_config(["model=llama", "model.context=20", "train.chunk_size=8"])
     carried = config.train.model_copy(update={"tbptt": True})
-    fresh = flops_per_byte(config)
-    continued = flops_per_byte(config.model_copy(update={"train": carried}))
+    fresh = flops_per_byte(config.model, config.train)
+    continued = flops_per_byte(config.model, carried)
     channels = config.model.dim * config.model.depth
     # 1 to 8 positions, 4.5 on the average, or all 20 that the limit allows.
     assert continued - fresh == pytest.approx(3 * 4 * channels * (20 - 4.5))

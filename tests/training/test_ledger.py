@@ -12,8 +12,8 @@ from elman.evaluation import metrics
 from elman.training.display import Display
 from elman.training.ledger import Ledger
 from elman.training.recorder import Recorder
-from elman.training.spent import Spent
 from elman.training.stepper import Step
+from tests.training.budgets import budget_of
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def session(folder: Path, *overrides: str, state: dict | None = None) -> Ledger:
     """Return the books of a session that begins now."""
     config = compose_config(["log.tensorboard=false", *overrides])
-    ledger = Ledger(config, Display(), torch.device("cpu"), Spent(config))
+    ledger = Ledger(config, Display(), torch.device("cpu"), budget_of(config))
     if state is not None:
         ledger.load_state_dict(state)
     ledger.begin(Recorder(folder, config), 0, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elman.config.compose import compose_config
-from elman.training.spent import Spent
+from tests.training.budgets import budget_of
 
 ONE_STEP = 4 * 16  # bytes, in the tiny run
 LONGER = {
@@ -71,12 +71,12 @@ def test_a_constant_rate_keeps_the_low_one_as_the_line_advises(
 
 def test_minutes_count_for_the_warm_up_too() -> None:
     config = compose_config(["train.minutes=10", "optim.warmup_steps=5"])
-    spent = Spent(config)
-    spent.pass_warmup(4, 50.0)
-    assert spent.warmup_share() is None
-    spent.pass_warmup(5, 60.0)
-    spent.pass_warmup(6, 72.0)
-    assert spent.warmup_share() == pytest.approx(0.1)
-    longer = Spent(compose_config(["train.minutes=40", "optim.warmup_steps=5"]))
-    longer.load_state_dict(spent.state_dict(6))
+    budget = budget_of(config)
+    budget.pass_warmup(4, 50.0)
+    assert budget.warmup_share() is None
+    budget.pass_warmup(5, 60.0)
+    budget.pass_warmup(6, 72.0)
+    assert budget.warmup_share() == pytest.approx(0.1)
+    longer = budget_of(compose_config(["train.minutes=40", "optim.warmup_steps=5"]))
+    longer.load_state_dict(budget.state_dict(6))
     assert longer.warmup_share() == pytest.approx(0.025)

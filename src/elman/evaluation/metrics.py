@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from elman.sections.budget import BUDGETS
+
 LOSS_WINDOW = 100
 WARMUP_STEPS = 10
 SHORT_RUN_STEPS = 20
@@ -32,7 +34,7 @@ DEFINITIONS = {
         "pass; nothing that is recomputed"
     ),
     "budget": (
-        "of each limit of the run (minutes, steps, bytes, flops) what was set and what was spent; "
+        f"of each limit of the run ({', '.join(BUDGETS)}) what was set and what was spent; "
         "the first that is spent ends training, with the step that reaches it"
     ),
     "loss": (

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from elman.base.errors import UserError
-from elman.sections.budget import BUDGETS, UNSAID_MINUTES
+from elman.sections.budget import Budgets
 from elman.sections.section import Count, NonNegative, Positive, Section, rounded
 
 DataFormat = Literal["auto", "raw", "text", "jsonl", "json", "parquet", "arrow"]
@@ -82,18 +82,11 @@ def refuse_unread(section: str, path: object, format_: DataFormat, field: str) -
 _no_number = BeforeValidator(lambda value: str(value) if type(value) is int else value)
 
 
-class TrainConfig(Section):
-    """Group ``train``. The first budget that is spent ends a run; with none it lasts one minute.
-
-    The budgets are ``minutes``, ``steps``, ``bytes`` and ``flops``. No step is cut short: a run
-    ends with the step that reaches a budget.
+class TrainConfig(Budgets):
+    """Group ``train``. The first budget that is used up ends a run, and no step is cut short.
 
     Args:
-        minutes: Minutes of training; validation and checkpoints do not count.
-        steps: Optimizer steps.
-        bytes: Bytes to learn from: those predicted in all steps, over all ranks, each as often as
-            it is read; of a task the positions read.
-        flops: Floating-point operations, counted by ``elman.training.flops``.
+        minutes: This and the other budgets: see :class:`~.budget.Budgets`.
         batch_size: Rows per micro-batch.
         chunk_size: Bytes predicted per row.
         seed: Seed of the initial weights, of random numbers in training, and of the data order.
@@ -120,10 +113,6 @@ class TrainConfig(Section):
         init_from: Run folder or checkpoint whose weights a new run starts from.
     """
 
-    minutes: Positive | None = None
-    steps: Count | None = None
-    bytes: Count | None = None
-    flops: Positive | None = None
     batch_size: Count
     chunk_size: Count
     seed: Annotated[int, rounded, Field(ge=0, lt=2**32)]
@@ -151,13 +140,6 @@ class TrainConfig(Section):
     def seed_of_data(self) -> int:
         """The seed of the data order."""
         return self.seed if self.data_seed is None else self.data_seed
-
-    @property
-    def budget_minutes(self) -> float | None:
-        """Minutes that limit the run; one minute if no budget is set."""
-        if all(getattr(self, name) is None for name in BUDGETS):
-            return UNSAID_MINUTES
-        return self.minutes
 
 
 Backend = Literal["auto", "reference", "cpu", "cuda", "triton", "torch"]

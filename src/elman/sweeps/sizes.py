@@ -46,9 +46,9 @@ def check_countable(config: RunConfig, known: dict[str, int]) -> None:
     """
     key = f"operations of {config.model.model_dump_json()}"
     if config.train.flops is not None and key not in known:
-        from elman.training.spent import Spent  # it imports torch
+        from elman.training.budget import Budget  # it imports torch
 
-        Spent(config)
+        Budget(config.train, config.model, config.optim.warmup_steps)
         known[key] = 0
 
 

@@ -30,12 +30,12 @@ import torch
 from torch import Tensor
 
 from elman.base.errors import UserError
-from elman.config.run_config import RunConfig
 from elman.models.build import build_model
 from elman.models.cells import registry
 from elman.models.language_model import LanguageModel
 from elman.models.state import State
 from elman.sections.model import ModelConfig
+from elman.sections.training import TrainConfig
 from elman.training.memory.meta_walk import MetaWalk
 
 PASSES = 3
@@ -59,7 +59,7 @@ _POINTWISE = {
 }
 
 
-def flops_per_byte(config: RunConfig) -> float:
+def flops_per_byte(model: ModelConfig, train: TrainConfig) -> float:
     """Return the operations of training for one predicted byte (of a task: one position).
 
     It is the mean over the bytes of a row of ``train.chunk_size``. With ``train.tbptt`` a row
@@ -68,9 +68,9 @@ def flops_per_byte(config: RunConfig) -> float:
     Raises:
         UserError: the cell's operations cannot be counted.
     """
-    first = _FAR if config.train.tbptt else 0
-    row = range(first, first + config.train.chunk_size)
-    return PASSES * forward_flops(config.model, row) / len(row)
+    first = _FAR if train.tbptt else 0
+    row = range(first, first + train.chunk_size)
+    return PASSES * forward_flops(model, row) / len(row)
 
 
 def forward_flops(config: ModelConfig, row: range) -> float:

@@ -18,10 +18,10 @@ from elman.evaluation.metrics import (
     bits_per_byte,
     model_flops_utilization,
 )
+from elman.training.budget import Budget
 from elman.training.contention import ContentionWatch
 from elman.training.display import Display, Progress
 from elman.training.recorder import Recorder
-from elman.training.spent import Spent
 from elman.training.stepper import Step
 
 
@@ -37,11 +37,11 @@ class Ledger:
         config: RunConfig,
         display: Display,
         device: torch.device,
-        spent: Spent,
+        budget: Budget,
         team: Team = ALONE,
     ) -> None:
         self._config, self._display, self._device = config, display, device
-        self._spent, self._ranks = spent, team.place.size
+        self._budget, self._ranks = budget, team.place.size
         self.peak_of_ranks: int | None = None
         self._recorder: Recorder | None = None
         self.clock, self.losses, self.throughput = TrainingClock(), LossMeter(), Throughput()
@@ -62,7 +62,7 @@ class Ledger:
 
         It is 1 as soon as a validation reached ``train.until_accuracy``.
         """
-        return 1.0 if self.accurate else self._spent.share(step, self.clock.seconds())
+        return 1.0 if self.accurate else self._budget.share(step, self.clock.seconds())
 
     @property
     def accurate(self) -> bool:
@@ -88,7 +88,7 @@ class Ledger:
         train = self._config.train
         values: dict[str, Any] = {"batch_size": train.batch_size, "chunk_size": train.chunk_size}
         if train.flops is not None:
-            values["flops_per_byte"] = self._spent.flops_per_byte
+            values["flops_per_byte"] = self._budget.flops_per_byte
         recorder.event("session", step, values)
         self.throughput.begin(tokens, self.clock.seconds())
         self.contention.begin()
@@ -201,9 +201,9 @@ class Ledger:
             "params": params,
             "steps": step,
             "tokens": tokens,
-            "flops": self._spent.flops_at(step),
-            "flops_per_byte": self._spent.flops_per_byte,
-            "budget": self._spent.told(step, seconds),
+            "flops": self._budget.flops_at(step),
+            "flops_per_byte": self._budget.flops_per_byte,
+            "budget": self._budget.report(step, seconds),
             "loss": loss,
             "loss_steps": self.losses.count,
             "bpb": None if loss is None else bits_per_byte(loss),

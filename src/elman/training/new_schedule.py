@@ -9,9 +9,9 @@ from typing import Any
 
 from elman.config.run_config import RunConfig
 from elman.sections.budget import BUDGETS
+from elman.training.budget import Budget
 from elman.training.ledger import Ledger
 from elman.training.optim.schedules import learning_rate
-from elman.training.spent import Spent
 from elman.training.stepper import Stepper
 
 # A smaller change of the next rate is not worth a line.
@@ -34,14 +34,15 @@ def adopt_schedule(
     changed = _changed(before, now)
     if step == 0 or not changed:
         return None
-    optimizer, earlier = stepper.optimizer, Spent(before)
-    earlier.load_state_dict(stepper.spent.state_dict(step))
+    optimizer = stepper.optimizer
+    earlier = Budget(before.train, before.model, before.optim.warmup_steps)
+    earlier.load_state_dict(stepper.budget.state_dict(step))
     old = learning_rate(
         before.optim, step, earlier.share(step, seconds), optimizer.warmup_progress or 0.0
     )
     if step < now.optim.warmup_steps:
         optimizer.warmup_progress = None
-    elif (share := stepper.spent.warmup_share()) is not None:
+    elif (share := stepper.budget.warmup_share()) is not None:
         optimizer.warmup_progress = share
     share_now = ledger.share(step)
     new = learning_rate(now.optim, step, share_now, optimizer.warmup_progress or 0.0)

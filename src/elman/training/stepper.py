@@ -30,12 +30,12 @@ from elman.distributed.team import ALONE, Team
 from elman.distributed.tree import summed
 from elman.evaluation.validation import to_device
 from elman.models.language_model import LanguageModel
+from elman.training.budget import Budget
 from elman.training.carried import CarriedStates
 from elman.training.cuda_graph import ReplayedPass, Update, uses_graph
 from elman.training.optim.optimizers import TrainingOptimizer
 from elman.training.passes import EagerPass, Mark, TrainingPass, unmarked
 from elman.training.rng import rng_state, set_rng_state
-from elman.training.spent import Spent
 
 
 class Step(NamedTuple):
@@ -77,7 +77,7 @@ class Stepper:
         team: The ranks that train the model.
 
     Attributes:
-        spent: What the steps have spent of the run's budgets.
+        budget: The limits of the run, and what the steps have used of them.
         division: The parts of a batch, and which of them this rank computes.
         team: The ranks that train the model.
         released: Whether :meth:`discarded` is needed before the next step.
@@ -97,7 +97,7 @@ class Stepper:
     ) -> None:
         train = config.train
         self._train, self.model, self.optimizer, self._device = train, model, optimizer, device
-        self.spent = Spent(config)
+        self.budget = Budget(train, config.model, config.optim.warmup_steps)
         self.team, self._parallel = team, config.parallel
         self._sharded = config.parallel.shard != "none"
         self.division = divide(config.parallel, train.batch_size, team.place)
@@ -121,7 +121,7 @@ class Stepper:
     @property
     def tokens(self) -> int:
         """Number of bytes predicted so far."""
-        return self.spent.bytes_at(self.step)
+        return self.budget.bytes_at(self.step)
 
     def take(self, share: float) -> Step:
         """Take one optimizer step at ``share`` of the budget.
@@ -235,7 +235,7 @@ class Stepper:
             }
         return {
             "step": self.step,
-            "spent": self.spent.state_dict(self.step),
+            "spent": self.budget.state_dict(self.step),
             "data_wait": self.data_wait,
             "optimizer": self.optimizer.state_dict(),
             "batches": self.batches.state_dict(),
@@ -255,7 +255,7 @@ class Stepper:
         self._states.load(state["states"], self._device)
         self.step, self.data_wait = state["step"], state["data_wait"]
         if "spent" in state:  # missing in the oldest checkpoints
-            self.spent.load_state_dict(state["spent"])
+            self.budget.load_state_dict(state["spent"])
         set_rng_state(state["rng"], self._device)
 
     def _accumulate(self, micros: list[_Micro]) -> Tensor:

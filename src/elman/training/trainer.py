@@ -90,7 +90,7 @@ class Trainer:
         shard(self.model)
         optimizer = TrainingOptimizer(config.optim, self.model, config.kernels.backend)
         self.stepper = Stepper(config, data, self.model, optimizer, device, team)
-        self.ledger = Ledger(config, display, device, self.stepper.spent, team)
+        self.ledger = Ledger(config, display, device, self.stepper.budget, team)
         self._pass_seconds = 0.0
         self._held_out = _held_out(config, data, device, display, team)
         self.reload_difference: float | None = None
@@ -151,12 +151,12 @@ class Trainer:
             self.ledger.recall_answers(self.stepper.step, checkpoint.meta.get("answers"))
         elif checkpoint.val_bpb is not None:
             self.ledger.recall(self.stepper.step, checkpoint.val_bpb, self._held_out.predicted)
-        step, spent = self.stepper.step, self.stepper.spent
+        step, budget = self.stepper.step, self.stepper.budget
         # A budget of fewer steps than were taken is another one than this run was stopped under.
-        fewer = step > 0 and spent.share(step - 1, 0.0) >= 1.0
+        fewer = step > 0 and budget.share(step - 1, 0.0) >= 1.0
         if self.ledger.share(step) >= 1.0 and (fewer or (ended and self._all_measured)):
             used = f"{self.stepper.step} steps, {self.ledger.clock.seconds() / 60:.2f} minutes"
-            larger = " or ".join(f"train.{name}" for name in self.stepper.spent.told(0, 0.0))
+            larger = " or ".join(budget.keys())
             if self.ledger.accurate:
                 used, larger = f"{used}; it reached train.until_accuracy", "train.until_accuracy"
             raise UserError(
@@ -174,7 +174,7 @@ class Trainer:
             UserError: the pass cannot be replayed as a graph, or a step would take longer than
                 ``train.max_step_hours``.
         """
-        ranks, each = self._team.place.size, self.stepper.spent.flops_per_byte
+        ranks, each = self._team.place.size, self.stepper.budget.flops_per_byte
         refuse_hopeless(self.config, each, self._device, ranks)
         train = self.config.train
         progress: Callable[[], str] = str
@@ -203,7 +203,7 @@ class Trainer:
             TeamError: another rank failed; rank 0 saves what was trained until then.
         """
         if self._team.place.alone:  # ranks would have to agree on what is worth saying
-            left = self.stepper.spent.steps_left(self.stepper.step)
+            left = self.stepper.budget.steps_left(self.stepper.step)
             self._foretell(left)
             with suppress(torch.OutOfMemoryError):  # a forecast; validating makes itself room
                 self._held_out.foretell(self.model, self._pass_seconds, left)
@@ -327,7 +327,7 @@ class Trainer:
         """Let all ranks see the same moment: rank 0's clock, and a signal to any of them."""
         self._forget_stop()
         share = self.ledger.share(self.stepper.step)
-        self.stepper.spent.pass_warmup(self.stepper.step, self.ledger.clock.seconds())
+        self.stepper.budget.pass_warmup(self.stepper.step, self.ledger.clock.seconds())
         asked = signal.Signals[self._interruption.name] if self._interruption.name else 0
         told = self._team.gather(share, asked, self.saver.is_due())
         asked = int(max(row[1] for row in told))

@@ -8,7 +8,7 @@ from typing import Any
 
 from elman.config.experiment import SECTIONS_WITHOUT_EFFECT, WITHOUT_EFFECT
 from elman.report.comparison.runs import Run
-from elman.sections.budget import UNSAID_MINUTES
+from elman.sections.budget import KINDS, limits
 
 NOT_RECORDED = "not recorded"
 
@@ -190,15 +190,8 @@ def _chunk(train: Mapping[str, Any]) -> str:
 
 def _duration(train: Mapping[str, Any]) -> str:
     """Word the budgets; a run without one lasts one minute."""
-    units = {"steps": ("steps", ""), "bytes": ("bytes", ","), "flops": ("FLOPs", "g")}
-    units["minutes"] = ("min", "g")
-    given = {name: train.get(name) for name in units if train.get(name) is not None}
-    parts = [
-        f"{value:{units[name][1]}} {units[name][0]}"
-        if isinstance(value, int | float)
-        else f"{value} {units[name][0]}"
-        for name, value in (given or {"minutes": UNSAID_MINUTES}).items()
-    ]
+    known = limits(train)
+    parts = [kind.text(known[kind.key]) for kind in KINDS if kind.key in known]
     if train.get("until_accuracy") is not None:
         parts.append(f"until accuracy {train['until_accuracy']}")
     return " or ".join(parts)

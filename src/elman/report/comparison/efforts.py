@@ -11,7 +11,7 @@ from elman.evaluation.metrics import LOSS_WINDOW
 from elman.report.comparison.curves import grad_accum, mean_of_last_share
 from elman.report.comparison.runs import Run
 from elman.report.metrics_file import Floats
-from elman.sections.budget import BUDGETS, UNSAID_MINUTES
+from elman.sections.budget import limits
 
 Axis = Literal["steps", "minutes", "bytes", "FLOPs"]
 AXES: tuple[Axis, ...] = ("steps", "minutes", "bytes")
@@ -90,8 +90,7 @@ def held_out_loss(run: Run) -> Reading:
 def spent(run: Run, axis: Axis) -> bool:
     """Whether a run took all that its budget gave it of an axis; False if it had no such budget."""
     train = (run.config or {}).get("train") or {}
-    given = {key: value for key in BUDGETS if (value := train.get(key)) is not None}
-    budget = (given or {"minutes": UNSAID_MINUTES}).get(_KEYS[axis])
+    budget = limits(train).get(_KEYS[axis])
     end = ends(run).get(axis)
     return isinstance(budget, int | float) and end is not None and end >= budget * (1 - _SAME)
 

@@ -13,7 +13,7 @@ from elman.report.comparison.collect import Source
 from elman.report.comparison.curves import grad_accum
 from elman.report.comparison.runs import Run
 from elman.runs.state import NOT_STARTED, RUNNING, UNFINISHED
-from elman.sections.budget import BUDGETS, UNSAID_MINUTES
+from elman.sections.budget import BUDGETS, Effort, limits, used_share
 
 WAITS = (NOT_STARTED, UNFINISHED)
 ESTIMATE = (
@@ -127,13 +127,8 @@ def _share(run: Run, spent: float, budget: Mapping[str, float]) -> float:
         return 0.0
     steps = metrics.window_steps[-1:]
     sizes = float(metrics.bytes_at(steps, grad_accum(run))[0])
-    used = {
-        "minutes": spent / 60,
-        "steps": float(steps[0]),
-        "bytes": sizes,
-        "flops": sizes * (metrics.flops_per_byte or 0.0),
-    }
-    return min(1.0, max((used[name] / limit for name, limit in budget.items()), default=0.0))
+    flops = sizes * (metrics.flops_per_byte or 0.0)
+    return used_share(budget, Effort(float(steps[0]), spent, sizes, flops))
 
 
 def _spent(run: Run) -> float:
@@ -157,9 +152,7 @@ def _budget(run: Run, usual: Mapping[str, Any]) -> dict[str, float]:
                 train[name] = _number(value)
     given = {name: train.get(name) for name in BUDGETS}
     found = {name: float(one) for name, one in given.items() if isinstance(one, int | float)}
-    return {name: limit for name, limit in found.items() if limit > 0} or {
-        "minutes": UNSAID_MINUTES
-    }
+    return limits({name: limit for name, limit in found.items() if limit > 0})
 
 
 def _number(text: str) -> float | None:
