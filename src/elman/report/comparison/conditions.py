@@ -191,7 +191,8 @@ def _chunk(train: Mapping[str, Any]) -> str:
 def _duration(train: Mapping[str, Any]) -> str:
     """Word the budgets; a run without one lasts one minute."""
     known = limits(train)
-    parts = [kind.text(known[kind.key]) for kind in KINDS if kind.key in known]
+    kinds = sorted(KINDS, key=lambda kind: kind.key == "minutes")  # what is counted comes first
+    parts = [kind.text(known[kind.key]) for kind in kinds if kind.key in known]
     if train.get("until_accuracy") is not None:
         parts.append(f"until accuracy {train['until_accuracy']}")
     return " or ".join(parts)
