@@ -103,7 +103,7 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Box]:
 
 
 def test_one_command_becomes_a_rank_for_each_gpu(box: Box) -> None:
-    typed = ("model=e1", "train.minutes=1", "hydra.run.dir=here")
+    typed = ("model=e1", "train.minutes=1", "train.batch_size=33", "hydra.run.dir=here")
     status, output = box.run(*typed, "launcher.gpus_per_job=3", "launcher.exclude=[1]")
     assert status == 0, output
     assert "3 ranks on GPUs 0,2,3" in output

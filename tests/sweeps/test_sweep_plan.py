@@ -93,6 +93,10 @@ def test_a_dry_run_of_one_command_checks_it_and_makes_nothing(
         (["-m", "launcher.workers=0"], "launcher.workers=0: must be at least 1"),
         (["-m", "launcher.gpus=0"], "launcher.gpus=0: expected a list, as in launcher.gpus=[0]"),
         (
+            ["-m", "launcher.gpus_per_job=3", "train.device=cpu"],
+            "train.batch_size=32: 3 ranks cannot share its rows equally; use 30 or 33",
+        ),
+        (
             ["-m", "launcher.workers=1,2"],
             "launcher.workers=1,2: applies to the whole sweep; give one value",
         ),

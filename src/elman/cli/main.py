@@ -68,7 +68,6 @@ def _main(argv: Sequence[str], before_run: Callable[[], None]) -> int:
 
             print_wide()
         _refuse_lost_folder()
-        _refuse_sweep_of_ranks(arguments)
         from elman.cli.checkpoint_model import with_checkpoint_model
         from elman.cli.taking_up import taken_up
 
@@ -365,16 +364,6 @@ def _refuse_lost_folder() -> None:
             f"the current folder cannot be used ({error.strerror}): it was removed or its disk is "
             "gone; type cd to another folder, and the command again"
         ) from None
-
-
-def _refuse_sweep_of_ranks(arguments: flags.Arguments) -> None:
-    """Raise UserError if torchrun started a sweep: its launcher gives each job its own ranks."""
-    from elman.base.rank_place import rank_place
-
-    if "--multirun" in arguments.flags and not rank_place().alone:
-        raise UserError(
-            "--multirun: a sweep runs in one process, not in ranks; start it without torchrun"
-        )
 
 
 def _failed_before_a_run(error: Exception, argv: Sequence[str]) -> int:

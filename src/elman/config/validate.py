@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from elman.base.errors import UserError, nearest
 from elman.config.known_keys import MODEL_KEYS, VOCAB_SIZE_FOLLOWS, not_an_option, unread_key
 from elman.config.pydantic_wording import first_problem, shown
+from elman.config.ranks import check_ranks
 from elman.config.run_config import RunConfig, size_keys
 from elman.models.cells import registry
 from elman.sections.data import AnyData, refuse_unknown_task
@@ -22,7 +23,6 @@ from elman.sections.graphs import graph_conflict
 from elman.sections.launching import LAUNCHERS, SweepConfig, SweepSettings
 from elman.sections.model import VOCAB_SIZE
 from elman.sections.optim import OPTIMISERS
-from elman.sections.parallel import refuse_uneven
 from elman.sections.section import whole
 from elman.sections.tasks import TaskConfig
 from elman.sections.training import TrainConfig
@@ -56,8 +56,6 @@ def validate(tree: Mapping[str, Any], named: frozenset[str] = frozenset()) -> Ru
     for section in (config.solve, config.models):
         if section is not None:
             section.refuse(config.model, named)
-    if config.solve is not None and config.mode == "solve":
-        config.solve.refuse_ranks(config.train.batch_size)
     return config
 
 
@@ -118,43 +116,7 @@ def _check_combinations(config: RunConfig) -> None:
         raise UserError(f"train.graph=true: {conflict}")
     # The settings of a resumed run are known only once its folder is read.
     if config.train.resume is None:
-        check_ranked(config)
-
-
-def check_ranked(config: RunConfig, ranks: int = 1) -> None:
-    """Raise UserError on settings of ranks that do not go with those of the training.
-
-    Args:
-        config: The configuration as it is trained.
-        ranks: How many processes train it.
-    """
-    parallel, optim = config.parallel, config.optim.name
-    if isinstance(config.data, TaskConfig) and (ranks > 1 or parallel.exact is True):
-        what, instead = "parallel.exact=true", "drop it"
-        if ranks > 1:
-            what, instead = f"{ranks} ranks", "use one, or a GPU for each seed: -m train.seed=1,2"
-        raise UserError(
-            f"data={config.data.task}: a task is trained on one rank, not with {what}: its models "
-            f"are small, and a part of a batch may have fewer answers than another; {instead}"
-        )
-    if parallel.exact is True:
-        refuse_uneven(parallel.virtual_shards, config.train.batch_size)
-    if parallel.average_every and optim == "schedulefree":
-        raise UserError(
-            f"parallel.average_every={parallel.average_every}: optim=schedulefree trains two sets "
-            "of weights, which one mean does not keep together; choose optim=adamw"
-        )
-    if parallel.shard == "none":
-        return
-    cut = f"parallel.shard={parallel.shard}"
-    if optim in ("muon", "schedulefree"):
-        raise UserError(f"{cut}: optim={optim} needs whole weights; choose optim=adamw")
-    for name, used in (("compile", config.train.compile), ("graph", config.train.graph is True)):
-        if used:
-            raise UserError(
-                f"train.{name}=true: cannot be combined with {cut}, whose weights come and go in "
-                "a pass; drop one of them"
-            )
+        check_ranks(config)
 
 
 def _check_task(task: TaskConfig, train: TrainConfig) -> None:

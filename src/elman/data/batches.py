@@ -477,7 +477,7 @@ def open_batches(data: AnyRunData, train: TrainConfig, rows: slice = slice(None)
     shape = (train.batch_size, train.chunk_size, train.seed_of_data)
     if isinstance(data, TaskData):
         whole = len(range(train.batch_size)[rows]) == train.batch_size
-        assert whole, "check_ranked refuses a task on several ranks"
+        assert whole, "check_ranks refuses a task on several ranks"
         return TaskBatches(data, *shape)
     source = StreamBatches if train.tbptt else RandomBatches
     return source(data, *shape, rows)

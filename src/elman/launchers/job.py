@@ -8,7 +8,6 @@ from pathlib import Path
 from elman.base.errors import UserError
 from elman.base.quoting import quoted
 from elman.config.run_config import RunConfig
-from elman.config.validate import check_ranked
 from elman.models.backends import REFERENCE
 from elman.models.cells import registry
 
@@ -40,17 +39,6 @@ class SweepJob:
             return list(self.overrides)
         folder, name = quoted(str(self.folder.parent)), quoted(self.folder.name)
         return [*self.overrides, f"hydra.sweep.dir={folder}", f"hydra.sweep.subdir={name}"]
-
-
-def refuse_ranks(ranks: int, config: RunConfig) -> None:
-    """Raise UserError if a job cannot use several GPUs, and is asked to."""
-    if ranks == 1:
-        return
-    if config.mode != "train":
-        raise UserError(
-            f"launcher.gpus_per_job={ranks}: mode={config.mode} runs in one process; drop it"
-        )
-    check_ranked(config, ranks)
 
 
 def refuse_shared(jobs_per_gpu: int, config: RunConfig) -> None:

@@ -23,7 +23,7 @@ from elman.base.disk import is_disk_trouble, keep_room, sizes
 from elman.base.errors import ExitStatus, RunStatus, UserError, first_line
 from elman.base.signals import Interruption, interruptible
 from elman.config.run_config import RunConfig
-from elman.config.validate import check_ranked, validate
+from elman.config.validate import validate
 from elman.data.batches import open_data
 from elman.devices.environment import choose_device
 from elman.devices.nvml_client import asked_driver
@@ -88,7 +88,6 @@ def run(job: PreparedRun) -> ExitStatus:
     device = own_device(choose_device(config.train.device), place)
     if device.type == "cpu" and config.train.device == "auto":
         refuse_wrong_visible(asked_driver())
-    check_ranked(config, place.size)
     division = divide(config.parallel, config.train.batch_size, place)
     _prepare(config, device, division)
     backend = resolve_backend(

@@ -23,6 +23,7 @@ from elman.bench.entries import benched_models
 from elman.config.catalog import Place, search_overrides
 from elman.config.compose import plain_tree, typed_config, typed_overrides
 from elman.config.keys import named_keys
+from elman.config.ranks import Where, check_ranks
 from elman.config.run_config import MODES, OF_SWEEPS, RunConfig, flatten
 from elman.config.suites import GROUP
 from elman.data.matching import anchored
@@ -82,7 +83,7 @@ def prepare(tree: DictConfig) -> PreparedRun:
     if not place.leads:
         return _follower(tree, place)
     config = checked_config(tree)
-    _refuse_ranks(config, place)
+    check_ranks(config, Where.PROCESS, place.size)
     given = _named_run_dir(tree)
     if not MODES[config.mode].makes_folder:
         if given is not None:
@@ -103,18 +104,9 @@ def prepare(tree: DictConfig) -> PreparedRun:
 def _follower(tree: DictConfig, place: RankPlace) -> PreparedRun:
     """Check the job of a rank that does not lead: it makes no folder and writes no file."""
     config = checked_config(tree, may_pack=False)  # rank 0 packs
-    _refuse_ranks(config, place)
+    check_ranks(config, Where.PROCESS, place.size)
     _point_hydra(tree, Path(), output_subdir=None, silent=True)
     return PreparedRun(config, place=place)
-
-
-def _refuse_ranks(config: RunConfig, place: RankPlace) -> None:
-    """Raise UserError if several ranks were started for a mode that is one process."""
-    if not place.alone and config.mode != "train":
-        raise UserError(
-            f"mode={config.mode}: runs in one process, not in {place.size} ranks; "
-            "start it without torchrun"
-        )
 
 
 def without_folder(tree: DictConfig, config: RunConfig) -> PreparedRun:

@@ -163,17 +163,6 @@ class SolveConfig(Section):
                 f"model.depth={model.depth}: mode=solve builds at most {MOST_LAYERS} layers"
             )
 
-    def refuse_ranks(self, batch_size: int) -> None:
-        """Raise UserError on ranks that could not share the rows of a batch."""
-        if batch_size % self.ranks:
-            near = max(
-                n for n in range(1, batch_size + 1) if batch_size % n == 0 and n <= self.ranks
-            )
-            raise UserError(
-                f"solve.ranks={self.ranks}: cannot share the rows of train.batch_size={batch_size} "
-                f"equally; use solve.ranks={near}, or another train.batch_size"
-            )
-
     def _refuse_sizes(self, model: ModelConfig, named: frozenset[str]) -> None:
         """Raise UserError on sizes that cannot be found, or that the user also set."""
         sizes = [size for size in get_args(Size) if size in ("dim", "depth", *model.options)]

@@ -82,15 +82,3 @@ class ParallelConfig(Section):
                 f"parallel.exact=true: with parallel.average_every={self.average_every} every rank "
                 "trains on its own, and the loss depends on their number; drop one of them"
             )
-
-
-def refuse_uneven(shards: int, batch_size: int) -> None:
-    """Raise UserError if a batch cannot be cut into equal virtual shards."""
-    if batch_size % shards:
-        fitting = batch_size & -batch_size
-        above = (batch_size // shards + 1) * shards
-        fewer = f"parallel.virtual_shards={fitting} or " if fitting > 1 else ""
-        raise UserError(
-            f"train.batch_size={batch_size}: cannot be cut into {shards} equal virtual shards; "
-            f"use {fewer}train.batch_size={above}"
-        )

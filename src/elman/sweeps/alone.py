@@ -12,19 +12,18 @@ from collections.abc import Callable, Sequence
 from omegaconf import DictConfig, OmegaConf
 
 from elman.base.errors import UserError
-from elman.base.rank_place import is_rank
 from elman.config.compose import typed_overrides
 from elman.config.keys import named_keys
+from elman.config.ranks import GPUS_PER_JOB, Where, check_ranks, starts_ranks
 from elman.config.run_config import MODES
 from elman.launchers.command import OF_THE_SWEEP
 from elman.launchers.gpus.places import checked_gpus
-from elman.launchers.job import refuse_ranks, wants_gpu
+from elman.launchers.job import wants_gpu
 from elman.runs.prepare import check_alone
 from elman.sections.launching import GpusLauncher
 from elman.sweeps.settings import is_of_sweeps, sweep_settings, without_sweep_settings
 from elman.sweeps.sizes import builds_a_model, check_countable, count_params
 
-_KEY = "launcher.gpus_per_job"
 DRY_RUN = "sweep.dry_run"
 _READ = {f"launcher.{name}" for name in ("gpus", "exclude", "wait_minutes", "save_seconds")}
 _READ |= {DRY_RUN}
@@ -38,20 +37,8 @@ def asks_for_ranks(tree: DictConfig) -> bool:
     Raises:
         UserError: it is a rank, and its command asks for ranks.
     """
-    named = named_keys(typed_overrides(tree, "task"))
-    asked = OmegaConf.select(tree, _KEY)
-    if asked == 1 and _KEY in named:
-        raise UserError(f"{_KEY}=1: a single command uses one GPU anyway; add -m or drop it")
-    if asked in (1, None):
-        return False
-    if not is_rank():
-        return True
-    if _KEY in named:
-        raise UserError(
-            f"{_KEY}={asked}: torchrun has started this process as a rank already; drop {_KEY}, or "
-            "start it without torchrun"
-        )
-    return False
+    typed = GPUS_PER_JOB in named_keys(typed_overrides(tree, "task"))
+    return starts_ranks(OmegaConf.select(tree, GPUS_PER_JOB), typed)
 
 
 def is_dry(tree: DictConfig) -> bool:
@@ -107,7 +94,7 @@ def ranks_alone(
         UserError: a setting is wrong, or the machine has too few GPUs.
     """
     named = named_keys(typed_overrides(tree, "task"))
-    for key in sorted(named - {_KEY, "launcher"} - _READ):
+    for key in sorted(named - {GPUS_PER_JOB, "launcher"} - _READ):
         if is_of_sweeps(key):
             raise UserError(f"{key}: not read by a single command; add -m or drop it")
     settings = sweep_settings(tree).launcher
@@ -118,7 +105,7 @@ def ranks_alone(
         *(text for text in typed_overrides(tree, "hydra") if _of_a_rank(text)),
     ]
     config = check_alone(tree, may_pack=may_pack)
-    refuse_ranks(settings.gpus_per_job, config)
+    check_ranks(config, Where.LAUNCHER, settings.gpus_per_job)
     wanted = wants_gpu(config)
     checked_gpus(settings, wanted)
 

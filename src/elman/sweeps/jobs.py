@@ -16,12 +16,12 @@ from omegaconf import DictConfig, open_dict, read_write
 from elman.base.errors import UserError
 from elman.base.live_line import QUIET_SECONDS, LiveLine
 from elman.base.quoting import quoted
-from elman.base.rank_place import is_rank
 from elman.config.compose import compose_tree, typed_overrides
+from elman.config.ranks import Where, check_ranks, refuse_sweep_in_rank
 from elman.config.run_config import MODES, Mode, RunConfig
 from elman.config.suites import GROUP
 from elman.config.wording import in_our_words
-from elman.launchers.job import SweepJob, refuse_ranks, refuse_shared, wants_gpu
+from elman.launchers.job import SweepJob, refuse_shared, wants_gpu
 from elman.runs.folder import check_free, claim_folder, make_folder, run_name
 from elman.runs.prepare import checked_config
 from elman.sections.launching import GpusLauncher, SlurmLauncher, SweepSettings, ranks_of
@@ -109,7 +109,7 @@ def checked_sweep(
     Raises:
         UserError: a job is wrong, or the launcher could not start it.
     """
-    _refuse_ranks()
+    refuse_sweep_in_rank()
     _refuse_run_dir(config)
     settings = sweep_settings(config)
     earlier = _earlier(settings)
@@ -144,14 +144,6 @@ def checked_sweep(
     return CheckedSweep(
         settings, grown, mode, folder, earlier, suite, of_jobs, added, claimed, said
     )
-
-
-def _refuse_ranks() -> None:
-    if is_rank():
-        raise UserError(
-            "-m: a sweep starts the processes of its jobs itself, and here torchrun starts several "
-            "of it; drop torchrun and add launcher.gpus_per_job=<GPUs of one job>"
-        )
 
 
 def _earlier(settings: SweepSettings) -> dict[str, Any] | None:
@@ -249,7 +241,7 @@ def _check_launcher(
     if not jobs:
         return []
     for job in jobs:
-        refuse_ranks(ranks_of(settings.launcher), job.config)
+        check_ranks(job.config, Where.LAUNCHER, ranks_of(settings.launcher))
     if isinstance(settings.launcher, GpusLauncher) and not mode.in_process:
         from elman.launchers.gpus.places import checked_gpus
 

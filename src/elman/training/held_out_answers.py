@@ -61,7 +61,7 @@ class HeldOutAnswers:
         Raises:
             Stopped: a signal came, so there is no number.
         """
-        assert team.place.alone, "check_ranked refuses a task on several ranks"
+        assert team.place.alone, "check_ranks refuses a task on several ranks"
         train = self._train
         rows = self.predicted if sample is None else sample
         batches = self._data.validation_rows(train.chunk_size, rows, train.batch_size)
