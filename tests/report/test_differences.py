@@ -8,8 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elman.report.comparison.differences import LEVEL, Difference, difference, holm
-from elman.report.comparison.student import power, quantile, two_sided
+from elman.report.comparison.statistics import (
+    LEVEL,
+    Difference,
+    difference,
+    holm,
+    power,
+    quantile,
+    two_sided,
+)
 
 # What the tests of the intervals measure stands there.
 PAGE = Path(__file__).parents[2] / "docs" / "reports.md"

@@ -11,10 +11,10 @@ import pytest
 
 from elman.config.compose import compose_config
 from elman.launchers.job import SweepJob
-from elman.report.comparison.collect import collect
 from elman.report.comparison.content import make_report
 from elman.report.comparison.page import page_text
 from elman.report.comparison.progress import progress_of
+from elman.report.comparison.runs import load_sources
 from elman.runs.folder import RunLock
 from elman.sweeps import living_page as writer
 from elman.sweeps.living_page import living_page
@@ -40,7 +40,7 @@ def sweep(tmp_path: Path) -> FakeSweep:
 def test_the_page_of_a_sweep_that_runs(sweep: FakeSweep) -> None:
     with RunLock(sweep.folder), RunLock(sweep.folder / sweep.jobs[3]["folder"]):
         page = page_text(make_report([sweep.folder]))
-        (source,) = collect([sweep.folder])
+        (source,) = load_sources([sweep.folder])
     progress = progress_of(source)
     # 20 of 40 steps in 60 s; a job takes 120 + 8.7 + 0.3 s; one job at a time.
     assert [job.left for job in progress.jobs] == [0, 0, 0, 60, 129, 129]

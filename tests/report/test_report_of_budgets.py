@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from elman.report.comparison.collect import collect
 from elman.report.comparison.content import make_report
 from elman.report.comparison.deciding import LOSS
 from elman.report.comparison.page import page_text
 from elman.report.comparison.progress import progress_of
+from elman.report.comparison.runs import load_sources
 from elman.report.comparison.text_files import csv_text, markdown_text
 from elman.runs.folder import RunLock
 
@@ -84,7 +84,7 @@ def test_the_page_of_a_running_sweep_knows_how_far_it_is(
     lines[0]["flops_per_byte"] = 3e6
     (run / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
     with RunLock(sweep.folder), RunLock(run):
-        (source,) = collect([sweep.folder])
+        (source,) = load_sources([sweep.folder])
     (job,) = progress_of(source).jobs
     assert job.share == pytest.approx(share)
     assert job.left == pytest.approx(60 * (1 - share) / share)

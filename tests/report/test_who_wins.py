@@ -18,8 +18,7 @@ from elman.cli.main import main
 from elman.report.comparison.content import Report, make_report
 from elman.report.comparison.deciding import LOSS, MEMORY, SPEED, VAL_BPB
 from elman.report.comparison.page import page_text
-from elman.report.comparison.published_rows import beside
-from elman.report.comparison.rows import Row
+from elman.report.comparison.rows import Row, beside
 from elman.report.comparison.text_files import csv_text, markdown_text
 from elman.report.comparison.wins import Wins, who_wins
 from elman.report.comparison.wins_text import METHOD, print_wins, sentence, verdict, wins_markdown

@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from elman.evaluation.metrics import DEFINITIONS
-from elman.report.comparison.columns import COLUMNS
 from elman.report.comparison.curves import (
     BANDS,
     RATE_SMOOTHING,
@@ -17,7 +16,7 @@ from elman.report.comparison.curves import (
     THINNING,
 )
 from elman.report.comparison.progress import ESTIMATE
-from elman.report.comparison.published_rows import WARNING
+from elman.report.comparison.rows import COLUMNS, WARNING
 from elman.report.comparison.swept import ABOUT, ABOUT_HEAT
 from elman.report.comparison.text_files import CSV_COLUMNS
 from elman.report.comparison.wins_text import METHOD

@@ -1,12 +1,13 @@
-"""What must agree before two numbers may be compared, and what a reader sees if it does not."""
+"""The conditions of a run: what must agree before numbers are compared, and the marks of a run."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from elman.config.experiment import SECTIONS_WITHOUT_EFFECT, WITHOUT_EFFECT
+from elman.evaluation.metrics import SHARED_GPU
 from elman.report.comparison.runs import Run
 from elman.sections.budget import KINDS, limits
 
@@ -213,3 +214,67 @@ def _text(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return json.dumps(value)
     return str(value)
+
+
+IN_WARM_UP, LONG_WARM_UP = "never left warm-up", "long warm-up"
+"""The marks of such runs."""
+LONG_SHARE = 0.2
+"""A warm-up that takes a larger share of a run's steps is long: 1 to 10 % are usual."""
+WARM_UP = (
+    f"{IN_WARM_UP}: the run ended before its learning rate had reached optim.lr; {LONG_WARM_UP}: "
+    f"it rose for more than {LONG_SHARE:.0%} of the steps. With a budget of time a slower model "
+    "takes fewer steps, so that the same optim.warmup_steps leave it the smaller rate"
+)
+
+
+def warm_up_share(run: Run) -> float | None:
+    """Return the share of a run's steps that its warm-up needed, above 1 if it had fewer.
+
+    None if the run has no step, or none of these settings.
+    """
+    optim: Mapping[str, Any] = (run.config or {}).get("optim") or {}
+    given, steps = optim.get("warmup_share"), run.result.steps if run.result is not None else None
+    if isinstance(given, int | float):
+        return float(given)
+    needed = optim.get("warmup_steps")
+    return needed / steps if isinstance(needed, int) and steps else None
+
+
+def only_warmed_up(run: Run) -> bool:
+    """Whether a run that ended well never left its warm-up."""
+    found = warm_up_share(run) if run.counts else None
+    return found is not None and found >= 1
+
+
+def warmed_up_long(run: Run) -> bool:
+    """Whether a run that ended well left its warm-up, but late."""
+    found = warm_up_share(run) if run.counts else None
+    return found is not None and LONG_SHARE < found < 1
+
+
+def warm_up_words(run: Run) -> str:
+    """Say how much of a run was warm-up, and how far its rate came."""
+    optim, found = (run.config or {}).get("optim") or {}, warm_up_share(run)
+    steps = run.result.steps if run.result is not None else None
+    if found is None or not steps:
+        return ""
+    needed = f"{optim.get('warmup_steps'):,} steps of warm-up, and the run had {steps:,}"
+    return f"{needed}: its rate reached {1 / found:.0%} of optim.lr" if found >= 1 else needed
+
+
+MARKS: dict[str, Callable[[Run], bool]] = {
+    "contended": lambda run: bool(run.result and run.result.contended),
+    SHARED_GPU: lambda run: bool(run.result and (run.result.jobs_per_gpu or 1) > 1),
+    "slow path": lambda run: bool(run.result and run.result.slow_path),
+    "resumed": lambda run: run.resumed,
+    IN_WARM_UP: only_warmed_up,
+    LONG_WARM_UP: warmed_up_long,
+    "unknown metric version": lambda run: not run.version_is_known,
+}
+OF_SPEED = ("contended", SHARED_GPU, "slow path")
+"""The marks that say why a speed is not the model's own."""
+
+
+def run_marks(run: Run) -> tuple[str, ...]:
+    """Return what a reader must know about how one run was computed."""
+    return tuple(mark for mark, holds in MARKS.items() if holds(run))

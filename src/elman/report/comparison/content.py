@@ -9,14 +9,20 @@ from pathlib import Path
 
 from elman.config.catalog import SHIPPED, Place
 from elman.config.suites import SuiteFigures
-from elman.report.comparison.collect import Source, collect
-from elman.report.comparison.columns import NONE, Column, published_only, shown_columns
 from elman.report.comparison.deciding import LOSS_HEIGHT, Height, deciding_for_all, height_of
 from elman.report.comparison.next_seeds import with_commands
 from elman.report.comparison.notes import comparison_notes, run_notes
-from elman.report.comparison.published_rows import Beside, beside
-from elman.report.comparison.rows import Row, make_rows
-from elman.report.comparison.runs import Run
+from elman.report.comparison.rows import (
+    NONE,
+    Beside,
+    Column,
+    Row,
+    beside,
+    make_rows,
+    published_only,
+    shown_columns,
+)
+from elman.report.comparison.runs import Run, Source, load_sources
 from elman.report.comparison.styles import styled
 from elman.report.comparison.tasks import Tasks, make_tasks
 from elman.report.comparison.wins import Wins, who_wins
@@ -97,7 +103,7 @@ def make_report(
     Raises:
         UserError: a folder holds neither a sweep nor a run, or there is no row ``against``.
     """
-    sources = collect(folders, places)
+    sources = load_sources(folders, places)
     rows = styled(make_rows([run for source in sources for run in source.runs]))
     suites = [source.suite for source in sources if source.suite is not None]
     if against is None:

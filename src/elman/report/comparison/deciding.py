@@ -6,12 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from elman.evaluation.metrics import LOSS_WINDOW
-from elman.report.comparison.columns import LOSS as LOSS_COLUMN
-from elman.report.comparison.columns import NONE
-from elman.report.comparison.columns import VAL_BPB as VAL_BPB_COLUMN
-from elman.report.comparison.curves import LOSS_SHARE
-from elman.report.comparison.efforts import UNEQUAL_STEPS, Axis, ends, spent, training_loss
-from elman.report.comparison.rows import Row
+from elman.report.comparison.curves import (
+    LOSS_SHARE,
+    UNEQUAL_STEPS,
+    Axis,
+    ends,
+    spent,
+    training_loss,
+)
+from elman.report.comparison.rows import LOSS as LOSS_COLUMN
+from elman.report.comparison.rows import NONE, Row
+from elman.report.comparison.rows import VAL_BPB as VAL_BPB_COLUMN
 from elman.report.comparison.statistics import Spread, spread
 
 LARGE_SHARE = 0.1

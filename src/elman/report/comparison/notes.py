@@ -1,14 +1,23 @@
-"""What a reader must know before comparing the rows."""
+"""What a reader must know before comparing the rows, and which runs failed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from elman.base.errors import RunStatus
-from elman.report.comparison import warm_up
-from elman.report.comparison.conditions import remarks
-from elman.report.comparison.rows import Row, run_marks
-from elman.report.comparison.runs import Run
+from elman.base.quoting import pasteable
+from elman.report.comparison.conditions import (
+    IN_WARM_UP,
+    LONG_WARM_UP,
+    remarks,
+    run_marks,
+    warm_up_share,
+    warm_up_words,
+)
+from elman.report.comparison.rows import Row
+from elman.report.comparison.runs import Run, Source
+from elman.runs.state import NOT_STARTED, RUNNING, UNFINISHED
 from elman.sections.launching import SweepConfig
 
 _MOST_NAMES = 4
@@ -64,11 +73,11 @@ def _sizes(rows: Sequence[Row]) -> list[str]:
 
 def _warm_ups(rows: Sequence[Row]) -> list[str]:
     """Say how long the warm-up of a row was, where it is marked and not the same in all rows."""
-    shares = {row.label: warm_up.share(row.counted[0]) for row in rows}
+    shares = {row.label: warm_up_share(row.counted[0]) for row in rows}
     if len(set(shares.values())) < 2:
         return []
-    marked = [row for row in rows if {warm_up.IN_WARM_UP, warm_up.LONG_WARM_UP} & {*_marks(row)}]
-    shown = [f"{row.label}: {warm_up.told(row.counted[0])}" for row in marked[:_MOST_NAMES]]
+    marked = [row for row in rows if {IN_WARM_UP, LONG_WARM_UP} & {*_marks(row)}]
+    shown = [f"{row.label}: {warm_up_words(row.counted[0])}" for row in marked[:_MOST_NAMES]]
     more = f"; and {len(marked) - len(shown)} rows more" if len(marked) > len(shown) else ""
     return [f"not the same warm-up: {'; '.join(shown)}{more}"] if shown else []
 
@@ -135,3 +144,60 @@ def _named(run: Run) -> str:
     job = f"job {run.job} " if run.job is not None else ""
     seed = f", seed {run.seed}" if run.seed is not None else ""
     return f"{job}({run.name}{seed})"
+
+
+# What a lone run cannot get over by going on from its checkpoint.
+_NOT_AGAIN = (RunStatus.NAN, RunStatus.REFUSED)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Runs that ended in the same way.
+
+    Args:
+        words: How, where and why.
+        runs: The runs.
+    """
+
+    words: str
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True)
+class Failures:
+    """The runs of one folder that failed.
+
+    Args:
+        found: Each way in which they ended, with its runs.
+        when: When to type the command, in words.
+        command: The command that runs them again; empty if there is none.
+    """
+
+    found: tuple[Failure, ...]
+    when: str
+    command: str
+
+
+def failures_of(source: Source) -> Failures | None:
+    """Return the runs of a folder that failed; None if there are none."""
+    good = {RunStatus.OK, RUNNING, *((NOT_STARTED, UNFINISHED) if source.living else ())}
+    failed = [run for run in source.runs if run.status not in good]
+    if not failed:
+        return None
+    groups: dict[str, list[Run]] = {}
+    for run in failed:
+        groups.setdefault(ending(run), []).append(run)
+    found = tuple(Failure(words, tuple(runs)) for words, runs in groups.items())
+    when = "To run them again"
+    if source.living:
+        when = "Once the sweep has ended, to run them again"
+    return Failures(found, when, _command(source, failed))
+
+
+def _command(source: Source, failed: Sequence[Run]) -> str:
+    if source.is_sweep:
+        return f"elman -m {pasteable('sweep.resume', str(source.folder))}"
+    (first, *others) = failed
+    if others or first.folder is None or first.status in _NOT_AGAIN:
+        return ""
+    return f"elman {pasteable('train.resume', str(first.folder))}"

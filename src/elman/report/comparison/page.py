@@ -6,8 +6,13 @@ from collections.abc import Iterable, Sequence
 from importlib.resources import files
 
 from elman.base.errors import RunStatus
-from elman.report.comparison.collect import Source
-from elman.report.comparison.columns import (
+from elman.report.comparison.conditions import data_names, run_marks
+from elman.report.comparison.content import Report
+from elman.report.comparison.figures import figures_of
+from elman.report.comparison.notes import ending, run_notes
+from elman.report.comparison.page_state import failures_text, is_living, progress_text
+from elman.report.comparison.plots import Plot
+from elman.report.comparison.rows import (
     BPB,
     LOSS,
     MEMORY,
@@ -16,17 +21,12 @@ from elman.report.comparison.columns import (
     STEPS,
     TOK_S,
     VAL_BPB,
+    WARNING,
     Column,
+    Row,
+    published_words,
 )
-from elman.report.comparison.conditions import data_names
-from elman.report.comparison.content import Report
-from elman.report.comparison.figures import figures_of
-from elman.report.comparison.notes import ending, run_notes
-from elman.report.comparison.page_state import failures_text, is_living, progress_text
-from elman.report.comparison.plots import Plot
-from elman.report.comparison.published_rows import WARNING, words
-from elman.report.comparison.rows import Row, run_marks
-from elman.report.comparison.runs import Run
+from elman.report.comparison.runs import Run, Source
 from elman.report.comparison.svg import COLOURS, escape, sample
 from elman.report.comparison.tasks_page import PUBLISHED, TITLE, legend_of_models, tasks_html
 from elman.report.comparison.wins_page import wins_html
@@ -287,7 +287,7 @@ def _published(report: Report) -> str:
         lines.append(
             (
                 figures.model,
-                words(record),
+                published_words(record),
                 NONE if figures.params is None else f"{figures.params:,}",
                 NONE if figures.tok_s is None else f"{figures.tok_s:,.0f}",
                 NONE if figures.steps is None else f"{figures.steps:,}",

@@ -6,7 +6,12 @@ import os
 from pathlib import Path
 
 from elman.base.errors import UserError
-from elman.report.comparison.columns import (
+from elman.report.comparison.content import Report
+from elman.report.comparison.figures import figures_of
+from elman.report.comparison.latex import NEEDS, figure, latex, table
+from elman.report.comparison.paper_figures import CREATOR, figure_bytes
+from elman.report.comparison.paper_tasks import grid_bytes
+from elman.report.comparison.rows import (
     COLUMNS,
     LOSS,
     MEMORY,
@@ -14,13 +19,8 @@ from elman.report.comparison.columns import (
     TOK_S,
     VAL_BPB,
     Measure,
+    Row,
 )
-from elman.report.comparison.content import Report
-from elman.report.comparison.figures import figures_of
-from elman.report.comparison.latex import NEEDS, figure, latex, table
-from elman.report.comparison.paper_figures import CREATOR, figure_bytes
-from elman.report.comparison.paper_tasks import grid_bytes
-from elman.report.comparison.rows import Row
 from elman.report.comparison.tasks import METHOD
 from elman.report.comparison.tasks_page import GRID, TITLE
 

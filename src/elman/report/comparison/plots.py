@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from elman.report.comparison.axes import axis
-from elman.report.comparison.columns import LOSS, NONE, TOK_S, VAL_BPB
 from elman.report.comparison.curves import (
     BANDS,
     RATE_SMOOTHING,
@@ -29,7 +28,7 @@ from elman.report.comparison.pictures import (
     Point,
     Scatter,
 )
-from elman.report.comparison.rows import Row
+from elman.report.comparison.rows import LOSS, NONE, TOK_S, VAL_BPB, Row
 from elman.report.comparison.statistics import Spread
 from elman.report.comparison.svg_curves import line_plot, scatter_plot
 from elman.report.comparison.svg_swept import heat_map, over_names, over_numbers

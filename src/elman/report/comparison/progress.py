@@ -9,9 +9,8 @@ from statistics import median
 from typing import Any
 
 from elman.base.errors import RunStatus
-from elman.report.comparison.collect import Source
 from elman.report.comparison.curves import grad_accum
-from elman.report.comparison.runs import Run
+from elman.report.comparison.runs import Run, Source
 from elman.runs.state import NOT_STARTED, RUNNING, UNFINISHED
 from elman.sections.budget import BUDGETS, Effort, limits, used_share
 

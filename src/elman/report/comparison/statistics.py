@@ -1,10 +1,17 @@
-"""Mean and spread over the runs of one model that differ only in their seed."""
+"""Means, spreads, and differences between rows over their seeds, with Student's distribution."""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Literal
+
+import numpy as np
+
+from elman.report.metrics_file import Floats
 
 SPREAD_DEFINITION = (
     "over seeds: the standard deviation (n - 1 in the denominator) with n, the number of distinct "
@@ -59,3 +66,248 @@ def spread(values: Sequence[float | None]) -> Spread | None:
     """Return the spread of values, or None if there are none or one is missing."""
     known = tuple(value for value in values if value is not None)
     return Spread(known) if known and len(known) == len(values) else None
+
+
+_TINY = 1e-300
+_TERMS = 300
+# The logarithms at which the density of a chi variable is added up.
+_FINE, _NODES = 0.02, 2000
+_NEWTON = 4
+
+
+def two_sided(t: float, df: float) -> float:
+    """Return the probability of a value at least as far from 0 as ``t``.
+
+    Args:
+        t: The value.
+        df: Degrees of freedom, above 0; any real number, as Welch's test needs it.
+    """
+    # DLMF 8.17: the tails are a regularized incomplete beta function.
+    return _incomplete_beta(df / (df + t * t), df / 2, 0.5) if t else 1.0
+
+
+@cache
+def quantile(level: float, df: float) -> float:
+    """Return the value that is exceeded in size with probability ``1 - level``.
+
+    Args:
+        level: Share of the distribution between minus this value and this value, as 0.95.
+        df: Degrees of freedom, above 0.
+    """
+    low, high = 0.0, 1.0
+    while two_sided(high, df) > 1 - level:
+        low, high = high, 2 * high
+    while high - low > 1e-3 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if two_sided(middle, df) > 1 - level else (low, middle)
+    for _ in range(_NEWTON):  # each step doubles the digits that are right
+        high += (two_sided(high, df) - 1 + level) / (2 * _density(high, df))
+    return high
+
+
+def power(effect: float, df: float, alpha: float) -> float:
+    """Return the probability that a two-sided test at level ``alpha`` finds an effect.
+
+    The test's statistic is (Z + effect) / S, where Z is normal and S * S is chi-squared over its
+    degrees of freedom (noncentral t). The probability for a given S is averaged over S.
+
+    Args:
+        effect: The true difference over its true standard error.
+        df: Degrees of freedom.
+        alpha: Probability of finding an effect where there is none.
+    """
+    limit = quantile(1 - alpha, df)
+    # As a function of log S the density is smooth and falls off fast at both ends, so that the
+    # plain sum converges faster than any power of the distance between its terms.
+    log_s = (np.arange(_NODES) - 0.75 * _NODES) * _FINE
+    weights = np.exp(df * (log_s - np.exp(2 * log_s) / 2 + 0.5))
+    weights /= weights.sum()
+    s = np.exp(log_s)
+    return float(np.dot(weights, _above(limit * s - effect) + _above(limit * s + effect)))
+
+
+def _above(z: Floats) -> Floats:
+    """Return the probabilities that a standard normal variable exceeds ``z``, to nine digits."""
+    grid, tails = _normal_tails()
+    found: Floats = np.interp(z, grid, tails)
+    return found
+
+
+@cache
+def _normal_tails() -> tuple[Floats, Floats]:
+    # numpy has no error function.
+    grid = np.linspace(-10, 10, 40_001)
+    tails = [math.erfc(z / math.sqrt(2)) / 2 for z in grid.tolist()]
+    return grid, np.array(tails)
+
+
+def _density(t: float, df: float) -> float:
+    """Return the density of Student's t."""
+    scale = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - math.log(df * math.pi) / 2
+    return math.exp(scale - (df + 1) / 2 * math.log1p(t * t / df))
+
+
+def _incomplete_beta(x: float, a: float, b: float) -> float:
+    """Return the regularized incomplete beta function (DLMF 8.17.22, a continued fraction)."""
+    if x <= 0 or x >= 1:
+        return 0.0 if x <= 0 else 1.0
+    if x > (a + 1) / (a + b + 2):  # where the fraction converges slowly
+        return 1 - _incomplete_beta(1 - x, b, a)
+    scale = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+    front = math.exp(scale + a * math.log(x) + b * math.log1p(-x)) / a
+    return front / _fraction(x, a, b)
+
+
+def _fraction(x: float, a: float, b: float) -> float:
+    """Return the continued fraction 1 + d1/(1 + d2/(1 + ...)) by Lentz's method."""
+    value, numerator, denominator = 1.0, 1.0, 0.0
+    for n in range(1, _TERMS):
+        m = n // 2
+        if n % 2:
+            d = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        else:
+            d = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        denominator = 1 / (1 + d * denominator or _TINY)
+        numerator = 1 + d / numerator or _TINY
+        step = numerator * denominator
+        value *= step
+        if abs(step - 1) < 1e-15:
+            break
+    return value
+
+
+LEVEL, POWER, MOST_SEEDS = 0.95, 0.8, 100
+Method = Literal["paired", "Welch", "one seed"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A row less its reference.
+
+    Args:
+        value: Mean of the row less mean of the reference, over the runs that ``method`` uses.
+        method: ``paired`` by seed, ``Welch`` if the seeds are not the same, or ``one seed``: then
+            there is no interval.
+        n: Runs of the row and of the reference that were used.
+        error: Standard error of ``value``; None for one seed.
+        df: Degrees of freedom; None for one seed.
+        noise: Standard deviation between seeds, pooled over both rows; None if one has one seed.
+    """
+
+    value: float
+    method: Method
+    n: tuple[int, int]
+    error: float | None = None
+    df: float | None = None
+    noise: float | None = None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of Student's t; None for one seed."""
+        if self.error is None or self.df is None:
+            return None
+        reach = quantile(LEVEL, self.df) * self.error
+        return self.value - reach, self.value + reach
+
+    @property
+    def p(self) -> float | None:
+        """Probability of a difference at least as large if there is none; None for one seed."""
+        if self.error is None or self.df is None:
+            return None
+        if self.error == 0:
+            return 1.0 if self.value == 0 else 0.0
+        return two_sided(self.value / self.error, self.df)
+
+    def seeds_to_decide(self, alpha: float) -> int | None:
+        """Return how many more seeds a row needs to decide; None if that are too many or unknown.
+
+        With so many, a test at level ``alpha`` finds a true difference of this size with a
+        probability of 80 %, if the noise is what was seen.
+        """
+        if not self.error or self.df is None or self.value == 0:
+            return None
+        # With the seeds of each row the square of the error falls and the df rise.
+        deviation = self.error * math.sqrt(self._per_seed)
+        df_per_seed = self.df / (self._per_seed - 1)
+        had = min(self.n)
+        return _more_seeds(abs(self.value) / deviation, df_per_seed, had, alpha)
+
+    @property
+    def _per_seed(self) -> float:
+        """The number of seeds in each of two equal rows that would give the same error."""
+        first, second = self.n
+        return 2 * first * second / (first + second)
+
+
+@lru_cache(maxsize=100_000)
+def _more_seeds(effect: float, df_per_seed: float, had: int, alpha: float) -> int | None:
+    """Return how many more seeds than ``had`` find an effect; ``effect`` is that of one seed."""
+    low, high = had, MOST_SEEDS + had + 1
+    while high - low > 1:
+        n = (low + high) // 2
+        decides = power(effect * math.sqrt(n), df_per_seed * (n - 1), alpha) >= POWER
+        low, high = (low, n) if decides else (n, high)
+    return high - had if high <= MOST_SEEDS + had else None
+
+
+def difference(
+    row: Mapping[int | None, float], reference: Mapping[int | None, float]
+) -> Difference:
+    """Return the difference between two rows, given each row's values by seed.
+
+    The values are paired if the rows share at least two seeds, and one row has no others.
+
+    Sources: Student, "The probable error of a mean" (1908), for pairs; Welch, "The generalization
+    of Student's problem" (1947).
+    """
+    shared = [seed for seed in row if seed in reference and seed is not None]
+    if len(shared) >= 2 and len(shared) in (len(row), len(reference)):
+        return _paired(
+            [row[seed] - reference[seed] for seed in shared],
+            _noise([row[seed] for seed in shared], [reference[seed] for seed in shared]),
+        )
+    first, second = list(row.values()), list(reference.values())
+    if min(len(first), len(second)) < 2:
+        if len(shared) == 1 and len(first) == len(second) == 1:
+            return Difference(first[0] - second[0], "one seed", (1, 1))
+        value = statistics.fmean(first) - statistics.fmean(second)
+        return Difference(value, "one seed", (len(first), len(second)))
+    return _welch(first, second)
+
+
+def _paired(differences: Sequence[float], noise: float) -> Difference:
+    n = len(differences)
+    error = statistics.stdev(differences) / math.sqrt(n)
+    return Difference(statistics.fmean(differences), "paired", (n, n), error, n - 1, noise)
+
+
+def _welch(first: Sequence[float], second: Sequence[float]) -> Difference:
+    value = statistics.fmean(first) - statistics.fmean(second)
+    parts = [statistics.variance(values) / len(values) for values in (first, second)]
+    total, n = sum(parts), (len(first), len(second))
+    # The Welch-Satterthwaite degrees of freedom; without noise any number gives the same.
+    spent = sum(part**2 / (count - 1) for part, count in zip(parts, n, strict=True))
+    df = total**2 / spent if spent else sum(n) - 2
+    return Difference(value, "Welch", n, math.sqrt(total), df, _noise(first, second))
+
+
+def _noise(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return the standard deviation between seeds, pooled over two rows."""
+    free = [len(first) - 1, len(second) - 1]
+    squares = statistics.variance(first) * free[0] + statistics.variance(second) * free[1]
+    return math.sqrt(squares / sum(free))
+
+
+def holm(probabilities: Sequence[float]) -> list[tuple[float, float]]:
+    """Return each probability as Holm adjusts it, and the level that it had to stay under.
+
+    Source: Holm, "A simple sequentially rejective multiple test procedure" (1979). It keeps the
+    probability of even one false claim among all comparisons below 5 %.
+    """
+    order = sorted(range(len(probabilities)), key=probabilities.__getitem__)
+    found, highest = [(1.0, 1 - LEVEL)] * len(order), 0.0
+    for rank, place in enumerate(order):
+        left = len(order) - rank
+        highest = max(highest, min(1.0, probabilities[place] * left))
+        found[place] = highest, (1 - LEVEL) / left
+    return found

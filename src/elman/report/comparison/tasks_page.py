@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from elman.report.comparison.axes import Axis, axis
+from elman.report.comparison.conditions import run_marks
 from elman.report.comparison.content import Report
 from elman.report.comparison.curves import BANDS, Curve, over_seeds
 from elman.report.comparison.pictures import Lines
 from elman.report.comparison.plots import Plot
-from elman.report.comparison.rows import run_marks
 from elman.report.comparison.styles import style_of_model
 from elman.report.comparison.svg import escape
 from elman.report.comparison.svg_tasks import task_grid

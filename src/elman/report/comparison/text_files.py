@@ -9,11 +9,18 @@ from typing import Any
 
 from elman.evaluation.metrics import DEFINITIONS
 from elman.published import PublishedResult
-from elman.report.comparison.columns import MEASURES, NONE, STEP_DEFINITION, backend, step_us
 from elman.report.comparison.content import Report
 from elman.report.comparison.printable import one_line
-from elman.report.comparison.published_rows import WARNING, words
-from elman.report.comparison.rows import Row
+from elman.report.comparison.rows import (
+    MEASURES,
+    NONE,
+    STEP_DEFINITION,
+    WARNING,
+    Row,
+    backend,
+    published_words,
+    step_us,
+)
 from elman.report.comparison.runs import Run
 from elman.report.comparison.statistics import spread
 from elman.report.comparison.tasks_page import task_tables
@@ -100,7 +107,7 @@ def _row(row: Row, record: PublishedResult | None) -> dict[str, Any]:
         "status": row.status,
         "params": row.first(lambda result: result.params),
         "backend": None if backend(row) == NONE else backend(row),
-        "published": words(record) if record else None,
+        "published": published_words(record) if record else None,
     }
     if (each := spread([step_us(run) for run in row.counted])) is not None:
         line["step_us"] = each.mean
@@ -153,7 +160,7 @@ def _published(record: PublishedResult) -> dict[str, Any]:
         "steps": figures.steps,
         "peak_memory_gb": figures.memory_gb,
         "step_us": figures.step_us,
-        "published": words(record),
+        "published": published_words(record),
         "definition": "; ".join(filter(None, (record.of.definition, record.caveats))),
     }
 
@@ -195,7 +202,10 @@ def markdown_text(report: Report) -> str:
     parts.append("\n".join(f"- {_plain(c.head)}: {_plain(c.definition)}" for c in columns))
     if records := report.published.records:
         heads = ("model", "published", "definition of its loss", "caveat")
-        lines = [[r.figures.model, words(r), r.of.definition or NONE, r.caveats] for r in records]
+        lines = [
+            [r.figures.model, published_words(r), r.of.definition or NONE, r.caveats]
+            for r in records
+        ]
         parts += [WARNING, _table(heads, lines)]
     return "\n\n".join(parts) + "\n"
 

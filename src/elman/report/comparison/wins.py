@@ -7,6 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from elman.base.errors import UserError, did_you_mean
+from elman.report.comparison.conditions import OF_SPEED, run_marks
+from elman.report.comparison.curves import (
+    AXES,
+    Axis,
+    Reading,
+    ends,
+    goes_on,
+    held_out_loss,
+    spent,
+    training_loss,
+)
 from elman.report.comparison.deciding import (
     LOSS,
     MEMORY,
@@ -19,19 +30,9 @@ from elman.report.comparison.deciding import (
     height_of,
     instead,
 )
-from elman.report.comparison.differences import LEVEL, Difference, difference, holm
-from elman.report.comparison.efforts import (
-    AXES,
-    Axis,
-    Reading,
-    ends,
-    goes_on,
-    held_out_loss,
-    spent,
-    training_loss,
-)
-from elman.report.comparison.rows import OF_SPEED, Row, run_marks
+from elman.report.comparison.rows import Row
 from elman.report.comparison.runs import Result
+from elman.report.comparison.statistics import LEVEL, Difference, difference, holm
 
 Values = Mapping[int | None, float]
 
