@@ -34,6 +34,7 @@ from elman.models.language_model import LanguageModel
 from elman.modes import train as train_mode
 from elman.training import cuda_graph, stepper
 from elman.training import trainer as trainer_module
+from elman.training.checkpoints.retention import SaveReason
 from elman.training.checkpoints.store import Checkpoint, find_checkpoint
 from elman.training.held_out import HeldOut
 from elman.training.optim.optimizers import TrainingOptimizer
@@ -177,7 +178,7 @@ def test_a_run_that_is_cut_goes_on_bitwise_the_same_replayed_or_not(
         def _after_step(self) -> None:
             super()._after_step()
             if self.stepper.step == 4:
-                self.saver.save()
+                self.saver.save(SaveReason.STEPS)
                 raise RuntimeError("stopped by the test")
 
     with monkeypatch.context() as patched:

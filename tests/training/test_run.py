@@ -19,6 +19,7 @@ from elman.kernels import stalls
 from elman.models.language_model import LanguageModel
 from elman.modes import train as train_mode
 from elman.training import trainer as trainer_module
+from elman.training.checkpoints.retention import SaveReason
 from elman.training.checkpoints.store import Checkpoint, find_checkpoint
 
 Train = Callable[..., object]
@@ -142,7 +143,7 @@ def _cut_back(folder: Path, train, overrides: list[str]) -> None:
         def _after_step(self) -> None:
             super()._after_step()
             if self.stepper.step == 4:
-                self.saver.save()
+                self.saver.save(SaveReason.STEPS)
                 raise RuntimeError("stopped by the test")
 
     original = train_mode.Trainer

@@ -17,6 +17,7 @@ from elman.runs.folder import config_hash
 from elman.runs.prepared import PreparedRun
 from elman.sections.tasks import IGNORED
 from elman.training import trainer as trainer_module
+from elman.training.checkpoints.retention import SaveReason
 
 PARITY = ("data=parity", "data.lengths=[16,24]", "data.val_rows=8", "data.test_rows=8")
 EASY = (*PARITY, "train.steps=60", "train.val_every=10", "optim.lr=0.01", "train.batch_size=16")
@@ -94,7 +95,7 @@ def test_a_run_that_was_killed_goes_on_bit_for_bit(train, monkeypatch, more: lis
         def _after_step(self) -> None:
             super()._after_step()
             if self.stepper.step == 4:
-                self.saver.save()
+                self.saver.save(SaveReason.STEPS)
                 raise RuntimeError("stopped by the test")
 
     with monkeypatch.context() as patched:

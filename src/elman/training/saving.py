@@ -15,6 +15,7 @@ from elman.data.files import same_bytes
 from elman.data.tasks.batches import TaskData
 from elman.distributed.team import leader_alone
 from elman.training.checkpoints.integrity import BadFileError
+from elman.training.checkpoints.retention import SaveReason
 from elman.training.checkpoints.store import (
     Checkpoint,
     CheckpointError,
@@ -69,15 +70,17 @@ class Saver:
         """Count the time to the next save from now."""
         self._saved_at = time.monotonic()
 
-    def is_due(self) -> bool:
-        """Whether the settings, or a save that failed, ask for one after this step."""
+    def due(self) -> SaveReason | None:
+        """Return why a checkpoint is due after this step, if one is."""
         train = self._train
         if train.save_every and self._stepper.step % train.save_every == 0:
-            return True
+            return SaveReason.STEPS
         minutes = (time.monotonic() - self._saved_at) / 60
         if self._failed_step is not None and minutes >= RETRY_MINUTES:
-            return True
-        return train.save_minutes is not None and minutes >= train.save_minutes
+            return SaveReason.RETRY
+        if train.save_minutes is not None and minutes >= train.save_minutes:
+            return SaveReason.MINUTES
+        return None
 
     def restore(self, checkpoint: Checkpoint, run: Path) -> None:
         """Load weights, optimizer, data position, clock and numbers from a checkpoint of ``run``.
@@ -100,26 +103,29 @@ class Saver:
         self._ledger.load_state_dict(state["ledger"])
         self._saved_step = self._stepper.step
 
-    def save(self, final: bool = False) -> None:
-        """Save a checkpoint; a failure during the run is reported once, and retried later."""
-        if self._stepper.step in (self._saved_step, self._failed_step) and not final:
+    def save(self, reason: SaveReason) -> None:
+        """Save a checkpoint; a failure during the run is reported once, and retried later.
+
+        Raises:
+            OSError: it cannot be written, and the reason requires it.
+        """
+        if reason.repeats:
+            self._saved_step = None
+        step = self._stepper.step
+        if step in (self._saved_step, self._failed_step) and not reason.required:
             return
+        _log.info("step %d: saving, because %s", step, reason.text)
         self._stepper.synchronize()
         self._display.activity("saving")
         with self._ledger.clock.pause("checkpoint"):
             try:
                 self._write_checkpoint()
             except OSError as error:
-                if final:
+                if reason.required:
                     raise
                 self._save_failed(error)
         self._saved_at = time.monotonic()
         self._display.activity("")
-
-    def save_again(self) -> None:
-        """Save although this step is saved: the run has learned more about it since."""
-        self._saved_step = None
-        self.save()
 
     def _save_failed(self, error: OSError) -> None:
         line = f"warning: {first_line(error)}; tried again every minute"

@@ -24,6 +24,7 @@ from elman.kernels import stalls
 from elman.models.build import build_model
 from elman.models.language_model import LanguageModel
 from elman.training.checkpoints.loading import saved_config
+from elman.training.checkpoints.retention import SaveReason, reason_of
 from elman.training.checkpoints.store import (
     Checkpoint,
     CheckpointError,
@@ -54,7 +55,7 @@ class _Moment(NamedTuple):
 
     share: float
     stopped: bool
-    save: bool
+    save: SaveReason | None
 
 
 class Trainer:
@@ -98,7 +99,7 @@ class Trainer:
         self._room = Room(config, self.stepper, display)
         self._flushed_at = time.monotonic()
         self._interruption = Interruption()
-        self._moment = _Moment(0.0, False, False)
+        self._moment = _Moment(0.0, False, None)
         self._suspension = Suspension(self.ledger.clock, 0.0)
 
     def start_from(self, place: str) -> None:
@@ -221,7 +222,7 @@ class Trainer:
             self._rescue_alone()
             raise
         try:
-            self.saver.save(final=True)
+            self.saver.save(SaveReason.END)
             self._collect()
         except TeamError:
             self._rescue_alone()
@@ -299,7 +300,7 @@ class Trainer:
         with suppress(OSError):
             self._flush()
         with suppress(torch.OutOfMemoryError):  # the first error says what did not fit
-            self.saver.save()
+            self.saver.save(SaveReason.FAILURE)
         if self.saver.up_to_date:
             self._display.say(f"saved after step {self.stepper.step}")
 
@@ -319,7 +320,7 @@ class Trainer:
             with self._team.busy("saving"):
                 self._team = self.stepper.team = ALONE
                 self._flush()
-                self.saver.save()
+                self.saver.save(SaveReason.FAILURE)
             if self.saver.up_to_date:
                 self._display.say(f"saved after step {self.stepper.step}")
 
@@ -329,11 +330,12 @@ class Trainer:
         share = self.ledger.share(self.stepper.step)
         self.stepper.budget.pass_warmup(self.stepper.step, self.ledger.clock.seconds())
         asked = signal.Signals[self._interruption.name] if self._interruption.name else 0
-        told = self._team.gather(share, asked, self.saver.is_due())
+        due = self.saver.due()
+        told = self._team.gather(share, asked, due.number if due else 0)
         asked = int(max(row[1] for row in told))
         if asked:
             self._interruption.take_over(asked)
-        self._moment = _Moment(told[0][0], asked > 0, bool(told[0][2]))
+        self._moment = _Moment(told[0][0], asked > 0, reason_of(told[0][2]))
 
     def _forget_stop(self) -> None:
         """Do not count the time in which this process was stopped, and say so."""
@@ -388,7 +390,7 @@ class Trainer:
         every, step = self.config.train.val_every, self.stepper.step
         due = every and step and step % every == 0 and self._moment.share < 1.0
         if due and self.ledger.validated_step != step and self._validate():
-            self._save(self.saver.save_again)  # the saved checkpoint does not have its val_bpb yet
+            self._save(SaveReason.MADE_UP)  # the saved checkpoint does not have its val_bpb yet
 
     def _after_step(self) -> None:
         """Record, validate and save when each is due, but not after the last step."""
@@ -403,9 +405,9 @@ class Trainer:
         if validates:
             self._flush()
             if self._validate():
-                self._save(self.saver.save)
+                self._save(SaveReason.BEST)
         if self._moment.save:
-            self._save(self.saver.save)
+            self._save(self._moment.save)
         if validates or self._moment.save:  # that took a while
             self._look()
 
@@ -441,8 +443,8 @@ class Trainer:
 
         return self._room.give(what, measured)
 
-    def _save(self, save: Callable[[], None]) -> None:
-        self._room.give("saving", save, exchanges=True)
+    def _save(self, reason: SaveReason) -> None:
+        self._room.give("saving", lambda: self.saver.save(reason), exchanges=True)
 
     def _check_saved_weights(self) -> None:
         """Load the saved weights into a new model and score one batch with both models.

@@ -35,6 +35,7 @@ from elman.base.utf8_path import in_utf8
 from elman.base.yaml_file import YamlError, read_yaml
 from elman.training.checkpoints import integrity
 from elman.training.checkpoints.integrity import UNFINISHED, BadFileError, UnreadableError
+from elman.training.checkpoints.retention import kept
 
 _log = logging.getLogger("elman.checkpoints")
 
@@ -304,15 +305,15 @@ class CheckpointStore:
 
     def _remove_outlived(self) -> None:
         """Remove all but the newest N, the best one, and the one that ``best`` names."""
-        newest = self.all()[-self._keep :]
-        best, link = self.best(), self.folder / BEST
-        kept = {checkpoint.path.name for checkpoint in newest}
-        kept |= {best.path.name} if best is not None else set()
-        kept |= {os.readlink(link)} if link.is_symlink() else set()
+        whole = self.all()
+        newest, best, link = whole[-self._keep :], self.best(), self.folder / BEST
+        names = [best.path.name] if best is not None else []
+        names += [os.readlink(link)] if link.is_symlink() else []
+        keeping = kept([checkpoint.path.name for checkpoint in whole], self._keep, names)
         full = len(newest) == self._keep
         for path in _step_folders(self.folder):
             older = newest and _step_of(path) < newest[0].step
-            if path.name not in kept and older and (full or not _usable(path)):
+            if path.name not in keeping and older and (full or not _usable(path)):
                 _discard(path)
 
     def _require_room(self, weights: dict[str, Any], state: dict[str, Any]) -> None:
