@@ -7,7 +7,8 @@ import math
 import pytest
 
 from elman.evaluation import metrics
-from elman.evaluation.metrics import DEFINITIONS, LossMeter, Throughput, TrainingClock
+from elman.evaluation.metrics import LossMeter, Throughput, TrainingClock
+from elman.evaluation.result import DEFINITIONS
 
 
 @pytest.fixture

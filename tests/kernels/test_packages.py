@@ -18,6 +18,7 @@ from elman.bench import benchmark, subjects
 from elman.bench.entries import entries
 from elman.config.compose import compose_config
 from elman.data import batches
+from elman.evaluation.result import RunResult
 from elman.kernels import packages
 from elman.kernels.packages import import_kernels, package_problem
 from elman.launchers.job import wants_gpu
@@ -476,7 +477,7 @@ def test_a_run_on_a_cpu_is_marked(model, tmp_path, text_file) -> None:
     assert result["slow_path"] is True
     assert {"mamba-ssm", "flash-linear-attention"} <= set(result["environment"]["packages"])
     printed = io.StringIO()
-    print_summary(Console(file=printed, width=200), tmp_path, result)
+    print_summary(Console(file=printed, width=200), tmp_path, RunResult.model_validate(result))
     assert "backend reference: plain PyTorch, chunked, the slow path" in printed.getvalue()
     row = SweepRow(1, [f"model={model}"], "ok", result)
     printed = io.StringIO()

@@ -19,6 +19,7 @@ import pytest
 from elman.base import disk
 from elman.base.disk import Appender, keep_room, sizes, unfinished, whole_file
 from elman.base.errors import ExitStatus
+from elman.evaluation.result import RunResult
 from elman.training import recorder, trainer
 from elman.training.checkpoints import store
 
@@ -270,7 +271,7 @@ def test_a_result_without_room_is_printed(train, capsys, monkeypatch: pytest.Mon
 
     write = mode.write_result
 
-    def fail_after(folder: Path, result: dict[str, Any]) -> None:
+    def fail_after(folder: Path, result: RunResult) -> None:
         write(folder, result)  # what the fixture reads
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 

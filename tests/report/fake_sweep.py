@@ -12,7 +12,7 @@ from typing import Any
 
 from elman.config.compose import compose_config
 from elman.config.run_config import RunConfig
-from elman.evaluation.metrics import DEFINITIONS, METRICS_VERSION
+from elman.evaluation.result import DEFINITIONS, METRICS_VERSION
 from elman.runs.folder import write_config
 
 BATCH, CHUNK = 4, 32

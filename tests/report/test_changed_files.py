@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from elman.evaluation.result import RunResult
 from elman.report.comparison.content import make_report
 from elman.report.comparison.page import page_text
 from elman.report.comparison.runs import CHANGED_RESULT, DAMAGED, Run, read_run
@@ -24,7 +25,7 @@ def run(tmp_path: Path) -> Path:
 def sealed(folder: Path) -> Path:
     result = json.loads((folder / "result.json").read_text())
     (folder / "result.json").unlink()
-    write_result(folder, result)
+    write_result(folder, RunResult.model_validate(result))
     return folder
 
 

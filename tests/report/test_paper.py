@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from elman.cli.main import main
-from elman.evaluation.metrics import DEFINITIONS
+from elman.evaluation.result import DEFINITIONS
 from elman.report.comparison.latex import NEEDS, latex
 
 from .fake_sweep import FakeSweep

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from elman.cli.main import main
-from elman.evaluation.metrics import METRICS_VERSION
+from elman.evaluation.result import METRICS_VERSION
 
 from .fake_sweep import FakeSweep, make_run, records
 

@@ -10,15 +10,17 @@ import pytest
 from rich.console import Console
 
 from elman.base.quoting import pasteable, unquoted
+from elman.evaluation.result import RunResult
 from elman.report.summary import print_summary
 
 
 def test_a_run_without_a_checkpoint_offers_nothing_that_needs_one(train) -> None:
     run = train("train.steps=1")
+    result = RunResult.model_validate(run.result)
     printed = [io.StringIO(), io.StringIO()]
-    print_summary(Console(file=printed[0], width=200), run.folder, run.result)
+    print_summary(Console(file=printed[0], width=200), run.folder, result)
     shutil.rmtree(run.folder / "checkpoints")
-    print_summary(Console(file=printed[1], width=200), run.folder, run.result)
+    print_summary(Console(file=printed[1], width=200), run.folder, result)
     assert ["elman mode=eval" in said.getvalue() for said in printed] == [True, False]
 
 

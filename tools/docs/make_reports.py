@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from elman.evaluation.metrics import DEFINITIONS
+from elman.evaluation.result import DEFINITIONS
 from elman.report.comparison.curves import (
     BANDS,
     RATE_SMOOTHING,

@@ -57,14 +57,9 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return sorted((folder / CHECKPOINTS).glob(f"{STEP}*"))
 
 
-def earlier_results(folder: Path, name: str = RESULT) -> list[Path]:
-    """Return the results of a run's earlier sessions, ``result-<n>.json``, the oldest first.
-
-    Args:
-        folder: The run folder.
-        name: The file of its newest result.
-    """
-    stem, _, kind = name.partition(".")
+def earlier_results(folder: Path) -> list[Path]:
+    """Return the results of a run's earlier sessions, ``result-<n>.json``, the oldest first."""
+    stem, _, kind = RESULT.partition(".")
     return sorted(folder.glob(f"{stem}-*.{kind}"))
 
 

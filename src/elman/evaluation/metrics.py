@@ -1,4 +1,4 @@
-"""Defines every number. Trainer, reports and benchmarks take their figures only from here."""
+"""Computes the numbers that :mod:`elman.evaluation.result` defines."""
 
 from __future__ import annotations
 
@@ -9,97 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from elman.sections.budget import BUDGETS
-
 LOSS_WINDOW = 100
 WARMUP_STEPS = 10
 SHORT_RUN_STEPS = 20
-
-METRICS_VERSION = 1
-
-DEFINITIONS = {
-    "metrics_version": (
-        "counts up whenever a definition changes: numbers of different versions are not compared"
-    ),
-    "params": "parameters of the instantiated model, tied weights counted once",
-    "steps": "optimizer steps whose update was applied",
-    "tokens": "predicted bytes in those steps, over all ranks; of a task: positions read",
-    "flops": "flops_per_byte times tokens; null if the operations of the cell cannot be counted",
-    "flops_per_byte": (
-        "floating-point operations of training for one predicted byte, mean over a row, from the "
-        "model's equations, whatever computes them. Forward: 2 for each multiply-add of a product "
-        "(weights with the head, convolutions, reads of states, attention), 1 for each other "
-        "operation on a number of a matrix state; without the embedding's lookup and without work "
-        "on vectors alone (norms, activations, gates, vector states). Backward: twice the forward "
-        "pass; nothing that is recomputed"
-    ),
-    "budget": (
-        f"of each limit of the run ({', '.join(BUDGETS)}) what was set and what was spent; "
-        "the first that is spent ends training, with the step that reaches it"
-    ),
-    "loss": (
-        f"mean nats per predicted byte over the last {LOSS_WINDOW} optimizer steps "
-        "(over loss_steps of them if the run was shorter); of a task: nats per answer"
-    ),
-    "bpb": "loss / ln 2: bits per predicted byte, training data; of a task: bits per answer",
-    "val_bpb": (
-        "bits per predicted byte on val_tokens bytes of the held-out tail of the data: "
-        "evenly spaced fixed windows of data.val_window bytes, each from zero state; with "
-        "data.reset_at_documents also zero after each byte 0x1e; of a task: bits per answer on "
-        "data.val_rows fixed rows of the trained length, with val_tokens answers"
-    ),
-    "accuracy": (
-        "of a task: share of right answers on data.val_rows fixed rows of the trained length, at "
-        "the last validation; right: the most probable symbol is the answer; null for text"
-    ),
-    "accuracy_by_length": (
-        "of a task: share of right answers on data.test_rows fixed rows of each length in "
-        "data.lengths, with the weights at the end of training; empty for text, or if it ended "
-        "early"
-    ),
-    "data.chance": (
-        "of a task: share of right answers of the best blind guess on rows of the trained length: "
-        "always the same answer, or the most frequent one at each position, or after each present "
-        "symbol, whichever is right most often; measured on rows that no run trains on"
-    ),
-    "data.chance_by_length": "the same on rows of each tested length",
-    "reached_accuracy": "a validation reached train.until_accuracy, and training ended there",
-    "best_val_bpb": "smallest val_bpb of all validations of the run",
-    "tok_s": (
-        "predicted bytes per second of training time after the first 10 steps of each session "
-        "(after the first step in a run of fewer than 20), without validation and checkpoints"
-    ),
-    "peak_memory_bytes": (
-        "GPU: largest memory held by tensors; CPU: largest resident size of the process"
-    ),
-    "data_wait_share": "share of training time spent waiting for the next batch",
-    "mfu": "6 * params * tok_s over the device's dense bf16 peak; null where the peak is unknown",
-    "seconds.train": (
-        "training time: wall time after one discarded step, without validation and checkpoints"
-    ),
-    "contended": (
-        "another process used the GPU during the run, or the machine's other work took more than a "
-        "tenth of the CPU time that the run's threads could use; null: nobody watched, as on a "
-        "shared GPU or in the first seconds"
-    ),
-    "jobs_per_gpu": (
-        "the most jobs of its sweep that used the GPU at a time (launcher.jobs_per_gpu); with more "
-        "than one, tok_s, mfu and all times are those of a shared GPU, not the model's own; null "
-        "on a CPU"
-    ),
-    "path": "what computed a packaged baseline (mamba2, fla-gdn); null for other cells",
-    "graph": "forward and backward pass were replayed as a CUDA graph, not launched one by one",
-    "matrix_precision": (
-        "precision of Muon's products, which make the update of a matrix orthogonal; null for the "
-        "other optimizers"
-    ),
-    "parallel": (
-        "how the work was shared: ranks and hosts, how the model was sharded, whether the bits are "
-        "those of any number of ranks, and in how many virtual shards; tok_s counts all ranks, "
-        "peak_memory_bytes is that of the rank with most, mfu that of one device"
-    ),
-    "slow_path": "it ran as plain PyTorch: without its package, or its cell has no kernel there",
-}
 
 SHARED_GPU = "shared GPU"
 """The mark in reports of a run whose ``jobs_per_gpu`` is more than one."""

@@ -22,14 +22,14 @@ from typing import Any, Protocol
 
 from omegaconf import DictConfig
 
-from elman.base import run_files, signals
+from elman.base import signals
 from elman.base.errors import ExitStatus, UserError
 from elman.base.quoting import quoted
 from elman.config.compose import typed_overrides
 from elman.launchers.outcome import ERROR
 from elman.launchers.place import place_of_this_process
 from elman.runs.folder import RunLock, discard_folder
-from elman.runs.state import has_begun, read_result
+from elman.runs.state import has_begun, read_run_result
 
 # Names the signal, without SIG, on which submitit saves and requeues.
 _PREEMPT_VARIABLE = "SUBMITIT_PREEMPT_SIGNAL"
@@ -126,8 +126,8 @@ class JobCommand:
 
     def _steps(self) -> int:
         """Return the number of optimizer steps that the result in its folder records."""
-        found = read_result(Path(self.folder), run_files.RESULT) if self.folder else None
-        return int((found or {}).get("steps") or 0)
+        result = read_run_result(Path(self.folder)) if self.folder else None
+        return 0 if result is None else result.steps or 0
 
     def _run(self) -> int:
         return self.start(self.command_line(), place_of_this_process())

@@ -23,7 +23,7 @@ from elman.data.windows import (
     validation_windows,
 )
 from elman.devices.environment import choose_device
-from elman.evaluation.metrics import DEFINITIONS
+from elman.evaluation.result import DEFINITIONS
 from elman.evaluation.validation import score, score_in_order
 from elman.models.language_model import LanguageModel
 from elman.modes.task_answers import print_answers

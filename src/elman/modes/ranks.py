@@ -9,7 +9,6 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -21,6 +20,7 @@ from elman.data.batches import AnyRunData
 from elman.distributed.division import Division
 from elman.distributed.team import Joined, Team, joined, same_everywhere
 from elman.distributed.watch import USER, TeamError
+from elman.evaluation.result import SharedWork
 from elman.models.language_model import LanguageModel
 from elman.runs.folder import config_text
 from elman.runs.prepared import PreparedRun
@@ -140,13 +140,13 @@ def sharing(team: Team, division: Division, config: RunConfig) -> str:
     return f"; {', '.join(how)}"
 
 
-def shared_work(team: Team, division: Division, config: RunConfig) -> dict[str, Any]:
+def shared_work(team: Team, division: Division, config: RunConfig) -> SharedWork:
     """Return how a run shared its work, for its result."""
-    return {
-        "ranks": team.place.size,
-        "hosts": len(set(team.hosts)) if isinstance(team, Joined) else 1,
-        "shard": config.parallel.shard,
-        "exact": division.exact,
-        "virtual_shards": division.parts if division.exact else None,
-        "average_every": config.parallel.average_every,
-    }
+    return SharedWork(
+        ranks=team.place.size,
+        hosts=len(set(team.hosts)) if isinstance(team, Joined) else 1,
+        shard=config.parallel.shard,
+        exact=division.exact,
+        virtual_shards=division.parts if division.exact else None,
+        average_every=config.parallel.average_every,
+    )

@@ -8,7 +8,6 @@ import os
 from contextlib import closing, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -31,6 +30,7 @@ from elman.devices.visible import refuse_wrong_visible
 from elman.distributed.division import Division, divide
 from elman.distributed.team import ALONE, Joined, Team, own_device
 from elman.distributed.watch import TeamError, is_connection
+from elman.evaluation.result import RunResult
 from elman.kernels.triton_tuning import tuning_told_to
 from elman.models.backends import resolve_backend
 from elman.models.cells import registry
@@ -55,7 +55,7 @@ from elman.runs.folder import (
 )
 from elman.runs.prepared import PreparedRun
 from elman.runs.resume import refuse_edited, refuse_without_checkpoints
-from elman.runs.state import read_result
+from elman.runs.state import read_run_result
 from elman.training.checkpoints.loading import saved_config
 from elman.training.checkpoints.store import (
     Checkpoint,
@@ -322,7 +322,7 @@ class _Session:
             except DamagedError as error:
                 raise error.in_resume(Path(train.resume)) from None
             if newest is None:
-                refuse_without_checkpoints(self._folder, run_files.RESULT)
+                refuse_without_checkpoints(self._folder)
                 self._display.say("no checkpoint was saved yet: starting from the first step")
         elif train.init_from is not None:
             trainer.start_from(train.init_from)
@@ -336,8 +336,8 @@ class _Session:
 
     def _ended_at(self, step: int) -> bool:
         """Whether an earlier session wrote all that a run leaves after so many steps."""
-        result = read_result(self._folder, run_files.RESULT) or {}
-        whole = result.get("status") == RunStatus.OK and result.get("steps") == step
+        result = read_run_result(self._folder)
+        whole = result is not None and result.status == RunStatus.OK and result.steps == step
         return whole and (self._folder / run_files.LOSS_CURVE).exists()
 
     @property
@@ -396,7 +396,7 @@ class _Session:
         given = (self._setup, self._findings, self._trainer, self._started)
         result, code = run_result(*given, status, self._error), status.exit_status
         if (told := self._recorder.remote) is not None:
-            result["wandb"] = told
+            result.wandb = told
         with suppress(OSError):  # a picture of an earlier session would hide a kill before the new
             (self._folder / run_files.LOSS_CURVE).unlink(missing_ok=True)
         try:
@@ -422,9 +422,9 @@ class _Session:
         if self._error:
             self._display.error(f"elman: {status.value}: {self._error}{self._to_read}")
 
-    def _say_result(self, result: dict[str, Any], error: OSError) -> None:
+    def _say_result(self, result: RunResult, error: OSError) -> None:
         """Print the numbers of a run whose result could not be written."""
-        kept = {key: value for key, value in result.items() if key not in _OF_EVERY_RUN}
+        kept = {key: value for key, value in result.tree().items() if key not in _OF_EVERY_RUN}
         self._display.error(
             f"elman: {self._folder / run_files.RESULT}: cannot be written ({error.strerror}); "
             f"it is {json.dumps(kept)}"

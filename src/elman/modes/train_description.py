@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +20,13 @@ from elman.devices.cpu import multiplies_bf16
 from elman.devices.environment import describe_environment
 from elman.distributed.division import Division
 from elman.distributed.team import Team
-from elman.evaluation.metrics import DEFINITIONS, METRICS_VERSION
+from elman.evaluation.result import (
+    DEFINITIONS,
+    METRICS_VERSION,
+    DataRead,
+    Environment,
+    RunResult,
+)
 from elman.evaluation.validation import uses_bf16
 from elman.models.backends import computation_path, on_slow_path, slow_note, tuning_note
 from elman.models.cells import registry
@@ -137,21 +143,20 @@ def _told_files(data: AnyRunData) -> list[str]:
     return [f"files: {files}"] if files else []
 
 
-def _chances(setup: TrainingSetup, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what guessing reaches in a task, at the trained length and at those that were tested.
+def _data_read(setup: TrainingSetup, tested: Collection[str]) -> DataRead:
+    """Return what a run was trained on, with what guessing reaches in a task.
 
     Args:
         setup: What the process trained with.
-        result: The result so far.
+        tested: The lengths at which a task was tested.
     """
-    if not isinstance(setup.data, TaskData):
-        return {}
-    task, tested = setup.data.config, result.get("accuracy_by_length") or {}
-    by_length = {length: chance(task, int(length)) for length in tested}
-    return {
-        "chance": chance(task, setup.config.train.chunk_size),
-        "chance_by_length": by_length,
-    }
+    read = DataRead(**setup.data.describe())
+    read.reset_at_documents = setup.config.data.reset_at_documents
+    if isinstance(setup.data, TaskData):
+        task = setup.data.config
+        read.chance = chance(task, setup.config.train.chunk_size)
+        read.chance_by_length = {length: chance(task, int(length)) for length in tested}
+    return read
 
 
 def run_result(
@@ -161,8 +166,8 @@ def run_result(
     started: datetime,
     status: RunStatus,
     error: str | None,
-) -> dict[str, Any]:
-    """Return the content of ``result.json``; every number in it has its definition beside it.
+) -> RunResult:
+    """Return what ``result.json`` says; every number in it has its definition beside it.
 
     Args:
         setup: What the process trained with.
@@ -173,35 +178,37 @@ def run_result(
         error: Why, in one line.
     """
     config = setup.config
-    result: dict[str, Any] = {
-        "status": status.value,
-        "error": error,
-        "contended": None,
-        "jobs_per_gpu": None,
-        "model": config.model.name,
-        "cell": config.model.cell,
-        "config_hash": config_hash(config),
-        "started": started.isoformat(timespec="seconds"),
-        "ended": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "memory_estimate_bytes": findings.estimate,
-    }
+    result = RunResult(
+        status=status,
+        error=error,
+        contended=None,
+        jobs_per_gpu=None,
+        model=config.model.name,
+        cell=config.model.cell,
+        config_hash=config_hash(config),
+        started=started.isoformat(timespec="seconds"),
+        ended=datetime.now().astimezone().isoformat(timespec="seconds"),
+        memory_estimate_bytes=findings.estimate,
+        parallel=shared_work(setup.team, setup.division, config),
+        environment=Environment(**describe_environment(setup.device)),
+        metrics_version=METRICS_VERSION,
+        definitions=DEFINITIONS,
+    )
     if trainer is not None:
-        stepper = trainer.stepper
-        result |= trainer.ledger.numbers(
-            trainer.model.num_params(), stepper.step, stepper.tokens, stepper.data_wait
-        )
-        result["reload_difference_bpb"] = trainer.reload_difference
-        result["backend"] = setup.backend
-        result["parity"] = findings.parity
-        result["norm_parity"] = findings.norm_parity
-        result["path"] = setup.path
-        result["slow_path"] = on_slow_path(setup.backend)
-        result["graph"] = stepper.graph
-        result["matrix_precision"] = stepper.optimizer.matrix_precision
-    result["parallel"] = shared_work(setup.team, setup.division, config)
-    resets = {"reset_at_documents": config.data.reset_at_documents}
-    result["data"] = setup.data.describe() | resets | _chances(setup, result)
-    result["environment"] = describe_environment(setup.device)
-    result["metrics_version"] = METRICS_VERSION
-    result["definitions"] = DEFINITIONS
+        _fill(result, setup, findings, trainer)
+    result.data = _data_read(setup, result.accuracy_by_length)
     return result
+
+
+def _fill(result: RunResult, setup: TrainingSetup, findings: Findings, trainer: Trainer) -> None:
+    """Set what is known once there is a model."""
+    stepper = trainer.stepper
+    trainer.ledger.fill(
+        result, trainer.model.num_params(), stepper.step, stepper.tokens, stepper.data_wait
+    )
+    result.reload_difference_bpb = trainer.reload_difference
+    result.backend = setup.backend
+    result.parity, result.norm_parity = findings.parity, findings.norm_parity
+    result.path, result.slow_path = setup.path, on_slow_path(setup.backend)
+    result.graph = stepper.graph
+    result.matrix_precision = stepper.optimizer.matrix_precision

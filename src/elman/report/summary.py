@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -13,19 +12,20 @@ from elman.base.errors import RunStatus
 from elman.base.quoting import pasteable
 from elman.base.tables import TerminalTable, names, numbers, text
 from elman.base.typed_in import shortest
+from elman.evaluation.result import RunResult
 from elman.report.tables.sweep import computed_by
 from elman.training.display import duration
 
 _COLOURS = {"ok": "green", "interrupted": "yellow"}
 
 
-def print_summary(console: Console, folder: Path, result: dict[str, Any]) -> None:
+def print_summary(console: Console, folder: Path, result: RunResult) -> None:
     """Print the defined numbers of ``result`` and the commands for the next steps."""
-    status = result["status"]
-    if "params" not in result:  # it ended before there was a model; its error is already printed
-        console.print(f"{result['model']}: {status}", style=_COLOURS.get(status, "red"))
+    status = result.status
+    if result.params is None:  # it ended before there was a model; its error is already printed
+        console.print(f"{result.model}: {status}", style=_COLOURS.get(status, "red"))
         return
-    console.print(Text(f"{result['model']}: {status}", style=_COLOURS.get(status, "red")))
+    console.print(Text(f"{result.model}: {status}", style=_COLOURS.get(status, "red")))
     table = measures_table()
     for measure, value, meaning in _rows(result):
         table.add(measure, value, Text(meaning, style="dim"))
@@ -34,7 +34,7 @@ def print_summary(console: Console, folder: Path, result: dict[str, Any]) -> Non
     console.print(f"everything about it: {place}", markup=False, soft_wrap=True)
     saved = bool(run_files.checkpoints_in(folder))
     if saved and status != RunStatus.NAN:  # after NaN, the error says what to try
-        _print_next(console, place, status, learned_text=result["data"].get("task") is None)
+        _print_next(console, place, status, learned_text=result.data.task is None)
 
 
 def measures_table() -> TerminalTable:
@@ -53,28 +53,28 @@ def _print_next(console: Console, place: str, status: str, *, learned_text: bool
         console.print(f"  {label:<10} {command}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _rows(result: dict[str, Any]) -> list[tuple[str, str, str]]:
-    seconds, task = result["seconds"], result["data"].get("task")
+def _rows(result: RunResult) -> list[tuple[str, str, str]]:
+    seconds, task = result.seconds, result.data.task
     what, unit = ("answer", "positions read") if task else ("byte", "bytes predicted")
-    paused = f"{duration(seconds['validation'])} validating"
-    paused += f", {duration(seconds['checkpoint'])} saving"
+    paused = f"{duration(seconds.validation or 0.0)} validating"
+    paused += f", {duration(seconds.checkpoint or 0.0)} saving"
     rows = [
-        ("parameters", f"{result['params']:,}", _computed_by(result)),
-        ("steps", f"{result['steps']:,}", f"{result['tokens']:,} {unit}"),
+        ("parameters", f"{result.params:,}", _computed_by(result)),
+        ("steps", f"{result.steps:,}", f"{result.tokens:,} {unit}"),
         *_flops(result),
-        ("time", duration(seconds["train"]), f"training; besides {paused}"),
-        ("loss", _number(result["loss"]), f"nats per {what}, last {result['loss_steps']} steps"),
-        ("bpb", _number(result["bpb"]), f"bits per {what}, the same steps"),
+        ("time", duration(seconds.train or 0.0), f"training; besides {paused}"),
+        ("loss", _number(result.loss), f"nats per {what}, last {result.loss_steps} steps"),
+        ("bpb", _number(result.bpb), f"bits per {what}, the same steps"),
     ]
-    if result["val_bpb"] is not None:
-        meaning = f"bits per {what} on {result['val_tokens']:,} held-out {what}s"
-        if result["data"].get("reset_at_documents"):
+    if result.val_bpb is not None:
+        meaning = f"bits per {what} on {result.val_tokens:,} held-out {what}s"
+        if result.data.reset_at_documents:
             meaning += ", state zeroed after each document"
-        if result["val_step"] != result["steps"]:
-            meaning += f", at step {result['val_step']:,}"
-        rows.append(("val_bpb", _number(result["val_bpb"]), meaning))
+        if result.val_step != result.steps:
+            meaning += f", at step {result.val_step:,}"
+        rows.append(("val_bpb", _number(result.val_bpb), meaning))
     rows += _accuracies(result)
-    rate = result["tok_s"]
+    rate = result.tok_s
     rows.append(
         (
             "tok/s",
@@ -82,44 +82,44 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str, str]]:
             f"{'positions' if task else 'predicted bytes'} a second",
         )
     )
-    rows.append(("peak memory", f"{result['peak_memory_bytes'] / 1e9:.2f} GB", ""))
-    if (share := result["data_wait_share"]) is not None:
+    rows.append(("peak memory", f"{(result.peak_memory_bytes or 0) / 1e9:.2f} GB", ""))
+    if (share := result.data_wait_share) is not None:
         rows.append(("data wait", f"{share:.2%}", "of training time"))
-    if result["mfu"] is not None:
-        rows.append(("mfu", f"{result['mfu']:.1%}", "of the device's bf16 peak"))
+    if result.mfu is not None:
+        rows.append(("mfu", f"{result.mfu:.1%}", "of the device's bf16 peak"))
     return rows
 
 
-def _flops(result: dict[str, Any]) -> list[tuple[str, str, str]]:
+def _flops(result: RunResult) -> list[tuple[str, str, str]]:
     """Return the operations of a run whose budget they were."""
-    if "flops" not in result.get("budget", {}):
+    if "flops" not in result.budget:
         return []
-    per_byte = f"floating-point operations, {result['flops_per_byte']:.4g} a byte"
-    return [("FLOPs", f"{result['flops']:.4g}", per_byte)]
+    per_byte = f"floating-point operations, {result.flops_per_byte:.4g} a byte"
+    return [("FLOPs", f"{result.flops:.4g}", per_byte)]
 
 
-def _accuracies(result: dict[str, Any]) -> list[tuple[str, str, str]]:
+def _accuracies(result: RunResult) -> list[tuple[str, str, str]]:
     """Return the right answers of a run that learned a task, by the length of the rows."""
-    task, reached = result["data"].get("task"), result.get("reached_accuracy")
-    chance = result["data"].get("chance_by_length") or {}
+    task, reached = result.data.task, result.reached_accuracy
+    chance = result.data.chance_by_length
     found = [
         (
             f"accuracy at {int(length):,}",
             _number(share),
             f"right answers on {task}; chance is {_number(chance.get(length))}",
         )
-        for length, share in (result.get("accuracy_by_length") or {}).items()
+        for length, share in result.accuracy_by_length.items()
     ]
     if reached:
         ended = "train.until_accuracy was reached, and training ended"
-        found.append(("ended at", f"step {result['steps']:,}", ended))
+        found.append(("ended at", f"step {result.steps:,}", ended))
     return found
 
 
-def _computed_by(result: dict[str, Any]) -> str:
+def _computed_by(result: RunResult) -> str:
     """Name the backend and, of a packaged baseline, what computed it."""
-    graph = ", as a CUDA graph" if result.get("graph") else ""
-    by = computed_by(result["backend"], result.get("path"), bool(result["slow_path"]))
+    graph = ", as a CUDA graph" if result.graph else ""
+    by = computed_by(result.backend or "", result.path, bool(result.slow_path))
     return f"backend {by}{graph}"
 
 

@@ -13,7 +13,7 @@ from elman.base.errors import RunStatus, UserError
 from elman.config.run_config import RunConfig, flatten
 from elman.config.validate import validate
 from elman.runs.folder import read_config, restoring
-from elman.runs.state import read_result
+from elman.runs.state import read_run_result
 
 # Settings that a run reads only at its first step.
 _FIRST_STEP_ONLY = ("train.seed", "train.data_seed", "train.init_from")
@@ -108,19 +108,15 @@ def refuse_edited(now: RunConfig, before: RunConfig, folder: Path, saved: Path) 
         )
 
 
-def refuse_without_checkpoints(folder: Path, name: str) -> None:
-    """Raise UserError if a run without checkpoints had saved some: they were removed.
-
-    Args:
-        folder: The run folder.
-        name: The file of its results; earlier ones have a number in their names.
-    """
-    for path in (folder / name, *run_files.earlier_results(folder, name)):
-        result = read_result(folder, path.name) or {}
-        ended = result.get("status") in (RunStatus.OK, RunStatus.INTERRUPTED)
-        if ended and result.get("error") is None and result.get("steps"):
+def refuse_without_checkpoints(folder: Path) -> None:
+    """Raise UserError if a run without checkpoints had saved some: they were removed."""
+    for path in (folder / run_files.RESULT, *run_files.earlier_results(folder)):
+        result = read_run_result(folder, path.name)
+        if result is None or result.status not in (RunStatus.OK, RunStatus.INTERRUPTED):
+            continue
+        if result.error is None and result.steps:
             raise UserError(
-                f"{folder}: its checkpoints are gone ({path.name} tells of {result['steps']} "
+                f"{folder}: its checkpoints are gone ({path.name} tells of {result.steps} "
                 f"steps); put them back below {run_files.CHECKPOINTS}/, or start a new run"
             )
 

@@ -9,8 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from elman.base import run_files
 from elman.base.errors import RunStatus
+from elman.evaluation.result import RunResult
 from elman.runs.folder import lock_holder
 
 NOT_STARTED, RUNNING, UNFINISHED = "not started", "running", "unfinished"
@@ -29,6 +32,14 @@ def read_result(folder: Path | None, name: str) -> dict[str, Any] | None:
     except (OSError, ValueError):  # cut off or not text: the job counts as unfinished
         return None
     return result if isinstance(result, dict) else None
+
+
+def read_run_result(folder: Path, name: str = run_files.RESULT) -> RunResult | None:
+    """Return the result of a run; None if there is none, or what it says makes no sense."""
+    try:
+        return RunResult.model_validate(read_result(folder, name))
+    except ValidationError:
+        return None
 
 
 def has_begun(folder: Path) -> bool:

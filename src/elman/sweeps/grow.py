@@ -13,15 +13,15 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override
 
-from elman.base import run_files
 from elman.base.errors import RunStatus, UserError
 from elman.base.quoting import pasteable
 from elman.config.experiment import same_run
 from elman.config.run_config import RunConfig
 from elman.config.suites import GROUP
+from elman.evaluation.result import RunResult
 from elman.launchers.command import ALONE
 from elman.launchers.job import SweepJob
-from elman.runs.state import read_result
+from elman.runs.state import read_run_result
 from elman.sweeps.expand import expand
 from elman.sweeps.resume import read_sweep
 from elman.sweeps.suite_runs import ONLY, ChosenSuite
@@ -203,21 +203,21 @@ def check_unchanged(
     return list(_check_code(folder, earlier, results, allow_code))
 
 
-def _result(job: SweepJob) -> dict[str, Any] | None:
-    found = read_result(job.folder, run_files.RESULT)
-    return found if found is not None and found.get("status") == RunStatus.OK else None
+def _result(job: SweepJob) -> RunResult | None:
+    found = read_run_result(job.folder) if job.folder is not None else None
+    return found if found is not None and found.status == RunStatus.OK else None
 
 
 def _check_data(
-    folder: Path, earlier: Mapping[str, Any], results: Sequence[tuple[SweepJob, dict[str, Any]]]
+    folder: Path, earlier: Mapping[str, Any], results: Sequence[tuple[SweepJob, RunResult]]
 ) -> None:
     seen: set[str] = set()
     for job, result in results:
-        read, text = result.get("data"), repr(job.config.data)
-        if not isinstance(read, dict) or text in seen:
+        text = repr(job.config.data)
+        if text in seen or not result.data.model_fields_set:
             continue
         seen.add(text)
-        before = {key: read.get(key) for key in _OF_DATA}
+        before = result.data.model_dump(include=set(_OF_DATA))
         now = _data_now(job.config)
         if now is not None and now != before:
             raise UserError(
@@ -242,7 +242,7 @@ def _bytes(data: Mapping[str, Any]) -> str:
 def _check_code(
     folder: Path,
     earlier: Mapping[str, Any],
-    results: Sequence[tuple[SweepJob, dict[str, Any]]],
+    results: Sequence[tuple[SweepJob, RunResult]],
     allow: bool,
 ) -> Iterator[str]:
     from elman.base.version import __version__
@@ -251,8 +251,7 @@ def _check_code(
     now = revision() or __version__
     told = set()
     for job, result in results:
-        of_it = result.get("environment") or {}
-        before = of_it.get("revision") or of_it.get("elman")
+        before = result.environment.revision or result.environment.elman
         if before is None or before in told:
             continue
         told.add(before)

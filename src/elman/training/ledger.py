@@ -18,6 +18,7 @@ from elman.evaluation.metrics import (
     bits_per_byte,
     model_flops_utilization,
 )
+from elman.evaluation.result import RunResult, Seconds
 from elman.training.budget import Budget
 from elman.training.contention import ContentionWatch
 from elman.training.display import Display, Progress
@@ -187,39 +188,41 @@ class Ledger:
             self.accuracy_by_length = {int(length): value for length, value in by_length.items()}
             self.tested_step = step
 
-    def numbers(self, params: int, step: int, tokens: int, data_wait: float) -> dict[str, Any]:
-        """Return every defined number of the run so far."""
+    def fill(
+        self, result: RunResult, params: int, step: int, tokens: int, data_wait: float
+    ) -> None:
+        """Set every number of the run so far.
+
+        Args:
+            result: The result of the run.
+            params: Parameters of the model.
+            step: Optimizer steps that were applied.
+            tokens: Bytes that they predicted.
+            data_wait: Seconds spent waiting for data.
+        """
         loss, rate = self.losses.mean, self.throughput.rate()
         seconds = self.clock.seconds()
-        mfu = None
-        if rate is not None and self._device.type == "cuda":
-            each = rate / self._ranks
-            mfu = model_flops_utilization(params, each, device_name(self._device))
-        return {
-            "contended": self.contention.contended,
-            "jobs_per_gpu": self.jobs_per_gpu,
-            "params": params,
-            "steps": step,
-            "tokens": tokens,
-            "flops": self._budget.flops_at(step),
-            "flops_per_byte": self._budget.flops_per_byte,
-            "budget": self._budget.report(step, seconds),
-            "loss": loss,
-            "loss_steps": self.losses.count,
-            "bpb": None if loss is None else bits_per_byte(loss),
-            "val_bpb": self.val_bpb,
-            "val_tokens": self.val_tokens,
-            "val_step": self.validated_step,
-            "best_val_bpb": self.best_val_bpb,
-            "accuracy": self.accuracy,
-            "accuracy_by_length": {str(k): v for k, v in self.accuracy_by_length.items()},
-            "reached_accuracy": self.accurate,
-            "tok_s": rate,
-            "peak_memory_bytes": self.peak_of_ranks or peak_memory(self._device),
-            "data_wait_share": data_wait / seconds if seconds > 0 else None,
-            "mfu": mfu,
-            "seconds": {"train": seconds, **self.clock.pauses},
-        }
+        result.contended = self.contention.contended
+        result.jobs_per_gpu = self.jobs_per_gpu
+        result.params, result.steps, result.tokens = params, step, tokens
+        result.flops = self._budget.flops_at(step)
+        result.flops_per_byte = self._budget.flops_per_byte
+        result.budget = self._budget.report(step, seconds)
+        result.loss, result.loss_steps = loss, self.losses.count
+        result.bpb = None if loss is None else bits_per_byte(loss)
+        result.val_bpb, result.best_val_bpb = self.val_bpb, self.best_val_bpb
+        result.val_tokens, result.val_step = self.val_tokens, self.validated_step
+        result.accuracy, result.reached_accuracy = self.accuracy, self.accurate
+        result.accuracy_by_length = {str(k): v for k, v in self.accuracy_by_length.items()}
+        result.tok_s, result.mfu = rate, self._mfu(params, rate)
+        result.peak_memory_bytes = self.peak_of_ranks or peak_memory(self._device)
+        result.data_wait_share = data_wait / seconds if seconds > 0 else None
+        result.seconds = Seconds(train=seconds, **self.clock.pauses)
+
+    def _mfu(self, params: int, rate: float | None) -> float | None:
+        if rate is None or self._device.type != "cuda":
+            return None
+        return model_flops_utilization(params, rate / self._ranks, device_name(self._device))
 
     def state_dict(self) -> dict[str, Any]:
         """Return all totals and losses, for a resumed run."""

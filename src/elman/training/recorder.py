@@ -18,6 +18,7 @@ from elman.base.disk import Appender, whole_file
 from elman.base.errors import first_line
 from elman.base.seals import sealed_tree
 from elman.config.run_config import RunConfig
+from elman.evaluation.result import RunResult
 from elman.training.weights_and_biases import WeightsAndBiases
 
 # A record is some hundred bytes.
@@ -216,7 +217,7 @@ def mend_last_line(path: Path) -> None:
             stream.write(b"\n")
 
 
-def write_result(folder: Path, result: dict[str, Any]) -> Path:
+def write_result(folder: Path, result: RunResult) -> Path:
     """Write ``result.json`` atomically; an earlier session's result is kept under a number.
 
     It has its own digest, and that of ``metrics.jsonl``: a report finds what was changed later.
@@ -228,6 +229,6 @@ def write_result(folder: Path, result: dict[str, Any]) -> Path:
     if path.exists():
         os.replace(path, run_files.next_earlier_result(folder))
     with whole_file(path) as stream:
-        json.dump(sealed_tree(result, folder / run_files.METRICS), stream, indent=2)
+        json.dump(sealed_tree(result.tree(), folder / run_files.METRICS), stream, indent=2)
         stream.write("\n")
     return path

@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from elman.config.suites import SuiteFigures
-from elman.evaluation.metrics import DEFINITIONS, LOSS_WINDOW, SHARED_GPU
+from elman.evaluation.metrics import LOSS_WINDOW, SHARED_GPU
+from elman.evaluation.result import DEFINITIONS, RunResult
 from elman.published import PublishedResult, published_for
 from elman.report.comparison.conditions import (
     MARKS,
@@ -20,7 +21,7 @@ from elman.report.comparison.conditions import (
     measured,
     settings,
 )
-from elman.report.comparison.runs import Result, Run, task_of
+from elman.report.comparison.runs import Run, task_of
 from elman.report.comparison.statistics import SPREAD_DEFINITION, Spread, spread
 
 _SHOWN_SETTINGS = 4
@@ -68,11 +69,11 @@ class Row:
         """The runs that ended well but repeat another run's seed, and so do not count."""
         return tuple(run for run in self.runs if run.counts and run not in self._counted)
 
-    def over_runs(self, number: Callable[[Result], float | None]) -> Spread | None:
+    def over_runs(self, number: Callable[[RunResult], float | None]) -> Spread | None:
         """Return a number over the runs that count; None if no run counts, or one lacks it."""
         return spread([number(run.result) for run in self.counted if run.result is not None])
 
-    def first(self, fact: Callable[[Result], object]) -> object:
+    def first(self, fact: Callable[[RunResult], object]) -> object:
         """Return the first known value of a fact that is the same in every run."""
         found = (fact(run.result) for run in self.runs if run.result is not None)
         return next((value for value in found if value is not None), None)
@@ -264,7 +265,7 @@ class Measure:
     """
 
     key: str
-    of: Callable[[Result], float | None]
+    of: Callable[[RunResult], float | None]
     definition: str
     form: str
     scale: float = 1.0
@@ -287,7 +288,7 @@ class Measure:
         return scaled.words(self.form)
 
 
-def _defined(key: str, of: Callable[[Result], float | None], form: str) -> Measure:
+def _defined(key: str, of: Callable[[RunResult], float | None], form: str) -> Measure:
     return Measure(key, of, DEFINITIONS[key], form)
 
 

@@ -6,17 +6,16 @@ A run is its ``result.json``, ``config.yaml``, ``metrics.jsonl``, and its entry 
 from __future__ import annotations
 
 import json
-import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from elman.base import run_files
 from elman.base.errors import RunStatus, UserError
@@ -25,7 +24,7 @@ from elman.base.seals import file_is_changed, text_is_changed, tree_is_changed
 from elman.base.yaml_file import parsed_yaml
 from elman.config.catalog import SHIPPED, Place
 from elman.config.suites import SuiteFigures, load_suite, recorded_figures
-from elman.evaluation.metrics import METRICS_VERSION
+from elman.evaluation.result import METRICS_VERSION, RunResult
 from elman.report.metrics_file import Metrics, read_metrics
 from elman.runs.folder import lock_holder
 from elman.runs.state import NOT_STARTED, RUNNING, UNFINISHED, runs_in
@@ -38,92 +37,6 @@ CHANGED_RESULT = (
 )
 CHANGED_CONFIG = f"{_CHANGED}: the run may have had other settings than its row says"
 """What a report says of files that were edited or damaged."""
-
-
-def _finite(value: Any) -> Any:
-    """Return a number, or None if it is not finite: JSON has no such numbers, Python reads them."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _known_status(value: Any) -> Any:
-    if value not in set(RunStatus):
-        words = ", ".join(status.value for status in RunStatus)
-        raise ValueError(f"{value!r} is not a status; a run ends with one of {words}")
-    return value
-
-
-Number = Annotated[float | None, BeforeValidator(_finite)]
-Whole = Annotated[int | None, BeforeValidator(_finite)]
-
-
-class _Part(BaseModel):
-    """The part of an object in ``result.json`` that a report reads; the rest is ignored."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-
-class Seconds(_Part):
-    """Times of a run."""
-
-    train: Number = None
-    validation: Number = None
-    checkpoint: Number = None
-
-
-class DataRead(_Part):
-    """The bytes that a run was trained on."""
-
-    paths: list[str] = []
-    bytes: Whole = None
-    sha256: str | None = None
-    sample_sha256: str | None = None
-    val_bytes: Whole = None
-    task: str | None = None
-    chance: Number = None
-    chance_by_length: dict[str, Number] = {}
-
-
-class Environment(_Part):
-    """Where a run ran."""
-
-    device_name: str | None = None
-    elman: str | None = None
-    device: str | None = None
-    revision: str | None = None
-    packages: dict[str, str | None] = {}
-
-
-class Result(_Part):
-    """The part of ``result.json`` that a report reads; elman.evaluation.metrics defines it."""
-
-    status: Annotated[str, BeforeValidator(_known_status)]
-    error: str | None = None
-    ended: str | None = None
-    model: str | None = None
-    metrics_version: Whole = None
-    params: Whole = None
-    backend: str | None = None
-    path: str | None = None
-    slow_path: bool | None = None
-    graph: bool | None = None
-    matrix_precision: str | None = None
-    contended: bool | None = None
-    jobs_per_gpu: Whole = None
-    steps: Whole = None
-    tokens: Whole = None
-    flops: Number = None
-    flops_per_byte: Number = None
-    loss: Number = None
-    loss_steps: Whole = None
-    bpb: Number = None
-    val_bpb: Number = None
-    accuracy: Number = None
-    accuracy_by_length: dict[str, Number] = {}
-    tok_s: Number = None
-    peak_memory_bytes: Number = None
-    seconds: Seconds = Seconds()
-    data: DataRead = DataRead()
-    environment: Environment = Environment()
 
 
 @dataclass(frozen=True)
@@ -151,7 +64,7 @@ class Run:
     model: str
     status: str
     reason: str = ""
-    result: Result | None = None
+    result: RunResult | None = None
     config: Mapping[str, Any] | None = None
     job: int | None = None
     seed: int | None = None
@@ -226,7 +139,7 @@ def _overrides(job: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
 
 
-def _end(folder: Path, result: Result | None, job: Mapping[str, Any]) -> tuple[str, str]:
+def _end(folder: Path, result: RunResult | None, job: Mapping[str, Any]) -> tuple[str, str]:
     """Return how a run ended and why: by its own files and lock, or else by its sweep's record."""
     seen = str(job.get("status") or "")
     if result is None or result.status != RunStatus.OK:
@@ -243,7 +156,7 @@ def _end(folder: Path, result: Result | None, job: Mapping[str, Any]) -> tuple[s
     return _without_result(folder, seen, job)
 
 
-def _with_result(result: Result, seen: str, job: Mapping[str, Any]) -> tuple[str, str]:
+def _with_result(result: RunResult, seen: str, job: Mapping[str, Any]) -> tuple[str, str]:
     """Return how a run with a result ended, if its sweep may have seen another end."""
     own, error = result.status, result.error or ""
     if job.get("reason") and own == RunStatus.INTERRUPTED:
@@ -294,7 +207,7 @@ def _there(path: Path) -> bool:
         return True
 
 
-def _read_result(folder: Path) -> tuple[Result | None, list[str], list[str]]:
+def _read_result(folder: Path) -> tuple[RunResult | None, list[str], list[str]]:
     """Return a result, what is wrong with it, and what is wrong with the file that it knows."""
     path = folder / run_files.RESULT
     try:
@@ -305,7 +218,7 @@ def _read_result(folder: Path) -> tuple[Result | None, list[str], list[str]]:
         return None, [f"{run_files.RESULT}: cannot be read ({error.strerror})"], []
     try:
         tree = json.loads(text)
-        found = Result.model_validate(tree)
+        found = RunResult.model_validate(tree)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "the whole"
@@ -342,7 +255,7 @@ def _read_config(folder: Path) -> tuple[Mapping[str, Any] | None, list[str]]:
 
 
 def _model(
-    folder: Path, result: Result | None, config: Mapping[str, Any] | None, job: Mapping[str, Any]
+    folder: Path, result: RunResult | None, config: Mapping[str, Any] | None, job: Mapping[str, Any]
 ) -> str:
     named = [result.model if result else None, config["model"].get("name") if config else None]
     return next((str(name) for name in (*named, job.get("model")) if name), folder.name)

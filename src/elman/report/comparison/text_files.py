@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from elman.evaluation.metrics import DEFINITIONS
+from elman.evaluation.result import DEFINITIONS
 from elman.published import PublishedResult
 from elman.report.comparison.content import Report
 from elman.report.comparison.printable import one_line

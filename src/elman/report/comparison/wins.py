@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from elman.base.errors import UserError, did_you_mean
+from elman.evaluation.result import RunResult
 from elman.report.comparison.conditions import OF_SPEED, run_marks
 from elman.report.comparison.curves import (
     AXES,
@@ -31,7 +32,6 @@ from elman.report.comparison.deciding import (
     instead,
 )
 from elman.report.comparison.rows import Row
-from elman.report.comparison.runs import Result
 from elman.report.comparison.statistics import LEVEL, Difference, difference, holm
 
 Values = Mapping[int | None, float]
@@ -345,7 +345,7 @@ def _complete(values: Mapping[int | None, float | None]) -> Values | None:
 
 
 def _of_whole_runs(
-    number: Compared, of: Callable[[Result], float | None], row: Row, reference: Row
+    number: Compared, of: Callable[[RunResult], float | None], row: Row, reference: Row
 ) -> Line:
     """Compare a positive number of whole runs by its ratio."""
     logs = [
