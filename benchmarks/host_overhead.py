@@ -32,12 +32,10 @@ import elman.layers
 from elman.kernels import driver, launching
 from elman.models.language_model import LanguageModel
 from elman.ops.add_norm import cuda as norm_cuda
-from elman.ops.add_norm import custom_op as norm_custom
 from elman.ops.add_norm import op as norm_op
-from elman.ops.channel import custom_op as channel_custom
 from elman.ops.channel import op as channel_op
+from elman.ops.common import operator
 from elman.ops.linear import Weights, linear
-from elman.ops.matrix_state import custom_op as matrix_custom
 from elman.ops.matrix_state import op as matrix_op
 from elman.ops.matrix_state.cuda import kernels as matrix_cuda
 
@@ -228,9 +226,7 @@ def measure(layers: Layers, rounds: int) -> tuple[float, float, float]:
 @contextmanager
 def operators(seen: bool) -> Iterator[None]:
     """Let all calls be operators, or none."""
-    with ExitStack() as stack:
-        for custom in (matrix_custom, channel_custom, norm_custom):
-            stack.enter_context(patch.object(custom, "operators_are_seen", lambda *_: seen))
+    with patch.object(operator, "operators_are_seen", lambda *_: seen):
         yield
 
 

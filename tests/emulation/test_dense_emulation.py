@@ -189,7 +189,7 @@ def test_it_is_a_good_operator(step: str) -> None:
 
     state = torch.stack(of("state")).detach()
     given = (of("input"), of("outer", "inner"), of("scale", "extra"), state, None)
-    torch.library.opcheck(custom_op.dense, (step, "cuda", True, *given))
+    torch.library.opcheck(custom_op.DENSE.operator, (step, "cuda", True, *given))
 
 
 # ---- resets
@@ -249,7 +249,7 @@ def test_with_resets_it_is_a_good_operator(step: str) -> None:
 
     state = torch.stack(of("state")).detach()
     given = (of("input"), of("outer", "inner"), of("scale", "extra"), state, resets_of(leaves))
-    torch.library.opcheck(custom_op.dense, (step, "cuda", True, *given))
+    torch.library.opcheck(custom_op.DENSE.operator, (step, "cuda", True, *given))
 
 
 # ---- defects of the original (vector-state specification 2.9, 3.4 and 5)

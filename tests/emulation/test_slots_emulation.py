@@ -163,5 +163,5 @@ def test_autocast_keeps_it_in_fp32() -> None:
     tensors = [leaves[name].squeeze(2) for name in NAMES]
     given = [*tensors, leaves["mix"], leaves["state"].squeeze(1)]
     with torch.autocast("cpu", torch.bfloat16):
-        narrow = slots.slots("cpu", given[0].bfloat16(), *given[1:], None)
+        narrow = slots.SLOTS.operator("cpu", given[0].bfloat16(), *given[1:], None)
     assert {one.dtype for one in narrow} == {torch.float32}

@@ -9,6 +9,7 @@ import torch
 
 from elman.base.errors import UserError
 from elman.kernels.sources import included_sources
+from elman.ops.common import operator
 from elman.ops.tape import custom_op, results
 from elman.ops.tape.cuda import stepwise
 from elman.ops.tape.cuda.stepwise import StepConfig
@@ -183,12 +184,12 @@ def test_it_is_a_good_operator(write: str) -> None:
     matrix = torch.cat([leaves[name] for name in ("W_h", "W_r") if name in leaves])
     given = (leaves["input"], matrix, leaves["tape"], leaves["state"])
     given = tuple(one.requires_grad_() for one in given)
-    torch.library.opcheck(custom_op.tape, (write, "cuda", True, *given, None))
+    torch.library.opcheck(custom_op.TAPE.operator, (write, "cuda", True, *given, None))
 
 
 def test_autocast_narrows_the_input_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU; on a CPU, autocast widens what an operator reads."""
-    monkeypatch.setattr(custom_op, "operators_are_seen", lambda tensors: False)
+    monkeypatch.setattr(operator, "operators_are_seen", lambda tensors: False)
     leaves = narrowed("full", "even")
     plain = call("full", leaves, "cuda")
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -248,7 +249,7 @@ def test_with_resets_it_is_a_good_operator(write: str) -> None:
     matrix = torch.cat([leaves[name] for name in ("W_h", "W_r") if name in leaves])
     read = (leaves["input"], matrix, leaves["tape"], leaves["state"])
     given = (*(one.requires_grad_() for one in read), resets_of(leaves))
-    torch.library.opcheck(custom_op.tape, (write, "cuda", True, *given))
+    torch.library.opcheck(custom_op.TAPE.operator, (write, "cuda", True, *given))
 
 
 # ---- defects of the original (vector-state specification 3.4)

@@ -105,11 +105,13 @@ def test_matrix_state_on_a_gpu(fake, plan, dtype, kept) -> None:
 def test_channel_on_a_gpu(fake, dtype) -> None:
     source = torch.empty(3, 37, 48, dtype=dtype, device=GPU)
     first = torch.empty(3, 24, device=GPU)
-    y, last, states = channel_custom.channel(CHANNEL.text, "cuda", [source], [], first, None)
+    y, last, states = channel_custom.CHANNEL.operator(
+        CHANNEL.text, "cuda", [source], [], first, None
+    )
     assert (y.shape, y.dtype, y.device) == ((3, 37, 24), dtype, GPU)
     assert (last.shape, last.dtype) == ((3, 24), torch.float32)
     assert states.shape == (3, channel_cuda.n_segments(37), 24)
-    backward = channel_custom.channel_backward
+    backward = channel_custom.CHANNEL.backward_operator
     (dsource,), none, dfirst = backward(CHANNEL.text, "cuda", y, last, [source], [], states, None)
     assert (dsource.shape, dsource.dtype, dsource.device) == (source.shape, dtype, GPU)
     assert (list(none), dfirst.shape, dfirst.dtype) == ([], (3, 24), torch.float32)

@@ -295,11 +295,11 @@ def passes(plan: Plan, backend: str) -> dict[str, Any]:
     sources = [leaf for name, leaf in leaves.items() if name.startswith("source")]
     parameters = [leaves[name] for name in plan.parameter_names]
     forwards = partial(
-        custom_op.matrix_state, plan.text, backend, True, sources, parameters, None, None
+        custom_op.MATRIX_STATE.operator, plan.text, backend, True, sources, parameters, None, None
     )
     out_bthv, _, *kept = forwards()
     backwards = partial(
-        custom_op.matrix_state_backward,
+        custom_op.MATRIX_STATE.backward_operator,
         plan.text,
         backend,
         torch.randn_like(out_bthv),

@@ -145,10 +145,10 @@ def times(report: Report) -> None:
 def passes(leaves: Leaves) -> dict[str, Any]:
     """Return both passes as graphs, after a first call of each."""
     tensors = [leaves[name] for name in (*NAMES, "mix", "residual", "first")]
-    forwards = partial(row_mix.row_mix, True, *tensors, None)
+    forwards = partial(row_mix.ROW_MIX.operator, True, *tensors, None)
     out_bthv, _, checkpoints = forwards()
     dout = torch.randn_like(out_bthv)
-    backwards = partial(row_mix.row_mix_backward, dout, None, *tensors, None, checkpoints)
+    backwards = partial(row_mix.ROW_MIX.backward_operator, dout, None, *tensors, None, checkpoints)
     backwards()
     torch.cuda.synchronize()
     return {"forward": recorded(forwards), "backward": recorded(backwards)}

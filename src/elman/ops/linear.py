@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from elman.ops.common.operators import watched
-from elman.ops.common.transforms import backward_is_seen
+from elman.ops.common.transforms import backward_is_seen, watched
 
 _Copies = dict[int, tuple[nn.Parameter, Tensor]]
 

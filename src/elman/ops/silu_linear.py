@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from elman.ops.common.operators import apply, watched
 from elman.ops.common.precision import cast, compute_dtype
-from elman.ops.common.transforms import transformed
+from elman.ops.common.transforms import apply, transformed, watched
 from elman.ops.linear import narrow
 
 

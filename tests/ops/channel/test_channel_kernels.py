@@ -342,21 +342,21 @@ def operands(name: str) -> tuple[Plan, Leaves, list[Tensor]]:
 def test_opcheck(name) -> None:
     plan, leaves, parameters = operands(name)
     arguments = (plan.text, "cpu", [leaves["source"]], parameters, leaves["state"], None)
-    torch.library.opcheck(custom_op.channel, arguments)
-    y, last, kept = (tensor.detach() for tensor in custom_op.channel(*arguments))
+    torch.library.opcheck(custom_op.CHANNEL.operator, arguments)
+    y, last, kept = (tensor.detach() for tensor in custom_op.CHANNEL.operator(*arguments))
     detached = [leaf.detach() for leaf in parameters]
     for dy, dlast in ((y, last), (None, last), (y, None)):
         given = (plan.text, "cpu", dy, dlast, [leaves["source"].detach()], detached, kept, None)
-        torch.library.opcheck(custom_op.channel_backward, given)
+        torch.library.opcheck(custom_op.CHANNEL.backward_operator, given)
 
 
 def test_autocast_keeps_the_engine_in_fp32() -> None:
     plan, leaves, parameters = operands("e65")
     rest = (parameters, leaves["state"], None)
-    exact = custom_op.channel(plan.text, "cpu", [leaves["source"]], *rest)
+    exact = custom_op.CHANNEL.operator(plan.text, "cpu", [leaves["source"]], *rest)
     narrow = leaves["source"].to(torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
-        found = custom_op.channel(plan.text, "cpu", [narrow], *rest)
+        found = custom_op.CHANNEL.operator(plan.text, "cpu", [narrow], *rest)
     assert {tensor.dtype for tensor in found} == {torch.float32}
     assert (found[0] - exact[0]).norm() < 1e-2 * exact[0].norm()
 

@@ -215,12 +215,12 @@ def test_opcheck(name) -> None:
     leaves, resets_bt = draw(plan, (3, 18, 5), torch.float32), mask([(0, 0), (1, 16)], 18)
     parameters = [leaves[p].expand(5) for p in CELLS[plan.step].parameters]
     arguments = (plan.text, "cpu", [leaves["source"]], parameters, leaves["state"], resets_bt)
-    torch.library.opcheck(custom_op.channel, arguments)
-    y, last, kept = (tensor.detach() for tensor in custom_op.channel(*arguments))
+    torch.library.opcheck(custom_op.CHANNEL.operator, arguments)
+    y, last, kept = (tensor.detach() for tensor in custom_op.CHANNEL.operator(*arguments))
     sources, detached = [leaves["source"].detach()], [leaf.detach() for leaf in parameters]
     for dy, dlast in ((y, last), (None, last), (y, None)):
         given = (plan.text, "cpu", dy, dlast, sources, detached, kept, resets_bt)
-        torch.library.opcheck(custom_op.channel_backward, given)
+        torch.library.opcheck(custom_op.CHANNEL.backward_operator, given)
 
 
 @pytest.mark.parametrize("name", ["e59b", "e65"])

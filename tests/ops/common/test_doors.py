@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -275,14 +274,16 @@ def test_the_operators_themselves_refuse_what_they_would_misread(name) -> None:
 @pytest.mark.parametrize("name", ["matrix", "channel"])
 def test_a_kernel_of_the_cpu_takes_no_tensors_of_another_device(name) -> None:
     tensors = {key: one.to("meta") for key, one in drawn(f"{name}-cpu").items()}
-    if name == "matrix":
-        numbers = [tensors["decay"], tensors["dt"]]
-        run = partial(matrix_custom._forward, MATRIX.text, "cpu", False)
-    else:
-        numbers = [tensors["bias"], tensors["coefficient"]]
-        run = partial(channel_custom._forward, CHANNEL.text, "cpu")
+    numbers = [tensors[key] for key in tensors if key not in ("x", "state")]
+    given = ([tensors["x"]], numbers, tensors["state"], None)
+    calls: dict[str, Callable[[], Any]] = {
+        "matrix": lambda: matrix_custom.forward(
+            matrix_custom.Call(MATRIX.text, "cpu", False, *given)
+        ),
+        "channel": lambda: channel_custom.forward(channel_custom.Call(CHANNEL.text, "cpu", *given)),
+    }
     with pytest.raises(UserError, match=r"kernels.backend=cpu: the tensors lie on meta; use "):
-        run([tensors["x"]], numbers, tensors["state"], None)
+        calls[name]()
 
 
 def test_norm_and_attention_compare_what_they_add_and_multiply() -> None:

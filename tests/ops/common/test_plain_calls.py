@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,11 +15,12 @@ from torch.utils.checkpoint import checkpoint
 
 import elman.layers
 from elman.base.errors import UserError
-from elman.ops.channel import custom_op as channel_custom
 from elman.ops.channel import op as channel_op
-from elman.ops.common.operators import operators_are_seen
-from elman.ops.matrix_state import custom_op as matrix_custom
+from elman.ops.channel.custom_op import CHANNEL
+from elman.ops.common.operator import Operator
+from elman.ops.common.transforms import operators_are_seen
 from elman.ops.matrix_state import op as matrix_op
+from elman.ops.matrix_state.custom_op import MATRIX_STATE
 
 Run = Callable[..., tuple[Tensor, Tensor]]
 
@@ -31,13 +31,13 @@ class Engine:
 
     Args:
         name: Of its operator.
-        custom: Its module of operators.
+        operator: Its operator.
         run: Computes output and last state from the tensors below.
         tensors: Source, parameters and first state.
     """
 
     name: str
-    custom: ModuleType
+    operator: Operator[Any, Any]
     run: Run
     tensors: list[Tensor]
 
@@ -60,7 +60,7 @@ def matrix_engine() -> Engine:
 
     shapes = [plan.parameter_shape(name) for name in plan.parameter_names]
     tensors = [(2, 35, sum(layer.rows.values())), *shapes, (2, 2, plan.rows, 4)]
-    return Engine("elman::matrix_state", matrix_custom, run, drawn(tensors))
+    return Engine("elman::matrix_state", MATRIX_STATE, run, drawn(tensors))
 
 
 def channel_engine() -> Engine:
@@ -72,7 +72,7 @@ def channel_engine() -> Engine:
         return channel_op.run(layer.plan, [source], given, rest[-1], backend="cpu")
 
     tensors = [(2, 35, 2 * channels), *[(channels,)] * len(names), (2, channels)]
-    return Engine("elman::channel", channel_custom, run, drawn(tensors))
+    return Engine("elman::channel", CHANNEL, run, drawn(tensors))
 
 
 def drawn(shapes: list[tuple[int, ...]]) -> list[Tensor]:
@@ -100,9 +100,8 @@ class Names(TorchDispatchMode):
 @pytest.fixture
 def no_operator(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the operators be an error."""
-    word = engine.name.removeprefix("elman::")
-    for name in (word, f"{word}_backward"):
-        monkeypatch.delattr(engine.custom, name)
+    for name in ("_seen", "_seen_backward"):
+        monkeypatch.delattr(engine.operator, name)
 
 
 def assert_same(found: list[Tensor], wanted: list[Tensor]) -> None:

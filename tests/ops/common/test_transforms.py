@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -16,13 +17,8 @@ from torch.utils.checkpoint import checkpoint
 import elman.ops
 from elman.base.errors import UserError
 from elman.ops.common import packages
-from elman.ops.common.transforms import (
-    OPERATORS,
-    KernelFunction,
-    OperatorFunction,
-    operator,
-    register_gradient,
-)
+from elman.ops.common.operator import INCOMING, OPERATORS, Operator
+from elman.ops.common.transforms import KernelFunction, OperatorFunction
 
 for _module in pkgutil.walk_packages(elman.ops.__path__, "elman.ops."):
     if ".triton." not in _module.name:  # Triton may be missing
@@ -46,16 +42,12 @@ def test_every_operator_has_the_rules() -> None:
 def test_every_function_of_autograd_has_the_rules() -> None:
     found = subclasses(torch.autograd.Function)
     own = {one.__name__ for one in found if not issubclass(one, OperatorFunction)}
-    assert own == DIFFERENTIABLE | {"_Operator", "_Last"}
+    assert own == DIFFERENTIABLE | {"_WatchedFunction", "_Last"}
     kernels = {one.__name__ for one in subclasses(KernelFunction)}
     assert kernels >= {"_Conv", "_Gate", "_SwiGLU", "_Turn", "_Biased", "_Normalized", "_Into"}
     beside = {one.__name__ for one in found if issubclass(one, OperatorFunction)} - kernels
-    assert beside - {"KernelFunction", "OperatorFunction"} == {
-        "Channel",
-        "Dense",
-        "Tape",
-        "MatrixState",
-        "AddNorm",
+    assert beside == {"KernelFunction", "OperatorFunction", "_Plain"} | {
+        name.title().replace("_", "") for name in OPERATORS if not name.endswith("_backward")
     }
 
 
@@ -79,29 +71,48 @@ def test_no_operator_drops_a_tangent_whatever_its_backend(name: str) -> None:
             OPERATORS[name](*given)
 
 
-@operator("test_cubed")
-def cubed(tensors: list[Tensor], scale: float) -> tuple[Tensor, list[Tensor]]:
+class Cube(NamedTuple):
+    tensors: list[Tensor]
+    scale: float
+
+
+class Saved(NamedTuple):
+    gradient: Tensor
+    copies: list[Tensor]
+    first: Tensor
+    scale: float
+
+
+def cube(call: Cube) -> tuple[Tensor, list[Tensor]]:
     """Return the cube of the first tensor, scaled, and copies of all."""
-    return tensors[0] ** 3 * scale, [one.clone() for one in tensors]
+    return call.tensors[0] ** 3 * call.scale, [one.clone() for one in call.tensors]
 
 
-@operator("test_cubed_backward")
-def cubed_backward(gradient: Tensor, first: Tensor, scale: float) -> Tensor:
-    """Return the gradient of the first tensor."""
-    return gradient * 3 * first**2 * scale
+def cube_backward(saved: Saved) -> list[Tensor]:
+    """Return the gradients of all tensors."""
+    first = saved.gradient * 3 * saved.first**2 * saved.scale + saved.copies[0]
+    return [first, *(one.clone() for one in saved.copies[1:])]
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(inputs[0][0])
-    ctx.scale = inputs[1]
+def cube_gradients(saved: Saved, run: Callable[[Saved], Any]) -> list[Any]:
+    """Return the gradients of the only list, with zeros for copies that nobody reads."""
+    copies = [torch.zeros_like(saved.first) if one is None else one for one in saved.copies]
+    return [run(saved._replace(copies=copies))]
 
 
-def _backward(ctx: Any, gradient: Tensor, copies: list[Tensor]) -> tuple[Any, None]:
-    first = cubed_backward(gradient, ctx.saved_tensors[0], ctx.scale)
-    return [first + copies[0], *copies[1:]], None
-
-
-register_gradient("test_cubed", _backward, _setup)
+cubed = Operator(
+    "test_cubed",
+    Cube,
+    Saved,
+    forward=cube,
+    fake=cube,
+    save=lambda call, results: Saved(INCOMING, INCOMING, call.tensors[0], call.scale),
+    backward=cube_backward,
+    fake_backward=cube_backward,
+    incoming=("gradient", "copies"),
+    gradients=("tensors",),
+    differentiate=cube_gradients,
+).operator
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -244,7 +244,7 @@ def test_it_is_a_good_operator(step: str) -> None:
     parameters = [leaves[name] for name in ("scale", "extra") if name in leaves]
     state = torch.stack([leaves[f"state {n}"] for n in range(cell.states)])
     arguments = (step, "cpu", True, inputs, [leaves["matrix"]], parameters, state.detach(), None)
-    torch.library.opcheck(custom_op.dense, arguments)
+    torch.library.opcheck(custom_op.DENSE.operator, arguments)
 
 
 @SOME
@@ -305,11 +305,13 @@ def test_wrong_tensors_are_refused_at_the_operators_door() -> None:
     leaves = draw("tanh", "one-thread")
     inputs, matrix, state = [leaves["input 0"]], leaves["matrix"], leaves["state 0"].unsqueeze(0)
     with pytest.raises(ValueError, match=r"dense tanh: 1 of parameter, expected 0"):
-        custom_op.dense("tanh", "cpu", False, inputs, [matrix], [state[0, 0]], state, None)
+        custom_op.DENSE.operator("tanh", "cpu", False, inputs, [matrix], [state[0, 0]], state, None)
     with pytest.raises(ValueError, match=r"state 0 of dense tanh: shape"):
-        custom_op.dense("tanh", "cpu", False, inputs, [matrix], [], state[:, :1], None)
+        custom_op.DENSE.operator("tanh", "cpu", False, inputs, [matrix], [], state[:, :1], None)
     with pytest.raises(ValueError, match=r"source 0 of dense tanh: shape"):
-        custom_op.dense("tanh", "cpu", False, [inputs[0][..., :3]], [matrix], [], state, None)
+        custom_op.DENSE.operator(
+            "tanh", "cpu", False, [inputs[0][..., :3]], [matrix], [], state, None
+        )
 
 
 WRONG = {

@@ -216,7 +216,7 @@ def test_it_is_a_good_operator(step: str) -> None:
     parameters = [leaves[name] for name in ("scale", "extra") if name in leaves]
     state = torch.stack([leaves[f"state {n}"] for n in range(cell.states)]).detach()
     given = (inputs, [leaves["matrix"]], parameters, state, resets_of(leaves))
-    torch.library.opcheck(custom_op.dense, (step, "cpu", True, *given))
+    torch.library.opcheck(custom_op.DENSE.operator, (step, "cpu", True, *given))
 
 
 @SOME

@@ -490,8 +490,10 @@ def test_only_sources_parameters_and_few_states_are_saved() -> None:
 def test_no_states_are_kept_without_a_backward_pass(why, monkeypatch) -> None:
     plan, sources, parameters, first = op_leaves("e88-n16")
     kept: list[bool] = []
-    run = custom_op._forward
-    monkeypatch.setattr(custom_op, "_forward", lambda *a: kept.append(a[2]) or run(*a))
+    run = custom_op.MATRIX_STATE.forward
+    monkeypatch.setattr(
+        custom_op.MATRIX_STATE, "forward", lambda call: kept.append(call.keep) or run(call)
+    )
     op.run(plan, sources, parameters, first, backend="cpu")
     if why == "no-grad":
         with torch.no_grad():
@@ -558,7 +560,7 @@ def test_autocast_widens_what_it_narrowed() -> None:
 def test_the_operators_autocast_rule_is_fp32() -> None:
     plan = build(LAYERS["e75-n32"], torch.float32).plan
     source, parameter = torch.randn(2, 5, 256), torch.randn(2, 32)
-    run = partial(custom_op.matrix_state, plan.text, "cpu", False)
+    run = partial(custom_op.MATRIX_STATE.operator, plan.text, "cpu", False)
     wanted, *_ = run([source], [parameter], None, None)
     with torch.autocast("cpu", torch.bfloat16):
         narrow = source.bfloat16()
@@ -580,7 +582,7 @@ def test_a_dtype_without_kernel_is_one_line() -> None:
     plan = build(LAYERS["e75-n32"], torch.float32).plan
     source, parameter = torch.zeros(1, 1, 256, dtype=torch.half), torch.zeros(2, 32)
     with pytest.raises(UserError, match=r"^kernels\.backend=cpu: computes in float32 and float64"):
-        custom_op.matrix_state(plan.text, "cpu", False, [source], [parameter], None, None)
+        custom_op.MATRIX_STATE.operator(plan.text, "cpu", False, [source], [parameter], None, None)
 
 
 @pytest.mark.parametrize(

@@ -160,13 +160,15 @@ def test_sequences_with_gaps_and_heads_that_share_one() -> None:
     given["v"] = torch.randn(2, 3, 3, 8)[..., ::2]
     given["k"] = given["k"][:, :, :1].expand(-1, -1, 3, -1)
     tensors = [given[name] for name in (*NAMES, "mix", "residual", "first")]
-    found = operators.row_mix(True, *tensors, None)
+    found = operators.ROW_MIX.operator(True, *tensors, None)
     named = {"out": found[0], "last": found[1]}
     wanted = right(given)
     assert not wrong(named, {name: wanted[name] for name in named}, TOLERANCE[FP32])
     dout, dlast = torch.randn(2, 4, 3, 3)[..., :].transpose(1, 3), torch.randn_like(found[1])
     pulled = (dout.contiguous(), dout)
-    one, other = (operators.row_mix_backward(d, dlast, *tensors, None, found[2]) for d in pulled)
+    one, other = (
+        operators.ROW_MIX.backward_operator(d, dlast, *tensors, None, found[2]) for d in pulled
+    )
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
@@ -197,7 +199,7 @@ def test_the_operators_of_pytorch(with_resets: bool) -> None:
         torch.ops.elman.row_mix.default, (True, *tensors, resets_bt), test_utils=checks
     )
     plain = [one.detach() for one in tensors]
-    out, last, kept = operators.row_mix(True, *plain, resets_bt)
+    out, last, kept = operators.ROW_MIX.operator(True, *plain, resets_bt)
     for dout, dlast in ((out, last), (None, last), (out, None)):
         torch.library.opcheck(
             torch.ops.elman.row_mix_backward.default,

@@ -231,12 +231,12 @@ def test_opcheck(with_resets) -> None:
     arguments = [leaves[name].squeeze(2) for name in NAMES]
     arguments = [one.detach().requires_grad_() for one in arguments]
     arguments += [leaves["mix"], leaves["state"].detach().squeeze(1).requires_grad_()]
-    torch.library.opcheck(slots.slots, ("cpu", *arguments, resets_bt))
+    torch.library.opcheck(slots.SLOTS.operator, ("cpu", *arguments, resets_bt))
     k, q, _, row, mix, _ = (one.detach() for one in arguments)
-    y, last, *kept = (one.detach() for one in slots.slots("cpu", *arguments, resets_bt))
+    y, last, *kept = (one.detach() for one in slots.SLOTS.operator("cpu", *arguments, resets_bt))
     for dy, dlast in ((y, last), (None, last), (y, None)):
         torch.library.opcheck(
-            slots.slots_backward, ("cpu", dy, dlast, k, q, row, mix, *kept, resets_bt)
+            slots.SLOTS.backward_operator, ("cpu", dy, dlast, k, q, row, mix, *kept, resets_bt)
         )
 
 
@@ -252,7 +252,7 @@ def test_the_operator_itself_refuses_what_it_would_misread() -> None:
     leaves = draw((2, 4, 3, 5), torch.float32)
     given = {name: leaves[name].detach().squeeze(2) for name in NAMES}
     given |= {"mix": leaves["mix"].detach(), "state": leaves["state"].detach().squeeze(1)}
-    slots.slots("cpu", *given.values(), None)
+    slots.SLOTS.operator("cpu", *given.values(), None)
     for change in (
         {"state": given["state"][:1]},
         {"state": given["state"].double()},
@@ -262,7 +262,7 @@ def test_the_operator_itself_refuses_what_it_would_misread() -> None:
         {name: one[:0] for name, one in given.items() if name != "mix"},
     ):
         with pytest.raises(ValueError, match=r" of .*expected "):
-            slots.slots("cpu", *(given | change).values(), None)
+            slots.SLOTS.operator("cpu", *(given | change).values(), None)
 
 
 @pytest.mark.parametrize("variant", ["full", "lite", "rnn"])

@@ -258,7 +258,7 @@ def test_it_is_a_good_operator(write: str) -> None:
         leaves["state"],
         None,
     )
-    torch.library.opcheck(custom_op.tape, arguments)
+    torch.library.opcheck(custom_op.TAPE.operator, arguments)
 
 
 @WRITES
@@ -332,13 +332,13 @@ def test_wrong_tensors_are_refused_at_the_operators_door() -> None:
     leaves = draw("shared", "one-thread")
     x, matrix, tape, state = (leaves[name] for name in ("input", "W_h", "tape", "state"))
     with pytest.raises(ValueError, match=r"matrices of tape full: shape \[21, 21\], expected"):
-        custom_op.tape("full", "cpu", False, x, matrix, tape, state, None)
+        custom_op.TAPE.operator("full", "cpu", False, x, matrix, tape, state, None)
     with pytest.raises(ValueError, match=r"tape of tape shared: shape"):
-        custom_op.tape("shared", "cpu", False, x, matrix, tape[:1], state, None)
+        custom_op.TAPE.operator("shared", "cpu", False, x, matrix, tape[:1], state, None)
     with pytest.raises(ValueError, match=r"parameters of tape shared: dtype float32"):
-        custom_op.tape("shared", "cpu", False, x, matrix.float(), tape, state, None)
+        custom_op.TAPE.operator("shared", "cpu", False, x, matrix.float(), tape, state, None)
     with pytest.raises(ValueError, match=r"source 0 of tape shared: .* expected rows and steps"):
-        custom_op.tape("shared", "cpu", False, x[:, :0], matrix, tape, state, None)
+        custom_op.TAPE.operator("shared", "cpu", False, x[:, :0], matrix, tape, state, None)
 
 
 def test_another_dtype_or_write_has_no_kernel() -> None:

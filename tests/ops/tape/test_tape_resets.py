@@ -192,7 +192,7 @@ def test_it_is_a_good_operator(write: str) -> None:
     leaves = draw(write, "one-thread")
     matrix = torch.cat([leaves[name] for name in ("W_h", "W_r") if name in leaves]).detach()
     given = (leaves["input"], matrix, leaves["tape"], leaves["state"], resets_of(leaves))
-    torch.library.opcheck(custom_op.tape, (write, "cpu", True, *given))
+    torch.library.opcheck(custom_op.TAPE.operator, (write, "cpu", True, *given))
 
 
 @WRITES

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from elman.base.errors import UserError
-from elman.ops.add_norm import custom_op, reference
+from elman.ops.add_norm import reference
+from elman.ops.add_norm.custom_op import ADD_NORM, DTYPES, Call
 from elman.ops.common.backend import Backend
 from elman.ops.common.precision import cast
 
@@ -18,8 +19,11 @@ Run = Callable[[Tensor, Tensor | None, Tensor, torch.dtype], tuple[Tensor, Tenso
 
 def supported(stream_btd: Tensor, branch_btd: Tensor | None, dtype: torch.dtype) -> bool:
     """Return whether the CUDA kernel computes on these dtypes; arguments as in op.py."""
-    branch = dtype if branch_btd is None else branch_btd.dtype
-    return stream_btd.dtype == torch.float32 and {branch, dtype} <= custom_op.DTYPES
+    return (
+        stream_btd.dtype == torch.float32
+        and dtype in DTYPES
+        and (branch_btd is None or branch_btd.dtype in DTYPES)
+    )
 
 
 def _cuda(
@@ -33,7 +37,7 @@ def _cuda(
             "use kernels.backend=reference"
         )
     gain_d = cast(gain_d, stream_btd.dtype)
-    sum_btd, normed_btd = custom_op.run(stream_btd, branch_btd, gain_d, dtype)
+    sum_btd, normed_btd = ADD_NORM.run(Call(stream_btd, branch_btd, gain_d, dtype))
     return stream_btd if branch_btd is None else sum_btd, normed_btd
 
 

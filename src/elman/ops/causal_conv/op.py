@@ -20,9 +20,8 @@ from elman.ops.causal_conv import cuda, reference
 from elman.ops.causal_conv.reference import next_history
 from elman.ops.common.door import FLOATING, check, check_resets
 from elman.ops.common.native import CUDA_TYPES
-from elman.ops.common.operators import apply, watched
 from elman.ops.common.precision import cast
-from elman.ops.common.transforms import KernelFunction
+from elman.ops.common.transforms import KernelFunction, apply, watched
 
 
 class Layout(NamedTuple):

@@ -7,7 +7,8 @@ from functools import partial
 
 from torch import Tensor
 
-from elman.ops.channel import custom_op, reference
+from elman.ops.channel import reference
+from elman.ops.channel.custom_op import CHANNEL, Call
 from elman.ops.channel.plan import Plan
 from elman.ops.channel.recurrences import compiled_cell
 from elman.ops.common.backend import Backend
@@ -43,7 +44,9 @@ def _compiled(
     # A kernel reads a number for every channel; autograd sums the gradients of one of them all.
     channels = state_bc.shape[1]
     ordered = [parameters[name].expand(channels) for name in compiled_cell(plan.step).parameters]
-    return custom_op.run(plan.text, backend, sources_bts, ordered, state_bc, resets_bt)
+    call = Call(plan.text, backend, sources_bts, ordered, state_bc, resets_bt)
+    y_btc, last_bc = CHANNEL.run(call)
+    return y_btc, last_bc
 
 
 BACKENDS: dict[str, Backend[Run]] = {

@@ -1,6 +1,4 @@
-"""The channel engine as custom operators, which autograd, autocast and torch.compile see.
-
-Where nobody looks at operators, :class:`Channel` calls the same kernels without an operator.
+"""The channel engine as an operator, which autograd, autocast and torch.compile see.
 
 Shape legend: b batch, t time, c channels of the state, s all channels of a source,
 k checkpoints: the states before every segment of time.
@@ -11,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from elman.ops.channel import cpu
@@ -28,8 +25,7 @@ from elman.ops.common.door import (
     check_sequences,
     check_state,
 )
-from elman.ops.common.operators import apply, backward_is_plain, operators_are_seen
-from elman.ops.common.transforms import OperatorFunction, operator, register_gradient
+from elman.ops.common.operator import INCOMING, Operator
 
 
 @dataclass(frozen=True)
@@ -68,16 +64,8 @@ KERNELS: dict[str, Kernels] = {
 """By the name of the backend."""
 
 
-@operator("channel")
-def channel(
-    plan: str,
-    backend: str,
-    sources_bts: Sequence[Tensor],
-    parameters_c: Sequence[Tensor],
-    state_bc: Tensor,
-    resets_bt: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Run a plan of the channel engine on a compiled kernel.
+class Call(NamedTuple):
+    """What the operator reads.
 
     Args:
         plan: ``Plan.text``.
@@ -86,21 +74,62 @@ def channel(
         parameters_c: The step's parameters in the order of :mod:`elman.ops.channel.recurrences`.
         state_bc: State before the first step.
         resets_bt: Whether the state before a step is zero, bool; None: it never is.
-
-    Returns:
-        The output [B, T, C] in the sources' dtype, the state after the last step, and the
-        checkpoints [B, segments, C] that the backward pass starts from.
-
-    Raises:
-        ValueError: a tensor has another shape, dtype or device, or there is no row or no step.
-        UserError: the backend cannot read the tensors' device or dtype.
     """
-    parsed = parse(plan)
-    names = compiled_cell(parsed.step).parameters
-    given = dict(zip(names, parameters_c, strict=False))
-    check_call(parsed, sources_bts, given, state_bc, resets_bt, scalars=False)
-    check_kernel_tensors(f"channel {parsed.step}", sources_bts, parameters_c)
-    return _forward(plan, backend, sources_bts, parameters_c, state_bc, resets_bt)
+
+    plan: str
+    backend: str
+    sources_bts: Sequence[Tensor]
+    parameters_c: Sequence[Tensor]
+    state_bc: Tensor
+    resets_bt: Tensor | None
+
+
+class Saved(NamedTuple):
+    """What the backward pass reads: gradients of output and last state, and the call."""
+
+    plan: str
+    backend: str
+    dy_btc: Tensor | None
+    dlast_bc: Tensor | None
+    sources_bts: Sequence[Tensor]
+    parameters_c: Sequence[Tensor]
+    checkpoints_bkc: Tensor
+    resets_bt: Tensor | None
+
+
+def forward(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the output in the sources' dtype, the last state and the checkpoints."""
+    return KERNELS[call.backend].forward(parse(call.plan), *call[2:])
+
+
+def backward(saved: Saved) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """Return the gradients of sources, parameters and first state."""
+    return KERNELS[saved.backend].backward(parse(saved.plan), *saved[2:])
+
+
+def _fake(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    source_bts, state_bc = call.sources_bts[0], call.state_bc
+    (batch, steps, _), channels = source_bts.shape, state_bc.shape[1]
+    segments = KERNELS[call.backend].n_segments(steps)
+    return (
+        source_bts.new_empty(batch, steps, channels),
+        state_bc.new_empty(batch, channels),
+        state_bc.new_empty(batch, segments, channels),
+    )
+
+
+def _save(call: Call, results: tuple[Tensor, Tensor, Tensor]) -> Saved:
+    given = (call.sources_bts, call.parameters_c, results[2], call.resets_bt)
+    return Saved(call.plan, call.backend, INCOMING, INCOMING, *given)
+
+
+def _fake_backward(saved: Saved) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    checkpoints_bkc = saved.checkpoints_bkc
+    return (
+        [source.new_empty(source.shape) for source in saved.sources_bts],
+        [parameter.new_empty(parameter.shape) for parameter in saved.parameters_c],
+        checkpoints_bkc.new_empty(checkpoints_bkc.shape[0], checkpoints_bkc.shape[2]),
+    )
 
 
 def check_call(
@@ -116,10 +145,10 @@ def check_call(
 
     Args:
         plan: What is computed.
-        sources_bts: As for :func:`channel`.
+        sources_bts: As of :class:`Call`.
         parameters: By name; those of a step without a kernel may have any shape.
-        state_bc: As for :func:`channel`.
-        resets_bt: As for :func:`channel`.
+        state_bc: As of :class:`Call`.
+        resets_bt: As of :class:`Call`.
         scalars: Whether parameters that are one number are given as one, and not for all channels.
 
     Raises:
@@ -144,164 +173,33 @@ def _shapes(step: str, channels: int, scalars: bool) -> dict[str, Shape]:
     return {name: (1,) if name in single else (channels,) for name in cell.parameters}
 
 
-def _forward(
-    plan: str,
-    backend: str,
-    sources_bts: Sequence[Tensor],
-    parameters_c: Sequence[Tensor],
-    state_bc: Tensor,
-    resets_bt: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return KERNELS[backend].forward(parse(plan), sources_bts, parameters_c, state_bc, resets_bt)
+def check_operator(call: Call) -> None:
+    """Compare every tensor of an operator's call with what the kernel reads.
 
-
-@channel.register_fake
-def _(
-    plan: str,
-    backend: str,
-    sources_bts: Sequence[Tensor],
-    parameters_c: Sequence[Tensor],
-    state_bc: Tensor,
-    resets_bt: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    batch, steps, _ = sources_bts[0].shape
-    channels = state_bc.shape[1]
-    segments = KERNELS[backend].n_segments(steps)
-    return (
-        sources_bts[0].new_empty(batch, steps, channels),
-        state_bc.new_empty(batch, channels),
-        state_bc.new_empty(batch, segments, channels),
-    )
-
-
-@operator("channel_backward")
-def channel_backward(
-    plan: str,
-    backend: str,
-    dy_btc: Tensor | None,
-    dlast_bc: Tensor | None,
-    sources_bts: Sequence[Tensor],
-    parameters_c: Sequence[Tensor],
-    checkpoints_bkc: Tensor,
-    resets_bt: Tensor | None,
-) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """Return the gradients of sources, parameters and first state."""
-    given = (dy_btc, dlast_bc, sources_bts, parameters_c, checkpoints_bkc, resets_bt)
-    return _backward(plan, backend, *given)
-
-
-def _backward(
-    plan: str,
-    backend: str,
-    dy_btc: Tensor | None,
-    dlast_bc: Tensor | None,
-    sources_bts: Sequence[Tensor],
-    parameters_c: Sequence[Tensor],
-    checkpoints_bkc: Tensor,
-    resets_bt: Tensor | None,
-) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    given = (dy_btc, dlast_bc, sources_bts, parameters_c, checkpoints_bkc, resets_bt)
-    return KERNELS[backend].backward(parse(plan), *given)
-
-
-@channel_backward.register_fake
-def _(
-    plan: str,
-    backend: str,
-    dy_btc: Tensor | None,
-    dlast_bc: Tensor | None,
-    sources_bts: Sequence[Tensor],
-    parameters_c: Sequence[Tensor],
-    checkpoints_bkc: Tensor,
-    resets_bt: Tensor | None,
-) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    return (
-        [source.new_empty(source.shape) for source in sources_bts],
-        [parameter.new_empty(parameter.shape) for parameter in parameters_c],
-        checkpoints_bkc.new_empty(checkpoints_bkc.shape[0], checkpoints_bkc.shape[2]),
-    )
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.plan, ctx.backend, sources_bts, parameters_c, _, resets_bt = inputs
-    ctx.n_sources = len(sources_bts)
-    ctx.save_for_backward(*sources_bts, *parameters_c, output[2], resets_bt)
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate(
-    ctx: Any, dy_btc: Tensor | None, dlast_bc: Tensor | None, *, plain: bool
-) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """Return the gradients of sources, parameters and first state.
-
-    Args:
-        ctx: As :func:`_setup` left it.
-        dy_btc: Gradient of the output.
-        dlast_bc: Gradient of the last state.
-        plain: Whether a plain call may compute them, where no operator is seen.
+    Raises:
+        ValueError: a tensor has another shape, dtype or device, or there is no row or no step.
     """
-    *tensors, checkpoints_bkc, resets_bt = ctx.saved_tensors
-    plain = plain and backward_is_plain((*tensors, dy_btc, dlast_bc, resets_bt))
-    sources_bts, parameters_c = tensors[: ctx.n_sources], tensors[ctx.n_sources :]
-    given = (dy_btc, dlast_bc, sources_bts, parameters_c, checkpoints_bkc, resets_bt)
-    return (_backward if plain else channel_backward)(ctx.plan, ctx.backend, *given)
+    plan = parse(call.plan)
+    names = compiled_cell(plan.step).parameters
+    given = dict(zip(names, call.parameters_c, strict=False))
+    check_call(plan, call.sources_bts, given, call.state_bc, call.resets_bt, scalars=False)
+    check_kernel_tensors(f"channel {plan.step}", call.sources_bts, call.parameters_c)
 
 
-def _differentiate_operator(
-    ctx: Any, dy_btc: Tensor | None, dlast_bc: Tensor | None, _: Tensor | None
-) -> tuple[None, None, list[Tensor], list[Tensor], Tensor, None]:
-    return None, None, *_differentiate(ctx, dy_btc, dlast_bc, plain=False), None
-
-
-register_gradient("channel", _differentiate_operator, _setup)
-# The engine sets the state's precision: it widens projections that autocast made narrow.
-channel.register_autocast("cpu", torch.float32)
-
-
-class Channel(OperatorFunction):
-    """The operator :func:`channel` where nobody looks. The checkpoints stay inside."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        plan: str,
-        backend: str,
-        n_sources: int,
-        resets_bt: Tensor | None,
-        *tensors: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Run the kernel on sources, parameters and the first state, in this order."""
-        sources_bts, parameters_c = tensors[:n_sources], tensors[n_sources:-1]
-        inputs = (plan, backend, sources_bts, parameters_c, tensors[-1], resets_bt)
-        outputs = _forward(*inputs)
-        _setup(ctx, inputs, outputs)
-        return outputs[:2]
-
-    @staticmethod
-    def backward(
-        ctx: Any, dy_btc: Tensor | None, dlast_bc: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        """Run the kernels of the backward pass."""
-        dsources_bts, dparameters_c, dfirst_bc = _differentiate(ctx, dy_btc, dlast_bc, plain=True)
-        return None, None, None, None, *dsources_bts, *dparameters_c, dfirst_bc
-
-
-def run(
-    plan: str,
-    backend: str,
-    sources_bts: Sequence[Tensor],
-    parameters_c: Sequence[Tensor],
-    state_bc: Tensor,
-    resets_bt: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Return the first two outputs of :func:`channel`, by an operator only where it is seen."""
-    tensors = (*sources_bts, *parameters_c, state_bc)
-    if not operators_are_seen((*tensors, resets_bt)):
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-            outputs: tuple[Tensor, Tensor] = apply(
-                Channel, plan, backend, len(sources_bts), resets_bt, *tensors
-            )
-            return outputs
-        return _forward(plan, backend, sources_bts, parameters_c, state_bc, resets_bt)[:2]
-    y_btc, last_bc, _ = channel(plan, backend, sources_bts, parameters_c, state_bc, resets_bt)
-    return y_btc, last_bc
+CHANNEL = Operator(
+    "channel",
+    Call,
+    Saved,
+    check=check_operator,
+    forward=forward,
+    fake=_fake,
+    save=_save,
+    backward=backward,
+    fake_backward=_fake_backward,
+    incoming=("dy_btc", "dlast_bc"),
+    gradients=("sources_bts", "parameters_c", "state_bc"),
+    # The engine sets the state's precision: it widens projections that autocast made narrow.
+    widens=("cpu",),
+)
+"""A plan on a compiled kernel: the output [B, T, C] in the sources' dtype, the state after the last
+step, and the checkpoints [B, segments, C] that the backward pass starts from."""

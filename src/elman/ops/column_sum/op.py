@@ -16,9 +16,8 @@ from torch.nn import functional
 
 from elman.ops.column_sum import cuda
 from elman.ops.common.native import CUDA_TYPES
-from elman.ops.common.operators import apply, watched
 from elman.ops.common.precision import cast, compute_dtype
-from elman.ops.common.transforms import KernelFunction
+from elman.ops.common.transforms import KernelFunction, apply, watched
 from elman.ops.linear import linear, narrow
 
 

@@ -1,28 +1,24 @@
-"""What PyTorch's transforms get from a kernel: the right numbers, or one line that refuses.
+"""Who looks at a call of a kernel, and what PyTorch's transforms get: right numbers or a refusal.
 
-A kernel has a forward and a backward pass, and PyTorch's transforms ask for more. vmap runs it
-once for each item. It has no forward-mode derivative and no second derivative: both are refused.
-Without this module both would be zeros, without a word. Plain PyTorch has all of them, so whoever
-can take another way asks :func:`transformed` first.
+A kernel has a forward and a backward pass, and PyTorch's transforms ask for more. It has no
+forward-mode derivative and no second derivative: both are refused in one line. Without this module
+both would be zeros, without a word. Plain PyTorch has all of them, so whoever can take another way
+asks :func:`transformed` first.
 
-Every operator of this project is made by :func:`operator`. Every function of autograd around a
-kernel is a :class:`KernelFunction`, or an :class:`OperatorFunction` beside an operator.
+Every function of autograd around a kernel is a :class:`KernelFunction`, or the
+:class:`OperatorFunction` of an :class:`elman.ops.common.operator.Operator`.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from functools import partial, wraps
-from itertools import islice
-from typing import Any, NamedTuple, NoReturn
+from functools import wraps
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch._library.custom_ops import CustomOpDef
 from torch.autograd import forward_ad
+from torch.nn import Parameter
 
 from elman.base.errors import UserError
 
@@ -37,9 +33,7 @@ _BATCHED = "this kernel has no batched backward pass (is_grads_batched=True, vec
 # What torch.autograd.grad(..., is_grads_batched=True) runs a backward pass under: an older vmap.
 _BATCHED_GRADIENTS: Any = torch._C._parse_dispatch_key("VmapMode")
 
-Values = Sequence[Any]
-"""Arguments or results of an operator: tensors, lists of tensors, None, and constants."""
-Lengths = tuple[int | None, ...]
+_PLAIN = frozenset({Tensor, Parameter, type(None)})
 
 
 def transformed() -> bool:
@@ -75,6 +69,67 @@ def keeps(tensors: Iterable[Tensor | None]) -> bool:
         return False
     # A tensor that vmap has wrapped does not say what the transform around it wants.
     return any(one is not None and one.requires_grad for one in tensors) or transformed()
+
+
+# ------------------------------------------------------------------------- who sees operators
+
+
+def operators_are_seen(tensors: Sequence[Tensor | None]) -> bool:
+    """Return whether a call on tensors has to be an operator.
+
+    It has to where something looks at it (see :func:`watched`), where the tensors lie on a device
+    without kernels, and where autocast on a CPU widens them.
+
+    Args:
+        tensors: The tensors of the call, all on the device of the first; None is no tensor.
+    """
+    if watched(tensors):
+        return True
+    first = tensors[0]
+    assert first is not None
+    return not first.is_cuda and (not first.is_cpu or torch.is_autocast_enabled("cpu"))
+
+
+def backward_is_plain(tensors: Sequence[Tensor | None]) -> bool:
+    """Return whether a plain call may compute a backward pass on tensors.
+
+    It may not where it has to be an operator, and where somebody differentiates it again: then the
+    operator says that it has no derivative.
+
+    Args:
+        tensors: As for :func:`operators_are_seen`.
+    """
+    return not backward_is_seen() and not operators_are_seen(tensors)
+
+
+def watched(tensors: Sequence[Tensor | None]) -> bool:
+    """Return whether anything looks at the operators of a call on tensors.
+
+    This is so while torch.compile, torch.export or torch.jit.trace traces, while a dispatch mode
+    counts or replaces operators, while a transform of torch.func or forward-mode differentiation is
+    active, and for tensors of a class of their own, such as fake tensors.
+    """
+    # The compiler comes first, because torch.compile cannot trace the other questions.
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or forward_ad._current_level >= 0
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._get_tracing_state() is not None
+        or not _PLAIN.issuperset(map(type, tensors))
+    )
+
+
+def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """Apply a function of autograd in a call that nothing looks at (see :func:`watched`).
+
+    ``Function.apply`` first looks for wrappers of torch.func's transforms, which takes 2 us. For a
+    function with a ``setup_context`` it also reads the signature, 25 us. Neither is needed here.
+    """
+    return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
+
+
+# ------------------------------------------------------------------------- refusals
 
 
 def _refuse(name: str, why: str) -> NoReturn:
@@ -118,11 +173,29 @@ def refuse_tangents(name: str, tensors: Iterable[Any]) -> None:
             _refuse(name, _FORWARD)
 
 
+def refuse_second_derivative(name: str) -> NoReturn:
+    """Raise a UserError: a kernel's backward pass has no derivative.
+
+    Args:
+        name: The kernel, for people.
+    """
+    _refuse(name, _SECOND)
+
+
+def refuse_batched_gradients(name: str) -> NoReturn:
+    """Raise a UserError: a kernel computes no batch of gradients at once.
+
+    Args:
+        name: The kernel, for people.
+    """
+    _refuse(name, _BATCHED)
+
+
 # ------------------------------------------------------------------------- functions of autograd
 
 
 class OperatorFunction(torch.autograd.Function):
-    """An operator of :func:`operator` where nobody looks; its backward pass leaves refusals to it.
+    """A custom operator where nobody looks; its backward pass leaves refusals to the operator.
 
     A backward pass that somebody looks at, or whose gradient is to have one, calls an operator.
     """
@@ -197,196 +270,3 @@ class _Last(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> NoReturn:
         _refuse(ctx.name, _SECOND)
-
-
-# ------------------------------------------------------------------------- operators
-
-
-class _Gradient(NamedTuple):
-    """How an operator is differentiated, as ``torch.library.register_autograd`` takes it."""
-
-    backward: Callable[..., Any]
-    setup_context: Callable[..., None]
-
-
-_LIBRARY = torch.library.Library("elman", "FRAGMENT")
-_GRADIENTS: dict[str, _Gradient] = {}
-OPERATORS: dict[str, CustomOpDef] = {}
-"""Every operator of this project, by its name without ``elman::``."""
-
-
-def operator(
-    name: str,
-) -> Callable[[Callable[..., Any]], CustomOpDef]:
-    """Return a decorator that makes a kernel's pass an operator ``elman::name``.
-
-    It does what ``torch.library.custom_op`` does, for a pass that changes none of its arguments.
-    vmap then works, and what cannot be differentiated is refused.
-
-    Args:
-        name: See above.
-    """
-
-    def made(run: Callable[..., Any]) -> CustomOpDef:
-        made = torch.library.custom_op(f"elman::{name}", mutates_args=())(run)
-        made.register_vmap(_one_by_one(made))
-        with warnings.catch_warnings():
-            # PyTorch's own rule drops tangents, and fails inside torch.func.grad.
-            warnings.filterwarnings("ignore", message="Warning only once for all operators")
-            rule = _rule(name)
-            _LIBRARY.impl(name, rule, "Autograd", with_keyset=True, allow_override=True)
-        _LIBRARY.impl(name, partial(_refuse_batch, name), "Batched")
-        OPERATORS[name] = made
-        return made
-
-    return made
-
-
-def register_gradient(
-    name: str, backward: Callable[..., Any], setup_context: Callable[..., None]
-) -> None:
-    """Say how an operator is differentiated; one without this refuses it.
-
-    Args:
-        name: As for :func:`operator`.
-        backward: As ``torch.library.register_autograd`` takes it.
-        setup_context: Likewise.
-    """
-    assert name in OPERATORS, name
-    _GRADIENTS[name] = _Gradient(backward, setup_context)
-
-
-def _one_by_one(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the rule of vmap: one call for each item, and the results behind one another."""
-
-    def rule(info: Any, in_dims: Values, *given: Any) -> tuple[Any, Any]:
-        items = range(info.batch_size)
-        found = [run(*_chosen(given, in_dims, item)) for item in items]
-        if not isinstance(found[0], tuple):
-            stacked = _stacked(found)
-            return stacked, _zeros(stacked)
-        results = tuple(_stacked(parts) for parts in zip(*found, strict=True))
-        return results, tuple(map(_zeros, results))
-
-    return rule
-
-
-def _chosen(given: Values, dims: Values, item: int) -> list[Any]:
-    """Return one item's arguments."""
-
-    def chosen(one: Any, dim: Any) -> Any:
-        if isinstance(one, (list, tuple)):
-            return _chosen(one, dim, item) if isinstance(dim, (list, tuple)) else one
-        return one if dim is None else one.select(dim, item)
-
-    return [chosen(one, dim) for one, dim in zip(given, dims, strict=True)]
-
-
-def _stacked(parts: Sequence[Any]) -> Any:
-    if isinstance(parts[0], (list, tuple)):
-        return [torch.stack(one) for one in zip(*parts, strict=True)]
-    return torch.stack(tuple(parts))
-
-
-def _zeros(one: Any) -> Any:
-    return [0] * len(one) if isinstance(one, list) else 0
-
-
-def _rule(name: str) -> Callable[..., Any]:
-    """Return an operator's rule of autograd."""
-    overload = getattr(torch.ops.elman, name).default
-
-    def rule(keyset: Any, *given: Any) -> Any:
-        refuse_tangents(f"elman::{name}", _flat(given))
-        call = _Call(name, _lengths(given), partial(_below, overload, keyset))
-        if not torch.is_grad_enabled() or not torch._C._any_requires_grad(*given):
-            return call.run(given)
-        with _single_level():
-            function: Any = super(torch.autograd.Function, _Operator)
-            found = function.apply(call, *_flat(given))
-        results = tuple(_packed(found, call.found))
-        return results if call.several else results[0]
-
-    return rule
-
-
-def _below(overload: Any, keyset: Any, given: Values) -> Any:
-    """Run an operator below autograd."""
-    with torch._C._AutoDispatchBelowAutograd():
-        return overload.redispatch(keyset & torch._C._after_autograd_keyset, *given)
-
-
-def _refuse_batch(name: str, *given: Any) -> NoReturn:
-    _refuse(f"elman::{name}", _BATCHED)
-
-
-def _single_level() -> AbstractContextManager[object]:
-    """Return a context in which a rule may apply a function of autograd inside a transform."""
-    if not torch._C._are_functorch_transforms_active():
-        return nullcontext()
-    from torch._functorch.utils import enable_single_level_autograd_function
-
-    context: AbstractContextManager[object] = enable_single_level_autograd_function()
-    return context
-
-
-@dataclass
-class _Call:
-    """One call of an operator under autograd.
-
-    Args:
-        name: The operator's name.
-        given: How many tensors each list among the arguments has; None where there is no list.
-        run: Computes the results from the arguments.
-        found: As ``given``, for the results, once they are there.
-        several: Whether the operator has several results.
-    """
-
-    name: str
-    given: Lengths
-    run: Callable[[Values], Any]
-    found: Lengths = ()
-    several: bool = False
-
-
-class _Operator(torch.autograd.Function):
-    """An operator with its gradient: arguments and results without their lists."""
-
-    @staticmethod
-    def forward(ctx: Any, call: _Call, *flat: Any) -> tuple[Tensor, ...]:
-        given = _packed(flat, call.given)
-        # PyTorch turns both off in here, but the transforms outside this one go on below.
-        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
-            found = call.run(given)
-        call.several = isinstance(found, tuple)
-        results = found if call.several else (found,)
-        call.found = _lengths(results)
-        ctx.name, ctx.given, ctx.found = call.name, call.given, call.found
-        if call.name in _GRADIENTS:
-            _GRADIENTS[call.name].setup_context(ctx, tuple(given), found)
-        return tuple(_flat(results))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        if ctx.name not in _GRADIENTS:
-            _refuse(f"elman::{ctx.name}", _SECOND)
-        found = _GRADIENTS[ctx.name].backward(ctx, *_packed(gradients, ctx.found))
-        return None, *_flat(found)
-
-
-def _lengths(values: Values) -> Lengths:
-    return tuple(len(one) if isinstance(one, (list, tuple)) else None for one in values)
-
-
-def _flat(values: Values) -> list[Any]:
-    """Return values with those of lists one by one."""
-    flat: list[Any] = []
-    for one in values:
-        flat.extend(one) if isinstance(one, (list, tuple)) else flat.append(one)
-    return flat
-
-
-def _packed(flat: Iterable[Any], lengths: Lengths) -> list[Any]:
-    """Return values with the lists that :func:`_flat` took apart."""
-    left = iter(flat)
-    return [next(left) if n is None else list(islice(left, n)) for n in lengths]

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from elman.ops.common.backend import Backend
 from elman.ops.common.precision import no_autocast
+from elman.ops.common.transforms import keeps
 from elman.ops.common.uncompiled import uncompiled
-from elman.ops.dense import custom_op, reference
+from elman.ops.dense import reference
+from elman.ops.dense.custom_op import DENSE, Call, check_kernel_call
 from elman.ops.dense.steps import State, Tensors
 
 Run = Callable[[str, Tensors, Tensors, Tensors, Tensors, Tensor | None], tuple[Tensor, State]]
@@ -41,10 +43,12 @@ def _compiled(
     parameters: Tensors,
     resets_bt: Tensor | None,
 ) -> tuple[Tensor, State]:
-    custom_op.check_kernel_call(step, backend, inputs, recurrent, parameters, state)
     first_sbi = torch.stack(tuple(state))
+    tensors = (*inputs, *recurrent, *parameters, first_sbi)
     given = (inputs, recurrent, parameters, first_sbi, resets_bt)
-    h_bti, last_sbi = custom_op.run(step, backend, *given)
+    call = Call(step, backend, keeps(tensors), *given)
+    check_kernel_call(call)
+    h_bti, last_sbi = DENSE.run(call)
     return h_bti, last_sbi.unbind(0)
 
 

@@ -7,7 +7,7 @@ m numbers of the memo, s parts of the state.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -16,8 +16,7 @@ from elman.ops.dense.recurrences import compiled_cell
 Tensors = Sequence[Tensor]
 
 
-@dataclass(frozen=True)
-class Results:
+class Results(NamedTuple):
     """What a forward pass leaves.
 
     Args:
@@ -35,8 +34,7 @@ class Results:
     norms_bt: Tensor
 
 
-@dataclass(frozen=True)
-class Gradients:
+class Gradients(NamedTuple):
     """Gradients of what a forward pass read, in the order of its arguments."""
 
     inputs: list[Tensor]

@@ -11,7 +11,8 @@ from elman.ops.common.backend import Backend
 from elman.ops.common.precision import cast, no_autocast, wide_dtype
 from elman.ops.common.transforms import keeps
 from elman.ops.common.uncompiled import uncompiled
-from elman.ops.matrix_state import custom_op, reference
+from elman.ops.matrix_state import reference
+from elman.ops.matrix_state.custom_op import MATRIX_STATE, Call
 from elman.ops.matrix_state.plan import Plan
 
 Run = Callable[
@@ -61,8 +62,9 @@ def _compiled(
     sources_btc = [_adjacent(cast(source_btc, io)) for source_btc in sources_btc]
     ordered = [cast(parameters[name], wide) for name in plan.parameter_names]
     tensors = [*sources_btc, *ordered, *([] if first_bhvn is None else [first_bhvn])]
-    keep = keeps(tensors)
-    return custom_op.run(plan.text, backend, keep, sources_btc, ordered, first_bhvn, resets_bt)
+    given = (sources_btc, ordered, first_bhvn, resets_bt)
+    out_bthv, last_bhvn = MATRIX_STATE.run(Call(plan.text, backend, keeps(tensors), *given))
+    return out_bthv, last_bhvn
 
 
 def _adjacent(source_btc: Tensor) -> Tensor:

@@ -22,13 +22,12 @@ from elman.ops.common.door import (
 from elman.ops.common.precision import no_autocast, wide_dtype
 from elman.ops.common.transforms import keeps
 from elman.ops.common.uncompiled import uncompiled
+from elman.ops.matrix_state import row_mix, slots
 from elman.ops.matrix_state.backends import BACKENDS
 from elman.ops.matrix_state.custom_op import KERNELS, check_call
 from elman.ops.matrix_state.plan import Plan
 from elman.ops.matrix_state.reference import first_state
 from elman.ops.matrix_state.reference import recurrence as _by_step
-from elman.ops.matrix_state.row_mix import row_mix
-from elman.ops.matrix_state.slots import slots
 from elman.ops.matrix_state.triton.row_mix_launch import NAMES
 
 
@@ -125,7 +124,9 @@ def slot_recurrence(
     dtype = state_bhni.dtype
     k, q, value, row = (sequences[name].squeeze(2).to(dtype) for name in ("k", "q", "input", "row"))
     first_bni = state_bhni.squeeze(1)
-    y_btn, last_bni, *_ = slots(backend, k, q, value, row, mix_nn.to(dtype), first_bni, resets_bt)
+    call = slots.Call(backend, k, q, value, row, mix_nn.to(dtype), first_bni, resets_bt)
+    slots.check_call(call)
+    y_btn, last_bni = slots.SLOTS.run(call)
     return y_btn.unsqueeze(2), last_bni.unsqueeze(1)
 
 
@@ -177,9 +178,11 @@ def row_mix_recurrence(
         y_bthv = y_bthv + residual_hv.to(wide) * v_bthv.to(wide)
         return y_bthv * functional.silu(gate_bthv.to(wide)), last_bhvn
     wide = wide_dtype(v_bthv.dtype)
-    tensors = [*(sequences[name] for name in NAMES), mix_huv.to(wide), residual_hv.to(wide)]
-    keep = keeps((*tensors, state_bhvn))
-    out_bthv, last_bhvn, _ = row_mix(keep, *tensors, state_bhvn, resets_bt)
+    q, k, v, decay, gate = (sequences[name] for name in NAMES)
+    tensors = (q, k, v, decay, gate, mix_huv.to(wide), residual_hv.to(wide), state_bhvn)
+    call = row_mix.Call(keeps(tensors), *tensors, resets_bt)
+    row_mix.check_call(call)
+    out_bthv, last_bhvn = row_mix.ROW_MIX.run(call)
     return out_bthv, last_bhvn
 
 

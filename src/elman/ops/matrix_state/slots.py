@@ -1,4 +1,4 @@
-"""The kernels of E63m as custom operators: its slots all read one another.
+"""The kernels of E63m as an operator: its slots all read one another.
 
 It is no plan of the engine: the engine's kernels take the rows of a state one by one.
 
@@ -8,10 +8,10 @@ Shape legend: b batch, t time, i channels (columns of the state), n slots (its r
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from elman.kernels.threads import kernel_threads
 from elman.ops.common.backend import require_cpu
 from elman.ops.common.door import check, check_resets
 from elman.ops.common.native import C_TYPES
-from elman.ops.common.transforms import operator, register_gradient
+from elman.ops.common.operator import INCOMING, Operator
 from elman.ops.matrix_state.cuda import slots as cuda
 from elman.ops.matrix_state.slots_abi import SEGMENT, SlotsArgs, layout
 
@@ -63,7 +63,7 @@ def kernel_for(dtype: torch.dtype, resets: bool) -> Kernel:
     return Kernel(*parts)
 
 
-def _call(backend: str, tensors: Mapping[str, Tensor | None], *, backward: bool) -> None:
+def _launch(backend: str, tensors: Mapping[str, Tensor | None], *, backward: bool) -> None:
     """Run a pass over tensors by the names of SlotsArgs; None leaves one out."""
     kept = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
     (batch, steps, channels), n_slots = kept["k"].shape, kept["mix"].shape[0]
@@ -86,49 +86,8 @@ def _call(backend: str, tensors: Mapping[str, Tensor | None], *, backward: bool)
     (kernel.backward if backward else kernel.forward)(args)
 
 
-def check_call(given: Mapping[str, Tensor], first_bni: Tensor) -> None:
-    """Compare the tensors of a call with what a kernel reads.
-
-    Args:
-        given: ``k``, ``q``, ``input``, ``row`` and ``mix``, as for :func:`slots`.
-        first_bni: State before the first step.
-
-    Raises:
-        ValueError: one has another shape, dtype or device, or there are no rows or no steps.
-    """
-    of, state = "matrix_state e63m", first_bni
-    check(f"state of {of}", state, (None, None, None), state.device, C_TYPES)
-    batch, n_slots, channels = state.shape
-    steps = given["k"].shape[1] if given["k"].ndim > 1 else None
-    if not batch or not steps:
-        raise ValueError(f"k of {of}: shape {list(given['k'].shape)}, expected rows and steps")
-    wide, narrow = (batch, steps, channels), (batch, steps, n_slots)
-    shapes = {"k": wide, "q": wide, "input": narrow, "row": narrow, "mix": (n_slots, n_slots)}
-    for name, shape in shapes.items():
-        check(f"{name} of {of}", given[name], shape, state.device, (state.dtype,))
-
-
-def _kept(k_bti: Tensor, input_btn: Tensor, first_bni: Tensor) -> list[Tensor]:
-    """Return room for what a forward pass returns."""
-    batch, segments = k_bti.shape[0], -(-k_bti.shape[1] // SEGMENT)
-    y_btn, read_btn, value_btn = (input_btn.new_empty(input_btn.shape) for _ in range(3))
-    last_bni = first_bni.new_empty(first_bni.shape)
-    checkpoints = first_bni.new_empty(batch, segments, *first_bni.shape[1:])
-    return [y_btn, last_bni, checkpoints, read_btn, value_btn]
-
-
-@operator("slots")
-def slots(
-    backend: str,
-    k_bti: Tensor,
-    q_bti: Tensor,
-    input_btn: Tensor,
-    row_btn: Tensor,
-    mix_nn: Tensor,
-    first_bni: Tensor,
-    resets_bt: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Run E63m's recurrence: S' = a > S + (1 - a) > v k^T, v = tanh(input + mix tanh(S k)).
+class Call(NamedTuple):
+    """What the operator reads, all of the first state's dtype: fp32, or on a CPU fp64.
 
     Args:
         backend: ``cpu`` or ``cuda``.
@@ -137,113 +96,131 @@ def slots(
         input_btn: What joins the value, biases included.
         row_btn: a.
         mix_nn: W_r.
-        first_bni: State before the first step. All have this one's dtype: fp32, or on a CPU fp64.
+        first_bni: State before the first step.
         resets_bt: True where the state of a sequence before a step is zero; None is nowhere.
+    """
 
-    Returns:
-        The reads S' q [B, T, n], the last state, the checkpoints [B, segments, n, i], tanh(S k) and
-        the values v [B, T, n].
+    backend: str
+    k_bti: Tensor
+    q_bti: Tensor
+    input_btn: Tensor
+    row_btn: Tensor
+    mix_nn: Tensor
+    first_bni: Tensor
+    resets_bt: Tensor | None
+
+
+class Saved(NamedTuple):
+    """What the backward pass reads."""
+
+    backend: str
+    dy_btn: Tensor | None
+    dlast_bni: Tensor | None
+    k_bti: Tensor
+    q_bti: Tensor
+    row_btn: Tensor
+    mix_nn: Tensor
+    checkpoints_bkni: Tensor
+    read_btn: Tensor
+    value_btn: Tensor
+    resets_bt: Tensor | None
+
+
+Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def check_call(call: Call) -> None:
+    """Compare the tensors of a call with what a kernel reads.
 
     Raises:
-        ValueError: a tensor has another shape, dtype or device, or there is no row or no step.
-        UserError: the backend cannot read the tensors' device or dtype, or its kernel cannot be
-            compiled.
+        ValueError: one has another shape, dtype or device, or there are no rows or no steps.
     """
-    given = {"k": k_bti, "q": q_bti, "input": input_btn, "row": row_btn, "mix": mix_nn}
-    check_call(given, first_bni)
-    check_resets("matrix_state e63m", resets_bt, k_bti)
-    made = _kept(k_bti, input_btn, first_bni)
-    names = ("y", "last", "checkpoints", "read", "value")
-    results = dict(zip(names, made, strict=True))
-    before = {"first": first_bni, "resets": resets_bt}
-    _call(backend, {**given, **before, **results}, backward=False)
-    y_btn, last_bni, checkpoints_bkni, read_btn, value_btn = made
+    of, state, k_bti = "matrix_state e63m", call.first_bni, call.k_bti
+    check(f"state of {of}", state, (None, None, None), state.device, C_TYPES)
+    batch, n_slots, channels = state.shape
+    steps = k_bti.shape[1] if k_bti.ndim > 1 else None
+    if not batch or not steps:
+        raise ValueError(f"k of {of}: shape {list(k_bti.shape)}, expected rows and steps")
+    wide, narrow = (batch, steps, channels), (batch, steps, n_slots)
+    tensors = {
+        "k": (k_bti, wide),
+        "q": (call.q_bti, wide),
+        "input": (call.input_btn, narrow),
+        "row": (call.row_btn, narrow),
+        "mix": (call.mix_nn, (n_slots, n_slots)),
+    }
+    for name, (tensor, shape) in tensors.items():
+        check(f"{name} of {of}", tensor, shape, state.device, (state.dtype,))
+    check_resets(of, call.resets_bt, k_bti)
+
+
+def forward(call: Call) -> Tensors:
+    """Return the reads S' q, the last state, the checkpoints, tanh(S k) and the values v."""
+    backend, *tensors = call
+    names = ("k", "q", "input", "row", "mix", "first", "resets")
+    results = _room(call)
+    named = dict(zip(("y", "last", "checkpoints", "read", "value"), results, strict=True))
+    _launch(backend, {**dict(zip(names, tensors, strict=True)), **named}, backward=False)
+    return results
+
+
+def _room(call: Call) -> Tensors:
+    first_bni, input_btn = call.first_bni, call.input_btn
+    batch, segments = call.k_bti.shape[0], -(-call.k_bti.shape[1] // SEGMENT)
+    y_btn, read_btn, value_btn = (input_btn.new_empty(input_btn.shape) for _ in range(3))
+    last_bni = first_bni.new_empty(first_bni.shape)
+    checkpoints_bkni = first_bni.new_empty(batch, segments, *first_bni.shape[1:])
     return y_btn, last_bni, checkpoints_bkni, read_btn, value_btn
 
 
-@slots.register_fake
-def _(
-    backend: str,
-    k_bti: Tensor,
-    q_bti: Tensor,
-    input_btn: Tensor,
-    row_btn: Tensor,
-    mix_nn: Tensor,
-    first_bni: Tensor,
-    resets_bt: Tensor | None,
-) -> tuple[Tensor, ...]:
-    return tuple(_kept(k_bti, input_btn, first_bni))
-
-
-@operator("slots_backward")
-def slots_backward(
-    backend: str,
-    dy_btn: Tensor | None,
-    dlast_bni: Tensor | None,
-    k_bti: Tensor,
-    q_bti: Tensor,
-    row_btn: Tensor,
-    mix_nn: Tensor,
-    checkpoints_bkni: Tensor,
-    read_btn: Tensor,
-    value_btn: Tensor,
-    resets_bt: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def backward(saved: Saved) -> Tensors:
     """Return the gradients of keys, queries, inputs, a and the first state."""
-    dk_bti, dq_bti, dinput_btn, drow_btn, dfirst_bni = made = _gradients(
-        k_bti, read_btn, checkpoints_bkni
-    )
-    names = ("dk", "dq", "dinput", "drow", "dfirst")
-    given = {"k": k_bti, "q": q_bti, "row": row_btn, "mix": mix_nn, "read": read_btn}
-    given |= {"value": value_btn, "checkpoints": checkpoints_bkni}
-    pulls = {"dy": dy_btn, "dlast": dlast_bni, "resets": resets_bt}
-    results = dict(zip(names, made, strict=True))
-    _call(backend, {**given, **pulls, **results}, backward=True)
-    return dk_bti, dq_bti, dinput_btn, drow_btn, dfirst_bni
+    backend, *tensors = saved
+    names = ("dy", "dlast", "k", "q", "row", "mix", "checkpoints", "read", "value", "resets")
+    gradients = _gradient_room(saved)
+    named = dict(zip(("dk", "dq", "dinput", "drow", "dfirst"), gradients, strict=True))
+    _launch(backend, {**dict(zip(names, tensors, strict=True)), **named}, backward=True)
+    return gradients
 
 
-def _gradients(k_bti: Tensor, read_btn: Tensor, checkpoints_bkni: Tensor) -> list[Tensor]:
-    """Return room for what a backward pass returns."""
-    batch, _, *state = checkpoints_bkni.shape
-    sequences = (k_bti, k_bti, read_btn, read_btn)
-    return [*(x.new_empty(x.shape) for x in sequences), k_bti.new_empty(batch, *state)]
+def _gradient_room(saved: Saved) -> Tensors:
+    k_bti, read_btn = saved.k_bti, saved.read_btn
+    batch, _, *state = saved.checkpoints_bkni.shape
+    dk_bti, dq_bti = k_bti.new_empty(k_bti.shape), k_bti.new_empty(k_bti.shape)
+    dinput_btn, drow_btn = (read_btn.new_empty(read_btn.shape) for _ in range(2))
+    return dk_bti, dq_bti, dinput_btn, drow_btn, k_bti.new_empty(batch, *state)
 
 
-@slots_backward.register_fake
-def _(
-    backend: str,
-    dy_btn: Tensor | None,
-    dlast_bni: Tensor | None,
-    k_bti: Tensor,
-    q_bti: Tensor,
-    row_btn: Tensor,
-    mix_nn: Tensor,
-    checkpoints_bkni: Tensor,
-    read_btn: Tensor,
-    value_btn: Tensor,
-    resets_bt: Tensor | None,
-) -> tuple[Tensor, ...]:
-    return tuple(_gradients(k_bti, read_btn, checkpoints_bkni))
+def _save(call: Call, results: Tensors) -> Saved:
+    backend, k_bti, q_bti, _, row_btn, mix_nn, _, resets_bt = call
+    given = (k_bti, q_bti, row_btn, mix_nn)
+    return Saved(backend, INCOMING, INCOMING, *given, *results[2:], resets_bt)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.backend, k_bti, q_bti, _, row_btn, mix_nn, _, resets_bt = inputs
-    ctx.save_for_backward(k_bti, q_bti, row_btn, mix_nn, *output[2:], resets_bt)
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate(
-    ctx: Any, dy_btn: Tensor | None, dlast_bni: Tensor | None, *_: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors
-    read_btn = saved[5]
-    dk, dq, dinput_btn, drow, dfirst = slots_backward(ctx.backend, dy_btn, dlast_bni, *saved)
+def _differentiate(saved: Saved, run: Callable[[Saved], Tensors]) -> tuple[Tensor, ...]:
+    dk_bti, dq_bti, dinput_btn, drow_btn, dfirst_bni = run(saved)
     # One large product over batch and time.
-    dmix_nn = dinput_btn.flatten(0, 1).mT @ read_btn.flatten(0, 1)
-    return None, dk, dq, dinput_btn, drow, dmix_nn, dfirst, None
+    dmix_nn = dinput_btn.flatten(0, 1).mT @ saved.read_btn.flatten(0, 1)
+    return dk_bti, dq_bti, dinput_btn, drow_btn, dmix_nn, dfirst_bni
 
 
-register_gradient("slots", _differentiate, _setup)
-# The caller sets the state's precision: this widens what autocast made narrow.
-slots.register_autocast("cpu", torch.float32)
-slots.register_autocast("cuda", torch.float32)
+SLOTS = Operator(
+    "slots",
+    Call,
+    Saved,
+    check=check_call,
+    forward=forward,
+    fake=_room,
+    save=_save,
+    backward=backward,
+    fake_backward=_gradient_room,
+    incoming=("dy_btn", "dlast_bni"),
+    gradients=("k_bti", "q_bti", "input_btn", "row_btn", "mix_nn", "first_bni"),
+    differentiate=_differentiate,
+    # The caller sets the state's precision: this widens what autocast made narrow.
+    widens=("cpu", "cuda"),
+)
+"""E63m's recurrence: S' = a > S + (1 - a) > v k^T, v = tanh(input + mix tanh(S k)).
+
+Its results are the reads S' q [B, T, n], the last state, the checkpoints [B, segments, n, i],
+tanh(S k) and the values v [B, T, n]."""

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from elman.ops.common.native import CUDA_TYPES
-from elman.ops.common.operators import apply, watched
-from elman.ops.common.transforms import KernelFunction
+from elman.ops.common.transforms import KernelFunction, apply, watched
 from elman.ops.rotary import cuda
 
 _LEAST_STEPS = 512

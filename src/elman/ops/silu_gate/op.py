@@ -16,9 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from elman.ops.common.native import CUDA_TYPES
-from elman.ops.common.operators import apply, watched
 from elman.ops.common.precision import cast
-from elman.ops.common.transforms import KernelFunction
+from elman.ops.common.transforms import KernelFunction, apply, watched
 from elman.ops.silu_gate import cuda
 
 

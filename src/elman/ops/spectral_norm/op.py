@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman.ops.common.operators import apply, watched
-from elman.ops.common.transforms import KernelFunction
+from elman.ops.common.transforms import KernelFunction, apply, watched
 from elman.ops.spectral_norm import cuda
 
 

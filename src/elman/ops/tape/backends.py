@@ -10,8 +10,10 @@ from torch import Tensor
 
 from elman.ops.common.backend import Backend
 from elman.ops.common.precision import no_autocast
+from elman.ops.common.transforms import keeps
 from elman.ops.common.uncompiled import uncompiled
-from elman.ops.tape import custom_op, reference
+from elman.ops.tape import reference
+from elman.ops.tape.custom_op import TAPE, Call, check_kernel_call
 
 Run = Callable[
     [Tensor, Tensor, Tensor | None, Tensor, Tensor, str, Tensor | None],
@@ -47,8 +49,11 @@ def _compiled(
     resets_bt: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     matrix_pi = recurrent_ii if write_ii is None else torch.cat([recurrent_ii, write_ii])
-    custom_op.check_kernel_call(write, backend, input_bti, matrix_pi, tape_bni, state_bi)
-    return custom_op.run(write, backend, input_bti, matrix_pi, tape_bni, state_bi, resets_bt)
+    tensors = (input_bti, matrix_pi, tape_bni, state_bi)
+    call = Call(write, backend, keeps(tensors), *tensors, resets_bt)
+    check_kernel_call(call)
+    h_bti, last_bni, last_bi = TAPE.run(call)
+    return h_bti, last_bni, last_bi
 
 
 BACKENDS: dict[str, Backend[Run]] = {

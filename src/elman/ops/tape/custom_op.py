@@ -1,6 +1,4 @@
-"""The tape engine as custom operators: what autograd, autocast and torch.compile see.
-
-Where nobody looks at operators, :class:`Tape` calls the kernels without one.
+"""The tape engine as an operator: what autograd, autocast and torch.compile see.
 
 Shape legend: b batch, t time, i channels of the state, p = i or 2 i rows of the matrices, n slots
 of the tape, c checkpoints, a = 2 attentions of a step: its read and its write.
@@ -10,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from elman.ops.common.door import (
@@ -23,16 +20,11 @@ from elman.ops.common.door import (
     check_sequences,
     check_state,
 )
-from elman.ops.common.operators import apply, backward_is_plain, operators_are_seen
-from elman.ops.common.transforms import OperatorFunction, keeps, operator, register_gradient
+from elman.ops.common.operator import INCOMING, Operator
 from elman.ops.tape import cpu
 from elman.ops.tape.cuda import kernels
 from elman.ops.tape.recurrences import compiled_cell
 from elman.ops.tape.results import Inputs, Results, room
-
-Outputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
-Pulls = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -68,18 +60,8 @@ KERNELS: dict[str, Kernels] = {
 """By the name of the backend."""
 
 
-@operator("tape")
-def tape(
-    write: str,
-    backend: str,
-    keep: bool,
-    input_bti: Tensor,
-    matrix_pi: Tensor,
-    tape_bni: Tensor,
-    state_bi: Tensor,
-    resets_bt: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Run the tape recurrence over time.
+class Call(NamedTuple):
+    """What the operator reads.
 
     Args:
         write: Which value the tape is written with.
@@ -90,22 +72,70 @@ def tape(
         tape_bni: Tape before the first step.
         state_bi: State before the first step.
         resets_bt: Whether state and tape of a row are zero before a step, bool; None: never.
-
-    Returns:
-        The states of all steps [B, T, i], the last tape, the last state, and what the backward pass
-        needs: weights of the slots [B, T, 2, n], the values that were written [B, T, i] and tapes
-        [C, B, n, i]. Those are empty where nobody needs them. States and values have the dtype of
-        the input, all else that of the state.
-
-    Raises:
-        ValueError: a tensor has another shape, dtype or device, or there is no row or no step.
-        UserError: the backend cannot read the tensors' device or dtype.
     """
-    check_kernel_tensors(f"tape {write}", [input_bti], [matrix_pi])
-    check_call(f"tape {write}", input_bti, tape_bni, state_bi, resets_bt)
-    check_kernel_call(write, backend, input_bti, matrix_pi, tape_bni, state_bi)
-    given = Inputs(input_bti, matrix_pi, tape_bni, state_bi)
-    return KERNELS[backend].forward(write, given, keep, resets_bt)
+
+    write: str
+    backend: str
+    keep: bool
+    input_bti: Tensor
+    matrix_pi: Tensor
+    tape_bni: Tensor
+    state_bi: Tensor
+    resets_bt: Tensor | None
+
+    @property
+    def inputs(self) -> Inputs:
+        """What a kernel reads."""
+        return Inputs(self.input_bti, self.matrix_pi, self.tape_bni, self.state_bi)
+
+
+class Saved(NamedTuple):
+    """What the backward pass reads: gradients of results, and of a call what it needs."""
+
+    write: str
+    backend: str
+    dy_bti: Tensor | None
+    dtape_bni: Tensor | None
+    dstate_bi: Tensor | None
+    matrix_pi: Tensor
+    tape_bni: Tensor
+    state_bi: Tensor
+    y_bti: Tensor
+    weights_btan: Tensor
+    values_bti: Tensor
+    checkpoints_cbni: Tensor
+    resets_bt: Tensor | None
+
+
+def forward(call: Call) -> Results:
+    """Run the recurrence over time."""
+    run = KERNELS[call.backend].forward
+    return run(call.write, call.inputs, call.keep, call.resets_bt)
+
+
+def backward(saved: Saved) -> Inputs:
+    """Return the gradients of input, matrices, first tape and first state."""
+    # Of the input only the shape is read, and nothing of the last tape and state: the states, the
+    # first tape and the first state stand in their places.
+    first = (saved.tape_bni, saved.state_bi)
+    given = Inputs(saved.y_bti, saved.matrix_pi, *first)
+    kept = (saved.weights_btan, saved.values_bti, saved.checkpoints_cbni)
+    results = Results(saved.y_bti, *first, *kept)
+    pulls = (saved.dy_bti, saved.dtape_bni, saved.dstate_bi)
+    run = KERNELS[saved.backend].backward
+    return run(saved.write, *pulls, given, results, saved.resets_bt)
+
+
+def _save(call: Call, results: Results) -> Saved:
+    incoming = (INCOMING, INCOMING, INCOMING)
+    given = (call.matrix_pi, call.tape_bni, call.state_bi)
+    kept = (results.y_bti, results.weights_btan, results.values_bti, results.checkpoints_cbni)
+    return Saved(call.write, call.backend, *incoming, *given, *kept, call.resets_bt)
+
+
+def _fake_backward(saved: Saved) -> Inputs:
+    read = (saved.y_bti, saved.matrix_pi, saved.tape_bni, saved.state_bi)
+    return Inputs(*(one.new_empty(one.shape) for one in read))
 
 
 def check_call(
@@ -127,180 +157,53 @@ def check_call(
     check_resets(of, resets_bt, input_bti)
 
 
-def check_kernel_call(
-    write: str,
-    backend: str,
-    input_bti: Tensor,
-    matrix_pi: Tensor,
-    tape_bni: Tensor,
-    state_bi: Tensor,
-) -> None:
+def check_kernel_call(call: Call) -> None:
     """Compare every tensor with what the kernel reads, which looks at no shape itself.
 
     Raises:
         ValueError: one has another shape, dtype or device, or there is no channel or no slot.
     """
-    of, like = f"tape {write}", state_bi
+    of, like = f"tape {call.write}", call.state_bi
     batch, width = like.shape
-    if width < 1 or tape_bni.shape[1] < 1:
+    if width < 1 or call.tape_bni.shape[1] < 1:
         raise ValueError(f"{of}: expected at least one channel and one slot")
+    input_bti = call.input_bti
     shapes: dict[str, tuple[Tensor, Shape]] = {
         "input": (input_bti, (batch, input_bti.shape[1], width)),
-        "matrices": (matrix_pi, (compiled_cell(write).blocks * width, width)),
-        "tape": (tape_bni, (batch, tape_bni.shape[1], width)),
+        "matrices": (call.matrix_pi, (compiled_cell(call.write).blocks * width, width)),
+        "tape": (call.tape_bni, (batch, call.tape_bni.shape[1], width)),
     }
     for name, (tensor, shape) in shapes.items():
-        narrow = KERNELS[backend].narrow and tensor is input_bti
+        narrow = KERNELS[call.backend].narrow and tensor is input_bti
         dtype = input_bti.dtype if narrow else like.dtype
         check(f"{name} of {of}", tensor, shape, like.device, (dtype,))
 
 
-@tape.register_fake
-def _(
-    write: str,
-    backend: str,
-    keep: bool,
-    input_bti: Tensor,
-    matrix_pi: Tensor,
-    tape_bni: Tensor,
-    state_bi: Tensor,
-    resets_bt: Tensor | None,
-) -> Outputs:
-    return room(write, Inputs(input_bti, matrix_pi, tape_bni, state_bi), keep)
+def check_operator(call: Call) -> None:
+    """Compare every tensor of an operator's call with what the kernel reads.
 
-
-@operator("tape_backward")
-def tape_backward(
-    write: str,
-    backend: str,
-    dy_bti: Tensor | None,
-    dtape_bni: Tensor | None,
-    dstate_bi: Tensor | None,
-    matrix_pi: Tensor,
-    tape_bni: Tensor,
-    state_bi: Tensor,
-    y_bti: Tensor,
-    weights_btan: Tensor,
-    values_bti: Tensor,
-    checkpoints_cbni: Tensor,
-    resets_bt: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of input, matrices, first tape and first state."""
-    given = (matrix_pi, tape_bni, state_bi)
-    kept = (y_bti, weights_btan, values_bti, checkpoints_cbni)
-    return _backward(write, backend, (dy_bti, dtape_bni, dstate_bi), resets_bt, *given, *kept)
-
-
-def _backward(
-    write: str,
-    backend: str,
-    pulls: Pulls,
-    resets_bt: Tensor | None,
-    matrix_pi: Tensor,
-    tape_bni: Tensor,
-    state_bi: Tensor,
-    y_bti: Tensor,
-    *kept: Tensor,
-) -> Inputs:
-    # Of the input only the shape is read, and nothing of the last tape and state: the states, the
-    # first tape and the first state stand in their places.
-    given = Inputs(y_bti, matrix_pi, tape_bni, state_bi)
-    results = Results(y_bti, tape_bni, state_bi, *kept)
-    return KERNELS[backend].backward(write, *pulls, given, results, resets_bt)
-
-
-@tape_backward.register_fake
-def _(
-    write: str,
-    backend: str,
-    dy_bti: Tensor | None,
-    dtape_bni: Tensor | None,
-    dstate_bi: Tensor | None,
-    matrix_pi: Tensor,
-    tape_bni: Tensor,
-    state_bi: Tensor,
-    y_bti: Tensor,
-    *kept: Tensor | None,
-) -> Gradients:
-    read = (y_bti, matrix_pi, tape_bni, state_bi)
-    return Inputs(*(one.new_empty(one.shape) for one in read))
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
-    ctx.write, ctx.backend, _, _, *given, resets_bt = inputs
-    y_bti, _, _, *kept = output
-    ctx.save_for_backward(*given, y_bti, *kept, resets_bt)
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate(ctx: Any, pulls: Pulls, *, plain: bool) -> Gradients:
-    """Return the gradients of input, matrices, first tape and first state.
-
-    Args:
-        ctx: As :func:`_setup` left it.
-        pulls: Gradients of the states, the last tape and the last state.
-        plain: Whether a plain call may compute them, where no operator is seen.
+    Raises:
+        ValueError: a tensor has another shape, dtype or device, or there is no row or no step.
     """
-    *saved, resets_bt = ctx.saved_tensors
-    if plain and backward_is_plain((*saved, *pulls)):
-        return _backward(ctx.write, ctx.backend, pulls, resets_bt, *saved)
-    found: Gradients = tape_backward(ctx.write, ctx.backend, *pulls, *saved, resets_bt)
-    return found
+    of, input_bti = f"tape {call.write}", call.input_bti
+    check_kernel_tensors(of, [input_bti], [call.matrix_pi])
+    check_call(of, input_bti, call.tape_bni, call.state_bi, call.resets_bt)
+    check_kernel_call(call)
 
 
-def _differentiate_operator(
-    ctx: Any,
-    dy_bti: Tensor | None,
-    dtape_bni: Tensor | None,
-    dstate_bi: Tensor | None,
-    *rest: Tensor | None,
-) -> tuple[Tensor | None, ...]:
-    found = _differentiate(ctx, (dy_bti, dtape_bni, dstate_bi), plain=False)
-    return None, None, None, *found, None
-
-
-register_gradient("tape", _differentiate_operator, _setup)
-# The state's precision is the engine's: what autocast made of the projections is widened.
-tape.register_autocast("cpu", torch.float32)
-
-
-class Tape(OperatorFunction):
-    """The operator :func:`tape` where nobody looks; what is kept stays inside."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, write: str, backend: str, resets_bt: Tensor | None, *given: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Run the kernel on input, matrices, first tape and first state."""
-        outputs = KERNELS[backend].forward(write, Inputs(*given), True, resets_bt)
-        _setup(ctx, (write, backend, True, *given, resets_bt), outputs)
-        return outputs[:3]
-
-    @staticmethod
-    def backward(
-        ctx: Any, dy_bti: Tensor | None, dtape_bni: Tensor | None, dstate_bi: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        """Run the kernel of the backward pass."""
-        found = _differentiate(ctx, (dy_bti, dtape_bni, dstate_bi), plain=True)
-        return None, None, None, *found
-
-
-def run(
-    write: str,
-    backend: str,
-    input_bti: Tensor,
-    matrix_pi: Tensor,
-    tape_bni: Tensor,
-    state_bi: Tensor,
-    resets_bt: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the first three outputs of :func:`tape`, by an operator only where it is seen."""
-    tensors = (input_bti, matrix_pi, tape_bni, state_bi)
-    keep = keeps(tensors)
-    if operators_are_seen((*tensors, resets_bt)):
-        y_bti, last_bni, last_bi, *_ = tape(write, backend, keep, *tensors, resets_bt)
-        return y_bti, last_bni, last_bi
-    if not keep:
-        return KERNELS[backend].forward(write, Inputs(*tensors), False, resets_bt)[:3]
-    outputs: tuple[Tensor, Tensor, Tensor] = apply(Tape, write, backend, resets_bt, *tensors)
-    return outputs
+TAPE = Operator(
+    "tape",
+    Call,
+    Saved,
+    check=check_operator,
+    forward=forward,
+    fake=lambda call: room(call.write, call.inputs, call.keep),
+    save=_save,
+    backward=backward,
+    fake_backward=_fake_backward,
+    incoming=("dy_bti", "dtape_bni", "dstate_bi"),
+    gradients=("input_bti", "matrix_pi", "tape_bni", "state_bi"),
+    # The state's precision is the engine's: what autocast made of the projections is widened.
+    widens=("cpu",),
+)
+"""The recurrence over time. Its results are those of :class:`elman.ops.tape.results.Results`."""

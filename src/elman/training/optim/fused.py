@@ -21,7 +21,7 @@ from torch.autograd.graph import increment_version
 from elman.kernels.launching import Launch
 from elman.ops.common.cuda_kernels import CudaKernels, Launching
 from elman.ops.common.mirrors import layout_assertions, same
-from elman.ops.common.operators import watched
+from elman.ops.common.transforms import watched
 
 # As in csrc/cuda/schedule_free/schedule_free.cuh.
 _GROUPS, _TENSORS = 8, 80
