@@ -25,20 +25,9 @@ from elman.base.file_lock import HolderFile, NoLocksError, say_no_locks, try_loc
 from elman.base.quoting import quoted
 from elman.base.seals import sealed_text
 from elman.base.yaml_file import YamlError, read_yaml
+from elman.config.newer_settings import without_newer
 from elman.config.run_config import RunConfig, flatten
-from elman.sections.model import VOCAB_SIZE
-from elman.sections.parallel import ParallelConfig
 
-# Settings that older runs do not have, with the values that those runs had without them.
-_NEWER: dict[str, dict[str, object]] = {
-    "data": {"reset_at_documents": False, "val_path": None},
-    "model": {"vocab_size": VOCAB_SIZE},
-    "optim": {"matrix_precision": "auto", "warmup_share": None},
-    "train": {
-        **dict.fromkeys(("until_accuracy", "bytes", "flops", "data_seed")),
-        "max_step_hours": 24.0,
-    },
-}
 _ATTEMPTS = 1000
 # A process that only asks who runs in a folder holds the folder's lock for a moment.
 _LOOKS, _LOOK_SECONDS = 4, 0.05
@@ -48,13 +37,7 @@ def config_hash(config: RunConfig) -> str:
     """Return eight hexadecimal digits that identify a run; ``train.resume`` keeps them."""
     tree = flatten(config)
     tree["train"].pop("resume")
-    for section, settings in _NEWER.items():  # older runs have no such settings: names stay
-        for key, usual in settings.items():
-            if tree[section].get(key) == usual:
-                tree[section].pop(key, None)
-    if config.parallel == ParallelConfig():
-        tree.pop("parallel")
-    text = json.dumps(tree, sort_keys=True)
+    text = json.dumps(without_newer(tree), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 

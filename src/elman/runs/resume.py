@@ -10,6 +10,7 @@ from typing import Any
 
 from elman.base import run_files
 from elman.base.errors import RunStatus, UserError
+from elman.config.newer_settings import with_newer
 from elman.config.run_config import RunConfig, flatten
 from elman.config.validate import validate
 from elman.runs.folder import read_config, restoring
@@ -17,8 +18,8 @@ from elman.runs.state import read_run_result
 
 # Settings that a run reads only at its first step.
 _FIRST_STEP_ONLY = ("train.seed", "train.data_seed", "train.init_from")
-# Settings that define a run's numbers, with their values in runs older than them.
-_DEFINING = {"data.reset_at_documents": False}
+# Settings that define a run's numbers.
+_DEFINING = ("data.reset_at_documents",)
 
 
 def is_resume(config: RunConfig) -> bool:
@@ -45,13 +46,14 @@ def resumed_config(config: RunConfig, tree: Mapping[str, Any], named: frozenset[
     """
     folder = resumed_folder(config)
     stored = read_config(folder, "train.resume")
+    before = with_newer(stored)
     for key in sorted(named - {"mode"}):
         _refuse_fixed(key, folder)
         section, _, name = key.partition(".")
         if not isinstance(stored.get(section), Mapping):
             missing = f"{folder}: its {run_files.CONFIG} has no section {section}"
             raise UserError(f"{missing}; {restoring(folder)}")
-        _refuse_other(key, stored[section].get(name, _DEFINING.get(key)), _at(tree, key), folder)
+        _refuse_other(key, _at(before, key), _at(tree, key), folder)
         stored[section] = {**stored[section], name: _at(tree, key)}
     try:
         return validate(stored, named)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from elman.config.experiment import SECTIONS_WITHOUT_EFFECT, WITHOUT_EFFECT
+from elman.config.newer_settings import with_newer
 from elman.evaluation.metrics import SHARED_GPU
 from elman.report.comparison.runs import Run
 from elman.sections.budget import KINDS, limits
@@ -20,13 +21,6 @@ _IRRELEVANT = {
     "train": ("seed", "device", "graph", *WITHOUT_EFFECT["train"]),
     "data": ("path", "val_path", "format", "field"),
     "optim": ("matrix_precision",),
-}
-# Settings that older runs do not have; this is what they did.
-_BEFORE: dict[str, dict[str, Any]] = {
-    "data": {"reset_at_documents": False, "val_path": None},
-    "model": {"vocab_size": 256},
-    "optim": {"warmup_share": None},
-    "train": {"until_accuracy": None, "bytes": None, "flops": None, "data_seed": None},
 }
 _IRRELEVANT_SECTIONS = ("kernels", *SECTIONS_WITHOUT_EFFECT)
 # Further settings: if they differ, the reader should know.
@@ -92,10 +86,11 @@ def remarks(run: Run) -> dict[str, str]:
         for key in keys
         if key in (config.get(name) or {})
     }
+    whole = with_newer({name: {} for name in _REMARKED_SECTIONS} | dict(config))
     for name in _REMARKED_SECTIONS:
         found |= {
             f"{name}.{key}": _text(value)
-            for key, value in (_BEFORE.get(name, {}) | (config.get(name) or {})).items()
+            for key, value in (whole[name] or {}).items()
             if key not in _IRRELEVANT.get(name, ())
         }
     if run.config is not None:
@@ -140,8 +135,8 @@ def settings(run: Run) -> dict[str, str]:
 def _sections(run: Run) -> dict[str, dict[str, Any]]:
     """Return the sections that make up an experiment, complete for older runs, too."""
     return {
-        name: _BEFORE.get(name, {}) | section
-        for name, section in (run.config or {}).items()
+        name: section
+        for name, section in (with_newer(run.config) if run.config else {}).items()
         if name not in _IRRELEVANT_SECTIONS and isinstance(section, dict)
     }
 
