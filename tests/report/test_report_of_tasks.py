@@ -13,8 +13,9 @@ from rich.console import Console
 
 from elman.config.suites import load_suite
 from elman.report.comparison.content import Report, make_report
+from elman.report.comparison.draw import draw_tasks
+from elman.report.comparison.ink import svg
 from elman.report.comparison.page import page_text
-from elman.report.comparison.svg_tasks import task_grid
 from elman.report.comparison.tasks import AT_CHANCE, NO_RESULT, NOT_SOLVED, SOLVED
 from elman.report.comparison.terminal import print_report
 from elman.report.comparison.text_files import csv_text, markdown_text
@@ -126,7 +127,7 @@ def test_every_file_says_it_and_the_page_is_well_formed(sweep: FakeSweep) -> Non
     report = report_of(sweep)
     page = page_text(report)
     tree = ElementTree.fromstring(page.partition("\n")[2])
-    grid = ElementTree.fromstring(task_grid(report.tasks))
+    grid = ElementTree.fromstring(svg(draw_tasks(report.tasks)))
     cells = [g for g in grid.iter("g") if "task" in (g.get("class") or "").split()]
     assert len(cells) == 4
     assert sum(1 for _ in grid.iter("circle")) == 3 + 3 + 2 + 2

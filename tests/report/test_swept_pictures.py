@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from elman.report.comparison.axes import axis_of_values
 from elman.report.comparison.content import make_report
 from elman.report.comparison.page import page_text
-from elman.report.comparison.pictures import OverNumbers
+from elman.report.comparison.pictures import OverNumbers, axis_of_values
 from elman.report.comparison.plots import Plot, make_plots
 
 from .fake_sweep import FakeSweep
@@ -81,7 +80,7 @@ def test_two_keys_are_a_heat_map(tmp_path: Path) -> None:
                 sweep.job(*named, result={"loss": 2 - depth / 10 - (lr == "1e-3") / 20})
     plot = plots_of(sweep.folder)["Loss over model.depth and optim.lr"]
     cells = re.findall(
-        r'<g class="cell( best)?".*?<title>(.*?)</title>.*?<rect .*?fill="(.*?)"', plot.svg
+        r'<g class="cell( best)?".*?<title>(.*?)</title>.*?<rect .*?fill:(.*?)"', plot.svg
     )
     assert len(cells) == 6
     (best,) = [told for best, told, _ in cells if best]

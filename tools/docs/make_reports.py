@@ -15,9 +15,9 @@ from elman.report.comparison.curves import (
     SMOOTHING,
     THINNING,
 )
+from elman.report.comparison.pictures import ABOUT, ABOUT_HEAT
 from elman.report.comparison.progress import ESTIMATE
 from elman.report.comparison.rows import COLUMNS, WARNING
-from elman.report.comparison.swept import ABOUT, ABOUT_HEAT
 from elman.report.comparison.text_files import CSV_COLUMNS
 from elman.report.comparison.wins_text import METHOD
 from elman.report.markdown import code, table

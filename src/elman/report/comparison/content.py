@@ -23,8 +23,7 @@ from elman.report.comparison.rows import (
     shown_columns,
 )
 from elman.report.comparison.runs import Run, Source, load_sources
-from elman.report.comparison.styles import styled
-from elman.report.comparison.tasks import Tasks, make_tasks
+from elman.report.comparison.tasks import Tasks, make_tasks, styled
 from elman.report.comparison.wins import Wins, who_wins
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from elman.report.comparison.printable import one_line
+from elman.report.comparison.escape import one_line
 
 NEEDS = (r"\usepackage[T1]{fontenc}", r"\usepackage{array,graphicx,longtable}")
 """What the preamble of a document must have that holds such text, tables and figures."""

@@ -8,9 +8,12 @@ from importlib.resources import files
 from elman.base.errors import RunStatus
 from elman.report.comparison.conditions import data_names, run_marks
 from elman.report.comparison.content import Report
+from elman.report.comparison.escape import escape
 from elman.report.comparison.figures import figures_of
+from elman.report.comparison.ink import sample
 from elman.report.comparison.notes import ending, run_notes
 from elman.report.comparison.page_state import failures_text, is_living, progress_text
+from elman.report.comparison.palette import COLOURS, DARK, LIGHT, rules, variables
 from elman.report.comparison.plots import Plot
 from elman.report.comparison.rows import (
     BPB,
@@ -27,7 +30,6 @@ from elman.report.comparison.rows import (
     published_words,
 )
 from elman.report.comparison.runs import Run, Source
-from elman.report.comparison.svg import COLOURS, escape, sample
 from elman.report.comparison.tasks_page import PUBLISHED, TITLE, legend_of_models, tasks_html
 from elman.report.comparison.wins_page import wins_html
 
@@ -93,7 +95,7 @@ def _head(report: Report) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}" />{PAGE_MARK}'
         '<meta name="viewport" content="width=device-width, initial-scale=1" />'
         f"{_RELOAD if is_living(report) else ''}"
-        f"<title>{escape(names)}: report</title><style>{_asset('page.css')}</style></head>"
+        f"<title>{escape(names)}: report</title><style>{_styles()}</style></head>"
         f"{body}<h1>{escape(names)}</h1>{meta}{about}"
     )
 
@@ -343,6 +345,15 @@ def _head_kind(column: Column) -> str:
 
 def _kind(numeric: bool) -> str:
     return "n" if numeric else "t"
+
+
+def _styles() -> str:
+    """Return the page's CSS with the colours and pens of its pictures."""
+    light, dark = variables(LIGHT), variables(DARK)
+    return (
+        f":root {{ {light} }}\n@media screen and (prefers-color-scheme: dark) "
+        f"{{ :root {{ {dark} }} }}\n{rules()}\n{_asset('page.css')}"
+    )
 
 
 def _asset(name: str) -> str:

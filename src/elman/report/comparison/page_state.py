@@ -7,11 +7,11 @@ from datetime import datetime
 
 from elman.base.errors import RunStatus
 from elman.report.comparison.content import Report
+from elman.report.comparison.escape import escape
 from elman.report.comparison.notes import Failures, failures_of
 from elman.report.comparison.progress import ESTIMATE, WAITS, JobProgress, Progress, progress_of
 from elman.report.comparison.rows import LOSS, NONE
 from elman.report.comparison.runs import Run, Source
-from elman.report.comparison.svg import escape
 from elman.runs.state import RUNNING
 from elman.training.display import duration
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from elman.base.errors import UserError
 from elman.report.comparison.content import Report
+from elman.report.comparison.draw import draw, draw_tasks, with_legend
 from elman.report.comparison.figures import figures_of
+from elman.report.comparison.ink import CREATOR, figure_bytes
 from elman.report.comparison.latex import NEEDS, figure, latex, table
-from elman.report.comparison.paper_figures import CREATOR, figure_bytes
-from elman.report.comparison.paper_tasks import grid_bytes
+from elman.report.comparison.pictures import Lines
 from elman.report.comparison.rows import (
     COLUMNS,
     LOSS,
@@ -41,13 +42,15 @@ def paper_files(report: Report) -> Files:
     captions: dict[str, str] = {}
     if report.tasks.cells:
         captions["tasks"] = f"{TITLE}. {GRID} {METHOD}"
-        drawn = {"tasks": grid_bytes(report.tasks)}
+        drawn = {"tasks": figure_bytes(draw_tasks(report.tasks))}
     else:
         drawn = {}
     for plot in figures_of(report).all:
-        told = plot.caption.replace("dashed square", "square")  # as matplotlib draws it
-        captions[plot.picture.name] = f"{plot.title}. {told}"
-        drawn[plot.picture.name] = figure_bytes(plot.picture)
+        captions[plot.picture.name] = f"{plot.title}. {plot.caption}"
+        drawing = draw(plot.picture)
+        if isinstance(plot.picture, Lines):
+            drawing = with_legend(drawing, plot.picture)
+        drawn[plot.picture.name] = figure_bytes(drawing)
     for name, kinds in drawn.items():
         files |= {f"{name}.{kind}": content for kind, content in kinds.items()}
     files[DOCUMENT] = document_text(captions).encode()

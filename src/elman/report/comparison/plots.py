@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from elman.report.comparison.axes import axis
 from elman.report.comparison.curves import (
     BANDS,
     RATE_SMOOTHING,
@@ -19,6 +18,8 @@ from elman.report.comparison.curves import (
     stretches,
 )
 from elman.report.comparison.deciding import LOSS_HEIGHT, Height
+from elman.report.comparison.draw import draw
+from elman.report.comparison.ink import svg
 from elman.report.comparison.pictures import (
     HeatMap,
     Lines,
@@ -27,12 +28,12 @@ from elman.report.comparison.pictures import (
     Picture,
     Point,
     Scatter,
+    SweptPlot,
+    axis,
+    swept_plots,
 )
 from elman.report.comparison.rows import LOSS, NONE, TOK_S, VAL_BPB, Row
 from elman.report.comparison.statistics import Spread
-from elman.report.comparison.svg_curves import line_plot, scatter_plot
-from elman.report.comparison.svg_swept import heat_map, over_names, over_numbers
-from elman.report.comparison.swept import SweptPlot, swept_plots
 
 # The start of training lies far above the rest and would flatten it. So the axis ends at the height
 # of the curves after this share of their run.
@@ -70,16 +71,7 @@ class Plot:
     @property
     def svg(self) -> str:
         """The picture as SVG."""
-        match self.picture:
-            case Lines():
-                return line_plot(self.picture)
-            case Scatter():
-                return scatter_plot(self.picture)
-            case HeatMap():
-                return heat_map(self.picture)
-            case OverNames():
-                return over_names(self.picture)
-        return over_numbers(self.picture)
+        return svg(draw(self.picture))
 
 
 def make_plots(rows: Sequence[Row], height: Height = LOSS_HEIGHT) -> list[Plot]:

@@ -1,16 +1,17 @@
-"""What the runs of a report show about tasks: who solved which, and how far it reaches."""
+"""What the runs of a report show about tasks: who solved which, how far it reaches, its style."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 from elman.base.errors import UserError
 from elman.data.tasks.blind import chance
 from elman.published import PublishedResult
+from elman.report.comparison.palette import COLOURS, DASHES
 from elman.report.comparison.rows import Row
 from elman.report.comparison.runs import task_of
 from elman.sections.tasks import TASKS
@@ -248,3 +249,31 @@ def _difficulty(row: Row) -> dict[str, Any]:
 
 def _full_name(task: str, told: Mapping[str, Any]) -> str:
     return " ".join([task, *(f"{key}={value}" for key, value in told.items())])
+
+
+def styled(rows: Sequence[Row]) -> list[Row]:
+    """Return rows with their line styles.
+
+    Without tasks a row has the style of its number. On tasks the rows of one model have one colour,
+    and their dashes tell several tasks apart.
+    """
+    tasks = make_tasks(rows)
+    if not tasks.names:
+        return [replace(row, style=number) for number, row in enumerate(rows)]
+    known = {
+        cell.number: _style_of(style_of_model(tasks, cell.model), tasks.names.index(cell.task))
+        for cell in tasks.cells
+    }
+    others = [number for number in range(len(rows)) if number not in known]
+    known |= {number: len(tasks.models) + place for place, number in enumerate(others)}
+    return [replace(row, style=known[number]) for number, row in enumerate(rows)]
+
+
+def style_of_model(tasks: Tasks, model: str) -> int:
+    """Return the style of a model's curves where a picture shows one task."""
+    return tasks.models.index(model)
+
+
+def _style_of(model: int, task: int) -> int:
+    """Return the style of a model's row of a task: the model's colour, with further dashes."""
+    return model % COLOURS + COLOURS * ((model // COLOURS + task) % DASHES)

@@ -6,16 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from elman.report.comparison.axes import Axis, axis
 from elman.report.comparison.conditions import run_marks
 from elman.report.comparison.content import Report
 from elman.report.comparison.curves import BANDS, Curve, over_seeds
-from elman.report.comparison.pictures import Lines
+from elman.report.comparison.draw import draw_tasks
+from elman.report.comparison.escape import escape
+from elman.report.comparison.ink import svg
+from elman.report.comparison.pictures import Axis, Lines, axis
 from elman.report.comparison.plots import Plot
-from elman.report.comparison.styles import style_of_model
-from elman.report.comparison.svg import escape
-from elman.report.comparison.svg_tasks import task_grid
-from elman.report.comparison.tasks import METHOD, Tasks
+from elman.report.comparison.tasks import METHOD, Tasks, style_of_model
 
 TITLE = "What each can compute"
 PUBLISHED = "Published accuracies beside ours"
@@ -59,9 +58,14 @@ def tasks_html(report: Report, figure: str) -> str:
     verdicts = "".join(f"<li>{escape(line)}</li>" for line in tasks.verdicts())
     return (
         f'<ul class="wins">{verdicts}</ul><p class="caption">{escape(METHOD)}</p>'
-        f'<figure class="wide"><div class="scroll">{task_grid(tasks)}</div>'
+        f'<figure class="wide"><div class="scroll">{_grid(tasks)}</div>'
         f"<figcaption>{escape(GRID)}</figcaption></figure>{figure}"
     )
+
+
+def _grid(tasks: Tasks) -> str:
+    drawing = draw_tasks(tasks)
+    return svg(drawing, f'style="width: {drawing.width:g}px"')
 
 
 def task_tables(report: Report) -> list[str | tuple[list[str], list[list[str]]]]:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from elman.base.tables import Heading, TerminalTable, names, numbers
 from elman.report.comparison.content import Report
-from elman.report.comparison.printable import one_line
+from elman.report.comparison.escape import one_line
 from elman.report.comparison.wins_text import print_wins
 
 # Columns to leave out, in this order, if the terminal is too narrow.

@@ -10,7 +10,7 @@ from typing import Any
 from elman.evaluation.result import DEFINITIONS
 from elman.published import PublishedResult
 from elman.report.comparison.content import Report
-from elman.report.comparison.printable import one_line
+from elman.report.comparison.escape import one_line
 from elman.report.comparison.rows import (
     MEASURES,
     NONE,

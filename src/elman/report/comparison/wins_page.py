@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from elman.report.comparison.escape import escape
 from elman.report.comparison.rows import Row
-from elman.report.comparison.svg import escape
 from elman.report.comparison.wins import Group, Wins
 from elman.report.comparison.wins_text import (
     HEADS,

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from elman.base.tables import TerminalTable, names, numbers
 from elman.report.comparison.deciding import LOSS, MEMORY, RULE, SPEED
-from elman.report.comparison.printable import one_line
+from elman.report.comparison.escape import one_line
 from elman.report.comparison.rows import Row
 from elman.report.comparison.statistics import LEVEL, MOST_SEEDS
 from elman.report.comparison.wins import Challenger, Group, Line, Wins

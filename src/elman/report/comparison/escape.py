@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 
 # Control characters (a terminal obeys them, XML forbids them) except tab and line feed; and the
@@ -17,3 +18,8 @@ def printable(text: object) -> str:
 def one_line(text: object) -> str:
     """Return the same on one line."""
     return " ".join(printable(text).split())
+
+
+def escape(text: object) -> str:
+    """Return text for HTML and SVG."""
+    return html.escape(printable(text))

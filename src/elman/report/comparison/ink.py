@@ -1,0 +1,356 @@
+"""Shapes, and how they are drawn: as SVG on the page, and as SVG and PDF for a paper."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from elman.report.comparison.escape import escape, one_line
+from elman.report.comparison.palette import (
+    COLOURS,
+    DASHED,
+    DASHES,
+    LIGHT,
+    Pen,
+    pen_of,
+    rules,
+)
+
+CREATOR = "elman mode=report"
+"""What the files of a paper say of their maker."""
+Places = Sequence[tuple[float, float]]
+# A unit of a picture in a figure of a paper: a picture of the usual 580 units is 4.8 inches wide.
+_INCHES = 4.8 / 580
+# Text stays text, and the same shapes make the same bytes.
+_SETTINGS: Any = {"pdf.fonttype": 42}
+_HATCHING = (
+    '<pattern id="{name}-hatch" width="7" height="7" patternUnits="userSpaceOnUse" '
+    'patternTransform="rotate(45)"><path class="hatch" d="M0 0V7" /></pattern>'
+)
+HATCH = "hatch"
+"""The filling of a cell without a number."""
+
+
+@dataclass(frozen=True)
+class Path:
+    """Straight lines.
+
+    Args:
+        strokes: The places of each line.
+        css: Its class.
+        element: ``path``; ``polyline`` for one line, ``polygon`` for one that is closed.
+        tip: What it says when one points at it.
+    """
+
+    strokes: Sequence[Places]
+    css: str = ""
+    element: str = "path"
+    tip: str = ""
+
+
+@dataclass(frozen=True)
+class Circle:
+    """A circle; ``told`` is what it says besides its ``tip`` when the page's script runs."""
+
+    x: float
+    y: float
+    r: float
+    css: str = ""
+    tip: str = ""
+    told: str = ""
+
+
+@dataclass(frozen=True)
+class Text:
+    """Text that begins, ends or has its middle at a place, and may rise by ``slope`` degrees."""
+
+    x: float
+    y: float
+    text: str
+    css: str = ""
+    anchor: str = "start"
+    slope: float = 0.0
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle; ``fill``: a colour of its own, or :data:`HATCH`."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    fill: str = ""
+    css: str = ""
+    round: float = 0.0
+
+
+@dataclass(frozen=True)
+class Group:
+    """Shapes that belong together.
+
+    Args:
+        shapes: The shapes.
+        css: Its classes.
+        row: Number of the row that it shows, if it shows one.
+        style: The line style of that row.
+        tip: What it says when one points at it.
+        at: The place that stands for it.
+        clipped: Whether it ends at the edges of the axes.
+    """
+
+    shapes: Sequence[Shape]
+    css: str = ""
+    row: int | None = None
+    style: int | None = None
+    tip: str = ""
+    at: tuple[float, float] | None = None
+    clipped: bool = False
+
+
+Shape = Path | Circle | Text | Box | Group
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture as shapes.
+
+    Args:
+        name: Its name in files and on the page.
+        title: What it shows.
+        width: Its width.
+        height: Its height.
+        shapes: The shapes.
+        inside: Left, right, top and bottom of its axes.
+        facts: Further attributes of its element, for the page's script.
+        css: Its class.
+        enlarged: How much larger than on the page its type is in a paper.
+    """
+
+    name: str
+    title: str
+    width: float
+    height: float
+    shapes: Sequence[Shape]
+    inside: tuple[float, float, float, float] | None = None
+    facts: dict[str, str] = field(default_factory=dict)
+    css: str = "plot"
+    enlarged: float = 1.3
+
+
+def style_classes(style: int) -> str:
+    """Return the classes that give a row its colour and its dashes; they repeat after forty."""
+    return f"c{style % COLOURS} d{style // COLOURS % DASHES}"
+
+
+def svg(drawing: Drawing, *attributes: str, style: str = "") -> str:
+    """Return a drawing as an element of a page, without the rules of its pens."""
+    told = [f'class="{drawing.css}"', f'id="{drawing.name}"', *attributes]
+    told.append(f'viewBox="0 0 {drawing.width:g} {drawing.height:g}" role="img"')
+    told += [f'{name}="{escape(value)}"' for name, value in drawing.facts.items()]
+    name = f"{drawing.name}-title"
+    parts = [f'<title id="{name}">{escape(drawing.title)}</title>', style]
+    if drawing.inside is not None:
+        left, right, top, bottom = drawing.inside
+        box = f'x="{left}" y="{top}" width="{right - left}" height="{bottom - top}"'
+        parts.append(f'<clipPath id="{drawing.name}-inside"><rect {box} /></clipPath>')
+    inside = "".join(_svg(shape, drawing.name) for shape in drawing.shapes)
+    if f"#{drawing.name}-hatch" in inside:
+        parts.append(_HATCHING.format(name=drawing.name))
+    return f'<svg {" ".join(told)} aria-labelledby="{name}">{"".join(parts)}{inside}</svg>'
+
+
+def sample(style: int) -> str:
+    """Return the piece of line for a legend of the page."""
+    return (
+        f'<svg class="sample line {style_classes(style)}" width="26" height="10" '
+        'aria-hidden="true"><polyline points="1,5 25,5" /></svg>'
+    )
+
+
+def _svg(shape: Shape, name: str) -> str:
+    match shape:
+        case Path():
+            return _path(shape)
+        case Circle():
+            told = f' data-tip="{escape(shape.told)}"' if shape.told else ""
+            place = f'cx="{shape.x:.1f}" cy="{shape.y:.2f}" r="{shape.r:g}"{told}'
+            return _element("circle", shape.css, place, shape.tip)
+        case Text():
+            place = f'x="{shape.x:.1f}" y="{shape.y:.1f}"'
+            if shape.slope:
+                turn = f"translate({shape.x:.1f} {shape.y:.1f}) rotate({-shape.slope:g})"
+                place = f'transform="{turn}"'
+            place += f' text-anchor="{shape.anchor}"' * (shape.anchor != "start")
+            css = f' class="{shape.css}"' if shape.css else ""
+            return f"<text{css} {place}>{escape(shape.text)}</text>"
+        case Box():
+            size = f'x="{shape.x:.1f}" y="{shape.y:.1f}" width="{shape.width:.1f}" '
+            size += f'height="{shape.height:.1f}"' + f' rx="{shape.round:g}"' * bool(shape.round)
+            if shape.fill:  # a style, for the rule of its pen has a fill of its own
+                fill = f"url(#{name}-hatch)" if shape.fill == HATCH else shape.fill
+                size += f' style="fill:{fill}"'
+            return _element("rect", shape.css, size)
+    return _group(shape, name)
+
+
+def _group(group: Group, name: str) -> str:
+    css = [group.css] * bool(group.css)
+    css += [] if group.style is None else [style_classes(group.style)]
+    told = [f'class="{" ".join(css)}"'] * bool(css)
+    told += [f'clip-path="url(#{name}-inside)"'] * group.clipped
+    told += [] if group.row is None else [f'data-row="{group.row}"']
+    told += [] if group.at is None else [f'data-at="{group.at[0]:.1f} {group.at[1]:.1f}"']
+    tip = f"<title>{escape(group.tip)}</title>" if group.tip else ""
+    inside = "".join(_svg(shape, name) for shape in group.shapes)
+    return f"<g {' '.join(told)}>{tip}{inside}</g>"
+
+
+def _path(path: Path) -> str:
+    if path.element != "path":
+        points = " ".join(f"{x:.2f},{y:.2f}" for x, y in path.strokes[0])
+        return _element(path.element, path.css, f'points="{points}"', path.tip)
+    strokes = "".join("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in one) for one in path.strokes)
+    return _element("path", path.css, f'd="{strokes}"', path.tip)
+
+
+def _element(element: str, css: str, attributes: str, tip: str = "") -> str:
+    own = f' class="{css}"' if css else ""
+    if not tip:
+        return f"<{element}{own} {attributes} />"
+    return f"<{element}{own} {attributes}><title>{escape(tip)}</title></{element}>"
+
+
+def figure_bytes(drawing: Drawing) -> dict[str, bytes]:
+    """Return a drawing as the files of a figure: ``svg`` and ``pdf``."""
+    size = f'xmlns="http://www.w3.org/2000/svg" width="{_INCHES * drawing.width:.2f}in"'
+    style = f"<style>{escape_style(rules(LIGHT, drawing.enlarged))}</style>"
+    style += f"<metadata>{CREATOR}</metadata>"
+    return {
+        "svg": f"{svg(drawing, size, style=style)}\n".encode(errors="replace"),
+        "pdf": _Sheet(drawing).pdf(),
+    }
+
+
+def escape_style(text: str) -> str:
+    """Return CSS as the text of an XML element; it has no signs that HTML would take otherwise."""
+    return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
+class _Sheet:
+    """A sheet of matplotlib, in the units of a drawing, on which its shapes are drawn."""
+
+    def __init__(self, drawing: Drawing) -> None:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.transforms import Bbox, TransformedBbox
+
+        size = _INCHES * drawing.width, _INCHES * drawing.height
+        self.figure = Figure(figsize=size)
+        FigureCanvasAgg(self.figure)
+        self.axes = self.figure.add_axes((0, 0, 1, 1))
+        self.axes.set_axis_off()
+        self.axes.set_xlim(0, drawing.width)
+        self.axes.set_ylim(drawing.height, 0)
+        self.points, self.enlarged = _INCHES * 72, drawing.enlarged
+        self.inside: Any = None
+        if drawing.inside is not None:
+            left, right, top, bottom = drawing.inside
+            self.inside = TransformedBbox(Bbox([[left, bottom], [right, top]]), self.axes.transData)
+        self.depth = 0
+        for shape in drawing.shapes:
+            self.draw(shape, Group(()))
+
+    def pdf(self) -> bytes:
+        """Return it as a PDF file."""
+        import matplotlib
+
+        file = io.BytesIO()
+        with matplotlib.rc_context(_SETTINGS):
+            metadata = {"CreationDate": None, "Creator": CREATOR}
+            self.figure.savefig(file, format="pdf", metadata=metadata)
+        return file.getvalue()
+
+    def draw(self, shape: Shape, group: Group) -> None:
+        """Draw a shape of a group."""
+        match shape:
+            case Group():
+                style = group.style if shape.style is None else shape.style
+                css, clipped = shape.css or group.css, shape.clipped or group.clipped
+                for one in shape.shapes:
+                    self.draw(one, replace(shape, css=css, style=style, clipped=clipped))
+            case Path():
+                self._lines(shape, group)
+            case Text():
+                self._text(shape, pen_of(group.css, "text", shape.css))
+            case Circle():
+                from matplotlib.patches import Circle as Round
+
+                ink = self._ink(pen_of(group.css, "circle", shape.css), group)
+                self._add(Round((shape.x, shape.y), shape.r, **ink), group)
+            case Box():
+                self._box(shape, group)
+
+    def _lines(self, path: Path, group: Group) -> None:
+        from matplotlib.patches import PathPatch
+        from matplotlib.path import Path as Outline
+
+        pen = pen_of(group.css, path.element, path.css)
+        if path.element == "polyline" and group.style is not None:
+            pen = replace(pen, dash=DASHED[group.style // COLOURS % DASHES])
+        ink = self._ink(pen, group) | {"joinstyle": "round", "capstyle": "butt"}
+        strokes = [list(stroke) for stroke in path.strokes if stroke]
+        if path.element == "polygon":
+            strokes = [[*stroke, stroke[0]] for stroke in strokes]
+        if strokes:
+            outline = Outline.make_compound_path(*map(Outline, strokes))
+            self._add(PathPatch(outline, **ink), group)
+
+    def _box(self, box: Box, group: Group) -> None:
+        from matplotlib.patches import Rectangle
+
+        ink = self._ink(pen_of(group.css, "rect", box.css), group)
+        if box.fill == HATCH:
+            ink |= {"facecolor": "none", "hatch": "////", "hatchcolor": LIGHT["bad"]}
+        elif box.fill:
+            ink["facecolor"] = box.fill
+        self._add(Rectangle((box.x, box.y), box.width, box.height, **ink), group)
+
+    def _text(self, text: Text, pen: Pen) -> None:
+        size = pen.size * self.enlarged * self.points
+        sides = {"start": "left", "end": "right", "middle": "center"}
+        form: Any = {"ha": sides[text.anchor], "va": "baseline", "rotation": text.slope}
+        form |= {"rotation_mode": "anchor", "fontsize": size, "parse_math": False}
+        form |= {"fontweight": "bold" if pen.bold else "normal"}
+        if pen.halo:  # a box, for an edge would make outlines of the text
+            form["bbox"] = {"facecolor": LIGHT["back"], "edgecolor": "none", "pad": 0.3}
+        colour = LIGHT.get(pen.fill, pen.fill)
+        self._add(self.axes.text(text.x, text.y, one_line(text.text), color=colour, **form), None)
+
+    def _add(self, artist: Any, group: Group | None) -> None:
+        """Put an artist above all earlier ones."""
+        self.depth += 1
+        artist.set_zorder(self.depth)
+        if artist.axes is None:
+            self.axes.add_patch(artist)
+        if group is not None and group.clipped and self.inside is not None:
+            artist.set_clip_path(None)
+            artist.set_clip_box(self.inside)
+
+    def _ink(self, pen: Pen, group: Group) -> dict[str, Any]:
+        """Return the colours and widths of matplotlib for a pen."""
+        from matplotlib.colors import to_rgba
+
+        own = f"c{(group.style or 0) % COLOURS}"
+        edge, face = (
+            LIGHT.get(own if name == "c" else name, name) for name in (pen.stroke, pen.fill)
+        )
+        ink: dict[str, Any] = {"edgecolor": edge, "linewidth": pen.width * self.points}
+        ink["facecolor"] = face if face == "none" else to_rgba(face, pen.opacity)
+        if pen.dash:
+            # matplotlib counts dashes in widths of the line.
+            lengths = [float(one) / pen.width for one in pen.dash.split()]
+            ink["linestyle"] = (0, tuple(lengths))
+        return ink
