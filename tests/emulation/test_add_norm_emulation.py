@@ -197,13 +197,14 @@ def test_gradients_of_an_fp32_branch_are_not_computed_twice() -> None:
 @pytest.mark.parametrize("branch", [BF16, FP32, None], ids=["bf16", "fp32", "alone"])
 def test_opcheck(branch) -> None:
     stream, gain, *given = draw((2, 3, 8), branch)
-    arguments = (stream, given[0] if given else None, gain, BF16)
+    arguments = (stream, given[0] if given else None, gain, BF16, "cuda")
     torch.library.opcheck(custom_op.ADD_NORM.operator, arguments)
     total, normed, rstd = (out.detach() for out in custom_op.ADD_NORM.operator(*arguments))
     total = stream.detach() if branch is None else total
     for dsum in (None, total):
         torch.library.opcheck(
-            custom_op.ADD_NORM.backward_operator, (dsum, normed, total, rstd, gain.detach(), branch)
+            custom_op.ADD_NORM.backward_operator,
+            (dsum, normed, total, rstd, gain.detach(), branch, "cuda"),
         )
 
 

@@ -137,7 +137,10 @@ def test_the_mode_has_a_row_for_the_norms_of_every_model(tmp_path: Path, capsys)
     status, result = run_mode(tmp_path)
     assert status is ExitStatus.OK
     rows = [check for check in result["checks"] if check["part"] == "add_norm"]
-    assert {(row["backend"], row["precision"]) for row in rows} == {("reference", "fp32")}
+    assert {(row["backend"], row["precision"]) for row in rows} == {
+        ("reference", "fp32"),
+        ("cpu", "fp32"),
+    }
     assert {row["part"] for row in result["summary"]} == {"e61", "add_norm"}
     shown = capsys.readouterr().out
     assert "add_norm" in shown
@@ -167,10 +170,10 @@ def test_a_model_of_layernorms_has_no_such_row() -> None:
 @pytest.mark.parametrize(
     ("requested", "wanted"),
     [
-        ("auto", ["reference", "cuda", "cuda"]),
+        ("auto", ["reference", "cpu", "cuda", "cuda"]),
         ("cuda", ["reference", "cuda", "cuda"]),
         ("triton", ["reference", "cuda", "cuda"]),
-        ("cpu", ["reference"]),
+        ("cpu", ["reference", "cpu"]),
         ("reference", ["reference"]),
         ("torch", ["reference"]),
     ],
@@ -180,7 +183,10 @@ def test_which_backend_is_checked_on_a_gpu(monkeypatch, requested: str, wanted: 
     monkeypatch.setattr(driver, "cuda_problem", lambda: None)
     runs, notes = norm_runs(requested)
     assert [run.backend for run in runs] == wanted
-    assert {(run.device, run.precision) for run in runs[1:]} <= {("cuda", "fp32"), ("cuda", "bf16")}
+    assert {run.precision for run in runs if run.backend == "cuda"} <= {"fp32", "bf16"}
+    assert {(run.device, run.precision) for run in runs if run.backend != "cuda"} == {
+        ("cpu", "fp32")
+    }
     assert notes == []
 
 
@@ -188,8 +194,12 @@ def test_a_kernel_that_cannot_run_is_said(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(driver, "cuda_problem", lambda: "NVRTC is missing; pip install it")
     runs, notes = norm_runs()
-    assert [run.backend for run in runs] == ["reference"]
+    assert [run.backend for run in runs] == ["reference", "cpu"]
     assert notes == ["not checked: the CUDA kernel of add_norm: NVRTC is missing; pip install it"]
+    monkeypatch.setattr(norms, "compiler_problem", lambda: "no C++ compiler; install one")
+    runs, notes = norm_runs()
+    assert [run.backend for run in runs] == ["reference"]
+    assert notes[0] == "not checked: the CPU kernel of add_norm: no C++ compiler; install one"
 
 
 # ------------------------------------------------------------------------------ before a run
@@ -262,5 +272,5 @@ def test_bf16_is_proved_in_both_precisions_and_another_width_anew(on_a_gpu, tmp_
 
 def test_no_proof_where_pytorch_computes_the_norms(tmp_path) -> None:
     model = compose_config(list(MODEL)).model
-    for device, asked in (("cpu", "auto"), ("cuda", "reference"), ("cuda", "torch")):
+    for device, asked in (("cpu", "reference"), ("cuda", "reference"), ("cuda", "torch")):
         assert gate.require_norm_parity(model, asked, device, "fp32", tmp_path, print) is None

@@ -106,31 +106,39 @@ def choose_backend(cell: Cell, requested: str, device_type: str) -> str:
 
 
 def norm_backend(requested: str, device_type: str) -> str:
-    """Return the backend for the norms of the residual stream: ``cuda`` or ``reference``.
+    """Return the backend for the norms of the residual stream: ``cpu``, ``cuda`` or ``reference``.
 
-    The schedule-free update has the same one. Both belong to no cell, and models without kernels
-    have them, too. So it is an error that their kernels cannot run on a GPU only if ``cuda`` is
-    requested by name. Otherwise PyTorch computes them and a line says so.
+    The schedule-free update has the same one, and no kernel on a CPU. Both belong to no cell, and
+    models without kernels have them, too. So it is an error that their kernels cannot run only if
+    the backend is requested by name. Otherwise PyTorch computes them and a line says so.
 
     Args:
         requested: ``auto`` or the name of a backend; ``reference`` and ``torch`` are plain PyTorch.
         device_type: ``cpu``, ``cuda``, and so on.
 
     Raises:
-        UserError: as :func:`choose_backend`, for ``cuda`` on a GPU.
+        UserError: as :func:`choose_backend`, for the device's own backend by name.
     """
-    if device_type != "cuda" or requested in (REFERENCE, TORCH):
+    if requested in (REFERENCE, TORCH):
         return REFERENCE
-    from elman.kernels.driver import cuda_problem
+    if device_type == "cpu" and requested in (AUTO, "cpu"):
+        return _own_kernel(requested, "cpu", compiler_problem())
+    if device_type == "cuda":
+        from elman.kernels.driver import cuda_problem
 
-    problem = _FOR_AMD if torch_is_for_rocm() else cuda_problem()
-    if requested == "cuda":
+        problem = _FOR_AMD if torch_is_for_rocm() else cuda_problem()
+        return _own_kernel(requested, "cuda", problem)
+    return REFERENCE
+
+
+def _own_kernel(requested: str, backend: str, problem: str | None) -> str:
+    """Return a device's own backend, or the reference if a problem stands against it."""
+    if requested == backend:
         _refuse(requested, problem)
-        return requested
-    if problem:
+    elif problem is not None:
         _say_slow(problem)
         return REFERENCE
-    return "cuda"
+    return backend
 
 
 def resolve_backend(

@@ -127,22 +127,23 @@ def require_norm_parity(
     Raises:
         ParityError: the kernel is wrong on this machine.
     """
-    if config.wrapper != "rms" or norm_backend(requested, device) == REFERENCE:
+    backend = norm_backend(requested, device)
+    if config.wrapper != "rms" or backend == REFERENCE:
         return None
     precisions = ["fp32", "bf16"] if precision == "bf16" else ["fp32"]
     conditions = {
         "cell": norms.NAME,
         "dim": config.dim,
-        "backend": norms.CUDA,
+        "backend": backend,
         "device": device,
         "precisions": precisions,
         "conditions": proof_conditions(),
     }
-    marker = _marker(norms.NAME, norms.CUDA, conditions)
+    marker = _marker(norms.NAME, backend, conditions)
     if (known := _recalled(marker)) is not None:
         return known
-    say(f"checking the {norms.CUDA} kernel of {norms.NAME} against plain PyTorch, once ...")
-    runs = [Run(norms.CUDA, device, name) for name in precisions]
+    say(f"checking the {backend} kernel of {norms.NAME} against plain PyTorch, once ...")
+    runs = [Run(backend, device, name) for name in precisions]
     proof = prove_norms(config.dim, runs, seed=SEED, quick=True)
     if not proof.passed:
         place = write_parity(folder, proof.as_json() | conditions)

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from elman.kernels import driver
+from elman.kernels.compiler import compiler_problem
 from elman.models.backends import AUTO, REFERENCE, TORCH, norm_backend
 from elman.ops.add_norm import cuda, op
 from elman.parity.experiment import EXACT, Run, autocast_for, poisoned
 
 NAME = "add_norm"
 """Name in the tables, in the place of a cell's name."""
-CUDA = "cuda"
+CPU, CUDA = "cpu", "cuda"
 _ROWS = 35
 _SMALL = 2.0**-9  # a power of two causes no rounding; its square is below eps
 # Widths: odd; a multiple of a vector; odd with several warps; too long for a block's registers.
@@ -132,13 +133,13 @@ def norm_shapes(width: int, runs: Sequence[Run], *, quick: bool) -> list[NormSha
 
     Args:
         width: Model width.
-        runs: The ways of running it; a kernel gets enough rows for more than two rounds of blocks.
+        runs: The ways of running it; a GPU gets enough rows for more than two rounds of blocks.
         quick: Only the places in a model, at its own width.
     """
-    kernel = next((run for run in runs if run.backend == CUDA), None)
+    on_gpu = next((run for run in runs if run.backend == CUDA), None)
 
     def rows(columns: int) -> int:
-        return _ROWS if kernel is None else 2 * _resident(columns, kernel) + 1
+        return _ROWS if on_gpu is None else 2 * _resident(columns, on_gpu) + 1
 
     own = NormShape("between layers", rows(width), width)
     shapes = [
@@ -148,7 +149,7 @@ def norm_shapes(width: int, runs: Sequence[Run], *, quick: bool) -> list[NormSha
         replace(own, name="fp32 branch", branch="fp32"),
         replace(own, name="small numbers", size=_SMALL),
     ]
-    if quick or kernel is None:
+    if quick or all(run.backend == REFERENCE for run in runs):
         return shapes
     shapes += [replace(own, name="one row", rows=1), replace(own, name="turned", turned=True)]
     return shapes + [NormShape(f"width {n}", rows(n), n) for n in _WIDTHS if n != width]
@@ -170,16 +171,33 @@ def norm_runs(requested: str = AUTO) -> tuple[list[Run], list[str]]:
         requested: As ``kernels.backend``.
 
     Raises:
-        UserError: ``cuda`` is requested by name, and its kernels cannot be built or run here.
+        UserError: a backend is requested by name, and its kernels cannot be built or run here.
     """
     runs = [Run(REFERENCE, "cpu", "fp32")]
-    if requested in ("cpu", REFERENCE, TORCH):
+    if requested in (REFERENCE, TORCH):
         return runs, []
-    problem = driver.cuda_problem() if torch.cuda.is_available() else "torch sees no GPU here"
-    if problem is not None and requested != CUDA:
-        return runs, [f"not checked: the CUDA kernel of {NAME}: {problem}"]
-    assert norm_backend(requested, "cuda") == CUDA
-    return [*runs, *(Run(CUDA, "cuda", precision) for precision in ("fp32", "bf16"))], []
+    notes = []
+    for backend, precisions in ((CPU, ("fp32",)), (CUDA, ("fp32", "bf16"))):
+        # Beside kernels of another name on a GPU, the norms still have that of CUDA.
+        if requested == CPU != backend or (backend == CPU and requested not in (AUTO, CPU)):
+            continue
+        problem = _problem(backend)
+        if problem is not None and requested != backend:
+            notes.append(f"not checked: the {_NAMES[backend]} kernel of {NAME}: {problem}")
+            continue
+        assert norm_backend(requested, backend) == backend
+        runs += [Run(backend, backend, precision) for precision in precisions]
+    return runs, notes
+
+
+_NAMES = {CPU: "CPU", CUDA: "CUDA"}
+
+
+def _problem(backend: str) -> str | None:
+    """Return why a kernel cannot run here, or None."""
+    if backend == CPU:
+        return compiler_problem()
+    return driver.cuda_problem() if torch.cuda.is_available() else "torch sees no GPU here"
 
 
 def compile_norm(shape: NormShape, run: Run) -> None:

@@ -31,9 +31,9 @@ def plain(stream: Tensor, branch: Tensor | None, gain: Tensor, dtype: torch.dtyp
     [(FP32, BF16, BF16), (FP32, FP32, FP32), (FP32, None, BF16), (FP64, FP64, FP64)],
     ids=["bf16", "fp32", "alone", "fp64"],
 )
-def test_a_norm_on_a_cpu_is_pytorchs_to_the_bit(wide, branch, dtype) -> None:
+def test_the_reference_on_a_cpu_is_pytorchs_to_the_bit(wide, branch, dtype) -> None:
     torch.manual_seed(0)
-    norm = RMSNorm(37, dtype=wide)
+    norm = RMSNorm(37, backend="reference", dtype=wide)
     nn.init.normal_(norm.weight)
     leaves = [torch.randn(2, 5, 37, dtype=wide)]
     if branch is not None:
@@ -89,10 +89,32 @@ def test_a_model_takes_no_backend_that_there_is_not() -> None:
         LanguageModel(8, [], backend="cdua")
 
 
-@pytest.mark.parametrize("device_type", ["cpu", "meta", "mps"])
-@pytest.mark.parametrize("requested", ["auto", "cuda", "reference"])
-def test_without_a_gpu_pytorch_computes_the_norms(requested, device_type) -> None:
+@pytest.mark.parametrize("device_type", ["meta", "mps"])
+@pytest.mark.parametrize("requested", ["auto", "cpu", "cuda", "reference"])
+def test_on_other_devices_pytorch_computes_the_norms(requested, device_type) -> None:
     assert backends.norm_backend(requested, device_type) == "reference"
+
+
+ON_A_CPU = {"auto": "cpu", "cpu": "cpu"}
+
+
+@pytest.mark.parametrize("requested", [*ON_A_CPU, "cuda", "triton", "reference", "torch"])
+def test_on_a_cpu_its_kernel_computes_them_unless_another_backend_is_named(
+    requested, monkeypatch
+) -> None:
+    monkeypatch.setattr(backends, "compiler_problem", lambda: None)
+    assert backends.norm_backend(requested, "cpu") == ON_A_CPU.get(requested, "reference")
+
+
+def test_without_a_compiler_pytorch_computes_the_norms_and_says_so(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(backends, "compiler_problem", lambda: "no C++ compiler; install one")
+    backends._say_slow.cache_clear()
+    assert {backends.norm_backend("auto", "cpu") for _ in range(2)} == {"reference"}
+    said = "elman: using plain PyTorch, which is slow: no C++ compiler; install one\n"
+    assert capsys.readouterr().err == said
+    with pytest.raises(UserError, match="; install one, or use kernels.backend=reference"):
+        backends.norm_backend("cpu", "cpu")
+    backends._say_slow.cache_clear()
 
 
 WANTED = {"auto": "cuda", "cuda": "cuda", "triton": "cuda", "torch": "reference"}

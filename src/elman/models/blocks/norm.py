@@ -58,10 +58,12 @@ class RMSNorm(nn.Module):
             The sum, in the stream's dtype, and its norm in the mixers' compute dtype.
         """
         dtype = compute_dtype(stream_btd, self.weight.dtype)
-        backend = "reference"
+        backend = self._backend_on(stream_btd.device.type)
         # A named backend must compute it; otherwise PyTorch computes what no kernel can.
-        if self.backend == "cuda" or backends.supported(stream_btd, branch_btd, dtype):
-            backend = self._backend_on(stream_btd.device.type)
+        if backend != self.backend and not backends.supported(
+            backend, stream_btd, branch_btd, dtype
+        ):
+            backend = "reference"
         return op.add_rms_norm(stream_btd, branch_btd, self.weight, dtype, backend=backend)
 
     @traced_as_constant

@@ -6,33 +6,39 @@ Shape legend: b batch, t time, d model width.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from elman.ops.add_norm import cuda
+from elman.ops.add_norm import cpu, cuda
 from elman.ops.common.native import CUDA_TYPES
 from elman.ops.common.operator import INCOMING, Operator
 
 DTYPES = frozenset(CUDA_TYPES)
-"""Of the branch and the normed sum; everything else is fp32."""
+"""Of the branch and the normed sum on a GPU; everything else is fp32. A CPU has one dtype."""
+KERNELS: dict[str, ModuleType] = {"cpu": cpu, "cuda": cuda}
+"""By the name of the backend; each has ``forward`` and ``backward``."""
 
 
 class Call(NamedTuple):
     """What the operator reads.
 
     Args:
-        stream_btd: Residual stream, fp32.
-        branch_btd: What is added to it, of a dtype in :data:`DTYPES`, or None.
-        gain_d: Gain, fp32.
-        dtype: Dtype of the normed sum, in :data:`DTYPES`.
+        stream_btd: Residual stream, fp32, on a CPU also fp64.
+        branch_btd: What is added to it, of a dtype in :data:`DTYPES`, on a CPU of the stream's
+            dtype; or None.
+        gain_d: Gain, in the stream's dtype.
+        dtype: Dtype of the normed sum, in :data:`DTYPES`, on a CPU that of the stream.
+        backend: A key of :data:`KERNELS`.
     """
 
     stream_btd: Tensor
     branch_btd: Tensor | None
     gain_d: Tensor
     dtype: torch.dtype
+    backend: str
 
 
 class Saved(NamedTuple):
@@ -44,12 +50,14 @@ class Saved(NamedTuple):
     rstd_bt: Tensor
     gain_d: Tensor
     branch: torch.dtype | None
+    backend: str
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     """Return the sum, of no size without a branch; its norm; and 1 / sqrt(mean square + eps)."""
     results = _room(call)
-    cuda.forward(call.stream_btd, call.branch_btd, call.gain_d, results)
+    kernels = KERNELS[call.backend]
+    kernels.forward(call.stream_btd, call.branch_btd, call.gain_d, results)
     return results
 
 
@@ -65,15 +73,16 @@ def _room(call: Call) -> tuple[Tensor, Tensor, Tensor]:
 def backward(saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of stream, branch and gain.
 
-    That of the branch is of no size where it is the stream's to the bit: a branch in fp32, or None.
+    That of the branch is of no size where it is the stream's to the bit: a branch in the stream's
+    dtype, or None.
     """
     gradients = _gradient_room(saved)
-    cuda.backward(*saved[:-1], gradients)
+    KERNELS[saved.backend].backward(*saved[:-2], gradients)
     return gradients
 
 
 def _gradient_room(saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
-    own = saved.branch not in (None, torch.float32)
+    own = saved.branch not in (None, saved.sum_btd.dtype)
     # Without a branch this is the dtype that the forward pass takes for it: one kernel is both.
     dtype = saved.branch or saved.dnormed_btd.dtype
     sum_btd, gain_d = saved.sum_btd, saved.gain_d
@@ -90,10 +99,10 @@ def _like(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _save(call: Call, results: tuple[Tensor, Tensor, Tensor]) -> Saved:
-    stream_btd, branch_btd, gain_d, _ = call
+    stream_btd, branch_btd, gain_d, *_ = call
     branch = None if branch_btd is None else branch_btd.dtype
     sum_btd = stream_btd if branch_btd is None else results[0]
-    return Saved(INCOMING, INCOMING, sum_btd, results[2], gain_d, branch)
+    return Saved(INCOMING, INCOMING, sum_btd, results[2], gain_d, branch, call.backend)
 
 
 def _differentiate(
@@ -110,7 +119,7 @@ def _differentiate(
     dstream_btd, dbranch_btd, dgain_d = run(saved)
     if branch is None:
         return dstream_btd, None, dgain_d
-    return dstream_btd, dstream_btd if branch == torch.float32 else dbranch_btd, dgain_d
+    return dstream_btd, dstream_btd if branch == dstream_btd.dtype else dbranch_btd, dgain_d
 
 
 ADD_NORM = Operator(

@@ -25,14 +25,15 @@ def add_rms_norm(
 
     s = stream + branch, normed = s / sqrt(mean(s^2) + 1e-5) * gain over the last axis
     (lm-and-training specification 1.2). Statistics are in the stream's dtype, whatever autocast
-    says. Gradients reach every tensor argument; the kernel's are the same bits in every run.
+    says. Gradients reach every tensor argument. A kernel's are the same bits in every run, those of
+    a CPU's for any number of threads.
 
     Args:
         stream_btd: Residual stream, fp32 or wider.
         branch_btd: What is added to it, of any floating dtype; None adds nothing.
         gain_d: Gain of the last axis.
         dtype: Dtype of the normed sum.
-        backend: ``cuda`` for the kernel, or ``reference``.
+        backend: ``cpu`` or ``cuda`` for a kernel, or ``reference``.
 
     Returns:
         The sum in the stream's dtype (the stream itself without a branch), and its norm.

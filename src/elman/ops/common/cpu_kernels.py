@@ -52,7 +52,7 @@ class KernelTable:
         """Return the kernel of a step, compiled if it was not compiled before.
 
         Args:
-            step: Name of the step.
+            step: Name of the step; empty where the engine has one alone.
             dtype: Dtype of the kernel.
             resets: Whether it knows resets.
 
@@ -60,9 +60,8 @@ class KernelTable:
             UserError: there is no kernel for the step or dtype, or it cannot be compiled.
         """
         if (step, dtype, resets) not in self._loaded:
-            label = f"{self._engine} {step} {C_TYPES.get(dtype, '')}"
-            label += " with resets" if resets else ""
-            self.prepare([step], dtype, label, resets=resets)
+            words = (self._engine, step, C_TYPES.get(dtype, ""), "with resets" if resets else "")
+            self.prepare([step], dtype, " ".join(filter(None, words)), resets=resets)
         return self._loaded[step, dtype, resets]
 
     def prepare(
