@@ -110,7 +110,7 @@ def everything(
 ) -> list[Tensor]:
     """Return outputs and gradients; each output has a gradient of its own."""
     if resets_bt is None:
-        outputs, history = op.split_conv_silu(*given, layout, backend=backend)
+        outputs, history = op.split_conv(*given, layout, silu=True, backend=backend)
     else:
         y_btc, history = op.causal_conv(*given, resets_bt, backend=backend)
         outputs = [y_btc]
@@ -201,7 +201,7 @@ def test_what_is_not_finite_stays_before_a_reset() -> None:
 
 def test_a_piece_that_nothing_reads_has_no_gradient() -> None:
     given = leaves(5)
-    pieces, _ = op.split_conv_silu(*given, INSIDE, backend="cuda")
+    pieces, _ = op.split_conv(*given, INSIDE, silu=True, backend="cuda")
     (found,) = torch.autograd.grad(pieces[0].sum(), given[0])
     assert torch.equal(found[..., :5], torch.ones(2, 5, 5, dtype=BF16))
     assert not found[..., 5:].any()

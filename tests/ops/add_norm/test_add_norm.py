@@ -112,7 +112,7 @@ def test_without_a_compiler_pytorch_computes_the_norms_and_says_so(monkeypatch, 
     assert {backends.norm_backend("auto", "cpu") for _ in range(2)} == {"reference"}
     said = "elman: using plain PyTorch, which is slow: no C++ compiler; install one\n"
     assert capsys.readouterr().err == said
-    with pytest.raises(UserError, match="; install one, or use kernels.backend=reference"):
+    with pytest.raises(UserError, match=r"install one, or use kernels\.backend=reference"):
         backends.norm_backend("cpu", "cpu")
     backends._say_slow.cache_clear()
 

@@ -59,13 +59,39 @@ class CausalConv(nn.Module):
             history_bpc: The k - 1 inputs before it; None is zeros.
             resets_bt: True where a row starts anew: the inputs before such a step count as zeros
                 for this step and all later ones. None is nowhere.
-            backend: Name of the layer's backend; ``cuda`` computes in a kernel.
+            backend: Name of the layer's backend; ``cpu`` and ``cuda`` compute in a kernel.
 
         Returns:
             The output, and the history for the next part.
         """
         weights = (self.weight, self.bias)
         return op.causal_conv(x_btc, *weights, history_bpc, resets_bt, backend=backend)
+
+    def of_projection(
+        self,
+        projected_bte: Tensor,
+        history_bpc: Tensor | None,
+        resets_bt: Tensor | None = None,
+        *,
+        backend: str,
+    ) -> tuple[list[Tensor], Tensor]:
+        """Convolve the first channels of a projection.
+
+        In a kernel the gradients of all channels are written into one tensor.
+
+        Args:
+            projected_bte: The projection.
+            history_bpc: As for :meth:`forward`, and so are the others.
+            resets_bt: As there.
+            backend: As there.
+
+        Returns:
+            The output and the other channels, and the history for the next part.
+        """
+        channels = self.weight.shape[0]
+        layout = op.Layout((), (channels,), (projected_bte.shape[-1] - channels,))
+        tensors = (projected_bte, self.weight, self.bias, history_bpc)
+        return op.split_conv(*tensors, layout, resets_bt, backend=backend)
 
     def extra_repr(self) -> str:
         """Return the sizes, for printing."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from elman.kernels import driver
 from elman.kernels.launching import Launch
+from elman.ops.causal_conv.inputs import Inputs
 from elman.ops.common.cuda_kernels import CudaKernels, Launching
 from elman.ops.common.mirrors import layout_assertions, same
 from elman.ops.common.native import CUDA_TYPES
@@ -73,37 +74,16 @@ class TileConfig:
         return math.ceil(self.channels // self.vector / _THREADS)
 
 
-@dataclass(frozen=True)
-class Given:
-    """What both passes read.
-
-    Args:
-        x_btc: Input; it may be a part of wider rows.
-        weight_ck: Taps, fp32.
-        bias_c: Bias, fp32, or None.
-        history_bpc: The inputs before it in its dtype, or None.
-        resets_bt: Where rows start anew, or None.
-        silu: Whether silu follows.
-    """
-
-    x_btc: Tensor
-    weight_ck: Tensor
-    bias_c: Tensor | None
-    history_bpc: Tensor | None
-    resets_bt: Tensor | None
-    silu: bool
-
-
-def forward(given: Given, parts: Sequence[Tensor]) -> None:
+def forward(inputs: Inputs, parts: Sequence[Tensor]) -> None:
     """Compute the output into tensors that hold its channels side by side."""
-    args, config = _read(given, {f"y{n}": part for n, part in enumerate(parts)}, parts)
+    args, config = _read(inputs, {f"y{n}": part for n, part in enumerate(parts)}, parts)
     blocks = args.chunks * config.column_blocks
     wanted = Launch("causal_conv_forward", blocks, _THREADS)
-    LAUNCH(config, [wanted], args, given.x_btc.device)
+    LAUNCH(config, [wanted], args, inputs.x_btc.device)
 
 
 def backward(
-    given: Given,
+    inputs: Inputs,
     dparts: Sequence[Tensor],
     dx_btc: Tensor,
     dhistory_bpc: Tensor | None,
@@ -111,23 +91,23 @@ def backward(
     """Compute the gradients of input and history; return those of taps and bias.
 
     Args:
-        given: What the forward pass read.
+        inputs: What the forward pass read.
         dparts: Gradients of the parts of the output, contiguous.
         dx_btc: Takes the gradient of the input; it may be a part of wider rows.
         dhistory_bpc: Takes the gradient of the history, or None.
     """
-    device, channels, taps = given.x_btc.device, *given.weight_ck.shape
-    dweight_ck = given.weight_ck.new_empty(channels, taps)
-    dbias_c = given.weight_ck.new_empty(channels)
+    device, channels, taps = inputs.x_btc.device, *inputs.weight_ck.shape
+    dweight_ck = inputs.weight_ck.new_empty(channels, taps)
+    dbias_c = inputs.weight_ck.new_empty(channels)
     tensors = {f"dy{n}": part for n, part in enumerate(dparts)}
     tensors |= {"dx": dx_btc, "dweight": dweight_ck, "dbias": dbias_c}
     if dhistory_bpc is not None:
         tensors["dhistory"] = dhistory_bpc
-    args, config = _read(given, tensors, dparts)
+    args, config = _read(inputs, tensors, dparts)
     # As many shares as run at a time, each of as many chunks as the others.
     most = max(1, MULTIPROCESSORS(device) * _BACKWARD_BLOCKS // config.column_blocks)
     args.shares = math.ceil(args.chunks / math.ceil(args.chunks / most))
-    partial = given.weight_ck.new_empty(args.shares, taps + 1, channels)
+    partial = inputs.weight_ck.new_empty(args.shares, taps + 1, channels)
     args.partial = partial.data_ptr()
     wanted = [
         Launch("causal_conv_backward", args.shares * config.column_blocks, _THREADS),
@@ -143,14 +123,14 @@ def backward(
 
 
 def _read(
-    given: Given, more: dict[str, Tensor], parts: Sequence[Tensor]
+    inputs: Inputs, more: dict[str, Tensor], parts: Sequence[Tensor]
 ) -> tuple[CausalConvArgs, TileConfig]:
     """Return the arguments of a pass and how it is computed."""
-    tensors = {"x": given.x_btc, "weight": given.weight_ck} | more
-    for name, one in (("bias", given.bias_c), ("history", given.history_bpc)):
+    tensors = {"x": inputs.x_btc, "weight": inputs.weight_ck} | more
+    for name, one in (("bias", inputs.bias_c), ("history", inputs.history_bpc)):
         if one is not None:
             tensors[name] = one
-    batch, steps, channels = given.x_btc.shape
+    batch, steps, channels = inputs.x_btc.shape
     args = CausalConvArgs(batch=batch, steps=steps, chunks=batch * math.ceil(steps / _STEPS))
     places = strides = 0
     for name, tensor in tensors.items():
@@ -162,18 +142,18 @@ def _read(
         assert stride is not None
         setattr(args, f"{name}_stride", stride)
         strides |= stride
-    if given.resets_bt is not None:
-        args.resets = given.resets_bt.data_ptr()
+    if inputs.resets_bt is not None:
+        args.resets = inputs.resets_bt.data_ptr()
     widths = [part.shape[-1] for part in parts] + [0] * (MOST_PARTS - len(parts))
     for width in widths:
         strides |= width
     config = TileConfig(
-        given.weight_ck.shape[1],
+        inputs.weight_ck.shape[1],
         (widths[0], widths[1], widths[2]),
         _VECTOR if (places | strides) % _VECTOR == 0 else 1,
-        given.silu,
-        given.resets_bt is not None,
-        given.x_btc.dtype,
+        inputs.silu,
+        inputs.resets_bt is not None,
+        inputs.x_btc.dtype,
     )
     assert config.channels == channels
     return args, config

@@ -16,7 +16,7 @@ from elman.models.blocks import init
 from elman.models.cells.common.mixer import Mixer
 from elman.models.cells.gated_delta.fla_gdn import CELL, heads_of
 from elman.models.state import State
-from elman.ops.causal_conv.op import Layout, split_conv_silu
+from elman.ops.causal_conv.op import Layout, split_conv
 from elman.ops.common.door import Shape, is_empty
 from elman.ops.common.precision import wide_dtype
 from elman.ops.gated_delta import package
@@ -160,12 +160,13 @@ class GatedDeltaNet(Mixer):
             split = projected_bte.split([*widths[:3], *after], dim=-1)
             return [functional.silu(one) for one in split[:3]], list(split[3:-1])
         biases = [conv.bias for conv in convs if conv.bias is not None]
-        pieces, carried["conv"] = split_conv_silu(
+        pieces, carried["conv"] = split_conv(
             projected_bte,
             torch.cat([conv.weight.squeeze(1) for conv in convs]),
             torch.cat(biases) if biases else None,
             state.get("conv"),
             Layout((), (widths[0], widths[1], widths[2]), after),
+            silu=True,
             backend=self.kernels_beside(backend, x_btd),
         )
         return pieces[:3], pieces[3:-1]

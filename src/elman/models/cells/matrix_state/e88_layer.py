@@ -209,12 +209,9 @@ class E88(Mixer):
         projected_btc = linear(x_btd, self.in_proj)
         sources, backend = [projected_btc], self.backend_for(x_btd)
         if self.conv is not None:
-            channels = self.rows["qkv"]
-            sizes = [channels, projected_btc.shape[-1] - channels]
-            qkv_btc, rest_btc = torch.split(projected_btc, sizes, dim=-1)
-            history = state.get("conv")
-            qkv_btc, carried["conv"] = self.conv(qkv_btc, history, resets_bt, backend=backend)
-            sources = [qkv_btc, rest_btc]
+            sources, carried["conv"] = self.conv.of_projection(
+                projected_btc, state.get("conv"), resets_bt, backend=backend
+            )
         parameters = {} if self.decay is None else self.decay.plan_parameters()
         if self.value_residual is not None:
             parameters["residual"] = self.value_residual

@@ -18,7 +18,7 @@ from elman.models.cells.common.mixer import Mixer
 from elman.models.cells.ssd.mamba2 import CELL
 from elman.models.state import State
 from elman.ops.add_norm.reference import EPS, rms_norm
-from elman.ops.causal_conv.op import Layout, split_conv_silu
+from elman.ops.causal_conv.op import Layout, split_conv
 from elman.ops.common.door import Shape, is_empty
 from elman.ops.common.precision import wide_dtype
 from elman.ops.linear import linear
@@ -112,12 +112,13 @@ class Mamba2(Mixer):
         # The package cannot launch kernels for zero steps.
         backend = "reference" if is_empty(x_btd) else self.backend_for(x_btd)
         projected_bte = linear(x_btd, self.in_proj.weight)
-        pieces, history = split_conv_silu(
+        pieces, history = split_conv(
             projected_bte,
             self.conv1d.weight.squeeze(1),
             self.conv1d.bias,
             state.get("conv"),
             Layout((self.width,), (self.width, self.columns, self.columns), (self.heads,)),
+            silu=True,
             backend=self.kernels_beside(backend, x_btd),
         )
         z_bti, *scanned_bt, dt_bth = pieces
