@@ -192,7 +192,7 @@ def test_what_killed_processes_left_is_swept_and_what_runs_is_not(
     left = cache / "killed-0123" / "building-abc"
     left.mkdir(parents=True)
     (left.parent / "lock").touch()
-    beside, fresh = (cache / "parity" / f"e1.json.{number}" for number in (17, 18))
+    beside, fresh = (cache / "parity" / f".e1.json.{number}.unfinished" for number in (17, 18))
     beside.parent.mkdir()
     beside.touch()
     fresh.touch()

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from elman.base import disk
-from elman.base.disk import Appender, keep_room, sizes, unfinished, whole_file
+from elman.base.disk import Appender, sizes
 from elman.base.errors import ExitStatus
 from elman.evaluation.result import RunResult
 from elman.training import recorder, trainer
@@ -281,19 +281,6 @@ def test_a_result_without_room_is_printed(train, capsys, monkeypatch: pytest.Mon
     line = next(line for line in capsys.readouterr().err.splitlines() if "result.json" in line)
     numbers = json.loads(line[line.index("{") :])
     assert numbers["val_bpb"] == run.result["val_bpb"]
-
-
-def test_the_room_of_a_result_is_taken_before_and_used_at_the_end(tmp_path: Path) -> None:
-    path = tmp_path / "result.json"
-    keep_room(path)
-    kept = os.stat(unfinished(path))
-    assert kept.st_blocks * 512 >= disk.RESULT_BYTES
-    with whole_file(path) as stream:
-        assert os.fstat(stream.fileno()).st_blocks * 512 >= disk.RESULT_BYTES
-        stream.write("{}\n")
-    assert path.read_text() == "{}\n"
-    assert path.stat().st_ino == kept.st_ino
-    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(

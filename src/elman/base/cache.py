@@ -13,18 +13,20 @@ import pwd
 import shlex
 import stat
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
 from elman.base.errors import UserError
+from elman.base.whole_file import whole_file
 
 CACHE_VARIABLE = "ELMAN_CACHE"
 Kind = Literal["kernels", "data", "text"]
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_FOLDER_MODE = 0o755
+_FOLDER_MODE, _FILE_MODE = 0o755, 0o644
 _ROOT = 0
 
 
@@ -131,19 +133,29 @@ def keep_from_others(path: Path) -> None:
         path.chmod(mode & ~_OTHERS_WRITE)
 
 
+@contextmanager
+def whole_cache_file(path: Path) -> Iterator[Path]:
+    """Yield the path of a file to write, which takes the place of a file of the cache at the end.
+
+    Its folder is made. Any number of processes may write it at the same time.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    make_cache_folder(path.parent)
+    with whole_file(path, several=True) as scratch:
+        scratch.touch(_FILE_MODE)
+        yield scratch
+
+
 def put_file(path: Path, text: str) -> None:
     """Write a file of the cache whole or not at all; its folder is made.
 
     Raises:
         OSError: it cannot be written.
     """
-    make_cache_folder(path.parent)
-    scratch = path.with_name(f"{path.name}.{os.getpid()}")
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-        stream.write(text)
-    keep_from_others(scratch)
-    os.replace(scratch, path)
+    with whole_cache_file(path) as scratch:
+        scratch.write_text(text, encoding="utf-8")
 
 
 def _absolute(name: str) -> str:

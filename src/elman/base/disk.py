@@ -8,18 +8,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import stat
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TypeGuard
+from typing import TypeGuard
 
 from elman.base.errors import UserError
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _TROUBLE = _FULL | {errno.EROFS, errno.EIO, errno.ENODEV, errno.ESTALE}
-RESULT_BYTES = 1 << 16
-"""Bytes that a run reserves for its result at the start."""
 HELD_BYTES = 1 << 24
 """Most bytes that wait in memory for each file of a run."""
 _PART_BYTES = 1 << 20
@@ -47,75 +43,6 @@ def sizes(needed: int, free: int) -> tuple[str, str]:
         if pair[0] != pair[1]:
             break
     return pair
-
-
-def unfinished(path: Path) -> Path:
-    """Return the name under which a result is written before it is renamed."""
-    return path.with_name(f".{path.name}.unfinished")
-
-
-def keep_room(path: Path) -> None:
-    """Reserve the space for a result now, so that a run can write its result on a full disk.
-
-    Raises:
-        OSError: there is not enough space.
-    """
-    scratch = unfinished(path)
-    try:
-        with scratch.open("wb") as stream:
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(stream.fileno(), 0, RESULT_BYTES)
-            else:
-                stream.write(bytes(RESULT_BYTES))
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            scratch.unlink()
-        if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
-            return  # this file system cannot reserve space
-        raise OSError(error.errno, error.strerror, str(path.parent)) from None
-
-
-def give_room_back(path: Path) -> None:
-    """Remove the space that was reserved for a result and not used."""
-    with contextlib.suppress(OSError):
-        unfinished(path).unlink()
-
-
-@contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[IO[str]]:
-    """Write a file whole or not at all, into the space reserved for it, if there is any.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    scratch = unfinished(path)
-    # Not "w": it would free the reserved space before anything is written.
-    with os.fdopen(
-        os.open(scratch, os.O_RDWR | os.O_CREAT, 0o666), "w", encoding="utf-8"
-    ) as stream:
-        yield stream
-        stream.flush()
-        stream.truncate()
-        os.fsync(stream.fileno())
-    os.replace(scratch, path)
-
-
-@contextlib.contextmanager
-def usual_permissions(path: Path) -> Iterator[None]:
-    """Let a new file that is written inside this context have the permissions that others have.
-
-    The library safetensors makes private files; others follow the umask of the process.
-
-    Args:
-        path: The file.
-
-    Raises:
-        OSError: it cannot be made.
-    """
-    path.touch()
-    mode = stat.S_IMODE(path.stat().st_mode)
-    yield
-    path.chmod(mode)
 
 
 def say_unwritten(path: Path, error: OSError) -> None:

@@ -126,8 +126,8 @@ def _adopted(tree: DictConfig) -> PreparedRun:
 
 def run_prepared(job: PreparedRun) -> int:
     """Run one job in its mode, in its folder if it has one; return its exit status."""
-    from elman.base.disk import give_room_back
     from elman.base.output import keep_going
+    from elman.base.whole_file import give_room_back
     from elman.config.run_config import MODES
 
     if job.folder is None:

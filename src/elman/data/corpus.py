@@ -12,9 +12,8 @@ import platform
 import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from secrets import token_hex
 
-from elman.base.cache import CACHE_VARIABLE, cached, keep_from_others, make_cache_folder
+from elman.base.cache import CACHE_VARIABLE, cached, whole_cache_file
 from elman.base.errors import UserError
 from elman.sections.training import SEPARATOR
 
@@ -80,17 +79,7 @@ def _list_hash(sources: list[tuple[str, int]]) -> str:
 
 
 def _build(path: Path, files: list[Path]) -> None:
-    """Write the joined files under a temporary name, flush them to disk, then rename."""
-    make_cache_folder(path.parent)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}-{token_hex(4)}.unfinished")
-    try:
-        with temporary.open("wb") as out:
-            for index, file in enumerate(files):
-                out.write((SEPARATOR if index else b"") + file.read_bytes())
-            out.flush()
-            os.fsync(out.fileno())
-        keep_from_others(temporary)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    """Write the joined files."""
+    with whole_cache_file(path) as scratch, scratch.open("wb") as out:
+        for index, file in enumerate(files):
+            out.write((SEPARATOR if index else b"") + file.read_bytes())

@@ -29,10 +29,12 @@ from elman.base.cache import (
     check_unshared,
     keep_from_others,
     make_cache_folder,
+    put_file,
 )
 from elman.base.errors import UserError
 from elman.base.file_lock import HolderFile, NoLocksError, say_no_locks, try_lock
 from elman.base.quoting import quoted
+from elman.base.whole_file import HALF_WRITTEN, rename, sync
 from elman.data.documents import Piece, listed_names
 from elman.data.files import ByteSource
 from elman.data.pack_check import CHECKED, RECORD, TEXT, is_whole, note_whole
@@ -430,7 +432,7 @@ class _Packing:
     def _save(self, out: HashedFile) -> None:
         """Save the state, so that a later start can continue from here."""
         self._state.bytes, self._state.sha256 = out.n_bytes, out.sync()
-        _write_json(self._folder / _STATE, asdict(self._state))
+        put_file(self._folder / _STATE, json.dumps(asdict(self._state)))
 
     def _record(self) -> None:
         """Finish the pack: write its record, then give the text its final name."""
@@ -447,9 +449,9 @@ class _Packing:
             "joiner": SEPARATOR.hex(),
             "sources": self._pack.sources,
         }
-        _write_json(self._folder / RECORD, record)
-        os.replace(self._folder / _PART, self._folder / TEXT)
-        _sync_folder(self._folder)
+        put_file(self._folder / RECORD, json.dumps(record))
+        rename(self._folder / _PART, self._folder / TEXT)
+        sync(self._folder)
         note_whole(str(self._folder / TEXT))
         with suppress(FileNotFoundError):
             os.unlink(self._folder / _STATE)
@@ -474,27 +476,7 @@ def _hash_of(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _write_json(path: Path, value: object) -> None:
-    """Write a file whole or not at all."""
-    temporary = path.with_name(f"{path.name}.new")
-    with open(temporary, "w", encoding="utf-8") as out:
-        json.dump(value, out)
-        out.flush()
-        os.fsync(out.fileno())
-    keep_from_others(temporary)
-    os.replace(temporary, path)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _discard(folder: Path) -> None:
     """Remove unfinished files; the lock stays, because others may wait for it."""
-    for name in (_PART, _STATE, f"{_STATE}.new", f"{RECORD}.new"):
-        with suppress(FileNotFoundError):
-            os.unlink(folder / name)
+    for path in (folder / _PART, folder / _STATE, *folder.glob(HALF_WRITTEN)):
+        path.unlink(missing_ok=True)

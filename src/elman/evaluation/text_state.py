@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from elman.base.disk import usual_permissions
 from elman.base.errors import UserError, first_line
 from elman.base.named_path import shortened
 from elman.base.utf8_path import in_utf8
+from elman.base.whole_file import usual_permissions, whole_file
 from elman.evaluation.generation import Rows, States, Writer
 
 _LAST = "last_bytes"
@@ -42,15 +40,10 @@ def save_text_state(path: Path, writer: Writer, model: str) -> None:
             tensors |= {f"{place}.{number}.{name}": one for name, one in state.items()}
     tensors = {name: one.contiguous() for name, one in tensors.items()}
     note = {_NOTE: json.dumps({"model": model, "drawn": drawn, "parts": found})}
-    # Not the whole name before it: the two together may be longer than a name can be.
-    scratch = path.with_name(f".{path.name[:32]}.{os.getpid()}.unfinished")
     try:
-        with usual_permissions(scratch):
+        with whole_file(path, several=True) as scratch, usual_permissions(scratch):
             save_file({name: part.cpu() for name, part in tensors.items()}, scratch, note)
-        os.replace(scratch, path)
     except (OSError, SafetensorError) as error:
-        with suppress(OSError):
-            scratch.unlink(missing_ok=True)
         raise UserError(
             f"generate.save_state={shortened(str(path))}: cannot be written ({first_line(error)}); "
             "name a file elsewhere"

@@ -11,7 +11,6 @@ import ctypes
 import errno
 import hashlib
 import json
-import os
 import re
 import threading
 import time
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from elman.base.cache import cached, check_unshared, keep_from_others
+from elman.base.cache import cached, check_unshared
 from elman.base.errors import UserError
 from elman.kernels.cache import VARIABLE, cannot_write, kernel_cache
 from elman.kernels.compiler import (
@@ -31,7 +30,7 @@ from elman.kernels.compiler import (
     first_error,
     run_compiler,
 )
-from elman.kernels.entry import making, say, scratch_folder
+from elman.kernels.entry import install, making, say, scratch_folder
 from elman.kernels.sources import source_folder, sources_hash
 from elman.kernels.target import host_target
 
@@ -157,9 +156,7 @@ class _Build:
             }
             (scratch / _RECORD).write_text(json.dumps(record, indent=2) + "\n")
             # The record comes last: without it the other files do not count.
-            for name in (_SOURCE, _LIBRARY, _RECORD):
-                keep_from_others(scratch / name)
-                os.replace(scratch / name, self.folder / name)
+            install(scratch, self.folder, _SOURCE, _LIBRARY, _RECORD)
 
     def _run(self, scratch: Path) -> list[str]:
         """Compile into ``scratch`` and return the command."""
@@ -172,7 +169,7 @@ class _Build:
             raise OSError(errno.ENOSPC, _NO_SPACE, str(kernel_cache()))
         log = self.folder / _LOG
         log.write_text(" ".join([*command, _SOURCE, "-o", _LIBRARY]) + "\n" + done.stderr)
-        os.replace(scratch / _SOURCE, self.folder / _SOURCE)
+        install(scratch, self.folder, _SOURCE)
         raise UserError(
             f"compiling the {self.label} kernel failed: {first_error(done.stderr)} "
             f"(all of it in {log}); kernels.backend=reference trains without it"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -16,12 +15,13 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from elman.base.cache import make_cache_folder
+from elman.base.cache import keep_from_others, make_cache_folder
 from elman.base.file_lock import NoLocksError, say_no_locks, try_lock, wait_for_lock
+from elman.base.whole_file import HALF_WRITTEN, rename
 
 _LOCK, _SCRATCH = "lock", "building-"
-# Records are written to temporary files, which takes milliseconds, and renamed.
-_BESIDE, _OLD_SECONDS = re.compile(r".+\.json\.\d+"), 3600.0
+# A record is written in milliseconds.
+_OLD_SECONDS = 3600.0
 
 
 @contextlib.contextmanager
@@ -56,6 +56,17 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
         yield scratch
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def install(scratch: Path, folder: Path, *names: str) -> None:
+    """Move finished files into a kernel's folder, one after the other; only this user may write.
+
+    Raises:
+        OSError: one cannot be moved.
+    """
+    for name in names:
+        keep_from_others(scratch / name)
+        rename(scratch / name, folder / name)
 
 
 def say(line: str) -> None:
@@ -126,9 +137,8 @@ def _sweep(kernels: Path) -> None:
         for folder in {leftover.parent for leftover in kernels.glob(f"*/{_SCRATCH}*")}:
             with contextlib.suppress(OSError):
                 _sweep_folder(folder)
-        for path in kernels.glob("*/*.json.*"):
-            old = time.time() - path.stat().st_mtime > _OLD_SECONDS
-            if old and _BESIDE.fullmatch(path.name):
+        for path in kernels.glob(f"*/{HALF_WRITTEN}"):
+            if time.time() - path.stat().st_mtime > _OLD_SECONDS:
                 path.unlink(missing_ok=True)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 import time
 from dataclasses import dataclass
@@ -18,12 +17,12 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from elman.base.cache import cached, check_unshared, keep_from_others
+from elman.base.cache import cached, check_unshared
 from elman.base.errors import UserError
 from elman.kernels.build import digest
 from elman.kernels.cache import cannot_write
 from elman.kernels.compiler import first_error
-from elman.kernels.entry import making, say, scratch_folder
+from elman.kernels.entry import install, making, say, scratch_folder
 from elman.kernels.sources import source_folder, sources_hash
 
 SETTING = "kernels.backend=cuda"
@@ -135,9 +134,7 @@ class Unit:
         with scratch_folder(self.folder) as scratch:
             (scratch / _CUBIN).write_bytes(code)
             (scratch / _RECORD).write_text(json.dumps(record, indent=2) + "\n")
-            for name in (_CUBIN, _RECORD):  # the record is last: the cubin needs it
-                keep_from_others(scratch / name)
-                os.replace(scratch / name, self.folder / name)
+            install(scratch, self.folder, _CUBIN, _RECORD)  # last the record: the cubin needs it
         return code
 
 

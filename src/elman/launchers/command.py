@@ -25,6 +25,7 @@ from omegaconf import DictConfig
 from elman.base import signals
 from elman.base.errors import ExitStatus, UserError
 from elman.base.quoting import quoted
+from elman.base.whole_file import rename
 from elman.config.compose import typed_overrides
 from elman.launchers.outcome import ERROR
 from elman.launchers.place import place_of_this_process
@@ -191,7 +192,7 @@ def _set_aside(folder: Path) -> None:
         discard_folder(folder)
     if folder.exists():
         number = 1 + len(list(folder.parent.glob(f"{glob.escape(folder.name)}.earlier-*")))
-        os.rename(folder, folder.with_name(f"{folder.name}.earlier-{number:03d}"))
+        rename(folder, folder.with_name(f"{folder.name}.earlier-{number:03d}"))
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from submitit.core.utils import JobPaths
 from elman.base import leaving
 from elman.base.errors import ExitStatus, UserError
 from elman.base.rank_place import rank_environment, rank_place
+from elman.base.whole_file import put_json
 from elman.launchers.command import JobCommand, visible_devices
 from elman.launchers.outcome import result_status
 from elman.launchers.ranks import GRACE_SECONDS, REFUSED_SECONDS
@@ -69,9 +70,9 @@ class SlurmRankCommand(JobCommand):
         try:
             found = super().command_line()
         except UserError as error:
-            _write(order, {"error": str(error)})
+            put_json(order, {"error": str(error)})
             raise
-        _write(order, {"arguments": found})
+        put_json(order, {"arguments": found})
         return found
 
     def _requeues(self) -> bool:
@@ -163,12 +164,6 @@ def _died(paths: JobPaths) -> dict[int, int]:
         if said is not None and said[2] in _DIED:
             return {int(said[1]): -int(_DIED[said[2]])}
     return {}
-
-
-def _write(path: Path, order: dict[str, object]) -> None:
-    scratch = path.with_suffix(".unfinished")
-    scratch.write_text(json.dumps(order), encoding="utf-8")
-    os.replace(scratch, path)
 
 
 def _read(path: Path) -> list[str]:

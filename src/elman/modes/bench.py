@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,8 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from elman.base import run_files
 from elman.base.consoles import table_console
-from elman.base.disk import say_unwritten, whole_file
+from elman.base.disk import say_unwritten
 from elman.base.errors import ExitStatus
+from elman.base.whole_file import put_json
 from elman.bench.benchmark import run_benchmark
 from elman.config.catalog import search_overrides
 from elman.report.tables.bench import print_bench
@@ -36,8 +36,7 @@ def run(job: PreparedRun) -> ExitStatus:
         result["config_hash"] = config_hash(config)
         failure: OSError | None = None
         try:
-            with whole_file(folder / run_files.BENCH) as stream:
-                stream.write(json.dumps(result, indent=2) + "\n")
+            put_json(folder / run_files.BENCH, result)
         except OSError as error:
             failure = error
     print_bench(table_console(), result, folder)

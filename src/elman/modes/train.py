@@ -18,9 +18,10 @@ import torch._dynamo
 from elman.base import run_files
 from elman.base.consoles import table_console
 from elman.base.crash import kept_traceback, told
-from elman.base.disk import is_disk_trouble, keep_room, sizes
+from elman.base.disk import is_disk_trouble, sizes
 from elman.base.errors import ExitStatus, RunStatus, UserError, first_line
 from elman.base.signals import Interruption, interruptible
+from elman.base.whole_file import keep_room
 from elman.config.run_config import RunConfig
 from elman.config.validate import validate
 from elman.data.batches import open_data

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from elman.base import run_files
-from elman.base.disk import whole_file
+from elman.base.whole_file import put_json
 
 
 def write_parity(folder: Path, result: Mapping[str, Any]) -> Path:
@@ -18,6 +17,5 @@ def write_parity(folder: Path, result: Mapping[str, Any]) -> Path:
         OSError: it cannot be written.
     """
     path = folder / run_files.PARITY
-    with whole_file(path) as stream:
-        stream.write(json.dumps(result, indent=2) + "\n")
+    put_json(path, result)
     return path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from elman.base import run_files
+from elman.base.whole_file import whole_file
 from elman.evaluation.metrics import bits_per_byte
 from elman.report.metrics_file import read_metrics
 
@@ -39,12 +39,8 @@ def plot_losses(folder: Path) -> Path | None:
     axes.set(xlabel="optimizer step", ylabel="bits per byte", title=folder.name)
     axes.grid(alpha=0.3)
     axes.legend()
-    scratch = folder / f".{run_files.LOSS_CURVE}"
-    try:
-        figure.savefig(scratch, dpi=120)
-        os.replace(scratch, folder / run_files.LOSS_CURVE)
-    finally:
-        scratch.unlink(missing_ok=True)
+    with whole_file(folder / run_files.LOSS_CURVE) as scratch:
+        figure.savefig(scratch, dpi=120, format="png")
     return folder / run_files.LOSS_CURVE
 
 

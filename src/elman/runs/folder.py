@@ -24,6 +24,7 @@ from elman.base.errors import UserError
 from elman.base.file_lock import HolderFile, NoLocksError, say_no_locks, try_lock
 from elman.base.quoting import quoted
 from elman.base.seals import sealed_text
+from elman.base.whole_file import put_text
 from elman.base.yaml_file import YamlError, read_yaml
 from elman.config.newer_settings import without_newer
 from elman.config.run_config import RunConfig, flatten
@@ -274,13 +275,7 @@ def config_text(config: RunConfig) -> str:
 
 def write_config(folder: Path, config: RunConfig) -> None:
     """Write ``config.yaml``, from which ``train.resume`` restores the run, with its digest."""
-    temporary = folder / f"{run_files.CONFIG}.tmp"
-    try:
-        temporary.write_text(sealed_text(config_text(config)), encoding="utf-8")
-        os.replace(temporary, folder / run_files.CONFIG)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    put_text(folder / run_files.CONFIG, sealed_text(config_text(config)))
 
 
 def read_config(folder: Path, key: str) -> dict[str, Any]:

@@ -16,9 +16,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from elman.base import run_files
-from elman.base.disk import keep_room, no_room
+from elman.base.disk import no_room
 from elman.base.errors import UserError
 from elman.base.rank_place import RankPlace, rank_place
+from elman.base.whole_file import keep_room
 from elman.bench.entries import benched_models
 from elman.config.catalog import Place, search_overrides
 from elman.config.compose import plain_tree, typed_config, typed_overrides

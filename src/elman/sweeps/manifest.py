@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -12,6 +10,7 @@ from typing import Any
 
 from elman.base import run_files
 from elman.base.errors import RunStatus
+from elman.base.whole_file import put_json
 from elman.launchers.command import ALONE
 from elman.launchers.job import SweepJob
 from elman.runs.state import NOT_STARTED, RUNNING, read_result, state
@@ -109,11 +108,8 @@ class Record:
         """Write the file atomically; a full disk is reported once, and stops no job."""
         if self._folder is None:
             return
-        text = json.dumps(self._content(ended), indent=2) + "\n"
-        scratch = self._folder / f".{run_files.SWEEP}.unfinished"
         try:
-            scratch.write_text(text, encoding="utf-8")
-            os.replace(scratch, self._folder / run_files.SWEEP)
+            put_json(self._folder / run_files.SWEEP, self._content(ended))
             self._warned = False
         except OSError as error:
             place = self._folder / run_files.SWEEP

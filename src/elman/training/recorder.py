@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from elman.base import run_files
-from elman.base.disk import Appender, whole_file
+from elman.base.disk import Appender
 from elman.base.errors import first_line
 from elman.base.seals import sealed_tree
+from elman.base.whole_file import put_json, rename
 from elman.config.run_config import RunConfig
 from elman.evaluation.result import RunResult
 from elman.training.weights_and_biases import WeightsAndBiases
@@ -227,8 +228,6 @@ def write_result(folder: Path, result: RunResult) -> Path:
     """
     path = folder / run_files.RESULT
     if path.exists():
-        os.replace(path, run_files.next_earlier_result(folder))
-    with whole_file(path) as stream:
-        json.dump(sealed_tree(result.tree(), folder / run_files.METRICS), stream, indent=2)
-        stream.write("\n")
+        rename(path, run_files.next_earlier_result(folder))
+    put_json(path, sealed_tree(result.tree(), folder / run_files.METRICS))
     return path

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from elman.base import run_files
 from elman.base.errors import UserError, first_line
+from elman.base.whole_file import put_text
 from elman.config.run_config import RunConfig, flatten
 from elman.sections.training import LogConfig
 
@@ -206,7 +207,7 @@ def own_id(folder: Path) -> str:
     older = (folder / "wandb").is_dir()  # the id of such a run was its folder's name
     kept = folder.name.replace(":", "-") if older else secrets.token_hex(8)
     with contextlib.suppress(OSError):  # a full disk: the run goes on
-        path.write_text(json.dumps({"id": kept}) + "\n", encoding="utf-8")
+        put_text(path, json.dumps({"id": kept}) + "\n")
     return kept
 
 

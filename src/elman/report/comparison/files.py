@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from elman.base.errors import UserError
+from elman.base.whole_file import put_text
 from elman.report.comparison.content import Report
 from elman.report.comparison.page import PAGE_MARK, page_text
 from elman.report.comparison.text_files import CSV_COLUMNS, MARKDOWN_MARK, csv_text, markdown_text
@@ -33,7 +33,8 @@ def write_report(report: Report, folder: Path) -> Path:
         for name in _WRITERS:
             _refuse_foreign(folder / name)
         for name, writer in _WRITERS.items():
-            _replace(folder / name, writer(report))
+            # A file name may hold bytes that are not text.
+            put_text(folder / name, writer(report), several=True, errors="replace")
     except OSError as error:
         raise UserError(
             f"{folder}: the report cannot be written ({error.strerror}); "
@@ -51,14 +52,3 @@ def _refuse_foreign(path: Path) -> None:
             f"{path}: exists and is not an earlier report; "
             "move it, or name another folder with report.out=<folder>"
         )
-
-
-def _replace(path: Path, text: str) -> None:
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    try:
-        # A file name may hold bytes that are not text.
-        scratch.write_text(text, encoding="utf-8", errors="replace")
-        os.replace(scratch, path)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
-        raise

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from elman.base.errors import UserError
+from elman.base.whole_file import put_bytes
 from elman.report.comparison.content import Report
 from elman.report.comparison.draw import draw, draw_tasks, with_legend
 from elman.report.comparison.figures import figures_of
@@ -81,7 +81,7 @@ def write_paper(files: Files, folder: Path) -> Path:
             if path.name not in files and _is_ours(path):
                 path.unlink()  # a figure of an earlier report
         for name, content in files.items():
-            _put(place / name, content)
+            put_bytes(place / name, content, several=True)
     except OSError as error:
         raise UserError(
             f"{place}: the figures cannot be written ({error.strerror}); "
@@ -92,17 +92,6 @@ def write_paper(files: Files, folder: Path) -> Path:
 
 def _is_ours(path: Path) -> bool:
     return path.is_file() and CREATOR.encode() in path.read_bytes()
-
-
-def _put(path: Path, content: bytes) -> None:
-    """Write a file completely or not at all."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    try:
-        scratch.write_bytes(content)
-        os.replace(scratch, path)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
-        raise
 
 
 def table_text(report: Report) -> str:

@@ -8,12 +8,12 @@ unchecked. A CRC-32 finds accidental damage, not tampering, and is twice as fast
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from pathlib import Path
 from typing import Any
 
 from elman.base.run_files import META
+from elman.base.whole_file import put_json, sync
 
 UNFINISHED = ".unfinished-"
 """Prefix of the name of everything that is being written or removed."""
@@ -68,11 +68,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 def write_meta(folder: Path, meta: dict[str, Any]) -> None:
     """Write ``meta.json`` with its own checksum; a crash never leaves half of it."""
-    scratch = folder / f"{UNFINISHED}{META}"
-    text = json.dumps(meta | {_OWN: _crc_of(meta)}, indent=2) + "\n"
-    scratch.write_text(text, encoding="utf-8")
-    sync(scratch)
-    os.replace(scratch, folder / META)
+    put_json(folder / META, meta | {_OWN: _crc_of(meta)})
     sync(folder)
 
 
@@ -103,15 +99,6 @@ def check(folder: Path, name: str, meta: dict[str, Any]) -> None:
         raise unreadable(folder / name, error) from None
     if not same:
         raise BadFileError(folder / name, "damaged (its checksum differs from the saved one)")
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the list of names in a folder, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _saved(meta: dict[str, Any], name: str) -> dict[str, Any]:

@@ -27,11 +27,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from elman.base.disk import sizes, usual_permissions
+from elman.base.disk import sizes
 from elman.base.errors import UserError, first_line
 from elman.base.run_files import BEST, CHECKPOINTS, CONFIG, META, STATE, STEP, WEIGHTS
 from elman.base.typed_in import relative
 from elman.base.utf8_path import in_utf8
+from elman.base.whole_file import HALF_WRITTEN, rename, sync, usual_permissions
 from elman.base.yaml_file import YamlError, read_yaml
 from elman.training.checkpoints import integrity
 from elman.training.checkpoints.integrity import UNFINISHED, BadFileError, UnreadableError
@@ -238,7 +239,7 @@ class CheckpointStore:
 
     def remove_unfinished(self) -> None:
         """Remove the half-written and half-removed folders that a killed process left."""
-        for pattern in (f"{UNFINISHED}*", f"{STEP}*/{UNFINISHED}*"):
+        for pattern in (f"{UNFINISHED}*", f"{STEP}*/{HALF_WRITTEN}"):
             for path in self.folder.glob(pattern):
                 with suppress(OSError):
                     _remove(path)
@@ -253,15 +254,15 @@ class CheckpointStore:
         (scratch / CONFIG).write_text(self._config_text, encoding="utf-8")
         names = (WEIGHTS, STATE, CONFIG)
         for name in names:
-            integrity.sync(scratch / name)
+            sync(scratch / name)
         integrity.write_meta(scratch, meta | integrity.fingerprints(scratch, names))
 
     def _put(self, scratch: Path, final: Path) -> None:
         """Give a finished folder its final name; a damaged folder of that name is removed."""
         if final.exists():
             _discard(final)
-        os.rename(scratch, final)
-        integrity.sync(self.folder)
+        rename(scratch, final)
+        sync(self.folder)
 
     def _add(self, checkpoint: Checkpoint, meta: dict[str, Any]) -> None:
         """Add a validation result to the meta file of a saved step with the same weights."""
@@ -301,7 +302,7 @@ class CheckpointStore:
         with suppress(FileNotFoundError):
             scratch.unlink()
         scratch.symlink_to(best.path.name)
-        os.replace(scratch, link)
+        rename(scratch, link)
 
     def _remove_outlived(self) -> None:
         """Remove all but the newest N, the best one, and the one that ``best`` names."""
@@ -427,7 +428,7 @@ def _discard(path: Path) -> None:
     going = path.with_name(f"{UNFINISHED}old-{path.name}")
     if going.exists():
         _remove(going)
-    os.rename(path, going)
+    rename(path, going)
     _remove(going)
 
 
