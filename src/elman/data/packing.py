@@ -32,8 +32,7 @@ from elman.base.cache import (
     put_file,
 )
 from elman.base.errors import UserError
-from elman.base.file_lock import HolderFile, NoLocksError, say_no_locks, try_lock
-from elman.base.quoting import quoted
+from elman.base.file_lock import FileLock
 from elman.base.whole_file import HALF_WRITTEN, rename, sync
 from elman.data.documents import Piece, listed_names
 from elman.data.files import ByteSource
@@ -277,11 +276,20 @@ class Pack:
 
         Where the file system has no locks, a file stands for it.
         """
-        descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        file = HolderFile(self.folder / _HOLDER)
+        lock = FileLock(
+            self.folder / _LOCK,
+            mode=0o644,
+            stand_in=self.folder / _HOLDER,
+            lasting="data is packed",
+        )
+        told = False
         try:
-            told = False
-            while not self._taken(descriptor, file):
+            while not lock.take():
+                if remedy := lock.remedy():
+                    raise UserError(
+                        f"{self.folder}: {lock.holder()} packs in it; {remedy}, or set "
+                        f"{CACHE_VARIABLE} to another folder"
+                    )
                 if not told:
                     progress.say(f"another process is packing {self.where}: waiting for it ...")
                     told = True
@@ -291,30 +299,7 @@ class Pack:
                 time.sleep(_WAIT_SECONDS)
             yield
         finally:
-            os.close(descriptor)
-            if file.own:
-                file.drop()
-
-    def _taken(self, descriptor: int, file: HolderFile) -> bool:
-        """Take the lock, or return False if another process has it.
-
-        Raises:
-            UserError: there are no locks here, and a process of another machine has packed.
-        """
-        try:
-            return try_lock(descriptor)
-        except NoLocksError as error:
-            who = file.take()
-            if who is None:
-                what = f"while data is packed, {_HOLDER} in it keeps other processes out"
-                say_no_locks(self.folder, error.strerror, what)
-            elif file.elsewhere:
-                raise UserError(
-                    f"{self.folder}: {who} packs in it, and its file system has no locks "
-                    f"({error.strerror}), so nobody here can tell whether it still does; if not, "
-                    f"type rm {quoted(str(file.path))}, or set {CACHE_VARIABLE} to another folder"
-                ) from None
-            return who is None
+            lock.drop()
 
 
 class _Packing:

@@ -13,69 +13,43 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 from elman.base.errors import UserError
-from elman.base.file_lock import NoLocksError, try_lock
+from elman.base.file_lock import FileLock, NoLocksError
 
 FOLDER = "ELMAN_LOCKS"
 """Environment variable: folder of the locks instead of ``/tmp/elman-gpu-locks`` (for containers
 that share GPUs but not /tmp, and for tests). The folder must be local to the machine."""
 
 
-class GpuLock:
+class GpuLock(FileLock):
     """One of the locks of one GPU; its file describes the holder, for people to read."""
 
     def __init__(self, uuid: str, kind: Literal["claim", "run"]) -> None:
-        self.path = _folder() / f"{uuid}.{kind}"
-        self._descriptor: int | None = None
+        super().__init__(_folder() / f"{uuid}.{kind}")
 
-    @property
-    def held(self) -> bool:
-        """Whether this object holds it."""
-        return self._descriptor is not None
-
-    @property
-    def descriptor(self) -> int | None:
-        """The open file of a lock that is held; a process that inherits it holds the lock too."""
-        return self._descriptor
-
-    def take(self, what: str = "", *, shared: bool = False) -> bool:
+    def take(self, note: str = "", *, shared: bool = False, wait: bool = False) -> bool:
         """Take the lock, or return False at once if somebody else has it.
 
         Args:
-            what: What the holder does, for others to read.
+            note: What the holder does, for others to read.
             shared: Hold it together with others who share it.
+            wait: Wait instead until nobody else has it.
+
+        Raises:
+            UserError: the file cannot be opened, or its file system has no locks.
         """
-        if self.held:
-            return True
-        descriptor = _open(self.path)
+        lease = {"pid": os.getpid(), "user": _user(), "what": note}
         try:
-            taken = try_lock(descriptor, shared=shared)
+            return super().take(json.dumps(lease) + "\n", shared=shared, wait=wait)
         except NoLocksError as error:
-            os.close(descriptor)
             raise UserError(
                 f"{self.path}: its file system has no locks ({error.strerror}), so two jobs could "
                 f"get one GPU; name a folder of this machine that has them with {FOLDER}=<folder>, "
                 "or type launcher=local, which locks no GPU"
             ) from None
-        if not taken:
-            os.close(descriptor)
-            return False
-        self._descriptor = descriptor
-        lease = {"pid": os.getpid(), "user": _user(), "what": what}
-        with suppress(OSError):  # on a full disk the lock still holds
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, (json.dumps(lease) + "\n").encode(), 0)
-        return True
-
-    def drop(self) -> None:
-        """Give the lock back, if held."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
 
     def holder(self) -> str:
         """Return who took the lock last, in words."""
@@ -84,6 +58,30 @@ class GpuLock:
             return f"elman pid {lease['pid']} ({lease['user']}) {lease['what']}".rstrip()
         except (OSError, ValueError, KeyError, TypeError):  # the holder is just writing it
             return "another elman"
+
+    def _open(self) -> int:
+        """Open the file, or make it so that every user may lock and write it."""
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+        for _ in range(100):
+            try:
+                # Without O_CREAT, which the kernel refuses for another user's file in such a
+                # folder.
+                return os.open(self.path, flags)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                raise _cannot(self.path, error) from None
+            try:
+                descriptor = os.open(self.path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+                os.fchmod(descriptor, 0o666)
+                return descriptor
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise _cannot(self.path, error) from None
+        raise UserError(
+            f"{self.path}: appears and vanishes; keep other programs out of that folder"
+        )
 
 
 def take_run_locks(
@@ -120,28 +118,6 @@ def _folder() -> Path:
     except OSError as error:
         raise _cannot(folder, error) from None
     return folder
-
-
-def _open(path: Path) -> int:
-    """Open a lock's file, or make it so that every user may lock and write it."""
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-    for _ in range(100):
-        try:
-            # Without O_CREAT, which the kernel refuses for another user's file in such a folder.
-            return os.open(path, flags)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise _cannot(path, error) from None
-        try:
-            descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
-            os.fchmod(descriptor, 0o666)
-            return descriptor
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise _cannot(path, error) from None
-    raise UserError(f"{path}: appears and vanishes; keep other programs out of that folder")
 
 
 def _cannot(path: Path, error: OSError) -> UserError:

@@ -6,7 +6,6 @@ Imports no torch.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from elman.base.cache import keep_from_others, make_cache_folder
-from elman.base.file_lock import NoLocksError, say_no_locks, try_lock, wait_for_lock
+from elman.base.file_lock import FileLock, NoLocksError, say_no_locks
 from elman.base.whole_file import HALF_WRITTEN, rename
 
 _LOCK, _SCRATCH = "lock", "building-"
@@ -35,17 +34,17 @@ def making(folder: Path, label: str) -> Iterator[None]:
         folder: The folder.
         label: Name of the kernel, for people who wait for another process.
     """
-    descriptor, locked = _locked(folder, label)
+    lock = _locked(folder, label)
     try:
-        if locked:  # else a scratch folder may be that of a process that works
+        if lock.held:  # else a scratch folder may be that of a process that works
             _clear(folder)
             _sweep(folder.parent)
         yield
     finally:
-        if locked:
+        if lock.held:
             with contextlib.suppress(OSError):
                 _remove_empty(folder)
-        os.close(descriptor)
+        lock.drop()
 
 
 @contextlib.contextmanager
@@ -74,44 +73,26 @@ def say(line: str) -> None:
     print(f"elman: {line}", file=sys.stderr, flush=True)
 
 
-def _locked(folder: Path, label: str) -> tuple[int, bool]:
-    """Return the open file of a folder's lock, and whether it is locked.
+def _locked(folder: Path, label: str) -> FileLock:
+    """Return a folder's lock, held where there are locks.
 
     Its last holder may have removed both. Where the file system has no locks, several processes may
     make a kernel at once: each in a scratch folder, and the last one to end replaces the others'.
     """
-    while True:
+    lock = FileLock(folder / _LOCK, mode=0o644)
+    while not lock.held:
         make_cache_folder(folder)
         try:
-            descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+            if not lock.take():
+                say(f"another process is compiling the {label} kernel: waiting for it ...")
+                lock.take(wait=True)
         except FileNotFoundError:
             continue
-        try:
-            _wait(descriptor, label)
-            if _stands(folder, descriptor):
-                return descriptor, True
         except NoLocksError as error:
             what = "two processes may compile one kernel at once, which costs time alone"
             say_no_locks(folder.parent, error.strerror, what)
-            return descriptor, False
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
-
-
-def _wait(descriptor: int, label: str) -> None:
-    if not try_lock(descriptor):
-        say(f"another process is compiling the {label} kernel: waiting for it ...")
-        wait_for_lock(descriptor)
-
-
-def _stands(folder: Path, descriptor: int) -> bool:
-    """Whether the locked file is still the file of that name in the folder."""
-    try:
-        return os.path.samestat(os.stat(folder / _LOCK), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
+            break
+    return lock
 
 
 def _clear(folder: Path) -> None:
@@ -143,10 +124,8 @@ def _sweep(kernels: Path) -> None:
 
 
 def _sweep_folder(folder: Path) -> None:
-    descriptor = os.open(folder / _LOCK, os.O_RDWR)
-    try:
-        if try_lock(descriptor) and _stands(folder, descriptor):
-            _clear(folder)
-            _remove_empty(folder)
-    finally:
-        os.close(descriptor)
+    lock = FileLock(folder / _LOCK, mode=0o644)
+    if lock.take():
+        _clear(folder)
+        _remove_empty(folder)
+        lock.drop()

@@ -21,8 +21,7 @@ import yaml
 
 from elman.base import run_files
 from elman.base.errors import UserError
-from elman.base.file_lock import HolderFile, NoLocksError, say_no_locks, try_lock
-from elman.base.quoting import quoted
+from elman.base.file_lock import FileLock
 from elman.base.seals import sealed_text
 from elman.base.whole_file import put_text
 from elman.base.yaml_file import YamlError, read_yaml
@@ -151,76 +150,39 @@ class RunLock:
     :meth:`acquire` and :meth:`release`.
     """
 
-    _held: ClassVar[dict[Path, tuple[int, int]]] = {}
+    _held: ClassVar[dict[Path, tuple[FileLock, int]]] = {}
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
 
     def acquire(self) -> None:
         """Take the lock, or raise UserError that names the process that has it."""
-        descriptor, count = self._held.get(self.folder, (-1, 0))
+        lock, count = self._held.get(self.folder, (_lock_of(self.folder), 0))
         if count == 0:
-            descriptor = self._open()
-        self._held[self.folder] = (descriptor, count + 1)
+            self._take(lock)
+        self._held[self.folder] = (lock, count + 1)
 
     def release(self) -> None:
         """Release the lock after as many calls as it was taken; do nothing if it is not held."""
-        descriptor, count = self._held.pop(self.folder, (-1, 0))
+        if self.folder not in self._held:
+            return
+        lock, count = self._held.pop(self.folder)
         if count > 1:
-            self._held[self.folder] = (descriptor, count - 1)
-        elif count:
-            os.close(descriptor)
-            file = HolderFile(self.folder / run_files.LOCK_HOLDER)
-            if file.own:
-                file.drop()
+            self._held[self.folder] = (lock, count - 1)
+        else:
+            lock.drop()
 
-    def _open(self) -> int:
-        descriptor = os.open(self.folder / run_files.LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            self._lock(descriptor)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        with contextlib.suppress(OSError):  # on a full disk the lock still holds
-            os.ftruncate(descriptor, 0)
-            os.write(descriptor, f"{os.getpid()}\n".encode())
-            _date_after_results(descriptor, self.folder)
-        return descriptor
-
-    def _lock(self, descriptor: int) -> None:
-        """Lock the open file of the lock.
-
-        Raises:
-            UserError: another process runs in the folder.
-        """
-        try:
-            for _ in range(_LOOKS):
-                if try_lock(descriptor):
-                    return
-                time.sleep(_LOOK_SECONDS)
-        except NoLocksError as error:
-            self._hold(error)
-            return
+    def _take(self, lock: FileLock) -> None:
+        for _ in range(_LOOKS):
+            if lock.take(f"{os.getpid()}\n"):
+                with contextlib.suppress(OSError):
+                    _date_after_results(lock.path, self.folder)
+                return
+            time.sleep(_LOOK_SECONDS)
         raise UserError(
-            f"{self.folder}: another process (pid {_owner(descriptor)}) is running in it; "
-            "wait for it to end or stop it first"
+            f"{self.folder}: another process ({lock.holder()}) is running in it; "
+            f"{lock.remedy() or 'wait for it to end or stop it first'}"
         )
-
-    def _hold(self, error: NoLocksError) -> None:
-        """Take the file that stands for a lock."""
-        file = HolderFile(self.folder / run_files.LOCK_HOLDER)
-        who = file.take()
-        if who is None:
-            what = f"while the run lasts, {run_files.LOCK_HOLDER} in it keeps other processes out"
-            say_no_locks(self.folder, error.strerror, what)
-            return
-        ask = (
-            f"its file system has no locks ({error.strerror}), so nobody here can tell whether it "
-            f"still runs; if it does not, type rm {quoted(str(file.path))}"
-            if file.elsewhere
-            else "wait for it to end or stop it first"
-        )
-        raise UserError(f"{self.folder}: another process ({who}) is running in it; {ask}")
 
     def __enter__(self) -> RunLock:
         self.acquire()
@@ -235,14 +197,20 @@ class RunLock:
         self.release()
 
 
-def _date_after_results(descriptor: int, folder: Path) -> None:
+def _lock_of(folder: Path) -> FileLock:
+    return FileLock(
+        folder / run_files.LOCK, stand_in=folder / run_files.LOCK_HOLDER, lasting="the run lasts"
+    )
+
+
+def _date_after_results(lock: Path, folder: Path) -> None:
     """Make the file of a lock younger than earlier results, also if the clock was set back.
 
     A result that is younger than the lock counts as that of the process which holds it.
     """
     newest = max((path.stat().st_mtime_ns for path in folder.glob("*.json")), default=0)
-    if os.fstat(descriptor).st_mtime_ns <= newest:
-        os.utime(descriptor, ns=(newest + 1, newest + 1))
+    if lock.stat().st_mtime_ns <= newest:
+        os.utime(lock, ns=(newest + 1, newest + 1))
 
 
 def lock_holder(folder: Path) -> str | None:
@@ -251,21 +219,8 @@ def lock_holder(folder: Path) -> str | None:
     A process that starts in the folder at this moment is not refused. The id is valid only on the
     machine of that process.
     """
-    try:
-        descriptor = os.open(folder / run_files.LOCK, os.O_RDONLY)
-    except OSError:  # nobody has run there, or we may not read it
-        return None
-    try:
-        return None if try_lock(descriptor, shared=True) else _owner(descriptor)
-    except NoLocksError:
-        who = HolderFile(folder / run_files.LOCK_HOLDER).holder()
-        return None if who is None else who.removeprefix("pid ")
-    finally:
-        os.close(descriptor)
-
-
-def _owner(descriptor: int) -> str:
-    return os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
+    who = _lock_of(folder).current_holder()
+    return None if who is None else who.removeprefix("pid ")
 
 
 def config_text(config: RunConfig) -> str:
