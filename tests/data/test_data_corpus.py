@@ -48,7 +48,7 @@ def test_built_once_and_announced_once(cache: Path, library: Path) -> None:
     lines: list[str] = []
     path = default_corpus(lines.append)
     assert lines == [
-        f"building the default data, the Python standard library's text: 3 files, 0.0 MiB -> {path}"
+        f"building the default data, the Python standard library's text: 3 files, 0.0 kB -> {path}"
     ]
     inode = path.stat().st_ino
     assert default_corpus(lines.append) == path

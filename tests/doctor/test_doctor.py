@@ -280,7 +280,7 @@ def test_unmet_requirements_are_broken(monkeypatch) -> None:
         (facts(), "NVRTC", Mark.OK, "13.0, compiles kernels for a GPU"),
         (facts(nvrtc={"version": None, "install": "x"}), "NVRTC", Mark.ABSENT, "not found"),
         (facts(nvrtc=Answered(problem="OSError")), "NVRTC", Mark.BROKEN, "OSError"),
-        (facts(), "disk of runs", Mark.OK, "100.0 GiB free: /data/outputs"),
+        (facts(), "disk of runs", Mark.OK, "107.4 GB free: /data/outputs"),
     ],
 )
 def test_the_machine(here, name, mark, words) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from elman.base import disk
-from elman.base.disk import Appender, sizes
+from elman.base.disk import Appender
 from elman.base.errors import ExitStatus
 from elman.evaluation.result import RunResult
 from elman.training import recorder, trainer
@@ -281,16 +281,3 @@ def test_a_result_without_room_is_printed(train, capsys, monkeypatch: pytest.Mon
     line = next(line for line in capsys.readouterr().err.splitlines() if "result.json" in line)
     numbers = json.loads(line[line.index("{") :])
     assert numbers["val_bpb"] == run.result["val_bpb"]
-
-
-@pytest.mark.parametrize(
-    ("needed", "free", "shown"),
-    [
-        (2_101_000, 0, ("2 MB", "0 MB")),
-        (2_101_000, 1_990_000, ("2.1 MB", "2.0 MB")),
-        (2_000_100, 1_999_900, ("2.0001 MB", "1.9999 MB")),
-        (12_000_000_000, 11_000_000_000, ("12,000 MB", "11,000 MB")),
-    ],
-)
-def test_sizes_that_differ_look_different(needed: int, free: int, shown: tuple[str, str]) -> None:
-    assert sizes(needed, free) == shown

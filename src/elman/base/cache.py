@@ -12,7 +12,6 @@ import os
 import pwd
 import shlex
 import stat
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from elman.base.errors import UserError
+from elman.base.output import note
 from elman.base.whole_file import whole_file
 
 CACHE_VARIABLE = "ELMAN_CACHE"
@@ -268,9 +268,7 @@ def _read_only(root: Path) -> bool:
 
 @cache
 def _say_read_only(shared: Path, own: Path) -> None:
-    line = f"elman: {shared} is read-only here; what it lacks is made in {own}"
-    with suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
+    note(f"{shared} is read-only here; what it lacks is made in {own}")
 
 
 def _user(number: int) -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import sys
 from pathlib import Path
 from typing import TypeGuard
 
 from elman.base.errors import UserError
+from elman.base.output import note
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _TROUBLE = _FULL | {errno.EROFS, errno.EIO, errno.ENODEV, errno.ESTALE}
@@ -36,18 +36,9 @@ def no_room(error: OSError, place: Path | str) -> UserError:
     )
 
 
-def sizes(needed: int, free: int) -> tuple[str, str]:
-    """Return both in megabytes, with as many decimals as it takes to tell them apart."""
-    for digits in range(6):
-        pair = f"{needed / 1e6:,.{digits}f} MB", f"{free / 1e6:,.{digits}f} MB"
-        if pair[0] != pair[1]:
-            break
-    return pair
-
-
 def say_unwritten(path: Path, error: OSError) -> None:
     """Say that a result exists only in the terminal."""
-    _say(f"elman: {path}: cannot be written ({error.strerror}); only the table above has it")
+    note(f"{path}: cannot be written ({error.strerror}); only the table above has it")
 
 
 class Appender:
@@ -100,9 +91,10 @@ class Appender:
 
     def _waits(self, error: OSError) -> None:
         if not Appender._waiting:
-            _say(
-                f"warning: {self.path}: {error.strerror}; metrics and log lines wait in memory "
-                "until there is room, and the run goes on"
+            note(
+                f"{self.path}: {error.strerror}; metrics and log lines wait in memory until there "
+                "is room, and the run goes on",
+                who="warning: ",
             )
         Appender._waiting.add(self)
 
@@ -111,9 +103,7 @@ class Appender:
             return
         Appender._waiting.discard(self)
         if not Appender._waiting:
-            _say(f"{self.path.parent}: can be written again; metrics and log lines are on the disk")
-
-
-def _say(line: str) -> None:
-    with contextlib.suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
+            note(
+                "can be written again; metrics and log lines are on the disk",
+                who=f"{self.path.parent}: ",
+            )

@@ -12,11 +12,12 @@ import json
 import os
 import shlex
 import socket
-import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+
+from elman.base.output import note
 
 _ATTEMPTS = 20
 
@@ -188,9 +189,7 @@ def _lock(descriptor: int, operation: int) -> bool:
 @cache
 def say_no_locks(place: Path, reason: str, consequence: str) -> None:
     """Print once per process that a place has no locks, why, and what follows."""
-    line = f"elman: {place}: its file system has no locks ({reason}); {consequence}"
-    with suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
+    note(f"{place}: its file system has no locks ({reason}); {consequence}")
 
 
 @dataclass(frozen=True)

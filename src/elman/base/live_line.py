@@ -7,11 +7,23 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
+
+from elman.base.consoles import LiveArea, say
+from elman.base.output import note
+from elman.base.units import duration
 
 QUIET_SECONDS = 2.0
 """What is shorter shows no progress."""
+PLAIN_SECONDS = 5.0
+"""Fewest seconds between two lines of progress where there is no terminal."""
 _LIVE_SECONDS = 0.25
 _FIRST_SECONDS = 5.0
 _SPARSE_SECONDS = 60.0
@@ -26,7 +38,7 @@ class LiveLine:
 
     def __init__(self, quiet: float = 0.0) -> None:
         self._console = Console(stderr=True)
-        self._live: Live | None = None
+        self._area = LiveArea(self._console)
         self._began = time.monotonic()
         self._next = self._began + max(quiet, _FIRST_SECONDS)
         self._pause = _FIRST_SECONDS
@@ -34,9 +46,7 @@ class LiveLine:
             self._next = self._began + max(quiet, _LIVE_SECONDS)
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._live = Live(console=self._console, auto_refresh=False, transient=True)
-            self._live.start()
+        self._area.start()
         return self
 
     def __exit__(
@@ -45,8 +55,7 @@ class LiveLine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._live is not None:
-            self._live.stop()
+        self._area.stop()
 
     @property
     def seconds(self) -> float:
@@ -55,18 +64,69 @@ class LiveLine:
 
     def say(self, line: str) -> None:
         """Print one line, above the live one."""
-        text = f"elman: {line}"
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        say(self._console, f"elman: {line}")
 
     def show(self, line: str) -> None:
         """Show what is going on, if the last update is old enough."""
         now = time.monotonic()
         if now < self._next:
             return
-        if self._live is not None:
+        if self._area.shown:
             self._next = now + _LIVE_SECONDS
-            self._live.update(Text(line), refresh=True)
+            self._area.draw(Text(line))
             return
         self._pause = min(2 * self._pause, _SPARSE_SECONDS)
         self._next = now + self._pause
         self.say(line)
+
+
+class ProgressBar:
+    """A bar on a terminal, lines on the error stream elsewhere; both say how much time is left.
+
+    Args:
+        stage: What goes on.
+        console: Where the bar is drawn.
+        quiet: Seconds at the start of a stage without a line.
+    """
+
+    def __init__(self, stage: str, console: Console, quiet: float = 0.0) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        self._lines = not console.is_terminal
+        self._bar = Progress(
+            *columns, TimeRemainingColumn(), console=console, transient=True, disable=self._lines
+        )
+        self._task = self._bar.add_task(stage, total=None)
+        self._stage, self._quiet = stage, quiet
+        self._began = time.monotonic()
+        self._next = self._began + quiet
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def begin(self, stage: str) -> None:
+        """Say what goes on from now on."""
+        self._stage, self._began = stage, time.monotonic()
+        self._next = self._began + self._quiet
+        self._bar.reset(self._task, total=None, description=stage)
+        if self._lines:
+            note(f"{stage} ...", who="")
+
+    def show(self, done: int, total: int) -> None:
+        """Show how far it is."""
+        self._bar.update(self._task, completed=done, total=total)
+        now = time.monotonic()
+        if not self._lines or done >= total or now < self._next:
+            return
+        self._next = now + PLAIN_SECONDS
+        left = (now - self._began) * (total - done) / done if done else 0.0
+        words = f", about {duration(left)} left" if done else ""
+        note(f"{self._stage}: {done:,} of {total:,}{words} ...", who="")

@@ -95,6 +95,17 @@ def lasting_output() -> Iterator[None]:
             _settle(stream)
 
 
+def note(line: str, who: str = "elman: ") -> None:
+    """Print a line of progress, or a warning, on standard error; drop it if that is not possible.
+
+    Args:
+        line: The line.
+        who: What it begins with.
+    """
+    with contextlib.suppress(OSError):
+        print(f"{who}{line}", file=sys.stderr, flush=True)
+
+
 def _open_closed() -> None:
     """Open closed standard streams; otherwise a run's first file would become its output."""
     for descriptor in (0, 1, 2):

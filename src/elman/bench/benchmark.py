@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from elman.base.errors import UserError
+from elman.base.units import GPU_MEMORY
 from elman.bench.build import layer_subjects, step_subjects
 from elman.bench.entries import Entry, benched_models, entries
 from elman.bench.floors import floor_seconds
@@ -101,7 +102,7 @@ def _rank_notes(
         row["ranks"] = {"gpus": ranks, "whole_bytes": whole, "sharded_bytes": sharded}
         notes.append(
             f"{row['name']} {row['backend']}: a step on each of {ranks} GPUs takes "
-            f"{whole / 2**30:.2f} GiB, with parallel.shard=full {sharded / 2**30:.2f} GiB: "
+            f"{GPU_MEMORY.text(whole, 2)}, with parallel.shard=full {GPU_MEMORY.text(sharded, 2)}: "
             "measured peak, and 16 bytes a parameter"
         )
     return notes

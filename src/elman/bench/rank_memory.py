@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from elman.base.units import GPU_MEMORY
 from elman.config.run_config import RunConfig
 from elman.models.build import build_model
 from elman.sections.model import ModelConfig
@@ -41,7 +42,7 @@ class RankMemory:
 
     def fits(self, gpu_gb: float) -> str | None:
         """Return the ``parallel.shard`` with which it fits into GPUs of that size, or None."""
-        room = USABLE * gpu_gb * 2**30
+        room = USABLE * gpu_gb * GPU_MEMORY.bytes
         if self.whole <= room:
             return "none"
         return "full" if self.ranks > 1 and self.sharded <= room else None

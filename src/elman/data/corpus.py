@@ -15,11 +15,11 @@ from pathlib import Path
 
 from elman.base.cache import CACHE_VARIABLE, cached, whole_cache_file
 from elman.base.errors import UserError
+from elman.base.units import size_text
 from elman.sections.training import SEPARATOR
 
 # Tests are long lists of literals, idlelib is an application, and the others are not the library.
 LEFT_OUT = frozenset({"test", "tests", "idlelib", "site-packages", "dist-packages", "__pycache__"})
-_MIB = 2**20
 
 
 def default_corpus(announce: Callable[[str], None]) -> Path:
@@ -49,7 +49,7 @@ def default_corpus(announce: Callable[[str], None]) -> Path:
         if not (path.is_file() and path.stat().st_size == size):
             announce(
                 f"building the default data, the Python standard library's text: "
-                f"{len(sources)} files, {size / _MIB:.1f} MiB -> {path}"
+                f"{len(sources)} files, {size_text(size)} -> {path}"
             )
             _build(path, [library / name for name, _ in sources])
     except OSError as error:

@@ -33,12 +33,13 @@ from elman.base.cache import (
 )
 from elman.base.errors import UserError
 from elman.base.file_lock import FileLock
+from elman.base.units import size_text
 from elman.base.whole_file import HALF_WRITTEN, rename, sync
 from elman.data.documents import Piece, listed_names
 from elman.data.files import ByteSource
 from elman.data.pack_check import CHECKED, RECORD, TEXT, is_whole, note_whole
 from elman.data.planning import SourceFile
-from elman.data.progress import PackingProgress, size_text
+from elman.data.progress import PackingProgress
 from elman.data.writing import HashedFile
 from elman.sections.training import SEPARATOR
 

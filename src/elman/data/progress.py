@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from elman.base.live_line import LiveLine
+from elman.base.units import duration, size_text
 
 
 class PackingProgress(LiveLine):
@@ -29,20 +30,8 @@ class PackingProgress(LiveLine):
 
     def _line(self, read: int, written: int, before: int, seconds: float) -> str:
         rate = (read - before) / max(seconds, 1e-3)
-        left = f", about {_minutes((self._total - read) / rate)} left" if rate > 0 else ""
+        left = f", about {duration((self._total - read) / rate)} left" if rate > 0 else ""
         return (
             f"packing: {min(1.0, read / max(1, self._total)):.0%} of {size_text(self._total)} "
-            f"read, {size_text(written)} of text, {rate / 1e6:.0f} MB/s{left}"
+            f"read, {size_text(written)} of text, {size_text(rate)}/s{left}"
         )
-
-
-def size_text(n_bytes: float) -> str:
-    """Return a number of bytes as ``12.3 MB`` or ``4.5 GB``."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6)):
-        if n_bytes >= size:
-            return f"{n_bytes / size:.1f} {unit}"
-    return f"{n_bytes / 1e3:.1f} kB"
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

@@ -19,6 +19,7 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
+from elman.base.output import note
 from elman.base.signals import leave_to_the_command
 from elman.devices.nvml import (
     PRETENDED,
@@ -86,11 +87,9 @@ class AskedDriver:
             now = time.monotonic()
             if say_at is not None and now >= say_at:
                 say_at = None
-                print(
-                    "elman: waiting for the NVIDIA driver to say which GPUs there are "
-                    f"(up to {seconds:g} s) ...",
-                    file=sys.stderr,
-                    flush=True,
+                note(
+                    "waiting for the NVIDIA driver to say which GPUs there are "
+                    f"(up to {seconds:g} s) ..."
                 )
             if now >= began + seconds:
                 self._give_up(process)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from elman.base.units import GPU_MEMORY, size_text
 from elman.base.version import __version__
 from elman.doctor.facts import OPTIONAL, Facts, Place
 
@@ -138,7 +139,7 @@ def _gpus(facts: Facts) -> Iterable[Finding]:
     for number, gpu in enumerate(facts.gpus):
         major, minor = gpu["capability"]
         name = f"GPU {number}"
-        size = f", {memory[number] / 2**30:.0f} GiB" if len(memory) == len(facts.gpus) else ""
+        size = f", {GPU_MEMORY.text(memory[number], 0)}" if len(memory) == len(facts.gpus) else ""
         what = f"{gpu['name']}, sm_{major}{minor}{size}"
         if gpu["problem"] is None:
             yield Finding(area, name, Mark.OK, what)
@@ -205,7 +206,7 @@ def _nvrtc(facts: Facts) -> Finding:
 
 def _free(place: Place) -> Finding:
     area, name = "machine", f"disk of {place.what}"
-    what = f"{place.free / 2**30:.1f} GiB free: {place.path}"
+    what = f"{size_text(place.free)} free: {place.path}"
     if not place.writable:
         return Finding(
             area, name, Mark.BROKEN, f"{place.path} cannot be written", _elsewhere(place)

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+from elman.base.units import size_text
 from elman.data.pack_check import checked_packs
-from elman.data.progress import size_text
 from elman.doctor.findings import Finding, Mark
 
 _AREA = "packed data"

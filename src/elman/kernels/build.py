@@ -21,6 +21,7 @@ from pathlib import Path
 
 from elman.base.cache import cached, check_unshared
 from elman.base.errors import UserError
+from elman.base.output import note
 from elman.kernels.cache import VARIABLE, cannot_write, kernel_cache
 from elman.kernels.compiler import (
     BASE_FLAGS,
@@ -30,7 +31,7 @@ from elman.kernels.compiler import (
     first_error,
     run_compiler,
 )
-from elman.kernels.entry import install, making, say, scratch_folder
+from elman.kernels.entry import install, making, scratch_folder
 from elman.kernels.sources import source_folder, sources_hash
 from elman.kernels.target import host_target
 
@@ -142,7 +143,7 @@ class _Build:
             raise cannot_write(error) from None
 
     def _compile(self) -> None:
-        say(f"compiling the {self.label} kernel for this CPU, once (2 to 5 s) ...")
+        note(f"compiling the {self.label} kernel for this CPU, once (2 to 5 s) ...")
         began = time.perf_counter()
         with scratch_folder(self.folder) as scratch:
             command = self._run(scratch)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from elman.base.cache import keep_from_others, make_cache_folder
 from elman.base.file_lock import FileLock, NoLocksError, say_no_locks
+from elman.base.output import note
 from elman.base.whole_file import HALF_WRITTEN, rename
 
 _LOCK, _SCRATCH = "lock", "building-"
@@ -68,11 +68,6 @@ def install(scratch: Path, folder: Path, *names: str) -> None:
         rename(scratch / name, folder / name)
 
 
-def say(line: str) -> None:
-    """Print a line on the error stream."""
-    print(f"elman: {line}", file=sys.stderr, flush=True)
-
-
 def _locked(folder: Path, label: str) -> FileLock:
     """Return a folder's lock, held where there are locks.
 
@@ -84,7 +79,7 @@ def _locked(folder: Path, label: str) -> FileLock:
         make_cache_folder(folder)
         try:
             if not lock.take():
-                say(f"another process is compiling the {label} kernel: waiting for it ...")
+                note(f"another process is compiling the {label} kernel: waiting for it ...")
                 lock.take(wait=True)
         except FileNotFoundError:
             continue

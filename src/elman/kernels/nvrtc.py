@@ -19,10 +19,11 @@ from typing import Any
 
 from elman.base.cache import cached, check_unshared
 from elman.base.errors import UserError
+from elman.base.output import note
 from elman.kernels.build import digest
 from elman.kernels.cache import cannot_write
 from elman.kernels.compiler import first_error
-from elman.kernels.entry import install, making, say, scratch_folder
+from elman.kernels.entry import install, making, scratch_folder
 from elman.kernels.sources import source_folder, sources_hash
 
 SETTING = "kernels.backend=cuda"
@@ -121,7 +122,7 @@ class Unit:
         return None
 
     def _make(self) -> bytes:
-        say(f"compiling the {self.label} kernel for {self.architecture}, once (2 to 5 s) ...")
+        note(f"compiling the {self.label} kernel for {self.architecture}, once (2 to 5 s) ...")
         began = time.perf_counter()
         code, log = _compile(self)
         record = {

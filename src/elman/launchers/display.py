@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.text import Text
 
 from elman.base import run_files
-from elman.base.consoles import live_console
+from elman.base.consoles import LiveArea, say
 from elman.base.errors import ExitStatus
 from elman.base.tables import TerminalTable, names, numbers
+from elman.base.units import duration
 from elman.launchers.outcome import ERROR
-from elman.training.display import duration
 
 if TYPE_CHECKING:
     from elman.launchers.gpus.slot import Slot
@@ -40,18 +39,13 @@ class Display:
         self._total, self._shown = total, 0.0
         self._done, self._failed = 0, 0
         self._said: dict[str, tuple[str, float]] = {}
-        self._live: Live | None = None
-        if (console := live_console(self.console)) is not None:
-            own = console is self.console  # printing must not end up on the other stream
-            self._live = Live(
-                console=console, auto_refresh=False, transient=True, redirect_stdout=own
-            )
-            self._live.start()
+        self._live = LiveArea(self.console)
+        self._live.start()
 
     def say(self, text: str) -> None:
         """Print one line if possible; if the disk behind stdout is full, the jobs still go on."""
         try:
-            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            say(self.console, text)
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
@@ -90,16 +84,14 @@ class Display:
         if now - self._shown < _REFRESH_SECONDS:
             return
         self._shown = now
-        if self._live is not None:
-            self._live.update(self._table(running, slots, pending), refresh=True)
+        if self._live.shown:
+            self._live.draw(self._table(running, slots, pending))
         elif pending:
             self._explain(running, slots, now)
 
     def close(self) -> None:
         """End the live table."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        self._live.stop()
 
     def _explain(self, running: Sequence[JobHandle], slots: Sequence[Slot], now: float) -> None:
         """Say why places are not free, if the reason is new or was last printed long ago."""

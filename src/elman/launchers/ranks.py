@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from elman.base.errors import ExitStatus
+from elman.base.output import note
 from elman.base.rank_place import rank_environment
 from elman.launchers.interrupts import Interrupts
 from elman.launchers.outcome import ERROR, telling
@@ -127,7 +128,7 @@ class _Keeper:
         rank, status = self._ended[telling([status for _, status in self._ended])]
         quiet = status in (ExitStatus.OK, ExitStatus.INTERRUPTED) or (rank == 0 and status > 0)
         if not quiet:
-            print(f"{ERROR}{self._words(rank, status)}", file=sys.stderr, flush=True)
+            note(self._words(rank, status))
         return status
 
     def _started(self, rank: int, port: int, libc: ctypes.CDLL | None) -> subprocess.Popen[bytes]:
@@ -194,7 +195,7 @@ class _Keeper:
     def _kill(self, alive: Sequence[int]) -> None:
         if not self._killed:
             named = ", ".join(f"rank {rank}" for rank in alive)
-            print(f"{ERROR}killing {named}: not ended in time", file=sys.stderr, flush=True)
+            note(f"killing {named}: not ended in time")
         self._killed = True
         self._send(alive, signal.SIGKILL)
 

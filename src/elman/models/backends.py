@@ -5,11 +5,11 @@ Imports no torch, so that a wrong choice is refused before torch is loaded.
 
 from __future__ import annotations
 
-import sys
 from functools import cache
 from typing import TYPE_CHECKING
 
 from elman.base.errors import UserError, did_you_mean
+from elman.base.output import note
 from elman.kernels.compiler import compiler_problem
 from elman.kernels.packages import (
     GPU,
@@ -308,13 +308,13 @@ def _refuse(backend: str, problem: str | None, plain: str = REFERENCE) -> None:
 @cache
 def _say_slow(problem: str) -> None:
     """Print the problem once: the reference is several times slower than a kernel."""
-    print(f"elman: using plain PyTorch, which is slow: {problem}", file=sys.stderr, flush=True)
+    note(f"using plain PyTorch, which is slow: {problem}")
 
 
 @cache
 def _say_other(choice: str) -> None:
     """Print once that ``auto`` takes another backend than on most GPUs."""
-    print(f"elman: {choice}", file=sys.stderr, flush=True)
+    note(choice)
 
 
 def _runs_on(backend: str, device_type: str) -> bool:

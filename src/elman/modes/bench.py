@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import math
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from elman.base import run_files
 from elman.base.consoles import table_console
 from elman.base.disk import say_unwritten
 from elman.base.errors import ExitStatus
+from elman.base.live_line import ProgressBar
 from elman.base.whole_file import put_json
 from elman.bench.benchmark import run_benchmark
 from elman.config.catalog import search_overrides
@@ -31,8 +29,8 @@ def run(job: PreparedRun) -> ExitStatus:
     assert folder is not None
     with RunLock(folder):
         write_config(folder, config)
-        with _progress() as (say, progress):
-            result = run_benchmark(config, search_overrides(job.places), say, progress)
+        with ProgressBar("starting", Console(stderr=True), quiet=math.inf) as bar:
+            result = run_benchmark(config, search_overrides(job.places), bar.begin, bar.show)
         result["config_hash"] = config_hash(config)
         failure: OSError | None = None
         try:
@@ -44,20 +42,3 @@ def run(job: PreparedRun) -> ExitStatus:
         say_unwritten(folder / run_files.BENCH, failure)
         return ExitStatus.FAILED
     return ExitStatus.OK
-
-
-@contextmanager
-def _progress() -> Iterator[tuple[Callable[[str], None], Callable[[int, int], None]]]:
-    """Show a bar on a terminal, lines elsewhere; yield two functions: name a stage, advance."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
-        task = bar.add_task("starting", total=None)
-
-        def say(stage: str) -> None:
-            bar.update(task, description=stage, completed=0, total=None)
-            if hidden:
-                print(f"{stage} ...", file=sys.stderr, flush=True)
-
-        yield say, lambda done, total: bar.update(task, completed=done, total=total)

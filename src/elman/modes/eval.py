@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import partial
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from elman.base.consoles import table_console
+from elman.base.consoles import say, table_console
 from elman.base.errors import ExitStatus, UserError
+from elman.base.live_line import ProgressBar
 from elman.config.run_config import RunConfig
 from elman.data.batches import open_text
 from elman.data.choosing import chosen_to_score, told
@@ -34,7 +32,7 @@ from elman.sections.tasks import TaskConfig
 from elman.sections.training import DataConfig
 from elman.training.checkpoints.loading import load, saved_config, slow_path_note
 from elman.training.checkpoints.store import find_checkpoint
-from elman.training.display import Display, duration
+from elman.training.display import WAIT_SECONDS
 
 
 def run(job: PreparedRun) -> ExitStatus:
@@ -59,7 +57,7 @@ def run(job: PreparedRun) -> ExitStatus:
     console = table_console()
     allow_slow, backend = config.baseline.allow_slow, config.kernels.backend
     if note := slow_path_note(checkpoint.path, device, backend, allow_slow):
-        console.print(note, highlight=False, markup=False, soft_wrap=True)
+        say(console, note)
     if isinstance(trained.data, TaskConfig):
         print_answers(console, settings, trained, model, device)
         return ExitStatus.OK
@@ -97,7 +95,9 @@ def _held_out(
     with open_text(held_out, train.chunk_size, console.print) as data:
         windows = validation_windows(data, held_out.val_window, held_out.val_sample)
         batches = validation_batches(data, held_out.val_window, held_out.val_sample, rows)
-        with _progress(console, len(windows) * held_out.val_window) as show:
+        total = len(windows) * held_out.val_window
+        with ProgressBar("scoring", console, quiet=WAIT_SECONDS) as bar:
+            show = partial(bar.show, total=total)
             bpb, predicted = score(model, batches, device, train.precision, show)
     return bpb, predicted, DEFINITIONS["val_bpb"]
 
@@ -116,10 +116,11 @@ def _file(
     rows = settings.batch_size or train.batch_size
     chosen = chosen_to_score(settings.path, settings.format, settings.field, "eval.path")
     if left := told(chosen, "scoring"):
-        console.print(f"files: {left}", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"files: {left}")
     with open_files(chosen.train, settings.field, "eval.path") as source:
         total = min(len(source) - 1, limit or len(source))
-        with _progress(console, total) as show:
+        with ProgressBar("scoring", console, quiet=WAIT_SECONDS) as bar:
+            show = partial(bar.show, total=total)
             if settings.carry_state:
                 chunks = contiguous_chunks(source, train.chunk_size, limit)
                 bpb, predicted = score_in_order(model, chunks, device, train.precision, show)
@@ -135,21 +136,3 @@ def _file(
 def _with_resets(trained: RunConfig) -> str:
     """Return what a run's way with documents adds to the meaning of a number."""
     return ", also zero after each byte 0x1e" if trained.data.reset_at_documents else ""
-
-
-@contextmanager
-def _progress(console: Console, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar on a terminal, lines elsewhere; yield a function of the bytes predicted so far."""
-    columns = (TextColumn("scoring"), BarColumn(), TimeRemainingColumn())
-    display, began = Display(Console(stderr=True)), time.perf_counter()
-    hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
-        task = bar.add_task("scoring", total=total)
-
-        def show(predicted: int) -> None:
-            bar.update(task, completed=predicted)
-            if hidden and predicted < total:
-                left = (time.perf_counter() - began) * (total - predicted) / predicted
-                display.waiting(f"scoring {predicted / total:.0%}, {duration(left)} left")
-
-        yield show

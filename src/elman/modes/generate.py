@@ -12,7 +12,9 @@ from pathlib import Path
 import torch
 
 from elman.base.errors import ExitStatus, UserError
+from elman.base.live_line import LiveLine
 from elman.base.named_path import readable_file, writable_file
+from elman.base.output import note
 from elman.devices.environment import choose_device
 from elman.evaluation.generation import START, Writer
 from elman.evaluation.sampling import Sampling
@@ -58,8 +60,8 @@ def run(job: PreparedRun) -> ExitStatus:
     device = choose_device(settings.device, "generate.device")
     backend, allow_slow = config.kernels.backend, config.baseline.allow_slow
     model = load(checkpoint.path, device=device, backend=backend, allow_slow=allow_slow)
-    if note := slow_path_note(checkpoint.path, device, backend, allow_slow):
-        print(f"elman: {note}", file=sys.stderr, flush=True)  # the text alone is the output
+    if slow := slow_path_note(checkpoint.path, device, backend, allow_slow):
+        note(slow)  # the text alone is the output
     kernels = device.type == "cuda" and backend != REFERENCE and cuda_problem() is None
     writer = _writer(settings, checkpoint, model, kernels=kernels)
     prompts = _read(settings, writer, _identity(checkpoint))
@@ -67,7 +69,7 @@ def run(job: PreparedRun) -> ExitStatus:
         count = (
             _stream(writer, settings) if len(prompts) == 1 else _collect(writer, prompts, settings)
         )
-    print(f"elman: {count}", file=sys.stderr)
+    note(count)
     if save_to is not None:
         save_text_state(save_to, writer, _identity(checkpoint))
     return ExitStatus.OK
@@ -154,13 +156,11 @@ def _stream(writer: Writer, settings: GenerateConfig) -> str:
 def _collect(writer: Writer, prompts: list[str], settings: GenerateConfig) -> str:
     """Print several texts when all are complete, and return their speed in words."""
     clock, texts = _Clock(), [b""] * len(prompts)
-    for pieces in writer.write(settings.max_bytes):
-        clock.count(sum(map(len, pieces)))
-        texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
-        if sys.stderr.isatty():
-            print(f"\r{len(texts[0])} of {settings.max_bytes} bytes", end="", file=sys.stderr)
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr)
+    with LiveLine() as line:
+        for pieces in writer.write(settings.max_bytes):
+            clock.count(sum(map(len, pieces)))
+            texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
+            line.show(f"{len(texts[0])} of {settings.max_bytes} bytes")
     for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True), start=1):
         print(f"--- {number} of {len(prompts)} ---")
         print(_readable(prompt) + _shown(text.decode(errors="replace")))

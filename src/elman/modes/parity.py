@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from elman.base import run_files
 from elman.base.consoles import table_console
 from elman.base.disk import say_unwritten
 from elman.base.errors import ExitStatus
+from elman.base.live_line import ProgressBar
 from elman.config.run_config import RunConfig
 from elman.models.backends import computation_path, tuning_note
 from elman.models.cells import registry
@@ -23,7 +20,6 @@ from elman.parity.source import proof_conditions
 from elman.report.tables.parity import print_parity
 from elman.runs.folder import RunLock, config_hash, write_config
 from elman.runs.prepared import PreparedRun
-from elman.training.display import PLAIN_SECONDS
 
 
 def run(job: PreparedRun) -> ExitStatus:
@@ -38,14 +34,14 @@ def run(job: PreparedRun) -> ExitStatus:
     settings = config.parity
     with RunLock(folder):
         write_config(folder, config)
-        with _progress(_stage(config)) as progress:
+        with ProgressBar(_stage(config), Console(file=sys.stderr)) as bar:
             proof = prove(
                 config.model,
                 backend=config.kernels.backend,
                 seed=settings.seed,
                 quick=settings.quick,
                 allow_slow=config.baseline.allow_slow,
-                progress=progress,
+                progress=bar.show,
             )
         result = proof.as_json() | {
             "config_hash": config_hash(config),
@@ -72,23 +68,3 @@ def _stage(config: RunConfig) -> str:
     notes = (tuning_note(computation_path(cell, run.backend), run.backend) for run in runs)
     note = next((f" ({note})" for note in notes if note), "")
     return f"checking {config.model.name}{note}"
-
-
-@contextmanager
-def _progress(stage: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on a terminal, lines elsewhere; yield a function of checks done and in all."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    console = Console(file=sys.stderr)
-    hidden = not console.is_terminal
-    said = -PLAIN_SECONDS
-    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
-        task = bar.add_task(stage, total=None)
-
-        def show(done: int, total: int) -> None:
-            nonlocal said
-            bar.update(task, completed=done, total=total)
-            if hidden and done < total and time.monotonic() - said >= PLAIN_SECONDS:
-                said = time.monotonic()
-                print(f"{stage}: {done} of {total} ...", file=sys.stderr, flush=True)
-
-        yield show

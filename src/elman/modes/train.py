@@ -18,9 +18,10 @@ import torch._dynamo
 from elman.base import run_files
 from elman.base.consoles import table_console
 from elman.base.crash import kept_traceback, told
-from elman.base.disk import is_disk_trouble, sizes
+from elman.base.disk import is_disk_trouble
 from elman.base.errors import ExitStatus, RunStatus, UserError, first_line
 from elman.base.signals import Interruption, interruptible
+from elman.base.units import different_sizes
 from elman.base.whole_file import keep_room
 from elman.config.run_config import RunConfig
 from elman.config.validate import validate
@@ -305,7 +306,7 @@ class _Session:
         disk = os.statvfs(self._folder)
         free = disk.f_bavail * disk.f_frsize
         if free < needed:
-            wanted, left = sizes(needed, free)
+            wanted, left = different_sizes(needed, free)
             raise UserError(
                 f"{self._folder}: a checkpoint needs at least {wanted} and the disk has {left} "
                 "free; make room there, or name another disk with hydra.run.dir=<folder>"

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from elman.base.errors import RunStatus
+from elman.base.units import MEMORY
 from elman.config.run_config import RunConfig
 from elman.data.batches import AnyRunData
 from elman.data.choosing import told
@@ -89,7 +90,7 @@ class Findings:
 def start_lines(setup: TrainingSetup, findings: Findings, trainer: Trainer) -> list[str]:
     """Return what a person is told when a run starts."""
     config, model, path = setup.config, setup.config.model, setup.path
-    memory = f", about {findings.estimate / 1e9:.1f} GB of memory" if findings.estimate else ""
+    memory = f", about {MEMORY.text(findings.estimate, 1)} of memory" if findings.estimate else ""
     through = f" ({path})" if path else ""
     graph = ", replayed as a CUDA graph" if trainer.stepper.graph else ""
     optimizer = trainer.stepper.optimizer

@@ -8,13 +8,14 @@ from rich.console import Console
 from rich.text import Text
 
 from elman.base import run_files
+from elman.base.consoles import say
 from elman.base.errors import RunStatus
 from elman.base.quoting import pasteable
 from elman.base.tables import TerminalTable, names, numbers, text
 from elman.base.typed_in import shortest
+from elman.base.units import MEMORY, duration
 from elman.evaluation.result import RunResult
 from elman.report.tables.sweep import computed_by
-from elman.training.display import duration
 
 _COLOURS = {"ok": "green", "interrupted": "yellow"}
 
@@ -31,7 +32,7 @@ def print_summary(console: Console, folder: Path, result: RunResult) -> None:
         table.add(measure, value, Text(meaning, style="dim"))
     table.print(console)
     place = shortest(folder)
-    console.print(f"everything about it: {place}", markup=False, soft_wrap=True)
+    say(console, f"everything about it: {place}")
     saved = bool(run_files.checkpoints_in(folder))
     if saved and status != RunStatus.NAN:  # after NaN, the error says what to try
         _print_next(console, place, status, learned_text=result.data.task is None)
@@ -50,7 +51,7 @@ def _print_next(console: Console, place: str, status: str, *, learned_text: bool
     if status == "interrupted":
         steps.insert(0, ("continue", f"elman {pasteable('train.resume', place)}"))
     for label, command in steps:
-        console.print(f"  {label:<10} {command}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"  {label:<10} {command}")
 
 
 def _rows(result: RunResult) -> list[tuple[str, str, str]]:
@@ -82,7 +83,7 @@ def _rows(result: RunResult) -> list[tuple[str, str, str]]:
             f"{'positions' if task else 'predicted bytes'} a second",
         )
     )
-    rows.append(("peak memory", f"{(result.peak_memory_bytes or 0) / 1e9:.2f} GB", ""))
+    rows.append(("peak memory", MEMORY.text(result.peak_memory_bytes or 0, 2), ""))
     if (share := result.data_wait_share) is not None:
         rows.append(("data wait", f"{share:.2%}", "of training time"))
     if result.mfu is not None:

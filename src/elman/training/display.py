@@ -10,15 +10,14 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from rich.console import Console, RenderableType
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from elman.base.consoles import live_console, say
+from elman.base.consoles import LiveArea, say
+from elman.base.live_line import PLAIN_SECONDS
+from elman.base.units import MEMORY, duration
 
-PLAIN_SECONDS = 5.0
-"""Fewest seconds between two lines with a loss."""
 _LIVE_SHARE = 0.05
 """Least share of the budget between two such lines where a live line is shown, too."""
 WAIT_SECONDS = 15.0
@@ -65,7 +64,7 @@ class Progress:
             "lr": f"lr {self.lr:.2e}",
             "tok/s": f"tok/s {rate}",
             "left": f"left {left}",
-            "mem": f"mem {self.memory / 1e9:.2f} GB",
+            "mem": f"mem {MEMORY.text(self.memory, 2)}",
         }
 
     def line(self, left_out: Collection[str] = ()) -> str:
@@ -84,7 +83,7 @@ class Display:
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
         self._errors = console or Console(stderr=True)
-        self._live: Live | None = None
+        self._live = LiveArea(self.console)
         self._last_plain, self._last_share = 0.0, -1.0
         self._unprinted: Progress | None = None
         self._last_said = time.monotonic()
@@ -93,20 +92,11 @@ class Display:
 
     def start(self) -> None:
         """Start the live line if a terminal can show one."""
-        if (console := live_console(self.console)) is not None:
-            # The line is drawn only when something changes. A drawing thread would compete for
-            # the interpreter with a small model's many short operations.
-            own = console is self.console  # printing must not end up on the other stream
-            self._live = Live(
-                console=console, auto_refresh=False, transient=True, redirect_stdout=own
-            )
-            self._live.start()
+        self._live.start()
 
     def stop(self) -> None:
         """End the live line; the last line with a loss stays."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        self._live.stop()
         if self._unprinted is not None:
             self._print_loss(self._unprinted)
 
@@ -154,7 +144,7 @@ class Display:
         while not ended.wait(min(PAUSE_SECONDS, due)):
             seconds = time.monotonic() - began
             line = f"{text}, {duration(seconds)}{progress()}"
-            if self._live is not None:
+            if self._live.shown:
                 self.activity(line)
             elif seconds >= due:
                 self.waiting(line, every=0.0)
@@ -168,7 +158,7 @@ class Display:
             every: Seconds without a line after which one is printed.
         """
         self.activity(text)
-        if self._live is None and time.monotonic() - self._last_said >= every:
+        if not self._live.shown and time.monotonic() - self._last_said >= every:
             self._last_said = time.monotonic()
             say(self._errors, text)
 
@@ -183,7 +173,7 @@ class Display:
 
     def _due(self, progress: Progress) -> bool:
         """Whether a line with the loss is printed; on a terminal the live line tells the rest."""
-        seldom = self.console.is_terminal and self._live is not None
+        seldom = self.console.is_terminal and self._live.shown
         share = _LIVE_SHARE if seldom else 0.0
         waited = time.monotonic() - self._last_plain
         return waited >= PLAIN_SECONDS and progress.share - self._last_share >= share
@@ -194,9 +184,8 @@ class Display:
         say(self.console, progress.line())
 
     def _refresh(self) -> None:
-        if self._live is not None:
-            shown = live_line(self._progress, self._activity, self._live.console.width)
-            self._live.update(shown, refresh=True)
+        if self._live.shown:
+            self._live.draw(live_line(self._progress, self._activity, self._live.width))
 
 
 # Parts are dropped in this order until the line fits. The step stays longest, then the activity.
@@ -226,13 +215,3 @@ def live_line(progress: Progress | None, activity: str, width: int) -> Renderabl
 def _needs(progress: Progress, left_out: Collection[str]) -> int:
     bar = 0 if "bar" in left_out else _BAR + 1
     return bar + len(progress.line(left_out))
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as ``42s``, ``3m12s`` or ``5h07m``."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"

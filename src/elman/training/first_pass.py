@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from elman.base.errors import UserError
+from elman.base.units import duration
 from elman.config.run_config import RunConfig
-from elman.training.display import duration
 
 _BACKWARD = 2.0
 """Work of a layer's backward pass, in forward passes."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from elman.base.signals import Interruption, Stopped
+from elman.base.units import duration
 from elman.config.run_config import RunConfig
 from elman.data.batches import Data
 from elman.data.files import Bytes
@@ -21,7 +22,7 @@ from elman.evaluation.metrics import bits_per_byte
 from elman.evaluation.validation import nats_of_batches, score
 from elman.models.language_model import LanguageModel
 from elman.sections.training import DataConfig
-from elman.training.display import WAIT_SECONDS, Display, duration
+from elman.training.display import WAIT_SECONDS, Display
 
 _WORTH_SAYING_SECONDS = 10.0
 # Bytes of each row of one batch that are run to learn the speed of a forward pass.

@@ -14,6 +14,7 @@ import torch
 
 from elman.base.errors import RunStatus, UserError
 from elman.base.signals import Interruption, Stopped
+from elman.base.units import duration
 from elman.config.run_config import RunConfig
 from elman.data.batches import AnyRunData
 from elman.data.tasks.batches import TaskData
@@ -32,7 +33,7 @@ from elman.training.checkpoints.store import (
     DamagedError,
     find_checkpoint,
 )
-from elman.training.display import Display, duration
+from elman.training.display import Display
 from elman.training.first_pass import LayerProgress, refuse_hopeless, refuse_too_long
 from elman.training.held_out import HeldOut
 from elman.training.held_out_answers import HeldOutAnswers

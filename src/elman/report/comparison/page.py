@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from importlib.resources import files
 
 from elman.base.errors import RunStatus
+from elman.base.units import MEMORY as MEMORY_UNIT
 from elman.report.comparison.conditions import data_names, run_marks
 from elman.report.comparison.content import Report
 from elman.report.comparison.escape import escape
@@ -42,7 +43,7 @@ _RELOAD = '<noscript><meta http-equiv="refresh" content="60" /></noscript>'
 _XML = ("/*<![CDATA[*/", "/*]]>*/")
 _RUN_HEADS = (
     *("row", "run", "seed", "status", "marks", "params", "steps", "loss", "bpb", "val bpb"),
-    *("tok/s", "GB", "min"),
+    *("tok/s", MEMORY_UNIT.name, "min"),
 )
 _RUN_TEXTS = 4
 _ONE_COLOUR = "One colour for each row"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from elman.base.errors import RunStatus
+from elman.base.units import duration
 from elman.report.comparison.content import Report
 from elman.report.comparison.escape import escape
 from elman.report.comparison.notes import Failures, failures_of
@@ -13,7 +14,6 @@ from elman.report.comparison.progress import ESTIMATE, WAITS, JobProgress, Progr
 from elman.report.comparison.rows import LOSS, NONE
 from elman.report.comparison.runs import Run, Source
 from elman.runs.state import RUNNING
-from elman.training.display import duration
 
 _MOST_NAMED = 12
 _SIGNS = {"ok": "\N{CHECK MARK}", "bad": "\N{MULTIPLICATION SIGN}", "runs": "", "waits": ""}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from elman.base.errors import UserError
+from elman.base.units import MEMORY as MEMORY_UNIT
 from elman.base.whole_file import put_bytes
 from elman.report.comparison.content import Report
 from elman.report.comparison.draw import draw, draw_tasks, with_legend
@@ -27,7 +28,7 @@ from elman.report.comparison.tasks_page import GRID, TITLE
 
 FOLDER, TABLE, DOCUMENT = "paper", "table.tex", "figures.tex"
 _MARK = f"% written by {CREATOR}\n"
-_MEASURES = (("loss", LOSS), ("val bpb", VAL_BPB), ("tok/s", TOK_S), ("GB", MEMORY))
+_MEASURES = (("loss", LOSS), ("val bpb", VAL_BPB), ("tok/s", TOK_S), (MEMORY_UNIT.name, MEMORY))
 _DEFINED = ("params", "status")
 # LaTeX keeps few figures at a time that it has not placed yet.
 _FIGURES_AT_A_TIME = 8

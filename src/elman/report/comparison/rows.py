@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from elman.base.units import MEMORY as MEMORY_UNIT
 from elman.config.suites import SuiteFigures
 from elman.evaluation.metrics import LOSS_WINDOW, SHARED_GPU
 from elman.evaluation.result import DEFINITIONS, RunResult
@@ -300,9 +301,10 @@ TOK_S = _defined("tok_s", lambda result: result.tok_s, ",.0f")
 MEMORY = Measure(
     "peak_memory_gb",
     lambda result: result.peak_memory_bytes,
-    f"peak memory in GB (1e9 bytes): {DEFINITIONS['peak_memory_bytes']}",
+    f"peak memory in {MEMORY_UNIT.name} ({MEMORY_UNIT.factor} bytes): "
+    f"{DEFINITIONS['peak_memory_bytes']}",
     ".2f",
-    1e9,
+    MEMORY_UNIT.bytes,
 )
 MINUTES = Measure(
     "minutes",
@@ -427,7 +429,7 @@ COLUMNS = (
         f"{STEP_DEFINITION}; mean over seeds",
         _step_us,
     ),
-    Column("GB", f"{MEMORY.definition}; mean over seeds", _measure(MEMORY)),
+    Column(MEMORY_UNIT.name, f"{MEMORY.definition}; mean over seeds", _measure(MEMORY)),
     Column("min", f"{MINUTES.definition}; mean over seeds", _measure(MINUTES)),
     Column(_FLOPS_HEAD, f"{FLOPS.definition}; mean over seeds", _measure(FLOPS)),
     Column("seeds", "train.seed of the runs in the means", lambda row, _: row.seeds),

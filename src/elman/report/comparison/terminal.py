@@ -6,14 +6,16 @@ from pathlib import Path
 
 from rich.console import Console
 
+from elman.base import consoles
 from elman.base.tables import Heading, TerminalTable, names, numbers
+from elman.base.units import MEMORY as MEMORY_UNIT
 from elman.report.comparison.content import Report
 from elman.report.comparison.escape import one_line
 from elman.report.comparison.wins_text import print_wins
 
 # Columns to leave out, in this order, if the terminal is too narrow.
 _SPARE = (
-    *("published", "backend", "GB", "bpb", "min"),
+    *("published", "backend", MEMORY_UNIT.name, "bpb", "min"),
     *("seeds", "steps", "params"),
 )
 _SPARE_LAST = ("us a step", "FLOPs", "job", "tok/s")
@@ -48,8 +50,8 @@ def say_where(console: Console, page: Path) -> None:
 
 
 def say(console: Console, line: str) -> None:
-    """Print one line unchanged."""
-    console.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
+    """Print a text as one line."""
+    consoles.say(console, one_line(line))
 
 
 def _table(report: Report) -> TerminalTable:

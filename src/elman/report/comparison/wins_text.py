@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from elman.base.consoles import say
 from elman.base.tables import TerminalTable, names, numbers
 from elman.report.comparison.deciding import LOSS, MEMORY, RULE, SPEED
 from elman.report.comparison.escape import one_line
@@ -318,4 +319,4 @@ def _shown_losses(group: Group, one: Challenger) -> list[Line]:
 
 
 def _say(console: Console, line: str) -> None:
-    console.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
+    say(console, one_line(line))

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from elman.base.consoles import say, table_console
 from elman.base.tables import TerminalTable, names, numbers
+from elman.base.units import LAYER_MEMORY
 from elman.config.run_config import RunConfig
 from elman.report.tables.sweep import computed_by
 from elman.sweeps.row import SweepRow
@@ -25,7 +26,8 @@ _PARTS = {
 }
 _PASSES = ("forward", "backward", "passes")
 _SPARE = ("data", "params", "range", "optimiser", "tok/s", "both passes", "backward", "forward")
-_SPARE_INSIDE = ("times these", "saved MB", "products", "peak MB", "backend", "kernel forward")
+_SAVED, _PEAK = (f"{what} {LAYER_MEMORY.name}" for what in ("saved", "peak"))
+_SPARE_INSIDE = ("times these", _SAVED, "products", _PEAK, "backend", "kernel forward")
 
 
 def print_bench(console: Console, result: Mapping[str, Any], folder: Path) -> None:
@@ -91,7 +93,7 @@ def _times(level: str, rows: Sequence[Row]) -> TerminalTable:
 
 def _insides(level: str, rows: Sequence[Row]) -> TerminalTable:
     measured = numbers("kernel forward", "kernel backward", "products", "times these")
-    headings = [*names("name", "backend"), *measured, *numbers("saved MB", "peak MB")]
+    headings = [*names("name", "backend"), *measured, *numbers(_SAVED, _PEAK)]
     title = f"inside one {level}: kernels (and floor), products, memory"
     table = TerminalTable(headings, _SPARE_INSIDE, title)
     for row in rows:
@@ -102,8 +104,8 @@ def _insides(level: str, rows: Sequence[Row]) -> TerminalTable:
             _kernel(row, "kernel backward"),
             f"{_ms(row['products'])} ms" if row["products"] > 0 else "-",
             _over_products(row),
-            f"{row['saved_bytes'] / 1e6:,.1f}",
-            f"{row['peak_bytes'] / 1e6:,.1f}",
+            f"{row['saved_bytes'] / LAYER_MEMORY.bytes:,.1f}",
+            f"{row['peak_bytes'] / LAYER_MEMORY.bytes:,.1f}",
         )
     return table
 

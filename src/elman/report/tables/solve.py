@@ -10,6 +10,7 @@ from rich.console import Console
 
 from elman.base.consoles import say, table_console
 from elman.base.tables import TerminalTable, names, numbers
+from elman.base.units import GPU_MEMORY
 from elman.config.run_config import RunConfig
 from elman.sweeps.row import SweepRow
 
@@ -82,12 +83,12 @@ def _each(result: Result) -> str:
     """Return what several GPUs have each, sharded and not."""
     if result["gpus"] == 1:
         return ""
-    sharded = f"{result['sharded_bytes'] / 2**30:.1f} GiB with parallel.shard=full"
+    sharded = f"{GPU_MEMORY.text(result['sharded_bytes'], 1)} with parallel.shard=full"
     return f", on each of {result['gpus']} GPUs with {result['rows']} rows; {sharded}"
 
 
 def _fit(result: Result) -> str:
-    where = f"{result['gpus']} x {result['gpu_gb']:g} GiB"
+    where = f"{result['gpus']} x {result['gpu_gb']:g} {GPU_MEMORY.name}"
     how = {"none": "fits", "full": "fits only with parallel.shard=full", None: "does not fit"}
     return f"{how[result['fits']]}: {where}, less 5 % for the driver"
 
@@ -143,4 +144,4 @@ def _neighbour(sized: Result | None) -> str:
 
 
 def _memory(result: Result) -> str:
-    return f"{result['memory_bytes'] / 2**30:.1f} GiB"
+    return GPU_MEMORY.text(result["memory_bytes"], 1)

@@ -27,10 +27,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from elman.base.disk import sizes
 from elman.base.errors import UserError, first_line
 from elman.base.run_files import BEST, CHECKPOINTS, CONFIG, META, STATE, STEP, WEIGHTS
 from elman.base.typed_in import relative
+from elman.base.units import different_sizes
 from elman.base.utf8_path import in_utf8
 from elman.base.whole_file import HALF_WRITTEN, rename, sync, usual_permissions
 from elman.base.yaml_file import YamlError, read_yaml
@@ -321,7 +321,7 @@ class CheckpointStore:
         needed = checkpoint_size(_tensor_bytes(weights), _tensor_bytes(state))
         free = shutil.disk_usage(self.folder).free
         if free < needed:
-            wanted, left = sizes(needed, free)
+            wanted, left = different_sizes(needed, free)
             raise CheckpointError(
                 f"{self.folder}: a checkpoint needs {wanted} and the disk has {left} free; "
                 f"safe: {self._safe()}; make room there"

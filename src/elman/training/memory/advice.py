@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from elman.base.errors import first_line
+from elman.base.units import MEMORY
 from elman.config.run_config import RunConfig
 from elman.training.memory.estimate import largest_batch
 
@@ -32,7 +33,9 @@ def memory_advice(
     if estimate is None:
         need += " does not fit; "
     else:
-        need += f" needs about {estimate / 1e9:.1f} GB and {available / 1e9:.1f} GB are free; "
+        need += (
+            f" needs about {MEMORY.text(estimate, 1)} and {MEMORY.text(available, 1)} are free; "
+        )
         rows = largest_batch(as_run, available)
     remedies = []
     if rows and rows < whole:
