@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from elman.base.errors import ExitStatus
+from elman.base.exit_status import ExitStatus
 from elman.base.signals import received
 from elman.kernels.compiler import compiler_problem
 

@@ -1,10 +1,11 @@
-"""The front page's table of backends agrees with what the cells declare."""
+"""The front page's tables agree with the code."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+from elman.base.exit_status import MEANINGS
 from elman.models.cells import registry
 from elman.models.cells.declaration import Cell
 
@@ -52,3 +53,8 @@ def options_without_kernels(cell: Cell) -> set[str]:
             if cell.limit({**usual, name: value}):
                 found.add(name if isinstance(value, bool) else str(value))
     return found
+
+
+def test_the_front_page_says_what_every_exit_status_means() -> None:
+    rows = [f"| {int(status)} | {words} |" for status, words in MEANINGS.items()]
+    assert "\n".join(["| exit status | meaning |", "|---|---|", *rows, ""]) in PAGE

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from elman.base.errors import ExitStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus
 from elman.config.compose import compose_config
 from elman.doctor import facts as facts_module
 from elman.doctor.asking import Answered, ask

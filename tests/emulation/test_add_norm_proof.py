@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from elman.base.errors import ExitStatus
+from elman.base.exit_status import ExitStatus
 from elman.config.compose import compose_config
 from elman.kernels import driver
 from elman.kernels.sources import source_folder

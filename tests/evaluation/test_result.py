@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from elman.base.errors import RunStatus
+from elman.base.exit_status import RunStatus
 from elman.evaluation.result import DEFINITIONS, RunResult
 
 

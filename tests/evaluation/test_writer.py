@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from elman.base.errors import ExitStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus
 from elman.config.compose import compose_config
 from elman.evaluation.generation import Writer
 from elman.evaluation.sampling import Sampling

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from elman.base.errors import ExitStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus
 from elman.cli.main import main
 from elman.models import backends
 from elman.models.backends import choose_backend

@@ -13,7 +13,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from elman.base.errors import ExitStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus
 from elman.bench import benchmark, subjects
 from elman.bench.entries import entries
 from elman.config.compose import compose_config

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import elman
-from elman.base.errors import ExitStatus
+from elman.base.exit_status import ExitStatus
 from elman.config.compose import compose_config
 from elman.modes import eval as eval_mode
 from elman.modes import generate as generate_mode

@@ -16,7 +16,8 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from elman.base.errors import ExitStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus
 from elman.bench import benchmark, rounds
 from elman.bench.build import layer_subjects
 from elman.bench.clock import WallClock

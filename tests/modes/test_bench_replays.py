@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from elman.base.consoles import table_console
-from elman.base.errors import ExitStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus
 from elman.bench import operations, replays
 from elman.bench.build import step_subjects
 from elman.bench.entries import benched_models, entries

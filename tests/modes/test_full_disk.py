@@ -18,7 +18,7 @@ import pytest
 
 from elman.base import disk
 from elman.base.disk import Appender
-from elman.base.errors import ExitStatus
+from elman.base.exit_status import ExitStatus
 from elman.evaluation.result import RunResult
 from elman.training import recorder, trainer
 from elman.training.checkpoints import store

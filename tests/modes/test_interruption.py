@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from elman.base.errors import RunStatus
+from elman.base.exit_status import RunStatus
 from elman.base.signals import ENDING, Interruption, ending, interruptible
 from elman.config.compose import compose_config
 from elman.evaluation.metrics import TrainingClock

@@ -17,7 +17,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from elman.base.errors import ExitStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus
 from elman.cli.main import main
 from elman.config.compose import compose_config
 from elman.models.cells import registry

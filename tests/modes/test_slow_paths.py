@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from elman.base.errors import ExitStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus
 from elman.config.compose import compose_config
 from elman.devices import nvml
 from elman.models.backends import slow_reason

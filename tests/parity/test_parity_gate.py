@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from elman.base.errors import ExitStatus
+from elman.base.exit_status import ExitStatus
 from elman.config.compose import compose_config
 from elman.modes.train import run
 from elman.ops.channel import custom_op

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from elman.base.errors import ExitStatus
+from elman.base.exit_status import ExitStatus
 from elman.cli.main import main
 from elman.runs.folder import RunLock
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from elman.base.errors import ExitStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus
 from elman.cli.main import main
 from elman.config.suites import parse_suite
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from elman.base.errors import ExitStatus
+from elman.base.exit_status import ExitStatus
 from elman.cli.main import main
 from elman.devices import locks, nvml
 from elman.devices.locks import GpuLock

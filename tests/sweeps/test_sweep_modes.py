@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from elman.base.errors import ExitStatus
+from elman.base.exit_status import ExitStatus
 from elman.config.run_config import MODES, Mode
 from elman.runs.prepared import PreparedRun
 from elman.sweeps.row import SweepRow

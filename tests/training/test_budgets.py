@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elman.base.errors import ExitStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus
 from elman.config.compose import compose_config
 from elman.training import flops
 from tests.training.budgets import budget_of

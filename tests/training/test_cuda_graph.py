@@ -22,7 +22,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from elman.base.errors import ExitStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus
 from elman.config.catalog import catalog
 from elman.config.compose import compose_config
 from elman.config.run_config import RunConfig

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from elman.base.errors import ExitStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus
 from elman.config.compose import compose_config
 from elman.modes import eval as eval_mode
 from elman.report.comparison.conditions import conditions, experiment

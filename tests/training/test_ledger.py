@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from elman.base.errors import RunStatus
+from elman.base.exit_status import RunStatus
 from elman.config.compose import compose_config
 from elman.evaluation import metrics
 from elman.evaluation.result import RunResult

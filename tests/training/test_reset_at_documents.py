@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 import elman
-from elman.base.errors import ExitStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus
 from elman.config.compose import compose_config
 from elman.data.batches import open_data
 from elman.data.windows import validation_batches

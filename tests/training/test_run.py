@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 import elman
-from elman.base.errors import ExitStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus
 from elman.kernels import stalls
 from elman.models.language_model import LanguageModel
 from elman.modes import train as train_mode

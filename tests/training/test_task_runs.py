@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import elman
-from elman.base.errors import ExitStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus
 from elman.config.compose import compose_config
 from elman.data.tasks.batches import TaskData
 from elman.modes import eval as eval_mode

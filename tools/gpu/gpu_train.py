@@ -34,7 +34,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from elman.base.errors import ExitStatus
+from elman.base.exit_status import ExitStatus
 from elman.config.compose import compose_config
 from elman.models.build import layer_class
 from elman.models.cells.registry import cell

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from enum import IntEnum, StrEnum
 
 
 class UserError(ValueError):
@@ -13,46 +12,6 @@ class UserError(ValueError):
     The message is one line that says what is wrong, where, and what to type instead. The command
     line prints it alone, without a traceback, and exits with status 2.
     """
-
-
-class ExitStatus(IntEnum):
-    """Exit statuses of the ``elman`` command."""
-
-    OK = 0
-    FAILED = 1
-    USER_ERROR = 2
-    NON_FINITE = 3
-    OUT_OF_MEMORY = 4
-    TIMEOUT = 5
-    INTERRUPTED = 130
-
-
-class RunStatus(StrEnum):
-    """How a run ended, as in ``result.json``; ``refused``: a check before the run failed."""
-
-    OK = "ok"
-    NAN = "nan"
-    OOM = "oom"
-    CRASH = "crash"
-    REFUSED = "refused"
-    TIMEOUT = "timeout"
-    INTERRUPTED = "interrupted"
-
-    @property
-    def exit_status(self) -> ExitStatus:
-        """The exit status of a command whose run ended with this status."""
-        return _EXIT_STATUS[self]
-
-
-_EXIT_STATUS = {
-    RunStatus.OK: ExitStatus.OK,
-    RunStatus.NAN: ExitStatus.NON_FINITE,
-    RunStatus.OOM: ExitStatus.OUT_OF_MEMORY,
-    RunStatus.CRASH: ExitStatus.FAILED,
-    RunStatus.REFUSED: ExitStatus.FAILED,  # a check that failed, not a mistake in the command
-    RunStatus.TIMEOUT: ExitStatus.TIMEOUT,
-    RunStatus.INTERRUPTED: ExitStatus.INTERRUPTED,
-}
 
 
 def first_line(error: BaseException) -> str:

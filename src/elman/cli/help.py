@@ -6,6 +6,8 @@ import textwrap
 from importlib.resources import files
 from pathlib import Path
 
+from elman.base.exit_status import MEANINGS
+
 _TEXT = """\
 elman: sequential nonlinear recurrent language models, trained and compared from one command.
 
@@ -52,8 +54,7 @@ Flags:
   --wide                            tables with every column, wider than the terminal
   --version, --help, --hydra-help
 
-Exit status: 0 ok, 1 crash or failed job, 2 wrong command, 3 non-finite, 4 out of memory,
-5 timeout, 130 interrupted.
+{statuses}
 """
 
 
@@ -76,7 +77,13 @@ def help_text(config_dir: str | None = None) -> str:
         for name in sorted(choices)
         if name != "hydra"
     ]
-    return _TEXT.format(groups="\n".join(lines), folder=shipped)
+    return _TEXT.format(groups="\n".join(lines), folder=shipped, statuses=_statuses())
+
+
+def _statuses() -> str:
+    """Return what every exit status means."""
+    told = "; ".join(f"{int(status)} {words}" for status, words in MEANINGS.items())
+    return textwrap.fill(f"Exit status: {told}.", 100)
 
 
 def _models(names: set[str], own: set[str]) -> list[str]:

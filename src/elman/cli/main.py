@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from elman.base import leaving
-from elman.base.errors import ExitStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus, interrupted_status
 from elman.base.version import __version__
 from elman.cli import flags
 
@@ -80,7 +81,7 @@ def _main(argv: Sequence[str], before_run: Callable[[], None]) -> int:
     except KeyboardInterrupt:
         if _follows() is None:
             print(_interrupted(), file=sys.stderr)
-        return int(ExitStatus.INTERRUPTED)
+        return int(interrupted_status())
     except BrokenPipeError:
         # The reader of our output closed the pipe (elman --help | head): nobody is left to tell.
         return int(ExitStatus.FAILED)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elman.base.errors import ExitStatus
+from elman.base.exit_status import ExitStatus
 
 if TYPE_CHECKING:
     from elman.launchers.command import Start

@@ -26,7 +26,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from elman.base import leaving
-from elman.base.errors import ExitStatus, UserError, first_line
+from elman.base.errors import UserError, first_line
+from elman.base.exit_status import ExitStatus
 from elman.base.rank_place import ONE_PROCESS, RankPlace
 from elman.base.signals import Interruption
 from elman.distributed.tree import summed

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from torch.distributed.distributed_c10d import Store
 
-from elman.base.errors import ExitStatus, RunStatus
+from elman.base.exit_status import ExitStatus, RunStatus
 from elman.base.rank_place import RankPlace
 from elman.base.signals import Interruption
 from elman.distributed.living_store import LivingStore

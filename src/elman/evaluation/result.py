@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.config import JsonDict
 
-from elman.base.errors import RunStatus
+from elman.base.exit_status import RunStatus
 from elman.evaluation.metrics import LOSS_WINDOW
 from elman.sections.budget import BUDGETS
 

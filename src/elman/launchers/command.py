@@ -23,7 +23,8 @@ from typing import Any, Protocol
 from omegaconf import DictConfig
 
 from elman.base import signals
-from elman.base.errors import ExitStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus, is_interrupted
 from elman.base.quoting import quoted
 from elman.base.whole_file import rename
 from elman.config.compose import typed_overrides
@@ -87,7 +88,7 @@ class JobCommand:
             print(f"elman: error: {error}")
             return int(ExitStatus.USER_ERROR)
         order = preemption_signal()
-        preempted = status == ExitStatus.INTERRUPTED and order in received
+        preempted = is_interrupted(status) and order in received
         if not preempted or not callable(preempt) or not self._requeues():
             return status
         if self._steps() <= before and near_limit(self.save_seconds):

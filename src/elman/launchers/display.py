@@ -15,7 +15,7 @@ from rich.text import Text
 
 from elman.base import run_files
 from elman.base.consoles import LiveArea, say
-from elman.base.errors import ExitStatus
+from elman.base.exit_status import ExitStatus, is_interrupted
 from elman.base.tables import TerminalTable, names, numbers
 from elman.base.units import duration
 from elman.launchers.outcome import ERROR
@@ -62,7 +62,7 @@ class Display:
         took = f" after {duration(time.monotonic() - job.since)}" if job.since else ""
         where = f" on {job.slot.name}" if job.slot else ""
         # The last line of an interrupted run says how to resume it alone: not wanted in a sweep.
-        silent = good or (job.status == ExitStatus.INTERRUPTED and not job.said.startswith(ERROR))
+        silent = good or (is_interrupted(job.status) and not job.said.startswith(ERROR))
         words = f": {job.said}" if job.said and not silent else ""
         self.say(f"[{job.number}/{self._total}] {word}{took}{where}{words}")
 

@@ -10,7 +10,8 @@ import time
 
 from hydra.core.utils import JobReturn, JobStatus
 
-from elman.base.errors import ExitStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus
 from elman.launchers.command import OF_THE_SWEEP, JobCommand
 from elman.launchers.interrupts import Interrupts
 from elman.launchers.request import Launched, LaunchRequest

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from submitit.core.utils import JobPaths
 
-from elman.base.errors import ExitStatus
+from elman.base.exit_status import ExitStatus, is_failure
 
 _TAIL_BYTES = 16384
 _SAY_WHY = (
@@ -17,7 +17,6 @@ _SAY_WHY = (
     ExitStatus.TIMEOUT,
     ExitStatus.USER_ERROR,
 )
-_BY_REQUEST = (ExitStatus.OK, ExitStatus.INTERRUPTED)
 ERROR = "elman: "
 """Start of the line in which the command reports an error; a run's summary may follow it."""
 
@@ -42,7 +41,7 @@ def telling(statuses: Sequence[int]) -> int:
     """
     kinds = [
         [n for n, status in enumerate(statuses) if status in _SAY_WHY],
-        [n for n, status in enumerate(statuses) if status not in _BY_REQUEST],
+        [n for n, status in enumerate(statuses) if is_failure(status)],
         [n for n, status in enumerate(statuses) if status != ExitStatus.OK],
     ]
     return next((kind[0] for kind in kinds if kind), 0)

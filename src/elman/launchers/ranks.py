@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from elman.base.errors import ExitStatus
+from elman.base.exit_status import ExitStatus, is_failure, is_interrupted
 from elman.base.output import note
 from elman.base.rank_place import rank_environment
 from elman.launchers.interrupts import Interrupts
@@ -126,8 +126,8 @@ class _Keeper:
         if not self._ended:  # all were killed, after too many signals or too long a save
             return -int(signal.SIGKILL)
         rank, status = self._ended[telling([status for _, status in self._ended])]
-        quiet = status in (ExitStatus.OK, ExitStatus.INTERRUPTED) or (rank == 0 and status > 0)
-        if not quiet:
+        said = rank == 0 and status > 0  # by the rank itself
+        if is_failure(status) and not said:
             note(self._words(rank, status))
         return status
 
@@ -169,7 +169,7 @@ class _Keeper:
             self._first_at = now
         if code != ExitStatus.OK and not self._failed_at:
             self._failed_at = now
-            early = code in (ExitStatus.USER_ERROR, ExitStatus.INTERRUPTED)
+            early = code == ExitStatus.USER_ERROR or is_interrupted(code)
             self._grace = min(REFUSED_SECONDS, GRACE_SECONDS) if early else GRACE_SECONDS
 
     def _forward(self, alive: Sequence[int]) -> None:

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from elman.base.errors import ExitStatus
+from elman.base.exit_status import interrupted_status
 from elman.kernels.threads import cpu_share
 from elman.launchers.command import JobCommand, visible_devices
 from elman.launchers.interrupts import Interrupts
@@ -35,7 +35,7 @@ class RanksCommand(JobCommand):
         try:
             place_of_this_process()()
         except KeyboardInterrupt:  # there is no work, or another job has one of the GPUs
-            return int(ExitStatus.INTERRUPTED)
+            return int(interrupted_status())
         arguments = self.command_line()
         with Interrupts() as interrupts:
             return run_ranks(

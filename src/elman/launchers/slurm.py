@@ -20,7 +20,8 @@ from typing import Any
 import submitit
 from omegaconf import OmegaConf
 
-from elman.base.errors import ExitStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus, is_interrupted
 from elman.config.run_config import Mode
 from elman.launchers.command import JobCommand
 from elman.launchers.display import Display
@@ -292,7 +293,7 @@ class _Watch:
         gone = state is not None and has_ended(state)
         rank, status = _ended_rank(job, gone)
         # A preempted job also has a result, until it starts again.
-        final = status is not None and status != ExitStatus.INTERRUPTED
+        final = status is not None and not is_interrupted(status)
         self._unseen[name] = self._unseen.get(name, 0) + 1 if gone else 0
         if not final and self._unseen[name] < _GONE_AFTER:
             return False

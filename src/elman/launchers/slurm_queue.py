@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterable, Mapping
 
-from elman.base.errors import ExitStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus
 from elman.runs.status import OutsideEnd
 
 _ENDED = frozenset(

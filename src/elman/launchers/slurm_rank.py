@@ -17,7 +17,8 @@ from submitit import JobEnvironment
 from submitit.core.utils import JobPaths
 
 from elman.base import leaving
-from elman.base.errors import ExitStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus, interrupted_status, is_failure
 from elman.base.rank_place import rank_environment, rank_place
 from elman.base.whole_file import put_json
 from elman.launchers.command import JobCommand, visible_devices
@@ -57,7 +58,7 @@ class SlurmRankCommand(JobCommand):
         os.environ.update(slurm_environment(self.ranks, self.nodes))
         status = super().__call__()
         leaving.ends_with(0)  # what submitit's process ends with
-        if status not in (ExitStatus.OK, ExitStatus.INTERRUPTED):
+        if is_failure(status):
             # srun ends the other ranks when one exits with an error; submitit would exit with 0.
             atexit.register(_leave, status, self._other_results())
         return status
@@ -147,7 +148,7 @@ def rank_statuses(paths: Sequence[JobPaths], gone: bool) -> list[int] | None:
     if all(status is None for status in found):
         return None
     died = _died(paths[0]) if None in found else {}
-    lost = int(ExitStatus.INTERRUPTED)  # SLURM ended it for another one
+    lost = int(interrupted_status())  # SLURM ended it for another one
     return [died.get(rank, lost) if one is None else one for rank, one in enumerate(found)]
 
 

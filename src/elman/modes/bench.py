@@ -9,7 +9,7 @@ from rich.console import Console
 from elman.base import run_files
 from elman.base.consoles import table_console
 from elman.base.disk import say_unwritten
-from elman.base.errors import ExitStatus
+from elman.base.exit_status import ExitStatus
 from elman.base.live_line import ProgressBar
 from elman.base.whole_file import put_json
 from elman.bench.benchmark import run_benchmark

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from elman.base.consoles import say, table_console
-from elman.base.errors import ExitStatus
+from elman.base.exit_status import ExitStatus
 from elman.base.tables import TerminalTable, names, text
 from elman.doctor.combinations import combinations
 from elman.doctor.facts import gather

@@ -8,7 +8,8 @@ import torch
 from rich.console import Console
 
 from elman.base.consoles import say, table_console
-from elman.base.errors import ExitStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus
 from elman.base.live_line import ProgressBar
 from elman.config.run_config import RunConfig
 from elman.data.batches import open_text

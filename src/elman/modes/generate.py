@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from elman.base.errors import ExitStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus
 from elman.base.live_line import LiveLine
 from elman.base.named_path import readable_file, writable_file
 from elman.base.output import note

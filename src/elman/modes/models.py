@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from elman.base.consoles import say, table_console
-from elman.base.errors import ExitStatus, UserError, did_you_mean
+from elman.base.errors import UserError, did_you_mean
+from elman.base.exit_status import ExitStatus
 from elman.config.catalog import Listed, Place, catalog, first_line
 from elman.config.keys import named_keys
 from elman.report.tables.models import models_table, print_explanation

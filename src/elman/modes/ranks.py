@@ -14,7 +14,8 @@ import torch
 from rich.console import Console
 
 from elman.base.crash import told
-from elman.base.errors import ExitStatus, RunStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus, RunStatus, interrupted_status
 from elman.config.run_config import RunConfig
 from elman.data.batches import AnyRunData
 from elman.distributed.division import Division
@@ -69,9 +70,9 @@ def _all_ending_alike(job: PreparedRun, team: Joined, body: Body) -> ExitStatus:
     except KeyboardInterrupt:
         team.end(RunStatus.INTERRUPTED.value, "interrupted")
         if leads:
-            team.close(ExitStatus.INTERRUPTED)
+            team.close(interrupted_status())
             raise
-        code = ExitStatus.INTERRUPTED
+        code = interrupted_status()
     except TeamError as error:
         code = error.status.exit_status
         if leads:

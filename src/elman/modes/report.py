@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from elman.base.consoles import table_console
-from elman.base.errors import ExitStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus
 from elman.report.comparison.content import Report, make_report
 from elman.report.comparison.files import write_report
 from elman.report.comparison.terminal import print_report, say, say_where

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from elman.base.consoles import table_console
-from elman.base.errors import ExitStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus
 from elman.base.live_line import QUIET_SECONDS, LiveLine
 from elman.bench.rank_memory import rank_memory
 from elman.config.run_config import RunConfig

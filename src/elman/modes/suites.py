@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elman.base.consoles import say, table_console
-from elman.base.errors import ExitStatus
+from elman.base.exit_status import ExitStatus
 from elman.config.catalog import listed_models
 from elman.config.suites import GROUP, load_suite, suite_names
 from elman.report.tables.suites import print_suite, suites_table

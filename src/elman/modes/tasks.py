@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elman.base.consoles import say, table_console
-from elman.base.errors import ExitStatus
+from elman.base.exit_status import ExitStatus
 from elman.config.task_files import listed_tasks
 from elman.report.tables.tasks import print_task, tasks_table
 from elman.runs.prepared import PreparedRun

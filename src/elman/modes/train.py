@@ -19,7 +19,8 @@ from elman.base import run_files
 from elman.base.consoles import table_console
 from elman.base.crash import kept_traceback, told
 from elman.base.disk import is_disk_trouble
-from elman.base.errors import ExitStatus, RunStatus, UserError, first_line
+from elman.base.errors import UserError, first_line
+from elman.base.exit_status import ExitStatus, RunStatus, is_failure
 from elman.base.signals import Interruption, interruptible
 from elman.base.units import different_sizes
 from elman.base.whole_file import keep_room
@@ -139,7 +140,7 @@ class _Session:
             code = self._reported()
         finally:
             with suppress(KeyboardInterrupt):
-                self._recorder.finish(failed=code not in (ExitStatus.OK, ExitStatus.INTERRUPTED))
+                self._recorder.finish(failed=is_failure(code))
         return code
 
     def _reported(self) -> ExitStatus:

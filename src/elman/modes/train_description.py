@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from elman.base.errors import RunStatus
+from elman.base.exit_status import RunStatus
 from elman.base.units import MEMORY
 from elman.config.run_config import RunConfig
 from elman.data.batches import AnyRunData

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from elman.base import run_files
 from elman.base.consoles import say
-from elman.base.errors import RunStatus
+from elman.base.exit_status import RunStatus
 from elman.base.quoting import pasteable
 from elman.base.tables import TerminalTable, names, numbers, text
 from elman.base.typed_in import shortest

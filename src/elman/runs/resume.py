@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from elman.base import run_files
-from elman.base.errors import RunStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import RunStatus
 from elman.config.newer_settings import with_newer
 from elman.config.run_config import RunConfig, flatten
 from elman.config.validate import validate

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from elman.base import run_files
-from elman.base.errors import RunStatus
+from elman.base.exit_status import RunStatus
 from elman.evaluation.result import RunResult
 from elman.runs.folder import lock_holder
 

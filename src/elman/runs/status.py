@@ -8,12 +8,8 @@ from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 
-from elman.base.errors import ExitStatus, RunStatus
+from elman.base.exit_status import ExitStatus, RunStatus, run_status
 from elman.runs.state import NOT_STARTED
-
-# Some exit statuses have several words; without a result file this one is used.
-_WORDS = {status.exit_status: status.value for status in RunStatus if status != RunStatus.REFUSED}
-_WORDS[ExitStatus.USER_ERROR] = RunStatus.REFUSED.value
 
 
 class OutsideEnd(int):
@@ -40,7 +36,7 @@ def status_word(code: int) -> str:
         return code.word
     if code < 0:
         return f"killed ({signal.Signals(-code).name})"
-    return _WORDS.get(ExitStatus(code), "crash") if code in set(ExitStatus) else "crash"
+    return run_status(code).value
 
 
 def job_status(returned: JobReturn, result: Mapping[str, Any] | None) -> str:
@@ -79,4 +75,4 @@ def _own_word(result: Mapping[str, Any] | None, otherwise: str | None) -> str:
 
 def _is_earlier(word: str, code: int) -> bool:
     """Whether a word does not fit this exit status and so is from another session."""
-    return word in set(RunStatus) and RunStatus(word).exit_status != code
+    return word in set(RunStatus) and not RunStatus(word).fits(code)

@@ -13,7 +13,8 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override
 
-from elman.base.errors import RunStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import RunStatus
 from elman.base.quoting import pasteable
 from elman.config.experiment import same_run
 from elman.config.run_config import RunConfig

@@ -9,7 +9,7 @@ from typing import Any
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig
 
-from elman.base.errors import ExitStatus
+from elman.base.exit_status import interrupted_status
 from elman.launchers.job import SweepJob
 from elman.launchers.request import Launched
 from elman.runs.prepare import job_overrides, without_folder
@@ -51,7 +51,7 @@ def launch(
             try:
                 returned.return_value = run(prepared)
             except KeyboardInterrupt:
-                interrupted, returned.return_value = True, int(ExitStatus.INTERRUPTED)
+                interrupted, returned.return_value = True, int(interrupted_status())
             returned.status = JobStatus.COMPLETED
         returns.append(returned)
         results.append(prepared.result)

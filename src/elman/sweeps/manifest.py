@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from elman.base import run_files
-from elman.base.errors import RunStatus
+from elman.base.exit_status import RunStatus
 from elman.base.whole_file import put_json
 from elman.launchers.command import ALONE
 from elman.launchers.job import SweepJob

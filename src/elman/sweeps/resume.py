@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from elman.base import run_files
-from elman.base.errors import RunStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import RunStatus
 from elman.base.quoting import pasteable
 from elman.launchers.job import SweepJob
 from elman.sections.launching import LauncherConfig

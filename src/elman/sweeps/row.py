@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elman.base.errors import RunStatus
+from elman.base.exit_status import RunStatus
 from elman.config.run_config import RunConfig
 
 

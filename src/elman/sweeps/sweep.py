@@ -19,7 +19,8 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from elman.base import run_files
-from elman.base.errors import ExitStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus, interrupted_status
 from elman.base.output import keep_going
 from elman.base.quoting import pasteable
 from elman.config.run_config import Mode
@@ -110,7 +111,7 @@ def sweep(
     if folder is not None and failed:
         print(goes_on_by(folder), flush=True)
     if interrupted:
-        return ExitStatus.INTERRUPTED
+        return interrupted_status()
     return ExitStatus.FAILED if failed else ExitStatus.OK
 
 

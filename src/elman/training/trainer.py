@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-from elman.base.errors import RunStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import RunStatus
 from elman.base.signals import Interruption, Stopped
 from elman.base.units import duration
 from elman.config.run_config import RunConfig

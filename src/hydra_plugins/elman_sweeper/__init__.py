@@ -21,7 +21,7 @@ class ElmanSweeper(Sweeper):
         self.config = config
 
     def sweep(self, arguments: list[str]) -> None:
-        from elman.base.errors import ExitStatus
+        from elman.base.exit_status import ExitStatus, is_interrupted
         from elman.cli import session
         from elman.modes.sweep_table import sweep_table_of
         from elman.sweeps.sweep import SweepCommand, sweep
@@ -41,5 +41,5 @@ class ElmanSweeper(Sweeper):
         )
         status = sweep(self.hydra_context, self.task_function, self.config, command)
         # One of Hydra's own launchers has left the status of its last job here.
-        if state.status is ExitStatus.OK or status is ExitStatus.INTERRUPTED:
+        if state.status is ExitStatus.OK or is_interrupted(status):
             state.status = status

@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 
 from elman.base import signals
-from elman.base.errors import ExitStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus
 from elman.config.compose import compose_config
 from elman.config.validate import validate_sweep
 from elman.launchers.command import JobCommand

@@ -8,7 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from elman.base.errors import ExitStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus
 from elman.base.signals import interruptible
 from elman.config.run_config import RunConfig
 from elman.runs.folder import write_config

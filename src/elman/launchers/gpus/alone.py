@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from elman.base.errors import ExitStatus
+from elman.base.exit_status import ExitStatus, interrupted_status, is_failure, shell_status
 from elman.devices.locks import take_run_locks
 from elman.launchers.display import Display
 from elman.launchers.gpus.places import places
@@ -44,15 +44,15 @@ def run_alone(arguments: list[str], settings: GpusLauncher, wanted: bool) -> int
     with Interrupts() as interrupts:
         if not _leased(slot, " ".join(arguments), settings, display, interrupts):
             shutil.rmtree(logs)
-            return int(ExitStatus.INTERRUPTED if interrupts.count else ExitStatus.FAILED)
+            return int(interrupted_status() if interrupts.count else ExitStatus.FAILED)
         ranks = settings.gpus_per_job
         start = rank_start(arguments, ranks, logs, settings.save_seconds, own_group=True)
         status = run_ranks(start, interrupts)
-    if status in (ExitStatus.OK, ExitStatus.INTERRUPTED):
-        shutil.rmtree(logs, ignore_errors=True)
-    else:
+    if is_failure(status):
         display.say(f"output of the other ranks: {logs}")
-    return status if status >= 0 else 128 - status
+    else:
+        shutil.rmtree(logs, ignore_errors=True)
+    return shell_status(status)
 
 
 def _leased(

@@ -21,7 +21,7 @@ from submitit.core.utils import JobPaths
 from submitit.local.local import LOCAL_REQUEUE_RETURN_CODE, LocalExecutor, LocalJob
 
 from elman.base import run_files
-from elman.base.errors import ExitStatus
+from elman.base.exit_status import ExitStatus
 from elman.launchers.command import JobCommand
 from elman.launchers.gpus import worker
 from elman.launchers.gpus.slot import Slot

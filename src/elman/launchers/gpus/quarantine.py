@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from elman.base.errors import ExitStatus
+from elman.base.exit_status import ExitStatus
 from elman.launchers.gpus.slot import Slot
 
 AT_ONCE_SECONDS = 60.0

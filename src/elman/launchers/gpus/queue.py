@@ -9,7 +9,8 @@ from collections.abc import Container, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from elman.base.errors import ExitStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import ExitStatus, interrupted_status
 from elman.launchers.display import Display
 from elman.launchers.gpus.executor import REQUEUED, Executor, dismiss
 from elman.launchers.gpus.quarantine import Quarantine
@@ -161,7 +162,7 @@ class Queue:
         self._quarantine.ended(job.slot, status, time.monotonic() - job.since)
         if not self._pending:
             job.slot.leave()
-        self._over(job, int(ExitStatus.INTERRUPTED) if status == REQUEUED else status)
+        self._over(job, int(interrupted_status()) if status == REQUEUED else status)
 
     def _closed(self, job: JobHandle) -> int:
         """Return the exit status of a job whose process has ended, and close the process."""

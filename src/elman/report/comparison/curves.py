@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from elman.base.errors import RunStatus
+from elman.base.exit_status import RunStatus
 from elman.evaluation.metrics import LOSS_WINDOW
 from elman.report.comparison.conditions import run_marks
 from elman.report.comparison.rows import Row

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from elman.base.errors import RunStatus
+from elman.base.exit_status import RunStatus
 from elman.base.quoting import pasteable
 from elman.report.comparison.conditions import (
     IN_WARM_UP,

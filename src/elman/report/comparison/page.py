@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 
-from elman.base.errors import RunStatus
+from elman.base.exit_status import RunStatus
 from elman.base.units import MEMORY as MEMORY_UNIT
 from elman.report.comparison.conditions import data_names, run_marks
 from elman.report.comparison.content import Report

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from elman.base.errors import RunStatus
+from elman.base.exit_status import RunStatus
 from elman.base.units import duration
 from elman.report.comparison.content import Report
 from elman.report.comparison.escape import escape

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from elman.base.errors import RunStatus
+from elman.base.exit_status import RunStatus
 from elman.report.comparison.conditions import settings
 from elman.report.comparison.curves import Curve
 from elman.report.comparison.deciding import LOSS_HEIGHT, Height

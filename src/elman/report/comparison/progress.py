@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from elman.base.errors import RunStatus
+from elman.base.exit_status import RunStatus
 from elman.report.comparison.curves import grad_accum
 from elman.report.comparison.runs import Run, Source
 from elman.runs.state import NOT_STARTED, RUNNING, UNFINISHED

@@ -18,7 +18,8 @@ import yaml
 from pydantic import ValidationError
 
 from elman.base import run_files
-from elman.base.errors import RunStatus, UserError
+from elman.base.errors import UserError
+from elman.base.exit_status import RunStatus
 from elman.base.quoting import pasteable
 from elman.base.seals import file_is_changed, text_is_changed, tree_is_changed
 from elman.base.yaml_file import parsed_yaml
