@@ -22,7 +22,7 @@ import torch._dynamo  # what a rank would import by itself, a second each
 
 import elman.modes.train
 import elman.runs.prepare  # noqa: F401
-from elman.base import leaving
+from elman.base import process_exit
 from elman.cli.main import main
 from elman.config.compose import compose_config
 from elman.distributed import team, watch
@@ -88,7 +88,7 @@ def _rank(rank: int, command: dict[str, Any], port: int) -> None:
     finally:
         if not whole:
             os._exit(code)
-    sys.exit(leaving.ends_with(code))
+    sys.exit(process_exit.exit_with(code))
 
 
 def _start(command: dict[str, Any]) -> list[int]:

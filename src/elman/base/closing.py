@@ -10,11 +10,16 @@ from typing import Self
 class Closing(ABC):
     """A resource that the end of a ``with`` closes."""
 
+    def open(self) -> None:
+        """Take the resource at the start of a ``with``; most have it since they were made."""
+        return
+
     @abstractmethod
     def close(self) -> None:
         """Give the resource back."""
 
     def __enter__(self) -> Self:
+        self.open()
         return self
 
     def __exit__(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console
 from rich.progress import (
@@ -16,6 +14,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from elman.base.closing import Closing
 from elman.base.consoles import LiveArea, say
 from elman.base.output import note
 from elman.base.units import duration
@@ -29,7 +28,7 @@ _FIRST_SECONDS = 5.0
 _SPARSE_SECONDS = 60.0
 
 
-class LiveLine:
+class LiveLine(Closing):
     """A line on the error stream.
 
     Args:
@@ -45,16 +44,12 @@ class LiveLine:
         if self._console.is_terminal:
             self._next = self._began + max(quiet, _LIVE_SECONDS)
 
-    def __enter__(self) -> Self:
+    def open(self) -> None:
+        """Take a line of the terminal, if there is one."""
         self._area.start()
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Remove the line."""
         self._area.stop()
 
     @property
@@ -80,7 +75,7 @@ class LiveLine:
         self.say(line)
 
 
-class ProgressBar:
+class ProgressBar(Closing):
     """A bar on a terminal, lines on the error stream elsewhere; both say how much time is left.
 
     Args:
@@ -100,16 +95,12 @@ class ProgressBar:
         self._began = time.monotonic()
         self._next = self._began + quiet
 
-    def __enter__(self) -> Self:
+    def open(self) -> None:
+        """Draw the bar, if there is a terminal."""
         self._bar.start()
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Remove the bar."""
         self._bar.stop()
 
     def begin(self, stage: str) -> None:

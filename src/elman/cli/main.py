@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from elman.base import leaving
+from elman.base import process_exit
 from elman.base.errors import UserError
 from elman.base.exit_status import ExitStatus, interrupted_status
 from elman.base.version import __version__
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None, before_run: Callable[[], None] = lam
 
     with lasting_output(), ending(), threads_told(), typed_here():
         if argv is None:  # this process has no other status
-            return leaving.ends_with(_main(sys.argv[1:], before_run))
+            return process_exit.exit_with(_main(sys.argv[1:], before_run))
         return _main(argv, before_run)
 
 

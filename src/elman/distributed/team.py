@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from elman.base import leaving
+from elman.base import process_exit
 from elman.base.errors import UserError, first_line
 from elman.base.exit_status import ExitStatus
 from elman.base.rank_place import ONE_PROCESS, RankPlace
@@ -249,8 +249,8 @@ class Joined:
     def writes(self) -> bool:
         """Whether this rank writes the result: rank 0 does, and rank 1 where rank 0 was lost."""
         lost = self.watch.ending is not None and self.watch.ending.lost
-        heir = lost and self.watch.ending is not None and self.watch.ending.rank == 0
-        return self.place.rank == (1 if heir else 0)
+        successor = lost and self.watch.ending is not None and self.watch.ending.rank == 0
+        return self.place.rank == (1 if successor else 0)
 
     def leave(self) -> None:
         """Leave the group, however the run ended.
@@ -262,7 +262,7 @@ class Joined:
             with suppress(RuntimeError):
                 dist.destroy_process_group()
             return
-        leaving.end_at_once()
+        process_exit.skip_destructors()
         if self.writes:
             self._kill_the_hung()
 
@@ -331,7 +331,7 @@ class Joined:
                     waited = 0.0
                 if waited > HANG_SECONDS or work.is_completed():
                     _log.info("an exchange with the other ranks failed: %s", first_line(error))
-                    raise TeamError(self.watch.blame()) from None
+                    raise TeamError(self.watch.find_failed_rank()) from None
 
 
 def leader_alone(team: Team, doing: str) -> AbstractContextManager[None]:

@@ -1,7 +1,7 @@
-"""What the ranks tell each other beside the numbers: who lives, who failed, who was told to stop.
+"""What the ranks tell each other beside the numbers: which live, which failed, which are to stop.
 
-Everything goes through the store at which the ranks met. A thread of each rank writes a sign of
-life every second. The first rank that fails notes the ending of the run, and every other rank
+Everything goes through the store at which the ranks met. A thread of each rank writes a
+heartbeat every second. The first rank that fails notes the ending of the run, and every other rank
 takes it over.
 """
 
@@ -23,7 +23,7 @@ from elman.base.rank_place import RankPlace
 from elman.base.signals import Interruption
 from elman.distributed.living_store import LivingStore
 
-BEAT_SECONDS = 1.0
+HEARTBEAT_SECONDS = 1.0
 SILENT_SECONDS = 15.0
 """Without a sign of life for so long, a rank counts as lost."""
 _LOOK_SECONDS = 3.0
@@ -32,7 +32,7 @@ _STOPPED_SECONDS = 5.0
 # A process that dies closes its connections a moment before its children are orphans.
 _ORPHAN_SECONDS = 1.0
 NOBODY = -1
-"""Stands for a rank where no rank is to blame."""
+"""Stands for a rank where no rank failed."""
 _ENDING, _SIGNAL, _CLOSED = "ending", "signal", "closed"
 
 
@@ -78,8 +78,8 @@ def is_connection(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and ("gloo" in text or "nccl" in text)
 
 
-class _Beat(NamedTuple):
-    """A sign of life.
+class _Heartbeat(NamedTuple):
+    """A heartbeat: a sign of life.
 
     Args:
         signs: How many there were.
@@ -119,13 +119,13 @@ class Watch:
         self._name = f"{host}, pid {os.getpid()}"
         self._count = self._met = 0
         self._doing, self._busy = "starting", False
-        self._seen: dict[int, tuple[_Beat, float]] = {}
+        self._seen: dict[int, tuple[_Heartbeat, float]] = {}
         self._looked, self._parent = time.monotonic(), os.getppid()
         self._interruption: Interruption | None = None
         self._stopped = threading.Event()
         self._ending: Ending | None = None
         self._told = False
-        self._beat(self._store)
+        self._send_heartbeat(self._store)
         self._thread = threading.Thread(target=self._run, name="elman-watch", daemon=True)
         self._thread.start()
 
@@ -147,7 +147,7 @@ class Watch:
         """Let the others wait while this rank alone does something that takes long."""
         before, self._doing, self._busy = self._doing, doing, True
         with contextlib.suppress(RuntimeError):  # the store is gone, and nobody waits
-            self._beat(self._store)
+            self._send_heartbeat(self._store)
         try:
             yield
         finally:
@@ -155,8 +155,8 @@ class Watch:
 
     def someone_busy(self) -> bool:
         """Whether another rank that lives has said that it takes long."""
-        beats = self._others(self._store)
-        return any(beat.busy and not self._silent(rank) for rank, beat in beats.items())
+        heartbeats = self._others(self._store)
+        return any(one.busy and not self._silent(rank) for rank, one in heartbeats.items())
 
     @property
     def ending(self) -> Ending | None:
@@ -167,26 +167,24 @@ class Watch:
         """Note why all stop, unless a rank has already done so; return what holds."""
         return self._post(self._store, Ending(self._place.rank, status, error))
 
-    def blame(self) -> Ending:
+    def find_failed_rank(self) -> Ending:
         """Return why a meeting of the ranks failed: what a rank noted, or which rank is missing."""
-        began = {rank: beat.signs for rank, beat in self._others(self._store).items()}
+        began = {rank: heartbeat.signs for rank, heartbeat in self._others(self._store).items()}
         until = time.monotonic() + _LOOK_SECONDS
         while time.monotonic() < until:
             if (known := self._posted(self._store)) is not None:
                 return known
             time.sleep(0.1)
-        beats = self._others(self._store)
-        missing = set(range(self._place.size)) - beats.keys() - {self._place.rank}
-        silent = [rank for rank, beat in beats.items() if beat.signs == began.get(rank)]
+        heartbeats = self._others(self._store)
+        missing = set(range(self._place.size)) - heartbeats.keys() - {self._place.rank}
+        silent = [rank for rank, one in heartbeats.items() if one.signs == began.get(rank)]
         if missing or silent:
             rank = min(missing or silent)
-            return self._post(self._store, self._lost(rank, beats.get(rank)))
-        rank = min(beats, key=lambda rank: (beats[rank].met, rank))
-        beat = beats[rank]
-        what = f"rank {rank} ({beat.name}) kept the other ranks waiting"
-        return self._post(
-            self._store, Ending(rank, RunStatus.CRASH.value, f"{what}; it was {beat.doing}", True)
-        )
+            return self._post(self._store, self._lost(rank, heartbeats.get(rank)))
+        rank = min(heartbeats, key=lambda rank: (heartbeats[rank].met, rank))
+        last = heartbeats[rank]
+        what = f"rank {rank} ({last.name}) kept the other ranks waiting; it was {last.doing}"
+        return self._post(self._store, Ending(rank, RunStatus.CRASH.value, what, True))
 
     def tell(self, key: str, value: str) -> None:
         """Tell the other ranks something under a key that is used once.
@@ -209,9 +207,9 @@ class Watch:
         while not self._has(f"told/{key}"):
             if self._ending is not None:
                 raise TeamError(self._ending)
-            beat = self._others(self._store).get(owner)
+            heartbeat = self._others(self._store).get(owner)
             if self._silent(owner):
-                raise TeamError(self._post(self._store, self._lost(owner, beat)))
+                raise TeamError(self._post(self._store, self._lost(owner, heartbeat)))
             time.sleep(0.05)
         return str(self._store.get(f"told/{key}").decode())
 
@@ -249,7 +247,7 @@ class Watch:
         with contextlib.suppress(RuntimeError):
             if code is not None and self._place.leads:
                 self._store.set(_CLOSED, str(int(code)))
-                self._wait_for_goodbyes()
+                self._wait_for_shutdown_notices()
                 return code
             while not self._store.check([_CLOSED]):
                 self._others(self._store)
@@ -257,28 +255,28 @@ class Watch:
                     return None
                 time.sleep(0.05)
             found = ExitStatus(int(self._store.get(_CLOSED)))
-            self._store.set(f"goodbye/{self._place.rank}", "")
+            self._store.set(f"shutdown_notice/{self._place.rank}", "")
         return found
 
-    def _wait_for_goodbyes(self) -> None:
+    def _wait_for_shutdown_notices(self) -> None:
         """Wait a moment until the others have read the status: the store may end with this rank."""
         until = time.monotonic() + _LOOK_SECONDS
         left = set(range(1, self._place.size))
         while left and time.monotonic() < until:
-            left = {rank for rank in left if not self._store.check([f"goodbye/{rank}"])}
+            left = {rank for rank in left if not self._store.check([f"shutdown_notice/{rank}"])}
             time.sleep(0.02)
 
     def stop(self) -> None:
-        """Give no more signs of life."""
+        """Send no more heartbeats."""
         self._stopped.set()
-        self._thread.join(2 * BEAT_SECONDS)
+        self._thread.join(2 * HEARTBEAT_SECONDS)
 
     # ------------------------------------------------------------------ the watching thread
 
     def _run(self) -> None:
-        while not self._stopped.wait(BEAT_SECONDS):
+        while not self._stopped.wait(HEARTBEAT_SECONDS):
             try:
-                self._beat(self._of_thread)
+                self._send_heartbeat(self._of_thread)
                 self._pass_signals_on(self._of_thread)
                 self._look(self._of_thread)
             except RuntimeError:
@@ -288,10 +286,10 @@ class Watch:
     def _look(self, store: LivingStore) -> None:
         """Take over an ending; note one for a rank that gives no sign of life."""
         known = self._posted(store)
-        beats = self._others(store)
-        silent = [rank for rank in beats if self._silent(rank)]
+        heartbeats = self._others(store)
+        silent = [rank for rank in heartbeats if self._silent(rank)]
         if known is None and silent and not store.check([_CLOSED]):
-            known = self._post(store, self._lost(silent[0], beats[silent[0]]))
+            known = self._post(store, self._lost(silent[0], heartbeats[silent[0]]))
         if known is not None:
             self._learn(known)
 
@@ -313,40 +311,40 @@ class Watch:
 
     # ------------------------------------------------------------------ the store
 
-    def _beat(self, store: LivingStore) -> None:
+    def _send_heartbeat(self, store: LivingStore) -> None:
         self._count += 1
-        beat = _Beat(self._count, self._met, self._doing, self._busy, self._name)
-        store.set(f"beat/{self._place.rank}", json.dumps(beat))
+        heartbeat = _Heartbeat(self._count, self._met, self._doing, self._busy, self._name)
+        store.set(f"heartbeat/{self._place.rank}", json.dumps(heartbeat))
 
-    def _others(self, store: LivingStore) -> dict[int, _Beat]:
+    def _others(self, store: LivingStore) -> dict[int, _Heartbeat]:
         """Return the last sign of life of every other rank, and note when each was new.
 
         Without the store, which ends with rank 0 where torchrun does not keep it, there is none.
         """
-        found, now = dict[int, _Beat](), time.monotonic()
+        found, now = dict[int, _Heartbeat](), time.monotonic()
         if now - self._looked > _STOPPED_SECONDS:  # the others shall have time for a sign
-            self._seen = {rank: (beat, now) for rank, (beat, _) in self._seen.items()}
+            self._seen = {rank: (heartbeat, now) for rank, (heartbeat, _) in self._seen.items()}
         self._looked = now
         for rank in range(self._place.size):
             try:
-                if rank == self._place.rank or not store.check([f"beat/{rank}"]):
+                if rank == self._place.rank or not store.check([f"heartbeat/{rank}"]):
                     continue
-                beat = _Beat(*json.loads(store.get(f"beat/{rank}")))
+                heartbeat = _Heartbeat(*json.loads(store.get(f"heartbeat/{rank}")))
             except RuntimeError:
                 return {}
             last = self._seen.get(rank)
-            if last is None or last[0].signs != beat.signs:
-                self._seen[rank] = (beat, now)
-            found[rank] = beat
+            if last is None or last[0].signs != heartbeat.signs:
+                self._seen[rank] = (heartbeat, now)
+            found[rank] = heartbeat
         return found
 
     def _silent(self, rank: int) -> bool:
         seen = self._seen.get(rank)
         return seen is not None and time.monotonic() - seen[1] > SILENT_SECONDS
 
-    def _lost(self, rank: int, beat: _Beat | None) -> Ending:
-        who = f"rank {rank} ({beat.name})" if beat else f"rank {rank}"
-        doing = f"; it was {beat.doing}" if beat else ""
+    def _lost(self, rank: int, heartbeat: _Heartbeat | None) -> Ending:
+        who = f"rank {rank} ({heartbeat.name})" if heartbeat else f"rank {rank}"
+        doing = f"; it was {heartbeat.doing}" if heartbeat else ""
         what = f"{who} was lost: it gives no sign of life{doing}"
         return Ending(rank, RunStatus.CRASH.value, what, True)
 

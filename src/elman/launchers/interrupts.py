@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import signal
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 
+from elman.base.closing import Closing
 from elman.base.signals import ENDING, ignored, received
 
 # A job saves on each of them. The signal that requeues a single job ends a sweep: jobs could not be
@@ -15,7 +16,7 @@ _FORWARDED = {
 }
 
 
-class Interrupts:
+class Interrupts(Closing):
     """Catches the signals inside its context, and restores their handlers afterwards.
 
     Attributes:
@@ -44,16 +45,12 @@ class Interrupts:
         self.count += 1
         self._new.append(_FORWARDED[signal.Signals(number)])
 
-    def __enter__(self) -> Interrupts:
+    def open(self) -> None:
+        """Catch the signals from now on."""
         heard = [number for number in _FORWARDED if not ignored(number)]
         self._before = {number: signal.signal(number, self._receive) for number in heard}
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Restore their handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)

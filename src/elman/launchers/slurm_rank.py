@@ -16,7 +16,7 @@ from pathlib import Path
 from submitit import JobEnvironment
 from submitit.core.utils import JobPaths
 
-from elman.base import leaving
+from elman.base import process_exit
 from elman.base.errors import UserError
 from elman.base.exit_status import ExitStatus, interrupted_status, is_failure
 from elman.base.rank_place import rank_environment, rank_place
@@ -57,7 +57,7 @@ class SlurmRankCommand(JobCommand):
         """Run this rank and return its exit status."""
         os.environ.update(slurm_environment(self.ranks, self.nodes))
         status = super().__call__()
-        leaving.ends_with(0)  # what submitit's process ends with
+        process_exit.exit_with(0)  # what submitit's process ends with
         if is_failure(status):
             # srun ends the other ranks when one exits with an error; submitit would exit with 0.
             atexit.register(_leave, status, self._other_results())

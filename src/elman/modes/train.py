@@ -218,7 +218,7 @@ class _Session:
         if not isinstance(self._team, Joined):
             return status
         if self._config.parallel.shard != "none" and is_connection(error):
-            self._team.watch.blame()  # the library that cuts the model met a lost rank
+            self._team.watch.find_failed_rank()  # the library that cuts the model met a lost rank
         ranked = f"rank {self._team.place.rank}: {self._error}{self._to_read}"
         self._to_read = ""
         ending = self._team.end(status.value, ranked)

@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar
 
 import yaml
 
 from elman.base import run_files
+from elman.base.closing import Closing
 from elman.base.errors import UserError
 from elman.base.file_lock import FileLock
 from elman.base.seals import sealed_text
@@ -142,7 +142,7 @@ def _cannot_make(folder: Path, error: OSError) -> UserError:
     )
 
 
-class RunLock:
+class RunLock(Closing):
     """Exclusive hold on a run folder by this process, released when the process ends.
 
     A process can take it several times: the command line holds it from before the run until after
@@ -184,16 +184,12 @@ class RunLock:
             f"{lock.remedy() or 'wait for it to end or stop it first'}"
         )
 
-    def __enter__(self) -> RunLock:
+    def open(self) -> None:
+        """Take the lock; see :meth:`acquire`."""
         self.acquire()
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Release the lock; see :meth:`release`."""
         self.release()
 
 

@@ -1,4 +1,4 @@
-"""Ends a process whose normal end would wait for ever, once everything else is done.
+"""How this process exits: at once, without destructors, where one of them would wait for ever.
 
 A library may wait in a destructor for a process that hangs. By then the results are on the disk.
 Imports no torch.
@@ -13,24 +13,24 @@ import sys
 from contextlib import suppress
 
 _status: int | None = None
-_at_once = False
+_skips = False
 
 
-def ends_with(status: int) -> int:
-    """Note the exit status of this process, and return it."""
+def exit_with(status: int) -> int:
+    """Note the exit status that this process will have, and return it."""
     global _status
     _status = status
     return status
 
 
-def end_at_once() -> None:
+def skip_destructors() -> None:
     """Let this process end without destructors, after all that was registered with ``atexit``."""
-    global _at_once
-    _at_once = True
+    global _skips
+    _skips = True
 
 
 def _end() -> None:
-    if not _at_once or _status is None:
+    if not _skips or _status is None:
         return
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
